@@ -1,0 +1,1 @@
+"""KV-cache formats, their torch references and their Triton kernels."""

@@ -1,0 +1,1 @@
+"""Inference box: open an artifact and replay it chunk by chunk."""

@@ -1,0 +1,178 @@
+"""Frozen configurations of a build: the model's dimensions, the stream's layout, the presets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seko_export.errors import UsageError
+
+VAE_SPATIAL_STRIDE = 8  # pixels per latent cell, Wan 2.1 VAE
+VAE_TEMPORAL_STRIDE = 4  # video frames per latent frame after the first, Wan 2.1 VAE
+PATCH = 2  # latent cells per token along height and width; one latent frame along time
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Dimensions of a Wan-family causal video DiT.
+
+    Parameters
+    ----------
+    name : str
+        Preset name, for reports.
+    layers, dim, heads, ffn_dim : int
+        Transformer depth, width, attention heads, hidden width of the feed-forward.
+    in_channels, out_channels : int
+        Latent channels in and out.
+    text_dim, text_tokens : int
+        Width and count of the text encoder's (zero-padded) output.
+    freq_dim : int
+        Width of the sinusoidal time embedding.
+    norm_eps : float
+        Epsilon of every LayerNorm and RMSNorm.
+    rope_theta : float
+        Base of the rotary frequencies.
+
+    Raises
+    ------
+    UsageError
+        If two dimensions contradict each other.
+    """
+
+    name: str
+    layers: int
+    dim: int
+    heads: int
+    ffn_dim: int
+    in_channels: int = 16
+    out_channels: int = 16
+    text_dim: int = 4096
+    text_tokens: int = 512
+    freq_dim: int = 256
+    norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        if self.dim % self.heads:
+            raise UsageError(f"dim {self.dim} is no multiple of heads {self.heads}")
+        if self.head_dim % 16:
+            raise UsageError(f"head_dim {self.head_dim} is no multiple of 16, the FP4 scale block")
+        if self.freq_dim % 2:
+            raise UsageError(f"freq_dim {self.freq_dim} must be even: cosines, then sines")
+        for field in ("layers", "ffn_dim", "in_channels", "out_channels", "text_dim", "text_tokens"):
+            if getattr(self, field) < 1:
+                raise UsageError(f"{field} must be at least 1, got {getattr(self, field)}")
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one attention head."""
+        return self.dim // self.heads
+
+
+@dataclass(frozen=True)
+class StreamConfig:
+    """Layout of a stream: picture size, chunk, cache ring, batch.
+
+    Parameters
+    ----------
+    height, width : int
+        Video size in pixels; multiples of 16 (VAE stride 8 times patch 2).
+    chunk_frames : int
+        Latent frames denoised together.
+    sink_frames : int
+        Latent frames at the start of the stream that are never evicted.
+    ring_frames : int
+        Reusable slots behind the sink; at least ``chunk_frames``.
+    batch : int
+        Rows that one engine call carries.
+    fps : int
+        Video frames per second, for reports and files.
+
+    Raises
+    ------
+    UsageError
+        If a size cannot be laid out.
+    """
+
+    height: int
+    width: int
+    chunk_frames: int
+    sink_frames: int
+    ring_frames: int
+    batch: int = 1
+    fps: int = 16
+
+    def __post_init__(self) -> None:
+        unit = VAE_SPATIAL_STRIDE * PATCH
+        for side in ("height", "width"):
+            pixels = getattr(self, side)
+            if pixels < unit or pixels % unit:
+                raise UsageError(f"{side} {pixels} is no multiple of {unit} pixels (VAE stride 8 times patch 2)")
+        if self.chunk_frames < 1 or self.batch < 1 or self.sink_frames < 0:
+            raise UsageError(
+                f"chunk_frames {self.chunk_frames} and batch {self.batch} must be at least 1, "
+                f"sink_frames {self.sink_frames} at least 0"
+            )
+        if self.ring_frames < self.chunk_frames:
+            raise UsageError(
+                f"chunk of {self.chunk_frames} latent frames is larger than the ring of {self.ring_frames}: "
+                "two frames of one chunk would share a slot; raise --ring-frames"
+            )
+
+    @property
+    def cache_frames(self) -> int:
+        """Latent frames that the cache holds: sink and ring."""
+        return self.sink_frames + self.ring_frames
+
+    @property
+    def latent_height(self) -> int:
+        """Latent rows."""
+        return self.height // VAE_SPATIAL_STRIDE
+
+    @property
+    def latent_width(self) -> int:
+        """Latent columns."""
+        return self.width // VAE_SPATIAL_STRIDE
+
+    @property
+    def frame_tokens(self) -> int:
+        """Tokens in one latent frame."""
+        return (self.latent_height // PATCH) * (self.latent_width // PATCH)
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens in one chunk: the queries of a step."""
+        return self.chunk_frames * self.frame_tokens
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens that the cache holds: the keys of a step."""
+        return self.cache_frames * self.frame_tokens
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A model with the stream layout that its authors use.
+
+    Sources: the Wan 2.1 and Self-Forcing model configurations.
+    """
+
+    model: ModelConfig
+    stream: StreamConfig
+
+
+PRESETS: dict[str, Preset] = {
+    "tiny": Preset(
+        ModelConfig(
+            name="tiny", layers=2, dim=256, heads=2, ffn_dim=512, text_dim=64, text_tokens=32, freq_dim=64
+        ),
+        StreamConfig(height=64, width=96, chunk_frames=3, sink_frames=1, ring_frames=6),
+    ),
+    "self-forcing-1.3b": Preset(
+        ModelConfig(name="self-forcing-1.3b", layers=30, dim=1536, heads=12, ffn_dim=8960),
+        StreamConfig(height=480, width=832, chunk_frames=3, sink_frames=0, ring_frames=21),
+    ),
+    "wan-14b": Preset(
+        ModelConfig(name="wan-14b", layers=40, dim=5120, heads=40, ffn_dim=13824),
+        StreamConfig(height=480, width=832, chunk_frames=3, sink_frames=0, ring_frames=21),
+    ),
+}

@@ -1,0 +1,39 @@
+"""Errors of the build box, one class per cause, each with the exit code that the CLI ends with."""
+
+from __future__ import annotations
+
+
+class ExportError(Exception):
+    """Base of every error that `seko-export` reports as a sentence instead of a traceback."""
+
+    exit_code = 1
+
+
+class UsageError(ExportError):
+    """The options contradict each other or name something that does not exist."""
+
+    exit_code = 2
+
+
+class CheckpointError(ExportError):
+    """The checkpoint cannot be read, or is not the model that was asked for."""
+
+    exit_code = 3
+
+
+class EnvironmentFault(ExportError):
+    """This machine cannot do what was asked: compiler, GPU, library, disk."""
+
+    exit_code = 5
+
+
+class NumericError(ExportError):
+    """An engine's numbers differ from the reference by more than the tolerance."""
+
+    exit_code = 6
+
+
+class LoweringError(ExportError):
+    """A traced graph holds something that would break replay."""
+
+    exit_code = 1
