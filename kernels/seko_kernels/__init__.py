@@ -1,1 +1,17 @@
-"""KV-cache formats, their torch references and their Triton kernels."""
+"""KV-cache formats, their torch references and their Triton kernels. Import from here."""
+
+from seko_kernels.formats import CacheTensor, ScaleTensor
+from seko_kernels.kv_formats import SCHEMES, ExactKv, KvFormat, Nvfp4Kv, kv_format
+from seko_kernels.ops import nvfp4_expand, nvfp4_write
+
+__all__ = [
+    "SCHEMES",
+    "CacheTensor",
+    "ExactKv",
+    "KvFormat",
+    "Nvfp4Kv",
+    "ScaleTensor",
+    "kv_format",
+    "nvfp4_expand",
+    "nvfp4_write",
+]

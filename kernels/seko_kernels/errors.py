@@ -1,0 +1,27 @@
+"""Errors of the kernels' distribution, one class per cause. Nothing else."""
+
+from __future__ import annotations
+
+
+class KernelsError(Exception):
+    """Base of every error that `seko_kernels` raises."""
+
+
+class KvSchemeError(KernelsError, ValueError):
+    """A KV scheme was asked for that does not exist, or that does not fit the model's dtype."""
+
+
+class KvShapeError(KernelsError, ValueError):
+    """A tensor's shape, or its layout in memory, is not what the KV format stores."""
+
+
+class KvDtypeError(KernelsError, TypeError):
+    """A tensor's dtype is not what the KV format stores."""
+
+
+class KvDeviceError(KernelsError, ValueError):
+    """Tensors lie on a device that has no kernel here, or on different devices."""
+
+
+class KvCalibrationError(KernelsError, ValueError):
+    """The statistics handed to a calibration are not finite magnitudes."""

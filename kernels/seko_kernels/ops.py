@@ -1,0 +1,185 @@
+"""The ops that a model calls: checks, then the Triton kernel (CUDA) or the reference (CPU). No arithmetic.
+
+The choice is made by the device at trace time. The CUDA half is a `torch.library.triton_op`, which
+AOTInductor traces into its package; an ordinary custom op would be opaque there and need this module at run
+time. The CPU half is plain torch and compiles like the rest of the model.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+from seko_kernels import reference
+from seko_kernels.errors import KvDeviceError, KvDtypeError, KvShapeError
+from seko_kernels.formats import NVFP4_BLOCK
+from seko_kernels.triton.nvfp4_expand import EXPAND_TILE, EXPAND_WARPS, nvfp4_expand_kernel
+from seko_kernels.triton.nvfp4_write import WRITE_TILE, WRITE_WARPS, nvfp4_write_kernel
+
+FLOAT_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def nvfp4_write(x: Tensor, token_index: Tensor, codes: Tensor, scales: Tensor, global_scale: Tensor) -> None:
+    """Quantise `x` to NVFP4 and write token ``t`` to place ``token_index[t]`` of a cache, in place.
+
+    Parameters
+    ----------
+    x : Tensor
+        ``[T, H, D]`` float32 or bfloat16, finite; any strides with the channels contiguous cost no copy.
+    token_index : Tensor
+        ``[T]`` int64, distinct, in ``[0, N)``. The CUDA kernel skips tokens outside.
+    codes : Tensor
+        ``[N, H, D // 2]`` uint8, contiguous; mutated.
+    scales : Tensor
+        ``[N, H, D // 16]`` uint8, contiguous; mutated.
+    global_scale : Tensor
+        ``[H]`` float32, powers of two (see `reference.nvfp4_global_scale`).
+
+    Raises
+    ------
+    KvShapeError
+        If shapes disagree, D is no multiple of 16, or a cache is not contiguous.
+    KvDtypeError
+        If a dtype is not the one above.
+    KvDeviceError
+        If the tensors lie on different devices, or on one that is neither CPU nor CUDA.
+    """
+    if x.dim() != 3:
+        raise KvShapeError(f"x has shape {tuple(x.shape)}, expected [tokens, heads, head_dim]")
+    tokens, heads, head_dim = x.shape
+    _check_nvfp4_cache(codes, scales, global_scale, heads, head_dim)
+    if tuple(token_index.shape) != (tokens,):
+        raise KvShapeError(
+            f"token_index has shape {tuple(token_index.shape)}, expected ({tokens},): one a token"
+        )
+    if x.dtype not in FLOAT_DTYPES:
+        raise KvDtypeError(f"x is {x.dtype}, expected one of {FLOAT_DTYPES}")
+    if token_index.dtype != torch.int64:
+        raise KvDtypeError(f"token_index is {token_index.dtype}, expected torch.int64")
+    if _device_type(x, token_index, codes, scales, global_scale) == "cuda":
+        _nvfp4_write_cuda(x, token_index, codes, scales, global_scale)
+        return
+    new_codes, new_scales = reference.nvfp4_encode(x, global_scale)
+    codes.index_copy_(0, token_index, new_codes)
+    scales.index_copy_(0, token_index, new_scales)
+
+
+def nvfp4_expand(codes: Tensor, scales: Tensor, global_scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Expand an NVFP4 cache, exactly. Bytes that were never written (zeros) expand to 0.
+
+    Parameters
+    ----------
+    codes : Tensor
+        ``[N, H, D // 2]`` uint8, contiguous.
+    scales : Tensor
+        ``[N, H, D // 16]`` uint8, contiguous.
+    global_scale : Tensor
+        ``[H]`` float32, powers of two.
+    dtype : torch.dtype
+        float32 or bfloat16: both hold every value exactly.
+
+    Returns
+    -------
+    Tensor
+        ``[N, H, D]`` of `dtype`, new and contiguous.
+
+    Raises
+    ------
+    KvShapeError, KvDtypeError, KvDeviceError
+        As in `nvfp4_write`.
+    """
+    if codes.dim() != 3:
+        raise KvShapeError(f"codes have shape {tuple(codes.shape)}, expected [tokens, heads, head_dim // 2]")
+    _check_nvfp4_cache(codes, scales, global_scale, codes.shape[1], codes.shape[2] * 2)
+    if dtype not in FLOAT_DTYPES:
+        raise KvDtypeError(
+            f"cannot expand to {dtype}, expected one of {FLOAT_DTYPES}, which hold every value"
+        )
+    if _device_type(codes, scales, global_scale) == "cuda":
+        expanded: Tensor = _nvfp4_expand_cuda(codes, scales, global_scale, dtype)
+        return expanded
+    return reference.nvfp4_decode(codes, scales, global_scale, dtype)
+
+
+@triton_op("seko::nvfp4_write", mutates_args={"codes", "scales"})
+def _nvfp4_write_cuda(
+    x: Tensor, token_index: Tensor, codes: Tensor, scales: Tensor, global_scale: Tensor
+) -> None:
+    tokens, heads, head_dim = x.shape
+    if x.stride(2) != 1:
+        x = x.contiguous()
+    head_blocks = head_dim // NVFP4_BLOCK
+    blocks = tokens * heads * head_blocks
+    wrap_triton(nvfp4_write_kernel)[((blocks + WRITE_TILE - 1) // WRITE_TILE,)](
+        x,
+        token_index,
+        codes,
+        scales,
+        global_scale,
+        blocks,
+        codes.shape[0],
+        x.stride(0),
+        x.stride(1),
+        HEADS=heads,
+        HEAD_BLOCKS=head_blocks,
+        TILE=WRITE_TILE,
+        num_warps=WRITE_WARPS,
+    )
+
+
+@triton_op("seko::nvfp4_expand", mutates_args=())
+def _nvfp4_expand_cuda(codes: Tensor, scales: Tensor, global_scale: Tensor, dtype: torch.dtype) -> Tensor:
+    tokens, heads, half_dim = codes.shape
+    expanded = torch.empty((tokens, heads, half_dim * 2), dtype=dtype, device=codes.device)
+    head_blocks = half_dim * 2 // NVFP4_BLOCK
+    blocks = tokens * heads * head_blocks
+    wrap_triton(nvfp4_expand_kernel)[((blocks + EXPAND_TILE - 1) // EXPAND_TILE,)](
+        codes,
+        scales,
+        global_scale,
+        expanded,
+        blocks,
+        HEADS=heads,
+        HEAD_BLOCKS=head_blocks,
+        TILE=EXPAND_TILE,
+        num_warps=EXPAND_WARPS,
+    )
+    return expanded
+
+
+def _check_nvfp4_cache(
+    codes: Tensor, scales: Tensor, global_scale: Tensor, heads: int, head_dim: int
+) -> None:
+    """Refuse an NVFP4 cache that is not one layer's ``[N, heads, head_dim]`` in the format's bytes."""
+    if head_dim < NVFP4_BLOCK or head_dim % NVFP4_BLOCK:
+        raise KvShapeError(f"head_dim {head_dim} is no multiple of {NVFP4_BLOCK}, the NVFP4 scale block")
+    if global_scale.dtype != torch.float32:
+        raise KvDtypeError(f"global_scale is {global_scale.dtype}, expected torch.float32")
+    if tuple(global_scale.shape) != (heads,) or not global_scale.is_contiguous():
+        raise KvShapeError(
+            f"global_scale has shape {tuple(global_scale.shape)}, expected ({heads},), contiguous"
+        )
+    cache_tokens = codes.shape[0]
+    for name, cache, last in (("codes", codes, head_dim // 2), ("scales", scales, head_dim // NVFP4_BLOCK)):
+        if cache.dtype != torch.uint8:
+            raise KvDtypeError(f"{name} are {cache.dtype}, expected torch.uint8")
+        if tuple(cache.shape) != (cache_tokens, heads, last):
+            raise KvShapeError(
+                f"{name} have shape {tuple(cache.shape)}, expected {(cache_tokens, heads, last)}"
+            )
+        if not cache.is_contiguous():
+            raise KvShapeError(
+                f"{name} are strided {cache.stride()}; a cache must be contiguous, pass the pool's own view"
+            )
+
+
+def _device_type(*tensors: Tensor) -> str:
+    """Type of the one device that all tensors lie on."""
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) != 1:
+        raise KvDeviceError(f"tensors lie on {sorted(map(str, devices))}, expected one device")
+    kind = devices.pop().type
+    if kind not in ("cpu", "cuda"):
+        raise KvDeviceError(f"tensors lie on a {kind} device, expected cpu or cuda")
+    return kind

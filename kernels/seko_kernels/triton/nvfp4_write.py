@@ -1,0 +1,88 @@
+"""The kernel that quantises keys or values to NVFP4 and scatters them into a cache. Checks are in `ops`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from seko_kernels.triton.e4m3_scale import e4m3_scale_decode, e4m3_scale_encode
+
+WRITE_TILE = 64  # scale blocks per program: 1024 numbers
+WRITE_WARPS = 4
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def nvfp4_write_kernel(  # type: ignore[no-untyped-def]
+    X,
+    TOKEN_INDEX,
+    CODES,
+    SCALES,
+    GLOBAL_SCALE,
+    blocks,
+    cache_tokens,
+    x_token_stride,
+    x_head_stride,
+    HEADS: tl.constexpr,
+    HEAD_BLOCKS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Write ``X[t]`` as NVFP4 to ``CODES[TOKEN_INDEX[t]]`` and ``SCALES[TOKEN_INDEX[t]]``.
+
+    Per block of 16 channels, with g the head's global scale (a power of two)::
+
+        s    = e4m3(amax|x| * (1/6) * (1/g))          sf = s * g
+        code = #{midpoints m of the e2m1 grid : |x| > m * sf}  (>= where the upper neighbour's code is even)
+               | sign << 3,  or 0 where s = 0
+
+    `seko_kernels.reference.nvfp4_encode` is the definition and says why every step is exact. A tile is a run
+    of scale blocks in the order of ``X``, so any head_dim that is a multiple of 16 fits, power of two or not.
+
+    Parameters
+    ----------
+    X : pointer to bf16 or fp32
+        ``[T, H, D]``, channels contiguous.
+    TOKEN_INDEX : pointer to int64
+        ``[T]``; tokens outside ``[0, cache_tokens)`` are skipped, so that a wrong index cannot write past
+        the cache.
+    CODES, SCALES : pointer to uint8
+        ``[cache_tokens, H, D/2]`` and ``[cache_tokens, H, D/16]``, contiguous.
+    GLOBAL_SCALE : pointer to fp32
+        ``[H]``.
+    blocks, cache_tokens, x_token_stride, x_head_stride : int
+        ``T * H * D/16``, N, and strides of ``X`` in elements.
+    HEADS, HEAD_BLOCKS, TILE : constexpr int
+        H, D/16, scale blocks per program.
+    """
+    block = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    live = block < blocks
+    row = block // HEAD_BLOCKS
+    part = block % HEAD_BLOCKS
+    token = row // HEADS
+    head = row % HEADS
+
+    source = token.to(tl.int64) * x_token_stride + head * x_head_stride + part * 16
+    x = tl.load(X + source[:, None] + tl.arange(0, 16)[None, :], mask=live[:, None], other=0.0).to(tl.float32)
+    magnitude = tl.abs(x)  # [TILE, 16]
+    g = tl.load(GLOBAL_SCALE + head, mask=live, other=1.0)
+    # 1/g from the bits: Triton's fp32 division is approximate, and this is exact for a power of two.
+    inverse_g = (0x7F000000 - g.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+    scale_byte = e4m3_scale_encode(tl.max(magnitude, axis=1) * (1.0 / 6.0) * inverse_g)
+    scale = tl.expand_dims(e4m3_scale_decode(scale_byte) * g, 1)  # [TILE, 1]
+
+    code = (x < 0.0).to(tl.int32) * 8
+    code += (magnitude > scale * 0.25).to(tl.int32)
+    code += (magnitude >= scale * 0.75).to(tl.int32)
+    code += (magnitude > scale * 1.25).to(tl.int32)
+    code += (magnitude >= scale * 1.75).to(tl.int32)
+    code += (magnitude > scale * 2.5).to(tl.int32)
+    code += (magnitude >= scale * 3.5).to(tl.int32)
+    code += (magnitude > scale * 5.0).to(tl.int32)
+    code = tl.where(scale > 0.0, code, 0)
+    low, high = tl.split(tl.reshape(code, (TILE, 8, 2)))
+    packed = (low | (high << 4)).to(tl.uint8)  # [TILE, 8]
+
+    place = tl.load(TOKEN_INDEX + token, mask=live, other=-1)
+    inside = (place >= 0) & (place < cache_tokens)
+    target = (place * HEADS + head) * HEAD_BLOCKS + part  # int64
+    tl.store(CODES + target[:, None] * 8 + tl.arange(0, 8)[None, :], packed, mask=inside[:, None])
+    tl.store(SCALES + target, scale_byte.to(tl.uint8), mask=inside)
