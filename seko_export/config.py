@@ -106,7 +106,9 @@ class StreamConfig:
         for side in ("height", "width"):
             pixels = getattr(self, side)
             if pixels < unit or pixels % unit:
-                raise UsageError(f"{side} {pixels} is no multiple of {unit} pixels (VAE stride 8 times patch 2)")
+                raise UsageError(
+                    f"{side} {pixels} is no multiple of {unit} pixels (VAE stride 8 times patch 2)"
+                )
         if self.chunk_frames < 1 or self.batch < 1 or self.sink_frames < 0:
             raise UsageError(
                 f"chunk_frames {self.chunk_frames} and batch {self.batch} must be at least 1, "

@@ -1,0 +1,1 @@
+"""One file per kind of engine that a build can make."""

@@ -1,0 +1,71 @@
+"""What is kept of an AOTInductor package: the code and its metadata, without sources, debug data or local paths.
+
+A package as the compiler leaves it holds its C++ sources and, in the shared object, debug data of five times the
+code's size and the paths of the machine it was built on. An artifact travels; none of that should.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from seko_export.errors import EnvironmentFault
+
+_FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that zip knows: equal inputs give equal bytes
+_PATH_STAND_IN = b"/seko"
+
+
+def slim_package(package: Path, local_prefixes: Iterable[Path]) -> None:
+    """Rewrite a ``.pt2`` package in place: sources dropped, shared objects stripped, local paths blanked.
+
+    Parameters
+    ----------
+    package : Path
+        The package that the compiler wrote.
+    local_prefixes : iterable of Path
+        Folders of this machine whose names must not travel (interpreter, packages, caches, home).
+
+    Raises
+    ------
+    EnvironmentFault
+        If binutils' ``strip`` is missing or fails.
+    """
+    prefixes = sorted({str(p).encode() for p in local_prefixes if len(str(p)) > 1}, key=len, reverse=True)
+    slim = package.with_suffix(".slim")
+    with zipfile.ZipFile(package) as source, zipfile.ZipFile(slim, "w", zipfile.ZIP_STORED) as target:
+        for entry in source.infolist():
+            if entry.filename.endswith(".cpp"):
+                continue
+            content = source.read(entry)
+            if entry.filename.endswith(".so"):
+                content = strip_symbols(content)
+            target.writestr(zipfile.ZipInfo(entry.filename, _FIXED_TIME), blank_paths(content, prefixes))
+    slim.replace(package)
+
+
+def strip_symbols(shared_object: bytes) -> bytes:
+    """Return the shared object without symbols and debug data that loading does not need."""
+    tool = shutil.which("strip")
+    if tool is None:
+        raise EnvironmentFault("binutils' strip was not found: install binutils (it comes with g++)")
+    with tempfile.NamedTemporaryFile(suffix=".so") as file:
+        file.write(shared_object)
+        file.flush()
+        done = subprocess.run(
+            [tool, "--strip-unneeded", file.name], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise EnvironmentFault(f"{tool} failed with exit code {done.returncode}: {done.stderr.strip()}")
+        return Path(file.name).read_bytes()
+
+
+def blank_paths(content: bytes, prefixes: Iterable[bytes]) -> bytes:
+    """Replace each prefix by a stand-in of equal length, so that no offset in a binary moves."""
+    for prefix in prefixes:
+        stand_in = (_PATH_STAND_IN + b"/" * len(prefix))[: len(prefix)]
+        content = content.replace(prefix, stand_in)
+    return content

@@ -1,0 +1,172 @@
+"""The few-step sampler as two pieces, and its noise: a counter-based generator that runs inside the engine.
+
+Noise depends on (seed, absolute latent frame, draw) and on nothing else: not on the chunk, not on who shares
+the batch, not on a state that a failed chunk could advance. So a chunk run twice gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from seko_export.config import ModelConfig, StreamConfig
+from seko_export.errors import UsageError
+
+# Philox4x32-10 constants: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11, table 2.
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+_WORD = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Times of the passes of one chunk.
+
+    Parameters
+    ----------
+    timesteps : tuple of float
+        Time of each denoise pass, 0..1000, falling. Self-Forcing: 1000, 750, 500, 250 warped by its shift of 5.
+    context_timestep : float
+        Time of the context pass, which writes the clean K and V.
+    """
+
+    timesteps: tuple[float, ...]
+    context_timestep: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.timesteps or any(not 0.0 < t <= 1000.0 for t in self.timesteps):
+            raise UsageError(f"timesteps must lie in (0, 1000], got {self.timesteps}")
+        if any(a <= b for a, b in zip(self.timesteps, self.timesteps[1:], strict=False)):
+            raise UsageError(f"timesteps must fall, got {self.timesteps}")
+
+    @classmethod
+    def warped(cls, steps: tuple[float, ...] = (1000.0, 750.0, 500.0, 250.0), shift: float = 5.0) -> Schedule:
+        """Return the schedule with ``sigma = shift*s / (1 + (shift-1)*s)`` of ``s = step / 1000``."""
+        if shift <= 0:
+            raise UsageError(f"shift must be positive, got {shift}")
+        return cls(tuple(1000.0 * shift * s / (1.0 + (shift - 1.0) * s) for s in (t / 1000.0 for t in steps)))
+
+    @property
+    def sigmas(self) -> tuple[float, ...]:
+        """Noise level of each denoise pass."""
+        return tuple(t / 1000.0 for t in self.timesteps)
+
+    def tables(self, stream: StreamConfig) -> dict[str, Tensor]:
+        """Return the constants that the programs index by pass, P denoise passes and the context pass.
+
+        Returns
+        -------
+        dict of str to Tensor
+            ``schedule.timestep`` [P+1, B, F] float32; ``schedule.sigma`` and ``schedule.sigma_next`` [P, 1]
+            float32, the last next one 0; ``schedule.draw`` [P, 1] int64, which noise a pass adds;
+            ``schedule.first_draw`` [1] int64.
+        """
+        times = torch.tensor([*self.timesteps, self.context_timestep], dtype=torch.float32)
+        sigmas = torch.tensor([*self.sigmas, 0.0], dtype=torch.float32)[:, None]
+        passes = len(self.timesteps)
+        return {
+            "schedule.timestep": times[:, None, None]
+            .expand(-1, stream.batch, stream.chunk_frames)
+            .contiguous(),
+            "schedule.sigma": sigmas[:-1].clone(),
+            "schedule.sigma_next": sigmas[1:].clone(),
+            "schedule.draw": torch.arange(1, passes + 1)[:, None].clone(),
+            "schedule.first_draw": torch.zeros(1, dtype=torch.int64),
+        }
+
+
+class Noise(nn.Module):
+    """The chunk's first latents: plain noise."""
+
+    def __init__(self, model: ModelConfig, stream: StreamConfig) -> None:
+        super().__init__()
+        self.latent_shape = (model.in_channels, stream.latent_height, stream.latent_width)
+
+    def forward(self, seeds: Tensor, frames: Tensor, draw: Tensor) -> Tensor:
+        """Return [B, C, F, h, w] float32; seeds [B], frames [B, F], draw [1], all int64."""
+        return gaussian(seeds, frames, draw, self.latent_shape)
+
+
+class Advance(nn.Module):
+    """One sampler step of flow matching with fresh noise, as Self-Forcing takes it.
+
+    ``x0 = x - sigma*v``, then ``(1 - sigma')*x0 + sigma'*noise``. At the last pass sigma' is 0: clean latents.
+    """
+
+    def __init__(self, model: ModelConfig, stream: StreamConfig) -> None:
+        super().__init__()
+        self.latent_shape = (model.in_channels, stream.latent_height, stream.latent_width)
+
+    def forward(
+        self,
+        latents: Tensor,
+        velocity: Tensor,
+        sigma: Tensor,
+        sigma_next: Tensor,
+        seeds: Tensor,
+        frames: Tensor,
+        draw: Tensor,
+    ) -> Tensor:
+        """Return the next latents [B, C, F, h, w] float32.
+
+        Parameters
+        ----------
+        latents, velocity : Tensor
+            [B, C, F, h, w] float32.
+        sigma, sigma_next : Tensor
+            [1] float32, noise level now and after.
+        seeds, frames, draw : Tensor
+            [B], [B, F], [1] int64, which noise.
+        """
+        clean = latents - sigma * velocity
+        return (1 - sigma_next) * clean + sigma_next * gaussian(seeds, frames, draw, self.latent_shape)
+
+
+def gaussian(seeds: Tensor, frames: Tensor, draw: Tensor, latent_shape: tuple[int, int, int]) -> Tensor:
+    """Return [B, C, F, h, w] float32 of N(0, 1), the same for equal (seed, frame, draw).
+
+    Philox4x32-10 keyed by the seed at counter (element group, frame low, frame high, draw), then Box-Muller on
+    24 bits a word, so |value| stays below sqrt(2*ln(2**25)) = 5.9.
+    """
+    channels, rows, columns = latent_shape
+    count = channels * rows * columns
+    group = torch.arange((count + 3) // 4, device=seeds.device).expand(*frames.shape, -1)  # [B, F, G]
+    frame = frames[..., None].expand_as(group)
+    key = seeds[:, None, None].expand_as(group)
+    words = philox(
+        (group, frame & _WORD, (frame >> 32) & _WORD, draw.expand_as(group)),
+        (key & _WORD, (key >> 32) & _WORD),
+    )
+    unit = [((word >> 8).float() + 0.5) * 2.0**-24 for word in words]  # each in (0, 1)
+    pairs = [
+        (torch.sqrt(-2.0 * torch.log(unit[i])), 2.0 * math.pi * unit[i + 1])  # radius, angle
+        for i in (0, 2)
+    ]
+    values = torch.stack([r * wave for r, a in pairs for wave in (torch.cos(a), torch.sin(a))], dim=-1)
+    flat = values.flatten(2)[..., :count]  # [B, F, C*h*w]
+    return flat.unflatten(-1, latent_shape).transpose(1, 2).contiguous()
+
+
+def philox(
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return four random 32-bit words (int64, 0..2**32-1) for each counter and key (int64, same range)."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        high0, low0 = _multiply(_MULTIPLIERS[0], c0)
+        high1, low1 = _multiply(_MULTIPLIERS[1], c2)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
+    return c0, c1, c2, c3
+
+
+def _multiply(constant: int, word: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the high and low 32 bits of constant * word, by 16-bit halves: nothing overflows int64."""
+    low = (word & 0xFFFF) * constant
+    total = (word >> 16) * constant + (low >> 16)
+    return total >> 16, ((total & 0xFFFF) << 16) | (low & 0xFFFF)
