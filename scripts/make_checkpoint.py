@@ -1,0 +1,64 @@
+"""Makes a seeded random checkpoint of a preset in any format the loader reads; ends in one JSON line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from seko_export.checkpoints import FORMATS, wan_shapes, write_random_checkpoint
+from seko_export.config import PRESETS
+from seko_export.errors import ExportError
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the checkpoint that the options ask for; return the exit code."""
+    options = _parser().parse_args(arguments)
+    config = PRESETS[options.preset].model
+    started = time.monotonic()
+    try:
+        write_random_checkpoint(
+            options.output,
+            config,
+            format=options.format,
+            seed=options.seed,
+            dtype=DTYPES[options.dtype],
+            device=options.device,
+        )
+    except ExportError as fault:
+        print(fault, file=sys.stderr)
+        return fault.exit_code
+    files = [options.output] if options.output.is_file() else sorted(options.output.rglob("*"))
+    report = {
+        "path": str(options.output),
+        "format": options.format,
+        "bytes": sum(file.stat().st_size for file in files if file.is_file()),
+        "keys": len(wan_shapes(config)),
+        "preset": options.preset,
+        "seed": options.seed,
+        "dtype": options.dtype,
+        "seconds": round(time.monotonic() - started, 3),
+    }
+    print(json.dumps(report))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Make a seeded random checkpoint.")
+    parser.add_argument("--preset", choices=sorted(PRESETS), default="tiny")
+    parser.add_argument("--format", choices=FORMATS, default="self-forcing")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16")
+    parser.add_argument("--device", default="cpu", help="where to draw; cuda draws other numbers than cpu")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="file or folder; must not exist yet")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""Compares the keys found with the keys of the model, and says what the set probably is; reads no tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from seko_export.checkpoints.errors import WeightKeysError
+from seko_export.checkpoints.keys import diffusers_to_wan, layer_of, wan_shapes, wan_to_diffusers
+from seko_export.checkpoints.readers import OpenedFiles, TensorSource
+from seko_export.config import PRESETS, ModelConfig
+
+SHOWN_KEYS = 20  # of each kind in a message; the error's attributes hold all
+
+# Part of a key -> what a checkpoint with it is.
+TELLTALES: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        ("k_img", "img_emb.", "add_k_proj", "image_embedder."),
+        "these are the keys of an image-to-video checkpoint; take the text-to-video one",
+    ),
+    (
+        ("weight_scale", "scale_weight"),
+        "these are quantised weights; take the bfloat16 or float32 checkpoint",
+    ),
+    (("lora_",), "these are the keys of a LoRA; merge it into its base model first"),
+)
+
+
+def match_sources(
+    path: Path, opened: OpenedFiles, config: ModelConfig
+) -> tuple[str, Mapping[str, TensorSource]]:
+    """Give every key of the model its stored tensor, strictly.
+
+    Parameters
+    ----------
+    path : Path
+        Where the checkpoint lies, for the message.
+    opened : OpenedFiles
+        What was found there.
+    config : ModelConfig
+        What must be there.
+
+    Returns
+    -------
+    format_name : str
+        ``self-forcing``, ``wan`` or ``diffusers``.
+    sources : Mapping[str, TensorSource]
+        By Wan key, in the order of `wan_shapes`.
+
+    Raises
+    ------
+    WeightKeysError
+        If a key is unknown, missing, of another shape, or there twice; all of them are listed in one error.
+    """
+    format_name = _format_name(opened)
+    translate: Callable[[str], str] = diffusers_to_wan if format_name == "diffusers" else str
+    spell: Callable[[str], str] = wan_to_diffusers if format_name == "diffusers" else str
+    expected = wan_shapes(config)
+    found: dict[str, TensorSource] = {}
+    unknown: list[str] = []
+    doubled: list[str] = []
+    for source in opened.sources:
+        name = _translated(source.key, translate)
+        if name is None or name not in expected:
+            unknown.append(source.file_key)
+        elif name in found:
+            doubled.append(source.file_key)
+        else:
+            found[name] = source
+    missing = [name for name in expected if name not in found]
+    misshapen = [name for name in expected if name in found and found[name].shape != expected[name]]
+    if not (unknown or missing or misshapen or doubled):
+        return format_name, {name: found[name] for name in expected}
+
+    shapes = [
+        f"{shown(found[name].file_key)} is {list(found[name].shape)}, expected {list(expected[name])}"
+        for name in misshapen
+    ]
+    lines = [f"{path} ({format_name} names) does not hold the weights of {config.name!r}:"]
+    for kind, keys in (
+        ("unknown", [shown(key) for key in unknown]),
+        ("missing", [spell(name) for name in missing]),
+        ("mis-shaped", shapes),
+        ("there twice under different wrappers", [shown(key) for key in doubled]),
+    ):
+        if keys:
+            rest = f", and {len(keys) - SHOWN_KEYS} more" if len(keys) > SHOWN_KEYS else ""
+            lines.append(f"  {len(keys)} {kind}: {', '.join(keys[:SHOWN_KEYS])}{rest}")
+    lines.extend(f"  hint: {hint}" for hint in _hints(opened, translate, config))
+    raise WeightKeysError(
+        "\n".join(lines),
+        unknown=tuple(unknown),
+        missing=tuple(missing),
+        misshapen=tuple(misshapen),
+        doubled=tuple(doubled),
+    )
+
+
+def shown(key: str) -> str:
+    """Return a key from a foreign file as it may be printed: no control characters, not endless."""
+    printable = key if key.isprintable() else ascii(key)
+    return printable if len(printable) <= 120 else f"{printable[:117]}..."
+
+
+def dims_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Read the model's dimensions off a set of Wan-named shapes, as far as the keys are there.
+
+    Parameters
+    ----------
+    shapes : Mapping[str, tuple[int, ...]]
+        Wan key to stored shape.
+
+    Returns
+    -------
+    dict[str, int]
+        Field of `ModelConfig` to value. Heads and text tokens leave no trace in the shapes.
+    """
+    dims: dict[str, int] = {}
+    for field, name, axis in (
+        ("dim", "patch_embedding.weight", 0),
+        ("in_channels", "patch_embedding.weight", 1),
+        ("ffn_dim", "blocks.0.ffn.0.weight", 0),
+        ("text_dim", "text_embedding.0.weight", 1),
+        ("freq_dim", "time_embedding.0.weight", 1),
+    ):
+        if len(shapes.get(name, ())) > axis:
+            dims[field] = shapes[name][axis]
+    layers = [layer for layer in map(layer_of, shapes) if layer is not None]
+    if layers:
+        dims["layers"] = 1 + max(layers)
+    return dims
+
+
+def _format_name(opened: OpenedFiles) -> str:
+    if opened.container == "pt":
+        return "self-forcing"
+    signs = ("condition_embedder.", ".attn1.", "scale_shift_table")
+    return "diffusers" if any(sign in source.key for source in opened.sources for sign in signs) else "wan"
+
+
+def _translated(key: str, translate: Callable[[str], str]) -> str | None:
+    try:
+        return translate(key)
+    except KeyError:
+        return None
+
+
+def _hints(opened: OpenedFiles, translate: Callable[[str], str], config: ModelConfig) -> list[str]:
+    keys = [source.key for source in opened.sources]
+    hints = [hint for parts, hint in TELLTALES if any(part in key for part in parts for key in keys)]
+    landmark = "patch_embedding.weight"
+    prefixes = {key.removesuffix(landmark) for key in keys if key.endswith(landmark)} - {""}
+    if prefixes:
+        hints.append(f"the keys carry the prefix {shown(min(prefixes))!r}; save them without it")
+
+    shapes = {
+        name: source.shape
+        for source in opened.sources
+        if (name := _translated(source.key, translate)) is not None
+    }
+    found = dims_of(shapes)
+    wanted = dims_of(wan_shapes(config))
+    differing = [field for field in wanted if field in found and found[field] != wanted[field]]
+    if differing:
+        sizes = ", ".join(f"{field} {found[field]} (expected {wanted[field]})" for field in differing)
+        presets = [name for name, preset in PRESETS.items() if dims_of(wan_shapes(preset.model)) == found]
+        known = f": the dimensions of --preset {presets[0]}" if presets else ""
+        hints.append(f"the file's model has {sizes}{known}")
+    return hints

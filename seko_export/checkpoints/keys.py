@@ -1,0 +1,161 @@
+"""The key table as data: Wan's names and shapes, diffusers' names for the same tensors; reads no file."""
+
+from __future__ import annotations
+
+import re
+
+from seko_export.config import PATCH, ModelConfig
+
+# Wan's module -> diffusers' module, outside the blocks. Source: state dicts of Wan 2.1 and of
+# diffusers.WanTransformer3DModel; the test compares with the class itself.
+OUTER_MODULES: dict[str, str] = {
+    "patch_embedding": "patch_embedding",
+    "text_embedding.0": "condition_embedder.text_embedder.linear_1",
+    "text_embedding.2": "condition_embedder.text_embedder.linear_2",
+    "time_embedding.0": "condition_embedder.time_embedder.linear_1",
+    "time_embedding.2": "condition_embedder.time_embedder.linear_2",
+    "time_projection.1": "condition_embedder.time_proj",
+    "head.head": "proj_out",
+}
+
+# The same inside one block. The trap: Wan's affine norm3 stands second in its block, so diffusers calls it
+# norm2, and diffusers' norm3 has no weights at all.
+BLOCK_MODULES: dict[str, str] = {
+    **{
+        f"{wan}.{inner}": f"{diffusers}.{other}"
+        for wan, diffusers in (("self_attn", "attn1"), ("cross_attn", "attn2"))
+        for inner, other in (
+            ("q", "to_q"),
+            ("k", "to_k"),
+            ("v", "to_v"),
+            ("o", "to_out.0"),
+            ("norm_q", "norm_q"),
+            ("norm_k", "norm_k"),
+        )
+    },
+    "norm3": "norm2",
+    "ffn.0": "ffn.net.0.proj",
+    "ffn.2": "ffn.net.2",
+}
+
+# Parameters that are no module's weight or bias: the whole name, outside and inside a block.
+OUTER_PARAMETERS: dict[str, str] = {"head.modulation": "scale_shift_table"}
+BLOCK_PARAMETERS: dict[str, str] = {"modulation": "scale_shift_table"}
+
+_BLOCK = re.compile(r"blocks\.(0|[1-9][0-9]*)\.(.+)", re.ASCII)  # no leading zero: one spelling per layer
+_LEAVES = ("weight", "bias")
+
+
+def wan_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return every tensor that a checkpoint of this model holds, under Wan's names.
+
+    diffusers stores the same shapes, so this table serves both namings.
+
+    Parameters
+    ----------
+    config : ModelConfig
+        The model's dimensions.
+
+    Returns
+    -------
+    dict[str, tuple[int, ...]]
+        Name to shape, outer tensors first, then block by block.
+    """
+    d, ffn = config.dim, config.ffn_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "patch_embedding.weight": (d, config.in_channels, 1, PATCH, PATCH),
+        "patch_embedding.bias": (d,),
+        **_linear("text_embedding.0", d, config.text_dim),
+        **_linear("text_embedding.2", d, d),
+        **_linear("time_embedding.0", d, config.freq_dim),
+        **_linear("time_embedding.2", d, d),
+        **_linear("time_projection.1", 6 * d, d),
+        **_linear("head.head", PATCH * PATCH * config.out_channels, d),
+        "head.modulation": (1, 2, d),
+    }
+    for layer in range(config.layers):
+        block = f"blocks.{layer}"
+        shapes[f"{block}.modulation"] = (1, 6, d)
+        for attention in ("self_attn", "cross_attn"):
+            for projection in ("q", "k", "v", "o"):
+                shapes |= _linear(f"{block}.{attention}.{projection}", d, d)
+            shapes[f"{block}.{attention}.norm_q.weight"] = (d,)
+            shapes[f"{block}.{attention}.norm_k.weight"] = (d,)
+        shapes[f"{block}.norm3.weight"] = (d,)
+        shapes[f"{block}.norm3.bias"] = (d,)
+        shapes |= _linear(f"{block}.ffn.0", ffn, d)
+        shapes |= _linear(f"{block}.ffn.2", d, ffn)
+    return shapes
+
+
+def wan_to_diffusers(name: str) -> str:
+    """Translate one Wan key to diffusers' name.
+
+    Parameters
+    ----------
+    name : str
+        A key of Wan's table, as `wan_shapes` lists them.
+
+    Returns
+    -------
+    str
+        The key of the same tensor in ``diffusers.WanTransformer3DModel``.
+
+    Raises
+    ------
+    KeyError
+        If the table has no such key.
+    """
+    return _translate(name, OUTER_TO_DIFFUSERS, BLOCK_TO_DIFFUSERS)
+
+
+def diffusers_to_wan(name: str) -> str:
+    """Translate one diffusers key to Wan's name: the inverse of `wan_to_diffusers`.
+
+    Parameters
+    ----------
+    name : str
+        A key of ``diffusers.WanTransformer3DModel``.
+
+    Returns
+    -------
+    str
+        Wan's key of the same tensor.
+
+    Raises
+    ------
+    KeyError
+        If the table has no such key.
+    """
+    return _translate(name, OUTER_TO_WAN, BLOCK_TO_WAN)
+
+
+def layer_of(name: str) -> int | None:
+    """Return the layer that a key belongs to, or None for a key outside the blocks (both namings)."""
+    match = _BLOCK.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def _linear(module: str, out_features: int, in_features: int) -> dict[str, tuple[int, ...]]:
+    return {f"{module}.weight": (out_features, in_features), f"{module}.bias": (out_features,)}
+
+
+def _with_leaves(modules: dict[str, str], parameters: dict[str, str]) -> dict[str, str]:
+    leaves = {f"{wan}.{leaf}": f"{other}.{leaf}" for wan, other in modules.items() for leaf in _LEAVES}
+    # RMSNorm has no bias: a key such as norm_q.bias is unknown, not translated.
+    return {
+        wan: other for wan, other in leaves.items() if not re.search(r"norm_[qk]\.bias$", wan)
+    } | parameters
+
+
+def _translate(name: str, outer: dict[str, str], block: dict[str, str]) -> str:
+    match = _BLOCK.fullmatch(name)
+    if match is None:
+        return outer[name]
+    return f"blocks.{match[1]}.{block[match[2]]}"
+
+
+OUTER_TO_DIFFUSERS = _with_leaves(OUTER_MODULES, OUTER_PARAMETERS)
+BLOCK_TO_DIFFUSERS = _with_leaves(BLOCK_MODULES, BLOCK_PARAMETERS)
+OUTER_TO_WAN = {other: wan for wan, other in OUTER_TO_DIFFUSERS.items()}
+BLOCK_TO_WAN = {other: wan for wan, other in BLOCK_TO_DIFFUSERS.items()}
