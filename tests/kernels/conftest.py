@@ -1,0 +1,93 @@
+"""What the kernel tests share: GPU skips, cross-compilation without a GPU, AOTInductor packages. No assertions."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+ARCHS = (80, 89, 90, 100, 120)
+WARP_THREADS = 32
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests marked `gpu` where there is none."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device; torch.cuda.is_available() is False")
+
+
+@pytest.fixture
+def cross_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Return ``compile(kernel, signature, constants, arch, warps)`` that builds for an arch without a GPU.
+
+    Pointers and the ints named in ``aligned`` are declared divisible by 16, as at a real launch.
+    """
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+
+    def build(
+        kernel: Any,
+        signature: dict[str, str],
+        constants: dict[str, int],
+        arch: int,
+        warps: int,
+        aligned: tuple[str, ...] = (),
+    ) -> Any:
+        types = {**signature, **dict.fromkeys(constants, "constexpr")}
+        divisible = {
+            (place,): [["tt.divisibility", 16]]
+            for place, (name, kind) in enumerate(types.items())
+            if kind.startswith("*") or name in aligned
+        }
+        source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=divisible)
+        return triton.compile(
+            source, target=GPUTarget("cuda", arch, WARP_THREADS), options={"num_warps": warps}
+        )
+
+    return build
+
+
+@pytest.fixture
+def sass_of(tmp_path: Path) -> Callable[[Any], list[str]]:
+    """Return ``sass(compiled)``: the opcodes of a compiled kernel, by the disassembler in Triton's wheel."""
+
+    def disassemble(compiled: Any) -> list[str]:
+        cubin = tmp_path / "kernel.cubin"
+        cubin.write_bytes(compiled.asm["cubin"])
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+        text = subprocess.run([tool, "-c", cubin], capture_output=True, text=True, check=True).stdout
+        return re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)", text, re.MULTILINE)
+
+    return disassemble
+
+
+@pytest.fixture
+def package_runner(tmp_path: Path) -> Callable[..., Callable[[list[Tensor]], list[Tensor]]]:
+    """Return ``build(module, args)``: export, compile and open by the raw loader; gives the engine as a callable."""
+
+    def build(module: torch.nn.Module, args: tuple[Tensor, ...]) -> Callable[[list[Tensor]], list[Tensor]]:
+        path = tmp_path / "engine.pt2"
+        with warnings.catch_warnings():
+            # torch's own deprecations, raised by imports inside its exporter; ours are still errors elsewhere.
+            warnings.simplefilter("ignore")
+            program = torch.export.export(module, args)
+            torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+        loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)
+        return loader.boxed_run  # type: ignore[no-any-return]
+
+    return build
+
+
+@pytest.fixture
+def compile_archs() -> tuple[int, ...]:
+    """Compute capabilities that every kernel must compile for."""
+    return ARCHS
