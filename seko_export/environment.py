@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from seko_export.errors import EnvironmentFault, UsageError
+from seko_export.errors import MachineError, UsageError
 
 # Built and loaded before any engine is: AOTInductor's wrapper runs std::regex in its constructor, and a compiler
 # that links libstdc++ statically makes a package that ends the process there (docs/LOG.md, 2026-11-20).
@@ -82,7 +82,7 @@ def resolve_target(wanted: str) -> Target:
     ------
     UsageError
         If the word is none of these.
-    EnvironmentFault
+    MachineError
         If this machine's GPU is another, or there is none.
     """
     local = local_gpu_arch()
@@ -94,7 +94,7 @@ def resolve_target(wanted: str) -> Target:
         raise UsageError(f"--target {wanted!r} is not known: expected auto, cpu or sm_NN such as sm_90")
     if local != wanted:
         found = "no CUDA device" if local is None else f"a GPU of {local}"
-        raise EnvironmentFault(
+        raise MachineError(
             f"--target {wanted} cannot be built here: this machine has {found}, and engines are tuned and checked "
             f"on the device they are for; build on a machine with {wanted}, or with --target auto"
         )
@@ -139,13 +139,13 @@ def probe_compiler() -> None:
 
     Raises
     ------
-    EnvironmentFault
+    MachineError
         If there is no compiler, it fails, or what it builds ends the process that loads it.
     """
     compiler = shutil.which(compiler_command())
     advice = "install g++, or set CXX to a compiler that links the system's libstdc++ (CXX=/usr/bin/g++)"
     if compiler is None:
-        raise EnvironmentFault(f"no C++ compiler: {compiler_command()!r} was not found; {advice}")
+        raise MachineError(f"no C++ compiler: {compiler_command()!r} was not found; {advice}")
     with tempfile.TemporaryDirectory(prefix="seko-probe-") as folder:
         source, library = Path(folder, "probe.cpp"), Path(folder, "probe.so")
         source.write_text(_PROBE_SOURCE)
@@ -153,11 +153,11 @@ def probe_compiler() -> None:
         built = subprocess.run(command, capture_output=True, text=True, check=False)
         if built.returncode:
             detail = (built.stderr.strip().splitlines() or ["no message"])[-1]
-            raise EnvironmentFault(f"{compiler} cannot build a shared library ({detail}); {advice}")
+            raise MachineError(f"{compiler} cannot build a shared library ({detail}); {advice}")
         loader = [sys.executable, "-c", _PROBE_LOADER, str(library)]
         loaded = subprocess.run(loader, capture_output=True, text=True, check=False)
     if loaded.returncode != _PROBE_ANSWER:
-        raise EnvironmentFault(
+        raise MachineError(
             f"what {compiler} builds cannot run inside a torch process (exit code {loaded.returncode}, "
             f"expected {_PROBE_ANSWER}): it probably links libstdc++ statically; {advice}"
         )
@@ -226,7 +226,7 @@ def _gpu() -> Finding:
 def _compiler() -> Finding:
     try:
         probe_compiler()
-    except EnvironmentFault as fault:
+    except MachineError as fault:
         return Finding("C++ compiler", False, compiler_version(), str(fault))
     return Finding("C++ compiler", True, compiler_version())
 

@@ -21,7 +21,7 @@ class CheckpointError(ExportError):
     exit_code = 3
 
 
-class EnvironmentFault(ExportError):
+class MachineError(ExportError):
     """This machine cannot do what was asked: compiler, GPU, library, disk."""
 
     exit_code = 5

@@ -19,6 +19,7 @@ from seko_export.models.causal_dit import Block, Embed, Head, Prompt, PromptKv
 from seko_export.models.sampler import Advance, Noise, Schedule
 
 _LAYER = "blocks.{layer}."
+_WEIGHTS = "weights."  # before a parameter's name in an engine's signature: inputs may have the same name
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class Piece:
     def parameters(self) -> tuple[Argument, ...]:
         """The weights, as inputs."""
         return tuple(
-            Argument(name, f"weight:{self.prefix}{name}", tuple(p.shape), p.dtype)
+            Argument(f"{_WEIGHTS}{name}", f"weight:{self.prefix}{name}", tuple(p.shape), p.dtype)
             for name, p in self.module.named_parameters()
         )
 
@@ -144,7 +145,7 @@ class FlatModule(nn.Module):
     def __init__(self, piece: Piece) -> None:
         super().__init__()
         object.__setattr__(self, "_inner", piece.module)  # not a submodule: its parameters are inputs here
-        self._parameter_names = tuple(a.name for a in piece.parameters)
+        self._parameter_names = tuple(a.name.removeprefix(_WEIGHTS) for a in piece.parameters)
         self._input_names = tuple(a.name for a in piece.inputs)
         self._groups = ("caches", "scales") if isinstance(piece.module, Block) else ()
 
@@ -152,17 +153,13 @@ class FlatModule(nn.Module):
         """Call the piece with its parameters and inputs in signature order; return its outputs as a tuple."""
         split = len(self._parameter_names)
         weights = dict(zip(self._parameter_names, tensors[:split], strict=True))
-        arguments: dict[str, Tensor | dict[str, Tensor]] = {group: {} for group in self._groups}
+        groups: dict[str, dict[str, Tensor]] = {group: {} for group in self._groups}
+        plain: dict[str, Tensor] = {}
         for name, tensor in zip(self._input_names, tensors[split:], strict=True):
             group, _, entry = name.rpartition(".")
-            if group:
-                mapping = arguments[group]
-                assert isinstance(mapping, dict)  # noqa: S101 - narrows the type; groups are made above
-                mapping[entry] = tensor
-            else:
-                arguments[name] = tensor
+            (groups[group] if group else plain)[entry] = tensor
         module: nn.Module = self.__dict__["_inner"]
-        result = torch.func.functional_call(module, weights, (), arguments)
+        result = torch.func.functional_call(module, weights, (), plain | groups)
         return result if isinstance(result, tuple) else (result,)
 
 

@@ -81,8 +81,8 @@ def write_random_checkpoint(
     finally:
         if temporary.is_dir():
             shutil.rmtree(temporary)
-        else:
-            temporary.unlink(missing_ok=True)
+        elif temporary.exists():
+            temporary.unlink()
 
 
 def random_weight(

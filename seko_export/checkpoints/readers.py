@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import pickletools
@@ -31,6 +32,7 @@ KNOWN_FORMATS = (
 )
 
 _MAX_SAFETENSORS_HEADER = 100_000_000  # bytes; the format's own limit
+_SCANNED_BYTES = 10_000_000  # of a pickle, for the message that refuses it
 _SAFETENSORS_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _HARMLESS_GLOBALS = frozenset(
     {"collections.OrderedDict", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter"}
@@ -202,7 +204,7 @@ def _open_safetensors(path: Path) -> tuple[TensorSource, ...]:
         return tuple(sources)
     except SafetensorError as fault:
         raise TruncatedCheckpointError(
-            f"{path} begins as safetensors and is cut short or damaged "
+            f"{path} is no whole safetensors file: cut short or damaged "
             f"({path.stat().st_size} bytes found; {fault}); fetch it again"
         ) from fault
 
@@ -285,9 +287,9 @@ def _read_pickle_of_zip(path: Path) -> bytes:
 def _refused_content(path: Path, head: bytes) -> Exception:
     if not head:
         return TruncatedCheckpointError(f"{path} is empty; fetch it again")
-    if head[:1] == b"\x80" and 2 <= head[1] <= pickle.HIGHEST_PROTOCOL:
+    if len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= pickle.HIGHEST_PROTOCOL:
         with path.open("rb") as file:
-            globals_named = _globals_of_pickle(file.read(_MAX_SAFETENSORS_HEADER))
+            globals_named = _globals_of_pickle(file.read(_SCANNED_BYTES))
         if globals_named:
             return _unsafe(path, globals_named)
         return NotACheckpointError(
@@ -310,18 +312,21 @@ def _unsafe(path: Path, globals_named: list[str]) -> UnsafePickleError:
 
 
 def _globals_of_pickle(pickled: bytes) -> list[str]:
-    """List what a pickle would import, beyond tensors' own needs, without running any of it."""
+    """List what pickles, one behind another, would import beyond tensors' own needs; runs none of it."""
     found: set[str] = set()
     strings: list[str] = []
+    stream = io.BytesIO(pickled[:_SCANNED_BYTES])
     try:
-        for opcode, argument, _ in pickletools.genops(pickled):
-            if opcode.name in ("GLOBAL", "INST"):
-                found.add(str(argument).replace(" ", "."))
-            elif opcode.name == "STACK_GLOBAL" and len(strings) >= 2:
-                found.add(".".join(strings[-2:]))  # exact unless a memo stands between; this is for a message
-            elif isinstance(argument, str):
-                strings.append(argument)
-    except Exception:  # damage stops genops with errors of many kinds: what was seen until there counts
-        return sorted(found)
+        while stream.tell() < len(pickled):
+            for opcode, argument, _ in pickletools.genops(stream):
+                if opcode.name in ("GLOBAL", "INST"):
+                    found.add(str(argument).replace(" ", "."))
+                elif opcode.name == "STACK_GLOBAL" and len(strings) >= 2:
+                    found.add(".".join(strings[-2:]))  # a memo may stand between; good enough for a message
+                elif isinstance(argument, str):
+                    strings.append(argument)
+    except Exception as fault:
+        # Bytes that are no pickle, or no more: genops has errors of many kinds. What was seen until here counts.
+        _ = fault
     harmless = {name for name in found if name.startswith("torch.") and name.endswith("Storage")}
-    return sorted(found - harmless - _HARMLESS_GLOBALS)
+    return sorted(shown(name) for name in found - harmless - _HARMLESS_GLOBALS)

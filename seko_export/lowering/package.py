@@ -13,10 +13,11 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from seko_export.errors import EnvironmentFault
+from seko_export.errors import MachineError
 
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that zip knows: equal inputs give equal bytes
 _PATH_STAND_IN = b"/seko"
+_SHORTEST_PREFIX = 8  # bytes; a shorter one could be met by chance in machine code
 
 
 def slim_package(package: Path, local_prefixes: Iterable[Path]) -> None:
@@ -31,10 +32,11 @@ def slim_package(package: Path, local_prefixes: Iterable[Path]) -> None:
 
     Raises
     ------
-    EnvironmentFault
+    MachineError
         If binutils' ``strip`` is missing or fails.
     """
-    prefixes = sorted({str(p).encode() for p in local_prefixes if len(str(p)) > 1}, key=len, reverse=True)
+    names = {str(prefix).encode() for prefix in local_prefixes}
+    prefixes = sorted((name for name in names if len(name) >= _SHORTEST_PREFIX), key=len, reverse=True)
     slim = package.with_suffix(".slim")
     with zipfile.ZipFile(package) as source, zipfile.ZipFile(slim, "w", zipfile.ZIP_STORED) as target:
         for entry in source.infolist():
@@ -51,7 +53,7 @@ def strip_symbols(shared_object: bytes) -> bytes:
     """Return the shared object without symbols and debug data that loading does not need."""
     tool = shutil.which("strip")
     if tool is None:
-        raise EnvironmentFault("binutils' strip was not found: install binutils (it comes with g++)")
+        raise MachineError("binutils' strip was not found: install binutils (it comes with g++)")
     with tempfile.NamedTemporaryFile(suffix=".so") as file:
         file.write(shared_object)
         file.flush()
@@ -59,7 +61,7 @@ def strip_symbols(shared_object: bytes) -> bytes:
             [tool, "--strip-unneeded", file.name], capture_output=True, text=True, check=False
         )
         if done.returncode:
-            raise EnvironmentFault(f"{tool} failed with exit code {done.returncode}: {done.stderr.strip()}")
+            raise MachineError(f"{tool} failed with exit code {done.returncode}: {done.stderr.strip()}")
         return Path(file.name).read_bytes()
 
 

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# The whole check: lint, format, types, import rules, tests. Makes its own venv. Further arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/venv.sh
+seko_make_venv dev
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
+"$PYTHON" -m ruff check .
+"$PYTHON" -m ruff format --check .
+"$PYTHON" -m mypy
+"$(dirname "$PYTHON")/lint-imports" --no-cache
+"$PYTHON" -m pytest "$@"

@@ -1,0 +1,38 @@
+# Sourced by quickstart.sh and test.sh: makes .venv with the three distributions, or reuses it. Sets $PYTHON.
+# A GPU box that brings its own torch: SEKO_PYTHON=/path/to/python uses that interpreter and installs nothing.
+
+seko_find_python() {
+    local candidate
+    for candidate in python3.11 python3.12 python3; do
+        if command -v "$candidate" >/dev/null 2>&1 &&
+            "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; then
+            echo "$candidate"
+            return 0
+        fi
+    done
+    echo "Python 3.11 or 3.12 was not found; install one of them" >&2
+    return 5
+}
+
+seko_make_venv() { # $1: the extra to install, "" or "dev"
+    if [ -n "${SEKO_PYTHON:-}" ]; then
+        PYTHON=$SEKO_PYTHON
+        export PYTHONPATH="$PWD:$PWD/runtime:$PWD/kernels${PYTHONPATH:+:$PYTHONPATH}"
+        return 0
+    fi
+    PYTHON=$PWD/.venv/bin/python
+    local extra=${1:-} stamp wanted
+    stamp=.venv/seko-installed-${extra:-base}
+    wanted=$(cat pyproject.toml runtime/pyproject.toml kernels/pyproject.toml scripts/constraints.txt | cksum)
+    if [ -x "$PYTHON" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
+        return 0
+    fi
+    local base
+    base=$(seko_find_python) || return
+    [ -x "$PYTHON" ] || "$base" -m venv .venv || return
+    local install=("$PYTHON" -m pip install --quiet --disable-pip-version-check --constraint scripts/constraints.txt)
+    # torch first and alone: the pinned version keeps a range elsewhere from pulling another build of it.
+    "${install[@]}" "$(grep '^torch==' scripts/constraints.txt)" || return
+    "${install[@]}" -e ./runtime -e ./kernels -e ".${extra:+[$extra]}" || return
+    echo "$wanted" >"$stamp"
+}

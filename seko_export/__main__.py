@@ -1,0 +1,6 @@
+"""`python -m seko_export`: the same as the `seko-export` command."""
+
+from seko_export.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Engines by AOTInductor: one package a piece, each compiled in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import site
+import sys
+from pathlib import Path
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from seko_export.lowering.package import slim_package
+from seko_export.lowering.trace import trace
+from seko_export.pieces import BuildConfig, make_pieces
+
+# The backend of attention is chosen when the engine is compiled. Torch's own order would take FlashAttention-2,
+# which reaches 312 TFLOP/s on an H200 where cuDNN reaches 519; a bias rules FlashAttention out.
+CUDA_ATTENTION = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
+
+
+def compile_piece(config: BuildConfig, name: str, package: str) -> None:
+    """Trace, check and compile one piece into a package file.
+
+    Runs in a child process: the compiler is not thread-safe, and the pieces compile side by side.
+
+    Parameters
+    ----------
+    config : BuildConfig
+        The whole build.
+    name : str
+        Which piece.
+    package : str
+        Path of the ``.pt2`` to write.
+
+    Raises
+    ------
+    LoweringError
+        If the traced graph could not be replayed.
+    """
+    _use_private_cache()
+    piece = make_pieces(config)[name]
+    with torch.no_grad(), attention_backends(config.device):
+        program = trace(piece, config.device)
+        torch._inductor.aoti_compile_and_package(program, package_path=package)
+    slim_package(Path(package), local_prefixes())
+
+
+def attention_backends(device: str) -> contextlib.AbstractContextManager[None]:
+    """Return the context that pins scaled_dot_product_attention's backend order on a GPU; nothing on a CPU."""
+    if device != "cuda":
+        return contextlib.nullcontext()
+    context: contextlib.AbstractContextManager[None] = sdpa_kernel(list(CUDA_ATTENTION), set_priority=True)
+    return context
+
+
+def local_prefixes() -> list[Path]:
+    """Return the folders of this machine whose names must not travel in an artifact."""
+    folders = [*site.getsitepackages(), sys.prefix, sys.base_prefix, Path.home(), Path.cwd()]
+    folders += [Path(__file__).resolve().parents[2], os.environ.get("TORCHINDUCTOR_CACHE_DIR", ".")]
+    return [Path(folder) for folder in folders]
+
+
+def _use_private_cache() -> None:
+    """Point the compiler's cache at this user's own folder, so that a second build finds the first one's work."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base / "seko" / "inductor"))

@@ -1,0 +1,195 @@
+"""One build, from options to a verified artifact: the order of the steps, nothing of how each is done."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from seko_export import environment, golden
+from seko_export.artifact_writer import artifact_folder, check_goal, hash_files, write_weights
+from seko_export.backends import aoti, tensorrt
+from seko_export.backends import compile as compile_backend
+from seko_export.checkpoints.load import load_checkpoint
+from seko_export.describe import describe
+from seko_export.errors import ExportError, NumericError, UsageError
+from seko_export.pieces import BuildConfig, make_pieces
+from seko_export.weights import model_weights
+
+BACKENDS = ("aoti", "compile", "tensorrt")
+Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, out of how much
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What a build made, in the words of its JSON line.
+
+    Parameters
+    ----------
+    artifact : Path
+        The folder.
+    digest : str
+        SHA-256 of the manifest.
+    build_s : float
+        Wall time, seconds.
+    kv : dict
+        ``scheme``, ``pool_bytes``, ``bf16_pool_bytes``, ``bits_per_number``; for a lossy scheme also
+        ``error_vs_exact``, relative, a golden chunk each.
+    engine_bytes, weight_bytes : int
+        Sizes on disk.
+    golden_error : float
+        Worst relative error of the engines against the eager model over the golden chunks.
+    """
+
+    artifact: Path
+    digest: str
+    build_s: float
+    kv: dict[str, object]
+    engine_bytes: int
+    weight_bytes: int
+    golden_error: float
+
+
+def build_artifact(
+    config: BuildConfig,
+    checkpoint: Path,
+    goal: Path,
+    *,
+    backend: str = "aoti",
+    replace: bool = False,
+    progress: Progress = lambda *_: None,
+) -> BuildResult:
+    """Build one artifact and verify it in a process of its own before it gets its name.
+
+    Parameters
+    ----------
+    config : BuildConfig
+        Model, layout, schedule, cache format, device.
+    checkpoint : Path
+        Any format that `load_checkpoint` reads.
+    goal : Path
+        The artifact's folder.
+    backend : str
+        ``aoti`` or ``compile``.
+    replace : bool
+        Whether an artifact at ``goal`` gives way.
+    progress : callable
+        Told of every step.
+
+    Returns
+    -------
+    BuildResult
+
+    Raises
+    ------
+    ExportError
+        Of the class that fits the cause; nothing is left behind.
+    """
+    started = time.monotonic()
+    if backend not in BACKENDS:
+        raise UsageError(f"--backend {backend!r} is not known: expected one of {', '.join(BACKENDS)}")
+    if backend == "tensorrt":
+        tensorrt.refuse()
+    check_goal(goal, replace=replace)
+    source = load_checkpoint(checkpoint, config.model)
+    progress("probing the compiler", 0, 1)
+    environment.probe_compiler()
+
+    with artifact_folder(goal, replace=replace) as folder:
+        with _engines(config, backend, folder / "engines", progress) as wait_for_engines:
+            progress("reading the checkpoint", 0, 1)
+            tensors = dict(model_weights(make_pieces(config), source)) | config.schedule.tables(config.stream)
+            record = golden.record(config, tensors, progress)
+            tensors |= record.scales
+            progress("writing the weights", 0, 1)
+            weights = write_weights(folder, tensors.items())
+            golden.write(folder, record)
+            wait_for_engines()
+        manifest = describe(config, backend, weights, hash_files(folder), record.table)
+        (folder / "manifest.json").write_bytes(manifest.to_json())
+        if backend == "compile":
+            progress("compiling for the cache", 0, 1)
+            _run_child("seko_export.backends.compile", str(folder))
+            manifest = describe(config, backend, weights, hash_files(folder), record.table)
+            (folder / "manifest.json").write_bytes(manifest.to_json())
+        progress("verifying in a new process", 0, 1)
+        report = _verify(folder)
+    sizes = {name: entry.size for name, entry in manifest.files.items()}
+    return BuildResult(
+        artifact=goal,
+        digest=str(report["digest"]),
+        build_s=time.monotonic() - started,
+        kv=asdict(manifest.kv) | ({"error_vs_exact": record.error_vs_exact} if record.exact else {}),
+        engine_bytes=sum(size for name, size in sizes.items() if name.startswith("engines/")),
+        weight_bytes=sum(size for name, size in sizes.items() if name.startswith("weights/")),
+        golden_error=float(report["worst_error"]),
+    )
+
+
+@contextmanager
+def _engines(
+    config: BuildConfig, backend: str, folder: Path, progress: Progress
+) -> Iterator[Callable[[], None]]:
+    """Compile every piece in child processes, side by side, while the caller does the rest."""
+    folder.mkdir()
+    pieces = list(make_pieces(config))
+    make = aoti.compile_piece if backend == "aoti" else compile_backend.export_piece
+    workers = min(len(pieces), os.cpu_count() or 1)
+    # spawn: a forked child must not use the GPU, and must not hold the parent's threads' locks
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_ignore_interrupt)
+    by_cost = sorted(pieces, key=lambda name: not name.startswith("block"))  # the slowest first
+    futures: dict[Future[None], str] = {
+        pool.submit(make, config, name, str(folder / f"{name}.pt2")): name for name in by_cost
+    }
+
+    def wait_for_all() -> None:
+        pending = set(futures)
+        while pending:
+            progress("compiling the engines", len(futures) - len(pending), len(futures))
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            for future in done:
+                fault = future.exception()
+                if isinstance(fault, ExportError):
+                    raise fault
+                if fault is not None:
+                    raise ExportError(f"engine {futures[future]!r} did not compile: {fault}") from fault
+
+    finished = False
+    try:
+        yield wait_for_all
+        finished = True
+    finally:
+        if not finished:
+            for process in (pool._processes or {}).values():  # no public way to end running workers before 3.14
+                process.terminate()
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _ignore_interrupt() -> None:
+    """Ctrl-C reaches the whole process group; the parent ends its workers itself."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _verify(folder: Path) -> dict[str, object]:
+    """Open the artifact with the runtime alone and replay its goldens, in a process that may crash."""
+    done = _run_child("seko_runtime", "verify", str(folder), "--json")
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        detail = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise NumericError(f"the new artifact does not verify (exit code {done.returncode}): {detail}")
+    report: dict[str, object] = json.loads(lines[-1])
+    return report
+
+
+def _run_child(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,0 +1,203 @@
+"""The `seko-export` command: options in, one sentence or one JSON line out. No work is done here."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+EXIT_INTERRUPTED = 130
+
+
+class SekoGroup(click.Group):
+    """A group that ends with our exit codes: 2 usage, 3 checkpoint, 4 artifact, 5 environment, 6 numeric."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; every error that we know becomes one sentence."""
+        from seko_runtime.errors import SekoError
+
+        from seko_export.errors import ExportError
+
+        try:
+            return super().invoke(ctx)
+        except (ExportError, SekoError) as error:
+            click.echo(f"seko-export: {error}", err=True)
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("seko-export: interrupted; nothing was left behind", err=True)
+            ctx.exit(EXIT_INTERRUPTED)
+
+
+@click.group(cls=SekoGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="seko-export")
+def main() -> None:
+    """Turn checkpoints of causal video diffusion transformers into artifacts that replay chunk by chunk."""
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
+
+
+@main.command()
+@click.argument("checkpoint", required=False, type=click.Path(path_type=Path))
+@click.option("--preset", default=None, help="Model: tiny, self-forcing-1.3b, wan-14b. Without a checkpoint: tiny.")
+@click.option("--kv", "kv_scheme", default=None, help="KV cache: bf16 (exact; fp32 on a CPU) or fp4.")
+@click.option("--fp4-kv", is_flag=True, help="Short for --kv fp4: 3.56 times less cache than bf16.")
+@click.option("--backend", default="aoti", show_default=True, help="aoti, compile or tensorrt.")
+@click.option("--target", default="auto", show_default=True, help="auto, cpu, or sm_NN of this machine's GPU.")
+@click.option("--height", type=int, help="Video height in pixels, a multiple of 16.")
+@click.option("--width", type=int, help="Video width in pixels, a multiple of 16.")
+@click.option("--chunk-frames", type=int, help="Latent frames denoised together.")
+@click.option("--sink-frames", type=int, help="Latent frames at the start that are never evicted.")
+@click.option("--ring-frames", type=int, help="Reusable slots behind the sink.")
+@click.option("--batch", type=int, help="Rows that one engine call carries.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The artifact's folder.")
+@click.option("--force", is_flag=True, help="Replace an artifact that is already there.")
+@json_option
+def build(
+    checkpoint: Path | None,
+    preset: str | None,
+    kv_scheme: str | None,
+    fp4_kv: bool,
+    backend: str,
+    target: str,
+    output: Path,
+    force: bool,
+    as_json: bool,
+    **layout: int | None,
+) -> None:
+    """Build an artifact from CHECKPOINT (Self-Forcing .pt, Wan or diffusers safetensors).
+
+    Without a CHECKPOINT: a small one with seeded random weights, made on the spot.
+    """
+    from seko_export.build import build_artifact
+    from seko_export.options import build_config
+
+    config = build_config(checkpoint is not None, preset, kv_scheme, fp4_kv, target, layout)
+    with _checkpoint(checkpoint, config.model) as source, _progress(quiet=as_json) as progress:
+        result = build_artifact(config, source, output, backend=backend, replace=force, progress=progress)
+    if as_json:
+        _print_json(result.report())
+        return
+    kv = result.kv
+    click.echo(f"artifact  {result.artifact}  ({result.digest[:16]}, built in {result.build_s:.1f} s)")
+    click.echo(f"engines   {result.engine_bytes / 1e6:.2f} MB, weights {result.weight_bytes / 1e6:.1f} MB")
+    click.echo(
+        f"KV pool   {kv['pool_bytes']} bytes as {kv['scheme']}, {kv['pool_bytes'] / kv['bf16_pool_bytes']:.4f} of bf16"
+    )
+    for error in kv.get("error_vs_exact", ()):
+        click.echo(f"          relative error against the exact track: {error:.4f}")
+    click.echo(f"verified  engines against the eager model: relative error {result.golden_error:.2e}")
+
+
+@main.command()
+@click.argument("artifact", type=click.Path(path_type=Path))
+@json_option
+def inspect(artifact: Path, as_json: bool) -> None:
+    """Show what ARTIFACT holds, after checking every hash; no engine is loaded."""
+    from seko_export.inspection import inspect_artifact
+
+    report = inspect_artifact(artifact)
+    if as_json:
+        _print_json(report)
+        return
+    for key, value in report.items():
+        click.echo(f"{key:12} {json.dumps(value) if isinstance(value, dict | list) else value}")
+
+
+@main.command()
+@click.argument("artifact", type=click.Path(path_type=Path))
+@json_option
+def verify(artifact: Path, as_json: bool) -> None:
+    """Replay the goldens of ARTIFACT; exit code 6 and the worst error when they differ."""
+    from seko_export.inspection import verify_artifact
+
+    report = verify_artifact(artifact)
+    if as_json:
+        _print_json(report)
+    else:
+        click.echo(
+            f"{artifact}: worst relative error {report['worst_error']:.2e}, tolerance {report['tolerance']:.0e}"
+        )
+    if not report["ok"]:
+        click.echo("seko-export: the engines do not reproduce the goldens; rebuild the artifact here", err=True)
+        sys.exit(6)
+
+
+@main.command()
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.option("--chunks", default=20, show_default=True, help="Chunks to time, after two to warm up.")
+@json_option
+def bench(artifact: Path, chunks: int, as_json: bool) -> None:
+    """Time ARTIFACT: first chunk, steady chunks, memory."""
+    from seko_export.inspection import bench_artifact
+
+    report = bench_artifact(artifact, chunks)
+    if as_json:
+        _print_json(report)
+        return
+    for key, value in report.items():
+        click.echo(f"{key:24} {value:.4g}" if isinstance(value, float) else f"{key:24} {value}")
+
+
+@main.command()
+@json_option
+def doctor(as_json: bool) -> None:
+    """Say what this machine can build and run, and why not."""
+    from seko_export import environment
+
+    findings = environment.examine()
+    if as_json:
+        _print_json(environment.report(findings))
+        return
+    console = Console()
+    for finding in findings:
+        mark = "[green]ok[/]" if finding.ok else "[yellow]no[/]"
+        advice = f"  ->  {finding.advice}" if finding.advice else ""
+        console.print(f"{mark}  {finding.subject}: {finding.found}{advice}", soft_wrap=True, highlight=False)
+
+
+@contextmanager
+def _checkpoint(named: Path | None, model: Any) -> Iterator[Path]:
+    """Give the checkpoint that was named, or a small random one in Self-Forcing's own format."""
+    if named is not None:
+        yield named
+        return
+    from seko_export.checkpoints.random import write_random_checkpoint
+
+    with tempfile.TemporaryDirectory(prefix="seko-sample-") as folder:
+        path = Path(folder, "sample.pt")
+        write_random_checkpoint(path, model, format="self-forcing", seed=0)
+        click.echo("no checkpoint named: using seeded random weights (noise, not video)", err=True)
+        yield path
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """Give a callable that shows the build's steps on a bar on stderr."""
+    if quiet:
+        yield lambda *_: None
+        return
+    columns = (TextColumn("{task.description:34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def show(step: str, done: int, total: int) -> None:
+            if step not in tasks:
+                for task in tasks.values():
+                    bars.update(task, completed=bars.tasks[task].total)
+                tasks[step] = bars.add_task(step, total=total)
+            bars.update(tasks[step], completed=done)
+
+        yield show
+
+
+def _print_json(report: Any) -> None:
+    click.echo(json.dumps(report, sort_keys=True))

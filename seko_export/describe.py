@@ -1,0 +1,132 @@
+"""The manifest of a build: every fact of the configs and pieces as the runtime reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+import torch
+from seko_runtime.manifest import (
+    EngineSpec,
+    FileEntry,
+    Golden,
+    KvPool,
+    Manifest,
+    Schedule,
+    Stream,
+    Target,
+    Weight,
+)
+
+from seko_export import environment
+from seko_export.config import VAE_TEMPORAL_STRIDE
+from seko_export.pieces import BuildConfig, Piece, make_buffers, make_pieces, make_programs
+
+COMPILER_CACHE = "engines/compiler.cache"
+_BF16_BITS = 16
+
+
+def describe(
+    config: BuildConfig,
+    backend: str,
+    weights: tuple[Weight, ...],
+    files: Mapping[str, FileEntry],
+    golden: Golden | None = None,
+) -> Manifest:
+    """Return the manifest of an artifact.
+
+    Parameters
+    ----------
+    config : BuildConfig
+        What was built.
+    backend : str
+        How its engines are packed.
+    weights : tuple of Weight
+        The table that `write_weights` gave.
+    files : mapping of str to FileEntry
+        Every file of the artifact.
+    golden : Golden, optional
+        What `verify` replays.
+
+    Returns
+    -------
+    Manifest
+    """
+    pieces = make_pieces(config)
+    device = torch.device(config.device)
+    cpu = device.type == "cpu"
+    target = environment.resolve_target("cpu" if cpu else "auto")
+    return Manifest(
+        name=f"{config.model.name}-{config.kv_scheme}-{target.arch}",
+        backend=backend,
+        target=Target(
+            device=target.device,
+            arch=target.arch,
+            torch=str(torch.__version__).split("+")[0],
+            cuda=None if cpu else torch.version.cuda,
+            cpu_flags=environment.cpu_flags() if cpu else (),
+        ),
+        producer=environment.producer(),
+        model={**asdict(config.model), "head_dim": config.model.head_dim, "dtype": str(config.dtype).split(".")[1]},
+        stream=_stream(config),
+        kv=kv_pool(config),
+        schedule=_schedule(config),
+        buffers=make_buffers(config),
+        weights=weights,
+        engines=tuple(_engine(piece) for piece in pieces.values()),
+        programs=make_programs(pieces),
+        output="latents",
+        golden=golden,
+        files=dict(files),
+        extra={"compiler_cache": COMPILER_CACHE} if COMPILER_CACHE in files else {},
+    )
+
+
+def kv_pool(config: BuildConfig) -> KvPool:
+    """Return the pool's size in its own format and in bf16."""
+    model, stream = config.model, config.stream
+    tokens = stream.batch * stream.cache_tokens
+    numbers = 2 * model.layers * tokens * model.dim  # K and V
+    return KvPool(
+        scheme=config.kv_scheme,
+        pool_bytes=config.kv.pool_bytes(model.layers, tokens),
+        bf16_pool_bytes=numbers * _BF16_BITS // 8,
+        bits_per_number=config.kv.bits_per_number,
+    )
+
+
+def _stream(config: BuildConfig) -> Stream:
+    stream = config.stream
+    return Stream(
+        batch=stream.batch,
+        chunk_frames=stream.chunk_frames,
+        sink_frames=stream.sink_frames,
+        ring_frames=stream.ring_frames,
+        frame_tokens=stream.frame_tokens,
+        latent_shape=(config.model.in_channels, stream.latent_height, stream.latent_width),
+        height=stream.height,
+        width=stream.width,
+        video_frames_per_latent=VAE_TEMPORAL_STRIDE,
+        fps=stream.fps,
+    )
+
+
+def _schedule(config: BuildConfig) -> Schedule:
+    schedule = config.schedule
+    return Schedule(
+        denoise_passes=len(schedule.timesteps),
+        timesteps=schedule.timesteps,
+        sigmas=schedule.sigmas,
+        context_timestep=schedule.context_timestep,
+        sampler="renoise",
+    )
+
+
+def _engine(piece: Piece) -> EngineSpec:
+    return EngineSpec(
+        name=piece.name,
+        file=f"engines/{piece.name}.pt2",
+        inputs=tuple(a.spec for a in piece.signature),
+        outputs=tuple(a.spec for a in piece.outputs),
+        mutates=piece.mutates,
+    )

@@ -1,0 +1,196 @@
+"""Goldens: what the eager model makes of a fixed text and seed, recorded so that `verify` can replay it.
+
+The eager model is the pieces themselves, run by the runtime's own session: same programs, same order. For a
+lossy cache the exact track runs first; it calibrates the scales and is recorded beside the lossy one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.manifest import Golden, Weight
+from seko_runtime.session import Session
+from torch import Tensor
+
+from seko_export.backends.aoti import attention_backends
+from seko_export.describe import describe
+from seko_export.pieces import BuildConfig, FlatModule, dtype_name, make_pieces
+
+GOLDEN_FILE = "golden/golden.safetensors"
+LIVE_TEXT_TOKENS = 24  # the rest of the text is zero padding, as a short prompt's is
+
+# How far an engine may be from the eager model over one golden chunk, as |a - b| / |b|. The two sum in other
+# orders, and a chunk is five passes that feed on each other. Measured worst cases are in docs/LOG.md; a wrong
+# slot, scale or layer gives 0.3 and more.
+TOLERANCES = {
+    torch.float32: {"exact": 1e-4, "lossy": 2e-2},
+    torch.bfloat16: {"exact": 5e-2, "lossy": 1e-1},
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the eager model gave.
+
+    Parameters
+    ----------
+    text : Tensor
+        [B, text tokens, text_dim] float32, the text that was used.
+    seeds : tuple of int
+        One a row.
+    scales : dict of str to Tensor
+        Calibrated weights of the cache format, by name; empty for an exact one.
+    latents : dict of int to Tensor
+        [B, C, F, h, w] float32 of each recorded chunk.
+    exact : dict of int to Tensor
+        The same on the exact track; empty for an exact format.
+    tolerance : float
+        For `verify`.
+    """
+
+    text: Tensor
+    seeds: tuple[int, ...]
+    scales: dict[str, Tensor]
+    latents: dict[int, Tensor]
+    exact: dict[int, Tensor]
+    tolerance: float
+
+    @property
+    def error_vs_exact(self) -> list[float]:
+        """Relative error of the lossy track against the exact one, a recorded chunk each."""
+        return [float((self.latents[i] - self.exact[i]).norm() / self.exact[i].norm()) for i in self.exact]
+
+    @property
+    def table(self) -> Golden:
+        """The manifest's entry."""
+        return Golden(GOLDEN_FILE, self.seeds, tuple(self.latents), self.tolerance)
+
+
+def record(config: BuildConfig, weights: Mapping[str, Tensor], progress: Callable[[str, int, int], None]) -> Record:
+    """Run the eager model over the golden chunks: the first one, and the first that evicts a frame.
+
+    Parameters
+    ----------
+    config : BuildConfig
+        The build.
+    weights : mapping of str to Tensor
+        Model weights and schedule tables, on the CPU.
+    progress : callable
+        Told of every chunk.
+
+    Returns
+    -------
+    Record
+    """
+    stream = config.stream
+    text = golden_text(config)
+    seeds = tuple(range(stream.batch))
+    chunks = (0, -(-stream.cache_frames // stream.chunk_frames))
+    on_device = {name: tensor.to(config.device) for name, tensor in weights.items()}
+    exact_config = BuildConfig(config.model, stream, config.schedule, config.exact_scheme, config.device)
+    lossless = config.kv_scheme == config.exact_scheme
+    peaks = KvPeaks(config)
+    exact = run_eager(exact_config, on_device, text, seeds, chunks, progress, None if lossless else peaks)
+    kind = "exact" if lossless else "lossy"
+    tolerance = TOLERANCES[config.dtype][kind]
+    if lossless:
+        return Record(text, seeds, {}, exact, {}, tolerance)
+    scales = peaks.calibrate()
+    on_device |= {name: tensor.to(config.device) for name, tensor in scales.items()}
+    lossy = run_eager(config, on_device, text, seeds, chunks, progress, None)
+    return Record(text, seeds, scales, lossy, exact, tolerance)
+
+
+def write(folder: Path, made: Record) -> None:
+    """Write the golden file into an artifact's folder."""
+    tensors = {"text": made.text}
+    tensors |= {f"latents.{chunk}": tensor for chunk, tensor in made.latents.items()}
+    tensors |= {f"exact.{chunk}": tensor for chunk, tensor in made.exact.items()}
+    (folder / "golden").mkdir()
+    save_file(tensors, folder / GOLDEN_FILE)
+
+
+def run_eager(
+    config: BuildConfig,
+    weights: Mapping[str, Tensor],
+    text: Tensor,
+    seeds: Sequence[int],
+    chunks: Sequence[int],
+    progress: Callable[[str, int, int], None],
+    peaks: KvPeaks | None,
+) -> dict[int, Tensor]:
+    """Return the latents [B, C, F, h, w] float32 of the wanted chunks, made by the pieces in eager torch."""
+    engines = {name: eager_engine(config, name) for name in make_pieces(config)}
+    if peaks is not None:
+        engines |= {name: peaks.watch(engines[name]) for name in engines if name.startswith("block")}
+    memory = CpuMemory()
+    table = tuple(Weight(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in weights.items())
+    made: dict[int, NDArray[np.float32]] = {}
+    with (
+        torch.no_grad(),
+        attention_backends(config.device),
+        Session(describe(config, "eager", table, {}), engines, weights, memory, seeds=seeds, text=text) as session,
+    ):
+        for index in range(chunks[-1] + 1):
+            progress(f"recording goldens ({config.kv_scheme})", index, chunks[-1] + 1)
+            chunk = session.run_chunk()
+            if index in chunks:
+                made[index] = chunk.to_host()
+    return {index: torch.from_numpy(latents) for index, latents in made.items()}
+
+
+def eager_engine(config: BuildConfig, name: str) -> Callable[[list[Tensor]], Sequence[Tensor]]:
+    """Return one piece as the callable that the session takes: plain eager torch."""
+    module = FlatModule(make_pieces(config)[name])
+    return lambda inputs: module(*inputs)
+
+
+def golden_text(config: BuildConfig) -> Tensor:
+    """Return [B, text tokens, text_dim] float32: seeded numbers as a text encoder might give, zero-padded."""
+    model = config.model
+    shape = (config.stream.batch, model.text_tokens, model.text_dim)
+    text = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    text[:, LIVE_TEXT_TOKENS:] = 0
+    return text
+
+
+class KvPeaks:
+    """The largest magnitudes of K and V, per layer and head, seen while the exact track runs."""
+
+    def __init__(self, config: BuildConfig) -> None:
+        self._config = config
+        self._peaks = torch.zeros(config.model.layers, 2, config.model.heads)
+        self._calls = 0
+        signature = make_pieces(
+            BuildConfig(config.model, config.stream, config.schedule, config.exact_scheme, config.device)
+        )["block"].signature
+        self._caches = [i for i, a in enumerate(signature) if a.name in ("caches.k", "caches.v")]
+
+    def watch(self, block: Callable[[list[Tensor]], Sequence[Tensor]]) -> Callable[[list[Tensor]], Sequence[Tensor]]:
+        """Return the block engine with an eye on its caches; layers are called in order."""
+
+        def watched(inputs: list[Tensor]) -> Sequence[Tensor]:
+            caches = [inputs[i] for i in self._caches]  # each [B*N, H, D]
+            outputs = block(inputs)
+            peaks = torch.stack([cache.abs().amax(dim=(0, 2)).float() for cache in caches]).cpu()
+            layer = self._calls % self._config.model.layers
+            self._peaks[layer] = torch.maximum(self._peaks[layer], peaks)
+            self._calls += 1
+            return outputs
+
+        return watched
+
+    def calibrate(self) -> dict[str, Tensor]:
+        """Return the cache format's scales as weights: ``blocks.{layer}.kv.NAME``."""
+        return {
+            f"blocks.{layer}.kv.{name}": tensor
+            for layer in range(self._config.model.layers)
+            for name, tensor in self._config.kv.calibrate(*self._peaks[layer]).items()
+        }
