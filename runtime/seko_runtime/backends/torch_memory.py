@@ -1,0 +1,114 @@
+"""Memory of a session in torch, on the CPU: tensors, views, direct runs. CUDA is in `cuda_memory`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from seko_runtime.errors import UsageError
+from seko_runtime.manifest import TensorSpec
+from seko_runtime.memory import HostBlock
+from seko_runtime.safetensors_map import MappedTensor
+
+
+class CpuMemory:
+    """`seko_runtime.memory.Memory` on the CPU: work runs at once, in the caller's order."""
+
+    captures = False
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+
+    def allocate(self, spec: TensorSpec) -> torch.Tensor:
+        return torch.zeros(spec.shape, dtype=torch_dtype(spec.dtype), device=self.device)
+
+    def upload(self, tensors: Mapping[str, MappedTensor]) -> dict[str, torch.Tensor]:
+        return {name: tensor_of(mapped) for name, mapped in tensors.items()}
+
+    def host_block(self, specs: Sequence[TensorSpec]) -> HostBlock:
+        return _SharedBlock({spec.name: self.allocate(spec) for spec in specs})
+
+    def index(self, tensor: torch.Tensor, index: tuple[int, ...]) -> torch.Tensor:
+        return tensor[index]
+
+    def row(self, tensor: torch.Tensor, axis: int, row: int, rows: int) -> torch.Tensor:
+        part = tensor.shape[axis] // rows
+        return tensor.narrow(axis, row * part, part)
+
+    def keep_static(self, tensor: torch.Tensor) -> None:
+        pass
+
+    def program_begins(self) -> None:
+        pass
+
+    def describe(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:
+        return tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source)
+
+    def zero(self, tensor: torch.Tensor) -> None:
+        tensor.zero_()
+
+    def write(self, tensor: torch.Tensor, host: object) -> None:
+        if isinstance(host, np.ndarray):
+            host = torch.tensor(host)  # a copy: from_numpy warns of arrays that are not writable
+        if not isinstance(host, torch.Tensor):
+            raise UsageError(f"found a {type(host).__name__}, expected a numpy array or a torch tensor")
+        tensor.copy_(host.detach())
+
+    def read(self, tensor: torch.Tensor) -> NDArray[np.float32]:
+        copied: NDArray[np.float32] = tensor.to("cpu", torch.float32, copy=True).numpy()
+        return copied
+
+    @contextmanager
+    def ordered(self) -> Iterator[None]:
+        with torch.no_grad():
+            yield
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        raise UsageError(f"this memory cannot capture {work}; run the programs directly")
+
+    def wait(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _SharedBlock:
+    """Host tensors that are the device's: the CPU reads what the host wrote."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.tensors = tensors
+        self._arrays: dict[str, NDArray[np.int64]] = {name: one.numpy() for name, one in tensors.items()}
+
+    def acquire(self) -> Mapping[str, NDArray[np.int64]]:
+        return self._arrays
+
+    def send(self) -> None:
+        pass
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a manifest's dtype name, one of `manifest.DTYPE_BYTES`."""
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise UsageError(f"{name!r} is no dtype of torch")
+    return dtype
+
+
+def tensor_of(mapped: MappedTensor) -> torch.Tensor:
+    """CPU tensor of a mapped one, without a copy where its bytes are aligned to its dtype."""
+    dtype = torch_dtype(mapped.dtype)
+    window = mapped.data[mapped.offset : mapped.offset + mapped.nbytes]
+    if mapped.nbytes == 0:
+        return torch.empty(mapped.shape, dtype=dtype)
+    flat = torch.frombuffer(window, dtype=torch.uint8)
+    if flat.data_ptr() % dtype.itemsize:
+        flat = flat.clone()
+    return flat.view(dtype).reshape(mapped.shape)

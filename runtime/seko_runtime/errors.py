@@ -1,0 +1,133 @@
+"""Errors of the inference box, one class per cause, each with the exit code that the CLI ends with."""
+
+from __future__ import annotations
+
+
+class SekoRuntimeError(Exception):
+    """Base of every error that `seko_runtime` reports as a sentence instead of a traceback."""
+
+    exit_code = 1
+
+
+class UsageError(SekoRuntimeError):
+    """A call or an option that cannot be meant: a wrong shape of text, a row that does not exist."""
+
+    exit_code = 2
+
+
+class SessionClosedError(SekoRuntimeError):
+    """A session or an artifact was used after its `close()`."""
+
+
+class StaleChunkError(SekoRuntimeError):
+    """A chunk was read after the session's next chunk had overwritten its latents."""
+
+
+class ArtifactError(SekoRuntimeError):
+    """Base: the artifact is damaged, incomplete, hostile, or made for another machine."""
+
+    exit_code = 4
+
+
+class ManifestError(ArtifactError):
+    """`manifest.json` is missing, too large, no JSON, or says something that cannot be."""
+
+
+class FormatVersionError(ManifestError):
+    """The artifact's format is newer than this runtime."""
+
+
+class PathEscapeError(ManifestError):
+    """A file name in the manifest is absolute, holds `..`, or is otherwise no plain relative path."""
+
+
+class ProgramError(ManifestError):
+    """A program names something that does not exist, or writes where it must not."""
+
+
+class EngineSignatureError(ArtifactError):
+    """What a program hands to an engine, or what the engine gives back, is not its signature."""
+
+
+class MissingFileError(ArtifactError):
+    """A file that the manifest lists is not in the folder."""
+
+
+class SurplusFileError(ArtifactError):
+    """The folder holds something that the manifest does not list."""
+
+
+class SymlinkError(ArtifactError):
+    """The folder holds a symbolic link."""
+
+
+class IrregularFileError(ArtifactError):
+    """The folder holds something that is neither a regular file nor a folder."""
+
+
+class FileSizeError(ArtifactError):
+    """A file is shorter or longer than the manifest says."""
+
+
+class FileHashError(ArtifactError):
+    """A file's SHA-256 is not the manifest's."""
+
+
+class DeviceArchError(ArtifactError):
+    """The engines were built for another kind of device."""
+
+
+class CpuFeatureError(ArtifactError):
+    """The engines use CPU instructions that this machine lacks."""
+
+
+class TorchVersionError(ArtifactError):
+    """The engines were built against another torch."""
+
+
+class CudaVersionError(ArtifactError):
+    """The engines were built against another CUDA."""
+
+
+class SafetensorsHeaderError(ArtifactError):
+    """A safetensors header is too large, malformed, or places tensors where they cannot be."""
+
+
+class WeightMissingError(ArtifactError):
+    """A tensor that the manifest lists is not in its safetensors file."""
+
+
+class WeightShapeError(ArtifactError):
+    """A tensor's shape is not the manifest's."""
+
+
+class WeightDtypeError(ArtifactError):
+    """A tensor's dtype is not the manifest's."""
+
+
+class EngineLoadError(ArtifactError):
+    """The backend's library refused an engine file whose hash was right."""
+
+
+class EnvironmentLacksError(SekoRuntimeError):
+    """Base: this machine lacks something that the call needs."""
+
+    exit_code = 5
+
+
+class BackendMissingError(EnvironmentLacksError):
+    """The artifact's backend cannot run here: its library is not installed or not supported yet."""
+
+
+class DeviceMissingError(EnvironmentLacksError):
+    """The device that the artifact or the caller names is not on this machine."""
+
+
+class VideoWriterError(EnvironmentLacksError):
+    """A video cannot be written: an encoder or a folder is missing."""
+
+
+class NumericError(SekoRuntimeError):
+    """Replayed numbers differ from the golden by more than its tolerance."""
+
+    exit_code = 6

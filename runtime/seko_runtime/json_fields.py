@@ -1,0 +1,182 @@
+"""Typed reading of untrusted JSON, where all that is wrong is a ManifestError. Knows no field by name."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from seko_runtime.errors import ManifestError
+
+MAX_JSON_BYTES = 16 << 20  # 14B at 40 layers needs about 0.2 MB
+MAX_INTEGER = 1 << 62  # keeps sums and products of a few of them meaningful, and numpy's int64 safe
+NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,254}")
+
+T = TypeVar("T")
+
+
+class Fields:
+    """One JSON object, read field by field with its place in the document for the messages.
+
+    Parameters
+    ----------
+    value : object
+        What `json.loads` gave.
+    where : str
+        Path of ``value`` in the document, such as ``engines[2]``.
+
+    Raises
+    ------
+    ManifestError
+        If ``value`` is no object; each method raises it for a missing or mistyped field.
+    """
+
+    def __init__(self, value: object, where: str) -> None:
+        if not isinstance(value, dict):
+            raise ManifestError(f"{where} is {_kind(value)}, expected an object; rebuild the artifact")
+        self._table: dict[str, object] = value
+        self.where = where
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._table
+
+    def names(self) -> list[str]:
+        """Keys as they stand in the document."""
+        return list(self._table)
+
+    def value(self, key: str) -> object:
+        """Value of a required field, of any type."""
+        if key not in self._table:
+            raise ManifestError(f"{self.where} has no field {key!r}, which is required; rebuild the artifact")
+        return self._table[key]
+
+    def text(self, key: str) -> str:
+        """Value of a required string field."""
+        return as_text(self.value(key), f"{self.where}.{key}")
+
+    def name(self, key: str) -> str:
+        """Value of a required field that names something: letters, digits, ``_``, ``.``, ``-``."""
+        return as_name(self.value(key), f"{self.where}.{key}")
+
+    def integer(self, key: str, minimum: int = 0, maximum: int = MAX_INTEGER) -> int:
+        """Value of a required integer field within bounds."""
+        return as_integer(self.value(key), f"{self.where}.{key}", minimum, maximum)
+
+    def number(self, key: str) -> float:
+        """Value of a required finite number."""
+        return as_number(self.value(key), f"{self.where}.{key}")
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Value of an optional true/false field."""
+        value = self._table.get(key, default)
+        if not isinstance(value, bool):
+            raise ManifestError(f"{self.where}.{key} is {_kind(value)}, expected true or false")
+        return value
+
+    def optional(self, key: str, read: Callable[[object, str], T]) -> T | None:
+        """Value of a field that may be absent or null."""
+        value = self._table.get(key)
+        return None if value is None else read(value, f"{self.where}.{key}")
+
+    def items(self, key: str, read: Callable[[object, str], T]) -> tuple[T, ...]:
+        """Items of a required array, each read by ``read(item, where)``."""
+        return as_items(self.value(key), f"{self.where}.{key}", read)
+
+    def entries(self, key: str, read: Callable[[object, str], T]) -> dict[str, T]:
+        """Entries of a required object, each value read by ``read(value, where)``."""
+        inner = Fields(self.value(key), f"{self.where}.{key}")
+        return {name: read(inner.value(name), f"{inner.where}[{name!r}]") for name in inner.names()}
+
+
+def parse_json(document: bytes, what: str, max_bytes: int = MAX_JSON_BYTES) -> object:
+    """Parse strict UTF-8 JSON: no duplicate keys, no NaN, no lone surrogates, bounded size.
+
+    Raises
+    ------
+    ManifestError
+        With ``what`` and the reason.
+    """
+    if len(document) > max_bytes:
+        raise ManifestError(f"{what} has {len(document)} bytes, at most {max_bytes} are read")
+    try:
+        text = document.decode("utf-8")
+        value: object = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    except ManifestError:
+        raise
+    except RecursionError:
+        raise ManifestError(f"{what} is nested too deeply to be a manifest") from None
+    except ValueError as error:  # UnicodeDecodeError, JSONDecodeError, an integer of thousands of digits
+        raise ManifestError(f"{what} is no UTF-8 JSON: {_short(error)}; copy the artifact again") from None
+    return value
+
+
+def as_text(value: object, where: str) -> str:
+    """Read a string that can be printed and encoded."""
+    if not isinstance(value, str):
+        raise ManifestError(f"{where} is {_kind(value)}, expected a string")
+    if any(ord(letter) < 32 or 0xD800 <= ord(letter) <= 0xDFFF for letter in value):
+        raise ManifestError(f"{where} holds a control character or a lone surrogate")
+    return value
+
+
+def as_name(value: object, where: str) -> str:
+    """Read an identifier."""
+    text = as_text(value, where)
+    if not NAME_PATTERN.fullmatch(text):
+        raise ManifestError(f"{where} is {text[:80]!r}, expected a name of letters, digits, '_', '.' and '-'")
+    return text
+
+
+def as_integer(value: object, where: str, minimum: int = 0, maximum: int = MAX_INTEGER) -> int:
+    """Read an integer within bounds; true and false are no integers."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ManifestError(f"{where} is {_kind(value)}, expected an integer")
+    if not minimum <= value <= maximum:
+        raise ManifestError(f"{where} is {str(value)[:40]}, expected {minimum} to {maximum}")
+    return value
+
+
+def as_number(value: object, where: str) -> float:
+    """Read a finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ManifestError(f"{where} is {_kind(value)}, expected a number")
+    if isinstance(value, int) and abs(value) > MAX_INTEGER:
+        raise ManifestError(f"{where} is out of range")
+    if not math.isfinite(value):
+        raise ManifestError(f"{where} is {value}, expected a finite number")
+    return float(value)
+
+
+def as_items(value: object, where: str, read: Callable[[object, str], T]) -> tuple[T, ...]:
+    """Read an array."""
+    if not isinstance(value, list):
+        raise ManifestError(f"{where} is {_kind(value)}, expected an array")
+    return tuple(read(item, f"{where}[{index}]") for index, item in enumerate(value))
+
+
+def as_free_object(value: object, where: str) -> Mapping[str, object]:
+    """Read an object whose content the runtime does not interpret."""
+    fields = Fields(value, where)
+    return {key: fields.value(key) for key in fields.names()}
+
+
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ManifestError("an object names a key twice: two readers could see two artifacts; rebuild it")
+    return table
+
+
+def _no_constant(name: str) -> float:
+    raise ManifestError(f"{name} is no JSON number; rebuild the artifact")
+
+
+def _kind(value: object) -> str:
+    kinds = {dict: "an object", list: "an array", str: "a string", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")
+
+
+def _short(error: Exception) -> str:
+    return str(error).splitlines()[0][:120]

@@ -1,0 +1,211 @@
+"""The manifest: what an artifact says about itself, as frozen dataclasses. Reading it from JSON is apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+FORMAT_VERSION = 1
+MANIFEST_FILE = "manifest.json"
+DTYPE_BYTES = {
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8_e4m3fn": 1,
+    "uint8": 1,
+    "int8": 1,
+    "int32": 4,
+    "int64": 8,
+    "bool": 1,
+}
+ROLES = ("cache", "prompt", "chunk", "state")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, shape and dtype of one tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor, contiguous."""
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Buffer(TensorSpec):
+    """A tensor that the runtime allocates and keeps for the life of a session.
+
+    Parameters
+    ----------
+    role : str
+        ``cache`` (the KV pool), ``prompt``, ``chunk`` (written by the host) or ``state``.
+    layered : bool
+        Whether the leading axis counts layers, so that a call may take ``buffer:NAME[layer]``.
+    """
+
+    role: str = "state"
+    layered: bool = False
+
+
+@dataclass(frozen=True)
+class Weight(TensorSpec):
+    """A tensor that lies in a safetensors file of the artifact."""
+
+    file: str = ""
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """An engine's file and signature; ``mutates`` names the inputs that it writes in place."""
+
+    name: str
+    file: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    mutates: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Call:
+    """One line of a program; ``layers`` 0 calls the engine once, n calls it for layer 0 to n-1."""
+
+    engine: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    layers: int = 0
+
+
+@dataclass(frozen=True)
+class Target:
+    """The machine that the engines were built for."""
+
+    device: str
+    arch: str
+    torch: str
+    cuda: str | None = None
+    cpu_flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Layout of the stream that the artifact makes; ``latent_shape`` is (channels, rows, columns)."""
+
+    batch: int
+    chunk_frames: int
+    sink_frames: int
+    ring_frames: int
+    frame_tokens: int
+    latent_shape: tuple[int, int, int]
+    height: int
+    width: int
+    video_frames_per_latent: int
+    fps: int
+
+    @property
+    def cache_frames(self) -> int:
+        """Latent frames that the cache holds."""
+        return self.sink_frames + self.ring_frames
+
+
+@dataclass(frozen=True)
+class KvPool:
+    """How the KV pool is stored, and how large it is beside a bf16 one."""
+
+    scheme: str
+    pool_bytes: int
+    bf16_pool_bytes: int
+    bits_per_number: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The denoise passes of a chunk; numbers are for people and tools, the engines hold their own."""
+
+    denoise_passes: int
+    timesteps: tuple[float, ...]
+    sigmas: tuple[float, ...]
+    context_timestep: float
+    sampler: str
+
+
+@dataclass(frozen=True)
+class Golden:
+    """Recorded chunks: tensors ``latents.{chunk}``, optionally ``exact.{chunk}``, and the text input."""
+
+    file: str
+    seeds: tuple[int, ...]
+    chunks: tuple[int, ...]
+    tolerance: float
+    text: str | None = "text"
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """Hash and size of one file of the artifact."""
+
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything an artifact says about itself; see `docs/engine-format.md` for each field."""
+
+    name: str
+    backend: str
+    target: Target
+    stream: Stream
+    kv: KvPool
+    schedule: Schedule
+    buffers: tuple[Buffer, ...]
+    weights: tuple[Weight, ...]
+    engines: tuple[EngineSpec, ...]
+    programs: Mapping[str, tuple[Call, ...]]
+    output: str
+    golden: Golden | None = None
+    producer: Mapping[str, str] = field(default_factory=dict)
+    model: Mapping[str, object] = field(default_factory=dict)
+    files: Mapping[str, FileEntry] = field(default_factory=dict)
+    extra: Mapping[str, str] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+    def to_json(self) -> bytes:
+        """Return the manifest as UTF-8 JSON with sorted keys: the same manifest gives the same bytes."""
+        table = dataclasses.asdict(self)
+        text = json.dumps(table, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
+        return text.encode("utf-8") + b"\n"
+
+    @staticmethod
+    def from_json(document: bytes) -> Manifest:
+        """Read a manifest; unknown fields of a known format version are ignored.
+
+        Parameters
+        ----------
+        document : bytes
+            Content of `manifest.json`, untrusted.
+
+        Returns
+        -------
+        Manifest
+            With every field's type, name, path and reference to a file checked. Programs are checked apart,
+            by `programs_check.resolve_programs`.
+
+        Raises
+        ------
+        FormatVersionError
+            If the format is newer than this runtime.
+        PathEscapeError
+            If a file name is no plain relative path.
+        ManifestError
+            If anything else is wrong.
+        """
+        from seko_runtime.manifest_reader import read_manifest  # it builds these classes, so it comes second
+
+        return read_manifest(document)

@@ -1,0 +1,100 @@
+"""What a session needs of a backend's memory, as protocols. No tensor library is named here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.manifest import TensorSpec
+from seko_runtime.safetensors_map import MappedTensor
+
+Tensor = Any  # a tensor of the backend's library; the session only hands it on
+Engine = Callable[[list[Tensor]], Sequence[Tensor]]  # takes its inputs as one flat list, which it may empty
+
+
+class HostBlock(Protocol):
+    """The small integer tensors that the host writes before each chunk, several chunks deep."""
+
+    tensors: Mapping[str, Tensor]
+
+    def acquire(self) -> Mapping[str, NDArray[np.int64]]:
+        """Arrays to fill for the next chunk; waits only if the device is a whole ring of chunks behind."""
+        ...
+
+    def send(self) -> None:
+        """Queue the copy of what `acquire` gave to the device, without waiting."""
+        ...
+
+
+class Memory(Protocol):
+    """Tensors, order of work, and capture on one device; one object per session."""
+
+    captures: bool
+
+    def allocate(self, spec: TensorSpec) -> Tensor:
+        """Zero-filled contiguous tensor."""
+        ...
+
+    def upload(self, tensors: Mapping[str, MappedTensor]) -> dict[str, Tensor]:
+        """Tensors on the device from mapped files."""
+        ...
+
+    def host_block(self, specs: Sequence[TensorSpec]) -> HostBlock:
+        """Block of int64 tensors that the host fills."""
+        ...
+
+    def index(self, tensor: Tensor, index: tuple[int, ...]) -> Tensor:
+        """Contiguous view ``tensor[i][j]...``."""
+        ...
+
+    def row(self, tensor: Tensor, axis: int, row: int, rows: int) -> Tensor:
+        """View of the ``row``-th of ``rows`` equal parts along ``axis``."""
+        ...
+
+    def keep_static(self, tensor: Tensor) -> None:
+        """Promise that ``tensor`` stays at its address while the session lives."""
+        ...
+
+    def program_begins(self) -> None:
+        """Called before each run of a program: values of the one before are no longer needed."""
+        ...
+
+    def describe(self, tensor: Tensor) -> tuple[tuple[int, ...], str]:
+        """Shape and dtype name."""
+        ...
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """Queue ``target = source``; the two have the same shape and dtype."""
+        ...
+
+    def zero(self, tensor: Tensor) -> None:
+        """Queue zeros into ``tensor``."""
+        ...
+
+    def write(self, tensor: Tensor, host: object) -> None:
+        """Copy an array or tensor in, converting its dtype; the source may change afterwards."""
+        ...
+
+    def read(self, tensor: Tensor) -> NDArray[np.float32]:
+        """Wait for all queued work, then return a float32 copy."""
+        ...
+
+    def ordered(self) -> AbstractContextManager[None]:
+        """Queue what runs inside after the caller's work so far, and the caller's next work after it."""
+        ...
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Record ``work``, which has run before, and return what launches all of it at once."""
+        ...
+
+    def wait(self) -> None:
+        """Wait for all queued work."""
+        ...
+
+    def close(self) -> None:
+        """Give the device back what freed tensors and graphs held; called after `wait`."""
+        ...

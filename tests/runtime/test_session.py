@@ -1,0 +1,273 @@
+"""Sessions over plain callables: order, ring, rows, failures, ends. No files and no native engines."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.errors import EngineSignatureError, SessionClosedError, StaleChunkError, UsageError
+from seko_runtime.session import Session
+
+from . import toy
+
+
+def open_toy(
+    batch: int = 1, seeds: list[int] | None = None, **engines: Callable[[list[Any]], list[Any]]
+) -> Session:
+    return Session(
+        toy.toy_manifest(batch),
+        {**toy.eager_engines(), **engines},
+        toy.toy_weights(),
+        CpuMemory(),
+        seeds=list(range(batch)) if seeds is None else seeds,
+        text=toy.toy_text(batch),
+    )
+
+
+def chunks_of(session: Session, count: int) -> list[bytes]:
+    return [session.run_chunk().to_host().tobytes() for _ in range(count)]
+
+
+def test_two_sessions_of_one_seed_give_equal_bytes_and_another_seed_does_not() -> None:
+    with open_toy(seeds=[5]) as one, open_toy(seeds=[5]) as two, open_toy(seeds=[6]) as other:
+        expected = chunks_of(one, 6)
+        assert chunks_of(two, 6) == expected
+        assert not set(chunks_of(other, 6)) & set(expected)
+        assert one.stats.chunks == 6
+
+
+def test_frames_are_absolute_and_the_host_tensors_follow_the_ring() -> None:
+    seen: list[list[int]] = []
+
+    def step(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        seen.append([*inputs[4][0].tolist(), *inputs[5].tolist()])
+        return [inputs[0]]
+
+    with open_toy(step=step) as session:
+        frames = [session.run_chunk().frames.tolist() for _ in range(4)]
+    assert frames == [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]
+    per_chunk = toy.LAYERS * (toy.PASSES + 1)
+    tokens = toy.TOKENS
+    wanted = [[0, 1, 2 * tokens], [2, 3, 4 * tokens], [4, 1, 5 * tokens], [2, 3, 5 * tokens]]
+    assert seen[::per_chunk] == wanted
+    assert len(seen) == 4 * per_chunk
+
+
+def test_the_pass_index_runs_over_the_denoise_passes_and_then_the_context() -> None:
+    gains: list[float] = []
+
+    def step(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        gains.append(float(inputs[2]))
+        return [inputs[0]]
+
+    with open_toy(step=step) as session:
+        session.run_chunk()
+    assert gains == [0.5, 0.5, 0.25, 0.25, 0.125, 0.125]
+
+
+def test_the_full_programs_run_once_every_row_has_filled_its_cache() -> None:
+    manifest = toy.toy_manifest(2)
+    full = tuple(
+        toy.Call(
+            "full_copy" if call.engine == "copy" else call.engine, call.inputs, call.outputs, call.layers
+        )
+        for call in manifest.programs["denoise_full"]
+    )
+    copy = manifest.engines[-1]
+    manifest = toy.toy_manifest(
+        2,
+        programs={**manifest.programs, "denoise_full": full},
+        engines=(*manifest.engines, toy.EngineSpec("full_copy", copy.file, copy.inputs, copy.outputs)),
+    )
+    runs: list[int] = []
+
+    def full_copy(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        runs.append(1)
+        return [inputs[0].clone()]
+
+    engines = {**toy.eager_engines(), "full_copy": full_copy}
+    per_chunk = 2 * toy.PASSES
+    with Session(
+        manifest, engines, toy.toy_weights(), CpuMemory(), seeds=[0, 1], text=toy.toy_text(2)
+    ) as session:
+        chunks_of(session, 2)
+        assert not runs
+        session.run_chunk()  # frames 4 and 5 fill the five slots
+        assert len(runs) == per_chunk
+        session.restart_row(1)
+        session.run_chunk()  # row 1 has two frames: back to the programs that mask
+        assert len(runs) == per_chunk
+
+
+@pytest.mark.parametrize("failing_call", [0, 1, 3, 5])
+@pytest.mark.parametrize("failing_chunk", [0, 1, 4])
+def test_a_failed_chunk_leaves_the_session_and_the_next_try_gives_the_same_bytes(
+    failing_call: int, failing_chunk: int
+) -> None:
+    with open_toy() as whole:
+        expected = chunks_of(whole, 6)
+    calls_left = [-1]
+    real = toy.Step()
+
+    def step(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        out = real(*inputs)
+        if calls_left[0] == 0:
+            calls_left[0] = -1
+            inputs[6].add_(0)
+            raise RuntimeError("planted")
+        calls_left[0] -= 1
+        return [out]
+
+    with open_toy(step=step) as session:
+        got = chunks_of(session, failing_chunk)
+        calls_left[0] = failing_call
+        with pytest.raises(RuntimeError, match="planted"):
+            session.run_chunk()
+        assert session.stats.chunks == failing_chunk
+        assert got + chunks_of(session, 6 - failing_chunk) == expected
+
+
+def test_the_latents_of_a_failed_or_older_chunk_cannot_be_read() -> None:
+    fail = [False]
+
+    def begin(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        if fail[0]:
+            raise RuntimeError("planted")
+        return [toy.Begin()(*inputs)]
+
+    with open_toy(begin=begin) as session:
+        first = session.run_chunk()
+        second = session.run_chunk()
+        with pytest.raises(StaleChunkError, match="chunk 0"):
+            first.to_host()
+        second.to_host()
+        fail[0] = True
+        with pytest.raises(RuntimeError, match="planted"):
+            session.run_chunk()
+        with pytest.raises(StaleChunkError, match="chunk 1"):
+            second.to_host()
+
+
+def test_rows_at_different_chunks_agree_each_with_its_own_run() -> None:
+    seeds, text = [3, 4], toy.toy_text(2)
+    alone = []
+    for row in range(2):
+        with Session(
+            toy.toy_manifest(1),
+            toy.eager_engines(),
+            toy.toy_weights(),
+            CpuMemory(),
+            seeds=[seeds[row]],
+            text=text[row : row + 1],
+        ) as session:
+            alone.append([session.run_chunk().to_host()[0] for _ in range(9)])
+    with Session(
+        toy.toy_manifest(2), toy.eager_engines(), toy.toy_weights(), CpuMemory(), seeds=[3, 9], text=text
+    ) as session:
+        for chunk in range(9):
+            if chunk == 4:
+                session.restart_row(1, seed=4)
+            got = session.run_chunk()
+            latents = got.to_host()
+            np.testing.assert_allclose(latents[0], alone[0][chunk], rtol=0, atol=1e-6)
+            if chunk >= 4:
+                assert got.frames[1, 0] == (chunk - 4) * toy.CHUNK
+                np.testing.assert_allclose(latents[1], alone[1][chunk - 4], rtol=0, atol=1e-6)
+
+
+def test_a_restarted_row_finds_its_cache_clean_and_the_other_rows_untouched() -> None:
+    caches: list[torch.Tensor] = []
+
+    def step(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        caches.append(inputs[6])
+        inputs[6].fill_(float("nan"))
+        return [inputs[0]]
+
+    with open_toy(2, step=step) as session:
+        session.run_chunk()
+        session.restart_row(1)
+        half = toy.CACHE * toy.TOKENS
+        assert len({cache.data_ptr() for cache in caches}) == toy.LAYERS
+        for cache in caches:
+            assert torch.isnan(cache[:half]).all()
+            assert (cache[half:] == 0).all()
+
+
+def test_set_text_runs_the_prompt_program_and_nothing_else_changes() -> None:
+    with open_toy() as one, open_toy() as two:
+        first = chunks_of(one, 1)
+        assert chunks_of(two, 1) == first
+        two.set_text(torch.tensor(toy.toy_text()) * 2)
+        assert chunks_of(one, 1) != chunks_of(two, 1)
+        two.set_text(toy.toy_text())
+        with open_toy() as three:
+            assert chunks_of(three, 1) == first
+
+
+def test_what_does_not_fit_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="2 seeds given for 1 rows"):
+        open_toy(seeds=[1, 2])
+    with pytest.raises(UsageError, match="no integer"):
+        open_toy(seeds=[1 << 62])
+    with open_toy() as session:
+        with pytest.raises(UsageError, match="text has shape"):
+            session.set_text(np.zeros((1, 2, 3), np.float32))
+        with pytest.raises(UsageError, match="text has shape None"):
+            session.set_text(None)
+        with pytest.raises(UsageError, match="row 1 does not exist"):
+            session.restart_row(1)
+        with pytest.raises(UsageError, match="expected a numpy array"):
+            session.set_text(_Shaped())
+
+
+class _Shaped:
+    shape = (1, toy.TEXT_TOKENS, toy.TEXT_DIM)
+
+
+def test_an_engine_that_gives_back_another_shape_is_refused_on_its_first_run() -> None:
+    cut = open_toy(copy=lambda inputs: [inputs[0][..., :1]])
+    with cut, pytest.raises(EngineSignatureError, match="engine copy gave y"):
+        cut.run_chunk()
+    twice = open_toy(copy=lambda inputs: [inputs[0], inputs[0]])
+    with twice, pytest.raises(EngineSignatureError, match="gave 2 tensors"):
+        twice.run_chunk()
+
+
+def test_a_closed_session_says_so_and_its_memory_is_gone() -> None:
+    session = open_toy()
+    chunk = session.run_chunk()
+    kept = weakref.ref(chunk.latents)
+    session.close()
+    session.close()
+    for use in (
+        session.run_chunk,
+        chunk.to_host,
+        lambda: session.set_text(None),
+        lambda: session.restart_row(0),
+    ):
+        with pytest.raises(SessionClosedError, match="closed"):
+            use()
+    del chunk, use
+    gc.collect()
+    assert kept() is None
+
+
+def test_a_session_lives_on_while_others_come_and_go() -> None:
+    """The schedule that broke a system before: a new request opens beside one that is being decoded."""
+    with open_toy(seeds=[1]) as alone:
+        expected = chunks_of(alone, 6)
+    with open_toy(seeds=[1]) as session:
+        got = chunks_of(session, 2)
+        with open_toy(seeds=[2]) as other:
+            other.run_chunk()
+            got += chunks_of(session, 1)
+            other.run_chunk()
+        got += chunks_of(session, 3)
+    assert got == expected
