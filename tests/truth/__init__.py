@@ -1,0 +1,1 @@
+"""Independent truths for the static step; see each module."""

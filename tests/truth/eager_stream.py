@@ -1,0 +1,185 @@
+"""Run the build's own programs eagerly over plain dictionaries of tensors: no runtime, no engine, no capture.
+
+This is the code under test in its plainest form: pieces, buffer table and programs of `seko_export.pieces`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from seko_runtime.manifest import Call
+from seko_runtime.ring import Ring
+from torch import Tensor
+
+from seko_export.checkpoints.keys import wan_shapes
+from seko_export.config import ModelConfig, StreamConfig
+from seko_export.models.sampler import Schedule
+from seko_export.pieces import BuildConfig, FlatModule, make_buffers, make_pieces, make_programs
+from seko_export.weights import model_weights
+
+SMALL = ModelConfig(
+    name="small", layers=2, dim=256, heads=2, ffn_dim=320, text_dim=48, text_tokens=9, freq_dim=64
+)
+# Largest magnitude that the FP4 scales are calibrated for: normed keys stay below it, and so do the values.
+CALIBRATED_AMAX = 8.0
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What went into one pass of the transformer, and what came out."""
+
+    timestep: float
+    latents: Tensor  # [B, C, F, h, w] float32
+    velocity: Tensor | None  # the same; None: the context pass
+
+
+class EagerStream:
+    """A session of the eager pieces.
+
+    Parameters
+    ----------
+    config : BuildConfig
+        For the CPU.
+    wan : mapping of str to Tensor
+        A checkpoint by Wan's names.
+    text : Tensor
+        [B, text tokens, text_dim] float32.
+    """
+
+    def __init__(self, config: BuildConfig, wan: Mapping[str, Tensor], text: Tensor) -> None:
+        self.config = config
+        self.pieces = make_pieces(config)
+        self.programs = make_programs(self.pieces)
+        self.engines: dict[str, Callable[..., tuple[Tensor, ...]]] = {
+            name: FlatModule(piece) for name, piece in self.pieces.items()
+        }
+        self.weights = dict(model_weights(self.pieces, wan)) | config.schedule.tables(config.stream)
+        amax = torch.full((config.model.heads,), CALIBRATED_AMAX)
+        for name, scale in config.kv.calibrate(amax, amax).items():
+            self.weights |= {f"blocks.{layer}.kv.{name}": scale for layer in range(config.model.layers)}
+        self.buffers = {
+            b.name: torch.zeros(b.shape, dtype=getattr(torch, b.dtype)) for b in make_buffers(config)
+        }
+        s = config.stream
+        self.ring = Ring(s.sink_frames, s.ring_frames, s.chunk_frames)
+        self.set_text(text)
+
+    def set_text(self, text: Tensor) -> None:
+        """Run the prompt program."""
+        self.buffers["text.embeddings"].copy_(text)
+        self._run(self.programs["prompt"], number=0)
+
+    def run_chunk(
+        self, first_frames: Sequence[int], seeds: Sequence[int], feed: Sequence[Tensor] | None = None
+    ) -> list[Pass]:
+        """Run one chunk, each row at its own frame, and return its passes, the context pass last.
+
+        ``feed``, if given, replaces the latents [B, C, F, h, w] that go into each pass: two implementations
+        are compared pass by pass, not by the drift of two feedback loops.
+        """
+        s, ring, latents = self.config.stream, self.ring, self.buffers["latents"]
+        offsets = range(s.chunk_frames)
+        self.buffers["seeds"].copy_(torch.tensor(seeds))
+        self.buffers["frames"].copy_(torch.tensor([[f + i for i in offsets] for f in first_frames]))
+        self.buffers["write_slots"].copy_(torch.tensor([ring.write_slots(f) for f in first_frames]))
+        valid = [ring.valid_frames(f) * s.frame_tokens for f in first_frames]
+        self.buffers["valid_tokens"].copy_(torch.tensor(valid))
+        self._run(self.programs["begin"], number=0)
+        # As the schedule's float32 table holds them: 833.333... in float64 would move its sinusoid by 3e-5.
+        times = self.weights["schedule.timestep"][:, 0, 0].tolist()
+        passes = []
+        for number, timestep in enumerate(times):
+            if feed is not None:
+                latents.copy_(feed[number])
+            before, last = latents.clone(), number == len(times) - 1
+            values = self._run(self.programs["context" if last else "denoise"], number)
+            passes.append(Pass(timestep, before, None if last else values["velocity"]))
+        return passes
+
+    def caches(self) -> dict[str, Tensor]:
+        """Return every cache tensor, [layers, B*N, ...]."""
+        return {name: tensor for name, tensor in self.buffers.items() if name.startswith("kv.")}
+
+    def cache_rows(self, row: int) -> dict[str, Tensor]:
+        """Return one batch row's part of every cache tensor, [layers, N, ...]."""
+        s = self.config.stream
+        return {n: t.unflatten(1, (s.batch, s.cache_tokens))[:, row] for n, t in self.caches().items()}
+
+    def slot_tokens(self, row: int, slot: int) -> dict[str, Tensor]:
+        """Return what one slot of one row holds, [layers, frame_tokens, ...] by cache tensor."""
+        n = self.config.stream.frame_tokens
+        return {name: t[:, slot * n : (slot + 1) * n] for name, t in self.cache_rows(row).items()}
+
+    @torch.no_grad()
+    def _run(self, calls: Sequence[Call], number: int) -> dict[str, Tensor]:
+        values: dict[str, Tensor] = {}
+        for call in calls:
+            for layer in range(max(1, call.layers)):
+                inputs = [self._look_up(ref, values, layer, number) for ref in call.inputs]
+                results = self.engines[call.engine](*inputs)
+                for ref, result in zip(call.outputs, results, strict=True):
+                    if ref.startswith("value:"):
+                        values[ref.removeprefix("value:")] = result
+                    else:
+                        self._look_up(ref, values, layer, number).copy_(result)
+        return values
+
+    def _look_up(self, ref: str, values: Mapping[str, Tensor], layer: int, number: int) -> Tensor:
+        kind, name = ref.replace("{layer}", str(layer)).split(":", 1)
+        home: Mapping[str, Tensor] = {"weight": self.weights, "buffer": self.buffers, "value": values}[kind]
+        for mark, index in (("[layer]", layer), ("[pass]", number)):
+            if name.endswith(mark):
+                return home[name.removesuffix(mark)][index]
+        return home[name]
+
+
+def small_config(
+    chunk: int,
+    sink: int,
+    ring: int,
+    *,
+    batch: int = 1,
+    scheme: str = "fp32",
+    passes: int = 4,
+    layers: int = 2,
+) -> BuildConfig:
+    """Return a build of a small model on 8x12 latents (24 tokens a frame)."""
+    model = ModelConfig(**{**vars(SMALL), "layers": layers})
+    stream = StreamConfig(64, 96, chunk_frames=chunk, sink_frames=sink, ring_frames=ring, batch=batch)
+    steps = tuple(1000.0 * (passes - i) / passes for i in range(passes))
+    return BuildConfig(model, stream, Schedule.warped(steps), scheme, "cpu")
+
+
+def random_wan_weights(model: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
+    """Return a random checkpoint by Wan's names, scaled so that every weight shows in the output."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, shape in wan_shapes(model).items():
+        weight = torch.randn(shape, generator=generator)
+        if ".norm" in name and name.endswith("weight"):
+            weight = 1 + 0.1 * weight
+        elif len(shape) > 1 and "modulation" not in name:
+            weight = weight / weight[0].numel() ** 0.5
+        else:
+            weight = 0.1 * weight
+        weights[name] = weight
+    return weights
+
+
+def random_text(model: ModelConfig, batch: int, seed: int = 1) -> Tensor:
+    """Return [B, text tokens, text_dim], zero-padded behind a third, another text in each row."""
+    text = torch.randn(
+        batch, model.text_tokens, model.text_dim, generator=torch.Generator().manual_seed(seed)
+    )
+    text[:, model.text_tokens // 3 :] = 0
+    return text
+
+
+def same_bytes(a: Tensor, b: Tensor) -> bool:
+    """Tell whether two tensors hold equal bytes: NaN equals itself, and -0.0 differs from 0.0."""
+    same_form = a.shape == b.shape and a.dtype == b.dtype
+    return same_form and torch.equal(
+        a.contiguous().flatten().view(torch.uint8), b.contiguous().flatten().view(torch.uint8)
+    )
