@@ -7,7 +7,7 @@ from pathlib import Path
 
 from seko_export.checkpoints.errors import WeightKeysError
 from seko_export.checkpoints.keys import diffusers_to_wan, layer_of, wan_shapes, wan_to_diffusers
-from seko_export.checkpoints.readers import OpenedFiles, TensorSource
+from seko_export.checkpoints.sources import OpenedFiles, TensorSource, shown
 from seko_export.config import PRESETS, ModelConfig
 
 SHOWN_KEYS = 20  # of each kind in a message; the error's attributes hold all
@@ -94,12 +94,6 @@ def match_sources(
         misshapen=tuple(misshapen),
         doubled=tuple(doubled),
     )
-
-
-def shown(key: str) -> str:
-    """Return a key from a foreign file as it may be printed: no control characters, not endless."""
-    printable = key if key.isprintable() else ascii(key)
-    return printable if len(printable) <= 120 else f"{printable[:117]}..."
 
 
 def dims_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:

@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 
 from seko_export.checkpoints.errors import NonFiniteWeightError, WeightRangeError, WeightTypeError
-from seko_export.checkpoints.keycheck import match_sources, shown
-from seko_export.checkpoints.readers import TensorSource, open_files
+from seko_export.checkpoints.keycheck import match_sources
+from seko_export.checkpoints.readers import open_files
+from seko_export.checkpoints.sources import TensorSource, shown
 from seko_export.config import ModelConfig
 from seko_export.errors import UsageError
 

@@ -1,0 +1,148 @@
+"""Reads a Self-Forcing `.pt` without ever running its pickle, and says what a refused pickle asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+import pickletools
+import warnings
+import zipfile
+from pathlib import Path
+
+import torch
+
+from seko_export.checkpoints.errors import (
+    MissingGeneratorError,
+    NotACheckpointError,
+    TruncatedCheckpointError,
+    UnsafePickleError,
+)
+from seko_export.checkpoints.sources import KNOWN_FORMATS, TensorSource, shown
+
+SCANNED_BYTES = 10_000_000  # of a pickle, for the message that refuses it
+_READ_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_HARMLESS_GLOBALS = frozenset(
+    {"collections.OrderedDict", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter"}
+)
+
+
+def open_pt(path: Path, part: str) -> tuple[TensorSource, ...]:
+    """Map the zip that `torch.save` wrote, and list the tensors of one of its parts.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    part : str
+        ``generator`` or ``generator_ema``.
+
+    Returns
+    -------
+    tuple[TensorSource, ...]
+        Its tensors, their keys freed of Self-Forcing's and FSDP's prefixes.
+
+    Raises
+    ------
+    UnsafePickleError, TruncatedCheckpointError, NotACheckpointError, MissingGeneratorError
+        See the classes.
+    """
+    content = _load_pt(path)
+    if not isinstance(content, dict):
+        raise NotACheckpointError(f"{path} holds a {type(content).__name__}, expected a dict with {part!r}")
+    if part not in content:
+        tops = ", ".join(repr(key)[:80] for key in list(content)[:20])
+        other = "generator" if part == "generator_ema" else "generator_ema"
+        advice = (
+            f"it does hold {other!r}: ask for that with use_ema={other == 'generator_ema'}"
+            if other in content
+            else "a Self-Forcing .pt holds 'generator' and 'generator_ema'; save bare weights as safetensors"
+        )
+        raise MissingGeneratorError(f"{path} has no {part!r}; found {len(content)} keys: {tops}; {advice}")
+    state = content[part]
+    if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
+        raise NotACheckpointError(f"{part!r} in {path} is no dict of named tensors: {type(state).__name__}")
+    strangers = [key for key, value in state.items() if not isinstance(value, torch.Tensor)]
+    if strangers:
+        raise NotACheckpointError(
+            f"{part!r} in {path} holds {len(strangers)} entries that are no tensors: "
+            f"{', '.join(map(shown, strangers[:20]))}"
+        )
+    return tuple(_pt_source(key, tensor) for key, tensor in state.items())
+
+
+def _pt_source(file_key: str, tensor: torch.Tensor) -> TensorSource:
+    # FSDP names its wrapper wherever it wrapped; Self-Forcing's generator holds the DiT as `model`.
+    key = file_key.replace("_fsdp_wrapped_module.", "").removeprefix("model.")
+    plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+    kind = str(tensor.dtype).removeprefix("torch.")
+    dtype = tensor.dtype if plain and tensor.dtype in _READ_DTYPES else None
+    kind = kind if plain else f"{kind}, {tensor.layout} on {tensor.device.type}"
+    return TensorSource(key, file_key, tuple(tensor.shape), kind, dtype, lambda: tensor.detach().contiguous())
+
+
+def _load_pt(path: Path) -> object:
+    pickled = _read_pickle_of_zip(path)
+    try:
+        with warnings.catch_warnings():
+            # torch warns of an unusual pickle protocol; whatever comes out is checked strictly anyway.
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as fault:
+        # A damaged file makes the unpickler raise anything at all; all of it is the file's fault.
+        globals_named = globals_of_pickle(pickled)
+        if isinstance(fault, pickle.UnpicklingError) and globals_named:
+            raise unsafe_pickle(path, globals_named) from fault
+        first = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
+        raise TruncatedCheckpointError(f"{path} is a damaged .pt ({first[:200]}); fetch it again") from fault
+
+
+def _read_pickle_of_zip(path: Path) -> bytes:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+            names = [entry.filename for entry in entries]
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+                # A mapped read takes the bytes as they lie: compressed ones would be read as weights.
+                raise NotACheckpointError(
+                    f"{path} is a compressed zip; torch.save stores plainly: save it again"
+                )
+            pickles = [name for name in names if name.endswith("/data.pkl") and name.count("/") == 1]
+            if len(pickles) != 1 or any(name.endswith("/constants.pkl") for name in names):
+                raise NotACheckpointError(
+                    f"{path} is a zip archive, but not one that torch.save wrote "
+                    f"(entries: {', '.join(map(shown, names[:5]))}); expected {KNOWN_FORMATS}"
+                )
+            return archive.read(pickles[0])
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, ValueError) as fault:
+        raise TruncatedCheckpointError(
+            f"{path} begins as a .pt and is cut short or damaged "
+            f"({path.stat().st_size} bytes found; {fault}); fetch it again"
+        ) from fault
+
+
+def unsafe_pickle(path: Path, globals_named: list[str]) -> UnsafePickleError:
+    """Return the refusal of a pickle by what it asks for."""
+    return UnsafePickleError(
+        f"{path} is a pickle that asks for {', '.join(globals_named[:20])}: loading it would run code, "
+        "so it was not loaded; expected tensors alone: get safetensors, or let its author save the state dict only"
+    )
+
+
+def globals_of_pickle(pickled: bytes) -> list[str]:
+    """List what pickles, one behind another, would import beyond tensors' own needs; runs none of it."""
+    found: set[str] = set()
+    strings: list[str] = []
+    stream = io.BytesIO(pickled[:SCANNED_BYTES])
+    # Bytes that are no pickle, or no more, stop genops with errors of many kinds; what was seen counts.
+    with contextlib.suppress(Exception):
+        while stream.tell() < len(pickled):
+            for opcode, argument, _ in pickletools.genops(stream):
+                if opcode.name in ("GLOBAL", "INST"):
+                    found.add(str(argument).replace(" ", "."))
+                elif opcode.name == "STACK_GLOBAL" and len(strings) >= 2:
+                    found.add(".".join(strings[-2:]))  # a memo may stand between; good enough for a message
+                elif isinstance(argument, str):
+                    strings.append(argument)
+    harmless = {name for name in found if name.startswith("torch.") and name.endswith("Storage")}
+    return sorted(shown(name) for name in found - harmless - _HARMLESS_GLOBALS)

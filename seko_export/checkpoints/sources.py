@@ -1,0 +1,57 @@
+"""Stored tensors that are not read yet, and the words in which any reader speaks of them; opens no file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+KNOWN_FORMATS = (
+    "a Self-Forcing .pt, Wan safetensors (a file, or a folder with an index), "
+    "or diffusers safetensors (a file, or a folder)"
+)
+
+
+@dataclass(frozen=True)
+class TensorSource:
+    """One stored tensor, not read yet.
+
+    Parameters
+    ----------
+    key : str
+        The key, free of wrappers that only say how the trainer held the model.
+    file_key : str
+        The key as the file spells it.
+    shape : tuple[int, ...]
+        Stored shape.
+    dtype_name : str
+        Stored dtype, in the file's own words.
+    dtype : torch.dtype or None
+        The same for torch; None where the loader does not read that kind.
+    read : Callable[[], torch.Tensor]
+        Gives the tensor on the CPU, mapped from the file.
+    """
+
+    key: str
+    file_key: str
+    shape: tuple[int, ...]
+    dtype_name: str
+    dtype: torch.dtype | None
+    read: Callable[[], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class OpenedFiles:
+    """What lies at a path: the container, the part chosen in it, its size, its tensors."""
+
+    container: str  # "pt" or "safetensors"
+    part: str  # "generator", "generator_ema", or "all" where the container has no parts
+    file_bytes: int
+    sources: tuple[TensorSource, ...]
+
+
+def shown(key: str) -> str:
+    """Return a key from a foreign file as it may be printed: no control characters, not endless."""
+    printable = key if key.isprintable() else ascii(key)
+    return printable if len(printable) <= 120 else f"{printable[:117]}..."

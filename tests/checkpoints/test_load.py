@@ -1,0 +1,211 @@
+"""What the loader accepts: every format gives equal tensors, whatever wrapped their keys."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from seko_export.checkpoints import FORMATS, load_checkpoint, wan_shapes, wan_to_diffusers
+from seko_export.checkpoints.load import is_finite
+from seko_export.config import ModelConfig
+from seko_export.errors import UsageError
+
+Weights = dict[str, torch.Tensor]
+
+
+def assert_holds(path: Path, model: ModelConfig, weights: Weights, **options: Any) -> None:
+    checkpoint = load_checkpoint(path, model, **options)
+    assert checkpoint.names == tuple(wan_shapes(model))
+    for name, tensor in checkpoint.items():
+        assert tensor.dtype == weights[name].dtype, name
+        assert tensor.is_contiguous(), name
+        assert torch.equal(tensor, weights[name]), name
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_every_format_gives_the_same_tensors(
+    format: str, dtype: torch.dtype, write: Callable[..., Path], model: ModelConfig, weights: Weights
+) -> None:
+    path = write(format, dtype)
+    if dtype == torch.bfloat16:
+        assert_holds(path, model, weights)
+    assert_holds(path, model, weights, dtype=torch.bfloat16)
+    checkpoint = load_checkpoint(path, model)
+    assert checkpoint.format == format.removesuffix("-sharded")
+    assert {checkpoint.stored_dtype(name) for name in checkpoint.names} == {dtype}
+
+
+def test_diffusers_single_file(
+    tmp_path: Path, write: Callable[..., Path], model: ModelConfig, weights: Weights
+) -> None:
+    folder = write("diffusers") / "transformer"
+    assert_holds(folder, model, weights)
+    assert_holds(folder / "diffusion_pytorch_model.safetensors", model, weights)
+    disguised = tmp_path / "weights.pt"  # the content counts, not the suffix
+    save_file({wan_to_diffusers(name): tensor for name, tensor in weights.items()}, disguised)
+    assert_holds(disguised, model, weights)
+
+
+def test_diffusers_own_save_is_read(tmp_path: Path, model: ModelConfig) -> None:
+    from diffusers import WanTransformer3DModel
+
+    from seko_export.checkpoints.random import diffusers_config
+
+    theirs = WanTransformer3DModel.from_config(diffusers_config(model))
+    theirs.save_pretrained(tmp_path / "whole")
+    theirs.save_pretrained(tmp_path / "cut", max_shard_size="40KB")
+    state = theirs.state_dict()
+    expected = {name: state[wan_to_diffusers(name)] for name in wan_shapes(model)}
+    assert len(list((tmp_path / "cut").glob("*.safetensors"))) > 1
+    for folder in ("whole", "cut"):
+        assert_holds(tmp_path / folder, model, expected)
+
+
+def test_sharded_folder_of_symlinks(
+    tmp_path: Path, write: Callable[..., Path], model: ModelConfig, weights: Weights
+):
+    # The Hugging Face cache keeps blobs elsewhere and links to them.
+    folder = write("wan-sharded")
+    links = tmp_path / "snapshot"
+    links.mkdir()
+    for file in folder.iterdir():
+        (links / file.name).symlink_to(file)
+    assert_holds(links, model, weights)
+
+
+def test_ema_and_plain_are_told_apart(
+    save_pt: Callable[[Any], Path], model: ModelConfig, weights: Weights
+) -> None:
+    plain = {name: tensor + 1 for name, tensor in weights.items()}
+    path = save_pt(
+        {
+            "generator": {f"model.{name}": tensor for name, tensor in plain.items()},
+            "generator_ema": {f"model.{name}": tensor for name, tensor in weights.items()},
+            "critic": {"anything": torch.ones(1)},
+            "step": 3,
+        }
+    )
+    assert_holds(path, model, weights)
+    assert_holds(path, model, plain, use_ema=False)
+    assert load_checkpoint(path, model).identity["part"] == "generator_ema"
+    assert load_checkpoint(path, model, use_ema=False).identity["part"] == "generator"
+
+
+def test_fsdp_wrappers_anywhere(save_pt: Callable[[Any], Path], model: ModelConfig, weights: Weights) -> None:
+    wrapped = {}
+    for number, (name, tensor) in enumerate(weights.items()):
+        key = f"model.{name}"
+        if number % 2:
+            key = key.replace("model.", "model._fsdp_wrapped_module.", 1)
+        if number % 3 and ".self_attn." in key:
+            key = key.replace(".self_attn.", "._fsdp_wrapped_module.self_attn.")
+        if number % 5 == 0:
+            key = f"_fsdp_wrapped_module.{key}"
+        wrapped[key] = torch.nn.Parameter(tensor) if number % 7 == 0 else tensor
+    assert_holds(save_pt({"generator_ema": wrapped}), model, weights)
+
+
+def test_strided_tensors_become_contiguous(
+    save_pt: Callable[[Any], Path], model: ModelConfig, weights: Weights
+) -> None:
+    state = {
+        f"model.{name}": tensor.mT.contiguous().mT if tensor.dim() == 2 else tensor
+        for name, tensor in weights.items()
+    }
+    assert_holds(save_pt({"generator_ema": state}), model, weights)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_weights_are_mapped_and_the_file_stays(
+    format: str, write: Callable[..., Path], model: ModelConfig
+) -> None:
+    path = write(format)
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    before = {file: file.read_bytes() for file in files}
+    checkpoint = load_checkpoint(path, model)
+    checkpoint["head.modulation"].fill_(5)
+    assert {file: file.read_bytes() for file in files} == before
+
+
+@pytest.mark.parametrize("format", ["self-forcing", "wan-sharded"])
+def test_opening_reads_no_weights(format: str, tmp_path: Path) -> None:
+    # 128 MB of weights; opening may touch the headers and one page of each tensor.
+    script = f"""
+import resource, sys
+from pathlib import Path
+from seko_export.checkpoints import load_checkpoint, write_random_checkpoint
+from seko_export.config import ModelConfig
+model = ModelConfig(name="m", layers=1, dim=512, heads=4, ffn_dim=60_000)
+path = Path(sys.argv[1])
+if len(sys.argv) == 2:
+    write_random_checkpoint(path, model, format={format!r}, seed=0)
+else:
+    anonymous = lambda: next(
+        int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if "RssAnon" in line
+    )
+    load_checkpoint(path, model)  # imports and allocators settle
+    before = anonymous()
+    checkpoint = load_checkpoint(path, model)
+    kept = dict(checkpoint.items())
+    print(anonymous() - before)
+"""
+    path = tmp_path / "big"
+    subprocess.run([sys.executable, "-c", script, path], check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", script, path, "read"], check=True, capture_output=True, text=True
+    )
+    assert path.is_dir() or path.stat().st_size > 100e6
+    assert int(run.stdout) < 20_000  # KiB of memory that no file backs, with all weights held
+
+
+def test_identity_has_no_path_and_knows_the_weights(
+    tmp_path: Path, write: Callable[..., Path], model: ModelConfig
+) -> None:
+    identities = [load_checkpoint(write(format), model).identity for format in FORMATS]
+    assert len({identity["fingerprint"] for identity in identities}) == 1
+    for format, identity in zip(FORMATS, identities, strict=True):
+        assert identity["name"] == f"made-{format}-bfloat16"
+        assert not any(str(tmp_path) in str(value) for value in identity.values())
+    other = load_checkpoint(write("wan", torch.float32), model).identity
+    assert other["fingerprint"] != identities[0]["fingerprint"]
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(tmp_path / "made-diffusers-bfloat16", moved)
+    assert load_checkpoint(moved, model).identity["fingerprint"] == identities[0]["fingerprint"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
+def test_one_bad_number_is_seen_at_any_place(dtype: torch.dtype, poison: float) -> None:
+    # Sizes around vector widths and the parallel grain; the place walks over all of them.
+    for size in (1, 7, 8, 31, 32, 33, 64, 100, 257):
+        for place in range(size):
+            weight = torch.zeros(size, dtype=dtype)
+            weight[place] = poison
+            assert not is_finite(weight), (size, place)
+    large = torch.zeros(1 << 18, dtype=dtype)
+    for place in range(0, 1 << 18, 7919):
+        large[place] = poison
+        assert not is_finite(large), place
+        large[place] = 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_largest_numbers_are_finite(dtype: torch.dtype) -> None:
+    # A sum in a half type, or in float32 of bfloat16's largest, would overflow and cry wolf.
+    weight = torch.full((4096,), torch.finfo(dtype).max, dtype=dtype)
+    assert is_finite(weight)
+    assert is_finite(-weight)
+
+
+def test_other_dtypes_to_convert_to_are_refused(write: Callable[..., Path], model: ModelConfig) -> None:
+    with pytest.raises(UsageError, match="int8"):
+        load_checkpoint(write("wan"), model, dtype=torch.int8)

@@ -1,0 +1,119 @@
+"""Random checkpoints: same seed same bytes, sane activations, whole or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from seko_export.checkpoints import FORMATS, random, wan_shapes, wan_to_diffusers, write_random_checkpoint
+from seko_export.checkpoints.random import diffusers_config, random_weight
+from seko_export.config import ModelConfig
+from seko_export.errors import MachineError, UsageError
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "make_checkpoint.py"
+
+
+def bytes_under(path: Path) -> dict[str, bytes]:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return {str(file.relative_to(path)): file.read_bytes() for file in files}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_same_seed_same_bytes(format: str, tmp_path: Path, model: ModelConfig) -> None:
+    for name, seed in (("one", 1), ("again", 1), ("two", 2)):
+        write_random_checkpoint(tmp_path / name, model, format=format, seed=seed)
+    assert bytes_under(tmp_path / "one") == bytes_under(tmp_path / "again")
+    assert bytes_under(tmp_path / "one") != bytes_under(tmp_path / "two")
+
+
+def test_every_weight_differs_and_bf16_is_the_rounded_fp32(model: ModelConfig) -> None:
+    seen = set()
+    for name, shape in wan_shapes(model).items():
+        exact = random_weight(name, shape, seed=3, dtype=torch.float32)
+        assert torch.equal(random_weight(name, shape, seed=3, dtype=torch.bfloat16), exact.bfloat16())
+        assert exact.std() > 0
+        seen.add(exact.flatten()[:16].numpy().tobytes())
+    assert len(seen) == len(wan_shapes(model))
+
+
+@pytest.mark.parametrize("layers", [1, 12])
+def test_activations_stay_near_one_through_depth(layers: int) -> None:
+    from diffusers import WanTransformer3DModel
+
+    config = ModelConfig(name="deep", layers=layers, dim=128, heads=2, ffn_dim=256, text_dim=64, freq_dim=64)
+    state = {
+        wan_to_diffusers(name): random_weight(name, shape, seed=0, dtype=torch.float32)
+        for name, shape in wan_shapes(config).items()
+    }
+    transformer = WanTransformer3DModel.from_config(diffusers_config(config)).eval()
+    transformer.load_state_dict(state, strict=True)
+    generator = torch.Generator().manual_seed(0)
+    text = torch.randn(2, 8, 64, generator=generator)
+    latents = torch.randn(1, 16, 2, 8, 8, generator=generator).expand(2, -1, -1, -1, -1)
+    with torch.no_grad():
+        out = transformer(latents, torch.tensor([500, 500]), text, return_dict=False)[0]
+    assert 0.2 < float(out.std()) < 5
+    assert float((out[0] - out[1]).abs().mean()) > 0.01  # the text reaches the output
+
+
+def test_what_exists_is_not_overwritten(tmp_path: Path, model: ModelConfig) -> None:
+    path = tmp_path / "precious.pt"
+    path.write_bytes(b"mine")
+    with pytest.raises(UsageError, match="exists"):
+        write_random_checkpoint(path, model, format="wan", seed=0)
+    assert path.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_interrupted_writing_leaves_nothing(
+    format: str, tmp_path: Path, model: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = random.random_weight
+
+    def interrupted(name: str, *arguments: object, **options: object) -> torch.Tensor:
+        if name == "blocks.2.norm3.bias":
+            raise KeyboardInterrupt
+        return real(name, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(random, "random_weight", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_random_checkpoint(tmp_path / "half", model, format=format, seed=0)
+    assert os.listdir(tmp_path) == []
+
+
+def test_no_space_and_no_folder_are_told(tmp_path: Path, model: ModelConfig) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(MachineError, match="cannot be written"):
+        write_random_checkpoint(tmp_path / "file" / "under.pt", model, format="wan", seed=0)
+    huge = ModelConfig(name="huge", layers=10_000, dim=5120, heads=40, ffn_dim=13824)
+    with pytest.raises(MachineError, match="are free"):
+        write_random_checkpoint(tmp_path / "huge.pt", huge, format="wan", seed=0)
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_unknown_format_and_dtype_are_refused(tmp_path: Path, model: ModelConfig) -> None:
+    with pytest.raises(UsageError, match="gguf"):
+        write_random_checkpoint(tmp_path / "x", model, format="gguf", seed=0)
+    with pytest.raises(UsageError, match="float16"):
+        write_random_checkpoint(tmp_path / "x", model, format="wan", seed=0, dtype=torch.float16)
+
+
+def test_script_ends_in_one_json_line(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.pt"
+    command = [sys.executable, str(SCRIPT), "--preset", "tiny", "--seed", "4", "-o", str(path)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    report = json.loads(run.stdout.splitlines()[-1])
+    assert report["path"] == str(path)
+    assert report["format"] == "self-forcing"
+    assert report["bytes"] == path.stat().st_size
+    assert report["keys"] == 69
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.returncode == 2
+    assert "exists" in again.stderr
+    assert again.stdout == ""
