@@ -6,7 +6,8 @@ lossy cache the exact track runs first; it calibrates the scales and is recorded
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,23 +128,55 @@ def run_eager(
     peaks: KvPeaks | None,
 ) -> dict[int, Tensor]:
     """Return the latents [B, C, F, h, w] float32 of the wanted chunks, made by the pieces in eager torch."""
-    engines = {name: eager_engine(config, name) for name in make_pieces(config)}
-    if peaks is not None:
-        engines |= {name: peaks.watch(engines[name]) for name in engines if name.startswith("block")}
-    memory = CpuMemory()
-    table = tuple(Weight(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in weights.items())
     made: dict[int, NDArray[np.float32]] = {}
-    with (
-        torch.no_grad(),
-        attention_backends(config.device),
-        Session(describe(config, "eager", table, {}), engines, weights, memory, seeds=seeds, text=text) as session,
-    ):
+    with eager_session(config, weights, text, seeds, peaks) as session:
         for index in range(chunks[-1] + 1):
             progress(f"recording goldens ({config.kv_scheme})", index, chunks[-1] + 1)
             chunk = session.run_chunk()
             if index in chunks:
                 made[index] = chunk.to_host()
     return {index: torch.from_numpy(latents) for index, latents in made.items()}
+
+
+@contextmanager
+def eager_session(
+    config: BuildConfig,
+    weights: Mapping[str, Tensor],
+    text: Tensor,
+    seeds: Sequence[int],
+    peaks: KvPeaks | None = None,
+) -> Iterator[Session]:
+    """Give the runtime's session over the eager pieces: never captured, attention pinned as in the engines.
+
+    Parameters
+    ----------
+    config : BuildConfig
+        The build.
+    weights : mapping of str to Tensor
+        Every weight that the programs name, on the build's device.
+    text : Tensor
+        [B, text tokens, text_dim].
+    seeds : sequence of int
+        One a row.
+    peaks : KvPeaks, optional
+        Watches the caches.
+
+    Yields
+    ------
+    Session
+    """
+    engines = {name: eager_engine(config, name) for name in make_pieces(config)}
+    if peaks is not None:
+        engines |= {name: peaks.watch(engines[name]) for name in engines if name.startswith("block")}
+    table = tuple(Weight(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in weights.items())
+    manifest = describe(config, "eager", table, {})
+    memory = CpuMemory()
+    with (
+        torch.no_grad(),
+        attention_backends(config.device),
+        Session(manifest, engines, weights, memory, seeds=seeds, text=text) as session,
+    ):
+        yield session
 
 
 def eager_engine(config: BuildConfig, name: str) -> Callable[[list[Tensor]], Sequence[Tensor]]:

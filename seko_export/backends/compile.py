@@ -5,12 +5,16 @@ For boxes that carry torch and triton anyway. The first open of the build itself
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import torch
+from seko_runtime import open_artifact
 from torch.export import ExportedProgram
 
 from seko_export.backends.aoti import attention_backends
+from seko_export.describe import COMPILER_CACHE
+from seko_export.errors import MachineError
 from seko_export.lowering.trace import trace
 from seko_export.pieces import BuildConfig, make_pieces
 
@@ -44,3 +48,24 @@ def forget_sources(program: ExportedProgram) -> None:
     for node in program.graph.nodes:
         for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node"):
             node.meta.pop(key, None)
+
+
+def fill_cache(folder: Path) -> None:
+    """Open a `compile` artifact, run every program once, and put what the compiler made into the artifact.
+
+    Runs in a child process, so that the cache holds this artifact's graphs and nothing else.
+    """
+    with open_artifact(folder) as artifact:
+        stream = artifact.manifest.stream
+        with artifact.open_session(seeds=list(range(stream.batch))) as session:
+            for _ in range(-(-stream.cache_frames // stream.chunk_frames) + 1):
+                session.run_chunk()
+            session.run_chunk().to_host()
+    saved = torch.compiler.save_cache_artifacts()
+    if saved is None:
+        raise MachineError("the compiler kept no cache: is TORCHINDUCTOR_FX_GRAPH_CACHE=0 or force_disable_caches set?")
+    (folder / COMPILER_CACHE).write_bytes(saved[0])
+
+
+if __name__ == "__main__":
+    fill_cache(Path(sys.argv[1]))

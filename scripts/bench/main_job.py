@@ -1,0 +1,203 @@
+"""The main job at full size on one GPU: build, first chunk, steady step, launches, busy host. One row a figure.
+
+    python scripts/bench/main_job.py --work /tmp/seko --rows docs/benchmarks/h200.jsonl
+
+Each figure is measured in a process of its own where a fresh one matters. Random full-size weights: they cost
+what trained ones do. The eager step is the same model, run by the same session without capture, with
+attention pinned to the same backends, in the same process as the engine's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from rows import append_row
+
+PRESET = "self-forcing-1.3b"
+SHAPE = "S1: 1.3B, 480x832, chunk 3, ring 21, B=1"
+_FIRST_CHUNK = """
+import json, sys, time
+import torch
+begin = time.perf_counter()
+from seko_runtime import open_artifact
+with open_artifact(sys.argv[1]) as artifact:
+    opened = time.perf_counter()
+    with artifact.open_session(seeds=[0]) as session:
+        ready = time.perf_counter()
+        session.run_chunk().to_host()
+        done = time.perf_counter()
+loaded = [m for m in ("triton", "click", "transformers", "torch._inductor", "torch._dynamo") if m in sys.modules]
+print(json.dumps({"total_s": done - begin, "open_s": opened - begin, "session_s": ready - opened,
+                  "chunk_s": done - ready, "surplus_modules": loaded}))
+"""
+
+
+def main() -> None:
+    """Measure every figure of the main job."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, required=True, help="folder for the checkpoint and the artifacts")
+    parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
+    parser.add_argument("--chunks", type=int, default=20)
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    checkpoint = options.work / "self-forcing.pt"
+    if not checkpoint.exists():
+        _call("scripts/make_checkpoint.py", "--preset", PRESET, "--format", "self-forcing", "--device", "cuda",
+              "-o", str(checkpoint))  # fmt: skip
+
+    built = {}
+    for scheme in ("bf16", "fp4"):
+        artifact = options.work / scheme
+        built[scheme] = _json("-m", "seko_export", "build", str(checkpoint), "--preset", PRESET, "--kv", scheme,
+                              "-o", str(artifact), "--force", "--json")  # fmt: skip
+        report = built[scheme]
+        print(json.dumps(report), flush=True)
+        shape, rows = f"{SHAPE}, {scheme}", options.rows
+        bar = 60.0 if scheme == "bf16" else None
+        append_row(rows, "build_s", shape, report["build_s"], "s", bar, golden_error=report["golden_error"])
+        append_row(rows, "engine_mb", shape, report["engine_bytes"] / 1e6, "MB", 5.0)
+        first = min((_json("-c", _FIRST_CHUNK, str(artifact)) for _ in range(3)), key=lambda r: r["total_s"])
+        append_row(rows, "first_chunk_s", shape, first["total_s"], "s beyond import torch, best of 3", 2.5, **first)
+        steady(artifact, checkpoint, scheme, options)
+    kv = built["fp4"]["kv"]
+    append_row(
+        options.rows, "fp4_pool_ratio", SHAPE, kv["pool_bytes"] / kv["bf16_pool_bytes"], "of bf16", 0.2813,
+        pool_bytes=kv["pool_bytes"], error_vs_exact=kv["error_vs_exact"],
+    )  # fmt: skip
+
+
+def steady(artifact: Path, checkpoint: Path, scheme: str, options: argparse.Namespace) -> None:
+    """Measure the steady chunk of the engines and of the eager model, launches, and a busy host."""
+    from seko_runtime import open_artifact
+
+    shape = f"{SHAPE}, {scheme}"
+    with open_artifact(artifact) as opened:
+        passes = opened.manifest.schedule.denoise_passes + 1
+        with opened.open_session(seeds=[0]) as session:
+            for _ in range(9):  # fills the ring of 7 chunks
+                session.run_chunk()
+            engine_ms = _chunk_ms(session, options.chunks)
+            launches = _launches(session)
+            append_row(options.rows, "launches_per_chunk", shape, launches["graphs"], "graph launches", 1.0, **launches)
+            if scheme == "bf16":
+                ratio, calm, busy = busy_host(session)
+                append_row(
+                    options.rows, "busy_host_p99", shape, ratio, "p99 / median of a chunk", 1.05, calm=calm, busy=busy
+                )
+            peak = torch.cuda.max_memory_allocated()
+    eager_ms = _eager_chunk_ms(checkpoint, scheme, max(5, options.chunks // 2))
+    append_row(
+        options.rows, "step_vs_eager", shape, engine_ms["median"] / eager_ms["median"], "engine / eager", 
+        0.86 if scheme == "bf16" else None,
+        engine_step_ms=engine_ms["median"] / passes, eager_step_ms=eager_ms["median"] / passes,
+        engine_p90_ms=engine_ms["p90"] / passes, eager_p90_ms=eager_ms["p90"] / passes, peak_bytes=peak,
+    )  # fmt: skip
+
+
+def busy_host(session: object) -> tuple[float, dict[str, float], dict[str, float]]:
+    """Return p99/median of a chunk's latency while a process spins on every core, and both distributions."""
+    calm = _latencies(session, 100)
+    spinners = [multiprocessing.get_context("fork").Process(target=_spin, daemon=True) for _ in range(os.cpu_count())]
+    for process in spinners:
+        process.start()
+    time.sleep(1)
+    try:
+        busy = _latencies(session, 100)
+    finally:
+        for process in spinners:
+            process.kill()
+    return busy["p99"] / busy["median"], calm, busy
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+def _latencies(session: object, chunks: int) -> dict[str, float]:
+    times = []
+    for _ in range(chunks):
+        begin = time.perf_counter()
+        session.run_chunk()
+        torch.cuda.synchronize()
+        times.append(1e3 * (time.perf_counter() - begin))
+    return _spread(times)
+
+
+def _chunk_ms(session: object, chunks: int) -> dict[str, float]:
+    times = []
+    for _ in range(chunks):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        session.run_chunk()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return _spread(times)
+
+
+def _spread(times: list[float]) -> dict[str, float]:
+    ordered = sorted(times)
+    at = lambda share: ordered[min(len(ordered) - 1, int(share * len(ordered)))]  # noqa: E731
+    return {"median": statistics.median(ordered), "p90": at(0.9), "p99": at(0.99), "max": ordered[-1]}
+
+
+def _launches(session: object) -> dict[str, int]:
+    """Count what the host sends to the GPU for one steady chunk, as the profiler sees the driver's calls."""
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        session.run_chunk()
+        torch.cuda.synchronize()
+    names = [event.name for event in profiler.events()]
+    return {
+        "graphs": sum(name == "cudaGraphLaunch" for name in names),
+        "kernels": sum(name in ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
+                       for name in names),
+        "copies": sum(name == "cudaMemcpyAsync" for name in names),
+    }  # fmt: skip
+
+
+def _eager_chunk_ms(checkpoint: Path, scheme: str, chunks: int) -> dict[str, float]:
+    """Time the eager model in this process: the same session, engines replaced by the modules."""
+    from seko_export.checkpoints.load import load_checkpoint
+    from seko_export.golden import KvPeaks, eager_session, golden_text
+    from seko_export.options import build_config
+    from seko_export.pieces import make_pieces
+    from seko_export.weights import model_weights
+
+    config = build_config(True, PRESET, scheme, False, "auto", {})
+    loaded = dict(model_weights(make_pieces(config), load_checkpoint(checkpoint, config.model)))
+    weights = {n: t.cuda() for n, t in (loaded | config.schedule.tables(config.stream)).items()}
+    if scheme == "fp4":
+        weights |= {n: t.cuda() for n, t in KvPeaks(config).calibrate().items()}  # scale 1: speed is the same
+    with eager_session(config, weights, golden_text(config), [0]) as session:
+        for _ in range(9):
+            session.run_chunk()
+        return _chunk_ms(session, chunks)
+
+
+def _json(*arguments: str) -> dict:
+    done = _call(*arguments)
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def _call(*arguments: str) -> subprocess.CompletedProcess:
+    done = subprocess.run([sys.executable, *arguments], stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(arguments)[:200]} ended with {done.returncode}\n{done.stdout[-2000:]}")
+    return done
+
+
+if __name__ == "__main__":
+    main()
