@@ -33,7 +33,8 @@ class HostBlock(Protocol):
 class Memory(Protocol):
     """Tensors, order of work, and capture on one device; one object per session."""
 
-    captures: bool
+    captures: bool  # whether `capture` can record a whole chunk
+    warm_up_runs: int  # how often each program is run at open, before a capture or the first chunk
 
     def allocate(self, spec: TensorSpec) -> Tensor:
         """Zero-filled contiguous tensor."""

@@ -118,8 +118,11 @@ class Session:
             with memory.ordered():
                 self._live = _Live(manifest, programs, engines, weights, memory)
             self.set_text(text)
+            if memory.warm_up_runs:
+                self._warm_up(self._live)
             if memory.captures:
-                self._warm_up_and_capture(self._live)
+                for full, chunk_programs in self._live.chunk.items():
+                    self._live.replays[full] = memory.capture(partial(_run_all, chunk_programs))
         except BaseException:
             self.close()
             raise
@@ -219,6 +222,11 @@ class Session:
         captured = 0 if self._live is None else len(self._live.replays)
         return SessionStats(self._chunks, self._launches, captured, self.manifest.kv.pool_bytes)
 
+    @property
+    def closed(self) -> bool:
+        """Whether the session has ended."""
+        return self._live is None
+
     def close(self) -> None:
         """Wait for the device and give all memory back; a second call does nothing."""
         live, self._live = self._live, None
@@ -266,23 +274,22 @@ class Session:
         live.host.send()
         return live.has_full and min(valid) == ring.cache_frames
 
-    def _warm_up_and_capture(self, live: _Live) -> None:
-        """Run every program once on the stream that captures, clear what that wrote, record both chunks.
+    def _warm_up(self, live: _Live) -> None:
+        """Run every program on the session's stream, then clear what that wrote.
 
-        The warm-up loads each engine's kernels, which is illegal inside a capture, and checks their results.
+        This loads each engine's kernels, which is illegal inside a capture, and checks their results.
         """
         with self._memory.ordered():
-            for full in (False, True)[: 1 + live.has_full]:
+            for full, programs in live.chunk.items():
                 first = self._ring.cache_frames if full else 0
                 frames = np.full((len(self._seeds), 1), first) + np.arange(self._ring.chunk_frames)
                 self._send_positions(live, frames)
-                _run_all([live.chunk[full][0], live.chunk[full][1], live.chunk[full][-1]])
+                for _ in range(self._memory.warm_up_runs):
+                    _run_all([programs[0], programs[1], programs[-1]])  # begin, one denoise pass, context
             for spec in self.manifest.buffers:
                 if spec.role in ("cache", "state"):
                     self._memory.zero(live.buffers[spec.name])
         self._memory.wait()
-        for full in (False, True)[: 1 + live.has_full]:
-            live.replays[full] = self._memory.capture(partial(_run_all, live.chunk[full]))
 
 
 class _Live:

@@ -1,0 +1,67 @@
+"""Backends by name. Each is one module, imported when an artifact asks for it; none is imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from seko_runtime.errors import BackendMissingError
+from seko_runtime.manifest import Manifest
+from seko_runtime.memory import Engine, Memory
+
+
+class Backend(Protocol):
+    """What an open artifact needs of a backend; one object per open artifact."""
+
+    def memory(self) -> Memory:
+        """Memory for one session, or for the weights."""
+        ...
+
+    def load_engines(self, manifest: Manifest, files: Mapping[str, memoryview]) -> Mapping[str, Engine]:
+        """Load native code from bytes whose hashes were checked."""
+        ...
+
+    def stats(self) -> Mapping[str, int]:
+        """Counters of the backend's own, such as recompiles."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the engines."""
+        ...
+
+
+def check_backend(name: str) -> None:
+    """See that a backend can run here; imports its library.
+
+    Raises
+    ------
+    BackendMissingError
+        If it is unknown, not supported yet, or its library is not installed.
+    """
+    if name == "tensorrt":
+        raise BackendMissingError(
+            "backend 'tensorrt' needs tensorrt-lean and cuda-python, and this runtime has no loader for its plans "
+            "yet; build with --backend aoti"
+        )
+    if name not in ("aoti", "compile"):
+        raise BackendMissingError(
+            f"backend {name!r} is unknown, this runtime has aoti and compile; update it"
+        )
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise BackendMissingError(
+            f"backend {name!r} needs torch, which is not installed; pip install 'seko-runtime[{name}]'"
+        ) from None
+
+
+def open_backend(name: str, device: str) -> Backend:
+    """Return the backend of an artifact for a device, after `check_backend`."""
+    check_backend(name)
+    if name == "compile":
+        from seko_runtime.backends.compile import CompileBackend
+
+        return CompileBackend(device)
+    from seko_runtime.backends.aoti import AotiBackend
+
+    return AotiBackend(device)

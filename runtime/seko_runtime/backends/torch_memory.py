@@ -19,6 +19,7 @@ class CpuMemory:
     """`seko_runtime.memory.Memory` on the CPU: work runs at once, in the caller's order."""
 
     captures = False
+    warm_up_runs = 0
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")

@@ -1,0 +1,109 @@
+"""AOTInductor packages through torch's raw loader: no inductor, no dynamo, no triton in the process."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from seko_runtime.errors import EngineLoadError, EngineSignatureError
+from seko_runtime.manifest import EngineSpec, Manifest
+from seko_runtime.memory import Engine, Memory
+
+MODEL_NAME = "model"  # the name under which torch packages a single model
+SINGLE_THREADED = True  # without it a capture fails
+RUNNERS = 1
+ANY_DEVICE_INDEX = -1  # the current device
+
+
+class AotiBackend:
+    """Engines compiled ahead of time; see `seko_runtime.backends.Backend`."""
+
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
+        self._loaders: dict[str, Any] = {}
+
+    def memory(self) -> Memory:
+        return torch_memory(self._device)
+
+    def load_engines(self, manifest: Manifest, files: Mapping[str, memoryview]) -> Mapping[str, Engine]:
+        """Load each package.
+
+        Raises
+        ------
+        EngineLoadError
+            If the loader refuses the package.
+        EngineSignatureError
+            If its inputs are not the manifest's, or if it has constants of its own: weights are inputs, and a call
+            with constants that were never loaded crashes the process.
+        """
+        engines: dict[str, Engine] = {}
+        for spec in manifest.engines:
+            loader = _load(spec, files[spec.file], self._device)
+            _check_package(spec, loader)
+            self._loaders[spec.name] = loader
+            engines[spec.name] = loader.boxed_run
+        return engines
+
+    def stats(self) -> Mapping[str, int]:
+        return {}
+
+    def close(self) -> None:
+        self._loaders.clear()
+
+
+def torch_memory(device: torch.device) -> Memory:
+    """Memory of a session on ``device``."""
+    if device.type == "cuda":
+        from seko_runtime.backends.cuda_memory import CudaMemory
+
+        return CudaMemory(device)
+    from seko_runtime.backends.torch_memory import CpuMemory
+
+    return CpuMemory()
+
+
+def _load(spec: EngineSpec, package: memoryview, device: torch.device) -> Any:
+    # The loader wants a path. A memory file holds exactly the bytes that were hashed, whatever becomes of the folder.
+    descriptor = os.memfd_create(f"seko-{spec.name}", os.MFD_CLOEXEC)
+    try:
+        written = 0
+        while written < len(package):
+            written += os.write(descriptor, package[written:])
+        index = -1 if device.index is None else device.index
+        return torch._C._aoti.AOTIModelPackageLoader(
+            f"/proc/self/fd/{descriptor}", MODEL_NAME, SINGLE_THREADED, RUNNERS, index
+        )
+    except RuntimeError as error:
+        raise EngineLoadError(
+            f"engine {spec.name} ({spec.file}) was refused by torch {torch.__version__}: "
+            f"{str(error).splitlines()[0][:200]}; rebuild the artifact"
+        ) from None
+    finally:
+        os.close(descriptor)
+
+
+def _check_package(spec: EngineSpec, loader: Any) -> None:
+    constants = loader.get_constant_fqns()
+    if constants:
+        raise EngineSignatureError(
+            f"engine {spec.name} has {len(constants)} constants of its own ({constants[0]}, ...), expected none: "
+            "weights are inputs; rebuild the artifact"
+        )
+    tree = loader.get_call_spec()[0]
+    if not tree:  # a package made by a lower-level call than aoti_compile_and_package does not say
+        return
+    inputs = _count_leaves(json.loads(tree)[1])
+    if inputs != len(spec.inputs):
+        raise EngineSignatureError(
+            f"engine {spec.name} takes {inputs} tensors, the manifest says {len(spec.inputs)}; rebuild the artifact"
+        )
+
+
+def _count_leaves(tree: dict[str, Any]) -> int:
+    """Leaves of a serialised pytree: the tensors of a flat call."""
+    children = tree["children_spec"]
+    return sum(map(_count_leaves, children)) if children or tree["type"] is not None else 1

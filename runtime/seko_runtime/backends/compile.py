@@ -1,0 +1,116 @@
+"""Exported programs compiled at open with `torch.compile`: the fat backend, which needs torch's compiler here."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch._dynamo.utils import counters
+
+from seko_runtime.backends.cuda_memory import CudaMemory
+from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.errors import EngineLoadError, MissingFileError
+from seko_runtime.manifest import EngineSpec, Manifest
+from seko_runtime.memory import Engine, Memory
+
+CACHE_KEY = (
+    "compiler_cache"  # in the manifest's `extra`: the file that `torch.compiler.save_cache_artifacts` gave
+)
+WARM_UP_RUNS = 3  # cudagraph trees run a path eagerly, then record it, then replay it
+
+
+class CompileBackend:
+    """Engines compiled when the artifact is opened; see `seko_runtime.backends.Backend`.
+
+    `torch.export.load` reads the graph as JSON, but its sample inputs and any constants through `torch.load`
+    (2.13: with weights_only=False where a tensor was stored as a pickle), and the compiler's cache holds pickles. Both
+    run what they are told to, as an AOTInductor package does; so they are read only from bytes whose hash was checked.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
+        self._counted: dict[str, int] = _counters()
+        self._cache_loaded = 0
+
+    def memory(self) -> Memory:
+        return CompileCudaMemory(self._device) if self._device.type == "cuda" else CompileCpuMemory()
+
+    def load_engines(self, manifest: Manifest, files: Mapping[str, memoryview]) -> Mapping[str, Engine]:
+        """Load and wrap each program; it is compiled by the session's warm-up.
+
+        Raises
+        ------
+        MissingFileError
+            If the manifest names a compiler cache that is not among its files.
+        EngineLoadError
+            If torch refuses a program.
+        """
+        self._counted = _counters()
+        cache = manifest.extra.get(CACHE_KEY)
+        if cache is not None:
+            if cache not in files:
+                raise MissingFileError(
+                    f"extra.{CACHE_KEY} names {cache!r}, which is not in files; rebuild it"
+                )
+            self._cache_loaded = int(torch.compiler.load_cache_artifacts(bytes(files[cache])) is not None)
+        return {spec.name: _compiled(spec, files[spec.file]) for spec in manifest.engines}
+
+    def stats(self) -> Mapping[str, int]:
+        """Graphs compiled and compiler-cache misses since the artifact was opened, for the whole process."""
+        now = _counters()
+        grown = {name: now[name] - self._counted[name] for name in now}
+        return {**grown, "compiler_cache_loaded": self._cache_loaded}
+
+    def close(self) -> None:
+        torch._dynamo.reset()  # compiled code and recorded graphs are global; without this their memory stays
+
+
+class CompileCpuMemory(CpuMemory):
+    """CPU memory whose programs compile on their first run."""
+
+    warm_up_runs = 1
+
+
+class CompileCudaMemory(CudaMemory):
+    """CUDA memory without capture of its own: cudagraph trees record each engine's calls by themselves."""
+
+    captures = False
+    warm_up_runs = WARM_UP_RUNS
+
+    def keep_static(self, tensor: torch.Tensor) -> None:
+        # Without this each call copies its weights, and a cache written in place keeps cudagraphs off altogether.
+        torch._dynamo.mark_static_address(tensor, guard=False)
+
+    def program_begins(self) -> None:
+        # No value crosses a program: what lasts was copied into a static buffer. So recorded outputs may be reused.
+        torch.compiler.cudagraph_mark_step_begin()
+
+
+def _compiled(spec: EngineSpec, program: memoryview) -> Engine:
+    try:
+        exported = torch.export.load(io.BytesIO(program))
+        # The check of inputs against the exported shapes is ours, done once, statically; inside it would be traced.
+        module: Any = exported.module(check_guards=False)
+    except (RuntimeError, ValueError, KeyError, TypeError, OSError) as error:
+        raise EngineLoadError(
+            f"engine {spec.name} ({spec.file}) was refused by torch {torch.__version__}: "
+            f"{str(error).splitlines()[0][:200] if str(error) else type(error).__name__}; rebuild the artifact"
+        ) from None
+    run = torch.compile(module, mode="reduce-overhead", fullgraph=True, dynamic=False)
+
+    def engine(inputs: list[Any]) -> Sequence[Any]:
+        results = run(*inputs)
+        return [results] if isinstance(results, torch.Tensor) else list(results)
+
+    return engine
+
+
+def _counters() -> dict[str, int]:
+    return {
+        "graphs_compiled": counters["stats"]["unique_graphs"],
+        "compiler_cache_hits": counters["inductor"]["fxgraph_cache_hit"],
+        "compiler_cache_misses": counters["inductor"]["fxgraph_cache_miss"],
+    }

@@ -1,0 +1,120 @@
+"""What this machine is: its processor's flags, its device, its torch. Compared with an artifact's target."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+from seko_runtime.errors import (
+    CpuFeatureError,
+    CudaVersionError,
+    DeviceArchError,
+    DeviceMissingError,
+    TorchVersionError,
+    UsageError,
+)
+from seko_runtime.manifest import Target
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def cpu_flags() -> frozenset[str]:
+    """Return the processor's feature flags as the kernel names them, such as ``avx2``; empty if unknown."""
+    try:
+        lines = CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def check_device(target: Target, device: str) -> str:
+    """Return the device to open on: ``cpu``, ``cuda`` or ``cuda:N``.
+
+    Parameters
+    ----------
+    target : Target
+        The artifact's.
+    device : str
+        The caller's wish; ``auto`` takes the artifact's kind.
+
+    Raises
+    ------
+    UsageError
+        If ``device`` is no device's name.
+    DeviceArchError
+        If the artifact was built for the other kind.
+    """
+    if device == "auto":
+        return target.device
+    kind, _, number = device.partition(":")
+    if kind not in ("cpu", "cuda") or (":" in device and not (kind == "cuda" and number.isdecimal())):
+        raise UsageError(f"device is {device!r}, expected auto, cpu, cuda or cuda:N")
+    if kind != target.device:
+        raise DeviceArchError(
+            f"artifact is built for {target.device}, opened on {device}; rebuild it with --target for {kind}"
+        )
+    return device
+
+
+def check_cpu(target: Target) -> None:
+    """Compare architecture and flags of the processor.
+
+    Raises
+    ------
+    DeviceArchError, CpuFeatureError
+        If the engines would meet instructions that are not there.
+    """
+    found = platform.machine()
+    if found != target.arch:
+        raise DeviceArchError(
+            f"engines are built for {target.arch}, this machine is {found}; rebuild them on such a machine"
+        )
+    missing = sorted(set(target.cpu_flags) - cpu_flags())
+    if missing:
+        raise CpuFeatureError(
+            f"engines use the CPU instructions {', '.join(missing)}, which this processor lacks; rebuild them here"
+        )
+
+
+def check_torch(target: Target, device: str) -> None:
+    """Compare torch, and on CUDA the device and its toolkit; imports torch.
+
+    Raises
+    ------
+    TorchVersionError, CudaVersionError, DeviceArchError
+        If the engines were built for another one.
+    DeviceMissingError
+        If the device is not there.
+    """
+    import torch
+
+    found = torch.__version__.split("+")[0]
+    if found != target.torch.split("+")[0]:
+        raise TorchVersionError(
+            f"engines are built with torch {target.torch}, this one is {torch.__version__}; "
+            f"install torch=={target.torch.split('+')[0]} or rebuild the artifact"
+        )
+    if target.device != "cuda":
+        return
+    if not torch.cuda.is_available():
+        raise DeviceMissingError(
+            f"artifact is built for {target.arch}, no CUDA device is usable here; see nvidia-smi"
+        )
+    if torch.version.cuda != target.cuda:
+        raise CudaVersionError(
+            f"engines are built with CUDA {target.cuda}, this torch has {torch.version.cuda}; install the same"
+        )
+    number = int(device.partition(":")[2] or torch.cuda.current_device())
+    if number >= torch.cuda.device_count():
+        raise DeviceMissingError(
+            f"{device} does not exist, this machine has {torch.cuda.device_count()} CUDA devices"
+        )
+    arch = "sm_{}{}".format(*torch.cuda.get_device_capability(number))
+    if arch != target.arch:
+        raise DeviceArchError(
+            f"engines are built for {target.arch}, {device} is {arch}; rebuild with --target {arch}"
+        )
