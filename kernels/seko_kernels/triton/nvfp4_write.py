@@ -69,15 +69,17 @@ def nvfp4_write_kernel(  # type: ignore[no-untyped-def]
     scale_byte = e4m3_scale_encode(tl.max(magnitude, axis=1) * (1.0 / 6.0) * inverse_g)
     scale = tl.expand_dims(e4m3_scale_decode(scale_byte) * g, 1)  # [TILE, 1]
 
-    # The seven comparisons as a search of three levels, half the instructions: code bits 2 and 1 change
-    # where a tie goes up (>=), bit 0 where it goes down (>).
-    top = magnitude >= scale * 1.75
-    middle = magnitude >= tl.where(top, scale * 3.5, scale * 0.75)
-    upper_edge = tl.where(middle, scale * 5.0, scale * 2.5)
-    lower_edge = tl.where(middle, scale * 1.25, scale * 0.25)
-    low_bit = magnitude > tl.where(top, upper_edge, lower_edge)
-    code = tl.where(top, 4, 0) | tl.where(middle, 2, 0) | tl.where(low_bit, 1, 0)
-    code = tl.where(scale > 0.0, code | tl.where(x < 0.0, 8, 0), 0)
+    # Seven comparisons, summed. A search of three levels was slower on an H200 (15.9 against 14.7 us for
+    # 4680 tokens of 12 heads): its selects cost more than the comparisons they save.
+    code = (x < 0.0).to(tl.int32) * 8
+    code += (magnitude > scale * 0.25).to(tl.int32)
+    code += (magnitude >= scale * 0.75).to(tl.int32)
+    code += (magnitude > scale * 1.25).to(tl.int32)
+    code += (magnitude >= scale * 1.75).to(tl.int32)
+    code += (magnitude > scale * 2.5).to(tl.int32)
+    code += (magnitude >= scale * 3.5).to(tl.int32)
+    code += (magnitude > scale * 5.0).to(tl.int32)
+    code = tl.where(scale > 0.0, code, 0)
     low, high = tl.split(tl.reshape(code, (TILE, 8, 2)))
     packed = (low | (high << 4)).to(tl.uint8)  # [TILE, 8]
 
