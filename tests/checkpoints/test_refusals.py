@@ -15,7 +15,6 @@ from seko_export.config import PRESETS, ModelConfig
 from seko_export.errors import CheckpointError
 
 Weights = dict[str, torch.Tensor]
-FILES = ("self-forcing", "wan")
 
 
 def refusal(path: Path, model: ModelConfig, kind: type[CheckpointError], **options: Any) -> Any:
