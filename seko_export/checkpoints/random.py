@@ -55,14 +55,15 @@ def write_random_checkpoint(
     Raises
     ------
     UsageError
-        If the format or dtype is unknown, or ``path`` exists.
+        If the format, dtype or device is unknown, or ``path`` exists.
     MachineError
-        If the disk is too small or the path cannot be written.
+        If there is no such GPU, the disk is too small, or the path cannot be written.
     """
     if format not in FORMATS:
         raise UsageError(f"unknown checkpoint format {format!r}; expected one of {', '.join(FORMATS)}")
     if dtype not in _DTYPE_NAMES:
         raise UsageError(f"random weights are float32 or bfloat16, not {dtype}")
+    _check_device(device)
     if path.exists() or path.is_symlink():
         raise UsageError(f"{path} exists; remove it or name another path: a checkpoint is never overwritten")
     temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
@@ -165,6 +166,17 @@ class _RandomWeights:
 
     def draw(self, name: str) -> torch.Tensor:
         return random_weight(name, self.shapes[name], seed=self.seed, dtype=self.dtype, device=self.device)
+
+
+def _check_device(device: str) -> None:
+    if device == "cpu":
+        return
+    if not device.startswith("cuda"):
+        raise UsageError(f"weights are drawn on cpu or cuda, not {device!r}")
+    if not torch.cuda.is_available():
+        raise MachineError(
+            f"{device} was asked for, and torch {torch.__version__} finds no GPU here; use cpu"
+        )
 
 
 def _write_self_forcing(path: Path, weights: _RandomWeights) -> None:

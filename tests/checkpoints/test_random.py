@@ -104,6 +104,25 @@ def test_unknown_format_and_dtype_are_refused(tmp_path: Path, model: ModelConfig
         write_random_checkpoint(tmp_path / "x", model, format="wan", seed=0, dtype=torch.float16)
 
 
+def test_device_that_is_not_there(
+    tmp_path: Path, model: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(MachineError, match="no GPU"):
+        write_random_checkpoint(tmp_path / "x", model, format="wan", seed=0, device="cuda")
+    with pytest.raises(UsageError, match="abacus"):
+        write_random_checkpoint(tmp_path / "x", model, format="wan", seed=0, device="abacus")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_drawn_on_the_gpu(tmp_path: Path, model: ModelConfig) -> None:
+    for name in ("one", "again"):
+        write_random_checkpoint(tmp_path / name, model, format="self-forcing", seed=0, device="cuda")
+    assert bytes_under(tmp_path / "one") == bytes_under(tmp_path / "again")
+
+
 def test_script_ends_in_one_json_line(tmp_path: Path) -> None:
     path = tmp_path / "tiny.pt"
     command = [sys.executable, str(SCRIPT), "--preset", "tiny", "--seed", "4", "-o", str(path)]
