@@ -204,7 +204,7 @@ def test_gpu_gives_the_bytes_of_the_reference(shape: tuple[int, int, int], dtype
 
 @pytest.mark.gpu
 def test_gpu_package_and_its_capture_write_in_place(package_runner: Callable[..., Any]) -> None:
-    tokens, heads, head_dim, cache_tokens = 390, 12, 128, 2730
+    tokens, heads, head_dim, cache_tokens = 390, 12, 128, 8190
     qkv = keys_with_outliers(tokens, 3 * heads, head_dim).view(tokens, 3, heads, head_dim).bfloat16()
     g = nvfp4_global_scale(qkv[:, 1].float().abs().amax((0, 2)))
     index = torch.randperm(cache_tokens)
@@ -222,9 +222,12 @@ def test_gpu_package_and_its_capture_write_in_place(package_runner: Callable[...
     codes.fill_(0xEE)
     scales.fill_(0xEE)
     stream = torch.cuda.Stream()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
     with torch.cuda.stream(stream):
         engine(list(args))
     torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - before < codes.nbytes, "the engine copies the cache"
     expected_codes, expected_scales = written(qkv[:, 1], first, cache_tokens, g)
     assert torch.equal(codes.cpu(), expected_codes)
     assert torch.equal(scales.cpu(), expected_scales)
