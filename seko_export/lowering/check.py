@@ -1,7 +1,8 @@
 """Refuse, in a traced graph, what would break replay: each finding names the op, the file and the line.
 
 Four rules. A shape that is a symbol; an op that makes the host wait or whose result's size depends on data; a
-part of a cache taken by a Python number (right for one chunk only); an op that has no kernel in the engine.
+part of a cache taken by Python numbers (right for one chunk only); an op that has no kernel in the engine. What
+`torch.export` itself refuses is `trace.py`'s to report.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch._library.triton import get_triton_kernels_for_op
@@ -17,69 +19,39 @@ from torch.fx import Node
 
 from seko_export.errors import LoweringError
 
-# Ops whose result needs the host, or whose size depends on the data.
-HOST_SYNC_OPS = frozenset(
-    {
-        "aten._local_scalar_dense",
-        "aten.item",
-        "aten.is_nonzero",
-        "aten.equal",
-        "aten.nonzero",
-        "aten.nonzero_numpy",
-        "aten.masked_select",
-        "aten._unique2",
-        "aten.unique_consecutive",
-        "aten.unique_dim",
-        "aten.bincount",
-        "aten.sym_constrain_range_for_size",
-        "aten._assert_scalar",
-        "aten.allclose",
-    }
-)
-# Ops that take a part of a tensor by Python numbers.
+# Ops whose result needs the host, or whose size depends on the data, beside those that torch tags so.
+HOST_SYNC_OPS = frozenset({"aten.is_nonzero", "aten.nonzero_numpy"})
+_HOST_SYNC_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+# Ops that take a part of a tensor by Python numbers; their `_copy` forms too.
 NUMBERED_PART_OPS = frozenset(
-    {
-        "aten.slice",
-        "aten.select",
-        "aten.narrow",
-        "aten.split",
-        "aten.split_with_sizes",
-        "aten.chunk",
-        "aten.unbind",
-        "aten.slice_scatter",
-        "aten.select_scatter",
-        "aten.as_strided",
-        "aten.roll",
-    }
+    f"aten.{name}"
+    for name in (
+        *("slice", "select", "narrow", "unbind", "unfold", "diagonal", "as_strided", "roll", "pad"),
+        *("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "tensor_split"),
+        *("chunk", "unsafe_chunk", "hsplit", "vsplit", "dsplit", "constant_pad_nd", "resize_"),
+        *("slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter"),
+    )
 )
-# Ops through which a cache stays a cache: its views, and its in-place or functional writes.
-CACHE_PRESERVING_OPS = frozenset(
-    {
-        "aten.view",
-        "aten.reshape",
-        "aten._unsafe_view",
-        "aten.unflatten",
-        "aten.flatten",
-        "aten.transpose",
-        "aten.permute",
-        "aten.t",
-        "aten.unsqueeze",
-        "aten.squeeze",
-        "aten.expand",
-        "aten.alias",
-        "aten.clone",
-        "aten.contiguous",
-        "aten.detach",
-        "aten.index_copy",
-        "aten.index_copy_",
-        "aten.index_put",
-        "aten.index_put_",
-        "aten.copy_",
-        "aten.copy",
-    }
+# Ops that address their first argument by index tensors, and where those stand among the arguments.
+INDEX_ARGUMENTS = {
+    **dict.fromkeys(("aten.index", "aten._unsafe_index", "aten.take", "aten.take_along_dim"), 1),
+    **dict.fromkeys(("aten.index_put", "aten.index_put_", "aten._unsafe_index_put", "aten.put_"), 1),
+    **dict.fromkeys(("aten.index_select", "aten.gather", "aten.index_copy", "aten.index_copy_"), 2),
+    **dict.fromkeys(("aten.index_add", "aten.index_add_", "aten.index_fill", "aten.index_fill_"), 2),
+    **dict.fromkeys(("aten.scatter", "aten.scatter_", "aten.scatter_add", "aten.scatter_add_"), 2),
+}
+# Ops whose result is a copy of the cache, whole. Views and in-place writes are known by their schema.
+WHOLE_COPY_OPS = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("clone", "_to_copy", "type_as", "lift_fresh_copy", "repeat", "cat", "concat", "stack"),
+        *("index_copy", "index_put", "index_add", "index_fill", "scatter", "scatter_add", "copy"),
+        *("masked_fill", "masked_scatter", "where", "flip"),
+    )
 )
 TRITON_HIGHER_ORDER_OPS = frozenset({"triton_kernel_wrapper_mutation", "triton_kernel_wrapper_functional"})
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\s*(?P<source>.*)')
+_TORCH = str(Path(torch.__file__).parent)
 
 
 @dataclass(frozen=True)
@@ -93,7 +65,7 @@ class Finding:
     op : str
         The op, or the input's name.
     where : str
-        ``file:line in function`` of the model's source, or ``unknown place``.
+        ``file:line in function (source)`` of the model's source, or ``unknown place``.
     advice : str
         What to do.
     """
@@ -135,25 +107,30 @@ def find_offenders(program: ExportedProgram, cache_inputs: Sequence[int]) -> Ite
     user_inputs = list(program.graph_signature.user_inputs)
     caches = {user_inputs[i] for i in cache_inputs}
     holds_cache: set[Node] = set()
+    constants: set[Node] = set()  # made of Python numbers alone
     for node in program.graph.nodes:
-        if _has_symbol(node):
+        # Only where a symbol enters: what is computed from it would repeat the same finding.
+        if _has_symbol(node) and not any(map(_has_symbol, node.all_input_nodes)):
             yield Finding(
                 "symbolic-int", node.name, _where(node), "every size must come from the frozen config"
             )
-        if node.op == "placeholder" and node.name in caches:
-            holds_cache.add(node)
+        if node.op == "placeholder":
+            if node.name in caches:
+                holds_cache.add(node)
+            elif node.name not in user_inputs:
+                constants.add(node)
         if node.op != "call_function":
             continue
         op = _op_name(node)
-        if op in HOST_SYNC_OPS or _crosses_devices(node):
+        if all(source in constants for source in node.all_input_nodes):
+            constants.add(node)
+        if _waits_for_host(node, op):
             yield Finding("host-sync", op, _where(node), "keep the value in a tensor on the device")
-        sources = [n for n in node.all_input_nodes if n in holds_cache]
-        if sources and op in NUMBERED_PART_OPS and not _takes_all(node):
+        if _takes_numbered_part(node, op, holds_cache, constants):
             yield Finding(
                 "cache-slice", op, _where(node), "address the cache by an index tensor, not by numbers"
             )
-        # In-place writes: only the written tensor (the first argument) is a cache, not what is copied from one.
-        if sources and op in CACHE_PRESERVING_OPS and node.args and node.args[0] in holds_cache:
+        if _keeps_cache(node, op, holds_cache):
             holds_cache.add(node)
         if not _has_kernel(node):
             yield Finding(
@@ -181,6 +158,16 @@ def _has_symbol(node: Node) -> bool:
     return False
 
 
+def _waits_for_host(node: Node, op: str) -> bool:
+    if op in HOST_SYNC_OPS or _crosses_devices(node):
+        return True
+    if op in INDEX_ARGUMENTS:  # tagged for its boolean form, which must count the true elements
+        kinds = [n.meta["val"].dtype for n in _index_nodes(node, op) if "val" in n.meta]
+        return torch.bool in kinds or (torch.uint8 in kinds and INDEX_ARGUMENTS[op] == 1)
+    tags = node.target.tags if isinstance(node.target, torch._ops.OpOverload) else ()
+    return any(tag in tags for tag in _HOST_SYNC_TAGS)
+
+
 def _crosses_devices(node: Node) -> bool:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
@@ -190,6 +177,34 @@ def _crosses_devices(node: Node) -> bool:
     return any(
         isinstance(s, torch.Tensor) and s.device.type != value.device.type and s.dim() > 0 for s in sources
     )
+
+
+def _takes_numbered_part(node: Node, op: str, holds_cache: set[Node], constants: set[Node]) -> bool:
+    if not node.args or node.args[0] not in holds_cache:
+        return False
+    if op.removesuffix("_copy") in NUMBERED_PART_OPS:
+        return not _takes_all(node)
+    indices = _index_nodes(node, op) if op in INDEX_ARGUMENTS else []
+    return bool(indices) and all(index in constants for index in indices)
+
+
+def _index_nodes(node: Node, op: str) -> list[Node]:
+    position = INDEX_ARGUMENTS[op]
+    argument = node.args[position] if len(node.args) > position else node.kwargs.get("index")
+    return [
+        n for n in (argument if isinstance(argument, list | tuple) else [argument]) if isinstance(n, Node)
+    ]
+
+
+def _keeps_cache(node: Node, op: str, holds_cache: set[Node]) -> bool:
+    """Tell whether the result is still a cache: a view of one, a written one, or a whole copy."""
+    if op in WHOLE_COPY_OPS:
+        return any(n in holds_cache for n in node.all_input_nodes)
+    # Not what is computed from a cache: a window that was expanded from codes is the attention's own.
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.args or node.args[0] not in holds_cache:
+        return False
+    first, returns = node.target._schema.arguments[0].alias_info, node.target._schema.returns
+    return first is not None and any(r.alias_info is not None for r in returns)
 
 
 def _takes_all(node: Node) -> bool:
@@ -209,7 +224,11 @@ def _has_kernel(node: Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         name = getattr(target, "__name__", str(target))
-        return name == "getitem" or name in TRITON_HIGHER_ORDER_OPS
+        # Arithmetic on a symbol is no op of its own: where the symbol entered is reported.
+        on_symbols = any(map(_has_symbol, node.all_input_nodes)) and not isinstance(
+            target, torch._ops.HigherOrderOperator
+        )
+        return name == "getitem" or name in TRITON_HIGHER_ORDER_OPS or on_symbols
     if target.namespace in ("aten", "prims"):
         return True
     # Only an op registered by `triton_op` lists its kernels; a Python custom op is opaque to the compiler.
@@ -217,9 +236,17 @@ def _has_kernel(node: Node) -> bool:
 
 
 def _where(node: Node) -> str:
-    trace = node.meta.get("stack_trace") or ""
-    frames = list(_FRAME.finditer(trace))
-    if not frames:
+    """Return ``file:line in function (source)`` of the innermost frame outside torch that the graph knows.
+
+    `torch.export` keeps frames named ``forward`` alone: an op inside a helper is placed at the line of the
+    ``forward`` that calls the helper, and the source says which helper that is.
+    """
+    if node.op == "placeholder":
+        return "the piece's inputs"
+    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
+    own = [f for f in frames if not f["file"].startswith((_TORCH, "<"))] or frames
+    if not own:
         return "unknown place"
-    last = frames[-1]
-    return f"{last['file']}:{last['line']} in {last['function']}"
+    last = own[-1]
+    source = f" ({last['source'].strip()})" if last["source"].strip() else ""
+    return f"{last['file']}:{last['line']} in {last['function']}{source}"

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-import torch
-from torch.export import ExportedProgram
+import traceback
+from pathlib import Path
 
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound
+
+from seko_export.errors import LoweringError
 from seko_export.lowering.check import check_replayable
 from seko_export.pieces import FlatModule, Piece
+
+# How torch.export itself refuses a value that only the device knows: `if tensor`, `torch.equal`, a numbered part
+# at a place taken from a tensor.
+_DATA_DEPENDENT = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+    PendingUnbackedSymbolNotFound,
+)
 
 
 def trace(piece: Piece, device: str) -> ExportedProgram:
@@ -30,7 +45,20 @@ def trace(piece: Piece, device: str) -> ExportedProgram:
         If the graph holds what replay cannot repeat; the message names op, file and line.
     """
     caches = [i for i, a in enumerate(piece.signature) if a.name in piece.mutates]
-    with torch.no_grad():
-        program = torch.export.export(FlatModule(piece), piece.example_inputs(device), strict=False)
+    try:
+        with torch.no_grad():
+            program = torch.export.export(FlatModule(piece), piece.example_inputs(device), strict=False)
+    except _DATA_DEPENDENT as fault:
+        raise LoweringError(
+            f"piece {piece.name!r} cannot be traced: [host-sync] at {_raised_at(fault)}: keep the value in a "
+            f"tensor on the device; torch.export says: {str(fault).strip().splitlines()[0]}"
+        ) from fault
     check_replayable(program, piece.name, caches)
     return program
+
+
+def _raised_at(fault: Exception) -> str:
+    """Return ``file:line in function (source)`` of the innermost frame outside torch."""
+    library = str(Path(torch.__file__).parent)
+    own = [f for f in traceback.extract_tb(fault.__traceback__) if not f.filename.startswith((library, "<"))]
+    return f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name} ({own[-1].line})"
