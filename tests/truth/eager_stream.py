@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from seko_runtime.manifest import Call
-from seko_runtime.ring import Ring
 from torch import Tensor
 
 from seko_export.checkpoints.keys import wan_shapes
@@ -18,6 +16,8 @@ from seko_export.config import ModelConfig, StreamConfig
 from seko_export.models.sampler import Schedule
 from seko_export.pieces import BuildConfig, FlatModule, make_buffers, make_pieces, make_programs
 from seko_export.weights import model_weights
+from seko_runtime.manifest import Call
+from seko_runtime.ring import Ring
 
 SMALL = ModelConfig(
     name="small", layers=2, dim=256, heads=2, ffn_dim=320, text_dim=48, text_tokens=9, freq_dim=64

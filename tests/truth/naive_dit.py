@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
-from seko_kernels.kv_formats import KvFormat
-from seko_kernels.reference import nvfp4_encode
 from torch import Tensor
 
 from seko_export.config import ModelConfig, StreamConfig
+from seko_kernels.kv_formats import KvFormat
+from seko_kernels.reference import nvfp4_encode
 
 
 @dataclass
