@@ -252,3 +252,9 @@ def file_entries(folder: Path) -> dict[str, FileEntry]:
 
 
 GOLDEN = Golden("golden/golden.safetensors", (0,), (0, 3), 1e-5)
+
+
+def example_inputs(engine: str) -> tuple[torch.Tensor, ...]:
+    """Zeros of an engine's signature at batch 1, to trace it with."""
+    spec = next(one for one in toy_manifest().engines if one.name == engine)
+    return tuple(torch.zeros(one.shape, dtype=getattr(torch, one.dtype)) for one in spec.inputs)

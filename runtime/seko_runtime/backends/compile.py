@@ -16,9 +16,8 @@ from seko_runtime.errors import EngineLoadError, MissingFileError
 from seko_runtime.manifest import EngineSpec, Manifest
 from seko_runtime.memory import Engine, Memory
 
-CACHE_KEY = (
-    "compiler_cache"  # in the manifest's `extra`: the file that `torch.compiler.save_cache_artifacts` gave
-)
+_torch: Any = torch  # parts of its compiler carry no types
+CACHE_KEY = "compiler_cache"  # in `extra`: the file of `torch.compiler.save_cache_artifacts`
 WARM_UP_RUNS = 3  # cudagraph trees run a path eagerly, then record it, then replay it
 
 
@@ -86,7 +85,7 @@ class CompileCudaMemory(CudaMemory):
 
     def program_begins(self) -> None:
         # No value crosses a program: what lasts was copied into a static buffer. So recorded outputs may be reused.
-        torch.compiler.cudagraph_mark_step_begin()
+        _torch.compiler.cudagraph_mark_step_begin()
 
 
 def _compiled(spec: EngineSpec, program: memoryview) -> Engine:
@@ -99,7 +98,7 @@ def _compiled(spec: EngineSpec, program: memoryview) -> Engine:
             f"engine {spec.name} ({spec.file}) was refused by torch {torch.__version__}: "
             f"{str(error).splitlines()[0][:200] if str(error) else type(error).__name__}; rebuild the artifact"
         ) from None
-    run = torch.compile(module, mode="reduce-overhead", fullgraph=True, dynamic=False)
+    run = _torch.compile(module, mode="reduce-overhead", fullgraph=True, dynamic=False)
 
     def engine(inputs: list[Any]) -> Sequence[Any]:
         results = run(*inputs)

@@ -17,9 +17,8 @@ from seko_runtime.manifest import TensorSpec
 from seko_runtime.memory import HostBlock
 from seko_runtime.safetensors_map import MappedTensor
 
-ALIGNMENT = (
-    256  # bytes; what cudaMalloc gives, and more than the 16 that compiled kernels were told to expect
-)
+_cuda: Any = torch.cuda  # its streams, events and pools carry no types
+ALIGNMENT = 256  # bytes, as cudaMalloc gives; compiled kernels were told to expect at least 16
 CHUNKS_IN_FLIGHT = 4  # host blocks: the host may be that far ahead of the device
 UPLOAD_WINDOW = 8 << 20  # bytes of one staged copy
 UPLOAD_THREADS = 4  # copies into pinned memory run at about 8 GB/s a core; four reach the bus
