@@ -127,7 +127,9 @@ def _disk_faults(goal: Path) -> Iterator[None]:
         yield
     except OSError as fault:
         if fault.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise MachineError(f"no space left for {goal}: free some, or choose another -o; nothing was kept") from fault
+            raise MachineError(
+                f"no space left for {goal}: free some, or choose another -o; nothing was kept"
+            ) from fault
         if fault.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
             raise MachineError(f"{goal} cannot be written ({fault.strerror}): choose another -o") from fault
         raise

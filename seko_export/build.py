@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from seko_export import environment, golden
 from seko_export.artifact_writer import artifact_folder, check_goal, hash_files, write_weights
@@ -53,10 +55,14 @@ class BuildResult:
     artifact: Path
     digest: str
     build_s: float
-    kv: dict[str, object]
+    kv: dict[str, Any]
     engine_bytes: int
     weight_bytes: int
     golden_error: float
+
+    def report(self) -> dict[str, object]:
+        """Return the JSON line."""
+        return asdict(self) | {"artifact": str(self.artifact)}
 
 
 def build_artifact(
@@ -65,6 +71,7 @@ def build_artifact(
     goal: Path,
     *,
     backend: str = "aoti",
+    use_ema: bool = True,
     replace: bool = False,
     progress: Progress = lambda *_: None,
 ) -> BuildResult:
@@ -80,6 +87,8 @@ def build_artifact(
         The artifact's folder.
     backend : str
         ``aoti`` or ``compile``.
+    use_ema : bool
+        Whether a Self-Forcing ``.pt`` gives its averaged weights.
     replace : bool
         Whether an artifact at ``goal`` gives way.
     progress : callable
@@ -100,7 +109,7 @@ def build_artifact(
     if backend == "tensorrt":
         tensorrt.refuse()
     check_goal(goal, replace=replace)
-    source = load_checkpoint(checkpoint, config.model)
+    source = load_checkpoint(checkpoint, config.model, use_ema=use_ema)
     progress("probing the compiler", 0, 1)
     environment.probe_compiler()
 
@@ -126,12 +135,12 @@ def build_artifact(
     sizes = {name: entry.size for name, entry in manifest.files.items()}
     return BuildResult(
         artifact=goal,
-        digest=str(report["digest"]),
+        digest=report["digest"],
         build_s=time.monotonic() - started,
         kv=asdict(manifest.kv) | ({"error_vs_exact": record.error_vs_exact} if record.exact else {}),
         engine_bytes=sum(size for name, size in sizes.items() if name.startswith("engines/")),
         weight_bytes=sum(size for name, size in sizes.items() if name.startswith("weights/")),
-        golden_error=float(report["worst_error"]),
+        golden_error=report["worst"]["golden"],
     )
 
 
@@ -145,7 +154,7 @@ def _engines(
     make = aoti.compile_piece if backend == "aoti" else compile_backend.export_piece
     workers = min(len(pieces), os.cpu_count() or 1)
     # spawn: a forked child must not use the GPU, and must not hold the parent's threads' locks
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_ignore_interrupt)
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_quiet_worker)
     by_cost = sorted(pieces, key=lambda name: not name.startswith("block"))  # the slowest first
     futures: dict[Future[None], str] = {
         pool.submit(make, config, name, str(folder / f"{name}.pt2")): name for name in by_cost
@@ -169,24 +178,27 @@ def _engines(
         finished = True
     finally:
         if not finished:
-            for process in (pool._processes or {}).values():  # no public way to end running workers before 3.14
+            for process in (
+                pool._processes or {}
+            ).values():  # no public way to end running workers before 3.14
                 process.terminate()
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _ignore_interrupt() -> None:
-    """Ctrl-C reaches the whole process group; the parent ends its workers itself."""
+def _quiet_worker() -> None:
+    """Leave Ctrl-C, which reaches the whole process group, to the parent; drop torch's warnings about itself."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)", category=FutureWarning)
 
 
-def _verify(folder: Path) -> dict[str, object]:
+def _verify(folder: Path) -> dict[str, Any]:
     """Open the artifact with the runtime alone and replay its goldens, in a process that may crash."""
     done = _run_child("seko_runtime", "verify", str(folder), "--json")
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         detail = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise NumericError(f"the new artifact does not verify (exit code {done.returncode}): {detail}")
-    report: dict[str, object] = json.loads(lines[-1])
+    report: dict[str, Any] = json.loads(lines[-1])
     return report
 
 

@@ -22,13 +22,13 @@ class SekoGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; every error that we know becomes one sentence."""
-        from seko_runtime.errors import SekoError
+        from seko_runtime.errors import SekoRuntimeError
 
         from seko_export.errors import ExportError
 
         try:
             return super().invoke(ctx)
-        except (ExportError, SekoError) as error:
+        except (ExportError, SekoRuntimeError) as error:
             click.echo(f"seko-export: {error}", err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
@@ -47,11 +47,15 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 @main.command()
 @click.argument("checkpoint", required=False, type=click.Path(path_type=Path))
-@click.option("--preset", default=None, help="Model: tiny, self-forcing-1.3b, wan-14b. Without a checkpoint: tiny.")
+@click.option(
+    "--preset", default=None, help="Model: tiny, self-forcing-1.3b, wan-14b. Without a checkpoint: tiny."
+)
 @click.option("--kv", "kv_scheme", default=None, help="KV cache: bf16 (exact; fp32 on a CPU) or fp4.")
 @click.option("--fp4-kv", is_flag=True, help="Short for --kv fp4: 3.56 times less cache than bf16.")
 @click.option("--backend", default="aoti", show_default=True, help="aoti, compile or tensorrt.")
-@click.option("--target", default="auto", show_default=True, help="auto, cpu, or sm_NN of this machine's GPU.")
+@click.option(
+    "--target", default="auto", show_default=True, help="auto, cpu, or sm_NN of this machine's GPU."
+)
 @click.option("--height", type=int, help="Video height in pixels, a multiple of 16.")
 @click.option("--width", type=int, help="Video width in pixels, a multiple of 16.")
 @click.option("--chunk-frames", type=int, help="Latent frames denoised together.")
@@ -59,6 +63,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 @click.option("--ring-frames", type=int, help="Reusable slots behind the sink.")
 @click.option("--batch", type=int, help="Rows that one engine call carries.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The artifact's folder.")
+@click.option("--no-ema", is_flag=True, help="Take a .pt's plain weights (generator), not their average.")
 @click.option("--force", is_flag=True, help="Replace an artifact that is already there.")
 @json_option
 def build(
@@ -69,6 +74,7 @@ def build(
     backend: str,
     target: str,
     output: Path,
+    no_ema: bool,
     force: bool,
     as_json: bool,
     **layout: int | None,
@@ -82,7 +88,9 @@ def build(
 
     config = build_config(checkpoint is not None, preset, kv_scheme, fp4_kv, target, layout)
     with _checkpoint(checkpoint, config.model) as source, _progress(quiet=as_json) as progress:
-        result = build_artifact(config, source, output, backend=backend, replace=force, progress=progress)
+        result = build_artifact(
+            config, source, output, backend=backend, use_ema=not no_ema, replace=force, progress=progress
+        )
     if as_json:
         _print_json(result.report())
         return
@@ -127,7 +135,9 @@ def verify(artifact: Path, as_json: bool) -> None:
             f"{artifact}: worst relative error {report['worst_error']:.2e}, tolerance {report['tolerance']:.0e}"
         )
     if not report["ok"]:
-        click.echo("seko-export: the engines do not reproduce the goldens; rebuild the artifact here", err=True)
+        click.echo(
+            "seko-export: the engines do not reproduce the goldens; rebuild the artifact here", err=True
+        )
         sys.exit(6)
 
 

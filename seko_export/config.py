@@ -52,15 +52,29 @@ class ModelConfig:
     rope_theta: float = 10_000.0
 
     def __post_init__(self) -> None:
+        counts = (
+            "layers",
+            "dim",
+            "heads",
+            "ffn_dim",
+            "in_channels",
+            "out_channels",
+            "text_dim",
+            "text_tokens",
+        )
+        for field in (*counts, "freq_dim"):
+            if getattr(self, field) < 1:
+                raise UsageError(f"{field} must be at least 1, got {getattr(self, field)}")
         if self.dim % self.heads:
             raise UsageError(f"dim {self.dim} is no multiple of heads {self.heads}")
         if self.head_dim % 16:
             raise UsageError(f"head_dim {self.head_dim} is no multiple of 16, the FP4 scale block")
         if self.freq_dim % 2:
             raise UsageError(f"freq_dim {self.freq_dim} must be even: cosines, then sines")
-        for field in ("layers", "ffn_dim", "in_channels", "out_channels", "text_dim", "text_tokens"):
-            if getattr(self, field) < 1:
-                raise UsageError(f"{field} must be at least 1, got {getattr(self, field)}")
+        if not self.norm_eps > 0 or not self.rope_theta > 1:
+            raise UsageError(
+                f"norm_eps {self.norm_eps} must be above 0 and rope_theta {self.rope_theta} above 1"
+            )
 
     @property
     def head_dim(self) -> int:
@@ -109,9 +123,9 @@ class StreamConfig:
                 raise UsageError(
                     f"{side} {pixels} is no multiple of {unit} pixels (VAE stride 8 times patch 2)"
                 )
-        if self.chunk_frames < 1 or self.batch < 1 or self.sink_frames < 0:
+        if self.chunk_frames < 1 or self.batch < 1 or self.fps < 1 or self.sink_frames < 0:
             raise UsageError(
-                f"chunk_frames {self.chunk_frames} and batch {self.batch} must be at least 1, "
+                f"chunk_frames {self.chunk_frames}, batch {self.batch} and fps {self.fps} must be at least 1, "
                 f"sink_frames {self.sink_frames} at least 0"
             )
         if self.ring_frames < self.chunk_frames:

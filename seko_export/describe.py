@@ -67,7 +67,11 @@ def describe(
             cpu_flags=environment.cpu_flags() if cpu else (),
         ),
         producer=environment.producer(),
-        model={**asdict(config.model), "head_dim": config.model.head_dim, "dtype": str(config.dtype).split(".")[1]},
+        model={
+            **asdict(config.model),
+            "head_dim": config.model.head_dim,
+            "dtype": str(config.dtype).split(".")[1],
+        },
         stream=_stream(config),
         kv=kv_pool(config),
         schedule=_schedule(config),

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
-from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.manifest import Golden, Weight
 from seko_runtime.session import Session
 from torch import Tensor
@@ -74,7 +74,9 @@ class Record:
         return Golden(GOLDEN_FILE, self.seeds, tuple(self.latents), self.tolerance)
 
 
-def record(config: BuildConfig, weights: Mapping[str, Tensor], progress: Callable[[str, int, int], None]) -> Record:
+def record(
+    config: BuildConfig, weights: Mapping[str, Tensor], progress: Callable[[str, int, int], None]
+) -> Record:
     """Run the eager model over the golden chunks: the first one, and the first that evicts a frame.
 
     Parameters
@@ -170,7 +172,8 @@ def eager_session(
         engines |= {name: peaks.watch(engines[name]) for name in engines if name.startswith("block")}
     table = tuple(Weight(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in weights.items())
     manifest = describe(config, "eager", table, {})
-    memory = CpuMemory()
+    memory = torch_memory(torch.device(config.device))
+    memory.captures = False
     with (
         torch.no_grad(),
         attention_backends(config.device),
@@ -206,7 +209,9 @@ class KvPeaks:
         )["block"].signature
         self._caches = [i for i, a in enumerate(signature) if a.name in ("caches.k", "caches.v")]
 
-    def watch(self, block: Callable[[list[Tensor]], Sequence[Tensor]]) -> Callable[[list[Tensor]], Sequence[Tensor]]:
+    def watch(
+        self, block: Callable[[list[Tensor]], Sequence[Tensor]]
+    ) -> Callable[[list[Tensor]], Sequence[Tensor]]:
         """Return the block engine with an eye on its caches; layers are called in order."""
 
         def watched(inputs: list[Tensor]) -> Sequence[Tensor]:

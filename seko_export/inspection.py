@@ -6,12 +6,13 @@ import statistics
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from seko_runtime import open_artifact
-from seko_runtime.artifact_files import open_files
+from seko_runtime.artifact import check_artifact
 
 
-def inspect_artifact(path: Path) -> dict[str, object]:
+def inspect_artifact(path: Path) -> dict[str, Any]:
     """Return what an artifact holds, after checking every hash; no engine is loaded.
 
     Parameters
@@ -29,34 +30,48 @@ def inspect_artifact(path: Path) -> dict[str, object]:
     ArtifactError
         Of the class that fits what is wrong with it.
     """
-    with open_files(path) as files:
-        manifest = files.manifest
-        sizes = {name: entry.size for name, entry in manifest.files.items()}
+    checked = check_artifact(path)
+    manifest = checked.manifest
+    sizes = {name: entry.size for name, entry in manifest.files.items()}
+    return {
+        "name": manifest.name,
+        "digest": checked.digest,
+        "format": manifest.format_version,
+        "backend": manifest.backend,
+        "target": asdict(manifest.target),
+        "producer": dict(manifest.producer),
+        "model": dict(manifest.model),
+        "stream": asdict(manifest.stream),
+        "kv": asdict(manifest.kv),
+        "schedule": asdict(manifest.schedule),
+        "engine_bytes": sum(size for name, size in sizes.items() if name.startswith("engines/")),
+        "weight_bytes": sum(size for name, size in sizes.items() if name.startswith("weights/")),
+        "engines": {engine.name: sizes[engine.file] for engine in manifest.engines},
+        "programs": {name: [call.engine for call in calls] for name, calls in manifest.programs.items()},
+    }
+
+
+def verify_artifact(path: Path) -> dict[str, Any]:
+    """Replay the goldens of an artifact.
+
+    Returns
+    -------
+    dict
+        ``ok``, ``worst_error``, ``tolerance``, ``digest`` and, a recorded chunk each, ``chunks``: relative errors
+        against the golden and, for a lossy cache, against the exact track.
+    """
+    with open_artifact(path) as artifact:
+        errors = artifact.verify()
         return {
-            "name": manifest.name,
-            "digest": files.digest,
-            "format": manifest.format_version,
-            "backend": manifest.backend,
-            "target": asdict(manifest.target),
-            "producer": dict(manifest.producer),
-            "model": dict(manifest.model),
-            "stream": asdict(manifest.stream),
-            "kv": asdict(manifest.kv),
-            "schedule": asdict(manifest.schedule),
-            "engine_bytes": sum(size for name, size in sizes.items() if name.startswith("engines/")),
-            "weight_bytes": sum(size for name, size in sizes.items() if name.startswith("weights/")),
-            "engines": {engine.name: sizes[engine.file] for engine in manifest.engines},
-            "programs": {name: [call.engine for call in calls] for name, calls in manifest.programs.items()},
+            "ok": all(error.within for error in errors),
+            "worst_error": max(error.golden for error in errors),
+            "tolerance": errors[0].tolerance,
+            "digest": artifact.digest,
+            "chunks": [asdict(error) for error in errors],
         }
 
 
-def verify_artifact(path: Path) -> dict[str, object]:
-    """Return how far the engines are from the goldens, a recorded chunk each, and whether that is near enough."""
-    with open_artifact(path) as artifact:
-        return artifact.verify().report()
-
-
-def bench_artifact(path: Path, chunks: int) -> dict[str, object]:
+def bench_artifact(path: Path, chunks: int) -> dict[str, Any]:
     """Time an artifact with its golden text, chunk by chunk, the host waiting for each.
 
     Parameters

@@ -40,7 +40,10 @@ def model_weights(pieces: Mapping[str, Piece], checkpoint: WanTensors) -> Iterat
                 name = argument.ref.removeprefix("weight:").replace("{layer}", str(layer))
                 if name not in seen:  # the masked and the unmasked block share theirs
                     seen.add(name)
-                    yield name, _gather(name, checkpoint).reshape(argument.shape).to(argument.dtype).contiguous()
+                    yield (
+                        name,
+                        _gather(name, checkpoint).reshape(argument.shape).to(argument.dtype).contiguous(),
+                    )
 
 
 def _gather(name: str, checkpoint: WanTensors) -> Tensor:

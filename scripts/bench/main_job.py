@@ -44,7 +44,9 @@ print(json.dumps({"total_s": done - begin, "open_s": opened - begin, "session_s"
 def main() -> None:
     """Measure every figure of the main job."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, required=True, help="folder for the checkpoint and the artifacts")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder for the checkpoint and the artifacts"
+    )
     parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
     parser.add_argument("--chunks", type=int, default=20)
     options = parser.parse_args()
@@ -66,7 +68,9 @@ def main() -> None:
         append_row(rows, "build_s", shape, report["build_s"], "s", bar, golden_error=report["golden_error"])
         append_row(rows, "engine_mb", shape, report["engine_bytes"] / 1e6, "MB", 5.0)
         first = min((_json("-c", _FIRST_CHUNK, str(artifact)) for _ in range(3)), key=lambda r: r["total_s"])
-        append_row(rows, "first_chunk_s", shape, first["total_s"], "s beyond import torch, best of 3", 2.5, **first)
+        append_row(
+            rows, "first_chunk_s", shape, first["total_s"], "s beyond import torch, best of 3", 2.5, **first
+        )
         steady(artifact, checkpoint, scheme, options)
     kv = built["fp4"]["kv"]
     append_row(
@@ -87,11 +91,26 @@ def steady(artifact: Path, checkpoint: Path, scheme: str, options: argparse.Name
                 session.run_chunk()
             engine_ms = _chunk_ms(session, options.chunks)
             launches = _launches(session)
-            append_row(options.rows, "launches_per_chunk", shape, launches["graphs"], "graph launches", 1.0, **launches)
+            append_row(
+                options.rows,
+                "launches_per_chunk",
+                shape,
+                launches["graphs"],
+                "graph launches",
+                1.0,
+                **launches,
+            )
             if scheme == "bf16":
                 ratio, calm, busy = busy_host(session)
                 append_row(
-                    options.rows, "busy_host_p99", shape, ratio, "p99 / median of a chunk", 1.05, calm=calm, busy=busy
+                    options.rows,
+                    "busy_host_p99",
+                    shape,
+                    ratio,
+                    "p99 / median of a chunk",
+                    1.05,
+                    calm=calm,
+                    busy=busy,
                 )
             peak = torch.cuda.max_memory_allocated()
     eager_ms = _eager_chunk_ms(checkpoint, scheme, max(5, options.chunks // 2))
@@ -106,7 +125,9 @@ def steady(artifact: Path, checkpoint: Path, scheme: str, options: argparse.Name
 def busy_host(session: object) -> tuple[float, dict[str, float], dict[str, float]]:
     """Return p99/median of a chunk's latency while a process spins on every core, and both distributions."""
     calm = _latencies(session, 100)
-    spinners = [multiprocessing.get_context("fork").Process(target=_spin, daemon=True) for _ in range(os.cpu_count())]
+    spinners = [
+        multiprocessing.get_context("fork").Process(target=_spin, daemon=True) for _ in range(os.cpu_count())
+    ]
     for process in spinners:
         process.start()
     time.sleep(1)

@@ -57,9 +57,13 @@ def attention_backends(device: str) -> contextlib.AbstractContextManager[None]:
 
 def local_prefixes() -> list[Path]:
     """Return the folders of this machine whose names must not travel in an artifact."""
-    folders = [*site.getsitepackages(), sys.prefix, sys.base_prefix, Path.home(), Path.cwd()]
-    folders += [Path(__file__).resolve().parents[2], os.environ.get("TORCHINDUCTOR_CACHE_DIR", ".")]
-    return [Path(folder) for folder in folders]
+    folders = [
+        sys.prefix,
+        sys.base_prefix,
+        os.environ.get("TORCHINDUCTOR_CACHE_DIR", "."),
+        *site.getsitepackages(),
+    ]
+    return [Path(__file__).resolve().parents[2], Path.home(), Path.cwd(), *map(Path, folders)]
 
 
 def _use_private_cache() -> None:

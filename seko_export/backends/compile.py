@@ -63,7 +63,9 @@ def fill_cache(folder: Path) -> None:
             session.run_chunk().to_host()
     saved = torch.compiler.save_cache_artifacts()
     if saved is None:
-        raise MachineError("the compiler kept no cache: is TORCHINDUCTOR_FX_GRAPH_CACHE=0 or force_disable_caches set?")
+        raise MachineError(
+            "the compiler kept no cache: is TORCHINDUCTOR_FX_GRAPH_CACHE=0 or force_disable_caches set?"
+        )
     (folder / COMPILER_CACHE).write_bytes(saved[0])
 
 

@@ -232,7 +232,7 @@ def _has_kernel(node: Node) -> bool:
     if target.namespace in ("aten", "prims"):
         return True
     # Only an op registered by `triton_op` lists its kernels; a Python custom op is opaque to the compiler.
-    return bool(get_triton_kernels_for_op(target.name().split(".")[0]))
+    return bool(get_triton_kernels_for_op(target._schema.name))
 
 
 def _where(node: Node) -> str:

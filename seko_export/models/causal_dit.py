@@ -159,13 +159,14 @@ class Block(nn.Module):
         return attention(q, k.unflatten(0, (batch, tokens)), v.unflatten(0, (batch, tokens)), bias)
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.model.heads, self.model.head_dim))
+        return x.reshape(*x.shape[:-1], self.model.heads, self.model.head_dim)
 
     def _plain_norm(self, x: Tensor) -> Tensor:
         return F.layer_norm(x.float(), (self.model.dim,), eps=self.model.norm_eps)
 
     def _affine_norm(self, x: Tensor) -> Tensor:
-        return self.norm3(x.float())
+        y: Tensor = self.norm3(x.float())
+        return y
 
 
 class Head(nn.Module):
@@ -254,14 +255,14 @@ def rms_norm(x: Tensor, norm: RmsNormWeight) -> Tensor:
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """Return x * (1 + scale) + shift; x [B, T, d] float32, shift and scale [B, F, 1, d]."""
-    frames = shift.shape[1]
-    return (x.unflatten(1, (frames, -1)) * (1 + scale) + shift).flatten(1, 2)
+    per_frame = x.reshape(x.shape[0], shift.shape[1], -1, x.shape[-1])  # [B, F, n, d]
+    return (per_frame * (1 + scale) + shift).flatten(1, 2)
 
 
 def gated_residual(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
     """Return x + y * gate, summed in float32, in x's dtype; x and y [B, T, d], gate [B, F, 1, d]."""
-    frames = gate.shape[1]
-    step = (y.float().unflatten(1, (frames, -1)) * gate).flatten(1, 2)
+    per_frame = y.float().reshape(y.shape[0], gate.shape[1], -1, y.shape[-1])  # [B, F, n, d]
+    step = (per_frame * gate).flatten(1, 2)
     return (x.float() + step).to(x.dtype)
 
 
@@ -331,12 +332,13 @@ def token_index(write_slots: Tensor, stream: StreamConfig) -> Tensor:
 
 def patchify(latents: Tensor) -> Tensor:
     """Return [B, T, C*4]: each token's channels of one 2x2 patch, ordered (C, row, column)."""
-    x = latents.unflatten(3, (-1, PATCH)).unflatten(5, (-1, PATCH))  # [B, C, F, rows, 2, columns, 2]
+    batch, channels, frames, height, width = latents.shape
+    x = latents.reshape(batch, channels, frames, height // PATCH, PATCH, width // PATCH, PATCH)
     return x.permute(0, 2, 3, 5, 1, 4, 6).flatten(4).flatten(1, 3)
 
 
 def unpatchify(x: Tensor, stream: StreamConfig, channels: int) -> Tensor:
     """Return [B, C, F, h, w] from [B, T, 4*C], whose channels are ordered (row, column, C)."""
     grid = (stream.chunk_frames, stream.latent_height // PATCH, stream.latent_width // PATCH)
-    x = x.unflatten(1, grid).unflatten(-1, (PATCH, PATCH, channels))  # [B, F, rows, columns, 2, 2, C]
+    x = x.reshape(x.shape[0], *grid, PATCH, PATCH, channels)  # [B, F, rows, columns, 2, 2, C]
     return x.permute(0, 6, 1, 2, 4, 3, 5).flatten(5, 6).flatten(3, 4)

@@ -42,6 +42,8 @@ class Schedule:
             raise UsageError(f"timesteps must lie in (0, 1000], got {self.timesteps}")
         if any(a <= b for a, b in zip(self.timesteps, self.timesteps[1:], strict=False)):
             raise UsageError(f"timesteps must fall, got {self.timesteps}")
+        if not 0.0 <= self.context_timestep <= 1000.0:
+            raise UsageError(f"context_timestep must lie in [0, 1000], got {self.context_timestep}")
 
     @classmethod
     def warped(cls, steps: tuple[float, ...] = (1000.0, 750.0, 500.0, 250.0), shift: float = 5.0) -> Schedule:
@@ -148,7 +150,7 @@ def gaussian(seeds: Tensor, frames: Tensor, draw: Tensor, latent_shape: tuple[in
     ]
     values = torch.stack([r * wave for r, a in pairs for wave in (torch.cos(a), torch.sin(a))], dim=-1)
     flat = values.flatten(2)[..., :count]  # [B, F, C*h*w]
-    return flat.unflatten(-1, latent_shape).transpose(1, 2).contiguous()
+    return flat.reshape(*frames.shape, *latent_shape).transpose(1, 2).contiguous()
 
 
 def philox(
