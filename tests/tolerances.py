@@ -14,8 +14,12 @@ STEP = {torch.float32: 2e-6}
 # chain of layers instead of our cache: rounding of a whole second network. The bar is the issue's.
 ORACLE = {torch.float32: 1e-5}
 
-# Elementwise results of one or two fp32 operations on numbers near 1 (rotary tables, Box-Muller): 2 ulp.
+# Elementwise results of a few fp32 operations on numbers near 1: 2 units in the last place of 1.
 ULP = {torch.float32: 2 * 2.0**-23}
+
+# One number in Box-Muller, |value| < 5.9: log, square root and product round relatively (3 * 2**-24 * 5.9); the
+# fp32 angle up to 2*pi is off by 2**-22 * 1.5 at most, times the radius.
+BOX_MULLER = {torch.float32: 5.9 * (3 * 2.0**-24 + 1.5 * 2.0**-22)}
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
