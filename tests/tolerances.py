@@ -10,9 +10,16 @@ from torch import Tensor
 # matmuls, norms and softmaxes give 3e-7 to 9e-7 in norm. The bar is the issue's.
 STEP = {torch.float32: 2e-6}
 
+# A sum of 64 products in float64, in another order; 64 * 2**-53.
+REORDERED_SUM = {torch.float64: 1e-14}
+
 # One pass against another implementation of the model (diffusers), whose context frames went through their own
 # chain of layers instead of our cache: rounding of a whole second network. The bar is the issue's.
 ORACLE = {torch.float32: 1e-5}
+
+# A number in -1..1 that is computed in float64 and rounded once: half a unit in the last place below 1, with a
+# slack for the float64 (at frame 1,000,000 the angle itself rounds at 6e-11).
+ROUNDED_ONCE = {torch.float32: 2.0**-25 + 2e-10}
 
 # Elementwise results of a few fp32 operations on numbers near 1: 2 units in the last place of 1.
 ULP = {torch.float32: 2 * 2.0**-23}
