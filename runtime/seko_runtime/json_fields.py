@@ -103,8 +103,8 @@ def parse_json(document: bytes, what: str, max_bytes: int = MAX_JSON_BYTES) -> o
     try:
         text = document.decode("utf-8")
         value: object = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
-    except ManifestError:
-        raise
+    except ManifestError as error:  # from the two hooks, which do not know the document's name
+        raise ManifestError(f"{what}: {error}") from None
     except RecursionError:
         raise ManifestError(f"{what} is nested too deeply to be a manifest") from None
     except ValueError as error:  # UnicodeDecodeError, JSONDecodeError, an integer of thousands of digits

@@ -105,7 +105,7 @@ def map_safetensors(data: memoryview, file: str) -> dict[str, MappedTensor]:
     except ManifestError as error:  # the shared JSON reader's word for malformed
         raise SafetensorsHeaderError(str(error)) from None
     end = begin
-    for tensor in sorted(tensors.values(), key=lambda one: one.offset):
+    for tensor in sorted(tensors.values(), key=lambda one: (one.offset, one.nbytes)):
         if tensor.offset != end:
             raise SafetensorsHeaderError(
                 f"{file}: tensor {tensor.name} begins at byte {tensor.offset}, expected {end}: "

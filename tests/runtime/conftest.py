@@ -13,29 +13,40 @@ import pytest
 import torch
 
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.manifest import Manifest
+from seko_runtime.manifest import Manifest, Target
 from seko_runtime.session import Session
 
 from . import toy
+
+Edit = Callable[[Path, Callable[[Manifest], Manifest]], None]
 
 
 @pytest.fixture(scope="session")
 def built_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The toy artifact for this machine's CPU; not to be changed."""
-    if shutil.which(os.environ.get("CXX", "g++")) is None:
-        pytest.skip("no C++ compiler: AOTInductor cannot build its packages")
     folder = tmp_path_factory.mktemp("artifacts") / "toy"
-    (folder / "engines").mkdir(parents=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, while it compiles
-        for name, module in toy.MODULES.items():
-            program = torch.export.export(module(), toy.example_inputs(name))
-            torch._inductor.aoti_compile_and_package(
-                program,
-                package_path=str(folder / f"engines/{name}.pt2"),
-                inductor_configs={"aot_inductor.compile_wrapper_opt_level": "O0"},
-            )
+    build_packages(folder, "cpu")
     return finish_artifact(folder, toy.toy_manifest(golden=toy.GOLDEN))
+
+
+@pytest.fixture(scope="session")
+def built_compile_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy artifact for the `compile` backend on this machine's CPU; not to be changed."""
+    folder = tmp_path_factory.mktemp("artifacts") / "toy-compile"
+    save_programs(folder, "cpu")
+    return finish_artifact(folder, toy.toy_manifest(golden=toy.GOLDEN, backend="compile"))
+
+
+@pytest.fixture(scope="session", params=["aoti", "compile"])
+def built_cuda_toy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy artifact for this machine's GPU, by each backend."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    folder = tmp_path_factory.mktemp("artifacts") / f"toy-{request.param}"
+    (build_packages if request.param == "aoti" else save_programs)(folder, "cuda")
+    arch = "sm_{}{}".format(*torch.cuda.get_device_capability())
+    target = Target("cuda", arch, torch.__version__.split("+")[0], torch.version.cuda)
+    return finish_artifact(folder, toy.toy_manifest(golden=toy.GOLDEN, backend=request.param, target=target))
 
 
 @pytest.fixture
@@ -47,7 +58,7 @@ def artifact(built_toy: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def edit_manifest() -> Callable[[Path, Callable[[Manifest], Manifest]], None]:
+def edit_manifest() -> Edit:
     """Rewrite an artifact's manifest, files table included, as an attacker or a builder of another machine would."""
 
     def edit(folder: Path, change: Callable[[Manifest], Manifest]) -> None:
@@ -56,6 +67,31 @@ def edit_manifest() -> Callable[[Path, Callable[[Manifest], Manifest]], None]:
         (folder / "manifest.json").write_bytes(manifest.to_json())
 
     return edit
+
+
+def build_packages(folder: Path, device: str) -> None:
+    """Compile each toy engine to an AOTInductor package."""
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        pytest.skip("no C++ compiler: AOTInductor cannot build its packages")
+    (folder / "engines").mkdir(parents=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, while it compiles
+        for name, module in toy.MODULES.items():
+            torch._inductor.aoti_compile_and_package(
+                torch.export.export(module(), toy.example_inputs(name, device)),
+                package_path=str(folder / f"engines/{name}.pt2"),
+                inductor_configs={"aot_inductor.compile_wrapper_opt_level": "O0"},
+            )
+
+
+def save_programs(folder: Path, device: str) -> None:
+    """Save each toy engine as an exported program."""
+    (folder / "engines").mkdir(parents=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, module in toy.MODULES.items():
+            program = torch.export.export(module(), toy.example_inputs(name, device))
+            torch.export.save(program, folder / f"engines/{name}.pt2")
 
 
 def finish_artifact(folder: Path, manifest: Manifest) -> Path:

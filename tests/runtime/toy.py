@@ -66,13 +66,13 @@ class Step(torch.nn.Module):
         batch, tokens = latents.shape[0], CACHE * TOKENS
         x = latents.permute(0, 2, 3, 4, 1).reshape(batch, CHUNK * TOKENS, CHANNELS)
         x = x @ weight + mean[:, None]
-        token = torch.arange(TOKENS)
-        row = torch.arange(batch)[:, None, None] * tokens
+        token = torch.arange(TOKENS, device=latents.device)
+        row = torch.arange(batch, device=latents.device)[:, None, None] * tokens
         index = (row + slots[:, :, None] * TOKENS + token).reshape(-1)
         cache.index_copy_(0, index, x.reshape(-1, CHANNELS))
         held = cache.reshape(batch, tokens, CHANNELS)
-        open_ = (torch.arange(tokens)[None] < valid[:, None])[:, :, None]
-        context = torch.where(open_, held, torch.zeros(())).sum(1) / valid[:, None]
+        open_ = (torch.arange(tokens, device=latents.device)[None] < valid[:, None])[:, :, None]
+        context = torch.where(open_, held, 0.0).sum(1) / valid[:, None]
         out = torch.tanh(x + context[:, None] * gain)
         shape = (batch, CHUNK, ROWS, COLUMNS, CHANNELS)
         return out.reshape(shape).permute(0, 4, 1, 2, 3).contiguous()
@@ -254,7 +254,9 @@ def file_entries(folder: Path) -> dict[str, FileEntry]:
 GOLDEN = Golden("golden/golden.safetensors", (0,), (0, 3), 1e-5)
 
 
-def example_inputs(engine: str) -> tuple[torch.Tensor, ...]:
+def example_inputs(engine: str, device: str = "cpu") -> tuple[torch.Tensor, ...]:
     """Zeros of an engine's signature at batch 1, to trace it with."""
     spec = next(one for one in toy_manifest().engines if one.name == engine)
-    return tuple(torch.zeros(one.shape, dtype=getattr(torch, one.dtype)) for one in spec.inputs)
+    return tuple(
+        torch.zeros(one.shape, dtype=getattr(torch, one.dtype), device=device) for one in spec.inputs
+    )

@@ -1,0 +1,315 @@
+"""Hostile and broken artifacts: each has its own error, exit code 4, and no native code has been loaded by then."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from seko_runtime import errors
+from seko_runtime.__main__ import main
+from seko_runtime.artifact import open_artifact
+from seko_runtime.backends.aoti import AotiBackend
+from seko_runtime.manifest import Manifest
+
+from . import toy
+from .conftest import Edit
+
+ENGINE, WEIGHTS = "engines/step.pt2", "weights/0.safetensors"
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Calls of anything that would load an engine."""
+    calls: list[str] = []
+
+    def refuse(*_: object) -> object:
+        calls.append("load")
+        raise RuntimeError("native code was about to be loaded")
+
+    monkeypatch.setattr(AotiBackend, "load_engines", refuse)
+    monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", refuse)
+    return calls
+
+
+def refused(folder: Path, error: type[errors.ArtifactError], words: str, loads: list[str]) -> None:
+    with pytest.raises(errors.SekoRuntimeError) as caught:
+        open_artifact(folder)
+    assert type(caught.value) is error
+    assert words in str(caught.value)
+    assert main(["verify", str(folder)]) == 4
+    assert loads == []
+
+
+def flip_byte(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("file", [ENGINE, WEIGHTS, toy.GOLDEN.file])
+def test_a_truncated_file(artifact: Path, loads: list[str], file: str) -> None:
+    os.truncate(artifact / file, (artifact / file).stat().st_size - 1)
+    refused(artifact, errors.FileSizeError, f"{file} has", loads)
+
+
+@pytest.mark.parametrize("file", [ENGINE, WEIGHTS, toy.GOLDEN.file])
+@pytest.mark.parametrize("place", [0, 100, -1])
+def test_a_flipped_bit(artifact: Path, loads: list[str], file: str, place: int) -> None:
+    flip_byte(artifact / file, place)
+    refused(artifact, errors.FileHashError, f"{file} has SHA-256", loads)
+
+
+def test_a_wrong_hash_in_the_manifest(artifact: Path, loads: list[str]) -> None:
+    path = artifact / "manifest.json"
+    manifest = Manifest.from_json(path.read_bytes())
+    files = {**manifest.files, ENGINE: replace(manifest.files[ENGINE], sha256="0" * 64)}
+    path.write_bytes(replace(manifest, files=files).to_json())
+    refused(artifact, errors.FileHashError, "the manifest says 0000", loads)
+
+
+@pytest.mark.parametrize("place", range(0, 3000, 377))
+def test_a_flipped_bit_in_the_manifest_is_an_artifact_error_or_another_name(
+    artifact: Path, place: int
+) -> None:
+    """The manifest is the root of trust: what flips there and still fits together is another artifact's digest."""
+    with open_artifact(artifact) as whole:
+        digest = whole.digest
+    flip_byte(artifact / "manifest.json", place)
+    try:
+        with open_artifact(artifact) as changed:
+            assert changed.digest != digest
+    except (errors.ArtifactError, errors.BackendMissingError):
+        return
+
+
+def test_no_manifest_and_no_folder(artifact: Path, loads: list[str]) -> None:
+    (artifact / "manifest.json").unlink()
+    refused(artifact, errors.ManifestError, "holds no manifest.json", loads)
+    refused(artifact / "nothing", errors.MissingFileError, "is no folder", loads)
+    refused(artifact / ENGINE, errors.MissingFileError, "is no folder", loads)
+
+
+def test_a_truncated_manifest(artifact: Path, loads: list[str]) -> None:
+    os.truncate(artifact / "manifest.json", 500)
+    refused(artifact, errors.ManifestError, "no UTF-8 JSON", loads)
+
+
+def test_a_huge_manifest(artifact: Path, loads: list[str]) -> None:
+    os.truncate(artifact / "manifest.json", 1 << 40)  # sparse
+    refused(artifact, errors.ManifestError, "which is no manifest", loads)
+
+
+def test_a_newer_format(artifact: Path, loads: list[str]) -> None:
+    path = artifact / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b'"format_version": 1', b'"format_version": 2'))
+    refused(artifact, errors.FormatVersionError, "format version 2", loads)
+
+
+@pytest.mark.parametrize("bad", ["/etc/hostname", "../outside.safetensors", "weights/../../x"])
+def test_an_absolute_or_climbing_path(artifact: Path, loads: list[str], bad: str) -> None:
+    path = artifact / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(WEIGHTS.encode(), bad.encode()))
+    refused(artifact, errors.PathEscapeError, repr(bad), loads)
+
+
+def test_a_symlinked_file(artifact: Path, loads: list[str]) -> None:
+    (artifact / WEIGHTS).rename(artifact.parent / "elsewhere")
+    (artifact / WEIGHTS).symlink_to(artifact.parent / "elsewhere")
+    refused(artifact, errors.SymlinkError, f"'{WEIGHTS}' is a symbolic link", loads)
+
+
+def test_a_symlinked_folder(artifact: Path, loads: list[str]) -> None:
+    (artifact / "weights").rename(artifact.parent / "elsewhere")
+    (artifact / "weights").symlink_to(artifact.parent / "elsewhere")
+    refused(artifact, errors.SymlinkError, "'weights' is a symbolic link", loads)
+
+
+def test_a_symlinked_manifest(artifact: Path, loads: list[str]) -> None:
+    (artifact / "manifest.json").rename(artifact.parent / "elsewhere")
+    (artifact / "manifest.json").symlink_to(artifact.parent / "elsewhere")
+    refused(artifact, errors.SymlinkError, "manifest.json", loads)
+
+
+@pytest.mark.parametrize("surplus", ["notes.txt", "engines/other.pt2", ".hidden"])
+def test_a_surplus_file(artifact: Path, loads: list[str], surplus: str) -> None:
+    (artifact / surplus).write_bytes(b"")
+    refused(artifact, errors.SurplusFileError, repr(surplus), loads)
+
+
+def test_a_surplus_folder(artifact: Path, loads: list[str]) -> None:
+    (artifact / "more").mkdir()
+    refused(artifact, errors.SurplusFileError, "folder 'more'", loads)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "folder"])
+def test_something_else_in_a_files_place(artifact: Path, loads: list[str], kind: str) -> None:
+    path = artifact / WEIGHTS
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+        refused(artifact, errors.IrregularFileError, "neither a regular file", loads)
+    elif kind == "socket":
+        before = Path.cwd()
+        os.chdir(path.parent)  # a socket's path must be short
+        try:
+            with socket.socket(socket.AF_UNIX) as server:
+                server.bind(path.name)
+        finally:
+            os.chdir(before)
+        refused(artifact, errors.IrregularFileError, "neither a regular file", loads)
+    else:
+        path.mkdir()
+        refused(artifact, errors.SurplusFileError, "folder", loads)
+
+
+def test_a_missing_file(artifact: Path, loads: list[str]) -> None:
+    (artifact / ENGINE).unlink()
+    refused(artifact, errors.MissingFileError, f"{ENGINE} is not in", loads)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "error", "words"),
+    [
+        ("arch", "riscv64", errors.DeviceArchError, "engines are built for riscv64"),
+        ("cpu_flags", ("avx2048",), errors.CpuFeatureError, "avx2048"),
+        ("torch", "1.0.0", errors.TorchVersionError, "torch==1.0.0"),
+    ],
+)
+def test_another_target(
+    artifact: Path,
+    loads: list[str],
+    edit_manifest: Edit,
+    field: str,
+    value: Any,
+    error: type[errors.ArtifactError],
+    words: str,
+) -> None:
+    edit_manifest(artifact, lambda one: replace(one, target=replace(one.target, **{field: value})))
+    refused(artifact, error, words, loads)
+
+
+def test_another_kind_of_device(artifact: Path, loads: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(errors.DeviceArchError, match="built for cpu, opened on cuda"):
+        open_artifact(artifact, device="cuda")
+    with pytest.raises(errors.UsageError, match="expected auto, cpu, cuda or cuda:N"):
+        open_artifact(artifact, device="tpu")
+    assert main(["verify", str(artifact), "--device", "cuda:0"]) == 4
+    assert capsys.readouterr().err.startswith("error: artifact is built for cpu")
+    assert loads == []
+
+
+@pytest.mark.parametrize("backend", ["tensorrt", "other"])
+def test_a_backend_that_cannot_run_here(
+    artifact: Path, loads: list[str], edit_manifest: Edit, backend: str
+) -> None:
+    edit_manifest(artifact, lambda one: replace(one, backend=backend))
+    with pytest.raises(errors.BackendMissingError, match=backend):
+        open_artifact(artifact)
+    assert main(["verify", str(artifact)]) == 5
+    assert loads == []
+
+
+def rewrite_weights(artifact: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:
+    tensors = {name: one.numpy() for name, one in toy.toy_weights().items() if name != "layers.1.weight"}
+    change(tensors)
+    toy.write_safetensors(artifact / WEIGHTS, tensors)
+
+
+def test_weights_that_are_not_the_manifests(artifact: Path, loads: list[str], edit_manifest: Edit) -> None:
+    def missing(tensors: dict[str, np.ndarray]) -> None:
+        del tensors["gain"]
+
+    def shape(tensors: dict[str, np.ndarray]) -> None:
+        tensors["gain"] = tensors["gain"][:2]
+
+    def dtype(tensors: dict[str, np.ndarray]) -> None:
+        tensors["gain"] = tensors["gain"].view(np.int32)
+
+    for change, error in (
+        (missing, errors.WeightMissingError),
+        (shape, errors.WeightShapeError),
+        (dtype, errors.WeightDtypeError),
+    ):
+        rewrite_weights(artifact, change)
+        edit_manifest(artifact, lambda one: one)  # the hashes are right again: only the tensors are wrong
+        refused(artifact, error, "gain", loads)
+
+
+def test_a_huge_weights_header(artifact: Path, loads: list[str], edit_manifest: Edit) -> None:
+    content = (artifact / WEIGHTS).read_bytes()
+    (artifact / WEIGHTS).write_bytes((1 << 60).to_bytes(8, "little") + content[8:])
+    edit_manifest(artifact, lambda one: one)
+    refused(artifact, errors.SafetensorsHeaderError, "announces a header", loads)
+
+
+def test_a_golden_of_another_shape(artifact: Path, loads: list[str], edit_manifest: Edit) -> None:
+    toy.write_safetensors(
+        artifact / toy.GOLDEN.file, {"text": toy.toy_text(), "latents.0": np.zeros(3, np.float32)}
+    )
+    edit_manifest(artifact, lambda one: one)
+    refused(artifact, errors.WeightShapeError, "latents.0", loads)
+
+
+def test_a_program_that_contradicts_an_engines_signature(
+    artifact: Path, loads: list[str], edit_manifest: Edit
+) -> None:
+    def change(manifest: Manifest) -> Manifest:
+        engines = tuple(
+            replace(one, inputs=(replace(one.inputs[0], dtype="float16"), *one.inputs[1:]))
+            for one in manifest.engines
+        )
+        return replace(manifest, engines=engines)
+
+    edit_manifest(artifact, change)
+    refused(artifact, errors.EngineSignatureError, "float16", loads)
+
+
+def test_an_engine_file_that_is_another_engine_is_refused_once_it_is_loaded(
+    artifact: Path, edit_manifest: Edit
+) -> None:
+    """Its inputs are counted when it is loaded, its outputs checked when it first runs: never called with less."""
+    (artifact / ENGINE).write_bytes((artifact / "engines/copy.pt2").read_bytes())
+    edit_manifest(artifact, lambda one: one)
+    with pytest.raises(errors.EngineSignatureError, match="engine step takes 1 tensors, the manifest says 7"):
+        open_artifact(artifact)
+
+
+def test_an_engine_file_that_is_no_package_is_an_artifact_error(artifact: Path, edit_manifest: Edit) -> None:
+    (artifact / ENGINE).write_bytes(b"no zip at all")
+    edit_manifest(artifact, lambda one: one)
+    with pytest.raises(errors.EngineLoadError, match="engine step"):
+        open_artifact(artifact)
+
+
+def test_what_changes_after_the_check_does_not_reach_the_engines(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes that were hashed are the bytes that are loaded, also if the folder is swapped in between."""
+    real = AotiBackend.load_engines
+
+    def swap_first(backend: AotiBackend, manifest: Manifest, files: Any) -> Any:
+        for file in manifest.files:
+            (artifact / file).unlink()
+        return real(backend, manifest, files)
+
+    monkeypatch.setattr(AotiBackend, "load_engines", swap_first)
+    with open_artifact(artifact) as opened:
+        assert all(error.within for error in opened.verify())
+
+
+def test_opening_leaks_no_descriptor_when_it_fails(artifact: Path, loads: list[str]) -> None:
+    (artifact / "more").mkdir()
+    before = sorted(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(errors.SurplusFileError):
+            open_artifact(artifact)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert loads == []

@@ -1,0 +1,258 @@
+"""The manifest: round trip, every way to be wrong a ManifestError, and the static check of programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seko_runtime.errors import (
+    EngineSignatureError,
+    FormatVersionError,
+    ManifestError,
+    PathEscapeError,
+    ProgramError,
+)
+from seko_runtime.manifest import Call, FileEntry, Manifest
+from seko_runtime.programs_check import resolve_programs
+
+from . import toy
+
+
+def whole_manifest(**changes: object) -> Manifest:
+    manifest = toy.toy_manifest(golden=toy.GOLDEN, **changes)
+    paths = {weight.file for weight in manifest.weights} | {engine.file for engine in manifest.engines}
+    return replace(manifest, files={path: FileEntry("0" * 64, 1) for path in {*paths, toy.GOLDEN.file}})
+
+
+def as_table(manifest: Manifest) -> Any:
+    return json.loads(manifest.to_json())
+
+
+def read(table: object) -> Manifest:
+    return Manifest.from_json(json.dumps(table).encode())
+
+
+def test_json_round_trip_is_exact_and_deterministic() -> None:
+    manifest = whole_manifest()
+    document = manifest.to_json()
+    assert Manifest.from_json(document) == manifest
+    assert Manifest.from_json(document).to_json() == document
+    assert (
+        whole_manifest(producer={"b": "ü", "a": "1"}).to_json()
+        == whole_manifest(producer={"a": "1", "b": "ü"}).to_json()
+    )
+
+
+def test_unknown_fields_are_ignored_and_optional_ones_may_be_absent() -> None:
+    manifest = whole_manifest()
+    table = as_table(manifest)
+    table["added_later"] = {"anything": [1]}
+    table["stream"]["added_later"] = 1
+    assert read(table) == manifest
+    del table["golden"], table["target"]["cpu_flags"], table["target"]["cuda"]
+    assert read(table) == replace(manifest, golden=None)
+
+
+def test_a_newer_format_is_named_before_anything_else_is_read() -> None:
+    with pytest.raises(FormatVersionError, match="format version 2, this runtime reads up to 1; install"):
+        read({"format_version": 2, "everything": "else changed"})
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/passwd", "../x", "a/../b", "a//b", "./a", "a\\b", "", "a/", "a\0b", "a\nb", "x" * 300, "a/."],
+)
+def test_a_path_that_is_no_plain_relative_one_is_refused_wherever_it_stands(path: str) -> None:
+    for place in ("weight", "engine", "golden", "files"):
+        table = as_table(whole_manifest())
+        if place == "weight":
+            table["weights"][0]["file"] = path
+        elif place == "engine":
+            table["engines"][0]["file"] = path
+        elif place == "golden":
+            table["golden"]["file"] = path
+        else:
+            table["files"][path] = {"sha256": "0" * 64, "size": 1}
+        with pytest.raises(PathEscapeError, match="expected a relative path"):
+            read(table)
+
+
+def _places(value: object, path: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
+    found = [path]
+    if isinstance(value, dict):
+        found += [place for key in value for place in _places(value[key], (*path, key))]
+    if isinstance(value, list):
+        found += [place for index in range(len(value)) for place in _places(value[index], (*path, index))]
+    return found
+
+
+PLACES = _places(as_table(whole_manifest()))
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(-(10**30), 10**30),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(),
+    st.lists(st.integers(), max_size=3),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=3),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(PLACES), JUNK, st.booleans())
+def test_whatever_stands_anywhere_the_answer_is_a_manifest_or_a_manifest_error(
+    place: tuple[Any, ...], junk: object, remove: bool
+) -> None:
+    table = as_table(whole_manifest())
+    if not place:
+        table = junk
+    else:
+        inner = table
+        for key in place[:-1]:
+            inner = inner[key]
+        if remove:
+            del inner[place[-1]]
+        else:
+            inner[place[-1]] = junk
+    try:
+        resolve_programs(read(table))
+    except (ManifestError, EngineSignatureError):
+        return  # anything else is a traceback, and fails here
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200))
+def test_random_bytes_are_no_manifest(document: bytes) -> None:
+    with pytest.raises(ManifestError):
+        Manifest.from_json(document)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b"",
+        b"[]",
+        b"\xff\xfe",
+        b'{"format_version": NaN}',
+        b'{"format_version": 1, "format_version": 1}',
+        b'{"format_version": true}',
+        b'{"format_version": 1.0}',
+        b'{"format_version": 0}',
+        b'{"format_version": ' + b"9" * 6000 + b"}",
+        b"[" * 100_000,
+        b'{"format_version": 1, "name": "\\ud800"}',
+        b" " * ((16 << 20) + 1),
+    ],
+    ids=range(12),
+)
+def test_json_traps_are_manifest_errors(document: bytes) -> None:
+    with pytest.raises(ManifestError):
+        Manifest.from_json(document)
+
+
+def test_a_used_file_must_be_listed() -> None:
+    table = as_table(whole_manifest())
+    del table["files"]["engines/step.pt2"]
+    with pytest.raises(ManifestError, match=r"'engines/step.pt2' is used but has no entry"):
+        read(table)
+
+
+def test_programs_resolve_layers_and_passes() -> None:
+    programs = resolve_programs(toy.toy_manifest())
+    assert [len(programs[name]) for name in ("prompt", "begin", "denoise", "context")] == [
+        1,
+        1,
+        toy.PASSES,
+        1,
+    ]
+    steps = [call for call in programs["denoise"][1] if call.engine == "step"]
+    assert [call.inputs[1].name for call in steps] == ["layers.0.weight", "layers.1.weight"]
+    assert [call.inputs[2].index for call in steps] == [(1,), (1,)]
+    assert [call.inputs[6].index for call in steps] == [(0,), (1,)]
+    context = next(call for call in programs["context"][0] if call.engine == "step")
+    assert context.inputs[2].index == (toy.PASSES,)
+
+
+def with_begin(*inputs: str, output: str = "buffer:latents", layers: int = 0) -> Manifest:
+    manifest = toy.toy_manifest()
+    call = Call("begin", inputs or ("buffer:seeds", "buffer:frames", "weight:cell"), (output,), layers)
+    return replace(manifest, programs={**manifest.programs, "begin": (call,)})
+
+
+@pytest.mark.parametrize(
+    ("manifest", "error", "words"),
+    [
+        (
+            with_begin("buffer:seeds", "buffer:frames", "weight:none"),
+            ProgramError,
+            "weight 'none' does not exist",
+        ),
+        (with_begin("buffer:seeds", "buffer:frames"), EngineSignatureError, "2 inputs, its signature has 3"),
+        (with_begin("buffer:seeds", "buffer:frames", "weight:gain"), EngineSignatureError, "float32 [3]"),
+        (with_begin("buffer:seeds", "value:x", "weight:cell"), ProgramError, "value 'x' does not exist"),
+        (with_begin("buffer:seeds", "buffer:frames", "file:cell"), ProgramError, "no reference"),
+        (with_begin("buffer:seeds", "buffer:frames", "weight:cell[layer]"), ProgramError, "names a layer"),
+        (
+            with_begin("buffer:seeds", "buffer:frames", "weight:cell[pass]"),
+            ProgramError,
+            "names a pass outside",
+        ),
+        (with_begin(output="buffer:frames"), EngineSignatureError, "frames is int64"),
+        (with_begin(output="weight:cell"), EngineSignatureError, "weight cell"),
+        (with_begin(output="buffer:text.embeddings"), EngineSignatureError, "text.embeddings"),
+        (with_begin(layers=10_000), ProgramError, ""),
+    ],
+)
+def test_a_program_that_does_not_fit_is_refused_with_both_sides(
+    manifest: Manifest, error: type[Exception], words: str
+) -> None:
+    if not words:  # 10,000 layers are only a lot of calls; many of them are too many
+        manifest = replace(manifest, programs={**manifest.programs, "begin": manifest.programs["begin"] * 30})
+        words = "more than"
+    with pytest.raises(error) as caught:
+        resolve_programs(manifest)
+    assert words in str(caught.value)
+
+
+def test_writing_to_what_a_failed_chunk_could_not_restore_is_refused() -> None:
+    manifest = toy.toy_manifest()
+    prompt = manifest.programs["prompt"]
+    for programs in ({"begin": prompt}, {"context": prompt}):
+        with pytest.raises(ProgramError, match=r"writes buffer prompt.mean of role prompt"):
+            resolve_programs(replace(manifest, programs={**manifest.programs, **programs}))
+    begin = manifest.programs["begin"]
+    with pytest.raises(ProgramError, match="writes buffer latents of role state, may write prompt"):
+        resolve_programs(replace(manifest, programs={**manifest.programs, "prompt": begin}))
+
+
+def test_tables_that_contradict_themselves_are_refused() -> None:
+    manifest = toy.toy_manifest()
+    for changes, words in (
+        ({"buffers": (*manifest.buffers, manifest.buffers[0])}, "'kv' twice"),
+        ({"kv": replace(manifest.kv, pool_bytes=1)}, "kv.pool_bytes is 1"),
+        ({"output": "kv"}, "output 'kv'"),
+        ({"golden": replace(toy.GOLDEN, seeds=(1, 2))}, "golden.seeds has 2"),
+        ({"programs": {"begin": ()}}, "programs lack"),
+        ({"programs": {**manifest.programs, "denoise_full": (), "warm": ()}}, "unknown"),
+        (
+            {"buffers": (*manifest.buffers, replace(manifest.buffers[3], name="other"))},
+            "chunk buffer 'other'",
+        ),
+        (
+            {
+                "buffers": tuple(
+                    replace(b, dtype="int32") if b.name == "seeds" else b for b in manifest.buffers
+                )
+            },
+            "seeds",
+        ),
+    ):
+        with pytest.raises(ProgramError) as caught:
+            resolve_programs(replace(manifest, **changes))
+        assert words in str(caught.value)

@@ -1,0 +1,47 @@
+"""The closed form of the ring against a dictionary that evicts frames one by one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seko_runtime.ring import Ring
+
+LAYOUTS = st.tuples(st.integers(0, 5), st.integers(1, 9), st.integers(1, 9)).filter(
+    lambda sizes: sizes[1] >= sizes[2]
+)
+
+
+@given(LAYOUTS, st.integers(1, 30))
+def test_the_closed_form_is_what_evicting_the_oldest_reusable_frame_gives(
+    layout: tuple[int, int, int], chunks: int
+) -> None:
+    ring = Ring(*layout)
+    held: dict[int, int] = {}  # slot -> frame
+    for chunk in range(chunks):
+        first = chunk * ring.chunk_frames
+        for frame, slot in zip(range(first, first + ring.chunk_frames), ring.write_slots(first), strict=True):
+            if len(held) < ring.cache_frames:
+                expected = len(held)
+            else:
+                oldest = min(
+                    held_frame for held_slot, held_frame in held.items() if held_slot >= ring.sink_frames
+                )
+                expected = next(held_slot for held_slot, held_frame in held.items() if held_frame == oldest)
+            assert slot == expected == ring.slot(frame)
+            held[slot] = frame
+        assert ring.valid_frames(first) == len(held)
+        assert set(held) == set(range(len(held)))  # valid slots are the first ones: a count describes them
+        assert len(set(ring.write_slots(first))) == ring.chunk_frames
+
+
+@pytest.mark.parametrize("sizes", [(-1, 3, 3), (0, 2, 3), (0, 3, 0)])
+def test_a_layout_that_cannot_be_is_refused(sizes: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="chunk_frames"):
+        Ring(*sizes)
+
+
+def test_a_negative_frame_is_refused() -> None:
+    with pytest.raises(ValueError, match="frame must be >= 0, got -1"):
+        Ring(0, 3, 3).slot(-1)

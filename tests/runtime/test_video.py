@@ -1,0 +1,98 @@
+"""The writers: sizes, order and labels of what they write, bounded memory, nothing left of a failed run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seko_runtime.errors import UsageError, VideoWriterError
+from seko_runtime.manifest import Stream
+from seko_runtime.video import ChunkWriter, preview_frames
+
+STREAM = Stream(2, 3, 0, 6, 24, (16, 8, 12), 64, 96, 4, 16)
+
+
+def chunk(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((2, 16, 3, 8, 12), dtype=np.float32)
+
+
+def test_npy_holds_every_chunk_bit_for_bit(tmp_path: Path) -> None:
+    with ChunkWriter(tmp_path / "a.npy", STREAM, 3) as writer:
+        for seed in range(3):
+            writer.write(chunk(seed))
+    assert np.array_equal(np.load(tmp_path / "a.npy"), np.stack([chunk(seed) for seed in range(3)]))
+
+
+def test_y4m_has_a_frame_for_every_video_frame_and_says_what_it_is(tmp_path: Path) -> None:
+    for name in ("a.y4m", "b.y4m"):
+        with ChunkWriter(tmp_path / name, STREAM, 2) as writer:
+            writer.write(chunk(0))
+            writer.write(chunk(1))
+    content = (tmp_path / "a.y4m").read_bytes()
+    header, _, frames = content.partition(b"\n")
+    assert header.startswith(b"YUV4MPEG2 W192 H64 F16:1 ")
+    assert header.endswith(b"XSEKO=LATENT_PREVIEW")
+    size = len(b"FRAME\n") + 3 * 64 * 192
+    assert len(frames) == 2 * 3 * 4 * size
+    assert all(frames[place : place + 6] == b"FRAME\n" for place in range(0, len(frames), size))
+    assert (tmp_path / "b.y4m").read_bytes() == content
+
+
+def test_mp4_can_be_read_back(tmp_path: Path) -> None:
+    av = pytest.importorskip("av")
+    with ChunkWriter(tmp_path / "a.mp4", STREAM, 1) as writer:
+        writer.write(chunk(0))
+    with av.open(str(tmp_path / "a.mp4")) as container:
+        assert container.metadata["comment"] == "LATENT PREVIEW"
+        pictures = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    assert [picture.shape for picture in pictures] == [(64, 192, 3)] * 12
+
+
+def test_a_preview_pixel_depends_on_its_own_cell_alone_and_the_label_is_there() -> None:
+    one = chunk(0)
+    other = one.copy()
+    other[1, 0, 2, 7, 11] += 3.0
+    before, after = list(preview_frames(one, STREAM)), list(preview_frames(other, STREAM))
+    changed = [
+        (index, np.argwhere((a != b).any(-1))) for index, (a, b) in enumerate(zip(before, after, strict=True))
+    ]
+    assert [index for index, places in changed if len(places)] == [8, 9, 10, 11]
+    for _, places in changed[8:]:
+        assert places.min(0).tolist() == [56, 184]
+        assert places.max(0).tolist() == [63, 191]
+    dark = next(preview_frames(one * 0, STREAM))
+    assert (dark[:7] == 255).any()
+    assert (dark[8:] == 128).all()
+
+
+def test_nan_is_pictured_and_not_a_warning() -> None:
+    assert len(list(preview_frames(np.full((2, 16, 3, 8, 12), np.nan, np.float32), STREAM))) == 12
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".y4m", ".mp4"])
+def test_a_failed_run_leaves_no_file(tmp_path: Path, suffix: str) -> None:
+    if suffix == ".mp4":
+        pytest.importorskip("av")
+
+    def fail() -> None:
+        with ChunkWriter(tmp_path / f"a{suffix}", STREAM, 2) as writer:
+            writer.write(chunk(0))
+            raise RuntimeError("planted")
+
+    with pytest.raises(RuntimeError, match="planted"):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"ends in '\.gif'"):
+        ChunkWriter(tmp_path / "a.gif", STREAM, 1)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(VideoWriterError, match="cannot be written"):
+        ChunkWriter(tmp_path / "file" / "a.npy", STREAM, 1)
+    monkeypatch.setitem(__import__("sys").modules, "av", None)
+    with pytest.raises(VideoWriterError, match=r"write a .y4m, or pip install 'seko-runtime\[video\]'"):
+        ChunkWriter(tmp_path / "a.mp4", STREAM, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
