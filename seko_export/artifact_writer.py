@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from safetensors.torch import save_file
-from seko_runtime.manifest import FileEntry, Weight
 from torch import Tensor
 
 from seko_export.errors import MachineError, UsageError
 from seko_export.pieces import dtype_name
+from seko_runtime.manifest import FileEntry, Weight
 
 SHARD_BYTES = 256 * 2**20  # small enough that a box hashes and uploads the shards side by side
 

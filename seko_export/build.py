@@ -189,6 +189,9 @@ def _quiet_worker() -> None:
     """Leave Ctrl-C, which reaches the whole process group, to the parent; drop torch's warnings about itself."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)", category=FutureWarning)
+    warnings.filterwarnings(
+        "ignore", message="TensorFloat32 tensor cores", category=UserWarning
+    )  # float32 is meant
 
 
 def _verify(folder: Path) -> dict[str, Any]:

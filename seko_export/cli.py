@@ -22,9 +22,8 @@ class SekoGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; every error that we know becomes one sentence."""
-        from seko_runtime.errors import SekoRuntimeError
-
         from seko_export.errors import ExportError
+        from seko_runtime.errors import SekoRuntimeError
 
         try:
             return super().invoke(ctx)

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 import torch
+
+from seko_export import environment
+from seko_export.config import VAE_TEMPORAL_STRIDE
+from seko_export.pieces import BuildConfig, Piece, make_buffers, make_pieces, make_programs
 from seko_runtime.manifest import (
     EngineSpec,
     FileEntry,
@@ -17,10 +21,6 @@ from seko_runtime.manifest import (
     Target,
     Weight,
 )
-
-from seko_export import environment
-from seko_export.config import VAE_TEMPORAL_STRIDE
-from seko_export.pieces import BuildConfig, Piece, make_buffers, make_pieces, make_programs
 
 COMPILER_CACHE = "engines/compiler.cache"
 _BF16_BITS = 16

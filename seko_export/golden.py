@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
-from seko_runtime.backends.aoti import torch_memory
-from seko_runtime.manifest import Golden, Weight
-from seko_runtime.session import Session
 from torch import Tensor
 
 from seko_export.backends.aoti import attention_backends
 from seko_export.describe import describe
 from seko_export.pieces import BuildConfig, FlatModule, dtype_name, make_pieces
+from seko_runtime.backends.aoti import torch_memory
+from seko_runtime.manifest import Golden, Weight
+from seko_runtime.session import Session
 
 GOLDEN_FILE = "golden/golden.safetensors"
 LIVE_TEXT_TOKENS = 24  # the rest of the text is zero padding, as a short prompt's is

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from seko_kernels.kv_formats import KvFormat, kv_format
-from seko_runtime.manifest import Buffer, Call, TensorSpec
 from torch import Tensor, nn
 
 from seko_export.config import ModelConfig, StreamConfig
 from seko_export.models.causal_dit import Block, Embed, Head, Prompt, PromptKv
 from seko_export.models.sampler import Advance, Noise, Schedule
+from seko_kernels.kv_formats import KvFormat, kv_format
+from seko_runtime.manifest import Buffer, Call, TensorSpec
 
 _LAYER = "blocks.{layer}."
 _WEIGHTS = "weights."  # before a parameter's name in an engine's signature: inputs may have the same name

@@ -2,7 +2,7 @@
 
 from seko_kernels.formats import CacheTensor, ScaleTensor
 from seko_kernels.kv_formats import SCHEMES, ExactKv, KvFormat, Nvfp4Kv, kv_format
-from seko_kernels.ops import nvfp4_expand, nvfp4_write
+from seko_kernels.ops import nvfp4_expand, nvfp4_write, plain_torch
 
 __all__ = [
     "SCHEMES",
@@ -14,4 +14,5 @@ __all__ = [
     "kv_format",
     "nvfp4_expand",
     "nvfp4_write",
+    "plain_torch",
 ]

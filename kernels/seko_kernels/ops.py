@@ -7,6 +7,10 @@ time. The CPU half is plain torch and compiles like the rest of the model.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import torch
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
@@ -18,6 +22,7 @@ from seko_kernels.triton.nvfp4_expand import EXPAND_TILE, EXPAND_WARPS, nvfp4_ex
 from seko_kernels.triton.nvfp4_write import WRITE_TILE, WRITE_WARPS, nvfp4_write_kernel
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16)
+_PLAIN = ContextVar("seko_plain_torch", default=False)
 
 
 def nvfp4_write(x: Tensor, token_index: Tensor, codes: Tensor, scales: Tensor, global_scale: Tensor) -> None:
@@ -57,7 +62,7 @@ def nvfp4_write(x: Tensor, token_index: Tensor, codes: Tensor, scales: Tensor, g
         raise KvDtypeError(f"x is {x.dtype}, expected one of {FLOAT_DTYPES}")
     if token_index.dtype != torch.int64:
         raise KvDtypeError(f"token_index is {token_index.dtype}, expected torch.int64")
-    if _device_type(x, token_index, codes, scales, global_scale) == "cuda":
+    if _device_type(x, token_index, codes, scales, global_scale) == "cuda" and not _PLAIN.get():
         _nvfp4_write_cuda(x, token_index, codes, scales, global_scale)
         return
     new_codes, new_scales = reference.nvfp4_encode(x, global_scale)
@@ -96,10 +101,24 @@ def nvfp4_expand(codes: Tensor, scales: Tensor, global_scale: Tensor, dtype: tor
         raise KvDtypeError(
             f"cannot expand to {dtype}, expected one of {FLOAT_DTYPES}, which hold every value"
         )
-    if _device_type(codes, scales, global_scale) == "cuda":
+    if _device_type(codes, scales, global_scale) == "cuda" and not _PLAIN.get():
         expanded: Tensor = _nvfp4_expand_cuda(codes, scales, global_scale, dtype)
         return expanded
     return reference.nvfp4_decode(codes, scales, global_scale, dtype)
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Take the reference path on CUDA too, inside this context.
+
+    For graphs that are saved as exported programs and opened where this package is not: they may name no op of
+    ours. Bytes are the same; the compiler fuses what it can.
+    """
+    token = _PLAIN.set(True)
+    try:
+        yield
+    finally:
+        _PLAIN.reset(token)
 
 
 @triton_op("seko::nvfp4_write", mutates_args={"codes", "scales"})

@@ -115,7 +115,7 @@ def steady(artifact: Path, checkpoint: Path, scheme: str, options: argparse.Name
             peak = torch.cuda.max_memory_allocated()
     eager_ms = _eager_chunk_ms(checkpoint, scheme, max(5, options.chunks // 2))
     append_row(
-        options.rows, "step_vs_eager", shape, engine_ms["median"] / eager_ms["median"], "engine / eager", 
+        options.rows, "step_vs_eager", shape, engine_ms["median"] / eager_ms["median"], "engine / eager",
         0.86 if scheme == "bf16" else None,
         engine_step_ms=engine_ms["median"] / passes, eager_step_ms=eager_ms["median"] / passes,
         engine_p90_ms=engine_ms["p90"] / passes, eager_p90_ms=eager_ms["p90"] / passes, peak_bytes=peak,

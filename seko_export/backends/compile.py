@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import torch
-from seko_runtime import open_artifact
 from torch.export import ExportedProgram
 
 from seko_export.backends.aoti import attention_backends
@@ -17,6 +16,8 @@ from seko_export.describe import COMPILER_CACHE
 from seko_export.errors import MachineError
 from seko_export.lowering.trace import trace
 from seko_export.pieces import BuildConfig, make_pieces
+from seko_kernels.ops import plain_torch
+from seko_runtime import open_artifact
 
 
 def export_piece(config: BuildConfig, name: str, path: str) -> None:
@@ -37,8 +38,9 @@ def export_piece(config: BuildConfig, name: str, path: str) -> None:
         If the traced graph could not be replayed.
     """
     piece = make_pieces(config)[name]
-    with attention_backends(config.device):
-        program = trace(piece, config.device)
+    with attention_backends(config.device), plain_torch():
+        # Decomposed here, where attention's backend is pinned: the graph then names the backend's own op.
+        program = trace(piece, config.device).run_decompositions({})
     forget_sources(program)
     torch.export.save(program, Path(path))
 

@@ -40,10 +40,10 @@ def slim_package(package: Path, local_prefixes: Iterable[Path]) -> None:
     slim = package.with_suffix(".slim")
     with zipfile.ZipFile(package) as source, zipfile.ZipFile(slim, "w", zipfile.ZIP_STORED) as target:
         for entry in source.infolist():
-            if entry.filename.endswith(".cpp"):
-                continue
             content = source.read(entry)
-            if entry.filename.endswith(".so"):
+            if entry.filename.endswith(".cpp"):
+                content = b""  # the name must stay: torch 2.11's loader finds the metadata beside it
+            elif entry.filename.endswith(".so"):
                 content = strip_symbols(content)
             target.writestr(zipfile.ZipInfo(entry.filename, _FIXED_TIME), blank_paths(content, prefixes))
     slim.replace(package)

@@ -17,10 +17,10 @@ from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
-from seko_kernels.kv_formats import KvFormat
 from torch import Tensor, nn
 
 from seko_export.config import PATCH, ModelConfig, StreamConfig
+from seko_kernels.kv_formats import KvFormat
 
 
 class Embed(nn.Module):
