@@ -16,7 +16,7 @@ from seko_runtime.backends import Backend, check_backend, open_backend
 from seko_runtime.errors import SessionClosedError, UsageError
 from seko_runtime.host import check_cpu, check_device, check_torch
 from seko_runtime.manifest import Golden, Manifest, TensorSpec
-from seko_runtime.memory import Engine, Tensor
+from seko_runtime.memory import Engine, Memory, Tensor
 from seko_runtime.programs_check import TEXT_BUFFER, Programs, resolve_programs
 from seko_runtime.safetensors_map import MappedTensor, check_tensor, map_safetensors
 from seko_runtime.session import Session
@@ -67,12 +67,13 @@ def open_artifact(path: str | Path, device: str = "auto") -> OpenArtifact:
     checked = check_artifact(path, device)
     backend = open_backend(checked.manifest.backend, checked.device)
     try:
-        weights = backend.memory().upload(checked.weights)
+        memory = backend.memory()
+        weights = memory.upload(checked.weights)
         engines = backend.load_engines(checked.manifest, checked.files)
     except BaseException:
         backend.close()
         raise
-    return OpenArtifact(checked, backend, engines, weights)
+    return OpenArtifact(checked, backend, engines, weights, memory)
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,7 @@ class OpenArtifact:
         backend: Backend,
         engines: Mapping[str, Engine],
         weights: Mapping[str, Tensor],
+        memory: Memory,
     ) -> None:
         self.manifest = checked.manifest
         self.digest = checked.digest
@@ -152,6 +154,7 @@ class OpenArtifact:
         self._backend = backend
         self._engines = dict(engines)
         self._weights = dict(weights)
+        self._memory = memory  # of the weights
         self._sessions: list[Session] = []
         self._closed = False
 
@@ -186,7 +189,7 @@ class OpenArtifact:
             text=text,
             programs=self._checked.programs,
         )
-        self._sessions.append(session)
+        self._sessions = [one for one in self._sessions if not one.closed] + [session]
         return session
 
     def golden_text(self) -> NDArray[np.generic]:
@@ -228,7 +231,6 @@ class OpenArtifact:
                 chunk = session.run_chunk()
                 if number in golden.chunks:
                     errors.append(self.chunk_error(number, chunk.to_host()))
-        self._sessions = [session for session in self._sessions if not session.closed]
         return errors
 
     def chunk_error(self, number: int, latents: NDArray[np.float32]) -> ChunkError:
@@ -266,6 +268,7 @@ class OpenArtifact:
         self._engines.clear()
         self._weights.clear()
         self._backend.close()
+        self._memory.close()
 
     def __enter__(self) -> OpenArtifact:
         return self

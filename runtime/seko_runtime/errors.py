@@ -123,6 +123,10 @@ class DeviceMissingError(EnvironmentLacksError):
     """The device that the artifact or the caller names is not on this machine."""
 
 
+class DeviceMemoryError(EnvironmentLacksError):
+    """The device has too little free memory for the artifact or the session."""
+
+
 class VideoWriterError(EnvironmentLacksError):
     """A video cannot be written: an encoder or a folder is missing."""
 

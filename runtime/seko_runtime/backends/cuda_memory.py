@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from seko_runtime.backends.torch_memory import CpuMemory, torch_dtype
+from seko_runtime.errors import DeviceMemoryError
 from seko_runtime.manifest import TensorSpec
 from seko_runtime.memory import HostBlock
 from seko_runtime.safetensors_map import MappedTensor
@@ -42,7 +46,7 @@ class CudaMemory(CpuMemory):
 
     def upload(self, tensors: Mapping[str, MappedTensor]) -> dict[str, torch.Tensor]:
         """Copy all tensors into one allocation, through pinned windows filled by several threads."""
-        places, total = _places({name: mapped.nbytes for name, mapped in tensors.items()})
+        places, total = block_places({name: mapped.nbytes for name, mapped in tensors.items()})
         with self.ordered():
             block = torch.empty(max(total, 1), dtype=torch.uint8, device=self.device)
         self.wait()  # the copies below run on streams of their own
@@ -78,6 +82,11 @@ class CudaMemory(CpuMemory):
         try:
             with torch.no_grad(), _cuda.device(self.device), _cuda.stream(self.stream):
                 yield
+        except torch.cuda.OutOfMemoryError as error:
+            raise DeviceMemoryError(
+                f"{self.device} has too little free memory: {str(error).splitlines()[0][:200]}; "
+                "close other sessions and programs on it, or build with a smaller ring or --kv fp4"
+            ) from error
         finally:
             self._work_done.record(self.stream)
             caller.wait_event(self._work_done)
@@ -114,7 +123,7 @@ class _PinnedBlock:
     """Several pinned copies of the chunk's small tensors, and the device's one, moved by a single copy."""
 
     def __init__(self, specs: Sequence[TensorSpec], device: torch.device, stream: torch.cuda.Stream) -> None:
-        places, total = _places({spec.name: spec.nbytes for spec in specs})
+        places, total = block_places({spec.name: spec.nbytes for spec in specs})
         self._stream = stream
         self._target = torch.zeros(total, dtype=torch.uint8, device=device)
         self._sources = [torch.zeros(total, dtype=torch.uint8).pin_memory() for _ in range(CHUNKS_IN_FLIGHT)]
@@ -145,7 +154,7 @@ class _PinnedBlock:
         self._copied[self._turn].record(self._stream)
 
 
-def _places(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
+def block_places(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
     """Aligned byte offsets of each name in one block, and the block's size."""
     places: dict[str, int] = {}
     end = 0
@@ -153,6 +162,30 @@ def _places(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
         places[name] = end
         end += -(-size // ALIGNMENT) * ALIGNMENT
     return places, end
+
+
+def fill_window(
+    window: NDArray[np.uint8], begin: int, end: int, spans: Sequence[tuple[int, MappedTensor]]
+) -> None:
+    """Copy into ``window`` what bytes ``begin`` to ``end`` of the block will hold; gaps are left as they are.
+
+    Parameters
+    ----------
+    window : numpy.ndarray
+        uint8, at least ``end - begin`` long.
+    begin, end : int
+        Byte range of the block.
+    spans : Sequence[tuple[int, MappedTensor]]
+        Place of each tensor in the block, rising.
+    """
+    first = max(bisect_right(spans, begin, key=itemgetter(0)) - 1, 0)
+    for place, mapped in islice(spans, first, None):
+        if place >= end:
+            break
+        low, high = max(place, begin), min(place + mapped.nbytes, end)
+        if low < high:
+            source = mapped.data[mapped.offset + low - place : mapped.offset + high - place]
+            window[low - begin : high - begin] = np.frombuffer(source, np.uint8)
 
 
 def _upload_windows(
@@ -163,20 +196,12 @@ def _upload_windows(
     staging = [torch.empty(UPLOAD_WINDOW, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
     arrays = [source.numpy() for source in staging]
     copied = [_cuda.Event() for _ in range(2)]
-    starts = [place for place, _ in spans]
     with _cuda.device(block.device), _cuda.stream(stream):
         for turn, begin in enumerate(windows):
             end = min(begin + UPLOAD_WINDOW, block.numel())
             side = turn % 2
             copied[side].synchronize()
-            first = max(int(np.searchsorted(starts, begin, side="right")) - 1, 0)
-            for place, mapped in spans[first:]:
-                if place >= end:
-                    break
-                low, high = max(place, begin), min(place + mapped.nbytes, end)
-                if low < high:
-                    source = mapped.data[mapped.offset + low - place : mapped.offset + high - place]
-                    arrays[side][low - begin : high - begin] = np.frombuffer(source, np.uint8)
+            fill_window(arrays[side], begin, end, spans)
             block[begin:end].copy_(staging[side][: end - begin], non_blocking=True)
             copied[side].record(stream)
         stream.synchronize()

@@ -1,0 +1,34 @@
+"""The part of the CUDA upload that needs no GPU: windows over a packed block put every byte in its place."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seko_runtime.backends.cuda_memory import ALIGNMENT, block_places, fill_window
+from seko_runtime.safetensors_map import MappedTensor
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 2000), min_size=1, max_size=12), st.integers(1, 1500))
+def test_windows_of_any_size_assemble_every_tensor(sizes: list[int], window_bytes: int) -> None:
+    content = np.random.default_rng(0).integers(0, 256, sum(sizes), dtype=np.uint8)
+    data = memoryview(content)
+    offsets = np.cumsum([0, *sizes]).tolist()
+    tensors = [
+        MappedTensor(str(index), (size,), "uint8", data, offsets[index], size)
+        for index, size in enumerate(sizes)
+    ]
+    places, total = block_places({tensor.name: tensor.nbytes for tensor in tensors})
+    spans = [(places[tensor.name], tensor) for tensor in tensors]
+    block = np.zeros(total, np.uint8)
+    for begin in range(0, total, window_bytes):
+        end = min(begin + window_bytes, total)
+        window = np.full(window_bytes, 99, np.uint8)
+        fill_window(window, begin, end, spans)
+        block[begin:end] = window[: end - begin]
+    for place, tensor in spans:
+        assert place % ALIGNMENT == 0
+        wanted = content[tensor.offset : tensor.offset + tensor.nbytes]
+        assert np.array_equal(block[place : place + tensor.nbytes], wanted)
