@@ -17,9 +17,9 @@ REORDERED_SUM = {torch.float64: 1e-14}
 # chain of layers instead of our cache: rounding of a whole second network. The bar is the issue's.
 ORACLE = {torch.float32: 1e-5}
 
-# A number in -1..1 that is computed in float64 and rounded once: half a unit in the last place below 1, with a
-# slack for the float64 (at frame 1,000,000 the angle itself rounds at 6e-11).
-ROUNDED_ONCE = {torch.float32: 2.0**-25 + 2e-10}
+# A number in -1..1 that is computed in float64 and rounded once: half a unit in the last place below 1, with
+# slack for the float64 angle (at frame 2**24 + 1 it is off by 2**-29 at most: one rounding of each factor).
+ROUNDED_ONCE = {torch.float32: 2.0**-25 + 4e-9}
 
 # Elementwise results of a few fp32 operations on numbers near 1: 2 units in the last place of 1.
 ULP = {torch.float32: 2 * 2.0**-23}

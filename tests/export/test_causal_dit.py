@@ -38,7 +38,7 @@ MODEL = PRESETS["tiny"].model
 STREAM = StreamConfig(64, 96, chunk_frames=3, sink_frames=1, ring_frames=6, batch=2)
 
 
-@pytest.mark.parametrize("frame", [0, 1, 1023, 1024, 1_000_000])
+@pytest.mark.parametrize("frame", [0, 1, 1023, 1024, 1_000_000, 2**24 + 1])
 def test_rotary_tables_against_fifty_digits(frame):
     """Any frame number: each entry is the true cosine or sine, rounded once to fp32."""
     stream = StreamConfig(32, 48, chunk_frames=2, sink_frames=0, ring_frames=2)  # 2 x 3 tokens a frame

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from seko_export.config import ModelConfig, StreamConfig
 from seko_export.errors import UsageError
+from seko_export.models import sampler
 from seko_export.models.sampler import Advance, Noise, Schedule, gaussian, philox
 from tests.tolerances import BOX_MULLER, ULP, relative_error
 from tests.truth.eager_stream import same_bytes
@@ -115,6 +116,15 @@ def test_moments_of_a_big_draw():
     assert x.abs().max() < math.sqrt(2 * math.log(2**25))
     inside = (x.abs() < 1).double().mean()
     assert abs(inside - math.erf(1 / math.sqrt(2))) < 5 * math.sqrt(0.217 / n)
+
+
+@pytest.mark.parametrize("word", [0, 0xFF, 0xFFFFFFFF])
+def test_the_extreme_words_give_finite_noise(monkeypatch, word):
+    """Word 0 must not become log(0), nor the largest a number beyond the stated bound."""
+    monkeypatch.setattr(sampler, "philox", lambda counter, key: (torch.full_like(counter[0], word),) * 4)
+    noise = draw_noise([0], [[0]])
+    assert noise.isfinite().all()
+    assert noise.abs().max() <= math.sqrt(2 * math.log(2**25)) * (1 + ULP[torch.float32])
 
 
 def test_a_frame_whose_size_is_no_multiple_of_four():
