@@ -121,7 +121,7 @@ def test_moments_of_a_big_draw():
 @pytest.mark.parametrize("word", [0, 0xFF, 0xFFFFFFFF])
 def test_the_extreme_words_give_finite_noise(monkeypatch, word):
     """Word 0 must not become log(0), nor the largest a number beyond the stated bound."""
-    monkeypatch.setattr(sampler, "philox", lambda counter, key: (torch.full_like(counter[0], word),) * 4)
+    monkeypatch.setattr(sampler, "philox", lambda counter, _key: (torch.full_like(counter[0], word),) * 4)
     noise = draw_noise([0], [[0]])
     assert noise.isfinite().all()
     assert noise.abs().max() <= math.sqrt(2 * math.log(2**25)) * (1 + ULP[torch.float32])
