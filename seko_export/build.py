@@ -48,6 +48,8 @@ class BuildResult:
         ``error_vs_exact``, relative, a golden chunk each.
     engine_bytes, weight_bytes : int
         Sizes on disk.
+    engine_s : dict
+        Seconds of each engine's own process.
     golden_error : float
         Worst relative error of the engines against the eager model over the golden chunks.
     """
@@ -58,6 +60,7 @@ class BuildResult:
     kv: dict[str, Any]
     engine_bytes: int
     weight_bytes: int
+    engine_s: dict[str, float]
     golden_error: float
 
     def report(self) -> dict[str, object]:
@@ -110,11 +113,11 @@ def build_artifact(
         tensorrt.refuse()
     check_goal(goal, replace=replace)
     source = load_checkpoint(checkpoint, config.model, use_ema=use_ema)
-    progress("probing the compiler", 0, 1)
-    environment.probe_compiler()
 
     with artifact_folder(goal, replace=replace) as folder:
         with _engines(config, backend, folder / "engines", progress) as wait_for_engines:
+            progress("probing the compiler", 0, 1)
+            environment.probe_compiler()
             progress("reading the checkpoint", 0, 1)
             tensors = dict(model_weights(make_pieces(config), source)) | config.schedule.tables(config.stream)
             record = golden.record(config, tensors, progress)
@@ -122,7 +125,7 @@ def build_artifact(
             progress("writing the weights", 0, 1)
             weights = write_weights(folder, tensors.items())
             golden.write(folder, record)
-            wait_for_engines()
+            engine_s = wait_for_engines()
         manifest = describe(config, backend, weights, hash_files(folder), record.table)
         (folder / "manifest.json").write_bytes(manifest.to_json())
         if backend == "compile":
@@ -140,6 +143,7 @@ def build_artifact(
         kv=asdict(manifest.kv) | ({"error_vs_exact": record.error_vs_exact} if record.exact else {}),
         engine_bytes=sum(size for name, size in sizes.items() if name.startswith("engines/")),
         weight_bytes=sum(size for name, size in sizes.items() if name.startswith("weights/")),
+        engine_s=engine_s,
         golden_error=report["worst"]["golden"],
     )
 
@@ -147,7 +151,7 @@ def build_artifact(
 @contextmanager
 def _engines(
     config: BuildConfig, backend: str, folder: Path, progress: Progress
-) -> Iterator[Callable[[], None]]:
+) -> Iterator[Callable[[], dict[str, float]]]:
     """Compile every piece in child processes, side by side, while the caller does the rest."""
     folder.mkdir()
     pieces = list(make_pieces(config))
@@ -156,11 +160,11 @@ def _engines(
     # spawn: a forked child must not use the GPU, and must not hold the parent's threads' locks
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_quiet_worker)
     by_cost = sorted(pieces, key=lambda name: not name.startswith("block"))  # the slowest first
-    futures: dict[Future[None], str] = {
+    futures: dict[Future[float], str] = {
         pool.submit(make, config, name, str(folder / f"{name}.pt2")): name for name in by_cost
     }
 
-    def wait_for_all() -> None:
+    def wait_for_all() -> dict[str, float]:
         pending = set(futures)
         while pending:
             progress("compiling the engines", len(futures) - len(pending), len(futures))
@@ -171,6 +175,7 @@ def _engines(
                     raise fault
                 if fault is not None:
                     raise ExportError(f"engine {futures[future]!r} did not compile: {fault}") from fault
+        return {name: future.result() for future, name in futures.items()}
 
     finished = False
     try:

@@ -6,9 +6,11 @@ import contextlib
 import os
 import site
 import sys
+import time
 from pathlib import Path
 
 import torch
+import torch._inductor.config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seko_export.lowering.package import slim_package
@@ -18,9 +20,10 @@ from seko_export.pieces import BuildConfig, make_pieces
 # The backend of attention is chosen when the engine is compiled. Torch's own order would take FlashAttention-2,
 # which reaches 312 TFLOP/s on an H200 where cuDNN reaches 519; a bias rules FlashAttention out.
 CUDA_ATTENTION = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
+BLOCK_THREADS = max(1, (os.cpu_count() or 1) // 3)
 
 
-def compile_piece(config: BuildConfig, name: str, package: str) -> None:
+def compile_piece(config: BuildConfig, name: str, package: str) -> float:
     """Trace, check and compile one piece into a package file.
 
     Runs in a child process: the compiler is not thread-safe, and the pieces compile side by side.
@@ -34,17 +37,27 @@ def compile_piece(config: BuildConfig, name: str, package: str) -> None:
     package : str
         Path of the ``.pt2`` to write.
 
+    Returns
+    -------
+    float
+        Seconds it took, without the start of the process.
+
     Raises
     ------
     LoweringError
         If the traced graph could not be replayed.
     """
+    started = time.monotonic()
     _use_private_cache()
+    # By default each compiler process starts a pool as large as the machine: with a process a piece, that is cores
+    # times pieces interpreters that import torch. Only the blocks have kernels enough to share out.
+    torch._inductor.config.compile_threads = BLOCK_THREADS if name.startswith("block") else 1
     piece = make_pieces(config)[name]
     with torch.no_grad(), attention_backends(config.device):
         program = trace(piece, config.device)
         torch._inductor.aoti_compile_and_package(program, package_path=package)
     slim_package(Path(package), local_prefixes())
+    return time.monotonic() - started
 
 
 def attention_backends(device: str) -> contextlib.AbstractContextManager[None]:

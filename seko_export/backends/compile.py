@@ -6,6 +6,7 @@ For boxes that carry torch and triton anyway. The first open of the build itself
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from seko_kernels.ops import plain_torch
 from seko_runtime import open_artifact
 
 
-def export_piece(config: BuildConfig, name: str, path: str) -> None:
+def export_piece(config: BuildConfig, name: str, path: str) -> float:
     """Trace and check one piece and save it as an exported program.
 
     Parameters
@@ -32,17 +33,25 @@ def export_piece(config: BuildConfig, name: str, path: str) -> None:
     path : str
         Path of the ``.pt2`` to write.
 
+    Returns
+    -------
+    float
+        Seconds it took, without the start of the process.
+
     Raises
     ------
     LoweringError
         If the traced graph could not be replayed.
     """
+    started = time.monotonic()
     piece = make_pieces(config)[name]
     with attention_backends(config.device), plain_torch():
         # Decomposed here, where attention's backend is pinned: the graph then names the backend's own op.
         program = trace(piece, config.device).run_decompositions({})
     forget_sources(program)
+    program.example_inputs = None  # zeros as large as the weights
     torch.export.save(program, Path(path))
+    return time.monotonic() - started
 
 
 def forget_sources(program: ExportedProgram) -> None:
