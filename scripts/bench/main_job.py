@@ -48,7 +48,8 @@ def main() -> None:
         "--work", type=Path, required=True, help="folder for the checkpoint and the artifacts"
     )
     parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
-    parser.add_argument("--chunks", type=int, default=20)
+    parser.add_argument("--chunks", type=int, default=20, help="steady chunks to time")
+    parser.add_argument("--latencies", type=int, default=100, help="chunks on the calm and on the busy host")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     checkpoint = options.work / "self-forcing.pt"
@@ -101,7 +102,7 @@ def steady(artifact: Path, checkpoint: Path, scheme: str, options: argparse.Name
                 **launches,
             )
             if scheme == "bf16":
-                ratio, calm, busy = busy_host(session)
+                ratio, calm, busy = busy_host(session, options.latencies)
                 append_row(
                     options.rows,
                     "busy_host_p99",
@@ -122,9 +123,9 @@ def steady(artifact: Path, checkpoint: Path, scheme: str, options: argparse.Name
     )  # fmt: skip
 
 
-def busy_host(session: object) -> tuple[float, dict[str, float], dict[str, float]]:
+def busy_host(session: object, chunks: int) -> tuple[float, dict[str, float], dict[str, float]]:
     """Return p99/median of a chunk's latency while a process spins on every core, and both distributions."""
-    calm = _latencies(session, 100)
+    calm = _latencies(session, chunks)
     spinners = [
         multiprocessing.get_context("fork").Process(target=_spin, daemon=True) for _ in range(os.cpu_count())
     ]
@@ -132,7 +133,7 @@ def busy_host(session: object) -> tuple[float, dict[str, float], dict[str, float
         process.start()
     time.sleep(1)
     try:
-        busy = _latencies(session, 100)
+        busy = _latencies(session, chunks)
     finally:
         for process in spinners:
             process.kill()
