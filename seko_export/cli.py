@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
-import sys
+import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-EXIT_INTERRUPTED = 130
+_EXIT_SIGNAL = 128  # plus the signal's number, as shells count
+
+
+class _AskedToEnd(KeyboardInterrupt):
+    """SIGTERM or SIGHUP came; unwinds like Ctrl-C, so that the same cleaning up runs."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
 
 
 class SekoGroup(click.Group):
@@ -26,13 +36,15 @@ class SekoGroup(click.Group):
         from seko_runtime.errors import SekoRuntimeError
 
         try:
-            return super().invoke(ctx)
+            with _end_signals():
+                return super().invoke(ctx)
         except (ExportError, SekoRuntimeError) as error:
             click.echo(f"seko-export: {error}", err=True)
             ctx.exit(error.exit_code)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as ended:
+            number = ended.number if isinstance(ended, _AskedToEnd) else signal.SIGINT
             click.echo("seko-export: interrupted; nothing was left behind", err=True)
-            ctx.exit(EXIT_INTERRUPTED)
+            ctx.exit(_EXIT_SIGNAL + number)
 
 
 @click.group(cls=SekoGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -82,10 +94,12 @@ def build(
 
     Without a CHECKPOINT: a small one with seeded random weights, made on the spot.
     """
+    from seko_export.artifact_writer import check_goal
     from seko_export.build import build_artifact
     from seko_export.options import build_config
 
     config = build_config(checkpoint is not None, preset, kv_scheme, fp4_kv, target, layout)
+    check_goal(output, replace=force)  # before a sample is written, which may be large
     with _checkpoint(checkpoint, config.model) as source, _progress(quiet=as_json) as progress:
         result = build_artifact(
             config, source, output, backend=backend, use_ema=not no_ema, replace=force, progress=progress
@@ -116,7 +130,7 @@ def inspect(artifact: Path, as_json: bool) -> None:
         _print_json(report)
         return
     for key, value in report.items():
-        click.echo(f"{key:12} {json.dumps(value) if isinstance(value, dict | list) else value}")
+        click.echo(f"{key:12} {_plain(value)}")
 
 
 @main.command()
@@ -124,25 +138,30 @@ def inspect(artifact: Path, as_json: bool) -> None:
 @json_option
 def verify(artifact: Path, as_json: bool) -> None:
     """Replay the goldens of ARTIFACT; exit code 6 and the worst error when they differ."""
+    from seko_export.errors import NumericError
     from seko_export.inspection import verify_artifact
 
     report = verify_artifact(artifact)
+    compared = f"worst relative error {report['worst_error']}, tolerance {report['tolerance']}"
     if as_json:
         _print_json(report)
-    else:
-        click.echo(
-            f"{artifact}: worst relative error {report['worst_error']:.2e}, tolerance {report['tolerance']:.0e}"
-        )
+    elif report["ok"]:
+        click.echo(f"{artifact}: {compared}")
     if not report["ok"]:
-        click.echo(
-            "seko-export: the engines do not reproduce the goldens; rebuild the artifact here", err=True
+        raise NumericError(
+            f"{artifact} does not reproduce its goldens: {compared}; rebuild it on this kind of machine"
         )
-        sys.exit(6)
 
 
 @main.command()
 @click.argument("artifact", type=click.Path(path_type=Path))
-@click.option("--chunks", default=20, show_default=True, help="Chunks to time, after two to warm up.")
+@click.option(
+    "--chunks",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Chunks to time, after two to warm up.",
+)
 @json_option
 def bench(artifact: Path, chunks: int, as_json: bool) -> None:
     """Time ARTIFACT: first chunk, steady chunks, memory."""
@@ -153,7 +172,7 @@ def bench(artifact: Path, chunks: int, as_json: bool) -> None:
         _print_json(report)
         return
     for key, value in report.items():
-        click.echo(f"{key:24} {value:.4g}" if isinstance(value, float) else f"{key:24} {value}")
+        click.echo(f"{key:18} {value:.4g}" if isinstance(value, float) else f"{key:18} {_plain(value)}")
 
 
 @main.command()
@@ -179,20 +198,32 @@ def _checkpoint(named: Path | None, model: Any) -> Iterator[Path]:
     if named is not None:
         yield named
         return
+    from seko_export.artifact_writer import disk_faults
     from seko_export.checkpoints.random import write_random_checkpoint
 
     with tempfile.TemporaryDirectory(prefix="seko-sample-") as folder:
         path = Path(folder, "sample.pt")
-        write_random_checkpoint(path, model, format="self-forcing", seed=0)
+        with disk_faults(path):
+            write_random_checkpoint(path, model, format="self-forcing", seed=0)
         click.echo("no checkpoint named: using seeded random weights (noise, not video)", err=True)
         yield path
 
 
 @contextmanager
 def _progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """Give a callable that shows the build's steps on a bar on stderr."""
+    """Give a callable that shows the build's steps on stderr: bars on a terminal, a line each in a log."""
     if quiet:
         yield lambda *_: None
+        return
+    if not Console(stderr=True).is_terminal:
+        seen: set[str] = set()
+
+        def tell(step: str, *_: int) -> None:
+            if step not in seen:
+                seen.add(step)
+                click.echo(step, err=True)
+
+        yield tell
         return
     columns = (TextColumn("{task.description:34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
@@ -206,6 +237,29 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
             bars.update(tasks[step], completed=done)
 
         yield show
+
+
+@contextmanager
+def _end_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP, which would end the process on the spot, into an exception that unwinds it."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise _AskedToEnd(number)
+
+    if threading.current_thread() is not threading.main_thread():  # Python sets handlers there only
+        yield
+        return
+    wanted = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in wanted}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _plain(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict | list | tuple) else str(value)
 
 
 def _print_json(report: Any) -> None:

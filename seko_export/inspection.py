@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from dataclasses import asdict
@@ -58,16 +59,17 @@ def verify_artifact(path: Path) -> dict[str, Any]:
     -------
     dict
         ``ok``, ``worst_error``, ``tolerance``, ``digest`` and, a recorded chunk each, ``chunks``: relative errors
-        against the golden and, for a lossy cache, against the exact track.
+        against the golden and, for a lossy cache, against the exact track. An error that is no finite number is
+        given as text, because JSON has neither NaN nor infinity.
     """
     with open_artifact(path) as artifact:
         errors = artifact.verify()
         return {
             "ok": all(error.within for error in errors),
-            "worst_error": max(error.golden for error in errors),
+            "worst_error": _number(max((error.golden for error in errors), key=_nan_last)),
             "tolerance": errors[0].tolerance,
             "digest": artifact.digest,
-            "chunks": [asdict(error) for error in errors],
+            "chunks": [{name: _number(value) for name, value in asdict(error).items()} for error in errors],
         }
 
 
@@ -127,3 +129,11 @@ def percentile(values: list[float], share: float) -> float:
     """Return the smallest value that at least ``share`` of the values do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def _nan_last(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+def _number(value: float | None) -> float | str | None:
+    return value if value is None or math.isfinite(value) else str(value)

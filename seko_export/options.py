@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from seko_export.config import PRESETS
+from seko_export.config import PRESETS, StreamConfig
 from seko_export.environment import resolve_target
 from seko_export.errors import UsageError
 from seko_export.models.sampler import Schedule
@@ -64,6 +64,18 @@ def build_config(
     device = resolve_target(target).device
     chosen = PRESETS[preset]
     stream = replace(chosen.stream, **{name: size for name, size in layout.items() if size is not None})
+    _check_sink(stream)
     exact = "bf16" if device == "cuda" else "fp32"
     scheme = "fp4" if fp4_kv or kv_scheme == "fp4" else exact
     return BuildConfig(chosen.model, stream, Schedule.warped(), scheme, device)
+
+
+def _check_sink(stream: StreamConfig) -> None:
+    """Refuse a sink larger than the ring: a Wan-derived window, which includes the sink, given as a ring."""
+    if stream.sink_frames > stream.ring_frames:
+        raise UsageError(
+            f"--sink-frames {stream.sink_frames} is larger than --ring-frames {stream.ring_frames}: the ring stands "
+            f"behind the sink, so the cache would hold {stream.cache_frames} latent frames and keep most of them "
+            "for ever; for a window of N frames that includes the sink (Wan's local_attn_size) give --ring-frames "
+            "N minus the sink"
+        )

@@ -6,6 +6,7 @@ code's size and the paths of the machine it was built on. An artifact travels; n
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
 import tempfile
@@ -17,6 +18,8 @@ from seko_export.errors import MachineError
 
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that zip knows: equal inputs give equal bytes
 _PATH_STAND_IN = b"/seko"
+_SERIAL = ".data/serialization_id"  # torch's checksum of the package as it was, local paths and all
+_SERIAL_DIGITS = 40
 _SHORTEST_PREFIX = 8  # bytes; a shorter one could be met by chance in machine code
 
 
@@ -38,14 +41,20 @@ def slim_package(package: Path, local_prefixes: Iterable[Path]) -> None:
     names = {str(prefix).encode() for prefix in local_prefixes}
     prefixes = sorted((name for name in names if len(name) >= _SHORTEST_PREFIX), key=len, reverse=True)
     slim = package.with_suffix(".slim")
+    kept = hashlib.sha256()
     with zipfile.ZipFile(package) as source, zipfile.ZipFile(slim, "w", zipfile.ZIP_STORED) as target:
-        for entry in source.infolist():
+        # the serial last: it is made anew from all that is kept, so that equal code gives equal bytes
+        for entry in sorted(source.infolist(), key=lambda entry: entry.filename.endswith(_SERIAL)):
             content = source.read(entry)
             if entry.filename.endswith(".cpp"):
                 content = b""  # the name must stay: torch 2.11's loader finds the metadata beside it
             elif entry.filename.endswith(".so"):
                 content = strip_symbols(content)
-            target.writestr(zipfile.ZipInfo(entry.filename, _FIXED_TIME), blank_paths(content, prefixes))
+            elif entry.filename.endswith(_SERIAL):
+                content = str(int(kept.hexdigest(), 16))[:_SERIAL_DIGITS].encode()
+            content = blank_paths(content, prefixes)
+            kept.update(f"{entry.filename} {len(content)} ".encode() + content)
+            target.writestr(zipfile.ZipInfo(entry.filename, _FIXED_TIME), content)
     slim.replace(package)
 
 
