@@ -64,7 +64,7 @@ def describe(
             arch=target.arch,
             torch=str(torch.__version__).split("+")[0],
             cuda=None if cpu else torch.version.cuda,
-            cpu_flags=environment.cpu_flags() if cpu else (),
+            cpu_flags=environment.cpu_flags(),  # a GPU engine's host side is compiled for this processor too
         ),
         producer=environment.producer(),
         model={

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from seko_export.errors import MachineError, UsageError
+from seko_runtime import host
 
 # Built and loaded before any engine is: AOTInductor's wrapper runs std::regex in its constructor, and a compiler
 # that links libstdc++ statically makes a package that ends the process there (docs/LOG.md, 2026-11-20).
@@ -112,12 +113,7 @@ def local_gpu_arch() -> str | None:
 def cpu_flags() -> tuple[str, ...]:
     """Return this CPU's vector features that compiled code may rely on, sorted."""
     relevant = re.compile(r"^(avx|avx2|avx512\w*|amx\w*|fma|f16c|bmi1|bmi2|sse4_2)$")
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ()
-    line = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
-    return tuple(sorted(f for f in (line[1].split() if line else ()) if relevant.match(f)))
+    return tuple(sorted(flag for flag in host.cpu_flags() if relevant.match(flag)))
 
 
 def compiler_command() -> str:

@@ -27,12 +27,12 @@ from seko_runtime.session import Session
 GOLDEN_FILE = "golden/golden.safetensors"
 LIVE_TEXT_TOKENS = 24  # the rest of the text is zero padding, as a short prompt's is
 
-# How far an engine may be from the eager model over one golden chunk, as |a - b| / |b|. The two sum in other
-# orders, and a chunk is five passes that feed on each other. Measured worst cases are in docs/LOG.md; a wrong
-# slot, scale or layer gives 0.3 and more.
+# How far an engine may be from the eager model over a golden chunk, as |a - b| / |b|. The two sum in other orders,
+# and a chunk is five passes that feed on each other; with a quantised cache a rounding can also flip a code.
+# Measured: float32 2.4e-7, bfloat16 at full size 1.3e-2 (docs/LOG.md). A wrong slot, scale or layer gives 0.3 and more.
 TOLERANCES = {
     torch.float32: {"exact": 1e-5, "lossy": 1e-3},
-    torch.bfloat16: {"exact": 2e-1, "lossy": 3e-1},
+    torch.bfloat16: {"exact": 4e-2, "lossy": 4e-2},
 }
 
 

@@ -113,8 +113,7 @@ def check_artifact(path: str | Path, device: str = "auto") -> CheckedArtifact:
         manifest = Manifest.from_json(document)
         programs = resolve_programs(manifest)
         device = check_device(manifest.target, device)
-        if manifest.target.device == "cpu":
-            check_cpu(manifest.target)
+        check_cpu(manifest.target)
         folder.open_all(manifest.files)
         check_backend(manifest.backend)  # before torch's version: without torch there is none
         check_torch(manifest.target, device)

@@ -52,6 +52,10 @@ class Memory(Protocol):
         """Contiguous view ``tensor[i][j]...``."""
         ...
 
+    def constant(self, tensor: Tensor, index: tuple[int, ...]) -> Tensor:
+        """``tensor[i][j]...`` of a tensor that never changes, aligned as engines expect: a copy where a view is not."""
+        ...
+
     def row(self, tensor: Tensor, axis: int, row: int, rows: int) -> Tensor:
         """View of the ``row``-th of ``rows`` equal parts along ``axis``."""
         ...

@@ -72,8 +72,11 @@ class BoundTensors:
     def tensor(self, ref: Ref) -> Tensor:
         """Tensor or view that a weight or buffer reference means."""
         if ref not in self._views:
-            whole = (self.weights if ref.kind == "weight" else self.buffers)[ref.name]
-            view = self.memory.index(whole, ref.index) if ref.index else whole
+            if ref.kind == "weight":
+                view = self.memory.constant(self.weights[ref.name], ref.index)
+            else:
+                whole = self.buffers[ref.name]
+                view = self.memory.index(whole, ref.index) if ref.index else whole
             if not ref.by_pass:  # what differs from pass to pass must not be taken for a constant address
                 self.memory.keep_static(view)
             self._views[ref] = view

@@ -52,6 +52,9 @@ def compile_piece(config: BuildConfig, name: str, package: str) -> float:
     # By default each compiler process starts a pool as large as the machine: with a process a piece, that is cores
     # times pieces interpreters that import torch. Only the blocks have kernels enough to share out.
     torch._inductor.config.compile_threads = BLOCK_THREADS if name.startswith("block") else 1
+    if config.device == "cuda":
+        # Finding out what vector code the compiler can make takes half a minute, for a host side that has no loops.
+        torch._inductor.config.cpp.vec_isa_ok = False
     piece = make_pieces(config)[name]
     with torch.no_grad(), attention_backends(config.device):
         program = trace(piece, config.device)

@@ -22,7 +22,8 @@ from seko_runtime.memory import HostBlock
 from seko_runtime.safetensors_map import MappedTensor
 
 _cuda: Any = torch.cuda  # its streams, events and pools carry no types
-ALIGNMENT = 256  # bytes, as cudaMalloc gives; compiled kernels were told to expect at least 16
+ALIGNMENT = 256  # bytes, as cudaMalloc gives
+ENGINE_ALIGNMENT = 16  # bytes that compiled kernels were told to expect; else each call copies the input
 CHUNKS_IN_FLIGHT = 4  # host blocks: the host may be that far ahead of the device
 UPLOAD_WINDOW = 8 << 20  # bytes of one staged copy
 UPLOAD_THREADS = 4  # copies into pinned memory run at about 8 GB/s a core; four reach the bus
@@ -38,7 +39,7 @@ class CudaMemory(CpuMemory):
         super().__init__()
         index = _cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
-        self.stream = _cuda.Stream(self.device)
+        self.stream = _borrow_stream(self.device)
         self._caller_done = _cuda.Event()
         self._work_done = _cuda.Event()
         self._graphs: list[torch.cuda.CUDAGraph] = []
@@ -62,6 +63,10 @@ class CudaMemory(CpuMemory):
             for place, mapped in spans
             for name in (mapped.name,)
         }
+
+    def constant(self, tensor: torch.Tensor, index: tuple[int, ...]) -> torch.Tensor:
+        view = tensor[index]
+        return view if view.data_ptr() % ENGINE_ALIGNMENT == 0 else view.clone()
 
     def host_block(self, specs: Sequence[TensorSpec]) -> HostBlock:
         return _PinnedBlock(specs, self.device, self.stream)
@@ -115,8 +120,21 @@ class CudaMemory(CpuMemory):
             graph.reset()
         self._graphs.clear()
         self._pool = None
+        if self.stream is not None:
+            _IDLE_STREAMS.setdefault(self.device, []).append(self.stream)
+            self.stream = None
         with _cuda.device(self.device):
             _cuda.empty_cache()
+
+
+# cuBLAS keeps a workspace (32 MiB on Hopper) for every stream it ever ran on, and a captured graph may hold it, so
+# it cannot be freed while any session lives. Streams of closed sessions are therefore used again.
+_IDLE_STREAMS: dict[torch.device, list[Any]] = {}
+
+
+def _borrow_stream(device: torch.device) -> Any:
+    idle = _IDLE_STREAMS.get(device)
+    return idle.pop() if idle else _cuda.Stream(device)
 
 
 class _PinnedBlock:

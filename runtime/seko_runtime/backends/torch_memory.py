@@ -36,6 +36,9 @@ class CpuMemory:
     def index(self, tensor: torch.Tensor, index: tuple[int, ...]) -> torch.Tensor:
         return tensor[index]
 
+    def constant(self, tensor: torch.Tensor, index: tuple[int, ...]) -> torch.Tensor:
+        return tensor[index]
+
     def row(self, tensor: torch.Tensor, axis: int, row: int, rows: int) -> torch.Tensor:
         part = tensor.shape[axis] // rows
         return tensor.narrow(axis, row * part, part)

@@ -1,0 +1,125 @@
+"""What only a GPU shows of a build: bf16 engines by FlashAttention's rule, FP4 rows at different chunks, goldens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from seko_export import golden
+from seko_export.build import build_artifact
+from seko_export.checkpoints import load_checkpoint, write_random_checkpoint
+from seko_export.config import PRESETS, ModelConfig, StreamConfig
+from seko_export.models.sampler import Schedule
+from seko_export.pieces import BuildConfig, make_pieces
+from seko_export.weights import model_weights
+from seko_runtime import OpenArtifact, open_artifact
+from tests.tolerances import relative_error
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+CHUNKS = 4  # the last one evicts frames and runs the unmasked block
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("checkpoint") / "tiny.pt"
+    write_random_checkpoint(path, model(), format="self-forcing", seed=0, dtype=torch.float32)
+    return path
+
+
+@pytest.fixture(scope="module")
+def exact_artifact(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    goal = tmp_path_factory.mktemp("exact") / "artifact"
+    build_artifact(gpu_config("bf16", batch=1), checkpoint, goal)
+    return goal
+
+
+@pytest.fixture(scope="module")
+def fp4_artifact(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    goal = tmp_path_factory.mktemp("fp4") / "artifact"
+    build_artifact(gpu_config("fp4", batch=2), checkpoint, goal)
+    return goal
+
+
+def test_bf16_engines_keep_flash_attentions_rule(checkpoint: Path, exact_artifact: Path) -> None:
+    """Their error against float32 is at most twice that of the same model in bf16 eager torch."""
+    gpu = gpu_config("bf16", batch=1)
+    cpu = BuildConfig(gpu.model, gpu.stream, gpu.schedule, "fp32", "cpu")
+    truth, eager = eager_chunks(cpu, checkpoint), eager_chunks(gpu, checkpoint)
+    with open_artifact(exact_artifact) as artifact:
+        engine = replayed_chunks(artifact, [0])
+    for number in range(CHUNKS):
+        allowed = 2 * relative_error(eager[number], truth[number])
+        assert relative_error(torch.from_numpy(engine[number]), truth[number]) <= allowed
+
+
+def test_goldens_hold(exact_artifact: Path, fp4_artifact: Path) -> None:
+    for path in (exact_artifact, fp4_artifact):
+        with open_artifact(path) as artifact:
+            assert all(error.within for error in artifact.verify())
+
+
+def test_a_chunk_is_one_launch_of_two_captured_graphs(exact_artifact: Path) -> None:
+    with open_artifact(exact_artifact) as artifact, artifact.open_session() as session:
+        for _ in range(CHUNKS):
+            session.run_chunk()
+        assert session.stats.captured_graphs == 2
+        assert session.stats.graph_launches == CHUNKS
+
+
+def test_rows_at_different_chunks_agree_with_rows_that_started_together(fp4_artifact: Path) -> None:
+    """Row 1 starts anew after two chunks: it must give what a fresh row with its seed gives, to the bit."""
+    with open_artifact(fp4_artifact) as artifact:
+        together = replayed_chunks(artifact, [5, 7])
+        with artifact.open_session(seeds=[5, 6]) as session:
+            apart = []
+            for number in range(CHUNKS + 2):
+                if number == 2:
+                    session.restart_row(1, seed=7)
+                apart.append(session.run_chunk().to_host())
+    for number in range(2):
+        assert np.array_equal(apart[number][0], together[number][0])
+    # Both graphs compute a row from that row alone; only the masked graph is sure to be the same one here.
+    for number in range(2):
+        assert np.array_equal(apart[number + 2][1], together[number][1])
+    for number in range(2, CHUNKS):
+        difference = torch.from_numpy(apart[number + 2][1])
+        assert (
+            relative_error(difference, torch.from_numpy(together[number][1]))
+            < golden.TOLERANCES[torch.bfloat16]["lossy"]
+        )
+
+
+def test_two_runs_give_equal_bytes(fp4_artifact: Path) -> None:
+    with open_artifact(fp4_artifact) as artifact:
+        first, second = (replayed_chunks(artifact, [1, 2]) for _ in range(2))
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def model() -> ModelConfig:
+    return PRESETS["tiny"].model
+
+
+def gpu_config(scheme: str, *, batch: int) -> BuildConfig:
+    stream = StreamConfig(height=64, width=96, chunk_frames=3, sink_frames=1, ring_frames=6, batch=batch)
+    return BuildConfig(model(), stream, Schedule.warped(), scheme, "cuda")
+
+
+def eager_chunks(config: BuildConfig, checkpoint: Path) -> list[torch.Tensor]:
+    tensors = dict(model_weights(make_pieces(config), load_checkpoint(checkpoint, config.model)))
+    on_device = {n: t.to(config.device) for n, t in (tensors | config.schedule.tables(config.stream)).items()}
+    made = golden.run_eager(
+        config, on_device, golden.golden_text(config), [0], range(CHUNKS), lambda *_: None, None
+    )
+    return [made[number] for number in range(CHUNKS)]
+
+
+def replayed_chunks(artifact: OpenArtifact, seeds: list[int]) -> list[NDArray[np.float32]]:
+    with artifact.open_session(seeds=seeds) as session:
+        return [session.run_chunk().to_host() for _ in range(CHUNKS)]
