@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -160,9 +162,10 @@ def _engines(
     # spawn: a forked child must not use the GPU, and must not hold the parent's threads' locks
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_quiet_worker)
     by_cost = sorted(pieces, key=lambda name: not name.startswith("block"))  # the slowest first
-    futures: dict[Future[float], str] = {
-        pool.submit(make, config, name, str(folder / f"{name}.pt2")): name for name in by_cost
-    }
+    with _ctrl_c_held():
+        futures: dict[Future[float], str] = {
+            pool.submit(make, config, name, str(folder / f"{name}.pt2")): name for name in by_cost
+        }
 
     def wait_for_all() -> dict[str, float]:
         pending = set(futures)
@@ -171,7 +174,7 @@ def _engines(
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
             for future in done:
                 fault = future.exception()
-                if isinstance(fault, ExportError):
+                if isinstance(fault, ExportError | OSError):  # a full disk's is understood by `artifact_folder`
                     raise fault
                 if fault is not None:
                     raise ExportError(f"engine {futures[future]!r} did not compile: {fault}") from fault
@@ -183,20 +186,51 @@ def _engines(
         finished = True
     finally:
         if not finished:
-            for process in (
-                pool._processes or {}
-            ).values():  # no public way to end running workers before 3.14
-                process.terminate()
+            # no public way to end running workers before 3.14
+            for process in list((pool._processes or {}).values()):
+                _end_with_children(process.pid)
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+@contextmanager
+def _ctrl_c_held() -> Iterator[None]:
+    """Hold Ctrl-C back while workers start: they inherit that, and the parent alone answers it, afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with_children(worker: int | None) -> None:
+    """End a worker and the compilers that it runs."""
+    with suppress(ProcessLookupError):
+        if worker is not None:
+            # its own group once `_quiet_worker` ran; before that it has no children
+            (os.killpg if os.getpgid(worker) == worker else os.kill)(worker, signal.SIGTERM)
+
+
 def _quiet_worker() -> None:
-    """Leave Ctrl-C, which reaches the whole process group, to the parent; drop torch's warnings about itself."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Make this worker the head of a process group that ends with the parent; drop torch's warnings about itself."""
+    os.setpgid(0, 0)
+    threading.Thread(target=_follow_parent, daemon=True).start()
+    with suppress(ImportError):  # torch draws bars where it is installed
+        from tqdm import tqdm  # type: ignore[import-untyped]
+
+        # its own is a named semaphore, which a worker that is ended would leave behind
+        tqdm.set_lock(threading.RLock())
     warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)", category=FutureWarning)
     warnings.filterwarnings(
         "ignore", message="TensorFloat32 tensor cores", category=UserWarning
     )  # float32 is meant
+
+
+def _follow_parent() -> None:
+    """End this process group when the parent is gone, killed outright: the pool's own queue would wait for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os.killpg(0, signal.SIGTERM)
 
 
 def _verify(folder: Path) -> dict[str, Any]:
