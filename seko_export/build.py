@@ -132,7 +132,7 @@ def build_artifact(
         (folder / "manifest.json").write_bytes(manifest.to_json())
         if backend == "compile":
             progress("compiling for the cache", 0, 1)
-            _run_child("seko_export.backends.compile", str(folder))
+            _fill_compiler_cache(folder)
             manifest = describe(config, backend, weights, hash_files(folder), record.table)
             (folder / "manifest.json").write_bytes(manifest.to_json())
         progress("verifying in a new process", 0, 1)
@@ -174,7 +174,7 @@ def _engines(
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
             for future in done:
                 fault = future.exception()
-                if isinstance(fault, ExportError | OSError):  # a full disk's is understood by `artifact_folder`
+                if isinstance(fault, ExportError | OSError):  # `artifact_folder` understands a full disk's
                     raise fault
                 if fault is not None:
                     raise ExportError(f"engine {futures[future]!r} did not compile: {fault}") from fault
@@ -244,6 +244,16 @@ def _verify(folder: Path) -> dict[str, Any]:
     return report
 
 
+def _fill_compiler_cache(folder: Path) -> None:
+    """Let a child process compile what `torch.compile` would at open; its cache goes into the artifact."""
+    done = _run_child("seko_export.backends.compile", str(folder))
+    if done.returncode:
+        detail = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise ExportError(f"the compiler's cache was not made (exit code {done.returncode}): {detail}")
+
+
 def _run_child(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a module; strings hash alike in every child, so that sets keep their order and equal builds their bytes."""
     command = [sys.executable, "-m", module, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    environ = os.environ | {"PYTHONHASHSEED": "0"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environ)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import torch
+from torch._dynamo.repro import after_aot
 from torch.export import ExportedProgram
 
 from seko_export.backends.aoti import attention_backends
@@ -66,6 +67,9 @@ def fill_cache(folder: Path) -> None:
 
     Runs in a child process, so that the cache holds this artifact's graphs and nothing else.
     """
+    # The compiler keeps a script with each graph to run it again, which sets every TORCH and TRITON variable of this
+    # machine's environment: paths, the user's name.
+    vars(after_aot)["generate_env_vars_string"] = lambda **_: ""
     with open_artifact(folder) as artifact:
         stream = artifact.manifest.stream
         with artifact.open_session(seeds=list(range(stream.batch))) as session:
