@@ -77,6 +77,7 @@ def build_artifact(
     *,
     backend: str = "aoti",
     use_ema: bool = True,
+    compiler_cache: bool = True,
     replace: bool = False,
     progress: Progress = lambda *_: None,
 ) -> BuildResult:
@@ -94,6 +95,8 @@ def build_artifact(
         ``aoti`` or ``compile``.
     use_ema : bool
         Whether a Self-Forcing ``.pt`` gives its averaged weights.
+    compiler_cache : bool
+        Whether a ``compile`` artifact carries the compiler's cache, without which every box compiles at open.
     replace : bool
         Whether an artifact at ``goal`` gives way.
     progress : callable
@@ -130,7 +133,7 @@ def build_artifact(
             engine_s = wait_for_engines()
         manifest = describe(config, backend, weights, hash_files(folder), record.table)
         (folder / "manifest.json").write_bytes(manifest.to_json())
-        if backend == "compile":
+        if backend == "compile" and compiler_cache:
             progress("compiling for the cache", 0, 1)
             _fill_compiler_cache(folder)
             manifest = describe(config, backend, weights, hash_files(folder), record.table)
