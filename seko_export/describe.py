@@ -64,7 +64,8 @@ def describe(
             arch=target.arch,
             torch=str(torch.__version__).split("+")[0],
             cuda=None if cpu else torch.version.cuda,
-            cpu_flags=environment.cpu_flags(),  # a GPU engine's host side is compiled for this processor too
+            # A GPU engine's host side is compiled for this processor too; `compile` compiles where it is opened.
+            cpu_flags=environment.cpu_flags() if backend == "aoti" else (),
         ),
         producer=environment.producer(),
         model={
