@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch._inductor.config
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seko_export.lowering.package import slim_package
@@ -48,7 +49,7 @@ def compile_piece(config: BuildConfig, name: str, package: str) -> float:
         If the traced graph could not be replayed.
     """
     started = time.monotonic()
-    _use_private_cache()
+    use_private_cache()
     # By default each compiler process starts a pool as large as the machine: with a process a piece, that is cores
     # times pieces interpreters that import torch. Only the blocks have kernels enough to share out.
     torch._inductor.config.compile_threads = BLOCK_THREADS if name.startswith("block") else 1
@@ -82,7 +83,12 @@ def local_prefixes() -> list[Path]:
     return [Path(__file__).resolve().parents[2], Path.home(), Path.cwd(), *map(Path, folders)]
 
 
-def _use_private_cache() -> None:
-    """Point the compiler's cache at this user's own folder, so that a second build finds the first one's work."""
+def use_private_cache() -> None:
+    """Point the compiler's cache at this user's own folder, so that a second build finds the first one's work.
+
+    Torch's own choice, which importing it writes into the environment, is a folder below /tmp that another user
+    may have made first; and what lies in the cache is loaded and run. Another choice of the user's stays.
+    """
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base / "seko" / "inductor"))
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR", default_cache_dir()) == default_cache_dir():
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(base / "seko" / "inductor")
