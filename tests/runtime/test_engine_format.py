@@ -1,0 +1,176 @@
+"""The page docs/engine-format.md against the code: every name, table, limit and example of the one is in the other."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seko_runtime import errors, manifest
+from seko_runtime.backends import check_backend
+from seko_runtime.manifest import Buffer, Manifest, Stream, TensorSpec
+from seko_runtime.programs_check import FULL_PROGRAMS, REF_PATTERN, REQUIRED_PROGRAMS
+from seko_runtime.ring import Ring
+from seko_runtime.safetensors_map import DTYPE_NAMES
+
+PAGE = (Path(__file__).parents[2] / "docs" / "engine-format.md").read_text(encoding="utf-8")
+RECORDS = [one for _, one in inspect.getmembers(manifest, dataclasses.is_dataclass)]
+ERRORS: dict[str, type[Exception]] = dict(inspect.getmembers(errors, inspect.isclass))
+Table = list[list[str]]
+
+
+def test_every_record_of_the_manifest_has_a_table_of_exactly_its_fields() -> None:
+    documented = {}
+    for section in re.split(r"^### ", PAGE, flags=re.MULTILINE)[1:]:
+        name = re.match(r".*\(`(\w+)`\)\n", section)
+        assert name, section.splitlines()[0]
+        documented[name[1]] = [unquoted(row[0]) for row in only(tables(section, "field"))]
+    fields = {record.__name__: [field.name for field in dataclasses.fields(record)] for record in RECORDS}
+    assert {name: sorted(rows) for name, rows in documented.items()} == {
+        name: sorted(rows) for name, rows in fields.items()
+    }
+
+
+def test_the_fields_that_the_page_calls_optional_are_those_that_may_be_absent() -> None:
+    """Taken out of the page's own example one by one, in every object of it."""
+    optional = set()
+    for section in re.split(r"^### ", PAGE, flags=re.MULTILINE)[1:]:
+        record = re.findall(r"\(`(\w+)`\)", section)[0]
+        rows = only(tables(section, "field"))
+        optional |= {(record, unquoted(row[0])) for row in rows if "optional" in row[1]}
+    found = set()
+    for record, path in places(example()):
+        table = example()
+        target = table
+        for step in path[:-1]:
+            target = target[step]
+        del target[path[-1]]
+        try:
+            Manifest.from_json(json.dumps(table).encode())
+        except errors.ManifestError:
+            continue
+        found.add((record, path[-1]))
+    assert found == optional
+
+
+def test_dtypes_and_their_safetensors_names() -> None:
+    rows = only(tables(PAGE, "name"))
+    assert {unquoted(name): int(size) for name, size, _ in rows} == manifest.DTYPE_BYTES
+    assert {unquoted(code): unquoted(name) for name, _, code in rows} == DTYPE_NAMES
+
+
+def test_roles_programs_and_backends() -> None:
+    assert tuple(unquoted(row[0]) for row in only(tables(PAGE, "role"))) == manifest.ROLES
+    programs = [unquoted(row[0]) for row in only(tables(PAGE, "program"))]
+    assert programs == [*REQUIRED_PROGRAMS, *FULL_PROGRAMS]
+    for row in only(tables(PAGE, "backend")):
+        check_backend(unquoted(row[0]))
+    with pytest.raises(errors.BackendMissingError):
+        check_backend("tensorrt")
+
+
+def test_errors_and_exit_codes() -> None:
+    rows = {unquoted(name): int(code) for name, code, _ in only(tables(PAGE, "error"))}
+    assert rows == {name: getattr(errors, name).exit_code for name in rows}
+    assert {name for name, one in ERRORS.items() if issubclass(one, errors.ArtifactError)} <= set(rows)
+    for name, _, cause in only(tables(PAGE, "error")):
+        assert ("a kind of `ManifestError`" in cause) == (
+            errors.ManifestError in ERRORS[unquoted(name)].__bases__
+        )
+    steps = {name for row in only(tables(PAGE, "step")) for name in re.findall(r"`(\w+Error)`", row[2])}
+    assert steps == set(rows) - {"ArtifactError", "NumericError"}
+
+
+def test_limits_are_the_codes() -> None:
+    for _, value, place in only(tables(PAGE, "limit")):
+        module, constant = unquoted(place).split(".")
+        assert int(value) == getattr(importlib.import_module(f"seko_runtime.{module}"), constant)
+
+
+def test_the_rings_table_is_the_rings() -> None:
+    ring = Ring(sink_frames=1, ring_frames=6, chunk_frames=3)
+    for chunk, frames, slots, valid in only(tables(PAGE, "chunk")):
+        first = 3 * int(chunk)
+        assert frames.split() == [str(first + offset) for offset in range(3)]
+        assert slots.split() == [str(slot) for slot in ring.write_slots(first)]
+        assert int(valid) == ring.valid_frames(first)
+
+
+def test_the_example_is_a_manifest_and_its_references_are_references() -> None:
+    read = Manifest.from_json(json.dumps(example()).encode())
+    assert json.loads(read.to_json()) == example()
+    refs = [
+        ref for calls in read.programs.values() for call in calls for ref in (*call.inputs, *call.outputs)
+    ]
+    assert all(REF_PATTERN.fullmatch(ref) for ref in refs)
+
+
+def test_names_that_look_like_errors_or_fields_of_the_code_exist() -> None:
+    for name in re.findall(r"`(\w+Error)`", PAGE):
+        assert name in ERRORS
+    chunk_inputs = [unquoted(row[0]) for row in only(tables(PAGE, "chunk input"))]
+    assert chunk_inputs == [one["name"] for one in example()["buffers"] if one["role"] == "chunk"]
+
+
+def example() -> dict[str, Any]:
+    """The page's JSON, read anew, so that it may be changed."""
+    (block,) = re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL)
+    table = json.loads(block)
+    assert isinstance(table, dict)
+    return table
+
+
+def places(table: dict[str, Any]) -> list[tuple[str, list[Any]]]:
+    """Every field of every record in a manifest's JSON: the record's name and the way to it."""
+    found: list[tuple[str, list[Any]]] = []
+
+    def walk(record: type, value: dict[str, Any], path: list[Any]) -> None:
+        for name in value:
+            found.append((record.__name__, [*path, name]))
+
+    walk(Manifest, table, [])
+    for name, record in (
+        ("target", manifest.Target),
+        ("stream", Stream),
+        ("kv", manifest.KvPool),
+        ("schedule", manifest.Schedule),
+        ("golden", manifest.Golden),
+    ):
+        walk(record, table[name], [name])
+    for name, record in (("buffers", Buffer), ("weights", manifest.Weight), ("engines", manifest.EngineSpec)):
+        walk(record, table[name][0], [name, 0])
+    walk(TensorSpec, table["engines"][0]["inputs"][0], ["engines", 0, "inputs", 0])
+    walk(manifest.Call, table["programs"]["begin"][0], ["programs", "begin", 0])
+    path = next(iter(table["files"]))
+    walk(manifest.FileEntry, table["files"][path], ["files", path])
+    assert {record for record, _ in found} == {record.__name__ for record in RECORDS}
+    return found
+
+
+def tables(text: str, first_heading: str) -> list[Table]:
+    """Body rows of every table whose first column has that heading."""
+    found = []
+    for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
+        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()]
+        if rows[0][0] == first_heading:
+            found.append(rows[2:])
+    return found
+
+
+def only(found: list[Table]) -> Table:
+    assert len(found) == 1
+    assert found[0]
+    return found[0]
+
+
+def unquoted(cell: str) -> str:
+    """The name in a cell that is one `name`."""
+    match = re.fullmatch(r"`([^`]+)`", cell)
+    assert match, cell
+    return match[1]
