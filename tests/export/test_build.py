@@ -1,0 +1,283 @@
+"""A built artifact: its report, its bytes, and its engines and streams against the eager model."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import os
+import socket
+import stat
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from seko_export.backends.aoti import local_prefixes, use_private_cache
+from seko_export.config import PRESETS, StreamConfig
+from seko_export.golden import TOLERANCES, eager_session, golden_text
+from seko_export.models.sampler import Schedule
+from seko_export.pieces import BuildConfig, FlatModule, Piece, make_pieces
+from seko_runtime import open_artifact
+from tests.tolerances import STEP, relative_error
+from tests.truth.eager_stream import same_bytes
+
+TINY = PRESETS["tiny"]
+FP4 = BuildConfig(TINY.model, TINY.stream, Schedule.warped(), "fp4", "cpu")
+ROWS = BuildConfig(TINY.model, StreamConfig(32, 32, 3, 1, 6, batch=2), Schedule.warped(), "fp32", "cpu")
+WRAPS = 2
+REPORT = {
+    "artifact",
+    "digest",
+    "build_s",
+    "kv",
+    "engine_bytes",
+    "weight_bytes",
+    "engine_s",
+    "golden_error",
+}
+
+
+def test_report_says_what_is_on_disk(fp4):
+    """Digest of the manifest, sizes, and a pool of 9/32 of bf16: 4 bits and an 8-bit scale for 16 numbers."""
+    report, folder = fp4.report, fp4.folder
+    assert set(report) >= REPORT
+    assert report["artifact"] == str(folder)
+    assert report["digest"] == hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
+    assert report["engine_bytes"] == sum(f.stat().st_size for f in (folder / "engines").iterdir())
+    assert report["weight_bytes"] == sum(f.stat().st_size for f in (folder / "weights").iterdir())
+    kv = report["kv"]
+    assert (kv["scheme"], kv["bits_per_number"]) == ("fp4", 4.5)
+    numbers = 2 * FP4.model.layers * FP4.stream.cache_tokens * FP4.model.dim
+    assert kv["bf16_pool_bytes"] == 2 * numbers
+    assert kv["pool_bytes"] == 0.28125 * kv["bf16_pool_bytes"]
+    assert len(kv["error_vs_exact"]) == 2
+    assert all(0 < error < 0.1 for error in kv["error_vs_exact"])
+    assert report["golden_error"] <= TOLERANCES[torch.float32]["lossy"]
+    assert set(report["engine_s"]) == set(make_pieces(FP4))
+
+
+def test_exact_cache_on_a_cpu_is_fp32(rows):
+    """It says so, with twice the bytes of bf16, and reports no error of a lossy track."""
+    kv = rows.report["kv"]
+    assert (kv["scheme"], kv["bits_per_number"]) == ("fp32", 32.0)
+    assert kv["pool_bytes"] == 2 * kv["bf16_pool_bytes"]
+    assert "error_vs_exact" not in kv
+
+
+@pytest.mark.parametrize("name", ["fp4", "rows"])
+def test_nothing_of_this_machine_is_in_the_artifact(name, request):
+    """No folder of the installation, no home, no temporary place, no user, no host."""
+    folder = request.getfixturevalue(name).folder
+    for path in folder.rglob("*"):
+        if path.is_file():
+            for inside, content in _contents(path):
+                found = [needle for needle in _needles(folder) if needle in content]
+                assert not found, f"{path.relative_to(folder)} {inside}: {found}"
+
+
+@pytest.mark.parametrize("name", ["fp4", "rows"])
+def test_who_may_read_the_folder_may_read_its_files(name, request):
+    folder = request.getfixturevalue(name).folder
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    for path in folder.rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (mode if path.is_dir() else mode & 0o666), path
+
+
+def test_building_leaves_nothing_beside_the_artifact(fp4, rows):
+    for built in (fp4, rows):
+        assert [path.name for path in built.folder.parent.iterdir()] == ["artifact"]
+
+
+def test_a_piece_compiled_again_elsewhere_has_equal_bytes(fp4, tmp_path):
+    """Another process, folder and hash seed."""
+    again = tmp_path / "head.pt2"
+    script = (
+        "import sys\n"
+        "from seko_export.backends.aoti import compile_piece\n"
+        "from tests.export.test_build import FP4\n"
+        "if __name__ == '__main__':\n"
+        "    compile_piece(FP4, 'head', sys.argv[1])\n"
+    )
+    root = Path(__file__).parents[2]
+    environ = os.environ | {"PYTHONPATH": str(root), "PYTHONHASHSEED": "1"}
+    command = [sys.executable, "-c", script, str(again)]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert again.read_bytes() == (fp4.folder / "engines/head.pt2").read_bytes()
+
+
+def test_the_compilers_cache_is_the_users_own(monkeypatch, tmp_path):
+    """Not torch's default below /tmp, which anyone can make first; a choice of the user's stays."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())  # as importing torch leaves it
+    use_private_cache()
+    assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(tmp_path)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/chosen")
+    use_private_cache()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/chosen"
+
+
+@pytest.mark.parametrize("name", sorted(make_pieces(FP4)))
+def test_engine_equals_eager(fp4, name):
+    """Outputs within rounding, in every slot that the call does not write the caches keep their bytes."""
+    piece = make_pieces(FP4)[name]
+    eager, engine = _random_inputs(piece), _random_inputs(piece)
+    before = _random_inputs(piece)
+    with torch.no_grad():
+        wanted = FlatModule(piece)(*eager)
+    outputs = _load(fp4.folder, name)(list(engine))
+    assert len(outputs) == len(wanted)
+    for got, expected in zip(outputs, wanted, strict=True):
+        assert got.dtype == expected.dtype
+        if expected.is_floating_point():
+            assert relative_error(got, expected) <= STEP[torch.float32]
+        else:
+            assert same_bytes(got, expected)
+    for i, argument in enumerate(piece.signature):
+        if argument.name in piece.mutates:
+            kept = torch.ones(argument.shape[0], dtype=torch.bool)
+            kept[_written(piece, eager)] = False
+            assert same_bytes(engine[i][kept], before[i][kept])
+            assert not torch.equal(engine[i][~kept], before[i][~kept])
+        else:
+            assert same_bytes(engine[i], before[i])
+
+
+def test_engine_writes_the_same_fp4_bytes(fp4):
+    """K and V that no order of summation can change: codes and scale bytes are equal, in every slot.
+
+    V is its bias, the matrix being zero. K is its bias of ones and minus ones, whose rms is 1 whatever the order,
+    times norm weights that are FP4 values, at angle 0: an ulp away from no boundary between two codes.
+    """
+    piece = make_pieces(FP4)["block"]
+    generator = torch.Generator().manual_seed(3)
+    inputs = dict(zip((a.name for a in piece.signature), _random_inputs(piece), strict=True))
+    dim = FP4.model.dim
+    inputs["weights.self_attn.qkv.weight"].zero_()
+    bias = inputs["weights.self_attn.qkv.bias"]
+    bias[dim : 2 * dim] = torch.randint(0, 2, (dim,), generator=generator) * 2.0 - 1
+    bias[2 * dim :] = torch.randn(dim, generator=generator)
+    values = torch.tensor([0.5, 1, 1.5, 2, 3, 4, 6])[torch.randint(0, 7, (dim,), generator=generator)]
+    values[::16] = 6  # the largest of each scale block
+    inputs["weights.self_attn.norm_k.weight"].copy_(values)
+    inputs["cos"].fill_(1)
+    inputs["sin"].zero_()
+    eager = [t.clone() for t in inputs.values()]
+    engine = [t.clone() for t in inputs.values()]
+    with torch.no_grad():
+        FlatModule(piece)(*eager)
+    _load(fp4.folder, "block")(list(engine))
+    for argument, wanted, got in zip(piece.signature, eager, engine, strict=True):
+        if argument.name in piece.mutates:
+            assert same_bytes(got, wanted), argument.name
+            assert wanted[_written(piece, eager)].any()
+
+
+def test_stream_equals_eager_past_two_wraps(fp4):
+    """The runtime's latents against the eager session's, with the artifact's own weights."""
+    stream = FP4.stream
+    chunks = -(-(stream.sink_frames + WRAPS * stream.ring_frames) // stream.chunk_frames) + 1
+    with (
+        eager_session(FP4, _weights(fp4.folder), golden_text(FP4), [7]) as eager,
+        open_artifact(fp4.folder, device="cpu") as artifact,
+        artifact.open_session(seeds=[7]) as session,
+    ):
+        for _ in range(chunks):
+            wanted, got = eager.run_chunk().to_host(), session.run_chunk().to_host()
+            error = relative_error(torch.from_numpy(got), torch.from_numpy(wanted))
+            assert error <= TOLERANCES[torch.float32]["lossy"]
+
+
+def test_rows_at_different_chunks_equal_their_own_runs(rows):
+    """Row 1 starts anew while row 0 goes on past the wrap: each is as if it were alone."""
+    text = golden_text(ROWS)
+    text[1] = text[1].flip(-1)
+    started = {0: 0, 1: 2}
+    chunks = 7
+    got: list[np.ndarray] = []
+    with (
+        warnings.catch_warnings(action="ignore"),  # torch's own, when its compiler is imported
+        open_artifact(rows.folder, device="cpu") as artifact,
+        artifact.open_session(seeds=[3, 4], text=text) as session,
+    ):
+        for number in range(chunks):
+            if number == started[1]:
+                session.restart_row(1, seed=5)
+            got.append(session.run_chunk().to_host())
+    stream = StreamConfig(32, 32, 3, 1, 6)
+    alone = BuildConfig(ROWS.model, stream, ROWS.schedule, "fp32", "cpu")
+    weights = _weights(rows.folder) | alone.schedule.tables(stream)
+    for row, seed in ((0, 3), (1, 5)):
+        with eager_session(alone, weights, text[row : row + 1], [seed]) as session:
+            for number in range(started[row], chunks):
+                wanted = session.run_chunk().to_host()
+                error = relative_error(torch.from_numpy(got[number][row]), torch.from_numpy(wanted[0]))
+                assert error <= TOLERANCES[torch.float32]["exact"], (row, number)
+
+
+def _load(folder: Path, name: str):
+    package = str(folder / f"engines/{name}.pt2")
+    return torch._C._aoti.AOTIModelPackageLoader(package, "model", True, 1, -1).boxed_run
+
+
+def _weights(folder: Path) -> dict[str, Tensor]:
+    return {name: t for file in (folder / "weights").iterdir() for name, t in load_file(file).items()}
+
+
+def _random_inputs(piece: Piece) -> list[Tensor]:
+    """Return inputs of a piece as a stream could give them, the same ones each time."""
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for argument in piece.signature:
+        name, shape, dtype = argument.name, argument.shape, argument.dtype
+        if name == "token_index":
+            tensor = torch.randperm(FP4.stream.cache_tokens, generator=generator)[: shape[0]]
+        elif name == "valid_tokens":
+            tensor = torch.full(shape, 100)
+        elif name in ("frames", "write_slots"):
+            tensor = torch.arange(4, 4 + shape[1]).expand(shape)
+        elif name.startswith("scales."):
+            tensor = torch.full(shape, 2.0**-6)
+        elif dtype == torch.uint8:
+            # codes: any byte; scales: positive E4M3 numbers, as the quantiser writes them
+            tensor = torch.randint(0, 256 if "codes" in name else 0x78, shape, generator=generator)
+        elif not dtype.is_floating_point:
+            tensor = torch.ones(shape)
+        else:
+            tensor = torch.randn(shape, generator=generator) * (0.05 if name.startswith("weights.") else 1)
+        made.append(tensor.to(dtype).contiguous())
+    return made
+
+
+def _written(piece: Piece, inputs: list[Tensor]) -> Tensor:
+    return inputs[[a.name for a in piece.signature].index("token_index")]
+
+
+def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield a file's bytes and, of a zip, each entry's, names included."""
+    yield "", path.read_bytes()
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as package:
+            for entry in package.infolist():
+                yield entry.filename, entry.filename.encode() + package.read(entry)
+
+
+def _needles(folder: Path) -> list[bytes]:
+    user, host = getpass.getuser(), socket.gethostname()
+    names = [str(path) for path in local_prefixes()]
+    names += [str(folder.parent), str(Path.home()), sysconfig.get_path("purelib"), f"torchinductor_{user}"]
+    names += [f"{tempfile.gettempdir()}/", f"/home/{user}"]
+    names += [name for name in (user, host) if len(name) >= 8]  # a shorter one may be met by chance
+    return [name.encode() for name in names if len(name) >= 5]
