@@ -16,6 +16,7 @@ from seko_runtime.backends import Backend, check_backend, open_backend
 from seko_runtime.errors import SessionClosedError, UsageError
 from seko_runtime.host import check_cpu, check_device, check_torch
 from seko_runtime.manifest import Golden, Manifest, TensorSpec
+from seko_runtime.manifest_reader import parse_manifest
 from seko_runtime.memory import Engine, Memory, Tensor
 from seko_runtime.programs_check import TEXT_BUFFER, Programs, resolve_programs
 from seko_runtime.safetensors_map import MappedTensor, check_tensor, map_safetensors
@@ -102,7 +103,7 @@ def read_manifest(path: str | Path) -> tuple[Manifest, str]:
         document = files.read_manifest()
     finally:
         files.close()
-    return Manifest.from_json(document), hashlib.sha256(document).hexdigest()
+    return parse_manifest(document), hashlib.sha256(document).hexdigest()
 
 
 def check_artifact(path: str | Path, device: str = "auto") -> CheckedArtifact:
@@ -110,7 +111,7 @@ def check_artifact(path: str | Path, device: str = "auto") -> CheckedArtifact:
     folder = ArtifactFiles(Path(path))
     try:
         document = folder.read_manifest()
-        manifest = Manifest.from_json(document)
+        manifest = parse_manifest(document)
         programs = resolve_programs(manifest)
         device = check_device(manifest.target, device)
         check_cpu(manifest.target)

@@ -181,31 +181,3 @@ class Manifest:
         table = dataclasses.asdict(self)
         text = json.dumps(table, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
         return text.encode("utf-8") + b"\n"
-
-    @staticmethod
-    def from_json(document: bytes) -> Manifest:
-        """Read a manifest; unknown fields of a known format version are ignored.
-
-        Parameters
-        ----------
-        document : bytes
-            Content of `manifest.json`, untrusted.
-
-        Returns
-        -------
-        Manifest
-            With every field's type, name, path and reference to a file checked. Programs are checked apart,
-            by `programs_check.resolve_programs`.
-
-        Raises
-        ------
-        FormatVersionError
-            If the format is newer than this runtime.
-        PathEscapeError
-            If a file name is no plain relative path.
-        ManifestError
-            If anything else is wrong.
-        """
-        from seko_runtime.manifest_reader import read_manifest  # it builds these classes, so it comes second
-
-        return read_manifest(document)

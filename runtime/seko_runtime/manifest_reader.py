@@ -35,8 +35,29 @@ MAX_RANK = 16
 MAX_TENSOR_BYTES = 1 << 48
 
 
-def read_manifest(document: bytes) -> Manifest:
-    """Read untrusted bytes; see `Manifest.from_json`."""
+def parse_manifest(document: bytes) -> Manifest:
+    """Read a manifest; unknown fields of a known format version are ignored.
+
+    Parameters
+    ----------
+    document : bytes
+        Content of `manifest.json`, untrusted.
+
+    Returns
+    -------
+    Manifest
+        With every field's type, name, path and reference to a file checked. Programs are checked apart,
+        by `programs_check.resolve_programs`.
+
+    Raises
+    ------
+    FormatVersionError
+        If the format is newer than this runtime.
+    PathEscapeError
+        If a file name is no plain relative path.
+    ManifestError
+        If anything else is wrong.
+    """
     fields = Fields(parse_json(document, MANIFEST_FILE), MANIFEST_FILE)
     version = fields.integer("format_version", minimum=1)
     if version > FORMAT_VERSION:  # before any other field: a newer format may have changed them all

@@ -14,6 +14,7 @@ import torch
 
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.manifest import Manifest, Target
+from seko_runtime.manifest_reader import parse_manifest
 from seko_runtime.session import Session
 
 from . import toy
@@ -62,7 +63,7 @@ def edit_manifest() -> Edit:
     """Rewrite an artifact's manifest, files table included, as an attacker or a builder of another machine would."""
 
     def edit(folder: Path, change: Callable[[Manifest], Manifest]) -> None:
-        manifest = change(Manifest.from_json((folder / "manifest.json").read_bytes()))
+        manifest = change(parse_manifest((folder / "manifest.json").read_bytes()))
         manifest = replace(manifest, files=toy.file_entries(folder))
         (folder / "manifest.json").write_bytes(manifest.to_json())
 
