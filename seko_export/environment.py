@@ -126,7 +126,10 @@ def compiler_version() -> str:
     path = shutil.which(compiler_command())
     if path is None:
         return f"{compiler_command()}: not found"
-    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    except OSError as fault:
+        return f"{path}: {fault.strerror}"
     return done.stdout.splitlines()[0] if done.stdout else f"{path}: no version"
 
 
@@ -146,7 +149,11 @@ def probe_compiler() -> None:
         source, library = Path(folder, "probe.cpp"), Path(folder, "probe.so")
         source.write_text(_PROBE_SOURCE)
         command = [compiler, "-shared", "-fPIC", "-O1", "-std=c++20", str(source), "-o", str(library)]
-        built = subprocess.run(command, capture_output=True, text=True, check=False)
+        environ = os.environ | {"TMPDIR": folder}  # a compiler that is ended leaves its own temporary files
+        try:
+            built = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+        except OSError as fault:
+            raise MachineError(f"{compiler} cannot be run ({fault.strerror}); {advice}") from fault
         if built.returncode:
             detail = (built.stderr.strip().splitlines() or ["no message"])[-1]
             raise MachineError(f"{compiler} cannot build a shared library ({detail}); {advice}")
