@@ -121,7 +121,7 @@ def hash_files(folder: Path) -> dict[str, FileEntry]:
     """Return SHA-256 and size of every file below ``folder`` except the manifest, by its relative name."""
     entries: dict[str, FileEntry] = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != "manifest.json":
+        if path.is_file() and path != folder / "manifest.json":
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             entries[path.relative_to(folder).as_posix()] = FileEntry(digest, path.stat().st_size)

@@ -160,11 +160,11 @@ def verify(artifact: Path, as_json: bool) -> None:
     type=click.IntRange(min=1),
     default=20,
     show_default=True,
-    help="Chunks to time, after two to warm up.",
+    help="Chunks to time, once the cache is full.",
 )
 @json_option
 def bench(artifact: Path, chunks: int, as_json: bool) -> None:
-    """Time ARTIFACT: first chunk, steady chunks, memory."""
+    """Time ARTIFACT: opening, first chunk, steady chunks."""
     from seko_export.inspection import bench_artifact
 
     report = bench_artifact(artifact, chunks)

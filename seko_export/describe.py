@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from dataclasses import asdict
 
@@ -66,6 +67,7 @@ def describe(
             cuda=None if cpu else torch.version.cuda,
             # A GPU engine's host side is compiled for this processor too; `compile` compiles where it is opened.
             cpu_flags=environment.cpu_flags() if backend == "aoti" else (),
+            host_arch=platform.machine(),
         ),
         producer=environment.producer(),
         model={

@@ -25,6 +25,7 @@ from seko_runtime.manifest import Golden, Weight
 from seko_runtime.session import Session
 
 GOLDEN_FILE = "golden/golden.safetensors"
+TEXT = "text"  # the tensor of that file that holds the text
 LIVE_TEXT_TOKENS = 24  # the rest of the text is zero padding, as a short prompt's is
 
 # How far an engine may be from the eager model over a golden chunk, as |a - b| / |b|. The two sum in other orders,
@@ -71,7 +72,7 @@ class Record:
     @property
     def table(self) -> Golden:
         """The manifest's entry."""
-        return Golden(GOLDEN_FILE, self.seeds, tuple(self.latents), self.tolerance)
+        return Golden(GOLDEN_FILE, self.seeds, tuple(self.latents), self.tolerance, text=TEXT)
 
 
 def record(
@@ -113,7 +114,7 @@ def record(
 
 def write(folder: Path, made: Record) -> None:
     """Write the golden file into an artifact's folder."""
-    tensors = {"text": made.text}
+    tensors = {TEXT: made.text}
     tensors |= {f"latents.{chunk}": tensor for chunk, tensor in made.latents.items()}
     tensors |= {f"exact.{chunk}": tensor for chunk, tensor in made.exact.items()}
     (folder / "golden").mkdir()

@@ -31,7 +31,7 @@ def inspect_artifact(path: Path) -> dict[str, Any]:
     ArtifactError
         Of the class that fits what is wrong with it.
     """
-    checked = check_artifact(path)
+    checked = check_artifact(path, fits_here=False)
     manifest = checked.manifest
     sizes = {name: entry.size for name, entry in manifest.files.items()}
     return {

@@ -106,18 +106,23 @@ def read_manifest(path: str | Path) -> tuple[Manifest, str]:
     return parse_manifest(document), hashlib.sha256(document).hexdigest()
 
 
-def check_artifact(path: str | Path, device: str = "auto") -> CheckedArtifact:
-    """Run every check that needs no native code of the artifact, cheapest first; see `open_artifact`."""
+def check_artifact(path: str | Path, device: str = "auto", *, fits_here: bool = True) -> CheckedArtifact:
+    """Run every check that needs no native code of the artifact, cheapest first; see `open_artifact`.
+
+    Without ``fits_here`` the machine is left out of it: the artifact may be for another one.
+    """
     folder = ArtifactFiles(Path(path))
     try:
         document = folder.read_manifest()
         manifest = parse_manifest(document)
         programs = resolve_programs(manifest)
         device = check_device(manifest.target, device)
-        check_cpu(manifest.target)
+        if fits_here:
+            check_cpu(manifest.target)
         folder.open_all(manifest.files)
-        check_backend(manifest.backend)  # before torch's version: without torch there is none
-        check_torch(manifest.target, device)
+        if fits_here:
+            check_backend(manifest.backend)  # before torch's version: without torch there is none
+            check_torch(manifest.target, device)
         mapped = frozenset(weight.file for weight in manifest.weights)
         files = folder.verified(manifest.files, mapped)
     finally:

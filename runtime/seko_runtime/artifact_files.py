@@ -68,6 +68,10 @@ class ArtifactFiles:
             raise ManifestError(
                 f"{self.root} holds no {MANIFEST_FILE}; it is no artifact, or a broken copy"
             ) from None
+        except PermissionError:
+            raise MissingFileError(
+                f"{MANIFEST_FILE} may not be read by this user; change its permissions"
+            ) from None
         except OSError as error:
             raise SymlinkError(
                 f"{MANIFEST_FILE} cannot be opened as a plain file: {error.strerror}"

@@ -69,9 +69,10 @@ def check_cpu(target: Target) -> None:
         If the engines would meet instructions that are not there.
     """
     found = platform.machine()
-    if target.device == "cpu" and found != target.arch:
+    wanted = target.arch if target.device == "cpu" else target.host_arch
+    if wanted not in (None, found):
         raise DeviceArchError(
-            f"engines are built for {target.arch}, this machine is {found}; rebuild them on such a machine"
+            f"engines are built for {wanted}, this machine is {found}; rebuild them on such a machine"
         )
     missing = sorted(set(target.cpu_flags) - cpu_flags())
     if missing:

@@ -102,14 +102,24 @@ def parse_json(document: bytes, what: str, max_bytes: int = MAX_JSON_BYTES) -> o
         raise ManifestError(f"{what} has {len(document)} bytes, at most {max_bytes} are read")
     try:
         text = document.decode("utf-8")
-        value: object = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
-    except ManifestError as error:  # from the two hooks, which do not know the document's name
+        value: object = json.loads(
+            text, object_pairs_hook=_unique_keys, parse_constant=_no_constant, parse_float=_finite
+        )
+    except ManifestError as error:  # from the hooks, which do not know the document's name
         raise ManifestError(f"{what}: {error}") from None
     except RecursionError:
         raise ManifestError(f"{what} is nested too deeply to be a manifest") from None
     except ValueError as error:  # UnicodeDecodeError, JSONDecodeError, an integer of thousands of digits
         raise ManifestError(f"{what} is no UTF-8 JSON: {_short(error)}; copy the artifact again") from None
     return value
+
+
+def _finite(digits: str) -> float:
+    """Refuse 1e999, which would become an infinity that JSON cannot say."""
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ManifestError(f"holds the number {digits[:20]}, which is too large; copy the artifact again")
+    return number
 
 
 def as_text(value: object, where: str) -> str:

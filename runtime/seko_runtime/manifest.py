@@ -47,7 +47,7 @@ class Buffer(TensorSpec):
     role : str
         ``cache`` (the KV pool), ``prompt``, ``chunk`` (written by the host) or ``state``.
     layered : bool
-        Whether the leading axis counts layers, so that a call may take ``buffer:NAME[layer]``.
+        Whether the leading axis counts layers; the rows of the batch then lie on the axis behind it.
     """
 
     role: str = "state"
@@ -84,13 +84,26 @@ class Call:
 
 @dataclass(frozen=True)
 class Target:
-    """The machine that the engines were built for."""
+    """The machine that the engines were built for.
+
+    Parameters
+    ----------
+    device, arch : str
+        ``cpu`` and what the kernel calls the machine, or ``cuda`` and ``sm_NN``.
+    torch, cuda : str
+        Versions.
+    cpu_flags : tuple of str
+        Features that compiled host code may use.
+    host_arch : str or None
+        What the kernel calls the machine around the device; an artifact that does not say is not checked.
+    """
 
     device: str
     arch: str
     torch: str
     cuda: str | None = None
     cpu_flags: tuple[str, ...] = ()
+    host_arch: str | None = None
 
 
 @dataclass(frozen=True)
@@ -143,7 +156,7 @@ class Golden:
     seeds: tuple[int, ...]
     chunks: tuple[int, ...]
     tolerance: float
-    text: str | None = "text"
+    text: str | None = None
 
 
 @dataclass(frozen=True)

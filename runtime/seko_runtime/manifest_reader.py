@@ -32,6 +32,7 @@ from seko_runtime.manifest import (
 )
 
 MAX_RANK = 16
+MAX_SEED = (1 << 62) - 1  # as a session takes them
 MAX_TENSOR_BYTES = 1 << 48
 
 
@@ -206,6 +207,7 @@ def _read_target(fields: Fields) -> Target:
         torch=fields.text("torch"),
         cuda=fields.optional("cuda", as_text),
         cpu_flags=fields.items("cpu_flags", as_name) if "cpu_flags" in fields else (),
+        host_arch=fields.optional("host_arch", as_name),
     )
 
 
@@ -261,7 +263,9 @@ def _read_golden(value: object, where: str) -> Golden:
     chunks = fields.items("chunks", lambda item, place: as_integer(item, place, maximum=100_000))
     golden = Golden(
         file=as_path(fields.value("file"), f"{where}.file"),
-        seeds=fields.items("seeds", lambda item, place: as_integer(item, place, minimum=-(1 << 62))),
+        seeds=fields.items(
+            "seeds", lambda item, place: as_integer(item, place, minimum=-MAX_SEED, maximum=MAX_SEED)
+        ),
         chunks=chunks,
         tolerance=fields.number("tolerance"),
         text=fields.optional("text", as_name),

@@ -251,7 +251,7 @@ def file_entries(folder: Path) -> dict[str, FileEntry]:
     return entries
 
 
-GOLDEN = Golden("golden/golden.safetensors", (0,), (0, 3), 1e-5)
+GOLDEN = Golden("golden/golden.safetensors", (0,), (0, 3), 1e-5, text="text")
 
 
 def example_inputs(engine: str, device: str = "cpu") -> tuple[torch.Tensor, ...]:

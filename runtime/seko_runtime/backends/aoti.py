@@ -68,22 +68,20 @@ def torch_memory(device: torch.device) -> Memory:
 
 def _load(spec: EngineSpec, package: memoryview, device: torch.device) -> Any:
     # The loader wants a path. A memory file holds exactly the bytes that were hashed, whatever becomes of the folder.
-    descriptor = os.memfd_create(f"seko-{spec.name}", os.MFD_CLOEXEC)
-    try:
-        written = 0
-        while written < len(package):
-            written += os.write(descriptor, package[written:])
-        index = -1 if device.index is None else device.index
-        return torch._C._aoti.AOTIModelPackageLoader(
-            f"/proc/self/fd/{descriptor}", MODEL_NAME, SINGLE_THREADED, RUNNERS, index
-        )
-    except RuntimeError as error:
-        raise EngineLoadError(
-            f"engine {spec.name} ({spec.file}) was refused by torch {torch.__version__}: "
-            f"{str(error).splitlines()[0][:200]}; rebuild the artifact"
-        ) from None
-    finally:
-        os.close(descriptor)
+    with os.fdopen(os.memfd_create("seko-engine", os.MFD_CLOEXEC), "wb", buffering=0) as file:
+        view = package
+        while view:
+            view = view[file.write(view) :]
+        index = ANY_DEVICE_INDEX if device.index is None else device.index
+        try:
+            return torch._C._aoti.AOTIModelPackageLoader(
+                f"/proc/self/fd/{file.fileno()}", MODEL_NAME, SINGLE_THREADED, RUNNERS, index
+            )
+        except RuntimeError as error:
+            raise EngineLoadError(
+                f"engine {spec.name} ({spec.file}) was refused by torch {torch.__version__}: "
+                f"{str(error).splitlines()[0][:200]}; rebuild the artifact"
+            ) from None
 
 
 def _check_package(spec: EngineSpec, loader: Any) -> None:

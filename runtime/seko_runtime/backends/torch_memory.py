@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from seko_runtime.errors import UsageError
+from seko_runtime.errors import DeviceMemoryError, UsageError
 from seko_runtime.manifest import TensorSpec
 from seko_runtime.memory import HostBlock
 from seko_runtime.safetensors_map import MappedTensor
@@ -25,7 +25,15 @@ class CpuMemory:
         self.device = torch.device("cpu")
 
     def allocate(self, spec: TensorSpec) -> torch.Tensor:
-        return torch.zeros(spec.shape, dtype=torch_dtype(spec.dtype), device=self.device)
+        try:
+            return torch.zeros(spec.shape, dtype=torch_dtype(spec.dtype), device=self.device)
+        except torch.cuda.OutOfMemoryError:
+            raise  # `CudaMemory.ordered` knows the device and says more
+        except RuntimeError as error:  # what torch's CPU allocator raises
+            raise DeviceMemoryError(
+                f"buffer {spec.name} takes {spec.nbytes} bytes, more than this machine gives: "
+                f"{str(error).splitlines()[0][:120]}; build with a smaller ring or --kv fp4"
+            ) from error
 
     def upload(self, tensors: Mapping[str, MappedTensor]) -> dict[str, torch.Tensor]:
         return {name: tensor_of(mapped) for name, mapped in tensors.items()}
