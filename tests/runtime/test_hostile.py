@@ -17,7 +17,7 @@ from seko_runtime import errors
 from seko_runtime.__main__ import main
 from seko_runtime.artifact import open_artifact
 from seko_runtime.backends.aoti import AotiBackend
-from seko_runtime.manifest import Manifest
+from seko_runtime.manifest import Manifest, Target
 from seko_runtime.manifest_reader import parse_manifest
 
 from . import toy
@@ -314,3 +314,27 @@ def test_opening_leaks_no_descriptor_when_it_fails(artifact: Path, loads: list[s
             open_artifact(artifact)
     assert sorted(os.listdir("/proc/self/fd")) == before
     assert loads == []
+
+
+def test_a_gpu_artifact_of_another_host(artifact: Path, loads: list[str], edit_manifest: Edit) -> None:
+    target = Target("cuda", "sm_90", "2.13.0", "13.0", host_arch="riscv64")
+    edit_manifest(artifact, lambda manifest: replace(manifest, target=target))
+    refused(artifact, errors.DeviceArchError, "built for riscv64", loads)
+
+
+def test_an_engine_name_as_long_as_names_may_be(artifact: Path, edit_manifest: Edit) -> None:
+    long = "e" * 255
+
+    def rename(manifest: Manifest) -> Manifest:
+        first = manifest.engines[0]
+        programs = {
+            name: tuple(replace(c, engine=long) if c.engine == first.name else c for c in calls)
+            for name, calls in manifest.programs.items()
+        }
+        return replace(
+            manifest, engines=(replace(first, name=long), *manifest.engines[1:]), programs=programs
+        )
+
+    edit_manifest(artifact, rename)
+    with open_artifact(artifact) as opened:
+        assert all(error.within for error in opened.verify())

@@ -257,3 +257,17 @@ def test_tables_that_contradict_themselves_are_refused() -> None:
         with pytest.raises(ProgramError) as caught:
             resolve_programs(replace(manifest, **changes))
         assert words in str(caught.value)
+
+
+def test_a_number_that_json_cannot_say_again_is_refused() -> None:
+    document = whole_manifest(model={"n": 1.5}).to_json().replace(b"1.5", b"1e999")
+    with pytest.raises(ManifestError, match="1e999"):
+        parse_manifest(document)
+
+
+@pytest.mark.parametrize("seed", [-(1 << 62), 1 << 62])
+def test_a_golden_seed_that_no_session_takes_is_refused(seed: int) -> None:
+    table = as_table(whole_manifest())
+    table["golden"]["seeds"] = [seed]
+    with pytest.raises(ManifestError, match=r"golden\.seeds"):
+        read(table)
