@@ -165,27 +165,13 @@ def _engines(
     # spawn: a forked child must not use the GPU, and must not hold the parent's threads' locks
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_quiet_worker)
     by_cost = sorted(pieces, key=lambda name: not name.startswith("block"))  # the slowest first
-    with _ctrl_c_held():
-        futures: dict[Future[float], str] = {
-            pool.submit(make, config, name, str(folder / f"{name}.pt2")): name for name in by_cost
-        }
-
-    def wait_for_all() -> dict[str, float]:
-        pending = set(futures)
-        while pending:
-            progress("compiling the engines", len(futures) - len(pending), len(futures))
-            done, pending = wait(pending, return_when=FIRST_COMPLETED)
-            for future in done:
-                fault = future.exception()
-                if isinstance(fault, ExportError | OSError):  # `artifact_folder` understands a full disk's
-                    raise fault
-                if fault is not None:
-                    raise ExportError(f"engine {futures[future]!r} did not compile: {fault}") from fault
-        return {name: future.result() for future, name in futures.items()}
-
     finished = False
     try:
-        yield wait_for_all
+        with _ctrl_c_held():
+            futures: dict[Future[float], str] = {
+                pool.submit(make, config, name, str(folder / f"{name}.pt2")): name for name in by_cost
+            }
+        yield lambda: _wait_for_all(futures, progress)
         finished = True
     finally:
         if not finished:
@@ -193,6 +179,21 @@ def _engines(
             for process in list((pool._processes or {}).values()):
                 _end_with_children(process.pid)
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _wait_for_all(futures: dict[Future[float], str], progress: Progress) -> dict[str, float]:
+    """Return the seconds of each engine when all are compiled; raise what the first one to fail raised."""
+    pending = set(futures)
+    while pending:
+        progress("compiling the engines", len(futures) - len(pending), len(futures))
+        done, pending = wait(pending, return_when=FIRST_COMPLETED)
+        for future in done:
+            fault = future.exception()
+            if isinstance(fault, ExportError | OSError):  # `artifact_folder` understands a full disk's
+                raise fault
+            if fault is not None:
+                raise ExportError(f"engine {futures[future]!r} did not compile: {fault}") from fault
+    return {name: future.result() for future, name in futures.items()}
 
 
 @contextmanager
