@@ -1,0 +1,377 @@
+"""The command: one JSON line or readable text, one sentence and its exit code for what cannot be, no remains."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import Result
+from safetensors.torch import load_file, save_file
+
+from seko_export import environment
+from seko_export.artifact_writer import hash_files
+from seko_export.checkpoints import write_random_checkpoint
+from seko_export.config import PRESETS
+from seko_runtime.manifest_reader import parse_manifest
+
+from .conftest import SEKO_EXPORT
+
+USAGE, CHECKPOINT, ARTIFACT, ENVIRONMENT, NUMERIC = 2, 3, 4, 5, 6
+PATIENCE_S = 60.0
+SAMPLE_NOTE = "no checkpoint named: using seeded random weights (noise, not video)\n"
+STEPS = ("probing the compiler", "reading the checkpoint")  # those that a refused build may have come to
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder with a TMPDIR of its own: what a build leaves behind is in one of the two."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "out").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("checkpoint") / "tiny.pt"
+    write_random_checkpoint(path, PRESETS["tiny"].model, format="self-forcing", seed=0)
+    return path
+
+
+def last_json(result: Result) -> dict[str, Any]:
+    """The last line of stdout as one JSON object, without NaN or infinity, which JSON has not."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(name)
+
+    report: dict[str, Any] = json.loads(result.stdout.splitlines()[-1], parse_constant=refuse)
+    assert isinstance(report, dict)
+    return report
+
+
+def assert_refused(result: Result, code: int, *words: str) -> None:
+    """The exit code, and a sentence on stderr that holds the words; no traceback, no report."""
+    assert result.exit_code == code, (result.output, result.exception)
+    assert result.stdout == ""
+    before, mark, sentence = result.stderr.partition("seko-export: ")
+    assert mark
+    assert set(before.splitlines()) <= {SAMPLE_NOTE.strip(), *STEPS}
+    for word in words:
+        assert word in sentence
+    assert "Traceback" not in result.stderr
+
+
+def assert_nothing_left(workplace: Path) -> None:
+    assert list((workplace / "out").iterdir()) == []
+    assert [path.name for path in (workplace / "tmp").iterdir() if path.name.startswith("seko-")] == []
+
+
+# -- what it says ----------------------------------------------------------------------------------------------
+
+
+def test_build_prints_one_json_object_and_no_bars(fp4):
+    assert len(fp4.done.stdout.splitlines()) == 1
+    assert fp4.done.stderr == SAMPLE_NOTE
+
+
+def test_inspect(fp4, invoke):
+    """Everything that the JSON holds is in the text, by the same names."""
+    report = last_json(invoke("inspect", fp4.folder, "--json"))
+    assert report["digest"] == fp4.report["digest"]
+    assert report["engine_bytes"] == fp4.report["engine_bytes"]
+    assert report["weight_bytes"] == fp4.report["weight_bytes"]
+    assert report["kv"]["pool_bytes"] == fp4.report["kv"]["pool_bytes"]
+    assert report["stream"]["ring_frames"] == PRESETS["tiny"].stream.ring_frames
+    text = invoke("inspect", fp4.folder)
+    assert text.exit_code == 0
+    assert {line.split()[0] for line in text.stdout.splitlines()} == set(report)
+
+
+def test_verify(fp4, invoke):
+    report = last_json(invoke("verify", fp4.folder, "--json"))
+    assert report["ok"] is True
+    assert report["digest"] == fp4.report["digest"]
+    assert report["worst_error"] == max(chunk["golden"] for chunk in report["chunks"])
+    assert report["worst_error"] <= report["tolerance"]
+    text = invoke("verify", fp4.folder)
+    assert text.exit_code == 0
+    assert str(report["worst_error"]) in text.stdout
+
+
+def test_bench(fp4, invoke):
+    report = last_json(invoke("bench", fp4.folder, "--chunks", 2, "--json"))
+    assert report["digest"] == fp4.report["digest"]
+    assert report["counters"]["pool_bytes"] == fp4.report["kv"]["pool_bytes"]
+    assert 0 < report["chunk_median_s"] <= report["chunk_p99_s"]
+    text = invoke("bench", fp4.folder, "--chunks", 1)
+    assert text.exit_code == 0
+    assert {line.split()[0] for line in text.stdout.splitlines()} == set(report)
+    assert invoke("bench", fp4.folder, "--chunks", 0).exit_code == USAGE
+
+
+def test_doctor(invoke, monkeypatch):
+    """A finding a line, with its advice; the JSON says what can be built."""
+    monkeypatch.setenv("CXX", "/nonexistent")
+    result = invoke("doctor", "--json")
+    report = last_json(result)
+    assert result.exit_code == 0
+    assert report["build_cpu"] is False
+    assert set(report) == {"build_cpu", "build_cuda", "gpu", "findings"}
+    assert all(set(f) == {"subject", "ok", "found", "advice"} for f in report["findings"])
+    lines = invoke("doctor").stdout.splitlines()
+    assert len(lines) == len(report["findings"])
+    for line, finding in zip(lines, report["findings"], strict=True):
+        assert line.startswith("ok  " if finding["ok"] else "no  ")
+        assert finding["subject"] in line
+        assert finding["advice"] in line
+
+
+def test_help_names_every_option_of_the_issue(invoke):
+    text = invoke("build", "--help").stdout
+    for option in ("preset", "kv", "fp4-kv", "backend", "target", "height", "width", "chunk-frames"):
+        assert f"--{option} " in text
+    for option in ("sink-frames", "ring-frames", "batch", "json", "force"):
+        assert f"--{option} " in text
+
+
+# -- artifacts that are not what they were ---------------------------------------------------------------------
+
+
+def test_other_weights_do_not_verify(artifact, invoke):
+    """Consistent hashes, another number: exit code 6, and the worst error in the report and in the sentence."""
+    manifest = parse_manifest((artifact / "manifest.json").read_bytes())
+    name = "blocks.0.ffn.0.weight"
+    file = next(weight.file for weight in manifest.weights if weight.name == name)
+    tensors = load_file(artifact / file)
+    tensors[name].neg_()
+    save_file(tensors, artifact / file)
+    rewrite_manifest(artifact)
+    result = invoke("verify", artifact, "--json")
+    report = last_json(result)
+    assert result.exit_code == NUMERIC
+    assert report["ok"] is False
+    assert report["worst_error"] > report["tolerance"]
+    assert str(report["worst_error"]) in result.stderr
+    assert_refused(invoke("verify", artifact), NUMERIC, str(report["worst_error"]), "rebuild")
+
+
+def test_weights_that_make_nan_do_not_verify(artifact, invoke):
+    """NaN compares with nothing; it is still the worst error, and JSON still JSON."""
+    for file in (artifact / "weights").iterdir():
+        tensors = load_file(file)
+        for name in tensors:
+            if name == "head.head.bias":
+                tensors[name].fill_(torch.nan)
+        save_file(tensors, file)
+    rewrite_manifest(artifact)
+    result = invoke("verify", artifact, "--json")
+    assert result.exit_code == NUMERIC
+    assert last_json(result)["worst_error"] == "nan"
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "bench"])
+def test_a_damaged_artifact(artifact, invoke, command):
+    engine = artifact / "engines/block.pt2"
+    content = bytearray(engine.read_bytes())
+    content[len(content) // 2] ^= 1
+    engine.write_bytes(content)
+    assert_refused(invoke(command, artifact), ARTIFACT, "engines/block.pt2")
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "bench"])
+def test_no_artifact(tmp_path, invoke, command):
+    assert_refused(invoke(command, tmp_path / "absent"), ARTIFACT, "absent")
+    assert_refused(invoke(command, tmp_path), ARTIFACT, "manifest.json")
+
+
+# -- builds that cannot be -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--height", "50"], USAGE, ["height 50", "multiple of 16"]),
+        (["--width", "0"], USAGE, ["width 0", "multiple of 16"]),
+        (["--height", "-16"], USAGE, ["height -16", "multiple of 16"]),
+        (["--chunk-frames", "0"], USAGE, ["chunk_frames 0", "at least 1"]),
+        (["--batch", "0"], USAGE, ["batch 0", "at least 1"]),
+        (["--sink-frames", "-1"], USAGE, ["sink_frames -1", "at least 0"]),
+        (["--sink-frames", "30"], USAGE, ["--sink-frames 30", "--ring-frames 6", "36", "N minus the sink"]),
+        (["--chunk-frames", "7"], USAGE, ["chunk of 7", "ring of 6", "raise --ring-frames"]),
+        (["--ring-frames", "2"], USAGE, ["chunk of 3", "ring of 2"]),
+        (["--preset", "huge"], USAGE, ["'huge'", "tiny, self-forcing-1.3b, wan-14b"]),
+        (["--kv", "int3"], USAGE, ["'int3'", "bf16, fp4"]),
+        (["--backend", "onnx"], USAGE, ["'onnx'", "aoti, compile, tensorrt"]),
+        (["--target", "sm_x"], USAGE, ["'sm_x'", "auto, cpu or sm_NN"]),
+        (["--fp4-kv", "--kv", "bf16"], USAGE, ["--fp4-kv", "--kv bf16"]),
+        (["--backend", "tensorrt"], ENVIRONMENT, ["tensorrt", "cannot be built", "--backend aoti"]),
+        (["--target", "sm_70"], ENVIRONMENT, ["sm_70", "this machine has"]),
+    ],
+)
+def test_options_that_cannot_be(workplace, invoke, options, code, words):
+    assert_refused(invoke("build", *options, "-o", workplace / "out/x"), code, *words)
+    assert_nothing_left(workplace)
+
+
+@pytest.mark.parametrize("options", [["--height", "tall"], ["--nonsense"], ["--json"], ["-o"]])
+def test_options_that_click_refuses(workplace, invoke, options):
+    result = invoke("build", *options)
+    assert result.exit_code == USAGE
+    assert "Error: " in result.stderr
+    assert_nothing_left(workplace)
+
+
+def test_checkpoints_that_cannot_be(workplace, invoke, checkpoint):
+    goal = workplace / "out/x"
+    named = ["--preset", "tiny", "-o", goal]
+    assert_refused(invoke("build", checkpoint, "-o", goal), USAGE, "--preset", "tiny")
+    assert_refused(invoke("build", workplace / "absent.pt", *named), CHECKPOINT, "absent.pt", "give the path")
+    other = invoke("build", checkpoint, "--preset", "self-forcing-1.3b", "-o", goal)
+    assert_refused(other, CHECKPOINT, "tiny.pt")
+    assert "the dimensions of --preset tiny" in other.stderr
+    weights = torch.load(checkpoint, weights_only=True)
+    next(iter(weights["generator_ema"].values())).fill_(torch.nan)
+    torch.save(weights, workplace / "nan.pt")
+    assert_refused(invoke("build", workplace / "nan.pt", *named), CHECKPOINT, "nan.pt")
+    assert_nothing_left(workplace)
+
+
+def test_a_pickle_that_would_run_code(workplace, invoke):
+    class Trap:
+        def __reduce__(self) -> Any:
+            return os.system, (f"touch '{workplace}/out/sprung'",)
+
+    torch.save({"generator_ema": Trap()}, workplace / "evil.pt")
+    result = invoke("build", workplace / "evil.pt", "--preset", "tiny", "-o", workplace / "out/x")
+    assert_refused(result, CHECKPOINT, "evil.pt")
+    assert_nothing_left(workplace)
+
+
+def test_outputs_that_cannot_be(workplace, invoke, fp4):
+    """Told before a sample is made; an artifact gives way to --force alone, anything else never."""
+    thesis = workplace / "thesis"
+    thesis.mkdir()
+    (thesis / "chapter.txt").write_text("years of work")
+    for force in ([], ["--force"]):
+        assert_refused(invoke("build", *force, "-o", thesis), USAGE, "thesis", "is no artifact", "another -o")
+    assert_refused(invoke("build", "-o", fp4.folder), USAGE, "exists already", "--force")
+    assert (thesis / "chapter.txt").read_text() == "years of work"
+    assert_nothing_left(workplace)
+
+
+@pytest.mark.parametrize("parent", ["/proc", "FILE"])
+def test_an_output_that_cannot_be_written(workplace, invoke, parent):
+    (workplace / "file").write_text("x")
+    goal = Path(parent.replace("FILE", str(workplace / "file")), "x")
+    result = invoke("build", "--target", "cpu", "-o", goal)
+    assert_refused(result, ENVIRONMENT, "cannot be written", "another -o")
+    assert_nothing_left(workplace)
+
+
+def test_a_compiler_that_fails(workplace, invoke, monkeypatch):
+    """Found after the workers were started: they are ended."""
+    monkeypatch.setenv("CXX", "false")
+    result = invoke("build", "--target", "cpu", "-o", workplace / "out/x")
+    assert_refused(result, ENVIRONMENT, "cannot build a shared library", "set CXX")
+    assert_nothing_left(workplace)
+
+
+def test_a_full_disk(workplace, checkpoint):
+    """The command itself on a file system smaller than the weights."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(workplace / "out")]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        command = [SEKO_EXPORT, "build", checkpoint, "--preset", "tiny", "--target", "cpu", "--json"]
+        command += ["-o", workplace / "out/x"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == ENVIRONMENT, done.stderr
+        assert done.stderr.startswith(f"seko-export: no space left for {workplace / 'out/x'}")
+        assert len(done.stderr.splitlines()) == 1
+        assert done.stdout == ""
+        assert_nothing_left(workplace)
+    finally:
+        subprocess.run(["umount", workplace / "out"], check=True)
+
+
+# -- builds that are ended -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "to_group", "awaited"),
+    [
+        (
+            signal.SIGINT,
+            True,
+            "engines",
+        ),  # Ctrl-C while the workers start: the terminal tells the whole group
+        (
+            signal.SIGTERM,
+            False,
+            "golden/golden.safetensors",
+        ),  # while they compile: a supervisor tells one process
+    ],
+)
+def test_an_ended_build_leaves_nothing(workplace, checkpoint, number, to_group, awaited):
+    """Its exit code tells the signal; no output, no half artifact, no temporary files, no process."""
+    mark = f"SEKO_TEST_MARK={workplace}"
+    command = [SEKO_EXPORT, "build", checkpoint, "--preset", "tiny", "--target", "cpu", "--json"]
+    started = subprocess.Popen(
+        [*command, "-o", workplace / "out/x"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | dict([mark.split("=")]),
+    )
+    wait_until(lambda: any((workplace / "out").glob(f".x.building-*/{awaited}")))
+    (os.killpg if to_group else os.kill)(started.pid, number)
+    stdout, stderr = started.communicate(timeout=PATIENCE_S)
+    assert started.returncode == 128 + number, stderr
+    assert stderr == "seko-export: interrupted; nothing was left behind\n"
+    assert stdout == ""
+    assert_nothing_left(workplace)
+    wait_until(lambda: not processes_with(mark))
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def processes_with(mark: str) -> list[str]:
+    """Return the ids of the processes that have ``NAME=VALUE`` in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.append(process.name)
+        except OSError:  # it has ended, or is another user's
+            continue
+    return found
+
+
+def rewrite_manifest(folder: Path) -> None:
+    """Give the manifest the hashes of what is in the folder now."""
+    manifest = parse_manifest((folder / "manifest.json").read_bytes())
+    (folder / "manifest.json").write_bytes(replace(manifest, files=hash_files(folder)).to_json())
+
+
+def test_targets_are_the_machines_own(invoke, monkeypatch, workplace):
+    """A GPU's arch that this machine has not: the sentence names both."""
+    monkeypatch.setattr(environment, "local_gpu_arch", lambda: "sm_89")
+    result = invoke("build", "--target", "sm_90", "-o", workplace / "out/x")
+    assert_refused(result, ENVIRONMENT, "sm_90", "a GPU of sm_89")
