@@ -23,8 +23,7 @@ from seko_export.artifact_writer import hash_files
 from seko_export.checkpoints import write_random_checkpoint
 from seko_export.config import PRESETS
 from seko_runtime.manifest_reader import parse_manifest
-
-from .conftest import SEKO_EXPORT
+from tests.conftest import SEKO_EXPORT
 
 USAGE, CHECKPOINT, ARTIFACT, ENVIRONMENT, NUMERIC = 2, 3, 4, 5, 6
 PATIENCE_S = 60.0
@@ -243,7 +242,7 @@ def test_checkpoints_that_cannot_be(workplace, invoke, checkpoint):
     weights = torch.load(checkpoint, weights_only=True)
     next(iter(weights["generator_ema"].values())).fill_(torch.nan)
     torch.save(weights, workplace / "nan.pt")
-    assert_refused(invoke("build", workplace / "nan.pt", *named), CHECKPOINT, "nan.pt")
+    assert_refused(invoke("build", workplace / "nan.pt", *named), CHECKPOINT, "NaN", "take another one")
     assert_nothing_left(workplace)
 
 

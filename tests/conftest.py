@@ -1,0 +1,57 @@
+"""Artifacts that the real command built in a process of its own, once a session."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SEKO_EXPORT = str(Path(sysconfig.get_path("scripts"), "seko-export"))
+ROWS_LAYOUT = ("--batch", "2", "--height", "32", "--width", "32")
+
+
+@dataclass(frozen=True)
+class Built:
+    """What one `seko-export build` gave.
+
+    Parameters
+    ----------
+    folder : Path
+        The artifact; not to be changed.
+    report : dict
+        The JSON line.
+    done : subprocess.CompletedProcess
+        Output and exit code.
+    """
+
+    folder: Path
+    report: dict[str, Any]
+    done: subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="session")
+def fp4(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The sample with an FP4 cache, AOTInductor engines, one row."""
+    return _build(tmp_path_factory.mktemp("fp4") / "artifact", "--fp4-kv")
+
+
+@pytest.fixture(scope="session")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The sample with an exact cache, `torch.compile` engines, two rows of 32x32 pixels."""
+    return _build(tmp_path_factory.mktemp("rows") / "artifact", "--backend", "compile", *ROWS_LAYOUT)
+
+
+def _build(goal: Path, *options: str) -> Built:
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        pytest.skip("no C++ compiler: nothing can be built here")
+    command = [SEKO_EXPORT, "build", *options, "--target", "cpu", "-o", str(goal), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return Built(goal, json.loads(done.stdout.splitlines()[-1]), done)
