@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from seko_export.checkpoints.errors import WeightKeysError
 from seko_export.checkpoints.keys import diffusers_to_wan, layer_of, wan_shapes, wan_to_diffusers
 from seko_export.checkpoints.sources import OpenedFiles, TensorSource, shown
+from seko_export.checkpoints.vae_keys import vae_diffusers_names, vae_shapes
 from seko_export.config import PRESETS, ModelConfig
+from seko_export.models.wan_vae import VAE_PRESETS, VaeConfig
 
 SHOWN_KEYS = 20  # of each kind in a message; the error's attributes hold all
 
@@ -53,15 +56,99 @@ def match_sources(
         If a key is unknown, missing, of another shape, or there twice; all of them are listed in one error.
     """
     format_name = _format_name(opened)
-    translate: Callable[[str], str] = diffusers_to_wan if format_name == "diffusers" else str
-    spell: Callable[[str], str] = wan_to_diffusers if format_name == "diffusers" else str
-    expected = wan_shapes(config)
+    naming = _Naming(format_name, diffusers_to_wan, wan_to_diffusers)
+    if format_name != "diffusers":
+        naming = _Naming(format_name, str, str)
+    sources = compare_keys(
+        f"{path} ({format_name} names) does not hold the weights of {config.name!r}:",
+        opened,
+        naming,
+        wan_shapes(config),
+        hints=lambda: _hints(opened, naming.to_ours, config),
+    )
+    return format_name, sources
+
+
+def match_vae_sources(
+    path: Path, opened: OpenedFiles, config: VaeConfig, half: str
+) -> tuple[str, Mapping[str, TensorSource]]:
+    """Give every key of the VAE, or of one half of it, its stored tensor, strictly.
+
+    Parameters
+    ----------
+    path : Path
+        Where the checkpoint lies, for the message.
+    opened : OpenedFiles
+        What was found there.
+    config : VaeConfig
+        What must be there.
+    half : str
+        ``decoder``, ``encoder`` or ``both``. The other half may be there, of any shape, or not; a key of neither
+        is unknown.
+
+    Returns
+    -------
+    format_name : str
+        ``wan`` or ``diffusers``.
+    sources : Mapping[str, TensorSource]
+        By Wan key, in the order of `vae_shapes`.
+
+    Raises
+    ------
+    WeightKeysError
+        If a key is unknown, missing, of another shape, or there twice; all of them are listed in one error.
+    """
+    names = vae_diffusers_names(config)
+    signs = ("mid_block.", "quant_conv.", "up_blocks.", "down_blocks.")
+    is_diffusers = any(sign in source.key for source in opened.sources for sign in signs)
+    naming = _Naming("wan", str, str)
+    if is_diffusers:
+        ours = {theirs: name for name, theirs in names.items()}
+        naming = _Naming("diffusers", ours.__getitem__, names.__getitem__)
+    sources = compare_keys(
+        f"{path} ({naming.format_name} names) does not hold the weights of a VAE of base_dim {config.base_dim} "
+        f"(asked for: {half}):",
+        opened,
+        naming,
+        vae_shapes(config, half),
+        hints=lambda: _vae_hints(opened, naming.to_ours, config),
+        passed_over=names,
+    )
+    return naming.format_name, sources
+
+
+@dataclass(frozen=True)
+class _Naming:
+    """A checkpoint's naming, with the translation of a key to ours (KeyError: no such key) and back."""
+
+    format_name: str
+    to_ours: Callable[[str], str]
+    to_theirs: Callable[[str], str]
+
+
+def compare_keys(
+    heading: str,
+    opened: OpenedFiles,
+    naming: _Naming,
+    expected: Mapping[str, tuple[int, ...]],
+    *,
+    hints: Callable[[], list[str]],
+    passed_over: Iterable[str] = (),
+) -> Mapping[str, TensorSource]:
+    """Give every expected key its stored tensor, in order; names of ``passed_over`` may be there too.
+
+    Raises
+    ------
+    WeightKeysError
+        If a key is unknown, missing, of another shape, or there twice: ``heading``, all of them, ``hints``.
+    """
+    known = {*expected, *passed_over}
     found: dict[str, TensorSource] = {}
     unknown: list[str] = []
     doubled: list[str] = []
     for source in opened.sources:
-        name = _translated(source.key, translate)
-        if name is None or name not in expected:
+        name = _translated(source.key, naming.to_ours)
+        if name is None or name not in known:
             unknown.append(source.file_key)
         elif name in found:
             doubled.append(source.file_key)
@@ -70,23 +157,23 @@ def match_sources(
     missing = [name for name in expected if name not in found]
     misshapen = [name for name in expected if name in found and found[name].shape != expected[name]]
     if not (unknown or missing or misshapen or doubled):
-        return format_name, {name: found[name] for name in expected}
+        return {name: found[name] for name in expected}
 
     shapes = [
         f"{shown(found[name].file_key)} is {list(found[name].shape)}, expected {list(expected[name])}"
         for name in misshapen
     ]
-    lines = [f"{path} ({format_name} names) does not hold the weights of {config.name!r}:"]
+    lines = [heading]
     for kind, keys in (
         ("unknown", [shown(key) for key in unknown]),
-        ("missing", [spell(name) for name in missing]),
+        ("missing", [naming.to_theirs(name) for name in missing]),
         ("mis-shaped", shapes),
         ("there twice under different wrappers", [shown(key) for key in doubled]),
     ):
         if keys:
             rest = f", and {len(keys) - SHOWN_KEYS} more" if len(keys) > SHOWN_KEYS else ""
             lines.append(f"  {len(keys)} {kind}: {', '.join(keys[:SHOWN_KEYS])}{rest}")
-    lines.extend(f"  hint: {hint}" for hint in _hints(opened, translate, config))
+    lines.extend(f"  hint: {hint}" for hint in hints())
     raise WeightKeysError(
         "\n".join(lines),
         unknown=tuple(unknown),
@@ -161,3 +248,18 @@ def _hints(opened: OpenedFiles, translate: Callable[[str], str], config: ModelCo
         known = f": the dimensions of --preset {presets[0]}" if presets else ""
         hints.append(f"the file's model has {sizes}{known}")
     return hints
+
+
+def _vae_hints(opened: OpenedFiles, translate: Callable[[str], str], config: VaeConfig) -> list[str]:
+    shapes = {_translated(source.key, translate): source.shape for source in opened.sources}
+    # Where each half has base_dim channels, at the first level: what goes into the last conv, out of the first.
+    for name, axis in (("decoder.head.2.weight", 1), ("encoder.conv1.weight", 0)):
+        if len(shapes.get(name, ())) > axis:
+            base_dim = (
+                shapes[name][axis] // config.dim_mult[0] if name.startswith("decoder") else shapes[name][axis]
+            )
+            if base_dim != config.base_dim:
+                presets = [name for name, preset in VAE_PRESETS.items() if preset.base_dim == base_dim]
+                known = f": the VAE {presets[0]!r}" if presets else ""
+                return [f"the file's VAE has base_dim {base_dim} (expected {config.base_dim}){known}"]
+    return []

@@ -10,11 +10,13 @@ from pathlib import Path
 import torch
 
 from seko_export.checkpoints.errors import NonFiniteWeightError, WeightRangeError, WeightTypeError
-from seko_export.checkpoints.keycheck import match_sources
+from seko_export.checkpoints.keycheck import match_sources, match_vae_sources
 from seko_export.checkpoints.readers import open_files
-from seko_export.checkpoints.sources import TensorSource, shown
+from seko_export.checkpoints.sources import VAE_LAYOUT, OpenedFiles, TensorSource, dit_layout, shown
+from seko_export.checkpoints.vae_keys import HALVES
 from seko_export.config import ModelConfig
 from seko_export.errors import UsageError
+from seko_export.models.wan_vae import VaeConfig
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SAMPLED_NUMBERS = 64  # of each tensor, for the fingerprint: one page of the file each
@@ -26,7 +28,7 @@ class Checkpoint:
 
     Parameters
     ----------
-    config : ModelConfig
+    config : ModelConfig or VaeConfig
         The model that the keys and shapes were checked against.
     format : str
         ``self-forcing``, ``wan`` or ``diffusers``.
@@ -38,7 +40,7 @@ class Checkpoint:
         What reading converts to; None keeps what is stored.
     """
 
-    config: ModelConfig
+    config: ModelConfig | VaeConfig
     format: str
     identity: Mapping[str, str | int]
     dtype: torch.dtype | None
@@ -46,7 +48,7 @@ class Checkpoint:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every Wan key, in the order of `wan_shapes`."""
+        """Every Wan key, in the order of `wan_shapes`, or of `vae_shapes`."""
         return tuple(self._sources)
 
     def stored_dtype(self, name: str) -> torch.dtype:
@@ -136,10 +138,62 @@ def load_checkpoint(
     CheckpointError
         Its subclass for the cause; see `seko_export.checkpoints.errors`.
     """
+    _check_dtype(dtype)
+    opened = open_files(path, dit_layout(use_ema=use_ema))
+    format_name, sources = match_sources(path, opened, config)
+    return _checkpoint(path, opened, config, format_name, sources, dtype)
+
+
+def load_vae(
+    path: Path, config: VaeConfig, *, half: str = "both", dtype: torch.dtype | None = None
+) -> Checkpoint:
+    """Open a VAE's checkpoint and check its keys, shapes and dtypes; the numbers are read later.
+
+    Parameters
+    ----------
+    path : Path
+        Wan's `.pth` (the bare weights), a safetensors file under the same names, or diffusers' (a file, or a folder
+        of one, or of a pipeline with ``vae/``). What it is, is told by its content.
+    config : VaeConfig
+        The VAE that it must be.
+    half : str
+        ``decoder``, ``encoder`` or ``both``: what is taken. The other half may be there or not.
+    dtype : torch.dtype, optional
+        float32, bfloat16 or float16 to convert to; None keeps what is stored.
+
+    Returns
+    -------
+    Checkpoint
+        The weights under Wan's names.
+
+    Raises
+    ------
+    UsageError
+        If ``dtype`` is none of the three, or ``half`` is unknown.
+    CheckpointError
+        Its subclass for the cause; see `seko_export.checkpoints.errors`.
+    """
+    _check_dtype(dtype)
+    if half not in HALVES:
+        raise UsageError(f"unknown half {half!r} of a VAE; expected one of {', '.join(HALVES)}")
+    opened = open_files(path, VAE_LAYOUT)
+    format_name, sources = match_vae_sources(path, opened, config, half)
+    return _checkpoint(path, opened, config, format_name, sources, dtype)
+
+
+def _check_dtype(dtype: torch.dtype | None) -> None:
     if dtype is not None and dtype not in WEIGHT_DTYPES:
         raise UsageError(f"weights cannot be loaded as {dtype}; expected one of {WEIGHT_DTYPES}")
-    opened = open_files(path, use_ema=use_ema)
-    format_name, sources = match_sources(path, opened, config)
+
+
+def _checkpoint(
+    path: Path,
+    opened: OpenedFiles,
+    config: ModelConfig | VaeConfig,
+    format_name: str,
+    sources: Mapping[str, TensorSource],
+    dtype: torch.dtype | None,
+) -> Checkpoint:
     odd = [source for source in sources.values() if source.dtype is None]
     if odd:
         listed = ", ".join(f"{shown(source.file_key)} is {source.dtype_name}" for source in odd[:20])

@@ -1,4 +1,4 @@
-"""Reads a Self-Forcing `.pt` without ever running its pickle, and says what a refused pickle asked for."""
+"""Reads a `.pt` of tensors without ever running its pickle, and says what a refused pickle asked for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seko_export.checkpoints.errors import (
     TruncatedCheckpointError,
     UnsafePickleError,
 )
-from seko_export.checkpoints.sources import KNOWN_FORMATS, TensorSource, shown
+from seko_export.checkpoints.sources import Layout, TensorSource, shown
 
 SCANNED_BYTES = 10_000_000  # of a pickle, for the message that refuses it
 _READ_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -27,15 +27,15 @@ _HARMLESS_GLOBALS = frozenset(
 )
 
 
-def open_pt(path: Path, part: str) -> tuple[TensorSource, ...]:
-    """Map the zip that `torch.save` wrote, and list the tensors of one of its parts.
+def open_pt(path: Path, layout: Layout) -> tuple[TensorSource, ...]:
+    """Map the zip that `torch.save` wrote, and list the tensors of the part that the layout names.
 
     Parameters
     ----------
     path : Path
         The file.
-    part : str
-        ``generator`` or ``generator_ema``.
+    layout : Layout
+        Names the part: ``generator``, ``generator_ema``, or none.
 
     Returns
     -------
@@ -47,7 +47,10 @@ def open_pt(path: Path, part: str) -> tuple[TensorSource, ...]:
     UnsafePickleError, TruncatedCheckpointError, NotACheckpointError, MissingGeneratorError
         See the classes.
     """
-    content = _load_pt(path)
+    content = _load_pt(path, layout)
+    if layout.pt_part is None:
+        return _pt_sources(path, "the top", content)
+    part = layout.pt_part
     if not isinstance(content, dict):
         raise NotACheckpointError(f"{path} holds a {type(content).__name__}, expected a dict with {part!r}")
     if part not in content:
@@ -59,13 +62,16 @@ def open_pt(path: Path, part: str) -> tuple[TensorSource, ...]:
             else "a Self-Forcing .pt holds 'generator' and 'generator_ema'; save bare weights as safetensors"
         )
         raise MissingGeneratorError(f"{path} has no {part!r}; found {len(content)} keys: {tops}; {advice}")
-    state = content[part]
+    return _pt_sources(path, repr(part), content[part])
+
+
+def _pt_sources(path: Path, part: str, state: object) -> tuple[TensorSource, ...]:
     if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
-        raise NotACheckpointError(f"{part!r} in {path} is no dict of named tensors: {type(state).__name__}")
+        raise NotACheckpointError(f"{part} in {path} is no dict of named tensors: {type(state).__name__}")
     strangers = [key for key, value in state.items() if not isinstance(value, torch.Tensor)]
     if strangers:
         raise NotACheckpointError(
-            f"{part!r} in {path} holds {len(strangers)} entries that are no tensors: "
+            f"{part} in {path} holds {len(strangers)} entries that are no tensors: "
             f"{', '.join(map(shown, strangers[:20]))}"
         )
     return tuple(_pt_source(key, tensor) for key, tensor in state.items())
@@ -81,8 +87,8 @@ def _pt_source(file_key: str, tensor: torch.Tensor) -> TensorSource:
     return TensorSource(key, file_key, tuple(tensor.shape), kind, dtype, lambda: tensor.detach().contiguous())
 
 
-def _load_pt(path: Path) -> object:
-    pickled = _read_pickle_of_zip(path)
+def _load_pt(path: Path, layout: Layout) -> object:
+    pickled = _read_pickle_of_zip(path, layout)
     try:
         with warnings.catch_warnings():
             # torch warns of an unusual pickle protocol; whatever comes out is checked strictly anyway.
@@ -97,7 +103,7 @@ def _load_pt(path: Path) -> object:
         raise TruncatedCheckpointError(f"{path} is a damaged .pt ({first[:200]}); fetch it again") from fault
 
 
-def _read_pickle_of_zip(path: Path) -> bytes:
+def _read_pickle_of_zip(path: Path, layout: Layout) -> bytes:
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
@@ -111,7 +117,7 @@ def _read_pickle_of_zip(path: Path) -> bytes:
             if len(pickles) != 1 or any(name.endswith("/constants.pkl") for name in names):
                 raise NotACheckpointError(
                     f"{path} is a zip archive, but not one that torch.save wrote "
-                    f"(entries: {', '.join(map(shown, names[:5]))}); expected {KNOWN_FORMATS}"
+                    f"(entries: {', '.join(map(shown, names[:5]))}); expected {layout.formats}"
                 )
             return archive.read(pickles[0])
     except (zipfile.BadZipFile, EOFError, NotImplementedError, ValueError) as fault:

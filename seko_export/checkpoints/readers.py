@@ -19,21 +19,21 @@ from seko_export.checkpoints.errors import (
     TruncatedCheckpointError,
 )
 from seko_export.checkpoints.pickles import SCANNED_BYTES, globals_of_pickle, open_pt, unsafe_pickle
-from seko_export.checkpoints.sources import KNOWN_FORMATS, OpenedFiles, TensorSource
+from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource
 
 _MAX_SAFETENSORS_HEADER = 100_000_000  # bytes; the format's own limit
 _SAFETENSORS_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
-def open_files(path: Path, *, use_ema: bool) -> OpenedFiles:
+def open_files(path: Path, layout: Layout) -> OpenedFiles:
     """Open the checkpoint at ``path``, whatever container its bytes are.
 
     Parameters
     ----------
     path : Path
-        A file, or a folder that holds one checkpoint (its own or in ``transformer/``).
-    use_ema : bool
-        Which part of a `.pt` to take: ``generator_ema`` or ``generator``.
+        A file, or a folder that holds one checkpoint (its own or in the layout's subfolder).
+    layout : Layout
+        Where this kind of model keeps its weights.
 
     Returns
     -------
@@ -47,28 +47,27 @@ def open_files(path: Path, *, use_ema: bool) -> OpenedFiles:
     """
     try:
         if path.is_dir():
-            return _open_folder(path)
+            return _open_folder(path, layout)
         if not path.exists():
-            raise CheckpointNotFoundError(f"no checkpoint at {path}: give the path of {KNOWN_FORMATS}")
+            raise CheckpointNotFoundError(f"no checkpoint at {path}: give the path of {layout.formats}")
         if not path.is_file():
-            raise NotACheckpointError(f"{path} is neither a file nor a folder; expected {KNOWN_FORMATS}")
+            raise NotACheckpointError(f"{path} is neither a file nor a folder; expected {layout.formats}")
         with path.open("rb") as file:
             head = file.read(64)
         file_bytes = path.stat().st_size
         if _looks_like_safetensors(head):
             return OpenedFiles("safetensors", "all", file_bytes, _open_safetensors(path))
         if head.startswith(b"PK\x03\x04"):
-            part = "generator_ema" if use_ema else "generator"
-            return OpenedFiles("pt", part, file_bytes, open_pt(path, part))
+            return OpenedFiles("pt", layout.pt_part or "all", file_bytes, open_pt(path, layout))
     except OSError as fault:
         raise CheckpointNotFoundError(f"{path} cannot be read: {fault.strerror or fault}") from fault
-    raise _refused_content(path, head)
+    raise _refused_content(path, head, layout)
 
 
-def _open_folder(folder: Path) -> OpenedFiles:
+def _open_folder(folder: Path, layout: Layout) -> OpenedFiles:
     home = folder
-    if not any(folder.glob("*.safetensors*")) and (folder / "transformer").is_dir():
-        home = folder / "transformer"  # a diffusers pipeline keeps the DiT there
+    if not any(folder.glob("*.safetensors*")) and (folder / layout.subfolder).is_dir():
+        home = folder / layout.subfolder
     indices = sorted(home.glob("*.safetensors.index.json"))
     # A shard of nobody's index stays in the list: without its index it is one file among several.
     files = sorted(home.glob("*.safetensors"))
@@ -76,7 +75,7 @@ def _open_folder(folder: Path) -> OpenedFiles:
     if not choices:
         raise NotACheckpointError(
             f"the folder {folder} holds no *.safetensors and no *.safetensors.index.json; "
-            f"expected {KNOWN_FORMATS} (a .pt is named itself, not its folder)"
+            f"expected {layout.formats} (a .pt is named itself, not its folder)"
         )
     if len(choices) > 1:
         names = ", ".join(choice.name for choice in choices[:20])
@@ -89,7 +88,7 @@ def _open_folder(folder: Path) -> OpenedFiles:
     with files[0].open("rb") as file:
         head = file.read(64)
     if not _looks_like_safetensors(head):
-        raise _refused_content(files[0], head)
+        raise _refused_content(files[0], head, layout)
     return OpenedFiles("safetensors", "all", files[0].stat().st_size, _open_safetensors(files[0]))
 
 
@@ -157,7 +156,7 @@ def _open_safetensors(path: Path) -> tuple[TensorSource, ...]:
         ) from fault
 
 
-def _refused_content(path: Path, head: bytes) -> Exception:
+def _refused_content(path: Path, head: bytes, layout: Layout) -> Exception:
     if not head:
         return TruncatedCheckpointError(f"{path} is empty; fetch it again")
     if len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= pickle.HIGHEST_PROTOCOL:
@@ -174,4 +173,4 @@ def _refused_content(path: Path, head: bytes) -> Exception:
         if head.startswith(b"version https://git-lfs")
         else ""
     )
-    return NotACheckpointError(f"{path} begins with {head[:16]!r}; expected {KNOWN_FORMATS}{advice}")
+    return NotACheckpointError(f"{path} begins with {head[:16]!r}; expected {layout.formats}{advice}")

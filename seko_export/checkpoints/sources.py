@@ -7,9 +7,40 @@ from dataclasses import dataclass
 
 import torch
 
-KNOWN_FORMATS = (
-    "a Self-Forcing .pt, Wan safetensors (a file, or a folder with an index), "
-    "or diffusers safetensors (a file, or a folder)"
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the files of one kind of model keep its weights.
+
+    Parameters
+    ----------
+    formats : str
+        The formats that are read, in words, for messages.
+    subfolder : str
+        Where a diffusers pipeline keeps this model.
+    pt_part : str or None
+        Entry of a `.pt` that holds the weights; None: the `.pt` is the weights.
+    """
+
+    formats: str
+    subfolder: str
+    pt_part: str | None
+
+
+def dit_layout(*, use_ema: bool) -> Layout:
+    """Return the layout of a DiT's checkpoint: ``generator_ema`` of a Self-Forcing `.pt`, or ``generator``."""
+    return Layout(
+        "a Self-Forcing .pt, Wan safetensors (a file, or a folder with an index), "
+        "or diffusers safetensors (a file, or a folder)",
+        "transformer",
+        "generator_ema" if use_ema else "generator",
+    )
+
+
+VAE_LAYOUT = Layout(
+    "a Wan VAE's .pth, safetensors under the same names, or diffusers safetensors (a file, or a folder)",
+    "vae",
+    None,
 )
 
 

@@ -1,0 +1,96 @@
+"""The VAE's key table: Wan's names and shapes, diffusers' names for the same tensors; reads no file.
+
+Wan's names are ours. Their shapes are the modules' own, so the table cannot drift from the code; diffusers' names
+follow by rule, and diffusers stores the same shapes.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from seko_export.models.wan_vae import VaeConfig, VaeDecode, VaeEncode, latent_statistics
+
+HALVES = ("decoder", "encoder", "both")
+
+# Wan's module -> diffusers' module, outside the lists of blocks. Source: state dicts of Wan2.1_VAE.pth and of
+# diffusers.AutoencoderKLWan; the test compares with the class itself.
+OUTER_MODULES: dict[str, str] = {
+    "conv1": "quant_conv",
+    "conv2": "post_quant_conv",
+    **{
+        f"{half}.{wan}": f"{half}.{diffusers}"
+        for half in ("encoder", "decoder")
+        for wan, diffusers in (
+            ("conv1", "conv_in"),
+            ("middle.0", "mid_block.resnets.0"),
+            ("middle.1", "mid_block.attentions.0"),
+            ("middle.2", "mid_block.resnets.1"),
+            ("head.0", "norm_out"),
+            ("head.2", "conv_out"),
+        )
+    },
+}
+# The same inside a residual block; what is not named here is called the same by both.
+BLOCK_MODULES: dict[str, str] = {
+    "residual.0": "norm1",
+    "residual.2": "conv1",
+    "residual.3": "norm2",
+    "residual.6": "conv2",
+    "shortcut": "conv_shortcut",
+}
+
+
+def vae_shapes(config: VaeConfig, half: str) -> dict[str, tuple[int, ...]]:
+    """Return every tensor that a checkpoint of this VAE holds, under Wan's names.
+
+    Parameters
+    ----------
+    config : VaeConfig
+        The VAE's dimensions.
+    half : str
+        One of `HALVES`: what decoding needs, what encoding needs, or both.
+
+    Returns
+    -------
+    dict[str, tuple[int, ...]]
+        Name to shape. The statistics of the latents are the config's, not the checkpoint's.
+    """
+    with torch.device("meta"):
+        modules = {
+            "decoder": VaeDecode(config, first=True, frames=1),
+            "encoder": VaeEncode(config, first=True, frames=1),
+        }
+    statistics = latent_statistics(config, torch.float32)
+    return {
+        name: tuple(parameter.shape)
+        for key, module in modules.items()
+        if half in (key, "both")
+        for name, parameter in module.named_parameters()
+        if name not in statistics
+    }
+
+
+def vae_diffusers_names(config: VaeConfig) -> dict[str, str]:
+    """Return the name in ``diffusers.AutoencoderKLWan`` of every tensor, by Wan's name."""
+    return {name: _in_diffusers(name, config.num_res_blocks + 2) for name in vae_shapes(config, "both")}
+
+
+def _in_diffusers(name: str, level: int) -> str:
+    """Translate a name; a level of the decoder is ``level`` entries of Wan's flat list, the upsampling last."""
+    module, leaf = name.rsplit(".", 1)
+    inner = ""
+    for wan, diffusers in BLOCK_MODULES.items():
+        if module.endswith(f".{wan}"):
+            module, inner = module.removesuffix(f".{wan}"), f".{diffusers}"
+    if module in OUTER_MODULES:
+        return f"{OUTER_MODULES[module]}{inner}.{leaf}"
+    parts = module.split(".")
+    if parts[1] == "downsamples":
+        parts[1] = "down_blocks"
+    elif parts[1] == "upsamples":
+        block, entry = divmod(int(parts[2]), level)
+        place = "upsamplers.0" if entry == level - 1 else f"resnets.{entry}"
+        parts[1:3] = ["up_blocks", str(block), place]
+    else:  # inside the attention: middle.1.to_qkv
+        parts[:3] = [OUTER_MODULES[".".join(parts[:3])]]
+    return f"{'.'.join(parts)}{inner}.{leaf}"

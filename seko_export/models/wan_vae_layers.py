@@ -1,0 +1,224 @@
+"""The layers of the Wan 2.1 VAE and the frames they carry from call to call; knows no config and no whole model.
+
+A layer that looks back in time (`Streamed`) takes what it saw last from a `FrameCaches` and leaves there what
+comes next; nothing is written in place, so a call is a pure function. Activations are [B, C, T, H, W] in
+channels-last memory throughout; caches are [B, t, H, W, C] contiguous, the same bytes under a shape that a buffer
+table can state without strides. Attribute names are the original checkpoint's. Source of the maths: Wan 2.1
+(arXiv 2503.20314).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor, nn
+
+CONV_HISTORY = 2  # frames that a causal kernel of three sees before the current one
+
+
+class FrameCaches:
+    """What the streamed layers carry, slot by slot in the order in which they run.
+
+    Parameters
+    ----------
+    given : sequence of Tensor or None
+        The last call's `kept`, each [B, t, H, W, C] contiguous; None at the start of a stream, where every frame
+        before the first one is zeros.
+    """
+
+    def __init__(self, given: Sequence[Tensor] | None) -> None:
+        self._given = given
+        self.kept: list[Tensor] = []
+
+    @property
+    def starts(self) -> bool:
+        """Tell whether this call is the first of its stream."""
+        return self._given is None
+
+    def before(self, x: Tensor, frames: int) -> Tensor:
+        """Return the ``frames`` frames before ``x`` [B, C, T, H, W] in the next slot, as [B, C, frames, H, W]."""
+        if self._given is None:
+            batch, channels, _, height, width = x.shape
+            past = x.new_zeros((batch, frames, height, width, channels))
+        else:
+            past = self._given[len(self.kept)]
+        return past.permute(0, 4, 1, 2, 3)
+
+    def keep(self, x: Tensor) -> None:
+        """Leave ``x`` [B, C, t, H, W] in the next slot.
+
+        It is copied: a view would hold the whole activation that it is a part of.
+        """
+        self.kept.append(x.permute(0, 2, 3, 4, 1).clone(memory_format=torch.contiguous_format))
+
+
+class Streamed(nn.Module):
+    """A layer whose ``forward(x, caches)`` carries frames from call to call."""
+
+
+def run(layers: Iterable[nn.Module], x: Tensor, caches: FrameCaches) -> Tensor:
+    """Run the layers one behind another on ``x`` [B, C, T, H, W], streamed or not."""
+    for layer in layers:
+        x = layer(x, caches) if isinstance(layer, Streamed) else layer(x)
+    return x
+
+
+class CausalConv3d(Streamed):
+    """A convolution over the frame, the two before it, and as many rows and columns on either side."""
+
+    def __init__(self, channels_in: int, channels_out: int, side: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels_out, channels_in, 1 + CONV_HISTORY, side, side))
+        self.bias = nn.Parameter(torch.empty(channels_out))
+        self._padding = (0, side // 2, side // 2)
+
+    def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
+        """Return [B, channels_out, T, H, W] from ``x`` [B, channels_in, T, H, W]."""
+        past = caches.before(x, CONV_HISTORY)
+        single = x.shape[2] == 1
+        caches.keep(torch.cat((past[:, :, 1:], x), dim=2) if single else x[:, :, -CONV_HISTORY:])
+        if single and caches.starts:  # only the last tap meets anything but zeros: a third of the work
+            return F.conv3d(x, self.weight[:, :, -1:], self.bias, padding=self._padding)
+        return F.conv3d(torch.cat((past, x), dim=2), self.weight, self.bias, padding=self._padding)
+
+
+class RmsNorm(nn.Module):
+    """x / |x| * sqrt(C) * gamma over the channels (axis 1), in float32 or wider."""
+
+    def __init__(self, channels: int, axes: int) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.empty(channels, *(1,) * axes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the same shape and dtype as ``x``, [B, C, ...] with ``axes`` axes behind the channels."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        scale = self.gamma.to(wide) * x.shape[1] ** 0.5
+        y: Tensor = F.normalize(x.to(wide), dim=1) * scale
+        return y.to(x.dtype)
+
+
+class ResidualBlock(Streamed):
+    """Twice norm, SiLU and causal convolution, beside a shortcut."""
+
+    def __init__(self, channels_in: int, channels_out: int) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            RmsNorm(channels_in, axes=3),
+            nn.SiLU(),
+            CausalConv3d(channels_in, channels_out, side=3),
+            RmsNorm(channels_out, axes=3),
+            nn.SiLU(),
+            nn.Identity(),  # dropout while training; it counts in the checkpoint's numbering
+            CausalConv3d(channels_out, channels_out, side=3),
+        )
+        same = channels_in == channels_out
+        self.shortcut = nn.Identity() if same else nn.Conv3d(channels_in, channels_out, 1)
+
+    def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
+        """Return [B, channels_out, T, H, W] from ``x`` [B, channels_in, T, H, W]."""
+        beside: Tensor = self.shortcut(x)
+        return beside + run(self.residual, x, caches)
+
+
+class AttentionBlock(nn.Module):
+    """Self-attention of one head over the places of each frame by itself."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = RmsNorm(channels, axes=2)
+        self.to_qkv = nn.Conv2d(channels, 3 * channels, 1)
+        self.proj = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the shape of ``x`` [B, C, T, H, W]."""
+        frames = as_images(x)  # [B*T, C, H, W]
+        qkv = self.to_qkv(self.norm(frames)).flatten(2).mT.unsqueeze(1)  # [B*T, 1, H*W, 3*C]
+        y = F.scaled_dot_product_attention(*qkv.chunk(3, dim=-1))  # [B*T, 1, H*W, C]
+        y = y.squeeze(1).mT.reshape(frames.shape)
+        return x + as_clip(self.proj(y), x.shape[0])
+
+
+class Upsample(Streamed):
+    """Twice the rows and columns at half the channels; where ``temporal``, twice the frames but for the first."""
+
+    def __init__(self, channels: int, *, temporal: bool) -> None:
+        super().__init__()
+        self.resample = nn.Sequential(
+            nn.Upsample(scale_factor=2.0, mode="nearest-exact"),
+            nn.Conv2d(channels, channels // 2, 3, padding=1),
+        )
+        self.time_conv = CausalConv3d(channels, 2 * channels, side=1) if temporal else None
+
+    def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
+        """Return [B, C/2, T', 2*H, 2*W] from ``x`` [B, C, T, H, W].
+
+        The first frame of a stream stays one frame and is unknown to the time convolution, which takes the frames
+        behind it as its beginning; so its slot holds zeros until the second frame has come.
+        """
+        if self.time_conv is not None:
+            if not caches.starts:
+                x = _interleaved(self.time_conv(x, caches))
+            elif x.shape[2] == 1:
+                caches.keep(caches.before(x, CONV_HISTORY))
+            else:
+                x = torch.cat((x[:, :, :1], _interleaved(self.time_conv(x[:, :, 1:], caches))), dim=2)
+        return as_clip(self.resample(as_images(x)), x.shape[0])
+
+
+class Downsample(Streamed):
+    """Half the rows and columns; where ``temporal``, half the frames but for the first."""
+
+    def __init__(self, channels: int, *, temporal: bool) -> None:
+        super().__init__()
+        self.resample = nn.Sequential(
+            nn.ZeroPad2d((0, 1, 0, 1)),  # right and below alone, as the checkpoint was trained
+            nn.Conv2d(channels, channels, 3, stride=2),
+        )
+        self.time_conv = HalvingTimeConv(channels) if temporal else None
+
+    def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
+        """Return [B, C, T', H/2, W/2] from ``x`` [B, C, T, H, W]."""
+        x = as_clip(self.resample(as_images(x)), x.shape[0])
+        return x if self.time_conv is None else run((self.time_conv,), x, caches)
+
+
+class HalvingTimeConv(Streamed):
+    """A convolution over windows of three frames, every second one: half the frames, but for the first.
+
+    A stream's first frame goes through as it is; it also begins the first window.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, channels, 3, 1, 1))
+        self.bias = nn.Parameter(torch.empty(channels))
+
+    def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
+        """Return [B, C, T/2, H, W] (1 + (T - 1)/2 at the start) from ``x`` [B, C, T, H, W]."""
+        window = (
+            x if caches.starts else torch.cat((caches.before(x, 1), x), dim=2)
+        )  # windows overlap by a frame
+        caches.keep(x[:, :, -1:])
+        if window.shape[2] == 1:
+            return x
+        y = F.conv3d(window, self.weight, self.bias, stride=(2, 1, 1))
+        return torch.cat((x[:, :, :1], y), dim=2) if caches.starts else y
+
+
+def as_images(x: Tensor) -> Tensor:
+    """Return [B*T, C, H, W] from [B, C, T, H, W]; no copy in channels-last memory."""
+    return x.transpose(1, 2).flatten(0, 1)
+
+
+def as_clip(x: Tensor, batch: int) -> Tensor:
+    """Return [B, C, T, H, W] from [B*T, C, H, W]; no copy."""
+    frames: Tensor = x.unflatten(0, (batch, -1))
+    return frames.transpose(1, 2)
+
+
+def _interleaved(x: Tensor) -> Tensor:
+    """Return [B, C, 2*T, H, W] from [B, 2*C, T, H, W]: each frame's two halves of the channels, one after another."""
+    halves: Tensor = x.unflatten(1, (2, -1))  # [B, 2, C, T, H, W]
+    return halves.permute(0, 2, 3, 1, 4, 5).flatten(2, 3)
