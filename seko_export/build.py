@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import multiprocessing.connection
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,10 +19,12 @@ from seko_export.checkpoints.load import load_checkpoint
 from seko_export.describe import describe
 from seko_export.errors import ExportError, NumericError, UsageError
 from seko_export.pieces import BuildConfig, make_pieces
+from seko_export.progress import Progress, silent
 from seko_export.weights import model_weights
+from seko_export.workers import compiled_beside
 
-BACKENDS = ("aoti", "compile", "tensorrt")
-Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, out of how much
+ENGINE_MAKERS = {"aoti": aoti.compile_piece, "compile": compile_backend.export_piece}
+BACKENDS = (*ENGINE_MAKERS, "tensorrt")
 
 
 @dataclass(frozen=True)
@@ -79,7 +73,7 @@ def build_artifact(
     use_ema: bool = True,
     compiler_cache: bool = True,
     replace: bool = False,
-    progress: Progress = lambda *_: None,
+    progress: Progress = silent,
 ) -> BuildResult:
     """Build one artifact and verify it in a process of its own before it gets its name.
 
@@ -120,7 +114,9 @@ def build_artifact(
     source = load_checkpoint(checkpoint, config.model, use_ema=use_ema)
 
     with artifact_folder(goal, replace=replace) as folder:
-        with _engines(config, backend, folder / "engines", progress) as wait_for_engines:
+        with compiled_beside(
+            config, ENGINE_MAKERS[backend], folder / "engines", progress
+        ) as wait_for_engines:
             progress("probing the compiler", 0, 1)
             environment.probe_compiler()
             progress("reading the checkpoint", 0, 1)
@@ -151,90 +147,6 @@ def build_artifact(
         engine_s=engine_s,
         golden_error=report["worst"]["golden"],
     )
-
-
-@contextmanager
-def _engines(
-    config: BuildConfig, backend: str, folder: Path, progress: Progress
-) -> Iterator[Callable[[], dict[str, float]]]:
-    """Compile every piece in child processes, side by side, while the caller does the rest."""
-    folder.mkdir()
-    pieces = list(make_pieces(config))
-    make = aoti.compile_piece if backend == "aoti" else compile_backend.export_piece
-    workers = min(len(pieces), os.cpu_count() or 1)
-    # spawn: a forked child must not use the GPU, and must not hold the parent's threads' locks
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_quiet_worker)
-    by_cost = sorted(pieces, key=lambda name: not name.startswith("block"))  # the slowest first
-    finished = False
-    try:
-        with _ctrl_c_held():
-            futures: dict[Future[float], str] = {
-                pool.submit(make, config, name, str(folder / f"{name}.pt2")): name for name in by_cost
-            }
-        yield lambda: _wait_for_all(futures, progress)
-        finished = True
-    finally:
-        if not finished:
-            # no public way to end running workers before 3.14
-            for process in list((pool._processes or {}).values()):
-                _end_with_children(process.pid)
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _wait_for_all(futures: dict[Future[float], str], progress: Progress) -> dict[str, float]:
-    """Return the seconds of each engine when all are compiled; raise what the first one to fail raised."""
-    pending = set(futures)
-    while pending:
-        progress("compiling the engines", len(futures) - len(pending), len(futures))
-        done, pending = wait(pending, return_when=FIRST_COMPLETED)
-        for future in done:
-            fault = future.exception()
-            if isinstance(fault, ExportError | OSError):  # `artifact_folder` understands a full disk's
-                raise fault
-            if fault is not None:
-                raise ExportError(f"engine {futures[future]!r} did not compile: {fault}") from fault
-    return {name: future.result() for future, name in futures.items()}
-
-
-@contextmanager
-def _ctrl_c_held() -> Iterator[None]:
-    """Hold Ctrl-C back while workers start: they inherit that, and the parent alone answers it, afterwards."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _end_with_children(worker: int | None) -> None:
-    """End a worker and the compilers that it runs."""
-    with suppress(ProcessLookupError):
-        if worker is not None:
-            # its own group once `_quiet_worker` ran; before that it has no children
-            (os.killpg if os.getpgid(worker) == worker else os.kill)(worker, signal.SIGTERM)
-
-
-def _quiet_worker() -> None:
-    """Make this worker the head of a process group that ends with the parent; drop torch's warnings about itself."""
-    os.setpgid(0, 0)
-    threading.Thread(target=_follow_parent, daemon=True).start()
-    with suppress(ImportError):  # torch draws bars where it is installed
-        from tqdm import tqdm  # type: ignore[import-untyped]
-
-        # its own is a named semaphore, which a worker that is ended would leave behind
-        tqdm.set_lock(threading.RLock())
-    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)", category=FutureWarning)
-    warnings.filterwarnings(
-        "ignore", message="TensorFloat32 tensor cores", category=UserWarning
-    )  # float32 is meant
-
-
-def _follow_parent() -> None:
-    """End this process group when the parent is gone, killed outright: the pool's own queue would wait for ever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        multiprocessing.connection.wait([parent.sentinel])
-        os.killpg(0, signal.SIGTERM)
 
 
 def _verify(folder: Path) -> dict[str, Any]:

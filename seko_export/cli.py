@@ -6,7 +6,7 @@ import json
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -15,6 +15,8 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from seko_export import progress
 
 _EXIT_SIGNAL = 128  # plus the signal's number, as shells count
 
@@ -100,9 +102,9 @@ def build(
 
     config = build_config(checkpoint is not None, preset, kv_scheme, fp4_kv, target, layout)
     check_goal(output, replace=force)  # before a sample is written, which may be large
-    with _checkpoint(checkpoint, config.model) as source, _progress(quiet=as_json) as progress:
+    with _checkpoint(checkpoint, config.model) as source, _progress(quiet=as_json) as tell:
         result = build_artifact(
-            config, source, output, backend=backend, use_ema=not no_ema, replace=force, progress=progress
+            config, source, output, backend=backend, use_ema=not no_ema, replace=force, progress=tell
         )
     if as_json:
         _print_json(result.report())
@@ -210,10 +212,10 @@ def _checkpoint(named: Path | None, model: Any) -> Iterator[Path]:
 
 
 @contextmanager
-def _progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+def _progress(*, quiet: bool) -> Iterator[progress.Progress]:
     """Give a callable that shows the build's steps on stderr: bars on a terminal, a line each in a log."""
     if quiet:
-        yield lambda *_: None
+        yield progress.silent
         return
     if not Console(stderr=True).is_terminal:
         seen: set[str] = set()

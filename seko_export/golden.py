@@ -20,6 +20,7 @@ from torch import Tensor
 from seko_export.backends.aoti import attention_backends
 from seko_export.describe import describe
 from seko_export.pieces import BuildConfig, FlatModule, dtype_name, make_pieces
+from seko_export.progress import Progress
 from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.manifest import Golden, Weight
 from seko_runtime.session import Session
@@ -75,9 +76,7 @@ class Record:
         return Golden(GOLDEN_FILE, self.seeds, tuple(self.latents), self.tolerance, text=TEXT)
 
 
-def record(
-    config: BuildConfig, weights: Mapping[str, Tensor], progress: Callable[[str, int, int], None]
-) -> Record:
+def record(config: BuildConfig, weights: Mapping[str, Tensor], progress: Progress) -> Record:
     """Run the eager model over the golden chunks: the first one, and the first that evicts a frame.
 
     Parameters
@@ -127,7 +126,7 @@ def run_eager(
     text: Tensor,
     seeds: Sequence[int],
     chunks: Sequence[int],
-    progress: Callable[[str, int, int], None],
+    progress: Progress,
     peaks: KvPeaks | None,
 ) -> dict[int, Tensor]:
     """Return the latents [B, C, F, h, w] float32 of the wanted chunks, made by the pieces in eager torch."""

@@ -1,0 +1,11 @@
+"""How long work tells whoever waits for it how far it is. What is drawn of it is the command line's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, out of how much
+
+
+def silent(step: str, done: int, total: int) -> None:
+    """Tell nobody."""
