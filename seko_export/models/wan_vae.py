@@ -27,6 +27,7 @@ from seko_export.models.wan_vae_layers import (
     ResidualBlock,
     RmsNorm,
     Upsample,
+    channels_last,
     run,
 )
 
@@ -340,11 +341,6 @@ def latent_statistics(config: VaeConfig, dtype: torch.dtype) -> dict[str, Tensor
         "latents_mean": torch.tensor(config.latents_mean, dtype=wide),
         "latents_std": torch.tensor(config.latents_std, dtype=wide),
     }
-
-
-def channels_last(x: Tensor) -> Tensor:
-    """Return ``x`` [B, C, T, H, W] in the memory order in which every layer works."""
-    return x.contiguous(memory_format=torch.channels_last_3d)
 
 
 def _middle(channels: int) -> nn.Sequential:

@@ -47,11 +47,14 @@ class FrameCaches:
         return past.permute(0, 4, 1, 2, 3)
 
     def keep(self, x: Tensor) -> None:
-        """Leave ``x`` [B, C, t, H, W] in the next slot.
+        """Leave a copy of ``x`` [B, C, t, H, W] in the next slot.
 
-        It is copied: a view would hold the whole activation that it is a part of.
+        A view would keep the whole activation alive that it is a part of, and a plain copy is taken out by the
+        compiler where the strides agree; one with a bound that changes nothing is not. Give a part of what
+        ``torch.cat`` made, never of what went into it: of two users of an input, torch 2.13's compiler lets one
+        write its result where the other's lies, if their sizes agree (seen with two frames a call).
         """
-        self.kept.append(x.permute(0, 2, 3, 4, 1).clone(memory_format=torch.contiguous_format))
+        self.kept.append(x.permute(0, 2, 3, 4, 1).clamp(min=-torch.inf).contiguous())
 
 
 class Streamed(nn.Module):
@@ -76,12 +79,13 @@ class CausalConv3d(Streamed):
 
     def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
         """Return [B, channels_out, T, H, W] from ``x`` [B, channels_in, T, H, W]."""
-        past = caches.before(x, CONV_HISTORY)
-        single = x.shape[2] == 1
-        caches.keep(torch.cat((past[:, :, 1:], x), dim=2) if single else x[:, :, -CONV_HISTORY:])
-        if single and caches.starts:  # only the last tap meets anything but zeros: a third of the work
+        joined = torch.cat((caches.before(x, CONV_HISTORY), x), dim=2)
+        caches.keep(joined[:, :, -CONV_HISTORY:])
+        if (
+            caches.starts and x.shape[2] == 1
+        ):  # only the last tap meets anything but zeros: a third of the work
             return F.conv3d(x, self.weight[:, :, -1:], self.bias, padding=self._padding)
-        return F.conv3d(torch.cat((past, x), dim=2), self.weight, self.bias, padding=self._padding)
+        return F.conv3d(joined, self.weight, self.bias, padding=self._padding)
 
 
 class RmsNorm(nn.Module):
@@ -200,11 +204,16 @@ class HalvingTimeConv(Streamed):
         window = (
             x if caches.starts else torch.cat((caches.before(x, 1), x), dim=2)
         )  # windows overlap by a frame
-        caches.keep(x[:, :, -1:])
+        caches.keep(window[:, :, -1:])
         if window.shape[2] == 1:
             return x
         y = F.conv3d(window, self.weight, self.bias, stride=(2, 1, 1))
         return torch.cat((x[:, :, :1], y), dim=2) if caches.starts else y
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """Return ``x`` [B, C, T, H, W] in the memory order in which every layer works."""
+    return x.contiguous(memory_format=torch.channels_last_3d)
 
 
 def as_images(x: Tensor) -> Tensor:
@@ -220,5 +229,6 @@ def as_clip(x: Tensor, batch: int) -> Tensor:
 
 def _interleaved(x: Tensor) -> Tensor:
     """Return [B, C, 2*T, H, W] from [B, 2*C, T, H, W]: each frame's two halves of the channels, one after another."""
-    halves: Tensor = x.unflatten(1, (2, -1))  # [B, 2, C, T, H, W]
-    return halves.permute(0, 2, 3, 1, 4, 5).flatten(2, 3)
+    halves: Tensor = x.permute(0, 2, 3, 4, 1).unflatten(4, (2, -1))  # [B, T, H, W, 2, C]
+    # Of a single frame, flatten would give a view whose memory order is no layer's.
+    return halves.permute(0, 1, 4, 2, 3, 5).flatten(1, 2).contiguous().permute(0, 4, 1, 2, 3)
