@@ -1,0 +1,162 @@
+"""A pool of encoded scenes on the training device, slowly renewed; and the three layouts that training draws from it.
+
+A sample is six chunks of one scene: chunk 0, the sink, is the stream's beginning, chunks 1 to 5 lie one behind
+another, right after it or far down the stream. Layouts (numbers are chunks):
+
+- ``start``: clean 0 1 2, noisy 0 1 2 3: the fill phase; only for samples whose chunks are contiguous;
+- ``window``: clean 0 1 2 3 4, noisy 3 4 5: the full ring, with the gap between the sink and the window;
+- ``first``: noisy 0 alone, many of them: where the shapes are is decided there, the hardest part.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from scripts.train_sample.captions import caption, describe
+from scripts.train_sample.shapes import Scenes, draw_scenes, render
+from scripts.train_sample.text import token_ids
+from seko_export.config import StreamConfig
+
+CHUNKS = 6
+WARMUP_CHUNKS = 1  # encoded and dropped before a far window: its encoder state is then that of a running stream
+PHRASINGS = 4  # captions kept of each scene
+LAYOUTS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "start": ((0, 1, 2), (0, 1, 2, 3)),
+    "window": ((0, 1, 2, 3, 4), (3, 4, 5)),
+    "first": ((), (0,)),
+}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples of one layout.
+
+    Parameters
+    ----------
+    latents : Tensor
+        [B, C, 6*F, h, w] float32, normalised.
+    frames : Tensor
+        [B, 6*F] int64, their absolute numbers.
+    ids : Tensor
+        [B, text tokens] int64.
+    """
+
+    latents: Tensor
+    frames: Tensor
+    ids: Tensor
+
+    def chunks(self, numbers: tuple[int, ...], size: int) -> tuple[Tensor, Tensor]:
+        """Return latents [B, C, len(numbers)*size, h, w] and frames of those chunks."""
+        at = torch.tensor([n * size + i for n in numbers for i in range(size)], device=self.frames.device, dtype=torch.long)
+        return self.latents[:, :, at], self.frames[:, at]
+
+
+class LatentPool:
+    """N encoded samples; ``renew`` exchanges the oldest.
+
+    Parameters
+    ----------
+    size : int
+        Samples held; the first half of the slots hold contiguous ones.
+    stream : StreamConfig
+        Chunk length and latent size.
+    encode : callable
+        Video [B, 3, T, H, W] to latents [B, C, F, h, w].
+    tokenizer, text_tokens
+        For the captions.
+    device : str
+        Where everything lives.
+    seed : int
+        Equal seeds give equal pools.
+    farthest : int
+        Largest chunk number at which a window begins.
+    batch : int
+        Scenes encoded at once.
+
+    Raises
+    ------
+    ValueError
+        If ``size`` is no multiple of two batches.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        stream: StreamConfig,
+        encode: Callable[[Tensor], Tensor],
+        tokenizer: Tokenizer,
+        text_tokens: int,
+        device: str,
+        seed: int,
+        farthest: int = 1400,
+        batch: int = 16,
+    ) -> None:
+        self.size, self.stream, self.encode, self.device, self.seed = size, stream, encode, device, seed
+        self.tokenizer, self.text_tokens, self.farthest = tokenizer, text_tokens, farthest
+        self.batch = min(batch, size // 2)
+        if size < 2 or size % (2 * self.batch):
+            raise ValueError(f"a pool of {size} has no halves of whole batches of {self.batch}; use a multiple of 32")
+        shape = (size, 16, CHUNKS * stream.chunk_frames, stream.latent_height, stream.latent_width)
+        self.latents = torch.empty(shape, dtype=torch.bfloat16 if device.startswith("cuda") else torch.float32, device=device)
+        self.starts = torch.zeros(size, dtype=torch.int64, device=device)  # latent frame of chunk 1
+        self.ids = torch.zeros(size, PHRASINGS, text_tokens, dtype=torch.int64, device=device)
+        self.written = 0
+        while self.written < size:
+            self.renew()
+
+    def renew(self) -> None:
+        """Encode the next few scenes into the slots that were written longest ago."""
+        half = self.size // 2
+        step, self.written = self.written // self.batch, self.written + self.batch
+        scenes = draw_scenes(self.batch, self.seed * 1_000_003 + 50_000_000 + step, self.device)
+        rng = random.Random(self.seed * 1_000_003 + step)
+        contiguous = step % 2 == 0
+        # Contiguous samples fill the first half of the slots, the others the second.
+        turn = (step // 2) * self.batch
+        slots = [(turn + i) % half if contiguous else half + (turn + i) % (self.size - half) for i in range(self.batch)]
+        chunk = self.stream.chunk_frames
+        far = [1 if contiguous else round(math.exp(rng.uniform(0, math.log(self.farthest)))) for _ in slots]
+        latents = self._contiguous(scenes) if contiguous else self._far(scenes, far)
+        self.latents[slots] = latents.to(self.latents.dtype)
+        self.starts[slots] = torch.tensor(far, device=self.device) * chunk
+        texts = [caption(d, rng) for d in describe(scenes) for _ in range(PHRASINGS)]
+        ids = token_ids(self.tokenizer, texts, self.text_tokens).unflatten(0, (-1, PHRASINGS))
+        self.ids[slots] = ids.to(self.device)
+
+    def draw(self, layout: str, count: int, generator: torch.Generator) -> Batch:
+        """Draw ``count`` samples that fit the layout, each with one of its captions."""
+        half = self.size // 2
+        low, high = (0, half) if layout == "start" else (half, self.size) if layout == "window" else (0, self.size)
+        at = torch.randint(low, high, (count,), generator=generator, device=self.device)
+        phrasing = torch.randint(0, PHRASINGS, (count,), generator=generator, device=self.device)
+        chunk = self.stream.chunk_frames
+        later = self.starts[at][:, None] + torch.arange((CHUNKS - 1) * chunk, device=self.device)
+        first = torch.arange(chunk, device=self.device).expand(count, -1)
+        return Batch(self.latents[at].float(), torch.cat((first, later), dim=1), self.ids[at, phrasing])
+
+    def _contiguous(self, scenes: Scenes) -> Tensor:
+        return self._clip(scenes, torch.zeros(len(scenes), 1, device=self.device), CHUNKS * self.stream.chunk_frames)
+
+    def _far(self, scenes: Scenes, chunks: list[int]) -> Tensor:
+        size = self.stream.chunk_frames
+        first = self._clip(scenes, torch.zeros(len(scenes), 1, device=self.device), size)
+        # Latent frame j > 0 holds video frames 4j-3 .. 4j: a clip begun at video frame 4*f lines up with f, f+1, ...
+        start = torch.tensor([[max(0, 4 * size * (c - WARMUP_CHUNKS))] for c in chunks], device=self.device)
+        later = self._clip(scenes, start, (CHUNKS - 1 + WARMUP_CHUNKS) * size)[:, :, WARMUP_CHUNKS * size :]
+        return torch.cat((first, later), dim=2)
+
+    def _clip(self, scenes: Scenes, start: Tensor, frames: int) -> Tensor:
+        return self.encode(render(scenes, start + torch.arange(4 * frames - 3, device=self.device)))
+
+
+def sequence_times(sigma: Tensor, clean_frames: int, chunk: int) -> Tensor:
+    """Return times [B, S] of a sequence: 0 for clean frames, 1000 * sigma of each noisy chunk (sigma [B, chunks])."""
+    noisy = (1000 * sigma).repeat_interleave(chunk, dim=1)
+    return torch.cat((noisy.new_zeros(len(sigma), clean_frames), noisy), dim=1)

@@ -1,0 +1,347 @@
+"""What every training run shares: its state on disk, EMA, clock and learning rate, loss log and curve.
+
+State is safetensors and JSON, never pickle. Run as a script it packs a state for the way between two machines:
+weights, EMA and second moments as bfloat16 (6 bytes a parameter; first moments are forgotten within ten steps).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+STATE = "state"  # folder in a run's folder
+FACTS = "state.json"
+LOSSES = "losses.jsonl"
+_TRAVELS = ("weights", "ema", "fake", "second_moments")  # what `pack` keeps
+BETAS = (0.9, 0.98)
+WARMUP_STEPS = 100
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long a run lasts in all, and when this process must stop.
+
+    Parameters
+    ----------
+    minutes : float
+        Of training in all, over every process that resumes the run; the learning rate follows it.
+    deadline : float
+        `time.time()` at which to save and stop; infinity for none.
+    steps : int or None
+        An end in steps, for rehearsals: then the clock does not count and results repeat.
+    save_every : float
+        Seconds between saves.
+    """
+
+    minutes: float = 1.0
+    deadline: float = math.inf
+    steps: int | None = None
+    save_every: float = 60.0
+
+    def share(self, step: int, seconds: float) -> float:
+        """Return how much of the run is done, 0..1."""
+        done = step / self.steps if self.steps is not None else seconds / (60 * self.minutes)
+        return min(1.0, done)
+
+
+class Run:
+    """A training run in a folder: parameters, AdamW, EMA; resumes where the folder stands.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the run: ``state/``, ``losses.jsonl``, ``curve.png``.
+    module : nn.Module
+        Whose parameters are trained, in float32; shared ones count once.
+    learning_rate, ema_decay : float
+        Peak rate; share that EMA keeps of itself a step.
+    budget : Budget
+        When to end.
+    resume : bool
+        True: go on from the folder's state if there is one. False: refuse a folder that has one.
+    also : nn.Module or None
+        A second network that is trained beside the first (the fake score), saved but without EMA or moments.
+
+    Raises
+    ------
+    FileExistsError
+        If there is a state and ``resume`` is False.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        module: nn.Module,
+        learning_rate: float,
+        ema_decay: float,
+        budget: Budget,
+        *,
+        resume: bool,
+        also: nn.Module | None = None,
+    ) -> None:
+        self.folder, self.module, self.also, self.budget = folder, module, also, budget
+        self.learning_rate, self.ema_decay = learning_rate, ema_decay
+        self.parameters = dict(module.named_parameters())
+        self.ema = {name: p.detach().clone() for name, p in self.parameters.items()}
+        self.optimizer = adamw(self.parameters.values(), learning_rate)
+        self.step, self.seconds, self.finished = 0, 0.0, False
+        self.facts: dict[str, Any] = {}
+        state = newest_state(folder)
+        if state is not None and not resume:
+            raise FileExistsError(f"{folder} holds a run already; pass --resume to go on, or another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        if state is not None:
+            self._load(state)
+        self._mark = self._saved = time.monotonic()
+
+    def steps(self) -> Iterator[int]:
+        """Yield step numbers until the run is finished or its time is up; saves on the way and at the end."""
+        self._mark = self._saved = time.monotonic()
+        while not self.finished and time.time() < self.budget.deadline:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.rate()
+            yield self.step
+            self.step += 1
+            now = time.monotonic()
+            self.seconds, self._mark = self.seconds + now - self._mark, now
+            self.finished = self.budget.share(self.step, self.seconds) >= 1
+            if now - self._saved > self.budget.save_every:
+                self.save()
+        self.save()
+
+    def rate(self) -> float:
+        """Return the learning rate now: warm-up, then a cosine down to a twentieth."""
+        share = self.budget.share(self.step, self.seconds)
+        cosine = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * share))
+        return self.learning_rate * cosine * min(1.0, (self.step + 1) / WARMUP_STEPS)
+
+    def descend(self, loss: Tensor) -> None:
+        """Take one step down the loss; EMA follows."""
+        descend(loss, self.optimizer, self.parameters.values())
+        decay = min(self.ema_decay, (self.step + 1) / (self.step + 10))
+        with torch.no_grad():
+            torch._foreach_lerp_(list(self.ema.values()), list(self.parameters.values()), 1 - decay)
+
+    def log(self, every: int = 20, turns: int = 1, **numbers: Tensor | float) -> None:
+        """Append to the loss log, ``turns`` lines each ``every * turns`` steps: reading a loss waits for the device."""
+        if self.step // turns % every:
+            return
+        line = {"step": self.step, "seconds": round(self.seconds, 2), "rate": self.rate()}
+        line |= {name: float(torch.as_tensor(value).detach()) for name, value in numbers.items()}
+        if not all(math.isfinite(value) for value in line.values()):
+            raise FloatingPointError(f"a loss is not finite: {line}; lower the learning rate, resume from {self.folder}")
+        with (self.folder / LOSSES).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def save(self) -> None:
+        """Write the whole state, atomically: a killed save leaves the one before."""
+        moments = self.optimizer.state
+        groups = {
+            "weights": {name: p.detach() for name, p in self.parameters.items()},
+            "ema": self.ema,
+            "first_moments": {n: moments[p]["exp_avg"] for n, p in self.parameters.items() if p in moments},
+            "second_moments": {n: moments[p]["exp_avg_sq"] for n, p in self.parameters.items() if p in moments},
+        }
+        if self.also is not None:
+            groups["fake"] = {name: p.detach() for name, p in self.also.named_parameters()}
+        facts = {"step": self.step, "seconds": self.seconds, "finished": self.finished, "facts": self.facts}
+        write_state(self.folder, groups, facts)
+        draw_curve(self.folder)
+        self._saved = time.monotonic()
+
+    def _load(self, state: Path) -> None:
+        facts = json.loads((state / FACTS).read_text(encoding="utf-8"))
+        self.step, self.seconds = facts["step"], facts["seconds"]
+        self.finished, self.facts = facts["finished"], facts["facts"]
+        fill(self.parameters, load_file(state / "weights.safetensors"))
+        fill(self.ema, load_file(state / "ema.safetensors"))
+        if self.also is not None:
+            fill(dict(self.also.named_parameters()), load_file(state / "fake.safetensors"))
+        second = load_file(state / "second_moments.safetensors")
+        first = state / "first_moments.safetensors"
+        firsts = load_file(first) if first.exists() else {}  # a state that travelled has none: they start at 0
+        for name, p in self.parameters.items():
+            if name in second:
+                zero = torch.zeros_like(p)
+                self.optimizer.state[p] = {
+                    "step": torch.tensor(float(self.step), device=p.device if p.is_cuda else "cpu"),
+                    "exp_avg": zero.clone().copy_(firsts[name]) if name in firsts else zero.clone(),
+                    "exp_avg_sq": zero.copy_(second[name]),
+                }
+
+
+def adamw(parameters: Any, learning_rate: float) -> torch.optim.AdamW:
+    """Return the optimiser of every run; one fused kernel on a GPU."""
+    parameters = list(parameters)
+    return torch.optim.AdamW(
+        parameters, lr=learning_rate, betas=BETAS, weight_decay=0.01, fused=parameters[0].is_cuda
+    )
+
+
+def descend(loss: Tensor, optimizer: torch.optim.Optimizer, parameters: Any) -> None:
+    """Take one step down a loss, its gradient clipped to norm 1."""
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(list(parameters), 1.0)
+    optimizer.step()
+
+
+def fill(into: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Copy tensors by name.
+
+    Raises
+    ------
+    KeyError
+        If the names differ.
+    """
+    if set(into) != set(values):
+        odd = sorted(set(into) ^ set(values))
+        raise KeyError(f"state and model differ in {len(odd)} names, first {odd[:4]}; was it another config?")
+    with torch.no_grad():
+        for name, tensor in into.items():
+            tensor.copy_(values[name])
+
+
+def newest_state(folder: Path) -> Path | None:
+    """Return the folder's state, or the one before where a save was killed between its two renames."""
+    for name in (STATE, f"{STATE}.before"):
+        if (folder / name / FACTS).exists():
+            return folder / name
+    return None
+
+
+def write_state(folder: Path, groups: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> None:
+    """Write one safetensors file a group and the facts, beside the old state, then exchange the two."""
+    fresh, state, before = (folder / name for name in (f"{STATE}.fresh", STATE, f"{STATE}.before"))
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    for name, tensors in groups.items():
+        path = fresh / f"{name}.safetensors"
+        save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, path)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    (fresh / FACTS).write_text(json.dumps(facts, indent=1, sort_keys=True), encoding="utf-8")
+    if state.exists():
+        shutil.rmtree(before, ignore_errors=True)
+        state.rename(before)
+    fresh.rename(state)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def read_ema(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return a run's EMA as float32 and its facts.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the folder holds no state.
+    """
+    state = newest_state(folder)
+    if state is None:
+        raise FileNotFoundError(f"{folder} holds no training state; run that stage first")
+    facts = json.loads((state / FACTS).read_text(encoding="utf-8"))
+    return {n: t.float() for n, t in load_file(state / "ema.safetensors").items()}, facts["facts"]
+
+
+def pack(source: Path, goal: Path) -> int:
+    """Copy a run in bfloat16 for a transfer and return its bytes; the copy is resumed like any run."""
+    state = newest_state(source)
+    if state is None:
+        raise FileNotFoundError(f"{source} holds no training state")
+    groups = {
+        name: {n: t.bfloat16() for n, t in load_file(state / f"{name}.safetensors").items()}
+        for name in _TRAVELS
+        if (state / f"{name}.safetensors").exists()
+    }
+    goal.mkdir(parents=True, exist_ok=True)
+    write_state(goal, groups, json.loads((state / FACTS).read_text(encoding="utf-8")))
+    for name in (LOSSES, "curve.png"):
+        if (source / name).exists():
+            shutil.copyfile(source / name, goal / name)
+    return sum(file.stat().st_size for file in goal.rglob("*") if file.is_file())
+
+
+def draw_curve(folder: Path) -> None:
+    """Draw the loss log as curve.png, every number but the clock in its own colour, smoothed."""
+    path = folder / LOSSES
+    if not path.exists():
+        return
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    names = sorted({name for line in lines for name in line} - {"step", "seconds", "rate"})
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for name in names:
+        points = [(line["step"], line[name]) for line in lines if name in line]
+        smooth, kept = [], points[0][1]
+        for _, value in points:
+            kept += 0.1 * (value - kept)
+            smooth.append(kept)
+        axes.plot([step for step, _ in points], smooth, label=name, linewidth=1)
+    axes.set(xlabel="step", title=folder.name, yscale="log")
+    axes.legend(fontsize=8)
+    figure.savefig(folder / "curve.png", dpi=110, bbox_inches="tight")
+    plt.close(figure)
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add what every training script takes."""
+    parser.add_argument("--folder", type=Path, required=True, help="of the run: state, losses, curve")
+    parser.add_argument("--minutes", type=float, default=5.0, help="training in all, over every resume")
+    parser.add_argument("--deadline", type=float, default=math.inf, help="epoch seconds at which to save and stop")
+    parser.add_argument("--steps", type=int, help="an end in steps instead of minutes, for rehearsals")
+    parser.add_argument("--save-every", type=float, default=60.0, help="seconds")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--compile", action="store_true", help="torch.compile; pays from a few minutes on")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+
+
+def budget_of(options: argparse.Namespace) -> Budget:
+    """Return the budget that `add_run_options` asked for."""
+    return Budget(options.minutes, options.deadline, options.steps, options.save_every)
+
+
+def step_generator(device: str, seed: int, step: int) -> torch.Generator:
+    """Return the generator of one step: a resumed run draws what the unbroken one would have drawn."""
+    return torch.Generator(device).manual_seed(seed * 1_000_003 + step)
+
+
+def autocast(device: str) -> torch.autocast:
+    """Return bfloat16 matmuls on a GPU, float32 on a CPU."""
+    return torch.autocast(device.split(":")[0], dtype=torch.bfloat16, enabled=device.startswith("cuda"))
+
+
+def maybe_compiled(function: Callable[..., Any], wanted: bool) -> Callable[..., Any]:
+    """Return the function compiled for static shapes, or as it is."""
+    return torch.compile(function, dynamic=False) if wanted else function
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Pack the state of a run for a transfer."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("source", type=Path)
+    parser.add_argument("goal", type=Path)
+    options = parser.parse_args(arguments)
+    print(json.dumps({"packed": str(options.goal), "bytes": pack(options.source, options.goal)}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

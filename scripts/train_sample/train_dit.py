@@ -1,0 +1,214 @@
+"""Trains the teacher: causal DiT and text encoder together, by flow matching under the chunk-causal mask."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from scripts.train_sample.causal_training import CausalDit, init_weights, sequence_mask
+from scripts.train_sample.latent_pool import CHUNKS, LAYOUTS, Batch, LatentPool, sequence_times
+from scripts.train_sample.progress import (
+    Budget,
+    Run,
+    add_run_options,
+    autocast,
+    budget_of,
+    fill,
+    maybe_compiled,
+    read_ema,
+    step_generator,
+)
+from scripts.train_sample.shapes import FPS, SIDE
+from scripts.train_sample.text import encode, make_encoder, make_tokenizer, text_config
+from scripts.train_sample.train_vae import FrozenVae
+from seko_export.config import ModelConfig, StreamConfig
+
+SAMPLE_MODEL = ModelConfig("sample", layers=8, dim=256, heads=2, ffn_dim=640, text_dim=128, text_tokens=48)
+SAMPLE_STREAM = StreamConfig(SIDE, SIDE, chunk_frames=3, sink_frames=3, ring_frames=9, fps=FPS)
+END_ID = 1  # `</s>`, all that an empty caption holds
+
+
+@dataclass(frozen=True)
+class DitTraining:
+    """How the teacher is trained.
+
+    Parameters
+    ----------
+    model, stream
+        What is trained, and under which ring.
+    text_layers : int
+        Of the text encoder.
+    batches : dict of str to int
+        Batch of each layout of `latent_pool`.
+    turns : tuple of str
+        Layouts of the steps, in turn.
+    pool, renew_every : int
+        Samples held; steps between two renewals (0: never).
+    learning_rate, ema_decay, shift : float
+        Peak rate; EMA; warp of the uniform times, ``shift*u / (1 + (shift-1)*u)``.
+    text_dropout : float
+        Share of samples without a caption, for guidance.
+    context_noise : float
+        Half of the samples see clean frames with up to this share of noise: a stream's own small errors look
+        like that, and the target stays clean, so errors are repaired instead of carried on.
+    """
+
+    model: ModelConfig = SAMPLE_MODEL
+    stream: StreamConfig = SAMPLE_STREAM
+    text_layers: int = 3
+    batches: dict[str, int] = field(default_factory=lambda: {"start": 96, "window": 96, "first": 512})
+    turns: tuple[str, ...] = ("start", "window", "first")
+    pool: int = 8192
+    renew_every: int = 2
+    learning_rate: float = 1.2e-3
+    ema_decay: float = 0.999
+    shift: float = 3.0
+    text_dropout: float = 0.12
+    context_noise: float = 0.12
+
+
+class Conditioned(nn.Module):
+    """DiT and text encoder, trained as one."""
+
+    def __init__(self, config: DitTraining, seed: int) -> None:
+        super().__init__()
+        self.dit = CausalDit(config.model, config.stream)
+        init_weights(self.dit, seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.text = make_encoder(text_config(config.model.text_dim, config.text_layers))
+
+
+def flow_loss(
+    forward: Callable[..., Tensor],
+    batch: Batch,
+    layout: str,
+    text: Tensor,
+    mask: Tensor,
+    config: DitTraining,
+    generator: torch.Generator,
+) -> Tensor:
+    """Return the velocity loss of one batch in one layout; text [B, text tokens, text_dim]."""
+    size, device = config.stream.chunk_frames, batch.latents.device
+    clean_numbers, noisy_numbers = LAYOUTS[layout]
+    clean, clean_frames = batch.chunks(clean_numbers, size)
+    target, noisy_frames = batch.chunks(noisy_numbers, size)
+
+    def normal(like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=generator, device=device)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator, device=device)
+
+    rows = len(target)
+    u = uniform(rows, len(noisy_numbers))
+    sigma = config.shift * u / (1 + (config.shift - 1) * u)  # [B, chunks]
+    amount = config.context_noise * (2 * uniform(rows, 1, 1, 1, 1) - 1).clamp_min(0)
+    clean = (1 - amount) * clean + amount * normal(clean)
+    noise = normal(target)
+    s = sigma.repeat_interleave(size, dim=1)[:, None, :, None, None]
+    times = sequence_times(sigma, clean.shape[2], size)
+    frames = torch.cat((clean_frames, noisy_frames), dim=1)
+    velocity = forward(clean, (1 - s) * target + s * noise, times, text, frames, mask)
+    return (velocity.float() - (noise - target)).square().mean()
+
+
+def layout_mask(layout: str, stream: StreamConfig, device: str) -> Tensor:
+    """Return a layout's mask; a window far down the stream stands for them all."""
+    size = stream.chunk_frames
+    first = 1000 if layout == "window" else 0
+    numbers = [[i if i == 0 else first + i for i in part] for part in LAYOUTS[layout]]
+    clean, noisy = ([n * size + i for n in part for i in range(size)] for part in numbers)
+    return sequence_mask(clean, noisy, stream, device)
+
+
+def drop_captions(ids: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """Return ids [B, text tokens] in which a share of the rows holds the empty caption."""
+    dropped = torch.rand(len(ids), 1, generator=generator, device=ids.device) < share
+    return torch.where(dropped, empty_caption(ids), ids)
+
+
+def empty_caption(ids: Tensor) -> Tensor:
+    """Return the ids of empty captions, in the shape of ``ids``."""
+    empty = torch.zeros_like(ids)
+    empty[:, 0] = END_ID
+    return empty
+
+
+def train(
+    config: DitTraining,
+    folder: Path,
+    encode_video: Callable[[Tensor], Tensor],
+    budget: Budget,
+    options: argparse.Namespace,
+) -> Run:
+    """Train, or go on training; return the run, saved."""
+    device: str = options.device
+    both = Conditioned(config, options.seed).to(device)
+    run = Run(folder, both, config.learning_rate, config.ema_decay, budget, resume=options.resume)
+    if run.finished:
+        return run
+    run.facts["training"] = dataclasses.asdict(config)
+    # Another seed after a resume where samples are renewed: more variety, at the price of exact repetition.
+    pool_seed = options.seed + (run.step if config.renew_every else 0)
+    pool = LatentPool(
+        config.pool, config.stream, encode_video, make_tokenizer(), config.model.text_tokens, device, pool_seed
+    )
+    masks = {name: layout_mask(name, config.stream, device) for name in LAYOUTS}
+    forward = maybe_compiled(both.dit, options.compile)
+    for step in run.steps():
+        layout = config.turns[step % len(config.turns)]
+        generator = step_generator(device, options.seed, step)
+        batch = pool.draw(layout, config.batches[layout], generator)
+        ids = drop_captions(batch.ids, config.text_dropout, generator)
+        with autocast(device):
+            text = encode(both.text, ids).float()
+            loss = flow_loss(forward, batch, layout, text, masks[layout], config, generator)
+        run.descend(loss)
+        run.log(every=10, turns=len(config.turns), **{layout: loss})
+        if config.renew_every and step % config.renew_every == 0:
+            pool.renew()
+    return run
+
+
+def load_teacher(folder: Path, device: str) -> tuple[Conditioned, DitTraining]:
+    """Return the EMA teacher of a run, frozen, with the configuration it was trained by."""
+    weights, facts = read_ema(folder)
+    told = dict(facts["training"])
+    told["model"], told["stream"] = ModelConfig(**told["model"]), StreamConfig(**told["stream"])
+    config = DitTraining(**{**told, "turns": tuple(told["turns"])})
+    both = Conditioned(config, 0).to(device).requires_grad_(False).eval()
+    fill(dict(both.named_parameters()), weights)
+    return both, config
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train the teacher and end in one JSON line."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    add_run_options(parser)
+    parser.add_argument("--vae", type=Path, required=True, help="folder of the VAE's run")
+    parser.add_argument("--pool", type=int, default=DitTraining.pool)
+    parser.add_argument("--renew-every", type=int, default=DitTraining.renew_every)
+    parser.add_argument("--rate", type=float, default=DitTraining.learning_rate)
+    parser.add_argument("--shift", type=float, default=DitTraining.shift)
+    options = parser.parse_args(arguments)
+    config = DitTraining(
+        pool=options.pool, renew_every=options.renew_every, learning_rate=options.rate, shift=options.shift
+    )
+    vae = FrozenVae(options.vae, options.device)
+    run = train(config, options.folder, vae.encode, budget_of(options), options)
+    print(json.dumps({"stage": "dit", "step": run.step, "seconds": round(run.seconds, 1), "finished": run.finished,
+                      "parameters": sum(p.numel() for p in run.parameters.values()), "chunks": CHUNKS}))  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,236 @@
+"""Trains the sample's VAE: the Wan 2.1 layout at 16 channels, on clips of scenes, by pixels and a light KL term."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor, nn
+
+from scripts.train_sample.progress import (
+    Budget,
+    Run,
+    add_run_options,
+    autocast,
+    budget_of,
+    fill,
+    maybe_compiled,
+    read_ema,
+    step_generator,
+)
+from scripts.train_sample.shapes import SIDE, draw_scenes, render
+from seko_export.models.wan_vae import Decoder, Encoder, VaeConfig, channels_last
+from seko_export.models.wan_vae_layers import FrameCaches
+
+
+@dataclass(frozen=True)
+class VaeTraining:
+    """How the VAE is trained.
+
+    Parameters
+    ----------
+    base_dim : int
+        Channels at full resolution.
+    clips : tuple of (int, int)
+        Video frames and batch of each kind of step, taken in turn.
+    crop : int
+        Pixels of the square that is trained on, a multiple of 8; 96 is the whole frame.
+    learning_rate, ema_decay, kl_weight : float
+        Peak rate; EMA; weight of the KL term, a mean over latent numbers as the pixel terms are over pixels.
+    """
+
+    base_dim: int = 16
+    clips: tuple[tuple[int, int], ...] = ((9, 16), (9, 16), (25, 6))
+    crop: int = SIDE
+    learning_rate: float = 1.5e-3
+    ema_decay: float = 0.995
+    kl_weight: float = 1e-4
+
+    @property
+    def vae(self) -> VaeConfig:
+        """The VAE's dimensions; its statistics are measured after training."""
+        return VaeConfig(base_dim=self.base_dim)
+
+
+class Vae(nn.Module):
+    """Encoder and decoder under the original checkpoint's names, each over a whole clip in one call.
+
+    A clip is the start of a stream: the product's FIRST call of any length, so training needs no caches.
+    """
+
+    def __init__(self, config: VaeConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder, self.decoder = Encoder(config), Decoder(config)
+        self.conv1 = nn.Conv3d(2 * config.z_dim, 2 * config.z_dim, 1)
+        self.conv2 = nn.Conv3d(config.z_dim, config.z_dim, 1)
+
+    def encode(self, video: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and log-variance [B, z, F, h, w] float32 of video [B, 3, 1 + 4*(F-1), H, W] in -1..1."""
+        x = self.conv1(self.encoder(channels_last(video), FrameCaches(None))).float()
+        mean, spread = x.chunk(2, dim=1)
+        return mean, spread.clamp(-20, 10)
+
+    def decode(self, z: Tensor) -> Tensor:
+        """Return video [B, 3, T, H, W] float32, not clamped, of z [B, z, F, h, w]."""
+        video: Tensor = self.decoder(self.conv2(channels_last(z)), FrameCaches(None))
+        return video.float()
+
+    def forward(self, video: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the reconstruction through a sampled latent, and mean and log-variance."""
+        mean, spread = self.encode(video)
+        return self.decode(mean + (0.5 * spread).exp() * noise), mean, spread
+
+
+class FrozenVae:
+    """A trained VAE for the later stages: normalised latents in and out.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the VAE's run.
+    device : str
+        Where it works.
+    """
+
+    def __init__(self, folder: Path, device: str) -> None:
+        weights, facts = read_ema(folder)
+        self.config = VaeConfig(base_dim=facts["training"]["base_dim"])
+        self.vae = Vae(self.config).to(device).requires_grad_(False).eval()
+        fill(dict(self.vae.named_parameters()), weights)
+        order_weights(self.vae)
+        self.device = device
+        shape = (1, -1, 1, 1, 1)
+        self.mean, self.std = (torch.tensor(facts[n], device=device).view(shape) for n in ("latents_mean", "latents_std"))
+
+    @torch.no_grad()
+    def encode(self, video: Tensor) -> Tensor:
+        """Return normalised latents [B, z, F, h, w] float32 of video [B, 3, T, H, W]."""
+        with autocast(self.device):
+            return (self.vae.encode(video)[0] - self.mean) / self.std
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """Return video [B, 3, T, H, W] in -1..1 of normalised latents."""
+        with autocast(self.device):
+            return self.vae.decode(latents * self.std + self.mean).clamp(-1, 1)
+
+
+def init_vae(vae: Vae, seed: int) -> None:
+    """Draw the weights: He for convolutions, ones for norms; each residual branch starts at zero."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in vae.named_parameters():
+            if name.endswith("gamma"):
+                p.fill_(1.0)
+            elif name.endswith("bias") or "residual.6" in name or "proj" in name:
+                p.zero_()
+            else:
+                fan_in = p[0].numel()
+                p.copy_(torch.randn(p.shape, generator=generator) / fan_in**0.5)
+
+
+def order_weights(vae: Vae) -> None:
+    """Put the 3D kernels in the memory order of the activations; saved as contiguous all the same."""
+    for p in vae.parameters():
+        if p.dim() == 5:
+            p.data = p.data.contiguous(memory_format=torch.channels_last_3d)
+
+
+def train(config: VaeTraining, folder: Path, budget: Budget, options: argparse.Namespace) -> Run:
+    """Train, or go on training; return the run, saved."""
+    device = options.device
+    torch.backends.cudnn.benchmark = True
+    vae = Vae(config.vae)
+    init_vae(vae, options.seed)
+    order_weights(vae.to(device))
+    run = Run(folder, vae, config.learning_rate, config.ema_decay, budget, resume=options.resume)
+    run.facts["training"] = dataclasses.asdict(config)
+    forward = maybe_compiled(vae, options.compile)
+    for step in run.steps():
+        frames, batch = config.clips[step % len(config.clips)]
+        video = draw_clips(batch, frames, config.crop, device, options.seed, step)
+        generator = step_generator(device, options.seed, step)
+        shape = (batch, config.vae.z_dim, (frames + 3) // 4, config.crop // 8, config.crop // 8)
+        with autocast(device):
+            seen, mean, spread = forward(video, torch.randn(shape, generator=generator, device=device))
+        error = seen - video
+        squared, kl = error.square().mean(), 0.5 * (mean.square() + spread.exp() - 1 - spread).mean()
+        run.descend(squared + 0.25 * error.abs().mean() + config.kl_weight * kl)
+        run.log(squared=squared, kl=kl)
+    return run
+
+
+def draw_clips(batch: int, frames: int, crop: int, device: str, seed: int, step: int) -> Tensor:
+    """Return fresh training clips [B, 3, frames, crop, crop], each from somewhere in its stream."""
+    generator = step_generator(device, seed + 1, step)
+    scenes = draw_scenes(batch, seed * 1_000_003 + 7_000_000 + step, device)
+    start = torch.randint(0, 20_000, (batch, 1), generator=generator, device=device)
+    video = render(scenes, start + torch.arange(frames, device=device))
+    top, left = torch.randint(0, SIDE - crop + 1, (2,), generator=torch.Generator().manual_seed(step)).tolist()
+    return video[..., top : top + crop, left : left + crop]
+
+
+@torch.no_grad()
+def measure(vae: Vae, weights: dict[str, Tensor], device: str, clips: int, frames: int, crop: int) -> dict[str, Any]:
+    """Measure EMA weights: statistics of latents of training scenes, PSNR on held-out ones.
+
+    Returns
+    -------
+    dict
+        ``latents_mean``, ``latents_std`` (a list a channel), ``psnr`` in dB (the mean over clips) and ``psnr_worst``.
+    """
+    fill(dict(vae.named_parameters()), weights)
+    vae.eval()
+    moments, psnr = [], []
+    for index in range(clips):
+        video = draw_clips(1, frames, crop, device, 1, index)
+        with autocast(device):
+            moments.append(vae.encode(video)[0].transpose(0, 1).flatten(1))
+    for index in range(clips):
+        scene = draw_scenes(1, 90_000_000 + index, device, held_out=True)
+        video = render(scene, 1000 + torch.arange(frames, device=device))[..., :crop, :crop]
+        with autocast(device):
+            seen = vae.decode(vae.encode(video)[0]).clamp(-1, 1)
+        psnr.append(10 * math.log10(4 / max(1e-10, float(F.mse_loss(seen, video)))))
+    latents = torch.cat(moments, dim=1)
+    return {
+        "latents_mean": latents.mean(1).tolist(),
+        "latents_std": latents.std(1).clamp_min(1e-4).tolist(),
+        "psnr": sum(psnr) / len(psnr),
+        "psnr_worst": min(psnr),
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train the VAE, measure it, and end in one JSON line."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    add_run_options(parser)
+    parser.add_argument("--base-dim", type=int, default=VaeTraining.base_dim)
+    parser.add_argument("--clips", default="9x16,9x16,25x6", help="frames x batch of the kinds of step, in turn")
+    parser.add_argument("--crop", type=int, default=SIDE)
+    parser.add_argument("--rate", type=float, default=VaeTraining.learning_rate)
+    parser.add_argument("--measure-clips", type=int, default=64)
+    options = parser.parse_args(arguments)
+    clips = tuple((int(a), int(b)) for a, b in (part.split("x") for part in options.clips.split(",")))
+    config = VaeTraining(options.base_dim, clips, options.crop, options.rate)
+    run = train(config, options.folder, budget_of(options), options)
+    frames = 33 if config.crop == SIDE else 9
+    found = measure(Vae(config.vae).to(options.device), run.ema, options.device, options.measure_clips, frames, config.crop)
+    run.facts |= found
+    run.save()
+    print(json.dumps({"stage": "vae", "step": run.step, "seconds": round(run.seconds, 1), "finished": run.finished,
+                      "psnr": found["psnr"], "psnr_worst": found["psnr_worst"]}))  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

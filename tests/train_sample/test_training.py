@@ -1,0 +1,170 @@
+"""Each training script for a few steps on a micro config: losses fall, a resumed run equals an unbroken one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor
+
+from scripts.train_sample import distil, train_dit, train_vae
+from scripts.train_sample.distil import Distillation
+from scripts.train_sample.progress import LOSSES, Budget, Run, newest_state, pack, read_ema, write_state
+from scripts.train_sample.train_dit import DitTraining, load_teacher
+from scripts.train_sample.train_vae import VaeTraining
+from seko_export.config import ModelConfig, StreamConfig
+
+MICRO = DitTraining(
+    model=ModelConfig("micro", layers=2, dim=64, heads=2, ffn_dim=64, text_dim=32, text_tokens=48, freq_dim=32),
+    stream=StreamConfig(32, 32, chunk_frames=3, sink_frames=3, ring_frames=9),
+    text_layers=1,
+    batches={"start": 2, "window": 2, "first": 4},
+    pool=8,
+    renew_every=0,
+    learning_rate=1e-2,
+)
+MICRO_VAE = VaeTraining(base_dim=2, clips=((5, 2),), crop=16, learning_rate=2e-2)
+
+
+def options(**more) -> argparse.Namespace:
+    """Return what the scripts' parser would give."""
+    return argparse.Namespace(**{"device": "cpu", "seed": 0, "resume": False, "compile": False, **more})
+
+
+def averaging_encoder(video: Tensor) -> Tensor:
+    """Stand in for a VAE: colours of 24x24 pixels, a mean over four video frames, in 16 channels of 4x4 cells."""
+    cells = F.avg_pool3d(video[:, :, 1:], (4, 24, 24))
+    cells = torch.cat((F.avg_pool3d(video[:, :, :1], (1, 24, 24)), cells), dim=2)
+    return cells.repeat(1, 6, 1, 1, 1)[:, :16]
+
+
+def teach(folder: Path, steps: int, **more) -> Run:
+    """Train the micro teacher."""
+    return train_dit.train(MICRO, folder, averaging_encoder, Budget(steps=steps), options(**more))
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A micro teacher after 60 steps."""
+    folder = tmp_path_factory.mktemp("teacher")
+    teach(folder, 60)
+    return folder
+
+
+def interrupted(train, folder: Path, steps: int) -> Run:
+    """Train half-way, stop as a deadline stops, and resume in what could be another process."""
+
+    class Stop(Exception):
+        pass
+
+    real = Run.descend
+
+    def descend(self: Run, loss: Tensor) -> None:
+        if self.step == steps // 2:
+            self.save()
+            raise Stop
+        real(self, loss)
+
+    Run.descend = descend  # type: ignore[method-assign]
+    try:
+        with pytest.raises(Stop):
+            train(folder, resume=False)
+    finally:
+        Run.descend = real  # type: ignore[method-assign]
+    return train(folder, resume=True)
+
+
+def assert_same(one: Run, other: Run) -> None:
+    """Both ended at the same step with the same bytes."""
+    assert one.step == other.step
+    assert one.finished
+    assert other.finished
+    for name, p in one.parameters.items():
+        assert torch.equal(p, other.parameters[name]), name
+        assert torch.equal(one.ema[name], other.ema[name]), name
+
+
+def losses(folder: Path, name: str) -> list[float]:
+    """Return one column of the loss log."""
+    lines = [json.loads(line) for line in (folder / LOSSES).read_text().splitlines()]
+    return [line[name] for line in lines if name in line]
+
+
+def test_vae_loss_falls_and_a_resumed_run_is_the_unbroken_one(tmp_path):
+    def train(folder: Path, resume: bool) -> Run:
+        return train_vae.train(MICRO_VAE, folder, Budget(steps=41), options(resume=resume))
+
+    whole = train(tmp_path / "whole", False)
+    assert_same(whole, interrupted(train, tmp_path / "broken", 41))
+    squared = losses(tmp_path / "whole", "squared")
+    assert squared[-1] < 0.8 * squared[0]
+    found = train_vae.measure(train_vae.Vae(MICRO_VAE.vae), whole.ema, "cpu", 2, 5, 16)
+    assert len(found["latents_std"]) == 16
+    assert min(found["latents_std"]) > 0
+
+
+def test_teacher_loss_falls(teacher):
+    first = losses(teacher, "start")
+    assert first[-1] < 0.9 * first[0]
+
+
+def test_a_resumed_teacher_is_the_unbroken_one(tmp_path):
+    def train(folder: Path, resume: bool) -> Run:
+        return teach(folder, 14, resume=resume)
+
+    assert_same(train(tmp_path / "whole", False), interrupted(train, tmp_path / "broken", 14))
+
+
+@pytest.mark.parametrize("method", distil.METHODS)
+def test_distillation_learns_and_saves(method, teacher, tmp_path):
+    taught, teaching = load_teacher(teacher, "cpu")
+    config = Distillation(
+        method, batch=2, pool=4, teacher_passes=6, updates_a_path=2, fake_steps=1, start_chunks=4, learning_rate=2e-3
+    )
+    run = distil.train(config, tmp_path, taught, teaching, averaging_encoder, Budget(steps=30), options())
+    assert run.finished
+    before = dict(taught.dit.named_parameters())
+    assert any(not torch.equal(p, before[name]) for name, p in run.parameters.items())
+    assert all(torch.isfinite(p).all() for p in run.parameters.values())
+    weights, facts = read_ema(tmp_path)
+    assert set(weights) == set(before)
+    assert facts["distillation"]["method"] == method
+
+
+def test_a_resumed_regression_is_the_unbroken_one(teacher, tmp_path):
+    taught, teaching = load_teacher(teacher, "cpu")
+    config = Distillation("ode", batch=2, pool=4, teacher_passes=4, updates_a_path=3)
+
+    def train(folder: Path, resume: bool) -> Run:
+        return distil.train(
+            config, folder, taught, teaching, averaging_encoder, Budget(steps=10), options(resume=resume)
+        )
+
+    assert_same(train(tmp_path / "whole", False), interrupted(train, tmp_path / "broken", 10))
+
+
+def test_states_are_never_pickled_and_travel_in_six_bytes_a_parameter(teacher, tmp_path):
+    files = [file for file in teacher.rglob("*") if file.is_file()]
+    assert {file.suffix for file in files} == {".safetensors", ".json", ".jsonl", ".png"}
+    packed = pack(teacher, tmp_path / "packed")
+    parameters = sum(t.numel() for t in read_ema(teacher)[0].values())
+    names = {file.name for file in (tmp_path / "packed" / "state").iterdir()}
+    assert names == {"weights.safetensors", "ema.safetensors", "second_moments.safetensors", "state.json"}
+    assert packed < 6 * parameters + 200_000
+    assert teach(tmp_path / "packed", 64, resume=True).step == 60  # finished, so it is not trained on
+
+
+def test_a_save_killed_between_its_renames_leaves_the_state_before(tmp_path):
+    write_state(tmp_path, {"ema": {"x": torch.ones(2)}}, {"facts": {"number": 1}})
+    (tmp_path / "state").rename(tmp_path / "state.before")
+    assert newest_state(tmp_path) == tmp_path / "state.before"
+    assert read_ema(tmp_path)[1] == {"number": 1}
+
+
+def test_a_folder_with_a_run_is_not_begun_anew(teacher):
+    with pytest.raises(FileExistsError, match="--resume"):
+        teach(teacher, 61)
