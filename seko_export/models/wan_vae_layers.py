@@ -51,8 +51,9 @@ class FrameCaches:
 
         A view would keep the whole activation alive that it is a part of, and a plain copy is taken out by the
         compiler where the strides agree; one with a bound that changes nothing is not. Give a part of what
-        ``torch.cat`` made, never of what went into it: of two users of an input, torch 2.13's compiler lets one
-        write its result where the other's lies, if their sizes agree (seen with two frames a call).
+        ``torch.cat`` made, never of what went into it: torch 2.13's compiler computes the latter inside the
+        former's memory, and lets a copy of equal size stay there after that memory went to somebody else (seen in
+        a CPU engine with two frames a call: caches of other layers came back).
         """
         self.kept.append(x.permute(0, 2, 3, 4, 1).clamp(min=-torch.inf).contiguous())
 
