@@ -18,7 +18,13 @@ from scripts.train_sample.shapes import (
 )
 
 # Each motion as "a disc ...ing" and as "a disc that ...s".
-_DOING = {"drift": "drifting", "bounce": "bouncing", "orbit": "orbiting", "spin": "spinning", "pulse": "pulsing"}
+_DOING = {
+    "drift": "drifting",
+    "bounce": "bouncing",
+    "orbit": "orbiting",
+    "spin": "spinning",
+    "pulse": "pulsing",
+}
 _DOES = {"drift": "drifts", "bounce": "bounces", "orbit": "orbits", "spin": "spins", "pulse": "pulses"}
 _MOTION_OF = {word: name for table in (_DOING, _DOES) for name, word in table.items()}
 _FIGURE = re.compile(
@@ -54,7 +60,10 @@ def describe(scenes: Scenes) -> list[Description]:
     names, counts = list(BACKGROUNDS), scenes.count.tolist()
     return [
         Description(
-            tuple(Figure(*(table[row[b][i]] for table, row in zip(tables, rows, strict=True))) for i in range(count)),
+            tuple(
+                Figure(*(table[row[b][i]] for table, row in zip(tables, rows, strict=True)))
+                for i in range(count)
+            ),
             names[back],
         )
         for b, (count, back) in enumerate(zip(counts, scenes.background.tolist(), strict=True))
@@ -131,7 +140,9 @@ def parse(text: str) -> Description:
 def held_out(description: Description) -> bool:
     """Tell whether training never draws this combination; `shapes.is_held_out` says the same of tensors."""
     triples = sorted(
-        (list(COLOURS).index(f.colour) * len(SHAPES) + SHAPES.index(f.shape)) * len(MOTIONS) + MOTIONS.index(f.motion) + 1
+        (list(COLOURS).index(f.colour) * len(SHAPES) + SHAPES.index(f.shape)) * len(MOTIONS)
+        + MOTIONS.index(f.motion)
+        + 1
         for f in description.figures
     )
     base, key = len(COLOURS) * len(SHAPES) * len(MOTIONS) + 1, list(BACKGROUNDS).index(description.background)
@@ -147,5 +158,18 @@ def held_out(description: Description) -> bool:
 def vocabulary() -> list[str]:
     """Return every word of the grammar, commas included, in a fixed order."""
     words = {word for name in BACKGROUNDS for word in name.split()}
-    words |= {"a", "on", "over", "and", "that", "is", "background", ",", *COLOURS, *SHAPES, *SIZES, *_MOTION_OF}
+    words |= {
+        "a",
+        "on",
+        "over",
+        "and",
+        "that",
+        "is",
+        "background",
+        ",",
+        *COLOURS,
+        *SHAPES,
+        *SIZES,
+        *_MOTION_OF,
+    }
     return sorted(words)

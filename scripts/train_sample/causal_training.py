@@ -23,7 +23,9 @@ from torch import Tensor, nn
 from seko_export.config import PATCH, ModelConfig, StreamConfig
 from seko_export.models.causal_dit import attention, patchify, rotary_tables, rotate, sinusoid
 
-Cache = list[tuple[Tensor, Tensor]]  # K (after RoPE) and V of one layer, each [B, cached tokens, H, D], oldest first
+Cache = list[
+    tuple[Tensor, Tensor]
+]  # K (after RoPE) and V of one layer, each [B, cached tokens, H, D], oldest first
 
 
 class CausalDit(nn.Module):
@@ -111,7 +113,9 @@ class CausalDit(nn.Module):
             held = None if cache is None else cache[layer]
             cut = 0 if held is None else max(0, held[0].shape[1] // n + frames.shape[1] - s.cache_frames)
             if held is not None and cut:  # the oldest frames behind the sink go, before this chunk looks
-                held = tuple(torch.cat((t[:, : s.sink_frames * n], t[:, (s.sink_frames + cut) * n :]), 1) for t in held)
+                held = tuple(
+                    torch.cat((t[:, : s.sink_frames * n], t[:, (s.sink_frames + cut) * n :]), 1) for t in held
+                )
             x, written = block(x, modulation, cos, sin, text_kv[layer], held, None)
             fresh.append(written)
         return self._unpatchify(self.head(x, time), frames.shape[1]), fresh
@@ -119,7 +123,9 @@ class CausalDit(nn.Module):
     def _embed(self, latents: Tensor, times: Tensor, frames: Tensor) -> tuple[Tensor, ...]:
         weight = self.patch_embedding.weight.flatten(1)
         x = F.linear(patchify(latents), weight, self.patch_embedding.bias).float()  # [B, S*n, d]
-        with torch.autocast(latents.device.type, enabled=False):  # time and modulation in float32, as exported
+        with torch.autocast(
+            latents.device.type, enabled=False
+        ):  # time and modulation in float32, as exported
             time = self.time_embedding(sinusoid(times, self.model.freq_dim))  # [B, S, d]
             modulation = self.time_projection(time).unflatten(-1, (6, self.model.dim))
         return x, time, modulation, *rotary_tables(frames, self.model, self.stream)

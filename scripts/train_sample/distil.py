@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -36,9 +37,9 @@ from scripts.train_sample.progress import (
     add_run_options,
     autocast,
     budget_of,
+    compile_layers,
     descend,
     fill,
-    maybe_compiled,
     read_ema,
     step_generator,
 )
@@ -108,7 +109,14 @@ class Guided:
 
     @torch.no_grad()
     def velocity(
-        self, clean: Tensor, noisy: Tensor, times: Tensor, text: Tensor, null: Tensor, frames: Tensor, mask: Tensor
+        self,
+        clean: Tensor,
+        noisy: Tensor,
+        times: Tensor,
+        text: Tensor,
+        null: Tensor,
+        frames: Tensor,
+        mask: Tensor,
     ) -> Tensor:
         """Return v0 + guidance * (v - v0), shaped as ``noisy``; one call with both captions."""
         twice = [torch.cat((x, x)) for x in (clean, noisy, times, frames)]
@@ -137,7 +145,7 @@ def teacher_paths(
     x = torch.randn(target.shape, generator=generator, device=target.device)
     grid = sorted({*warped(config.teacher_passes, config.shift), *config.sigmas, 0.0}, reverse=True)
     visited = []
-    for sigma, after in zip(grid, grid[1:], strict=False):
+    for sigma, after in itertools.pairwise(grid):
         if sigma in config.sigmas:
             visited.append(x)
         level = torch.full((len(x), len(LAYOUTS[layout][1])), sigma, device=x.device)
@@ -171,14 +179,24 @@ def train(
     if student_weights is not None:
         fill(dict(student.named_parameters()), student_weights)
     fake = copy.deepcopy(teacher.dit).requires_grad_(True) if config.method == "dmd" else None
-    run = Run(folder, student, config.learning_rate, config.ema_decay, budget, resume=options.resume, also=fake)
+    run = Run(
+        folder, student, config.learning_rate, config.ema_decay, budget, resume=options.resume, also=fake
+    )
     if run.finished:
         return run
     run.facts["distillation"] = dataclasses.asdict(config)
     pool = LatentPool(
-        config.pool, teaching.stream, encode_video, make_tokenizer(), teaching.model.text_tokens, device, options.seed + 17
+        config.pool,
+        teaching.stream,
+        encode_video,
+        make_tokenizer(),
+        teaching.model.text_tokens,
+        device,
+        options.seed + 17,
     )
-    guided = Guided(maybe_compiled(teacher.dit, options.compile), config.guidance)
+    for network in (teacher.dit, student, *([] if fake is None else [fake])):
+        compile_layers(network.blocks, options.compile)
+    guided = Guided(teacher.dit, config.guidance)
     if config.method == "ode":
         _regress(run, config, teaching, teacher, guided, student, pool, options)
     elif fake is not None:
@@ -191,7 +209,6 @@ def _regress(
     pool: LatentPool, options: argparse.Namespace,
 ) -> None:  # fmt: skip
     device, size = options.device, teaching.stream.chunk_frames
-    forward = maybe_compiled(student, options.compile)
     masks = {name: layout_mask(name, teaching.stream, device) for name in LAYOUTS}
     sigmas = torch.tensor(config.sigmas, device=device)
     kept = -1
@@ -204,14 +221,18 @@ def _regress(
             batch = pool.draw(layout, rows, generator)
             with autocast(device):
                 text, null = _texts(teacher, batch.ids)
-                visited, ends = teacher_paths(guided, batch, layout, text, null, masks[layout], config, size, generator)
+                visited, ends = teacher_paths(
+                    guided, batch, layout, text, null, masks[layout], config, size, generator
+                )
         clean, clean_frames = batch.chunks(LAYOUTS[layout][0], size)
         frames = torch.cat((clean_frames, batch.chunks(LAYOUTS[layout][1], size)[1]), dim=1)
         generator = step_generator(device, options.seed + 4, step)
-        which = torch.randint(0, config.passes, (rows, ends.shape[2] // size), generator=generator, device=device)
+        which = torch.randint(
+            0, config.passes, (rows, ends.shape[2] // size), generator=generator, device=device
+        )
         noisy = _chosen(visited, which, size)
         with autocast(device):
-            x0 = predict_clean(forward, clean, noisy, sigmas[which], text, frames, masks[layout], size)
+            x0 = predict_clean(student, clean, noisy, sigmas[which], text, frames, masks[layout], size)
             loss = (x0 - ends).square().mean()
         run.descend(loss)
         run.log(every=config.updates_a_path, **{f"ode {layout}": loss})
@@ -223,8 +244,9 @@ def _self_force(
 ) -> None:  # fmt: skip
     device, stream = options.device, teaching.stream
     size = stream.chunk_frames
-    forward, fake_forward = (maybe_compiled(m, options.compile) for m in (student, fake))
-    fake_optimizer = adamw(fake.parameters(), config.fake_rate)  # its moments are not saved: they come back quickly
+    fake_optimizer = adamw(
+        fake.parameters(), config.fake_rate
+    )  # its moments are not saved: they come back quickly
     sigmas = torch.tensor(config.sigmas, device=device)
     for step in run.steps():
         generator = step_generator(device, options.seed + 5, step)
@@ -251,19 +273,19 @@ def _self_force(
             sigma, noisy, noise = _noised(made, chunks, size, teaching.shift, generator)
             times = sequence_times(sigma, clean.shape[2], size)
             with autocast(device):
-                velocity = fake_forward(clean, noisy, times, text, sequence, mask).float()
+                velocity = fake(clean, noisy, times, text, sequence, mask).float()
             fake_loss = (velocity - (noise - made)).square().mean()
             descend(fake_loss, fake_optimizer, fake.parameters())
 
         which = torch.randint(0, config.passes, (config.batch, chunks), generator=generator, device=device)
         with autocast(device):
             x0 = predict_clean(
-                forward, clean, _chosen(rolled.inputs, which, size), sigmas[which], text, sequence, mask, size
+                student, clean, _chosen(rolled.inputs, which, size), sigmas[which], text, sequence, mask, size
             )
             sigma, noisy, _ = _noised(x0.detach(), chunks, size, teaching.shift, generator, least=0.05)
             times, levels = sequence_times(sigma, clean.shape[2], size), _levels(sigma, size)
             with torch.no_grad():
-                false = noisy - levels * fake_forward(clean, noisy, times, text, sequence, mask).float()
+                false = noisy - levels * fake(clean, noisy, times, text, sequence, mask).float()
             true = noisy - levels * guided.velocity(clean, noisy, times, text, null, sequence, mask)
         # DMD's gradient, each chunk scaled by the teacher's distance (arXiv 2311.18828, 2405.14867).
         distance = (x0.detach() - true).abs().unflatten(2, (chunks, size)).mean((1, 3, 4, 5), keepdim=True)
@@ -313,14 +335,32 @@ def main(arguments: list[str] | None = None) -> int:
     for name in ("batch", "pool", "fake_steps", "start_chunks", "updates_a_path", "teacher_passes"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Distillation, name))
     options = parser.parse_args(arguments)
-    chosen = {f.name: getattr(options, f.name) for f in dataclasses.fields(Distillation) if hasattr(options, f.name)}
+    chosen = {
+        f.name: getattr(options, f.name) for f in dataclasses.fields(Distillation) if hasattr(options, f.name)
+    }
     teacher, teaching = load_teacher(options.teacher, options.device)
     begin = read_ema(options.begin)[0] if options.begin else None
     encode_video = FrozenVae(options.vae, options.device).encode
     run = train(
-        Distillation(**chosen), options.folder, teacher, teaching, encode_video, budget_of(options), options, begin
+        Distillation(**chosen),
+        options.folder,
+        teacher,
+        teaching,
+        encode_video,
+        budget_of(options),
+        options,
+        begin,
     )
-    print(json.dumps({"stage": options.method, "step": run.step, "seconds": round(run.seconds, 1), "finished": run.finished}))
+    print(
+        json.dumps(
+            {
+                "stage": options.method,
+                "step": run.step,
+                "seconds": round(run.seconds, 1),
+                "finished": run.finished,
+            }
+        )
+    )
     return 0
 
 

@@ -21,7 +21,6 @@ from scripts.train_sample.captions import Description, Figure, describe
 from scripts.train_sample.shapes import (
     BACKGROUNDS,
     COLOURS,
-    SHAPES,
     SIDE,
     SIZES,
     background_pictures,
@@ -133,7 +132,9 @@ def _figure(colour: str, mask: Tensor, there: Tensor) -> Figure:
     mask = mask[when]
     area = mask.sum((1, 2))  # [T']
     axis = torch.arange(SIDE, device=mask.device) + 0.5
-    centre = torch.stack([_round_mean(mask.sum(1), axis), _round_mean(mask.sum(2), axis)], dim=1)  # [T', 2] x, y
+    centre = torch.stack(
+        [_round_mean(mask.sum(1), axis), _round_mean(mask.sum(2), axis)], dim=1
+    )  # [T', 2] x, y
     dx = torch.remainder(axis - centre[:, :1] + SIDE / 2, SIDE) - SIDE / 2
     dy = torch.remainder(axis - centre[:, 1:] + SIDE / 2, SIDE) - SIDE / 2
     z = torch.complex(dx[:, None, :].expand_as(mask), dy[:, :, None].expand_as(mask))
@@ -146,10 +147,7 @@ def _figure(colour: str, mask: Tensor, there: Tensor) -> Figure:
     inner = length < 0.3 * (area / math.pi).sqrt()[:, None, None]
     fill = float(((mask * inner).sum((1, 2)) / inner.sum((1, 2)).clamp_min(1)).median())
     three, four = (float(harmonics[k].abs().median()) for k in (3, 4))
-    if fill < 0.6:
-        shape = "ring"
-    else:
-        shape = min(_IDEAL, key=lambda name: math.dist(_IDEAL[name], (three, four)))
+    shape = "ring" if fill < 0.6 else min(_IDEAL, key=lambda name: math.dist(_IDEAL[name], (three, four)))
     fold = {"triangle": 3, "square": 4}.get(shape)
     angle = None if fold is None else harmonics[fold].angle() / fold
     size = _size(float(area.sqrt().mean()) ** 2, shape)
@@ -166,13 +164,18 @@ def _round_mean(weight: Tensor, axis: Tensor) -> Tensor:
 
 def _size(area: float, shape: str) -> str:
     """Return the size whose range of radii is nearest, for a mean area in pixels."""
-    per_square = {"disc": math.pi, "square": 2.56, "triangle": 1.25**2 * 3 * math.sqrt(3) / 4, "ring": 0.75 * math.pi}
+    per_square = {
+        "disc": math.pi,
+        "square": 2.56,
+        "triangle": 1.25**2 * 3 * math.sqrt(3) / 4,
+        "ring": 0.75 * math.pi,
+    }
     radius = math.sqrt(area / per_square[shape])
     return min(SIZES, key=lambda name: abs(math.log(radius / (sum(SIZES[name]) / 2))))
 
 
 def _motion(when: Tensor, centre: Tensor, area: Tensor, angle: Tensor | None, fold: int | None) -> str:
-    """Name the motion from frame numbers [T'], centres [T', 2], areas [T'] and angles [T'], known up to a turn / fold."""
+    """Name the motion from frame numbers [T'], centres [T', 2], areas [T'] and angles [T'] up to a turn / fold."""
     t = when.double()
     path = _unwrap(centre.double(), SIDE)  # [T', 2]
     if float((path - path.mean(0)).square().sum(1).mean().sqrt()) < STILL:
@@ -238,7 +241,7 @@ def _zigzag_miss(t: Tensor, path: Tensor) -> float:
 
 
 def blurred(video: Tensor, sigma: float, noise: float, seed: int) -> Tensor:
-    """Return video [B, 3, T, 96, 96] with a Gaussian blur of ``sigma`` pixels and noise: like a VAE's reconstruction."""
+    """Return video [B, 3, T, 96, 96] blurred by ``sigma`` pixels and noisy: like a VAE's reconstruction."""
     reach = torch.arange(-3, 4, dtype=video.dtype)
     kernel = torch.exp(-(reach**2) / (2 * sigma**2))
     kernel /= kernel.sum()
@@ -259,7 +262,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     scenes = draw_scenes(options.clips, options.seed, held_out=True)
-    start = torch.randint(0, 10_000, (options.clips, 1), generator=torch.Generator().manual_seed(options.seed))
+    start = torch.randint(
+        0, 10_000, (options.clips, 1), generator=torch.Generator().manual_seed(options.seed)
+    )
     verdicts = []
     for index, wanted in enumerate(describe(scenes)):
         video = render(scenes[slice(index, index + 1)], start[index] + torch.arange(options.frames))

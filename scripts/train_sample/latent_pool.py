@@ -25,7 +25,9 @@ from scripts.train_sample.text import token_ids
 from seko_export.config import StreamConfig
 
 CHUNKS = 6
-WARMUP_CHUNKS = 1  # encoded and dropped before a far window: its encoder state is then that of a running stream
+WARMUP_CHUNKS = (
+    1  # encoded and dropped before a far window: its encoder state is then that of a running stream
+)
 PHRASINGS = 4  # captions kept of each scene
 LAYOUTS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "start": ((0, 1, 2), (0, 1, 2, 3)),
@@ -54,7 +56,9 @@ class Batch:
 
     def chunks(self, numbers: tuple[int, ...], size: int) -> tuple[Tensor, Tensor]:
         """Return latents [B, C, len(numbers)*size, h, w] and frames of those chunks."""
-        at = torch.tensor([n * size + i for n in numbers for i in range(size)], device=self.frames.device, dtype=torch.long)
+        at = torch.tensor(
+            [n * size + i for n in numbers for i in range(size)], device=self.frames.device, dtype=torch.long
+        )
         return self.latents[:, :, at], self.frames[:, at]
 
 
@@ -102,9 +106,13 @@ class LatentPool:
         self.tokenizer, self.text_tokens, self.farthest = tokenizer, text_tokens, farthest
         self.batch = min(batch, size // 2)
         if size < 2 or size % (2 * self.batch):
-            raise ValueError(f"a pool of {size} has no halves of whole batches of {self.batch}; use a multiple of 32")
+            raise ValueError(
+                f"a pool of {size} has no halves of whole batches of {self.batch}; use a multiple of 32"
+            )
         shape = (size, 16, CHUNKS * stream.chunk_frames, stream.latent_height, stream.latent_width)
-        self.latents = torch.empty(shape, dtype=torch.bfloat16 if device.startswith("cuda") else torch.float32, device=device)
+        self.latents = torch.empty(
+            shape, dtype=torch.bfloat16 if device.startswith("cuda") else torch.float32, device=device
+        )
         self.starts = torch.zeros(size, dtype=torch.int64, device=device)  # latent frame of chunk 1
         self.ids = torch.zeros(size, PHRASINGS, text_tokens, dtype=torch.int64, device=device)
         self.written = 0
@@ -120,7 +128,10 @@ class LatentPool:
         contiguous = step % 2 == 0
         # Contiguous samples fill the first half of the slots, the others the second.
         turn = (step // 2) * self.batch
-        slots = [(turn + i) % half if contiguous else half + (turn + i) % (self.size - half) for i in range(self.batch)]
+        slots = [
+            (turn + i) % half if contiguous else half + (turn + i) % (self.size - half)
+            for i in range(self.batch)
+        ]
         chunk = self.stream.chunk_frames
         far = [1 if contiguous else round(math.exp(rng.uniform(0, math.log(self.farthest)))) for _ in slots]
         latents = self._contiguous(scenes) if contiguous else self._far(scenes, far)
@@ -133,7 +144,9 @@ class LatentPool:
     def draw(self, layout: str, count: int, generator: torch.Generator) -> Batch:
         """Draw ``count`` samples that fit the layout, each with one of its captions."""
         half = self.size // 2
-        low, high = (0, half) if layout == "start" else (half, self.size) if layout == "window" else (0, self.size)
+        low, high = (
+            (0, half) if layout == "start" else (half, self.size) if layout == "window" else (0, self.size)
+        )
         at = torch.randint(low, high, (count,), generator=generator, device=self.device)
         phrasing = torch.randint(0, PHRASINGS, (count,), generator=generator, device=self.device)
         chunk = self.stream.chunk_frames
@@ -142,7 +155,9 @@ class LatentPool:
         return Batch(self.latents[at].float(), torch.cat((first, later), dim=1), self.ids[at, phrasing])
 
     def _contiguous(self, scenes: Scenes) -> Tensor:
-        return self._clip(scenes, torch.zeros(len(scenes), 1, device=self.device), CHUNKS * self.stream.chunk_frames)
+        return self._clip(
+            scenes, torch.zeros(len(scenes), 1, device=self.device), CHUNKS * self.stream.chunk_frames
+        )
 
     def _far(self, scenes: Scenes, chunks: list[int]) -> Tensor:
         size = self.stream.chunk_frames

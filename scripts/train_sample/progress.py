@@ -1,7 +1,8 @@
 """What every training run shares: its state on disk, EMA, clock and learning rate, loss log and curve.
 
-State is safetensors and JSON, never pickle. Run as a script it packs a state for the way between two machines:
-weights, EMA and second moments as bfloat16 (6 bytes a parameter; first moments are forgotten within ten steps).
+State is safetensors and JSON, never pickle. Run as a script it packs a run for the way between two machines, in
+bfloat16: EMA alone of a finished one, else EMA, weights and second moments (6 bytes a parameter; first moments are
+forgotten within ten steps anyway).
 """
 
 from __future__ import annotations
@@ -12,20 +13,28 @@ import math
 import os
 import shutil
 import sys
+import tarfile
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 STATE = "state"  # folder in a run's folder
 FACTS = "state.json"
 LOSSES = "losses.jsonl"
-_TRAVELS = ("weights", "ema", "fake", "second_moments")  # what `pack` keeps
+CURVE = "curve.png"
+_MOMENTS = {
+    "first_moments": "exp_avg",
+    "second_moments": "exp_avg_sq",
+    "steps": "step",
+}  # file -> AdamW's name
 BETAS = (0.9, 0.98)
 WARMUP_STEPS = 100
 
@@ -142,7 +151,9 @@ class Run:
         line = {"step": self.step, "seconds": round(self.seconds, 2), "rate": self.rate()}
         line |= {name: float(torch.as_tensor(value).detach()) for name, value in numbers.items()}
         if not all(math.isfinite(value) for value in line.values()):
-            raise FloatingPointError(f"a loss is not finite: {line}; lower the learning rate, resume from {self.folder}")
+            raise FloatingPointError(
+                f"a loss is not finite: {line}; lower the learning rate, resume from {self.folder}"
+            )
         with (self.folder / LOSSES).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -152,8 +163,10 @@ class Run:
         groups = {
             "weights": {name: p.detach() for name, p in self.parameters.items()},
             "ema": self.ema,
-            "first_moments": {n: moments[p]["exp_avg"] for n, p in self.parameters.items() if p in moments},
-            "second_moments": {n: moments[p]["exp_avg_sq"] for n, p in self.parameters.items() if p in moments},
+            **{
+                group: {n: moments[p][key] for n, p in self.parameters.items() if p in moments}
+                for group, key in _MOMENTS.items()
+            },
         }
         if self.also is not None:
             groups["fake"] = {name: p.detach() for name, p in self.also.named_parameters()}
@@ -166,24 +179,28 @@ class Run:
         facts = json.loads((state / FACTS).read_text(encoding="utf-8"))
         self.step, self.seconds = facts["step"], facts["seconds"]
         self.finished, self.facts = facts["finished"], facts["facts"]
-        fill(self.parameters, load_file(state / "weights.safetensors"))
         fill(self.ema, load_file(state / "ema.safetensors"))
+        if self.finished and not (state / "weights.safetensors").exists():
+            fill(self.parameters, self.ema)
+            return
+        fill(self.parameters, load_file(state / "weights.safetensors"))
         if self.also is not None:
             fill(dict(self.also.named_parameters()), load_file(state / "fake.safetensors"))
-        second = load_file(state / "second_moments.safetensors")
-        first = state / "first_moments.safetensors"
-        firsts = load_file(first) if first.exists() else {}  # a state that travelled has none: they start at 0
+        # A state that travelled lacks some of these: they start anew. Steps are each parameter's own: one that had
+        # no gradient yet (pictures use no time convolution) counts fewer.
+        firsts, seconds, steps = (
+            load_file(path) if (path := state / f"{name}.safetensors").exists() else {} for name in _MOMENTS
+        )
         for name, p in self.parameters.items():
-            if name in second:
-                zero = torch.zeros_like(p)
-                self.optimizer.state[p] = {
-                    "step": torch.tensor(float(self.step), device=p.device if p.is_cuda else "cpu"),
-                    "exp_avg": zero.clone().copy_(firsts[name]) if name in firsts else zero.clone(),
-                    "exp_avg_sq": zero.copy_(second[name]),
-                }
+            if name in seconds:
+                moments = [torch.zeros_like(p) for _ in range(2)]
+                for moment, values in zip(moments, (firsts, seconds), strict=True):
+                    moment.copy_(values.get(name, moment))
+                step = steps.get(name, torch.tensor(float(self.step))).to(p.device if p.is_cuda else "cpu")
+                self.optimizer.state[p] = {"exp_avg": moments[0], "exp_avg_sq": moments[1], "step": step}
 
 
-def adamw(parameters: Any, learning_rate: float) -> torch.optim.AdamW:
+def adamw(parameters: Iterable[Tensor], learning_rate: float) -> torch.optim.AdamW:
     """Return the optimiser of every run; one fused kernel on a GPU."""
     parameters = list(parameters)
     return torch.optim.AdamW(
@@ -191,7 +208,7 @@ def adamw(parameters: Any, learning_rate: float) -> torch.optim.AdamW:
     )
 
 
-def descend(loss: Tensor, optimizer: torch.optim.Optimizer, parameters: Any) -> None:
+def descend(loss: Tensor, optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> None:
     """Take one step down a loss, its gradient clipped to norm 1."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
@@ -256,22 +273,48 @@ def read_ema(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return {n: t.float() for n, t in load_file(state / "ema.safetensors").items()}, facts["facts"]
 
 
-def pack(source: Path, goal: Path) -> int:
-    """Copy a run in bfloat16 for a transfer and return its bytes; the copy is resumed like any run."""
+def pack(source: Path, goal: Path) -> dict[str, int]:
+    """Pack a run in bfloat16 for a transfer, each group of tensors as one tar: unpacked together they resume.
+
+    A finished run travels as its EMA alone. Logs and facts go with the EMA.
+
+    Returns
+    -------
+    dict of str to int
+        Bytes of each file.
+    """
     state = newest_state(source)
     if state is None:
-        raise FileNotFoundError(f"{source} holds no training state")
-    groups = {
-        name: {n: t.bfloat16() for n, t in load_file(state / f"{name}.safetensors").items()}
-        for name in _TRAVELS
-        if (state / f"{name}.safetensors").exists()
-    }
+        raise FileNotFoundError(f"{source} holds no training state; run that stage first")
+    facts = state / FACTS
+    finished = json.loads(facts.read_text(encoding="utf-8"))["finished"]
+    there = {path.stem for path in state.glob("*.safetensors")}
+    # The fake score is worth more than the student's moments, which come back in fifty steps.
+    groups = ["ema"] if finished else ["ema", "weights", "fake" if "fake" in there else "second_moments"]
     goal.mkdir(parents=True, exist_ok=True)
-    write_state(goal, groups, json.loads((state / FACTS).read_text(encoding="utf-8")))
-    for name in (LOSSES, "curve.png"):
-        if (source / name).exists():
-            shutil.copyfile(source / name, goal / name)
-    return sum(file.stat().st_size for file in goal.rglob("*") if file.is_file())
+    for old in goal.glob(f"{source.name}.*.tar"):
+        old.unlink()
+    sizes = {}
+    for name in groups:
+        path = goal / f"{source.name}.{name}.tar"
+        with tempfile.TemporaryDirectory() as folder, tarfile.open(path, "w") as tar:
+            tensors = {n: t.bfloat16() for n, t in load_file(state / f"{name}.safetensors").items()}
+            save_file(tensors, Path(folder, name))
+            tar.add(Path(folder, name), f"{STATE}/{name}.safetensors")
+            if name == "ema":
+                tar.add(facts, f"{STATE}/{FACTS}")
+                for log in (LOSSES, CURVE):
+                    if (source / log).exists():
+                        tar.add(source / log, log)
+        sizes[path.name] = path.stat().st_size
+    return sizes
+
+
+def unpack(source: Path, goal: Path) -> None:
+    """Unpack what `pack` made of the run that ``goal`` is named after; does nothing if there is none."""
+    for path in sorted(source.glob(f"{goal.name}.*.tar")):
+        with tarfile.open(path) as tar:
+            tar.extractall(goal, filter="data")
 
 
 def draw_curve(folder: Path) -> None:
@@ -296,7 +339,7 @@ def draw_curve(folder: Path) -> None:
         axes.plot([step for step, _ in points], smooth, label=name, linewidth=1)
     axes.set(xlabel="step", title=folder.name, yscale="log")
     axes.legend(fontsize=8)
-    figure.savefig(folder / "curve.png", dpi=110, bbox_inches="tight")
+    figure.savefig(folder / CURVE, dpi=110, bbox_inches="tight")
     plt.close(figure)
 
 
@@ -304,11 +347,15 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Add what every training script takes."""
     parser.add_argument("--folder", type=Path, required=True, help="of the run: state, losses, curve")
     parser.add_argument("--minutes", type=float, default=5.0, help="training in all, over every resume")
-    parser.add_argument("--deadline", type=float, default=math.inf, help="epoch seconds at which to save and stop")
+    parser.add_argument(
+        "--deadline", type=float, default=math.inf, help="epoch seconds at which to save and stop"
+    )
     parser.add_argument("--steps", type=int, help="an end in steps instead of minutes, for rehearsals")
     parser.add_argument("--save-every", type=float, default=60.0, help="seconds")
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--compile", action="store_true", help="torch.compile; pays from a few minutes on")
+    parser.add_argument(
+        "--compile", action="store_true", help="torch.compile, layer by layer; pays from a minute on"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
 
@@ -328,18 +375,26 @@ def autocast(device: str) -> torch.autocast:
     return torch.autocast(device.split(":")[0], dtype=torch.bfloat16, enabled=device.startswith("cuda"))
 
 
-def maybe_compiled(function: Callable[..., Any], wanted: bool) -> Callable[..., Any]:
-    """Return the function compiled for static shapes, or as it is."""
-    return torch.compile(function, dynamic=False) if wanted else function
+def compile_layers(layers: Iterable[nn.Module], wanted: bool) -> None:
+    """Compile each layer in place for static shapes: layers share their code, so depth costs no compile time."""
+    if not wanted:
+        return
+    torch._dynamo.config.recompile_limit = 64  # one entry a layout, cache length and gradient mode
+    for layer in layers:
+        layer.compile(dynamic=False)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Pack the state of a run for a transfer."""
+    """Pack a run for a transfer, or unpack one."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("source", type=Path)
-    parser.add_argument("goal", type=Path)
+    parser.add_argument("action", choices=("pack", "unpack"))
+    parser.add_argument("run", type=Path, help="folder of the run; its name names the files")
+    parser.add_argument("files", type=Path, help="folder of the packed files")
     options = parser.parse_args(arguments)
-    print(json.dumps({"packed": str(options.goal), "bytes": pack(options.source, options.goal)}))
+    if options.action == "pack":
+        print(json.dumps({"packed": pack(options.run, options.files)}))
+    else:
+        unpack(options.files, options.run)
     return 0
 
 

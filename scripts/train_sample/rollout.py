@@ -91,7 +91,13 @@ def roll_out(
         if prefix is not None and start < known:
             x = prefix[:, :, start : start + size]
         else:
-            shape = (len(text), dit.model.in_channels, size, dit.stream.latent_height, dit.stream.latent_width)
+            shape = (
+                len(text),
+                dit.model.in_channels,
+                size,
+                dit.stream.latent_height,
+                dit.stream.latent_width,
+            )
             x = torch.randn(shape, generator=generator, device=device)
             passes = []
             for sigma, after in zip(sigmas, (*sigmas[1:], 0.0), strict=True):

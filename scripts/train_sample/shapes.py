@@ -228,7 +228,9 @@ def _draw(count: int, generator: torch.Generator, device: str) -> Scenes:
     turnable = (shape == 1) | (shape == 2)
     motion = choice(len(MOTIONS))
     # Unturnable shapes would show no spin: they get one of the other four.
-    motion = torch.where((motion == 3) & ~turnable, torch.tensor([0, 1, 2, 4], device=device)[choice(4)], motion)
+    motion = torch.where(
+        (motion == 3) & ~turnable, torch.tensor([0, 1, 2, 4], device=device)[choice(4)], motion
+    )
     size = choice(len(SIZES)).minimum(MOST - shapes[:, None])  # three shapes are small, two at most medium
     bounds = torch.tensor(list(SIZES.values()), device=device, dtype=torch.float64)[size]  # [B, 3, 2]
     radius = uniform(bounds[..., 0], bounds[..., 1])
@@ -242,16 +244,18 @@ def _draw(count: int, generator: torch.Generator, device: str) -> Scenes:
     # The second speed must not copy the first: equal periods would draw a diamond, close to a circle.
     speed = torch.stack((uniform(1.5, 2.5), uniform(0.8, 1.2) * (lane / 24).clamp(1, 1.6)), dim=-1)
     rate = speed / (4 * swing.clamp_min(1e-3))
-    rate[..., 1] = torch.where((rate[..., 1] / rate[..., 0] - 1).abs() < 0.35, rate[..., 0] * 1.5, rate[..., 1])
+    rate[..., 1] = torch.where(
+        (rate[..., 1] / rate[..., 0] - 1).abs() < 0.35, rate[..., 0] * 1.5, rate[..., 1]
+    )
     orbit = orbits * uniform(5.0, 22.0).minimum(room[..., 1])
     orbit_rate = (uniform(1.3, 2.2) / (2 * math.pi * orbit.clamp_min(1.0))).clamp_max(1 / 18)
     pulse = pulses * PULSE_DEPTH
     used = swing + orbit[..., None] + (pulse * reach)[..., None]
     free = (room - used).clamp_min(0.0)
-    order = uniform(0, 1, count, MOST).masked_fill(
-        torch.arange(MOST, device=device) >= shapes[:, None], 2.0
-    )
-    middle = torch.stack(((order.argsort(1).argsort(1) + 0.5) * lane, torch.zeros_like(lane.expand(n))), -1).flip(-1)
+    order = uniform(0, 1, count, MOST).masked_fill(torch.arange(MOST, device=device) >= shapes[:, None], 2.0)
+    middle = torch.stack(
+        ((order.argsort(1).argsort(1) + 0.5) * lane, torch.zeros_like(lane.expand(n))), -1
+    ).flip(-1)
     middle[..., 0] = SIDE / 2
     free[..., 0] = torch.where(motion == 0, SIDE / 2, free[..., 0])
     return Scenes(
@@ -285,13 +289,19 @@ def _poses(s: Scenes, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     turn = 2 * math.pi * (s.orbit_rate[..., None] * t + s.orbit_phase[..., None])
     place = [
         s.centre[..., axis, None]
-        + s.swing[..., axis, None] * _triangle(s.swing_rate[..., axis, None] * t + s.swing_phase[..., axis, None])
+        + s.swing[..., axis, None]
+        * _triangle(s.swing_rate[..., axis, None] * t + s.swing_phase[..., axis, None])
         + s.orbit[..., None] * (turn.cos(), turn.sin())[axis]
         for axis in range(2)
     ]
     beat = (2 * math.pi * (s.pulse_rate[..., None] * t + s.pulse_phase[..., None])).sin()
     along = torch.remainder(place[0] + s.drift[..., None] * t, SIDE)
-    return along, place[1], s.radius[..., None] * (1 + s.pulse[..., None] * beat), s.angle[..., None] + s.spin_rate[..., None] * t
+    return (
+        along,
+        place[1],
+        s.radius[..., None] * (1 + s.pulse[..., None] * beat),
+        s.angle[..., None] + s.spin_rate[..., None] * t,
+    )
 
 
 def _triangle(cycles: Tensor) -> Tensor:

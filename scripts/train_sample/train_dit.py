@@ -21,8 +21,8 @@ from scripts.train_sample.progress import (
     add_run_options,
     autocast,
     budget_of,
+    compile_layers,
     fill,
-    maybe_compiled,
     read_ema,
     step_generator,
 )
@@ -160,10 +160,16 @@ def train(
     # Another seed after a resume where samples are renewed: more variety, at the price of exact repetition.
     pool_seed = options.seed + (run.step if config.renew_every else 0)
     pool = LatentPool(
-        config.pool, config.stream, encode_video, make_tokenizer(), config.model.text_tokens, device, pool_seed
+        config.pool,
+        config.stream,
+        encode_video,
+        make_tokenizer(),
+        config.model.text_tokens,
+        device,
+        pool_seed,
     )
     masks = {name: layout_mask(name, config.stream, device) for name in LAYOUTS}
-    forward = maybe_compiled(both.dit, options.compile)
+    compile_layers(both.dit.blocks, options.compile)
     for step in run.steps():
         layout = config.turns[step % len(config.turns)]
         generator = step_generator(device, options.seed, step)
@@ -171,7 +177,7 @@ def train(
         ids = drop_captions(batch.ids, config.text_dropout, generator)
         with autocast(device):
             text = encode(both.text, ids).float()
-            loss = flow_loss(forward, batch, layout, text, masks[layout], config, generator)
+            loss = flow_loss(both.dit, batch, layout, text, masks[layout], config, generator)
         run.descend(loss)
         run.log(every=10, turns=len(config.turns), **{layout: loss})
         if config.renew_every and step % config.renew_every == 0:

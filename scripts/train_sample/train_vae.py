@@ -21,8 +21,8 @@ from scripts.train_sample.progress import (
     add_run_options,
     autocast,
     budget_of,
+    compile_layers,
     fill,
-    maybe_compiled,
     read_ema,
     step_generator,
 )
@@ -39,8 +39,11 @@ class VaeTraining:
     ----------
     base_dim : int
         Channels at full resolution.
+    images, image_share
+        Batch of single frames, and the share of the run that is trained on them alone: pictures cost a thirtieth of
+        clips, and what they teach stays, since the taps that look back in time start at zero.
     clips : tuple of (int, int)
-        Video frames and batch of each kind of step, taken in turn.
+        Video frames and batch of each kind of step after that, taken in turn.
     crop : int
         Pixels of the square that is trained on, a multiple of 8; 96 is the whole frame.
     learning_rate, ema_decay, kl_weight : float
@@ -48,9 +51,11 @@ class VaeTraining:
     """
 
     base_dim: int = 16
+    images: int = 96
+    image_share: float = 0.3
     clips: tuple[tuple[int, int], ...] = ((9, 16), (9, 16), (25, 6))
     crop: int = SIDE
-    learning_rate: float = 1.5e-3
+    learning_rate: float = 5e-4
     ema_decay: float = 0.995
     kl_weight: float = 1e-4
 
@@ -109,7 +114,9 @@ class FrozenVae:
         order_weights(self.vae)
         self.device = device
         shape = (1, -1, 1, 1, 1)
-        self.mean, self.std = (torch.tensor(facts[n], device=device).view(shape) for n in ("latents_mean", "latents_std"))
+        self.mean, self.std = (
+            torch.tensor(facts[n], device=device).view(shape) for n in ("latents_mean", "latents_std")
+        )
 
     @torch.no_grad()
     def encode(self, video: Tensor) -> Tensor:
@@ -125,17 +132,23 @@ class FrozenVae:
 
 
 def init_vae(vae: Vae, seed: int) -> None:
-    """Draw the weights: He for convolutions, ones for norms; each residual branch starts at zero."""
+    """Draw the weights: a clip's frames begin as so many pictures, and each residual branch begins at zero."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in vae.named_parameters():
             if name.endswith("gamma"):
                 p.fill_(1.0)
-            elif name.endswith("bias") or "residual.6" in name or "proj" in name:
-                p.zero_()
-            else:
-                fan_in = p[0].numel()
-                p.copy_(torch.randn(p.shape, generator=generator) / fan_in**0.5)
+                continue
+            p.zero_()
+            if name.endswith("bias") or "residual.6" in name or "proj" in name:
+                continue
+            if "time_conv" in name:  # halving takes the newest frame, doubling repeats it
+                channels = p.shape[1]
+                for half in p[:, :, -1, 0, 0].split(channels):
+                    half.copy_(torch.eye(channels))
+                continue
+            now = p[:, :, -1] if p.dim() == 5 else p  # the tap of the current frame
+            now.copy_(torch.randn(now.shape, generator=generator) / now[0].numel() ** 0.5)
 
 
 def order_weights(vae: Vae) -> None:
@@ -154,14 +167,16 @@ def train(config: VaeTraining, folder: Path, budget: Budget, options: argparse.N
     order_weights(vae.to(device))
     run = Run(folder, vae, config.learning_rate, config.ema_decay, budget, resume=options.resume)
     run.facts["training"] = dataclasses.asdict(config)
-    forward = maybe_compiled(vae, options.compile)
+    compile_layers((*vae.encoder.downsamples, *vae.decoder.upsamples), options.compile)
     for step in run.steps():
         frames, batch = config.clips[step % len(config.clips)]
+        if budget.share(step, run.seconds) < config.image_share:
+            frames, batch = 1, config.images
         video = draw_clips(batch, frames, config.crop, device, options.seed, step)
         generator = step_generator(device, options.seed, step)
         shape = (batch, config.vae.z_dim, (frames + 3) // 4, config.crop // 8, config.crop // 8)
         with autocast(device):
-            seen, mean, spread = forward(video, torch.randn(shape, generator=generator, device=device))
+            seen, mean, spread = vae(video, torch.randn(shape, generator=generator, device=device))
         error = seen - video
         squared, kl = error.square().mean(), 0.5 * (mean.square() + spread.exp() - 1 - spread).mean()
         run.descend(squared + 0.25 * error.abs().mean() + config.kl_weight * kl)
@@ -175,12 +190,16 @@ def draw_clips(batch: int, frames: int, crop: int, device: str, seed: int, step:
     scenes = draw_scenes(batch, seed * 1_000_003 + 7_000_000 + step, device)
     start = torch.randint(0, 20_000, (batch, 1), generator=generator, device=device)
     video = render(scenes, start + torch.arange(frames, device=device))
-    top, left = torch.randint(0, SIDE - crop + 1, (2,), generator=torch.Generator().manual_seed(step)).tolist()
+    top, left = torch.randint(
+        0, SIDE - crop + 1, (2,), generator=torch.Generator().manual_seed(step)
+    ).tolist()
     return video[..., top : top + crop, left : left + crop]
 
 
 @torch.no_grad()
-def measure(vae: Vae, weights: dict[str, Tensor], device: str, clips: int, frames: int, crop: int) -> dict[str, Any]:
+def measure(
+    vae: Vae, weights: dict[str, Tensor], device: str, clips: int, frames: int, crop: int
+) -> dict[str, Any]:
     """Measure EMA weights: statistics of latents of training scenes, PSNR on held-out ones.
 
     Returns
@@ -215,16 +234,29 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=main.__doc__)
     add_run_options(parser)
     parser.add_argument("--base-dim", type=int, default=VaeTraining.base_dim)
-    parser.add_argument("--clips", default="9x16,9x16,25x6", help="frames x batch of the kinds of step, in turn")
+    parser.add_argument(
+        "--clips", default="9x16,9x16,25x6", help="frames x batch of the kinds of step, in turn"
+    )
+    parser.add_argument("--images", type=int, default=VaeTraining.images)
+    parser.add_argument("--image-share", type=float, default=VaeTraining.image_share)
     parser.add_argument("--crop", type=int, default=SIDE)
     parser.add_argument("--rate", type=float, default=VaeTraining.learning_rate)
     parser.add_argument("--measure-clips", type=int, default=64)
     options = parser.parse_args(arguments)
     clips = tuple((int(a), int(b)) for a, b in (part.split("x") for part in options.clips.split(",")))
-    config = VaeTraining(options.base_dim, clips, options.crop, options.rate)
+    config = VaeTraining(
+        options.base_dim, options.images, options.image_share, clips, options.crop, options.rate
+    )
     run = train(config, options.folder, budget_of(options), options)
     frames = 33 if config.crop == SIDE else 9
-    found = measure(Vae(config.vae).to(options.device), run.ema, options.device, options.measure_clips, frames, config.crop)
+    found = measure(
+        Vae(config.vae).to(options.device),
+        run.ema,
+        options.device,
+        options.measure_clips,
+        frames,
+        config.crop,
+    )
     run.facts |= found
     run.save()
     print(json.dumps({"stage": "vae", "step": run.step, "seconds": round(run.seconds, 1), "finished": run.finished,

@@ -81,7 +81,9 @@ def test_its_stream_is_the_exported_one(chunk, sink, ring):
     weights, text = random_wan_weights(config.model), random_text(config.model, 2)
     dit, cache = loaded(config, weights), None
     text_kv = dit.text_kv(text)
-    for number, passes in enumerate(run_stream(config, weights, text, 2 * config.stream.cache_frames // chunk + 1)):
+    for number, passes in enumerate(
+        run_stream(config, weights, text, 2 * config.stream.cache_frames // chunk + 1)
+    ):
         frames = torch.arange(number * chunk, (number + 1) * chunk).repeat(2, 1)
         for done in passes:
             times = torch.full((2, chunk), done.timestep)
@@ -98,7 +100,12 @@ def test_the_first_output_is_zero_and_the_gradient_is_not():
     noisy = torch.randn(1, 16, 3, 8, 12)
     mask = sequence_mask([], range(3), config.stream, "cpu")
     velocity = dit(
-        noisy[:, :, :0], noisy, torch.full((1, 3), 500.0), random_text(config.model, 1), torch.arange(3)[None], mask
+        noisy[:, :, :0],
+        noisy,
+        torch.full((1, 3), 500.0),
+        random_text(config.model, 1),
+        torch.arange(3)[None],
+        mask,
     )
     assert not velocity.any()
     (velocity - noisy).square().mean().backward()

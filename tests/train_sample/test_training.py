@@ -13,13 +13,24 @@ from torch import Tensor
 
 from scripts.train_sample import distil, train_dit, train_vae
 from scripts.train_sample.distil import Distillation
-from scripts.train_sample.progress import LOSSES, Budget, Run, newest_state, pack, read_ema, write_state
+from scripts.train_sample.progress import (
+    LOSSES,
+    Budget,
+    Run,
+    newest_state,
+    pack,
+    read_ema,
+    unpack,
+    write_state,
+)
 from scripts.train_sample.train_dit import DitTraining, load_teacher
 from scripts.train_sample.train_vae import VaeTraining
 from seko_export.config import ModelConfig, StreamConfig
 
 MICRO = DitTraining(
-    model=ModelConfig("micro", layers=2, dim=64, heads=2, ffn_dim=64, text_dim=32, text_tokens=48, freq_dim=32),
+    model=ModelConfig(
+        "micro", layers=2, dim=64, heads=2, ffn_dim=64, text_dim=32, text_tokens=48, freq_dim=32
+    ),
     stream=StreamConfig(32, 32, chunk_frames=3, sink_frames=3, ring_frames=9),
     text_layers=1,
     batches={"start": 2, "window": 2, "first": 4},
@@ -27,7 +38,7 @@ MICRO = DitTraining(
     renew_every=0,
     learning_rate=1e-2,
 )
-MICRO_VAE = VaeTraining(base_dim=2, clips=((5, 2),), crop=16, learning_rate=2e-2)
+MICRO_VAE = VaeTraining(base_dim=2, images=4, clips=((5, 2),), crop=16, learning_rate=2e-2)
 
 
 def options(**more) -> argparse.Namespace:
@@ -58,7 +69,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def interrupted(train, folder: Path, steps: int) -> Run:
     """Train half-way, stop as a deadline stops, and resume in what could be another process."""
 
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     real = Run.descend
@@ -66,12 +77,12 @@ def interrupted(train, folder: Path, steps: int) -> Run:
     def descend(self: Run, loss: Tensor) -> None:
         if self.step == steps // 2:
             self.save()
-            raise Stop
+            raise StopError
         real(self, loss)
 
     Run.descend = descend  # type: ignore[method-assign]
     try:
-        with pytest.raises(Stop):
+        with pytest.raises(StopError):
             train(folder, resume=False)
     finally:
         Run.descend = real  # type: ignore[method-assign]
@@ -96,10 +107,10 @@ def losses(folder: Path, name: str) -> list[float]:
 
 def test_vae_loss_falls_and_a_resumed_run_is_the_unbroken_one(tmp_path):
     def train(folder: Path, resume: bool) -> Run:
-        return train_vae.train(MICRO_VAE, folder, Budget(steps=41), options(resume=resume))
+        return train_vae.train(MICRO_VAE, folder, Budget(steps=31), options(resume=resume))
 
     whole = train(tmp_path / "whole", False)
-    assert_same(whole, interrupted(train, tmp_path / "broken", 41))
+    assert_same(whole, interrupted(train, tmp_path / "broken", 31))
     squared = losses(tmp_path / "whole", "squared")
     assert squared[-1] < 0.8 * squared[0]
     found = train_vae.measure(train_vae.Vae(MICRO_VAE.vae), whole.ema, "cpu", 2, 5, 16)
@@ -123,7 +134,14 @@ def test_a_resumed_teacher_is_the_unbroken_one(tmp_path):
 def test_distillation_learns_and_saves(method, teacher, tmp_path):
     taught, teaching = load_teacher(teacher, "cpu")
     config = Distillation(
-        method, batch=2, pool=4, teacher_passes=6, updates_a_path=2, fake_steps=1, start_chunks=4, learning_rate=2e-3
+        method,
+        batch=2,
+        pool=4,
+        teacher_passes=6,
+        updates_a_path=2,
+        fake_steps=1,
+        start_chunks=4,
+        learning_rate=2e-3,
     )
     run = distil.train(config, tmp_path, taught, teaching, averaging_encoder, Budget(steps=30), options())
     assert run.finished
@@ -147,15 +165,34 @@ def test_a_resumed_regression_is_the_unbroken_one(teacher, tmp_path):
     assert_same(train(tmp_path / "whole", False), interrupted(train, tmp_path / "broken", 10))
 
 
-def test_states_are_never_pickled_and_travel_in_six_bytes_a_parameter(teacher, tmp_path):
+def test_states_are_never_pickled(teacher):
     files = [file for file in teacher.rglob("*") if file.is_file()]
     assert {file.suffix for file in files} == {".safetensors", ".json", ".jsonl", ".png"}
-    packed = pack(teacher, tmp_path / "packed")
+
+
+def test_a_finished_run_travels_in_two_bytes_a_parameter(teacher, tmp_path):
+    packed = pack(teacher, tmp_path)
     parameters = sum(t.numel() for t in read_ema(teacher)[0].values())
-    names = {file.name for file in (tmp_path / "packed" / "state").iterdir()}
-    assert names == {"weights.safetensors", "ema.safetensors", "second_moments.safetensors", "state.json"}
-    assert packed < 6 * parameters + 200_000
-    assert teach(tmp_path / "packed", 64, resume=True).step == 60  # finished, so it is not trained on
+    assert list(packed) == [f"{teacher.name}.ema.tar"]
+    assert sum(packed.values()) < 2 * parameters + 100_000
+    goal = tmp_path / "elsewhere" / teacher.name
+    unpack(tmp_path, goal)
+    assert teach(goal, 64, resume=True).step == 60  # finished, so it is not trained on
+    assert read_ema(goal)[1] == read_ema(teacher)[1]
+
+
+def test_an_unfinished_run_goes_on_where_it_was_unpacked(tmp_path):
+    whole = tmp_path / "whole"
+    train_dit.train(
+        MICRO, whole, averaging_encoder, Budget(steps=20, deadline=0.0), options()
+    )  # saves at step 0
+    packed = pack(whole, tmp_path)
+    assert set(packed) == {"whole.ema.tar", "whole.weights.tar", "whole.second_moments.tar"}
+    goal = tmp_path / "elsewhere" / "whole"
+    unpack(tmp_path, goal)
+    run = teach(goal, 6, resume=True)
+    assert run.step == 6
+    assert run.finished
 
 
 def test_a_save_killed_between_its_renames_leaves_the_state_before(tmp_path):

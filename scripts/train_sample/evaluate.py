@@ -1,0 +1,131 @@
+"""Judges a trained sample on held-out prompts, at the start of a stream and after a minute; draws a contact sheet.
+
+Streams come from the training model's own cache, held equal to the exported step by a test. Weights are rounded to
+bfloat16 first, as they ship.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from scripts.train_sample.captions import caption, describe, parse
+from scripts.train_sample.judge import judge, summary
+from scripts.train_sample.progress import autocast, compile_layers, fill, read_ema
+from scripts.train_sample.rollout import roll_out, warped
+from scripts.train_sample.shapes import draw_scenes
+from scripts.train_sample.text import encode, make_tokenizer, token_ids
+from scripts.train_sample.train_dit import Conditioned, empty_caption, load_teacher
+from scripts.train_sample.train_vae import FrozenVae
+
+CLIP_LATENTS = 15  # judged at either end: 57 video frames, 3.6 s
+WARMUP_LATENTS = 3  # decoded and dropped before the clip at the end
+
+
+def streams(
+    both: Conditioned, prompts: list[str], chunks: int, sigmas: tuple[float, ...], guidance: float, renoise: bool,
+    seed: int, device: str,
+) -> Tensor:  # fmt: skip
+    """Return latents [B, C, chunks*F, h, w] on the CPU, one stream a prompt."""
+    ids = token_ids(make_tokenizer(), prompts, both.dit.model.text_tokens).to(device)
+    generator = torch.Generator(device).manual_seed(seed)
+    frames = torch.arange(chunks * both.dit.stream.chunk_frames, device=device).expand(len(ids), -1)
+    with torch.no_grad(), autocast(device):
+        text, null = encode(both.text, torch.cat((ids, empty_caption(ids)))).float().chunk(2)
+    rolled = roll_out(
+        both.dit, text, frames, sigmas, generator, null_text=null, guidance=guidance, renoise=renoise
+    )
+    return rolled.latents.cpu()
+
+
+def decoded(vae: FrozenVae, latents: Tensor, device: str, batch: int = 8) -> Tensor:
+    """Return video [B, 3, T, H, W] on the CPU."""
+    return torch.cat([vae.decode(part.to(device)).float().cpu() for part in latents.split(batch)])
+
+
+def draw_sheet(path: Path, start: Tensor, end: Tensor, prompts: list[str], rows: int = 12) -> None:
+    """Write a picture: a row a prompt, eight frames of the start and four of the end."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    columns = [start[:, :, i] for i in range(0, start.shape[2], 8)][:8] + [
+        end[:, :, i] for i in (-25, -17, -9, -1)
+    ]
+    rows = min(rows, len(prompts))
+    figure, axes = plt.subplots(rows, 1, figsize=(12, 1.2 * rows), squeeze=False)
+    for row, axis in enumerate(axes[:, 0]):
+        strip = torch.cat([(c[row] + 1) / 2 for c in columns], dim=2).clamp(0, 1)
+        axis.imshow(strip.permute(1, 2, 0).numpy(), interpolation="nearest", aspect="equal")
+        axis.set_title(prompts[row], fontsize=6, pad=1, loc="left")
+        axis.axis("off")
+    figure.savefig(path, dpi=110, bbox_inches="tight")
+    plt.close(figure)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Judge a run on held-out prompts."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--vae", type=Path, required=True)
+    parser.add_argument("--teacher", type=Path, required=True, help="its text encoder serves every student")
+    parser.add_argument("--student", type=Path, help="a distilled run; without it the teacher is judged")
+    parser.add_argument("--prompts", type=int, default=200)
+    parser.add_argument("--chunks", type=int, default=80, help="of each stream; 80 are a minute")
+    parser.add_argument("--passes", type=int, default=4)
+    parser.add_argument("--shift", type=float, default=5.0)
+    parser.add_argument("--guidance", type=float, default=1.0, help="other than 1 only for the teacher")
+    parser.add_argument(
+        "--euler", action="store_true", help="no fresh noise between passes: the teacher's sampler"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sheet", type=Path)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args(arguments)
+    began = time.monotonic()
+    both, _ = load_teacher(options.teacher, options.device)
+    if options.student:
+        fill(dict(both.dit.named_parameters()), read_ema(options.student)[0])
+    for p in both.parameters():
+        p.data = p.data.bfloat16().float()
+    compile_layers(both.dit.blocks, options.compile)
+    vae = FrozenVae(options.vae, options.device)
+    rng = random.Random(options.seed)
+    prompts = [
+        caption(d, rng) for d in describe(draw_scenes(options.prompts, 123_000 + options.seed, held_out=True))
+    ]
+    latents = torch.cat([
+        streams(
+            both, prompts[i : i + 64], options.chunks, warped(options.passes, options.shift), options.guidance,
+            not options.euler, options.seed + i, options.device,
+        )
+        for i in range(0, len(prompts), 64)
+    ])  # fmt: skip
+    start = decoded(vae, latents[:, :, :CLIP_LATENTS], options.device)
+    end = decoded(vae, latents[:, :, -CLIP_LATENTS - WARMUP_LATENTS :], options.device)[
+        :, :, 4 * WARMUP_LATENTS :
+    ]
+    wanted = [parse(prompt) for prompt in prompts]
+    report = {
+        "stage": "judge",
+        "start": summary([judge(v, w) for v, w in zip(start, wanted, strict=True)]),
+        "end": summary([judge(v, w) for v, w in zip(end, wanted, strict=True)]),
+        "video_seconds": round((4 * latents.shape[2] - 3) / 16, 1),
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    if options.sheet:
+        draw_sheet(options.sheet, start, end, prompts)
+    print(json.dumps(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

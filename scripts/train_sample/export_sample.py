@@ -1,0 +1,166 @@
+"""Writes the shipped sample from the runs: bfloat16 safetensors by checkpoint names, tokenizer, config, model card."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from scripts.train_sample.progress import LOSSES, read_ema
+from scripts.train_sample.text import save_tokenizer, text_config
+from seko_export.checkpoints.keys import wan_shapes
+from seko_export.config import ModelConfig
+from seko_export.models.sampler import Schedule
+
+LARGEST = 25_000_000  # bytes of all shipped files together
+TEMPLATE = Path(__file__).with_name("MODEL.template.md")
+
+
+def export(
+    vae: Path, teacher: Path, student: Path, judged: dict[str, Any], goal: Path, docs: Path | None
+) -> int:
+    """Write the sample's folder and return its bytes.
+
+    Parameters
+    ----------
+    vae, teacher, student : Path
+        Folders of the three runs; the text encoder comes from the teacher's.
+    judged : dict
+        The JSON line of `evaluate.py`.
+    goal : Path
+        The folder to write; must not exist.
+    docs : Path or None
+        Where the loss curves go.
+
+    Raises
+    ------
+    FileExistsError
+        If ``goal`` exists.
+    ValueError
+        If names or shapes are not the checkpoint's, or everything together is too large.
+    """
+    if goal.exists():
+        raise FileExistsError(f"{goal} exists; remove it first, or choose another folder")
+    vae_weights, vae_facts = read_ema(vae)
+    taught, taught_facts = read_ema(teacher)
+    dit, student_facts = read_ema(student)
+    training = taught_facts["training"]
+    model = ModelConfig(**training["model"])
+    shapes = {name: tuple(t.shape) for name, t in dit.items()}
+    if shapes != wan_shapes(model):
+        odd = sorted(set(shapes.items()) ^ set(wan_shapes(model).items()))
+        raise ValueError(f"the student is no checkpoint of its config, first difference {odd[:2]}")
+    distilled = student_facts["distillation"]
+    steps = tuple(1000.0 * (1 - i / distilled["passes"]) for i in range(distilled["passes"]))
+    config = {
+        "format_version": 1,
+        "model": training["model"],
+        "stream": training["stream"],
+        "schedule": {
+            "timesteps": Schedule.warped(steps, distilled["shift"]).timesteps,
+            "shift": distilled["shift"],
+        },
+        "vae": {
+            "base_dim": vae_facts["training"]["base_dim"],
+            "latents_mean": vae_facts["latents_mean"],
+            "latents_std": vae_facts["latents_std"],
+        },
+        "text": text_config(model.text_dim, training["text_layers"]).to_diff_dict(),
+    }
+    fresh = goal.with_name(f".{goal.name}.fresh")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    text = {name.removeprefix("text."): t for name, t in taught.items() if name.startswith("text.")}
+    for name, tensors in (("dit", dit), ("vae", vae_weights), ("text", text)):
+        _write(fresh / f"{name}.safetensors", tensors)
+    save_tokenizer(fresh / "tokenizer.json")
+    (fresh / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    total = sum(file.stat().st_size for file in fresh.iterdir())
+    (fresh / "MODEL.md").write_text(
+        _card(
+            fresh,
+            total,
+            [dit, vae_weights, text],
+            (vae_facts, taught_facts, student_facts),
+            (vae, teacher, student),
+            judged,
+        ),
+        encoding="utf-8",
+    )
+    if total > LARGEST:
+        raise ValueError(f"the sample has {total} bytes, at most {LARGEST} ship; train a smaller model")
+    fresh.rename(goal)
+    if docs is not None:
+        docs.mkdir(parents=True, exist_ok=True)
+        for run, name in ((vae, "vae"), (teacher, "dit"), (student, "distil")):
+            shutil.copyfile(run / "curve.png", docs / f"sample-{name}.png")
+    return total
+
+
+def _write(path: Path, tensors: dict[str, Tensor]) -> None:
+    rounded = {name: t.to(torch.bfloat16).contiguous() for name, t in tensors.items()}
+    save_file(rounded, path, metadata={"format": "pt", "licence": "Apache-2.0"})
+
+
+def _card(
+    folder: Path,
+    total: int,
+    groups: list[dict[str, Tensor]],
+    facts: tuple[dict[str, Any], ...],
+    runs: tuple[Path, ...],
+    judged: dict[str, Any],
+) -> str:
+    """Fill the model card's template."""
+    digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.iterdir())}
+    ends = [json.loads((run / LOSSES).read_text(encoding="utf-8").splitlines()[-1]) for run in runs]
+    counts = [f"{sum(t.numel() for t in group.values()) / 1e6:.2f} M" for group in groups]
+    start, end = judged["start"], judged["end"]
+    return TEMPLATE.read_text(encoding="utf-8").format(
+        total=f"{total / 1e6:.1f}",
+        dit=counts[0],
+        vae=counts[1],
+        text=counts[2],
+        psnr=f"{facts[0]['psnr']:.1f}",
+        psnr_worst=f"{facts[0]['psnr_worst']:.1f}",
+        minutes=" + ".join(f"{line['seconds'] / 60:.1f}" for line in ends),
+        steps=" + ".join(str(line["step"]) for line in ends),
+        method=facts[2]["distillation"]["method"],
+        guidance=facts[2]["distillation"]["guidance"],
+        clips=start["clips"],
+        followed=f"{100 * start['followed']:.1f}",
+        followed_end=f"{100 * end['followed']:.1f}",
+        attributes=", ".join(
+            f"{n} {100 * v:.0f} %" for n, v in start.items() if n not in ("clips", "followed")
+        ),
+        video_seconds=judged["video_seconds"],
+        digests="\n".join(f"    {digest}  {name}" for name, digest in digests.items()),
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the sample's folder from finished runs."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    for name in ("vae", "teacher", "student"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument(
+        "--judged", type=Path, required=True, help="file that ends in the JSON line of evaluate.py"
+    )
+    parser.add_argument("--goal", type=Path, default=Path("seko_export/sample"))
+    parser.add_argument("--docs", type=Path, default=Path("docs/images"))
+    options = parser.parse_args(arguments)
+    judged = json.loads(options.judged.read_text(encoding="utf-8").splitlines()[-1])
+    total = export(options.vae, options.teacher, options.student, judged, options.goal, options.docs)
+    print(json.dumps({"stage": "export", "goal": str(options.goal), "bytes": total}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

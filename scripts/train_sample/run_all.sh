@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Trains the whole sample, in calls of at most CALL minutes: call it again until it prints "sample: done".
+#   run_all.sh [CALL=9.2] [VAE=5] [DIT=10] [ODE=2.5] [DMD=5]     minutes of this call, and of each stage in all
+# Runs stand in $SEKO_RUNS. What has to travel between machines is packed into $OUT as STAGE.GROUP.tar (bfloat16: 2 bytes
+# a parameter of a finished stage, 6 of an unfinished one) after each stage that this call worked on, and is taken up
+# again from $SEKO_CARRIED where $SEKO_RUNS does not have that stage. Written by this call: at most 8 files, 58 MiB.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+call=${1:-9.2} vae=${2:-5} dit=${3:-10} ode=${4:-2.5} dmd=${5:-5}
+runs=${SEKO_RUNS:-/tmp/seko-sample} carried=${SEKO_CARRIED:-out/sample-runs} out=${OUT:-out/sample-runs}
+python=${SEKO_PYTHON:-python3}
+read -ra more <<<"${SEKO_TRAIN_OPTIONS:---compile}"
+export PYTHONPATH="$PWD:$PWD/runtime:$PWD/kernels${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
+deadline=$("$python" -c "import time; print(time.time() + 60 * $call)")
+mkdir -p "$runs" "$out"
+
+finished() { # STAGE: its state says so
+    [ -f "$runs/$1/state/state.json" ] && grep -q '"finished": true' "$runs/$1/state/state.json"
+}
+stage() { # STAGE MINUTES SCRIPT OPTIONS...
+    local name=$1 minutes=$2 script=$3
+    shift 3
+    if [ ! -d "$runs/$name" ] && compgen -G "$carried/$name.*.tar" >/dev/null; then
+        "$python" -m scripts.train_sample.progress unpack "$runs/$name" "$carried"
+    fi
+    finished "$name" && return
+    local left
+    left=$("$python" -c "import time; print(int($deadline - time.time()))")
+    if [ "$left" -lt 40 ]; then # less than loading and compiling take
+        echo "sample: not finished, call again (next: $name)"
+        exit 0
+    fi
+    "$python" -m "scripts.train_sample.$script" --folder "$runs/$name" --minutes "$minutes" --deadline "$deadline" \
+        --resume "$@" "${more[@]}" | tee "$runs/$name.json"
+    "$python" -m scripts.train_sample.progress pack "$runs/$name" "$out"
+    if ! finished "$name"; then
+        echo "sample: not finished, call again (next: $name)"
+        exit 0
+    fi
+}
+judged() { # NAME OPTIONS...: a report and a sheet, where time is left
+    local name=$1
+    shift
+    "$python" -m scripts.train_sample.evaluate --vae "$runs/vae" --teacher "$runs/dit" \
+        --sheet "$runs/sheet-$name.png" "$@" | tee "$runs/judge-$name.json"
+    tar -C "$runs" -cf "$out/judge-$name.tar" "sheet-$name.png" "judge-$name.json"
+}
+
+stage vae "$vae" train_vae
+fresh_teacher=true
+finished dit && fresh_teacher=false
+stage dit "$dit" train_dit --vae "$runs/vae"
+if $fresh_teacher; then # what distillation has to reach: guided, many passes
+    judged teacher --prompts 64 --chunks 8 --passes 24 --euler --guidance 2.5
+fi
+fresh_ode=true
+finished ode && fresh_ode=false
+stage ode "$ode" distil --method ode --vae "$runs/vae" --teacher "$runs/dit"
+if $fresh_ode; then
+    judged ode --prompts 64 --chunks 20 --student "$runs/ode"
+fi
+stage dmd "$dmd" distil --method dmd --vae "$runs/vae" --teacher "$runs/dit" --begin "$runs/ode"
+judged dmd --prompts 200 --chunks 80 --student "$runs/dmd"
+echo "sample: done"
