@@ -338,6 +338,8 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = {
         f.name: getattr(options, f.name) for f in dataclasses.fields(Distillation) if hasattr(options, f.name)
     }
+    if options.rehearse:
+        chosen |= {"batch": 2, "pool": 8, "teacher_passes": 6, "start_chunks": 4, "fake_steps": 1}
     teacher, teaching = load_teacher(options.teacher, options.device)
     begin = read_ema(options.begin)[0] if options.begin else None
     encode_video = FrozenVae(options.vae, options.device).encode

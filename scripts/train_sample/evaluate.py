@@ -88,8 +88,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sheet", type=Path)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--rehearse", action="store_true", help="few prompts, short streams")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args(arguments)
+    if options.rehearse:
+        options.prompts, options.chunks, options.passes = 2, 7, 2
     began = time.monotonic()
     both, _ = load_teacher(options.teacher, options.device)
     if options.student:

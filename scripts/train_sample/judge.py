@@ -115,11 +115,13 @@ def _mixture(picture: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:
     """Return [T, 96, 96] each: the share of a shape's colour in the pixel, 0..1, and which colour (-1: none)."""
     span = colour_table(picture.device)[:, :, None, None] - back  # [8, 3, 96, 96]
     offset = picture - back  # [T, 3, 96, 96]
-    best = torch.full_like(picture[:, 0], math.inf)
-    alpha, owner = torch.zeros_like(best), torch.full(best.shape, -1, device=best.device)
+    far = offset.square().sum(1)  # [T, 96, 96]
+    best = torch.full_like(far, math.inf)
+    alpha, owner = torch.zeros_like(far), torch.full(far.shape, -1, device=far.device)
     for index, line in enumerate(span):
-        share = ((offset * line).sum(1) / line.square().sum(0)).clamp(0, 1)  # [T, 96, 96]
-        miss = (offset - share[:, None] * line).square().sum(1)
+        along, length = (offset * line).sum(1), line.square().sum(0)
+        share = (along / length).clamp(0, 1)
+        miss = far - share * (2 * along - share * length)  # |offset - share * line| squared
         closer = miss < best
         best = torch.where(closer, miss, best)
         alpha, owner = torch.where(closer, share, alpha), torch.where(closer, index, owner)
@@ -138,11 +140,14 @@ def _figure(colour: str, mask: Tensor, there: Tensor) -> Figure:
     dx = torch.remainder(axis - centre[:, :1] + SIDE / 2, SIDE) - SIDE / 2
     dy = torch.remainder(axis - centre[:, 1:] + SIDE / 2, SIDE) - SIDE / 2
     z = torch.complex(dx[:, None, :].expand_as(mask), dy[:, :, None].expand_as(mask))
-    length = z.abs()
+    square = z.real.square() + z.imag.square()
+    length = square.sqrt()
     # Mixtures far from the middle are not the shape: generated frames may hold specks.
     mask = torch.where(length < 2.2 * (area / math.pi).sqrt()[:, None, None].clamp_min(6.0), mask, 0.0)
+    twice = z * z
     harmonics = {
-        k: (mask * z**k).sum((1, 2)) / (mask * length**k).sum((1, 2)).clamp_min(1e-6) for k in (3, 4)
+        k: (mask * power).sum((1, 2)) / (mask * size).sum((1, 2)).clamp_min(1e-6)
+        for k, power, size in ((3, twice * z, square * length), (4, twice * twice, square * square))
     }
     inner = length < 0.3 * (area / math.pi).sqrt()[:, None, None]
     fill = float(((mask * inner).sum((1, 2)) / inner.sum((1, 2)).clamp_min(1)).median())
@@ -150,8 +155,8 @@ def _figure(colour: str, mask: Tensor, there: Tensor) -> Figure:
     shape = "ring" if fill < 0.6 else min(_IDEAL, key=lambda name: math.dist(_IDEAL[name], (three, four)))
     fold = {"triangle": 3, "square": 4}.get(shape)
     angle = None if fold is None else harmonics[fold].angle() / fold
-    size = _size(float(area.sqrt().mean()) ** 2, shape)
-    return Figure(colour, shape, _motion(when, centre, area, angle, fold), size)
+    named_size = _size(float(area.sqrt().mean()) ** 2, shape)
+    return Figure(colour, shape, _motion(when, centre, area, angle, fold), named_size)
 
 
 def _round_mean(weight: Tensor, axis: Tensor) -> Tensor:

@@ -356,6 +356,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compile", action="store_true", help="torch.compile, layer by layer; pays from a minute on"
     )
+    parser.add_argument("--rehearse", action="store_true", help="tiny sizes: try the whole chain on a CPU")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Trains the whole sample, in calls of at most CALL minutes: call it again until it prints "sample: done".
 #   run_all.sh [CALL=9.2] [VAE=5] [DIT=10] [ODE=2.5] [DMD=5]     minutes of this call, and of each stage in all
+# Try the chain on a CPU: SEKO_TRAIN_OPTIONS="--rehearse --device cpu" run_all.sh 9 0.1 0.1 0.1 0.1
 # Runs stand in $SEKO_RUNS. What has to travel between machines is packed into $OUT as STAGE.GROUP.tar (bfloat16: 2 bytes
 # a parameter of a finished stage, 6 of an unfinished one) after each stage that this call worked on, and is taken up
 # again from $SEKO_CARRIED where $SEKO_RUNS does not have that stage. Written by this call: at most 8 files, 58 MiB.
@@ -42,7 +43,7 @@ judged() { # NAME OPTIONS...: a report and a sheet, where time is left
     local name=$1
     shift
     "$python" -m scripts.train_sample.evaluate --vae "$runs/vae" --teacher "$runs/dit" \
-        --sheet "$runs/sheet-$name.png" "$@" | tee "$runs/judge-$name.json"
+        --sheet "$runs/sheet-$name.png" "$@" "${more[@]}" | tee "$runs/judge-$name.json"
     tar -C "$runs" -cf "$out/judge-$name.tar" "sheet-$name.png" "judge-$name.json"
 }
 

@@ -209,6 +209,11 @@ def main(arguments: list[str] | None = None) -> int:
     config = DitTraining(
         pool=options.pool, renew_every=options.renew_every, learning_rate=options.rate, shift=options.shift
     )
+    if options.rehearse:
+        small = dataclasses.replace(SAMPLE_MODEL, layers=1, dim=32, heads=2, ffn_dim=32, text_dim=32)
+        config = DitTraining(
+            model=small, text_layers=1, pool=8, renew_every=5, batches={"start": 2, "window": 2, "first": 4}
+        )
     vae = FrozenVae(options.vae, options.device)
     run = train(config, options.folder, vae.encode, budget_of(options), options)
     print(json.dumps({"stage": "dit", "step": run.step, "seconds": round(run.seconds, 1), "finished": run.finished,

@@ -55,7 +55,7 @@ class VaeTraining:
     image_share: float = 0.3
     clips: tuple[tuple[int, int], ...] = ((9, 16), (9, 16), (25, 6))
     crop: int = SIDE
-    learning_rate: float = 5e-4
+    learning_rate: float = 1e-3
     ema_decay: float = 0.995
     kl_weight: float = 1e-4
 
@@ -247,6 +247,8 @@ def main(arguments: list[str] | None = None) -> int:
     config = VaeTraining(
         options.base_dim, options.images, options.image_share, clips, options.crop, options.rate
     )
+    if options.rehearse:
+        config, options.measure_clips = VaeTraining(base_dim=2, images=4, clips=((5, 1),)), 1
     run = train(config, options.folder, budget_of(options), options)
     frames = 33 if config.crop == SIDE else 9
     found = measure(
