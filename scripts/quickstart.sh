@@ -5,6 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/venv.sh
 seko_make_venv
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the sample is tiny: on a busy machine spinning threads stall each other
 artifact=artifacts/quickstart
 if [ -f "$artifact/manifest.json" ] && "$PYTHON" -m seko_runtime info "$artifact" >/dev/null 2>&1; then
     echo "reusing $artifact"

@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/venv.sh
 seko_make_venv dev
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the models of the tests are tiny; two spinning threads on a busy machine are slower
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the models are tiny: on a busy machine spinning threads stall each other
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
 "$PYTHON" -m mypy
