@@ -75,7 +75,7 @@ class CausalDit(nn.Module):
         """
         x, time, modulation, cos, sin = self._embed(torch.cat((clean, noisy), dim=2), times, frames)
         context = self.text_embedding(text)
-        for block in self.blocks:
+        for block in self._layers:
             x, _ = block(x, modulation, cos, sin, block.text_kv(context), None, mask)
         kept = noisy.shape[2]
         return self._unpatchify(self.head(x[:, -kept * self.stream.frame_tokens :], time[:, -kept:]), kept)
@@ -83,7 +83,7 @@ class CausalDit(nn.Module):
     def text_kv(self, text: Tensor) -> Cache:
         """Return every layer's cross-attention K and V of a prompt [B, text tokens, text_dim]."""
         context = self.text_embedding(text)
-        return [block.text_kv(context) for block in self.blocks]
+        return [block.text_kv(context) for block in self._layers]
 
     def step(
         self, latents: Tensor, times: Tensor, frames: Tensor, text_kv: Cache, cache: Cache | None
@@ -109,16 +109,21 @@ class CausalDit(nn.Module):
         x, time, modulation, cos, sin = self._embed(latents, times, frames)
         n, s = self.stream.frame_tokens, self.stream
         fresh: Cache = []
-        for layer, block in enumerate(self.blocks):
+        for layer, block in enumerate(self._layers):
             held = None if cache is None else cache[layer]
             cut = 0 if held is None else max(0, held[0].shape[1] // n + frames.shape[1] - s.cache_frames)
             if held is not None and cut:  # the oldest frames behind the sink go, before this chunk looks
-                held = tuple(
+                k, v = (
                     torch.cat((t[:, : s.sink_frames * n], t[:, (s.sink_frames + cut) * n :]), 1) for t in held
                 )
+                held = (k, v)
             x, written = block(x, modulation, cos, sin, text_kv[layer], held, None)
             fresh.append(written)
         return self._unpatchify(self.head(x, time), frames.shape[1]), fresh
+
+    @property
+    def _layers(self) -> list[_Block]:
+        return [block for block in self.blocks if isinstance(block, _Block)]
 
     def _embed(self, latents: Tensor, times: Tensor, frames: Tensor) -> tuple[Tensor, ...]:
         weight = self.patch_embedding.weight.flatten(1)
@@ -257,8 +262,10 @@ class _Head(nn.Module):
 def _modulate(x: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
     """Return the norm of x [B, S*n, d], scaled and shifted per frame by [B, S, 1, d]."""
     y = F.layer_norm(x, (x.shape[-1],), eps=eps).unflatten(1, (shift.shape[1], -1))
-    return (y * (1 + scale) + shift).flatten(1, 2)
+    modulated: Tensor = (y * (1 + scale) + shift).flatten(1, 2)
+    return modulated
 
 
 def _gated(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
-    return x + (y.float().unflatten(1, (gate.shape[1], -1)) * gate).flatten(1, 2)
+    step: Tensor = (y.float().unflatten(1, (gate.shape[1], -1)) * gate).flatten(1, 2)
+    return x + step

@@ -235,7 +235,7 @@ def _regress(
             x0 = predict_clean(student, clean, noisy, sigmas[which], text, frames, masks[layout], size)
             loss = (x0 - ends).square().mean()
         run.descend(loss)
-        run.log(every=config.updates_a_path, **{f"ode {layout}": loss})
+        run.log(config.updates_a_path, 1, **{f"ode {layout}": loss})
 
 
 def _self_force(

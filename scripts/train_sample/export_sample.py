@@ -108,6 +108,7 @@ def export(
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:
     rounded = {name: t.to(torch.bfloat16).contiguous() for name, t in tensors.items()}
     save_file(rounded, path, metadata={"format": "pt", "licence": "Apache-2.0"})
+    path.chmod(0o644)  # safetensors writes for its owner alone
 
 
 def _card(

@@ -37,6 +37,7 @@ _MOMENTS = {
 }  # file -> AdamW's name
 BETAS = (0.9, 0.98)
 WARMUP_STEPS = 100
+LONGEST_STEP = 2.0  # seconds that a step may count of the budget: compiling and saving are no training
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class Run:
             yield self.step
             self.step += 1
             now = time.monotonic()
-            self.seconds, self._mark = self.seconds + now - self._mark, now
+            self.seconds, self._mark = self.seconds + min(now - self._mark, LONGEST_STEP), now
             self.finished = self.budget.share(self.step, self.seconds) >= 1
             if now - self._saved > self.budget.save_every:
                 self.save()
@@ -376,13 +377,13 @@ def autocast(device: str) -> torch.autocast:
     return torch.autocast(device.split(":")[0], dtype=torch.bfloat16, enabled=device.startswith("cuda"))
 
 
-def compile_layers(layers: Iterable[nn.Module], wanted: bool) -> None:
-    """Compile each layer in place for static shapes: layers share their code, so depth costs no compile time."""
+def compile_layers(layers: Iterable[nn.Module], wanted: bool, *, dynamic: bool = False) -> None:
+    """Compile each layer in place, for static shapes or any: layers share their code, so depth costs no time."""
     if not wanted:
         return
     torch._dynamo.config.recompile_limit = 64  # one entry a layout, cache length and gradient mode
     for layer in layers:
-        layer.compile(dynamic=False)
+        layer.compile(dynamic=dynamic)
 
 
 def main(arguments: list[str] | None = None) -> int:

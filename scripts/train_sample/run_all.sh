@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains the whole sample, in calls of at most CALL minutes: call it again until it prints "sample: done".
 #   run_all.sh [CALL=9.2] [VAE=5] [DIT=10] [ODE=2.5] [DMD=5]     minutes of this call, and of each stage in all
-# Try the chain on a CPU: SEKO_TRAIN_OPTIONS="--rehearse --device cpu" run_all.sh 9 0.1 0.1 0.1 0.1
+# Try the chain on a CPU: SEKO_COMPILE= SEKO_TRAIN_OPTIONS="--rehearse --device cpu" run_all.sh 9 0.1 0.1 0.1 0.1
 # Runs stand in $SEKO_RUNS. What has to travel between machines is packed into $OUT as STAGE.GROUP.tar (bfloat16: 2 bytes
 # a parameter of a finished stage, 6 of an unfinished one) after each stage that this call worked on, and is taken up
 # again from $SEKO_CARRIED where $SEKO_RUNS does not have that stage. Written by this call: at most 8 files, 58 MiB.
@@ -10,7 +10,8 @@ cd "$(dirname "$0")/../.."
 call=${1:-9.2} vae=${2:-5} dit=${3:-10} ode=${4:-2.5} dmd=${5:-5}
 runs=${SEKO_RUNS:-/tmp/seko-sample} carried=${SEKO_CARRIED:-out/sample-runs} out=${OUT:-out/sample-runs}
 python=${SEKO_PYTHON:-python3}
-read -ra more <<<"${SEKO_TRAIN_OPTIONS:---compile}"
+read -ra more <<<"${SEKO_TRAIN_OPTIONS:-}"
+read -ra compile <<<"${SEKO_COMPILE---compile}" # for the DiT; the VAE trains too shortly for it
 export PYTHONPATH="$PWD:$PWD/runtime:$PWD/kernels${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
 deadline=$("$python" -c "import time; print(time.time() + 60 * $call)")
 mkdir -p "$runs" "$out"
@@ -39,27 +40,27 @@ stage() { # STAGE MINUTES SCRIPT OPTIONS...
         exit 0
     fi
 }
-judged() { # NAME OPTIONS...: a report and a sheet, where time is left
-    local name=$1
+judged() { # NAME OPTIONS...: a report and a sheet, once
+    local name=$1 left
     shift
+    [ -f "$runs/judge-$name.json" ] && return
+    left=$("$python" -c "import time; print(int($deadline - time.time()))")
+    if [ "$left" -lt 40 ]; then
+        echo "sample: not finished, call again (next: judge $name)"
+        exit 0
+    fi
     "$python" -m scripts.train_sample.evaluate --vae "$runs/vae" --teacher "$runs/dit" \
-        --sheet "$runs/sheet-$name.png" "$@" "${more[@]}" | tee "$runs/judge-$name.json"
+        --sheet "$runs/sheet-$name.png" "$@" "${more[@]}" | tee "$runs/judging"
+    mv "$runs/judging" "$runs/judge-$name.json"
     tar -C "$runs" -cf "$out/judge-$name.tar" "sheet-$name.png" "judge-$name.json"
 }
 
 stage vae "$vae" train_vae
-fresh_teacher=true
-finished dit && fresh_teacher=false
-stage dit "$dit" train_dit --vae "$runs/vae"
-if $fresh_teacher; then # what distillation has to reach: guided, many passes
-    judged teacher --prompts 64 --chunks 8 --passes 24 --euler --guidance 2.5
-fi
-fresh_ode=true
-finished ode && fresh_ode=false
-stage ode "$ode" distil --method ode --vae "$runs/vae" --teacher "$runs/dit"
-if $fresh_ode; then
-    judged ode --prompts 64 --chunks 20 --student "$runs/ode"
-fi
-stage dmd "$dmd" distil --method dmd --vae "$runs/vae" --teacher "$runs/dit" --begin "$runs/ode"
+stage dit "$dit" train_dit --vae "$runs/vae" "${compile[@]}"
+# What distillation has to reach: guided, many passes.
+judged teacher --prompts 64 --chunks 8 --passes 24 --euler --guidance 2.5
+stage ode "$ode" distil --method ode --vae "$runs/vae" --teacher "$runs/dit" "${compile[@]}"
+judged ode --prompts 64 --chunks 20 --student "$runs/ode"
+stage dmd "$dmd" distil --method dmd --vae "$runs/vae" --teacher "$runs/dit" --begin "$runs/ode" "${compile[@]}"
 judged dmd --prompts 200 --chunks 80 --student "$runs/dmd"
 echo "sample: done"

@@ -67,7 +67,7 @@ class DitTraining:
     batches: dict[str, int] = field(default_factory=lambda: {"start": 96, "window": 96, "first": 512})
     turns: tuple[str, ...] = ("start", "window", "first")
     pool: int = 8192
-    renew_every: int = 2
+    renew_every: int = 8
     learning_rate: float = 1.2e-3
     ema_decay: float = 0.999
     shift: float = 3.0

@@ -27,8 +27,10 @@ from scripts.train_sample.progress import (
     step_generator,
 )
 from scripts.train_sample.shapes import SIDE, draw_scenes, render
-from seko_export.models.wan_vae import Decoder, Encoder, VaeConfig, channels_last
-from seko_export.models.wan_vae_layers import FrameCaches
+from seko_export.models.wan_vae import Decoder, Encoder, VaeConfig
+from seko_export.models.wan_vae_layers import FrameCaches, RmsNorm
+
+_ORDER = torch.channels_last_3d  # of activations and kernels: what the layers work in
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,13 @@ class Vae(nn.Module):
 
     def encode(self, video: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and log-variance [B, z, F, h, w] float32 of video [B, 3, 1 + 4*(F-1), H, W] in -1..1."""
-        x = self.conv1(self.encoder(channels_last(video), FrameCaches(None))).float()
+        x = self.conv1(self.encoder(video.contiguous(memory_format=_ORDER), FrameCaches(None))).float()
         mean, spread = x.chunk(2, dim=1)
         return mean, spread.clamp(-20, 10)
 
     def decode(self, z: Tensor) -> Tensor:
         """Return video [B, 3, T, H, W] float32, not clamped, of z [B, z, F, h, w]."""
-        video: Tensor = self.decoder(self.conv2(channels_last(z)), FrameCaches(None))
+        video: Tensor = self.decoder(self.conv2(z.contiguous(memory_format=_ORDER)), FrameCaches(None))
         return video.float()
 
     def forward(self, video: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -155,7 +157,7 @@ def order_weights(vae: Vae) -> None:
     """Put the 3D kernels in the memory order of the activations; saved as contiguous all the same."""
     for p in vae.parameters():
         if p.dim() == 5:
-            p.data = p.data.contiguous(memory_format=torch.channels_last_3d)
+            p.data = p.data.contiguous(memory_format=_ORDER)
 
 
 def train(config: VaeTraining, folder: Path, budget: Budget, options: argparse.Namespace) -> Run:
@@ -167,7 +169,8 @@ def train(config: VaeTraining, folder: Path, budget: Budget, options: argparse.N
     order_weights(vae.to(device))
     run = Run(folder, vae, config.learning_rate, config.ema_decay, budget, resume=options.resume)
     run.facts["training"] = dataclasses.asdict(config)
-    compile_layers((*vae.encoder.downsamples, *vae.decoder.upsamples), options.compile)
+    # Norms are half of the kernels that eager launches; whole blocks carry a list of caches, so they stay eager.
+    compile_layers((m for m in vae.modules() if isinstance(m, RmsNorm)), options.compile, dynamic=True)
     for step in run.steps():
         frames, batch = config.clips[step % len(config.clips)]
         if budget.share(step, run.seconds) < config.image_share:

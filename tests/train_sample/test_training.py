@@ -25,6 +25,7 @@ from scripts.train_sample.progress import (
 )
 from scripts.train_sample.train_dit import DitTraining, load_teacher
 from scripts.train_sample.train_vae import VaeTraining
+from seko_export.checkpoints.vae_keys import vae_shapes
 from seko_export.config import ModelConfig, StreamConfig
 
 MICRO = DitTraining(
@@ -116,6 +117,11 @@ def test_vae_loss_falls_and_a_resumed_run_is_the_unbroken_one(tmp_path):
     found = train_vae.measure(train_vae.Vae(MICRO_VAE.vae), whole.ema, "cpu", 2, 5, 16)
     assert len(found["latents_std"]) == 16
     assert min(found["latents_std"]) > 0
+
+
+def test_the_vae_holds_what_a_checkpoint_of_its_config_holds():
+    shapes = {name: tuple(p.shape) for name, p in train_vae.Vae(MICRO_VAE.vae).named_parameters()}
+    assert shapes == vae_shapes(MICRO_VAE.vae, "both")
 
 
 def test_teacher_loss_falls(teacher):

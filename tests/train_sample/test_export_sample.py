@@ -1,0 +1,76 @@
+"""The shipped folder: bfloat16 by checkpoint names, digests that are true, limits that hold."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+from scripts.train_sample import distil, export_sample, train_dit, train_vae
+from scripts.train_sample.distil import Distillation
+from scripts.train_sample.judge import ATTRIBUTES
+from scripts.train_sample.progress import Budget, read_ema
+from scripts.train_sample.train_dit import load_teacher
+from seko_export.checkpoints.keys import wan_shapes
+from seko_export.models.sampler import Schedule
+from tests.train_sample.test_training import MICRO, MICRO_VAE, averaging_encoder, options
+
+SHARES = {"clips": 2, "followed": 0.5, **dict.fromkeys(ATTRIBUTES, 1.0)}
+JUDGED = {"start": SHARES, "end": SHARES, "video_seconds": 60.0}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Three runs of one step each."""
+    folder = tmp_path_factory.mktemp("runs")
+    runs = {name: folder / name for name in ("vae", "teacher", "student")}
+    vae = train_vae.train(MICRO_VAE, runs["vae"], Budget(steps=1), options())
+    vae.facts |= {"latents_mean": [0.0] * 16, "latents_std": [1.0] * 16, "psnr": 30.0, "psnr_worst": 29.0}
+    vae.save()
+    train_dit.train(MICRO, runs["teacher"], averaging_encoder, Budget(steps=1), options())
+    taught, teaching = load_teacher(runs["teacher"], "cpu")
+    config = Distillation("ode", batch=2, pool=4, teacher_passes=2)
+    distil.train(config, runs["student"], taught, teaching, averaging_encoder, Budget(steps=1), options())
+    return runs
+
+
+def test_the_folder_holds_what_the_builder_needs(runs, tmp_path):
+    goal = tmp_path / "sample"
+    total = export_sample.export(**runs, judged=JUDGED, goal=goal, docs=tmp_path / "docs")
+    names = {
+        "dit.safetensors",
+        "vae.safetensors",
+        "text.safetensors",
+        "tokenizer.json",
+        "config.json",
+        "MODEL.md",
+    }
+    assert {file.name for file in goal.iterdir()} == names
+    dit = load_file(goal / "dit.safetensors")
+    assert {name: tuple(t.shape) for name, t in dit.items()} == wan_shapes(MICRO.model)
+    assert {t.dtype for t in dit.values()} == {torch.bfloat16}
+    for name, value in read_ema(runs["student"])[0].items():
+        assert torch.equal(dit[name], value.bfloat16())
+    config = json.loads((goal / "config.json").read_text())
+    assert tuple(config["schedule"]["timesteps"]) == Schedule.warped().timesteps
+    assert Tokenizer.from_file(str(goal / "tokenizer.json")).encode("a red disc").ids[-1] == 1
+    card = (goal / "MODEL.md").read_text()
+    for name in names - {"MODEL.md"}:
+        assert f"{hashlib.sha256((goal / name).read_bytes()).hexdigest()}  {name}" in card
+    assert total == sum((goal / name).stat().st_size for name in names - {"MODEL.md"})
+
+
+def test_a_folder_is_never_overwritten_and_too_much_is_refused(runs, tmp_path, monkeypatch):
+    goal = tmp_path / "sample"
+    monkeypatch.setattr(export_sample, "LARGEST", 1000)
+    with pytest.raises(ValueError, match="at most 1000 ship"):
+        export_sample.export(**runs, judged=JUDGED, goal=goal, docs=None)
+    assert not goal.exists()
+    goal.mkdir()
+    with pytest.raises(FileExistsError, match="remove it"):
+        export_sample.export(**runs, judged=JUDGED, goal=goal, docs=None)
