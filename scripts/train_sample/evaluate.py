@@ -26,7 +26,7 @@ from scripts.train_sample.train_dit import Conditioned, empty_caption, load_teac
 from scripts.train_sample.train_vae import FrozenVae
 
 CLIP_LATENTS = 15  # judged at either end: 57 video frames, 3.6 s
-WARMUP_LATENTS = 3  # decoded and dropped before the clip at the end
+WARMUP_LATENTS = 6  # decoded and dropped before the clip at the end
 
 
 def streams(

@@ -45,7 +45,7 @@ BACKGROUNDS: dict[str, tuple[tuple[int, int, int], tuple[int, int, int]]] = {
     "green gradient": ((10, 34, 24), (60, 120, 84)),
     "purple gradient": ((30, 14, 44), (110, 76, 130)),
 }
-SIZES: dict[str, tuple[float, float]] = {"small": (7.5, 9.0), "medium": (11.5, 13.5), "large": (16.5, 19.5)}
+SIZES: dict[str, tuple[float, float]] = {"small": (8.5, 9.6), "medium": (12.0, 13.6), "large": (16.5, 19.5)}
 PULSE_DEPTH = 0.28
 COUNT_ODDS = (0.45, 0.35, 0.20)  # of one, two, three shapes
 REACH = (1.0, 0.8 * math.sqrt(2), 1.25, 1.0)  # of each shape, in radii
