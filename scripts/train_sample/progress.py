@@ -181,11 +181,9 @@ class Run:
         self.step, self.seconds = facts["step"], facts["seconds"]
         self.finished, self.facts = facts["finished"], facts["facts"]
         fill(self.ema, load_file(state / "ema.safetensors"))
-        if self.finished and not (state / "weights.safetensors").exists():
-            fill(self.parameters, self.ema)
-            return
-        fill(self.parameters, load_file(state / "weights.safetensors"))
-        if self.also is not None:
+        weights = state / "weights.safetensors"
+        fill(self.parameters, load_file(weights) if weights.exists() else self.ema)
+        if self.also is not None and not self.finished:
             fill(dict(self.also.named_parameters()), load_file(state / "fake.safetensors"))
         # A state that travelled lacks some of these: they start anew. Steps are each parameter's own: one that had
         # no gradient yet (pictures use no time convolution) counts fewer.
@@ -290,8 +288,9 @@ def pack(source: Path, goal: Path) -> dict[str, int]:
     facts = state / FACTS
     finished = json.loads(facts.read_text(encoding="utf-8"))["finished"]
     there = {path.stem for path in state.glob("*.safetensors")}
-    # The fake score is worth more than the student's moments, which come back in fifty steps.
-    groups = ["ema"] if finished else ["ema", "weights", "fake" if "fake" in there else "second_moments"]
+    # Beside a fake score the student's EMA is near enough to its weights: a call's files must stay below 64 MiB.
+    unfinished = ["ema", "fake"] if "fake" in there else ["ema", "weights", "second_moments"]
+    groups = ["ema"] if finished else unfinished
     goal.mkdir(parents=True, exist_ok=True)
     for old in goal.glob(f"{source.name}.*.tar"):
         old.unlink()

@@ -201,6 +201,21 @@ def test_an_unfinished_run_goes_on_where_it_was_unpacked(tmp_path):
     assert run.finished
 
 
+def test_an_unfinished_self_forcing_travels_with_its_fake_score(teacher, tmp_path):
+    taught, teaching = load_teacher(teacher, "cpu")
+    config = Distillation("dmd", batch=2, pool=4, fake_steps=1, start_chunks=2)
+
+    def go(folder: Path, budget: Budget, resume: bool) -> Run:
+        return distil.train(
+            config, folder, taught, teaching, averaging_encoder, budget, options(resume=resume)
+        )
+
+    go(tmp_path / "dmd", Budget(steps=3, deadline=0.0), False)
+    assert set(pack(tmp_path / "dmd", tmp_path)) == {"dmd.ema.tar", "dmd.fake.tar"}
+    unpack(tmp_path, tmp_path / "elsewhere" / "dmd")
+    assert go(tmp_path / "elsewhere" / "dmd", Budget(steps=2), True).finished
+
+
 def test_a_save_killed_between_its_renames_leaves_the_state_before(tmp_path):
     write_state(tmp_path, {"ema": {"x": torch.ones(2)}}, {"facts": {"number": 1}})
     (tmp_path / "state").rename(tmp_path / "state.before")
