@@ -45,6 +45,10 @@ class CudaMemory(CpuMemory):
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._pool: Any = None
 
+    def allocate(self, spec: TensorSpec) -> torch.Tensor:
+        # Not the CPU's: any error of CUDA is a RuntimeError, and `ordered` knows which of them means too little memory.
+        return torch.zeros(spec.shape, dtype=torch_dtype(spec.dtype), device=self.device)
+
     def upload(self, tensors: Mapping[str, MappedTensor]) -> dict[str, torch.Tensor]:
         """Copy all tensors into one allocation, through pinned windows filled by several threads."""
         places, total = block_places({name: mapped.nbytes for name, mapped in tensors.items()})

@@ -27,8 +27,6 @@ class CpuMemory:
     def allocate(self, spec: TensorSpec) -> torch.Tensor:
         try:
             return torch.zeros(spec.shape, dtype=torch_dtype(spec.dtype), device=self.device)
-        except torch.cuda.OutOfMemoryError:
-            raise  # `CudaMemory.ordered` knows the device and says more
         except RuntimeError as error:  # what torch's CPU allocator raises
             raise DeviceMemoryError(
                 f"buffer {spec.name} takes {spec.nbytes} bytes, more than this machine gives: "
