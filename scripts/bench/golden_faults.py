@@ -1,0 +1,65 @@
+"""How far a planted fault moves the golden chunks of the tiny model: what `verify`'s tolerance can see. CPU, eager.
+
+python scripts/bench/golden_faults.py docs/benchmarks/cpu.jsonl
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import torch
+from rows import append_row
+
+from seko_export import golden
+from seko_export.checkpoints import load_checkpoint, write_random_checkpoint
+from seko_export.config import PRESETS
+from seko_export.models.sampler import Schedule
+from seko_export.pieces import BuildConfig, make_pieces
+from seko_export.progress import silent
+from seko_export.weights import model_weights
+from seko_runtime.ring import Ring
+
+
+def main() -> None:
+    """Append a row a fault and cache format: the larger error of the two golden chunks."""
+    preset = PRESETS["tiny"]
+    slot = Ring.slot
+    faults: dict[str, Callable[[Ring, int], int]] = {
+        "slots off by one": lambda ring, frame: (
+            0 if frame == 0 else 1 + slot(ring, frame) % (ring.cache_frames - 1)
+        ),
+        "stale ring": lambda ring, frame: min(slot(ring, frame), 3 + frame % 3),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = Path(folder, "tiny.pt")
+        write_random_checkpoint(checkpoint, preset.model, format="self-forcing", seed=0, dtype=torch.float32)
+        for scheme in ("fp32", "fp4"):
+            config = BuildConfig(preset.model, preset.stream, Schedule.warped(), scheme, "cpu")
+            weights = dict(model_weights(make_pieces(config), load_checkpoint(checkpoint, preset.model)))
+            weights |= config.schedule.tables(config.stream)
+            record = golden.record(config, weights, silent)
+            weights |= record.scales
+            other = {"blocks.0.": "blocks.1.", "blocks.1.": "blocks.0."}
+            swapped = {other.get(name[:9], name[:9]) + name[9:]: tensor for name, tensor in weights.items()}
+            _row(config, "layers swapped", _error(config, swapped, record))
+            for fault, wrong in faults.items():
+                with mock.patch.object(Ring, "slot", wrong):
+                    _row(config, fault, _error(config, weights, record))
+
+
+def _error(config: BuildConfig, weights: dict[str, torch.Tensor], record: golden.Record) -> float:
+    made = golden.run_eager(config, weights, record.text, record.seeds, tuple(record.latents), silent, None)
+    return max(float((made[n] - right).norm() / right.norm()) for n, right in record.latents.items())
+
+
+def _row(config: BuildConfig, fault: str, error: float) -> None:
+    shape = f"tiny, {config.kv_scheme}: {fault}"
+    append_row(Path(sys.argv[1]), "golden_fault_error", shape, error, "relative error", None)
+
+
+if __name__ == "__main__":
+    main()
