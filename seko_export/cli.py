@@ -144,7 +144,10 @@ def verify(artifact: Path, as_json: bool) -> None:
     from seko_export.inspection import verify_artifact
 
     report = verify_artifact(artifact)
-    compared = f"worst relative error {report['worst_error']}, tolerance {report['tolerance']}"
+    worst = report["worst"]
+    compared = f"worst relative error {worst['golden']}, tolerance {worst['tolerance']}"
+    if worst["cache"] is not None:
+        compared += f"; of the cache {worst['cache']}, tolerance {worst['cache_tolerance']}"
     if as_json:
         _print_json(report)
     elif report["ok"]:

@@ -11,17 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
 from seko_export.backends.aoti import attention_backends
 from seko_export.describe import describe
-from seko_export.pieces import BuildConfig, FlatModule, Piece, dtype_name, make_pieces
+from seko_export.pieces import BuildConfig, FlatModule, Piece, dtype_name, make_buffers, make_pieces
 from seko_export.progress import Progress
 from seko_runtime.backends.aoti import torch_memory
+from seko_runtime.backends.torch_memory import torch_dtype
+from seko_runtime.golden import cache_tensor
 from seko_runtime.manifest import Golden, Weight
 from seko_runtime.session import Session
 
@@ -31,13 +31,33 @@ LIVE_TEXT_TOKENS = 24  # the rest of the text is zero padding, as a short prompt
 
 # How far an engine may be from the eager model over a golden chunk, as |a - b| / |b|. The two sum in other orders,
 # and a chunk is five passes that feed on each other; with a quantised cache a rounding can also flip a code.
-# Measured: float32 2.4e-7, bfloat16 at full size 1.3e-2 (docs/LOG.md). Planted faults in the tiny float32 model give
-# 0.02 (a stale ring) to 0.14 (layers swapped; docs/benchmarks/cpu.jsonl): float32 tolerances see them all. The
-# bfloat16 one does not see a stale ring: there, the tests of the step and of the runtime stand for it.
+# Measured: float32 2.4e-7, bfloat16 at full size 1.3e-2 (docs/LOG.md). Planted faults in the tiny model give 0.02 (a
+# stale ring) to 0.14 (layers swapped; docs/benchmarks/cpu.jsonl): too little for bfloat16's bound to see. So the cache
+# is recorded too: there the same faults give 1 or more, in any format.
 TOLERANCES = {
     torch.float32: {"exact": 1e-5, "lossy": 1e-3},
     torch.bfloat16: {"exact": 4e-2, "lossy": 4e-2},
 }
+CACHE_TOLERANCES = {
+    torch.float32: {"exact": 1e-4, "lossy": 0.05},
+    torch.bfloat16: {"exact": 0.25, "lossy": 0.5},
+}
+
+
+@dataclass(frozen=True)
+class EagerChunk:
+    """One chunk of the eager model.
+
+    Parameters
+    ----------
+    latents : Tensor
+        [B, C, F, h, w] float32.
+    cache : dict of str to Tensor
+        By buffer, in its dtype: the first token of every slot after the chunk, [L, B*cache_frames, ...].
+    """
+
+    latents: Tensor
+    cache: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -52,30 +72,45 @@ class Record:
         One a row.
     scales : dict of str to Tensor
         Calibrated weights of the cache format, by name; empty for an exact one.
-    latents : dict of int to Tensor
-        [B, C, F, h, w] float32 of each recorded chunk.
-    exact : dict of int to Tensor
+    chunks : dict of int to EagerChunk
+        The recorded ones.
+    exact : dict of int to EagerChunk
         The same on the exact track; empty for an exact format.
-    tolerance : float
+    tolerance, cache_tolerance : float
         For `verify`.
+    cache_step : int
+        Tokens between two samples of the cache.
     """
 
     text: Tensor
     seeds: tuple[int, ...]
     scales: dict[str, Tensor]
-    latents: dict[int, Tensor]
-    exact: dict[int, Tensor]
+    chunks: dict[int, EagerChunk]
+    exact: dict[int, EagerChunk]
     tolerance: float
+    cache_tolerance: float
+    cache_step: int
 
     @property
     def error_vs_exact(self) -> list[float]:
         """Relative error of the lossy track against the exact one, a recorded chunk each."""
-        return [float((self.latents[i] - self.exact[i]).norm() / self.exact[i].norm()) for i in self.exact]
+        return [
+            float((self.chunks[number].latents - exact.latents).norm() / exact.latents.norm())
+            for number, exact in self.exact.items()
+        ]
 
     @property
     def table(self) -> Golden:
         """The manifest's entry."""
-        return Golden(GOLDEN_FILE, self.seeds, tuple(self.latents), self.tolerance, text=TEXT)
+        return Golden(
+            GOLDEN_FILE,
+            self.seeds,
+            tuple(self.chunks),
+            self.tolerance,
+            text=TEXT,
+            cache_step=self.cache_step,
+            cache_tolerance=self.cache_tolerance,
+        )
 
 
 def record(config: BuildConfig, weights: Mapping[str, Tensor], progress: Progress) -> Record:
@@ -104,20 +139,22 @@ def record(config: BuildConfig, weights: Mapping[str, Tensor], progress: Progres
     peaks = KvPeaks(config)
     exact = run_eager(exact_config, on_device, text, seeds, chunks, progress, None if lossless else peaks)
     kind = "exact" if lossless else "lossy"
-    tolerance = TOLERANCES[config.dtype][kind]
+    judged = (TOLERANCES[config.dtype][kind], CACHE_TOLERANCES[config.dtype][kind], stream.frame_tokens)
     if lossless:
-        return Record(text, seeds, {}, exact, {}, tolerance)
+        return Record(text, seeds, {}, exact, {}, *judged)
     scales = peaks.calibrate()
     on_device |= {name: tensor.to(config.device) for name, tensor in scales.items()}
     lossy = run_eager(config, on_device, text, seeds, chunks, progress, None)
-    return Record(text, seeds, scales, lossy, exact, tolerance)
+    return Record(text, seeds, scales, lossy, exact, *judged)
 
 
 def write(folder: Path, made: Record) -> None:
     """Write the golden file into an artifact's folder."""
     tensors = {TEXT: made.text}
-    tensors |= {f"latents.{chunk}": tensor for chunk, tensor in made.latents.items()}
-    tensors |= {f"exact.{chunk}": tensor for chunk, tensor in made.exact.items()}
+    tensors |= {f"exact.{number}": chunk.latents for number, chunk in made.exact.items()}
+    for number, chunk in made.chunks.items():
+        tensors[f"latents.{number}"] = chunk.latents
+        tensors |= {cache_tensor(name, number): sample for name, sample in chunk.cache.items()}
     (folder / "golden").mkdir()
     save_file(tensors, folder / GOLDEN_FILE)
 
@@ -130,16 +167,19 @@ def run_eager(
     chunks: Sequence[int],
     progress: Progress,
     peaks: KvPeaks | None,
-) -> dict[int, Tensor]:
-    """Return the latents [B, C, F, h, w] float32 of the wanted chunks, made by the pieces in eager torch."""
-    made: dict[int, NDArray[np.float32]] = {}
+) -> dict[int, EagerChunk]:
+    """Return the wanted chunks, made by the pieces in eager torch."""
+    made: dict[int, EagerChunk] = {}
+    dtypes = {buffer.name: torch_dtype(buffer.dtype) for buffer in make_buffers(config)}
     with eager_session(config, weights, text, seeds, peaks) as session:
         for index in range(chunks[-1] + 1):
             progress(f"recording goldens ({config.kv_scheme})", index, chunks[-1] + 1)
             chunk = session.run_chunk()
             if index in chunks:
-                made[index] = chunk.to_host()
-    return {index: torch.from_numpy(latents) for index, latents in made.items()}
+                sample = session.cache_sample(config.stream.frame_tokens)
+                cache = {name: torch.from_numpy(numbers).to(dtypes[name]) for name, numbers in sample.items()}
+                made[index] = EagerChunk(torch.from_numpy(chunk.to_host()), cache)
+    return made
 
 
 @contextmanager

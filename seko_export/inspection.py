@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from dataclasses import asdict
@@ -11,6 +10,7 @@ from typing import Any
 
 from seko_runtime import open_artifact
 from seko_runtime.artifact import check_artifact
+from seko_runtime.golden import verdict
 
 
 def inspect_artifact(path: Path) -> dict[str, Any]:
@@ -58,19 +58,11 @@ def verify_artifact(path: Path) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``ok``, ``worst_error``, ``tolerance``, ``digest`` and, a recorded chunk each, ``chunks``: relative errors
-        against the golden and, for a lossy cache, against the exact track. An error that is no finite number is
-        given as text, because JSON has neither NaN nor infinity.
+        ``digest``, and what `seko_runtime.golden.verdict` says: ``ok``, ``worst`` and, a recorded chunk each,
+        ``errors``.
     """
     with open_artifact(path) as artifact:
-        errors = artifact.verify()
-        return {
-            "ok": all(error.within for error in errors),
-            "worst_error": _number(max((error.golden for error in errors), key=_nan_last)),
-            "tolerance": errors[0].tolerance,
-            "digest": artifact.digest,
-            "chunks": [{name: _number(value) for name, value in asdict(error).items()} for error in errors],
-        }
+        return {"digest": artifact.digest} | verdict(artifact.verify())
 
 
 def bench_artifact(path: Path, chunks: int) -> dict[str, Any]:
@@ -129,11 +121,3 @@ def percentile(values: list[float], share: float) -> float:
     """Return the smallest value that at least ``share`` of the values do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
-def _nan_last(value: float) -> float:
-    return math.inf if math.isnan(value) else value
-
-
-def _number(value: float | None) -> float | str | None:
-    return value if value is None or math.isfinite(value) else str(value)

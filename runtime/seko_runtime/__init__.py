@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from seko_runtime.artifact import ChunkError, OpenArtifact, open_artifact, read_manifest
+    from seko_runtime.artifact import OpenArtifact, open_artifact, read_manifest
+    from seko_runtime.golden import ChunkError
     from seko_runtime.manifest import Manifest
     from seko_runtime.session import Chunk, Session
 
@@ -23,7 +24,7 @@ __all__ = [
 
 _HOMES = {
     "Chunk": "session",
-    "ChunkError": "artifact",
+    "ChunkError": "golden",
     "Manifest": "manifest",
     "OpenArtifact": "artifact",
     "Session": "session",

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from seko_runtime import __version__
-from seko_runtime.artifact import ChunkError, OpenArtifact, open_artifact, read_manifest
+from seko_runtime.artifact import OpenArtifact, open_artifact, read_manifest
 from seko_runtime.errors import NumericError, SekoRuntimeError, UsageError
+from seko_runtime.golden import ChunkError, error_row, verdict
 from seko_runtime.video import ChunkWriter, check_suffix
 
 
@@ -74,7 +75,7 @@ def run(options: argparse.Namespace) -> dict[str, object]:
             "pool_bytes": manifest.kv.pool_bytes,
             "bf16_pool_bytes": manifest.kv.bf16_pool_bytes,
         },
-        "errors": [_error_row(error) for error in errors],
+        "errors": [error_row(error) for error in errors],
     }
     kind = "a linear preview of the latents, not decoded video" if writer.is_preview else "latents"
     ratio = manifest.kv.pool_bytes / max(manifest.kv.bf16_pool_bytes, 1)
@@ -84,7 +85,7 @@ def run(options: argparse.Namespace) -> dict[str, object]:
     )
     print(f"KV pool  {manifest.kv.pool_bytes} bytes ({manifest.kv.scheme}), {ratio:.4f} of bf16")
     for error in errors:
-        print(_error_line(error))
+        print(f"error    {error}")
     if not errors:
         print("error    not compared: the golden was recorded with other seeds, text or chunks")
     return result
@@ -95,22 +96,13 @@ def verify(options: argparse.Namespace) -> dict[str, object]:
     with open_artifact(options.artifact, device=options.device) as artifact:
         errors = artifact.verify()
         for error in errors:
-            print(_error_line(error))
-        worst = max(errors, key=lambda error: np.inf if np.isnan(error.golden) else error.golden)
-        result: dict[str, object] = {
-            "artifact": str(options.artifact),
-            "digest": artifact.digest,
-            "ok": all(error.within for error in errors),
-            "worst": _error_row(worst),
-            "errors": [_error_row(error) for error in errors],
-        }
+            print(f"error    {error}")
+        result = {"artifact": str(options.artifact), "digest": artifact.digest} | verdict(errors)
     if not result["ok"]:
         if options.json:
             print(json.dumps(result, sort_keys=True))
-        raise NumericError(
-            f"chunk {worst.chunk} differs from its golden by {worst.golden:.3g}, at most {worst.tolerance:.3g} is "
-            "allowed; rebuild the artifact on this kind of machine"
-        )
+        missed = next(error for error in errors if not error.within)
+        raise NumericError(f"a golden is missed: {missed}; rebuild the artifact on this kind of machine")
     return result
 
 
@@ -192,25 +184,6 @@ def _comparable_chunks(artifact: OpenArtifact, seeds: list[int], own_text: bool)
     if golden is None or own_text or list(golden.seeds) != seeds:
         return frozenset()
     return frozenset(golden.chunks)
-
-
-def _error_row(error: ChunkError) -> dict[str, object]:
-    return {
-        "chunk": error.chunk,
-        "golden": _number(error.golden),
-        "exact": None if error.exact is None else _number(error.exact),
-        "tolerance": error.tolerance,
-    }
-
-
-def _number(value: float) -> float | str:
-    """JSON has no NaN and no infinity."""
-    return value if np.isfinite(value) else str(value)
-
-
-def _error_line(error: ChunkError) -> str:
-    exact = "" if error.exact is None else f", exact track {error.exact:.3g}"
-    return f"error    chunk {error.chunk}: golden {error.golden:.3g} (at most {error.tolerance:.3g}){exact}"
 
 
 if __name__ == "__main__":

@@ -14,32 +14,14 @@ from numpy.typing import NDArray
 from seko_runtime.artifact_files import ArtifactFiles
 from seko_runtime.backends import Backend, check_backend, open_backend
 from seko_runtime.errors import SessionClosedError, UsageError
+from seko_runtime.golden import ChunkError, cache_tensor, relative_error, worst_cache_error
 from seko_runtime.host import check_cpu, check_device, check_torch
-from seko_runtime.manifest import Golden, Manifest, TensorSpec
+from seko_runtime.manifest import Buffer, Golden, Manifest, TensorSpec
 from seko_runtime.manifest_reader import parse_manifest
 from seko_runtime.memory import Engine, Memory, Tensor
 from seko_runtime.programs_check import TEXT_BUFFER, Programs, resolve_programs
 from seko_runtime.safetensors_map import MappedTensor, check_tensor, map_safetensors
 from seko_runtime.session import Session
-
-
-@dataclass(frozen=True)
-class ChunkError:
-    """How far a replayed chunk is from what was recorded, as ||found - recorded|| / ||recorded||.
-
-    ``golden`` compares with the recording of the same numeric track; ``exact``, where it was recorded, with the track
-    that quantises nothing.
-    """
-
-    chunk: int
-    golden: float
-    exact: float | None
-    tolerance: float
-
-    @property
-    def within(self) -> bool:
-        """Whether the golden is met; never, if a number is NaN."""
-        return self.golden <= self.tolerance
 
 
 def open_artifact(path: str | Path, device: str = "auto") -> OpenArtifact:
@@ -235,11 +217,26 @@ class OpenArtifact:
             for number in range(golden.chunks[-1] + 1):
                 chunk = session.run_chunk()
                 if number in golden.chunks:
-                    errors.append(self.chunk_error(number, chunk.to_host()))
+                    sample = session.cache_sample(golden.cache_step) if golden.cache_step else None
+                    errors.append(self.chunk_error(number, chunk.to_host(), sample))
         return errors
 
-    def chunk_error(self, number: int, latents: NDArray[np.float32]) -> ChunkError:
+    def chunk_error(
+        self,
+        number: int,
+        latents: NDArray[np.float32],
+        cache: Mapping[str, NDArray[np.float32]] | None = None,
+    ) -> ChunkError:
         """Compare chunk ``number``, made with the golden's seeds and text, with what was recorded.
+
+        Parameters
+        ----------
+        number : int
+            Of the chunk.
+        latents : numpy.ndarray
+            float32 [B, C, F, h, w], as `Chunk.to_host` gives them.
+        cache : mapping of str to numpy.ndarray, optional
+            What `Session.cache_sample` gave after that chunk.
 
         Raises
         ------
@@ -255,6 +252,8 @@ class OpenArtifact:
             golden=relative_error(latents, tensors[f"latents.{number}"].to_numpy()),
             exact=None if exact is None else relative_error(latents, exact.to_numpy()),
             tolerance=golden.tolerance,
+            cache=None if cache is None else worst_cache_error(cache, tensors, number, self.manifest.buffers),
+            cache_tolerance=golden.cache_tolerance,
         )
 
     @property
@@ -284,16 +283,6 @@ class OpenArtifact:
         self.close()
 
 
-def relative_error(found: NDArray[np.generic], recorded: NDArray[np.generic]) -> float:
-    """||found - recorded|| / ||recorded|| over all numbers, in float64."""
-    wanted = recorded.astype(np.float64)
-    norm = float(np.linalg.norm(wanted))
-    difference = float(np.linalg.norm(found.astype(np.float64) - wanted))
-    if norm == 0:
-        return 0.0 if difference == 0 else float("inf")
-    return difference / norm
-
-
 def _place_weights(manifest: Manifest, files: Mapping[str, memoryview]) -> dict[str, MappedTensor]:
     headers = {
         path: map_safetensors(files[path], path) for path in {weight.file for weight in manifest.weights}
@@ -314,9 +303,24 @@ def _place_golden(manifest: Manifest, files: Mapping[str, memoryview]) -> dict[s
         check_tensor(found, TensorSpec(f"latents.{chunk}", shape, "float32"), golden.file)
         if f"exact.{chunk}" in found:
             check_tensor(found, TensorSpec(f"exact.{chunk}", shape, "float32"), golden.file)
+        if golden.cache_step:
+            for buffer in manifest.buffers:
+                if buffer.role == "cache":
+                    _check_cache_sample(found, buffer, chunk, golden)
     if golden.text is not None:
         text = next((buffer for buffer in manifest.buffers if buffer.name == TEXT_BUFFER), None)
         dtype = found[golden.text].dtype if golden.text in found else "float32"  # any dtype that converts
         if text is not None:
             check_tensor(found, TensorSpec(golden.text, text.shape, dtype), golden.file)
     return found
+
+
+def _check_cache_sample(
+    found: Mapping[str, MappedTensor], buffer: Buffer, chunk: int, golden: Golden
+) -> None:
+    axis = int(buffer.layered)
+    shape = list(buffer.shape)
+    shape[axis] = -(-shape[axis] // golden.cache_step)
+    name = cache_tensor(buffer.name, chunk)
+    dtype = found[name].dtype if name in found else buffer.dtype  # any dtype that converts
+    check_tensor(found, TensorSpec(name, tuple(shape), dtype), golden.file)

@@ -150,13 +150,19 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Golden:
-    """Recorded chunks: tensors ``latents.{chunk}``, optionally ``exact.{chunk}``, and the text input."""
+    """Recorded chunks: tensors ``latents.{chunk}``, optionally ``exact.{chunk}``, and the text input.
+
+    With ``cache_step`` also ``cache.{buffer}.{chunk}``: every ``cache_step``-th entry of the row axis of each cache
+    buffer, after the chunk.
+    """
 
     file: str
     seeds: tuple[int, ...]
     chunks: tuple[int, ...]
     tolerance: float
     text: str | None = None
+    cache_step: int = 0
+    cache_tolerance: float = 0.0
 
 
 @dataclass(frozen=True)

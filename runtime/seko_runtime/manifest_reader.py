@@ -269,6 +269,8 @@ def _read_golden(value: object, where: str) -> Golden:
         chunks=chunks,
         tolerance=fields.number("tolerance"),
         text=fields.optional("text", as_name),
+        cache_step=fields.optional("cache_step", as_integer) or 0,
+        cache_tolerance=fields.optional("cache_tolerance", as_number) or 0.0,
     )
     if not chunks or list(chunks) != sorted(set(chunks)):
         raise ManifestError(f"{where}.chunks is {list(chunks)[:8]}, expected rising chunk numbers")

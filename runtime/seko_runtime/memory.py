@@ -60,6 +60,10 @@ class Memory(Protocol):
         """View of the ``row``-th of ``rows`` equal parts along ``axis``."""
         ...
 
+    def every(self, tensor: Tensor, axis: int, step: int) -> Tensor:
+        """View of every ``step``-th entry along ``axis``, from entry 0 on."""
+        ...
+
     def keep_static(self, tensor: Tensor) -> None:
         """Promise that ``tensor`` stays at its address while the session lives."""
         ...

@@ -216,6 +216,31 @@ class Session:
                     self._memory.zero(view)
         self._first_frames[row] = 0
 
+    def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
+        """Copy every ``step``-th token of every cache buffer to the host; waits for the last chunk.
+
+        Parameters
+        ----------
+        step : int
+            At least 1; `Golden.cache_step`.
+
+        Returns
+        -------
+        dict of str to numpy.ndarray
+            A cache buffer each: its numbers as float32, codes of one byte as whole numbers.
+
+        Raises
+        ------
+        SessionClosedError
+            After `close()`.
+        """
+        live = self._check_open()
+        return {
+            spec.name: self._memory.read(self._memory.every(live.buffers[spec.name], int(spec.layered), step))
+            for spec in self.manifest.buffers
+            if spec.role == "cache"
+        }
+
     @property
     def stats(self) -> SessionStats:
         """Counters so far."""

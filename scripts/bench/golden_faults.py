@@ -18,14 +18,15 @@ from seko_export import golden
 from seko_export.checkpoints import load_checkpoint, write_random_checkpoint
 from seko_export.config import PRESETS
 from seko_export.models.sampler import Schedule
-from seko_export.pieces import BuildConfig, make_pieces
+from seko_export.pieces import BuildConfig, make_buffers, make_pieces
 from seko_export.progress import silent
 from seko_export.weights import model_weights
+from seko_runtime.golden import cache_error, relative_error
 from seko_runtime.ring import Ring
 
 
 def main() -> None:
-    """Append a row a fault and cache format: the larger error of the two golden chunks."""
+    """Append two rows a fault and cache format: the larger errors of the two golden chunks."""
     preset = PRESETS["tiny"]
     slot = Ring.slot
     faults: dict[str, Callable[[Ring, int], int]] = {
@@ -45,20 +46,33 @@ def main() -> None:
             weights |= record.scales
             other = {"blocks.0.": "blocks.1.", "blocks.1.": "blocks.0."}
             swapped = {other.get(name[:9], name[:9]) + name[9:]: tensor for name, tensor in weights.items()}
-            _row(config, "layers swapped", _error(config, swapped, record))
+            _row(config, "layers swapped", _errors(config, swapped, record))
             for fault, wrong in faults.items():
                 with mock.patch.object(Ring, "slot", wrong):
-                    _row(config, fault, _error(config, weights, record))
+                    _row(config, fault, _errors(config, weights, record))
 
 
-def _error(config: BuildConfig, weights: dict[str, torch.Tensor], record: golden.Record) -> float:
-    made = golden.run_eager(config, weights, record.text, record.seeds, tuple(record.latents), silent, None)
-    return max(float((made[n] - right).norm() / right.norm()) for n, right in record.latents.items())
+def _errors(
+    config: BuildConfig, weights: dict[str, torch.Tensor], record: golden.Record
+) -> tuple[float, float]:
+    """Errors of the latents and of the cache, as `verify` measures them."""
+    made = golden.run_eager(config, weights, record.text, record.seeds, tuple(record.chunks), silent, None)
+    latents, caches = [], []
+    for number, right in record.chunks.items():
+        latents.append(relative_error(made[number].latents.numpy(), right.latents.numpy()))
+        for buffer in make_buffers(config):
+            if buffer.role == "cache":
+                found, wanted = (chunk.cache[buffer.name].float().numpy() for chunk in (made[number], right))
+                caches.append(cache_error(found, wanted, buffer.dtype, layered=buffer.layered))
+    return max(latents), max(caches)
 
 
-def _row(config: BuildConfig, fault: str, error: float) -> None:
+def _row(config: BuildConfig, fault: str, errors: tuple[float, float]) -> None:
     shape = f"tiny, {config.kv_scheme}: {fault}"
-    append_row(Path(sys.argv[1]), "golden_fault_error", shape, error, "relative error", None)
+    codes = config.kv_scheme != config.exact_scheme
+    append_row(Path(sys.argv[1]), "golden_fault_error", shape, errors[0], "relative error", None)
+    unit = "share of a token's codes" if codes else "relative error of a token"
+    append_row(Path(sys.argv[1]), "golden_fault_cache_error", shape, errors[1], unit, None)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from scripts.train_sample import ranks
 from scripts.train_sample.causal_training import CausalDit, sequence_mask
 from scripts.train_sample.latent_pool import LAYOUTS, Batch, LatentPool, sequence_times
 from scripts.train_sample.progress import (
@@ -41,6 +42,7 @@ from scripts.train_sample.progress import (
     descend,
     fill,
     read_ema,
+    scaled,
     step_generator,
 )
 from scripts.train_sample.rollout import roll_out, warped
@@ -248,6 +250,8 @@ def _self_force(
         fake.parameters(), config.fake_rate
     )  # its moments are not saved: they come back quickly
     sigmas = torch.tensor(config.sigmas, device=device)
+    # One near and one far, as all windows far down lie alike: reading frame numbers waits for the device.
+    masks: dict[bool, Tensor] = {}
     for step in run.steps():
         generator = step_generator(device, options.seed + 5, step)
         far = step % 2 == 1
@@ -264,8 +268,10 @@ def _self_force(
         # One sequence scores every generated chunk behind the student's own earlier ones.
         clean = (made if prefix is None else torch.cat((prefix, made), dim=2))[:, :, :-size]
         first = frames.shape[1] - made.shape[2]
-        row = frames[0].tolist()
-        mask = sequence_mask(row[:-size], row[first:], stream, device)
+        if far not in masks:
+            row = frames[0].tolist()
+            masks[far] = sequence_mask(row[:-size], row[first:], stream, device)
+        mask = masks[far]
         sequence = torch.cat((frames[:, :-size], frames[:, first:]), dim=1)
         chunks = made.shape[2] // size
 
@@ -335,11 +341,18 @@ def main(arguments: list[str] | None = None) -> int:
     for name in ("batch", "pool", "fake_steps", "start_chunks", "updates_a_path", "teacher_passes"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Distillation, name))
     options = parser.parse_args(arguments)
+    with ranks.joined(options.device) as options.device:
+        _distil(options)
+    return 0
+
+
+def _distil(options: argparse.Namespace) -> None:
     chosen = {
         f.name: getattr(options, f.name) for f in dataclasses.fields(Distillation) if hasattr(options, f.name)
     }
     if options.rehearse:
         chosen |= {"batch": 2, "pool": 8, "teacher_passes": 6, "start_chunks": 4, "fake_steps": 1}
+    chosen["batch"] = scaled(chosen["batch"], options)
     teacher, teaching = load_teacher(options.teacher, options.device)
     begin = read_ema(options.begin)[0] if options.begin else None
     encode_video = FrozenVae(options.vae, options.device).encode
@@ -353,17 +366,9 @@ def main(arguments: list[str] | None = None) -> int:
         options,
         begin,
     )
-    print(
-        json.dumps(
-            {
-                "stage": options.method,
-                "step": run.step,
-                "seconds": round(run.seconds, 1),
-                "finished": run.finished,
-            }
-        )
-    )
-    return 0
+    if ranks.is_first():
+        print(json.dumps({"stage": options.method, "step": run.step, "seconds": round(run.seconds, 1),
+                          "finished": run.finished}))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from scripts.train_sample import ranks
 from scripts.train_sample.captions import caption, describe, parse
 from scripts.train_sample.judge import judge, summary
 from scripts.train_sample.progress import autocast, compile_layers, fill, read_ema
@@ -27,6 +28,8 @@ from scripts.train_sample.train_vae import FrozenVae
 
 CLIP_LATENTS = 15  # judged at either end: 57 video frames, 3.6 s
 WARMUP_LATENTS = 6  # decoded and dropped before the clip at the end
+# Streams at once, alone and as one of several ranks: there a rank's part of 200 prompts is done in one go.
+BATCH, RANK_BATCH = 64, 100
 
 
 def streams(
@@ -91,8 +94,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rehearse", action="store_true", help="few prompts, short streams")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args(arguments)
+    with ranks.joined(options.device) as options.device:
+        _judge_run(options)
+    return 0
+
+
+def _judge_run(options: argparse.Namespace) -> None:
     if options.rehearse:
-        options.prompts, options.chunks, options.passes = 2, 7, 2
+        options.prompts, options.chunks, options.passes = max(2, ranks.world()), 7, 2
+    if options.prompts < ranks.world():
+        raise ValueError(f"{options.prompts} prompts for {ranks.world()} ranks; ask for one a rank or more")
     began = time.monotonic()
     both, _ = load_teacher(options.teacher, options.device)
     if options.student:
@@ -105,29 +116,36 @@ def main(arguments: list[str] | None = None) -> int:
     prompts = [
         caption(d, rng) for d in describe(draw_scenes(options.prompts, 123_000 + options.seed, held_out=True))
     ]
+    part = ranks.share(len(prompts))
+    batch = BATCH if ranks.world() == 1 else RANK_BATCH
     latents = torch.cat([
         streams(
-            both, prompts[i : i + 64], options.chunks, warped(options.passes, options.shift), options.guidance,
-            not options.euler, options.seed + i, options.device,
+            both, prompts[i : min(i + batch, part.stop)], options.chunks, warped(options.passes, options.shift),
+            options.guidance, not options.euler, options.seed + i, options.device,
         )
-        for i in range(0, len(prompts), 64)
+        for i in part[::batch]
     ])  # fmt: skip
     start = decoded(vae, latents[:, :, :CLIP_LATENTS], options.device)
     end = decoded(vae, latents[:, :, -CLIP_LATENTS - WARMUP_LATENTS :], options.device)[
         :, :, 4 * WARMUP_LATENTS :
     ]
-    wanted = [parse(prompt) for prompt in prompts]
+    mine = [prompts[i] for i in part]
+    wanted = [parse(prompt) for prompt in mine]
+    verdicts = ranks.gather([
+        (judge(a, w), judge(z, w)) for a, z, w in zip(start, end, wanted, strict=True)
+    ])  # fmt: skip
+    if not ranks.is_first():
+        return
     report = {
         "stage": "judge",
-        "start": summary([judge(v, w) for v, w in zip(start, wanted, strict=True)]),
-        "end": summary([judge(v, w) for v, w in zip(end, wanted, strict=True)]),
+        "start": summary([first for first, _ in verdicts]),
+        "end": summary([last for _, last in verdicts]),
         "video_seconds": round((4 * latents.shape[2] - 3) / 16, 1),
         "seconds": round(time.monotonic() - began, 1),
     }
     if options.sheet:
-        draw_sheet(options.sheet, start, end, prompts)
+        draw_sheet(options.sheet, start, end, mine)
     print(json.dumps(report))
-    return 0
 
 
 if __name__ == "__main__":

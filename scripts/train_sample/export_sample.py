@@ -132,6 +132,7 @@ def _card(
         psnr=f"{facts[0]['psnr']:.1f}",
         psnr_worst=f"{facts[0]['psnr_worst']:.1f}",
         minutes=" + ".join(f"{line['seconds'] / 60:.1f}" for line in ends),
+        gpus=_gpus(max(told.get("ranks", 1) for told in facts)),
         steps=" + ".join(str(line["step"]) for line in ends),
         method=facts[2]["distillation"]["method"],
         guidance=facts[2]["distillation"]["guidance"],
@@ -144,6 +145,10 @@ def _card(
         video_seconds=judged["video_seconds"],
         digests="\n".join(f"    {digest}  {name}" for name, digest in digests.items()),
     )
+
+
+def _gpus(ranks: int) -> str:
+    return "one GPU" if ranks == 1 else f"up to {ranks} GPUs"
 
 
 def main(arguments: list[str] | None = None) -> int:

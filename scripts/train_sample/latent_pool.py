@@ -10,6 +10,7 @@ another, right after it or far down the stream. Layouts (numbers are chunks):
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from scripts.train_sample import ranks
 from scripts.train_sample.captions import caption, describe
 from scripts.train_sample.shapes import Scenes, draw_scenes, render
 from scripts.train_sample.text import token_ids
@@ -56,9 +58,7 @@ class Batch:
 
     def chunks(self, numbers: tuple[int, ...], size: int) -> tuple[Tensor, Tensor]:
         """Return latents [B, C, len(numbers)*size, h, w] and frames of those chunks."""
-        at = torch.tensor(
-            [n * size + i for n in numbers for i in range(size)], device=self.frames.device, dtype=torch.long
-        )
+        at = _places(numbers, size, self.frames.device)
         return self.latents[:, :, at], self.frames[:, at]
 
 
@@ -68,7 +68,7 @@ class LatentPool:
     Parameters
     ----------
     size : int
-        Samples held; the first half of the slots hold contiguous ones.
+        Samples held by all ranks together, each its own scenes; the first half of the slots hold contiguous ones.
     stream : StreamConfig
         Chunk length and latent size.
     encode : callable
@@ -102,6 +102,7 @@ class LatentPool:
         farthest: int = 1400,
         batch: int = 16,
     ) -> None:
+        size = _rank_size(size, batch)
         self.size, self.stream, self.encode, self.device, self.seed = size, stream, encode, device, seed
         self.tokenizer, self.text_tokens, self.farthest = tokenizer, text_tokens, farthest
         self.batch = min(batch, size // 2)
@@ -123,8 +124,9 @@ class LatentPool:
         """Encode the next few scenes into the slots that were written longest ago."""
         half = self.size // 2
         step, self.written = self.written // self.batch, self.written + self.batch
-        scenes = draw_scenes(self.batch, self.seed * 1_000_003 + 50_000_000 + step, self.device)
-        rng = random.Random(self.seed * 1_000_003 + step)
+        seed = self.seed * 1_000_003 + step + ranks.seed_offset()
+        scenes = draw_scenes(self.batch, seed + 50_000_000, self.device)
+        rng = random.Random(seed)
         contiguous = step % 2 == 0
         # Contiguous samples fill the first half of the slots, the others the second.
         turn = (step // 2) * self.batch
@@ -178,3 +180,17 @@ def sequence_times(sigma: Tensor, clean_frames: int, chunk: int) -> Tensor:
     """Return times [B, S] of a sequence: 0 for clean frames, 1000 * sigma of each noisy chunk (sigma [B, chunks])."""
     noisy = (1000 * sigma).repeat_interleave(chunk, dim=1)
     return torch.cat((noisy.new_zeros(len(sigma), clean_frames), noisy), dim=1)
+
+
+@functools.cache
+def _places(numbers: tuple[int, ...], size: int, device: torch.device) -> Tensor:
+    """Return the frames of chunks, int64; kept, as each copy to a device waits for all of its work."""
+    return torch.tensor([n * size + i for n in numbers for i in range(size)], device=device, dtype=torch.long)
+
+
+def _rank_size(size: int, batch: int) -> int:
+    """Return a rank's part of a pool of ``size``: whole pairs of batches of at most ``batch``."""
+    if ranks.world() == 1:
+        return size
+    part = max(2, size // ranks.world())
+    return part - part % (2 * min(batch, part // 2))

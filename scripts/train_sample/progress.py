@@ -26,6 +26,8 @@ import torch._dynamo
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from scripts.train_sample import ranks
+
 STATE = "state"  # folder in a run's folder
 FACTS = "state.json"
 LOSSES = "losses.jsonl"
@@ -69,6 +71,8 @@ class Budget:
 
 class Run:
     """A training run in a folder: parameters, AdamW, EMA; resumes where the folder stands.
+
+    Of several ranks each holds one, equal from the start; the clock and the files are rank 0's.
 
     Parameters
     ----------
@@ -115,22 +119,27 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         if state is not None:
             self._load(state)
+        ranks.equalise(self._tensors())
         self._mark = self._saved = time.monotonic()
 
     def steps(self) -> Iterator[int]:
         """Yield step numbers until the run is finished or its time is up; saves on the way and at the end."""
         self._mark = self._saved = time.monotonic()
-        while not self.finished and time.time() < self.budget.deadline:
+        (late,) = ranks.agree(time.time() >= self.budget.deadline)
+        self.facts["ranks"] = max(ranks.world(), self.facts.get("ranks", 1))
+        while not self.finished and not late:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.rate()
             yield self.step
             self.step += 1
             now = time.monotonic()
-            self.seconds, self._mark = self.seconds + min(now - self._mark, LONGEST_STEP), now
+            spent, self._mark = min(now - self._mark, LONGEST_STEP), now
+            self.seconds, late = ranks.agree(self.seconds + spent, time.time() >= self.budget.deadline)
             self.finished = self.budget.share(self.step, self.seconds) >= 1
             if now - self._saved > self.budget.save_every:
                 self.save()
         self.save()
+        ranks.require_equal(self._tensors())
 
     def rate(self) -> float:
         """Return the learning rate now: warm-up, then a cosine down to a twentieth."""
@@ -147,7 +156,7 @@ class Run:
 
     def log(self, every: int = 20, turns: int = 1, **numbers: Tensor | float) -> None:
         """Append to the loss log, ``turns`` lines each ``every * turns`` steps: reading a loss waits for the device."""
-        if self.step // turns % every:
+        if self.step // turns % every or not ranks.is_first():
             return
         line = {"step": self.step, "seconds": round(self.seconds, 2), "rate": self.rate()}
         line |= {name: float(torch.as_tensor(value).detach()) for name, value in numbers.items()}
@@ -159,7 +168,9 @@ class Run:
             file.write(json.dumps(line) + "\n")
 
     def save(self) -> None:
-        """Write the whole state, atomically: a killed save leaves the one before."""
+        """Write the whole state, atomically: a killed save leaves the one before. Rank 0 writes it for all."""
+        if not ranks.is_first():
+            return
         moments = self.optimizer.state
         groups = {
             "weights": {name: p.detach() for name, p in self.parameters.items()},
@@ -175,6 +186,13 @@ class Run:
         write_state(self.folder, groups, facts)
         draw_curve(self.folder)
         self._saved = time.monotonic()
+
+    def _tensors(self) -> list[Tensor]:
+        """Return all that is equal on every rank, float32; second networks' moments start anew and stay equal, too."""
+        also = [] if self.also is None else list(self.also.parameters())
+        moments = [self.optimizer.state[p] for p in self.parameters.values() if p in self.optimizer.state]
+        held = [state[name] for state in moments for name in _MOMENTS.values()]
+        return [*self.parameters.values(), *self.ema.values(), *also, *held]
 
     def _load(self, state: Path) -> None:
         facts = json.loads((state / FACTS).read_text(encoding="utf-8"))
@@ -208,10 +226,12 @@ def adamw(parameters: Iterable[Tensor], learning_rate: float) -> torch.optim.Ada
 
 
 def descend(loss: Tensor, optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> None:
-    """Take one step down a loss, its gradient clipped to norm 1."""
+    """Take one step down a loss, the mean of its gradient over the ranks clipped to norm 1."""
+    parameters = list(parameters)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
-    torch.nn.utils.clip_grad_norm_(list(parameters), 1.0)
+    ranks.mean_gradients(parameters)
+    torch.nn.utils.clip_grad_norm_(parameters, 1.0)
     optimizer.step()
 
 
@@ -354,6 +374,9 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--save-every", type=float, default=60.0, help="seconds")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument(
+        "--batch-scale", type=float, default=1.0, help="multiplies each batch; every rank has one of its own"
+    )
+    parser.add_argument(
         "--compile", action="store_true", help="torch.compile, layer by layer; pays from a minute on"
     )
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes: try the whole chain on a CPU")
@@ -366,9 +389,15 @@ def budget_of(options: argparse.Namespace) -> Budget:
     return Budget(options.minutes, options.deadline, options.steps, options.save_every)
 
 
+def scaled(batch: int, options: argparse.Namespace) -> int:
+    """Return a batch times ``--batch-scale``, at least 1."""
+    scale: float = options.batch_scale
+    return max(1, round(batch * scale))
+
+
 def step_generator(device: str, seed: int, step: int) -> torch.Generator:
-    """Return the generator of one step: a resumed run draws what the unbroken one would have drawn."""
-    return torch.Generator(device).manual_seed(seed * 1_000_003 + step)
+    """Return a rank's generator of one step: a resumed run draws what the unbroken one would have drawn."""
+    return torch.Generator(device).manual_seed(seed * 1_000_003 + step + ranks.seed_offset())
 
 
 def autocast(device: str) -> torch.autocast:

@@ -10,7 +10,21 @@ cd "$(dirname "$0")/../.."
 call=${1:-9.2} vae=${2:-5} dit=${3:-10} ode=${4:-2.5} dmd=${5:-5}
 runs=${SEKO_RUNS:-/tmp/seko-sample} carried=${SEKO_CARRIED:-out/sample-runs} out=${OUT:-out/sample-runs}
 python=${SEKO_PYTHON:-python3}
-read -ra more <<<"${SEKO_TRAIN_OPTIONS:-}"
+ranks=${SEKO_RANKS:-1} # GPUs of this host to train on, the first of those that are visible
+launch=("$python")
+if [ "$ranks" -gt 1 ]; then
+    launch+=(-m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node "$ranks")
+    cores=$(($(nproc) / ranks > 0 ? $(nproc) / ranks : 1)) # torchrun alone would give each rank one
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$cores} TORCHINDUCTOR_COMPILE_THREADS=${TORCHINDUCTOR_COMPILE_THREADS:-$cores}
+fi
+read -ra more <<<"${SEKO_TRAIN_OPTIONS:-}" # of every training script
+judging=()                                 # of these, what evaluate.py takes, too
+for ((i = 0; i < ${#more[@]}; i++)); do
+    case ${more[i]} in
+    --rehearse | --device=* | --seed=*) judging+=("${more[i]}") ;;
+    --device | --seed) judging+=("${more[@]:i:2}") ;;
+    esac
+done
 read -ra compile <<<"${SEKO_COMPILE---compile}" # for the DiT; the VAE trains too shortly for it
 export PYTHONPATH="$PWD:$PWD/runtime:$PWD/kernels${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
 deadline=$("$python" -c "import time; print(time.time() + 60 * $call)")
@@ -32,7 +46,7 @@ stage() { # STAGE MINUTES SCRIPT OPTIONS...
         echo "sample: not finished, call again (next: $name)"
         exit 0
     fi
-    "$python" -m "scripts.train_sample.$script" --folder "$runs/$name" --minutes "$minutes" --deadline "$deadline" \
+    "${launch[@]}" -m "scripts.train_sample.$script" --folder "$runs/$name" --minutes "$minutes" --deadline "$deadline" \
         --resume "$@" "${more[@]}" | tee "$runs/$name.json"
     "$python" -m scripts.train_sample.progress pack "$runs/$name" "$out"
     if ! finished "$name"; then
@@ -49,8 +63,8 @@ judged() { # NAME OPTIONS...: a report and a sheet, once
         echo "sample: not finished, call again (next: judge $name)"
         exit 0
     fi
-    "$python" -m scripts.train_sample.evaluate --vae "$runs/vae" --teacher "$runs/dit" \
-        --sheet "$runs/sheet-$name.png" "$@" "${more[@]}" | tee "$runs/judging"
+    "${launch[@]}" -m scripts.train_sample.evaluate --vae "$runs/vae" --teacher "$runs/dit" \
+        --sheet "$runs/sheet-$name.png" "$@" "${judging[@]}" | tee "$runs/judging"
     mv "$runs/judging" "$runs/judge-$name.json"
     tar -C "$runs" -cf "$out/judge-$name.tar" "sheet-$name.png" "judge-$name.json"
 }

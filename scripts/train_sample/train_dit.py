@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from scripts.train_sample import ranks
 from scripts.train_sample.causal_training import CausalDit, init_weights, sequence_mask
 from scripts.train_sample.latent_pool import CHUNKS, LAYOUTS, Batch, LatentPool, sequence_times
 from scripts.train_sample.progress import (
@@ -24,6 +25,7 @@ from scripts.train_sample.progress import (
     compile_layers,
     fill,
     read_ema,
+    scaled,
     step_generator,
 )
 from scripts.train_sample.shapes import FPS, SIDE
@@ -206,6 +208,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=DitTraining.learning_rate)
     parser.add_argument("--shift", type=float, default=DitTraining.shift)
     options = parser.parse_args(arguments)
+    with ranks.joined(options.device) as options.device:
+        _train(options)
+    return 0
+
+
+def _train(options: argparse.Namespace) -> None:
     config = DitTraining(
         pool=options.pool, renew_every=options.renew_every, learning_rate=options.rate, shift=options.shift
     )
@@ -214,11 +222,14 @@ def main(arguments: list[str] | None = None) -> int:
         config = DitTraining(
             model=small, text_layers=1, pool=8, renew_every=5, batches={"start": 2, "window": 2, "first": 4}
         )
+    batches = {layout: scaled(batch, options) for layout, batch in config.batches.items()}
+    config = dataclasses.replace(config, batches=batches)
     vae = FrozenVae(options.vae, options.device)
     run = train(config, options.folder, vae.encode, budget_of(options), options)
-    print(json.dumps({"stage": "dit", "step": run.step, "seconds": round(run.seconds, 1), "finished": run.finished,
-                      "parameters": sum(p.numel() for p in run.parameters.values()), "chunks": CHUNKS}))  # fmt: skip
-    return 0
+    if ranks.is_first():
+        parameters = sum(p.numel() for p in run.parameters.values())
+        print(json.dumps({"stage": "dit", "step": run.step, "seconds": round(run.seconds, 1),
+                          "finished": run.finished, "parameters": parameters, "chunks": CHUNKS}))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
+from scripts.train_sample import ranks
 from scripts.train_sample.captions import describe
 from scripts.train_sample.judge import judge, summary
 from scripts.train_sample.progress import (
@@ -26,6 +27,7 @@ from scripts.train_sample.progress import (
     compile_layers,
     fill,
     read_ema,
+    scaled,
     step_generator,
 )
 from scripts.train_sample.shapes import SIDE, draw_scenes, render
@@ -194,9 +196,9 @@ def train(config: VaeTraining, folder: Path, budget: Budget, options: argparse.N
 
 
 def draw_clips(batch: int, frames: int, crop: int, device: str, seed: int, step: int) -> Tensor:
-    """Return fresh training clips [B, 3, frames, crop, crop], each from somewhere in its stream."""
+    """Return a rank's fresh training clips [B, 3, frames, crop, crop], each from somewhere in its stream."""
     generator = step_generator(device, seed + 1, step)
-    scenes = draw_scenes(batch, seed * 1_000_003 + 7_000_000 + step, device)
+    scenes = draw_scenes(batch, seed * 1_000_003 + 7_000_000 + step + ranks.seed_offset(), device)
     start = torch.randint(0, 20_000, (batch, 1), generator=generator, device=device)
     video = render(scenes, start + torch.arange(frames, device=device))
     top, left = torch.randint(
@@ -256,13 +258,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=VaeTraining.learning_rate)
     parser.add_argument("--measure-clips", type=int, default=64)
     options = parser.parse_args(arguments)
+    with ranks.joined(options.device) as options.device:
+        _train_and_measure(options)
+    return 0
+
+
+def _train_and_measure(options: argparse.Namespace) -> None:
     clips = tuple((int(a), int(b)) for a, b in (part.split("x") for part in options.clips.split(",")))
     config = VaeTraining(
         options.base_dim, options.images, options.image_share, clips, options.crop, options.rate
     )
     if options.rehearse:
         config, options.measure_clips = VaeTraining(base_dim=2, images=4, clips=((5, 1),)), 1
+    clips = tuple((frames, scaled(batch, options)) for frames, batch in config.clips)
+    config = dataclasses.replace(config, images=scaled(config.images, options), clips=clips)
     run = train(config, options.folder, budget_of(options), options)
+    if not ranks.is_first():  # which measures and waits for the others where they leave
+        return
     frames = 33 if config.crop == SIDE else 9
     found = measure(
         Vae(config.vae).to(options.device),
@@ -276,7 +288,6 @@ def main(arguments: list[str] | None = None) -> int:
     run.save()
     print(json.dumps({"stage": "vae", "step": run.step, "seconds": round(run.seconds, 1), "finished": run.finished,
                       "psnr": found["psnr"], "psnr_worst": found["psnr_worst"]}))  # fmt: skip
-    return 0
 
 
 if __name__ == "__main__":

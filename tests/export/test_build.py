@@ -15,6 +15,7 @@ import warnings
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,10 +25,11 @@ from torch import Tensor
 
 from seko_export.backends.aoti import local_prefixes, use_private_cache
 from seko_export.config import PRESETS, StreamConfig
-from seko_export.golden import TOLERANCES, eager_session, golden_text
+from seko_export.golden import CACHE_TOLERANCES, TOLERANCES, eager_session, golden_text
 from seko_export.models.sampler import Schedule
 from seko_export.pieces import BuildConfig, FlatModule, Piece, make_pieces
 from seko_runtime import open_artifact
+from seko_runtime.ring import Ring
 from tests.tolerances import STEP, relative_error
 from tests.truth.eager_stream import same_bytes
 
@@ -198,6 +200,21 @@ def test_stream_equals_eager_past_two_wraps(fp4):
             wanted, got = eager.run_chunk().to_host(), session.run_chunk().to_host()
             error = relative_error(torch.from_numpy(got), torch.from_numpy(wanted))
             assert error <= TOLERANCES[torch.float32]["lossy"]
+
+
+@pytest.mark.parametrize("name", ["fp4", "rows"])
+def test_a_stale_ring_is_seen_in_the_cache_by_a_bound_for_bf16(name, request):
+    """A slot that is never renewed moves the latents by less than bf16 rounds; the slot itself is wrong as a whole."""
+    scheme = "lossy" if name == "fp4" else "exact"
+    slot = Ring.slot
+    with (
+        mock.patch.object(Ring, "slot", lambda ring, frame: min(slot(ring, frame), 3 + frame % 3)),
+        open_artifact(request.getfixturevalue(name).folder, device="cpu") as artifact,
+    ):
+        errors = artifact.verify()
+    assert errors[-1].golden < TOLERANCES[torch.bfloat16][scheme]
+    assert errors[-1].cache > 1.5 * CACHE_TOLERANCES[torch.bfloat16][scheme]
+    assert not errors[-1].within
 
 
 def test_rows_at_different_chunks_equal_their_own_runs(rows):

@@ -117,7 +117,7 @@ def eager_chunks(config: BuildConfig, checkpoint: Path) -> list[torch.Tensor]:
     made = golden.run_eager(
         config, on_device, golden.golden_text(config), [0], range(CHUNKS), lambda *_: None, None
     )
-    return [made[number] for number in range(CHUNKS)]
+    return [made[number].latents for number in range(CHUNKS)]
 
 
 def replayed_chunks(artifact: OpenArtifact, seeds: list[int]) -> list[NDArray[np.float32]]:

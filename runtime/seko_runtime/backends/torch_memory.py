@@ -49,6 +49,9 @@ class CpuMemory:
         part = tensor.shape[axis] // rows
         return tensor.narrow(axis, row * part, part)
 
+    def every(self, tensor: torch.Tensor, axis: int, step: int) -> torch.Tensor:
+        return tensor[(slice(None),) * axis + (slice(None, None, step),)]
+
     def keep_static(self, tensor: torch.Tensor) -> None:
         pass
 

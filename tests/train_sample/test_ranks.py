@@ -1,0 +1,178 @@
+"""Two ranks on a CPU: what stays equal between them, what differs, and how they stop. One launch serves most tests.
+
+Run as a script by torchrun, this file is a rank: it trains micro configs and writes what it ended with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from scripts.train_sample import distil, ranks, train_dit, train_vae
+from scripts.train_sample.distil import Distillation
+from scripts.train_sample.latent_pool import LatentPool
+from scripts.train_sample.progress import LOSSES, Budget, Run, step_generator
+from scripts.train_sample.text import make_tokenizer
+from scripts.train_sample.train_dit import DitTraining, load_teacher
+from scripts.train_sample.train_vae import VaeTraining
+from seko_export.config import ModelConfig, StreamConfig
+
+ROOT = Path(__file__).parents[2]
+TEACHER = DitTraining(
+    model=ModelConfig("micro", layers=1, dim=64, heads=2, ffn_dim=64, text_dim=32, text_tokens=48, freq_dim=32),
+    stream=StreamConfig(32, 32, chunk_frames=3, sink_frames=3, ring_frames=9),
+    text_layers=1,
+    batches={"start": 1, "window": 1, "first": 2},
+    pool=16,
+    renew_every=0,
+)
+VAE = VaeTraining(base_dim=2, images=2, clips=((5, 1),), crop=16)
+
+
+def options(resume: bool = False) -> argparse.Namespace:
+    """Return what the scripts' parser would give."""
+    return argparse.Namespace(device="cpu", seed=0, resume=resume, compile=False)
+
+
+def averaging_encoder(video: Tensor) -> Tensor:
+    """Stand in for a VAE: colours of 24x24 pixels, a mean over four video frames, in 16 channels of 4x4 cells."""
+    cells = F.avg_pool3d(video[:, :, 1:], (4, 24, 24))
+    cells = torch.cat((F.avg_pool3d(video[:, :, :1], (1, 24, 24)), cells), dim=2)
+    return cells.repeat(1, 6, 1, 1, 1)[:, :16]
+
+
+def launch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run this file as two ranks."""
+    environment = {name: value for name, value in os.environ.items() if name != "WORLD_SIZE"}
+    paths = [str(ROOT), str(ROOT / "runtime"), str(ROOT / "kernels"), environment.get("PYTHONPATH", "")]
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    command += ["--nproc-per-node", "2", __file__, str(folder), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Tensor]]]:
+    """Everything that each of two ranks ended with."""
+    folder = tmp_path_factory.mktemp("ranks")
+    done = launch(folder)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"ranks": 2}  # rank 0 alone prints
+    return [
+        {path.stem: load_file(path) for path in sorted((folder / f"rank{rank}").glob("*.safetensors"))}
+        for rank in range(2)
+    ]
+
+
+@pytest.mark.parametrize("run", ["vae", "vae_resumed", "dit", "dmd", "timed", "late", "perturbed"])
+def test_weights_ema_and_clock_are_the_same_bits_on_every_rank(run, results):
+    one, other = (rank[run] for rank in results)
+    assert set(one) == set(other)
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+def test_a_resumed_run_of_two_ranks_is_the_unbroken_one(results):
+    whole, resumed = results[0]["vae"], results[0]["vae_resumed"]
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
+
+
+def test_rank_0_reads_the_clock(results):
+    assert results[1]["late"]["clock"].tolist()[0] == 0  # rank 1's own deadline was far away
+    assert results[1]["timed"]["clock"].tolist()[0] > 0
+
+
+def test_the_mean_gradient_is_the_mean(results):
+    one, other = (rank["gradients"] for rank in results)
+    for name in ("weight", "ordered"):
+        assert not torch.equal(one[f"own.{name}"], other[f"own.{name}"])
+        mean = (one[f"own.{name}"] + other[f"own.{name}"]) / 2
+        assert torch.equal(one[f"mean.{name}"], mean)
+        assert torch.equal(other[f"mean.{name}"], mean)
+    assert "mean.unused" not in one
+
+
+def test_a_step_takes_the_mean_gradient_of_both_ranks_batches(results):
+    """Plain descent by hand from both ranks' own gradients: weights after one AdamW step are equal bits."""
+    for rank in results:
+        assert torch.equal(rank["step"]["descended"], rank["step"]["by_hand"])
+
+
+def test_ranks_draw_apart_and_crop_alike(results):
+    one, other = (rank["draws"] for rank in results)
+    for name in ("noise", "clips", "pool", "captions"):
+        assert not torch.equal(one[name], other[name]), name
+    assert len(one["pool"]) == len(other["pool"]) == 16 // 2
+    for parts in zip(one["share"].tolist(), other["share"].tolist(), strict=True):
+        assert sum(parts) in (3, 4)
+    assert one["gathered"].tolist() == other["gathered"].tolist() == list(range(7))
+
+
+def test_unequal_weights_are_reported(results):
+    assert all(rank["draws"]["reported"].item() == 1 for rank in results)
+
+
+def test_a_rank_that_fails_ends_the_others(tmp_path):
+    done = launch(tmp_path, "--fail")
+    assert done.returncode != 0
+    assert "FloatingPointError: only here" in done.stderr
+
+
+def test_a_world_of_one_has_no_group_and_changes_nothing():
+    with ranks.joined("cuda:3") as device:
+        assert device == "cuda:3"
+        assert not torch.distributed.is_initialized()
+        assert (ranks.world(), ranks.rank(), ranks.seed_offset(), ranks.is_first()) == (1, 0, 0, True)
+        assert ranks.share(7) == range(7)
+        assert ranks.agree(1.5, True) == [1.5, True]
+        assert ranks.gather(["row"]) == ["row"]
+    drawn = torch.randn(3, generator=step_generator("cpu", 2, 5))
+    assert torch.equal(drawn, torch.randn(3, generator=torch.Generator().manual_seed(2_000_011)))
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_a_rank_without_its_own_device_is_refused(device, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ValueError, match=r"2 ranks"), ranks.joined(device):
+        pass
+
+
+def rank_main(folder: Path) -> None:
+    """Do as a rank what the tests above look at."""
+    mine = folder / f"rank{ranks.rank()}"
+    mine.mkdir()
+    _save(mine / "gradients", _gradients())
+    _save(mine / "step", _one_step(folder / "step"))
+    _save(mine / "draws", _draws())
+
+    def vae(name: str, steps: int, resume: bool = False) -> Run:
+        return train_vae.train(VAE, folder / name, Budget(steps=steps), options(resume))
+
+    _save(mine / "vae", _state(vae("vae", 6)))
+    _interrupt(lambda: vae("broken", 6), 3)
+    _save(mine / "vae_resumed", _state(vae("broken", 6, resume=True)))
+    timed = Budget(minutes=0.01 * (1 + 50 * ranks.rank()))  # rank 1 would go on for half a minute
+    timed = Budget(minutes=0.01) if ranks.is_first() else timed
+    run = train_vae.train(VAE, folder / "timed", Budget(minutes=0.01, save_every=0.2), options())
+    _save(mine / "timed", _state(run))
+    late = Budget(steps=50, deadline=0.0 if ranks.is_first() else float("inf"))
+    _save(mine / "late", _state(train_vae.train(VAE, folder / "late", late, options())))
+
+    teaching = train_dit.train(TEACHER, folder / "dit", averaging_encoder, Budget(steps=4), options())
+    _save(mine / "dit", _state(teaching))
+    taught, told = load_teacher(folder / "dit", "cpu")
+    config = Distillation("dmd", batch=1, pool=8, fake_steps=1, start_chunks=2)
+    run = distil.train(config, folder / "dmd", taught, told, averaging_encoder, Budget(steps=2), options())
+    _save(mine / "dmd", _state(run))
+    assert (mine.parent / "dmd" / LOSSES).exists()
