@@ -48,6 +48,8 @@ class BuildResult:
         Seconds of each engine's own process.
     golden_error : float
         Worst relative error of the engines against the eager model over the golden chunks.
+    golden_cache_error : float
+        Worst error of a token in the cache after them, as `seko_runtime.golden.cache_error`.
     """
 
     artifact: Path
@@ -58,6 +60,7 @@ class BuildResult:
     weight_bytes: int
     engine_s: dict[str, float]
     golden_error: float
+    golden_cache_error: float
 
     def report(self) -> dict[str, object]:
         """Return the JSON line."""
@@ -146,6 +149,7 @@ def build_artifact(
         weight_bytes=sum(size for name, size in sizes.items() if name.startswith("weights/")),
         engine_s=engine_s,
         golden_error=report["worst"]["golden"],
+        golden_cache_error=max(row["cache"] for row in report["errors"]),
     )
 
 

@@ -66,7 +66,8 @@ def main() -> None:
         print(json.dumps(report), flush=True)
         shape, rows = f"{SHAPE}, {scheme}", options.rows
         bar = 60.0 if scheme == "bf16" else None
-        append_row(rows, "build_s", shape, report["build_s"], "s", bar, golden_error=report["golden_error"])
+        errors = {name: report[name] for name in ("golden_error", "golden_cache_error")}
+        append_row(rows, "build_s", shape, report["build_s"], "s", bar, **errors)
         append_row(rows, "engine_mb", shape, report["engine_bytes"] / 1e6, "MB", 5.0)
         first = min((_json("-c", _FIRST_CHUNK, str(artifact)) for _ in range(3)), key=lambda r: r["total_s"])
         append_row(
