@@ -61,6 +61,8 @@ class DitTraining:
     context_noise : float
         Half of the samples see clean frames with up to this share of noise: a stream's own small errors look
         like that, and the target stays clean, so errors are repaired instead of carried on.
+    given_share : float
+        Share of the streams' beginnings whose first latent frame is given, clean and at time 0: a start image.
     """
 
     model: ModelConfig = SAMPLE_MODEL
@@ -69,12 +71,13 @@ class DitTraining:
     batches: dict[str, int] = field(default_factory=lambda: {"start": 96, "window": 96, "first": 512})
     turns: tuple[str, ...] = ("start", "window", "first")
     pool: int = 8192
-    renew_every: int = 8
+    renew_every: int = 16
     learning_rate: float = 1.2e-3
     ema_decay: float = 0.999
     shift: float = 3.0
     text_dropout: float = 0.12
     context_noise: float = 0.12
+    given_share: float = 0.15
 
 
 class Conditioned(nn.Module):
@@ -116,11 +119,18 @@ def flow_loss(
     amount = config.context_noise * (2 * uniform(rows, 1, 1, 1, 1) - 1).clamp_min(0)
     clean = (1 - amount) * clean + amount * normal(clean)
     noise = normal(target)
-    s = sigma.repeat_interleave(size, dim=1)[:, None, :, None, None]
+    s = sigma.repeat_interleave(size, dim=1)  # [B, M]
     times = sequence_times(sigma, clean.shape[2], size)
+    judged = torch.ones_like(s)
+    if layout == "first":
+        asked = uniform(rows) >= config.given_share
+        for per_frame in (s, times, judged):
+            per_frame[:, 0] *= asked
+    s = s[:, None, :, None, None]
     frames = torch.cat((clean_frames, noisy_frames), dim=1)
     velocity = forward(clean, (1 - s) * target + s * noise, times, text, frames, mask)
-    return (velocity.float() - (noise - target)).square().mean()
+    missed = (velocity.float() - (noise - target)).square().mean((1, 3, 4))  # [B, M]
+    return (missed * judged).sum() / judged.sum()
 
 
 def layout_mask(layout: str, stream: StreamConfig, device: str) -> Tensor:

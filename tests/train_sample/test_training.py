@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from scripts.train_sample import distil, train_dit, train_vae
 from scripts.train_sample.distil import Distillation
+from scripts.train_sample.latent_pool import Batch
 from scripts.train_sample.progress import (
     LOSSES,
     Budget,
@@ -127,6 +129,30 @@ def test_the_vae_holds_what_a_checkpoint_of_its_config_holds():
 def test_teacher_loss_falls(teacher):
     first = losses(teacher, "start")
     assert first[-1] < 0.9 * first[0]
+
+
+def test_a_given_frame_is_clean_at_time_0_and_not_judged():
+    size = MICRO.stream.chunk_frames
+    generator = torch.Generator().manual_seed(0)
+    latents = torch.randn(5, 16, 6 * size, 4, 4, generator=generator)
+    batch = Batch(latents, torch.arange(6 * size).expand(5, -1), torch.zeros(5, 48, dtype=torch.int64))
+    seen = {}
+
+    def forward(_, noisy, times, *more):  # noqa: ARG001 - as the model takes them
+        seen.update(noisy=noisy, times=times)
+        wrong_in_frame_0 = torch.zeros_like(noisy)
+        wrong_in_frame_0[:, :, 0] = 1e6
+        return wrong_in_frame_0
+
+    text, mask = torch.zeros(5, 48, 32), torch.ones(1)
+    for share in (1.0, 0.0):
+        config = dataclasses.replace(MICRO, given_share=share)
+        loss = train_dit.flow_loss(forward, batch, "first", text, mask, config, generator)
+        given = torch.equal(seen["noisy"][:, :, 0], latents[:, :, 0]) and not seen["times"][:, 0].any()
+        assert given == (share == 1.0)
+        assert (loss < 10) == (share == 1.0)
+        assert not torch.equal(seen["noisy"][:, :, 1], latents[:, :, 1])
+        assert (seen["times"][:, 1] > 0).all()
 
 
 def test_a_resumed_teacher_is_the_unbroken_one(tmp_path):
