@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from seko_runtime.artifact_files import ArtifactFiles
 from seko_runtime.backends import Backend, check_backend, open_backend
+from seko_runtime.buffers_check import TEXT_BUFFER
 from seko_runtime.errors import SessionClosedError, UsageError
 from seko_runtime.golden import ChunkError, cache_tensor, relative_error, worst_cache_error
 from seko_runtime.host import check_cpu, check_device, check_torch
 from seko_runtime.manifest import Buffer, Golden, Manifest, TensorSpec
 from seko_runtime.manifest_reader import parse_manifest
 from seko_runtime.memory import Engine, Memory, Tensor
-from seko_runtime.programs_check import TEXT_BUFFER, Programs, resolve_programs
+from seko_runtime.programs_check import Programs, resolve_programs
 from seko_runtime.safetensors_map import MappedTensor, check_tensor, map_safetensors
 from seko_runtime.session import Session
 

@@ -70,10 +70,7 @@ class Fields:
 
     def flag(self, key: str, default: bool) -> bool:
         """Value of an optional true/false field."""
-        value = self._table.get(key, default)
-        if not isinstance(value, bool):
-            raise ManifestError(f"{self.where}.{key} is {_kind(value)}, expected true or false")
-        return value
+        return as_flag(self._table.get(key, default), f"{self.where}.{key}")
 
     def optional(self, key: str, read: Callable[[object, str], T]) -> T | None:
         """Value of a field that may be absent or null."""
@@ -128,6 +125,13 @@ def as_text(value: object, where: str) -> str:
         raise ManifestError(f"{where} is {_kind(value)}, expected a string")
     if any(ord(letter) < 32 or 0xD800 <= ord(letter) <= 0xDFFF for letter in value):
         raise ManifestError(f"{where} holds a control character or a lone surrogate")
+    return value
+
+
+def as_flag(value: object, where: str) -> bool:
+    """Read true or false."""
+    if not isinstance(value, bool):
+        raise ManifestError(f"{where} is {_kind(value)}, expected true or false")
     return value
 
 

@@ -21,7 +21,8 @@ DTYPE_BYTES = {
     "int64": 8,
     "bool": 1,
 }
-ROLES = ("cache", "prompt", "chunk", "state")
+ROLES = ("cache", "prompt", "chunk", "state", "decode")
+CLEANINGS = ("wan",)  # how a prompt is cleaned before it is cut into tokens; `text` does it
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Buffer(TensorSpec):
     Parameters
     ----------
     role : str
-        ``cache`` (the KV pool), ``prompt``, ``chunk`` (written by the host) or ``state``.
+        ``cache`` (the KV pool), ``prompt``, ``chunk`` (written by the host), ``state`` or ``decode`` (what turns
+        finished latents into video, beside the chunks).
     layered : bool
         Whether the leading axis counts layers; the rows of the batch then lie on the axis behind it.
     """
@@ -139,13 +141,52 @@ class KvPool:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The denoise passes of a chunk; numbers are for people and tools, the engines hold their own."""
+    """The denoise passes of a chunk; numbers are for people and tools, the engines take theirs from weights.
+
+    ``shift`` is the warp that the times were made with, if they were: what a session's own ``steps`` start from.
+    """
 
     denoise_passes: int
     timesteps: tuple[float, ...]
     sigmas: tuple[float, ...]
     context_timestep: float
     sampler: str
+    shift: float | None = None
+
+
+@dataclass(frozen=True)
+class Text:
+    """How a sentence becomes the ids that the program ``text`` takes.
+
+    Parameters
+    ----------
+    tokenizer : str
+        A JSON file of the library `tokenizers`, in the artifact.
+    tokens : int
+        Ids are padded with ``pad_id`` to so many.
+    pad_id : int
+        The padding's id.
+    truncate : bool
+        Whether a longer prompt is cut, keeping its last id (the end mark), or refused.
+    cleaning : str
+        One of `CLEANINGS`.
+    """
+
+    tokenizer: str
+    tokens: int
+    pad_id: int
+    truncate: bool
+    cleaning: str
+
+
+@dataclass(frozen=True)
+class Video:
+    """Pictures that the decode programs make: video frames of a stream's first chunk, of a later one, pixels."""
+
+    first_frames: int
+    chunk_frames: int
+    height: int
+    width: int
 
 
 @dataclass(frozen=True)
@@ -153,7 +194,9 @@ class Golden:
     """Recorded chunks: tensors ``latents.{chunk}``, optionally ``exact.{chunk}``, and the text input.
 
     With ``cache_step`` also ``cache.{buffer}.{chunk}``: every ``cache_step``-th entry of the row axis of each cache
-    buffer, after the chunk.
+    buffer, after the chunk. With ``video_step`` also ``video.{chunk}``: every ``video_step``-th pixel of both sides of
+    its frames, uint8; they may differ by ``video_tolerance`` levels of 255, root mean square. ``prompt`` is the
+    sentence that the text came from, where it came from one.
     """
 
     file: str
@@ -163,6 +206,9 @@ class Golden:
     text: str | None = None
     cache_step: int = 0
     cache_tolerance: float = 0.0
+    video_step: int = 0
+    video_tolerance: float = 0.0
+    prompt: str | None = None
 
 
 @dataclass(frozen=True)
@@ -189,6 +235,8 @@ class Manifest:
     programs: Mapping[str, tuple[Call, ...]]
     output: str
     golden: Golden | None = None
+    text: Text | None = None
+    video: Video | None = None
     producer: Mapping[str, str] = field(default_factory=dict)
     model: Mapping[str, object] = field(default_factory=dict)
     files: Mapping[str, FileEntry] = field(default_factory=dict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from seko_runtime.errors import FormatVersionError, ManifestError, PathEscapeError
 from seko_runtime.json_fields import (
     Fields,
+    as_flag,
     as_free_object,
     as_integer,
     as_name,
@@ -13,6 +14,7 @@ from seko_runtime.json_fields import (
     parse_json,
 )
 from seko_runtime.manifest import (
+    CLEANINGS,
     DTYPE_BYTES,
     FORMAT_VERSION,
     MANIFEST_FILE,
@@ -28,6 +30,8 @@ from seko_runtime.manifest import (
     Stream,
     Target,
     TensorSpec,
+    Text,
+    Video,
     Weight,
 )
 
@@ -82,6 +86,8 @@ def parse_manifest(document: bytes) -> Manifest:
         programs=fields.entries("programs", _read_calls),
         output=fields.name("output"),
         golden=fields.optional("golden", _read_golden),
+        text=fields.optional("text", _read_text),
+        video=fields.optional("video", _read_video),
         files=fields.entries("files", _read_file_entry),
         extra=fields.entries("extra", as_text),
     )
@@ -134,6 +140,8 @@ def _check_files(manifest: Manifest) -> None:
     used = {weight.file for weight in manifest.weights} | {engine.file for engine in manifest.engines}
     if manifest.golden is not None:
         used.add(manifest.golden.file)
+    if manifest.text is not None:
+        used.add(manifest.text.tokenizer)
     for path in sorted(used - set(manifest.files)):
         raise ManifestError(f"{path!r} is used but has no entry in files; rebuild the artifact")
     for path in manifest.files:
@@ -249,12 +257,15 @@ def _read_schedule(fields: Fields) -> Schedule:
         sigmas=fields.items("sigmas", as_number),
         context_timestep=fields.number("context_timestep"),
         sampler=fields.name("sampler"),
+        shift=fields.optional("shift", as_number),
     )
     if {len(schedule.timesteps), len(schedule.sigmas)} != {schedule.denoise_passes}:
         raise ManifestError(
             f"schedule has {len(schedule.timesteps)} timesteps and {len(schedule.sigmas)} sigmas, "
             f"expected {schedule.denoise_passes} of each"
         )
+    if schedule.shift is not None and schedule.shift <= 0:
+        raise ManifestError(f"schedule.shift is {schedule.shift}, expected a positive number")
     return schedule
 
 
@@ -271,10 +282,38 @@ def _read_golden(value: object, where: str) -> Golden:
         text=fields.optional("text", as_name),
         cache_step=fields.optional("cache_step", as_integer) or 0,
         cache_tolerance=fields.optional("cache_tolerance", as_number) or 0.0,
+        video_step=fields.optional("video_step", as_integer) or 0,
+        video_tolerance=fields.optional("video_tolerance", as_number) or 0.0,
+        prompt=fields.optional("prompt", as_text),
     )
     if not chunks or list(chunks) != sorted(set(chunks)):
         raise ManifestError(f"{where}.chunks is {list(chunks)[:8]}, expected rising chunk numbers")
     return golden
+
+
+def _read_text(value: object, where: str) -> Text:
+    fields = Fields(value, where)
+    text = Text(
+        tokenizer=as_path(fields.value("tokenizer"), f"{where}.tokenizer"),
+        tokens=fields.integer("tokens", minimum=1, maximum=1 << 20),
+        pad_id=fields.integer("pad_id", maximum=1 << 31),
+        truncate=as_flag(fields.value("truncate"), f"{where}.truncate"),
+        cleaning=fields.text("cleaning"),
+    )
+    if text.cleaning not in CLEANINGS:
+        raise ManifestError(
+            f"{where}.cleaning is {text.cleaning[:40]!r}, this runtime knows {', '.join(CLEANINGS)}; update it"
+        )
+    return text
+
+
+def _read_video(value: object, where: str) -> Video:
+    fields = Fields(value, where)
+    size = {
+        key: fields.integer(key, minimum=1, maximum=1 << 31)
+        for key in ("first_frames", "chunk_frames", "height", "width")
+    }
+    return Video(**size)
 
 
 def _read_file_entry(value: object, where: str) -> FileEntry:

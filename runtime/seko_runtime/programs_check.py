@@ -7,15 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from seko_runtime.buffers_check import DECODE_LATENTS, check_buffers
 from seko_runtime.errors import EngineSignatureError, ProgramError
 from seko_runtime.json_fields import NAME_PATTERN
-from seko_runtime.manifest import Buffer, Call, EngineSpec, Manifest, TensorSpec
+from seko_runtime.manifest import Call, EngineSpec, Manifest, TensorSpec
 
 REQUIRED_PROGRAMS = ("prompt", "begin", "denoise", "context")
 FULL_PROGRAMS = ("denoise_full", "context_full")
+GIVEN_PROGRAMS = ("text", "encode")  # a sentence to text embeddings, a picture to latents
+DECODE_PROGRAMS = ("decode_first", "decode")
+PROMPT_WRITERS = ("prompt", *GIVEN_PROGRAMS)
 MAX_RESOLVED_CALLS = 1 << 18  # 40 layers x 5 passes x 3 programs is 600
-REF_PATTERN = re.compile(r"(weight|buffer|value):([A-Za-z0-9_.{}\-]{1,255})((?:\[layer\]|\[pass\])*)")
-TEXT_BUFFER = "text.embeddings"
+REF_PATTERN = re.compile(r"(weight|buffer|value):([A-Za-z0-9_.{}\-]{1,255})((?:\[layer\]|\[pass\]|\[row\])*)")
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Ref:
     name: str
     index: tuple[int, ...] = ()
     by_pass: bool = False
+    by_row: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ SpecT = TypeVar("SpecT", bound=TensorSpec | EngineSpec)
 
 
 def resolve_programs(manifest: Manifest) -> Programs:
-    """Expand every program for each layer and pass, and check each call against its engine's signature.
+    """Expand every program for each layer, pass and row, and check each call against its engine's signature.
 
     AOTInductor takes wrong shapes in silence, so this is the only place where they are found.
 
@@ -54,8 +58,8 @@ def resolve_programs(manifest: Manifest) -> Programs:
     Returns
     -------
     Mapping[str, tuple[tuple[ResolvedCall, ...], ...]]
-        For each program one sequence of calls per pass: the denoise programs have `denoise_passes` of them,
-        the others one.
+        For each program its sequences of calls: the denoise programs have one a pass, the decode programs one a
+        row, the others one.
 
     Raises
     ------
@@ -65,24 +69,33 @@ def resolve_programs(manifest: Manifest) -> Programs:
         If a shape or dtype is not the engine's.
     """
     tables = _Tables(manifest)
-    _check_host_buffers(manifest, tables)
+    check_buffers(manifest, tables.buffers)
     _check_program_names(manifest)
-    passes = manifest.schedule.denoise_passes
     budget = MAX_RESOLVED_CALLS
     resolved: dict[str, tuple[tuple[ResolvedCall, ...], ...]] = {}
     for program, calls in manifest.programs.items():
-        numbers: tuple[int | None, ...] = (None,)
-        if program.startswith("denoise"):
-            numbers = tuple(range(passes))
-        elif program.startswith("context"):
-            numbers = (passes,)
-        budget -= len(numbers) * sum(max(call.layers, 1) for call in calls)
+        mark, numbers = _runs(manifest, program)
+        budget -= len(numbers) * max(1, sum(max(call.layers, 1) for call in calls))
         if budget < 0:
             raise ProgramError(
                 f"programs expand to more than {MAX_RESOLVED_CALLS} calls; rebuild the artifact"
             )
-        resolved[program] = tuple(tables.resolve(program, calls, number) for number in numbers)
+        resolved[program] = tuple(
+            tables.resolve(program, calls, {mark: number} if mark else {}) for number in numbers
+        )
     return resolved
+
+
+def _runs(manifest: Manifest, program: str) -> tuple[str, range]:
+    """What the runs of a program are counted by, and their numbers."""
+    passes = manifest.schedule.denoise_passes
+    if program.startswith("denoise"):
+        return "pass", range(passes)
+    if program.startswith("context"):
+        return "pass", range(passes, passes + 1)
+    if program in DECODE_PROGRAMS:
+        return "row", range(manifest.stream.batch)
+    return "", range(1)
 
 
 class _Tables:
@@ -100,7 +113,7 @@ class _Tables:
                     raise ProgramError(f"engine {engine.name} mutates {name!r}, which is none of its inputs")
 
     def resolve(
-        self, program: str, calls: tuple[Call, ...], pass_number: int | None
+        self, program: str, calls: tuple[Call, ...], numbers: Mapping[str, int]
     ) -> tuple[ResolvedCall, ...]:
         values: dict[str, TensorSpec] = {}
         out: list[ResolvedCall] = []
@@ -119,8 +132,10 @@ class _Tables:
                         f"program {program} hands engine {engine.name} {len(refs)} {side}, "
                         f"its signature has {len(specs)}; rebuild the artifact"
                     )
-            for layer in range(call.layers) if call.layers else (None,):
-                out.append(self._resolve_call(program, call, engine, layer, pass_number, values))
+            if not call.layers:
+                out.append(self._resolve_call(program, call, engine, numbers, values))
+            for layer in range(call.layers):
+                out.append(self._resolve_call(program, call, engine, {**numbers, "layer": layer}, values))
         return tuple(out)
 
     def _resolve_call(
@@ -128,18 +143,20 @@ class _Tables:
         program: str,
         call: Call,
         engine: EngineSpec,
-        layer: int | None,
-        pass_number: int | None,
+        numbers: Mapping[str, int],
         values: dict[str, TensorSpec],
     ) -> ResolvedCall:
-        where = f"program {program}, engine {engine.name}" + ("" if layer is None else f", layer {layer}")
-        inputs = tuple(_parse_ref(text, layer, pass_number, where) for text in call.inputs)
+        where = f"program {program}, engine {engine.name}"
+        where += f", layer {numbers['layer']}" if "layer" in numbers else ""
+        inputs = tuple(_parse_ref(text, numbers, where) for text in call.inputs)
         for ref, wanted in zip(inputs, engine.inputs, strict=True):
+            self._check_lane(program, ref, where)
             _check_fit(self._spec(ref, values, where), ref, wanted, where)
             if wanted.name in engine.mutates:
                 self._check_writable(program, ref, where)
-        outputs = tuple(_parse_ref(text, layer, pass_number, where) for text in call.outputs)
+        outputs = tuple(_parse_ref(text, numbers, where) for text in call.outputs)
         for ref, given in zip(outputs, engine.outputs, strict=True):
+            self._check_lane(program, ref, where)
             if ref.kind == "value":
                 if ref.index:
                     raise ProgramError(f"{where}: value {ref.name} is indexed where it is made")
@@ -167,32 +184,55 @@ class _Tables:
         if ref.kind != "buffer":
             raise ProgramError(f"{where}: writes {ref.kind} {ref.name} in place, only buffers may be written")
         role = self.buffers[ref.name].role
-        allowed = ("prompt",) if program == "prompt" else ("cache", "state")
+        allowed: tuple[str, ...] = ("cache", "state")
+        if program in PROMPT_WRITERS:
+            allowed = ("prompt",)
+        elif program in DECODE_PROGRAMS:
+            allowed = ("decode",)
         if role not in allowed:  # else a failed chunk could leave a prompt or a position half written
             raise ProgramError(
                 f"{where}: writes buffer {ref.name} of role {role}, may write {' or '.join(allowed)}"
             )
+        if ref.name == DECODE_LATENTS:
+            raise ProgramError(f"{where}: writes buffer {ref.name}, which the host fills")
+
+    def _check_lane(self, program: str, ref: Ref, where: str) -> None:
+        """Decoding runs beside the chunks: no buffer may belong to both, nor to another row's decoding."""
+        if ref.kind != "buffer" or ref.name not in self.buffers:
+            return
+        decodes = program in DECODE_PROGRAMS
+        if (self.buffers[ref.name].role == "decode") != decodes:
+            role = self.buffers[ref.name].role
+            raise ProgramError(
+                f"{where}: buffer {ref.name} of role {role} runs beside it; the decode programs take buffers of "
+                "role decode, the others any other"
+            )
+        if decodes and not ref.by_row:
+            raise ProgramError(
+                f"{where}: buffer {ref.name} is taken whole, expected 'buffer:{ref.name}[row]'"
+            )
 
 
-def _parse_ref(text: str, layer: int | None, pass_number: int | None, where: str) -> Ref:
+def _parse_ref(text: str, numbers: Mapping[str, int], where: str) -> Ref:
     match = REF_PATTERN.fullmatch(text)
     if match is None:
         raise ProgramError(
             f"{where}: {text[:80]!r} is no reference like 'weight:NAME' or 'buffer:NAME[layer]'"
         )
     kind, name, marks = match.groups()
-    if layer is None and ("{layer}" in name or "[layer]" in marks):
+    if "layer" not in numbers and ("{layer}" in name or "[layer]" in marks):
         raise ProgramError(f"{where}: {text[:80]!r} names a layer, but the call has no layers")
-    if pass_number is None and "[pass]" in marks:
+    if "pass" not in numbers and "[pass]" in marks:
         raise ProgramError(f"{where}: {text[:80]!r} names a pass outside the denoise and context programs")
-    name = name.replace("{layer}", str(layer))
+    if "[row]" in marks and ("row" not in numbers or kind != "buffer" or not marks.startswith("[row]")):
+        raise ProgramError(
+            f"{where}: {text[:80]!r} names a row; only buffers of the decode programs have one, as their first index"
+        )
+    name = name.replace("{layer}", str(numbers.get("layer")))
     if not NAME_PATTERN.fullmatch(name):
         raise ProgramError(f"{where}: {name[:80]!r} is no name")
-    index: list[int] = []
-    for mark in re.findall(r"layer|pass", marks):
-        number = layer if mark == "layer" else pass_number
-        index.append(number if number is not None else 0)
-    return Ref(kind, name, tuple(index), "[pass]" in marks)
+    index = tuple(numbers[mark] for mark in re.findall(r"layer|pass|row", marks))
+    return Ref(kind, name, index, "[pass]" in marks, marks.startswith("[row]"))
 
 
 def _check_fit(found: TensorSpec, ref: Ref, wanted: TensorSpec, where: str) -> None:
@@ -206,59 +246,15 @@ def _check_fit(found: TensorSpec, ref: Ref, wanted: TensorSpec, where: str) -> N
 def _check_program_names(manifest: Manifest) -> None:
     names = set(manifest.programs)
     missing = [name for name in REQUIRED_PROGRAMS if name not in names]
-    unknown = sorted(names - set(REQUIRED_PROGRAMS) - set(FULL_PROGRAMS))
+    known = {*REQUIRED_PROGRAMS, *FULL_PROGRAMS, *GIVEN_PROGRAMS, *DECODE_PROGRAMS}
+    unknown = sorted(names - known)
     if missing or unknown:
         raise ProgramError(
             f"programs lack {missing} and hold the unknown {unknown[:8]}; rebuild the artifact"
         )
-    if len(names & set(FULL_PROGRAMS)) == 1:
-        raise ProgramError(f"programs hold one of {' and '.join(FULL_PROGRAMS)}, expected both or none")
-
-
-def _check_host_buffers(manifest: Manifest, tables: _Tables) -> None:
-    """What the host writes and reads has the shape that it will write and read."""
-    stream, batch = manifest.stream, manifest.stream.batch
-    frames = (batch, stream.chunk_frames)
-    host = {"seeds": (batch,), "frames": frames, "write_slots": frames, "valid_tokens": (batch,)}
-    for buffer in manifest.buffers:
-        if buffer.role == "chunk":
-            _check_host_buffer(buffer, host)
-        elif buffer.role == "cache":
-            _check_row_axis(buffer, batch)
-    pool_bytes = sum(buffer.nbytes for buffer in manifest.buffers if buffer.role == "cache")
-    if manifest.kv.pool_bytes != pool_bytes:
-        raise ProgramError(f"kv.pool_bytes is {manifest.kv.pool_bytes}, the cache buffers take {pool_bytes}")
-    output = tables.buffers.get(manifest.output)
-    latents = (batch, stream.latent_shape[0], stream.chunk_frames, *stream.latent_shape[1:])
-    if output is None or output.role != "state" or output.shape != latents or output.dtype != "float32":
-        raise ProgramError(f"output {manifest.output!r} is no state buffer of float32 {list(latents)}")
-    text = tables.buffers.get(TEXT_BUFFER)
-    if text is not None and (text.role != "prompt" or len(text.shape) != 3 or text.shape[0] != batch):
-        raise ProgramError(
-            f"{TEXT_BUFFER} is a {text.role} buffer {list(text.shape)}, expected prompt [{batch}, n, n]"
-        )
-    if manifest.golden is not None and len(manifest.golden.seeds) != batch:
-        raise ProgramError(f"golden.seeds has {len(manifest.golden.seeds)} seeds, the batch has {batch} rows")
-
-
-def _check_host_buffer(buffer: Buffer, host: Mapping[str, tuple[int, ...]]) -> None:
-    if buffer.name not in host:
-        raise ProgramError(f"chunk buffer {buffer.name!r} is not one that the host fills: {', '.join(host)}")
-    if buffer.shape != host[buffer.name] or buffer.dtype != "int64":
-        raise ProgramError(
-            f"chunk buffer {buffer.name} is {buffer.dtype} {list(buffer.shape)}, "
-            f"the host writes int64 {list(host[buffer.name])}"
-        )
-
-
-def _check_row_axis(buffer: Buffer, batch: int) -> None:
-    """The axis behind the layers holds the rows one after another, so that one of them can be cleared."""
-    axis = int(buffer.layered)
-    if len(buffer.shape) <= axis or buffer.shape[axis] % batch:
-        raise ProgramError(
-            f"cache buffer {buffer.name} {list(buffer.shape)}: axis {axis} cannot be cut into the {batch} rows "
-            "of the batch"
-        )
+    for pair in (FULL_PROGRAMS, DECODE_PROGRAMS):
+        if len(names & set(pair)) == 1:
+            raise ProgramError(f"programs hold one of {' and '.join(pair)}, expected both or none")
 
 
 def _by_name(specs: tuple[SpecT, ...], table: str) -> dict[str, SpecT]:

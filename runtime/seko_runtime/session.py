@@ -10,11 +10,12 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.buffers_check import TEXT_BUFFER
 from seko_runtime.errors import SessionClosedError, StaleChunkError, UsageError
 from seko_runtime.manifest import Manifest
 from seko_runtime.memory import Engine, Memory, Tensor
 from seko_runtime.program import BoundProgram, BoundTensors
-from seko_runtime.programs_check import TEXT_BUFFER, Programs, resolve_programs
+from seko_runtime.programs_check import Programs, resolve_programs
 from seko_runtime.ring import Ring
 
 

@@ -12,11 +12,17 @@ from typing import Any
 
 import pytest
 
-from seko_runtime import errors, manifest
+from seko_runtime import buffers_check, errors, manifest
 from seko_runtime.backends import check_backend
 from seko_runtime.manifest import Buffer, Manifest, Stream, TensorSpec
 from seko_runtime.manifest_reader import parse_manifest
-from seko_runtime.programs_check import FULL_PROGRAMS, REF_PATTERN, REQUIRED_PROGRAMS
+from seko_runtime.programs_check import (
+    DECODE_PROGRAMS,
+    FULL_PROGRAMS,
+    GIVEN_PROGRAMS,
+    REF_PATTERN,
+    REQUIRED_PROGRAMS,
+)
 from seko_runtime.ring import Ring
 from seko_runtime.safetensors_map import DTYPE_NAMES
 
@@ -69,11 +75,22 @@ def test_dtypes_and_their_safetensors_names() -> None:
 def test_roles_programs_and_backends() -> None:
     assert tuple(unquoted(row[0]) for row in only(tables(PAGE, "role"))) == manifest.ROLES
     programs = [unquoted(row[0]) for row in only(tables(PAGE, "program"))]
-    assert programs == [*REQUIRED_PROGRAMS, *FULL_PROGRAMS]
+    assert programs == [*REQUIRED_PROGRAMS, *FULL_PROGRAMS, *GIVEN_PROGRAMS, *DECODE_PROGRAMS]
     for row in only(tables(PAGE, "backend")):
         check_backend(unquoted(row[0]))
     with pytest.raises(errors.BackendMissingError):
         check_backend("tensorrt")
+
+
+def test_the_buffers_that_have_a_meaning_by_name() -> None:
+    rows = only(tables(PAGE, "named buffer"))
+    wanted = {
+        value
+        for name, value in vars(buffers_check).items()
+        if name.isupper() and isinstance(value, str) and value not in ("text.embeddings", "given_frames")
+    }
+    assert {unquoted(row[0]) for row in rows} == wanted
+    assert {unquoted(row[1]) for row in rows} <= set(manifest.ROLES)
 
 
 def test_errors_and_exit_codes() -> None:
@@ -142,6 +159,8 @@ def places(table: dict[str, Any]) -> list[tuple[str, list[Any]]]:
         ("kv", manifest.KvPool),
         ("schedule", manifest.Schedule),
         ("golden", manifest.Golden),
+        ("text", manifest.Text),
+        ("video", manifest.Video),
     ):
         walk(record, table[name], [name])
     for name, record in (("buffers", Buffer), ("weights", manifest.Weight), ("engines", manifest.EngineSpec)):
