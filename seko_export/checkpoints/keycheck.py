@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
 
 from seko_export.checkpoints.errors import WeightKeysError
 from seko_export.checkpoints.keys import diffusers_to_wan, layer_of, wan_shapes, wan_to_diffusers
 from seko_export.checkpoints.sources import OpenedFiles, TensorSource, shown
+from seko_export.checkpoints.text_keys import (
+    SURPLUS_KEYS,
+    TIED_KEYS,
+    text_shapes,
+    text_transformers_names,
+)
 from seko_export.checkpoints.vae_keys import vae_diffusers_names, vae_shapes
 from seko_export.config import PRESETS, ModelConfig
+from seko_export.models.umt5 import TextEncoderConfig
 from seko_export.models.wan_vae import VAE_PRESETS, VaeConfig
 
 SHOWN_KEYS = 20  # of each kind in a message; the error's attributes hold all
@@ -115,6 +124,65 @@ def match_vae_sources(
         passed_over=names,
     )
     return naming.format_name, sources
+
+
+def match_text_sources(
+    path: Path, opened: OpenedFiles, config: TextEncoderConfig
+) -> tuple[str, Mapping[str, TensorSource]]:
+    """Give every key of the text encoder its stored tensor, strictly.
+
+    Parameters
+    ----------
+    path : Path
+        Where the checkpoint lies, for the message.
+    opened : OpenedFiles
+        What was found there. The rest of a whole UMT5 may be there too.
+    config : TextEncoderConfig
+        What must be there.
+
+    Returns
+    -------
+    format_name : str
+        ``wan`` or ``transformers``.
+    sources : Mapping[str, TensorSource]
+        By Wan key, in the order of `text_shapes`.
+
+    Raises
+    ------
+    WeightKeysError
+        If a key is unknown, missing, of another shape, or there twice; all of them are listed in one error.
+    """
+    names = text_transformers_names(config)
+    naming = _Naming("wan", str, str)
+    if is_transformers_text(opened):
+        ours = {theirs: name for name, theirs in names.items()}
+        ours |= {alias: ours[theirs] for alias, theirs in TIED_KEYS.items()}
+        naming = _Naming("transformers", ours.__getitem__, names.__getitem__)
+        opened = replace(opened, sources=_without_surplus(opened.sources))
+    sources = compare_keys(
+        f"{path} ({naming.format_name} names) does not hold a UMT5 encoder of {config.layers} layers and width "
+        f"{config.dim}:",
+        opened,
+        naming,
+        text_shapes(config),
+        hints=list,
+    )
+    return naming.format_name, sources
+
+
+def is_transformers_text(opened: OpenedFiles) -> bool:
+    """Tell whether a text encoder's keys are transformers' rather than Wan's."""
+    return any(".SelfAttention." in source.key for source in opened.sources)
+
+
+def _without_surplus(sources: tuple[TensorSource, ...]) -> tuple[TensorSource, ...]:
+    """Drop a whole model's other half, and the second name of a tensor that is stored under both."""
+    named = {source.key: source for source in sources}
+    surplus = {key for key in named if SURPLUS_KEYS.fullmatch(key)}
+    for alias, key in TIED_KEYS.items():
+        if alias in named and key in named and torch.equal(named[alias].read(), named[key].read()):
+            surplus.add(alias)
+    return tuple(source for source in sources if source.key not in surplus)
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,20 @@ from pathlib import Path
 import torch
 
 from seko_export.checkpoints.errors import NonFiniteWeightError, WeightRangeError, WeightTypeError
-from seko_export.checkpoints.keycheck import match_sources, match_vae_sources
+from seko_export.checkpoints.keycheck import match_sources, match_text_sources, match_vae_sources
 from seko_export.checkpoints.readers import open_files
-from seko_export.checkpoints.sources import VAE_LAYOUT, OpenedFiles, TensorSource, dit_layout, shown
+from seko_export.checkpoints.sources import (
+    TEXT_LAYOUT,
+    VAE_LAYOUT,
+    OpenedFiles,
+    TensorSource,
+    dit_layout,
+    shown,
+)
 from seko_export.checkpoints.vae_keys import HALVES
 from seko_export.config import ModelConfig
 from seko_export.errors import UsageError
+from seko_export.models.umt5 import TextEncoderConfig
 from seko_export.models.wan_vae import VaeConfig
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -28,10 +36,10 @@ class Checkpoint:
 
     Parameters
     ----------
-    config : ModelConfig or VaeConfig
+    config : ModelConfig, VaeConfig or TextEncoderConfig
         The model that the keys and shapes were checked against.
     format : str
-        ``self-forcing``, ``wan`` or ``diffusers``.
+        ``self-forcing``, ``wan``, ``diffusers`` or ``transformers``.
     identity : Mapping[str, str | int]
         What tells this checkpoint from others in reports: ``name`` (last part of the path alone),
         ``format``, ``part``, ``bytes`` and ``fingerprint`` (CRC-32 over the names, shapes, dtypes and the
@@ -40,7 +48,7 @@ class Checkpoint:
         What reading converts to; None keeps what is stored.
     """
 
-    config: ModelConfig | VaeConfig
+    config: ModelConfig | VaeConfig | TextEncoderConfig
     format: str
     identity: Mapping[str, str | int]
     dtype: torch.dtype | None
@@ -48,7 +56,7 @@ class Checkpoint:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every Wan key, in the order of `wan_shapes`, or of `vae_shapes`."""
+        """Every Wan key, in the order of `wan_shapes`, `vae_shapes` or `text_shapes`."""
         return tuple(self._sources)
 
     def stored_dtype(self, name: str) -> torch.dtype:
@@ -181,6 +189,39 @@ def load_vae(
     return _checkpoint(path, opened, config, format_name, sources, dtype)
 
 
+def load_text_encoder(
+    path: Path, config: TextEncoderConfig, *, dtype: torch.dtype | None = None
+) -> Checkpoint:
+    """Open a text encoder's checkpoint and check its keys, shapes and dtypes; the numbers are read later.
+
+    Parameters
+    ----------
+    path : Path
+        Wan's `.pth` (the bare weights), a safetensors file under either naming, or transformers' folder (sharded by
+        an index, or of a pipeline with ``text_encoder/``). What it is, is told by its content.
+    config : TextEncoderConfig
+        The encoder that it must be.
+    dtype : torch.dtype, optional
+        float32, bfloat16 or float16 to convert to; None keeps what is stored.
+
+    Returns
+    -------
+    Checkpoint
+        The weights under Wan's names.
+
+    Raises
+    ------
+    UsageError
+        If ``dtype`` is none of the three.
+    CheckpointError
+        Its subclass for the cause; see `seko_export.checkpoints.errors`.
+    """
+    _check_dtype(dtype)
+    opened = open_files(path, TEXT_LAYOUT)
+    format_name, sources = match_text_sources(path, opened, config)
+    return _checkpoint(path, opened, config, format_name, sources, dtype)
+
+
 def _check_dtype(dtype: torch.dtype | None) -> None:
     if dtype is not None and dtype not in WEIGHT_DTYPES:
         raise UsageError(f"weights cannot be loaded as {dtype}; expected one of {WEIGHT_DTYPES}")
@@ -189,7 +230,7 @@ def _check_dtype(dtype: torch.dtype | None) -> None:
 def _checkpoint(
     path: Path,
     opened: OpenedFiles,
-    config: ModelConfig | VaeConfig,
+    config: ModelConfig | VaeConfig | TextEncoderConfig,
     format_name: str,
     sources: Mapping[str, TensorSource],
     dtype: torch.dtype | None,

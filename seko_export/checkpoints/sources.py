@@ -42,6 +42,11 @@ VAE_LAYOUT = Layout(
     "vae",
     None,
 )
+TEXT_LAYOUT = Layout(
+    "Wan's models_t5_umt5-xxl-enc-bf16.pth, or transformers safetensors (a file, or a folder)",
+    "text_encoder",
+    None,
+)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,199 @@
+"""What VAE or text encoder lies at a path: read from the config.json beside it, else off the stored shapes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from seko_export.checkpoints.errors import NotACheckpointError
+from seko_export.checkpoints.keycheck import is_transformers_text
+from seko_export.checkpoints.keys import layer_of
+from seko_export.checkpoints.readers import open_files
+from seko_export.checkpoints.sources import TEXT_LAYOUT, VAE_LAYOUT, Layout
+from seko_export.models.umt5 import TextEncoderConfig
+from seko_export.models.wan_vae import VaeConfig
+
+# Keys whose shape tells the VAE's base_dim: what goes into the last conv, out of the first one.
+_BASE_DIM_KEYS = (
+    ("decoder.head.2.weight", 1),
+    ("decoder.conv_out.weight", 1),
+    ("encoder.conv1.weight", 0),
+    ("encoder.conv_in.weight", 0),
+)
+# A text encoder's key of its first layer, by Wan's name and by transformers'.
+_TEXT_KEYS = {
+    "embedding": ("token_embedding.weight", "shared.weight"),
+    "tied": ("token_embedding.weight", "encoder.embed_tokens.weight"),
+    "q": ("blocks.0.attn.q.weight", "encoder.block.0.layer.0.SelfAttention.q.weight"),
+    "bias": (
+        "blocks.0.pos_embedding.embedding.weight",
+        "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+    ),
+    "ffn": ("blocks.0.ffn.fc1.weight", "encoder.block.0.layer.1.DenseReluDense.wi_1.weight"),
+}
+
+
+def vae_config_of(path: Path) -> VaeConfig:
+    """Return the config of the VAE at ``path``.
+
+    Parameters
+    ----------
+    path : Path
+        As `load_vae` takes it. diffusers' config.json beside the weights is read; without one the width is read off
+        the shapes, and all else is Wan 2.1's.
+
+    Raises
+    ------
+    CheckpointError
+        If there is no VAE, or its config.json cannot be read.
+    UsageError
+        If its dimensions contradict each other.
+    """
+    told = _config_json(path, VAE_LAYOUT)
+    if told is not None:
+        return vae_config(told, str(path))
+    shapes = _shapes(path, VAE_LAYOUT)
+    for key, axis in _BASE_DIM_KEYS:
+        if len(shapes.get(key, ())) > axis:
+            return VaeConfig(base_dim=shapes[key][axis])
+    raise NotACheckpointError(f"{path} holds no Wan VAE: none of {', '.join(k for k, _ in _BASE_DIM_KEYS)}")
+
+
+def vae_config(told: Mapping[str, Any], where: str) -> VaeConfig:
+    """Return the config that diffusers' field names, or ours, tell; what is not told is Wan 2.1's.
+
+    Raises
+    ------
+    CheckpointError
+        If a field has another type than it should.
+    """
+    fields: dict[str, Any] = {}
+    for ours, theirs in (("temporal_downsample", "temperal_downsample"), *((n, n) for n in _VAE_FIELDS)):
+        value = told.get(theirs, told.get(ours))
+        if value is not None:
+            fields[ours] = tuple(value) if isinstance(value, list) else value
+    try:
+        return VaeConfig(**fields)
+    except TypeError as fault:
+        raise NotACheckpointError(f"{where} describes no VAE: {fault}") from fault
+
+
+_VAE_FIELDS = ("base_dim", "z_dim", "dim_mult", "num_res_blocks", "latents_mean", "latents_std")
+
+
+def text_config_of(path: Path) -> TextEncoderConfig:
+    """Return the config of the text encoder at ``path``.
+
+    Parameters
+    ----------
+    path : Path
+        As `load_text_encoder` takes it. transformers' config.json beside the weights is read; without one all is
+        read off the shapes but for what leaves no trace there, which is UMT5's.
+
+    Raises
+    ------
+    CheckpointError
+        If there is no UMT5 encoder, or its config.json cannot be read.
+    UsageError
+        If its dimensions contradict each other.
+    """
+    told = _config_json(path, TEXT_LAYOUT)
+    if told is not None:
+        return text_config(told, str(path))
+    opened = open_files(path, TEXT_LAYOUT)
+    shapes = {source.key: source.shape for source in opened.sources}
+    theirs = is_transformers_text(opened)
+    found = {part: shapes.get(keys[theirs], ()) for part, keys in _TEXT_KEYS.items()}
+    embedding = found["embedding"] or found["tied"]
+    if any(len(shape) != 2 for shape in (embedding, found["q"], found["bias"], found["ffn"])):
+        raise NotACheckpointError(
+            f"{path} holds no UMT5 encoder: an embedding, or the projections of its first layer, are not there; "
+            "expected " + TEXT_LAYOUT.formats
+        )
+    layers = [_text_layer(key, transformers=theirs) for key in shapes]
+    heads = found["bias"][1]
+    return TextEncoderConfig(
+        vocab_size=embedding[0],
+        dim=embedding[1],
+        heads=heads,
+        head_dim=found["q"][0] // heads,
+        ffn_dim=found["ffn"][0],
+        layers=1 + max(layers),
+        buckets=found["bias"][0],
+    )
+
+
+def text_config(told: Mapping[str, Any], where: str, *, truncate: bool = True) -> TextEncoderConfig:
+    """Return the config that transformers' field names tell; what is not told is UMT5Config's own default.
+
+    Raises
+    ------
+    CheckpointError
+        If it is of another model, or a field has another type than it should.
+    """
+    if (
+        told.get("model_type", "umt5") != "umt5"
+        or told.get("feed_forward_proj", "gated-gelu") != "gated-gelu"
+    ):
+        raise NotACheckpointError(
+            f"{where} describes a {told.get('model_type')} with a {told.get('feed_forward_proj')} feed-forward; "
+            "expected a umt5 with gated-gelu"
+        )
+    fields = {ours: told.get(theirs, default) for ours, (theirs, default) in _TEXT_FIELDS.items()}
+    try:
+        return TextEncoderConfig(**fields, truncate=truncate)
+    except TypeError as fault:
+        raise NotACheckpointError(f"{where} describes no UMT5 encoder: {fault}") from fault
+
+
+# Ours -> transformers' name and default. Source: transformers.UMT5Config; the test compares with the class itself.
+_TEXT_FIELDS: dict[str, tuple[str, Any]] = {
+    "vocab_size": ("vocab_size", 250_112),
+    "dim": ("d_model", 512),
+    "heads": ("num_heads", 6),
+    "head_dim": ("d_kv", 64),
+    "ffn_dim": ("d_ff", 1024),
+    "layers": ("num_layers", 8),
+    "buckets": ("relative_attention_num_buckets", 32),
+    "max_distance": ("relative_attention_max_distance", 128),
+    "norm_eps": ("layer_norm_epsilon", 1e-6),
+    "pad_id": ("pad_token_id", 0),
+}
+
+
+def _text_layer(key: str, *, transformers: bool) -> int:
+    """Return the layer of a key, -1 for one outside the encoder's layers."""
+    if transformers:
+        key = key.replace("encoder.block.", "blocks.", 1) if key.startswith("encoder.block.") else ""
+    layer = layer_of(key)
+    return -1 if layer is None else layer
+
+
+def _config_json(path: Path, layout: Layout) -> dict[str, Any] | None:
+    """Return the config.json of the folder that the weights lie in, or None."""
+    homes = (path, path / layout.subfolder) if path.is_dir() else ()
+    file = next((home / "config.json" for home in homes if (home / "config.json").is_file()), None)
+    return None if file is None else read_json_object(file)
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """Read a JSON object from a file.
+
+    Raises
+    ------
+    CheckpointError
+        If it is none.
+    """
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as fault:
+        raise NotACheckpointError(f"{file} cannot be read as JSON: {fault}") from fault
+    if not isinstance(told, dict):
+        raise NotACheckpointError(f"{file} holds a JSON {type(told).__name__}, expected an object")
+    return told
+
+
+def _shapes(path: Path, layout: Layout) -> dict[str, tuple[int, ...]]:
+    return {source.key: source.shape for source in open_files(path, layout).sources}
