@@ -197,6 +197,31 @@ def doctor(as_json: bool) -> None:
         console.print(f"{mark}  {finding.subject}: {finding.found}{advice}", soft_wrap=True, highlight=False)
 
 
+@main.command()
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.option(
+    "--chunks",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Chunks to run without, then with the profiler; the median one is shown.",
+)
+@click.option("--top", type=click.IntRange(min=1), default=12, show_default=True, help="Names to list.")
+@click.option(
+    "--trace", type=click.Path(path_type=Path), help="Write the profiled chunks here, for Chrome or Perfetto."
+)
+@json_option
+def profile(artifact: Path, chunks: int, top: int, trace: Path | None, as_json: bool) -> None:
+    """Show where the time of one steady chunk of ARTIFACT goes."""
+    from seko_export.profiling import profile_artifact, show
+
+    report = profile_artifact(artifact, chunks, top=top, trace=trace)
+    if as_json:
+        _print_json(report)
+    else:
+        show(report)
+
+
 @contextmanager
 def _checkpoint(named: Path | None, model: Any) -> Iterator[Path]:
     """Give the checkpoint that was named, or a small random one in Self-Forcing's own format."""

@@ -40,7 +40,10 @@ TOLERANCES = {
 }
 CACHE_TOLERANCES = {
     torch.float32: {"exact": 1e-4, "lossy": 0.05},
-    torch.bfloat16: {"exact": 0.1, "lossy": 0.5},  # measured at full size: 0.024, and 0.22 of a token's FP4 bytes
+    torch.bfloat16: {
+        "exact": 0.1,
+        "lossy": 0.5,
+    },  # measured at full size: 0.024, and 0.22 of a token's FP4 bytes
 }
 
 

@@ -1,166 +1,32 @@
 """The pieces of one build: each with its module, its signature and the calls that the runtime makes of it.
 
 Everything that both sides of the wall must agree on (buffer table, engine signatures, programs) is made here,
-from the configs, and travels as data in the manifest.
+from the configs, and travels as data in the manifest. Text encoder and VAE add theirs from `media_pieces.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
-from torch import Tensor, nn
 
-from seko_export.config import ModelConfig, StreamConfig
+from seko_export.media_pieces import MEDIA_PROGRAMS, media_buffers, media_pieces
 from seko_export.models.causal_dit import Block, Embed, Head, Prompt, PromptKv
-from seko_export.models.sampler import Advance, Noise, Schedule
-from seko_kernels.kv_formats import KvFormat, kv_format
-from seko_runtime.manifest import Buffer, Call, TensorSpec
+from seko_export.models.sampler import Advance, Noise
+from seko_export.piece import Argument, BuildConfig, FlatModule, Piece, dtype_name, on_meta
+from seko_runtime.buffers_check import GIVEN_FRAMES, GIVEN_LATENTS
+from seko_runtime.manifest import Buffer, Call
+
+__all__ = [
+    "Argument",
+    "BuildConfig",
+    "FlatModule",
+    "Piece",
+    "dtype_name",
+    "make_buffers",
+    "make_pieces",
+    "make_programs",
+]
 
 _LAYER = "blocks.{layer}."
-_WEIGHTS = "weights."  # before a parameter's name in an engine's signature: inputs may have the same name
-
-
-@dataclass(frozen=True)
-class BuildConfig:
-    """What one artifact is made for.
-
-    Parameters
-    ----------
-    model, stream, schedule
-        Dimensions, layout and times.
-    kv_scheme : str
-        ``bf16``, ``fp32`` (the exact formats) or ``fp4``.
-    device : str
-        ``cpu`` or ``cuda``.
-    """
-
-    model: ModelConfig
-    stream: StreamConfig
-    schedule: Schedule
-    kv_scheme: str
-    device: str
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Compute dtype: bfloat16 on a GPU, float32 on a CPU."""
-        return torch.bfloat16 if self.device == "cuda" else torch.float32
-
-    @property
-    def exact_scheme(self) -> str:
-        """The exact format of this device."""
-        return "bf16" if self.device == "cuda" else "fp32"
-
-    @property
-    def kv(self) -> KvFormat:
-        """The cache format."""
-        return kv_format(self.kv_scheme, self.model.heads, self.model.head_dim, self.dtype)
-
-
-@dataclass(frozen=True)
-class Argument:
-    """One tensor of a piece's signature and where the runtime takes it from, or puts it.
-
-    Parameters
-    ----------
-    name : str
-        Name within the piece; ``group.name`` becomes an entry of the mapping argument ``group``.
-    ref : str
-        ``weight:``, ``buffer:`` or ``value:`` reference, as the manifest's programs write them.
-    shape, dtype
-        As the engine sees the tensor.
-    """
-
-    name: str
-    ref: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def spec(self) -> TensorSpec:
-        """The manifest's form."""
-        return TensorSpec(self.name, self.shape, dtype_name(self.dtype))
-
-
-@dataclass(frozen=True)
-class Piece:
-    """One engine to be: a module on the meta device, its inputs, its outputs.
-
-    Parameters
-    ----------
-    name : str
-        Engine name.
-    module : nn.Module
-        On the meta device; its parameters are inputs of the engine, in ``named_parameters`` order, first.
-    prefix : str
-        What stands before the module's parameter names in the artifact; may hold ``{layer}``.
-    layers : int
-        0: called once. n: called once a layer, n times.
-    inputs, outputs : tuple of Argument
-        Inputs after the parameters, then outputs.
-    mutates : tuple of str
-        Inputs that are written in place.
-    """
-
-    name: str
-    module: nn.Module
-    prefix: str
-    layers: int
-    inputs: tuple[Argument, ...]
-    outputs: tuple[Argument, ...]
-    mutates: tuple[str, ...] = ()
-
-    @property
-    def parameters(self) -> tuple[Argument, ...]:
-        """The weights, as inputs."""
-        return tuple(
-            Argument(f"{_WEIGHTS}{name}", f"weight:{self.prefix}{name}", tuple(p.shape), p.dtype)
-            for name, p in self.module.named_parameters()
-        )
-
-    @property
-    def signature(self) -> tuple[Argument, ...]:
-        """Every input of the engine, in order."""
-        return self.parameters + self.inputs
-
-    @property
-    def call(self) -> Call:
-        """The call of this piece in a program."""
-        return Call(
-            engine=self.name,
-            layers=self.layers,
-            inputs=tuple(a.ref for a in self.signature),
-            outputs=tuple(a.ref for a in self.outputs),
-        )
-
-    def example_inputs(self, device: str) -> tuple[Tensor, ...]:
-        """Return inputs to trace and compile with, [shapes of `signature`]: zeros, which are valid indices too."""
-        return tuple(torch.zeros(a.shape, dtype=a.dtype, device=device) for a in self.signature)
-
-
-class FlatModule(nn.Module):
-    """A piece as a function of a flat list of tensors: what is traced, compiled and called."""
-
-    def __init__(self, piece: Piece) -> None:
-        super().__init__()
-        object.__setattr__(self, "_inner", piece.module)  # not a submodule: its parameters are inputs here
-        self._parameter_names = tuple(a.name.removeprefix(_WEIGHTS) for a in piece.parameters)
-        self._input_names = tuple(a.name for a in piece.inputs)
-        self._groups = ("caches", "scales") if isinstance(piece.module, Block) else ()
-
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Call the piece with its parameters and inputs in signature order; return its outputs as a tuple."""
-        split = len(self._parameter_names)
-        weights = dict(zip(self._parameter_names, tensors[:split], strict=True))
-        groups: dict[str, dict[str, Tensor]] = {group: {} for group in self._groups}
-        plain: dict[str, Tensor] = {}
-        for name, tensor in zip(self._input_names, tensors[split:], strict=True):
-            group, _, entry = name.rpartition(".")
-            (groups[group] if group else plain)[entry] = tensor
-        module: nn.Module = self.__dict__["_inner"]
-        result = torch.func.functional_call(module, weights, (), plain | groups)
-        return result if isinstance(result, tuple) else (result,)
 
 
 def make_pieces(config: BuildConfig) -> dict[str, Piece]:
@@ -174,6 +40,7 @@ def make_pieces(config: BuildConfig) -> dict[str, Piece]:
     latents = Argument("latents", "buffer:latents", latent, f32)
     seeds = Argument("seeds", "buffer:seeds", (b,), i64)
     frames = Argument("frames", "buffer:frames", (b, f), i64)
+    given_frames = Argument("given_frames", f"buffer:{GIVEN_FRAMES}", (b,), i64)
     hidden = Argument("hidden", "value:hidden", (b, t, m.dim), dtype)
     time = Argument("time", "value:time", (b, f, m.dim), f32)
     velocity = Argument("velocity", "value:velocity", (b, m.out_channels, *latent[2:]), f32)
@@ -201,7 +68,7 @@ def make_pieces(config: BuildConfig) -> dict[str, Piece]:
     )
 
     def block(name: str, *, masked: bool) -> Piece:
-        module = _on_meta(lambda: Block(m, s, kv, dtype, masked=masked))
+        module = on_meta(lambda: Block(m, s, kv, dtype, masked=masked))
         valid = Argument("valid_tokens", "buffer:valid_tokens", (b,), i64)
         inputs = (hidden, *embedded, valid, *text_kv, *caches, *scales)
         return Piece(name, module, _LAYER, m.layers, inputs, (hidden,), tuple(c.name for c in caches))
@@ -209,7 +76,7 @@ def make_pieces(config: BuildConfig) -> dict[str, Piece]:
     pieces = [
         Piece(
             "embed",
-            _on_meta(lambda: Embed(m, s, dtype)),
+            on_meta(lambda: Embed(m, s, dtype)),
             "",
             0,
             (
@@ -217,14 +84,16 @@ def make_pieces(config: BuildConfig) -> dict[str, Piece]:
                 Argument("timestep", "weight:schedule.timestep[pass]", (b, f), f32),
                 frames,
                 Argument("write_slots", "buffer:write_slots", (b, f), i64),
+                given_frames,
+                Argument("context_timestep", "weight:schedule.context_timestep", (1,), f32),
             ),
             (hidden, embedded[0], time, *embedded[1:]),
         ),
         block("block", masked=True),
-        Piece("head", _on_meta(lambda: Head(m, s)), "head.", 0, (hidden, time), (velocity,)),
+        Piece("head", on_meta(lambda: Head(m, s)), "head.", 0, (hidden, time), (velocity,)),
         Piece(
             "prompt",
-            _on_meta(lambda: Prompt(m, dtype)),
+            on_meta(lambda: Prompt(m, dtype)),
             "",
             0,
             (Argument("text", "buffer:text.embeddings", (b, m.text_tokens, m.text_dim), dtype),),
@@ -232,7 +101,7 @@ def make_pieces(config: BuildConfig) -> dict[str, Piece]:
         ),
         Piece(
             "prompt_kv",
-            _on_meta(lambda: PromptKv(m, dtype)),
+            on_meta(lambda: PromptKv(m, dtype)),
             f"{_LAYER}cross_attn.",
             m.layers,
             (context,),
@@ -243,7 +112,13 @@ def make_pieces(config: BuildConfig) -> dict[str, Piece]:
             Noise(m, s),
             "",
             0,
-            (seeds, frames, Argument("draw", "weight:schedule.first_draw", (1,), i64)),
+            (
+                seeds,
+                frames,
+                Argument("draw", "weight:schedule.first_draw", (1,), i64),
+                Argument("given_latents", f"buffer:{GIVEN_LATENTS}", latent, f32),
+                given_frames,
+            ),
             (latents,),
         ),
         Piece(
@@ -259,6 +134,7 @@ def make_pieces(config: BuildConfig) -> dict[str, Piece]:
                 seeds,
                 frames,
                 draw,
+                given_frames,
             ),
             (latents,),
         ),
@@ -267,11 +143,12 @@ def make_pieces(config: BuildConfig) -> dict[str, Piece]:
         config.device == "cuda"
     ):  # a bias costs cuDNN's attention half its speed, so full rows get their own block
         pieces.append(block("block_full", masked=False))
+    pieces += media_pieces(config)
     return {piece.name: piece for piece in pieces}
 
 
 def make_programs(pieces: dict[str, Piece]) -> dict[str, tuple[Call, ...]]:
-    """Return the programs that the runtime runs: per prompt, per chunk, per pass."""
+    """Return the programs that the runtime runs: per prompt, per chunk, per pass, per decoded row."""
 
     def calls(*names: str) -> tuple[Call, ...]:
         return tuple(pieces[name].call for name in names)
@@ -285,13 +162,14 @@ def make_programs(pieces: dict[str, Piece]) -> dict[str, tuple[Call, ...]]:
     if "block_full" in pieces:
         programs["denoise_full"] = calls("embed", "block_full", "head", "advance")
         programs["context_full"] = calls("embed", "block_full")
-    return programs
+    return programs | {name: calls(piece) for name, piece in MEDIA_PROGRAMS.items() if piece in pieces}
 
 
 def make_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
     """Return the buffer table: what the runtime allocates for a session, and what each part is for."""
     m, s, dtype = config.model, config.stream, dtype_name(config.dtype)
     b, f = s.batch, s.chunk_frames
+    latent = (b, m.in_channels, f, s.latent_height, s.latent_width)
     text = (m.layers, b, m.text_tokens, m.heads, m.head_dim)
     caches = tuple(
         Buffer(
@@ -308,15 +186,8 @@ def make_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
         Buffer("frames", (b, f), "int64", "chunk", False),
         Buffer("write_slots", (b, f), "int64", "chunk", False),
         Buffer("valid_tokens", (b,), "int64", "chunk", False),
-        Buffer("latents", (b, m.in_channels, f, s.latent_height, s.latent_width), "float32", "state", False),
+        Buffer(GIVEN_FRAMES, (b,), "int64", "chunk", False),
+        Buffer(GIVEN_LATENTS, latent, "float32", "prompt", False),
+        Buffer("latents", latent, "float32", "state", False),
+        *media_buffers(config),
     )
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the manifest's name of a dtype: torch's own, without the module."""
-    return str(dtype).removeprefix("torch.")
-
-
-def _on_meta(make: Callable[[], nn.Module]) -> nn.Module:
-    with torch.device("meta"):
-        return make().eval().requires_grad_(False)

@@ -35,7 +35,13 @@ class Embed(nn.Module):
         self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(d, 6 * d))
 
     def forward(
-        self, latents: Tensor, timestep: Tensor, frames: Tensor, write_slots: Tensor
+        self,
+        latents: Tensor,
+        timestep: Tensor,
+        frames: Tensor,
+        write_slots: Tensor,
+        given_frames: Tensor,
+        context_timestep: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Embed one chunk.
 
@@ -49,6 +55,10 @@ class Embed(nn.Module):
             [B, F] int64, absolute latent-frame numbers, any size: angles are computed, not looked up.
         write_slots : Tensor
             [B, F] int64, the ring slot that each latent frame is written to.
+        given_frames : Tensor
+            [B] int64, how many leading frames of the chunk are given: clean, so at the context time in every pass.
+        context_timestep : Tensor
+            [1] float32, that time.
 
         Returns
         -------
@@ -65,6 +75,8 @@ class Embed(nn.Module):
         """
         patches = patchify(latents).to(self.patch_embedding.weight.dtype)  # [B, T, C*4]
         hidden = self.patch_embedding(patches)
+        given = is_given(given_frames, frames.shape[1])  # [B, F]
+        timestep = torch.where(given, context_timestep, timestep)
         time = self.time_embedding(sinusoid(timestep, self.model.freq_dim))  # [B, F, d]
         modulation = self.time_projection(time).unflatten(-1, (6, self.model.dim))
         cos, sin = rotary_tables(frames, self.model, self.stream)
@@ -320,6 +332,11 @@ def sinusoid(timestep: Tensor, width: int) -> Tensor:
     exponent = torch.arange(half, dtype=torch.float64, device=timestep.device) / half
     angle = timestep.to(torch.float64)[..., None] * torch.exp(-math.log(10_000.0) * exponent)
     return torch.cat((angle.cos(), angle.sin()), dim=-1).float()
+
+
+def is_given(given_frames: Tensor, chunk_frames: int) -> Tensor:
+    """Return [B, F] bool: which frames of the chunk are given, from how many leading ones [B]."""
+    return torch.arange(chunk_frames, device=given_frames.device) < given_frames[:, None]
 
 
 def token_index(write_slots: Tensor, stream: StreamConfig) -> Tensor:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from seko_export.config import ModelConfig, StreamConfig
 from seko_export.errors import UsageError
+from seko_export.models.causal_dit import is_given
+from seko_runtime.schedule import schedule_tables, sigmas_of, warped_timesteps
 
 # Philox4x32-10 constants: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11, table 2.
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -31,11 +33,15 @@ class Schedule:
     timesteps : tuple of float
         Time of each denoise pass, 0..1000, falling. Self-Forcing: 1000, 750, 500, 250 warped by its shift of 5.
     context_timestep : float
-        Time of the context pass, which writes the clean K and V.
+        Time of the context pass, which writes the clean K and V, and of given frames in every pass.
+    shift : float or None
+        The warp that the times were made with, if they were: a session that takes another number of passes starts
+        from it.
     """
 
     timesteps: tuple[float, ...]
     context_timestep: float = 0.0
+    shift: float | None = None
 
     def __post_init__(self) -> None:
         if not self.timesteps or any(not 0.0 < t <= 1000.0 for t in self.timesteps):
@@ -44,59 +50,62 @@ class Schedule:
             raise UsageError(f"timesteps must fall, got {self.timesteps}")
         if not 0.0 <= self.context_timestep <= 1000.0:
             raise UsageError(f"context_timestep must lie in [0, 1000], got {self.context_timestep}")
+        if self.shift is not None and not (self.shift > 0 and math.isfinite(self.shift)):
+            raise UsageError(f"shift must be positive, got {self.shift}")
 
     @classmethod
     def warped(cls, steps: tuple[float, ...] = (1000.0, 750.0, 500.0, 250.0), shift: float = 5.0) -> Schedule:
-        """Return the schedule with ``sigma = shift*s / (1 + (shift-1)*s)`` of ``s = step / 1000``."""
-        if shift <= 0:
+        """Return the schedule of `warped_timesteps`: the formula that a session uses for its own passes."""
+        if not shift > 0 or not math.isfinite(shift):
             raise UsageError(f"shift must be positive, got {shift}")
-        return cls(tuple(1000.0 * shift * s / (1.0 + (shift - 1.0) * s) for s in (t / 1000.0 for t in steps)))
+        return cls(warped_timesteps(steps, shift), shift=shift)
 
     @property
     def sigmas(self) -> tuple[float, ...]:
         """Noise level of each denoise pass."""
-        return tuple(t / 1000.0 for t in self.timesteps)
+        return sigmas_of(self.timesteps)
 
     def tables(self, stream: StreamConfig) -> dict[str, Tensor]:
-        """Return the constants that the programs index by pass, P denoise passes and the context pass.
-
-        Returns
-        -------
-        dict of str to Tensor
-            ``schedule.timestep`` [P+1, B, F] float32; ``schedule.sigma`` and ``schedule.sigma_next`` [P, 1]
-            float32, the last next one 0; ``schedule.draw`` [P, 1] int64, which noise a pass adds;
-            ``schedule.first_draw`` [1] int64.
-        """
-        times = torch.tensor([*self.timesteps, self.context_timestep], dtype=torch.float32)
-        sigmas = torch.tensor([*self.sigmas, 0.0], dtype=torch.float32)[:, None]
-        passes = len(self.timesteps)
-        return {
-            "schedule.timestep": times[:, None, None]
-            .expand(-1, stream.batch, stream.chunk_frames)
-            .contiguous(),
-            "schedule.sigma": sigmas[:-1].clone(),
-            "schedule.sigma_next": sigmas[1:].clone(),
-            "schedule.draw": torch.arange(1, passes + 1)[:, None].clone(),
-            "schedule.first_draw": torch.zeros(1, dtype=torch.int64),
-        }
+        """Return the constants that the programs index by pass, as `schedule_tables` names and lays them out."""
+        tables = schedule_tables(self.timesteps, self.context_timestep, stream.batch, stream.chunk_frames)
+        return {name: torch.from_numpy(table) for name, table in tables.items()}
 
 
 class Noise(nn.Module):
-    """The chunk's first latents: plain noise."""
+    """The chunk's first latents: plain noise, but for the frames that are given."""
 
     def __init__(self, model: ModelConfig, stream: StreamConfig) -> None:
         super().__init__()
         self.latent_shape = (model.in_channels, stream.latent_height, stream.latent_width)
 
-    def forward(self, seeds: Tensor, frames: Tensor, draw: Tensor) -> Tensor:
-        """Return [B, C, F, h, w] float32; seeds [B], frames [B, F], draw [1], all int64."""
-        return gaussian(seeds, frames, draw, self.latent_shape)
+    def forward(
+        self, seeds: Tensor, frames: Tensor, draw: Tensor, given_latents: Tensor, given_frames: Tensor
+    ) -> Tensor:
+        """Return the latents that the first pass starts from.
+
+        Parameters
+        ----------
+        seeds, frames, draw : Tensor
+            [B], [B, F], [1] int64, which noise.
+        given_latents : Tensor
+            [B, C, F, h, w] float32.
+        given_frames : Tensor
+            [B] int64: how many leading frames of the chunk are ``given_latents``'; 0: none.
+
+        Returns
+        -------
+        Tensor
+            [B, C, F, h, w] float32.
+        """
+        given = is_given(given_frames, frames.shape[1])[:, None, :, None, None]
+        return torch.where(given, given_latents, gaussian(seeds, frames, draw, self.latent_shape))
 
 
 class Advance(nn.Module):
     """One sampler step of flow matching with fresh noise, as Self-Forcing takes it.
 
-    ``x0 = x - sigma*v``, then ``(1 - sigma')*x0 + sigma'*noise``. At the last pass sigma' is 0: clean latents.
+    ``x0 = x - sigma*v``, then ``(1 - sigma')*x0 + sigma'*noise``. At the last pass sigma' is 0: clean latents. Frames
+    that are given stay as they are.
     """
 
     def __init__(self, model: ModelConfig, stream: StreamConfig) -> None:
@@ -112,6 +121,7 @@ class Advance(nn.Module):
         seeds: Tensor,
         frames: Tensor,
         draw: Tensor,
+        given_frames: Tensor,
     ) -> Tensor:
         """Return the next latents [B, C, F, h, w] float32.
 
@@ -123,9 +133,13 @@ class Advance(nn.Module):
             [1] float32, noise level now and after.
         seeds, frames, draw : Tensor
             [B], [B, F], [1] int64, which noise.
+        given_frames : Tensor
+            [B] int64, as `Noise` takes it.
         """
+        given = is_given(given_frames, frames.shape[1])[:, None, :, None, None]
         clean = latents - sigma * velocity
-        return (1 - sigma_next) * clean + sigma_next * gaussian(seeds, frames, draw, self.latent_shape)
+        noise = gaussian(seeds, frames, draw, self.latent_shape)
+        return torch.where(given, latents, (1 - sigma_next) * clean + sigma_next * noise)
 
 
 def gaussian(seeds: Tensor, frames: Tensor, draw: Tensor, latent_shape: tuple[int, int, int]) -> Tensor:

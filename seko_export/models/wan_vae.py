@@ -212,11 +212,15 @@ class VaeDecode(_StreamedHalf):
         ValueError
             If the latents' channels or frames, or the number of caches, are not this call's.
         """
+        video, *kept = self.decode(latents, caches)
+        return (video.contiguous(), *kept)
+
+    def decode(self, latents: Tensor, caches: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Decode as `forward` does, the video in whatever memory order the last layer left it."""
         carried = self._begin(latents, self.config.z_dim, self.frames, caches)
         mean, std = self._mean_and_std()
         z = channels_last((latents * std + mean).to(self.dtype))
-        video = self.decoder(self.conv2(z), carried).clamp(-1, 1)
-        return (video.contiguous(), *carried.kept)
+        return (self.decoder(self.conv2(z), carried).clamp(-1, 1), *carried.kept)
 
 
 class VaeEncode(_StreamedHalf):

@@ -139,6 +139,7 @@ def test_warped_schedule_is_self_forcings():
     assert schedule.timesteps == pytest.approx((1000.0, 937.5, 2500 / 3, 625.0), rel=1e-15)
     assert schedule.sigmas == tuple(t / 1000 for t in schedule.timesteps)
     assert schedule.context_timestep == 0.0
+    assert schedule.shift == 5.0
     assert Schedule.warped((1000.0, 500.0), shift=1.0).timesteps == (1000.0, 500.0)
 
 
@@ -151,9 +152,11 @@ def test_schedule_tables():
         "schedule.sigma_next": ((2, 1), torch.float32),
         "schedule.draw": ((2, 1), torch.int64),
         "schedule.first_draw": ((1,), torch.int64),
+        "schedule.context_timestep": ((1,), torch.float32),
     }
     assert all(t.is_contiguous() for t in tables.values())
     assert tables["schedule.timestep"][:, 1, 2].tolist() == [1000.0, 600.0, 2.0]
+    assert tables["schedule.context_timestep"].tolist() == [2.0]
     assert tables["schedule.sigma"].flatten().tolist() == [1.0, pytest.approx(0.6)]
     assert tables["schedule.sigma_next"].flatten().tolist() == [pytest.approx(0.6), 0.0]
     draws = [*tables["schedule.first_draw"].tolist(), *tables["schedule.draw"].flatten().tolist()]
@@ -185,6 +188,8 @@ def test_a_schedule_that_cannot_be_is_refused(timesteps, context, named):
 def test_a_shift_that_cannot_be_is_refused(shift):
     with pytest.raises(UsageError):
         Schedule.warped(shift=shift)
+    with pytest.raises(UsageError):
+        Schedule((1000.0,), shift=shift)
 
 
 def make_advance():
@@ -194,10 +199,13 @@ def make_advance():
     return model, stream, x, v, torch.tensor([3, 4]), torch.tensor([[0, 1], [8, 9]])
 
 
+NONE_GIVEN = torch.zeros(2, dtype=torch.int64)
+
+
 def test_advance_is_the_formula():
     model, stream, x, v, seeds, frames = make_advance()
     sigma, after, draw = torch.tensor([0.9375]), torch.tensor([0.625]), torch.tensor([2])
-    got = Advance(model, stream)(x, v, sigma, after, seeds, frames, draw)
+    got = Advance(model, stream)(x, v, sigma, after, seeds, frames, draw, NONE_GIVEN)
     noise = gaussian(seeds, frames, draw, (4, 4, 6)).double()
     wanted = (1 - 0.625) * (x.double() - 0.9375 * v.double()) + 0.625 * noise
     assert relative_error(got, wanted) <= ULP[torch.float32]
@@ -207,13 +215,33 @@ def test_the_last_pass_gives_the_clean_latents():
     """Exactly: noise times 0 adds nothing."""
     model, stream, x, v, seeds, frames = make_advance()
     sigma, draw = torch.tensor([0.625]), torch.tensor([4])
-    got = Advance(model, stream)(x, v, sigma, torch.zeros(1), seeds, frames, draw)
+    got = Advance(model, stream)(x, v, sigma, torch.zeros(1), seeds, frames, draw, NONE_GIVEN)
     assert torch.equal(got, x - sigma * v)
 
 
 def test_the_first_latents_are_draw_zero():
-    model, stream, _, _, seeds, frames = make_advance()
-    got = Noise(model, stream)(seeds, frames, torch.tensor([0]))
+    model, stream, x, _, seeds, frames = make_advance()
+    got = Noise(model, stream)(seeds, frames, torch.tensor([0]), x, NONE_GIVEN)
     assert got.shape == (2, 4, 2, 4, 6)
     assert got.is_contiguous()
     assert same_bytes(got, gaussian(seeds, frames, torch.tensor([0]), (4, 4, 6)))
+
+
+@pytest.mark.parametrize("given", [(0, 1), (2, 0), (1, 2)])
+def test_given_frames_are_neither_drawn_nor_moved(given):
+    """Each row's leading frames are the given ones, the bytes of the others are those of none given."""
+    model, stream, x, v, seeds, frames = make_advance()
+    count, draw = torch.tensor(given), torch.tensor([0])
+    sigma, after = torch.tensor([0.9375]), torch.tensor([0.625])
+    held = x.masked_fill(torch.ones(2, 1, 2, 1, 1).bool(), torch.nan)  # what is not taken must not leak
+    for row, frames_given in enumerate(given):
+        held[row, :, :frames_given] = x[row, :, :frames_given]
+    begun = Noise(model, stream)(seeds, frames, draw, held, count)
+    moved = Advance(model, stream)(x, v, sigma, after, seeds, frames, draw, count)
+    drawn = Noise(model, stream)(seeds, frames, draw, held, NONE_GIVEN)
+    free = Advance(model, stream)(x, v, sigma, after, seeds, frames, draw, NONE_GIVEN)
+    for row, frames_given in enumerate(given):
+        for frame in range(2):
+            is_given = frame < frames_given
+            assert same_bytes(begun[row, :, frame], (x if is_given else drawn)[row, :, frame])
+            assert same_bytes(moved[row, :, frame], (x if is_given else free)[row, :, frame])

@@ -72,13 +72,22 @@ class EagerStream:
         self._run(self.programs["prompt"], number=0)
 
     def run_chunk(
-        self, first_frames: Sequence[int], seeds: Sequence[int], feed: Sequence[Tensor] | None = None
+        self,
+        first_frames: Sequence[int],
+        seeds: Sequence[int],
+        feed: Sequence[Tensor] | None = None,
+        given: tuple[Sequence[int], Tensor] | None = None,
     ) -> list[Pass]:
         """Run one chunk, each row at its own frame, and return its passes, the context pass last.
 
         ``feed``, if given, replaces the latents [B, C, F, h, w] that go into each pass: two implementations
-        are compared pass by pass, not by the drift of two feedback loops.
+        are compared pass by pass, not by the drift of two feedback loops. ``given``: how many leading frames of each
+        row are given, and the latents [B, C, F, h, w] that they are taken from.
         """
+        self.buffers["given_frames"].zero_()
+        if given is not None:
+            self.buffers["given_frames"].copy_(torch.tensor(given[0]))
+            self.buffers["given.latents"].copy_(given[1])
         s, ring, latents = self.config.stream, self.ring, self.buffers["latents"]
         offsets = range(s.chunk_frames)
         self.buffers["seeds"].copy_(torch.tensor(seeds))

@@ -7,7 +7,7 @@ table of complex rotations, softmax written out, and keys in the order of time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -131,8 +131,13 @@ class ShiftingDit:
         self.context = self._linear("text_embedding.2", hidden)  # [text tokens, d]
 
     @torch.no_grad()
-    def step(self, latents: Tensor, timestep: float, first_frame: int, *, commit: bool) -> Tensor:
-        """Return the velocity [C, F, h, w] of latents [C, F, h, w]; ``commit`` keeps this pass's K and V."""
+    def step(
+        self, latents: Tensor, timestep: float, first_frame: int, *, commit: bool, given: Sequence[float] = ()
+    ) -> Tensor:
+        """Return the velocity [C, F, h, w] of latents [C, F, h, w]; ``commit`` keeps this pass's K and V.
+
+        ``given`` are the times of the leading frames where they are not ``timestep``.
+        """
         model, n = self.model, self.stream.frame_tokens
         frames = list(range(first_frame, first_frame + latents.shape[1]))
         patches = F.conv3d(
@@ -145,16 +150,17 @@ class ShiftingDit:
         x = [patches[:, i].flatten(1).T for i in range(len(frames))]  # each [n, d]
 
         half = model.freq_dim // 2
-        angle = timestep * 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-        time = self._linear("time_embedding.0", torch.cat((angle.cos(), angle.sin())).float())
-        time = self._linear("time_embedding.2", F.silu(time))  # [d]
-        per_layer = self._linear("time_projection.1", F.silu(time)).view(6, model.dim)
+        times = torch.tensor([*given, *[timestep] * (len(frames) - len(given))], dtype=torch.float64)
+        angle = times[:, None] * 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+        time = self._linear("time_embedding.0", torch.cat((angle.cos(), angle.sin()), dim=-1).float())
+        time = self._linear("time_embedding.2", F.silu(time)).repeat_interleave(n, dim=0)  # [T, d]
+        per_layer = self._linear("time_projection.1", F.silu(time)).view(-1, 6, model.dim)
 
         x = torch.cat(x)  # [T, d]
         turns = torch.cat([self._grid(frame, rows, columns) for frame in frames])  # [T, D/2] complex64
         for layer in range(model.layers):
             at = f"blocks.{layer}"
-            e = self.wan[f"{at}.modulation"][0] + per_layer
+            e = (self.wan[f"{at}.modulation"] + per_layer).unbind(1)  # six of [T, d]
             y = _layer_norm(x, model.norm_eps) * (1 + e[1]) + e[0]
             q = self._turn(self._rms(f"{at}.self_attn.norm_q", self._linear(f"{at}.self_attn.q", y)), turns)
             k = self._turn(self._rms(f"{at}.self_attn.norm_k", self._linear(f"{at}.self_attn.k", y)), turns)
@@ -180,7 +186,7 @@ class ShiftingDit:
             y = F.gelu(self._linear(f"{at}.ffn.0", y), approximate="tanh")
             x = x + self._linear(f"{at}.ffn.2", y) * e[5]
 
-        e = self.wan["head.modulation"][0] + time
+        e = (self.wan["head.modulation"] + time[:, None]).unbind(1)
         y = self._linear("head.head", _layer_norm(x, model.norm_eps) * (1 + e[1]) + e[0])
         y = y.view(len(frames), rows, columns, 2, 2, model.out_channels)
         return torch.einsum("fhwpqc->cfhpwq", y).reshape(

@@ -1,0 +1,213 @@
+"""What a build is made for, and what an engine is made of: configuration, signature, module. No model's own pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from seko_export.config import VAE_SPATIAL_STRIDE, VAE_TEMPORAL_STRIDE, ModelConfig, StreamConfig
+from seko_export.errors import UsageError
+from seko_export.models.causal_dit import Block
+from seko_export.models.sampler import Schedule
+from seko_export.models.umt5 import TextEncoderConfig
+from seko_export.models.wan_vae import VaeConfig
+from seko_kernels.kv_formats import KvFormat, kv_format
+from seko_runtime.manifest import Call, TensorSpec
+
+_WEIGHTS = "weights."  # before a parameter's name in an engine's signature: inputs may have the same name
+
+
+@dataclass(frozen=True)
+class BuildConfig:
+    """What one artifact is made for.
+
+    Parameters
+    ----------
+    model, stream, schedule
+        Dimensions, layout and times.
+    kv_scheme : str
+        ``bf16``, ``fp32`` (the exact formats) or ``fp4``.
+    device : str
+        ``cpu`` or ``cuda``.
+    text : TextEncoderConfig, optional
+        The encoder of prompts; without it the artifact takes ready embeddings.
+    vae : VaeConfig, optional
+        What decodes latents and encodes a start image; without it the artifact makes latents.
+
+    Raises
+    ------
+    UsageError
+        If text encoder or VAE do not fit the model.
+    """
+
+    model: ModelConfig
+    stream: StreamConfig
+    schedule: Schedule
+    kv_scheme: str
+    device: str
+    text: TextEncoderConfig | None = None
+    vae: VaeConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.text is not None and self.text.dim != self.model.text_dim:
+            raise UsageError(
+                f"the text encoder is {self.text.dim} wide, {self.model.name!r} takes {self.model.text_dim}: they are "
+                "not of one model"
+            )
+        if self.vae is None:
+            return
+        strides = (self.vae.spatial_stride, self.vae.temporal_stride)
+        if strides != (VAE_SPATIAL_STRIDE, VAE_TEMPORAL_STRIDE):
+            raise UsageError(
+                f"the VAE's strides are {strides[0]} pixels and {strides[1]} frames, expected {VAE_SPATIAL_STRIDE} and "
+                f"{VAE_TEMPORAL_STRIDE}, which the stream is laid out for"
+            )
+        channels = (self.model.in_channels, self.model.out_channels)
+        if set(channels) != {self.vae.z_dim}:
+            raise UsageError(
+                f"the VAE has {self.vae.z_dim} latent channels, {self.model.name!r} takes {channels[0]} and gives "
+                f"{channels[1]}: they are not of one model"
+            )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Compute dtype: bfloat16 on a GPU, float32 on a CPU."""
+        return torch.bfloat16 if self.device == "cuda" else torch.float32
+
+    @property
+    def exact_scheme(self) -> str:
+        """The exact format of this device."""
+        return "bf16" if self.device == "cuda" else "fp32"
+
+    @property
+    def kv(self) -> KvFormat:
+        """The cache format."""
+        return kv_format(self.kv_scheme, self.model.heads, self.model.head_dim, self.dtype)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One tensor of a piece's signature and where the runtime takes it from, or puts it.
+
+    Parameters
+    ----------
+    name : str
+        Name within the piece; ``group.name`` becomes an entry of the mapping argument ``group``.
+    ref : str
+        ``weight:``, ``buffer:`` or ``value:`` reference, as the manifest's programs write them.
+    shape, dtype
+        As the engine sees the tensor.
+    """
+
+    name: str
+    ref: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def spec(self) -> TensorSpec:
+        """The manifest's form."""
+        return TensorSpec(self.name, self.shape, dtype_name(self.dtype))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One engine to be: a module on the meta device, its inputs, its outputs.
+
+    Parameters
+    ----------
+    name : str
+        Engine name.
+    module : nn.Module
+        On the meta device; its parameters are inputs of the engine, in ``named_parameters`` order, first.
+    prefix : str
+        What stands before the module's parameter names in the artifact; may hold ``{layer}``.
+    layers : int
+        0: called once. n: called once a layer, n times.
+    inputs, outputs : tuple of Argument
+        Inputs after the parameters, then outputs.
+    mutates : tuple of str
+        Inputs that are written in place.
+    positional : bool
+        Whether the module takes its inputs by position alone: any number of caches.
+    """
+
+    name: str
+    module: nn.Module
+    prefix: str
+    layers: int
+    inputs: tuple[Argument, ...]
+    outputs: tuple[Argument, ...]
+    mutates: tuple[str, ...] = ()
+    positional: bool = False
+
+    @property
+    def parameters(self) -> tuple[Argument, ...]:
+        """The weights, as inputs."""
+        return tuple(
+            Argument(f"{_WEIGHTS}{name}", f"weight:{self.prefix}{name}", tuple(p.shape), p.dtype)
+            for name, p in self.module.named_parameters()
+        )
+
+    @property
+    def signature(self) -> tuple[Argument, ...]:
+        """Every input of the engine, in order."""
+        return self.parameters + self.inputs
+
+    @property
+    def call(self) -> Call:
+        """The call of this piece in a program."""
+        return Call(
+            engine=self.name,
+            layers=self.layers,
+            inputs=tuple(a.ref for a in self.signature),
+            outputs=tuple(a.ref for a in self.outputs),
+        )
+
+    def example_inputs(self, device: str) -> tuple[Tensor, ...]:
+        """Return inputs to trace and compile with, [shapes of `signature`]: zeros, which are valid indices too."""
+        return tuple(torch.zeros(a.shape, dtype=a.dtype, device=device) for a in self.signature)
+
+
+class FlatModule(nn.Module):
+    """A piece as a function of a flat list of tensors: what is traced, compiled and called."""
+
+    def __init__(self, piece: Piece) -> None:
+        super().__init__()
+        object.__setattr__(self, "_inner", piece.module)  # not a submodule: its parameters are inputs here
+        self._parameter_names = tuple(a.name.removeprefix(_WEIGHTS) for a in piece.parameters)
+        self._input_names = tuple(a.name for a in piece.inputs)
+        self._groups = ("caches", "scales") if isinstance(piece.module, Block) else ()
+        self._positional = piece.positional
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Call the piece with its parameters and inputs in signature order; return its outputs as a tuple."""
+        split = len(self._parameter_names)
+        weights = dict(zip(self._parameter_names, tensors[:split], strict=True))
+        module: nn.Module = self.__dict__["_inner"]
+        if self._positional:
+            return _as_tuple(torch.func.functional_call(module, weights, tensors[split:]))
+        groups: dict[str, dict[str, Tensor]] = {group: {} for group in self._groups}
+        plain: dict[str, Tensor] = {}
+        for name, tensor in zip(self._input_names, tensors[split:], strict=True):
+            group, _, entry = name.rpartition(".")
+            (groups[group] if group else plain)[entry] = tensor
+        return _as_tuple(torch.func.functional_call(module, weights, (), plain | groups))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the manifest's name of a dtype: torch's own, without the module."""
+    return str(dtype).removeprefix("torch.")
+
+
+def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
+    """Return the module that ``make`` gives, without memory for its parameters."""
+    with torch.device("meta"):
+        return make().eval().requires_grad_(False)
+
+
+def _as_tuple(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
