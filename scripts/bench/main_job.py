@@ -14,12 +14,11 @@ import json
 import multiprocessing
 import os
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import torch
+from children import last_json, run_python
 from rows import append_row
 
 PRESET = "self-forcing-1.3b"
@@ -54,13 +53,13 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     checkpoint = options.work / "self-forcing.pt"
     if not checkpoint.exists():
-        _call("scripts/make_checkpoint.py", "--preset", PRESET, "--format", "self-forcing", "--device", "cuda",
+        run_python("scripts/make_checkpoint.py", "--preset", PRESET, "--format", "self-forcing", "--device", "cuda",
               "-o", str(checkpoint))  # fmt: skip
 
     built = {}
     for scheme in ("bf16", "fp4"):
         artifact = options.work / scheme
-        built[scheme] = _json("-m", "seko_export", "build", str(checkpoint), "--preset", PRESET, "--kv", scheme,
+        built[scheme] = last_json("-m", "seko_export", "build", str(checkpoint), "--preset", PRESET, "--kv", scheme,
                               "-o", str(artifact), "--force", "--json")  # fmt: skip
         report = built[scheme]
         print(json.dumps(report), flush=True)
@@ -69,7 +68,9 @@ def main() -> None:
         errors = {name: report[name] for name in ("golden_error", "golden_cache_error")}
         append_row(rows, "build_s", shape, report["build_s"], "s", bar, **errors)
         append_row(rows, "engine_mb", shape, report["engine_bytes"] / 1e6, "MB", 5.0)
-        first = min((_json("-c", _FIRST_CHUNK, str(artifact)) for _ in range(3)), key=lambda r: r["total_s"])
+        first = min(
+            (last_json("-c", _FIRST_CHUNK, str(artifact)) for _ in range(3)), key=lambda r: r["total_s"]
+        )
         append_row(
             rows, "first_chunk_s", shape, first["total_s"], "s beyond import torch, best of 3", 2.5, **first
         )
@@ -209,18 +210,6 @@ def _eager_chunk_ms(checkpoint: Path, scheme: str, chunks: int) -> dict[str, flo
         for _ in range(9):
             session.run_chunk()
         return _chunk_ms(session, chunks)
-
-
-def _json(*arguments: str) -> dict:
-    done = _call(*arguments)
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def _call(*arguments: str) -> subprocess.CompletedProcess:
-    done = subprocess.run([sys.executable, *arguments], stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(arguments)[:200]} ended with {done.returncode}\n{done.stdout[-2000:]}")
-    return done
 
 
 if __name__ == "__main__":
