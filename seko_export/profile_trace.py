@@ -36,7 +36,10 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (bucket, re.compile(pattern, re.IGNORECASE))
     for bucket, pattern in (
         ("engine", rf"^{ENGINE_RANGE}|CompiledFxGraph"),
-        ("host", rf"^{re.escape(CHUNK_RANGE)}$|^Torch-Compiled Region|^TorchDynamo|^Pregraph|^ProfilerStep"),
+        (
+            "host",
+            rf"^{re.escape(CHUNK_RANGE)}$|^Torch-Compiled Region|^TorchDynamo|^AOTDispatcher|^Pregraph|^ProfilerStep",
+        ),
         ("host", rf"{_OP}({_VIEWS}){_OUT}|^detach$"),
         ("kv_write", r"nvfp4_write|index_(copy|put)"),
         # Codes are taken apart by bits; what has an exclusive or beside is the noise generator.
@@ -44,7 +47,10 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("copies", r"^mem(cpy|set)|direct_copy_kernel|CatArrayBatchedCopy"),
         ("copies", rf"fused(_({_MOVES}|{_VIEWS}))+(_\d+)?$"),
         ("copies", rf"{_OP}({_MOVES}){_OUT}"),
-        ("norm_elementwise", r"cpp_fused|triton_(poi|red|per|mix|for|spl)_|elementwise_kernel|reduce_kernel"),
+        (
+            "norm_elementwise",
+            r"cpp_fused|triton_(poi|red|per|mix|for|spl)_|elementwise_kernel|native::reduce_kernel",
+        ),
         ("attention", r"sdpa|flash|fmha|attention|attn"),
         (
             "convolution",
@@ -67,7 +73,8 @@ _LAUNCHES = {
     "copies": re.compile(r"^cu(da)?Memcpy"),
     "sets": re.compile(r"^cu(da)?Memset"),
 }
-_PATH = re.compile(r"(?<![\w.:~/])(file://)?~?/[\w.+@~-]+(/[\w.+@~-]*)+")
+_TELLTALE = ("host_name", "traceName", "trace_id")
+_PATH = re.compile(r"(?<![\w.~/])(file://)?~?(/[\w.+@~-]+)+/?")  # absolute; "GB/s" and "0/1" are none
 
 
 def bucket_of(name: str) -> str:
@@ -199,19 +206,14 @@ def scrubbed(value: Any, words: Sequence[str] = ()) -> Any:
         Names, such as the user's, to be blanked wherever they stand as whole words outside of an event's name.
     """
     if isinstance(value, Mapping):
+        kept = ("name", "cat", "ph") if value.get("ph") == "X" else ()
         return {
-            _blanked(key, ()): (
-                "" if key in ("host_name", "traceName", "trace_id") else scrubbed(one, _kept(key, words))
-            )
+            _blanked(key, ()): "" if key in _TELLTALE else scrubbed(one, () if key in kept else words)
             for key, one in value.items()
         }
     if isinstance(value, list):
         return [scrubbed(one, words) for one in value]
     return _blanked(value, words) if isinstance(value, str) else value
-
-
-def _kept(key: str, words: Sequence[str]) -> Sequence[str]:
-    return () if key in ("name", "cat", "ph") else words
 
 
 def _blanked(text: str, words: Sequence[str]) -> str:
