@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -18,8 +19,10 @@ from seko_export.backends import compile as compile_backend
 from seko_export.checkpoints.load import load_checkpoint
 from seko_export.describe import describe
 from seko_export.errors import ExportError, NumericError, UsageError
+from seko_export.media_pieces import TOKENIZER_FILE
 from seko_export.pieces import BuildConfig, make_pieces
 from seko_export.progress import Progress, silent
+from seko_export.sources import MediaSources, prompt_ids
 from seko_export.weights import model_weights
 from seko_export.workers import compiled_beside
 
@@ -50,6 +53,8 @@ class BuildResult:
         Worst relative error of the engines against the eager model over the golden chunks.
     golden_cache_error : float
         Worst error of a token in the cache after them, as `seko_runtime.golden.cache_error`.
+    golden_video_error : float or None
+        Root mean square difference of their video frames, the worst chunk's, in levels of 255; None without a VAE.
     """
 
     artifact: Path
@@ -61,6 +66,7 @@ class BuildResult:
     engine_s: dict[str, float]
     golden_error: float
     golden_cache_error: float
+    golden_video_error: float | None = None
 
     def report(self) -> dict[str, object]:
         """Return the JSON line."""
@@ -72,6 +78,7 @@ def build_artifact(
     checkpoint: Path,
     goal: Path,
     *,
+    media: MediaSources | None = None,
     backend: str = "aoti",
     use_ema: bool = True,
     compiler_cache: bool = True,
@@ -88,6 +95,8 @@ def build_artifact(
         Any format that `load_checkpoint` reads.
     goal : Path
         The artifact's folder.
+    media : MediaSources, optional
+        Files of VAE and text encoder, for a build that has them.
     backend : str
         ``aoti`` or ``compile``.
     use_ema : bool
@@ -115,6 +124,9 @@ def build_artifact(
         tensorrt.refuse()
     check_goal(goal, replace=replace)
     source = load_checkpoint(checkpoint, config.model, use_ema=use_ema)
+    media = media or MediaSources()
+    around = media.open(config)
+    ids = None if media.tokenizer is None else prompt_ids(media.tokenizer, config, golden.GOLDEN_PROMPT)
 
     with artifact_folder(goal, replace=replace) as folder:
         with compiled_beside(
@@ -123,12 +135,16 @@ def build_artifact(
             progress("probing the compiler", 0, 1)
             environment.probe_compiler()
             progress("reading the checkpoint", 0, 1)
-            tensors = dict(model_weights(make_pieces(config), source)) | config.schedule.tables(config.stream)
-            record = golden.record(config, tensors, progress)
+            tensors = dict(model_weights(make_pieces(config), source, around))
+            tensors |= config.schedule.tables(config.stream)
+            record = golden.record(config, tensors, progress, ids)
             tensors |= record.scales
             progress("writing the weights", 0, 1)
             weights = write_weights(folder, tensors.items())
             golden.write(folder, record)
+            if media.tokenizer is not None:
+                (folder / TOKENIZER_FILE).parent.mkdir()
+                shutil.copyfile(media.tokenizer, folder / TOKENIZER_FILE)
             engine_s = wait_for_engines()
         manifest = describe(config, backend, weights, hash_files(folder), record.table)
         (folder / "manifest.json").write_bytes(manifest.to_json())
@@ -150,6 +166,9 @@ def build_artifact(
         engine_s=engine_s,
         golden_error=report["worst"]["golden"],
         golden_cache_error=max(row["cache"] for row in report["errors"]),
+        golden_video_error=max(
+            (row["video"] for row in report["errors"] if row.get("video") is not None), default=None
+        ),
     )
 
 

@@ -61,7 +61,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 @main.command()
 @click.argument("checkpoint", required=False, type=click.Path(path_type=Path))
 @click.option(
-    "--preset", default=None, help="Model: tiny, self-forcing-1.3b, wan-14b. Without a checkpoint: tiny."
+    "--preset",
+    default=None,
+    help="Model: sample, tiny, self-forcing-1.3b, wan-14b. Without a checkpoint: sample.",
 )
 @click.option("--kv", "kv_scheme", default=None, help="KV cache: bf16 (exact; fp32 on a CPU) or fp4.")
 @click.option("--fp4-kv", is_flag=True, help="Short for --kv fp4: 3.56 times less cache than bf16.")
@@ -76,6 +78,23 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 @click.option("--ring-frames", type=int, help="Reusable slots behind the sink.")
 @click.option("--batch", type=int, help="Rows that one engine call carries.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The artifact's folder.")
+@click.option(
+    "--vae",
+    type=click.Path(path_type=Path),
+    help="A Wan VAE (.pth, safetensors, diffusers folder): video out, start images in.",
+)
+@click.option(
+    "--text-encoder",
+    type=click.Path(path_type=Path),
+    help="A UMT5 encoder (.pth, safetensors, transformers folder): prompts as sentences.",
+)
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    help="Its tokenizer.json, where it does not lie beside the encoder.",
+)
+@click.option("--no-vae", is_flag=True, help="Leave out the sample's VAE: latents come out.")
+@click.option("--no-text", is_flag=True, help="Leave out the sample's text encoder: embeddings go in.")
 @click.option("--no-ema", is_flag=True, help="Take a .pt's plain weights (generator), not their average.")
 @click.option("--force", is_flag=True, help="Replace an artifact that is already there.")
 @json_option
@@ -87,6 +106,11 @@ def build(
     backend: str,
     target: str,
     output: Path,
+    vae: Path | None,
+    text_encoder: Path | None,
+    tokenizer: Path | None,
+    no_vae: bool,
+    no_text: bool,
     no_ema: bool,
     force: bool,
     as_json: bool,
@@ -94,17 +118,26 @@ def build(
 ) -> None:
     """Build an artifact from CHECKPOINT (Self-Forcing .pt, Wan or diffusers safetensors).
 
-    Without a CHECKPOINT: a small one with seeded random weights, made on the spot.
+    Without a CHECKPOINT: the sample model, which makes video of sentences; with --preset tiny a small one with seeded
+    random weights, made on the spot.
     """
     from seko_export.artifact_writer import check_goal
     from seko_export.build import build_artifact
-    from seko_export.options import build_config
+    from seko_export.options import MediaOptions, plan_build
 
-    config = build_config(checkpoint is not None, preset, kv_scheme, fp4_kv, target, layout)
-    check_goal(output, replace=force)  # before a sample is written, which may be large
-    with _checkpoint(checkpoint, config.model) as source, _progress(quiet=as_json) as tell:
+    media = MediaOptions(vae, text_encoder, tokenizer, no_vae, no_text)
+    plan = plan_build(checkpoint, preset, kv_scheme, fp4_kv, target, layout, media)
+    check_goal(output, replace=force)  # before random weights are written, which may be large
+    with _checkpoint(plan.checkpoint, plan.config.model) as source, _progress(quiet=as_json) as tell:
         result = build_artifact(
-            config, source, output, backend=backend, use_ema=not no_ema, replace=force, progress=tell
+            plan.config,
+            source,
+            output,
+            media=plan.media,
+            backend=backend,
+            use_ema=not no_ema,
+            replace=force,
+            progress=tell,
         )
     if as_json:
         _print_json(result.report())

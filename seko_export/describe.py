@@ -10,6 +10,7 @@ import torch
 
 from seko_export import environment
 from seko_export.config import VAE_TEMPORAL_STRIDE
+from seko_export.media_pieces import text_table, video_table
 from seko_export.pieces import BuildConfig, Piece, make_buffers, make_pieces, make_programs
 from seko_runtime.manifest import (
     EngineSpec,
@@ -74,6 +75,8 @@ def describe(
             **asdict(config.model),
             "head_dim": config.model.head_dim,
             "dtype": str(config.dtype).split(".")[1],
+            **({} if config.text is None else {"text_encoder": asdict(config.text)}),
+            **({} if config.vae is None else {"vae": asdict(config.vae)}),
         },
         stream=_stream(config),
         kv=kv_pool(config),
@@ -84,6 +87,8 @@ def describe(
         programs=make_programs(pieces),
         output="latents",
         golden=golden,
+        text=text_table(config),
+        video=video_table(config),
         files=dict(files),
         extra={"compiler_cache": COMPILER_CACHE} if COMPILER_CACHE in files else {},
     )
@@ -126,6 +131,7 @@ def _schedule(config: BuildConfig) -> Schedule:
         sigmas=schedule.sigmas,
         context_timestep=schedule.context_timestep,
         sampler="renoise",
+        shift=schedule.shift,
     )
 
 

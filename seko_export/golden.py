@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,7 +16,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from seko_export.backends.aoti import attention_backends
+from seko_export.calibration import KvPeaks
 from seko_export.describe import describe
+from seko_export.media_pieces import video_table
+from seko_export.models.wan_vae import PICTURE_CHANNELS
 from seko_export.pieces import BuildConfig, FlatModule, Piece, dtype_name, make_buffers, make_pieces
 from seko_export.progress import Progress
 from seko_runtime.backends.aoti import torch_memory
@@ -27,6 +30,9 @@ from seko_runtime.session import Session
 
 GOLDEN_FILE = "golden/golden.safetensors"
 TEXT = "text"  # the tensor of that file that holds the text
+GOLDEN_PROMPT = (
+    "a red disc bouncing on a dark background"  # in the words of the sample's grammar; any encoder reads it
+)
 LIVE_TEXT_TOKENS = 24  # the rest of the text is zero padding, as a short prompt's is
 
 # How far an engine may be from the eager model over a golden chunk, as |a - b| / |b|. The two sum in other orders,
@@ -38,6 +44,13 @@ TOLERANCES = {
     torch.float32: {"exact": 1e-5, "lossy": 1e-3},
     torch.bfloat16: {"exact": 4e-2, "lossy": 4e-2},
 }
+# Root mean square difference of the decoded frames, in levels of 255. They are rounded to whole levels, and in bfloat16
+# thirty layers stand between latents and pixels.
+VIDEO_TOLERANCES = {
+    torch.float32: {"exact": 0.1, "lossy": 1.0},
+    torch.bfloat16: {"exact": 6.0, "lossy": 6.0},
+}
+VIDEO_BYTES = 1_000_000  # of one recorded chunk's frames at most
 CACHE_TOLERANCES = {
     torch.float32: {"exact": 1e-4, "lossy": 0.05},
     torch.bfloat16: {
@@ -57,10 +70,13 @@ class EagerChunk:
         [B, C, F, h, w] float32.
     cache : dict of str to Tensor
         By buffer, in its dtype: the first token of every slot after the chunk, [L, B*cache_frames, ...].
+    video : Tensor or None
+        [B, T, rows, columns, 3] uint8, every `video_step`-th pixel of both sides; None without a VAE.
     """
 
     latents: Tensor
     cache: dict[str, Tensor]
+    video: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +99,12 @@ class Record:
         For `verify`.
     cache_step : int
         Tokens between two samples of the cache.
+    video_step : int
+        Pixels between two samples of the video; 0 without a VAE.
+    video_tolerance : float
+        For `verify`.
+    prompt : str or None
+        The sentence that the text is of; None if it is of none.
     """
 
     text: Tensor
@@ -93,6 +115,9 @@ class Record:
     tolerance: float
     cache_tolerance: float
     cache_step: int
+    video_step: int
+    video_tolerance: float
+    prompt: str | None
 
     @property
     def error_vs_exact(self) -> list[float]:
@@ -113,10 +138,15 @@ class Record:
             text=TEXT,
             cache_step=self.cache_step,
             cache_tolerance=self.cache_tolerance,
+            video_step=self.video_step,
+            video_tolerance=self.video_tolerance,
+            prompt=self.prompt,
         )
 
 
-def record(config: BuildConfig, weights: Mapping[str, Tensor], progress: Progress) -> Record:
+def record(
+    config: BuildConfig, weights: Mapping[str, Tensor], progress: Progress, ids: Tensor | None = None
+) -> Record:
     """Run the eager model over the golden chunks: the first one, and the first that evicts a frame.
 
     Parameters
@@ -127,28 +157,42 @@ def record(config: BuildConfig, weights: Mapping[str, Tensor], progress: Progres
         Model weights and schedule tables, on the CPU.
     progress : callable
         Told of every chunk.
+    ids : Tensor, optional
+        [1, text tokens] int64, `GOLDEN_PROMPT` as the text encoder takes it; without it the text is random numbers.
 
     Returns
     -------
     Record
     """
     stream = config.stream
-    text = golden_text(config)
     seeds = tuple(range(stream.batch))
     chunks = (0, -(-stream.cache_frames // stream.chunk_frames))
     on_device = {name: tensor.to(config.device) for name, tensor in weights.items()}
-    exact_config = BuildConfig(config.model, stream, config.schedule, config.exact_scheme, config.device)
+    text = golden_text(config) if ids is None else encoded_text(config, on_device, ids)
+    exact_config = replace(config, kv_scheme=config.exact_scheme)
     lossless = config.kv_scheme == config.exact_scheme
     peaks = KvPeaks(config)
     exact = run_eager(exact_config, on_device, text, seeds, chunks, progress, None if lossless else peaks)
     kind = "exact" if lossless else "lossy"
-    judged = (TOLERANCES[config.dtype][kind], CACHE_TOLERANCES[config.dtype][kind], stream.frame_tokens)
-    if lossless:
-        return Record(text, seeds, {}, exact, {}, *judged)
-    scales = peaks.calibrate()
-    on_device |= {name: tensor.to(config.device) for name, tensor in scales.items()}
-    lossy = run_eager(config, on_device, text, seeds, chunks, progress, None)
-    return Record(text, seeds, scales, lossy, exact, *judged)
+    scales: dict[str, Tensor] = {}
+    made = exact
+    if not lossless:
+        scales = peaks.calibrate()
+        on_device |= {name: tensor.to(config.device) for name, tensor in scales.items()}
+        made = run_eager(config, on_device, text, seeds, chunks, progress, None)
+    return Record(
+        text,
+        seeds,
+        scales,
+        made,
+        {} if lossless else exact,
+        tolerance=TOLERANCES[config.dtype][kind],
+        cache_tolerance=CACHE_TOLERANCES[config.dtype][kind],
+        cache_step=stream.frame_tokens,
+        video_step=video_step(config),
+        video_tolerance=VIDEO_TOLERANCES[config.dtype][kind] if config.vae is not None else 0.0,
+        prompt=None if ids is None else GOLDEN_PROMPT,
+    )
 
 
 def write(folder: Path, made: Record) -> None:
@@ -157,6 +201,8 @@ def write(folder: Path, made: Record) -> None:
     tensors |= {f"exact.{number}": chunk.latents for number, chunk in made.exact.items()}
     for number, chunk in made.chunks.items():
         tensors[f"latents.{number}"] = chunk.latents
+        if chunk.video is not None:
+            tensors[f"video.{number}"] = chunk.video
         tensors |= {cache_tensor(name, number): sample for name, sample in chunk.cache.items()}
     (folder / "golden").mkdir()
     save_file(tensors, folder / GOLDEN_FILE)
@@ -174,6 +220,7 @@ def run_eager(
     """Return the wanted chunks, made by the pieces in eager torch."""
     made: dict[int, EagerChunk] = {}
     dtypes = {buffer.name: torch_dtype(buffer.dtype) for buffer in make_buffers(config)}
+    step = video_step(config)
     with eager_session(config, weights, text, seeds, peaks) as session:
         for index in range(chunks[-1] + 1):
             progress(f"recording goldens ({config.kv_scheme})", index, chunks[-1] + 1)
@@ -181,7 +228,8 @@ def run_eager(
             if index in chunks:
                 sample = session.cache_sample(config.stream.frame_tokens)
                 cache = {name: torch.from_numpy(numbers).to(dtypes[name]) for name, numbers in sample.items()}
-                made[index] = EagerChunk(torch.from_numpy(chunk.to_host()), cache)
+                video = torch.from_numpy(chunk.video())[:, :, ::step, ::step].contiguous() if step else None
+                made[index] = EagerChunk(torch.from_numpy(chunk.to_host()), cache, video)
     return made
 
 
@@ -242,38 +290,34 @@ def golden_text(config: BuildConfig) -> Tensor:
     return text
 
 
-class KvPeaks:
-    """The largest magnitudes of K and V, per layer and head, seen while the exact track runs."""
+def encoded_text(config: BuildConfig, weights: Mapping[str, Tensor], ids: Tensor) -> Tensor:
+    """Return [B, text tokens, text_dim] float32: one prompt for every row, through the eager text encoder.
 
-    def __init__(self, config: BuildConfig) -> None:
-        self._config = config
-        self._peaks = torch.zeros(config.model.layers, 2, config.model.heads)
-        self._calls = 0
-        signature = make_pieces(
-            BuildConfig(config.model, config.stream, config.schedule, config.exact_scheme, config.device)
-        )["block"].signature
-        self._caches = [i for i, a in enumerate(signature) if a.name in ("caches.k", "caches.v")]
+    Parameters
+    ----------
+    config : BuildConfig
+        With a text encoder.
+    weights : mapping of str to Tensor
+        The artifact's, on the build's device.
+    ids : Tensor
+        [1, text tokens] int64.
+    """
+    piece = make_pieces(config)["text"]
+    inputs = [weights[a.ref.removeprefix("weight:")] for a in piece.parameters]
+    with torch.no_grad():
+        (encoded,) = eager_engine(piece)([*inputs, ids.to(config.device)])
+    return encoded.float().cpu().expand(config.stream.batch, -1, -1).contiguous()
 
-    def watch(
-        self, block: Callable[[list[Tensor]], Sequence[Tensor]]
-    ) -> Callable[[list[Tensor]], Sequence[Tensor]]:
-        """Return the block engine with an eye on its caches; layers are called in order."""
 
-        def watched(inputs: list[Tensor]) -> Sequence[Tensor]:
-            caches = [inputs[i] for i in self._caches]  # each [B*N, H, D]
-            outputs = block(inputs)
-            peaks = torch.stack([cache.abs().amax(dim=(0, 2)).float() for cache in caches]).cpu()
-            layer = self._calls % self._config.model.layers
-            self._peaks[layer] = torch.maximum(self._peaks[layer], peaks)
-            self._calls += 1
-            return outputs
-
-        return watched
-
-    def calibrate(self) -> dict[str, Tensor]:
-        """Return the cache format's scales as weights: ``blocks.{layer}.kv.NAME``."""
-        return {
-            f"blocks.{layer}.kv.{name}": tensor
-            for layer in range(self._config.model.layers)
-            for name, tensor in self._config.kv.calibrate(*self._peaks[layer]).items()
-        }
+def video_step(config: BuildConfig) -> int:
+    """Return the pixels between two samples of a golden video: as few as fit `VIDEO_BYTES`; 0 without a VAE."""
+    video, batch = video_table(config), config.stream.batch
+    if video is None:
+        return 0
+    frames = batch * max(video.first_frames, video.chunk_frames)
+    return next(
+        step
+        for step in range(1, video.height + video.width)
+        if frames * -(-video.height // step) * -(-video.width // step) * PICTURE_CHANNELS <= VIDEO_BYTES
+        or step >= max(video.height, video.width)
+    )

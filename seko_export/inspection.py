@@ -45,6 +45,8 @@ def inspect_artifact(path: Path) -> dict[str, Any]:
         "stream": asdict(manifest.stream),
         "kv": asdict(manifest.kv),
         "schedule": asdict(manifest.schedule),
+        "text": None if manifest.text is None else asdict(manifest.text),
+        "video": None if manifest.video is None else asdict(manifest.video),
         "engine_bytes": sum(size for name, size in sizes.items() if name.startswith("engines/")),
         "weight_bytes": sum(size for name, size in sizes.items() if name.startswith("weights/")),
         "engines": {engine.name: sizes[engine.file] for engine in manifest.engines},

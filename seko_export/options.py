@@ -3,32 +3,92 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from seko_export.config import PRESETS, StreamConfig
+from seko_export.checkpoints.dimensions import text_config_of, vae_config_of
+from seko_export.config import PRESETS, Preset, StreamConfig
 from seko_export.environment import resolve_target
 from seko_export.errors import UsageError
 from seko_export.models.sampler import Schedule
-from seko_export.pieces import BuildConfig
+from seko_export.models.umt5 import TextEncoderConfig
+from seko_export.models.wan_vae import VaeConfig
+from seko_export.piece import BuildConfig
+from seko_export.sample import SAMPLE_FOLDER, Sample, read_sample
+from seko_export.sources import MediaSources, find_tokenizer
 
-SAMPLE_PRESET = "tiny"
+SAMPLE, RANDOM = "sample", "tiny"  # what is built where no checkpoint is named: the first, if it is there
 _SCHEMES = ("bf16", "fp4")
 
 
-def build_config(
-    has_checkpoint: bool,
+@dataclass(frozen=True)
+class MediaOptions:
+    """What the options say of VAE and text encoder.
+
+    Parameters
+    ----------
+    vae, text_encoder, tokenizer : Path or None
+        ``--vae``, ``--text-encoder``, ``--tokenizer``.
+    no_vae, no_text : bool
+        ``--no-vae``, ``--no-text``.
+
+    Raises
+    ------
+    UsageError
+        If two of them contradict each other.
+    """
+
+    vae: Path | None = None
+    text_encoder: Path | None = None
+    tokenizer: Path | None = None
+    no_vae: bool = False
+    no_text: bool = False
+
+    def __post_init__(self) -> None:
+        for option, given, refusal, refused in (
+            ("--vae", self.vae, "--no-vae", self.no_vae),
+            ("--text-encoder", self.text_encoder, "--no-text", self.no_text),
+            ("--tokenizer", self.tokenizer, "--no-text", self.no_text),
+        ):
+            if refused and given is not None:
+                raise UsageError(f"{option} {given} contradicts {refusal}: give one of them")
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """What the options mean.
+
+    Parameters
+    ----------
+    config : BuildConfig
+        The build.
+    checkpoint : Path or None
+        The transformer's weights; None: random ones are to be made.
+    media : MediaSources
+        The files of all else.
+    """
+
+    config: BuildConfig
+    checkpoint: Path | None
+    media: MediaSources
+
+
+def plan_build(
+    checkpoint: Path | None,
     preset: str | None,
     kv_scheme: str | None,
     fp4_kv: bool,
     target: str,
     layout: Mapping[str, int | None],
-) -> BuildConfig:
-    """Return the configuration that the options of `seko-export build` mean.
+    media: MediaOptions | None = None,
+    sample_folder: Path = SAMPLE_FOLDER,
+) -> BuildPlan:
+    """Return what the options of `seko-export build` mean.
 
     Parameters
     ----------
-    has_checkpoint : bool
-        Whether a checkpoint was named; then the preset must be too, because shapes alone do not tell heads.
+    checkpoint : Path or None
+        Where one was named, the preset must be too, because shapes alone do not tell heads.
     preset : str or None
         Name of a preset.
     kv_scheme : str or None
@@ -39,35 +99,87 @@ def build_config(
         ``auto``, ``cpu`` or ``sm_NN``.
     layout : mapping of str to int or None
         Fields of `StreamConfig` that replace the preset's where not None.
+    media : MediaOptions, optional
+        VAE and text encoder. The preset ``sample`` brings its own, all others none.
+    sample_folder : Path
+        Where the preset ``sample`` lies.
 
     Returns
     -------
-    BuildConfig
+    BuildPlan
 
     Raises
     ------
     UsageError
         If a name is unknown or options contradict each other.
+    CheckpointError
+        If the sample, or a VAE or text encoder that was named, cannot be read.
     MachineError
         If this machine cannot build for the target.
     """
+    media = media or MediaOptions()
+    names = (SAMPLE, *PRESETS)
     if preset is None:
-        if has_checkpoint:
-            raise UsageError(f"name the checkpoint's model with --preset: one of {', '.join(PRESETS)}")
-        preset = SAMPLE_PRESET
-    if preset not in PRESETS:
-        raise UsageError(f"--preset {preset!r} is not known: expected one of {', '.join(PRESETS)}")
+        if checkpoint is not None:
+            raise UsageError(f"name the checkpoint's model with --preset: one of {', '.join(names)}")
+        preset = SAMPLE if sample_folder.is_dir() else RANDOM
+    if preset not in names:
+        raise UsageError(f"--preset {preset!r} is not known: expected one of {', '.join(names)}")
     if fp4_kv and kv_scheme not in (None, "fp4"):
         raise UsageError(f"--fp4-kv contradicts --kv {kv_scheme}: give one of them")
     if kv_scheme not in (None, *_SCHEMES):
         raise UsageError(f"--kv {kv_scheme!r} is not known: expected one of {', '.join(_SCHEMES)}")
     device = resolve_target(target).device
-    chosen = PRESETS[preset]
+    sample = read_sample(sample_folder) if preset == SAMPLE else None
+    chosen = Preset(sample.model, sample.stream) if sample else PRESETS[preset]
     stream = replace(chosen.stream, **{name: size for name, size in layout.items() if size is not None})
     _check_sink(stream)
+    files, vae, text = _media(media, sample)
     exact = "bf16" if device == "cuda" else "fp32"
-    scheme = "fp4" if fp4_kv or kv_scheme == "fp4" else exact
-    return BuildConfig(chosen.model, stream, Schedule.warped(), scheme, device)
+    config = BuildConfig(
+        chosen.model,
+        stream,
+        sample.schedule if sample else Schedule.warped(),
+        "fp4" if fp4_kv or kv_scheme == "fp4" else exact,
+        device,
+        text,
+        vae,
+    )
+    return BuildPlan(config, sample.checkpoint if sample and checkpoint is None else checkpoint, files)
+
+
+def build_config(
+    has_checkpoint: bool,
+    preset: str | None,
+    kv_scheme: str | None,
+    fp4_kv: bool,
+    target: str,
+    layout: Mapping[str, int | None],
+) -> BuildConfig:
+    """Return the configuration alone, as `plan_build` makes it, of a build without VAE and text encoder."""
+    checkpoint = Path("checkpoint") if has_checkpoint else None
+    media = MediaOptions(no_vae=True, no_text=True)
+    return plan_build(checkpoint, preset, kv_scheme, fp4_kv, target, layout, media).config
+
+
+def _media(
+    options: MediaOptions, sample: Sample | None
+) -> tuple[MediaSources, VaeConfig | None, TextEncoderConfig | None]:
+    """Return the files of VAE and text encoder and what they are: those that were named, else the sample's."""
+    own = sample.media if sample else MediaSources()
+    vae_file, vae = (None, None) if options.no_vae or sample is None else (own.vae, sample.vae)
+    text_file, text = (None, None) if options.no_text or sample is None else (own.text_encoder, sample.text)
+    tokenizer = None if text_file is None else own.tokenizer
+    if options.vae is not None:
+        vae_file, vae = options.vae, vae_config_of(options.vae)
+    if options.text_encoder is not None:
+        text_file, text = options.text_encoder, text_config_of(options.text_encoder)
+        tokenizer = find_tokenizer(options.text_encoder, options.tokenizer)
+    elif options.tokenizer is not None:
+        raise UsageError(
+            f"--tokenizer {options.tokenizer} is one of a text encoder: name that with --text-encoder"
+        )
+    return MediaSources(vae_file, text_file, tokenizer), vae, text
 
 
 def _check_sink(stream: StreamConfig) -> None:

@@ -1,13 +1,16 @@
-"""From a checkpoint's tensors to the artifact's: fused q, k, v; the patch embedding as a matrix; each dtype."""
+"""From checkpoints' tensors to the artifact's: fused q, k, v; the patch embedding as a matrix; each dtype."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from seko_export.media_pieces import TEXT_WEIGHTS, VAE_WEIGHTS
+from seko_export.models.wan_vae import VaeConfig, latent_statistics
 from seko_export.pieces import Piece
 
 
@@ -18,7 +21,36 @@ class WanTensors(Protocol):
         """Return the tensor of one Wan name."""
 
 
-def model_weights(pieces: Mapping[str, Piece], checkpoint: WanTensors) -> Iterator[tuple[str, Tensor]]:
+@dataclass(frozen=True)
+class MediaTensors:
+    """Checkpoints of what stands around the transformer, each by its own names; None where the build has none."""
+
+    text: WanTensors | None = None
+    vae: WanTensors | None = None
+
+
+class VaeTensors:
+    """A VAE's checkpoint with the statistics of its latents, which are its config's.
+
+    Parameters
+    ----------
+    checkpoint : WanTensors
+        By Wan's names.
+    config : VaeConfig
+        Of that VAE.
+    """
+
+    def __init__(self, checkpoint: WanTensors, config: VaeConfig) -> None:
+        self._checkpoint, self._statistics = checkpoint, latent_statistics(config, torch.float32)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return the tensor of one parameter of `VaeDecode` or `VaeEncode`."""
+        return self._statistics[name] if name in self._statistics else self._checkpoint[name]
+
+
+def model_weights(
+    pieces: Mapping[str, Piece], checkpoint: WanTensors, media: MediaTensors | None = None
+) -> Iterator[tuple[str, Tensor]]:
     """Yield the artifact's model weights in the order in which a chunk uses them.
 
     Parameters
@@ -26,24 +58,28 @@ def model_weights(pieces: Mapping[str, Piece], checkpoint: WanTensors) -> Iterat
     pieces : mapping of str to Piece
         The build's pieces: they say which weights there are, with shape and dtype.
     checkpoint : WanTensors
-        Source, by Wan's names.
+        The transformer's, by Wan's names.
+    media : MediaTensors, optional
+        Those of the other pieces, if the build has them.
 
     Yields
     ------
     tuple of str and Tensor
         Name in the artifact; CPU tensor, contiguous, in the dtype that the engine takes.
     """
+    sources = {TEXT_WEIGHTS: media and media.text, VAE_WEIGHTS: media and media.vae}
     seen: set[str] = set()
     for piece in pieces.values():
+        source = sources.get(piece.prefix) or checkpoint
+        own = piece.prefix if piece.prefix in sources else ""
         for layer in range(max(1, piece.layers)):
             for argument in piece.parameters:
                 name = argument.ref.removeprefix("weight:").replace("{layer}", str(layer))
-                if name not in seen:  # the masked and the unmasked block share theirs
-                    seen.add(name)
-                    yield (
-                        name,
-                        _gather(name, checkpoint).reshape(argument.shape).to(argument.dtype).contiguous(),
-                    )
+                if name in seen:  # as the masked and the unmasked block share theirs
+                    continue
+                seen.add(name)
+                tensor = _gather(name.removeprefix(own), source)
+                yield name, tensor.reshape(argument.shape).to(argument.dtype).contiguous()
 
 
 def _gather(name: str, checkpoint: WanTensors) -> Tensor:

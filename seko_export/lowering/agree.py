@@ -1,0 +1,80 @@
+"""Does a compiled engine give what its module gives? Asked of each engine that no recorded chunk goes through.
+
+torch 2.13's compiler for CPUs has given wrong results for graphs of the VAE's kind: a part of a concatenation that is
+an output too came back as another layer's numbers (`models/wan_vae_layers.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from seko_export.errors import NumericError
+from seko_export.piece import FlatModule, Piece
+
+# |engine - module| / |module| of an output of random inputs: thirty layers summed in another order.
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1}
+# The same of pictures, as root mean square difference in levels of 255: near a half, rounding falls either way.
+LEVELS = {torch.float32: 0.1, torch.bfloat16: 6.0}
+_TOKENS = 64  # token numbers are drawn below it, and below the vocabulary
+
+
+def check_agrees(piece: Piece, package: Path, device: str) -> None:
+    """Run a package and its module on random inputs and compare every output.
+
+    Parameters
+    ----------
+    piece : Piece
+        With its module on the meta device; it must write nothing in place.
+    package : Path
+        What was compiled of it.
+    device : str
+        ``cpu`` or ``cuda``.
+
+    Raises
+    ------
+    NumericError
+        If an output differs by more than rounding.
+    """
+    with torch.no_grad():
+        inputs = random_inputs(piece, device)
+        wanted = FlatModule(piece)(*inputs)
+        loader = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", True, 1, -1)
+        found: Sequence[Tensor] = loader.boxed_run(list(inputs))
+    dtype = next((a.dtype for a in piece.parameters if a.dtype == torch.bfloat16), torch.float32)
+    for argument, ours, theirs in zip(piece.outputs, found, wanted, strict=True):
+        difference = (ours.double() - theirs.double()).norm()
+        if argument.dtype == torch.uint8:
+            error, allowed = float(difference) / math.sqrt(theirs.numel()), LEVELS[dtype]
+        else:
+            error, allowed = float(difference / theirs.double().norm()), TOLERANCES[dtype]
+        if not error <= allowed:
+            raise NumericError(
+                f"engine {piece.name!r}: its output {argument.name} differs from the module's by {error:.3g}, at most "
+                f"{allowed:.3g} is rounding: this compiler makes wrong code of it; try another torch, or --backend "
+                "compile"
+            )
+
+
+def random_inputs(piece: Piece, device: str) -> list[Tensor]:
+    """Return inputs for a piece that keep its activations near 1, the same ones each time."""
+    generator = torch.Generator(device).manual_seed(0)
+    vocabulary = min((a.shape[0] for a in piece.parameters if "token_embedding" in a.name), default=_TOKENS)
+    made = []
+    for argument in piece.signature:
+        shape, dtype = argument.shape, argument.dtype
+        if not dtype.is_floating_point:
+            high = 256 if dtype == torch.uint8 else min(_TOKENS, vocabulary)
+            made.append(torch.randint(0, high, shape, generator=generator, device=device, dtype=dtype))
+            continue
+        tensor = torch.randn(shape, generator=generator, device=device)
+        if argument in piece.parameters:
+            fan_in = math.prod(shape[1:])
+            # Gains and deviations lie around 1, matrices and kernels give each number the variance of one.
+            tensor = 1 + 0.1 * tensor if fan_in == 1 else tensor * fan_in**-0.5
+        made.append(tensor.to(dtype))
+    return made
