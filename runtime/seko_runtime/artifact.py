@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.artifact_files import ArtifactFiles
-from seko_runtime.backends import Backend, check_backend, open_backend
+from seko_runtime.backends import Backend, open_backend
 from seko_runtime.buffers_check import TEXT_BUFFER
+from seko_runtime.checked_artifact import CheckedArtifact, check_artifact, read_manifest
 from seko_runtime.errors import SessionClosedError, UsageError
-from seko_runtime.golden import ChunkError, cache_tensor, relative_error, worst_cache_error
-from seko_runtime.host import check_cpu, check_device, check_torch
-from seko_runtime.manifest import Buffer, Golden, Manifest, TensorSpec
-from seko_runtime.manifest_reader import parse_manifest
+from seko_runtime.golden import (
+    ChunkError,
+    relative_error,
+    video_error,
+    video_tensor,
+    worst_cache_error,
+)
+from seko_runtime.manifest import Manifest
 from seko_runtime.memory import Engine, Memory, Tensor
-from seko_runtime.programs_check import Programs, resolve_programs
-from seko_runtime.safetensors_map import MappedTensor, check_tensor, map_safetensors
+from seko_runtime.programs_check import resolve_programs
+from seko_runtime.prompts import PROMPT_CACHE
+from seko_runtime.schedule import rescheduled
 from seko_runtime.session import Session
+from seko_runtime.text import PromptIds
+
+__all__ = [
+    "CheckedArtifact",
+    "OpenArtifact",
+    "check_artifact",
+    "open_artifact",
+    "read_manifest",
+    "relative_error",
+]
 
 
 def open_artifact(path: str | Path, device: str = "auto") -> OpenArtifact:
@@ -60,67 +73,6 @@ def open_artifact(path: str | Path, device: str = "auto") -> OpenArtifact:
     return OpenArtifact(checked, backend, engines, weights, memory)
 
 
-@dataclass(frozen=True)
-class CheckedArtifact:
-    """An artifact whose manifest, files, hashes and headers are right, with no native code loaded yet."""
-
-    manifest: Manifest
-    digest: str
-    device: str
-    programs: Programs
-    files: Mapping[str, memoryview]
-    weights: Mapping[str, MappedTensor]
-    golden: Mapping[str, MappedTensor]
-
-
-def read_manifest(path: str | Path) -> tuple[Manifest, str]:
-    """Read and check an artifact's manifest alone; return it with its digest (SHA-256, hexadecimal).
-
-    Raises
-    ------
-    ArtifactError
-        By its subclass.
-    """
-    files = ArtifactFiles(Path(path))
-    try:
-        document = files.read_manifest()
-    finally:
-        files.close()
-    return parse_manifest(document), hashlib.sha256(document).hexdigest()
-
-
-def check_artifact(path: str | Path, device: str = "auto", *, fits_here: bool = True) -> CheckedArtifact:
-    """Run every check that needs no native code of the artifact, cheapest first; see `open_artifact`.
-
-    Without ``fits_here`` the machine is left out of it: the artifact may be for another one.
-    """
-    folder = ArtifactFiles(Path(path))
-    try:
-        document = folder.read_manifest()
-        manifest = parse_manifest(document)
-        programs = resolve_programs(manifest)
-        device = check_device(manifest.target, device)
-        if fits_here:
-            check_cpu(manifest.target)
-        folder.open_all(manifest.files)
-        if fits_here:
-            check_backend(manifest.backend)  # before torch's version: without torch there is none
-            check_torch(manifest.target, device)
-        mapped = frozenset(weight.file for weight in manifest.weights)
-        files = folder.verified(manifest.files, mapped)
-    finally:
-        folder.close()
-    return CheckedArtifact(
-        manifest=manifest,
-        digest=hashlib.sha256(document).hexdigest(),
-        device=device,
-        programs=programs,
-        files=files,
-        weights=_place_weights(manifest, files),
-        golden=_place_golden(manifest, files),
-    )
-
-
 class OpenArtifact:
     """An artifact whose engines are loaded and whose weights are on the device; sessions share both.
 
@@ -145,8 +97,22 @@ class OpenArtifact:
         self._memory = memory  # of the weights
         self._sessions: list[Session] = []
         self._closed = False
+        spec = self.manifest.text
+        self._prompt_ids = None if spec is None else PromptIds(spec, checked.files[spec.tokenizer])
 
-    def open_session(self, seeds: Sequence[int] | None = None, text: object = None) -> Session:
+    def open_session(
+        self,
+        seeds: Sequence[int] | None = None,
+        text: object = None,
+        *,
+        prompt: str | Sequence[str] | None = None,
+        steps: int | None = None,
+        shift: float | None = None,
+        image: object = None,
+        given_latents: object = None,
+        prompt_cache: int = PROMPT_CACHE,
+        overlap: bool = True,
+    ) -> Session:
         """Open a session, which lives until its own `close()` or the artifact's.
 
         Parameters
@@ -154,28 +120,55 @@ class OpenArtifact:
         seeds : Sequence[int], optional
             One per row; 0, 1, ... without it.
         text : array or tensor, optional
-            [B, tokens, text_dim], the text encoder's output; the golden's without it.
+            [B, tokens, text_dim], the text encoder's output; without it and ``prompt`` the golden's.
+        prompt : str or Sequence[str], optional
+            One sentence for all rows, or one per row.
+        steps : int, optional
+            Denoise passes of this session; the artifact's without it.
+        shift : float, optional
+            Warp of their times; the artifact's without it.
+        image, given_latents, prompt_cache, overlap
+            As `Session` takes them.
 
         Raises
         ------
         UsageError
-            If seeds or text do not fit, or the artifact has no golden text and none is given.
+            If something does not fit, or the artifact has no golden text and none is given.
+        TokenizerMissingError, TokenizerError
+            If ``prompt`` cannot be cut into tokens.
         SessionClosedError
             If the artifact is closed.
         """
         if self._closed:
             raise SessionClosedError("the artifact is closed; open it again with open_artifact()")
         takes_text = any(buffer.name == TEXT_BUFFER for buffer in self.manifest.buffers)
-        if text is None and takes_text:
+        if text is None and prompt is None and takes_text:
             text = self.golden_text()
+        manifest, programs, weights = self.manifest, self._checked.programs, self._weights
+        memory = self._backend.memory()
+        if (steps, shift) != (None, None):
+            try:
+                manifest, tables = rescheduled(manifest, steps, shift)
+                programs = resolve_programs(manifest)
+                weights = weights | _uploaded(manifest, tables, memory)
+            except BaseException:
+                memory.close()
+                raise
         session = Session(
-            self.manifest,
+            manifest,
             self._engines,
-            self._weights,
-            self._backend.memory(),
-            seeds=list(range(self.manifest.stream.batch)) if seeds is None else seeds,
+            weights,
+            memory,
+            seeds=list(range(manifest.stream.batch)) if seeds is None else seeds,
             text=text,
-            programs=self._checked.programs,
+            prompt=prompt,
+            image=image,
+            given_latents=given_latents,
+            programs=programs,
+            prompt_ids=self._prompt_ids,
+            digest=self.digest,
+            prompt_cache=prompt_cache,
+            overlap=overlap,
         )
         self._sessions = [one for one in self._sessions if not one.closed] + [session]
         return session
@@ -219,7 +212,8 @@ class OpenArtifact:
                 chunk = session.run_chunk()
                 if number in golden.chunks:
                     sample = session.cache_sample(golden.cache_step) if golden.cache_step else None
-                    errors.append(self.chunk_error(number, chunk.to_host(), sample))
+                    video = chunk.video() if golden.video_step else None
+                    errors.append(self.chunk_error(number, chunk.to_host(), sample, video))
         return errors
 
     def chunk_error(
@@ -227,6 +221,7 @@ class OpenArtifact:
         number: int,
         latents: NDArray[np.float32],
         cache: Mapping[str, NDArray[np.float32]] | None = None,
+        video: NDArray[np.uint8] | None = None,
     ) -> ChunkError:
         """Compare chunk ``number``, made with the golden's seeds and text, with what was recorded.
 
@@ -238,6 +233,8 @@ class OpenArtifact:
             float32 [B, C, F, h, w], as `Chunk.to_host` gives them.
         cache : mapping of str to numpy.ndarray, optional
             What `Session.cache_sample` gave after that chunk.
+        video : numpy.ndarray, optional
+            uint8 [B, T, H, W, 3], as `Chunk.video` gives them.
 
         Raises
         ------
@@ -248,6 +245,7 @@ class OpenArtifact:
         if golden is None or number not in golden.chunks:
             raise UsageError(f"chunk {number} is not in this artifact's golden")
         exact = tensors.get(f"exact.{number}")
+        frames = tensors.get(video_tensor(number)) if golden.video_step and video is not None else None
         return ChunkError(
             chunk=number,
             golden=relative_error(latents, tensors[f"latents.{number}"].to_numpy()),
@@ -255,6 +253,10 @@ class OpenArtifact:
             tolerance=golden.tolerance,
             cache=None if cache is None else worst_cache_error(cache, tensors, number, self.manifest.buffers),
             cache_tolerance=golden.cache_tolerance,
+            video=None
+            if frames is None or video is None
+            else video_error(video, frames.to_numpy(), golden.video_step),
+            video_tolerance=golden.video_tolerance,
         )
 
     @property
@@ -284,44 +286,14 @@ class OpenArtifact:
         self.close()
 
 
-def _place_weights(manifest: Manifest, files: Mapping[str, memoryview]) -> dict[str, MappedTensor]:
-    headers = {
-        path: map_safetensors(files[path], path) for path in {weight.file for weight in manifest.weights}
-    }
-    return {
-        weight.name: check_tensor(headers[weight.file], weight, weight.file) for weight in manifest.weights
-    }
-
-
-def _place_golden(manifest: Manifest, files: Mapping[str, memoryview]) -> dict[str, MappedTensor]:
-    """Tensors of the golden file, those that `verify` needs with the shape that it needs."""
-    golden: Golden | None = manifest.golden
-    if golden is None:
-        return {}
-    found = map_safetensors(files[golden.file], golden.file)
-    shape = next(buffer.shape for buffer in manifest.buffers if buffer.name == manifest.output)
-    for chunk in golden.chunks:
-        check_tensor(found, TensorSpec(f"latents.{chunk}", shape, "float32"), golden.file)
-        if f"exact.{chunk}" in found:
-            check_tensor(found, TensorSpec(f"exact.{chunk}", shape, "float32"), golden.file)
-        if golden.cache_step:
-            for buffer in manifest.buffers:
-                if buffer.role == "cache":
-                    _check_cache_sample(found, buffer, chunk, golden)
-    if golden.text is not None:
-        text = next((buffer for buffer in manifest.buffers if buffer.name == TEXT_BUFFER), None)
-        dtype = found[golden.text].dtype if golden.text in found else "float32"  # any dtype that converts
-        if text is not None:
-            check_tensor(found, TensorSpec(golden.text, text.shape, dtype), golden.file)
-    return found
-
-
-def _check_cache_sample(
-    found: Mapping[str, MappedTensor], buffer: Buffer, chunk: int, golden: Golden
-) -> None:
-    axis = int(buffer.layered)
-    shape = list(buffer.shape)
-    shape[axis] = -(-shape[axis] // golden.cache_step)
-    name = cache_tensor(buffer.name, chunk)
-    dtype = found[name].dtype if name in found else buffer.dtype  # any dtype that converts
-    check_tensor(found, TensorSpec(name, tuple(shape), dtype), golden.file)
+def _uploaded(
+    manifest: Manifest, tables: Mapping[str, NDArray[np.generic]], memory: Memory
+) -> dict[str, Tensor]:
+    """Tables that stand in for weights, on the device."""
+    with memory.ordered():
+        tensors = {
+            weight.name: memory.allocate(weight) for weight in manifest.weights if weight.name in tables
+        }
+        for name, tensor in tensors.items():
+            memory.write(tensor, tables[name])
+    return tensors

@@ -109,6 +109,10 @@ class EngineLoadError(ArtifactError):
     """The backend's library refused an engine file whose hash was right."""
 
 
+class TokenizerError(ArtifactError):
+    """The artifact's tokenizer file is none that the library `tokenizers` reads."""
+
+
 class EnvironmentLacksError(SekoRuntimeError):
     """Base: this machine lacks something that the call needs."""
 
@@ -125,6 +129,10 @@ class DeviceMissingError(EnvironmentLacksError):
 
 class DeviceMemoryError(EnvironmentLacksError):
     """The device has too little free memory for the artifact or the session."""
+
+
+class TokenizerMissingError(EnvironmentLacksError):
+    """A sentence was given, and the library `tokenizers` is not installed."""
 
 
 class VideoWriterError(EnvironmentLacksError):

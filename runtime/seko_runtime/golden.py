@@ -31,6 +31,10 @@ class ChunkError:
         The worst `cache_error` of the chunk, where the cache was recorded and looked at.
     cache_tolerance : float
         Largest ``cache`` that passes.
+    video : float or None
+        `video_error` of the chunk's frames, where they were recorded and looked at.
+    video_tolerance : float
+        Largest ``video`` that passes.
     """
 
     chunk: int
@@ -39,16 +43,23 @@ class ChunkError:
     tolerance: float
     cache: float | None = None
     cache_tolerance: float = 0.0
+    video: float | None = None
+    video_tolerance: float = 0.0
 
     @property
     def within(self) -> bool:
         """Whether the golden is met; never, if a number is NaN."""
-        return self.golden <= self.tolerance and (self.cache is None or self.cache <= self.cache_tolerance)
+        return (
+            self.golden <= self.tolerance
+            and (self.cache is None or self.cache <= self.cache_tolerance)
+            and (self.video is None or self.video <= self.video_tolerance)
+        )
 
     def __str__(self) -> str:
         exact = "" if self.exact is None else f", exact track {self.exact:.3g}"
         cache = "" if self.cache is None else f", cache {self.cache:.3g} (at most {self.cache_tolerance:.3g})"
-        return f"chunk {self.chunk}: golden {self.golden:.3g} (at most {self.tolerance:.3g}){cache}{exact}"
+        video = "" if self.video is None else f", video {self.video:.3g} (at most {self.video_tolerance:.3g})"
+        return f"chunk {self.chunk}: golden {self.golden:.3g} (at most {self.tolerance:.3g}){cache}{video}{exact}"
 
 
 def verdict(errors: Sequence[ChunkError]) -> dict[str, object]:
@@ -101,6 +112,24 @@ def cache_error(
     return float(ratio.max())
 
 
+def video_error(frames: NDArray[np.uint8], recorded: NDArray[np.generic], step: int) -> float:
+    """Return the root mean square difference, in levels of 255, of every ``step``-th pixel of both sides.
+
+    Parameters
+    ----------
+    frames : numpy.ndarray
+        uint8 [B, T, H, W, 3], as `Chunk.video` gives them.
+    recorded : numpy.ndarray
+        uint8 [B, T, ceil(H/step), ceil(W/step), 3]; another shape, as of another T, is an infinite error.
+    step : int
+        `Golden.video_step`.
+    """
+    sampled = frames[:, :, ::step, ::step]
+    if sampled.shape != recorded.shape:
+        return math.inf
+    return float(np.sqrt(np.square(sampled.astype(np.float64) - recorded.astype(np.float64)).mean()))
+
+
 def worst_cache_error(
     found: Mapping[str, NDArray[np.float32]],
     recorded: Mapping[str, MappedTensor],
@@ -124,6 +153,11 @@ def worst_cache_error(
 def cache_tensor(buffer: str, chunk: int) -> str:
     """Name of the golden file's tensor that holds a cache buffer's sample after a chunk."""
     return f"cache.{buffer}.{chunk}"
+
+
+def video_tensor(chunk: int) -> str:
+    """Name of the golden file's tensor that holds a chunk's sampled video frames."""
+    return f"video.{chunk}"
 
 
 def _nan_last(value: float) -> float:

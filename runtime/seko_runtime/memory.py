@@ -30,6 +30,49 @@ class HostBlock(Protocol):
         ...
 
 
+class FrameBlocks(Protocol):
+    """Host copies of the tensors that hold a chunk's pictures, several chunks deep."""
+
+    def queue(self, turn: int, rows: Sequence[str]) -> None:
+        """Queue the copy into block ``turn``: of each row from the tensor that ``rows`` names, without waiting."""
+        ...
+
+    def wait(self, turn: int) -> Mapping[str, NDArray[np.uint8]]:
+        """Wait for block ``turn`` and return its arrays, which the next `queue` of that turn overwrites."""
+        ...
+
+
+class Lane(Protocol):
+    """A queue of work beside the memory's own, or on it."""
+
+    def feed(self, target: Tensor, source: Tensor) -> None:
+        """Queue ``target = source`` on the memory's own queue, once the lane has read the target before.
+
+        Called inside of the memory's `ordered`. The lane's next work comes after it.
+        """
+        ...
+
+    def ordered(self) -> AbstractContextManager[None]:
+        """Queue what runs inside on the lane, after the last `feed`."""
+        ...
+
+    def mark_read(self) -> None:
+        """Say that the lane's work so far is the last that reads what was fed."""
+        ...
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """As the memory's; what lanes captured may run at the same time as what the memory did."""
+        ...
+
+    def frame_blocks(self, tensors: Mapping[str, Tensor], depth: int) -> FrameBlocks:
+        """Host blocks for uint8 tensors whose leading axis is the rows."""
+        ...
+
+    def close(self) -> None:
+        """Let go of graphs and queue; called after the memory's `wait` and before its `close`."""
+        ...
+
+
 class Memory(Protocol):
     """Tensors, order of work, and capture on one device; one object per session."""
 
@@ -100,8 +143,12 @@ class Memory(Protocol):
         """Record ``work``, which has run before, and return what launches all of it at once."""
         ...
 
+    def lane(self, *, beside: bool) -> Lane:
+        """Queue of work for decoding: beside the memory's own where the device can do that, else on it."""
+        ...
+
     def wait(self) -> None:
-        """Wait for all queued work."""
+        """Wait for all queued work, of lanes too."""
         ...
 
     def close(self) -> None:

@@ -2,68 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.buffers_check import TEXT_BUFFER
+from seko_runtime.chunk import Chunk, SessionStats
+from seko_runtime.clocks import RowClocks, checked_seeds
+from seko_runtime.decoding import Decoder
 from seko_runtime.errors import SessionClosedError, StaleChunkError, UsageError
+from seko_runtime.given import GivenFrames
+from seko_runtime.live import Live
 from seko_runtime.manifest import Manifest
 from seko_runtime.memory import Engine, Memory, Tensor
-from seko_runtime.program import BoundProgram, BoundTensors
 from seko_runtime.programs_check import Programs, resolve_programs
+from seko_runtime.prompts import PROMPT_CACHE, RowPrompts
 from seko_runtime.ring import Ring
+from seko_runtime.text import PromptIds
 
-
-@dataclass(frozen=True)
-class Chunk:
-    """One finished (on CUDA: queued) chunk.
-
-    Parameters
-    ----------
-    index : int
-        Number of the chunk in its session.
-    frames : numpy.ndarray
-        int64 [B, F], absolute latent-frame numbers of each row.
-    latents : tensor
-        float32 [B, C, F, h, w], the session's own buffer: valid until its next `run_chunk`.
-    session : Session
-        The session that made it.
-    """
-
-    index: int
-    frames: NDArray[np.int64]
-    latents: Tensor
-    session: Session
-
-    def to_host(self) -> NDArray[np.float32]:
-        """Return a float32 copy [B, C, F, h, w]; waits for the chunk.
-
-        Raises
-        ------
-        StaleChunkError
-            If the session has begun another chunk, which overwrites the latents.
-        SessionClosedError
-            If the session is closed.
-        """
-        return self.session._read_chunk(self.index)
-
-
-@dataclass(frozen=True)
-class SessionStats:
-    """Counters of a session.
-
-    ``graph_launches`` counts launches of captured chunks; it equals ``chunks`` where the backend captures.
-    """
-
-    chunks: int
-    graph_launches: int
-    captured_graphs: int
-    pool_bytes: int
+__all__ = ["Chunk", "Session", "SessionStats"]
 
 
 class Session:
@@ -81,17 +42,33 @@ class Session:
         Owned by the session and closed with it.
     seeds : Sequence[int]
         One per row.
-    text : array or tensor or None
-        [B, tokens, text_dim]; None only if the manifest has no text buffer.
+    text : array or tensor, optional
+        [B, tokens, text_dim]; needed without ``prompt`` if the manifest has a text buffer.
+    prompt : str or Sequence[str], optional
+        In place of ``text``: one sentence for all rows, or one per row.
+    image : array, optional
+        uint8 [H, W, 3] or [B, H, W, 3]: each stream begins with this picture.
+    given_latents : array, optional
+        In place of ``image``: float32 [C, n, h, w] or [B, C, n, h, w], n up to F.
     programs : Programs, optional
         What `resolve_programs(manifest)` gave, if the caller has it already.
+    prompt_ids : PromptIds, optional
+        The artifact's tokenizer; without it no sentence is taken.
+    digest : str
+        The artifact's, part of what names a prompt in the cache.
+    prompt_cache : int
+        Prompts that the cache holds.
+    overlap : bool
+        Whether decoding runs beside the chunks where the device can; off, to measure what that gains.
 
     Raises
     ------
     ProgramError, EngineSignatureError
         If the manifest's programs do not fit together.
     UsageError
-        If seeds or text do not fit the batch.
+        If seeds, text or given frames do not fit the batch.
+    TokenizerMissingError, TokenizerError
+        If ``prompt`` cannot be cut into tokens.
     """
 
     def __init__(
@@ -103,36 +80,54 @@ class Session:
         *,
         seeds: Sequence[int],
         text: object = None,
+        prompt: str | Sequence[str] | None = None,
+        image: object = None,
+        given_latents: object = None,
         programs: Programs | None = None,
+        prompt_ids: PromptIds | None = None,
+        digest: str = "",
+        prompt_cache: int = PROMPT_CACHE,
+        overlap: bool = True,
     ) -> None:
         self.manifest = manifest
         self._memory = memory
-        self._live: _Live | None = None
+        self._live: Live | None = None
         try:
             programs = resolve_programs(manifest) if programs is None else programs
             stream = manifest.stream
-            self._ring = Ring(stream.sink_frames, stream.ring_frames, stream.chunk_frames)
-            self._seeds = _checked_seeds(seeds, stream.batch)
-            self._first_frames = np.zeros(stream.batch, np.int64)
+            ring = Ring(stream.sink_frames, stream.ring_frames, stream.chunk_frames)
+            self._clocks = RowClocks(ring, stream.batch)
+            self._seeds = checked_seeds(seeds, stream.batch)
             self._chunks = self._launches = 0
             self._readable: int | None = None  # number of the chunk whose latents are whole
+            self._rebuild_due = False
+            self._ahead: deque[Chunk] = deque()  # queued by `stream`, not given out yet
+            self._given = GivenFrames(manifest, memory)
+            self._prompts: RowPrompts | None = None
+            if manifest.text is not None and prompt_ids is not None:
+                self._prompts = RowPrompts(programs, stream.batch, memory, prompt_ids, digest, prompt_cache)
             with memory.ordered():
-                self._live = _Live(manifest, programs, engines, weights, memory)
-            self.set_text(text)
-            if memory.warm_up_runs:
-                self._warm_up(self._live)
-            if memory.captures:
-                for full, chunk_programs in self._live.chunk.items():
-                    self._live.replays[full] = memory.capture(partial(_run_all, chunk_programs))
+                self._live = Live(manifest, programs, engines, weights, memory, self._clocks, overlap=overlap)
+            if None not in (prompt, text) or None not in (image, given_latents):
+                raise UsageError("found both prompt and text, or both image and given_latents; give one")
+            if prompt is not None:
+                self.set_prompt(prompt)
+            else:
+                self.set_text(text)
+            if image is not None:
+                self._given.set_image(self._live, image)
+            if given_latents is not None:
+                self._given.set_latents(self._live, given_latents)
+            self._live.prepare(self._seeds)
         except BaseException:
             self.close()
             raise
 
     def run_chunk(self) -> Chunk:
-        """Make the next chunk of every row.
+        """Make the next chunk of every row; where the artifact makes video, queue its decoding too.
 
-        The chunk counts only once it has run: after an error the same call gives the same bytes, since every
-        slot that the failed try may have written is written anew before it is read.
+        The chunk counts only once it has run and is decoded: after an error the same call gives the same bytes, since
+        every slot that the failed try may have written is written anew before it is read.
 
         Returns
         -------
@@ -144,29 +139,106 @@ class Session:
         SessionClosedError
             After `close()`.
         """
-        live = self._check_open()
-        frames = self._first_frames[:, None] + np.arange(self._ring.chunk_frames)
+        live, clocks = self._check_open(), self._clocks
+        frames = clocks.frames()
+        begins = [bool(first == 0) for first in clocks.first]
         self._readable = None
         with self._memory.ordered():
-            full = self._send_positions(live, frames)
-            if live.replays:
-                live.replays[full]()
-                self._launches += 1
-            else:
-                _run_all(live.chunk[full])
-        self._first_frames += self._ring.chunk_frames
-        chunk = Chunk(self._chunks, frames, live.buffers[self.manifest.output], self)
+            if self._rebuild_due:
+                self._rebuild_caches(live)
+            given = self._given.of_chunk(clocks.first)
+            full = live.send_positions(self._seeds, frames, clocks.slot_first.tolist(), given)
+            self._launches += live.run_chunk(full=full)
+            live.keep()
+            if live.decoder is not None:
+                live.decoder.feed(live.latents)
+        if live.decoder is not None:
+            live.decoder.decode(self._chunks, begins)
+        clocks.chunk_made()
+        chunk = Chunk(self._chunks, frames, live.latents, self)
         self._readable = self._chunks
         self._chunks += 1
         return chunk
 
-    def set_text(self, text: object) -> None:
-        """Replace the prompt of all rows, from the next chunk on.
+    def stream(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        *,
+        chunks: int | None = None,
+        recache: bool = False,
+    ) -> Iterator[NDArray[np.uint8]]:
+        """Make chunks and give their video frames as they get ready.
+
+        Where decoding runs beside the chunks, one chunk more than was given out is queued; if the loop is left early,
+        the next call of `stream` gives that one first.
+
+        Parameters
+        ----------
+        prompt : str or Sequence[str], optional
+            As `set_prompt` takes it; from the next chunk that is queued on.
+        chunks : int, optional
+            How many to give; without it there is no end.
+        recache : bool
+            As `set_prompt` takes it.
+
+        Yields
+        ------
+        numpy.ndarray
+            uint8 [B, T, H, W, 3], the caller's own.
+
+        Raises
+        ------
+        UsageError
+            If the artifact makes no video, or a row begins anew beside others; see `Chunk.video`.
+        SessionClosedError
+            After `close()`.
+        """
+        decoder = self._decoder()
+        if prompt is not None:
+            self.set_prompt(prompt, recache=recache)
+        elif recache:
+            raise UsageError("recache without a prompt does nothing; give both, or neither")
+        return self._frames(int(decoder.overlaps), chunks)
+
+    def set_prompt(self, prompt: str | Sequence[str], *, recache: bool = False) -> None:
+        """Set the rows' prompts by sentences, from the next chunk on.
+
+        Parameters
+        ----------
+        prompt : str or Sequence[str]
+            One for all rows, or one per row. A sentence that the cache holds costs one copy a buffer.
+        recache : bool
+            Recompute the keys and values of the frames in the cache with the new prompt; else they stay until they are
+            evicted.
+
+        Raises
+        ------
+        UsageError
+            If the artifact takes no sentences, there is not one per row, or one is too long.
+        TokenizerMissingError, TokenizerError
+            If it cannot be cut into tokens.
+        SessionClosedError
+            After `close()`.
+        """
+        live, batch = self._check_open(), self.manifest.stream.batch
+        if self._prompts is None:
+            raise UsageError("this artifact has no text encoder; give the embeddings of one as text")
+        prompts = [prompt] * batch if isinstance(prompt, str) else list(prompt)
+        if len(prompts) != batch:
+            raise UsageError(f"{len(prompts)} prompts given for {batch} rows, expected one, or one each")
+        self._prompts.set(live, prompts)
+        if recache:
+            self._recache(live)
+
+    def set_text(self, text: object, *, recache: bool = False) -> None:
+        """Set the rows' prompts by embeddings, from the next chunk on.
 
         Parameters
         ----------
         text : array or tensor
             [B, tokens, text_dim], the text encoder's output; converted to the buffer's dtype.
+        recache : bool
+            As `set_prompt` takes it.
 
         Raises
         ------
@@ -184,10 +256,12 @@ class Session:
         with self._memory.ordered():
             if buffer is not None:
                 self._memory.write(buffer, text)
-            live.prompt.run()
+            live.once["prompt"].run()
+        if recache:
+            self._recache(live)
 
-    def restart_row(self, row: int, *, seed: int | None = None) -> None:
-        """Begin row ``row`` anew at frame 0, with a clean cache; the other rows go on.
+    def restart_row(self, row: int, *, seed: int | None = None, image: object = None) -> None:
+        """Begin row ``row`` anew at frame 0, with a clean cache and nothing given; the other rows go on.
 
         Parameters
         ----------
@@ -195,11 +269,13 @@ class Session:
             In ``[0, batch)``.
         seed : int, optional
             New seed; without it the row keeps its own.
+        image : array, optional
+            uint8 [H, W, 3]: the picture that the row begins with.
 
         Raises
         ------
         UsageError
-            If there is no such row.
+            If there is no such row, or the picture does not fit.
         SessionClosedError
             After `close()`.
         """
@@ -207,15 +283,18 @@ class Session:
         batch = self.manifest.stream.batch
         if not 0 <= row < batch:
             raise UsageError(f"row {row} does not exist, expected 0 to {batch - 1}")
-        if seed is not None:
-            self._seeds[row] = _checked_seeds([seed], 1)[0]
-        # Zeros, not only a smaller valid_tokens: a masked 0 * NaN is NaN, and another client's keys are no one's.
+        new_seed = None if seed is None else checked_seeds([seed], 1)[0]
+        if image is None:
+            self._given.drop(row)
+        else:
+            self._given.set_image(live, image, row)
+        if new_seed is not None:
+            self._seeds[row] = new_seed
         with self._memory.ordered():
-            for spec in self.manifest.buffers:
-                if spec.role == "cache":
-                    view = self._memory.row(live.buffers[spec.name], int(spec.layered), row, batch)
-                    self._memory.zero(view)
-        self._first_frames[row] = 0
+            live.clear_row(row)
+        self._clocks.restart(row)
+        if live.decoder is not None:
+            live.decoder.restart(row)
 
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
         """Copy every ``step``-th token of every cache buffer to the host; waits for the last chunk.
@@ -245,8 +324,15 @@ class Session:
     @property
     def stats(self) -> SessionStats:
         """Counters so far."""
-        captured = 0 if self._live is None else len(self._live.replays)
-        return SessionStats(self._chunks, self._launches, captured, self.manifest.kv.pool_bytes)
+        cache = None if self._prompts is None else self._prompts.cache
+        return SessionStats(
+            chunks=self._chunks,
+            graph_launches=self._launches,
+            captured_graphs=0 if self._live is None else len(self._live.replays),
+            pool_bytes=self.manifest.kv.pool_bytes,
+            prompt_cache_hits=0 if cache is None else cache.hits,
+            prompt_cache_misses=0 if cache is None else cache.misses,
+        )
 
     @property
     def closed(self) -> bool:
@@ -259,6 +345,9 @@ class Session:
         if live is None:
             return
         self._memory.wait()
+        if self._prompts is not None:
+            self._prompts.cache.clear()
+        self._ahead.clear()
         live.drop()
         self._memory.close()
 
@@ -270,97 +359,45 @@ class Session:
     ) -> None:
         self.close()
 
-    def _check_open(self) -> _Live:
+    def _frames(self, ahead: int, chunks: int | None) -> Iterator[NDArray[np.uint8]]:
+        queued = self._ahead
+        for given in count() if chunks is None else range(chunks):
+            wanted = 1 + ahead if chunks is None else min(1 + ahead, chunks - given)
+            while len(queued) < wanted:
+                queued.append(self.run_chunk())
+            yield queued.popleft().video()
+
+    def _recache(self, live: Live) -> None:
+        self._rebuild_due = True  # until it is done: a chunk must not run on half a cache
+        self._readable = None
+        with self._memory.ordered():
+            self._rebuild_caches(live)
+
+    def _rebuild_caches(self, live: Live) -> None:
+        live.rebuild_caches(self._seeds)
+        self._rebuild_due = False
+
+    def _check_open(self) -> Live:
         if self._live is None:
             raise SessionClosedError("the session is closed; open a new one with open_session()")
         return self._live
+
+    def _decoder(self) -> Decoder:
+        decoder = self._check_open().decoder
+        if decoder is None:
+            raise UsageError("this artifact makes no video; read latents with run_chunk().to_host()")
+        return decoder
 
     def _read_chunk(self, index: int) -> NDArray[np.float32]:
         live = self._check_open()
         if index != self._readable:
             raise StaleChunkError(
-                f"chunk {index} was overwritten by a later run_chunk(); call to_host() before the next one"
+                f"chunk {index} was overwritten by a later run_chunk() or recache; call to_host() before it"
             )
-        return self._memory.read(live.buffers[self.manifest.output])
+        return self._memory.read(live.latents)
 
-    def _send_positions(self, live: _Live, frames: NDArray[np.int64]) -> bool:
-        """Write the chunk's small tensors; return whether every row's cache is full once it is written."""
-        stream, ring = self.manifest.stream, self._ring
-        firsts = frames[:, 0].tolist()
-        valid = [ring.valid_frames(first) for first in firsts]
-        host = live.host.acquire()
-        for name, values in (
-            ("seeds", self._seeds),
-            ("frames", frames),
-            ("write_slots", [ring.write_slots(first) for first in firsts]),
-            ("valid_tokens", [count * stream.frame_tokens for count in valid]),
-        ):
-            if name in host:
-                host[name][...] = values
-        live.host.send()
-        return live.has_full and min(valid) == ring.cache_frames
+    def _read_video(self, index: int) -> NDArray[np.uint8]:
+        return self._decoder().frames(index)
 
-    def _warm_up(self, live: _Live) -> None:
-        """Run every program on the session's stream, then clear what that wrote.
-
-        This loads each engine's kernels, which is illegal inside a capture, and checks their results.
-        """
-        with self._memory.ordered():
-            for full, programs in live.chunk.items():
-                first = self._ring.cache_frames if full else 0
-                frames = np.full((len(self._seeds), 1), first) + np.arange(self._ring.chunk_frames)
-                self._send_positions(live, frames)
-                for _ in range(self._memory.warm_up_runs):
-                    _run_all([programs[0], programs[1], programs[-1]])  # begin, one denoise pass, context
-            for spec in self.manifest.buffers:
-                if spec.role in ("cache", "state"):
-                    self._memory.zero(live.buffers[spec.name])
-        self._memory.wait()
-
-
-class _Live:
-    """What an open session holds, dropped as a whole when it is closed."""
-
-    def __init__(
-        self,
-        manifest: Manifest,
-        programs: Programs,
-        engines: Mapping[str, Engine],
-        weights: Mapping[str, Tensor],
-        memory: Memory,
-    ) -> None:
-        self.host = memory.host_block([spec for spec in manifest.buffers if spec.role == "chunk"])
-        self.buffers = {spec.name: memory.allocate(spec) for spec in manifest.buffers if spec.role != "chunk"}
-        self.buffers.update(self.host.tensors)
-        specs = {engine.name: engine for engine in manifest.engines}
-        tensors = BoundTensors(engines, specs, weights, self.buffers, memory)
-        bound = {
-            name: [BoundProgram(calls, tensors) for calls in passes] for name, passes in programs.items()
-        }
-        self.prompt = bound["prompt"][0]
-        self.has_full = "denoise_full" in bound
-        self.chunk = {False: [*bound["begin"], *bound["denoise"], *bound["context"]]}
-        if self.has_full:
-            self.chunk[True] = [*bound["begin"], *bound["denoise_full"], *bound["context_full"]]
-        self.replays: dict[bool, Callable[[], None]] = {}
-
-    def drop(self) -> None:
-        """Let go of graphs first, then of the tensors that they refer to."""
-        self.replays.clear()
-        self.chunk.clear()
-        self.buffers.clear()
-        del self.prompt, self.host
-
-
-def _run_all(programs: Sequence[BoundProgram]) -> None:
-    for program in programs:
-        program.run()
-
-
-def _checked_seeds(seeds: Sequence[int], rows: int) -> NDArray[np.int64]:
-    if len(seeds) != rows:
-        raise UsageError(f"{len(seeds)} seeds given for {rows} rows, expected one each")
-    for seed in seeds:
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or abs(int(seed)) >= 1 << 62:
-            raise UsageError(f"seed {seed!r} is no integer within 62 bits")
-    return np.array(seeds, dtype=np.int64)
+    def _read_video_rows(self, index: int) -> list[NDArray[np.uint8]]:
+        return self._decoder().row_frames(index)

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from seko_runtime.backends.torch_memory import CpuMemory, torch_dtype
+from seko_runtime.backends.torch_memory import CpuMemory, HostFrames, torch_dtype
 from seko_runtime.errors import DeviceMemoryError
 from seko_runtime.manifest import TensorSpec
-from seko_runtime.memory import HostBlock
+from seko_runtime.memory import FrameBlocks, HostBlock, Lane
 from seko_runtime.safetensors_map import MappedTensor
 
 _cuda: Any = torch.cuda  # its streams, events and pools carry no types
@@ -89,31 +89,22 @@ class CudaMemory(CpuMemory):
         self._caller_done.record(caller)
         self.stream.wait_event(self._caller_done)
         try:
-            with torch.no_grad(), _cuda.device(self.device), _cuda.stream(self.stream):
+            with _queued_on(self.device, self.stream):
                 yield
-        except torch.cuda.OutOfMemoryError as error:
-            raise DeviceMemoryError(
-                f"{self.device} has too little free memory: {str(error).splitlines()[0][:200]}; "
-                "close other sessions and programs on it, or build with a smaller ring or --kv fp4"
-            ) from error
         finally:
             self._work_done.record(self.stream)
             caller.wait_event(self._work_done)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        if self._pool is None:  # one pool: the graphs of a session never run at the same time
+        if self._pool is None:  # one pool: the graphs of one stream never run at the same time
             self._pool = _cuda.graph_pool_handle()
-        graph = _cuda.CUDAGraph()
-        # thread_local: what other threads do with CUDA meanwhile, such as another session's open, is not our error.
-        with (
-            torch.no_grad(),
-            _cuda.device(self.device),
-            _cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"),
-        ):
-            work()
+        graph = _captured(work, self.device, self.stream, self._pool)
         self._graphs.append(graph)
         replay: Callable[[], None] = graph.replay
         return replay
+
+    def lane(self, *, beside: bool) -> Lane:
+        return CudaLane(self, beside=beside)
 
     def wait(self) -> None:
         _cuda.synchronize(self.device)
@@ -125,10 +116,107 @@ class CudaMemory(CpuMemory):
         self._graphs.clear()
         self._pool = None
         if self.stream is not None:
-            _IDLE_STREAMS.setdefault(self.device, []).append(self.stream)
+            _return_stream(self.device, self.stream)
             self.stream = None
         with _cuda.device(self.device):
             _cuda.empty_cache()
+
+
+class CudaLane:
+    """`seko_runtime.memory.Lane`: a stream of its own, or the memory's if not ``beside`` it.
+
+    Per chunk: the memory's stream waits for `_read`, copies, records `_fed`; the lane's stream waits for `_fed`, works,
+    records `_read`. A wait takes the event as it was last recorded when the wait is queued, so one of each is enough.
+    """
+
+    def __init__(self, memory: CudaMemory, *, beside: bool) -> None:
+        self._memory = memory
+        self._beside = beside
+        self._stream: Any = _borrow_stream(memory.device) if beside else memory.stream
+        self._fed, self._read = _cuda.Event(), _cuda.Event()
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._pool: Any = None
+        self._fed.record(memory.stream)  # what was allocated and zeroed until now comes first
+
+    def feed(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        main = self._memory.stream
+        main.wait_event(self._read)  # no wait before its first record
+        target.copy_(source, non_blocking=True)
+        self._fed.record(main)
+
+    @contextmanager
+    def ordered(self) -> Iterator[None]:
+        self._stream.wait_event(self._fed)
+        with _queued_on(self._memory.device, self._stream):
+            yield
+
+    def mark_read(self) -> None:
+        self._read.record(self._stream)
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        if not self._beside:
+            return self._memory.capture(work)
+        if self._pool is None:  # not the memory's: graphs that run at the same time must not share memory
+            self._pool = _cuda.graph_pool_handle()
+        graph = _captured(work, self._memory.device, self._stream, self._pool)
+        self._graphs.append(graph)
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    def frame_blocks(self, tensors: Mapping[str, torch.Tensor], depth: int) -> FrameBlocks:
+        return _PinnedFrames(tensors, depth, self._stream)
+
+    def close(self) -> None:
+        for graph in self._graphs:
+            graph.reset()
+        self._graphs.clear()
+        self._pool = None
+        if self._beside and self._stream is not None:
+            _return_stream(self._memory.device, self._stream)
+        self._stream = None
+
+
+class _PinnedFrames(HostFrames):
+    """Pinned host blocks, filled by copies on a lane's stream."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], depth: int, stream: torch.cuda.Stream) -> None:
+        super().__init__(tensors, depth, pinned=True)
+        self._stream = stream
+        self._copied = [_cuda.Event() for _ in range(depth)]
+
+    def queue(self, turn: int, rows: Sequence[str]) -> None:
+        super().queue(turn, rows)
+        self._copied[turn].record(self._stream)
+
+    def wait(self, turn: int) -> Mapping[str, NDArray[np.uint8]]:
+        self._copied[turn].synchronize()
+        return super().wait(turn)
+
+
+@contextmanager
+def _queued_on(device: torch.device, stream: Any) -> Iterator[None]:
+    """Queue what runs inside on ``stream``; too little memory becomes our error."""
+    try:
+        with torch.no_grad(), _cuda.device(device), _cuda.stream(stream):
+            yield
+    except torch.cuda.OutOfMemoryError as error:
+        raise DeviceMemoryError(
+            f"{device} has too little free memory: {str(error).splitlines()[0][:200]}; "
+            "close other sessions and programs on it, or build with a smaller ring or --kv fp4"
+        ) from error
+
+
+def _captured(work: Callable[[], None], device: torch.device, stream: Any, pool: Any) -> torch.cuda.CUDAGraph:
+    graph = _cuda.CUDAGraph()
+    # thread_local: what other threads do with CUDA meanwhile, such as another session's open, is not our error.
+    with (
+        torch.no_grad(),
+        _cuda.device(device),
+        _cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+    ):
+        work()
+    captured: torch.cuda.CUDAGraph = graph
+    return captured
 
 
 # cuBLAS keeps a workspace (32 MiB on Hopper) for every stream it ever ran on, and a captured graph may hold it, so
@@ -139,6 +227,10 @@ _IDLE_STREAMS: dict[torch.device, list[Any]] = {}
 def _borrow_stream(device: torch.device) -> Any:
     idle = _IDLE_STREAMS.get(device)
     return idle.pop() if idle else _cuda.Stream(device)
+
+
+def _return_stream(device: torch.device, stream: Any) -> None:
+    _IDLE_STREAMS.setdefault(device, []).append(stream)
 
 
 class _PinnedBlock:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.errors import DeviceMemoryError, UsageError
 from seko_runtime.manifest import TensorSpec
-from seko_runtime.memory import HostBlock
+from seko_runtime.memory import FrameBlocks, HostBlock, Lane
 from seko_runtime.safetensors_map import MappedTensor
 
 
@@ -86,11 +86,69 @@ class CpuMemory:
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         raise UsageError(f"this memory cannot capture {work}; run the programs directly")
 
+    def lane(self, *, beside: bool) -> Lane:  # noqa: ARG002 - work runs at once: there is no beside
+        return CpuLane(self)
+
     def wait(self) -> None:
         pass
 
     def close(self) -> None:
         pass
+
+
+class CpuLane:
+    """`seko_runtime.memory.Lane` on the CPU: in the caller's order, like all else."""
+
+    def __init__(self, memory: CpuMemory) -> None:
+        self._memory = memory
+
+    def feed(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source)
+
+    @contextmanager
+    def ordered(self) -> Iterator[None]:
+        with torch.no_grad():
+            yield
+
+    def mark_read(self) -> None:
+        pass
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        return self._memory.capture(work)
+
+    def frame_blocks(self, tensors: Mapping[str, torch.Tensor], depth: int) -> FrameBlocks:
+        return HostFrames(tensors, depth, pinned=False)
+
+    def close(self) -> None:
+        pass
+
+
+class HostFrames:
+    """Ring of host tensors that pictures are copied into; `seko_runtime.memory.FrameBlocks`."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], depth: int, *, pinned: bool) -> None:
+        self._sources = dict(tensors)
+        self._blocks = [
+            {
+                name: torch.zeros(one.shape, dtype=one.dtype, pin_memory=pinned)
+                for name, one in tensors.items()
+            }
+            for _ in range(depth)
+        ]
+        self._arrays: list[dict[str, NDArray[np.uint8]]] = [
+            {name: one.numpy() for name, one in block.items()} for block in self._blocks
+        ]
+
+    def queue(self, turn: int, rows: Sequence[str]) -> None:
+        block = self._blocks[turn]
+        if len(set(rows)) == 1:
+            block[rows[0]].copy_(self._sources[rows[0]], non_blocking=True)
+            return
+        for row, name in enumerate(rows):
+            block[name][row].copy_(self._sources[name][row], non_blocking=True)
+
+    def wait(self, turn: int) -> Mapping[str, NDArray[np.uint8]]:
+        return self._arrays[turn]
 
 
 class _SharedBlock:

@@ -1,0 +1,136 @@
+"""Every check of an artifact that needs no native code of it, cheapest first. Opening it is in `artifact`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from seko_runtime.artifact_files import ArtifactFiles
+from seko_runtime.backends import check_backend
+from seko_runtime.buffers_check import TEXT_BUFFER
+from seko_runtime.golden import cache_tensor, video_tensor
+from seko_runtime.host import check_cpu, check_device, check_torch
+from seko_runtime.manifest import Buffer, Golden, Manifest, TensorSpec
+from seko_runtime.manifest_reader import parse_manifest
+from seko_runtime.programs_check import Programs, resolve_programs
+from seko_runtime.safetensors_map import MappedTensor, check_tensor, map_safetensors
+
+
+@dataclass(frozen=True)
+class CheckedArtifact:
+    """An artifact whose manifest, files, hashes and headers are right, with no native code loaded yet."""
+
+    manifest: Manifest
+    digest: str
+    device: str
+    programs: Programs
+    files: Mapping[str, memoryview]
+    weights: Mapping[str, MappedTensor]
+    golden: Mapping[str, MappedTensor]
+
+
+def read_manifest(path: str | Path) -> tuple[Manifest, str]:
+    """Read and check an artifact's manifest alone; return it with its digest (SHA-256, hexadecimal).
+
+    Raises
+    ------
+    ArtifactError
+        By its subclass.
+    """
+    files = ArtifactFiles(Path(path))
+    try:
+        document = files.read_manifest()
+    finally:
+        files.close()
+    return parse_manifest(document), hashlib.sha256(document).hexdigest()
+
+
+def check_artifact(path: str | Path, device: str = "auto", *, fits_here: bool = True) -> CheckedArtifact:
+    """Run every check that needs no native code of the artifact, cheapest first; see `open_artifact`.
+
+    Without ``fits_here`` the machine is left out of it: the artifact may be for another one.
+    """
+    folder = ArtifactFiles(Path(path))
+    try:
+        document = folder.read_manifest()
+        manifest = parse_manifest(document)
+        programs = resolve_programs(manifest)
+        device = check_device(manifest.target, device)
+        if fits_here:
+            check_cpu(manifest.target)
+        folder.open_all(manifest.files)
+        if fits_here:
+            check_backend(manifest.backend)  # before torch's version: without torch there is none
+            check_torch(manifest.target, device)
+        mapped = frozenset(weight.file for weight in manifest.weights)
+        files = folder.verified(manifest.files, mapped)
+    finally:
+        folder.close()
+    return CheckedArtifact(
+        manifest=manifest,
+        digest=hashlib.sha256(document).hexdigest(),
+        device=device,
+        programs=programs,
+        files=files,
+        weights=_place_weights(manifest, files),
+        golden=_place_golden(manifest, files),
+    )
+
+
+def _place_weights(manifest: Manifest, files: Mapping[str, memoryview]) -> dict[str, MappedTensor]:
+    headers = {
+        path: map_safetensors(files[path], path) for path in {weight.file for weight in manifest.weights}
+    }
+    return {
+        weight.name: check_tensor(headers[weight.file], weight, weight.file) for weight in manifest.weights
+    }
+
+
+def _place_golden(manifest: Manifest, files: Mapping[str, memoryview]) -> dict[str, MappedTensor]:
+    """Tensors of the golden file, those that `verify` needs with the shape that it needs."""
+    golden: Golden | None = manifest.golden
+    if golden is None:
+        return {}
+    found = map_safetensors(files[golden.file], golden.file)
+    shape = next(buffer.shape for buffer in manifest.buffers if buffer.name == manifest.output)
+    for chunk in golden.chunks:
+        check_tensor(found, TensorSpec(f"latents.{chunk}", shape, "float32"), golden.file)
+        if f"exact.{chunk}" in found:
+            check_tensor(found, TensorSpec(f"exact.{chunk}", shape, "float32"), golden.file)
+        if golden.cache_step:
+            for buffer in manifest.buffers:
+                if buffer.role == "cache":
+                    _check_cache_sample(found, buffer, chunk, golden)
+        if golden.video_step and manifest.video is not None:
+            _check_video_sample(found, manifest, chunk, golden)
+    if golden.text is not None:
+        text = next((buffer for buffer in manifest.buffers if buffer.name == TEXT_BUFFER), None)
+        dtype = found[golden.text].dtype if golden.text in found else "float32"  # any dtype that converts
+        if text is not None:
+            check_tensor(found, TensorSpec(golden.text, text.shape, dtype), golden.file)
+    return found
+
+
+def _check_cache_sample(
+    found: Mapping[str, MappedTensor], buffer: Buffer, chunk: int, golden: Golden
+) -> None:
+    axis = int(buffer.layered)
+    shape = list(buffer.shape)
+    shape[axis] = -(-shape[axis] // golden.cache_step)
+    name = cache_tensor(buffer.name, chunk)
+    dtype = found[name].dtype if name in found else buffer.dtype  # any dtype that converts
+    check_tensor(found, TensorSpec(name, tuple(shape), dtype), golden.file)
+
+
+def _check_video_sample(
+    found: Mapping[str, MappedTensor], manifest: Manifest, chunk: int, golden: Golden
+) -> None:
+    video, step = manifest.video, golden.video_step
+    if video is None:
+        return
+    frames = video.chunk_frames if chunk else video.first_frames
+    sides = (-(-video.height // step), -(-video.width // step))
+    spec = TensorSpec(video_tensor(chunk), (manifest.stream.batch, frames, *sides, 3), "uint8")
+    check_tensor(found, spec, golden.file)
