@@ -103,7 +103,7 @@ class Digest:
     on_device : bool
         Whether times are a GPU's; else they are the CPU's, each name without what ran inside it.
     span_ns : int
-        From the chunk's call to its latents on the host.
+        From the chunk's call to its latents (and video frames, where it makes any) on the host.
     busy_ns, largest_gap_ns : int
         Time of the span in which the device (on a CPU: an engine or an op) was at work; longest time it was not.
     names : Mapping[str, tuple[int, int]]

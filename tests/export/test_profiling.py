@@ -7,9 +7,11 @@ import json
 import platform
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -430,9 +432,46 @@ def test_a_damaged_artifact(artifact, invoke):
 
 
 def test_a_gpu_that_the_profiler_does_not_see() -> None:
-    with pytest.raises(profiling.MachineError, match="saw nothing of the GPU"):
-        profiling._seen(cpu_trace(), on_device=True)
+    """Copies alone are no chunk either: then the profiler did not see into the graph."""
+    copies = gpu_trace(captured=True)
+    copies["traceEvents"] = [one for one in copies["traceEvents"] if one["cat"] != "kernel"]
+    for trace in (cpu_trace(), copies):
+        with pytest.raises(profiling.MachineError, match="saw no kernel of the GPU"):
+            profiling._seen(trace, on_device=True)
     assert isinstance(profiling._seen(cpu_trace(), on_device=False), Digest)
+    assert profiling._seen(gpu_trace(captured=True), on_device=True).on_device
+
+
+def test_a_session_without_capture() -> None:
+    """Its memory says that it cannot capture; the backend's other sessions keep theirs."""
+
+    class Backend:
+        load_engines = stats = close = None
+
+        def memory(self) -> Any:
+            return SimpleNamespace(captures=True)
+
+    backend: Any = Backend()
+    assert profiling._Uncaptured(backend).memory().captures is False
+    assert backend.memory().captures is True
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_profile_on_a_gpu(invoke, tmp_path):
+    """One launch a chunk, in which the profiler sees each kernel; engines by a second run, which launches each."""
+    built = invoke("build", "--fp4-kv", "-o", tmp_path / "artifact", "--json")
+    assert built.exit_code == 0, built.output
+    result = invoke("profile", tmp_path / "artifact", "--chunks", 2, "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert report["clock"] == "device"
+    assert (report["launches"]["graphs"], report["launches"]["kernels"]) == (1, 0)
+    for bucket in ("attention", "matmul", "kv_write", "kv_read", "norm_elementwise"):
+        assert report["buckets"][bucket]["calls"] > 0, report["top"]
+    assert sum(row["time_ns"] for row in report["buckets"].values()) == report["total_ns"]
+    assert report["engines"]["block"]["time_ns"] > 0
+    assert report["idle_ns"] < report["span_ns"]
 
 
 def test_ranges_cost_nothing_while_they_are_not_shown() -> None:
