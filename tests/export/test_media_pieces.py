@@ -1,0 +1,169 @@
+"""Pieces of text encoder and VAE: what they take and give, traced and eager; what does not fit is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from seko_export.config import PRESETS, StreamConfig
+from seko_export.errors import UsageError
+from seko_export.lowering.agree import random_inputs
+from seko_export.lowering.trace import trace
+from seko_export.models.sampler import Schedule
+from seko_export.models.umt5 import TextEncoder
+from seko_export.models.wan_vae import VaeConfig, VaeDecode, VaeEncode
+from seko_export.pieces import BuildConfig, FlatModule, Piece, make_buffers, make_pieces, make_programs
+from tests.export.media_files import TEXT, VAE
+from tests.truth.eager_stream import same_bytes
+
+TINY = PRESETS["tiny"].model
+STREAM = StreamConfig(32, 48, chunk_frames=3, sink_frames=1, ring_frames=6, batch=2)
+CONFIG = BuildConfig(TINY, STREAM, Schedule.warped(), "fp32", "cpu", TEXT, VAE)
+MEDIA = ("text", "vae_encode", "vae_decode_first", "vae_decode")
+
+
+def by_name(piece: Piece, inputs: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return dict(zip((a.name for a in piece.signature), inputs, strict=True))
+
+
+def module_with(kind, piece: Piece, inputs: list[torch.Tensor], **options):
+    """The plain module with a piece's weights."""
+    module = kind(VAE, **options).eval().requires_grad_(False)
+    weights = {
+        name.removeprefix("weights."): tensor
+        for name, tensor in by_name(piece, inputs).items()
+        if name.startswith("weights.")
+    }
+    module.load_state_dict(weights)
+    return module
+
+
+@pytest.mark.parametrize("name", MEDIA)
+def test_every_piece_traces_and_equals_itself(name):
+    """Static, without constants, nothing written; the traced module gives the eager piece's bytes."""
+    piece = make_pieces(CONFIG)[name]
+    program = trace(piece, "cpu")
+    assert not program.constants
+    assert not program.graph_signature.user_inputs_to_mutate
+    inputs, untouched = random_inputs(piece, "cpu"), random_inputs(piece, "cpu")
+    with torch.no_grad():
+        wanted, got = FlatModule(piece)(*inputs), program.module()(*inputs)
+    assert len(wanted) == len(got) == len(piece.outputs)
+    for argument, one, other in zip(piece.outputs, wanted, got, strict=True):
+        assert tuple(one.shape) == argument.shape, argument.name
+        assert one.dtype == argument.dtype, argument.name
+        assert one.is_contiguous(), argument.name
+        assert same_bytes(one, other), argument.name
+    assert all(map(same_bytes, inputs, untouched))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_decoding_gives_the_vaes_pictures_rounded(first):
+    """One row's call is the module's; -1..1 becomes the nearest of 256 levels; red stays red."""
+    piece = make_pieces(CONFIG)["vae_decode_first" if first else "vae_decode"]
+    inputs = random_inputs(piece, "cpu")
+    named = by_name(piece, inputs)
+    caches = [tensor[None] for name, tensor in named.items() if name.startswith("caches.")]
+    half = module_with(VaeDecode, piece, inputs, first=first, frames=3)
+    video, *kept = half(named["latents"][None], *caches)
+    with torch.no_grad():
+        got, *carried = FlatModule(piece)(*inputs)
+    assert got.shape == (9 if first else 12, 32, 48, 3)
+    wanted = ((video[0].double() + 1) * 127.5).permute(1, 2, 3, 0)
+    assert (got.double() - wanted).abs().max() <= 0.5 + 1e-4  # a half rounds either way in float32
+    assert got.unique().numel() > 100
+    assert all(same_bytes(one, other[0]) for one, other in zip(carried, kept, strict=True))
+
+
+def test_encoding_a_picture_is_the_vaes_first_frame():
+    piece = make_pieces(CONFIG)["vae_encode"]
+    inputs = random_inputs(piece, "cpu")
+    image = by_name(piece, inputs)["image"]
+    half = module_with(VaeEncode, piece, inputs, first=True, frames=1)
+    video = image.permute(2, 0, 1)[None, :, None].float() / 127.5 - 1
+    with torch.no_grad():
+        (got,) = FlatModule(piece)(*inputs)
+    assert got.shape == (16, 1, 4, 6)
+    assert torch.equal(got, half(video)[0][0])
+
+
+def test_text_is_the_encoder_of_one_prompt():
+    piece = make_pieces(CONFIG)["text"]
+    inputs = random_inputs(piece, "cpu")
+    ids = by_name(piece, inputs)["ids"]
+    assert ids.shape == (1, TINY.text_tokens)
+    encoder = TextEncoder(TEXT).eval().requires_grad_(False)
+    encoder.load_state_dict(
+        {a.name.removeprefix("weights."): t for a, t in zip(piece.parameters, inputs, strict=False)}
+    )
+    with torch.no_grad():
+        assert same_bytes(FlatModule(piece)(*inputs)[0], encoder(ids))
+
+
+def test_a_gpu_build_computes_in_bfloat16():
+    """Run on the CPU: the signatures' dtypes are what comes out; statistics and latents stay float32."""
+    config = dataclasses.replace(CONFIG, device="cuda", kv_scheme="bf16")
+    for name in MEDIA:
+        piece = make_pieces(config)[name]
+        precise = {a.name for a in piece.parameters if a.dtype != torch.bfloat16}
+        assert precise == (set() if name == "text" else {"weights.latents_mean", "weights.latents_std"})
+        with torch.no_grad():
+            results = FlatModule(piece)(*random_inputs(piece, "cpu"))
+        for argument, result in zip(piece.outputs, results, strict=True):
+            assert (tuple(result.shape), result.dtype) == (argument.shape, argument.dtype), name
+
+
+def test_tables_hold_what_the_engines_take():
+    """Every buffer that a call names has its shape, a row of it where [row] stands; nothing but the format's roles."""
+    buffers = {b.name: b for b in make_buffers(CONFIG)}
+    pieces = make_pieces(CONFIG)
+    programs = make_programs(pieces)
+    assert {"text", "encode", "decode_first", "decode"} < set(programs)
+    for name in MEDIA:
+        for argument in (*pieces[name].inputs, *pieces[name].outputs):
+            kind, ref = argument.ref.split(":")
+            assert kind == "buffer"
+            buffer = buffers[ref.removesuffix("[row]")]
+            by_row = ref.endswith("[row]")
+            assert buffer.role == ("decode" if name.startswith("vae_decode") else "prompt")
+            assert by_row == (buffer.role == "decode")
+            assert buffer.shape == ((2, *argument.shape) if by_row else argument.shape)
+            assert buffer.dtype == str(argument.dtype).removeprefix("torch.")
+    pool = [b.nbytes for b in make_buffers(CONFIG) if b.role == "cache"]
+    plain = dataclasses.replace(CONFIG, text=None, vae=None)
+    assert sum(pool) == sum(b.nbytes for b in make_buffers(plain) if b.role == "cache")
+    assert {b.role for b in make_buffers(plain)} == {"cache", "prompt", "chunk", "state"}
+    assert set(make_programs(make_pieces(plain))) == {"prompt", "begin", "denoise", "context"}
+
+
+def test_caches_of_the_full_vae():
+    """32 slots at 480x832; 1801 MiB in bfloat16, a row."""
+    big = PRESETS["self-forcing-1.3b"]
+    config = BuildConfig(big.model, big.stream, Schedule.warped(), "bf16", "cuda", vae=VaeConfig())
+    caches = [b for b in make_buffers(config) if b.name.startswith("vae.cache.")]
+    assert [b.name for b in caches][::31] == ["vae.cache.00", "vae.cache.31"]
+    assert sum(math.prod(b.shape) for b in caches) == 944_286_720
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"text": dataclasses.replace(TEXT, dim=32)}, ["32 wide", "takes 64"]),
+        (
+            {"vae": VaeConfig(z_dim=4, base_dim=4, latents_mean=(0.0,) * 4, latents_std=(1.0,) * 4)},
+            ["4 latent channels", "takes 16"],
+        ),
+        (
+            {"vae": VaeConfig(base_dim=4, dim_mult=(1, 2, 4), temporal_downsample=(True, True))},
+            ["strides are 4 pixels and 4 frames", "expected 8 and 4"],
+        ),
+    ],
+)
+def test_parts_of_other_models_are_refused(change, words):
+    with pytest.raises(UsageError) as raised:
+        dataclasses.replace(CONFIG, **change)
+    for word in words:
+        assert word in str(raised.value)
