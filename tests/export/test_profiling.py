@@ -312,7 +312,7 @@ def test_a_trace_tells_nothing_of_the_machine() -> None:
                 by="ada, canada",
             ),
             {"ph": "M", "name": "process_name", "args": {"name": "ada"}},
-            {"ph": "M", "name": "path", "args": {"at:/srv": "cwd=/srv ~/work"}},
+            {"ph": "M", "name": "path", "args": {"at:/srv": "cwd=/srv ~/clips"}},
         ],
     }
     first, second, third, fourth = scrubbed(trace, ["ada", "render-07"])["traceEvents"]
