@@ -1,0 +1,149 @@
+"""Measures what lossy KV caches cost the sample: `python -m scripts.kv_quality --help`. Rows, pictures, a table."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from scripts.kv_quality import plots, report
+from scripts.kv_quality.activations import (
+    LayerStatistics,
+    calibrate,
+    capture,
+    errors,
+    first_full_chunk,
+    places,
+    scales_of,
+)
+from scripts.kv_quality.compare import WINDOW_CHUNKS, compare
+from scripts.kv_quality.ideas import STREAMED, Contender, find, ideas, schemes
+from scripts.kv_quality.sample import Sample, draw_prompts, open_sample
+from scripts.kv_quality.streams import run_stream, with_format
+
+CALIBRATION_SEED = 1  # of training scenes; what is measured is held out, of seed 0
+CALIBRATION_NOISE = (
+    1_000_000  # first seed of the calibration's noise; the measured streams have theirs from 0
+)
+CALIBRATION_CHUNKS = 16  # looked at, from where the cache is full on
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure the quality of lossy KV caches on the sample, and end in a table."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.kv_quality", description=main.__doc__)
+    parser.add_argument("--sample", type=Path, required=True, help="folder that export_sample.py wrote")
+    parser.add_argument("--rows", type=Path, required=True, help="docs/benchmarks/NAME.jsonl, appended to")
+    parser.add_argument("--pictures", type=Path, required=True, help="folder of the plots")
+    parser.add_argument("--prompts", type=int, default=200, help="held-out ones")
+    parser.add_argument("--chunks", default="7,20,100", help="after how many to look, rising")
+    parser.add_argument(
+        "--formats",
+        default=",".join(STREAMED),
+        help="ideas that run as streams beside every lossy scheme; an exact scheme is a control",
+    )
+    parser.add_argument("--batch", type=int, default=100, help="streams at once")
+    parser.add_argument("--capture-prompts", type=int, default=8, help="whose activations are captured")
+    parser.add_argument("--capture-chunk", type=int, default=19, help="number of the chunk that is captured")
+    parser.add_argument("--calibration-chunks", type=int, default=CALIBRATION_CHUNKS)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    options = parser.parse_args(arguments)
+    options.chunks = [int(count) for count in options.chunks.split(",")]
+    options.formats = [name.strip() for name in options.formats.split(",") if name.strip()]
+    sample = open_sample(options.sample)
+    _check(options, sample)
+    _measure(options, sample)
+    return 0
+
+
+def _check(options: argparse.Namespace, sample: Sample) -> None:
+    counts, full = options.chunks, first_full_chunk(sample.build(1, options.device))
+    if sorted(set(counts)) != counts or not 2 <= counts[0] <= WINDOW_CHUNKS:
+        raise ValueError(
+            f"--chunks {counts}: expected them to rise from 2 to {WINDOW_CHUNKS} on, so that the first window "
+            "is the start of the stream and long enough to be judged"
+        )
+    if options.capture_chunk < full:
+        raise ValueError(
+            f"--capture-chunk {options.capture_chunk}: the ring wraps at chunk {full}; take a later one"
+        )
+    if min(options.prompts, options.capture_prompts, options.batch, options.calibration_chunks) < 1:
+        raise ValueError("prompts, batch and calibration chunks must be at least 1")
+
+
+def _measure(options: argparse.Namespace, sample: Sample) -> None:
+    began = time.monotonic()
+
+    def show(text: str) -> None:
+        print(f"{time.monotonic() - began:7.1f} s  {text}", file=sys.stderr, flush=True)
+
+    build = sample.build(1, options.device)
+    streamed = schemes(build) + find(options.formats, build)
+    prompts = draw_prompts(options.prompts, 0, held_out=True)
+    text = sample.embed(prompts)
+
+    show("calibrating")
+    statistics = _calibrated(options, sample)
+    show("capturing")
+    rows = min(options.capture_prompts, len(prompts))
+    captured = sample.build(rows, options.device)
+    seen = capture(sample, captured, text[:rows], list(range(rows)), options.capture_chunk)
+    layout = places(captured, options.capture_chunk)
+    plots.draw_activations(options.pictures, seen, layout)
+    table = {}
+    for contender in [*schemes(build), *ideas(build)]:
+        show(f"attention error of {contender.name}")
+        found = errors(contender, seen, layout, statistics)
+        report.append_activations(options.rows, contender, found, options.capture_chunk, rows)
+        table[contender.name] = (contender.form.bits_per_number, found)
+    plots.draw_attention_errors(options.pictures, table, {c.name for c in schemes(build)})
+
+    latents = {build.kv_scheme: _streams(options, sample, text, None, statistics)}
+    bits = {}
+    for contender in streamed:
+        show(f"streams with {contender.name}")
+        name = contender.name if contender.name != build.kv_scheme else f"{contender.name} again"
+        latents[name] = _streams(options, sample, text, contender, statistics)
+        bits[name] = contender.form.bits_per_number
+    after, judged = compare(sample, latents, build.kv_scheme, prompts, options.chunks, options.device, show)
+    report.append_streams(options.rows, build.kv_scheme, after, judged, bits)
+    plots.draw_streams(options.pictures, latents, build.kv_scheme, sample.stream.chunk_frames, after)
+    first = streamed[0].name
+    plots.draw_frames(
+        options.pictures, sample, latents, build.kv_scheme, first, prompts, options.chunks, options.device
+    )
+    report.print_tables(table, after, judged, build.kv_scheme)
+    show("done")
+
+
+def _calibrated(options: argparse.Namespace, sample: Sample) -> list[LayerStatistics]:
+    rows = options.capture_prompts
+    config = sample.build(rows, options.device)
+    text = sample.embed(draw_prompts(rows, CALIBRATION_SEED, held_out=False))
+    seeds = list(range(CALIBRATION_NOISE, CALIBRATION_NOISE + rows))
+    return calibrate(sample, config, text, seeds, options.calibration_chunks)
+
+
+def _streams(
+    options: argparse.Namespace,
+    sample: Sample,
+    text: Tensor,
+    contender: Contender | None,
+    statistics: list[LayerStatistics],
+) -> Tensor:
+    """Return latents [prompts, C, frames, h, w]: exact, or with a contender's cache."""
+    made = []
+    for rows in torch.arange(len(text)).split(options.batch):
+        config = sample.build(len(rows), options.device)
+        scales = None
+        if contender is not None:
+            config, scales = with_format(config, contender.form), scales_of(contender, statistics)
+        made.append(run_stream(sample, config, text[rows], rows.tolist(), options.chunks[-1], scales))
+    return torch.cat(made)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Lossy streams against the exact one: latents and decoded frames after so many chunks, and whether prompts hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from scripts.kv_quality.measures import psnr, relative_error, ssim
+from scripts.kv_quality.sample import DECODE_ROWS, Sample, decoded
+from scripts.train_sample.captions import parse
+from scripts.train_sample.judge import Verdict, judge
+
+WINDOW_CHUNKS = 7  # "after N chunks" is measured over the last of these
+WARMUP_CHUNKS = 2  # decoded before the window and dropped, where it does not begin the stream
+JUDGED_LATENTS = 15  # at either end of the stream, as `train_sample/evaluate.py` has it: 57 video frames
+
+
+@dataclass
+class After:
+    """What was measured after some chunks, each [prompts]: of the latents also over all chunks so far."""
+
+    latent_error: Tensor
+    latent_error_so_far: Tensor
+    psnr: Tensor
+    ssim: Tensor
+
+
+@dataclass
+class Judged:
+    """The judge's verdict on each prompt at either end of the stream."""
+
+    start: list[Verdict]
+    end: list[Verdict]
+
+    def followed(self, end: str) -> list[bool]:
+        """Return which prompts are followed at an end."""
+        verdicts: list[Verdict] = getattr(self, end)
+        return [verdict.followed for verdict in verdicts]
+
+
+def compare(
+    sample: Sample,
+    latents: dict[str, Tensor],
+    exact: str,
+    prompts: list[str],
+    chunks: list[int],
+    device: str,
+    show: Callable[[str], None],
+) -> tuple[dict[str, dict[int, After]], dict[str, Judged]]:
+    """Measure every stream against the exact one.
+
+    Parameters
+    ----------
+    sample : Sample
+        Its decoder is used.
+    latents : dict of str to Tensor
+        [prompts, C, frames, h, w] by format, the exact one among them.
+    exact : str
+        Its name.
+    prompts : list of str
+        What the streams were asked for.
+    chunks : list of int
+        After how many to look, rising; the first within `WINDOW_CHUNKS`, so that its window begins the stream.
+    device : str
+        Where frames are decoded and compared.
+    show : callable
+        Told how far it is.
+
+    Returns
+    -------
+    after : dict
+        By format (the exact one too: all zeros), by chunk count.
+    judged : dict
+        By format.
+    """
+    size = sample.stream.chunk_frames
+    wanted = [parse(prompt) for prompt in prompts]
+    after: dict[str, dict[int, After]] = {name: {} for name in latents}
+    judged = {name: Judged([], []) for name in latents}
+    for count in chunks:
+        begin = max(0, count - WINDOW_CHUNKS)
+        warm = min(begin, WARMUP_CHUNKS)
+        part = slice((begin - warm) * size, count * size)
+        decode = sample.decoder((count - begin + warm) * size, device)
+        pictures: dict[str, list[Tensor]] = {name: [] for name in latents}
+        for rows in torch.arange(len(prompts)).split(DECODE_ROWS):
+            show(f"after {count} chunks: prompts {int(rows[0])}..{int(rows[-1])} of {len(prompts)}")
+            videos = {}
+            for name, x in latents.items():
+                video = decoded(decode, x[rows, :, part])[:, :, 4 * warm * size :]
+                videos[name] = video
+                if count == chunks[0]:
+                    first = video[:, :, : 4 * JUDGED_LATENTS - 3]
+                    judged[name].start += [judge(first[i], wanted[r]) for i, r in enumerate(rows.tolist())]
+                if count == chunks[-1]:
+                    last = video[:, :, -(4 * JUDGED_LATENTS - 3) :]
+                    judged[name].end += [judge(last[i], wanted[r]) for i, r in enumerate(rows.tolist())]
+            truth = videos[exact].to(device)
+            for name, video in videos.items():
+                there = video.to(device)
+                pictures[name].append(torch.stack((psnr(there, truth), ssim(there, truth))).cpu())
+        for name, x in latents.items():
+            window = slice(begin * size, count * size)
+            found = torch.cat(pictures[name], dim=1)
+            after[name][count] = After(
+                relative_error(x[:, :, window], latents[exact][:, :, window]),
+                relative_error(x[:, :, : count * size], latents[exact][:, :, : count * size]),
+                found[0],
+                found[1],
+            )
+    return after, judged
+
+
+def error_by_chunk(lossy: Tensor, exact: Tensor, size: int) -> Tensor:
+    """Return the relative latent error of each chunk, [prompts, chunks], of streams [prompts, C, chunks*F, h, w]."""
+    pairs = zip(lossy.split(size, dim=2), exact.split(size, dim=2), strict=True)
+    return torch.stack([relative_error(a, b) for a, b in pairs], dim=1)

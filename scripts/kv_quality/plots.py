@@ -1,0 +1,146 @@
+"""The pictures of docs/images: curves, histograms, channel means, frames. Equal numbers give equal bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import torch
+from torch import Tensor
+
+from scripts.kv_quality.activations import Places, Seen
+from scripts.kv_quality.compare import WARMUP_CHUNKS, After, error_by_chunk
+from scripts.kv_quality.report import PSNR_BAR, PSNR_BAR_CHUNKS, Activations
+from scripts.kv_quality.sample import Sample, decoded
+
+SHEET_PROMPTS = 6
+_BINS = np.linspace(-8, 8, 129)
+
+
+def draw_activations(folder: Path, seen: Sequence[Seen], layout: Places) -> None:
+    """Draw histograms and channel means of K before and after RoPE and of V, a layer each, of the last pass.
+
+    Histograms are in units of the layer's own standard deviation.
+    """
+    layers = 1 + max(one.layer for one in seen)
+    last = {one.layer: one for one in seen}
+    device = layout.cos.device
+    with _figure(folder / "kv-histograms.png", 2, -(-layers // 2), 3.0, 2.2) as axes:
+        for layer in range(layers):
+            for name, x in _tensors(last[layer], layout, device):
+                share, _ = np.histogram((x / x.std()).numpy().ravel(), _BINS, density=True)
+                axes[layer].stairs(share, _BINS, label=f"{name}, peak {float(x.abs().max() / x.std()):.0f}")
+            axes[layer].set(title=f"layer {layer}", yscale="log", ylim=(1e-6, 3))
+            axes[layer].legend(fontsize=5)
+    means: dict[str, list[Tensor]] = {}
+    for layer in range(layers):
+        for name, x in _tensors(last[layer], layout, device):
+            means.setdefault(name, []).append((x.mean((0, 1)) / x.square().mean().sqrt()).flatten())
+    with _figure(folder / "kv-channel-means.png", len(means), 1, 8.0, 1.7) as axes:
+        for axis, (name, rows) in zip(axes, means.items(), strict=True):
+            shown = axis.imshow(torch.stack(rows).numpy(), cmap="RdBu", vmin=-4, vmax=4, aspect="auto",
+                                interpolation="nearest")  # fmt: skip
+            axis.set(
+                title=f"{name}: mean over tokens / rms of the layer",
+                xlabel="channel, head by head",
+                ylabel="layer",
+            )
+            axis.figure.colorbar(shown, ax=axis)
+
+
+def draw_attention_errors(
+    folder: Path, table: dict[str, tuple[float, Activations]], shipped: set[str]
+) -> None:
+    """Draw the attention error of every contender, the layers as points; the shipped schemes are marked."""
+    names = sorted(table, key=lambda name: -float(np.mean(table[name][1]["attention"])))
+    with _figure(folder / "kv-attention-error.png", 1, 1, 7.5, 0.24 * len(names) + 1) as axes:
+        for place, name in enumerate(names):
+            errors = table[name][1]["attention"]
+            axes[0].barh(
+                place, np.mean(errors), color="tab:orange" if name in shipped else "tab:blue", alpha=0.6
+            )
+            axes[0].plot(errors, [place] * len(errors), "k.", markersize=3)
+        axes[0].set_yticks(
+            range(len(names)), [f"{name}, {table[name][0]:.2f} bits" for name in names], fontsize=7
+        )
+        axes[0].set(
+            title="relative error of the attention's output: bar the mean, points the layers", xlim=(0, None)
+        )
+
+
+def draw_streams(
+    folder: Path, latents: dict[str, Tensor], exact: str, size: int, after: dict[str, dict[int, After]]
+) -> None:
+    """Draw the latent error of every chunk (median over prompts) and PSNR after so many chunks."""
+    with _figure(folder / "kv-streams.png", 1, 2, 4.5, 3.4) as axes:
+        counts = list(after[exact])
+        for name, x in latents.items():
+            if name == exact:
+                continue
+            errors = error_by_chunk(x, latents[exact], size).median(0).values
+            axes[0].plot(range(1, len(errors) + 1), errors.numpy(), linewidth=1, label=name)
+            axes[1].plot(
+                counts, [float(after[name][n].psnr.mean()) for n in counts], "o-", linewidth=1, label=name
+            )
+        axes[0].legend(fontsize=6)
+        axes[0].set(xlabel="chunk", title="latents against exact: median relative error", ylim=(0, None))
+        axes[1].plot(PSNR_BAR_CHUNKS, PSNR_BAR, "k_", markersize=14, label="bar")
+        axes[1].set(xlabel="chunks", title="frames against exact: mean PSNR, dB", xscale="log")
+        axes[1].minorticks_off()
+        axes[1].set_xticks(counts, list(map(str, counts)))
+
+
+def draw_frames(
+    folder: Path,
+    sample: Sample,
+    latents: dict[str, Tensor],
+    exact: str,
+    lossy: str,
+    prompts: list[str],
+    chunks: list[int],
+    device: str,
+) -> None:
+    """Draw the last frame after each count of chunks, exact above lossy, for the first prompts."""
+    size, rows = sample.stream.chunk_frames, min(SHEET_PROMPTS, len(prompts))
+    strips = []
+    for name in (exact, lossy):
+        columns = []
+        for count in chunks:
+            begin = max(0, count - WARMUP_CHUNKS - 1) * size
+            decode = sample.decoder(count * size - begin, device)
+            columns.append(decoded(decode, latents[name][:rows, :, begin : count * size])[:, :, -1])
+        strips.append(torch.cat(columns, dim=3))  # [rows, 3, H, counts*W]
+    counts = ", ".join(map(str, chunks))
+    with _figure(folder / "kv-frames.png", -(-rows // 2), 2, 4.2, 3.0) as axes:
+        for row in range(rows):
+            pair = torch.cat([strip[row] for strip in strips], dim=1)
+            axes[row].imshow(((pair + 1) / 2).clamp(0, 1).permute(1, 2, 0).numpy(), interpolation="nearest")
+            axes[row].set_title(
+                f"{prompts[row]}\nabove {exact}, below {lossy}; after {counts} chunks", fontsize=5
+            )
+        for axis in axes:
+            axis.axis("off")
+
+
+def _tensors(one: Seen, layout: Places, device: torch.device) -> list[tuple[str, Tensor]]:
+    before = layout.unrotated(one.k.to(device)).cpu()
+    return [("K before RoPE", before), ("K", one.k.float()), ("V", one.v.float())]
+
+
+@contextmanager
+def _figure(path: Path, rows: int, columns: int, width: float, height: float) -> Iterator[Any]:
+    """Give a grid's axes as a flat array, each of that many inches; then write the picture."""
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    with plt.rc_context({"font.size": 7, "axes.titlesize": 7}):
+        figure, axes = plt.subplots(rows, columns, figsize=(width * columns, height * rows), squeeze=False)
+        yield axes.ravel()
+        figure.tight_layout()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=100, metadata={"Software": None})  # whose version would change the bytes
+        plt.close(figure)

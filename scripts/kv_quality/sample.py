@@ -1,0 +1,128 @@
+"""The sample as its folder ships it, held-out prompts for it, and its decoder; streams are not here."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import UMT5Config
+
+from scripts.train_sample.captions import caption, describe
+from scripts.train_sample.progress import fill
+from scripts.train_sample.shapes import draw_scenes
+from scripts.train_sample.text import encode, make_encoder, token_ids
+from seko_export.config import ModelConfig, StreamConfig
+from seko_export.models.sampler import Schedule
+from seko_export.models.wan_vae import VaeConfig, VaeDecode, latent_statistics
+from seko_export.pieces import BuildConfig, make_pieces
+from seko_export.weights import model_weights
+
+DECODE_ROWS = 8  # clips that the decoder takes at once
+PROMPT_SEED = (
+    123_000  # of the scenes that `train_sample/evaluate.py` judges by; calibration draws from training scenes
+)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sample's folder, opened.
+
+    Parameters
+    ----------
+    model, stream, schedule
+        As `config.json` gives them.
+    checkpoint : dict of str to Tensor
+        The DiT by Wan's names.
+    vae : VaeConfig
+        Of the decoder.
+    folder : Path
+        Where the rest is read from.
+    """
+
+    model: ModelConfig
+    stream: StreamConfig
+    schedule: Schedule
+    checkpoint: dict[str, Tensor]
+    vae: VaeConfig
+    folder: Path
+
+    def build(self, rows: int, device: str) -> BuildConfig:
+        """Return the build of ``rows`` streams at once, with the exact cache of the device."""
+        made = BuildConfig(
+            model=self.model,
+            stream=replace(self.stream, batch=rows),
+            schedule=self.schedule,
+            kv_scheme="fp32",
+            device=device,
+        )
+        return replace(made, kv_scheme=made.exact_scheme)
+
+    def weights(self, config: BuildConfig) -> dict[str, Tensor]:
+        """Return every weight of a build but a lossy cache's scales, on the build's device."""
+        named = dict(model_weights(make_pieces(config), self.checkpoint)) | config.schedule.tables(
+            config.stream
+        )
+        return {name: tensor.to(config.device) for name, tensor in named.items()}
+
+    def embed(self, prompts: list[str]) -> Tensor:
+        """Return the text encoder's output, [B, text tokens, text_dim] float32, on the CPU."""
+        told = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))["text"]
+        encoder = make_encoder(UMT5Config.from_dict(told)).requires_grad_(False)
+        encoder.train(False)
+        weights = load_file(self.folder / "text.safetensors")
+        fill(
+            dict(encoder.named_parameters()), {n.removeprefix("text."): t.float() for n, t in weights.items()}
+        )
+        tokenizer = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
+        return encode(encoder, token_ids(tokenizer, prompts, self.model.text_tokens)).float()
+
+    def decoder(self, frames: int, device: str) -> VaeDecode:
+        """Return the decoder of a clip of ``frames`` latent frames, float32: its rounding must not be judged."""
+        decode = VaeDecode(self.vae, first=True, frames=frames)
+        held = load_file(self.folder / "vae.safetensors")
+        wanted = {n: t.float() for n, t in held.items() if n.split(".")[0] in ("decoder", "conv2")}
+        decode.load_state_dict(wanted | latent_statistics(self.vae, torch.float32))
+        return decode.requires_grad_(False).eval().to(device)
+
+
+def open_sample(folder: Path) -> Sample:
+    """Read the folder that `train_sample/export_sample.py` writes.
+
+    Raises
+    ------
+    FileNotFoundError
+        If a file is missing.
+    """
+    told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    vae = told["vae"]
+    return Sample(
+        ModelConfig(**told["model"]),
+        StreamConfig(**told["stream"]),
+        Schedule(tuple(told["schedule"]["timesteps"])),
+        {name: t.float() for name, t in load_file(folder / "dit.safetensors").items()},
+        VaeConfig(
+            base_dim=vae["base_dim"],
+            latents_mean=tuple(vae["latents_mean"]),
+            latents_std=tuple(vae["latents_std"]),
+        ),
+        folder,
+    )
+
+
+def draw_prompts(count: int, seed: int, *, held_out: bool) -> list[str]:
+    """Return captions of scenes; the held-out ones are those that `train_sample/evaluate.py` asks for."""
+    rng = random.Random(seed)
+    return [caption(d, rng) for d in describe(draw_scenes(count, PROMPT_SEED + seed, held_out=held_out))]
+
+
+@torch.no_grad()
+def decoded(decode: VaeDecode, latents: Tensor) -> Tensor:
+    """Return video [B, 3, T, H, W] in -1..1 on the CPU, of latents [B, C, F, h, w] anywhere."""
+    device = decode.latents_mean.device
+    return torch.cat([decode(part.to(device))[0].cpu() for part in latents.split(DECODE_ROWS)])

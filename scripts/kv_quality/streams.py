@@ -1,0 +1,119 @@
+"""Streams of the sample with any cache format, by the exporter's eager session; what attention saw is watched here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from scripts.kv_quality.sample import Sample
+from seko_export.golden import eager_session
+from seko_export.pieces import BuildConfig
+from seko_kernels.kv_formats import KvFormat
+
+Scales = list[dict[str, Tensor]]  # a layer each: the constants of a format
+
+
+@dataclass(frozen=True)
+class TrialBuild(BuildConfig):
+    """A build with a cache format that no scheme names."""
+
+    form: KvFormat | None = None
+
+    @property
+    def kv(self) -> KvFormat:
+        """The cache format."""
+        return super().kv if self.form is None else self.form
+
+
+def with_format(config: BuildConfig, form: KvFormat) -> TrialBuild:
+    """Return the build with another cache format."""
+    told = {field.name: getattr(config, field.name) for field in fields(config)}
+    return TrialBuild(**{**told, "kv_scheme": form.name, "form": form})
+
+
+def run_stream(
+    sample: Sample,
+    config: BuildConfig,
+    text: Tensor,
+    seeds: list[int],
+    chunks: int,
+    scales: Scales | None = None,
+    watch: Callable[[int, int, int, Tensor, Tensor, Tensor], None] | None = None,
+) -> Tensor:
+    """Return latents [B, C, chunks*F, h, w] float32 on the CPU, one stream a prompt.
+
+    Parameters
+    ----------
+    sample, config
+        What runs.
+    text : Tensor
+        [B, text tokens, text_dim].
+    seeds : list of int
+        One a row: noise depends on it and on the frame alone, so two formats get the same.
+    chunks : int
+        How long the streams are.
+    scales : list of dict, optional
+        The format's constants, a layer each.
+    watch : callable, optional
+        Told of every self-attention: chunk, pass, layer, and q [B, T, H, D], k and v [B, N, H, D] that it sees.
+    """
+    weights = sample.weights(config)
+    for layer, constants in enumerate(scales or []):
+        weights |= {f"blocks.{layer}.kv.{name}": t.to(config.device) for name, t in constants.items()}
+    made = []
+    with eager_session(config, weights, text, seeds) as session:
+        for chunk in range(chunks):
+            with _watched(config, chunk, watch):
+                made.append(torch.from_numpy(session.run_chunk().to_host()))
+    return torch.cat(made, dim=2)
+
+
+@contextmanager
+def _watched(
+    config: BuildConfig, chunk: int, watch: Callable[[int, int, int, Tensor, Tensor, Tensor], None] | None
+) -> Iterator[None]:
+    if watch is None:
+        yield
+        return
+    layers = config.model.layers
+
+    def see(call: int, q: Tensor, k: Tensor, v: Tensor) -> None:
+        watch(chunk, call // layers, call % layers, q, k, v)
+
+    with _SelfAttention(config, see):
+        yield
+
+
+class _SelfAttention(TorchFunctionMode):
+    """Sees each attention over the cache; those over the text stand between them."""
+
+    def __init__(self, config: BuildConfig, see: Callable[[int, Tensor, Tensor, Tensor], None]) -> None:
+        super().__init__()
+        self._tokens, self._see, self._calls = config.stream.cache_tokens, see, 0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is F.scaled_dot_product_attention:
+            over_text = bool(self._calls % 2)
+            self._calls += 1
+            q, k, v = (x.transpose(1, 2) for x in args)  # each [B, tokens, H, D]
+            if not over_text:
+                if k.shape[1] != self._tokens:
+                    raise RuntimeError(
+                        f"attention over {k.shape[1]} keys, expected the cache's {self._tokens}"
+                    )
+                self._see(self._calls // 2, q, k, v)
+        return result

@@ -1,0 +1,255 @@
+"""The script on a tiny random sample, whole; its formats on trial and its measures, against what defines them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from scripts.kv_quality import __main__ as script
+from scripts.kv_quality.activations import LayerStatistics, capture, errors, places
+from scripts.kv_quality.ideas import Contender, find, ideas, schemes
+from scripts.kv_quality.measures import PSNR_CEILING, psnr, relative_error, spread, ssim
+from scripts.kv_quality.plots import draw_activations
+from scripts.kv_quality.sample import Sample, open_sample
+from scripts.kv_quality.trial_formats import TRICKS, Channels, Rounding, TrialKv, e2m1, hadamard
+from scripts.train_sample.text import make_encoder, save_tokenizer, text_config
+from scripts.train_sample.train_vae import Vae, init_vae
+from seko_export.checkpoints.random import write_random_checkpoint
+from seko_export.config import ModelConfig, StreamConfig
+from seko_export.models.causal_dit import rotary_tables
+from seko_export.models.wan_vae import VaeConfig
+from seko_runtime.ring import Ring
+
+MODEL = ModelConfig("tiny", layers=2, dim=64, heads=2, ffn_dim=64, text_dim=32, text_tokens=48, freq_dim=32)
+STREAM = StreamConfig(
+    96, 96, chunk_frames=3, sink_frames=3, ring_frames=6
+)  # the judge knows pictures of 96 pixels
+EXACT = Rounding(lambda x, _: x, 16)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sample of random weights, in the files that the trained one has."""
+    folder = tmp_path_factory.mktemp("sample")
+    write_random_checkpoint(folder / "dit.safetensors", MODEL, format="wan", seed=0)
+    vae = Vae(VaeConfig(base_dim=2))
+    init_vae(vae, 0)
+    save_file(vae.state_dict(), folder / "vae.safetensors")
+    told = text_config(MODEL.text_dim, 1)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        text = {f"text.{n}": p.detach().clone() for n, p in make_encoder(told).named_parameters()}
+    save_file(text, folder / "text.safetensors")
+    save_tokenizer(folder / "tokenizer.json")
+    config = {
+        "format_version": 1,
+        "model": dataclasses.asdict(MODEL),
+        "stream": dataclasses.asdict(STREAM),
+        "schedule": {"timesteps": [1000.0, 625.0], "shift": 5.0},
+        "vae": {"base_dim": 2, "latents_mean": [0.0] * 16, "latents_std": [1.0] * 16},
+        "text": told.to_diff_dict(),
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sample(folder: Path) -> Sample:
+    """The same, opened."""
+    return open_sample(folder)
+
+
+def test_the_whole_script(folder, tmp_path, capsys):
+    rows, pictures = tmp_path / "rows.jsonl", tmp_path / "images"
+    options = ["--prompts", "1", "--chunks", "2,4", "--formats", "fp32"]
+    options += ["--capture-prompts", "1", "--capture-chunk", "3", "--calibration-chunks", "1"]
+    paths = ["--sample", str(folder), "--rows", str(rows), "--pictures", str(pictures)]
+    assert script.main([*paths, *options]) == 0
+    found = {(row["figure"], row["shape"]): row for row in map(json.loads, rows.read_text().splitlines())}
+    assert {figure for figure, _ in found} == {
+        "kv_attention_error", "kv_latent_error", "kv_psnr", "kv_ssim", "kv_following", "kv_following_loss",
+    }  # fmt: skip
+    for row in found.values():
+        assert {"value", "unit", "bar", "gpu", "versions", "date"} <= set(row)
+        assert math.isfinite(row["value"])
+    again, lossy = "sample, fp32 again, after 4 chunks", "sample, fp4, after 4 chunks"
+    assert found["kv_latent_error", again]["value"] == 0 == found["kv_latent_error", again]["so_far"]["p90"]
+    assert found["kv_psnr", again]["value"] == PSNR_CEILING
+    assert found["kv_ssim", again]["value"] == 1
+    loss = found["kv_following_loss", "sample, fp32 again, end of the stream"]
+    assert (loss["value"], loss["lost"], loss["won"], loss["bar"]) == (0, 0, 0, 0.5)
+    assert found["kv_latent_error", lossy]["value"] > 0
+    assert found["kv_psnr", lossy]["value"] < PSNR_CEILING
+    assert found["kv_psnr", lossy]["bits_per_number"] == 4.5
+    assert len(found["kv_attention_error", "sample, fp4"]["layers"]) == MODEL.layers
+    eight, four = (found["kv_attention_error", f"sample, {name}"]["value"] for name in ("fp8", "fp4"))
+    assert 0 < eight < four
+    names = {
+        f"kv-{name}.png" for name in ("histograms", "channel-means", "attention-error", "streams", "frames")
+    }
+    assert {file.name for file in pictures.iterdir()} == names
+    # Frames are noise here, which no PNG makes small.
+    assert max(file.stat().st_size for file in pictures.iterdir() if file.stem != "kv-frames") < 150_000
+    assert "| fp4 | 4 |" in capsys.readouterr().out
+
+
+def test_a_chunk_that_sees_itself_exactly_is_exact_until_it_reads_the_cache(sample):
+    text, options = sample.embed(["a red disc"] * 3), argparse.Namespace(device="cpu", batch=2, chunks=[2])
+    statistics = [LayerStatistics() for _ in range(MODEL.layers)]
+    for layer in statistics:
+        layer.add({name: torch.randn(1, 50, MODEL.heads, MODEL.head_dim) for name in ("k", "v", "before")})
+    plain, kept = find(["fp4", "fp4 chunk-exact"], sample.build(1, "cpu"))
+    exact, stored, seen = (
+        script._streams(options, sample, text, contender, statistics) for contender in (None, plain, kept)
+    )
+    assert exact.shape == (3, 16, 6, 12, 12)
+    first = slice(STREAM.chunk_frames)
+    assert torch.equal(seen[:, :, first], exact[:, :, first])
+    assert not torch.equal(seen, exact)
+    assert not torch.equal(stored[:, :, first], exact[:, :, first])
+
+
+def test_captured_activations_and_their_pictures(sample, tmp_path):
+    config = sample.build(1, "cpu")
+    text = torch.zeros(1, MODEL.text_tokens, MODEL.text_dim)
+    seen = capture(sample, config, text, [0], 3)
+    passes = len(sample.schedule.timesteps) + 1
+    assert [one.layer for one in seen] == [*range(MODEL.layers)] * passes
+    assert seen[0].q.shape == (1, STREAM.chunk_tokens, MODEL.heads, MODEL.head_dim)
+    assert seen[0].k.shape == seen[0].v.shape == (1, STREAM.cache_tokens, MODEL.heads, MODEL.head_dim)
+    layout = places(config, 3)
+    old = ~layout.chunk
+    assert torch.equal(seen[0].k[:, old], seen[-MODEL.layers].k[:, old])  # only the chunk's own keys change
+    assert not torch.equal(seen[0].k, seen[-MODEL.layers].k)
+    torch.testing.assert_close(layout.rotated(layout.unrotated(seen[0].k)), seen[0].k)
+
+    statistics = [LayerStatistics() for _ in range(MODEL.layers)]
+    for one in seen:
+        statistics[one.layer].add({"k": one.k, "v": one.v, "before": layout.unrotated(one.k)})
+    exact = Contender(TrialKv("exact", 2, 32, torch.float32, 108, STREAM.cache_tokens, EXACT, EXACT))
+    assert errors(exact, seen, layout, statistics) == {name: [0.0] * 2 for name in ("k", "v", "attention")}
+    plain = Contender(TrialKv("fp4", 2, 32, torch.float32, 108, STREAM.cache_tokens, e2m1(16), e2m1(16)))
+    assert errors(plain, seen, layout, statistics) == errors(schemes(config)[0], seen, layout, statistics)
+
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        draw_activations(folder, seen, layout)
+    for file in (tmp_path / "a").iterdir():
+        assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
+
+
+@pytest.mark.parametrize("chunk", [3, 4, 11])
+def test_places_are_where_the_ring_wrote(sample, chunk):
+    ring, held = Ring(STREAM.sink_frames, STREAM.ring_frames, STREAM.chunk_frames), {}
+    for first in range(0, (chunk + 1) * STREAM.chunk_frames, STREAM.chunk_frames):
+        held |= {slot: first + i for i, slot in enumerate(ring.write_slots(first))}
+    layout = places(sample.build(1, "cpu"), chunk)
+    frames = torch.tensor([[held[slot] for slot in range(STREAM.cache_frames)]])
+    assert torch.equal(layout.cos, rotary_tables(frames, MODEL, STREAM)[0])
+    own = torch.tensor([held[slot] // STREAM.chunk_frames == chunk for slot in range(STREAM.cache_frames)])
+    assert torch.equal(layout.chunk, own.repeat_interleave(STREAM.frame_tokens))
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+def test_a_trick_around_no_rounding_changes_nothing(trick):
+    torch.manual_seed(0)
+    form = TrialKv("exact", 2, 32, torch.float32, 2, 10, EXACT, EXACT, (trick,))
+    k, v = torch.randn(2, 20, 2, 32)
+    caches = {c.name: torch.zeros(20, *c.token_shape, dtype=c.dtype) for c in form.cache_tensors}
+    channels = [Channels(x.abs().amax(0), x.mean(0), x.std(0)) for x in (k, v)]
+    scales = form.constants(*channels)
+    assert {s.name: (s.shape, s.dtype) for s in form.scale_tensors} == {
+        name: (tuple(t.shape), t.dtype) for name, t in scales.items()
+    }
+    order = torch.randperm(20)
+    form.write(caches, scales, order, k[order], v[order])
+    read_k, read_v = form.window(caches, scales, torch.float32)
+    torch.testing.assert_close(read_k, k)
+    torch.testing.assert_close(read_v, v)
+
+
+def test_the_sink_and_the_newest_chunk_are_kept_where_a_trick_says_so():
+    rounding = Rounding(lambda x, _: torch.zeros_like(x), 4)
+    kept = {}
+    for tricks in (("sink-exact",), ("chunk-exact",), ("sink-exact", "chunk-exact")):
+        form = TrialKv("none", 1, 16, torch.float32, 2, 10, rounding, rounding, tricks)
+        caches = {c.name: torch.zeros(20, *c.token_shape, dtype=c.dtype) for c in form.cache_tensors}
+        scales = form.calibrate(torch.ones(1), torch.ones(1))
+        for index in (torch.arange(20), torch.tensor([4, 14])):
+            form.write(caches, scales, index, torch.ones(len(index), 1, 16), torch.ones(len(index), 1, 16))
+        kept[tricks] = form.window(caches, scales, torch.float32)[0].any(-1).nonzero()[:, 0].tolist()
+        assert form.bits_per_number == (4 + 12 * 0.2 if "sink-exact" in tricks else 4)
+    assert list(kept.values()) == [[0, 1, 10, 11], [4, 14], [0, 1, 4, 10, 11, 14]]
+
+
+def test_four_over_six_is_never_further_off():
+    torch.manual_seed(0)
+    x, g = torch.randn(50, 2, 32), torch.ones(2) / 4
+    plain, better = e2m1(16).round(x, g), e2m1(16, four_over_six=True).round(x, g)
+    blocks = [(y - x).unflatten(-1, (-1, 16)).square().sum(-1) for y in (plain, better)]
+    assert (blocks[1] <= blocks[0]).all()
+    assert (blocks[1] < blocks[0]).any()
+
+
+def test_hadamard_is_orthonormal():
+    torch.testing.assert_close(hadamard(32) @ hadamard(32).T, torch.eye(32))
+    with pytest.raises(ValueError, match="power of two"):
+        hadamard(24)
+
+
+def test_psnr_and_relative_error_of_known_pairs():
+    a = torch.zeros(2, 3, 1, 12, 12)
+    b = a + torch.tensor([0.2, 0.0]).view(2, 1, 1, 1, 1)  # a tenth of the range, and nothing
+    torch.testing.assert_close(psnr(b, a), torch.tensor([20.0, PSNR_CEILING]))
+    torch.testing.assert_close(relative_error(1.5 * (a + 1), a + 1), torch.tensor([0.5, 0.5]))
+    with pytest.raises(ValueError, match="finite"):
+        spread(torch.tensor([1.0, math.nan]))
+
+
+def test_ssim_is_the_papers():
+    """Constants have a closed form; one window is worked out by the paper's formula, written naively."""
+    flat = torch.full((1, 3, 2, 16, 16), -0.6)  # 0.2 and 0.7 on a range of 1
+    expected = (2 * 0.2 * 0.7 + 0.01**2) / (0.2**2 + 0.7**2 + 0.01**2)
+    assert float(ssim(flat, flat + 1)) == pytest.approx(expected, rel=1e-6)
+    torch.manual_seed(0)
+    a, b = torch.rand(2, 1, 1, 1, 11, 11, dtype=torch.float64)
+    weights = [
+        [math.exp(-((i - 5) ** 2 + (j - 5) ** 2) / (2 * 1.5**2)) for j in range(11)] for i in range(11)
+    ]
+    w = torch.tensor(weights, dtype=torch.float64) / sum(map(sum, weights))
+    x, y = a[0, 0, 0], b[0, 0, 0]
+    mx, my = (w * x).sum(), (w * y).sum()
+    vx, vy, cov = (w * (x - mx) ** 2).sum(), (w * (y - my) ** 2).sum(), (w * (x - mx) * (y - my)).sum()
+    value = (2 * mx * my + 1e-4) * (2 * cov + 9e-4) / ((mx**2 + my**2 + 1e-4) * (vx + vy + 9e-4))
+    assert float(ssim(2 * a - 1, 2 * b - 1)) == pytest.approx(float(value), rel=1e-9)
+    assert float(ssim(a, a)) == 1
+
+
+def test_ssim_is_skimages():
+    metrics = pytest.importorskip("skimage.metrics")
+    torch.manual_seed(0)
+    a = torch.rand(1, 1, 1, 40, 30, dtype=torch.float64)
+    b = (a + 0.1 * torch.randn_like(a)).clamp(0, 1)
+    told = {"data_range": 1.0, "gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False}
+    theirs = metrics.structural_similarity(a[0, 0, 0].numpy(), b[0, 0, 0].numpy(), **told)
+    assert float(ssim(2 * a - 1, 2 * b - 1)) == pytest.approx(theirs, rel=1e-9)
+
+
+def test_what_cannot_be_measured_is_refused(folder, sample, tmp_path):
+    config = sample.build(1, "cpu")
+    assert len({contender.name for contender in ideas(config)}) == len(ideas(config))
+    for name in ("fp5", "fp4 k-mean before-rope"):
+        with pytest.raises(ValueError, match=f"no stream can be run with '{name}'"):
+            find([name], config)
+    with pytest.raises(ValueError, match="no trick 'k-median'"):
+        TrialKv("fp4", 2, 32, torch.float32, 0, 10, EXACT, EXACT, ("k-median",))
+    paths = ["--sample", str(folder), "--rows", str(tmp_path / "r"), "--pictures", str(tmp_path)]
+    for odd in (["--chunks", "8,20"], ["--chunks", "7,7"], ["--chunks", "7", "--capture-chunk", "2"]):
+        with pytest.raises(ValueError, match=odd[-2]):
+            script.main([*paths, *odd])
