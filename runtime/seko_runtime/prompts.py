@@ -11,7 +11,7 @@ from seko_runtime.live import Live
 from seko_runtime.manifest import TensorSpec
 from seko_runtime.memory import Memory, Tensor
 from seko_runtime.programs_check import Programs
-from seko_runtime.text import PromptIds, clean_prompt, prompt_key
+from seko_runtime.text import TokenIds, clean_prompt, prompt_key
 
 PROMPT_CACHE = 8  # entries; one of Wan 1.3B takes 90 MiB on the device
 
@@ -67,7 +67,7 @@ class RowPrompts:
         Rows.
     memory : Memory
         The session's.
-    ids : PromptIds
+    ids : TokenIds
         The artifact's.
     digest : str
         The artifact's; empty for none.
@@ -76,7 +76,7 @@ class RowPrompts:
     """
 
     def __init__(
-        self, programs: Programs, batch: int, memory: Memory, ids: PromptIds, digest: str, capacity: int
+        self, programs: Programs, batch: int, memory: Memory, ids: TokenIds, digest: str, capacity: int
     ) -> None:
         self.cache = PromptCache(capacity)
         self._programs, self._batch, self._memory, self._ids = programs, batch, memory, ids

@@ -41,7 +41,8 @@ def warped_timesteps(steps: int | Sequence[float], shift: float) -> tuple[float,
             raise UsageError(f"steps is {steps}, expected 1 to {MAX_PASSES} denoise passes")
         steps = tuple(LAST_TIME * (1 - i / steps) for i in range(steps))
     parts = tuple(step / 1000.0 for step in steps)
-    return tuple(1000.0 * shift * s / (1.0 + (shift - 1.0) * s) for s in parts)
+    times = (1000.0 * shift * s / (1.0 + (shift - 1.0) * s) for s in parts)
+    return tuple(min(time, LAST_TIME) for time in times)  # 1 + (shift - 1) may be a rounding below shift
 
 
 def schedule_tables(

@@ -22,7 +22,7 @@ from seko_runtime.memory import Engine, Memory, Tensor
 from seko_runtime.programs_check import Programs, resolve_programs
 from seko_runtime.prompts import PROMPT_CACHE, RowPrompts
 from seko_runtime.ring import Ring
-from seko_runtime.text import PromptIds
+from seko_runtime.text import TokenIds
 
 __all__ = ["Chunk", "Session", "SessionStats"]
 
@@ -52,7 +52,7 @@ class Session:
         In place of ``image``: float32 [C, n, h, w] or [B, C, n, h, w], n up to F.
     programs : Programs, optional
         What `resolve_programs(manifest)` gave, if the caller has it already.
-    prompt_ids : PromptIds, optional
+    prompt_ids : TokenIds, optional
         The artifact's tokenizer; without it no sentence is taken.
     digest : str
         The artifact's, part of what names a prompt in the cache.
@@ -84,7 +84,7 @@ class Session:
         image: object = None,
         given_latents: object = None,
         programs: Programs | None = None,
-        prompt_ids: PromptIds | None = None,
+        prompt_ids: TokenIds | None = None,
         digest: str = "",
         prompt_cache: int = PROMPT_CACHE,
         overlap: bool = True,
@@ -108,7 +108,7 @@ class Session:
                 self._prompts = RowPrompts(programs, stream.batch, memory, prompt_ids, digest, prompt_cache)
             with memory.ordered():
                 self._live = Live(manifest, programs, engines, weights, memory, self._clocks, overlap=overlap)
-            if None not in (prompt, text) or None not in (image, given_latents):
+            if (prompt is not None and text is not None) or (image is not None and given_latents is not None):
                 raise UsageError("found both prompt and text, or both image and given_latents; give one")
             if prompt is not None:
                 self.set_prompt(prompt)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import html
 import re
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,14 @@ from seko_runtime.errors import TokenizerError, TokenizerMissingError, UsageErro
 from seko_runtime.manifest import Text
 
 MAX_PROMPT_LETTERS = 1 << 16
+
+
+class TokenIds(Protocol):
+    """What a session needs of a tokenizer."""
+
+    def ids(self, cleaned: str) -> NDArray[np.int64]:
+        """Token ids [1, tokens] of a cleaned prompt."""
+        ...
 
 
 class PromptIds:

@@ -1,0 +1,160 @@
+"""Given frames and passes of a session's own: what begins a stream, and the one formula of the times."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seko_runtime.errors import UsageError
+from seko_runtime.programs_check import resolve_programs
+from seko_runtime.schedule import rescheduled, schedule_tables, warped_timesteps
+
+from . import toy, toy_whole
+from .toy_whole import HEIGHT, WIDTH, open_whole, whole_manifest
+
+
+def picture(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8)
+
+
+def encoded(image: np.ndarray) -> np.ndarray:
+    found: np.ndarray = toy_whole.Encode()(torch.from_numpy(image)).numpy()
+    return found
+
+
+def test_a_picture_is_the_first_latent_frame_of_the_first_chunk_and_of_no_other() -> None:
+    with open_whole(2, image=picture(0)) as session, open_whole(2) as plain:
+        first = session.run_chunk().to_host()
+        free = plain.run_chunk().to_host()
+        for row in range(2):
+            assert first[row, :, :1].tobytes() == encoded(picture(0)).tobytes()
+            assert first[row, :, 1:].tobytes() != free[row, :, 1:].tobytes()  # it is seen
+        assert session.run_chunk().to_host()[0, :, :1].tobytes() != encoded(picture(0)).tobytes()
+
+
+def test_each_row_may_have_its_own_picture_and_a_restarted_row_begins_with_what_it_is_given() -> None:
+    images = np.stack([picture(0), picture(1)])
+    with open_whole(2, image=images) as session:
+        first = session.run_chunk().to_host()
+        for row in range(2):
+            assert first[row, :, :1].tobytes() == encoded(images[row]).tobytes()
+        session.restart_row(0, image=picture(2))
+        session.restart_row(1)
+        again = session.run_chunk().to_host()
+        assert again[0, :, :1].tobytes() == encoded(picture(2)).tobytes()
+        with open_whole(2) as plain:
+            assert again[1].tobytes() == plain.run_chunk().to_host()[1].tobytes()
+
+
+@pytest.mark.parametrize("count", [1, toy.CHUNK])
+def test_latents_can_be_given_up_to_a_chunk(count: int) -> None:
+    clip = np.random.default_rng(3).standard_normal((toy.CHANNELS, count, toy.ROWS, toy.COLUMNS), np.float32)
+    with open_whole(2, given_latents=clip) as session:
+        first = session.run_chunk().to_host()
+        assert [one[:, :count].tobytes() for one in first] == [clip.tobytes()] * 2
+        session.run_chunk()
+
+
+def test_what_cannot_be_given_is_a_usage_error() -> None:
+    for image, words in (
+        (picture(0)[:4], "expected uint8"),
+        (picture(0).astype(np.float32), "float32"),
+        (np.stack([picture(0)] * 3), "expected uint8"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            open_whole(2, image=image)
+    wide = np.zeros((toy.CHANNELS, toy.CHUNK + 1, toy.ROWS, toy.COLUMNS), np.float32)
+    for latents, words in (
+        (wide, "n of 1 to 2"),
+        (wide[:, :0], "n of 1 to 2"),
+        (wide[:, :1] * np.nan, "not finite"),
+        (np.zeros(3, np.float32), "n of 1 to 2"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            open_whole(given_latents=latents)
+    with pytest.raises(UsageError, match="both image and given_latents"):
+        open_whole(image=picture(0), given_latents=wide[:, :1])
+    base = toy.toy_manifest()
+    plain = {
+        "manifest": base,
+        "text": toy.toy_text(),
+    }
+    with pytest.raises(UsageError, match="encodes no pictures"):
+        open_whole(**plain, image=picture(0), engines=toy.eager_engines())
+    with pytest.raises(UsageError, match="takes no given frames"):
+        open_whole(**plain, given_latents=wide[:, :1], engines=toy.eager_engines())
+    with open_whole() as session:
+        with pytest.raises(UsageError, match="image is"):
+            session.restart_row(0, image=picture(0)[:, :1])
+        session.run_chunk()
+
+
+def test_times_are_the_formulas() -> None:
+    assert warped_timesteps(4, 1.0) == (1000.0, 750.0, 500.0, 250.0)
+    assert warped_timesteps(4, 5.0) == warped_timesteps((1000.0, 750.0, 500.0, 250.0), 5.0)
+    assert warped_timesteps(4, 5.0) == (1000.0, 937.5, 833.3333333333334, 625.0)
+
+
+@given(st.integers(1, 1024), st.floats(0.01, 100))
+def test_any_number_of_passes_falls_from_pure_noise(steps: int, shift: float) -> None:
+    times = warped_timesteps(steps, shift)
+    assert len(times) == steps
+    assert np.float32(times[0]) == 1000.0
+    assert all(a > b > 0 for a, b in pairwise(times))
+    tables = schedule_tables(times, 0.0, 2, 3)
+    assert tables["schedule.timestep"].shape == (steps + 1, 2, 3)
+    assert (tables["schedule.timestep"][-1] == 0).all()
+    assert tables["schedule.sigma_next"][:-1].tobytes() == tables["schedule.sigma"][1:].tobytes()
+    assert tables["schedule.sigma_next"][-1] == 0
+    assert tables["schedule.draw"][:, 0].tolist() == list(range(1, steps + 1))
+    dtypes = {name: str(table.dtype) for name, table in tables.items()}
+    assert dtypes == {
+        "schedule.timestep": "float32",
+        "schedule.sigma": "float32",
+        "schedule.sigma_next": "float32",
+        "schedule.draw": "int64",
+        "schedule.first_draw": "int64",
+        "schedule.context_timestep": "float32",
+    }
+
+
+@pytest.mark.parametrize(
+    ("steps", "shift"), [(0, 1.0), (1025, 1.0), (4, 0.0), (4, float("nan")), (4, float("inf")), (True, 1.0)]
+)
+def test_what_is_no_schedule_is_a_usage_error(steps: int, shift: float) -> None:
+    with pytest.raises(UsageError):
+        warped_timesteps(steps, shift)
+    for times, context in (((), 0.0), ((500.0, 500.0), 0.0), ((1001.0,), 0.0), ((5.0,), 1001.0)):
+        with pytest.raises(UsageError):
+            schedule_tables(times, context, 1, 1)
+
+
+def test_a_session_with_the_artifacts_own_numbers_has_the_artifacts_own_times() -> None:
+    manifest = whole_manifest()
+    for steps, shift in ((toy.PASSES, None), (None, toy_whole.SHIFT), (toy.PASSES, toy_whole.SHIFT)):
+        changed, tables = rescheduled(manifest, steps, shift)
+        assert changed == manifest
+        assert set(tables) == {"schedule.timestep"}
+    changed, tables = rescheduled(manifest, 7, 3.0)
+    assert len(resolve_programs(replace_gain(changed))["denoise"]) == 7
+    assert tables["schedule.timestep"].shape == (8, 1, toy.CHUNK)
+    for lacking in (
+        whole_manifest(schedule=toy.toy_manifest().schedule),
+        whole_manifest(weights=tuple(w for w in manifest.weights if w.name != "schedule.timestep")),
+    ):
+        with pytest.raises(UsageError, match="this artifact"):
+            rescheduled(lacking, 3, None)
+
+
+def replace_gain(manifest: toy_whole.Manifest) -> toy_whole.Manifest:
+    """The toy's own table by pass grows with the passes, as `schedule.*` do."""
+    weights = tuple(
+        toy_whole.replace(one, shape=(manifest.schedule.denoise_passes + 1,)) if one.name == "gain" else one
+        for one in manifest.weights
+    )
+    return toy_whole.replace(manifest, weights=weights)

@@ -1,0 +1,184 @@
+"""The prompt cache: counts, bound, bytes, and engines that are not called again. Real tokens are in test_text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seko_runtime.errors import UsageError
+from seko_runtime.prompts import PromptCache
+from seko_runtime.text import prompt_key
+
+from . import toy, toy_whole
+from .toy_whole import PROMPT, open_whole, whole_manifest
+
+PROMPTS = ["a red disc", "a blue ring", "a green square", "a ring drifts", "a disc bounces"]
+
+
+class Counted:
+    """Engines with counted calls."""
+
+    def __init__(self, *names: str) -> None:
+        self.calls = dict.fromkeys(names, 0)
+        real = toy_whole.eager_engines()
+
+        def counted(name: str) -> Any:
+            def run(inputs: list[Any]) -> list[Any]:
+                self.calls[name] += 1
+                return real[name](inputs)
+
+            return run
+
+        self.engines = {name: counted(name) for name in names}
+
+
+def text_of(prompt: str) -> torch.Tensor:
+    ids = torch.from_numpy(toy_whole.WordIds().ids(prompt))
+    return toy_whole.TextEncoder()(ids, toy_whole.whole_weights()["text.table"])
+
+
+def test_a_prompt_gives_what_its_embeddings_give() -> None:
+    with open_whole(2, prompt=["a blue ring", "a red disc"]) as one:
+        text = torch.cat((text_of("a blue ring"), text_of("a red disc")))
+        with open_whole(2, text=text) as two:
+            for _ in range(3):
+                assert one.run_chunk().to_host().tobytes() == two.run_chunk().to_host().tobytes()
+
+
+def test_a_repeat_is_a_hit_and_calls_no_engine_whatever_its_spelling_of_white_space() -> None:
+    counted = Counted("text", "prompt")
+    with open_whole(engines=counted.engines) as session:
+        first = session.run_chunk().to_host()
+        session.set_prompt("a blue ring")
+        session.restart_row(0)
+        other = session.run_chunk().to_host()
+        session.set_prompt(f"  {PROMPT.replace(' ', chr(10) + ' ')} ")
+        session.restart_row(0)
+        assert session.run_chunk().to_host().tobytes() == first.tobytes() != other.tobytes()
+        assert counted.calls == {"text": 2, "prompt": 2}
+        assert (session.stats.prompt_cache_hits, session.stats.prompt_cache_misses) == (1, 2)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from(PROMPTS), min_size=3, max_size=3), min_size=1, max_size=8),
+    st.integers(0, 4),
+)
+def test_any_order_of_prompts_gives_the_rows_what_they_asked_for(
+    turns: list[list[str]], capacity: int
+) -> None:
+    """Also rows that are held beside rows that are new, and a cache smaller than the batch; counts are an LRU's."""
+    held: list[str] = []
+    hits = misses = 0
+    with open_whole(3, prompt_cache=capacity, prompt=turns[0]) as session:
+        for turn, prompts in enumerate(turns):
+            if turn:
+                session.set_prompt(prompts)
+            new = []
+            for prompt in dict.fromkeys(prompts):
+                if prompt in held:
+                    hits += 1
+                    held = [*(one for one in held if one != prompt), prompt]
+                else:
+                    misses += 1
+                    new.append(prompt)
+            held = [*held, *new][-capacity:] if capacity else []
+            assert (session.stats.prompt_cache_hits, session.stats.prompt_cache_misses) == (hits, misses)
+            live = session._check_open()
+            for row, prompt in enumerate(prompts):
+                assert torch.equal(live.buffers["text.embeddings"][row], text_of(prompt)[0])
+                assert torch.equal(live.buffers["prompt.mean"][row], text_of(prompt).mean(1)[0])
+
+
+def test_the_cache_is_bounded_and_forgets_what_was_not_used_for_longest() -> None:
+    cache = PromptCache(2)
+    for key in ("a", "b"):
+        assert cache.get(key) is None
+        cache.put(key, [key])
+    assert cache.get("a") == ["a"]
+    cache.put("c", ["c"])
+    assert len(cache) == 2
+    assert cache.get("b") is None
+    assert cache.get("a") == ["a"]
+    assert (cache.hits, cache.misses) == (2, 3)
+    with pytest.raises(UsageError, match="at least 0"):
+        PromptCache(-1)
+
+
+def test_another_artifact_is_another_key() -> None:
+    keys = {prompt_key(prompt, digest) for prompt in ("a", "b") for digest in ("1" * 64, "2" * 64)}
+    assert len(keys) == 4
+
+
+def test_an_encoder_that_fails_leaves_every_row_as_it_was() -> None:
+    fail = [False]
+
+    def text(inputs: list[Any]) -> list[Any]:
+        if fail[0] and int(inputs[0][0, 1]) == toy_whole.WORDS.index("green"):
+            raise RuntimeError("planted")
+        return toy_whole.eager_engines()["text"](inputs)
+
+    with open_whole(2, engines={"text": text}) as session, open_whole(2) as whole:
+        fail[0] = True
+        with pytest.raises(RuntimeError, match="planted"):
+            session.set_prompt(["a blue ring", "a green square"])
+        for _ in range(3):
+            assert session.run_chunk().to_host().tobytes() == whole.run_chunk().to_host().tobytes()
+
+
+def test_results_that_cannot_be_cut_into_rows_are_not_cached() -> None:
+    manifest = whole_manifest(2)
+    shared = toy_whole.Buffer("shared", (1,), "float32", "prompt")
+    call = manifest.programs["prompt"][0]
+    engine = next(one for one in manifest.engines if one.name == "prompt")
+    engine = toy_whole.replace(
+        engine, outputs=(*engine.outputs, toy_whole.TensorSpec("shared", (1,), "float32"))
+    )
+    manifest = whole_manifest(
+        2,
+        buffers=(*manifest.buffers, shared),
+        engines=(*(one for one in manifest.engines if one.name != "prompt"), engine),
+        programs={
+            **manifest.programs,
+            "prompt": (toy_whole.replace(call, outputs=(*call.outputs, "buffer:shared")),),
+        },
+    )
+
+    def prompt(inputs: list[Any]) -> list[Any]:
+        return [toy.Prompt()(*inputs), inputs[0].mean()[None]]
+
+    with open_whole(2, manifest=manifest, engines={"prompt": prompt}) as session:
+        session.set_prompt(PROMPT)
+        assert (session.stats.prompt_cache_hits, session.stats.prompt_cache_misses) == (0, 0)
+        session.run_chunk()
+
+
+def test_what_cannot_be_a_prompt_is_a_usage_error() -> None:
+    with open_whole(2) as session:
+        with pytest.raises(UsageError, match="3 prompts given for 2 rows"):
+            session.set_prompt(["a", "b", "c"])
+        with pytest.raises(UsageError, match="lone surrogate"):
+            session.set_prompt("a \ud800")
+        with pytest.raises(UsageError, match="at most"):
+            session.set_prompt("a" * (1 << 17))
+        with pytest.raises(UsageError, match="a prompt is a text"):
+            session.set_prompt([1, 2])  # type: ignore[list-item]
+    with pytest.raises(UsageError, match="both prompt and text"):
+        open_whole(prompt="a", text=np.zeros((1, toy.TEXT_TOKENS, toy.TEXT_DIM), np.float32))
+    with (
+        toy_whole.Session(
+            toy.toy_manifest(),
+            toy.eager_engines(),
+            toy.toy_weights(),
+            toy_whole.CpuMemory(),
+            seeds=[0],
+            text=toy.toy_text(),
+        ) as plain,
+        pytest.raises(UsageError, match="no text encoder"),
+    ):
+        plain.set_prompt("a red disc")

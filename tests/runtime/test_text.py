@@ -1,0 +1,70 @@
+"""Sentences to ids: cleaning, padding, cutting with the end mark, and errors where the library or the file is wrong."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seko_runtime.errors import TokenizerError, TokenizerMissingError, UsageError
+from seko_runtime.text import PromptIds, clean_prompt
+
+from . import toy_whole
+from .toy_whole import TABLE, tokenizer_json
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cleaned"),
+    [
+        ("  a\t red \n\n disc ", "a red disc"),
+        ("a &amp;amp; b", "a & b"),
+        ("&lt;b&gt;", "<b>"),
+        ("a\u00a0b\u3000c", "a b c"),
+        ("", ""),
+    ],
+)
+def test_cleaning(prompt: str, cleaned: str) -> None:
+    assert clean_prompt(prompt) == cleaned
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60))
+def test_a_cleaned_prompt_has_single_spaces_and_no_ends(prompt: str) -> None:
+    cleaned = clean_prompt(prompt)
+    assert cleaned == " ".join(cleaned.split())
+
+
+def test_ids_are_padded_cut_and_end_in_the_end_mark() -> None:
+    pytest.importorskip("tokenizers")
+    ids = PromptIds(TABLE, memoryview(tokenizer_json()))
+    words = toy_whole.WORDS
+    assert ids.ids("a red disc").tolist() == [[words.index(w) for w in ("a", "red", "disc")] + [2, 0]]
+    long = "a red disc bounces drifts a blue ring"
+    assert ids.ids(long).tolist() == [[words.index(w) for w in ("a", "red", "disc", "bounces")] + [2]]
+    assert ids.ids("a red whale").tolist() == [[3, 4, 1, 2, 0]]
+    for prompt in ("a red disc", long, ""):
+        assert ids.ids(prompt).tolist() == toy_whole.WordIds().ids(prompt).tolist()
+
+
+def test_a_prompt_that_may_not_be_cut_is_refused_with_both_numbers() -> None:
+    pytest.importorskip("tokenizers")
+    ids = PromptIds(replace(TABLE, truncate=False), tokenizer_json())
+    with pytest.raises(UsageError, match="the prompt has 9 tokens, this artifact takes 5"):
+        ids.ids("a red disc bounces drifts a blue ring")
+
+
+@pytest.mark.parametrize("document", [b"", b"{}", b"\xff\xff", b"[1]", tokenizer_json()[:-20]])
+def test_a_file_that_is_no_tokenizer(document: bytes) -> None:
+    pytest.importorskip("tokenizers")
+    with pytest.raises(TokenizerError, match=r"text/tokenizer.json is no file of tokenizers") as caught:
+        PromptIds(TABLE, document).ids("a")
+    assert caught.value.exit_code == 4
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(TokenizerMissingError, match=r"pip install 'seko-runtime\[text\]'") as caught:
+        PromptIds(TABLE, tokenizer_json()).ids("a")
+    assert caught.value.exit_code == 5
