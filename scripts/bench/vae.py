@@ -1,0 +1,367 @@
+"""The VAE's decoding at full size on one GPU: engines, captured, against diffusers eager. One row a figure.
+
+    python scripts/bench/vae.py --work /tmp/seko --rows docs/benchmarks/h200.jsonl
+
+Random weights of the published size: they cost what trained ones do. Decoded are chunks of three latents, as a stream
+brings them. diffusers takes one latent a call, which is how it decodes any clip; without it our own eager modules do
+the same. The engine's time holds what a session does with it: the copies of the caches and frames as bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import math
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rows import append_row
+from torch import Tensor, nn
+
+from seko_export.backends.aoti import compile_piece
+from seko_export.checkpoints.vae_keys import vae_diffusers_names, vae_shapes
+from seko_export.config import PRESETS, StreamConfig
+from seko_export.models.sampler import Schedule
+from seko_export.models.wan_vae import VaeConfig, VaeDecode, latent_statistics
+from seko_export.pieces import BuildConfig, Piece, make_pieces
+
+PIECES = ("vae_decode_first", "vae_decode")
+CHUNKS = 3  # decoded for the difference and, but for the first one, for eager's time
+BAR = 0.40  # of eager's time; the aim is 0.25
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An eager decoder of whole clips.
+
+    Parameters
+    ----------
+    name : str
+        What it is, for the row.
+    decode : callable
+        Latents [1, z, F, h, w] float32, normalised, to video [1, 3, T, H, W] in -1..1.
+    """
+
+    name: str
+    decode: Callable[[Tensor], Tensor]
+
+
+def main() -> None:
+    """Build the two engines, run them and the reference, append the rows."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, required=True, help="folder for the engines")
+    parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
+    parser.add_argument("--height", type=int, default=480)
+    parser.add_argument("--width", type=int, default=832)
+    parser.add_argument("--base-dim", type=int, default=VaeConfig().base_dim, help="24: LightVAE")
+    parser.add_argument("--repeats", type=int, default=20, help="steady chunks to time")
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    vae = VaeConfig(base_dim=options.base_dim)
+    stream = StreamConfig(options.height, options.width, chunk_frames=3, sink_frames=0, ring_frames=21)
+    scheme = "bf16" if device == "cuda" else "fp32"
+    config = BuildConfig(
+        PRESETS["self-forcing-1.3b"].model, stream, Schedule.warped(), scheme, device, vae=vae
+    )
+    shape = f"Wan VAE, base_dim {vae.base_dim}, {stream.height}x{stream.width}, 3 latents, {scheme}"
+
+    build_s = build(config, options.work)
+    weights = random_weights(vae)
+    latents = some_latents(config, CHUNKS).to(device)
+    with torch.no_grad():
+        compare(config, weights, latents, options, shape, build_s)
+
+
+def compare(
+    config: BuildConfig,
+    weights: dict[str, Tensor],
+    latents: Tensor,
+    options: argparse.Namespace,
+    shape: str,
+    build_s: dict[str, float],
+) -> None:
+    """Time engines and reference with cuDNN's heuristics and with its search; then compare pictures."""
+    pictures = None
+    for searched in (False, True):
+        torch.backends.cudnn.benchmark = searched
+        suffix = ", cudnn.benchmark" if searched else ""
+        session = EngineSession(config, weights, options.work)
+        begun = [session.decode(part).clone() for part in latents.split(3, dim=2)]
+        pictures = torch.cat(begun) if pictures is None else pictures
+        engine = {kind: timed(session.runs[kind], options.repeats) for kind in PIECES}
+        engine_peak = session.peak_bytes()
+        del session, begun
+        forget()
+
+        reference = eager_reference(config, weights, config.dtype)
+        eager, eager_peak = eager_times(reference, latents, max(2, options.repeats // 4))
+        name = reference.name
+        del reference
+        forget()
+        video_ms = 1000 * 4 * config.stream.chunk_frames / config.stream.fps
+        append_row(
+            options.rows,
+            "vae_vs_eager",
+            shape + suffix,
+            engine["vae_decode"] / eager["vae_decode"],
+            "engine / eager, a steady chunk",
+            None if searched else BAR,
+            reference=name,
+            engine_ms=engine["vae_decode"],
+            eager_ms=eager["vae_decode"],
+            first_engine_ms=engine["vae_decode_first"],
+            first_eager_ms=eager["vae_decode_first"],
+            real_time_factor=video_ms / engine["vae_decode"],
+            engine_peak_bytes=engine_peak,
+            eager_peak_bytes=eager_peak,
+            build_s=build_s,
+        )
+    torch.backends.cudnn.benchmark = False
+    if pictures is not None:
+        differences(config, weights, latents, pictures.cpu(), options.rows, shape)
+
+
+def differences(
+    config: BuildConfig,
+    weights: dict[str, Tensor],
+    latents: Tensor,
+    pictures: Tensor,
+    rows: Path,
+    shape: str,
+) -> None:
+    """Append how far the engines' pictures are from the reference in float32, beside the reference in their dtype."""
+    truth = eager_reference(config, weights, torch.float32)
+    wanted = levels(truth.decode(latents))
+    name = truth.name
+    del truth
+    forget()
+    same = eager_reference(config, weights, config.dtype)
+    beside = levels(same.decode(latents))
+    del same
+    forget()
+    error, allowed = rms(pictures.double(), wanted), rms(beside, wanted)
+    # FlashAttention's rule: twice the error of the same-dtype reference; pictures are rounded to levels beside.
+    append_row(
+        rows,
+        "vae_difference",
+        shape,
+        error,
+        "levels of 255, rms against float32",
+        2 * allowed + 1 / math.sqrt(12),
+        reference=name,
+        same_dtype_eager=allowed,
+        engine_against_same_dtype=rms(pictures.double(), beside),
+        contrast=float(wanted.std()),
+    )
+
+
+def build(config: BuildConfig, work: Path) -> dict[str, float]:
+    """Compile the two engines side by side and return the seconds of each."""
+    with ProcessPoolExecutor(len(PIECES), multiprocessing.get_context("spawn")) as pool:
+        started = {
+            name: pool.submit(compile_piece, config, name, str(work / f"{name}.pt2")) for name in PIECES
+        }
+        return {name: future.result() for name, future in started.items()}
+
+
+class EngineSession:
+    """The two engines with the buffers of one row, captured where there is a GPU.
+
+    Parameters
+    ----------
+    config : BuildConfig
+        The build.
+    weights : dict of str to Tensor
+        By Wan's names, on the CPU.
+    work : Path
+        Where the engines lie.
+    """
+
+    def __init__(self, config: BuildConfig, weights: dict[str, Tensor], work: Path) -> None:
+        self.device = config.device
+        self._decoded = 0  # chunks of the stream
+        if self.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        pieces = make_pieces(config)
+        self.buffers: dict[str, Tensor] = {}
+        self.tensors: dict[str, Tensor] = {}
+        self.runs: dict[str, Callable[[], None]] = {}
+        for name in PIECES:
+            piece = pieces[name]
+            for argument in (*piece.inputs, *piece.outputs):
+                place = torch.zeros(argument.shape, dtype=argument.dtype, device=self.device)
+                self.buffers.setdefault(argument.ref, place)
+            for argument in piece.parameters:
+                key = argument.ref.removeprefix("weight:vae.")
+                self.tensors.setdefault(argument.ref, weights[key].to(self.device, argument.dtype))
+            self.runs[name] = self._run_of(piece, work / f"{name}.pt2")
+        if self.device == "cuda":
+            self._capture()
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Return the pictures [T, H, W, 3] uint8 of the stream's next chunk [1, z, F, h, w]."""
+        name = PIECES[min(1, self._decoded)]
+        self._decoded += 1
+        self.buffers["buffer:decode.latents[row]"].copy_(latents[0])
+        self.runs[name]()
+        video = "video.first" if name == PIECES[0] else "video"
+        return self.buffers[f"buffer:{video}[row]"]
+
+    def peak_bytes(self) -> int:
+        """Most that was allocated on the GPU since the session began, weights and buffers included."""
+        return torch.cuda.max_memory_allocated() if self.device == "cuda" else 0
+
+    def _run_of(self, piece: Piece, package: Path) -> Callable[[], None]:
+        loader = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", True, 1, -1)
+        inputs = [self.tensors[a.ref] for a in piece.parameters] + [self.buffers[a.ref] for a in piece.inputs]
+        outputs = [self.buffers[a.ref] for a in piece.outputs]
+
+        def run() -> None:
+            for target, result in zip(outputs, loader.boxed_run(list(inputs)), strict=True):
+                target.copy_(result)
+
+        return run
+
+    def _capture(self) -> None:
+        stream = torch.cuda.Stream()
+        for name, run in list(self.runs.items()):
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(2):
+                    run()
+            torch.cuda.current_stream().wait_stream(stream)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                run()
+            self.runs[name] = graph.replay
+        torch.cuda.synchronize()
+
+
+def eager_reference(config: BuildConfig, weights: dict[str, Tensor], dtype: torch.dtype) -> Reference:
+    """Return diffusers' decoder with these weights, or ours called as diffusers calls its own."""
+    vae, device = config.vae or VaeConfig(), config.device
+    statistics = {n: t.to(device).view(-1, 1, 1, 1) for n, t in latent_statistics(vae, torch.float32).items()}
+
+    def unnormalised(latents: Tensor) -> Tensor:
+        return (latents * statistics["latents_std"] + statistics["latents_mean"]).to(dtype)
+
+    try:
+        import diffusers
+        from diffusers import AutoencoderKLWan
+    except ImportError as fault:
+        print(f"diffusers is not importable ({fault}): our own eager modules stand in", flush=True)
+        return Reference("own modules, eager, one latent a call", own_decoder(config, weights, dtype))
+    model = AutoencoderKLWan(base_dim=vae.base_dim)
+    names = vae_diffusers_names(vae)
+    model.load_state_dict({names[name]: weights[name] for name in names})
+    model.to(device, dtype).eval().requires_grad_(False)
+    return Reference(
+        f"diffusers {diffusers.__version__}, eager", lambda x: model.decode(unnormalised(x)).sample
+    )
+
+
+def own_decoder(
+    config: BuildConfig, weights: dict[str, Tensor], dtype: torch.dtype
+) -> Callable[[Tensor], Tensor]:
+    """Return our modules as a decoder of whole clips, one latent a call."""
+    vae = config.vae or VaeConfig()
+    halves: dict[bool, nn.Module] = {}
+    for first in (True, False):
+        half = VaeDecode(vae, first=first, frames=1, dtype=dtype).eval().requires_grad_(False)
+        half.load_state_dict({n: weights[n].to(half.state_dict()[n].dtype) for n in half.state_dict()})
+        halves[first] = half.to(config.device)
+
+    def decode(latents: Tensor) -> Tensor:
+        parts: list[Tensor] = []
+        caches: list[Tensor] = []
+        for latent in latents.split(1, dim=2):
+            video, *caches = halves[not parts](latent, *caches)
+            parts.append(video)
+        return torch.cat(parts, dim=2)
+
+    return decode
+
+
+def eager_times(reference: Reference, latents: Tensor, repeats: int) -> tuple[dict[str, float], int]:
+    """Return milliseconds of a first and of a steady chunk, and the most that was allocated.
+
+    A steady chunk is what each of them adds to the decoding of a clip: the public call alone is timed.
+    """
+    if latents.is_cuda:
+        torch.cuda.reset_peak_memory_stats()
+    chunk = latents.shape[2] // CHUNKS
+    first = timed(lambda: reference.decode(latents[:, :, :chunk]), repeats)
+    whole = timed(lambda: reference.decode(latents), repeats)
+    peak = torch.cuda.max_memory_allocated() if latents.is_cuda else 0
+    return {"vae_decode_first": first, "vae_decode": (whole - first) / (CHUNKS - 1)}, peak
+
+
+def timed(run: Callable[[], object], repeats: int) -> float:
+    """Return the median milliseconds of one call."""
+    for _ in range(2):
+        run()
+    times = []
+    for _ in range(repeats):
+        if torch.cuda.is_available():
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            run()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end))
+        else:
+            started = time.perf_counter()
+            run()
+            times.append(1e3 * (time.perf_counter() - started))
+    return statistics.median(times)
+
+
+def random_weights(vae: VaeConfig) -> dict[str, Tensor]:
+    """Return weights that keep activations near 1, by Wan's names, with the statistics of the latents."""
+    generator = torch.Generator().manual_seed(0)
+    weights = {}
+    for name, shape in vae_shapes(vae, "both").items():
+        noise = torch.randn(shape, generator=generator)
+        if name.endswith("gamma"):
+            weights[name] = 1 + 0.1 * noise
+        elif name.endswith("bias"):
+            weights[name] = 0.02 * noise
+        else:
+            weights[name] = noise * math.prod(shape[1:]) ** -0.5
+    return weights | latent_statistics(vae, torch.float32)
+
+
+def some_latents(config: BuildConfig, chunks: int) -> Tensor:
+    """Return [1, z, chunks*F, h, w] float32."""
+    s = config.stream
+    shape = (1, config.model.in_channels, chunks * s.chunk_frames, s.latent_height, s.latent_width)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+def levels(video: Tensor) -> Tensor:
+    """Return [T, H, W, 3] float64 in 0..255, not rounded, on the CPU, of [1, 3, T, H, W] in -1..1."""
+    return ((video[0].float().clamp(-1, 1) + 1) * 127.5).permute(1, 2, 3, 0).cpu().double()
+
+
+def rms(a: Tensor, b: Tensor) -> float:
+    """Return the root of the mean squared difference."""
+    return float((a - b).square().mean().sqrt())
+
+
+def forget() -> None:
+    """Give back what the last part held."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
