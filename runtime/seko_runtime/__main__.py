@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
-
 from seko_runtime import __version__
-from seko_runtime.artifact import OpenArtifact, open_artifact, read_manifest
-from seko_runtime.errors import NumericError, SekoRuntimeError, UsageError
-from seko_runtime.golden import ChunkError, error_row, verdict
-from seko_runtime.video import ChunkWriter, check_suffix
+from seko_runtime.artifact import open_artifact, read_manifest
+from seko_runtime.errors import NumericError, SekoRuntimeError
+from seko_runtime.golden import verdict
+from seko_runtime.run_command import run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,64 +29,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps(result, sort_keys=True))
     return 0
-
-
-def run(options: argparse.Namespace) -> dict[str, object]:
-    """Replay chunks into a file."""
-    check_suffix(options.output)
-    text = None if options.text is None else _load_text(options.text)
-    began = time.perf_counter()
-    with open_artifact(options.artifact, device=options.device) as artifact:
-        manifest, stream = artifact.manifest, artifact.manifest.stream
-        seeds = [options.seed + row for row in range(stream.batch)]
-        compared = _comparable_chunks(artifact, seeds, text is not None)
-        errors: list[ChunkError] = []
-        seconds: list[float] = []
-        with (
-            artifact.open_session(seeds=seeds, text=text) as session,
-            ChunkWriter(options.output, stream, options.chunks) as writer,
-        ):
-            open_s = time.perf_counter() - began
-            for number in range(options.chunks):
-                chunk_began = time.perf_counter()
-                latents = session.run_chunk().to_host()
-                seconds.append(time.perf_counter() - chunk_began)
-                writer.write(latents)
-                if number in compared:
-                    errors.append(artifact.chunk_error(number, latents))
-    steady = seconds[1:] or seconds  # the first chunk may pay for what is set up late
-    chunks_per_s = len(steady) / sum(steady)
-    video_s = stream.chunk_frames * stream.video_frames_per_latent / stream.fps
-    result: dict[str, object] = {
-        "artifact": str(options.artifact),
-        "digest": artifact.digest,
-        "output": str(options.output.resolve()),
-        "preview": writer.is_preview,
-        "chunks": options.chunks,
-        "seed": options.seed,
-        "open_s": open_s,
-        "first_chunk_s": seconds[0],
-        "chunks_per_s": chunks_per_s,
-        "realtime_factor": video_s * chunks_per_s,
-        "kv": {
-            "scheme": manifest.kv.scheme,
-            "pool_bytes": manifest.kv.pool_bytes,
-            "bf16_pool_bytes": manifest.kv.bf16_pool_bytes,
-        },
-        "errors": [error_row(error) for error in errors],
-    }
-    kind = "a linear preview of the latents, not decoded video" if writer.is_preview else "latents"
-    ratio = manifest.kv.pool_bytes / max(manifest.kv.bf16_pool_bytes, 1)
-    print(f"wrote    {result['output']} ({kind})")
-    print(
-        f"speed    {chunks_per_s:.2f} chunks/s, {video_s * chunks_per_s:.2f} x real time at {stream.fps} fps"
-    )
-    print(f"KV pool  {manifest.kv.pool_bytes} bytes ({manifest.kv.scheme}), {ratio:.4f} of bf16")
-    for error in errors:
-        print(f"error    {error}")
-    if not errors:
-        print("error    not compared: the golden was recorded with other seeds, text or chunks")
-    return result
 
 
 def verify(options: argparse.Namespace) -> dict[str, object]:
@@ -121,6 +61,13 @@ def info(options: argparse.Namespace) -> dict[str, object]:
     print(
         f"KV pool  {manifest.kv.pool_bytes} bytes ({manifest.kv.scheme}), bf16 {manifest.kv.bf16_pool_bytes}"
     )
+    text, video = manifest.text, manifest.video
+    if video is not None:
+        print(
+            f"video    {video.width}x{video.height}, {video.first_frames} frames, then {video.chunk_frames} a chunk"
+        )
+    if text is not None:
+        print(f"text     sentences of up to {text.tokens} tokens")
     return {
         "name": manifest.name,
         "digest": digest,
@@ -130,6 +77,8 @@ def info(options: argparse.Namespace) -> dict[str, object]:
         "arch": target.arch,
         "torch": target.torch,
         "kv": {"scheme": manifest.kv.scheme, "pool_bytes": manifest.kv.pool_bytes},
+        "text": None if text is None else {"tokens": text.tokens, "truncate": text.truncate},
+        "video": None if video is None else asdict(video),
         "files": {path: entry.size for path, entry in manifest.files.items()},
     }
 
@@ -153,7 +102,24 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--chunks", type=_positive, default=4, metavar="N")
             command.add_argument("--seed", type=int, default=0, metavar="S", help="row r gets S + r")
             command.add_argument(
+                "--prompt", metavar="TEXT", help="a sentence; the one of the golden without it"
+            )
+            command.add_argument(
+                "--prompts",
+                type=Path,
+                metavar="FILE.json",
+                help='prompts over time: [{"at_s": 0, "prompt": "..."}, {"at_s": 6.5, "prompt": ..., "recache": true}]',
+            )
+            command.add_argument(
                 "--text", type=Path, metavar="FILE.npy", help="text embeddings [B, tokens, dim]"
+            )
+            command.add_argument("--steps", type=_positive, metavar="N", help="denoise passes of a chunk")
+            command.add_argument("--shift", type=float, metavar="X", help="warp of their times")
+            command.add_argument(
+                "--image",
+                type=Path,
+                metavar="FILE",
+                help="start with a picture: .npy uint8, or with PyAV .png",
             )
             command.add_argument(
                 "-o", "--output", type=Path, required=True, metavar="FILE", help=".npy .y4m .mp4"
@@ -166,24 +132,6 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")
     return number
-
-
-def _load_text(path: Path) -> np.ndarray:
-    try:
-        text = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise UsageError(f"--text {path} is no .npy file of numbers: {str(error)[:120]}") from None
-    if not isinstance(text, np.ndarray) or text.dtype.kind not in "fiu":
-        raise UsageError(f"--text {path} holds no array of numbers")
-    return text.astype(np.float32)
-
-
-def _comparable_chunks(artifact: OpenArtifact, seeds: list[int], own_text: bool) -> frozenset[int]:
-    """Chunks whose golden was recorded with these seeds and the golden's text."""
-    golden = artifact.manifest.golden
-    if golden is None or own_text or list(golden.seeds) != seeds:
-        return frozenset()
-    return frozenset(golden.chunks)
 
 
 if __name__ == "__main__":

@@ -143,7 +143,10 @@ class OpenArtifact:
             raise SessionClosedError("the artifact is closed; open it again with open_artifact()")
         takes_text = any(buffer.name == TEXT_BUFFER for buffer in self.manifest.buffers)
         if text is None and prompt is None and takes_text:
-            text = self.golden_text()
+            golden = self.manifest.golden
+            if golden is not None and golden.text is None and self._prompt_ids is not None:
+                prompt = golden.prompt
+            text = self.golden_text() if prompt is None else None
         manifest, programs, weights = self.manifest, self._checked.programs, self._weights
         memory = self._backend.memory()
         if (steps, shift) != (None, None):

@@ -69,8 +69,8 @@ def resolve_programs(manifest: Manifest) -> Programs:
         If a shape or dtype is not the engine's.
     """
     tables = _Tables(manifest)
-    check_buffers(manifest, tables.buffers)
     _check_program_names(manifest)
+    check_buffers(manifest, tables.buffers)
     budget = MAX_RESOLVED_CALLS
     resolved: dict[str, tuple[tuple[ResolvedCall, ...], ...]] = {}
     for program, calls in manifest.programs.items():

@@ -335,6 +335,12 @@ class Session:
         )
 
     @property
+    def decodes_beside(self) -> bool:
+        """Whether a chunk is decoded while the next one is made."""
+        decoder = None if self._live is None else self._live.decoder
+        return decoder is not None and decoder.overlaps
+
+    @property
     def closed(self) -> bool:
         """Whether the session has ended."""
         return self._live is None

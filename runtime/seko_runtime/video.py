@@ -1,9 +1,9 @@
-"""Files of a run, written chunk by chunk: latents as .npy, a labelled linear preview as .y4m or .mp4. No VAE."""
+"""Files of a run, written chunk by chunk: latents as .npy, decoded video or a labelled preview as .y4m or .mp4."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import UsageError, VideoWriterError
-from seko_runtime.manifest import Stream
+from seko_runtime.manifest import Stream, Video
 
 SUFFIXES = (".npy", ".y4m", ".mp4")
 LABEL = "LATENT PREVIEW"
+CRF = "17"  # of x264, for decoded video: small pictures have no detail to lose
 CONTRAST = 0.22  # of full scale per standard deviation: two of them reach from grey to black or white
 # BT.601 full range, as JPEG and y4m's C444 use it: rows are Y, Cb, Cr.
 RGB_TO_YCBCR = np.array([[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]])
@@ -46,6 +47,8 @@ class ChunkWriter:
         Layout of the chunks.
     chunks : int
         How many will be written.
+    video : Video, optional
+        The manifest's: then ``.y4m`` and ``.mp4`` take decoded frames; without it they show a preview of the latents.
 
     Raises
     ------
@@ -55,23 +58,30 @@ class ChunkWriter:
         If the encoder or the folder is missing.
     """
 
-    def __init__(self, path: Path, stream: Stream, chunks: int) -> None:
+    def __init__(self, path: Path, stream: Stream, chunks: int, video: Video | None = None) -> None:
         check_suffix(path)
         self._path = path
+        self._stream = stream
         self._partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-        self.is_preview = path.suffix != ".npy"
+        self.is_preview = path.suffix != ".npy" and video is None
+        self.takes_frames = path.suffix != ".npy" and video is not None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._sink = _open_sink(path.suffix, self._partial, stream, chunks)
+            self._sink = _open_sink(path.suffix, self._partial, stream, chunks, video)
         except OSError as error:
             raise VideoWriterError(
                 f"{path} cannot be written: {error.strerror or error}; choose another -o"
             ) from None
 
-    def write(self, latents: NDArray[np.float32]) -> None:
-        """Append one chunk, float32 [B, C, F, h, w]."""
+    def write(self, chunk: NDArray[np.generic]) -> None:
+        """Append one chunk: uint8 [B, T, H, W, 3] if it `takes_frames`, else latents, float32 [B, C, F, h, w]."""
         try:
-            self._sink.write(latents)
+            if self.takes_frames:
+                self._sink.write(side_by_side(chunk.astype(np.uint8, copy=False)))
+            elif self.is_preview:
+                self._sink.write(preview_frames(chunk.astype(np.float32, copy=False), self._stream))
+            else:
+                self._sink.write([chunk])
         except OSError as error:
             raise VideoWriterError(f"{self._path}: {error.strerror or error}; is the disk full?") from None
 
@@ -94,7 +104,7 @@ class ChunkWriter:
 
 
 class _Sink(Protocol):
-    def write(self, latents: NDArray[np.float32]) -> None: ...
+    def write(self, pictures: Iterable[NDArray[Any]]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -103,6 +113,12 @@ def check_suffix(path: Path) -> None:
     """Raise UsageError unless a writer knows the suffix of ``path``."""
     if path.suffix not in SUFFIXES:
         raise UsageError(f"{path.name} ends in {path.suffix!r}, expected one of {', '.join(SUFFIXES)}")
+
+
+def side_by_side(frames: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
+    """Yield uint8 [H, B * W, 3] of decoded frames [B, T, H, W, 3]: the rows of the batch beside each other."""
+    for pictures in frames.swapaxes(0, 1):
+        yield np.concatenate(list(pictures), axis=1)
 
 
 def preview_frames(latents: NDArray[np.float32], stream: Stream) -> Iterator[NDArray[np.uint8]]:
@@ -135,12 +151,14 @@ def preview_frames(latents: NDArray[np.float32], stream: Stream) -> Iterator[NDA
             yield picture
 
 
-def _open_sink(suffix: str, path: Path, stream: Stream, chunks: int) -> _Sink:
+def _open_sink(suffix: str, path: Path, stream: Stream, chunks: int, video: Video | None) -> _Sink:
     if suffix == ".npy":
         return _NpySink(path, stream, chunks)
+    size = (stream.height, stream.width) if video is None else (video.height, video.width)
+    height, width = size[0], size[1] * stream.batch
     if suffix == ".y4m":
-        return _Y4mSink(path, stream)
-    return _Mp4Sink(path, stream)
+        return _Y4mSink(path, height, width, stream.fps, preview=video is None)
+    return _Mp4Sink(path, height, width, stream.fps, preview=video is None)
 
 
 class _NpySink:
@@ -153,9 +171,10 @@ class _NpySink:
         self._array: Any = formats.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
         self._next = 0
 
-    def write(self, latents: NDArray[np.float32]) -> None:
-        self._array[self._next] = latents
-        self._next += 1
+    def write(self, pictures: Iterable[NDArray[Any]]) -> None:
+        for latents in pictures:
+            self._array[self._next] = latents
+            self._next += 1
 
     def close(self) -> None:
         self._array.flush()
@@ -165,16 +184,14 @@ class _NpySink:
 class _Y4mSink:
     """YUV4MPEG2, 4:4:4, full range."""
 
-    def __init__(self, path: Path, stream: Stream) -> None:
-        self._stream = stream
+    def __init__(self, path: Path, height: int, width: int, fps: int, *, preview: bool) -> None:
         self._file: BinaryIO = path.open("wb")
-        width = stream.width * stream.batch
-        comment = LABEL.replace(" ", "_")
-        header = f"YUV4MPEG2 W{width} H{stream.height} F{stream.fps}:1 Ip A1:1 C444 XCOLORRANGE=FULL XSEKO={comment}\n"
+        comment = f" XSEKO={LABEL.replace(' ', '_')}" if preview else ""
+        header = f"YUV4MPEG2 W{width} H{height} F{fps}:1 Ip A1:1 C444 XCOLORRANGE=FULL{comment}\n"
         self._file.write(header.encode("ascii"))
 
-    def write(self, latents: NDArray[np.float32]) -> None:
-        for picture in preview_frames(latents, self._stream):
+    def write(self, pictures: Iterable[NDArray[Any]]) -> None:
+        for picture in pictures:
             planes = np.einsum("hwk,pk->phw", picture.astype(np.float64), RGB_TO_YCBCR)
             planes[1:] += 128
             self._file.write(b"FRAME\n" + np.clip(planes.round(), 0, 255).astype(np.uint8).tobytes())
@@ -186,7 +203,7 @@ class _Y4mSink:
 class _Mp4Sink:
     """H.264 through PyAV."""
 
-    def __init__(self, path: Path, stream: Stream) -> None:
+    def __init__(self, path: Path, height: int, width: int, fps: int, *, preview: bool) -> None:
         try:
             import av
         except ImportError:
@@ -194,15 +211,16 @@ class _Mp4Sink:
                 "writing .mp4 needs PyAV, which is not installed; write a .y4m, or pip install 'seko-runtime[video]'"
             ) from None
         self._av: Any = av
-        self._stream = stream
         self._container: Any = av.open(str(path), mode="w", format="mp4")
-        self._container.metadata["comment"] = LABEL
-        self._video: Any = self._container.add_stream("libx264", rate=Fraction(stream.fps))
-        self._video.width, self._video.height = stream.width * stream.batch, stream.height
+        if preview:
+            self._container.metadata["comment"] = LABEL
+        options = {} if preview else {"crf": CRF}
+        self._video: Any = self._container.add_stream("libx264", rate=Fraction(fps), options=options)
+        self._video.width, self._video.height = width, height
         self._video.pix_fmt = "yuv420p"
 
-    def write(self, latents: NDArray[np.float32]) -> None:
-        for picture in preview_frames(latents, self._stream):
+    def write(self, pictures: Iterable[NDArray[Any]]) -> None:
+        for picture in pictures:
             frame = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
             self._container.mux(self._video.encode(frame))
 

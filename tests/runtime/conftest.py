@@ -17,7 +17,8 @@ from seko_runtime.manifest import Manifest, Target
 from seko_runtime.manifest_reader import parse_manifest
 from seko_runtime.session import Session
 
-from . import toy
+from . import toy, toy_whole
+from .eager_backend import EagerBackend, write_whole
 
 Edit = Callable[[Path, Callable[[Manifest], Manifest]], None]
 
@@ -56,6 +57,13 @@ def artifact(built_toy: Path, tmp_path: Path) -> Path:
     copy = tmp_path / "toy"
     shutil.copytree(built_toy, copy)
     return copy
+
+
+@pytest.fixture
+def whole_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The whole toy's artifact, opened without native code."""
+    monkeypatch.setattr("seko_runtime.artifact.open_backend", lambda *_: EagerBackend())
+    return write_whole(tmp_path / "whole", toy_whole.whole_manifest(golden=toy_whole.GOLDEN))
 
 
 @pytest.fixture

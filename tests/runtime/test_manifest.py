@@ -21,13 +21,22 @@ from seko_runtime.manifest import Call, FileEntry, Manifest
 from seko_runtime.manifest_reader import parse_manifest
 from seko_runtime.programs_check import resolve_programs
 
-from . import toy
+from . import toy, toy_whole
 
 
 def whole_manifest(**changes: object) -> Manifest:
-    manifest = toy.toy_manifest(golden=toy.GOLDEN, **changes)
+    return listed(toy.toy_manifest(golden=toy.GOLDEN, **changes))
+
+
+def listed(manifest: Manifest) -> Manifest:
+    """With an entry for every file that a table names."""
     paths = {weight.file for weight in manifest.weights} | {engine.file for engine in manifest.engines}
+    paths |= set() if manifest.text is None else {manifest.text.tokenizer}
     return replace(manifest, files={path: FileEntry("0" * 64, 1) for path in {*paths, toy.GOLDEN.file}})
+
+
+def with_video(**changes: object) -> Manifest:
+    return listed(toy_whole.whole_manifest(2, golden=replace(toy_whole.GOLDEN, seeds=(0, 1)), **changes))
 
 
 def as_table(manifest: Manifest) -> Any:
@@ -39,10 +48,10 @@ def read(table: object) -> Manifest:
 
 
 def test_json_round_trip_is_exact_and_deterministic() -> None:
-    manifest = whole_manifest()
-    document = manifest.to_json()
-    assert parse_manifest(document) == manifest
-    assert parse_manifest(document).to_json() == document
+    for manifest in (whole_manifest(), with_video()):
+        document = manifest.to_json()
+        assert parse_manifest(document) == manifest
+        assert parse_manifest(document).to_json() == document
     assert (
         whole_manifest(producer={"b": "ü", "a": "1"}).to_json()
         == whole_manifest(producer={"a": "1", "b": "ü"}).to_json()
@@ -69,14 +78,16 @@ def test_a_newer_format_is_named_before_anything_else_is_read() -> None:
     ["/etc/passwd", "../x", "a/../b", "a//b", "./a", "a\\b", "", "a/", "a\0b", "a\nb", "x" * 300, "a/."],
 )
 def test_a_path_that_is_no_plain_relative_one_is_refused_wherever_it_stands(path: str) -> None:
-    for place in ("weight", "engine", "golden", "files"):
-        table = as_table(whole_manifest())
+    for place in ("weight", "engine", "golden", "files", "text"):
+        table = as_table(with_video())
         if place == "weight":
             table["weights"][0]["file"] = path
         elif place == "engine":
             table["engines"][0]["file"] = path
         elif place == "golden":
             table["golden"]["file"] = path
+        elif place == "text":
+            table["text"]["tokenizer"] = path
         else:
             table["files"][path] = {"sha256": "0" * 64, "size": 1}
         with pytest.raises(PathEscapeError, match="expected a relative path"):
@@ -92,7 +103,7 @@ def _places(value: object, path: tuple[object, ...] = ()) -> list[tuple[object, 
     return found
 
 
-PLACES = _places(as_table(whole_manifest()))
+PLACES = _places(as_table(with_video()))
 JUNK = st.one_of(
     st.none(),
     st.booleans(),
@@ -105,12 +116,12 @@ JUNK = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(st.sampled_from(PLACES), JUNK, st.booleans())
 def test_whatever_stands_anywhere_the_answer_is_a_manifest_or_a_manifest_error(
     place: tuple[Any, ...], junk: object, remove: bool
 ) -> None:
-    table = as_table(whole_manifest())
+    table = as_table(with_video())
     if not place:
         table = junk
     else:
@@ -271,3 +282,152 @@ def test_a_golden_seed_that_no_session_takes_is_refused(seed: int) -> None:
     table["golden"]["seeds"] = [seed]
     with pytest.raises(ManifestError, match=r"golden\.seeds"):
         read(table)
+
+
+def renamed(manifest: Manifest, name: str, **changes: Any) -> tuple[Any, ...]:
+    """The manifest's buffers with one of them changed; ``drop`` takes it out."""
+    if changes.get("drop"):
+        return tuple(one for one in manifest.buffers if one.name != name)
+    return tuple(replace(one, **changes) if one.name == name else one for one in manifest.buffers)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("given_frames", {"shape": (1,)}, "chunk buffer given_frames"),
+        ("given_frames", {"dtype": "int32"}, "chunk buffer given_frames"),
+        ("given_frames", {"drop": True}, "belong together"),
+        ("given.latents", {"drop": True}, "belong together"),
+        ("given.latents", {"dtype": "bfloat16"}, "buffer given.latents is prompt bfloat16"),
+        ("given.latents", {"role": "state"}, "buffer given.latents is state"),
+        (
+            "text.ids",
+            {"shape": (1, 6)},
+            "buffer text.ids is prompt int64 [1, 6], expected prompt int64 [1, 5]",
+        ),
+        ("text.ids", {"shape": (2, 5)}, "buffer text.ids"),
+        ("text.ids", {"dtype": "int32"}, "buffer text.ids"),
+        ("text.ids", {"drop": True}, "buffer text.ids is not there"),
+        ("text.encoded", {"shape": (2, 5, 4)}, "buffer text.encoded"),
+        ("text.encoded", {"dtype": "float16"}, "buffer text.encoded"),
+        ("text.embeddings", {"drop": True}, "needs the buffer text.embeddings"),
+        ("image", {"shape": (8, 24, 4)}, "buffer image is prompt uint8 [8, 24, 4]"),
+        ("image", {"shape": (8,)}, "buffer image"),
+        ("image", {"dtype": "float32"}, "buffer image"),
+        ("image", {"drop": True}, "buffer image is not there"),
+        ("image.latents", {"shape": (4, 2, 1, 3)}, "buffer image.latents"),
+        ("decode.latents", {"shape": (2, 4, 3, 1, 3)}, "buffer decode.latents"),
+        ("decode.latents", {"role": "state"}, "buffer decode.latents"),
+        ("decode.latents", {"drop": True}, "buffer decode.latents is not there"),
+        ("video", {"shape": (2, 9, 8, 24, 3)}, "buffer video is"),
+        ("video", {"dtype": "float32"}, "buffer video is"),
+        ("video.first", {"shape": (2, 8, 8, 24, 3)}, "buffer video.first is"),
+        ("vae.cache.00", {"shape": (1, 2, 1, 3, 4)}, "axis 0 is not the 2 rows"),
+        ("vae.cache.00", {"shape": ()}, "axis 0 is not the 2 rows"),
+    ],
+)
+def test_a_buffer_of_text_pictures_or_video_that_does_not_fit(
+    name: str, changes: dict[str, Any], words: str
+) -> None:
+    manifest = with_video()
+    resolve_programs(manifest)
+    with pytest.raises(ProgramError) as caught:
+        resolve_programs(replace(manifest, buffers=renamed(manifest, name, **changes)))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("program", "old", "new", "words"),
+    [
+        ("decode", "buffer:video[row]", "buffer:video", "is taken whole"),
+        ("decode", "buffer:decode.latents[row]", "buffer:latents", "role state"),
+        ("decode", "buffer:vae.cache.00[row]", "buffer:vae.cache.00[pass]", "names a pass outside"),
+        ("decode", "buffer:vae.cache.00[row]", "weight:vae.cache.00[row]", "names a row"),
+        ("decode", "buffer:vae.cache.00[row]", "buffer:vae.cache.00[row][row]", "float32"),
+        ("begin", "buffer:seeds", "buffer:seeds[row]", "names a row"),
+        ("prompt", "buffer:prompt.mean", "buffer:prompt.mean[row]", "names a row"),
+        ("begin", "buffer:given.latents", "buffer:decode.latents", "runs beside it"),
+        ("text", "buffer:text.encoded", "buffer:text.embeddings", ""),
+        ("decode_first", "buffer:video.first[row]", "buffer:video[row]", "video"),
+    ],
+)
+def test_a_reference_that_only_other_programs_may_have(program: str, old: str, new: str, words: str) -> None:
+    manifest = with_video()
+    calls = tuple(
+        replace(
+            call,
+            inputs=tuple(new if ref == old else ref for ref in call.inputs),
+            outputs=tuple(new if ref == old else ref for ref in call.outputs),
+        )
+        for call in manifest.programs[program]
+    )
+    assert calls != manifest.programs[program]
+    with pytest.raises((ProgramError, EngineSignatureError)) as caught:
+        resolve_programs(replace(manifest, programs={**manifest.programs, program: calls}))
+    assert words in str(caught.value)
+
+
+def test_decoding_writes_its_own_buffers_alone_and_not_what_it_is_fed_with() -> None:
+    manifest = with_video()
+    engine = toy.EngineSpec(
+        "feed",
+        "engines/copy.pt2",
+        manifest.engines[0].inputs[:1],
+        (toy.TensorSpec("y", (4, 2, 1, 3), "float32"),),
+    )
+    engine = replace(engine, inputs=(toy.TensorSpec("x", (4, 2, 1, 3), "float32"),))
+    call = Call("feed", ("buffer:decode.latents[row]",), ("buffer:decode.latents[row]",))
+    programs = {**manifest.programs, "decode": (*manifest.programs["decode"], call)}
+    with pytest.raises(ProgramError, match=r"writes buffer decode.latents, which the host fills"):
+        resolve_programs(replace(manifest, engines=(*manifest.engines, engine), programs=programs))
+
+
+@pytest.mark.parametrize(
+    ("changes", "drop", "words"),
+    [
+        ({"text": None}, None, "table text and the program text belong together"),
+        ({}, "text", "table text and the program text belong together"),
+        ({"video": None}, None, "table video and the program decode belong together"),
+        ({}, "decode", "one of decode_first and decode"),
+        ({}, "decode_first", "one of decode_first and decode"),
+    ],
+)
+def test_a_table_and_its_programs_are_there_together(
+    changes: dict[str, Any], drop: str | None, words: str
+) -> None:
+    manifest = with_video()
+    programs = {name: calls for name, calls in manifest.programs.items() if name != drop}
+    with pytest.raises(ProgramError, match=words):
+        resolve_programs(replace(manifest, programs=programs, **changes))
+
+
+def test_a_golden_of_video_needs_video_and_a_batch_without_end_is_refused() -> None:
+    golden = replace(toy.GOLDEN, video_step=2)
+    with pytest.raises(ProgramError, match="makes no video"):
+        resolve_programs(replace(whole_manifest(), golden=golden))
+    manifest = with_video()
+    huge = replace(manifest, stream=replace(manifest.stream, batch=1 << 31), golden=None)
+    with pytest.raises(ProgramError):
+        resolve_programs(huge)
+
+
+@pytest.mark.parametrize(
+    ("table", "field", "value"),
+    [
+        ("text", "cleaning", "ours"),
+        ("text", "tokens", 0),
+        ("text", "pad_id", -1),
+        ("text", "truncate", 1),
+        ("video", "first_frames", 0),
+        ("video", "width", 1.5),
+        ("schedule", "shift", 0),
+        ("schedule", "shift", "5"),
+        ("golden", "video_step", -1),
+        ("golden", "prompt", "a\nb"),
+    ],
+)
+def test_new_fields_have_bounds(table: str, field: str, value: object) -> None:
+    whole = as_table(with_video())
+    whole[table][field] = value
+    with pytest.raises(ManifestError, match=field):
+        read(whole)

@@ -1,0 +1,66 @@
+"""The whole toy as a folder, opened by a backend of plain callables: an artifact without a compiler. No tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.manifest import Manifest
+from seko_runtime.memory import Engine, Memory
+
+from . import toy, toy_whole
+
+
+class EagerBackend:
+    """`seko_runtime.backends.Backend` over the toy's modules; engine files are not looked at."""
+
+    def memory(self) -> Memory:
+        return CpuMemory()
+
+    def load_engines(self, manifest: Manifest, files: Mapping[str, memoryview]) -> Mapping[str, Engine]:
+        assert {engine.file for engine in manifest.engines} <= set(files)
+        return toy_whole.eager_engines()
+
+    def stats(self) -> Mapping[str, int]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+def write_whole(folder: Path, manifest: Manifest) -> Path:
+    """Write weights, tokenizer, goldens from the eager modules and, where none are, stand-ins for engines."""
+    for engine in manifest.engines:
+        path = folder / engine.file
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"a stand-in for " + engine.name.encode())
+    weights = {name: tensor.numpy() for name, tensor in toy_whole.whole_weights().items()}
+    for file in {weight.file for weight in manifest.weights}:
+        named = [weight.name for weight in manifest.weights if weight.file == file]
+        toy.write_safetensors(folder / file, {name: weights[name] for name in named})
+    (folder / "text").mkdir()
+    (folder / toy_whole.TOKENIZER).write_bytes(toy_whole.tokenizer_json())
+    toy.write_safetensors(folder / toy_whole.GOLDEN.file, golden_tensors())
+    manifest = replace(manifest, files=toy.file_entries(folder))
+    (folder / "manifest.json").write_bytes(manifest.to_json())
+    return folder
+
+
+def golden_tensors() -> dict[str, Any]:
+    """What the eager modules make of the golden's prompt and seed."""
+    golden, step = toy_whole.GOLDEN, toy_whole.GOLDEN.video_step
+    tensors: dict[str, Any] = {}
+    with toy_whole.open_whole(seeds=golden.seeds) as session:
+        tensors["text"] = session._check_open().buffers["text.embeddings"].numpy().copy()
+        for number in range(golden.chunks[-1] + 1):
+            chunk = session.run_chunk()
+            if number in golden.chunks:
+                tensors[f"latents.{number}"] = chunk.to_host()
+                tensors[f"video.{number}"] = np.ascontiguousarray(chunk.video()[:, :, ::step, ::step])
+    return tensors

@@ -1,0 +1,247 @@
+"""An artifact with text, pictures and video: open, verify, and the command line from a sentence to a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seko_runtime import errors
+from seko_runtime.__main__ import main
+from seko_runtime.artifact import open_artifact
+from seko_runtime.manifest import Manifest
+from seko_runtime.run_command import load_schedule
+
+from . import toy, toy_whole
+from .conftest import Edit
+from .toy_whole import CHUNK_VIDEO, FIRST_FRAMES, HEIGHT, WIDTH, open_whole
+
+Run = Callable[..., dict[str, object]]
+
+
+@pytest.fixture
+def run(whole_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    def go(*options: str, goal: str = "out.y4m") -> dict[str, object]:
+        arguments = [
+            "run",
+            str(whole_folder),
+            "--chunks",
+            "4",
+            "-o",
+            str(tmp_path / goal),
+            "--json",
+            *options,
+        ]
+        assert main(arguments) == 0, capsys.readouterr().err
+        result = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert isinstance(result, dict)
+        return result
+
+    return go
+
+
+def y4m_frames(path: Path) -> list[bytes]:
+    header, _, content = path.read_bytes().partition(b"\n")
+    assert header == f"YUV4MPEG2 W{WIDTH} H{HEIGHT} F16:1 Ip A1:1 C444 XCOLORRANGE=FULL".encode()
+    size = len(b"FRAME\n") + 3 * HEIGHT * WIDTH
+    assert len(content) % size == 0
+    return [content[place : place + size] for place in range(0, len(content), size)]
+
+
+def test_verify_compares_the_video_and_tells_another_decoder(
+    whole_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with open_artifact(whole_folder) as artifact:
+        found = artifact.verify()
+        assert [(one.chunk, one.video, one.within) for one in found] == [(0, 0.0, True), (3, 0.0, True)]
+    real = toy_whole.decode_frames
+
+    def drifting(*inputs: object, first: bool) -> object:
+        picture, last, total = real(*inputs, first=first)  # type: ignore[arg-type]
+        return picture, last, total * 0.5
+
+    monkeypatch.setattr(toy_whole, "decode_frames", drifting)
+    with open_artifact(whole_folder) as artifact:
+        first, later = artifact.verify()
+        assert first.within
+        assert not later.within
+        assert later.golden <= later.tolerance
+
+
+def test_a_golden_video_of_another_shape_is_refused(whole_folder: Path, edit_manifest: Edit) -> None:
+    edit_manifest(whole_folder, lambda one: replace(one, golden=replace(toy_whole.GOLDEN, video_step=3)))
+    with pytest.raises(errors.WeightShapeError, match=r"video\.0"):
+        open_artifact(whole_folder)
+
+
+def test_run_writes_decoded_frames_and_reports_them(run: Run, tmp_path: Path) -> None:
+    result = run()
+    frames = y4m_frames(tmp_path / "out.y4m")
+    assert result["video_frames"] == len(frames) == FIRST_FRAMES + 3 * CHUNK_VIDEO
+    assert result["preview"] is False
+    assert result["prompt_cache"] == {"hits": 0, "misses": 0}
+    assert [row["chunk"] for row in result["errors"]] == [0, 3]  # type: ignore[attr-defined]
+    assert result["first_frame_s"] >= result["first_chunk_s"] > 0  # type: ignore[operator]
+    assert result["passes"] == toy.PASSES
+
+
+def test_run_with_a_prompt_is_the_session_with_that_prompt(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    assert run("--prompt", "a blue  ring", goal="a.npy")["errors"] == []
+    with open_whole(prompt="a blue ring") as session:
+        wanted = np.stack([session.run_chunk().to_host() for _ in range(4)])
+    assert np.array_equal(np.load(tmp_path / "a.npy"), wanted)
+
+
+def test_a_schedule_changes_prompts_at_the_chunks_that_begin_late_enough(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    schedule = [
+        {"at_s": 0, "prompt": "a blue ring"},
+        {"at_s": (FIRST_FRAMES + 1) / 16, "prompt": "a red disc", "recache": True},
+        {"at_s": 100, "prompt": "never"},
+    ]
+    (tmp_path / "prompts.json").write_text(json.dumps(schedule))
+    result = run("--prompts", str(tmp_path / "prompts.json"), goal="a.npy")
+    assert result["prompt_cache"] == {"hits": 0, "misses": 2}
+    with open_whole(prompt="a blue ring") as session:
+        wanted = [session.run_chunk().to_host() for _ in range(2)]
+        session.set_prompt("a red disc", recache=True)
+        wanted += [session.run_chunk().to_host() for _ in range(2)]
+    assert np.array_equal(np.load(tmp_path / "a.npy"), np.stack(wanted))
+
+
+def test_run_with_a_picture_begins_with_it(run: Run, tmp_path: Path) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8)
+    np.save(tmp_path / "image.npy", image)
+    assert run("--image", str(tmp_path / "image.npy"), goal="a.npy")["errors"] == []
+    latents = np.load(tmp_path / "a.npy")
+    with open_whole(image=image) as session:
+        assert np.array_equal(latents[0], session.run_chunk().to_host())
+
+
+def test_a_png_is_read_as_the_array_it_holds(tmp_path: Path) -> None:
+    av = pytest.importorskip("av")
+    from seko_runtime.run_command import load_image
+
+    image = np.random.default_rng(1).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8)
+    with av.open(str(tmp_path / "a.png"), "w", format="image2") as container:
+        stream = container.add_stream("png", rate=1)
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "rgb24"
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        container.mux(stream.encode(None))
+    assert np.array_equal(load_image(tmp_path / "a.png"), image)
+    (tmp_path / "b.png").write_bytes(b"no picture")
+    with pytest.raises(errors.UsageError, match="is no picture"):
+        load_image(tmp_path / "b.png")
+
+
+def test_steps_and_shift_change_the_passes(run: Run, tmp_path: Path) -> None:
+    same = run(goal="a.npy")
+    again = run("--steps", str(toy.PASSES), goal="b.npy")
+    assert same["passes"] == again["passes"] == toy.PASSES
+    assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "b.npy").read_bytes()
+    fewer = run("--steps", "1", "--shift", "3", goal="c.npy")
+    assert fewer["passes"] == 1
+    assert (tmp_path / "a.npy").read_bytes() != (tmp_path / "c.npy").read_bytes()
+
+
+def test_a_session_of_other_passes_beside_one_of_the_artifacts_own(whole_folder: Path) -> None:
+    with open_artifact(whole_folder) as artifact, artifact.open_session() as own:
+        expected = [own.run_chunk().to_host().tobytes() for _ in range(4)]
+        with artifact.open_session() as again, artifact.open_session(steps=1) as other:
+            assert other.manifest.schedule.denoise_passes == 1
+            got = []
+            for _ in range(4):
+                got.append(again.run_chunk().to_host().tobytes())
+                assert other.run_chunk().to_host().tobytes() != got[-1]
+        assert got == expected
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--prompt", "a", "--text", "x.npy"],
+        ["--prompts", "missing.json"],
+        ["--image", "missing.npy"],
+        ["--text", "missing.npy"],
+        ["--shift", "-1"],
+        ["--shift", "nan"],
+    ],
+)
+def test_options_that_cannot_be_meant_are_usage_errors_and_leave_nothing(
+    whole_folder: Path,
+    tmp_path: Path,
+    options: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    goal = tmp_path / "out.y4m"
+    assert main(["run", str(whole_folder), "-o", str(goal), *options]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+    assert not goal.exists()
+    assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b'[{"at_s": 0}]',
+        b'[{"at_s": "0", "prompt": "a"}]',
+        b'[{"at_s": -1, "prompt": "a"}]',
+        b'[{"at_s": 1, "prompt": "a"}, {"at_s": 1, "prompt": "b"}]',
+        b'[{"at_s": 0, "prompt": "a", "recashe": true}]',
+        b'[{"at_s": NaN, "prompt": "a"}]',
+        b"[" * 100_000,
+    ],
+    ids=range(10),
+)
+def test_what_is_no_schedule_of_prompts(tmp_path: Path, document: bytes) -> None:
+    (tmp_path / "it.json").write_bytes(document)
+    with pytest.raises(errors.UsageError, match="--prompts"):
+        load_schedule(tmp_path / "it.json")
+
+
+def test_info_tells_what_may_be_given(whole_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(whole_folder), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["text"] == {"tokens": toy.TEXT_TOKENS, "truncate": True}
+    assert result["video"]["first_frames"] == FIRST_FRAMES
+
+
+def test_without_a_golden_text_its_prompt_is_the_default(whole_folder: Path, edit_manifest: Edit) -> None:
+    pytest.importorskip("tokenizers")
+
+    def drop(manifest: Manifest) -> Manifest:
+        return replace(manifest, golden=replace(toy_whole.GOLDEN, text=None))
+
+    edit_manifest(whole_folder, drop)
+    with open_artifact(whole_folder) as artifact:
+        assert all(error.within for error in artifact.verify())
+
+
+def test_a_missing_tokenizer_file_and_one_that_the_table_lacks(
+    whole_folder: Path,
+    edit_manifest: Edit,
+) -> None:
+    document = (whole_folder / "manifest.json").read_bytes()
+    (whole_folder / toy_whole.TOKENIZER).unlink()
+    with pytest.raises(errors.MissingFileError, match="tokenizer"):
+        open_artifact(whole_folder)
+    edit_manifest(whole_folder, lambda one: one)
+    with pytest.raises(errors.ManifestError, match=r"tokenizer.json' is used but has no entry"):
+        open_artifact(whole_folder)
+    (whole_folder / "manifest.json").write_bytes(document)
+
+
+def test_memory_of_a_session_that_cannot_open_is_given_back(whole_folder: Path) -> None:
+    with open_artifact(whole_folder) as artifact:
+        with pytest.raises(errors.UsageError, match="expected 1 to 1024"):
+            artifact.open_session(steps=0)
+        artifact.open_session()
