@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,9 +46,28 @@ def built_cuda_toy(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
         pytest.skip("no CUDA device")
     folder = tmp_path_factory.mktemp("artifacts") / f"toy-{request.param}"
     (build_packages if request.param == "aoti" else save_programs)(folder, "cuda")
+    manifest = toy.toy_manifest(golden=toy.GOLDEN, backend=request.param, target=cuda_target())
+    return finish_artifact(folder, manifest)
+
+
+@pytest.fixture(scope="session", params=["aoti", "compile"])
+def built_cuda_whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The whole toy's artifact of two rows for this machine's GPU, by each backend."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    folder = tmp_path_factory.mktemp("artifacts") / f"whole-{request.param}"
+    manifest = toy_whole.whole_manifest(2, backend=request.param, target=cuda_target())
+    manifest = replace(manifest, golden=replace(toy_whole.GOLDEN, seeds=(0, 1)))
+    (build_packages if request.param == "aoti" else save_programs)(
+        folder, "cuda", toy_whole.MODULES, manifest
+    )
+    return write_whole(folder, manifest)
+
+
+def cuda_target() -> Target:
+    """This machine's GPU."""
     arch = "sm_{}{}".format(*torch.cuda.get_device_capability())
-    target = Target("cuda", arch, torch.__version__.split("+")[0], torch.version.cuda)
-    return finish_artifact(folder, toy.toy_manifest(golden=toy.GOLDEN, backend=request.param, target=target))
+    return Target("cuda", arch, torch.__version__.split("+")[0], torch.version.cuda)
 
 
 @pytest.fixture
@@ -78,28 +97,38 @@ def edit_manifest() -> Edit:
     return edit
 
 
-def build_packages(folder: Path, device: str) -> None:
+def build_packages(
+    folder: Path,
+    device: str,
+    modules: Mapping[str, Callable[[], torch.nn.Module]] = toy.MODULES,
+    manifest: Manifest | None = None,
+) -> None:
     """Compile each toy engine to an AOTInductor package."""
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         pytest.skip("no C++ compiler: AOTInductor cannot build its packages")
     (folder / "engines").mkdir(parents=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, while it compiles
-        for name, module in toy.MODULES.items():
+        for name, module in modules.items():
             torch._inductor.aoti_compile_and_package(
-                torch.export.export(module(), toy.example_inputs(name, device)),
+                torch.export.export(module(), toy.example_inputs(name, device, manifest)),
                 package_path=str(folder / f"engines/{name}.pt2"),
                 inductor_configs={"aot_inductor.compile_wrapper_opt_level": "O0"},
             )
 
 
-def save_programs(folder: Path, device: str) -> None:
+def save_programs(
+    folder: Path,
+    device: str,
+    modules: Mapping[str, Callable[[], torch.nn.Module]] = toy.MODULES,
+    manifest: Manifest | None = None,
+) -> None:
     """Save each toy engine as an exported program."""
     (folder / "engines").mkdir(parents=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name, module in toy.MODULES.items():
-            program = torch.export.export(module(), toy.example_inputs(name, device))
+        for name, module in modules.items():
+            program = torch.export.export(module(), toy.example_inputs(name, device, manifest))
             torch.export.save(program, folder / f"engines/{name}.pt2")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.manifest import Manifest
+from seko_runtime.manifest import Golden, Manifest
 from seko_runtime.memory import Engine, Memory
 
 from . import toy, toy_whole
@@ -40,23 +40,26 @@ def write_whole(folder: Path, manifest: Manifest) -> Path:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"a stand-in for " + engine.name.encode())
-    weights = {name: tensor.numpy() for name, tensor in toy_whole.whole_weights().items()}
+    weights = {
+        name: tensor.numpy() for name, tensor in toy_whole.whole_weights(manifest.stream.batch).items()
+    }
     for file in {weight.file for weight in manifest.weights}:
         named = [weight.name for weight in manifest.weights if weight.file == file]
         toy.write_safetensors(folder / file, {name: weights[name] for name in named})
     (folder / "text").mkdir()
     (folder / toy_whole.TOKENIZER).write_bytes(toy_whole.tokenizer_json())
-    toy.write_safetensors(folder / toy_whole.GOLDEN.file, golden_tensors())
+    if manifest.golden is not None:
+        toy.write_safetensors(folder / manifest.golden.file, golden_tensors(manifest.golden))
     manifest = replace(manifest, files=toy.file_entries(folder))
     (folder / "manifest.json").write_bytes(manifest.to_json())
     return folder
 
 
-def golden_tensors() -> dict[str, Any]:
-    """What the eager modules make of the golden's prompt and seed."""
-    golden, step = toy_whole.GOLDEN, toy_whole.GOLDEN.video_step
+def golden_tensors(golden: Golden) -> dict[str, Any]:
+    """What the eager modules make of the golden's prompt and seeds."""
+    step = golden.video_step
     tensors: dict[str, Any] = {}
-    with toy_whole.open_whole(seeds=golden.seeds) as session:
+    with toy_whole.open_whole(len(golden.seeds), seeds=golden.seeds) as session:
         tensors["text"] = session._check_open().buffers["text.embeddings"].numpy().copy()
         for number in range(golden.chunks[-1] + 1):
             chunk = session.run_chunk()

@@ -254,9 +254,12 @@ def file_entries(folder: Path) -> dict[str, FileEntry]:
 GOLDEN = Golden("golden/golden.safetensors", (0,), (0, 3), 1e-5, text="text")
 
 
-def example_inputs(engine: str, device: str = "cpu") -> tuple[torch.Tensor, ...]:
-    """Zeros of an engine's signature at batch 1, to trace it with."""
-    spec = next(one for one in toy_manifest().engines if one.name == engine)
+def example_inputs(
+    engine: str, device: str = "cpu", manifest: Manifest | None = None
+) -> tuple[torch.Tensor, ...]:
+    """Zeros of an engine's signature, at batch 1 without a manifest, to trace it with."""
+    engines = (toy_manifest() if manifest is None else manifest).engines
+    spec = next(one for one in engines if one.name == engine)
     return tuple(
         torch.zeros(one.shape, dtype=getattr(torch, one.dtype), device=device) for one in spec.inputs
     )

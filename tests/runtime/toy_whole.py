@@ -104,9 +104,8 @@ class DecodeFirst(torch.nn.Module):
     """decode_first: the first chunk of a stream, without a past."""
 
     def forward(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return decode_frames(
-            latents, torch.zeros(2, ROWS, COLUMNS, CHANNELS), torch.zeros(1, 1, 1, CHANNELS), first=True
-        )
+        last = torch.zeros(2, ROWS, COLUMNS, CHANNELS, device=latents.device)
+        return decode_frames(latents, last, torch.zeros(1, 1, 1, CHANNELS, device=latents.device), first=True)
 
 
 class Decode(torch.nn.Module):
@@ -139,7 +138,6 @@ def decode_frames(
     latents: torch.Tensor, last: torch.Tensor, total: torch.Tensor, *, first: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Frames [T, H, W, 3] uint8 and the next caches of latents [C, F, h, w]."""
-    last, total = last.to(latents.device), total.to(latents.device)
     x = latents.permute(1, 2, 3, 0)  # [F, h, w, C]
     history = torch.cat((last, x))
     pictures = []

@@ -127,6 +127,7 @@ class CudaLane:
 
     Per chunk: the memory's stream waits for `_read`, copies, records `_fed`; the lane's stream waits for `_fed`, works,
     records `_read`. A wait takes the event as it was last recorded when the wait is queued, so one of each is enough.
+    Nothing needs `record_stream`: what both streams touch is allocated once and freed after both were waited for.
     """
 
     def __init__(self, memory: CudaMemory, *, beside: bool) -> None:
@@ -180,7 +181,11 @@ class _PinnedFrames(HostFrames):
     """Pinned host blocks, filled by copies on a lane's stream."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], depth: int, stream: torch.cuda.Stream) -> None:
-        super().__init__(tensors, depth, pinned=True)
+        blocks = [
+            {name: pinned(torch.zeros(one.shape, dtype=one.dtype)) for name, one in tensors.items()}
+            for _ in range(depth)
+        ]
+        super().__init__(tensors, blocks)
         self._stream = stream
         self._copied = [_cuda.Event() for _ in range(depth)]
 
@@ -240,7 +245,7 @@ class _PinnedBlock:
         places, total = block_places({spec.name: spec.nbytes for spec in specs})
         self._stream = stream
         self._target = torch.zeros(total, dtype=torch.uint8, device=device)
-        self._sources = [torch.zeros(total, dtype=torch.uint8).pin_memory() for _ in range(CHUNKS_IN_FLIGHT)]
+        self._sources = [pinned(torch.zeros(total, dtype=torch.uint8)) for _ in range(CHUNKS_IN_FLIGHT)]
         self._copied = [_cuda.Event() for _ in range(CHUNKS_IN_FLIGHT)]
         self._turn = 0
 
@@ -266,6 +271,11 @@ class _PinnedBlock:
     def send(self) -> None:
         self._target.copy_(self._sources[self._turn], non_blocking=True)
         self._copied[self._turn].record(self._stream)
+
+
+def pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy of a host tensor in page-locked memory, which the device can reach without the host."""
+    return tensor.pin_memory()
 
 
 def block_places(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:

@@ -117,7 +117,7 @@ class CpuLane:
         return self._memory.capture(work)
 
     def frame_blocks(self, tensors: Mapping[str, torch.Tensor], depth: int) -> FrameBlocks:
-        return HostFrames(tensors, depth, pinned=False)
+        return HostFrames(tensors, [_like(tensors) for _ in range(depth)])
 
     def close(self) -> None:
         pass
@@ -126,15 +126,11 @@ class CpuLane:
 class HostFrames:
     """Ring of host tensors that pictures are copied into; `seko_runtime.memory.FrameBlocks`."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], depth: int, *, pinned: bool) -> None:
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], blocks: Sequence[Mapping[str, torch.Tensor]]
+    ) -> None:
         self._sources = dict(tensors)
-        self._blocks = [
-            {
-                name: torch.zeros(one.shape, dtype=one.dtype, pin_memory=pinned)
-                for name, one in tensors.items()
-            }
-            for _ in range(depth)
-        ]
+        self._blocks = blocks
         self._arrays: list[dict[str, NDArray[np.uint8]]] = [
             {name: one.numpy() for name, one in block.items()} for block in self._blocks
         ]
@@ -149,6 +145,10 @@ class HostFrames:
 
     def wait(self, turn: int) -> Mapping[str, NDArray[np.uint8]]:
         return self._arrays[turn]
+
+
+def _like(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: torch.zeros(one.shape, dtype=one.dtype) for name, one in tensors.items()}
 
 
 class _SharedBlock:
