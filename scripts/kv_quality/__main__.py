@@ -16,14 +16,13 @@ from scripts.kv_quality.activations import (
     calibrate,
     capture,
     errors,
-    first_full_chunk,
-    places,
     scales_of,
 )
 from scripts.kv_quality.compare import WINDOW_CHUNKS, compare
-from scripts.kv_quality.ideas import STREAMED, Contender, find, ideas, schemes
+from scripts.kv_quality.ideas import STREAMED, find, ideas, schemes
 from scripts.kv_quality.sample import Sample, draw_prompts, open_sample
-from scripts.kv_quality.streams import run_stream, with_format
+from scripts.kv_quality.streams import first_full_chunk, places, run_stream, with_format
+from seko_kernels.kv_formats import KvFormat
 
 CALIBRATION_SEED = 1  # of training scenes; what is measured is held out, of seed 0
 CALIBRATION_NOISE = (
@@ -94,20 +93,20 @@ def _measure(options: argparse.Namespace, sample: Sample) -> None:
     layout = places(captured, options.capture_chunk)
     plots.draw_activations(options.pictures, seen, layout)
     table = {}
-    for contender in [*schemes(build), *ideas(build)]:
-        show(f"attention error of {contender.name}")
-        found = errors(contender, seen, layout, statistics)
-        report.append_activations(options.rows, contender, found, options.capture_chunk, rows)
-        table[contender.name] = (contender.form.bits_per_number, found)
-    plots.draw_attention_errors(options.pictures, table, {c.name for c in schemes(build)})
+    for form in [*schemes(build), *ideas(build)]:
+        show(f"attention error of {form.name}")
+        found = errors(form, seen, layout, statistics)
+        report.append_activations(options.rows, form, found, options.capture_chunk, rows)
+        table[form.name] = (form.bits_per_number, found)
+    plots.draw_attention_errors(options.pictures, table, {form.name for form in schemes(build)})
 
     latents = {build.kv_scheme: _streams(options, sample, text, None, statistics)}
     bits = {}
-    for contender in streamed:
-        show(f"streams with {contender.name}")
-        name = contender.name if contender.name != build.kv_scheme else f"{contender.name} again"
-        latents[name] = _streams(options, sample, text, contender, statistics)
-        bits[name] = contender.form.bits_per_number
+    for form in streamed:
+        show(f"streams with {form.name}")
+        name = form.name if form.name != build.kv_scheme else f"{form.name} again"
+        latents[name] = _streams(options, sample, text, form, statistics)
+        bits[name] = form.bits_per_number
     after, judged = compare(sample, latents, build.kv_scheme, prompts, options.chunks, options.device, show)
     report.append_streams(options.rows, build.kv_scheme, after, judged, bits)
     plots.draw_streams(options.pictures, latents, build.kv_scheme, sample.stream.chunk_frames, after)
@@ -131,16 +130,16 @@ def _streams(
     options: argparse.Namespace,
     sample: Sample,
     text: Tensor,
-    contender: Contender | None,
+    form: KvFormat | None,
     statistics: list[LayerStatistics],
 ) -> Tensor:
-    """Return latents [prompts, C, frames, h, w]: exact, or with a contender's cache."""
+    """Return latents [prompts, C, frames, h, w]: with the exact cache, or a format's."""
     made = []
     for rows in torch.arange(len(text)).split(options.batch):
         config = sample.build(len(rows), options.device)
         scales = None
-        if contender is not None:
-            config, scales = with_format(config, contender.form), scales_of(contender, statistics)
+        if form is not None:
+            config, scales = with_format(config, form), scales_of(form, statistics)
         made.append(run_stream(sample, config, text[rows], rows.tolist(), options.chunks[-1], scales))
     return torch.cat(made)
 

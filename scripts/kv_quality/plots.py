@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scripts.kv_quality.activations import Places, Seen
+from scripts.kv_quality.activations import Seen
 from scripts.kv_quality.compare import WARMUP_CHUNKS, After, error_by_chunk
 from scripts.kv_quality.report import PSNR_BAR, PSNR_BAR_CHUNKS, Activations
 from scripts.kv_quality.sample import Sample, decoded
+from scripts.kv_quality.streams import Places
 
 SHEET_PROMPTS = 6
 _BINS = np.linspace(-8, 8, 129)
@@ -55,7 +56,7 @@ def draw_activations(folder: Path, seen: Sequence[Seen], layout: Places) -> None
 def draw_attention_errors(
     folder: Path, table: dict[str, tuple[float, Activations]], shipped: set[str]
 ) -> None:
-    """Draw the attention error of every contender, the layers as points; the shipped schemes are marked."""
+    """Draw the attention error of every format, the layers as points; the shipped schemes are marked."""
     names = sorted(table, key=lambda name: -float(np.mean(table[name][1]["attention"])))
     with _figure(folder / "kv-attention-error.png", 1, 1, 7.5, 0.24 * len(names) + 1) as axes:
         for place, name in enumerate(names):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from scripts.bench.rows import append_row
 from scripts.kv_quality.compare import WINDOW_CHUNKS, After, Judged
-from scripts.kv_quality.ideas import Contender
 from scripts.kv_quality.measures import spread
+from seko_kernels.kv_formats import KvFormat
 
 PSNR_BAR, PSNR_BAR_CHUNKS = 30.0, 7  # dB against the exact stream, at least
 FOLLOWING_BAR = 0.5  # points below the exact stream, at most
@@ -16,20 +16,20 @@ _PLACES = 5
 Activations = dict[str, list[float]]  # relative errors a layer: of k, v, attention
 
 
-def append_activations(file: Path, contender: Contender, found: Activations, chunk: int, rows: int) -> None:
-    """Append the row of one contender's errors on captured activations."""
+def append_activations(file: Path, form: KvFormat, found: Activations, chunk: int, rows: int) -> None:
+    """Append the row of one format's errors on captured activations."""
     layers = found["attention"]
     append_row(
         file,
         "kv_attention_error",
-        f"sample, {contender.name}",
+        f"sample, {form.name}",
         sum(layers) / len(layers),
         "relative error of the attention's output, mean of layers",
         None,
         layers=_rounded(layers),
         k_error=_rounded(found["k"]),
         v_error=_rounded(found["v"]),
-        bits_per_number=round(contender.form.bits_per_number, 4),
+        bits_per_number=round(form.bits_per_number, 4),
         captured=f"exact stream, chunk {chunk}, all passes, {rows} prompts",
     )
 

@@ -14,8 +14,10 @@ from torch.overrides import TorchFunctionMode
 
 from scripts.kv_quality.sample import Sample
 from seko_export.golden import eager_session
+from seko_export.models.causal_dit import rotary_tables, rotate
 from seko_export.pieces import BuildConfig
 from seko_kernels.kv_formats import KvFormat
+from seko_runtime.ring import Ring
 
 Scales = list[dict[str, Tensor]]  # a layer each: the constants of a format
 
@@ -30,6 +32,31 @@ class TrialBuild(BuildConfig):
     def kv(self) -> KvFormat:
         """The cache format."""
         return super().kv if self.form is None else self.form
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where things stand in the cache at one chunk.
+
+    Parameters
+    ----------
+    cos, sin : Tensor
+        [1, N, D/2], the rotary tables of what each token of the cache holds.
+    chunk : Tensor
+        [N] bool, the tokens of the chunk itself.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    chunk: Tensor
+
+    def unrotated(self, k: Tensor) -> Tensor:
+        """Return keys [B, N, H, D] float32 as they were before RoPE."""
+        return rotate(k.float(), self.cos, -self.sin)
+
+    def rotated(self, k: Tensor) -> Tensor:
+        """Return keys [B, N, H, D] after RoPE."""
+        return rotate(k.float(), self.cos, self.sin)
 
 
 def with_format(config: BuildConfig, form: KvFormat) -> TrialBuild:
@@ -70,9 +97,42 @@ def run_stream(
     made = []
     with eager_session(config, weights, text, seeds) as session:
         for chunk in range(chunks):
+            _turn(weights, config, chunk)
             with _watched(config, chunk, watch):
                 made.append(torch.from_numpy(session.run_chunk().to_host()))
     return torch.cat(made, dim=2)
+
+
+def places(config: BuildConfig, chunk: int) -> Places:
+    """Return the cache's layout while chunk number ``chunk`` is made; a place not yet filled counts as frame 0."""
+    s = config.stream
+    ring = Ring(s.sink_frames, s.ring_frames, s.chunk_frames)
+    first = chunk * s.chunk_frames
+    end = first + s.chunk_frames
+    held = dict.fromkeys(range(s.cache_frames), 0)
+    for frame in (*range(min(s.sink_frames, end)), *range(max(0, end - s.ring_frames), end)):
+        held[ring.slot(frame)] = frame
+    frames = torch.tensor([list(held.values())])
+    cos, sin = (t.to(config.device) for t in rotary_tables(frames, config.model, s))
+    own = torch.zeros(s.cache_frames, dtype=torch.bool)
+    own[ring.write_slots(first)] = True
+    return Places(cos, sin, own.repeat_interleave(s.frame_tokens).to(config.device))
+
+
+def first_full_chunk(config: BuildConfig) -> int:
+    """Return the number of the first chunk that evicts a frame."""
+    return -(-config.stream.cache_frames // config.stream.chunk_frames)
+
+
+def _turn(weights: Mapping[str, Tensor], config: BuildConfig, chunk: int) -> None:
+    """Renew the rotary tables that a format on trial takes as scales; the session reads these very tensors."""
+    tables = [name for name in weights if name.endswith((".kv.place_cos", ".kv.place_sin"))]
+    if tables:
+        layout = places(config, chunk)
+        for name in tables:
+            weights[name].copy_(layout.cos[0] if name.endswith("cos") else layout.sin[0])
+        if config.device == "cuda":
+            torch.cuda.synchronize()  # the session works on a stream of its own
 
 
 @contextmanager

@@ -13,12 +13,14 @@ import torch
 from safetensors.torch import save_file
 
 from scripts.kv_quality import __main__ as script
-from scripts.kv_quality.activations import LayerStatistics, capture, errors, places
-from scripts.kv_quality.ideas import Contender, find, ideas, schemes
+from scripts.kv_quality.activations import LayerStatistics, capture, errors
+from scripts.kv_quality.ideas import find, ideas, schemes
 from scripts.kv_quality.measures import PSNR_CEILING, psnr, relative_error, spread, ssim
 from scripts.kv_quality.plots import draw_activations
+from scripts.kv_quality.roundings import Rounding, e2m1
 from scripts.kv_quality.sample import Sample, open_sample
-from scripts.kv_quality.trial_formats import TRICKS, Channels, Rounding, TrialKv, e2m1, hadamard
+from scripts.kv_quality.streams import places, run_stream, with_format
+from scripts.kv_quality.trial_formats import TRICKS, Channels, TrialKv, hadamard
 from scripts.train_sample.text import make_encoder, save_tokenizer, text_config
 from scripts.train_sample.train_vae import Vae, init_vae
 from seko_export.checkpoints.random import write_random_checkpoint
@@ -107,7 +109,7 @@ def test_a_chunk_that_sees_itself_exactly_is_exact_until_it_reads_the_cache(samp
         layer.add({name: torch.randn(1, 50, MODEL.heads, MODEL.head_dim) for name in ("k", "v", "before")})
     plain, kept = find(["fp4", "fp4 chunk-exact"], sample.build(1, "cpu"))
     exact, stored, seen = (
-        script._streams(options, sample, text, contender, statistics) for contender in (None, plain, kept)
+        script._streams(options, sample, text, form, statistics) for form in (None, plain, kept)
     )
     assert exact.shape == (3, 16, 6, 12, 12)
     first = slice(STREAM.chunk_frames)
@@ -133,9 +135,9 @@ def test_captured_activations_and_their_pictures(sample, tmp_path):
     statistics = [LayerStatistics() for _ in range(MODEL.layers)]
     for one in seen:
         statistics[one.layer].add({"k": one.k, "v": one.v, "before": layout.unrotated(one.k)})
-    exact = Contender(TrialKv("exact", 2, 32, torch.float32, 108, STREAM.cache_tokens, EXACT, EXACT))
+    exact = TrialKv("exact", 2, 32, torch.float32, 108, STREAM.cache_tokens, EXACT, EXACT)
     assert errors(exact, seen, layout, statistics) == {name: [0.0] * 2 for name in ("k", "v", "attention")}
-    plain = Contender(TrialKv("fp4", 2, 32, torch.float32, 108, STREAM.cache_tokens, e2m1(16), e2m1(16)))
+    plain = TrialKv("fp4", 2, 32, torch.float32, 108, STREAM.cache_tokens, e2m1(16), e2m1(16))
     assert errors(plain, seen, layout, statistics) == errors(schemes(config)[0], seen, layout, statistics)
 
     for folder in (tmp_path / "a", tmp_path / "b"):
@@ -144,16 +146,38 @@ def test_captured_activations_and_their_pictures(sample, tmp_path):
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
 
 
-@pytest.mark.parametrize("chunk", [3, 4, 11])
+@pytest.mark.parametrize("chunk", [0, 1, 3, 4, 11])
 def test_places_are_where_the_ring_wrote(sample, chunk):
     ring, held = Ring(STREAM.sink_frames, STREAM.ring_frames, STREAM.chunk_frames), {}
     for first in range(0, (chunk + 1) * STREAM.chunk_frames, STREAM.chunk_frames):
         held |= {slot: first + i for i, slot in enumerate(ring.write_slots(first))}
     layout = places(sample.build(1, "cpu"), chunk)
-    frames = torch.tensor([[held[slot] for slot in range(STREAM.cache_frames)]])
+    frames = torch.tensor([[held.get(slot, 0) for slot in range(STREAM.cache_frames)]])
     assert torch.equal(layout.cos, rotary_tables(frames, MODEL, STREAM)[0])
-    own = torch.tensor([held[slot] // STREAM.chunk_frames == chunk for slot in range(STREAM.cache_frames)])
+    own = torch.tensor(
+        [held.get(slot, -1) // STREAM.chunk_frames == chunk for slot in range(STREAM.cache_frames)]
+    )
     assert torch.equal(layout.chunk, own.repeat_interleave(STREAM.frame_tokens))
+
+
+@pytest.mark.parametrize(
+    ("tricks", "turned"), [(("turning-mean",), True), (("before-rope", "k-mean"), True), (("k-mean",), False)]
+)
+def test_a_stream_turns_the_means_to_where_its_keys_stand(sample, tricks, turned):
+    nothing = Rounding(lambda x, _: torch.zeros_like(x), 4)  # so that a read gives the mean alone
+    form = TrialKv("none", 2, 32, torch.float32, 108, STREAM.cache_tokens, nothing, EXACT, tricks)
+    config, mean = sample.build(1, "cpu"), torch.rand(2, 32)
+    channels = Channels(mean.abs(), mean)
+    scales = [form.constants(channels, channels, channels)] * MODEL.layers
+    chunk, seen = 4, []
+    run_stream(
+        sample, with_format(config, form), torch.zeros(1, 48, 32), [0], chunk + 1, scales,
+        lambda number, _pass, _layer, _q, k, _v: seen.append(k.clone()) if number == chunk else None,
+    )  # fmt: skip
+    everywhere = mean.expand(1, STREAM.cache_tokens, 2, 32)
+    expected = places(config, chunk).rotated(everywhere) if turned else everywhere
+    for k in seen:
+        torch.testing.assert_close(k, expected)
 
 
 @pytest.mark.parametrize("trick", TRICKS)
@@ -162,8 +186,9 @@ def test_a_trick_around_no_rounding_changes_nothing(trick):
     form = TrialKv("exact", 2, 32, torch.float32, 2, 10, EXACT, EXACT, (trick,))
     k, v = torch.randn(2, 20, 2, 32)
     caches = {c.name: torch.zeros(20, *c.token_shape, dtype=c.dtype) for c in form.cache_tensors}
-    channels = [Channels(x.abs().amax(0), x.mean(0), x.std(0)) for x in (k, v)]
-    scales = form.constants(*channels)
+    channels = [Channels(x.abs().amax(0), x.mean(0)) for x in (k, k.flip(0), v)]
+    angles = torch.rand(10, 16)
+    scales = form.constants(*channels) | {"place_cos": angles.cos(), "place_sin": angles.sin()}
     assert {s.name: (s.shape, s.dtype) for s in form.scale_tensors} == {
         name: (tuple(t.shape), t.dtype) for name, t in scales.items()
     }
@@ -243,12 +268,13 @@ def test_ssim_is_skimages():
 
 def test_what_cannot_be_measured_is_refused(folder, sample, tmp_path):
     config = sample.build(1, "cpu")
-    assert len({contender.name for contender in ideas(config)}) == len(ideas(config))
-    for name in ("fp5", "fp4 k-mean before-rope"):
-        with pytest.raises(ValueError, match=f"no stream can be run with '{name}'"):
-            find([name], config)
+    assert len({form.name for form in ideas(config)}) == len(ideas(config))
+    with pytest.raises(ValueError, match="no format 'fp5'"):
+        find(["fp5"], config)
     with pytest.raises(ValueError, match="no trick 'k-median'"):
         TrialKv("fp4", 2, 32, torch.float32, 0, 10, EXACT, EXACT, ("k-median",))
+    with pytest.raises(ValueError, match="leave the other two out"):
+        TrialKv("fp4", 2, 32, torch.float32, 0, 10, EXACT, EXACT, ("turning-mean", "k-mean"))
     paths = ["--sample", str(folder), "--rows", str(tmp_path / "r"), "--pictures", str(tmp_path)]
     for odd in (["--chunks", "8,20"], ["--chunks", "7,7"], ["--chunks", "7", "--capture-chunk", "2"]):
         with pytest.raises(ValueError, match=odd[-2]):
