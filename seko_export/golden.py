@@ -37,11 +37,12 @@ LIVE_TEXT_TOKENS = 24  # the rest of the text is zero padding, as a short prompt
 
 # How far an engine may be from the eager model over a golden chunk, as |a - b| / |b|. The two sum in other orders,
 # and a chunk is five passes that feed on each other; with a quantised cache a rounding can also flip a code.
-# Measured: float32 2.4e-7, bfloat16 at full size 1.3e-2 (docs/LOG.md). Planted faults in the tiny model give 0.02 (a
-# stale ring) to 0.14 (layers swapped; docs/benchmarks/cpu.jsonl): too little for bfloat16's bound to see. So the cache
-# is recorded too: there the same faults give 1 or more, in any format.
+# Measured: float32 2.4e-7 with random weights, 1.8e-5 with the sample's trained ones; bfloat16 at full size 1.3e-2
+# (docs/LOG.md). Planted faults in the tiny model give 0.02 (a stale ring) to 0.14 (layers swapped;
+# docs/benchmarks/cpu.jsonl): too little for bfloat16's bound to see. So the cache is recorded too: there the same
+# faults give 1 or more, in any format.
 TOLERANCES = {
-    torch.float32: {"exact": 1e-5, "lossy": 1e-3},
+    torch.float32: {"exact": 1e-4, "lossy": 1e-3},
     torch.bfloat16: {"exact": 4e-2, "lossy": 4e-2},
 }
 # Root mean square difference of the decoded frames, in levels of 255. They are rounded to whole levels, and in bfloat16

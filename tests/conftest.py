@@ -38,20 +38,32 @@ class Built:
 
 @pytest.fixture(scope="session")
 def fp4(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The sample with an FP4 cache, AOTInductor engines, one row."""
-    return _build(tmp_path_factory.mktemp("fp4") / "artifact", "--fp4-kv")
+    """The tiny model with an FP4 cache, AOTInductor engines, one row."""
+    return build_tiny(tmp_path_factory.mktemp("fp4") / "artifact", "--fp4-kv")
 
 
 @pytest.fixture(scope="session")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The sample with an exact cache, `torch.compile` engines, two rows of 32x32 pixels."""
-    return _build(tmp_path_factory.mktemp("rows") / "artifact", "--backend", "compile", *ROWS_LAYOUT)
+    """The tiny model with an exact cache, `torch.compile` engines, two rows of 32x32 pixels."""
+    return build_tiny(tmp_path_factory.mktemp("rows") / "artifact", "--backend", "compile", *ROWS_LAYOUT)
 
 
-def _build(goal: Path, *options: str) -> Built:
+def build_tiny(goal: Path, *options: str) -> Built:
+    """Run `seko-export build --preset tiny` for the CPU; skip where there is no compiler."""
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         pytest.skip("no C++ compiler: nothing can be built here")
-    command = [SEKO_EXPORT, "build", *options, "--target", "cpu", "-o", str(goal), "--json"]
+    command = [
+        SEKO_EXPORT,
+        "build",
+        "--preset",
+        "tiny",
+        *options,
+        "--target",
+        "cpu",
+        "-o",
+        str(goal),
+        "--json",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return Built(goal, json.loads(done.stdout.splitlines()[-1]), done)

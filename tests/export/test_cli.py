@@ -95,6 +95,7 @@ def test_inspect(fp4, invoke):
     text = invoke("inspect", fp4.folder)
     assert text.exit_code == 0
     assert {line.split()[0] for line in text.stdout.splitlines()} == set(report)
+    assert report["text"] is report["video"] is None
 
 
 def test_verify(fp4, invoke):
@@ -139,9 +140,11 @@ def test_doctor(invoke, monkeypatch):
 
 def test_help_names_every_option_of_the_issue(invoke):
     text = invoke("build", "--help").stdout
+    for option in ("vae", "text-encoder", "tokenizer"):
+        assert f"--{option} " in text
     for option in ("preset", "kv", "fp4-kv", "backend", "target", "height", "width", "chunk-frames"):
         assert f"--{option} " in text
-    for option in ("sink-frames", "ring-frames", "batch", "json", "force"):
+    for option in ("sink-frames", "ring-frames", "batch", "json", "force", "no-vae", "no-text"):
         assert f"--{option} " in text
 
 
@@ -211,17 +214,24 @@ def test_no_artifact(tmp_path, invoke, command):
         (["--sink-frames", "30"], USAGE, ["--sink-frames 30", "--ring-frames 6", "36", "N minus the sink"]),
         (["--chunk-frames", "7"], USAGE, ["chunk of 7", "ring of 6", "raise --ring-frames"]),
         (["--ring-frames", "2"], USAGE, ["chunk of 3", "ring of 2"]),
-        (["--preset", "huge"], USAGE, ["'huge'", "tiny, self-forcing-1.3b, wan-14b"]),
+        (["--preset", "huge"], USAGE, ["'huge'", "sample, tiny, self-forcing-1.3b, wan-14b"]),
         (["--kv", "int3"], USAGE, ["'int3'", "bf16, fp4"]),
         (["--backend", "onnx"], USAGE, ["'onnx'", "aoti, compile, tensorrt"]),
         (["--target", "sm_x"], USAGE, ["'sm_x'", "auto, cpu or sm_NN"]),
         (["--fp4-kv", "--kv", "bf16"], USAGE, ["--fp4-kv", "--kv bf16"]),
+        (["--vae", "x", "--no-vae"], USAGE, ["--vae x", "--no-vae"]),
+        (["--text-encoder", "x", "--no-text"], USAGE, ["--text-encoder x", "--no-text"]),
+        (["--tokenizer", "x", "--no-text"], USAGE, ["--tokenizer x", "--no-text"]),
+        (["--tokenizer", "x"], USAGE, ["--tokenizer x", "--text-encoder"]),
+        (["--vae", "absent"], CHECKPOINT, ["absent", "Wan VAE"]),
+        (["--text-encoder", "absent"], CHECKPOINT, ["absent", "umt5"]),
         (["--backend", "tensorrt"], ENVIRONMENT, ["tensorrt", "cannot be built", "--backend aoti"]),
         (["--target", "sm_70"], ENVIRONMENT, ["sm_70", "this machine has"]),
     ],
 )
 def test_options_that_cannot_be(workplace, invoke, options, code, words):
-    assert_refused(invoke("build", *options, "-o", workplace / "out/x"), code, *words)
+    result = invoke("build", "--preset", "tiny", *options, "-o", workplace / "out/x")
+    assert_refused(result, code, *words)
     assert_nothing_left(workplace)
 
 
@@ -265,8 +275,14 @@ def test_outputs_that_cannot_be(workplace, invoke, fp4):
     thesis.mkdir()
     (thesis / "chapter.txt").write_text("years of work")
     for force in ([], ["--force"]):
-        assert_refused(invoke("build", *force, "-o", thesis), USAGE, "thesis", "is no artifact", "another -o")
-    assert_refused(invoke("build", "-o", fp4.folder), USAGE, "exists already", "--force")
+        assert_refused(
+            invoke("build", "--preset", "tiny", *force, "-o", thesis),
+            USAGE,
+            "thesis",
+            "is no artifact",
+            "another -o",
+        )
+    assert_refused(invoke("build", "--preset", "tiny", "-o", fp4.folder), USAGE, "exists already", "--force")
     assert (thesis / "chapter.txt").read_text() == "years of work"
     assert_nothing_left(workplace)
 
@@ -275,7 +291,7 @@ def test_outputs_that_cannot_be(workplace, invoke, fp4):
 def test_an_output_that_cannot_be_written(workplace, invoke, parent):
     (workplace / "file").write_text("x")
     goal = Path(parent.replace("FILE", str(workplace / "file")), "x")
-    result = invoke("build", "--target", "cpu", "-o", goal)
+    result = invoke("build", "--preset", "tiny", "--target", "cpu", "-o", goal)
     assert_refused(result, ENVIRONMENT, "cannot be written", "another -o")
     assert_nothing_left(workplace)
 
@@ -283,7 +299,7 @@ def test_an_output_that_cannot_be_written(workplace, invoke, parent):
 def test_a_compiler_that_fails(workplace, invoke, monkeypatch):
     """Found after the workers were started: they are ended."""
     monkeypatch.setenv("CXX", "false")
-    result = invoke("build", "--target", "cpu", "-o", workplace / "out/x")
+    result = invoke("build", "--preset", "tiny", "--target", "cpu", "-o", workplace / "out/x")
     assert_refused(result, ENVIRONMENT, "cannot build a shared library", "set CXX")
     assert_nothing_left(workplace)
 
@@ -374,5 +390,5 @@ def rewrite_manifest(folder: Path) -> None:
 def test_targets_are_the_machines_own(invoke, monkeypatch, workplace):
     """A GPU's arch that this machine has not: the sentence names both."""
     monkeypatch.setattr(environment, "local_gpu_arch", lambda: "sm_89")
-    result = invoke("build", "--target", "sm_90", "-o", workplace / "out/x")
+    result = invoke("build", "--preset", "tiny", "--target", "sm_90", "-o", workplace / "out/x")
     assert_refused(result, ENVIRONMENT, "sm_90", "a GPU of sm_89")

@@ -1,0 +1,208 @@
+"""An artifact with text encoder and VAE: its engines against their modules, its frames against the clip at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from seko_export.config import PRESETS, StreamConfig
+from seko_export.errors import NumericError
+from seko_export.golden import (
+    GOLDEN_PROMPT,
+    TOLERANCES,
+    VIDEO_TOLERANCES,
+    eager_session,
+    encoded_text,
+    video_step,
+)
+from seko_export.lowering.agree import LEVELS, check_agrees, random_inputs
+from seko_export.models.sampler import Schedule
+from seko_export.models.wan_vae import VaeDecode, VaeEncode
+from seko_export.pieces import BuildConfig, FlatModule, make_pieces
+from seko_export.sources import prompt_ids
+from seko_runtime import open_artifact
+from seko_runtime.manifest_reader import parse_manifest
+from tests.export.media_files import TEXT, VAE, write_tokenizer
+from tests.export.test_cli import NUMERIC, last_json, rewrite_manifest
+from tests.tolerances import VAE as VAE_BAR
+from tests.tolerances import relative_error
+
+TINY = PRESETS["tiny"]
+STREAM = StreamConfig(32, 32, 3, 1, 6, batch=2)
+CONFIG = BuildConfig(TINY.model, STREAM, Schedule.warped(), "fp32", "cpu", TEXT, VAE)
+MEDIA = ("text", "vae_encode", "vae_decode_first", "vae_decode")
+EXACT = TOLERANCES[torch.float32]["exact"]
+
+
+def weights_of(folder: Path) -> dict[str, Tensor]:
+    return {name: t for file in (folder / "weights").iterdir() for name, t in load_file(file).items()}
+
+
+def half_of(folder: Path, kind, *, frames: int):
+    """The plain VAE with the artifact's weights, for a clip of so many latent frames at once."""
+    half = kind(VAE, first=True, frames=frames).eval().requires_grad_(False)
+    weights = weights_of(folder)
+    half.load_state_dict({name: weights[f"vae.{name}"] for name in half.state_dict()})
+    return half
+
+
+def test_what_is_in_it(media):
+    manifest = parse_manifest((media.folder / "manifest.json").read_bytes())
+    assert manifest.text is not None
+    assert (manifest.text.tokens, manifest.text.pad_id, manifest.text.truncate) == (32, 0, True)
+    assert manifest.text.tokenizer == "text/tokenizer.json"
+    assert manifest.video is not None
+    assert (manifest.video.first_frames, manifest.video.chunk_frames) == (9, 12)
+    assert (manifest.video.height, manifest.video.width) == (32, 32)
+    assert manifest.golden is not None
+    assert manifest.golden.prompt == GOLDEN_PROMPT
+    assert manifest.golden.video_step == 1
+    assert manifest.schedule.shift == 5.0
+    assert set(MEDIA) < {engine.name for engine in manifest.engines}
+    assert 0 <= media.report["golden_video_error"] <= VIDEO_TOLERANCES[torch.float32]["exact"]
+    golden = load_file(media.folder / "golden/golden.safetensors")
+    assert golden["video.0"].shape == (2, 9, 32, 32, 3)
+    assert golden["video.0"].dtype == torch.uint8
+    assert golden["video.3"].shape == (2, 12, 32, 32, 3)
+    assert golden["video.0"].unique().numel() > 50  # a picture, not one colour
+
+
+def test_inspect_shows_text_and_video(media, invoke):
+    report = last_json(invoke("inspect", media.folder, "--json"))
+    assert report["text"]["tokens"] == 32
+    assert report["video"] == {"first_frames": 9, "chunk_frames": 12, "height": 32, "width": 32}
+
+
+@pytest.mark.parametrize("name", MEDIA)
+def test_engine_equals_its_module(media, name):
+    """Every output; nothing that goes in is written."""
+    piece = make_pieces(CONFIG)[name]
+    inputs, untouched = random_inputs(piece, "cpu"), random_inputs(piece, "cpu")
+    package = str(media.folder / f"engines/{name}.pt2")
+    with torch.no_grad():
+        wanted = FlatModule(piece)(*inputs)
+        loader = torch._C._aoti.AOTIModelPackageLoader(package, "model", True, 1, -1)
+        got = loader.boxed_run(list(inputs))
+    assert not loader.get_constant_fqns()
+    for argument, one, other in zip(piece.outputs, got, wanted, strict=True):
+        assert (tuple(one.shape), one.dtype) == (argument.shape, argument.dtype)
+        assert one.is_contiguous()
+        if one.dtype == torch.uint8:
+            assert (one.int() - other.int()).abs().max() <= 1
+            assert (one != other).float().mean() <= 1e-3
+        else:
+            assert relative_error(one, other) <= 10 * VAE_BAR[torch.float32], argument.name
+    assert all(map(torch.equal, inputs, untouched))
+
+
+def test_an_engine_of_other_numbers_is_found(media):
+    """What the build asks of each of them: the encoder's package does not pass for one with another deviation."""
+    piece = make_pieces(CONFIG)["vae_encode"]
+    package = media.folder / "engines/vae_encode.pt2"
+    check_agrees(piece, package, "cpu")
+    forward = piece.module.forward
+    piece.module.forward = lambda *inputs: tuple(1.001 * result for result in forward(*inputs))
+    with pytest.raises(NumericError, match=r"'vae_encode': its output latents differs .* by 0\.00"):
+        check_agrees(piece, package, "cpu")
+    assert LEVELS[torch.float32] < 1
+
+
+def test_frames_are_the_clip_decoded_at_once(media):
+    """Four chunks of both rows, through caches and bytes, against one call of the plain VAE in float32."""
+    with (
+        open_artifact(media.folder, device="cpu") as artifact,
+        artifact.open_session(seeds=[3, 4]) as session,
+    ):
+        latents, frames = [], []
+        for _ in range(4):
+            chunk = session.run_chunk()
+            latents.append(torch.from_numpy(chunk.to_host()))
+            frames.append(chunk.video())
+    assert [f.shape[1] for f in frames] == [9, 12, 12, 12]
+    clip = half_of(media.folder, VaeDecode, frames=12)(torch.cat(latents, dim=2))[0]
+    wanted = ((clip.double() + 1) * 127.5).permute(0, 2, 3, 4, 1)  # [B, T, H, W, 3]
+    got = torch.from_numpy(np.concatenate(frames, axis=1)).double()
+    assert (got - wanted).abs().max() <= 0.5 + 1e-3  # rounding to a level, and of the layers in float32
+
+
+def test_a_sentence_is_encoded_as_the_golden_was(media):
+    """The engine's embeddings lead to the golden's chunk; another sentence leads elsewhere."""
+    golden = load_file(media.folder / "golden/golden.safetensors")
+    with open_artifact(media.folder, device="cpu") as artifact:
+        with artifact.open_session(seeds=[0, 1], prompt=GOLDEN_PROMPT) as session:
+            same = torch.from_numpy(session.run_chunk().to_host())
+        with artifact.open_session(seeds=[0, 1], prompt="a blue square") as session:
+            other = torch.from_numpy(session.run_chunk().to_host())
+    assert relative_error(same, golden["latents.0"]) <= EXACT
+    assert relative_error(other, golden["latents.0"]) > 100 * EXACT
+
+
+def test_a_start_image_is_the_first_latent_frame(media):
+    image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    video = torch.from_numpy(image).permute(2, 0, 1)[None, :, None].float() / 127.5 - 1
+    wanted = half_of(media.folder, VaeEncode, frames=1)(video)[0]
+    with (
+        open_artifact(media.folder, device="cpu") as artifact,
+        artifact.open_session(seeds=[0, 1], image=image) as session,
+    ):
+        latents = torch.from_numpy(session.run_chunk().to_host())
+    for row in latents:
+        assert relative_error(row[:, :1], wanted[0]) <= EXACT
+
+
+def test_the_eager_session_gives_the_same_frames(media):
+    weights = weights_of(media.folder)
+    ids = prompt_ids(media.folder / "text/tokenizer.json", CONFIG, GOLDEN_PROMPT)
+    assert ids is not None
+    text = encoded_text(CONFIG, weights, ids)
+    assert text.shape == (2, 32, 64)
+    assert not text[:, int((ids != 0).sum()) :].any()
+    golden = load_file(media.folder / "golden/golden.safetensors")
+    assert torch.equal(text, golden["text"])
+    with eager_session(CONFIG, weights, text, [0, 1]) as session:
+        chunk = session.run_chunk()
+        assert np.array_equal(chunk.video(), golden["video.0"].numpy())
+
+
+def test_another_vae_does_not_verify(media, invoke, tmp_path):
+    """The latents are right, the pictures are not: verify sees them."""
+    import shutil
+
+    folder = Path(shutil.copytree(media.folder, tmp_path / "copy"))
+    for file in (folder / "weights").iterdir():
+        tensors = load_file(file)
+        if "vae.decoder.head.2.weight" in tensors:
+            tensors["vae.decoder.head.2.weight"].neg_()
+            save_file(tensors, file)
+    rewrite_manifest(folder)
+    result = invoke("verify", folder, "--json")
+    assert result.exit_code == NUMERIC
+    worst = last_json(result)["worst"]
+    assert worst["golden"] <= worst["tolerance"]
+    assert worst["video"] > 10 * worst["video_tolerance"]
+
+
+def test_video_samples_fit_a_megabyte():
+    full = PRESETS["self-forcing-1.3b"]
+    config = BuildConfig(full.model, full.stream, Schedule.warped(), "fp32", "cpu", vae=VAE)
+    step = video_step(config)
+    assert 12 * -(-480 // step) * -(-832 // step) * 3 <= 1_000_000
+    assert 12 * -(-480 // (step - 1)) * -(-832 // (step - 1)) * 3 > 1_000_000
+    assert video_step(BuildConfig(full.model, full.stream, Schedule.warped(), "fp32", "cpu")) == 0
+
+
+def test_tokenizers_of_other_models_are_refused(tmp_path):
+    from seko_export.errors import UsageError
+
+    write_tokenizer(tmp_path / "tokenizer.json")
+    told = json.loads((tmp_path / "tokenizer.json").read_text())
+    told["model"]["vocab"]["disc"] = TEXT.vocab_size
+    (tmp_path / "tokenizer.json").write_text(json.dumps(told))
+    with pytest.raises(UsageError, match="gives token 32, the text encoder has 32"):
+        prompt_ids(tmp_path / "tokenizer.json", CONFIG, "a red disc")

@@ -1,0 +1,159 @@
+"""The sample's folder and what the options make of it: which model, whose VAE and text encoder, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from seko_export import golden
+from seko_export.checkpoints import load_checkpoint
+from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
+from seko_export.errors import UsageError
+from seko_export.options import MediaOptions, plan_build
+from seko_export.pieces import make_pieces
+from seko_export.progress import silent
+from seko_export.sample import SAMPLE_FOLDER, read_sample
+from seko_export.sources import MediaSources, find_tokenizer, prompt_ids
+from seko_export.weights import model_weights
+from tests.export.media_files import (
+    SAMPLE_MODEL,
+    SAMPLE_STREAM,
+    TEXT,
+    VAE,
+    write_sample,
+    write_text_encoder,
+    write_vae,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sample(tmp_path_factory.mktemp("sample") / "sample")
+
+
+def plan(folder: Path, preset: str | None = None, checkpoint: Path | None = None, **media: object):
+    options = MediaOptions(**media)
+    return plan_build(checkpoint, preset, None, False, "cpu", {}, options, folder)
+
+
+def test_the_folder_says_everything(folder):
+    sample = read_sample(folder)
+    assert (sample.model, sample.stream, sample.vae) == (SAMPLE_MODEL, SAMPLE_STREAM, VAE)
+    assert sample.text.truncate is False
+    assert (sample.text.dim, sample.text.vocab_size) == (TEXT.dim, TEXT.vocab_size)
+    assert sample.schedule.timesteps == (1000.0, 750.0)
+    assert sample.schedule.shift == 3.0
+
+
+def test_it_is_what_a_build_without_a_checkpoint_takes(folder, tmp_path):
+    for named in (None, "sample"):
+        made = plan(folder, named)
+        assert made.checkpoint == folder / "dit.safetensors"
+        assert made.config.model == SAMPLE_MODEL
+        assert (made.config.vae, made.config.text is not None) == (VAE, True)
+        assert made.media == MediaSources(
+            folder / "vae.safetensors", folder / "text.safetensors", folder / "tokenizer.json"
+        )
+    absent = plan(tmp_path / "absent")
+    assert absent.checkpoint is None
+    assert (absent.config.model.name, absent.config.vae, absent.config.text) == ("tiny", None, None)
+    with pytest.raises(CheckpointNotFoundError, match=r"no sample model at .* --preset tiny"):
+        plan(tmp_path / "absent", "sample")
+
+
+def test_parts_can_be_left_out_and_exchanged(folder, tmp_path):
+    bare = plan(folder, no_vae=True, no_text=True)
+    assert (bare.config.vae, bare.config.text) == (None, None)
+    assert bare.media == MediaSources()
+    vae, text = write_vae(tmp_path / "vae"), write_text_encoder(tmp_path / "text_encoder")
+    own = plan(folder, vae=vae, text_encoder=text)
+    assert own.media == MediaSources(vae, text, text / "tokenizer.json")
+    assert own.config.text == TEXT  # cuts prompts, as pipelines do
+    tiny = plan(folder, "tiny", vae=vae)
+    assert (tiny.config.model.name, tiny.config.vae, tiny.config.text) == ("tiny", VAE, None)
+    other = plan(folder, "sample", checkpoint=tmp_path / "own.safetensors")
+    assert other.checkpoint == tmp_path / "own.safetensors"
+    assert other.config.vae == VAE
+    with pytest.raises(UsageError, match="--preset: one of sample, tiny"):
+        plan(folder, checkpoint=tmp_path / "own.safetensors")
+
+
+def test_it_makes_video_of_a_sentence(folder):
+    """The whole pipeline, eager: weights of all four files, prompt, chunks, frames."""
+    made = plan(folder)
+    config = made.config
+    ids = prompt_ids(folder / "tokenizer.json", config, golden.GOLDEN_PROMPT)
+    pieces = make_pieces(config)
+    source = load_checkpoint(made.checkpoint, config.model)
+    weights = dict(model_weights(pieces, source, made.media.open(config)))
+    wanted = {
+        a.ref.replace("{layer}", "0").removeprefix("weight:") for p in pieces.values() for a in p.parameters
+    }
+    assert set(weights) == wanted
+    record = golden.record(config, weights | config.schedule.tables(config.stream), silent, ids)
+    assert record.prompt == golden.GOLDEN_PROMPT
+    assert list(record.chunks) == [0, 2]
+    assert [tuple(chunk.video.shape) for chunk in record.chunks.values()] == [
+        (1, 5, 32, 32, 3),
+        (1, 8, 32, 32, 3),
+    ]
+    assert record.text.shape == (1, 12, 64)
+    with pytest.raises(Exception, match="the prompt has 14 tokens, this artifact takes 12"):
+        prompt_ids(folder / "tokenizer.json", config, "a red disc " * 4 + "on")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format_version": 2}, "format_version 2"),
+        ({"vae": None}, r"lacks \['vae'\]"),
+        ({"model": {"layers": 1}}, "describes no sample model"),
+        ({"stream": {"height": 32, "depth": 2}}, "describes no sample model"),
+        ({"schedule": {"shift": 3.0, "steps": 4}}, "describes no sample model"),
+        ({"vae": {"base_dim": "wide"}}, "describes no VAE"),
+    ],
+)
+def test_folders_that_cannot_be(folder, tmp_path, change, words):
+    told = json.loads((folder / "config.json").read_text()) | change
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    with pytest.raises(NotACheckpointError, match=words):
+        read_sample(tmp_path)
+
+
+def test_tokenizers_are_found_where_encoders_keep_them(tmp_path):
+    text = write_text_encoder(tmp_path / "pipeline/text_encoder")
+    assert find_tokenizer(text, None) == text / "tokenizer.json"
+    (tmp_path / "pipeline/tokenizer").mkdir()
+    moved = (text / "tokenizer.json").rename(tmp_path / "pipeline/tokenizer/tokenizer.json")
+    for encoder in (text, tmp_path / "pipeline", text / "model.safetensors"):
+        assert find_tokenizer(encoder, None).samefile(moved)
+    assert find_tokenizer(text, moved) == find_tokenizer(text, moved.parent) == moved
+    with pytest.raises(CheckpointNotFoundError, match="--tokenizer"):
+        find_tokenizer(text, tmp_path / "absent")
+    moved.write_text("{}")
+    with pytest.raises(NotACheckpointError, match="has no 'model'"):
+        find_tokenizer(text, None)
+
+
+def test_sources_that_contradict_the_build_are_refused(folder):
+    made = plan(folder)
+    with pytest.raises(UsageError, match="expected both or none"):
+        MediaSources(text_encoder=folder / "text.safetensors")
+    with pytest.raises(UsageError, match="a VAE: True, a file of it is named: None"):
+        MediaSources(None, made.media.text_encoder, made.media.tokenizer).open(made.config)
+
+
+@pytest.mark.skipif(not SAMPLE_FOLDER.is_dir(), reason="the sample's weights are not in this tree")
+def test_the_shipped_sample_is_whole():
+    """Its config is read, and its four files hold what it says; numbers are not looked at."""
+    sample = read_sample()
+    made = plan(SAMPLE_FOLDER)
+    load_checkpoint(made.checkpoint, sample.model)
+    made.media.open(made.config)
+    ids = prompt_ids(SAMPLE_FOLDER / "tokenizer.json", made.config, golden.GOLDEN_PROMPT)
+    assert ids is not None
+    assert torch.count_nonzero(ids == 2) == 0  # every word of the golden's prompt is known
+    assert sum(file.stat().st_size for file in SAMPLE_FOLDER.iterdir()) <= 25_000_000
