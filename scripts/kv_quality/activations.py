@@ -11,7 +11,7 @@ from scripts.kv_quality.sample import Sample
 from scripts.kv_quality.streams import Places, Scales, first_full_chunk, places, run_stream
 from scripts.kv_quality.trial_formats import Channels, TrialKv
 from seko_export.models.causal_dit import attention
-from seko_export.pieces import BuildConfig
+from seko_export.piece import BuildConfig
 from seko_kernels.kv_formats import KvFormat
 
 

@@ -15,7 +15,7 @@ from scripts.kv_quality.roundings import (
     read_as_e4m3,
 )
 from scripts.kv_quality.trial_formats import TrialKv
-from seko_export.pieces import BuildConfig
+from seko_export.piece import BuildConfig
 from seko_kernels.kv_formats import EXACT_SCHEMES, SCHEMES, KvFormat, kv_format
 
 # Run as streams beside the schemes unless the command names others.

@@ -20,7 +20,9 @@ from scripts.train_sample.text import encode, make_encoder, token_ids
 from seko_export.config import ModelConfig, StreamConfig
 from seko_export.models.sampler import Schedule
 from seko_export.models.wan_vae import VaeConfig, VaeDecode, latent_statistics
-from seko_export.pieces import BuildConfig, make_pieces
+from seko_export.piece import BuildConfig
+from seko_export.pieces import make_pieces
+from seko_export.sample import read_sample
 from seko_export.weights import model_weights
 
 DECODE_ROWS = 8  # clips that the decoder takes at once
@@ -96,23 +98,12 @@ def open_sample(folder: Path) -> Sample:
 
     Raises
     ------
-    FileNotFoundError
-        If a file is missing.
+    CheckpointError
+        If it is no such folder.
     """
-    told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    vae = told["vae"]
-    return Sample(
-        ModelConfig(**told["model"]),
-        StreamConfig(**told["stream"]),
-        Schedule(tuple(told["schedule"]["timesteps"])),
-        {name: t.float() for name, t in load_file(folder / "dit.safetensors").items()},
-        VaeConfig(
-            base_dim=vae["base_dim"],
-            latents_mean=tuple(vae["latents_mean"]),
-            latents_std=tuple(vae["latents_std"]),
-        ),
-        folder,
-    )
+    told = read_sample(folder)
+    checkpoint = {name: t.float() for name, t in load_file(told.checkpoint).items()}
+    return Sample(told.model, told.stream, told.schedule, checkpoint, told.vae, folder)
 
 
 def draw_prompts(count: int, seed: int, *, held_out: bool) -> list[str]:

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from scripts.kv_quality.sample import Sample
 from seko_export.golden import eager_session
 from seko_export.models.causal_dit import rotary_tables, rotate
-from seko_export.pieces import BuildConfig
+from seko_export.piece import BuildConfig
 from seko_kernels.kv_formats import KvFormat
 from seko_runtime.ring import Ring
 
