@@ -59,11 +59,11 @@ class Chunk:
         SessionClosedError
             If the session is closed.
         """
-        return self.session._read_video(self.index)
+        return self.session._decoder().frames(self.index)
 
     def video_rows(self) -> list[NDArray[np.uint8]]:
         """Return each row's video frames, uint8 copies [T, H, W, 3]; as `video`, but rows may differ in T."""
-        return self.session._read_video_rows(self.index)
+        return self.session._decoder().row_frames(self.index)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.buffers_check import GIVEN_FRAMES
+from seko_runtime.buffers_check import GIVEN_FRAMES, TEXT_BUFFER
 from seko_runtime.clocks import KeptChunk, RowClocks
 from seko_runtime.decoding import Decoder
+from seko_runtime.errors import UsageError
 from seko_runtime.manifest import Manifest, TensorSpec
 from seko_runtime.memory import Engine, Memory, Tensor
 from seko_runtime.program import BoundProgram, BoundTensors
@@ -96,6 +97,26 @@ class Live:
                 self.replays[full] = memory.capture(partial(_run_all, programs))
         if self.decoder is not None:
             self.decoder.prepare()
+
+    def set_text(self, text: object) -> None:
+        """Write the text's embeddings and run the prompt program; UsageError if their shape does not fit."""
+        buffer = self.buffers.get(TEXT_BUFFER)
+        wanted = None if buffer is None else self._memory.describe(buffer)[0]
+        found = None if text is None else tuple(getattr(text, "shape", ()))
+        if found != wanted:
+            raise UsageError(f"text has shape {found}, this artifact takes {wanted}")
+        with self._memory.ordered():
+            if buffer is not None:
+                self._memory.write(buffer, text)
+            self.once["prompt"].run()
+
+    def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
+        """Copy every ``step``-th token of every cache buffer to the host; waits for the last chunk."""
+        return {
+            spec.name: self._memory.read(self._memory.every(self.buffers[spec.name], int(spec.layered), step))
+            for spec in self._manifest.buffers
+            if spec.role == "cache"
+        }
 
     def send_positions(
         self,

@@ -10,7 +10,6 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.buffers_check import TEXT_BUFFER
 from seko_runtime.chunk import Chunk, SessionStats
 from seko_runtime.clocks import RowClocks, checked_seeds
 from seko_runtime.decoding import Decoder
@@ -121,6 +120,7 @@ class Session:
             self._live.prepare(self._seeds)
         except BaseException:
             self.close()
+            memory.close()  # also if there was no session yet; a second time does nothing
             raise
 
     def run_chunk(self) -> Chunk:
@@ -248,15 +248,7 @@ class Session:
             After `close()`.
         """
         live = self._check_open()
-        buffer = live.buffers.get(TEXT_BUFFER)
-        wanted = None if buffer is None else self._memory.describe(buffer)[0]
-        found = None if text is None else tuple(getattr(text, "shape", ()))
-        if found != wanted:
-            raise UsageError(f"text has shape {found}, this artifact takes {wanted}")
-        with self._memory.ordered():
-            if buffer is not None:
-                self._memory.write(buffer, text)
-            live.once["prompt"].run()
+        live.set_text(text)
         if recache:
             self._recache(live)
 
@@ -314,12 +306,7 @@ class Session:
         SessionClosedError
             After `close()`.
         """
-        live = self._check_open()
-        return {
-            spec.name: self._memory.read(self._memory.every(live.buffers[spec.name], int(spec.layered), step))
-            for spec in self.manifest.buffers
-            if spec.role == "cache"
-        }
+        return self._check_open().cache_sample(step)
 
     @property
     def stats(self) -> SessionStats:
@@ -401,9 +388,3 @@ class Session:
                 f"chunk {index} was overwritten by a later run_chunk() or recache; call to_host() before it"
             )
         return self._memory.read(live.latents)
-
-    def _read_video(self, index: int) -> NDArray[np.uint8]:
-        return self._decoder().frames(index)
-
-    def _read_video_rows(self, index: int) -> list[NDArray[np.uint8]]:
-        return self._decoder().row_frames(index)
