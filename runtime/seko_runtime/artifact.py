@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from seko_runtime.backends import Backend, open_backend
 from seko_runtime.buffers_check import TEXT_BUFFER
 from seko_runtime.checked_artifact import CheckedArtifact, check_artifact, read_manifest
-from seko_runtime.errors import SessionClosedError, UsageError
+from seko_runtime.errors import ArtifactError, SessionClosedError, UsageError
 from seko_runtime.golden import (
     ChunkError,
     relative_error,
@@ -22,7 +22,7 @@ from seko_runtime.golden import (
 )
 from seko_runtime.manifest import Manifest
 from seko_runtime.memory import Engine, Memory, Tensor
-from seko_runtime.programs_check import resolve_programs
+from seko_runtime.programs_check import Programs, resolve_programs
 from seko_runtime.prompts import PROMPT_CACHE
 from seko_runtime.schedule import rescheduled
 from seko_runtime.session import Session
@@ -152,7 +152,7 @@ class OpenArtifact:
         if (steps, shift) != (None, None):
             try:
                 manifest, tables = rescheduled(manifest, steps, shift)
-                programs = resolve_programs(manifest)
+                programs = _resolved_anew(manifest)
                 weights = weights | _uploaded(manifest, tables, memory)
             except BaseException:
                 memory.close()
@@ -287,6 +287,15 @@ class OpenArtifact:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _resolved_anew(manifest: Manifest) -> Programs:
+    """Programs of a manifest with other passes; UsageError if something else of the artifact depends on their count."""
+    try:
+        return resolve_programs(manifest)
+    except ArtifactError as error:
+        passes = manifest.schedule.denoise_passes
+        raise UsageError(f"this artifact cannot run {passes} denoise passes: {error}") from None
 
 
 def _uploaded(

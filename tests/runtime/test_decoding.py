@@ -233,3 +233,21 @@ def test_memory_is_flat_however_long_the_stream() -> None:
         for _ in range(100):
             next(stream)
         assert live_bytes() == again
+
+
+def test_a_memory_that_warms_up_leaves_no_trace_in_the_frames() -> None:
+    class Warm(toy_whole.CpuMemory):
+        warm_up_runs = 2
+
+    calls = [0]
+
+    def decode(inputs: list[Any]) -> list[Any]:
+        calls[0] += 1
+        return list(toy_whole.Decode()(*inputs))
+
+    with open_whole(2, memory=Warm(), engines={"vae_decode": decode}) as warm, open_whole(2) as cold:
+        assert calls[0] == 4  # two rows, twice
+        for name in ("vae.cache.00", "vae.cache.01", "video", "video.first", "decode.latents"):
+            assert not warm._check_open().buffers[name].any()
+        for _ in range(4):
+            assert warm.run_chunk().video().tobytes() == cold.run_chunk().video().tobytes()

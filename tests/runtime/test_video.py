@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from seko_runtime.errors import UsageError, VideoWriterError
-from seko_runtime.manifest import Stream
+from seko_runtime.manifest import Stream, Video
 from seko_runtime.video import ChunkWriter, preview_frames
 
 STREAM = Stream(2, 3, 0, 6, 24, (16, 8, 12), 64, 96, 4, 16)
@@ -38,6 +38,34 @@ def test_y4m_has_a_frame_for_every_video_frame_and_says_what_it_is(tmp_path: Pat
     assert len(frames) == 2 * 3 * 4 * size
     assert all(frames[place : place + 6] == b"FRAME\n" for place in range(0, len(frames), size))
     assert (tmp_path / "b.y4m").read_bytes() == content
+
+
+def test_decoded_frames_are_written_as_they_are_rows_beside_each_other(tmp_path: Path) -> None:
+    grey = (
+        np.arange(2 * 5 * 6 * 4, dtype=np.uint8).reshape(2, 5, 6, 4, 1).repeat(3, -1)
+    )  # grey survives YCbCr
+    with ChunkWriter(tmp_path / "a.y4m", STREAM, 2, Video(5, 12, 6, 4)) as writer:
+        assert writer.takes_frames
+        assert not writer.is_preview
+        writer.write(grey)
+        writer.write(grey[:, :1])
+    header, _, content = (tmp_path / "a.y4m").read_bytes().partition(b"\n")
+    assert header == b"YUV4MPEG2 W8 H6 F16:1 Ip A1:1 C444 XCOLORRANGE=FULL"
+    size = len(b"FRAME\n") + 3 * 6 * 8
+    assert len(content) == 6 * size
+    for number, frame in enumerate([*range(5), 0]):
+        planes = np.frombuffer(content[number * size + 6 : (number + 1) * size], np.uint8).reshape(3, 6, 8)
+        assert np.array_equal(
+            planes[0], np.concatenate([grey[0, frame, :, :, 0], grey[1, frame, :, :, 0]], 1)
+        )
+        assert (planes[1:] == 128).all()
+
+
+def test_npy_takes_latents_also_where_video_is_made(tmp_path: Path) -> None:
+    with ChunkWriter(tmp_path / "a.npy", STREAM, 1, Video(9, 12, 64, 96)) as writer:
+        assert not writer.takes_frames
+        writer.write(chunk(0))
+    assert np.array_equal(np.load(tmp_path / "a.npy")[0], chunk(0))
 
 
 def test_mp4_can_be_read_back(tmp_path: Path) -> None:

@@ -240,6 +240,23 @@ def test_a_missing_tokenizer_file_and_one_that_the_table_lacks(
     (whole_folder / "manifest.json").write_bytes(document)
 
 
+def test_passes_that_the_artifact_cannot_have_are_the_callers_mistake(whole_folder: Path) -> None:
+    with (
+        open_artifact(whole_folder) as artifact,
+        pytest.raises(errors.UsageError, match=r"cannot run 9 denoise passes: .*weight gain"),
+    ):
+        artifact.open_session(steps=9)
+
+
+def test_an_mp4_holds_the_decoded_frames_and_no_label(run: Run, tmp_path: Path) -> None:
+    av = pytest.importorskip("av")
+    result = run(goal="out.mp4")
+    with av.open(str(tmp_path / "out.mp4")) as container:
+        assert "comment" not in container.metadata
+        pictures = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    assert [one.shape for one in pictures] == [(HEIGHT, WIDTH, 3)] * result["video_frames"]  # type: ignore[operator]
+
+
 def test_memory_of_a_session_that_cannot_open_is_given_back(whole_folder: Path) -> None:
     with open_artifact(whole_folder) as artifact:
         with pytest.raises(errors.UsageError, match="expected 1 to 1024"):
