@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
-import itertools
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -30,23 +30,22 @@ from torch import Tensor
 
 from scripts.train_sample import ranks
 from scripts.train_sample.causal_training import CausalDit, sequence_mask
-from scripts.train_sample.latent_pool import LAYOUTS, Batch, LatentPool, sequence_times
+from scripts.train_sample.graphs import captured, require_cuda
+from scripts.train_sample.guided_paths import Guided, chosen, levels, predict_clean, teacher_paths
+from scripts.train_sample.latent_pool import LAYOUTS, LatentPool, sequence_times
+from scripts.train_sample.optimizers import adamw, descend
 from scripts.train_sample.progress import (
     Budget,
     Run,
-    adamw,
-    add_run_options,
     autocast,
-    budget_of,
     compile_layers,
-    descend,
     fill,
     read_ema,
-    scaled,
     step_generator,
 )
 from scripts.train_sample.rollout import roll_out, warped
-from scripts.train_sample.text import encode, make_tokenizer
+from scripts.train_sample.run_options import add_graphs_option, add_run_options, budget_of, scaled
+from scripts.train_sample.text import encode, encode_unwaited, make_tokenizer
 from scripts.train_sample.train_dit import (
     Conditioned,
     DitTraining,
@@ -101,68 +100,10 @@ class Distillation:
         """Noise levels of the student's passes."""
         return warped(self.passes, self.shift)
 
-
-@dataclass(frozen=True)
-class Guided:
-    """The frozen teacher with guidance, as a velocity over whole sequences."""
-
-    forward: Callable[..., Tensor]
-    guidance: float
-
-    @torch.no_grad()
-    def velocity(
-        self,
-        clean: Tensor,
-        noisy: Tensor,
-        times: Tensor,
-        text: Tensor,
-        null: Tensor,
-        frames: Tensor,
-        mask: Tensor,
-    ) -> Tensor:
-        """Return v0 + guidance * (v - v0), shaped as ``noisy``; one call with both captions."""
-        twice = [torch.cat((x, x)) for x in (clean, noisy, times, frames)]
-        both = self.forward(twice[0], twice[1], twice[2], torch.cat((text, null)), twice[3], mask).float()
-        with_text, without = both.chunk(2)
-        return without + self.guidance * (with_text - without)
-
-
-@torch.no_grad()
-def teacher_paths(
-    teacher: Guided, batch: Batch, layout: str, text: Tensor, null: Tensor, mask: Tensor, config: Distillation,
-    size: int, generator: torch.Generator,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Follow the guided ODE from noise, behind clean context.
-
-    Returns
-    -------
-    visited : Tensor
-        [P, B, C, M, h, w], the path where its noise level is the student's.
-    ends : Tensor
-        [B, C, M, h, w].
-    """
-    clean, clean_frames = batch.chunks(LAYOUTS[layout][0], size)
-    target, noisy_frames = batch.chunks(LAYOUTS[layout][1], size)
-    frames = torch.cat((clean_frames, noisy_frames), dim=1)
-    x = torch.randn(target.shape, generator=generator, device=target.device)
-    grid = sorted({*warped(config.teacher_passes, config.shift), *config.sigmas, 0.0}, reverse=True)
-    visited = []
-    for sigma, after in itertools.pairwise(grid):
-        if sigma in config.sigmas:
-            visited.append(x)
-        level = torch.full((len(x), len(LAYOUTS[layout][1])), sigma, device=x.device)
-        times = sequence_times(level, clean.shape[2], size)
-        x = x + (after - sigma) * teacher.velocity(clean, x, times, text, null, frames, mask)
-    return torch.stack(visited), x
-
-
-def predict_clean(
-    forward: Callable[..., Tensor], clean: Tensor, noisy: Tensor, sigma: Tensor, text: Tensor, frames: Tensor,
-    mask: Tensor, size: int,
-) -> Tensor:  # fmt: skip
-    """Return x0 = x - sigma * v of noisy chunks [B, C, M, h, w] at sigma [B, chunks]."""
-    velocity = forward(clean, noisy, sequence_times(sigma, clean.shape[2], size), text, frames, mask)
-    return noisy - _levels(sigma, size) * velocity.float()
+    @property
+    def grid(self) -> tuple[float, ...]:
+        """Noise levels of a teacher's path, from 1 to 0; the student's are among them."""
+        return tuple(sorted({*warped(self.teacher_passes, self.shift), *self.sigmas, 0.0}, reverse=True))
 
 
 def train(
@@ -175,14 +116,33 @@ def train(
     options: argparse.Namespace,
     student_weights: dict[str, Tensor] | None = None,
 ) -> Run:
-    """Distil, or go on; the student begins as ``student_weights`` or as the teacher. Return the run, saved."""
+    """Distil, or go on; the student begins as ``student_weights`` or as the teacher. Return the run, saved.
+
+    Raises
+    ------
+    GraphsNeedCudaError
+        If ``options.graphs`` and the device is another one.
+    ValueError
+        If ``options.graphs`` and the method is not ``ode``.
+    """
     device: str = options.device
+    if options.graphs:
+        require_cuda(device)
+        if config.method != "ode":
+            raise ValueError(f"--graphs captures ode's steps, the method is {config.method}; leave it off")
     student = copy.deepcopy(teacher.dit).requires_grad_(True)
     if student_weights is not None:
         fill(dict(student.named_parameters()), student_weights)
     fake = copy.deepcopy(teacher.dit).requires_grad_(True) if config.method == "dmd" else None
     run = Run(
-        folder, student, config.learning_rate, config.ema_decay, budget, resume=options.resume, also=fake
+        folder,
+        student,
+        config.learning_rate,
+        config.ema_decay,
+        budget,
+        resume=options.resume,
+        also=fake,
+        on_device=options.graphs,
     )
     if run.finished:
         return run
@@ -213,31 +173,64 @@ def _regress(
     device, size = options.device, teaching.stream.chunk_frames
     masks = {name: layout_mask(name, teaching.stream, device) for name in LAYOUTS}
     sigmas = torch.tensor(config.sigmas, device=device)
-    kept = -1
-    for step in run.steps():
-        path = step // config.updates_a_path
-        if path != kept:  # also the first step after a resume
-            kept, layout = path, ("first", "start", "window")[path % 3]
-            generator = step_generator(device, options.seed + 3, path)
-            rows = config.batch * (4 if layout == "first" else 1)
-            batch = pool.draw(layout, rows, generator)
-            with autocast(device):
-                text, null = _texts(teacher, batch.ids)
-                visited, ends = teacher_paths(
-                    guided, batch, layout, text, null, masks[layout], config, size, generator
-                )
+    encode_text = encode_unwaited if options.graphs else encode
+
+    def draw_paths(layout: str, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Return what `take_step` takes: visited, ends, clean frames, frames, text, and who was given a frame."""
+        batch = pool.draw(layout, config.batch * (4 if layout == "first" else 1), generator)
+        given = torch.zeros(len(batch.ids), dtype=torch.bool, device=device)
+        if layout == "first":
+            given = torch.rand(len(given), generator=generator, device=device) < teaching.given_share
+        with autocast(device):
+            text, null = _texts(teacher, batch.ids, encode_text)
+            visited, ends = teacher_paths(
+                guided,
+                batch,
+                layout,
+                text,
+                null,
+                masks[layout],
+                config.sigmas,
+                config.grid,
+                size,
+                generator,
+                given,
+            )
         clean, clean_frames = batch.chunks(LAYOUTS[layout][0], size)
         frames = torch.cat((clean_frames, batch.chunks(LAYOUTS[layout][1], size)[1]), dim=1)
-        generator = step_generator(device, options.seed + 4, step)
-        which = torch.randint(
-            0, config.passes, (rows, ends.shape[2] // size), generator=generator, device=device
-        )
-        noisy = _chosen(visited, which, size)
+        return visited, ends, clean, frames, text, given
+
+    def take_step(layout: str, paths: tuple[Tensor, ...], generator: torch.Generator) -> tuple[Tensor]:
+        """Descend on one random pass of each chunk; return the loss."""
+        visited, ends, clean, frames, text, given = paths
+        chunks = (len(ends), ends.shape[2] // size)
+        which = torch.randint(0, config.passes, chunks, generator=generator, device=device)
+        noisy = chosen(visited, which, size)
         with autocast(device):
-            x0 = predict_clean(student, clean, noisy, sigmas[which], text, frames, masks[layout], size)
-            loss = (x0 - ends).square().mean()
+            x0 = predict_clean(student, clean, noisy, sigmas[which], text, frames, masks[layout], size, given)
+            # A given frame is judged by nobody: it is the batch's own on both sides.
+            judged = levels(torch.ones(chunks, device=device), size, given).expand_as(x0)
+            loss = (x0 - ends).square().sum() / judged.sum()
         run.descend(loss)
-        run.log(config.updates_a_path, 1, **{f"ode {layout}": loss})
+        return (loss.detach(),)
+
+    kept = -1
+    paths: tuple[Tensor, ...] = ()
+    with captured(options.graphs, step_generator(device, options.seed + 11, run.step)) as graphs:
+        for step in run.steps():
+            path = step // config.updates_a_path
+            fresh = path != kept  # also the first step after a resume
+            kept, layout = path, ("first", "start", "window")[path % 3]
+            if graphs is None:
+                if fresh:
+                    paths = draw_paths(layout, step_generator(device, options.seed + 3, path))
+                (loss,) = take_step(layout, paths, step_generator(device, options.seed + 4, step))
+            else:
+                if fresh:
+                    draw = functools.partial(draw_paths, layout, graphs.generator)
+                    paths = graphs.run(f"paths {layout}", draw)
+                (loss,) = graphs.run(layout, functools.partial(take_step, layout, paths, graphs.generator))
+            run.log(config.updates_a_path, 1, **{f"ode {layout}": loss})
 
 
 def _self_force(
@@ -257,7 +250,7 @@ def _self_force(
         far = step % 2 == 1
         batch = pool.draw("window" if far else "first", config.batch, generator)
         with autocast(device):
-            text, null = _texts(teacher, batch.ids)
+            text, null = _texts(teacher, batch.ids, encode)
         if far:
             prefix, frames = batch.chunks(tuple(range(PREFIX_CHUNKS)), size)[0], batch.frames
         else:
@@ -281,18 +274,18 @@ def _self_force(
             with autocast(device):
                 velocity = fake(clean, noisy, times, text, sequence, mask).float()
             fake_loss = (velocity - (noise - made)).square().mean()
-            descend(fake_loss, fake_optimizer, fake.parameters())
+            descend(fake_loss, [fake_optimizer], fake.parameters())
 
         which = torch.randint(0, config.passes, (config.batch, chunks), generator=generator, device=device)
         with autocast(device):
             x0 = predict_clean(
-                student, clean, _chosen(rolled.inputs, which, size), sigmas[which], text, sequence, mask, size
+                student, clean, chosen(rolled.inputs, which, size), sigmas[which], text, sequence, mask, size
             )
             sigma, noisy, _ = _noised(x0.detach(), chunks, size, teaching.shift, generator, least=0.05)
-            times, levels = sequence_times(sigma, clean.shape[2], size), _levels(sigma, size)
+            times, level = sequence_times(sigma, clean.shape[2], size), levels(sigma, size)
             with torch.no_grad():
-                false = noisy - levels * fake(clean, noisy, times, text, sequence, mask).float()
-            true = noisy - levels * guided.velocity(clean, noisy, times, text, null, sequence, mask)
+                false = noisy - level * fake(clean, noisy, times, text, sequence, mask).float()
+            true = noisy - level * guided.velocity(clean, noisy, times, text, null, sequence, mask)
         # DMD's gradient, each chunk scaled by the teacher's distance (arXiv 2311.18828, 2405.14867).
         distance = (x0.detach() - true).abs().unflatten(2, (chunks, size)).mean((1, 3, 4, 5), keepdim=True)
         gradient = ((false - true).unflatten(2, (chunks, size)) / distance.clamp_min(0.02)).flatten(2, 3)
@@ -300,21 +293,10 @@ def _self_force(
         run.log(every=11, gap=(false - true).square().mean(), fake=fake_loss, size=made.square().mean())
 
 
-def _texts(teacher: Conditioned, ids: Tensor) -> tuple[Tensor, Tensor]:
+def _texts(teacher: Conditioned, ids: Tensor, encode_text: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
-        text, null = encode(teacher.text, torch.cat((ids, empty_caption(ids)))).float().chunk(2)
+        text, null = encode_text(teacher.text, torch.cat((ids, empty_caption(ids)))).float().chunk(2)
     return text, null
-
-
-def _levels(sigma: Tensor, size: int) -> Tensor:
-    """Return sigma [B, chunks] per frame, [B, 1, M, 1, 1]."""
-    return sigma.repeat_interleave(size, dim=1)[:, None, :, None, None]
-
-
-def _chosen(passes: Tensor, which: Tensor, size: int) -> Tensor:
-    """Return [B, C, M, h, w]: of passes [P, B, C, M, h, w] each chunk's own, by which [B, chunks]."""
-    index = which.repeat_interleave(size, dim=1)[None, :, None, :, None, None]
-    return passes.gather(0, index.expand(1, *passes.shape[1:]))[0]
 
 
 def _noised(
@@ -324,7 +306,7 @@ def _noised(
     u = least + (0.99 - least) * torch.rand(len(x), chunks, generator=generator, device=x.device)
     sigma = shift * u / (1 + (shift - 1) * u)
     noise = torch.randn(x.shape, generator=generator, device=x.device)
-    s = _levels(sigma, size)
+    s = levels(sigma, size)
     return sigma, (1 - s) * x + s * noise, noise
 
 
@@ -340,6 +322,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(Distillation, name))
     for name in ("batch", "pool", "fake_steps", "start_chunks", "updates_a_path", "teacher_passes"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Distillation, name))
+    add_graphs_option(parser)
     options = parser.parse_args(arguments)
     with ranks.joined(options.device) as options.device:
         _distil(options)

@@ -121,7 +121,7 @@ def _card(
 ) -> str:
     """Fill the model card's template."""
     digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.iterdir())}
-    ends = [json.loads((run / LOSSES).read_text(encoding="utf-8").splitlines()[-1]) for run in runs]
+    legs = [_legs(run, told) for run, told in zip(runs, facts, strict=True)]
     counts = [f"{sum(t.numel() for t in group.values()) / 1e6:.2f} M" for group in groups]
     start, end = judged["start"], judged["end"]
     return TEMPLATE.read_text(encoding="utf-8").format(
@@ -131,9 +131,10 @@ def _card(
         text=counts[2],
         psnr=f"{facts[0]['psnr']:.1f}",
         psnr_worst=f"{facts[0]['psnr_worst']:.1f}",
-        minutes=" + ".join(f"{line['seconds'] / 60:.1f}" for line in ends),
-        gpus=_gpus(max(told.get("ranks", 1) for told in facts)),
-        steps=" + ".join(str(line["step"]) for line in ends),
+        minutes=_sum([[f"{leg['minutes']:.1f}" for leg in stage] for stage in legs]),
+        gpus=_gpus(max(leg["ranks"] for stage in legs for leg in stage)),
+        ranks=_sum([[str(leg["ranks"]) for leg in stage] for stage in legs]),
+        steps=_sum([[str(leg["steps"]) for leg in stage] for stage in legs]),
         method=facts[2]["distillation"]["method"],
         guidance=facts[2]["distillation"]["guidance"],
         clips=start["clips"],
@@ -145,6 +146,20 @@ def _card(
         video_seconds=judged["video_seconds"],
         digests="\n".join(f"    {digest}  {name}" for name, digest in digests.items()),
     )
+
+
+def _legs(run: Path, told: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return minutes, steps and ranks of each leg of a run; runs of before there were legs have one, in their log."""
+    if "legs" in told:
+        legs: list[dict[str, Any]] = told["legs"]
+        return legs
+    end = json.loads((run / LOSSES).read_text(encoding="utf-8").splitlines()[-1])
+    return [{"minutes": end["seconds"] / 60, "steps": end["step"], "ranks": told.get("ranks", 1)}]
+
+
+def _sum(stages: list[list[str]]) -> str:
+    """Return ``5.0 + (16.2 + 12.0) + 2.0``: a stage of several legs in brackets."""
+    return " + ".join(legs[0] if len(legs) == 1 else f"({' + '.join(legs)})" for legs in stages)
 
 
 def _gpus(ranks: int) -> str:

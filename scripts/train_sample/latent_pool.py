@@ -83,6 +83,11 @@ class LatentPool:
         Largest chunk number at which a window begins.
     batch : int
         Scenes encoded at once.
+    held_out : bool
+        Whether the scenes are those that are never trained on.
+    aside : bool
+        Whether renewals encode on a stream of their own, beside steps that the device still has before it: pays where
+        the host is ahead. CUDA only.
 
     Raises
     ------
@@ -101,10 +106,13 @@ class LatentPool:
         seed: int,
         farthest: int = 1400,
         batch: int = 16,
+        held_out: bool = False,
+        aside: bool = False,
     ) -> None:
         size = _rank_size(size, batch)
         self.size, self.stream, self.encode, self.device, self.seed = size, stream, encode, device, seed
         self.tokenizer, self.text_tokens, self.farthest = tokenizer, text_tokens, farthest
+        self.held_out = held_out
         self.batch = min(batch, size // 2)
         if size < 2 or size % (2 * self.batch):
             raise ValueError(
@@ -117,15 +125,37 @@ class LatentPool:
         self.starts = torch.zeros(size, dtype=torch.int64, device=device)  # latent frame of chunk 1
         self.ids = torch.zeros(size, PHRASINGS, text_tokens, dtype=torch.int64, device=device)
         self.written = 0
+        self._aside: torch.cuda.Stream | None = None
         while self.written < size:
             self.renew()
+        if aside:
+            self._aside = torch.cuda.Stream(device)
 
     def renew(self) -> None:
-        """Encode the next few scenes into the slots that were written longest ago."""
+        """Encode the next few scenes into the slots that were written longest ago, in place."""
+        if self._aside is None:
+            self._write(*self._encode_next())
+            return
+        # Only the copies wait for the steps launched so far, and those launched next for the copies.
+        current = torch.cuda.current_stream(self._aside.device)
+        with torch.cuda.stream(self._aside):
+            fresh = self._encode_next()
+        current.wait_stream(self._aside)
+        for tensor in fresh:
+            tensor.record_stream(current)
+        self._write(*fresh)
+
+    def _write(self, slots: Tensor, latents: Tensor, starts: Tensor, ids: Tensor) -> None:
+        self.latents[slots] = latents
+        self.starts[slots] = starts
+        self.ids[slots] = ids
+
+    def _encode_next(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return slots [b], latents, frames of chunk 1 [b] and ids of the next few scenes, all on the device."""
         half = self.size // 2
         step, self.written = self.written // self.batch, self.written + self.batch
         seed = self.seed * 1_000_003 + step + ranks.seed_offset()
-        scenes = draw_scenes(self.batch, seed + 50_000_000, self.device)
+        scenes = draw_scenes(self.batch, seed + 50_000_000, self.device, held_out=self.held_out)
         rng = random.Random(seed)
         contiguous = step % 2 == 0
         # Contiguous samples fill the first half of the slots, the others the second.
@@ -134,17 +164,16 @@ class LatentPool:
             (turn + i) % half if contiguous else half + (turn + i) % (self.size - half)
             for i in range(self.batch)
         ]
-        chunk = self.stream.chunk_frames
         far = [
             1 if contiguous else max(WARMUP_CHUNKS, round(math.exp(rng.uniform(0, math.log(self.farthest)))))
             for _ in slots
         ]
         latents = self._contiguous(scenes) if contiguous else self._far(scenes, far)
-        self.latents[slots] = latents.to(self.latents.dtype)
-        self.starts[slots] = torch.tensor(far, device=self.device) * chunk
+        starts = torch.tensor(far, device=self.device) * self.stream.chunk_frames
         texts = [caption(d, rng) for d in describe(scenes) for _ in range(PHRASINGS)]
         ids = token_ids(self.tokenizer, texts, self.text_tokens).unflatten(0, (-1, PHRASINGS))
-        self.ids[slots] = ids.to(self.device)
+        at = torch.tensor(slots, device=self.device)
+        return at, latents.to(self.latents.dtype), starts, ids.to(self.device)
 
     def draw(self, layout: str, count: int, generator: torch.Generator) -> Batch:
         """Draw ``count`` samples that fit the layout, each with one of its captions."""

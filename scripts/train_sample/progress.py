@@ -1,20 +1,16 @@
-"""What every training run shares: its state on disk, EMA, clock and learning rate, loss log and curve.
+"""What every training run shares: its state on disk, EMA, clock and learning rate, loss log.
 
-State is safetensors and JSON, never pickle. Run as a script it packs a run for the way between two machines, in
-bfloat16: EMA alone of a finished one, else EMA, weights and second moments (6 bytes a parameter; first moments are
-forgotten within ten steps anyway).
+State is safetensors and JSON, never pickle. A run has legs: each a learning rate that warms up and falls to a
+twentieth. The first begins with the run; ``--more`` begins another behind a finished one, from its EMA. What takes the
+step is in `optimizers.py`, travel between machines in `packing.py`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
 import shutil
-import sys
-import tarfile
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,19 +23,27 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from scripts.train_sample import ranks
+from scripts.train_sample.curve import draw_curve
+from scripts.train_sample.optimizers import descend, make_optimizers, moments_of, set_rate
 
 STATE = "state"  # folder in a run's folder
 FACTS = "state.json"
 LOSSES = "losses.jsonl"
-CURVE = "curve.png"
+# file -> the optimiser's name: three of AdamW's, one of Muon's
 _MOMENTS = {
     "first_moments": "exp_avg",
     "second_moments": "exp_avg_sq",
     "steps": "step",
-}  # file -> AdamW's name
-BETAS = (0.9, 0.98)
-WARMUP_STEPS = 100
-LONGEST_STEP = 2.0  # seconds that a step may count of the budget: compiling and saving are no training
+    "momenta": "momentum_buffer",
+}
+WARMUP_STEPS = 100  # of each leg
+# Seconds that a step may count of the budget: compiling, capturing and saving are no training. The first steps of a
+# process compile and capture each layout; to count them in full would take a tenth of a short run.
+LONGEST_STEP, LONGEST_FIRST_STEP, FIRST_STEPS = 2.0, 0.2, 15
+
+
+class LegError(ValueError):
+    """What was asked for does not go with the leg that a run stands in."""
 
 
 @dataclass(frozen=True)
@@ -49,22 +53,26 @@ class Budget:
     Parameters
     ----------
     minutes : float
-        Of training in all, over every process that resumes the run; the learning rate follows it.
+        Of training in all, over every process that resumes the run; the learning rate follows it. With ``more``, of
+        the newest leg.
     deadline : float
         `time.time()` at which to save and stop; infinity for none.
     steps : int or None
         An end in steps, for rehearsals: then the clock does not count and results repeat.
     save_every : float
         Seconds between saves.
+    more : bool
+        True: begin a new leg behind a finished run, or go on with one that was stopped.
     """
 
     minutes: float = 1.0
     deadline: float = math.inf
     steps: int | None = None
     save_every: float = 60.0
+    more: bool = False
 
     def share(self, step: int, seconds: float) -> float:
-        """Return how much of the run is done, 0..1."""
+        """Return how much is done, 0..1, of what began at 0."""
         done = step / self.steps if self.steps is not None else seconds / (60 * self.minutes)
         return min(1.0, done)
 
@@ -88,11 +96,17 @@ class Run:
         True: go on from the folder's state if there is one. False: refuse a folder that has one.
     also : nn.Module or None
         A second network that is trained beside the first (the fake score), saved but without EMA or moments.
+    optimizer : str
+        One of `optimizers.OPTIMIZERS`. Moments of another one in the folder are left: they start anew.
+    on_device : bool
+        Whether learning rate and EMA's share are read on the device, so that a CUDA graph can hold `descend`.
 
     Raises
     ------
     FileExistsError
         If there is a state and ``resume`` is False.
+    LegError
+        If ``budget.more`` does not go with where the run stands.
     """
 
     def __init__(
@@ -105,12 +119,18 @@ class Run:
         *,
         resume: bool,
         also: nn.Module | None = None,
+        optimizer: str = "adamw",
+        on_device: bool = False,
     ) -> None:
         self.folder, self.module, self.also, self.budget = folder, module, also, budget
         self.learning_rate, self.ema_decay = learning_rate, ema_decay
         self.parameters = dict(module.named_parameters())
         self.ema = {name: p.detach().clone() for name, p in self.parameters.items()}
-        self.optimizer = adamw(self.parameters.values(), learning_rate)
+        self.optimizers = make_optimizers(optimizer, self.parameters, learning_rate, on_device=on_device)
+        device = next(iter(self.parameters.values())).device
+        self._ema_share = (
+            torch.zeros((), device=device) if on_device else None
+        )  # that a step gives the weights
         self.step, self.seconds, self.finished = 0, 0.0, False
         self.facts: dict[str, Any] = {}
         state = newest_state(folder)
@@ -119,6 +139,7 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         if state is not None:
             self._load(state)
+        self._enter_leg()
         ranks.equalise(self._tensors())
         self._mark = self._saved = time.monotonic()
 
@@ -127,32 +148,53 @@ class Run:
         self._mark = self._saved = time.monotonic()
         (late,) = ranks.agree(time.time() >= self.budget.deadline)
         self.facts["ranks"] = max(ranks.world(), self.facts.get("ranks", 1))
+        self.leg["ranks"] = max(ranks.world(), self.leg["ranks"])
+        first = self.step
         while not self.finished and not late:
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.rate()
+            set_rate(self.optimizers, self.rate())
+            if self._ema_share is not None:
+                self._ema_share.fill_(1 - self._ema_keeps())
             yield self.step
             self.step += 1
             now = time.monotonic()
-            spent, self._mark = min(now - self._mark, LONGEST_STEP), now
+            longest = LONGEST_STEP if self.step - first > FIRST_STEPS else LONGEST_FIRST_STEP
+            spent, self._mark = min(now - self._mark, longest), now
             self.seconds, late = ranks.agree(self.seconds + spent, time.time() >= self.budget.deadline)
-            self.finished = self.budget.share(self.step, self.seconds) >= 1
+            self.finished = self.share() >= 1
             if now - self._saved > self.budget.save_every:
                 self.save()
         self.save()
         ranks.require_equal(self._tensors())
 
+    @property
+    def leg(self) -> dict[str, Any]:
+        """The newest leg's facts: ``first_step``, ``first_seconds``, ``steps``, ``minutes``, ``ranks``, ``rate``."""
+        newest: dict[str, Any] = self.facts["legs"][-1]
+        return newest
+
+    def share(self) -> float:
+        """Return how much of the leg is done, 0..1."""
+        return self.budget.share(self.step - self.leg["first_step"], self.seconds - self.leg["first_seconds"])
+
     def rate(self) -> float:
         """Return the learning rate now: warm-up, then a cosine down to a twentieth."""
-        share = self.budget.share(self.step, self.seconds)
-        cosine = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * share))
-        return self.learning_rate * cosine * min(1.0, (self.step + 1) / WARMUP_STEPS)
+        cosine = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * self.share()))
+        taken = self.step - int(self.leg["first_step"])
+        return self.learning_rate * cosine * min(1.0, (taken + 1) / WARMUP_STEPS)
 
     def descend(self, loss: Tensor) -> None:
         """Take one step down the loss; EMA follows."""
-        descend(loss, self.optimizer, self.parameters.values())
-        decay = min(self.ema_decay, (self.step + 1) / (self.step + 10))
+        descend(loss, self.optimizers, self.parameters.values())
+        ema: list[Tensor] = list(self.ema.values())
+        weights: list[Tensor] = list(self.parameters.values())
         with torch.no_grad():
-            torch._foreach_lerp_(list(self.ema.values()), list(self.parameters.values()), 1 - decay)
+            if self._ema_share is None:
+                torch._foreach_lerp_(ema, weights, 1 - self._ema_keeps())
+                return
+            # lerp takes no single tensor as its weight.
+            missing = torch._foreach_sub(weights, ema)
+            torch._foreach_mul_(missing, self._ema_share)
+            torch._foreach_add_(ema, missing)
 
     def log(self, every: int = 20, turns: int = 1, **numbers: Tensor | float) -> None:
         """Append to the loss log, ``turns`` lines each ``every * turns`` steps: reading a loss waits for the device."""
@@ -171,68 +213,81 @@ class Run:
         """Write the whole state, atomically: a killed save leaves the one before. Rank 0 writes it for all."""
         if not ranks.is_first():
             return
-        moments = self.optimizer.state
+        moments = {name: moments_of(self.optimizers, p) for name, p in self.parameters.items()}
         groups = {
             "weights": {name: p.detach() for name, p in self.parameters.items()},
             "ema": self.ema,
             **{
-                group: {n: moments[p][key] for n, p in self.parameters.items() if p in moments}
+                group: {name: held[key] for name, held in moments.items() if key in held}
                 for group, key in _MOMENTS.items()
             },
         }
+        leg = self.leg
+        leg["steps"] = self.step - leg["first_step"]
+        leg["minutes"] = round((self.seconds - leg["first_seconds"]) / 60, 3)
         if self.also is not None:
             groups["fake"] = {name: p.detach() for name, p in self.also.named_parameters()}
         facts = {"step": self.step, "seconds": self.seconds, "finished": self.finished, "facts": self.facts}
         write_state(self.folder, groups, facts)
-        draw_curve(self.folder)
+        draw_curve(self.folder / LOSSES)
         self._saved = time.monotonic()
 
     def _tensors(self) -> list[Tensor]:
         """Return all that is equal on every rank, float32; second networks' moments start anew and stay equal, too."""
         also = [] if self.also is None else list(self.also.parameters())
-        moments = [self.optimizer.state[p] for p in self.parameters.values() if p in self.optimizer.state]
-        held = [state[name] for state in moments for name in _MOMENTS.values()]
+        moments = [moments_of(self.optimizers, p) for p in self.parameters.values()]
+        held = [state[key] for state in moments for key in _MOMENTS.values() if key in state]
         return [*self.parameters.values(), *self.ema.values(), *also, *held]
+
+    def _ema_keeps(self) -> float:
+        return min(self.ema_decay, (self.step + 1) / (self.step + 10))
+
+    def _enter_leg(self) -> None:
+        """Begin a leg where there is none or a finished one goes on; refuse what would change a leg's length."""
+        legs = self.facts.setdefault("legs", [])
+        if not legs and self.step:  # a state from before there were legs
+            told = {"steps": self.step, "minutes": round(self.seconds / 60, 3)}
+            legs.append({"first_step": 0, "first_seconds": 0.0, "ranks": self.facts.get("ranks", 1), **told})
+        if self.budget.more and not self.finished and len(legs) < 2:
+            raise LegError(
+                f"--more goes on behind a finished run, {self.folder} holds none; finish it with --minutes first"
+            )
+        if not self.budget.more and not self.finished and len(legs) > 1:
+            raise LegError(f"{self.folder} was stopped in leg {len(legs)}; go on with --more, not --minutes")
+        if legs and not (self.finished and self.budget.more):
+            return
+        begun = {"first_step": self.step, "first_seconds": self.seconds, "steps": 0, "minutes": 0.0}
+        legs.append({**begun, "ranks": 1, "rate": self.learning_rate})
+        self.finished = False
 
     def _load(self, state: Path) -> None:
         facts = json.loads((state / FACTS).read_text(encoding="utf-8"))
         self.step, self.seconds = facts["step"], facts["seconds"]
         self.finished, self.facts = facts["finished"], facts["facts"]
         fill(self.ema, load_file(state / "ema.safetensors"))
-        weights = state / "weights.safetensors"
-        fill(self.parameters, load_file(weights) if weights.exists() else self.ema)
-        if self.also is not None and not self.finished:
-            fill(dict(self.also.named_parameters()), load_file(state / "fake.safetensors"))
+        weights, fake = state / "weights.safetensors", state / "fake.safetensors"
+        anew = self.finished and self.budget.more  # a new leg begins from EMA, without moments
+        fill(self.parameters, load_file(weights) if weights.exists() and not anew else self.ema)
+        if self.also is not None and (not self.finished or fake.exists()):
+            fill(dict(self.also.named_parameters()), load_file(fake))
+        if anew:
+            return
         # A state that travelled lacks some of these: they start anew. Steps are each parameter's own: one that had
         # no gradient yet (pictures use no time convolution) counts fewer.
-        firsts, seconds, steps = (
+        firsts, seconds, steps, momenta = (
             load_file(path) if (path := state / f"{name}.safetensors").exists() else {} for name in _MOMENTS
         )
+        adamw = self.optimizers[0]
+        trained = {p for group in adamw.param_groups for p in group["params"]}
         for name, p in self.parameters.items():
-            if name in seconds:
+            if p not in trained and name in momenta:
+                moments_of(self.optimizers, p)["momentum_buffer"].copy_(momenta[name])
+            if p in trained and name in seconds:
                 moments = [torch.zeros_like(p) for _ in range(2)]
                 for moment, values in zip(moments, (firsts, seconds), strict=True):
                     moment.copy_(values.get(name, moment))
                 step = steps.get(name, torch.tensor(float(self.step))).to(p.device if p.is_cuda else "cpu")
-                self.optimizer.state[p] = {"exp_avg": moments[0], "exp_avg_sq": moments[1], "step": step}
-
-
-def adamw(parameters: Iterable[Tensor], learning_rate: float) -> torch.optim.AdamW:
-    """Return the optimiser of every run; one fused kernel on a GPU."""
-    parameters = list(parameters)
-    return torch.optim.AdamW(
-        parameters, lr=learning_rate, betas=BETAS, weight_decay=0.01, fused=parameters[0].is_cuda
-    )
-
-
-def descend(loss: Tensor, optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> None:
-    """Take one step down a loss, the mean of its gradient over the ranks clipped to norm 1."""
-    parameters = list(parameters)
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    ranks.mean_gradients(parameters)
-    torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-    optimizer.step()
+                adamw.state[p] = {"exp_avg": moments[0], "exp_avg_sq": moments[1], "step": step}
 
 
 def fill(into: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
@@ -292,109 +347,6 @@ def read_ema(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return {n: t.float() for n, t in load_file(state / "ema.safetensors").items()}, facts["facts"]
 
 
-def pack(source: Path, goal: Path) -> dict[str, int]:
-    """Pack a run in bfloat16 for a transfer, each group of tensors as one tar: unpacked together they resume.
-
-    A finished run travels as its EMA alone. Logs and facts go with the EMA.
-
-    Returns
-    -------
-    dict of str to int
-        Bytes of each file.
-    """
-    state = newest_state(source)
-    if state is None:
-        raise FileNotFoundError(f"{source} holds no training state; run that stage first")
-    facts = state / FACTS
-    finished = json.loads(facts.read_text(encoding="utf-8"))["finished"]
-    there = {path.stem for path in state.glob("*.safetensors")}
-    # Beside a fake score the student's EMA is near enough to its weights: a call's files must stay below 64 MiB.
-    unfinished = ["ema", "fake"] if "fake" in there else ["ema", "weights", "second_moments"]
-    groups = ["ema"] if finished else unfinished
-    goal.mkdir(parents=True, exist_ok=True)
-    for old in goal.glob(f"{source.name}.*.tar"):
-        old.unlink()
-    sizes = {}
-    for name in groups:
-        path = goal / f"{source.name}.{name}.tar"
-        with tempfile.TemporaryDirectory() as folder, tarfile.open(path, "w") as tar:
-            tensors = {n: t.bfloat16() for n, t in load_file(state / f"{name}.safetensors").items()}
-            save_file(tensors, Path(folder, name))
-            tar.add(Path(folder, name), f"{STATE}/{name}.safetensors")
-            if name == "ema":
-                tar.add(facts, f"{STATE}/{FACTS}")
-                for log in (LOSSES, CURVE):
-                    if (source / log).exists():
-                        tar.add(source / log, log)
-        sizes[path.name] = path.stat().st_size
-    return sizes
-
-
-def unpack(source: Path, goal: Path) -> None:
-    """Unpack what `pack` made of the run that ``goal`` is named after; does nothing if there is none."""
-    for path in sorted(source.glob(f"{goal.name}.*.tar")):
-        with tarfile.open(path) as tar:
-            tar.extractall(goal, filter="data")
-
-
-def draw_curve(folder: Path) -> None:
-    """Draw the loss log as curve.png, every number but the clock in its own colour, smoothed."""
-    path = folder / LOSSES
-    if not path.exists():
-        return
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    names = sorted({name for line in lines for name in line} - {"step", "seconds", "rate"})
-    figure, axes = plt.subplots(figsize=(7, 4))
-    for name in names:
-        points = [(line["step"], line[name]) for line in lines if name in line]
-        smooth, kept = [], points[0][1]
-        for _, value in points:
-            kept += 0.1 * (value - kept)
-            smooth.append(kept)
-        axes.plot([step for step, _ in points], smooth, label=name, linewidth=1)
-    axes.set(xlabel="step", title=folder.name, yscale="log")
-    axes.legend(fontsize=8)
-    figure.savefig(folder / CURVE, dpi=110, bbox_inches="tight")
-    plt.close(figure)
-
-
-def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Add what every training script takes."""
-    parser.add_argument("--folder", type=Path, required=True, help="of the run: state, losses, curve")
-    parser.add_argument("--minutes", type=float, default=5.0, help="training in all, over every resume")
-    parser.add_argument(
-        "--deadline", type=float, default=math.inf, help="epoch seconds at which to save and stop"
-    )
-    parser.add_argument("--steps", type=int, help="an end in steps instead of minutes, for rehearsals")
-    parser.add_argument("--save-every", type=float, default=60.0, help="seconds")
-    parser.add_argument("--resume", action="store_true")
-    parser.add_argument(
-        "--batch-scale", type=float, default=1.0, help="multiplies each batch; every rank has one of its own"
-    )
-    parser.add_argument(
-        "--compile", action="store_true", help="torch.compile, layer by layer; pays from a minute on"
-    )
-    parser.add_argument("--rehearse", action="store_true", help="tiny sizes: try the whole chain on a CPU")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-
-
-def budget_of(options: argparse.Namespace) -> Budget:
-    """Return the budget that `add_run_options` asked for."""
-    return Budget(options.minutes, options.deadline, options.steps, options.save_every)
-
-
-def scaled(batch: int, options: argparse.Namespace) -> int:
-    """Return a batch times ``--batch-scale``, at least 1."""
-    scale: float = options.batch_scale
-    return max(1, round(batch * scale))
-
-
 def step_generator(device: str, seed: int, step: int) -> torch.Generator:
     """Return a rank's generator of one step: a resumed run draws what the unbroken one would have drawn."""
     return torch.Generator(device).manual_seed(seed * 1_000_003 + step + ranks.seed_offset())
@@ -412,21 +364,3 @@ def compile_layers(layers: Iterable[nn.Module], wanted: bool, *, dynamic: bool =
     torch._dynamo.config.recompile_limit = 64  # one entry a layout, cache length and gradient mode
     for layer in layers:
         layer.compile(dynamic=dynamic)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Pack a run for a transfer, or unpack one."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("action", choices=("pack", "unpack"))
-    parser.add_argument("run", type=Path, help="folder of the run; its name names the files")
-    parser.add_argument("files", type=Path, help="folder of the packed files")
-    options = parser.parse_args(arguments)
-    if options.action == "pack":
-        print(json.dumps({"packed": pack(options.run, options.files)}))
-    else:
-        unpack(options.files, options.run)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -26,6 +26,7 @@ for ((i = 0; i < ${#more[@]}; i++)); do
     esac
 done
 read -ra compile <<<"${SEKO_COMPILE---compile}" # for the DiT; the VAE trains too shortly for it
+read -ra graphs <<<"${SEKO_GRAPHS:-}"           # --graphs, for the teacher and the regression
 export PYTHONPATH="$PWD:$PWD/runtime:$PWD/kernels${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
 deadline=$("$python" -c "import time; print(time.time() + 60 * $call)")
 mkdir -p "$runs" "$out"
@@ -37,7 +38,7 @@ stage() { # STAGE MINUTES SCRIPT OPTIONS...
     local name=$1 minutes=$2 script=$3
     shift 3
     if [ ! -d "$runs/$name" ] && compgen -G "$carried/$name.*.tar" >/dev/null; then
-        "$python" -m scripts.train_sample.progress unpack "$runs/$name" "$carried"
+        "$python" -m scripts.train_sample.packing unpack "$runs/$name" "$carried"
     fi
     finished "$name" && return
     local left
@@ -48,7 +49,7 @@ stage() { # STAGE MINUTES SCRIPT OPTIONS...
     fi
     "${launch[@]}" -m "scripts.train_sample.$script" --folder "$runs/$name" --minutes "$minutes" --deadline "$deadline" \
         --resume "$@" "${more[@]}" | tee "$runs/$name.json"
-    "$python" -m scripts.train_sample.progress pack "$runs/$name" "$out"
+    "$python" -m scripts.train_sample.packing pack "$runs/$name" "$out"
     if ! finished "$name"; then
         echo "sample: not finished, call again (next: $name)"
         exit 0
@@ -70,10 +71,10 @@ judged() { # NAME OPTIONS...: a report and a sheet, once
 }
 
 stage vae "$vae" train_vae
-stage dit "$dit" train_dit --vae "$runs/vae" "${compile[@]}"
+stage dit "$dit" train_dit --vae "$runs/vae" "${compile[@]}" "${graphs[@]}"
 # What distillation has to reach: guided, many passes.
 judged teacher --prompts 64 --chunks 8 --passes 24 --euler --guidance 2.5
-stage ode "$ode" distil --method ode --vae "$runs/vae" --teacher "$runs/dit" "${compile[@]}"
+stage ode "$ode" distil --method ode --vae "$runs/vae" --teacher "$runs/dit" "${compile[@]}" "${graphs[@]}"
 judged ode --prompts 64 --chunks 20 --student "$runs/ode"
 stage dmd "$dmd" distil --method dmd --vae "$runs/vae" --teacher "$runs/dit" --begin "$runs/ode" "${compile[@]}"
 judged dmd --prompts 200 --chunks 80 --student "$runs/dmd"

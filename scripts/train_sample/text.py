@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from torch import Tensor
 from transformers import UMT5Config, UMT5EncoderModel
 
 from scripts.train_sample.captions import vocabulary
+from seko_export.checkpoints.text_keys import text_transformers_names
+from seko_export.models.umt5 import TextEncoder, TextEncoderConfig
 
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"  # UMT5's names and numbers: 0, 1, 2
 
@@ -74,3 +77,34 @@ def encode(encoder: UMT5EncoderModel, ids: Tensor) -> Tensor:
     mask = (ids != 0).long()
     hidden: Tensor = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
     return hidden * mask[..., None]
+
+
+def encode_unwaited(encoder: UMT5EncoderModel, ids: Tensor) -> Tensor:
+    """Return what `encode` returns, without waiting for the device: transformers asks there whether any mask is zero.
+
+    The exported encoder's forward runs on the parameters of transformers' module, so that a CUDA graph can hold it.
+    """
+    c = encoder.config
+    forward, names = _written_out(
+        TextEncoderConfig(
+            vocab_size=c.vocab_size,
+            dim=c.d_model,
+            heads=c.num_heads,
+            head_dim=c.d_kv,
+            ffn_dim=c.d_ff,
+            layers=c.num_layers,
+            buckets=c.relative_attention_num_buckets,
+            max_distance=c.relative_attention_max_distance,
+            norm_eps=c.layer_norm_epsilon,
+        )
+    )
+    parameters: dict[str, Tensor] = {name: encoder.get_parameter(theirs) for name, theirs in names.items()}
+    hidden: Tensor = torch.func.functional_call(forward, parameters, (ids,))
+    return hidden
+
+
+@functools.cache
+def _written_out(config: TextEncoderConfig) -> tuple[TextEncoder, dict[str, str]]:
+    """Return the encoder without weights, and transformers' name of each of its parameters."""
+    with torch.device("meta"):
+        return TextEncoder(config), text_transformers_names(config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -15,21 +16,21 @@ from torch import Tensor, nn
 
 from scripts.train_sample import ranks
 from scripts.train_sample.causal_training import CausalDit, init_weights, sequence_mask
+from scripts.train_sample.graphs import captured, require_cuda
 from scripts.train_sample.latent_pool import CHUNKS, LAYOUTS, Batch, LatentPool, sequence_times
+from scripts.train_sample.optimizers import OPTIMIZERS
 from scripts.train_sample.progress import (
     Budget,
     Run,
-    add_run_options,
     autocast,
-    budget_of,
     compile_layers,
     fill,
     read_ema,
-    scaled,
     step_generator,
 )
+from scripts.train_sample.run_options import add_graphs_option, add_run_options, budget_of, scaled
 from scripts.train_sample.shapes import FPS, SIDE
-from scripts.train_sample.text import encode, make_encoder, make_tokenizer, text_config
+from scripts.train_sample.text import encode, encode_unwaited, make_encoder, make_tokenizer, text_config
 from scripts.train_sample.train_vae import FrozenVae
 from seko_export.config import ModelConfig, StreamConfig
 
@@ -63,6 +64,8 @@ class DitTraining:
         like that, and the target stays clean, so errors are repaired instead of carried on.
     given_share : float
         Share of the streams' beginnings whose first latent frame is given, clean and at time 0: a start image.
+    optimizer : str
+        One of `optimizers.OPTIMIZERS`.
     """
 
     model: ModelConfig = SAMPLE_MODEL
@@ -78,6 +81,7 @@ class DitTraining:
     text_dropout: float = 0.12
     context_noise: float = 0.12
     given_share: float = 0.15
+    optimizer: str = "adamw"
 
 
 class Conditioned(nn.Module):
@@ -151,7 +155,7 @@ def drop_captions(ids: Tensor, share: float, generator: torch.Generator) -> Tens
 def empty_caption(ids: Tensor) -> Tensor:
     """Return the ids of empty captions, in the shape of ``ids``."""
     empty = torch.zeros_like(ids)
-    empty[:, 0] = END_ID
+    empty[:, 0].fill_(END_ID)
     return empty
 
 
@@ -162,13 +166,33 @@ def train(
     budget: Budget,
     options: argparse.Namespace,
 ) -> Run:
-    """Train, or go on training; return the run, saved."""
+    """Train, or go on training; return the run, saved.
+
+    Raises
+    ------
+    GraphsNeedCudaError
+        If ``options.graphs`` and the device is another one.
+    """
     device: str = options.device
+    if options.graphs:
+        require_cuda(device)
     both = Conditioned(config, options.seed).to(device)
-    run = Run(folder, both, config.learning_rate, config.ema_decay, budget, resume=options.resume)
+    run = Run(
+        folder,
+        both,
+        config.learning_rate,
+        config.ema_decay,
+        budget,
+        resume=options.resume,
+        optimizer=config.optimizer,
+        on_device=options.graphs,
+    )
     if run.finished:
         return run
     run.facts["training"] = dataclasses.asdict(config)
+    run.leg["training"] = {
+        name: run.facts["training"][name] for name in ("batches", "optimizer", "renew_every")
+    }
     # Another seed after a resume where samples are renewed: more variety, at the price of exact repetition.
     pool_seed = options.seed + (run.step if config.renew_every else 0)
     pool = LatentPool(
@@ -179,21 +203,33 @@ def train(
         config.model.text_tokens,
         device,
         pool_seed,
+        aside=options.graphs,
     )
     masks = {name: layout_mask(name, config.stream, device) for name in LAYOUTS}
     compile_layers(both.dit.blocks, options.compile)
-    for step in run.steps():
-        layout = config.turns[step % len(config.turns)]
-        generator = step_generator(device, options.seed, step)
+    encode_text = encode_unwaited if options.graphs else encode
+
+    def take_step(layout: str, generator: torch.Generator) -> tuple[Tensor]:
+        """Draw, descend; return the loss."""
         batch = pool.draw(layout, config.batches[layout], generator)
         ids = drop_captions(batch.ids, config.text_dropout, generator)
         with autocast(device):
-            text = encode(both.text, ids).float()
+            text = encode_text(both.text, ids).float()
             loss = flow_loss(both.dit, batch, layout, text, masks[layout], config, generator)
         run.descend(loss)
-        run.log(every=10, turns=len(config.turns), **{layout: loss})
-        if config.renew_every and step % config.renew_every == 0:
-            pool.renew()
+        return (loss.detach(),)
+
+    # One generator for all replays of a process, another one after each resume.
+    with captured(options.graphs, step_generator(device, options.seed + 11, run.step)) as graphs:
+        for step in run.steps():
+            layout = config.turns[step % len(config.turns)]
+            if graphs is None:
+                (loss,) = take_step(layout, step_generator(device, options.seed, step))
+            else:
+                (loss,) = graphs.run(layout, functools.partial(take_step, layout, graphs.generator))
+            run.log(every=10, turns=len(config.turns), **{layout: loss})
+            if config.renew_every and step % config.renew_every == 0:
+                pool.renew()
     return run
 
 
@@ -210,6 +246,18 @@ def load_teacher(folder: Path, device: str) -> tuple[Conditioned, DitTraining]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Train the teacher and end in one JSON line."""
+    options = read_options(arguments)
+    with ranks.joined(options.device) as options.device:
+        run = run_with(options)
+        if ranks.is_first():
+            parameters = sum(p.numel() for p in run.parameters.values())
+            print(json.dumps({"stage": "dit", "step": run.step, "seconds": round(run.seconds, 1),
+                              "finished": run.finished, "parameters": parameters, "chunks": CHUNKS}))  # fmt: skip
+    return 0
+
+
+def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return the options of a command line."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     add_run_options(parser)
     parser.add_argument("--vae", type=Path, required=True, help="folder of the VAE's run")
@@ -217,29 +265,34 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--renew-every", type=int, default=DitTraining.renew_every)
     parser.add_argument("--rate", type=float, default=DitTraining.learning_rate)
     parser.add_argument("--shift", type=float, default=DitTraining.shift)
-    options = parser.parse_args(arguments)
-    with ranks.joined(options.device) as options.device:
-        _train(options)
-    return 0
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default=DitTraining.optimizer)
+    add_graphs_option(parser)
+    return parser.parse_args(arguments)
 
 
-def _train(options: argparse.Namespace) -> None:
+def run_with(options: argparse.Namespace) -> Run:
+    """Train as the options say; ``options.device`` is this rank's own."""
     config = DitTraining(
-        pool=options.pool, renew_every=options.renew_every, learning_rate=options.rate, shift=options.shift
+        pool=options.pool,
+        renew_every=options.renew_every,
+        learning_rate=options.rate,
+        shift=options.shift,
+        optimizer=options.optimizer,
     )
     if options.rehearse:
         small = dataclasses.replace(SAMPLE_MODEL, layers=1, dim=32, heads=2, ffn_dim=32, text_dim=32)
         config = DitTraining(
-            model=small, text_layers=1, pool=8, renew_every=5, batches={"start": 2, "window": 2, "first": 4}
+            model=small,
+            text_layers=1,
+            pool=8,
+            renew_every=5,
+            batches={"start": 2, "window": 2, "first": 4},
+            optimizer=options.optimizer,
         )
     batches = {layout: scaled(batch, options) for layout, batch in config.batches.items()}
     config = dataclasses.replace(config, batches=batches)
     vae = FrozenVae(options.vae, options.device)
-    run = train(config, options.folder, vae.encode, budget_of(options), options)
-    if ranks.is_first():
-        parameters = sum(p.numel() for p in run.parameters.values())
-        print(json.dumps({"stage": "dit", "step": run.step, "seconds": round(run.seconds, 1),
-                          "finished": run.finished, "parameters": parameters, "chunks": CHUNKS}))  # fmt: skip
+    return train(config, options.folder, vae.encode, budget_of(options), options)
 
 
 if __name__ == "__main__":

@@ -21,15 +21,13 @@ from scripts.train_sample.judge import judge, summary
 from scripts.train_sample.progress import (
     Budget,
     Run,
-    add_run_options,
     autocast,
-    budget_of,
     compile_layers,
     fill,
     read_ema,
-    scaled,
     step_generator,
 )
+from scripts.train_sample.run_options import add_run_options, budget_of, scaled
 from scripts.train_sample.shapes import SIDE, draw_scenes, render
 from seko_export.models.wan_vae import Decoder, Encoder, VaeConfig
 from seko_export.models.wan_vae_layers import FrameCaches, RmsNorm
@@ -179,7 +177,7 @@ def train(config: VaeTraining, folder: Path, budget: Budget, options: argparse.N
     compile_layers((m for m in vae.modules() if isinstance(m, RmsNorm)), options.compile, dynamic=True)
     for step in run.steps():
         frames, batch = config.clips[step % len(config.clips)]
-        if budget.share(step, run.seconds) < config.image_share:
+        if run.share() < config.image_share:
             frames, batch = 1, config.images
         video = draw_clips(batch, frames, config.crop, device, options.seed, step)
         generator = step_generator(device, options.seed, step)

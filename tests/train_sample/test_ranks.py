@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from scripts.train_sample import distil, ranks, train_dit, train_vae
 from scripts.train_sample.distil import Distillation
 from scripts.train_sample.latent_pool import LatentPool
-from scripts.train_sample.progress import Budget, Run, adamw, step_generator
+from scripts.train_sample.optimizers import adamw
+from scripts.train_sample.progress import Budget, Run, step_generator
 from scripts.train_sample.text import make_tokenizer
 from scripts.train_sample.train_dit import DitTraining, load_teacher
 from scripts.train_sample.train_vae import VaeTraining
@@ -44,7 +45,7 @@ VAE = VaeTraining(base_dim=2, images=2, clips=((5, 1),), crop=16)
 
 def options(resume: bool = False) -> argparse.Namespace:
     """Return what the scripts' parser would give."""
-    return argparse.Namespace(device="cpu", seed=0, resume=resume, compile=False)
+    return argparse.Namespace(device="cpu", seed=0, resume=resume, compile=False, graphs=False)
 
 
 def averaging_encoder(video: Tensor) -> Tensor:

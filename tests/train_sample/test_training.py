@@ -14,15 +14,17 @@ from torch import Tensor
 
 from scripts.train_sample import distil, train_dit, train_vae
 from scripts.train_sample.distil import Distillation
+from scripts.train_sample.graphs import GraphsNeedCudaError
+from scripts.train_sample.guided_paths import Guided, predict_clean, teacher_paths
 from scripts.train_sample.latent_pool import Batch
+from scripts.train_sample.packing import pack, unpack
+from scripts.train_sample.probe import probe
 from scripts.train_sample.progress import (
     LOSSES,
     Budget,
     Run,
     newest_state,
-    pack,
     read_ema,
-    unpack,
     write_state,
 )
 from scripts.train_sample.train_dit import DitTraining, load_teacher
@@ -46,7 +48,9 @@ MICRO_VAE = VaeTraining(base_dim=2, images=4, clips=((5, 2),), crop=16, learning
 
 def options(**more) -> argparse.Namespace:
     """Return what the scripts' parser would give."""
-    return argparse.Namespace(**{"device": "cpu", "seed": 0, "resume": False, "compile": False, **more})
+    return argparse.Namespace(
+        **{"device": "cpu", "seed": 0, "resume": False, "compile": False, "graphs": False, **more}
+    )
 
 
 def averaging_encoder(video: Tensor) -> Tensor:
@@ -160,6 +164,86 @@ def test_a_resumed_teacher_is_the_unbroken_one(tmp_path):
         return teach(folder, 14, resume=resume)
 
     assert_same(train(tmp_path / "whole", False), interrupted(train, tmp_path / "broken", 14))
+
+
+def test_a_given_frame_stays_clean_along_a_path_and_in_the_students_pass(teacher):
+    """Time 0, the batch's own latents at every point, and no part in what the student is asked."""
+    taught, teaching = load_teacher(teacher, "cpu")
+    size, config = teaching.stream.chunk_frames, Distillation("ode", teacher_passes=3)
+    generator = torch.Generator().manual_seed(0)
+    latents = torch.randn(4, 16, 6 * size, 4, 4, generator=generator)
+    batch = Batch(latents, torch.arange(6 * size).expand(4, -1), torch.zeros(4, 48, dtype=torch.int64))
+    given = torch.tensor([True, False, True, False])
+    text, times = torch.randn(4, 48, 32, generator=generator), []
+
+    def forward(clean, noisy, at, *more):
+        times.append(at[:4])
+        return taught.dit(clean, noisy, at, *more)
+
+    mask = train_dit.layout_mask("first", teaching.stream, "cpu")
+    visited, ends = teacher_paths(
+        Guided(forward, 2.0), batch, "first", text, text, mask, config.sigmas, config.grid, size, generator, given
+    )  # fmt: skip
+    for point in (*visited, ends):
+        assert torch.equal(point[given, :, 0], latents[given, :, 0])
+        assert not torch.equal(point[~given, :, 0], latents[~given, :, 0])
+        assert not torch.equal(point[given, :, 1], latents[given, :, 1])
+    assert all(not at[given, 0].any() and at[~given, 0].all() and at[:, 1:].all() for at in times)
+    times.clear()
+    frames = batch.frames[:, :size]
+    x0 = predict_clean(
+        forward, latents[:, :, :0], visited[1], torch.full((4, 1), 0.9), text, frames, mask, size, given
+    )
+    assert torch.equal(x0[given, :, 0], latents[given, :, 0])
+    assert not times[0][given, 0].any()
+    assert (times[0][~given] > 0).all()
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_regression_gives_frames_in_the_teachers_share(share, teacher, tmp_path, monkeypatch):
+    taught, teaching = load_teacher(teacher, "cpu")
+    seen = {}
+
+    def paths(*arguments):
+        seen.setdefault(arguments[2], arguments[-1])
+        return teacher_paths(*arguments)
+
+    monkeypatch.setattr(distil, "teacher_paths", paths)
+    config = Distillation("ode", batch=2, pool=4, teacher_passes=2, updates_a_path=1)
+    teaching = dataclasses.replace(teaching, given_share=share)
+    distil.train(config, tmp_path, taught, teaching, averaging_encoder, Budget(steps=3), options())
+    assert {layout: given.float().mean().item() for layout, given in seen.items()} == {
+        "first": share,
+        "start": 0.0,
+        "window": 0.0,
+    }
+
+
+def test_what_has_no_graphs_is_refused(teacher, tmp_path):
+    with pytest.raises(GraphsNeedCudaError, match="cpu"):
+        teach(tmp_path, 1, graphs=True)
+    taught, teaching = load_teacher(teacher, "cpu")
+    for device, method, message in (("cpu", "ode", "cpu"), ("cuda", "dmd", "method is dmd")):
+        with pytest.raises(ValueError, match=message):
+            distil.train(
+                Distillation(method), tmp_path, taught, teaching, averaging_encoder, Budget(steps=1),
+                options(graphs=True, device=device),
+            )  # fmt: skip
+
+
+def test_muon_teaches_too(tmp_path):
+    config = dataclasses.replace(MICRO, optimizer="muon")
+    train_dit.train(config, tmp_path, averaging_encoder, Budget(steps=33), options())
+    first = losses(tmp_path, "start")
+    assert first[-1] < first[0]
+    assert load_teacher(tmp_path, "cpu")[1].optimizer == "muon"
+    assert read_ema(tmp_path)[1]["legs"][0]["training"]["optimizer"] == "muon"
+
+
+def test_a_probe_asks_every_run_the_same(teacher):
+    one, other = (probe(teacher, averaging_encoder, "cpu", rows=2, draws=1, pool_size=8) for _ in range(2))
+    assert one == other
+    assert set(one) == {"start", "window", "first"}
 
 
 @pytest.mark.parametrize("method", distil.METHODS)

@@ -1,0 +1,82 @@
+"""Packs a run for the way between two machines, and unpacks it: bfloat16, one tar a group of tensors.
+
+A finished run travels as its EMA alone, else EMA, weights and second moments (6 bytes a parameter): first moments and
+Muon's momenta are forgotten within some ten steps anyway.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+from scripts.train_sample.curve import CURVE
+from scripts.train_sample.progress import FACTS, LOSSES, STATE, newest_state
+
+
+def pack(source: Path, goal: Path) -> dict[str, int]:
+    """Pack a run in bfloat16 for a transfer, each group of tensors as one tar: unpacked together they resume.
+
+    A finished run travels as its EMA alone. Logs and facts go with the EMA.
+
+    Returns
+    -------
+    dict of str to int
+        Bytes of each file.
+    """
+    state = newest_state(source)
+    if state is None:
+        raise FileNotFoundError(f"{source} holds no training state; run that stage first")
+    facts = state / FACTS
+    finished = json.loads(facts.read_text(encoding="utf-8"))["finished"]
+    there = {path.stem for path in state.glob("*.safetensors")}
+    # Beside a fake score the student's EMA is near enough to its weights: a call's files must stay below 64 MiB.
+    unfinished = ["ema", "fake"] if "fake" in there else ["ema", "weights", "second_moments"]
+    groups = ["ema"] if finished else unfinished
+    goal.mkdir(parents=True, exist_ok=True)
+    for old in goal.glob(f"{source.name}.*.tar"):
+        old.unlink()
+    sizes = {}
+    for name in groups:
+        path = goal / f"{source.name}.{name}.tar"
+        with tempfile.TemporaryDirectory() as folder, tarfile.open(path, "w") as tar:
+            tensors = {n: t.bfloat16() for n, t in load_file(state / f"{name}.safetensors").items()}
+            save_file(tensors, Path(folder, name))
+            tar.add(Path(folder, name), f"{STATE}/{name}.safetensors")
+            if name == "ema":
+                tar.add(facts, f"{STATE}/{FACTS}")
+                for log in (LOSSES, CURVE):
+                    if (source / log).exists():
+                        tar.add(source / log, log)
+        sizes[path.name] = path.stat().st_size
+    return sizes
+
+
+def unpack(source: Path, goal: Path) -> None:
+    """Unpack what `pack` made of the run that ``goal`` is named after; does nothing if there is none."""
+    for path in sorted(source.glob(f"{goal.name}.*.tar")):
+        with tarfile.open(path) as tar:
+            tar.extractall(goal, filter="data")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Pack a run for a transfer, or unpack one."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("action", choices=("pack", "unpack"))
+    parser.add_argument("run", type=Path, help="folder of the run; its name names the files")
+    parser.add_argument("files", type=Path, help="folder of the packed files")
+    options = parser.parse_args(arguments)
+    if options.action == "pack":
+        print(json.dumps({"packed": pack(options.run, options.files)}))
+    else:
+        unpack(options.files, options.run)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
