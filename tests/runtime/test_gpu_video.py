@@ -36,6 +36,12 @@ def captures(artifact: OpenArtifact) -> bool:
     return artifact.manifest.backend == "aoti"
 
 
+def skip_unless_captured(folder: Path) -> None:
+    """`compile` compiles anew at each open and decodes in order: two tests of it are enough."""
+    if read_manifest(folder)[0].backend != "aoti":
+        pytest.skip("decodes in order, as two other tests see")
+
+
 def levels_apart(a: np.ndarray, b: np.ndarray) -> int:
     """Largest difference of two pictures; the toy's levels count modulo 256."""
     away = np.abs(a.astype(np.int64) - b.astype(np.int64))
@@ -113,8 +119,8 @@ def in_order(built_cuda_whole: Path) -> list[bytes]:
 def test_overlap_gives_the_bytes_of_decoding_in_order(
     built_cuda_whole: Path, in_order: list[bytes], ahead: int, every: int, main: bool
 ) -> None:
-    if read_manifest(built_cuda_whole)[0].backend == "compile" and (ahead, every) != (1, 3):
-        pytest.skip("decodes in order, and compiles anew for each of these")
+    if (ahead, every) != (1, 3):
+        skip_unless_captured(built_cuda_whole)
     with (
         open_artifact(built_cuda_whole) as artifact,
         slow_lane(every, main),
@@ -154,9 +160,8 @@ def test_a_rebuilt_cache_is_the_eager_sessions(built_cuda_whole: Path) -> None:
 
 
 def test_lanes_have_streams_and_pools_of_their_own(built_cuda_whole: Path) -> None:
+    skip_unless_captured(built_cuda_whole)
     with open_artifact(built_cuda_whole) as artifact, artifact.open_session() as session:
-        if not captures(artifact):
-            pytest.skip("cudagraph trees share one pool, so they decode in order")
         memory, lane = session._memory, session._check_open().decoder._lane  # type: ignore[union-attr]
         assert lane._stream.cuda_stream != memory.stream.cuda_stream  # type: ignore[attr-defined]
         assert lane._pool != memory._pool  # type: ignore[attr-defined]
@@ -164,6 +169,7 @@ def test_lanes_have_streams_and_pools_of_their_own(built_cuda_whole: Path) -> No
 
 
 def test_a_steady_stream_waits_for_its_frames_alone_and_allocates_nothing(built_cuda_whole: Path) -> None:
+    skip_unless_captured(built_cuda_whole)
     with open_artifact(built_cuda_whole) as artifact, artifact.open_session() as session:
         stream = session.stream()
         assert next(stream).shape[1] == FIRST_FRAMES
@@ -175,11 +181,11 @@ def test_a_steady_stream_waits_for_its_frames_alone_and_allocates_nothing(built_
             for _ in range(30):
                 assert next(stream).shape[1] == CHUNK_VIDEO
             session.run_chunk()
-        if captures(artifact):
-            assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+        assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
 def test_a_prompt_that_is_held_allocates_nothing(built_cuda_whole: Path) -> None:
+    skip_unless_captured(built_cuda_whole)
     pytest.importorskip("tokenizers")
     with open_artifact(built_cuda_whole) as artifact, artifact.open_session(prompt="a red disc") as session:
         session.run_chunk()
@@ -201,6 +207,8 @@ def test_a_prompt_that_is_held_allocates_nothing(built_cuda_whole: Path) -> None
 
 
 def test_a_closed_artifact_gives_its_memory_back(built_cuda_whole: Path) -> None:
+    skip_unless_captured(built_cuda_whole)
+
     def use(overlap: bool) -> None:
         with open_artifact(built_cuda_whole) as artifact:
             with artifact.open_session(overlap=overlap) as session:
@@ -223,6 +231,7 @@ def test_a_closed_artifact_gives_its_memory_back(built_cuda_whole: Path) -> None
 
 
 def test_sessions_side_by_side_decode_apart(built_cuda_whole: Path) -> None:
+    skip_unless_captured(built_cuda_whole)
     with open_artifact(built_cuda_whole) as artifact:
         with artifact.open_session(text=TEXTS[0]) as alone:
             expected = [frames.tobytes() for frames in alone.stream(chunks=8)]
