@@ -52,7 +52,7 @@ VIDEO_TOLERANCES = {
     torch.float32: {"exact": 0.1, "lossy": 1.0},
     torch.bfloat16: {"exact": 6.0, "lossy": 6.0},
 }
-MOST_CODES = 0.75  # of a token's codes; a stale slot has nearly all of them wrong
+MOST_CODES = 0.85  # of a token's codes; an unrelated token has more of them wrong
 VIDEO_BYTES = 1_000_000  # of one recorded chunk's frames at most
 CACHE_TOLERANCES = {
     torch.float32: {"exact": 1e-4, "lossy": 0.05},

@@ -52,7 +52,7 @@ def compiled_beside(
     workers = min(len(pieces), os.cpu_count() or 1)
     # spawn: a forked child must not use the GPU, and must not hold the parent's threads' locks
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_quiet_worker)
-    by_cost = sorted(pieces, key=lambda name: not name.startswith("block"))  # the slowest first
+    by_cost = sorted(pieces, key=lambda name: not name.startswith(("block", "vae_")))  # the slowest first
     finished = False
     try:
         with _ctrl_c_held():

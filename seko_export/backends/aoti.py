@@ -29,6 +29,7 @@ CUDA_ATTENTION = (
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 )
+LARGE_PIECES = ("block", "vae_")
 BLOCK_THREADS = max(1, (os.cpu_count() or 1) // 3)
 
 
@@ -61,8 +62,8 @@ def compile_piece(config: BuildConfig, name: str, package: str) -> float:
     started = time.monotonic()
     use_private_cache()
     # By default each compiler process starts a pool as large as the machine: with a process a piece, that is cores
-    # times pieces interpreters that import torch. Only the blocks have kernels enough to share out.
-    torch._inductor.config.compile_threads = BLOCK_THREADS if name.startswith("block") else 1
+    # times pieces interpreters that import torch. Only blocks and the VAE have kernels enough to share out.
+    torch._inductor.config.compile_threads = BLOCK_THREADS if name.startswith(LARGE_PIECES) else 1
     if config.device == "cuda":
         # Finding out what vector code the compiler can make takes half a minute, for a host side that has no loops.
         torch._inductor.config.cpp.vec_isa_ok = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,15 @@ from numpy.typing import NDArray
 
 from seko_export import golden
 from seko_export.build import build_artifact
-from seko_export.checkpoints import load_checkpoint, write_random_checkpoint
+from seko_export.checkpoints import load_checkpoint, load_vae, write_random_checkpoint
 from seko_export.config import PRESETS, ModelConfig, StreamConfig
 from seko_export.models.sampler import Schedule
+from seko_export.models.wan_vae import VaeDecode
 from seko_export.pieces import BuildConfig, make_pieces
+from seko_export.sources import MediaSources
 from seko_export.weights import model_weights
 from seko_runtime import OpenArtifact, open_artifact
+from tests.export.media_files import TEXT, VAE, write_text_encoder, write_vae
 from tests.tolerances import relative_error
 
 pytestmark = [
@@ -100,6 +104,27 @@ def test_two_runs_give_equal_bytes(fp4_artifact: Path) -> None:
     with open_artifact(fp4_artifact) as artifact:
         first, second = (replayed_chunks(artifact, [1, 2]) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_text_and_video_in_bfloat16(checkpoint: Path, tmp_path: Path) -> None:
+    """The build holds every engine to its module; frames are those of the latents, decoded in float32 at once."""
+    vae, text = write_vae(tmp_path / "vae"), write_text_encoder(tmp_path / "text_encoder")
+    config = dataclasses.replace(gpu_config("bf16", batch=2), vae=VAE, text=TEXT)
+    media = MediaSources(vae, text, text / "tokenizer.json")
+    build_artifact(config, checkpoint, tmp_path / "artifact", media=media)
+    latents, frames = [], []
+    with open_artifact(tmp_path / "artifact") as artifact:
+        assert all(error.within for error in artifact.verify())
+        with artifact.open_session(seeds=[0, 1], prompt=golden.GOLDEN_PROMPT) as session:
+            for _ in range(CHUNKS):
+                chunk = session.run_chunk()
+                latents.append(torch.from_numpy(chunk.to_host()))
+                frames.append(torch.from_numpy(chunk.video()))
+    half = VaeDecode(VAE, first=True, frames=3 * CHUNKS).eval().requires_grad_(False)
+    half.load_state_dict(dict(load_vae(vae, VAE, half="decoder").items()), strict=False)
+    wanted = ((half(torch.cat(latents, dim=2))[0].double() + 1) * 127.5).permute(0, 2, 3, 4, 1)
+    got = torch.cat(frames, dim=1).double()
+    assert float((got - wanted).square().mean().sqrt()) <= golden.VIDEO_TOLERANCES[torch.bfloat16]["exact"]
 
 
 def model() -> ModelConfig:
