@@ -27,8 +27,8 @@ from scripts.train_sample.probe import probe
 from scripts.train_sample.progress import LOSSES
 from scripts.train_sample.train_vae import FrozenVae
 
-# One rank of four holds this much of `train_dit`'s pool; to encode all of it would take longer than to compare.
-POOL = "2048"
+# Samples a rank: what one of four holds of `train_dit`'s pool. To encode all of it would take longer than to compare.
+RANK_POOL = 2048
 LAST_SHARE = 0.2
 
 
@@ -65,7 +65,7 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
 def train_and_probe(folder: Path, vae: Path, seconds: float, device: str, variant: list[str]) -> None:
     """Be one variant: train in the folder, then print its line."""
     arguments = ["--folder", str(folder), "--vae", str(vae), "--device", device, "--resume"]
-    arguments += ["--more", str(seconds / 60), "--pool", POOL, *variant]
+    arguments += ["--more", str(seconds / 60), *variant]
     options, began = train_dit.read_options(arguments), time.monotonic()
     with ranks.joined(device) as own:
         encode_video = FrozenVae(vae, own).encode
@@ -117,7 +117,12 @@ def _start(
     if len(gpus) > 1:
         launch += ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
         launch += ["--nproc-per-node", str(len(gpus))]
-    command = [*launch, "-m", __spec__.name if __spec__ else __name__, f"--alone={variant}"]
+    command = [
+        *launch,
+        "-m",
+        __spec__.name if __spec__ else __name__,
+        f"--alone=pool={RANK_POOL * len(gpus)} {variant}",
+    ]
     command += ["--run", str(goal), "--vae", str(options.vae), "--seconds", str(options.seconds)]
     command += ["--device", options.device]
     with log.open("wb") as file:
