@@ -137,7 +137,9 @@ def differences(
     shape: str,
 ) -> None:
     """Append how far the engines' pictures are from the reference in float32, beside the reference in their dtype."""
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False  # the truth is in whole float32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = (
+        False  # the truth is in whole float32
+    )
     truth = eager_reference(config, weights, torch.float32)
     wanted = levels(truth.decode(latents))
     name = truth.name
