@@ -8,7 +8,9 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch._dynamo.repro import after_aot
 from torch.export import ExportedProgram
@@ -17,6 +19,7 @@ from seko_export.backends.aoti import attention_backends, use_private_cache
 from seko_export.describe import COMPILER_CACHE
 from seko_export.errors import MachineError
 from seko_export.lowering.trace import trace
+from seko_export.models.wan_vae import PICTURE_CHANNELS
 from seko_export.pieces import BuildConfig, make_pieces
 from seko_kernels.ops import plain_torch
 from seko_runtime import open_artifact
@@ -63,7 +66,7 @@ def forget_sources(program: ExportedProgram) -> None:
 
 
 def fill_cache(folder: Path) -> None:
-    """Open a `compile` artifact, run every program once, and put what the compiler made into the artifact.
+    """Open a `compile` artifact, run every program, and put what the compiler made into the artifact.
 
     Runs in a child process, so that the cache holds this artifact's graphs and nothing else.
     """
@@ -72,7 +75,13 @@ def fill_cache(folder: Path) -> None:
     vars(after_aot)["generate_env_vars_string"] = lambda **_: ""
     with open_artifact(folder) as artifact:
         stream = artifact.manifest.stream
-        with artifact.open_session(seeds=list(range(stream.batch))) as session:
+        golden, video = artifact.manifest.golden, artifact.manifest.video
+        given: dict[str, Any] = {}  # so that a sentence and a picture go through their engines too
+        if artifact.manifest.text is not None and golden is not None:
+            given["prompt"] = golden.prompt
+        if video is not None:
+            given["image"] = np.zeros((video.height, video.width, PICTURE_CHANNELS), np.uint8)
+        with artifact.open_session(seeds=list(range(stream.batch)), **given) as session:
             for _ in range(-(-stream.cache_frames // stream.chunk_frames) + 1):
                 session.run_chunk()
             session.run_chunk().to_host()

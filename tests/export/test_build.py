@@ -76,7 +76,7 @@ def test_exact_cache_on_a_cpu_is_fp32(rows):
     assert "error_vs_exact" not in kv
 
 
-@pytest.mark.parametrize("name", ["fp4", "rows"])
+@pytest.mark.parametrize("name", ["fp4", "rows", "media"])
 def test_nothing_of_this_machine_is_in_the_artifact(name, request):
     """No folder of the installation, no home, no temporary place, no user, no host."""
     folder = request.getfixturevalue(name).folder
