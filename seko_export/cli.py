@@ -150,7 +150,9 @@ def build(
     )
     for error in kv.get("error_vs_exact", ()):
         click.echo(f"          relative error against the exact track: {error:.4f}")
-    click.echo(f"verified  engines against the eager model: relative error {result.golden_error:.2e}")
+    video = result.golden_video_error
+    pictures = "" if video is None else f", video frames {video:.2f} levels of 255"
+    click.echo(f"verified  engines against the eager model: relative error {result.golden_error:.2e}{pictures}")
 
 
 @main.command()
@@ -181,6 +183,8 @@ def verify(artifact: Path, as_json: bool) -> None:
     compared = f"worst relative error {worst['golden']}, tolerance {worst['tolerance']}"
     if worst["cache"] is not None:
         compared += f"; of the cache {worst['cache']}, tolerance {worst['cache_tolerance']}"
+    if worst["video"] is not None:
+        compared += f"; of the video {worst['video']} levels of 255, tolerance {worst['video_tolerance']}"
     if as_json:
         _print_json(report)
     elif report["ok"]:
