@@ -152,7 +152,9 @@ def build(
         click.echo(f"          relative error against the exact track: {error:.4f}")
     video = result.golden_video_error
     pictures = "" if video is None else f", video frames {video:.2f} levels of 255"
-    click.echo(f"verified  engines against the eager model: relative error {result.golden_error:.2e}{pictures}")
+    click.echo(
+        f"verified  engines against the eager model: relative error {result.golden_error:.2e}{pictures}"
+    )
 
 
 @main.command()
