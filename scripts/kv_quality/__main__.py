@@ -110,10 +110,10 @@ def _measure(options: argparse.Namespace, sample: Sample) -> None:
     after, judged = compare(sample, latents, build.kv_scheme, prompts, options.chunks, options.device, show)
     report.append_streams(options.rows, build.kv_scheme, after, judged, bits)
     plots.draw_streams(options.pictures, latents, build.kv_scheme, sample.stream.chunk_frames, after)
-    first = streamed[0].name
-    plots.draw_frames(
-        options.pictures, sample, latents, build.kv_scheme, first, prompts, options.chunks, options.device
-    )
+    shown = list(latents)[:2] + list(latents)[-1:] * (
+        len(latents) > 2
+    )  # exact, what is shipped, the last idea
+    plots.draw_frames(options.pictures, sample, latents, shown, prompts, options.chunks, options.device)
     report.print_tables(table, after, judged, build.kv_scheme)
     show("done")
 

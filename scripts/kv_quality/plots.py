@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
 from scripts.kv_quality.activations import Seen
@@ -18,7 +20,7 @@ from scripts.kv_quality.report import PSNR_BAR, PSNR_BAR_CHUNKS, Activations
 from scripts.kv_quality.sample import Sample, decoded
 from scripts.kv_quality.streams import Places
 
-SHEET_PROMPTS = 6
+SHEET_PROMPTS = 4
 _BINS = np.linspace(-8, 8, 129)
 
 
@@ -99,32 +101,30 @@ def draw_frames(
     folder: Path,
     sample: Sample,
     latents: dict[str, Tensor],
-    exact: str,
-    lossy: str,
+    names: Sequence[str],
     prompts: list[str],
     chunks: list[int],
     device: str,
 ) -> None:
-    """Draw the last frame after each count of chunks, exact above lossy, for the first prompts."""
-    size, rows = sample.stream.chunk_frames, min(SHEET_PROMPTS, len(prompts))
+    """Draw the last frame after each count of chunks, a column each, of the formats, a row each, for some prompts."""
+    size, shown = sample.stream.chunk_frames, min(SHEET_PROMPTS, len(prompts))
     strips = []
-    for name in (exact, lossy):
+    for name in names:
         columns = []
         for count in chunks:
             begin = max(0, count - WARMUP_CHUNKS - 1) * size
             decode = sample.decoder(count * size - begin, device)
-            columns.append(decoded(decode, latents[name][:rows, :, begin : count * size])[:, :, -1])
-        strips.append(torch.cat(columns, dim=3))  # [rows, 3, H, counts*W]
-    counts = ", ".join(map(str, chunks))
-    with _figure(folder / "kv-frames.png", -(-rows // 2), 2, 4.2, 3.0) as axes:
-        for row in range(rows):
-            pair = torch.cat([strip[row] for strip in strips], dim=1)
-            axes[row].imshow(((pair + 1) / 2).clamp(0, 1).permute(1, 2, 0).numpy(), interpolation="nearest")
-            axes[row].set_title(
-                f"{prompts[row]}\nabove {exact}, below {lossy}; after {counts} chunks", fontsize=5
-            )
-        for axis in axes:
+            frame = decoded(decode, latents[name][:shown, :, begin : count * size])[:, :, -1]
+            columns.append(F.pad(frame, (1, 1, 1, 1), value=1.0))
+        strips.append(torch.cat(columns, dim=3))  # [prompts, 3, H + 2, counts*(W + 2)]
+    rows, counts = "; ".join(names), ", ".join(map(str, chunks))
+    with _figure(folder / "kv-frames.png", 1, shown, 2.1, 2.5) as axes:
+        for prompt, axis in enumerate(axes):
+            picture = (torch.cat([strip[prompt] for strip in strips], dim=1) + 1) / 2
+            axis.imshow(picture.clamp(0, 1).permute(1, 2, 0).numpy(), interpolation="nearest")
+            axis.set_title("\n".join(textwrap.wrap(prompts[prompt], 48)), fontsize=5)
             axis.axis("off")
+        axes[0].figure.suptitle(f"rows: {rows}; columns: after {counts} chunks", fontsize=7)
 
 
 def _tensors(one: Seen, layout: Places, device: torch.device) -> list[tuple[str, Tensor]]:
