@@ -118,7 +118,7 @@ def errors(
 def _through(
     form: KvFormat, scales: dict[str, Tensor], k: Tensor, v: Tensor, own: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Write keys and values [B, N, H, D] as a stream does, the chunk's ``own`` [N] last; read them back, float32."""
+    """Write keys and values [B, N, H, D] as a stream does and read them back, float32; those of ``own`` [N] as is."""
     batch = len(k)
     k, v, own = k.flatten(0, 1), v.flatten(0, 1), own.repeat(batch)
     caches = {
@@ -126,8 +126,9 @@ def _through(
         for c in form.cache_tensors
     }
     dtype = caches["k"].dtype if "k" in caches else torch.float32
-    for part in (~own, own):
-        index = part.nonzero()[:, 0]
-        form.write(caches, scales, index, k[index].to(dtype), v[index].to(dtype))
-    read_k, read_v = (x.float().unflatten(0, (batch, -1)) for x in form.window(caches, scales, dtype))
+    index = torch.arange(len(k), device=k.device)
+    form.write(caches, scales, index, k.to(dtype), v.to(dtype))
+    read = (torch.where(own[:, None, None], true, x.float())
+            for x, true in zip(form.window(caches, scales, dtype), (k, v), strict=True))  # fmt: skip
+    read_k, read_v = (x.unflatten(0, (batch, -1)) for x in read)
     return read_k, read_v

@@ -23,9 +23,6 @@ STREAMED = (
     "fp8",
     "fp4-4/6",
     "fp4-4/6 turning-mean",
-    "fp4 chunk-exact",
-    "fp4-4/6 chunk-exact",
-    "fp4-4/6 turning-mean chunk-exact",
 )
 
 
@@ -57,11 +54,10 @@ def ideas(config: BuildConfig) -> list[KvFormat]:
 
     wide, frames, groups = min(32, model.head_dim), int4_frames(stream.frame_tokens), int4_channels(16)
     tokens, again = int8_tokens(model.head_dim), read_as_e4m3(e2m1(16))
-    int8 = trial("int8 a scale per token", tokens, tokens)
     int4 = trial("int4 in groups of 16", groups, groups)
     return [
         trial("fp8", e4m3(), e4m3()),
-        int8,
+        trial("int8 a scale per token", tokens, tokens),
         better(),
         fp4("k-mean"),
         fp4("k-mean", "v-mean"),
@@ -84,14 +80,6 @@ def ideas(config: BuildConfig) -> list[KvFormat]:
         trial("k-fp8 v-fp4", e4m3(), e2m1(16)),
         trial("k-fp4 v-fp8", e2m1(16), e4m3()),
         fp4("sink-exact"),
-        fp4("chunk-exact"),
-        fp4("sink-exact", "chunk-exact"),
-        better("chunk-exact"),
-        fp4("turning-mean", "chunk-exact"),
-        better("turning-mean", "chunk-exact"),
-        better("before-rope", "k-mean", "chunk-exact"),
-        replace(int8, tricks=("chunk-exact",)),
-        replace(int4, tricks=("chunk-exact",)),
     ]
 
 

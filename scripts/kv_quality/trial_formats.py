@@ -34,7 +34,6 @@ TRICKS = {
     "v-mean": "V's means are taken off; a kernel adds them to the attention's output once",
     "hadamard": "K's channels are mixed by a Hadamard matrix; a kernel mixes Q instead of unmixing K",
     "sink-exact": "the sink frames are stored as they are",
-    "chunk-exact": "the chunk being denoised sees its own keys and values as they are, not as they are stored",
 }
 
 
@@ -85,12 +84,8 @@ class TrialKv:
 
     @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:
-        """Rounded keys and values; with "chunk-exact" also the exact ones, and which tokens are the chunk's."""
-        shape = (self.heads, self.head_dim)
-        if "chunk-exact" not in self.tricks:
-            return tuple(CacheTensor(name, shape, self.dtype) for name in ("k", "v"))
-        caches = (CacheTensor(name, shape, self.dtype) for name in ("k", "v", "k_exact", "v_exact"))
-        return (*caches, CacheTensor("fresh", (1, 1), torch.uint8))
+        """Rounded keys and values."""
+        return tuple(CacheTensor(name, (self.heads, self.head_dim), self.dtype) for name in ("k", "v"))
 
     @property
     def scale_tensors(self) -> tuple[ScaleTensor, ...]:
@@ -138,10 +133,6 @@ class TrialKv:
                 in_sink = (token_index % self.cache_tokens < self.sink_tokens)[:, None, None]
                 rounded = torch.where(in_sink, x.to(self.dtype), rounded)
             caches[name].index_copy_(0, token_index, rounded)
-            if "chunk-exact" in self.tricks:
-                caches[f"{name}_exact"].index_copy_(0, token_index, x.to(self.dtype))
-        if "chunk-exact" in self.tricks:
-            caches["fresh"].zero_().index_fill_(0, token_index, 1)
 
     def window(
         self,
@@ -149,12 +140,8 @@ class TrialKv:
         scales: Mapping[str, Tensor],  # noqa: ARG002 - the protocol's; reading needs none here
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """Return what attention sees; see `KvFormat.window`."""
-        if "chunk-exact" not in self.tricks:
-            return caches["k"].to(dtype), caches["v"].to(dtype)
-        fresh = caches["fresh"].bool()
-        k, v = (torch.where(fresh, caches[f"{x}_exact"], caches[x]).to(dtype) for x in "kv")
-        return k, v
+        """Return what attention sees of the past; see `KvFormat.window`."""
+        return caches["k"].to(dtype), caches["v"].to(dtype)
 
     def calibrate(self, k_amax: Tensor, v_amax: Tensor) -> dict[str, Tensor]:
         """Choose the powers of two; means stand at 0 until `constants`, tables at no rotation."""

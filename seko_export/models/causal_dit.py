@@ -20,7 +20,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 from seko_export.config import PATCH, ModelConfig, StreamConfig
-from seko_kernels.kv_formats import KvFormat
+from seko_kernels.kv_formats import ExactKv, KvFormat
 
 
 class Embed(nn.Module):
@@ -151,8 +151,9 @@ class Block(nn.Module):
         q, k, v = self.self_attn.qkv(x).chunk(3, dim=-1)  # each [B, T, d]
         q = rotate(self._split(rms_norm(q, self.self_attn.norm_q)), cos, sin).to(dtype)  # [B, T, H, D]
         k = rotate(self._split(rms_norm(k, self.self_attn.norm_k)), cos, sin).to(dtype)
-        self.kv.write(caches, scales, token_index, k.flatten(0, 1), self._split(v).flatten(0, 1))
-        y = self.self_attn.o(self._attend_to_cache(q, caches, scales, valid_tokens))
+        own = (k.flatten(0, 1), self._split(v).flatten(0, 1))  # [B*T, H, D]
+        self.kv.write(caches, scales, token_index, *own)
+        y = self.self_attn.o(self._attend(q, own, token_index, caches, scales, valid_tokens))
         hidden = gated_residual(hidden, y, gate_1)
 
         q = rms_norm(self.cross_attn.q(self._affine_norm(hidden).to(dtype)), self.cross_attn.norm_q)
@@ -162,11 +163,21 @@ class Block(nn.Module):
         x = modulate(self._plain_norm(hidden), shift_2, scale_2).to(dtype)
         return gated_residual(hidden, self.ffn(x), gate_2)
 
-    def _attend_to_cache(
-        self, q: Tensor, caches: Mapping[str, Tensor], scales: Mapping[str, Tensor], valid_tokens: Tensor
+    def _attend(
+        self,
+        q: Tensor,
+        own: tuple[Tensor, Tensor],
+        token_index: Tensor,
+        caches: Mapping[str, Tensor],
+        scales: Mapping[str, Tensor],
+        valid_tokens: Tensor,
     ) -> Tensor:
         batch, tokens = q.shape[0], self.stream.cache_tokens
         k, v = self.kv.window(caches, scales, q.dtype)  # each [B*N, H, D]
+        if not isinstance(
+            self.kv, ExactKv
+        ):  # a chunk sees itself as it is: only its past went through the format
+            k, v = (window.index_copy(0, token_index, x) for window, x in zip((k, v), own, strict=True))
         bias = fill_bias(valid_tokens, tokens, q.dtype) if self.masked else None
         return attention(q, k.unflatten(0, (batch, tokens)), v.unflatten(0, (batch, tokens)), bias)
 
