@@ -209,6 +209,7 @@ def test_a_stale_ring_is_seen_in_the_cache_by_a_bound_for_bf16(name, request):
     scheme = "lossy" if name == "fp4" else "exact"
     slot = Ring.slot
     with (
+        warnings.catch_warnings(action="ignore"),  # torch's own, when its compiler is imported
         mock.patch.object(Ring, "slot", lambda ring, frame: min(slot(ring, frame), 3 + frame % 3)),
         open_artifact(request.getfixturevalue(name).folder, device="cpu") as artifact,
     ):
