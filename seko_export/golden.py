@@ -22,11 +22,11 @@ from seko_export.media_pieces import video_table
 from seko_export.models.wan_vae import PICTURE_CHANNELS
 from seko_export.pieces import BuildConfig, FlatModule, Piece, dtype_name, make_buffers, make_pieces
 from seko_export.progress import Progress
-from seko_export.sensitivity import SHAKEN, bound, shaken
+from seko_export.sensitivity import SHAKEN, shaken
 from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.backends.torch_memory import torch_dtype
 from seko_runtime.golden import cache_error, cache_tensor, relative_error
-from seko_runtime.manifest import Golden, Weight
+from seko_runtime.manifest import Golden, GoldenBound, Weight
 from seko_runtime.session import Session
 
 GOLDEN_FILE = "golden/golden.safetensors"
@@ -98,14 +98,12 @@ class Record:
         The recorded ones.
     exact : dict of int to EagerChunk
         The same on the exact track; empty for an exact format.
-    tolerance, cache_tolerance : float
-        For `verify`.
+    bounds : tuple of GoldenBound
+        For `verify`, a recorded chunk each.
     cache_step : int
         Tokens between two samples of the cache.
     video_step : int
         Pixels between two samples of the video; 0 without a VAE.
-    video_tolerance : float
-        For `verify`.
     prompt : str or None
         The sentence that the text is of; None if it is of none.
     """
@@ -115,11 +113,9 @@ class Record:
     scales: dict[str, Tensor]
     chunks: dict[int, EagerChunk]
     exact: dict[int, EagerChunk]
-    tolerance: float
-    cache_tolerance: float
+    bounds: tuple[GoldenBound, ...]
     cache_step: int
     video_step: int
-    video_tolerance: float
     prompt: str | None
 
     @property
@@ -137,13 +133,12 @@ class Record:
             GOLDEN_FILE,
             self.seeds,
             tuple(self.chunks),
-            self.tolerance,
+            max(bound.latents for bound in self.bounds),
             text=TEXT,
             cache_step=self.cache_step,
-            cache_tolerance=self.cache_tolerance,
             video_step=self.video_step,
-            video_tolerance=self.video_tolerance,
             prompt=self.prompt,
+            bounds=self.bounds,
         )
 
 
@@ -176,27 +171,22 @@ def record(
     lossless = config.kv_scheme == config.exact_scheme
     peaks = KvPeaks(config)
     exact = run_eager(exact_config, on_device, text, seeds, chunks, progress, None if lossless else peaks)
-    kind = "exact" if lossless else "lossy"
     scales: dict[str, Tensor] = {}
-    made = exact
-    rounding = (0.0, 0.0, 0.0)
+    made = other = exact
     if not lossless:
         scales = peaks.calibrate()
         on_device |= {name: tensor.to(config.device) for name, tensor in scales.items()}
         made = run_eager(config, on_device, text, seeds, chunks, progress, None)
         other = run_eager(config, on_device, text, seeds, chunks, progress, None, shake=True)
-        rounding = differences(config, other, made)
     return Record(
         text,
         seeds,
         scales,
         made,
         {} if lossless else exact,
-        tolerance=bound(TOLERANCES[config.dtype][kind], rounding[0]),
-        cache_tolerance=bound(CACHE_TOLERANCES[config.dtype][kind], rounding[1], MOST_CODES),
+        bounds=tuple(golden_bound(config, made[number], other[number], exact[number]) for number in chunks),
         cache_step=stream.frame_tokens,
         video_step=video_step(config),
-        video_tolerance=bound(VIDEO_TOLERANCES[config.dtype][kind], rounding[2]) if config.vae else 0.0,
         prompt=None if ids is None else GOLDEN_PROMPT,
     )
 
@@ -295,21 +285,47 @@ def eager_engine(piece: Piece) -> Callable[[list[Tensor]], Sequence[Tensor]]:
     return lambda inputs: module(*inputs)
 
 
-def differences(
-    config: BuildConfig, found: Mapping[int, EagerChunk], wanted: Mapping[int, EagerChunk]
-) -> tuple[float, float, float]:
-    """Return the worst difference of latents, of a cache token and of video frames, each as `verify` measures it."""
-    latents, cache, video = 0.0, 0.0, 0.0
-    for number, right in wanted.items():
-        made = found[number]
-        latents = max(latents, relative_error(made.latents.numpy(), right.latents.numpy()))
-        for buffer in make_buffers(config):
-            if buffer.role == "cache":
-                ours, theirs = (chunk.cache[buffer.name].float().numpy() for chunk in (made, right))
-                cache = max(cache, cache_error(ours, theirs, buffer.dtype, layered=buffer.layered))
-        if made.video is not None and right.video is not None:
-            video = max(video, float((made.video.double() - right.video.double()).square().mean().sqrt()))
-    return latents, cache, video
+def golden_bound(config: BuildConfig, made: EagerChunk, other: EagerChunk, exact: EagerChunk) -> GoldenBound:
+    """Return how far an engine may miss one chunk.
+
+    Parameters
+    ----------
+    config : BuildConfig
+        The build.
+    made, other, exact : EagerChunk
+        The recorded chunk; the same with other last bits; the same on the exact track. All one for an exact format.
+
+    Returns
+    -------
+    GoldenBound
+        The least bound of the format and dtype; with a lossy cache also twice what the last bits do, and where its
+        roundings are in play, what two independent draws of them are apart: sqrt(2) times the distance to the exact
+        track. Then a token's codes fall anyhow, and only another token's are told from it.
+    """
+    kind = "exact" if config.kv_scheme == config.exact_scheme else "lossy"
+    least = tuple(table[config.dtype][kind] for table in (TOLERANCES, CACHE_TOLERANCES, VIDEO_TOLERANCES))
+    last_bits, loss = difference(config, other, made), difference(config, exact, made)
+    rounded = loss.latents > 0
+    return GoldenBound(
+        max(least[0], 2 * last_bits.latents, 2**0.5 * loss.latents),
+        MOST_CODES if rounded else min(MOST_CODES, max(least[1], 2 * last_bits.cache)),
+        max(least[2], 2 * last_bits.video, 2**0.5 * loss.video) if config.vae else 0.0,
+    )
+
+
+def difference(config: BuildConfig, found: EagerChunk, wanted: EagerChunk) -> GoldenBound:
+    """Return how far two chunks are apart in latents, in the worst cache token and in video, as `verify` measures it.
+
+    Caches of other formats are not compared.
+    """
+    cache, video = 0.0, 0.0
+    for buffer in make_buffers(config):
+        if buffer.role == "cache" and buffer.name in found.cache:
+            ours, theirs = (chunk.cache[buffer.name].float().numpy() for chunk in (found, wanted))
+            cache = max(cache, cache_error(ours, theirs, buffer.dtype, layered=buffer.layered))
+    if found.video is not None and wanted.video is not None:
+        video = float((found.video.double() - wanted.video.double()).square().mean().sqrt())
+    return GoldenBound(relative_error(found.latents.numpy(), wanted.latents.numpy()), cache, video)
 
 
 def golden_text(config: BuildConfig) -> Tensor:

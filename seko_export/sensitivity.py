@@ -33,8 +33,3 @@ def shaken(
         return ((hidden.float() * (1 + step * noise)).to(hidden.dtype), *rest)
 
     return run
-
-
-def bound(least: float, seen: float, most: float = float("inf")) -> float:
-    """Return a tolerance: ``least``, or twice what was seen of rounding alone, at most ``most``."""
-    return min(max(least, 2 * seen), most)

@@ -247,19 +247,19 @@ class OpenArtifact:
         golden, tensors = self.manifest.golden, self._checked.golden
         if golden is None or number not in golden.chunks:
             raise UsageError(f"chunk {number} is not in this artifact's golden")
-        exact = tensors.get(f"exact.{number}")
+        bound, exact = golden.bound(number), tensors.get(f"exact.{number}")
         frames = tensors.get(video_tensor(number)) if golden.video_step and video is not None else None
         return ChunkError(
             chunk=number,
             golden=relative_error(latents, tensors[f"latents.{number}"].to_numpy()),
             exact=None if exact is None else relative_error(latents, exact.to_numpy()),
-            tolerance=golden.tolerance,
+            tolerance=bound.latents,
             cache=None if cache is None else worst_cache_error(cache, tensors, number, self.manifest.buffers),
-            cache_tolerance=golden.cache_tolerance,
+            cache_tolerance=bound.cache,
             video=None
             if frames is None or video is None
             else video_error(video, frames.to_numpy(), golden.video_step),
-            video_tolerance=golden.video_tolerance,
+            video_tolerance=bound.video,
         )
 
     @property

@@ -190,13 +190,22 @@ class Video:
 
 
 @dataclass(frozen=True)
+class GoldenBound:
+    """How far one recorded chunk may be missed: ``latents`` and ``cache`` relative, ``video`` in levels of 255."""
+
+    latents: float
+    cache: float = 0.0
+    video: float = 0.0
+
+
+@dataclass(frozen=True)
 class Golden:
     """Recorded chunks: tensors ``latents.{chunk}``, optionally ``exact.{chunk}``, and the text input.
 
     With ``cache_step`` also ``cache.{buffer}.{chunk}``: every ``cache_step``-th entry of the row axis of each cache
     buffer, after the chunk. With ``video_step`` also ``video.{chunk}``: every ``video_step``-th pixel of both sides of
-    its frames, uint8; they may differ by ``video_tolerance`` levels of 255, root mean square. ``prompt`` is the
-    sentence that the text came from, where it came from one.
+    its frames, uint8. ``bounds`` has one entry a chunk; without it ``tolerance`` bounds the latents of all of them.
+    ``prompt`` is the sentence that the text came from, where it came from one.
     """
 
     file: str
@@ -205,10 +214,13 @@ class Golden:
     tolerance: float
     text: str | None = None
     cache_step: int = 0
-    cache_tolerance: float = 0.0
     video_step: int = 0
-    video_tolerance: float = 0.0
     prompt: str | None = None
+    bounds: tuple[GoldenBound, ...] = ()
+
+    def bound(self, chunk: int) -> GoldenBound:
+        """Return the bound of a recorded chunk."""
+        return self.bounds[self.chunks.index(chunk)] if self.bounds else GoldenBound(self.tolerance)
 
 
 @dataclass(frozen=True)

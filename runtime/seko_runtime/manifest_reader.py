@@ -24,6 +24,7 @@ from seko_runtime.manifest import (
     EngineSpec,
     FileEntry,
     Golden,
+    GoldenBound,
     KvPool,
     Manifest,
     Schedule,
@@ -281,14 +282,22 @@ def _read_golden(value: object, where: str) -> Golden:
         tolerance=fields.number("tolerance"),
         text=fields.optional("text", as_name),
         cache_step=fields.optional("cache_step", as_integer) or 0,
-        cache_tolerance=fields.optional("cache_tolerance", as_number) or 0.0,
         video_step=fields.optional("video_step", as_integer) or 0,
-        video_tolerance=fields.optional("video_tolerance", as_number) or 0.0,
         prompt=fields.optional("prompt", as_text),
+        bounds=fields.items("bounds", _read_bound) if "bounds" in fields else (),
     )
     if not chunks or list(chunks) != sorted(set(chunks)):
         raise ManifestError(f"{where}.chunks is {list(chunks)[:8]}, expected rising chunk numbers")
+    if golden.bounds and len(golden.bounds) != len(chunks):
+        raise ManifestError(
+            f"{where}.bounds has {len(golden.bounds)} entries, expected one for each of the {len(chunks)} chunks"
+        )
     return golden
+
+
+def _read_bound(value: object, where: str) -> GoldenBound:
+    fields = Fields(value, where)
+    return GoldenBound(fields.number("latents"), fields.number("cache"), fields.number("video"))
 
 
 def _read_text(value: object, where: str) -> Text:

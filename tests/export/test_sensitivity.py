@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from seko_export import golden
-from seko_export.golden import TOLERANCES, differences, run_eager
+from seko_export.golden import TOLERANCES, difference, golden_bound, run_eager
 from seko_export.progress import silent
-from seko_export.sensitivity import bound, shaken
+from seko_export.sensitivity import shaken
 from seko_export.weights import model_weights
+from seko_runtime.manifest import GoldenBound
 from tests.truth.eager_stream import random_text, random_wan_weights, same_bytes, small_config
 
 
@@ -28,10 +29,28 @@ def test_the_last_bit_of_the_hidden_state_is_shaken(dtype):
     assert runs[0]([])[1] is rest
 
 
-def test_bounds():
-    assert bound(1e-3, 1e-4) == 1e-3
-    assert bound(1e-3, 0.2) == 0.4
-    assert bound(0.05, 0.9, 0.75) == 0.75
+def test_a_lossy_chunk_is_bounded_by_the_least_by_last_bits_and_by_its_loss():
+    config = dataclasses.replace(small_config(3, 1, 6, passes=2), kv_scheme="fp4")
+    least = golden.TOLERANCES[torch.float32]["lossy"]
+    codes = torch.zeros(2, 7, 2, 64, dtype=torch.uint8)
+
+    def chunk(latents: float, flipped: int = 0) -> golden.EagerChunk:
+        cache = {name: codes.clone() for name in ("kv.k_codes", "kv.v_codes", "kv.k_scales", "kv.v_scales")}
+        cache["kv.k_codes"][0, 0, 0, :flipped] = 1
+        return golden.EagerChunk(torch.full((1, 16, 3, 4, 4), latents), cache)
+
+    plain = chunk(1.0)
+    first = golden_bound(config, plain, chunk(1.0, 12), plain)  # 12 of 128 codes: more than the least
+    assert (first.latents, first.cache) == (least, 2 * 12 / 128)
+    shaky = golden_bound(config, plain, chunk(1.25), plain)
+    assert shaky.latents == 0.5
+    later = golden_bound(config, plain, chunk(1.0, 1), chunk(2.0))
+    assert later.latents == pytest.approx(2**0.5)
+    assert later.cache == golden.MOST_CODES
+    exact = dataclasses.replace(config, kv_scheme="fp32")
+    bound = golden_bound(exact, plain, plain, plain)
+    assert bound.latents == golden.TOLERANCES[torch.float32]["exact"]
+    assert bound.cache == golden.CACHE_TOLERANCES[torch.float32]["exact"]
 
 
 def test_with_random_weights_rounding_stays_rounding():
@@ -46,8 +65,8 @@ def test_with_random_weights_rounding_stays_rounding():
     plain, other = (
         run_eager(config, weights, text, [0], (0, 1), silent, None, shake=shake) for shake in (False, True)
     )
-    latents, cache, video = differences(config, other, plain)
-    assert 0 < latents < TOLERANCES[torch.float32]["lossy"]
-    assert cache <= 2 / 16  # of a token with 16 scale bytes, two
-    assert video == 0
-    assert differences(config, plain, plain) == (0, 0, 0)
+    for number in (0, 1):
+        moved = difference(config, other[number], plain[number])
+        assert 0 < moved.latents < TOLERANCES[torch.float32]["lossy"]
+        assert moved.cache <= 2 / 16  # of a token with 16 scale bytes, two
+        assert difference(config, plain[number], plain[number]) == GoldenBound(0.0)

@@ -167,6 +167,7 @@ def places(table: dict[str, Any]) -> list[tuple[str, list[Any]]]:
         walk(record, table[name][0], [name, 0])
     walk(TensorSpec, table["engines"][0]["inputs"][0], ["engines", 0, "inputs", 0])
     walk(manifest.Call, table["programs"]["begin"][0], ["programs", "begin", 0])
+    walk(manifest.GoldenBound, table["golden"]["bounds"][0], ["golden", "bounds", 0])
     path = next(iter(table["files"]))
     walk(manifest.FileEntry, table["files"][path], ["files", path])
     assert {record for record, _ in found} == {record.__name__ for record in RECORDS}

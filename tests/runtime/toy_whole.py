@@ -16,6 +16,7 @@ from seko_runtime.manifest import (
     Call,
     EngineSpec,
     Golden,
+    GoldenBound,
     Manifest,
     Schedule,
     TensorSpec,
@@ -43,8 +44,8 @@ GOLDEN = Golden(
     1e-5,
     text="text",
     video_step=2,
-    video_tolerance=0.5,
     prompt=PROMPT,
+    bounds=(GoldenBound(1e-5, 0.0, 0.5), GoldenBound(1e-5, 0.0, 0.5)),
 )
 SHIFT = 5.0
 
