@@ -305,7 +305,7 @@ def golden_bound(config: BuildConfig, made: EagerChunk, other: EagerChunk, exact
     kind = "exact" if config.kv_scheme == config.exact_scheme else "lossy"
     least = tuple(table[config.dtype][kind] for table in (TOLERANCES, CACHE_TOLERANCES, VIDEO_TOLERANCES))
     last_bits, loss = difference(config, other, made), difference(config, exact, made)
-    rounded = loss.latents > 0
+    rounded = loss.latents > least[0]  # the first chunk's is 0: no past
     return GoldenBound(
         max(least[0], 2 * last_bits.latents, 2**0.5 * loss.latents),
         MOST_CODES if rounded else min(MOST_CODES, max(least[1], 2 * last_bits.cache)),
