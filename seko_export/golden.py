@@ -25,7 +25,7 @@ from seko_export.progress import Progress
 from seko_export.sensitivity import SHAKEN, shaken
 from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.backends.torch_memory import torch_dtype
-from seko_runtime.golden import cache_error, cache_tensor, relative_error
+from seko_runtime.golden import cache_error, cache_tensor, relative_error, video_error, video_tensor
 from seko_runtime.manifest import Golden, GoldenBound, Weight
 from seko_runtime.session import Session
 
@@ -198,7 +198,7 @@ def write(folder: Path, made: Record) -> None:
     for number, chunk in made.chunks.items():
         tensors[f"latents.{number}"] = chunk.latents
         if chunk.video is not None:
-            tensors[f"video.{number}"] = chunk.video
+            tensors[video_tensor(number)] = chunk.video
         tensors |= {cache_tensor(name, number): sample for name, sample in chunk.cache.items()}
     (folder / "golden").mkdir()
     save_file(tensors, folder / GOLDEN_FILE)
@@ -324,7 +324,7 @@ def difference(config: BuildConfig, found: EagerChunk, wanted: EagerChunk) -> Go
             ours, theirs = (chunk.cache[buffer.name].float().numpy() for chunk in (found, wanted))
             cache = max(cache, cache_error(ours, theirs, buffer.dtype, layered=buffer.layered))
     if found.video is not None and wanted.video is not None:
-        video = float((found.video.double() - wanted.video.double()).square().mean().sqrt())
+        video = video_error(found.video.numpy(), wanted.video.numpy(), step=1)  # both are sampled already
     return GoldenBound(relative_error(found.latents.numpy(), wanted.latents.numpy()), cache, video)
 
 

@@ -18,10 +18,9 @@ from seko_export import golden
 from seko_export.checkpoints import load_checkpoint, write_random_checkpoint
 from seko_export.config import PRESETS
 from seko_export.models.sampler import Schedule
-from seko_export.pieces import BuildConfig, make_buffers, make_pieces
+from seko_export.pieces import BuildConfig, make_pieces
 from seko_export.progress import silent
 from seko_export.weights import model_weights
-from seko_runtime.golden import cache_error, relative_error
 from seko_runtime.ring import Ring
 
 
@@ -57,14 +56,8 @@ def _errors(
 ) -> tuple[float, float]:
     """Errors of the latents and of the cache, as `verify` measures them."""
     made = golden.run_eager(config, weights, record.text, record.seeds, tuple(record.chunks), silent, None)
-    latents, caches = [], []
-    for number, right in record.chunks.items():
-        latents.append(relative_error(made[number].latents.numpy(), right.latents.numpy()))
-        for buffer in make_buffers(config):
-            if buffer.role == "cache":
-                found, wanted = (chunk.cache[buffer.name].float().numpy() for chunk in (made[number], right))
-                caches.append(cache_error(found, wanted, buffer.dtype, layered=buffer.layered))
-    return max(latents), max(caches)
+    apart = [golden.difference(config, made[number], right) for number, right in record.chunks.items()]
+    return max(one.latents for one in apart), max(one.cache for one in apart)
 
 
 def _row(config: BuildConfig, fault: str, errors: tuple[float, float]) -> None:

@@ -21,6 +21,8 @@ import torch
 from children import last_json, run_python
 from rows import append_row
 
+from seko_export.inspection import percentile
+
 PRESET = "self-forcing-1.3b"
 SHAPE = "S1: 1.3B, 480x832, chunk 3, ring 21, B=1"
 _FIRST_CHUNK = """
@@ -171,9 +173,8 @@ def _chunk_ms(session: object, chunks: int) -> dict[str, float]:
 
 
 def _spread(times: list[float]) -> dict[str, float]:
-    ordered = sorted(times)
-    at = lambda share: ordered[min(len(ordered) - 1, int(share * len(ordered)))]  # noqa: E731
-    return {"median": statistics.median(ordered), "p90": at(0.9), "p99": at(0.99), "max": ordered[-1]}
+    tails = {name: percentile(times, share) for name, share in (("p90", 0.9), ("p99", 0.99))}
+    return {"median": statistics.median(times), **tails, "max": max(times)}
 
 
 def _launches(session: object) -> dict[str, int]:

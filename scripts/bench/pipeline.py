@@ -9,16 +9,18 @@ time is that of a stream whose frames are taken by the host as they come.
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from children import last_json, run_python
 from rows import append_row
 from safetensors.torch import save_file
+from vae import random_weights
+
+from seko_export.inspection import percentile
+from seko_export.models.wan_vae import VaeConfig
 
 SAMPLE = "sample: 96x96, chunk 3, ring 9, B=1, fp4"
 FULL = "S1: 1.3B, 480x832, chunk 3, ring 21, B=1, fp4, Wan VAE"
@@ -100,7 +102,7 @@ def _stream_ms(artifact: Path, chunks: int, *, overlap: bool) -> dict[str, Any]:
     median = statistics.median(times[fill:])
     return {
         "chunk_ms": median,
-        "p90_ms": sorted(times[fill:])[int(0.9 * chunks)],
+        "p90_ms": percentile(times[fill:], 0.9),
         "video_s": video_s,
         "fps": 1e3 * video_s * stream.fps / median,
     }
@@ -112,27 +114,11 @@ def _full_size(work: Path) -> Path:
     if not checkpoint.exists():
         run_python("scripts/make_checkpoint.py", "--preset", "self-forcing-1.3b", "--format", "self-forcing",
                    "--device", "cuda", "-o", str(checkpoint))  # fmt: skip
-    write_random_vae(vae)
+    weights = random_weights(VaeConfig())
+    save_file({name: tensor.bfloat16() for name, tensor in weights.items()}, vae)
     last_json("-m", "seko_export", "build", str(checkpoint), "--preset", "self-forcing-1.3b", "--fp4-kv", "--vae",
               str(vae), "--no-text", "-o", str(artifact), "--force", "--json")  # fmt: skip
     return artifact
-
-
-def write_random_vae(path: Path) -> None:
-    """Write a VAE of the Wan 2.1 release's size: noise that keeps its scale from layer to layer."""
-    from seko_export.checkpoints.vae_keys import vae_shapes
-    from seko_export.models.wan_vae import VaeConfig
-
-    generator = torch.Generator().manual_seed(0)
-    weights = {}
-    for name, shape in vae_shapes(VaeConfig(), "both").items():
-        if name.endswith("gamma"):
-            weights[name] = torch.ones(shape)
-        elif len(shape) == 1:
-            weights[name] = torch.zeros(shape)
-        else:
-            weights[name] = torch.randn(shape, generator=generator) / math.prod(shape[1:]) ** 0.5
-    save_file({name: tensor.bfloat16() for name, tensor in weights.items()}, path)
 
 
 if __name__ == "__main__":

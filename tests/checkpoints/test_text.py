@@ -16,6 +16,7 @@ from seko_export.checkpoints.text_keys import text_shapes, text_transformers_nam
 from seko_export.checkpoints.vae_keys import vae_diffusers_names, vae_shapes
 from seko_export.models.umt5 import UMT5_XXL, TextEncoderConfig
 from seko_export.models.wan_vae import VaeConfig
+from tests.export.media_files import transformers_config
 
 SMALL = TextEncoderConfig(vocab_size=11, dim=6, heads=2, head_dim=4, ffn_dim=10, layers=12, buckets=8)
 Weights = dict[str, torch.Tensor]
@@ -38,21 +39,6 @@ def assert_holds(path: Path, weights: Weights) -> None:
     assert checkpoint.names == tuple(text_shapes(SMALL))
     for name, tensor in checkpoint.items():
         assert torch.equal(tensor, weights[name]), name
-
-
-def transformers_config(config: TextEncoderConfig):
-    from transformers import UMT5Config
-
-    return UMT5Config(
-        vocab_size=config.vocab_size,
-        d_model=config.dim,
-        d_kv=config.head_dim,
-        num_heads=config.heads,
-        d_ff=config.ffn_dim,
-        num_layers=config.layers,
-        relative_attention_num_buckets=config.buckets,
-        relative_attention_max_distance=config.max_distance,
-    )
 
 
 @pytest.mark.parametrize("config", [SMALL, UMT5_XXL])

@@ -95,6 +95,13 @@ def transformers_fields(config: TextEncoderConfig) -> dict[str, object]:
     }
 
 
+def transformers_config(config: TextEncoderConfig):
+    """Return transformers' own configuration of this encoder."""
+    from transformers import UMT5Config
+
+    return UMT5Config.from_dict(transformers_fields(config))
+
+
 def _save(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
     """Write random weights that keep activations near 1."""
     generator = torch.Generator().manual_seed(0)

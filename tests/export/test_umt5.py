@@ -11,6 +11,7 @@ from torch import Tensor
 from seko_export.checkpoints.text_keys import text_shapes, text_transformers_names
 from seko_export.errors import UsageError
 from seko_export.models.umt5 import TextEncoder, TextEncoderConfig, position_buckets
+from tests.export.media_files import transformers_config
 from tests.tolerances import STEP, relative_error
 
 SMALL = TextEncoderConfig(
@@ -49,20 +50,9 @@ def encoder(config: TextEncoderConfig = SMALL, dtype: torch.dtype = torch.float3
 
 def theirs(config: TextEncoderConfig):
     """transformers' encoder with the same weights."""
-    from transformers import UMT5Config, UMT5EncoderModel
+    from transformers import UMT5EncoderModel
 
-    model = UMT5EncoderModel(
-        UMT5Config(
-            vocab_size=config.vocab_size,
-            d_model=config.dim,
-            d_kv=config.head_dim,
-            num_heads=config.heads,
-            d_ff=config.ffn_dim,
-            num_layers=config.layers,
-            relative_attention_num_buckets=config.buckets,
-            relative_attention_max_distance=config.max_distance,
-        )
-    ).eval()
+    model = UMT5EncoderModel(transformers_config(config)).eval()
     names = text_transformers_names(config)
     weights = {names[name]: tensor for name, tensor in some_weights(config).items()}
     left = model.load_state_dict(weights, strict=False)
