@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from scripts.train_sample.compare import summary
 from scripts.train_sample.export_sample import _legs, _sum
 from scripts.train_sample.progress import (
     FACTS,
@@ -24,6 +23,7 @@ from scripts.train_sample.progress import (
     read_ema,
 )
 from scripts.train_sample.run_options import add_run_options, budget_of
+from scripts.train_sample.variant import summary
 
 
 def go(folder: Path, budget: Budget, stop: int | None = None, rate: float = 0.05) -> tuple[Run, list[float]]:
