@@ -1,7 +1,8 @@
 """Packs a run for the way between two machines, and unpacks it: bfloat16, one tar a group of tensors.
 
 A finished run travels as its EMA alone, else EMA, weights and second moments (6 bytes a parameter): first moments and
-Muon's momenta are forgotten within some ten steps anyway.
+Muon's momenta are forgotten within some ten steps anyway. Logs grow with the steps, so they have a tar of their own and
+the tensors' stay as large as the model makes them.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from safetensors.torch import load_file, save_file
 from scripts.train_sample.curve import CURVE
 from scripts.train_sample.progress import FACTS, LOSSES, STATE, newest_state
 
+LOG_GROUP = "log"
+
 
 def pack(source: Path, goal: Path) -> dict[str, int]:
     """Pack a run in bfloat16 for a transfer, each group of tensors as one tar: unpacked together they resume.
 
-    A finished run travels as its EMA alone. Logs and facts go with the EMA.
+    A finished run travels as its EMA alone. Facts go with the EMA, loss log and curve in ``NAME.log.tar``.
 
     Returns
     -------
@@ -50,15 +53,22 @@ def pack(source: Path, goal: Path) -> dict[str, int]:
             tar.add(Path(folder, name), f"{STATE}/{name}.safetensors")
             if name == "ema":
                 tar.add(facts, f"{STATE}/{FACTS}")
-                for log in (LOSSES, CURVE):
-                    if (source / log).exists():
-                        tar.add(source / log, log)
+        sizes[path.name] = path.stat().st_size
+    logs = [name for name in (LOSSES, CURVE) if (source / name).exists()]
+    if logs:
+        path = goal / f"{source.name}.{LOG_GROUP}.tar"
+        with tarfile.open(path, "w") as tar:
+            for name in logs:
+                tar.add(source / name, name)
         sizes[path.name] = path.stat().st_size
     return sizes
 
 
 def unpack(source: Path, goal: Path) -> None:
-    """Unpack what `pack` made of the run that ``goal`` is named after; does nothing if there is none."""
+    """Unpack what `pack` made of the run that ``goal`` is named after; does nothing if there is none.
+
+    Packed runs from before logs had a file of their own hold them beside the EMA; they unpack to the same files.
+    """
     for path in sorted(source.glob(f"{goal.name}.*.tar")):
         with tarfile.open(path) as tar:
             tar.extractall(goal, filter="data")

@@ -3,8 +3,9 @@
 #   run_all.sh [CALL=9.2] [VAE=5] [DIT=10] [ODE=2.5] [DMD=5]     minutes of this call, and of each stage in all
 # Try the chain on a CPU: SEKO_COMPILE= SEKO_TRAIN_OPTIONS="--rehearse --device cpu" run_all.sh 9 0.1 0.1 0.1 0.1
 # Runs stand in $SEKO_RUNS. What has to travel between machines is packed into $OUT as STAGE.GROUP.tar (bfloat16: 2 bytes
-# a parameter of a finished stage, 6 of an unfinished one) after each stage that this call worked on, and is taken up
-# again from $SEKO_CARRIED where $SEKO_RUNS does not have that stage. Written by this call: at most 8 files, 58 MiB.
+# a parameter of a finished stage, 6 of an unfinished one; logs apart) after each stage that this call worked on, and is
+# taken up again from $SEKO_CARRIED where $SEKO_RUNS does not have that stage. A call that ends dit, makes ode and begins
+# dmd writes 8 files: 2 + 2 + 3, and one with all its reports and sheets. No file of tensors is above 16 MiB.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 call=${1:-9.2} vae=${2:-5} dit=${3:-10} ode=${4:-2.5} dmd=${5:-5}
@@ -55,6 +56,7 @@ stage() { # STAGE MINUTES SCRIPT OPTIONS...
         exit 0
     fi
 }
+reports=() reported=""
 judged() { # NAME OPTIONS...: a report and a sheet, once
     local name=$1 left
     shift
@@ -67,7 +69,10 @@ judged() { # NAME OPTIONS...: a report and a sheet, once
     "${launch[@]}" -m scripts.train_sample.evaluate --vae "$runs/vae" --teacher "$runs/dit" \
         --sheet "$runs/sheet-$name.png" "$@" "${judging[@]}" | tee "$runs/judging"
     mv "$runs/judging" "$runs/judge-$name.json"
-    tar -C "$runs" -cf "$out/judge-$name.tar" "sheet-$name.png" "judge-$name.json"
+    reports+=("sheet-$name.png" "judge-$name.json")
+    tar -C "$runs" -cf "$out/judge-$name.tar" "${reports[@]}" # with those that this call packed before
+    if [ -n "$reported" ]; then rm -f "$out/judge-$reported.tar"; fi
+    reported=$name
 }
 
 stage vae "$vae" train_vae

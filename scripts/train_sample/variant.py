@@ -1,4 +1,4 @@
-"""One variant of `compare`: trains in a folder of its own, then prints its line; started by `compare`, alone or by torchrun.
+"""One variant of `compare`: trains in a folder of its own, then prints its line. `compare` starts it.
 
 All that it is told comes as one JSON argument. torchrun's parser looks at every word that begins with a dash, also
 behind the module's name, and refuses what could be short for two of its own options (``--run`` is).
@@ -73,9 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("told", help="JSON: folder, vae, seconds, device, and options of train_dit")
     told = json.loads(parser.parse_args(arguments).told)
-    train_and_probe(
-        Path(told["folder"]), Path(told["vae"]), told["seconds"], told["device"], told["options"]
-    )
+    train_and_probe(Path(told["folder"]), Path(told["vae"]), told["seconds"], told["device"], told["options"])
     return 0
 
 

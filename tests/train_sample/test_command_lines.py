@@ -68,7 +68,9 @@ def test_what_the_pages_write_behind_torchrun_is_read_as_written():
     """README's and run_all.sh's own words; `compare` is no child of torchrun's, its variants are."""
     pages = "".join((FOLDER / name).read_text(encoding="utf-8") for name in ("README.md", "run_all.sh"))
     lines = pages.replace("\\\n", " ").splitlines()
-    started = [line for line in lines if "scripts.train_sample." in line and "train_sample.compare" not in line]
+    started = [
+        line for line in lines if "scripts.train_sample." in line and "train_sample.compare" not in line
+    ]
     assert len(started) >= 3
     words = {word for line in started for word in re.findall(r"(?<!\S)--?[a-z][a-z-]*", line)}
     words |= {word for line in lines if line.startswith(("stage ", "judged ")) for word in shlex.split(line)}

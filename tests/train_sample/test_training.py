@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shutil
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
 from scripts.train_sample import distil, train_dit, train_vae
+from scripts.train_sample.curve import CURVE
 from scripts.train_sample.distil import Distillation
 from scripts.train_sample.graphs import GraphsNeedCudaError
 from scripts.train_sample.guided_paths import Guided, predict_clean, teacher_paths
@@ -289,12 +292,45 @@ def test_states_are_never_pickled(teacher):
 def test_a_finished_run_travels_in_two_bytes_a_parameter(teacher, tmp_path):
     packed = pack(teacher, tmp_path)
     parameters = sum(t.numel() for t in read_ema(teacher)[0].values())
-    assert list(packed) == [f"{teacher.name}.ema.tar"]
-    assert sum(packed.values()) < 2 * parameters + 100_000
+    assert list(packed) == [f"{teacher.name}.ema.tar", f"{teacher.name}.log.tar"]
+    assert packed[f"{teacher.name}.ema.tar"] < 2 * parameters + 50_000
     goal = tmp_path / "elsewhere" / teacher.name
     unpack(tmp_path, goal)
+    for log in (LOSSES, CURVE):
+        assert (goal / log).read_bytes() == (teacher / log).read_bytes()
     assert teach(goal, 64, resume=True).step == 60  # finished, so it is not trained on
     assert read_ema(goal)[1] == read_ema(teacher)[1]
+
+
+def test_a_long_log_does_not_make_the_weights_file_larger(teacher, tmp_path):
+    source = tmp_path / "run"
+    shutil.copytree(teacher, source)
+    before = pack(source, tmp_path / "packed")
+    with (source / LOSSES).open("a", encoding="utf-8") as file:
+        file.write('{"step": 1}\n' * 50_000)
+    after = pack(source, tmp_path / "packed")
+    assert after["run.ema.tar"] == before["run.ema.tar"]
+    assert after["run.log.tar"] > before["run.log.tar"] + 500_000
+
+
+def test_a_packed_group_of_the_sample_stays_below_16_mib():
+    with torch.device("meta"):
+        both = train_dit.Conditioned(DitTraining(), 0)
+    parameters = sum(p.numel() for p in both.parameters())
+    assert 2 * parameters + 200_000 < 16 * 2**20  # facts, tensor names and tar's blocks beside them
+
+
+def test_what_was_packed_with_its_log_beside_the_ema_still_unpacks(teacher, tmp_path):
+    """Before logs had a file of their own."""
+    pack(teacher, tmp_path / "new")
+    unpack(tmp_path / "new", tmp_path / "whole" / teacher.name)
+    with tarfile.open(tmp_path / f"{teacher.name}.ema.tar", "w") as tar:
+        for path in sorted((tmp_path / "whole" / teacher.name).rglob("*.*")):
+            tar.add(path, path.relative_to(tmp_path / "whole" / teacher.name))
+    goal = tmp_path / "elsewhere" / teacher.name
+    unpack(tmp_path, goal)
+    assert read_ema(goal)[1] == read_ema(teacher)[1]
+    assert (goal / LOSSES).read_bytes() == (teacher / LOSSES).read_bytes()
 
 
 def test_an_unfinished_run_goes_on_where_it_was_unpacked(tmp_path):
@@ -303,6 +339,7 @@ def test_an_unfinished_run_goes_on_where_it_was_unpacked(tmp_path):
         MICRO, whole, averaging_encoder, Budget(steps=20, deadline=0.0), options()
     )  # saves at step 0
     packed = pack(whole, tmp_path)
+    # It saved before its first loss, so there is no log yet.
     assert set(packed) == {"whole.ema.tar", "whole.weights.tar", "whole.second_moments.tar"}
     goal = tmp_path / "elsewhere" / "whole"
     unpack(tmp_path, goal)
