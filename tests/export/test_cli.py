@@ -343,7 +343,9 @@ def test_a_full_disk(workplace, checkpoint):
 def test_an_ended_build_leaves_nothing(workplace, checkpoint, number, to_group, awaited):
     """Its exit code tells the signal; no output, no half artifact, no temporary files, no process."""
     mark = f"SEKO_TEST_MARK={workplace}"
-    command = [SEKO_EXPORT, "build", checkpoint, "--preset", "tiny", "--target", "cpu", "--json"]
+    # What runs the tests may have SIGINT ignored (a shell's background job has), and children inherit that.
+    default = ["env", "--default-signal=INT"]
+    command = [*default, SEKO_EXPORT, "build", checkpoint, "--preset", "tiny", "--target", "cpu", "--json"]
     started = subprocess.Popen(
         [*command, "-o", workplace / "out/x"],
         stdout=subprocess.PIPE,
