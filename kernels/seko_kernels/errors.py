@@ -25,3 +25,19 @@ class KvDeviceError(KernelsError, ValueError):
 
 class KvCalibrationError(KernelsError, ValueError):
     """The statistics handed to a calibration are not finite magnitudes."""
+
+
+class OpShapeError(KernelsError, ValueError):
+    """A tensor's shape, or its layout in memory, is not what an op takes."""
+
+
+class OpDtypeError(KernelsError, TypeError):
+    """A tensor's dtype is not what an op takes."""
+
+
+class ArchError(KernelsError, RuntimeError):
+    """The GPU lacks what a kernel is made of, such as fp8 numbers."""
+
+
+class TilesError(KernelsError, ValueError):
+    """Tiles of a kernel that contradict each other, or a table of them that cannot be read."""

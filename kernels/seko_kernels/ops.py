@@ -121,6 +121,17 @@ def plain_torch() -> Iterator[None]:
         _PLAIN.reset(token)
 
 
+def takes_kernels(*tensors: Tensor) -> bool:
+    """Tell whether an op of these tensors takes its kernel (CUDA) or its reference (CPU, or `plain_torch`).
+
+    Raises
+    ------
+    KvDeviceError
+        If the tensors lie on different devices, or on one that is neither CPU nor CUDA.
+    """
+    return _device_type(*tensors) == "cuda" and not _PLAIN.get()
+
+
 @triton_op("seko::nvfp4_write", mutates_args={"codes", "scales"})
 def _nvfp4_write_cuda(
     x: Tensor, token_index: Tensor, codes: Tensor, scales: Tensor, global_scale: Tensor

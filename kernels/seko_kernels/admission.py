@@ -1,0 +1,203 @@
+"""Are these attention tiles right on this GPU? Asked before tiles enter the table; never while an artifact opens.
+
+Triton compiles some tiles to kernels that give wrong numbers without an error (docs/LOG.md), so a tuned
+configuration is nothing before it has passed here, on the device that it is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seko_kernels.attention import attention_fp8, v_columns
+from seko_kernels.fused_reference import e4m3_cast
+from seko_kernels.tuned import AttentionTiles
+
+NAN_BYTE = 0x7F
+SAME_DTYPE_FACTOR = 2.0  # FlashAttention's rule: at most twice the error of the same-dtype torch computation
+RUNS = 3  # a race between warps shows as runs that differ
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What the check of one configuration gave.
+
+    Parameters
+    ----------
+    error : float
+        Relative to float32 attention on the same fp8 numbers, in the 2-norm, of the row that is nearest its bound.
+    bound : float
+        What that row is allowed.
+    refusal : str
+        Empty where the tiles are admitted; otherwise why not.
+    """
+
+    error: float
+    bound: float
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attention to check: its sizes, what makes it hard, and the fill of its rows."""
+
+    name: str
+    query_tokens: int
+    heads: int
+    cache_tokens: int
+    valid_tokens: tuple[int, ...]
+    key_offset: float = 0.0  # added along each query's mean direction: scores far from 0
+    outliers: bool = False
+
+
+def cases(head_dim: int, full: tuple[int, int, int] | None) -> Iterator[Case]:
+    """Yield the cases; `full` is the size (heads, query tokens, cache tokens) that is to be tuned."""
+    yield Case("whole tiles", 256, 2, 1024, (1024,))
+    yield Case("no size a multiple of a tile", 200, 3, 1000, (1000,))
+    yield Case("rows of different fill", 130, 2, 1500, (1, 777, 1500, 256))
+    yield Case("an empty row", 64, 2, 300, (0, 300))
+    # Scores of -60 and less: a masked place whose score counted as 0 would take all the weight.
+    yield Case("scores far below zero", 130, 2, 700, (523,), key_offset=-8.0 * head_dim**0.5)
+    yield Case("outlier channels", 130, 2, 700, (523,), outliers=True)
+    if full is not None:
+        heads, query_tokens, cache_tokens = full
+        yield Case("full size", query_tokens, heads, cache_tokens, (cache_tokens,))
+        yield Case("full size, filling", query_tokens, heads, cache_tokens, (cache_tokens * 2 // 5 + 3,))
+
+
+def admit(
+    tiles: AttentionTiles | None,
+    head_dim: int = 128,
+    device: str = "cuda",
+    full: tuple[int, int, int] | None = None,
+) -> Admission:
+    """Run the fp8 attention with these tiles on every case and hold its error against the same-dtype torch one.
+
+    Parameters
+    ----------
+    tiles : AttentionTiles or None
+        None checks what the op picks by itself.
+    head_dim : int
+        D.
+    device : str
+        Where; on a CPU this checks the reference.
+    full : tuple of int, optional
+        Heads, query tokens and cache tokens of the size that is to be tuned, added to the cases.
+
+    Returns
+    -------
+    Admission
+        With a refusal where it does not compile or run, differs between runs, gives NaN, or is too far off.
+    """
+    attend: Callable[..., Tensor] = attention_fp8
+    worst: Admission | None = None
+    for case in cases(head_dim, full):
+        arguments = make_case(case, head_dim, device)
+        try:
+            runs = []
+            for _ in range(RUNS):
+                _leave_nan_behind(case, head_dim, device)
+                runs.append(attend(*arguments, tiles=tiles))
+            if device == "cuda":
+                torch.cuda.synchronize()
+        except Exception as fault:  # whatever a compiler raises: it is the finding
+            lines = str(fault).strip().splitlines() or [""]
+            return Admission(
+                float("nan"), float("nan"), f"{case.name}: {type(fault).__name__}: {lines[0][:200]}"
+            )
+        if any(not torch.equal(runs[0], run) for run in runs[1:]) and not bool(runs[0].isnan().any()):
+            return Admission(float("nan"), float("nan"), f"{case.name}: two runs differ")
+        truth, rounded = expected(*arguments)
+        for row, filled in enumerate(case.valid_tokens):
+            if not filled:
+                if bool((runs[0][row] != 0).any()):  # NaN too
+                    return Admission(float("nan"), float("nan"), f"{case.name}: not zeros")
+                continue
+            error = distance(runs[0][row], truth[row])
+            bound = SAME_DTYPE_FACTOR * distance(rounded[row], truth[row])
+            if not error <= bound:  # NaN too
+                refusal = f"{case.name}, row {row}: error {error:.4g} is above {bound:.4g}"
+                return Admission(error, bound, refusal)
+            if worst is None or error * worst.bound > worst.error * bound:
+                worst = Admission(error, bound)
+    return worst or Admission(float("nan"), float("nan"), "no case")
+
+
+def make_case(case: Case, head_dim: int, device: str) -> tuple[Tensor, ...]:
+    """Return the arguments of `attention_fp8`: seeded, NaN behind the valid tokens, scales of different size."""
+    generator = torch.Generator().manual_seed(case.query_tokens + case.cache_tokens)
+    batch, heads = len(case.valid_tokens), case.heads
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    q = normal(batch, case.query_tokens, heads, head_dim)
+    k = normal(batch, case.cache_tokens, heads, head_dim)
+    v = normal(batch, heads, head_dim, v_columns(case.cache_tokens))
+    if case.key_offset:
+        direction = normal(heads, head_dim)
+        direction = direction / direction.norm(dim=-1, keepdim=True)
+        q = q * 0.3 + direction * head_dim**0.5 / 2
+        k = k + direction * case.key_offset
+    if case.outliers:
+        k[..., 5] *= 20
+        q[..., 7] *= 5
+        v[:, :, 3] *= 20
+    valid = torch.tensor(case.valid_tokens)
+    q, k, v = (e4m3_cast(x) for x in (q, k, v))
+    for row, filled in enumerate(case.valid_tokens):
+        k[row, filled:].view(torch.uint8).fill_(NAN_BYTE)
+        v[row, ..., filled:].view(torch.uint8).fill_(NAN_BYTE)
+    scales = 2.0 ** torch.randint(-1, 2, (3, heads), generator=generator).float()
+    return tuple(x.to(device) for x in (q, k, v, *scales, valid))
+
+
+def expected(
+    q: Tensor,
+    k: Tensor,
+    v_t: Tensor,
+    q_scale: Tensor,
+    k_scale: Tensor,
+    v_scale: Tensor,
+    valid_tokens: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return the attention in float32, and the same with the roundings that fp8 asks for.
+
+    Those are: probabilities, 256 at a row's maximum, to e4m3, and the result to bfloat16. A head and a row at a time,
+    since the scores of all of them would not fit into memory.
+
+    Returns
+    -------
+    truth, rounded : Tensor
+        ``[B, T, H * D]`` float32 and bfloat16.
+    """
+    truth = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    rounded = torch.zeros(q.shape, dtype=torch.bfloat16, device=q.device)
+    for row, filled in enumerate(valid_tokens.tolist()):
+        if not filled:
+            continue
+        for head in range(q.shape[2]):
+            keys = k[row, :filled, head].float()
+            values = v_t[row, head, :, :filled].float().T * v_scale[head]
+            scores = q[row, :, head].float() @ keys.T
+            scores *= q_scale[head] * k_scale[head] * q.shape[3] ** -0.5
+            weights = torch.exp(scores - scores.amax(-1, keepdim=True))
+            total = weights.sum(-1, keepdim=True)
+            truth[row, :, head] = weights @ values / total
+            in_fp8 = e4m3_cast(weights * 256).float()
+            rounded[row, :, head] = (in_fp8 @ values / (total * 256)).to(torch.bfloat16)
+    return truth.flatten(2), rounded.flatten(2)
+
+
+def distance(actual: Tensor, truth: Tensor) -> float:
+    """Return ``|actual - truth| / |truth|`` in the 2-norm; NaN anywhere gives NaN."""
+    return float((actual.double() - truth.double()).norm() / truth.double().norm())
+
+
+def _leave_nan_behind(case: Case, head_dim: int, device: str) -> None:
+    """Free memory of the output's size that holds NaN, so that a place nobody writes is seen."""
+    shape = (len(case.valid_tokens), case.query_tokens, case.heads * head_dim)
+    torch.full(shape, float("nan"), dtype=torch.bfloat16, device=device)

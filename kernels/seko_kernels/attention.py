@@ -1,0 +1,184 @@
+"""The fp8 attention as an op: checks, tiles, then Triton on CUDA or the reference on a CPU. No arithmetic."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+from seko_kernels import fused_reference
+from seko_kernels.checks import expect, expect_dims, expect_fp8
+from seko_kernels.errors import OpShapeError
+from seko_kernels.fused_reference import FP8
+from seko_kernels.ops import takes_kernels
+from seko_kernels.triton.attention_fp8 import (
+    COMBINE_WARPS,
+    attention_combine_kernel,
+    attention_fp8_kernel,
+)
+from seko_kernels.tuned import AttentionTiles, shape_class, tiles_for
+
+# Columns of a transposed V scratch are a multiple of this: a descriptor's rows must begin on 16 bytes, and on a
+# whole cache line they cost no second one.
+COLUMN_UNIT = 128
+SMALLEST_HEAD_DIM = 32  # of an fp8 matrix instruction
+
+
+def v_columns(tokens: int) -> int:
+    """Return the columns that a transposed V scratch of `tokens` tokens has."""
+    return -(-tokens // COLUMN_UNIT) * COLUMN_UNIT
+
+
+def attention_fp8(
+    q: Tensor,
+    k: Tensor,
+    v_t: Tensor,
+    q_scale: Tensor,
+    k_scale: Tensor,
+    v_scale: Tensor,
+    valid_tokens: Tensor,
+    tiles: AttentionTiles | None = None,
+) -> Tensor:
+    """Attend to the first ``valid_tokens[b]`` keys of each row; what lies behind may be any bytes.
+
+    K is token-major because the cache is: what expands it, and what writes a chunk's own keys, copy whole rows of
+    all heads, and a tile of one head is as good for a tensor descriptor (rows of D bytes, D a multiple of 32) as a
+    head-major one. V is transposed because the fp8 matrix instruction takes its second factor in no other order.
+
+    Parameters
+    ----------
+    q : Tensor
+        ``[B, T, H, D]`` e4m3, contiguous; D a power of two, at least 32.
+    k : Tensor
+        ``[B, N, H, D]`` e4m3, contiguous.
+    v_t : Tensor
+        ``[B, H, D, v_columns(N)]`` e4m3, contiguous.
+    q_scale, k_scale, v_scale : Tensor
+        ``[H]`` float32, positive: what a head's numbers are multiplied by to be the real ones.
+    valid_tokens : Tensor
+        ``[B]`` int64 on the device, at most N; a row with 0 gives zeros.
+    tiles : AttentionTiles, optional
+        Chosen from `tuned` if absent. Only `admission` and benchmarks name them.
+
+    Returns
+    -------
+    Tensor
+        ``[B, T, H * D]`` bfloat16.
+
+    Raises
+    ------
+    OpShapeError, OpDtypeError
+        If a tensor is not as above.
+    KvDeviceError
+        If the tensors lie on different devices, or on one that is neither CPU nor CUDA.
+    ArchError
+        If the GPU has no fp8 numbers.
+    """
+    expect_dims("q", q, 4, "[batch, tokens, heads, head_dim]")
+    expect_dims("k", k, 4, "[batch, tokens, heads, head_dim]")
+    batch, query_tokens, heads, head_dim = q.shape
+    cache_tokens = k.shape[1]
+    if head_dim < SMALLEST_HEAD_DIM or head_dim & (head_dim - 1):
+        raise OpShapeError(f"head_dim must be a power of two of at least {SMALLEST_HEAD_DIM}, got {head_dim}")
+    expect("q", q, (batch, query_tokens, heads, head_dim), FP8)
+    expect("k", k, (batch, cache_tokens, heads, head_dim), FP8)
+    expect("v_t", v_t, (batch, heads, head_dim, v_columns(cache_tokens)), FP8)
+    for name, scale in (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale)):
+        expect(name, scale, (heads,), torch.float32)
+    expect("valid_tokens", valid_tokens, (batch,), torch.int64)
+    arguments = (q, k, v_t, q_scale, k_scale, v_scale, valid_tokens)
+    if not takes_kernels(*arguments):
+        return fused_reference.attention_fp8(*arguments)
+    major, minor = expect_fp8(q.device)
+    if tiles is None:
+        tiles = tiles_for(f"sm_{major}{minor}", head_dim, shape_class(batch, heads, query_tokens))
+    out: Tensor = _attention_fp8_cuda(
+        *arguments,
+        tiles.block_m,
+        tiles.block_n,
+        tiles.stages,
+        tiles.warps,
+        tiles.warp_specialize,
+        tiles.splits,
+        tiles.tail_n,
+        tiles.whole,
+    )
+    return out
+
+
+@triton_op("seko::attention_fp8", mutates_args=())
+def _attention_fp8_cuda(
+    q: Tensor,
+    k: Tensor,
+    v_t: Tensor,
+    q_scale: Tensor,
+    k_scale: Tensor,
+    v_scale: Tensor,
+    valid_tokens: Tensor,
+    block_m: int,
+    block_n: int,
+    stages: int,
+    warps: int,
+    warp_specialize: bool,
+    splits: int,
+    tail_n: int,
+    whole: bool,
+) -> Tensor:
+    batch, query_tokens, heads, head_dim = q.shape
+    cache_tokens = k.shape[1]
+    # Tensor descriptors live in global memory that Triton asks its host for; a compiled engine brings its own.
+    triton.set_allocator(_descriptor_memory)
+    parts = torch.empty(
+        (batch * splits, query_tokens, heads, head_dim), dtype=torch.bfloat16, device=q.device
+    )
+    lse_size = (batch * splits, heads, query_tokens) if splits > 1 else (1, 1, 1)
+    lse = torch.empty(lse_size, dtype=torch.float32, device=q.device)
+    grid = ((query_tokens + block_m - 1) // block_m, heads, batch * splits)
+    wrap_triton(attention_fp8_kernel)[grid](
+        q,
+        k,
+        v_t,
+        q_scale,
+        k_scale,
+        v_scale,
+        valid_tokens,
+        parts,
+        lse,
+        query_tokens,
+        cache_tokens,
+        v_t.shape[3],
+        HEADS=heads,
+        HEAD_DIM=head_dim,
+        SOFTMAX_SCALE=head_dim**-0.5 * math.log2(math.e),
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        STAGES=stages,
+        WARP_SPECIALIZE=warp_specialize,
+        SPLITS=splits,
+        TAIL_N=tail_n,
+        WHOLE=whole,
+        INTEGER=False,
+        num_warps=warps,
+    )
+    if splits == 1:
+        return parts.view(batch, query_tokens, heads * head_dim)
+    out = torch.empty((batch, query_tokens, heads * head_dim), dtype=torch.bfloat16, device=q.device)
+    wrap_triton(attention_combine_kernel)[(query_tokens, batch)](
+        parts,
+        lse,
+        out,
+        query_tokens,
+        HEADS=heads,
+        HEAD_DIM=head_dim,
+        SPLITS=splits,
+        BLOCK_H=triton.next_power_of_2(heads),
+        num_warps=COMBINE_WARPS,
+    )
+    return out
+
+
+def _descriptor_memory(size: int, alignment: int, stream: int | None) -> Tensor:  # noqa: ARG001 - Triton's protocol
+    return torch.empty(size, dtype=torch.int8, device="cuda")

@@ -1,0 +1,56 @@
+"""What the ops check of their tensors before device code sees them. One function a kind of check, no arithmetic."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from seko_kernels.errors import ArchError, OpDtypeError, OpShapeError
+
+FP8_ARCH = (8, 9)  # the first compute capability with e4m3 numbers
+
+
+def expect(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:
+    """Refuse a tensor that is not contiguous, of this shape and one of these dtypes.
+
+    Raises
+    ------
+    OpShapeError
+        If its shape differs or it is not contiguous.
+    OpDtypeError
+        If its dtype is none of `dtypes`.
+    """
+    expect_dtype(name, tensor, *dtypes)
+    if tuple(tensor.shape) != shape:
+        raise OpShapeError(f"{name} has shape {tuple(tensor.shape)}, expected {shape}")
+    if not tensor.is_contiguous():
+        raise OpShapeError(f"{name} is strided {tensor.stride()}, expected contiguous")
+
+
+def expect_dtype(name: str, tensor: Tensor, *dtypes: torch.dtype) -> None:
+    """Refuse a tensor whose dtype is none of `dtypes`; raises `OpDtypeError`."""
+    if tensor.dtype not in dtypes:
+        raise OpDtypeError(f"{name} is {tensor.dtype}, expected {' or '.join(map(str, dtypes))}")
+
+
+def expect_dims(name: str, tensor: Tensor, dims: int, axes: str) -> None:
+    """Refuse a tensor that has not `dims` axes, which `axes` describes; raises `OpShapeError`."""
+    if tensor.dim() != dims:
+        raise OpShapeError(f"{name} has shape {tuple(tensor.shape)}, expected {axes}")
+
+
+def expect_fp8(device: torch.device) -> tuple[int, int]:
+    """Return a CUDA device's compute capability, or refuse one without e4m3 numbers.
+
+    Raises
+    ------
+    ArchError
+        If it is older than sm_89.
+    """
+    capability = torch.cuda.get_device_capability(device)
+    if capability < FP8_ARCH:
+        raise ArchError(
+            f"this GPU is sm_{capability[0]}{capability[1]} and has no fp8 numbers, which begin with sm_89; "
+            "build without fp8"
+        )
+    return capability

@@ -1,0 +1,193 @@
+"""The fp8 attention kernel and the kernel that combines its splits. Checks and tiles are in `attention` and `tuned`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from seko_kernels.triton.e4m3_cast import to_e4m3
+
+COMBINE_WARPS = 4
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _attend(q, k, v_t, valid_here, m, total, acc, factor, MASK: tl.constexpr, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One tile of keys: scores, running maximum and sum, and P V added to `acc` outside the matmul.
+
+    The probabilities are taken times 256 (2**8 in the exponent, so it costs nothing): with the row's maximum at
+    256, e4m3 keeps 14 binary orders of them at full precision. The sum carries the same 256, so it cancels.
+    """
+    s = tl.dot(q, k.T)
+    if MASK:
+        s = tl.where((tl.arange(0, k.shape[0]) < valid_here)[None, :], s, float("-inf"))
+    m_new = tl.maximum(m, tl.max(s, 1) * factor)
+    p = tl.exp2(s * factor - (m_new - 8.0)[:, None])
+    decay = tl.exp2(m - m_new)
+    total = total * decay + tl.sum(p, 1)
+    # Two levels: Hopper's fp8 accumulator keeps about 14 bits, so one tile's product at most is summed in it.
+    acc = acc * decay[:, None] + tl.dot(to_e4m3(p, INTEGER), v_t.T)
+    return m_new, total, acc
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def attention_fp8_kernel(  # type: ignore[no-untyped-def]
+    Q,
+    K,
+    V_T,
+    Q_SCALE,
+    K_SCALE,
+    V_SCALE,
+    VALID_TOKENS,
+    OUT,
+    LSE,
+    query_tokens,
+    cache_tokens,
+    v_columns,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    SOFTMAX_SCALE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    WARP_SPECIALIZE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    TAIL_N: tl.constexpr,
+    WHOLE: tl.constexpr,
+    INTEGER: tl.constexpr,
+):
+    """Write ``softmax(q k^T * SOFTMAX_SCALE) v`` over the first ``VALID_TOKENS[b]`` keys of each row.
+
+    `seko_kernels.fused_reference.attention_fp8` is the definition. One program a tile of queries, a head, a row
+    and a split. All tiles come through tensor descriptors whose shape ends at the last valid token: what lies
+    behind reads as zero, so bytes never written (NaN among them) cannot enter; scores there are masked.
+
+    Traps of Triton 3.6 on sm_90 that shape this (each measured): under warp specialisation the loop's bounds
+    must not depend on the program id (wrong numbers, no error), hence an equal count of tiles for all splits
+    and an offset inside; no tensor pointer load may feed the loop; V must be [D, N].
+
+    Parameters
+    ----------
+    Q : pointer to fp8
+        ``[B, T, H, D]``, contiguous.
+    K : pointer to fp8
+        ``[B, N, H, D]``, contiguous.
+    V_T : pointer to fp8
+        ``[B, H, D, v_columns]``, contiguous; v_columns >= N, a multiple of 16 (a descriptor's rows must be).
+    Q_SCALE, K_SCALE, V_SCALE : pointer to fp32
+        ``[H]``: what a head's numbers are multiplied by to be the real ones.
+    VALID_TOKENS : pointer to int64
+        ``[B]``. A row with 0 gives zeros.
+    OUT : pointer to bf16
+        ``[B * SPLITS, T, H, D]``, contiguous.
+    LSE : pointer to fp32
+        ``[B * SPLITS, H, T]``, base-2 logarithm of the sum of a split; written where SPLITS > 1.
+    query_tokens, cache_tokens, v_columns : int
+        T, N and the columns of V_T.
+    HEADS, HEAD_DIM : constexpr int
+        H, D; D a power of two, at least 32.
+    SOFTMAX_SCALE : constexpr float
+        ``D ** -0.5 * log2(e)``. A run-time float would arrive as fp64 in an AOTInductor package.
+    BLOCK_M, BLOCK_N, STAGES, WARP_SPECIALIZE, SPLITS, TAIL_N, WHOLE : constexpr
+        See `tuned.AttentionTiles`.
+    INTEGER : constexpr bool
+        See `to_e4m3`.
+    """
+    tile = tl.program_id(0)
+    head = tl.program_id(1)
+    part = tl.program_id(2)
+    row = part // SPLITS
+    split = part % SPLITS
+    valid = tl.minimum(tl.load(VALID_TOKENS + row).to(tl.int32), cache_tokens)
+    factor = tl.load(Q_SCALE + head) * tl.load(K_SCALE + head) * SOFTMAX_SCALE
+
+    width: tl.constexpr = HEADS * HEAD_DIM
+    row64 = row.to(tl.int64)
+    q_base = Q + row64 * query_tokens * width + head * HEAD_DIM
+    k_base = K + row64 * cache_tokens * width + head * HEAD_DIM
+    v_base = V_T + (row64 * HEADS + head) * HEAD_DIM * v_columns
+    ends = tl.maximum(valid, 1)  # a descriptor of no rows is not legal
+    q_tiles = tl.make_tensor_descriptor(q_base, [query_tokens, HEAD_DIM], [width, 1], [BLOCK_M, HEAD_DIM])
+    k_tiles = tl.make_tensor_descriptor(k_base, [ends, HEAD_DIM], [width, 1], [BLOCK_N, HEAD_DIM])
+    v_tiles = tl.make_tensor_descriptor(v_base, [HEAD_DIM, ends], [v_columns, 1], [HEAD_DIM, BLOCK_N])
+
+    q = q_tiles.load([tile * BLOCK_M, 0])
+    m = tl.full((BLOCK_M,), -1e30, tl.float32)  # finite, so that a tile masked as a whole gives 0, not NaN
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
+    looped = valid
+    if WHOLE:
+        looped = cache_tokens
+    tiles = looped // BLOCK_N  # whole ones
+    if TAIL_N == 0:
+        tiles = (looped + BLOCK_N * SPLITS - 1) // (BLOCK_N * SPLITS)
+    for i in tl.range(0, tiles, num_stages=STAGES, warp_specialize=WARP_SPECIALIZE):
+        start = (split * tiles + i) * BLOCK_N
+        k = k_tiles.load([start, 0])
+        v = v_tiles.load([0, start])
+        m, total, acc = _attend(q, k, v, valid - start, m, total, acc, factor, TAIL_N == 0, INTEGER)
+    if TAIL_N > 0:
+        k_tail = tl.make_tensor_descriptor(k_base, [ends, HEAD_DIM], [width, 1], [TAIL_N, HEAD_DIM])
+        v_tail = tl.make_tensor_descriptor(v_base, [HEAD_DIM, ends], [v_columns, 1], [HEAD_DIM, TAIL_N])
+        for start in tl.range(tiles * BLOCK_N, valid, TAIL_N, num_stages=1):
+            k = k_tail.load([start, 0])
+            v = v_tail.load([0, start])
+            m, total, acc = _attend(q, k, v, valid - start, m, total, acc, factor, True, INTEGER)
+
+    acc = acc * (tl.load(V_SCALE + head) / tl.where(total > 0.0, total, 1.0))[:, None]
+    part64 = part.to(tl.int64)
+    out_base = OUT + part64 * query_tokens * width + head * HEAD_DIM
+    out_tiles = tl.make_tensor_descriptor(out_base, [query_tokens, HEAD_DIM], [width, 1], [BLOCK_M, HEAD_DIM])
+    out_tiles.store([tile * BLOCK_M, 0], acc.to(OUT.dtype.element_ty))
+    if SPLITS > 1:
+        query = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+        lse = tl.where(total > 0.0, m + tl.log2(total) - 8.0, float("-inf"))
+        tl.store(LSE + (part64 * HEADS + head) * query_tokens + query, lse, mask=query < query_tokens)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def attention_combine_kernel(  # type: ignore[no-untyped-def]
+    PARTS,
+    LSE,
+    OUT,
+    query_tokens,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    """Write ``sum_s 2**(lse_s - max) * part_s / sum_s 2**(lse_s - max)``: the attention over all splits.
+
+    Parameters
+    ----------
+    PARTS : pointer to bf16
+        ``[B * SPLITS, T, H, D]``, contiguous.
+    LSE : pointer to fp32
+        ``[B * SPLITS, H, T]``.
+    OUT : pointer to bf16
+        ``[B, T, H, D]``, contiguous.
+    query_tokens : int
+        T; the grid is (T, B).
+    HEADS, HEAD_DIM, SPLITS, BLOCK_H : constexpr int
+        H, D (a power of two), splits, the power of two from H up.
+    """
+    query = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    head = tl.arange(0, BLOCK_H)
+    live = head < HEADS
+    top = tl.full((BLOCK_H,), -1e30, tl.float32)
+    for split in tl.static_range(SPLITS):
+        place = ((row * SPLITS + split) * HEADS + head) * query_tokens + query
+        top = tl.maximum(top, tl.load(LSE + place, mask=live, other=float("-inf")))
+    total = tl.zeros((BLOCK_H,), tl.float32)
+    acc = tl.zeros((BLOCK_H, HEAD_DIM), tl.float32)
+    number = head[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+    for split in tl.static_range(SPLITS):
+        part = row * SPLITS + split
+        place = (part * HEADS + head) * query_tokens + query
+        weight = tl.exp2(tl.load(LSE + place, mask=live, other=float("-inf")) - top)
+        start = (part * query_tokens + query) * HEADS * HEAD_DIM
+        total += weight
+        acc += tl.load(PARTS + start + number, mask=live[:, None], other=0.0).to(tl.float32) * weight[:, None]
+    acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    start = (row * query_tokens + query) * HEADS * HEAD_DIM
+    tl.store(OUT + start + number, acc.to(OUT.dtype.element_ty), mask=live[:, None])

@@ -1,0 +1,26 @@
+"""Casting fp32 to e4m3 inside a kernel, for every kernel that writes fp8. Signed; for scale bytes see e4m3_scale."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def to_e4m3(x, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Nearest e4m3 number of `x` (fp32, not NaN), ties to even, saturating at 448; the sign of zero is kept.
+
+    `seko_kernels.fused_reference.e4m3_cast` is the definition. INTEGER False is the hardware's conversion (sm_89
+    and later, one instruction for two numbers). INTEGER True gives the same bytes from integer operations, for
+    Triton's interpreter, whose own cast loses the carry into the exponent.
+    """
+    if not INTEGER:
+        return x.to(tl.float8e4nv)  # the instruction itself saturates
+    bits = x.to(tl.int32, bitcast=True)
+    magnitude = tl.minimum(tl.abs(x), 448.0)
+    rounded = magnitude.to(tl.int32, bitcast=True)
+    rounded = rounded + 0x7FFFF + ((rounded >> 20) & 1)  # to nearest even at 3 of 23 mantissa bits
+    normal = (rounded >> 20) - (120 << 3)  # exponent bias from 127 to 7
+    subnormal = (magnitude * 512.0 + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
+    code = tl.where(magnitude < 0.015625, subnormal, normal) | ((bits >> 24) & 0x80)
+    return code.to(tl.uint8).to(tl.float8e4nv, bitcast=True)

@@ -1,0 +1,299 @@
+"""attention_fp8: the reference against SDPA, refusals, what compiles for which GPU, tiles and their admission."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor
+
+from seko_kernels import admission, tuned
+from seko_kernels.admission import Case, admit, distance, expected, make_case
+from seko_kernels.attention import attention_fp8, v_columns
+from seko_kernels.errors import KvDeviceError, OpDtypeError, OpShapeError, TilesError
+from seko_kernels.triton.attention_fp8 import (
+    COMBINE_WARPS,
+    attention_combine_kernel,
+    attention_fp8_kernel,
+)
+from seko_kernels.tuned import SAFE, SAFE_HOPPER, AttentionTiles, read_table, tiles_for, write_table
+
+SIGNATURE = {
+    **dict.fromkeys(("Q", "K", "V_T"), "*fp8e4nv"),
+    **dict.fromkeys(("Q_SCALE", "K_SCALE", "V_SCALE"), "*fp32"),
+    "VALID_TOKENS": "*i64",
+    "OUT": "*bf16",
+    "LSE": "*fp32",
+    **dict.fromkeys(("query_tokens", "cache_tokens", "v_columns"), "i32"),
+}
+SPECIALISED = AttentionTiles(128, 256, stages=2, warps=4, warp_specialize=True, tail_n=64)
+ROWS = Case("rows of different fill", 37, 3, 150, (1, 77, 150))
+
+
+def compile_attention(cross_compile: Callable[..., Any], tiles: AttentionTiles, arch: int) -> Any:
+    """The kernel with these tiles for 12 heads of 128."""
+    constants = {
+        "HEADS": 12,
+        "HEAD_DIM": 128,
+        "SOFTMAX_SCALE": 128**-0.5 * math.log2(math.e),
+        "BLOCK_M": tiles.block_m,
+        "BLOCK_N": tiles.block_n,
+        "STAGES": tiles.stages,
+        "WARP_SPECIALIZE": tiles.warp_specialize,
+        "SPLITS": tiles.splits,
+        "TAIL_N": tiles.tail_n,
+        "WHOLE": tiles.whole,
+        "INTEGER": False,
+    }
+    return cross_compile(attention_fp8_kernel, SIGNATURE, constants, arch, tiles.warps, ("v_columns",))
+
+
+def test_the_reference_is_sdpa_on_the_real_numbers() -> None:
+    arguments = make_case(ROWS, 32, "cpu")
+    q, k, v_t, q_scale, k_scale, v_scale, valid = arguments
+    ours = attention_fp8(*arguments).float()
+    for row, filled in enumerate(valid.tolist()):
+        real_q = (q[row].float() * q_scale[:, None]).transpose(0, 1)
+        real_k = (k[row, :filled].float() * k_scale[:, None]).transpose(0, 1)
+        real_v = (v_t[row, :, :, :filled].float() * v_scale[:, None, None]).transpose(1, 2)
+        truth = F.scaled_dot_product_attention(real_q, real_k, real_v).transpose(0, 1).flatten(1)
+        # One rounding to bfloat16 is 2**-9 at most, and a fraction of that in norm.
+        assert distance(ours[row], truth) < 2.0**-9
+
+
+def test_the_two_formulations_of_the_truth_agree() -> None:
+    arguments = make_case(ROWS, 32, "cpu")
+    truth, rounded = expected(*arguments)
+    assert distance(attention_fp8(*arguments), truth) < 2.0**-9
+    assert 2.0**-9 < distance(rounded, truth) < 2.0**-4  # fp8 probabilities are what it says
+
+
+def test_bytes_behind_the_valid_tokens_do_not_matter() -> None:
+    arguments = make_case(ROWS, 32, "cpu")
+    plain = attention_fp8(*arguments)
+    assert not plain.isnan().any()
+    for row, filled in enumerate(ROWS.valid_tokens):
+        arguments[1][row, filled:].view(torch.uint8).fill_(0x41)
+        arguments[2][row, ..., filled:].view(torch.uint8).fill_(0x41)
+    assert torch.equal(attention_fp8(*arguments), plain)
+
+
+def test_wrong_tensors_are_refused() -> None:
+    q, k, v_t, *scales, valid = make_case(ROWS, 32, "cpu")
+    with pytest.raises(OpShapeError, match="power of two"):
+        attention_fp8(q[..., :24], k, v_t, *scales, valid)
+    with pytest.raises(OpShapeError, match="k has shape"):
+        attention_fp8(q, k[:, :, :2], v_t, *scales, valid)
+    with pytest.raises(OpShapeError, match="v_t has shape"):
+        attention_fp8(q, k, v_t[..., :150], *scales, valid)
+    with pytest.raises(OpShapeError, match="q is strided"):
+        attention_fp8(q.transpose(1, 2).contiguous().transpose(1, 2), k, v_t, *scales, valid)
+    with pytest.raises(OpShapeError, match="k_scale has shape"):
+        attention_fp8(q, k, v_t, scales[0], scales[1][:2], scales[2], valid)
+    with pytest.raises(OpDtypeError, match="q is torch"):
+        attention_fp8(q.bfloat16(), k, v_t, *scales, valid)
+    with pytest.raises(OpDtypeError, match="int64"):
+        attention_fp8(q, k, v_t, *scales, valid.int())
+    with pytest.raises(KvDeviceError, match="one device"):
+        attention_fp8(q.to("meta"), k, v_t, *scales, valid)
+
+
+@pytest.mark.parametrize(
+    "tiles",
+    [
+        SPECIALISED,
+        AttentionTiles(128, 128, stages=2, warps=4, warp_specialize=True, tail_n=64),
+        AttentionTiles(128, 128, stages=2, warps=4, warp_specialize=True, splits=2),
+        SAFE_HOPPER,
+    ],
+    ids=str,
+)
+def test_hopper_runs_fp8_matrix_instructions_without_spills(
+    tiles: AttentionTiles, cross_compile: Callable[..., Any], sass_of: Callable[[Any], list[str]]
+) -> None:
+    opcodes = sass_of(compile_attention(cross_compile, tiles, 90))
+    assert "QGMMA" in opcodes
+    assert "UTMALDG" in opcodes  # tiles come through tensor descriptors
+    assert ("USETMAXREG" in opcodes) == tiles.warp_specialize  # registers move between the specialised warps
+    assert not {"LDL", "STL"} & set(opcodes), "the kernel spills to local memory"
+
+
+@pytest.mark.parametrize("arch", [89, 100, 120])
+def test_safe_tiles_compile_for_the_others_with_fp8(
+    arch: int, cross_compile: Callable[..., Any], sass_of: Callable[[Any], list[str]]
+) -> None:
+    compiled = compile_attention(cross_compile, SAFE, arch)
+    if arch != 100:  # its matrix instructions are named otherwise
+        assert "QMMA" in sass_of(compiled)
+    assert compiled.metadata.shared <= 99 * 1024  # what sm_89 and sm_120 have
+
+
+def test_sm_80_has_no_fp8(cross_compile: Callable[..., Any]) -> None:
+    with pytest.raises(Exception, match="fp8e4nv not supported"):
+        compile_attention(cross_compile, SAFE, 80)
+
+
+def test_combine_compiles_everywhere(
+    cross_compile: Callable[..., Any], sass_of: Callable[[Any], list[str]], compile_archs: tuple[int, ...]
+) -> None:
+    signature = {"PARTS": "*bf16", "LSE": "*fp32", "OUT": "*bf16", "query_tokens": "i32"}
+    constants = {"HEADS": 12, "HEAD_DIM": 128, "SPLITS": 2, "BLOCK_H": 16}
+    for arch in compile_archs:
+        compiled = cross_compile(attention_combine_kernel, signature, constants, arch, COMBINE_WARPS)
+        assert not {"LDL", "STL"} & set(sass_of(compiled))
+
+
+def test_tiles_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(TilesError, match="4 warps"):
+        AttentionTiles(128, 128, 2, 8, warp_specialize=True)
+    with pytest.raises(TilesError, match="splits"):
+        AttentionTiles(128, 128, 2, 4, splits=2, tail_n=64)
+    with pytest.raises(TilesError, match="whole"):
+        AttentionTiles(128, 128, 2, 4, whole=True, tail_n=64)
+    with pytest.raises(TilesError, match="larger than block_n"):
+        AttentionTiles(128, 64, 2, 4, tail_n=128)
+    with pytest.raises(TilesError, match="block_m must be a power of two"):
+        AttentionTiles(96, 64, 2, 4)
+    with pytest.raises(TilesError, match="at least 1"):
+        AttentionTiles(64, 64, 0, 4)
+
+
+def test_a_gpu_without_measured_tiles_gets_safe_ones() -> None:
+    assert tiles_for("sm_91", 128, "some") == SAFE
+    assert tuned.safe_tiles("sm_90") == SAFE_HOPPER
+
+
+def test_shape_classes_follow_how_far_a_gpu_is_filled() -> None:
+    assert tuned.shape_class(1, 12, 2160) == "few"  # S3
+    assert tuned.shape_class(1, 12, 4680) == "some"  # S1
+    assert tuned.shape_class(1, 40, 4680) == "many"  # S4, S5
+
+
+def test_the_table_that_ships_can_be_read() -> None:
+    for (arch, head_dim, shape), tiles in read_table(tuned.TABLE).items():
+        assert tiles_for(arch, head_dim, shape) == tiles
+
+
+def test_a_table_round_trips_and_keeps_other_rows(tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    write_table(file, [tuned.table_row("sm_90", 128, "some", SPECIALISED, 0.01, 0.02, ms=1.3)])
+    write_table(file, [tuned.table_row("sm_90", 128, "many", SAFE, 0.01, 0.02)])
+    write_table(file, [tuned.table_row("sm_90", 128, "some", SAFE_HOPPER, 0.01, 0.02)])
+    assert read_table(file) == {("sm_90", 128, "some"): SAFE_HOPPER, ("sm_90", 128, "many"): SAFE}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"error": 0.03}, "above its bound"),
+        ({"error": float("nan")}, "above its bound"),
+        ({"shape_class": "huge"}, "no shape class"),
+        ({"tiles": {"block_m": 128}}, "no table"),
+        ({"tiles": {"block_m": 128, "block_n": 100, "stages": 2, "warps": 4}}, "power of two"),
+    ],
+)
+def test_a_table_with_tiles_that_were_not_admitted_is_refused(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    row = tuned.table_row("sm_90", 128, "some", SPECIALISED, 0.01, 0.02)
+    file = tmp_path / "table.json"
+    file.write_text(json.dumps([row | change]))
+    with pytest.raises(TilesError, match=message):
+        read_table(file)
+
+
+def test_admission_admits_what_is_right() -> None:
+    passed = admit(None, head_dim=32, device="cpu")
+    assert passed.refusal == ""
+    assert 0 < passed.error <= passed.bound
+
+
+def test_admission_refuses_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The faults that Triton's compiler has been seen to make: lost tiles, unmasked tails, NaN, races, no code."""
+
+    def with_fault(fault: Callable[[Tensor, Tensor], Tensor]) -> str:
+        def wrong(*arguments: Any, **_: Any) -> Tensor:
+            q, k, v_t, q_scale, k_scale, v_scale, valid = arguments
+            return fault(attention_fp8(q, k, v_t, q_scale, k_scale, v_scale, valid), valid)
+
+        monkeypatch.setattr(admission, "attention_fp8", wrong)
+        return admit(SAFE, head_dim=32, device="cpu").refusal
+
+    assert "above" in with_fault(lambda out, _: out * 1.05)
+    assert "above" in with_fault(
+        lambda out, _: torch.where(torch.arange(out.shape[1])[:, None] == 3, torch.nan, out)
+    )
+    assert "two runs differ" in with_fault(lambda out, _: out * (1 + torch.rand(()) * 1e-2))
+    assert "not zeros" in with_fault(lambda out, valid: torch.where(valid[:, None, None] > 0, out, 1.0))
+
+    def tail_unmasked(*arguments: Any, **_: Any) -> Tensor:
+        q, k, v_t, q_scale, k_scale, v_scale, valid = arguments
+        some = torch.where(valid > 0, -(-valid // 64) * 64, 0).clamp(max=k.shape[1])
+        zeroed = torch.arange(k.shape[1]) < valid[:, None]
+        k = torch.where(zeroed[:, :, None, None], k.float(), 0.0).to(k.dtype)
+        behind = torch.arange(v_t.shape[3]) < valid[:, None]
+        v_t = torch.where(behind[:, None, None], v_t.float(), 0.0).to(v_t.dtype)
+        return attention_fp8(q, k, v_t, q_scale, k_scale, v_scale, some)
+
+    monkeypatch.setattr(admission, "attention_fp8", tail_unmasked)
+    assert "above" in admit(SAFE, head_dim=32, device="cpu").refusal
+
+    def no_code(*_: Any, **__: Any) -> Tensor:
+        raise RuntimeError("PassManager::run failed")
+
+    monkeypatch.setattr(admission, "attention_fp8", no_code)
+    assert "PassManager" in admit(SAFE, head_dim=32, device="cpu").refusal
+
+
+class AttentionModule(torch.nn.Module):
+    """The attention as an engine's graph sees it."""
+
+    def forward(self, *arguments: Tensor) -> Tensor:
+        return attention_fp8(*arguments) + 0.0
+
+
+@pytest.mark.gpu
+def test_gpu_admits_the_tiles_that_the_op_picks() -> None:
+    assert admit(None, full=(12, 4680, 32760)).refusal == ""
+    assert admit(None, head_dim=64).refusal == ""
+
+
+@pytest.mark.gpu
+def test_gpu_admits_the_safe_tiles() -> None:
+    major, minor = torch.cuda.get_device_capability()
+    assert admit(tuned.safe_tiles(f"sm_{major}{minor}"), full=(12, 4680, 32760)).refusal == ""
+    assert admit(SAFE).refusal == ""
+
+
+@pytest.mark.gpu
+def test_gpu_package_and_its_capture_read_the_fill_from_the_device(
+    package_runner: Callable[..., Any],
+) -> None:
+    case = Case("filling", 390, 12, 2730, (1000, 2730))
+    arguments = list(make_case(case, 128, "cuda"))
+    engine = package_runner(AttentionModule(), tuple(arguments))
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        (direct,) = engine(list(arguments))
+    torch.cuda.synchronize()
+    truth, rounded = expected(*arguments)
+    assert distance(direct, truth) <= 2 * distance(rounded, truth)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        (captured,) = engine(list(arguments))
+    arguments[6].copy_(torch.tensor([390, 1950]))
+    captured.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    truth, rounded = expected(*arguments)
+    assert distance(captured, truth) <= 2 * distance(rounded, truth)
+
+
+def test_v_columns_are_whole_cache_lines() -> None:
+    assert [v_columns(tokens) for tokens in (1, 128, 129, 32760)] == [128, 128, 256, 32768]
