@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from seko_export import environment, golden
-from seko_export.artifact_writer import artifact_folder, check_goal, hash_files, write_weights
+from seko_export.artifact_writer import hash_files, write_weights
 from seko_export.backends import aoti, tensorrt
 from seko_export.backends import compile as compile_backend
 from seko_export.checkpoints.load import load_checkpoint
@@ -25,6 +25,8 @@ from seko_export.progress import Progress, silent
 from seko_export.sources import MediaSources, prompt_ids
 from seko_export.weights import model_weights
 from seko_export.workers import compiled_beside
+from seko_runtime.trust import TRUST_VARIABLE
+from seko_runtime.whole_files import check_goal, whole_folder
 
 ENGINE_MAKERS = {"aoti": aoti.compile_piece, "compile": compile_backend.export_piece}
 BACKENDS = (*ENGINE_MAKERS, "tensorrt")
@@ -128,7 +130,7 @@ def build_artifact(
     around = media.open(config)
     ids = None if media.tokenizer is None else prompt_ids(media.tokenizer, config, golden.GOLDEN_PROMPT)
 
-    with artifact_folder(goal, replace=replace) as folder:
+    with whole_folder(goal, "building", replace=replace) as folder:
         with compiled_beside(
             config, ENGINE_MAKERS[backend], folder / "engines", progress
         ) as wait_for_engines:
@@ -195,4 +197,5 @@ def _run_child(module: str, *arguments: str) -> subprocess.CompletedProcess[str]
     """Run a module; strings hash alike in every child, so that sets keep their order and equal builds their bytes."""
     command = [sys.executable, "-m", module, *arguments]
     environ = os.environ | {"PYTHONHASHSEED": "0"}
+    environ.pop(TRUST_VARIABLE, None)  # what is being built cannot be signed yet
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environ)

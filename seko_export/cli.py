@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -121,9 +122,9 @@ def build(
     Without a CHECKPOINT: the sample model, which makes video of sentences; with --preset tiny a small one with seeded
     random weights, made on the spot.
     """
-    from seko_export.artifact_writer import check_goal
     from seko_export.build import build_artifact
     from seko_export.options import MediaOptions, plan_build
+    from seko_runtime.whole_files import check_goal
 
     media = MediaOptions(vae, text_encoder, tokenizer, no_vae, no_text)
     plan = plan_build(checkpoint, preset, kv_scheme, fp4_kv, target, layout, media)
@@ -261,14 +262,76 @@ def profile(artifact: Path, chunks: int, top: int, trace: Path | None, as_json: 
         show(report)
 
 
+@main.command()
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The tar to write.")
+@click.option("--force", is_flag=True, help="Replace a file that is already there.")
+@json_option
+def pack(artifact: Path, output: Path, force: bool, as_json: bool) -> None:
+    """Write ARTIFACT as one tar, after checking every hash; the same artifact gives the same bytes."""
+    from seko_export.packing import pack_artifact
+
+    made = pack_artifact(artifact, output, replace=force)
+    if as_json:
+        _print_json(asdict(made) | {"file": str(made.file)})
+    else:
+        click.echo(f"{made.file}: {made.files} files, {made.bytes} bytes, digest {made.digest}")
+
+
+@main.command()
+@click.argument("archive", metavar="FILE.tar", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The artifact's folder.")
+@json_option
+def unpack(archive: Path, output: Path, as_json: bool) -> None:
+    """Make an artifact's folder of FILE.tar; what `pack` would not have written is refused."""
+    from seko_runtime.unpacking import unpack_artifact
+
+    made = unpack_artifact(archive, output)
+    if as_json:
+        _print_json(asdict(made) | {"folder": str(made.folder)})
+    else:
+        click.echo(f"{made.folder}: {made.files} files, {made.bytes} bytes, digest {made.digest}")
+
+
+@main.command()
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), required=True, help="The private key; beside it .pub."
+)
+@json_option
+def keygen(output: Path, as_json: bool) -> None:
+    """Make an ed25519 key to sign artifacts with, and the line for the trust files of boxes."""
+    from seko_export.signing import make_key
+
+    made = make_key(output)
+    if as_json:
+        _print_json({"private": str(made.private), "public": str(made.public), "key": made.key})
+    else:
+        click.echo(f"{made.private}: keep it; {made.public}: a line for the trust file, key {made.key}")
+
+
+@main.command()
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.option("--key", type=click.Path(path_type=Path), required=True, help="What keygen made.")
+@json_option
+def sign(artifact: Path, key: Path, as_json: bool) -> None:
+    """Sign the digest of ARTIFACT, after checking every hash; the signature lies beside the manifest."""
+    from seko_export.signing import sign_artifact
+
+    made = sign_artifact(artifact, key)
+    if as_json:
+        _print_json(asdict(made) | {"file": str(made.file)})
+    else:
+        click.echo(f"{made.file}: digest {made.digest} signed by {made.key}")
+
+
 @contextmanager
 def _checkpoint(named: Path | None, model: Any) -> Iterator[Path]:
     """Give the checkpoint that was named, or a small random one in Self-Forcing's own format."""
     if named is not None:
         yield named
         return
-    from seko_export.artifact_writer import disk_faults
     from seko_export.checkpoints.random import write_random_checkpoint
+    from seko_runtime.whole_files import disk_faults
 
     with tempfile.TemporaryDirectory(prefix="seko-sample-") as folder:
         path = Path(folder, "sample.pt")

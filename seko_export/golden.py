@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
+from seko_export.artifact_writer import save_tensors
 from seko_export.backends.aoti import attention_backends
 from seko_export.calibration import KvPeaks
 from seko_export.describe import describe
@@ -201,7 +201,7 @@ def write(folder: Path, made: Record) -> None:
             tensors[video_tensor(number)] = chunk.video
         tensors |= {cache_tensor(name, number): sample for name, sample in chunk.cache.items()}
     (folder / "golden").mkdir()
-    save_file(tensors, folder / GOLDEN_FILE)
+    save_tensors(tensors, folder / GOLDEN_FILE)
 
 
 def run_eager(

@@ -77,7 +77,7 @@ def _wait_for_all(futures: dict[Future[float], str], progress: Progress) -> dict
         done, pending = wait(pending, return_when=FIRST_COMPLETED)
         for future in done:
             fault = future.exception()
-            if isinstance(fault, ExportError | OSError):  # `artifact_folder` understands a full disk's
+            if isinstance(fault, ExportError | OSError):  # `whole_folder` understands a full disk's
                 raise fault
             if fault is not None:
                 raise ExportError(f"engine {futures[future]!r} did not compile: {fault}") from fault

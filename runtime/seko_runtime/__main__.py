@@ -1,4 +1,4 @@
-"""Command line of the inference box: `run`, `verify` and `info` an artifact. Needs nothing but the runtime."""
+"""Command line of the inference box: `run`, `verify`, `info`, `unpack` an artifact. Needs nothing but the runtime."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from seko_runtime.artifact import open_artifact, read_manifest
 from seko_runtime.errors import NumericError, SekoRuntimeError
 from seko_runtime.golden import verdict
 from seko_runtime.run_command import run
+from seko_runtime.unpacking import unpack_artifact
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def verify(options: argparse.Namespace) -> dict[str, object]:
     """Replay the goldens; NumericError if one is missed."""
-    with open_artifact(options.artifact, device=options.device) as artifact:
+    with open_artifact(options.artifact, device=options.device, trust=options.trust) as artifact:
         errors = artifact.verify()
         for error in errors:
             print(f"error    {error}")
@@ -48,7 +49,7 @@ def verify(options: argparse.Namespace) -> dict[str, object]:
 
 def info(options: argparse.Namespace) -> dict[str, object]:
     """Print what the manifest says; opens no other file."""
-    manifest, digest = read_manifest(options.artifact)
+    manifest, digest = read_manifest(options.artifact, trust=options.trust)
     stream, target = manifest.stream, manifest.target
     print(f"name     {manifest.name}, format {manifest.format_version}, digest {digest}")
     print(
@@ -83,6 +84,13 @@ def info(options: argparse.Namespace) -> dict[str, object]:
     }
 
 
+def unpack(options: argparse.Namespace) -> dict[str, object]:
+    """Unpack what `seko-export pack` made."""
+    made = unpack_artifact(options.artifact, options.output, trust=options.trust)
+    print(f"artifact {made.folder}, {made.files} files, {made.bytes} bytes, digest {made.digest}")
+    return asdict(made) | {"folder": str(made.folder)}
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m seko_runtime", description=__doc__)
     parser.add_argument("--version", action="version", version=f"seko-runtime {__version__}")
@@ -91,12 +99,27 @@ def _parser() -> argparse.ArgumentParser:
         (run, "replay chunks and write them to a file"),
         (verify, "replay the recorded chunks and compare"),
         (info, "print what the manifest says"),
+        (unpack, "make a folder of a packed artifact"),
     ):
         command = commands.add_parser(function.__name__, help=summary, description=summary)
         command.set_defaults(command=function)
-        command.add_argument("artifact", type=Path, metavar="ARTIFACT", help="the artifact's folder")
+        packed = function is unpack
+        command.add_argument(
+            "artifact",
+            type=Path,
+            metavar="FILE.tar" if packed else "ARTIFACT",
+            help="what `seko-export pack` made" if packed else "the artifact's folder",
+        )
         command.add_argument("--json", action="store_true", help="end stdout with one JSON object")
-        if function is not info:
+        command.add_argument(
+            "--trust",
+            type=Path,
+            metavar="FILE",
+            help="open only what a key of this file signed; or SEKO_TRUST",
+        )
+        if packed:
+            command.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
+        if function in (run, verify):
             command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
         if function is run:
             command.add_argument("--chunks", type=_positive, default=4, metavar="N")

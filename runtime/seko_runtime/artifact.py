@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 
-def open_artifact(path: str | Path, device: str = "auto") -> OpenArtifact:
+def open_artifact(path: str | Path, device: str = "auto", *, trust: str | Path | None = None) -> OpenArtifact:
     """Check an artifact and load it.
 
     Parameters
@@ -47,6 +47,9 @@ def open_artifact(path: str | Path, device: str = "auto") -> OpenArtifact:
         Its folder.
     device : str
         ``auto`` (the kind it was built for), ``cpu``, ``cuda`` or ``cuda:N``.
+    trust : str or Path, optional
+        A trust file: only what one of its keys signed is opened. Without it the environment variable ``SEKO_TRUST``
+        names one; without either, signatures are not asked for.
 
     Returns
     -------
@@ -58,10 +61,10 @@ def open_artifact(path: str | Path, device: str = "auto") -> OpenArtifact:
     ArtifactError
         By its subclass: what is wrong. No native code of the artifact has been loaded then, except for
         EngineLoadError and, where a package contradicts the manifest, EngineSignatureError.
-    BackendMissingError, DeviceMissingError
+    BackendMissingError, DeviceMissingError, TrustFileError, SignatureLibraryMissingError
         If this machine lacks what it needs.
     """
-    checked = check_artifact(path, device)
+    checked = check_artifact(path, device, trust=trust)
     backend = open_backend(checked.manifest.backend, checked.device)
     try:
         memory = backend.memory()

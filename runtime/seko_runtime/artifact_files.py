@@ -20,7 +20,8 @@ from seko_runtime.errors import (
     SymlinkError,
 )
 from seko_runtime.json_fields import MAX_JSON_BYTES
-from seko_runtime.manifest import MANIFEST_FILE, FileEntry
+from seko_runtime.manifest import MANIFEST_FILE, SIGNATURE_FILE, FileEntry
+from seko_runtime.trust import MAX_SIGNATURE_BYTES
 
 OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS = OPEN_FLAGS | os.O_NONBLOCK  # a pipe put in a file's place must not hang the open
@@ -62,26 +63,22 @@ class ArtifactFiles:
         SymlinkError, IrregularFileError
             If it is no regular file.
         """
-        try:
-            descriptor = os.open(MANIFEST_FILE, FILE_FLAGS, dir_fd=self._root_fd)
-        except FileNotFoundError:
-            raise ManifestError(
-                f"{self.root} holds no {MANIFEST_FILE}; it is no artifact, or a broken copy"
-            ) from None
-        except PermissionError:
-            raise MissingFileError(
-                f"{MANIFEST_FILE} may not be read by this user; change its permissions"
-            ) from None
-        except OSError as error:
-            raise SymlinkError(
-                f"{MANIFEST_FILE} cannot be opened as a plain file: {error.strerror}"
-            ) from None
-        with os.fdopen(descriptor, "rb") as file:
-            _check_regular(os.fstat(file.fileno()), MANIFEST_FILE)
-            document = file.read(MAX_JSON_BYTES + 1)
+        document = self._read_small(MANIFEST_FILE, MAX_JSON_BYTES)
+        if document is None:
+            raise ManifestError(f"{self.root} holds no {MANIFEST_FILE}; it is no artifact, or a broken copy")
         if len(document) > MAX_JSON_BYTES:
             raise ManifestError(f"{MANIFEST_FILE} has more than {MAX_JSON_BYTES} bytes, which is no manifest")
         return document
+
+    def read_signature(self) -> bytes | None:
+        """Return the bytes of `manifest.sig`, None if it is not there.
+
+        Raises
+        ------
+        SymlinkError, IrregularFileError
+            If it is no regular file.
+        """
+        return self._read_small(SIGNATURE_FILE, MAX_SIGNATURE_BYTES)
 
     def open_all(self, files: Mapping[str, FileEntry]) -> None:
         """Open every file of the table, and see that the folder holds those and nothing else.
@@ -154,6 +151,23 @@ class ArtifactFiles:
             os.close(descriptor)
         self._descriptors = {}
 
+    def _read_small(self, name: str, limit: int) -> bytes | None:
+        """At most one byte more than ``limit``, by which the caller sees that there are too many."""
+        try:
+            descriptor = os.open(name, FILE_FLAGS, dir_fd=self._root_fd)
+        except FileNotFoundError:
+            return None
+        except PermissionError:
+            raise MissingFileError(f"{name} may not be read by this user; change its permissions") from None
+        except OSError as error:
+            raise SymlinkError(f"{name} cannot be opened as a plain file: {error.strerror}") from None
+        try:
+            _check_regular(os.fstat(descriptor), name)
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                return file.read(limit + 1)
+        finally:
+            os.close(descriptor)
+
     def _open_folder(
         self, folder_fd: int, prefix: str, files: Mapping[str, FileEntry], folders: set[str]
     ) -> None:
@@ -176,7 +190,7 @@ class ArtifactFiles:
                 continue
             if not entry.is_file(follow_symlinks=False):
                 raise IrregularFileError(f"{path!r} is neither a regular file nor a folder; remove it")
-            if path == MANIFEST_FILE:
+            if path in (MANIFEST_FILE, SIGNATURE_FILE):
                 continue
             if path not in files:
                 raise SurplusFileError(f"{path!r} is not in the manifest; remove it or rebuild the artifact")

@@ -16,6 +16,7 @@ from seko_runtime.manifest import Buffer, Golden, Manifest, TensorSpec
 from seko_runtime.manifest_reader import parse_manifest
 from seko_runtime.programs_check import Programs, resolve_programs
 from seko_runtime.safetensors_map import MappedTensor, check_tensor, map_safetensors
+from seko_runtime.trust import check_signature
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class CheckedArtifact:
     """An artifact whose manifest, files, hashes and headers are right, with no native code loaded yet."""
 
     manifest: Manifest
+    document: bytes  # of manifest.json
+    signature: bytes | None  # of manifest.sig
     digest: str
     device: str
     programs: Programs
@@ -31,8 +34,10 @@ class CheckedArtifact:
     golden: Mapping[str, MappedTensor]
 
 
-def read_manifest(path: str | Path) -> tuple[Manifest, str]:
+def read_manifest(path: str | Path, *, trust: str | Path | None = None) -> tuple[Manifest, str]:
     """Read and check an artifact's manifest alone; return it with its digest (SHA-256, hexadecimal).
+
+    ``trust`` is as `open_artifact` takes it.
 
     Raises
     ------
@@ -42,19 +47,30 @@ def read_manifest(path: str | Path) -> tuple[Manifest, str]:
     files = ArtifactFiles(Path(path))
     try:
         document = files.read_manifest()
+        check_signature(document, files.read_signature(), trust)
     finally:
         files.close()
     return parse_manifest(document), hashlib.sha256(document).hexdigest()
 
 
-def check_artifact(path: str | Path, device: str = "auto", *, fits_here: bool = True) -> CheckedArtifact:
+def check_artifact(
+    path: str | Path,
+    device: str = "auto",
+    *,
+    fits_here: bool = True,
+    trust: str | Path | None = None,
+    may_be_unsigned: bool = False,
+) -> CheckedArtifact:
     """Run every check that needs no native code of the artifact, cheapest first; see `open_artifact`.
 
-    Without ``fits_here`` the machine is left out of it: the artifact may be for another one.
+    Without ``fits_here`` the machine is left out of it: the artifact may be for another one. With
+    ``may_be_unsigned`` the trust file is: that is for the tool that signs.
     """
     folder = ArtifactFiles(Path(path))
     try:
-        document = folder.read_manifest()
+        document, signature = folder.read_manifest(), folder.read_signature()
+        if not may_be_unsigned:
+            check_signature(document, signature, trust)
         manifest = parse_manifest(document)
         programs = resolve_programs(manifest)
         device = check_device(manifest.target, device)
@@ -70,6 +86,8 @@ def check_artifact(path: str | Path, device: str = "auto", *, fits_here: bool = 
         folder.close()
     return CheckedArtifact(
         manifest=manifest,
+        document=document,
+        signature=signature,
         digest=hashlib.sha256(document).hexdigest(),
         device=device,
         programs=programs,

@@ -73,6 +73,38 @@ class FileHashError(ArtifactError):
     """A file's SHA-256 is not the manifest's."""
 
 
+class TarFormatError(ArtifactError):
+    """A packed artifact is not byte for byte what `seko-export pack` writes."""
+
+
+class TarTruncatedError(ArtifactError):
+    """A packed artifact ends too early."""
+
+
+class TarTrailingError(ArtifactError):
+    """A packed artifact goes on behind its end."""
+
+
+class DuplicateFileError(ArtifactError):
+    """A packed artifact holds one name twice."""
+
+
+class SignatureMissingError(ArtifactError):
+    """A trust file is configured, and the artifact is not signed."""
+
+
+class SignatureFormatError(ArtifactError):
+    """`manifest.sig` is too large, no JSON, or says something that cannot be."""
+
+
+class UnknownKeyError(ArtifactError):
+    """No key of the trust file signed the artifact."""
+
+
+class SignatureWrongError(ArtifactError):
+    """A signature in the name of a trusted key is not of this manifest."""
+
+
 class DeviceArchError(ArtifactError):
     """The engines were built for another kind of device."""
 
@@ -133,6 +165,18 @@ class DeviceMemoryError(EnvironmentLacksError):
 
 class TokenizerMissingError(EnvironmentLacksError):
     """A sentence was given, and the library `tokenizers` is not installed."""
+
+
+class TrustFileError(EnvironmentLacksError):
+    """The configured trust file cannot be read, or names no key."""
+
+
+class SignatureLibraryMissingError(EnvironmentLacksError):
+    """A trust file is configured, and the library `cryptography` is not installed."""
+
+
+class DiskError(EnvironmentLacksError):
+    """A place is full, has too little space, or cannot be written."""
 
 
 class VideoWriterError(EnvironmentLacksError):

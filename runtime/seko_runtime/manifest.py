@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
+SIGNATURE_FILE = "manifest.sig"  # may lie beside it; no table lists it, since it signs the table
 DTYPE_BYTES = {
     "float32": 4,
     "bfloat16": 2,

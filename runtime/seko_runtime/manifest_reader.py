@@ -19,6 +19,7 @@ from seko_runtime.manifest import (
     FORMAT_VERSION,
     MANIFEST_FILE,
     ROLES,
+    SIGNATURE_FILE,
     Buffer,
     Call,
     EngineSpec,
@@ -146,10 +147,8 @@ def _check_files(manifest: Manifest) -> None:
     for path in sorted(used - set(manifest.files)):
         raise ManifestError(f"{path!r} is used but has no entry in files; rebuild the artifact")
     for path in manifest.files:
-        if check_relative_path(path, "files") == MANIFEST_FILE:
-            raise ManifestError(
-                f"files lists {MANIFEST_FILE}, which cannot hold its own hash; rebuild the artifact"
-            )
+        if check_relative_path(path, "files") in (MANIFEST_FILE, SIGNATURE_FILE):
+            raise ManifestError(f"files lists {path}, which cannot hold its own hash; rebuild the artifact")
 
 
 def _read_tensor(value: object, where: str) -> TensorSpec:

@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> dict[str, object]:
     text = None if options.text is None else _load_text(options.text)
     image = None if options.image is None else load_image(options.image)
     began = time.perf_counter()
-    with open_artifact(options.artifact, device=options.device) as artifact:
+    with open_artifact(options.artifact, device=options.device, trust=options.trust) as artifact:
         stream = artifact.manifest.stream
         seeds = [options.seed + row for row in range(stream.batch)]
         starts = bool(prompts) and prompts[0].at_s == 0

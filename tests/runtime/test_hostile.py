@@ -338,3 +338,9 @@ def test_an_engine_name_as_long_as_names_may_be(artifact: Path, edit_manifest: E
     edit_manifest(artifact, rename)
     with open_artifact(artifact) as opened:
         assert all(error.within for error in opened.verify())
+
+
+def test_a_folder_in_the_place_of_the_manifest(artifact: Path, loads: list[str]) -> None:
+    (artifact / "manifest.json").unlink()
+    (artifact / "manifest.json").mkdir()
+    refused(artifact, errors.IrregularFileError, "is no regular file", loads)

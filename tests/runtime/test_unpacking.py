@@ -1,0 +1,444 @@
+"""Packing and unpacking: one artifact, one tar; every other tar is refused by name and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from seko_export.packing import pack_artifact
+from seko_runtime import errors
+from seko_runtime.__main__ import main
+from seko_runtime.manifest_reader import parse_manifest
+from seko_runtime.tar_format import BLOCK_BYTES, END, member_bytes, member_header, padding
+from seko_runtime.unpacking import unpack_artifact
+
+from . import toy, toy_whole
+from .eager_backend import write_whole
+
+Members = list[tuple[bytes, bytes]]  # a header as it lies in the tar, and the content
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An artifact that checks, with stand-ins for engines and names that need a pax header; not to be changed."""
+    made = write_whole(
+        tmp_path_factory.mktemp("made") / "whole", toy_whole.whole_manifest(golden=toy_whole.GOLDEN)
+    )
+    for name in ("more/" + "x" * 130, "more/ä", "more/empty"):
+        (made / name).parent.mkdir(exist_ok=True)
+        (made / name).write_bytes(b"" if name.endswith("empty") else b"content of " + name.encode())
+    manifest = replace(parse_manifest((made / "manifest.json").read_bytes()), files=toy.file_entries(made))
+    (made / "manifest.json").write_bytes(manifest.to_json())
+    return made
+
+
+@pytest.fixture(scope="module")
+def packed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    goal = tmp_path_factory.mktemp("packed") / "whole.tar"
+    pack_artifact(folder, goal)
+    return goal.read_bytes()
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_is_packed_comes_back(folder, packed, tmp_path):
+    (tmp_path / "a.tar").write_bytes(packed)
+    made = unpack_artifact(tmp_path / "a.tar", tmp_path / "new" / "whole")
+    assert content_of(tmp_path / "new/whole") == content_of(folder)
+    assert made.files == len(content_of(folder))
+    assert made.bytes == sum(map(len, content_of(folder).values()))
+    assert names(tmp_path) == ["a.tar", "new"]
+    assert names(tmp_path / "new") == ["whole"]
+
+
+def test_equal_artifacts_give_equal_bytes(folder, packed, tmp_path):
+    """Whatever the clock, the owner, the umask and the order in which files were made say."""
+    copy = tmp_path / "copy"
+    for name, content in sorted(content_of(folder).items(), reverse=True):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_bytes(content)
+        (copy / name).chmod(0o600)
+        os.utime(copy / name, (1, 1))
+    made = pack_artifact(copy, tmp_path / "copy.tar")
+    assert (tmp_path / "copy.tar").read_bytes() == packed
+    assert made.bytes == len(packed)
+    unpack_artifact(tmp_path / "copy.tar", tmp_path / "again")
+    pack_artifact(tmp_path / "again", tmp_path / "again.tar")
+    assert (tmp_path / "again.tar").read_bytes() == packed
+
+
+def test_any_tar_reads_it(folder, packed, tmp_path):
+    """Python's tar reader as an oracle for the headers, GNU tar where there is one."""
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        members = tar.getmembers()
+        found = {one.name: tar.extractfile(one).read() for one in members}
+    assert found == content_of(folder)
+    listed = sorted(set(found) - {"manifest.json"})
+    assert [one.name for one in members] == ["manifest.json", *listed]
+    assert {(one.mode, one.uid, one.gid, one.mtime, one.uname) for one in members} == {(0o644, 0, 0, 0, "")}
+    (tmp_path / "a.tar").write_bytes(packed)
+    try:
+        done = subprocess.run(["tar", "-tf", tmp_path / "a.tar"], capture_output=True, check=True)
+    except FileNotFoundError:
+        pytest.skip("no tar command here; Python's reader agreed")
+    assert len(done.stdout.splitlines()) == len(found)
+
+
+@pytest.mark.parametrize("size", [0, 1, 511, 512, 8**11 - 1, 8**11, 1 << 40])
+@pytest.mark.parametrize("path", ["a", "x" * 100, "x" * 101, "d/" + "ä" * 400, "weights/0.safetensors"])
+def test_headers_say_name_and_size(path, size):
+    header = member_header(path, size)
+    assert len(header) % BLOCK_BYTES == 0
+    with tarfile.open(fileobj=io.BytesIO(header + END)) as tar:
+        member = tar.next()  # reads the header alone
+    assert (member.name, member.size) == (path, size)
+    assert member_bytes(path, size) == len(header) + size + -size % BLOCK_BYTES
+
+
+def test_an_artifact_that_does_not_check_is_not_packed(folder, tmp_path):
+    for name, content in content_of(folder).items():
+        (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "copy" / name).write_bytes(content)
+    (tmp_path / "copy/surplus").write_text("x")
+    with pytest.raises(errors.SurplusFileError):
+        pack_artifact(tmp_path / "copy", tmp_path / "a.tar")
+    assert names(tmp_path) == ["copy"]
+
+
+def test_what_is_there_is_not_replaced(folder, packed, tmp_path):
+    (tmp_path / "a.tar").write_bytes(packed)
+    with pytest.raises(errors.UsageError, match="exists already"):
+        pack_artifact(folder, tmp_path / "a.tar")
+    pack_artifact(folder, tmp_path / "a.tar", replace=True)
+    (tmp_path / "there").mkdir()
+    with pytest.raises(errors.UsageError, match="exists"):
+        unpack_artifact(tmp_path / "a.tar", tmp_path / "there")
+    with pytest.raises(errors.MissingFileError, match="cannot be read"):
+        unpack_artifact(tmp_path / "none.tar", tmp_path / "goal")
+    with pytest.raises(errors.MissingFileError, match="cannot be read"):
+        unpack_artifact(tmp_path / "there", tmp_path / "goal")
+
+
+def members_of(packed: bytes) -> Members:
+    """Headers and contents in order; the end is left out."""
+    found, at = [], 0
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        for one in tar.getmembers():
+            found.append((packed[at : one.offset_data], packed[one.offset_data : one.offset_data + one.size]))
+            at = one.offset_data + one.size + len(padding(one.size))
+    return found
+
+
+def joined(members: Members) -> bytes:
+    return b"".join(header + content + padding(len(content)) for header, content in members) + END
+
+
+def odd_header(name: bytes = b"odd", size: int = 0, **changes: object) -> bytes:
+    """A well-formed header by Python's writer."""
+    info = tarfile.TarInfo()
+    info.name, info.size = name.decode(), size
+    for key, value in {"mode": 0o644, **changes}.items():
+        setattr(info, key, value)
+    return info.tobuf(tarfile.USTAR_FORMAT)
+
+
+def index_of(members: Members, path: bytes) -> int:
+    return next(number for number, (header, _) in enumerate(members) if header.startswith(path + b"\0"))
+
+
+def change_weights(members: Members, header: bytes | None = None, content: bytes | None = None) -> Members:
+    place = index_of(members, b"weights/0.safetensors")
+    was = members[place]
+    now = (was[0] if header is None else header, was[1] if content is None else content)
+    return [*members[:place], now, *members[place + 1 :]]
+
+
+def with_manifest(members: Members, edit: Callable[[dict], None]) -> Members:
+    """The manifest rewritten, with a header that fits it."""
+    table = json.loads(members[0][1])
+    edit(table)
+    document = json.dumps(table).encode()
+    return [(member_header("manifest.json", len(document)), document), *members[1:]]
+
+
+def weights_size(members: Members) -> int:
+    return len(members[index_of(members, b"weights/0.safetensors")][1])
+
+
+def weights(kind: bytes = b"0", **changes: object) -> Callable[[Members], Members]:
+    def edit(members: Members) -> Members:
+        size = weights_size(members)
+        return change_weights(members, odd_header(b"weights/0.safetensors", size, type=kind, **changes))
+
+    return edit
+
+
+def odd(name: bytes, kind: bytes = b"0", at: int = 2) -> Callable[[Members], Members]:
+    return lambda members: [*members[:at], (odd_header(name, type=kind), b""), *members[at:]]
+
+
+HOSTILE: dict[str, tuple[Callable[[Members], Members], type[errors.SekoRuntimeError]]] = {
+    "climbs": (odd(b"../out"), errors.PathEscapeError),
+    "absolute": (odd(b"/tmp/out"), errors.PathEscapeError),
+    "climbs later": (odd(b"engines/../../out"), errors.PathEscapeError),
+    "dot": (odd(b"./engines"), errors.PathEscapeError),
+    "backslash": (odd(b"a\\b"), errors.PathEscapeError),
+    "no name": (odd(b""), errors.PathEscapeError),
+    "surplus": (odd(b"surplus"), errors.SurplusFileError),
+    "surplus at the end": (odd(b"zzz", at=1000), errors.SurplusFileError),
+    "symlink": (odd(b"link", b"2"), errors.SymlinkError),
+    "hard link": (odd(b"link", b"1"), errors.SymlinkError),
+    "listed, but a symlink": (weights(b"2", linkname="/etc/passwd"), errors.SymlinkError),
+    "listed, but a hard link": (weights(b"1", linkname="manifest.json"), errors.SymlinkError),
+    "character device": (odd(b"null", b"3"), errors.IrregularFileError),
+    "block device": (odd(b"disk", b"4"), errors.IrregularFileError),
+    "folder": (odd(b"engines", b"5"), errors.IrregularFileError),
+    "pipe": (odd(b"pipe", b"6"), errors.IrregularFileError),
+    "listed, but a pipe": (weights(b"6"), errors.IrregularFileError),
+    "GNU long name": (odd(b"././@LongLink", b"L"), errors.PathEscapeError),
+    "GNU sparse": (weights(b"S"), errors.TarFormatError),
+    "pax header": (weights(b"x"), errors.TarFormatError),
+    "global pax header": (weights(b"g"), errors.TarFormatError),
+    "executable": (weights(mode=0o755), errors.TarFormatError),
+    "setuid": (weights(mode=0o4644), errors.TarFormatError),
+    "an owner": (weights(uid=1000), errors.TarFormatError),
+    "a time": (weights(mtime=1), errors.TarFormatError),
+    "manifest twice": (lambda m: [m[0], *m], errors.DuplicateFileError),
+    "a file twice": (lambda m: [*m[:2], m[1], *m[2:]], errors.DuplicateFileError),
+    "the last file twice": (lambda m: [*m, m[-1]], errors.DuplicateFileError),
+    "manifest not first": (lambda m: [m[1], m[0], *m[2:]], errors.TarFormatError),
+    "other order": (lambda m: [m[0], m[2], m[1], *m[3:]], errors.TarFormatError),
+    "no manifest": (lambda m: m[1:], errors.TarFormatError),
+    "nothing": (lambda _: [], errors.MissingFileError),
+    "a file is missing": (lambda m: [*m[:1], *m[2:]], errors.TarFormatError),
+    "the last file is missing": (lambda m: m[:-1], errors.MissingFileError),
+    "one bit": (lambda m: change_weights(m, content=bytes(weights_size(m))), errors.FileHashError),
+    "too short": (
+        lambda m: change_weights(m, member_header("weights/0.safetensors", 1), b"x"),
+        errors.FileSizeError,
+    ),
+    "too long": (
+        lambda m: change_weights(m, member_header("weights/0.safetensors", 9999), bytes(9999)),
+        errors.FileSizeError,
+    ),
+    "a manifest that is too large": (
+        lambda m: [(member_header("manifest.json", 16777217), bytes(16777217)), *m[1:]],
+        errors.FileSizeError,
+    ),
+    "a manifest that is none": (
+        lambda m: [(member_header("manifest.json", 2), b"[]"), *m[1:]],
+        errors.ManifestError,
+    ),
+    "a manifest of a newer format": (
+        lambda m: with_manifest(m, lambda table: table.update(format_version=2)),
+        errors.FormatVersionError,
+    ),
+    "a path of the manifest that climbs": (
+        lambda m: with_manifest(
+            m, lambda table: table["files"].update({"../x": next(iter(table["files"].values()))})
+        ),
+        errors.PathEscapeError,
+    ),
+    "a file below a file": (
+        lambda m: with_manifest(
+            m, lambda table: table["files"].update({"manifest.json/x": next(iter(table["files"].values()))})
+        ),
+        errors.ManifestError,
+    ),
+    "the signature in the table": (
+        lambda m: with_manifest(
+            m, lambda table: table["files"].update({"manifest.sig": next(iter(table["files"].values()))})
+        ),
+        errors.ManifestError,
+    ),
+}
+
+
+def unpack_through_a_pipe(tar: bytes, tmp_path: Path, goal: Path) -> object:
+    """A pipe has no length, so what is wrong is found where it stands."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def feed() -> None:
+        with contextlib.suppress(BrokenPipeError):  # refused before its end
+            pipe.write_bytes(tar)
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    try:
+        return unpack_artifact(pipe, goal)
+    finally:
+        feeder.join()
+        pipe.unlink()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_tar(packed, tmp_path, name):
+    """From a pipe by its own error; from a file by that or by its length, which is looked at first."""
+    edit, error = HOSTILE[name]
+    tar = joined(edit(members_of(packed)))
+    with pytest.raises(errors.SekoRuntimeError) as caught:
+        unpack_through_a_pipe(tar, tmp_path, tmp_path / "goal")
+    assert type(caught.value) is error, caught.value
+    assert caught.value.exit_code == 4
+    assert names(tmp_path) == []
+    (tmp_path / "a.tar").write_bytes(tar)
+    with pytest.raises((error, errors.TarTruncatedError, errors.TarTrailingError)):
+        unpack_artifact(tmp_path / "a.tar", tmp_path / "goal")
+    assert names(tmp_path) == ["a.tar"]
+
+
+@pytest.mark.parametrize("cut", [0, 100, 512, 700, 10_000, -1, -512, -1024])
+def test_a_truncated_tar(packed, tmp_path, cut):
+    tar = packed[:cut]
+    with pytest.raises(errors.TarTruncatedError, match="copy it again"):
+        unpack_through_a_pipe(tar, tmp_path, tmp_path / "goal")
+    (tmp_path / "a.tar").write_bytes(tar)
+    with pytest.raises(errors.TarTruncatedError, match="copy it again"):
+        unpack_artifact(tmp_path / "a.tar", tmp_path / "goal")
+    assert names(tmp_path) == ["a.tar"]
+
+
+@pytest.mark.parametrize("more", [b"x", bytes(1), bytes(512), bytes(8192)])
+def test_bytes_behind_the_end(packed, tmp_path, more):
+    with pytest.raises(errors.TarTrailingError):
+        unpack_through_a_pipe(packed + more, tmp_path, tmp_path / "goal")
+    (tmp_path / "a.tar").write_bytes(packed + more)
+    with pytest.raises(errors.TarTrailingError):
+        unpack_artifact(tmp_path / "a.tar", tmp_path / "goal")
+    assert names(tmp_path) == ["a.tar"]
+
+
+def test_bytes_in_the_padding(packed, tmp_path):
+    members = members_of(packed)
+    end = len(members[0][0]) + len(members[0][1])
+    assert packed[end] == 0
+    (tmp_path / "a.tar").write_bytes(packed[:end] + b"x" + packed[end + 1 :])
+    with pytest.raises(errors.TarFormatError, match=r"hide behind the end of 'manifest\.json'"):
+        unpack_artifact(tmp_path / "a.tar", tmp_path / "goal")
+
+
+def test_a_table_larger_than_the_disk_is_refused_before_anything_is_written(packed, tmp_path):
+    def edit(table: dict) -> None:
+        table["files"]["weights/0.safetensors"]["size"] = 1 << 61
+
+    tar = joined(with_manifest(members_of(packed), edit))
+    with pytest.raises(errors.DiskError, match=r"no space left for \d+ bytes .* \d+ are free"):
+        unpack_through_a_pipe(tar, tmp_path, tmp_path / "goal")
+    assert names(tmp_path) == []
+
+
+def test_a_tar_by_tar_itself_is_refused_with_the_advice_to_pack(folder, tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(folder / "manifest.json", "manifest.json")
+        tar.add(folder, "")
+    with pytest.raises(errors.TarFormatError, match="pack the artifact with that"):
+        unpack_artifact(tmp_path / "a.tar", tmp_path / "goal")
+
+
+MUTATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["flip", "cut", "insert", "drop block", "repeat block", "swap blocks", "octal"]),
+        st.integers(0, 1 << 30),
+        st.integers(0, 1 << 30),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def mutate(tar: bytes, kind: str, one: int, two: int) -> bytes:
+    """Change a tar, mostly in whole blocks and in headers, where a reader can be led astray."""
+    blocks = [tar[i : i + BLOCK_BYTES] for i in range(0, len(tar), BLOCK_BYTES)] or [b""]
+    a, b = one % len(blocks), two % len(blocks)
+    if kind == "flip" and tar:
+        place = one % len(tar)
+        return tar[:place] + bytes([tar[place] ^ (1 << two % 8)]) + tar[place + 1 :]
+    if kind == "cut":
+        return tar[: one % (len(tar) + 1)]
+    if kind == "insert":
+        return tar[: a * BLOCK_BYTES] + bytes([two % 256]) * (1 + two % 1024) + tar[a * BLOCK_BYTES :]
+    if kind == "drop block":
+        del blocks[a]
+    elif kind == "repeat block":
+        blocks.insert(b, blocks[a])
+    elif kind == "swap blocks":
+        blocks[a], blocks[b] = blocks[b], blocks[a]
+    elif kind == "octal":  # another name, size or type, with a checksum that is right
+        heads = [i for i, block in enumerate(blocks) if block[257:262] == b"ustar" and len(block) == 512]
+        if heads:
+            i = heads[one % len(heads)]
+            raw = bytearray(blocks[i])
+            raw[[0, 3, 124, 130, 134, 156, 157, 345][two % 8]] = b"01234567./x\0"[two // 8 % 12]
+            raw[148:156] = b" " * 8
+            raw[148:156] = b"%06o\0 " % sum(raw)
+            blocks[i] = bytes(raw)
+    return b"".join(blocks)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(mutations=MUTATIONS)
+def test_a_mutated_tar_is_refused_or_is_the_one_tar_of_another_manifest(packed, tmp_path, mutations):
+    """A bit in the manifest's free text makes another artifact, whose digest says so; nothing else comes through."""
+    tar = packed
+    for kind, one, two in mutations:
+        tar = mutate(tar, kind, one, two)
+    (tmp_path / "a.tar").write_bytes(tar)
+    goal = tmp_path / "goal"
+    try:
+        made = unpack_artifact(tmp_path / "a.tar", goal)
+    except errors.ArtifactError:
+        assert names(tmp_path) == ["a.tar"]
+        assert tar != packed
+        return
+    found = content_of(goal)
+    shutil.rmtree(goal)
+    assert made.digest == hashlib.sha256(found["manifest.json"]).hexdigest()
+    order = ["manifest.json", *sorted(set(found) - {"manifest.json"})]
+    assert joined([(member_header(name, len(found[name])), found[name]) for name in order]) == tar
+
+
+def test_the_commands(folder, packed, tmp_path, capsys):
+    """The runtime's own, in this process, and the exporter's pair."""
+    (tmp_path / "a.tar").write_bytes(packed)
+    assert main(["unpack", str(tmp_path / "a.tar"), "-o", str(tmp_path / "one"), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["folder"] == str(tmp_path / "one")
+    assert content_of(tmp_path / "one") == content_of(folder)
+    assert main(["unpack", str(tmp_path / "a.tar"), "-o", str(tmp_path / "one")]) == 2
+    (tmp_path / "a.tar").write_bytes(packed[:-1])
+    assert main(["unpack", str(tmp_path / "a.tar"), "-o", str(tmp_path / "two")]) == 4
+    command = [sys.executable, "-m", "seko_export"]
+    made = subprocess.run(
+        [*command, "pack", tmp_path / "one", "-o", tmp_path / "b.tar", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(made.stdout.splitlines()[-1])["digest"] == report["digest"]
+    assert (tmp_path / "b.tar").read_bytes() == packed
+    subprocess.run([*command, "unpack", tmp_path / "b.tar", "-o", tmp_path / "two"], check=True)
+    assert content_of(tmp_path / "two") == content_of(folder)

@@ -1,0 +1,331 @@
+"""Folders and files that are whole under their names, or not there; the words for a disk that refuses."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from seko_export.artifact_writer import write_weights
+from seko_runtime.errors import DiskError, UsageError
+from seko_runtime.whole_files import check_goal, disk_faults, whole_file, whole_folder
+
+SMALL_DISK = 2**20  # bytes
+
+
+class StoppedError(Exception):
+    """Whatever ends a build half-way."""
+
+
+def fill(folder: Path, content: str = "{}") -> None:
+    """Write the least that is an artifact."""
+    (folder / "engines").mkdir()
+    (folder / "engines/block.pt2").write_text("code")
+    (folder / "manifest.json").write_text(content)
+
+
+def build(
+    goal: Path,
+    content: str = "{}",
+    *,
+    replace: bool = False,
+    ending: type[BaseException] | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> None:
+    """Fill and name an artifact; raise ``ending`` half-way, or let something happen ``meanwhile``."""
+    with whole_folder(goal, "building", replace=replace) as folder:
+        fill(folder, content)
+        meanwhile()
+        if ending is not None:
+            raise ending
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB, where this process may mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK}", "none", str(place)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def test_the_folder_gets_its_name_when_it_is_whole(tmp_path):
+    goal = tmp_path / "new" / "parents" / "artifact"
+    with whole_folder(goal, "building", replace=False) as folder:
+        fill(folder)
+        assert not goal.exists()
+        assert folder.parent == goal.parent
+    assert names(goal) == ["engines", "manifest.json"]
+    assert names(goal.parent) == ["artifact"]
+
+
+@pytest.mark.parametrize("ending", [StoppedError, KeyboardInterrupt, SystemExit])
+def test_an_ending_half_way_leaves_nothing(tmp_path, ending):
+    """Not even the parents that were made for it."""
+    with pytest.raises(ending):
+        build(tmp_path / "a" / "b" / "artifact", ending=ending)
+    assert names(tmp_path) == []
+
+
+def test_parents_that_were_there_stay(tmp_path):
+    (tmp_path / "kept").mkdir()
+    with pytest.raises(StoppedError), whole_folder(tmp_path / "kept/artifact", "building", replace=False):
+        raise StoppedError
+    assert names(tmp_path) == ["kept"]
+
+
+def test_replacing_is_whole_or_not_at_all(tmp_path):
+    goal = tmp_path / "artifact"
+    build(goal, "first")
+    with pytest.raises(StoppedError):
+        build(goal, "second", replace=True, ending=StoppedError)
+    assert (goal / "manifest.json").read_text() == "first"
+    build(goal, "third", replace=True)
+    assert (goal / "manifest.json").read_text() == "third"
+    assert names(tmp_path) == ["artifact"]
+
+
+def test_the_old_artifact_comes_back_if_the_new_one_cannot_take_its_name(tmp_path, monkeypatch):
+    goal = tmp_path / "artifact"
+    build(goal, "first")
+    rename = Path.rename
+
+    def refuse(self: Path, target: Path) -> Path:
+        if ".building-" in self.name:
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(OSError, match="Input/output"):
+        build(goal, "second", replace=True)
+    assert (goal / "manifest.json").read_text() == "first"
+    assert names(tmp_path) == ["artifact"]
+
+
+def test_a_name_taken_while_building_is_not_overwritten(tmp_path):
+    goal = tmp_path / "artifact"
+    with pytest.raises(UsageError, match="exists already"):
+        build(goal, "mine", meanwhile=lambda: (goal.mkdir(), fill(goal, "theirs")))
+    assert (goal / "manifest.json").read_text() == "theirs"
+    assert names(tmp_path) == ["artifact"]
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_what_is_no_artifact_is_never_replaced(tmp_path, replace):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/thesis.txt").write_text("years of work")
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "artifact").mkdir()
+    fill(tmp_path / "artifact")
+    (tmp_path / "link").symlink_to("artifact")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    for name in ("folder", "file", "link", "dangling"):
+        with pytest.raises(UsageError, match="is no artifact; choose another -o"):
+            check_goal(tmp_path / name, replace=replace)
+    assert (tmp_path / "folder/thesis.txt").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("parent", ["/proc/nowhere", "/proc", "FILE", "FILE/deeper", "/dev/null"])
+def test_a_place_that_takes_no_folder(tmp_path, parent):
+    """Root may write almost everywhere; not below a file, and not in /proc."""
+    (tmp_path / "file").write_text("x")
+    goal = Path(parent.replace("FILE", str(tmp_path / "file")), "artifact")
+    with (
+        pytest.raises(DiskError, match=r"cannot be written \(.+\): choose another -o"),
+        whole_folder(goal, "building", replace=False),
+    ):
+        raise StoppedError
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_full_disk(small_disk):
+    """The engine's writer and the weights' each have their own error; both become one sentence."""
+    goal = small_disk / "artifact"
+    too_much = torch.zeros(SMALL_DISK, dtype=torch.uint8)
+    with (
+        pytest.raises(DiskError, match="no space left for"),
+        whole_folder(goal, "building", replace=False) as f,
+    ):
+        write_weights(f, [("weight", too_much)])
+    assert names(small_disk) == []
+    with (
+        pytest.raises(DiskError, match="no space left for"),
+        whole_folder(goal, "building", replace=False) as f,
+    ):
+        (f / "engine").write_bytes(bytes(2 * SMALL_DISK))
+    assert names(small_disk) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, "no space left"),
+        (errno.EDQUOT, "no space left"),
+        (errno.EROFS, "cannot be written"),
+        (errno.EACCES, "cannot be written"),
+    ],
+)
+def test_words_for_what_the_system_says(number, words):
+    with pytest.raises(DiskError, match=words) as caught, disk_faults(Path("goal")):
+        raise OSError(number, os.strerror(number))
+    assert "goal" in str(caught.value)
+    assert "-o" in str(caught.value)
+
+
+def test_a_fault_that_is_none_of_the_disks_stays_what_it_is():
+    with pytest.raises(FileNotFoundError), disk_faults(Path("goal")):
+        raise FileNotFoundError(errno.ENOENT, "gone")
+
+
+def test_readers_get_what_the_umask_gives(tmp_path):
+    """safetensors writes for the owner alone; an artifact is copied and served by others."""
+    for umask, folders, files in ((0o022, 0o755, 0o644), (0o077, 0o700, 0o600), (0o002, 0o775, 0o664)):
+        goal = tmp_path / f"{umask:o}"
+        before = os.umask(umask)
+        try:
+            with whole_folder(goal, "building", replace=False) as folder:
+                fill(folder)
+                write_weights(folder, [("weight", torch.zeros(1))])
+        finally:
+            os.umask(before)
+        assert stat.S_IMODE(goal.stat().st_mode) == folders
+        for path in goal.rglob("*"):
+            assert stat.S_IMODE(path.stat().st_mode) == (folders if path.is_dir() else files), path
+
+
+def test_a_full_disk_is_told_in_numbers(small_disk):
+    goal = small_disk / "artifact"
+
+    def overfill() -> None:
+        with whole_folder(goal, "building", replace=False) as folder:
+            (folder / "engine").write_bytes(bytes(SMALL_DISK // 2))
+            (folder / "weights").write_bytes(bytes(SMALL_DISK))
+
+    with pytest.raises(DiskError, match=r"after (\d+) bytes \((\d+) bytes free\)") as caught:
+        overfill()
+    written, free = map(int, re.findall(r"(\d+) bytes", str(caught.value)))
+    assert SMALL_DISK // 2 <= written <= SMALL_DISK
+    assert free < SMALL_DISK // 2
+    assert caught.value.exit_code == 5
+
+
+def test_a_limit_on_the_size_of_files_is_told_with_the_limit(tmp_path):
+    script = (
+        "import resource, sys\nfrom pathlib import Path\nfrom seko_runtime.whole_files import whole_file\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
+        "with whole_file(Path(sys.argv[1]), 'packing', replace=False) as file:\n"
+        "    for _ in range(3): file.write(bytes(4096))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "goal"], capture_output=True, text=True, check=False
+    )
+    assert "DiskError" in done.stderr
+    assert "after 5000 bytes: this process may write files of at most 5000 bytes" in done.stderr
+    assert names(tmp_path) == []
+
+
+def test_a_file_is_whole_or_not_there(tmp_path):
+    goal = tmp_path / "a.tar"
+
+    def stop() -> None:
+        with whole_file(goal, "packing", replace=False) as file:
+            file.write(b"half")
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        stop()
+    assert names(tmp_path) == []
+    with whole_file(goal, "packing", replace=False) as file:
+        file.write(b"whole")
+        assert not goal.exists()
+    with pytest.raises(UsageError, match="exists already"), whole_file(goal, "packing", replace=False):
+        pass
+    with whole_file(goal, "packing", replace=True) as file:
+        file.write(b"another")
+    assert goal.read_bytes() == b"another"
+    assert names(tmp_path) == ["a.tar"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_what_is_no_regular_file_is_never_replaced_by_one(tmp_path, kind):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("nowhere")
+    with (
+        pytest.raises(UsageError, match="is no regular file"),
+        whole_file(tmp_path / kind, "packing", replace=True),
+    ):
+        pass
+
+
+def gone_process() -> int:
+    """The number of a process that has ended."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return child.pid
+
+
+def test_what_a_killed_process_left_is_removed_and_said(tmp_path, capsys):
+    left = tmp_path / f".artifact.building-{gone_process()}"
+    left.mkdir()
+    fill(left)
+    own = tmp_path / f".artifact.building-{os.getpid()}"  # as in a container, where every process is number 1
+    own.mkdir()
+    build(tmp_path / "artifact")
+    assert names(tmp_path) == ["artifact"]
+    said = capsys.readouterr().err
+    assert f"removed {left.name}: process {left.name.split('-')[1]}, which was building it, is gone" in said
+    assert f"removed {own.name}" in said
+
+
+def test_what_is_not_stale_stays(tmp_path, capsys):
+    """Another goal's, another kind of work's, a living process's, one that another machine holds a lock on, a link."""
+    gone = gone_process()
+    stays = [
+        f".other.building-{gone}",
+        f".artifact.unpacking-{gone}",
+        f".artifact.building-{os.getppid()}",
+        f".artifact.building-{gone}x",
+        f".artifact.building-{gone}0000000000",
+    ]
+    for name in stays:
+        (tmp_path / name).mkdir()
+    locked = tmp_path / f".artifact.building-{gone}"
+    locked.mkdir()
+    descriptor = os.open(locked, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        build(tmp_path / "artifact")
+    finally:
+        os.close(descriptor)
+    assert names(tmp_path) == sorted([*stays, locked.name, "artifact"])
+    assert capsys.readouterr().err == ""
+    locked.rmdir()
+    (tmp_path / "real").mkdir()
+    locked.symlink_to("real")
+    build(tmp_path / "artifact", replace=True)
+    assert locked.is_symlink()
+
+
+def test_the_lock_is_held_while_the_folder_is_filled(tmp_path):
+    with whole_folder(tmp_path / "artifact", "building", replace=False) as folder:
+        fill(folder)
+        descriptor = os.open(folder, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(descriptor)
