@@ -2,10 +2,10 @@
 
 ``ode``: regression onto the ends of the teacher's guided ODE paths, from the points that the four passes visit.
 Short, stable, sharp wherever the past decides the future; where it does not (chunk 0) means may blur.
-``dmd``: self-forcing. The student rolls out on its own cache with the product's sampler; a second network learns
-the score of what the student makes, and the student follows the difference to the guided teacher's score. Chunks are
-scored given the student's own earlier chunks, so the sum is the divergence of whole streams (chain rule), and errors
-that would grow are met in training. It sharpens chunk 0: the divergence seeks modes.
+``dmd``: self-forcing (`self_forcing.py`). The student rolls out on its own cache with the product's sampler; a second
+network learns the score of what the student makes, and the student follows the difference to the guided teacher's
+score. Chunks are scored given the student's own earlier chunks, so the sum is the divergence of whole streams (chain
+rule), and errors that would grow are met in training. It sharpens chunk 0: the divergence seeks modes.
 
 Try ``ode`` first, then ``dmd`` from it. Works if, in the loss log: ``ode`` falls under half of its first value in a
 minute; ``gap`` (dmd) falls while ``fake`` stays within a factor of two of the teacher's own loss. Look at the sheet of
@@ -22,18 +22,18 @@ import functools
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from scripts.train_sample import ranks
-from scripts.train_sample.causal_training import CausalDit, sequence_mask
+from scripts.train_sample.causal_training import CausalDit
+from scripts.train_sample.distillation import CHUNK_0_ROWS, METHODS, Distillation, texts_of
 from scripts.train_sample.graphs import captured, require_cuda
 from scripts.train_sample.guided_paths import Guided, chosen, levels, predict_clean, teacher_paths
-from scripts.train_sample.latent_pool import LAYOUTS, LatentPool, sequence_times
-from scripts.train_sample.optimizers import adamw, descend
+from scripts.train_sample.latent_pool import LAYOUTS, LatentPool
+from scripts.train_sample.optimizers import OPTIMIZERS
 from scripts.train_sample.progress import (
     Budget,
     Run,
@@ -43,67 +43,11 @@ from scripts.train_sample.progress import (
     read_ema,
     step_generator,
 )
-from scripts.train_sample.rollout import roll_out, warped
 from scripts.train_sample.run_options import add_graphs_option, add_run_options, budget_of, scaled
+from scripts.train_sample.self_forcing import self_force
 from scripts.train_sample.text import encode, encode_unwaited, make_tokenizer
-from scripts.train_sample.train_dit import (
-    Conditioned,
-    DitTraining,
-    empty_caption,
-    layout_mask,
-    load_teacher,
-)
+from scripts.train_sample.train_dit import Conditioned, DitTraining, layout_mask, load_teacher
 from scripts.train_sample.train_vae import FrozenVae
-
-METHODS = ("ode", "dmd")
-PREFIX_CHUNKS = 3  # of data before a rollout that starts far down the stream: the sink and two
-
-
-@dataclass(frozen=True)
-class Distillation:
-    """How the student is made.
-
-    Parameters
-    ----------
-    method : str
-        ``ode`` or ``dmd``.
-    passes, shift
-        The student's schedule: sigmas of ``passes`` equal steps warped by ``shift``, as `Schedule.warped`.
-    guidance : float
-        Of the teacher; there is none at inference.
-    batch, pool : int
-        Rows of a step (``ode`` takes four times as many of chunk 0 alone); samples held.
-    learning_rate, fake_rate, ema_decay : float
-        Of the student, of the fake score, of EMA.
-    teacher_passes, updates_a_path : int
-        ``ode``: Euler steps of a path; student steps on each batch of paths.
-    fake_steps, start_chunks : int
-        ``dmd``: fake-score steps a student step; chunks of a rollout from the start of a stream.
-    """
-
-    method: str = "ode"
-    passes: int = 4
-    shift: float = 5.0
-    guidance: float = 2.5
-    batch: int = 64
-    pool: int = 2048
-    learning_rate: float = 2e-4
-    fake_rate: float = 3e-4
-    ema_decay: float = 0.99
-    teacher_passes: int = 24
-    updates_a_path: int = 6
-    fake_steps: int = 3
-    start_chunks: int = 6
-
-    @property
-    def sigmas(self) -> tuple[float, ...]:
-        """Noise levels of the student's passes."""
-        return warped(self.passes, self.shift)
-
-    @property
-    def grid(self) -> tuple[float, ...]:
-        """Noise levels of a teacher's path, from 1 to 0; the student's are among them."""
-        return tuple(sorted({*warped(self.teacher_passes, self.shift), *self.sigmas, 0.0}, reverse=True))
 
 
 def train(
@@ -122,14 +66,10 @@ def train(
     ------
     GraphsNeedCudaError
         If ``options.graphs`` and the device is another one.
-    ValueError
-        If ``options.graphs`` and the method is not ``ode``.
     """
     device: str = options.device
     if options.graphs:
         require_cuda(device)
-        if config.method != "ode":
-            raise ValueError(f"--graphs captures ode's steps, the method is {config.method}; leave it off")
     student = copy.deepcopy(teacher.dit).requires_grad_(True)
     if student_weights is not None:
         fill(dict(student.named_parameters()), student_weights)
@@ -142,11 +82,14 @@ def train(
         budget,
         resume=options.resume,
         also=fake,
+        optimizer=config.optimizer,
         on_device=options.graphs,
     )
     if run.finished:
         return run
     run.facts["distillation"] = dataclasses.asdict(config)
+    # Another seed after a resume where samples are renewed: more variety, at the price of exact repetition.
+    pool_seed = options.seed + 17 + (run.step if config.renew_every else 0)
     pool = LatentPool(
         config.pool,
         teaching.stream,
@@ -154,35 +97,36 @@ def train(
         make_tokenizer(),
         teaching.model.text_tokens,
         device,
-        options.seed + 17,
+        pool_seed,
+        aside=options.graphs,
     )
     for network in (teacher.dit, student, *([] if fake is None else [fake])):
         compile_layers(network.blocks, options.compile)
-    guided = Guided(teacher.dit, config.guidance)
-    if config.method == "ode":
-        _regress(run, config, teaching, teacher, guided, student, pool, options)
-    elif fake is not None:
-        _self_force(run, config, teaching, teacher, guided, student, fake, pool, options)
+    if fake is None:
+        _regress(run, config, teaching, teacher, student, pool, options)
+    else:
+        self_force(run, config, teaching, teacher, student, fake, pool, options)
     return run
 
 
 def _regress(
-    run: Run, config: Distillation, teaching: DitTraining, teacher: Conditioned, guided: Guided, student: CausalDit,
-    pool: LatentPool, options: argparse.Namespace,
+    run: Run, config: Distillation, teaching: DitTraining, teacher: Conditioned, student: CausalDit, pool: LatentPool,
+    options: argparse.Namespace,
 ) -> None:  # fmt: skip
     device, size = options.device, teaching.stream.chunk_frames
+    guided = Guided(teacher.dit, config.guidance)
     masks = {name: layout_mask(name, teaching.stream, device) for name in LAYOUTS}
     sigmas = torch.tensor(config.sigmas, device=device)
     encode_text = encode_unwaited if options.graphs else encode
 
     def draw_paths(layout: str, generator: torch.Generator) -> tuple[Tensor, ...]:
         """Return what `take_step` takes: visited, ends, clean frames, frames, text, and who was given a frame."""
-        batch = pool.draw(layout, config.batch * (4 if layout == "first" else 1), generator)
+        batch = pool.draw(layout, config.batch * (CHUNK_0_ROWS if layout == "first" else 1), generator)
         given = torch.zeros(len(batch.ids), dtype=torch.bool, device=device)
         if layout == "first":
             given = torch.rand(len(given), generator=generator, device=device) < teaching.given_share
         with autocast(device):
-            text, null = _texts(teacher, batch.ids, encode_text)
+            text, null = texts_of(teacher, batch.ids, encode_text)
             visited, ends = teacher_paths(
                 guided,
                 batch,
@@ -231,83 +175,8 @@ def _regress(
                     paths = graphs.run(f"paths {layout}", draw)
                 (loss,) = graphs.run(layout, functools.partial(take_step, layout, paths, graphs.generator))
             run.log(config.updates_a_path, 1, **{f"ode {layout}": loss})
-
-
-def _self_force(
-    run: Run, config: Distillation, teaching: DitTraining, teacher: Conditioned, guided: Guided, student: CausalDit,
-    fake: CausalDit, pool: LatentPool, options: argparse.Namespace,
-) -> None:  # fmt: skip
-    device, stream = options.device, teaching.stream
-    size = stream.chunk_frames
-    fake_optimizer = adamw(
-        fake.parameters(), config.fake_rate
-    )  # its moments are not saved: they come back quickly
-    sigmas = torch.tensor(config.sigmas, device=device)
-    # One near and one far, as all windows far down lie alike: reading frame numbers waits for the device.
-    masks: dict[bool, Tensor] = {}
-    for step in run.steps():
-        generator = step_generator(device, options.seed + 5, step)
-        far = step % 2 == 1
-        batch = pool.draw("window" if far else "first", config.batch, generator)
-        with autocast(device):
-            text, null = _texts(teacher, batch.ids, encode)
-        if far:
-            prefix, frames = batch.chunks(tuple(range(PREFIX_CHUNKS)), size)[0], batch.frames
-        else:
-            prefix = None
-            frames = torch.arange(config.start_chunks * size, device=device).expand(config.batch, -1)
-        rolled = roll_out(student, text, frames, config.sigmas, generator, prefix=prefix, keep_inputs=True)
-        made = rolled.latents
-        # One sequence scores every generated chunk behind the student's own earlier ones.
-        clean = (made if prefix is None else torch.cat((prefix, made), dim=2))[:, :, :-size]
-        first = frames.shape[1] - made.shape[2]
-        if far not in masks:
-            row = frames[0].tolist()
-            masks[far] = sequence_mask(row[:-size], row[first:], stream, device)
-        mask = masks[far]
-        sequence = torch.cat((frames[:, :-size], frames[:, first:]), dim=1)
-        chunks = made.shape[2] // size
-
-        for _ in range(config.fake_steps):
-            sigma, noisy, noise = _noised(made, chunks, size, teaching.shift, generator)
-            times = sequence_times(sigma, clean.shape[2], size)
-            with autocast(device):
-                velocity = fake(clean, noisy, times, text, sequence, mask).float()
-            fake_loss = (velocity - (noise - made)).square().mean()
-            descend(fake_loss, [fake_optimizer], fake.parameters())
-
-        which = torch.randint(0, config.passes, (config.batch, chunks), generator=generator, device=device)
-        with autocast(device):
-            x0 = predict_clean(
-                student, clean, chosen(rolled.inputs, which, size), sigmas[which], text, sequence, mask, size
-            )
-            sigma, noisy, _ = _noised(x0.detach(), chunks, size, teaching.shift, generator, least=0.05)
-            times, level = sequence_times(sigma, clean.shape[2], size), levels(sigma, size)
-            with torch.no_grad():
-                false = noisy - level * fake(clean, noisy, times, text, sequence, mask).float()
-            true = noisy - level * guided.velocity(clean, noisy, times, text, null, sequence, mask)
-        # DMD's gradient, each chunk scaled by the teacher's distance (arXiv 2311.18828, 2405.14867).
-        distance = (x0.detach() - true).abs().unflatten(2, (chunks, size)).mean((1, 3, 4, 5), keepdim=True)
-        gradient = ((false - true).unflatten(2, (chunks, size)) / distance.clamp_min(0.02)).flatten(2, 3)
-        run.descend(0.5 * (x0 - (x0.detach() - gradient)).square().mean())
-        run.log(every=11, gap=(false - true).square().mean(), fake=fake_loss, size=made.square().mean())
-
-
-def _texts(teacher: Conditioned, ids: Tensor, encode_text: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
-    with torch.no_grad():
-        text, null = encode_text(teacher.text, torch.cat((ids, empty_caption(ids)))).float().chunk(2)
-    return text, null
-
-
-def _noised(
-    x: Tensor, chunks: int, size: int, shift: float, generator: torch.Generator, least: float = 0.0
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return sigma [B, chunks], drawn as in the teacher's training, the noised x [B, C, M, h, w], and the noise."""
-    u = least + (0.99 - least) * torch.rand(len(x), chunks, generator=generator, device=x.device)
-    sigma = shift * u / (1 + (shift - 1) * u)
-    noise = torch.randn(x.shape, generator=generator, device=x.device)
-    s = levels(sigma, size)
-    return sigma, (1 - s) * x + s * noise, noise
+            if config.renew_every and step % config.renew_every == 0:
+                pool.renew()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -318,10 +187,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--vae", type=Path, required=True, help="folder of the VAE's run")
     parser.add_argument("--teacher", type=Path, required=True, help="folder of the teacher's run")
     parser.add_argument("--begin", type=Path, help="folder of an earlier distillation to begin from")
-    for name in ("shift", "guidance", "learning_rate", "fake_rate"):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(Distillation, name))
-    for name in ("batch", "pool", "fake_steps", "start_chunks", "updates_a_path", "teacher_passes"):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Distillation, name))
+    for field in dataclasses.fields(Distillation):
+        name, default = f"--{field.name.replace('_', '-')}", field.default
+        if field.name == "turns":
+            parser.add_argument(
+                name, type=lambda text: tuple(text.split(",")), default=default, metavar="NEAR,FAR"
+            )
+        elif field.name == "optimizer":
+            parser.add_argument(name, choices=OPTIMIZERS, default=default)
+        elif field.name != "method":
+            parser.add_argument(name, type=type(default), default=default)
     add_graphs_option(parser)
     options = parser.parse_args(arguments)
     with ranks.joined(options.device) as options.device:

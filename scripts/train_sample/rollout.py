@@ -39,6 +39,8 @@ def roll_out(
     generator: torch.Generator,
     *,
     prefix: Tensor | None = None,
+    given: Tensor | None = None,
+    given_latents: Tensor | None = None,
     null_text: Tensor | None = None,
     guidance: float = 1.0,
     renoise: bool = True,
@@ -60,13 +62,25 @@ def roll_out(
         Of the noise.
     prefix : Tensor or None
         [B, C, K, h, w] clean frames to stand on, whole chunks.
+    given : Tensor or None
+        [B] bool: which rows' first frame is given: clean, at the context time in every pass, left as it is. Not with
+        a ``prefix``.
+    given_latents : Tensor or None
+        [B, C, 1, h, w], that frame; other rows' are not looked at.
     null_text : Tensor or None
         The empty caption's embedding, for ``guidance`` other than 1: v = v0 + guidance * (v - v0).
     renoise : bool
         True: the product's sampler, fresh noise at each pass. False: Euler, for a teacher with many passes.
     keep_inputs : bool
         Whether to keep every pass's input.
+
+    Raises
+    ------
+    ValueError
+        If frames are given behind a prefix, or without their latents.
     """
+    if given is not None and (prefix is not None or given_latents is None):
+        raise ValueError("given frames begin a stream: give their latents, and no prefix")
     size, device = dit.stream.chunk_frames, text.device
     guided = null_text is not None and guidance != 1.0
     with autocast(device.type):
@@ -74,8 +88,12 @@ def roll_out(
     doubled: Callable[[Tensor], Tensor] = (lambda x: torch.cat((x, x))) if guided else (lambda x: x)
     cache: Cache | None = None
 
-    def run(x: Tensor, sigma: float, at: Tensor, held: Cache | None) -> tuple[Tensor, Cache]:
+    def run(
+        x: Tensor, sigma: float, at: Tensor, held: Cache | None, known: Tensor | None = None
+    ) -> tuple[Tensor, Cache]:
         times = torch.full(at.shape, 1000 * sigma, device=device)
+        if known is not None:
+            times = times.masked_fill(known[:, 0, :, 0, 0], 0.0)
         with autocast(device.type):
             velocity, written = dit.step(doubled(x), doubled(times), doubled(at), text_kv, held)
         if guided:
@@ -99,19 +117,26 @@ def roll_out(
                 dit.stream.latent_width,
             )
             x = torch.randn(shape, generator=generator, device=device)
+            still = None  # [B, 1, F, 1, 1] bool, the chunk's given frames
+            if given is not None and given_latents is not None and start == 0:
+                still = torch.zeros(len(text), 1, size, 1, 1, dtype=torch.bool, device=device)
+                still[:, :, :1] = given[:, None, None, None, None]
+                x = torch.where(still, given_latents, x)
             passes = []
             for sigma, after in zip(sigmas, (*sigmas[1:], 0.0), strict=True):
                 passes.append(x)
-                velocity = run(x, sigma, at, cache)[0]
+                velocity = run(x, sigma, at, cache, still)[0]
                 if renoise:
                     noise = torch.randn(shape, generator=generator, device=device)
-                    x = (1 - after) * (x - sigma * velocity) + after * noise
+                    moved = (1 - after) * (x - sigma * velocity) + after * noise
                 else:
-                    x = x + (after - sigma) * velocity
+                    moved = x + (after - sigma) * velocity
+                x = moved if still is None else torch.where(still, x, moved)
             done.append(x)
             if keep_inputs:
                 inputs.append(torch.stack(passes))
-        cache = run(x, 0.0, at, cache)[1]  # the context pass
+        if start + size < frames.shape[1]:  # nothing would read the last chunk's
+            cache = run(x, 0.0, at, cache)[1]  # the context pass
     return Rollout(torch.cat(done, dim=2), torch.cat(inputs, dim=3) if inputs else torch.empty(0))
 
 

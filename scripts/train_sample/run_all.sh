@@ -27,7 +27,7 @@ for ((i = 0; i < ${#more[@]}; i++)); do
     esac
 done
 read -ra compile <<<"${SEKO_COMPILE---compile}" # for the DiT; the VAE trains too shortly for it
-read -ra graphs <<<"${SEKO_GRAPHS:-}"           # --graphs, for the teacher and the regression
+read -ra graphs <<<"${SEKO_GRAPHS:-}"           # --graphs, for the teacher and the student
 export PYTHONPATH="$PWD:$PWD/runtime:$PWD/kernels${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
 deadline=$("$python" -c "import time; print(time.time() + 60 * $call)")
 mkdir -p "$runs" "$out"
@@ -81,6 +81,6 @@ stage dit "$dit" train_dit --vae "$runs/vae" "${compile[@]}" "${graphs[@]}"
 judged teacher --prompts 64 --chunks 8 --passes 24 --euler --guidance 2.5
 stage ode "$ode" distil --method ode --vae "$runs/vae" --teacher "$runs/dit" "${compile[@]}" "${graphs[@]}"
 judged ode --prompts 64 --chunks 20 --student "$runs/ode"
-stage dmd "$dmd" distil --method dmd --vae "$runs/vae" --teacher "$runs/dit" --begin "$runs/ode" "${compile[@]}"
+stage dmd "$dmd" distil --method dmd --vae "$runs/vae" --teacher "$runs/dit" --begin "$runs/ode" "${compile[@]}" "${graphs[@]}"
 judged dmd --prompts 200 --chunks 80 --student "$runs/dmd"
 echo "sample: done"

@@ -139,11 +139,17 @@ def flow_loss(
 
 def layout_mask(layout: str, stream: StreamConfig, device: str) -> Tensor:
     """Return a layout's mask; a window far down the stream stands for them all."""
+    return chunk_mask(*LAYOUTS[layout], stream, device, first=1000 if layout == "window" else 0)
+
+
+def chunk_mask(
+    clean: tuple[int, ...], noisy: tuple[int, ...], stream: StreamConfig, device: str, first: int = 0
+) -> Tensor:
+    """Return the mask of a sequence of clean and noisy chunks; all but chunk 0 begin at chunk ``first``."""
     size = stream.chunk_frames
-    first = 1000 if layout == "window" else 0
-    numbers = [[i if i == 0 else first + i for i in part] for part in LAYOUTS[layout]]
-    clean, noisy = ([n * size + i for n in part for i in range(size)] for part in numbers)
-    return sequence_mask(clean, noisy, stream, device)
+    numbers = ([i if i == 0 else first + i for i in part] for part in (clean, noisy))
+    clean_frames, noisy_frames = ([n * size + i for n in part for i in range(size)] for part in numbers)
+    return sequence_mask(clean_frames, noisy_frames, stream, device)
 
 
 def drop_captions(ids: Tensor, share: float, generator: torch.Generator) -> Tensor:

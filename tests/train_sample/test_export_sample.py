@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from scripts.train_sample import distil, export_sample, train_dit, train_vae
-from scripts.train_sample.distil import Distillation
+from scripts.train_sample.distillation import Distillation
 from scripts.train_sample.judge import ATTRIBUTES
 from scripts.train_sample.progress import Budget, read_ema
 from scripts.train_sample.train_dit import load_teacher

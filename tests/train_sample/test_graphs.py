@@ -1,31 +1,62 @@
-"""Captured steps: when they run, where their results are, and on a GPU that they are the steps themselves."""
+"""Captured steps: when they run, where their results are, and on a GPU that they are the steps themselves.
+
+Run as a script by torchrun, this file is a rank that trains by captured self-forcing.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from scripts.train_sample import distil, train_dit
-from scripts.train_sample.distil import Distillation
+from scripts.train_sample import distil, ranks, self_forcing, train_dit
+from scripts.train_sample.distillation import Distillation
 from scripts.train_sample.graphs import WARM_RUNS, GraphCaptureError, Graphs, GraphsNeedCudaError, captured
 from scripts.train_sample.latent_pool import LatentPool
 from scripts.train_sample.optimizers import descend, make_optimizers, set_rate
-from scripts.train_sample.progress import Budget
+from scripts.train_sample.progress import Budget, Run
 from scripts.train_sample.text import encode, encode_unwaited, make_encoder, text_config
 from tests.tolerances import STEP, relative_error
 from tests.train_sample.test_training import MICRO, averaging_encoder, options
 
+ROOT = Path(__file__).parents[2]
+# The same kernels on the same numbers, but for sums in atomic order: a unit in the last place of bfloat16, 2**-8,
+# here and there. A loss is a mean over thousands of them. Adam turns a gradient that is all rounding into a whole
+# step, so weights agree less: in how far they moved, to a twentieth.
+REPLAYED_LOSS, REPLAYED_MOVE = 2.0**-8, 0.05
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+class NothingIsRead(TorchFunctionMode):
+    """Refuses what hands values to the host by a way that a CPU tensor takes without any operator."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in (Tensor.tolist, Tensor.numpy, Tensor.cpu):
+            raise RuntimeError(f"{func} waits for the device")
+        return func(*args, **(kwargs or {}))
 
 
 class NothingWaits(TorchDispatchMode):
     """Refuses what would wait for a device or copy from the host, so that a capture of it would fail."""
+
+    def __enter__(self):
+        self._reads = NothingIsRead()
+        self._reads.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *raised):
+        super().__exit__(*raised)
+        self._reads.__exit__(*raised)
 
     WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "lift_fresh", "equal", "is_nonzero")
 
@@ -73,7 +104,7 @@ class Recording(Graphs):
 
 @pytest.fixture
 def recorded(monkeypatch):
-    """Let both scripts record on a CPU; give a function that says whether steps are replayed or taken fresh."""
+    """Let all training record on a CPU; give a function that says whether steps are replayed or taken fresh."""
     made: list[Recording] = []
 
     def choose(always_fresh: bool) -> list[Recording]:
@@ -84,19 +115,21 @@ def recorded(monkeypatch):
             yield made[-1]
             made[-1].close()
 
-        for script in (train_dit, distil):
+        for script in (train_dit, distil, self_forcing):
             monkeypatch.setattr(script, "captured", fake)
+        for script in (train_dit, distil):
             monkeypatch.setattr(script, "require_cuda", lambda device: None)  # noqa: ARG005 - as it is called
-        monkeypatch.setattr(
-            train_dit, "LatentPool", lambda *args, aside: LatentPool(*args)  # noqa: ARG005 - no stream here
-        )  # fmt: skip
+            monkeypatch.setattr(
+                script, "LatentPool", lambda *args, aside: LatentPool(*args)  # noqa: ARG005 - no stream here
+            )  # fmt: skip
         return made
 
     return choose
 
 
 @pytest.mark.parametrize(
-    "wait", [lambda x: x.sum().item(), lambda x: x[x > 0], lambda x: x + torch.tensor(1.0), lambda x: bool(x.any())]
+    "wait", [lambda x: x.sum().item(), lambda x: x[x > 0], lambda x: x + torch.tensor(1.0), lambda x: bool(x.any()),
+     Tensor.tolist, Tensor.numpy, Tensor.cpu],
 )  # fmt: skip
 def test_the_guard_of_these_tests_sees_what_waits(wait):
     with NothingWaits(), pytest.raises(RuntimeError, match="waits for the device"):
@@ -136,6 +169,36 @@ def test_the_regressions_captured_steps_are_its_steps_each_time(recorded, tmp_pa
     assert made[-1].events.count("capture") == 6  # paths and steps of each layout
     for name, p in ended[0].parameters.items():
         assert torch.equal(p, ended[1].parameters[name]), name
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_captured_self_forcing_is_its_steps_each_time(optimizer, recorded, tmp_path):
+    """Rollouts, fake-score steps and the student's step wait for nothing, and hold for later prompts and samples."""
+    train_dit.train(MICRO, tmp_path / "teacher", averaging_encoder, Budget(steps=1), options())
+    taught, teaching = train_dit.load_teacher(tmp_path / "teacher", "cpu")
+    teaching = dataclasses.replace(teaching, given_share=0.5)
+    turns = ("near", "far", "first")
+    config = Distillation(
+        "dmd", batch=2, pool=4, fake_steps=2, start_chunks=2, turns=turns, learning_rate=2e-3, renew_every=4,
+        optimizer=optimizer,
+    )  # fmt: skip
+    ended = []
+    for fresh in (True, False):
+        made = recorded(fresh)
+        ended.append(
+            distil.train(
+                config, tmp_path / str(fresh), taught, teaching, averaging_encoder, Budget(steps=15),
+                options(graphs=True),
+            )
+        )  # fmt: skip
+    assert made[-1].events.count("replay") == 3 * (5 - WARM_RUNS)
+    began = dict(taught.dit.named_parameters())
+    for name, p in ended[0].parameters.items():
+        assert torch.equal(p, ended[1].parameters[name]), name
+        assert torch.equal(ended[0].ema[name], ended[1].ema[name]), name
+    for one, other in zip(ended[0].also.parameters(), ended[1].also.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert any(not torch.equal(p, began[name]) for name, p in ended[1].also.named_parameters())
 
 
 def test_a_step_runs_warm_is_captured_and_replayed():
@@ -254,3 +317,88 @@ def test_two_graphs_share_one_memory_without_harm():
             if call > WARM_RUNS:
                 assert abs(sums["small"].item() / 1000 - 7.389056) < 1e-3
                 assert abs(sums["large"].item() / 100_000 - 7.389056) < 1e-3
+
+
+def self_forced(
+    folder: Path, device: str, steps: int, seen: list[dict[str, float]], graphs: bool, rate: float = 1e-3
+) -> tuple[Run, dict[str, Tensor]]:
+    """Train a micro teacher and then a student by self-forcing; return its run and the weights that it began with."""
+    encoder, own = averaging_encoder, options(device=device)
+    if not (folder / "teacher").exists() or ranks.world() > 1:
+        train_dit.train(MICRO, folder / "teacher", encoder, Budget(steps=30), own)
+    taught, teaching = train_dit.load_teacher(folder / "teacher", device)
+    real, config = Run.log, Distillation("dmd", batch=4, pool=8, fake_steps=2, start_chunks=4, fake_rate=rate)
+
+    def log(self: Run, every: int, turns: int, **told: Tensor) -> None:  # noqa: ARG001 - as it is called
+        seen.append({name: float(value) for name, value in told.items()})
+
+    Run.log = log
+    try:
+        own.graphs = graphs
+        run = distil.train(
+            config, folder / f"graphs {graphs}", taught, teaching, encoder, Budget(steps=steps), own
+        )
+    finally:
+        Run.log = real
+    return run, dict(taught.dit.named_parameters())
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_replayed_self_forcing_is_self_forcing(monkeypatch, tmp_path):
+    """Every step's losses, and where the student and the fake score end."""
+    steps, logs, ended = 2 * (WARM_RUNS + 4), ([], []), []
+
+    @contextmanager
+    def uncaptured(wanted: bool, generator: torch.Generator):
+        assert wanted
+        yield Recording(generator, always_fresh=True)
+
+    for fresh, seen in zip((True, False), logs, strict=True):
+        monkeypatch.setattr(self_forcing, "captured", uncaptured if fresh else captured)
+        run, began = self_forced(tmp_path, "cuda", steps, seen, graphs=True)
+        ended.append(run)
+        (tmp_path / "graphs True").rename(tmp_path / f"fresh {fresh}")
+    assert len(logs[0]) == len(logs[1]) == steps
+    for one, other in zip(*logs, strict=True):
+        assert one == pytest.approx(other, rel=REPLAYED_LOSS)
+    assert len({tuple(line.values()) for line in logs[1]}) == steps  # other numbers each time
+    for networks in ([run.parameters for run in ended], [dict(run.also.named_parameters()) for run in ended]):
+        moved = [
+            torch.cat([(p.detach() - began[name]).flatten() for name, p in own.items()]) for own in networks
+        ]
+        assert moved[0].norm() > 0
+        assert relative_error(moved[1], moved[0]) <= REPLAYED_MOVE
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_replayed_self_forcing_learns(tmp_path):
+    """The fake score comes to know what the student makes: on a CPU its loss falls from 1.10 to 0.81 in 60 steps."""
+    seen: list[dict[str, float]] = []
+    self_forced(tmp_path, "cuda", 60, seen, graphs=True, rate=1e-2)
+    fake = [value for line in seen for name, value in line.items() if name.startswith("fake")]
+    assert len(fake) == 60
+    assert sum(fake[-10:]) < 0.92 * sum(fake[:10])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_ranks_that_replay_self_forcing_agree(tmp_path):
+    """A run ends by comparing the bits of its weights between its ranks, and reports where they differ."""
+    environment = {name: value for name, value in os.environ.items() if name != "WORLD_SIZE"}
+    paths = [str(ROOT), str(ROOT / "runtime"), str(ROOT / "kernels"), environment.get("PYTHONPATH", "")]
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    command += ["--nproc-per-node", "2", __file__, str(tmp_path), "cuda"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["2", "ranks", "14", "steps"]
+
+
+if __name__ == "__main__":
+    with ranks.joined(sys.argv[2]) as device:
+        log: list[dict[str, float]] = []
+        ended, _ = self_forced(Path(sys.argv[1]), device, 2 * (WARM_RUNS + 4), log, device != "cpu")
+        if ranks.is_first():
+            print(f"{ranks.world()} ranks {ended.step} steps")

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from scripts.train_sample import distil, ranks, train_dit, train_vae
-from scripts.train_sample.distil import Distillation
+from scripts.train_sample.distillation import Distillation
 from scripts.train_sample.latent_pool import LatentPool
 from scripts.train_sample.optimizers import adamw
 from scripts.train_sample.progress import Budget, Run, step_generator

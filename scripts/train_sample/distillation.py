@@ -1,0 +1,113 @@
+"""What both ways of making the student share: their settings, and the texts of a batch; the ways are `distil`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from scripts.train_sample.optimizers import OPTIMIZERS
+from scripts.train_sample.rollout import warped
+from scripts.train_sample.train_dit import Conditioned, empty_caption
+
+METHODS = ("ode", "dmd")
+TURNS = ("near", "far", "first")
+CHUNK_0_ROWS = 4  # times the batch, where chunk 0 stands alone: a step then costs about what the others do
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """How the student is made.
+
+    Parameters
+    ----------
+    method : str
+        ``ode`` or ``dmd``.
+    passes, shift
+        The student's schedule: sigmas of ``passes`` equal steps warped by ``shift``, as `Schedule.warped`.
+    guidance : float
+        Of the teacher; there is none at inference.
+    batch, pool, renew_every : int
+        Rows of a step (`CHUNK_0_ROWS` times as many of chunk 0 alone); samples held; steps between two renewals (0:
+        never).
+    learning_rate, fake_rate, ema_decay : float
+        Of the student, of the fake score, of EMA.
+    optimizer : str
+        Of both, one of `optimizers.OPTIMIZERS`.
+    teacher_passes, updates_a_path : int
+        ``ode``: Euler steps of a path; student steps on each batch of paths.
+    turns : tuple of str
+        ``dmd``: what the steps roll out, in turn. ``near``: a stream's first chunks; ``far``: three chunks behind clean
+        ones, far down; ``first``: chunk 0 alone.
+    fake_steps, start_chunks : int
+        ``dmd``: fake-score steps a student step; chunks of a ``near`` rollout.
+    score_shift, score_least, score_most : float
+        ``dmd``: times at which scores are compared, ``least..most`` before the warp by ``score_shift`` (0: the
+        teacher's).
+
+    Raises
+    ------
+    ValueError
+        If a value is none of those named.
+    """
+
+    method: str = "ode"
+    passes: int = 4
+    shift: float = 5.0
+    guidance: float = 2.5
+    batch: int = 64
+    pool: int = 2048
+    renew_every: int = 0
+    learning_rate: float = 2e-4
+    fake_rate: float = 3e-4
+    ema_decay: float = 0.99
+    optimizer: str = "adamw"
+    teacher_passes: int = 24
+    updates_a_path: int = 6
+    turns: tuple[str, ...] = ("near", "far")
+    fake_steps: int = 3
+    start_chunks: int = 6
+    score_shift: float = 0.0
+    score_least: float = 0.05
+    score_most: float = 0.99
+
+    def __post_init__(self) -> None:
+        """Refuse what would be ignored or cannot be."""
+        if self.method not in METHODS:
+            raise ValueError(f"method {self.method!r} is unknown; choose one of {', '.join(METHODS)}")
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(
+                f"optimizer {self.optimizer!r} is unknown; choose one of {', '.join(OPTIMIZERS)}"
+            )
+        odd = [turn for turn in self.turns if turn not in TURNS]
+        if odd or not self.turns:
+            raise ValueError(
+                f"turns {','.join(self.turns)!r} name {odd or 'none'}; take some of {', '.join(TURNS)}"
+            )
+        if not 0 <= self.score_least < self.score_most < 1:
+            raise ValueError(
+                f"scores are compared at {self.score_least} to {self.score_most}; give 0 <= least < most < 1"
+            )
+        if min(self.fake_steps, self.start_chunks) < 1:
+            raise ValueError(
+                f"fake_steps {self.fake_steps} and start_chunks {self.start_chunks} must be at least 1"
+            )
+
+    @property
+    def sigmas(self) -> tuple[float, ...]:
+        """Noise levels of the student's passes."""
+        return warped(self.passes, self.shift)
+
+    @property
+    def grid(self) -> tuple[float, ...]:
+        """Noise levels of a teacher's path, from 1 to 0; the student's are among them."""
+        return tuple(sorted({*warped(self.teacher_passes, self.shift), *self.sigmas, 0.0}, reverse=True))
+
+
+def texts_of(teacher: Conditioned, ids: Tensor, encode_text: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the embeddings of captions [B, text tokens] and of as many empty ones."""
+    with torch.no_grad():
+        text, null = encode_text(teacher.text, torch.cat((ids, empty_caption(ids)))).float().chunk(2)
+    return text, null

@@ -1,0 +1,211 @@
+"""``dmd``, the second way to the student: self-forcing with distribution matching, each step alone or as a CUDA graph.
+
+The student rolls out on its own cache with the product's sampler. A fake score learns what it makes; the student then
+follows the difference between that score and the guided teacher's, at one random pass of each chunk, with every
+generated chunk behind the student's own earlier ones in one sequence.
+
+A step asks nothing of the host: masks and frame numbers come from the layout, not from the batch, random numbers from
+one generator. So each kind of step is one graph, from the draw of the prompts to the moving average.
+
+A given first latent frame is in the rollout what it is at inference (`rollout.py`); here it is clean at time 0 in what
+both scores see, and nobody judges it: it has no part in the fake's loss, the gradient or its scale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from scripts.train_sample.causal_training import CausalDit
+from scripts.train_sample.distillation import CHUNK_0_ROWS, Distillation, texts_of
+from scripts.train_sample.graphs import captured
+from scripts.train_sample.guided_paths import Guided, chosen, frame_times, levels, predict_clean
+from scripts.train_sample.latent_pool import LAYOUTS, LatentPool
+from scripts.train_sample.optimizers import descend, make_optimizers
+from scripts.train_sample.progress import Run, autocast, step_generator
+from scripts.train_sample.rollout import roll_out
+from scripts.train_sample.text import encode, encode_unwaited
+from scripts.train_sample.train_dit import Conditioned, DitTraining, chunk_mask, layout_mask
+
+LEAST_DISTANCE = 0.02  # between student and teacher, per value: below it their difference is not scaled up
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """The one sequence that scores a turn's chunks: clean context, then every generated chunk.
+
+    Parameters
+    ----------
+    rows, prefix : int
+        Of a step; latent frames of data before the rollout.
+    clean, noisy : tuple of int
+        Chunk numbers.
+    mask : Tensor
+        [1, 1, S*n, S*n] bool.
+    """
+
+    rows: int
+    prefix: int
+    clean: tuple[int, ...]
+    noisy: tuple[int, ...]
+    mask: Tensor
+
+
+class SelfForcing:
+    """The networks of a run and what a step of each turn does.
+
+    Parameters
+    ----------
+    run, config, teaching
+        The student's run, how it is made, and how its teacher was.
+    teacher, student, fake
+        The networks; the fake score is trained here, its moments are not saved: they come back quickly.
+    pool : LatentPool
+        Prompts, what far rollouts stand on, and given frames.
+    options : argparse.Namespace
+        ``device``, ``graphs``.
+    """
+
+    def __init__(
+        self, run: Run, config: Distillation, teaching: DitTraining, teacher: Conditioned, student: CausalDit,
+        fake: CausalDit, pool: LatentPool, options: argparse.Namespace,
+    ) -> None:  # fmt: skip
+        self.run, self.config, self.teacher = run, config, teacher
+        self.student, self.fake, self.pool = student, fake, pool
+        self.guided = Guided(teacher.dit, config.guidance)
+        self.device: str = options.device
+        self.size, self.given_share = teaching.stream.chunk_frames, teaching.given_share
+        self.fake_shift, self.score_shift = teaching.shift, config.score_shift or teaching.shift
+        self.encode_text = encode_unwaited if options.graphs else encode
+        self.fake_optimizers = make_optimizers(
+            config.optimizer, dict(fake.named_parameters()), config.fake_rate, on_device=options.graphs
+        )
+        self.sigmas = torch.tensor(config.sigmas, device=self.device)
+        self.sequences = {turn: sequence_of(turn, config, teaching, self.device) for turn in config.turns}
+
+    def take_step(self, turn: str, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """Roll out, teach the fake score, descend; return the scores' gap, the fake's loss, the latents' square."""
+        sequence, size = self.sequences[turn], self.size
+        batch = self.pool.draw("window" if sequence.prefix else "first", sequence.rows, generator)
+        given = None
+        if not sequence.prefix:
+            given = torch.rand(sequence.rows, generator=generator, device=self.device) < self.given_share
+        with autocast(self.device):
+            text, null = texts_of(self.teacher, batch.ids, self.encode_text)
+        prefix = batch.latents[:, :, : sequence.prefix] if sequence.prefix else None
+        # Frames of a stream's beginning are 0, 1, ... for every row; a far window has its own.
+        frames = batch.frames if sequence.prefix else self._beginning(sequence)
+        rolled = roll_out(
+            self.student, text, frames, self.config.sigmas, generator, prefix=prefix, keep_inputs=True,
+            given=given, given_latents=batch.latents[:, :, :1],
+        )  # fmt: skip
+        made = rolled.latents
+        clean = (made if prefix is None else torch.cat((prefix, made), dim=2))[:, :, :-size]
+        # What `fake`, `student` and the teacher take beside noisy chunks and times.
+        behind = torch.cat((frames[:, :-size], frames[:, sequence.prefix :]), dim=1)
+        shape = (sequence.rows, len(sequence.noisy))
+        judged = levels(torch.ones(shape, device=self.device), size, given)  # [B, 1, M, 1, 1]
+
+        for _ in range(self.config.fake_steps):
+            sigma = self._times(shape, self.fake_shift, 0.0, 0.99, generator)
+            noisy, noise = _noised(made, sigma, size, given, generator)
+            times = frame_times(sigma, clean.shape[2], size, given)
+            with autocast(self.device):
+                velocity = self.fake(clean, noisy, times, text, behind, sequence.mask).float()
+            fake_loss = _mean((velocity - (noise - made)).square(), judged)
+            descend(fake_loss, self.fake_optimizers, self.fake.parameters())
+
+        which = torch.randint(0, self.config.passes, shape, generator=generator, device=self.device)
+        with autocast(self.device):
+            x0 = predict_clean(
+                self.student, clean, chosen(rolled.inputs, which, size), self.sigmas[which], text, behind,
+                sequence.mask, size, given,
+            )  # fmt: skip
+            sigma = self._times(
+                shape, self.score_shift, self.config.score_least, self.config.score_most, generator
+            )
+            noisy, _ = _noised(x0.detach(), sigma, size, given, generator)
+            times, level = frame_times(sigma, clean.shape[2], size, given), levels(sigma, size, given)
+            with torch.no_grad():
+                false = noisy - level * self.fake(clean, noisy, times, text, behind, sequence.mask).float()
+            true = noisy - level * self.guided.velocity(
+                clean, noisy, times, text, null, behind, sequence.mask
+            )
+        # DMD's gradient, each chunk scaled by the teacher's distance (arXiv 2311.18828, 2405.14867).
+        far_off = _chunk_means((x0.detach() - true).abs(), judged, size).clamp_min(LEAST_DISTANCE)
+        gradient = (false - true) / far_off
+        self.run.descend(0.5 * _mean((x0 - (x0.detach() - gradient)).square(), judged))
+        return _mean((false - true).square(), judged), fake_loss.detach(), made.square().mean()
+
+    def _beginning(self, sequence: Sequence) -> Tensor:
+        return torch.arange(len(sequence.noisy) * self.size, device=self.device).expand(sequence.rows, -1)
+
+    def _times(
+        self, shape: tuple[int, int], shift: float, least: float, most: float, generator: torch.Generator
+    ) -> Tensor:
+        """Return sigma [B, chunks], uniform but for the warp."""
+        u = least + (most - least) * torch.rand(shape, generator=generator, device=self.device)
+        return shift * u / (1 + (shift - 1) * u)
+
+
+def self_force(
+    run: Run, config: Distillation, teaching: DitTraining, teacher: Conditioned, student: CausalDit, fake: CausalDit,
+    pool: LatentPool, options: argparse.Namespace,
+) -> None:  # fmt: skip
+    """Train the student until the run is finished or its time is up."""
+    forcing = SelfForcing(run, config, teaching, teacher, student, fake, pool, options)
+    with captured(options.graphs, step_generator(options.device, options.seed + 11, run.step)) as graphs:
+        for step in run.steps():
+            turn = config.turns[step % len(config.turns)]
+            if graphs is None:
+                told: tuple[Tensor, ...] = forcing.take_step(
+                    turn, step_generator(options.device, options.seed + 5, step)
+                )
+            else:
+                told = graphs.run(turn, functools.partial(forcing.take_step, turn, graphs.generator))
+            run.log(
+                10,
+                len(config.turns),
+                **{f"{n} {turn}": v for n, v in zip(("gap", "fake", "size"), told, strict=True)},
+            )
+            if config.renew_every and step % config.renew_every == 0:
+                pool.renew()
+
+
+def sequence_of(turn: str, config: Distillation, teaching: DitTraining, device: str) -> Sequence:
+    """Return a turn's sequence; a window far down stands for them all, as in the teacher's training."""
+    stream, rows = teaching.stream, config.batch
+    if turn == "far":
+        clean, noisy = LAYOUTS["window"]
+        return Sequence(
+            rows, noisy[0] * stream.chunk_frames, clean, noisy, layout_mask("window", stream, device)
+        )
+    noisy = tuple(range(1 if turn == "first" else config.start_chunks))
+    rows *= CHUNK_0_ROWS if turn == "first" else 1
+    return Sequence(rows, 0, noisy[:-1], noisy, chunk_mask(noisy[:-1], noisy, stream, device))
+
+
+def _noised(
+    x: Tensor, sigma: Tensor, size: int, given: Tensor | None, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Return x [B, C, M, h, w] at noise levels sigma [B, chunks], and the noise; given first frames [B] stay."""
+    noise = torch.randn(x.shape, generator=generator, device=x.device)
+    s = levels(sigma, size, given)
+    return (1 - s) * x + s * noise, noise
+
+
+def _mean(values: Tensor, judged: Tensor) -> Tensor:
+    """Return the mean of values [B, C, M, h, w] over the judged frames [B, 1, M, 1, 1]."""
+    return (values * judged).sum() / judged.expand_as(values).sum()
+
+
+def _chunk_means(values: Tensor, judged: Tensor, size: int) -> Tensor:
+    """Return [B, 1, M, 1, 1]: at each frame its chunk's mean of values [B, C, M, h, w] over the judged frames."""
+    per_frame = values.mean((1, 3, 4), keepdim=True)
+    sums, counts = ((t.unflatten(2, (-1, size))).sum(3) for t in (per_frame * judged, judged))
+    means: Tensor = (sums / counts).repeat_interleave(size, dim=2)
+    return means

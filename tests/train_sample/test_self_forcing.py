@@ -1,0 +1,191 @@
+"""Self-forcing: what scores a rollout is the rollout, far windows share a mask, a given frame is judged by nobody."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from scripts.train_sample import self_forcing
+from scripts.train_sample.causal_training import CausalDit, init_weights, sequence_mask
+from scripts.train_sample.distillation import CHUNK_0_ROWS, Distillation
+from scripts.train_sample.guided_paths import predict_clean
+from scripts.train_sample.latent_pool import LatentPool
+from scripts.train_sample.progress import Budget, Run
+from scripts.train_sample.rollout import roll_out, warped
+from scripts.train_sample.self_forcing import SelfForcing, sequence_of
+from scripts.train_sample.text import make_tokenizer
+from scripts.train_sample.train_dit import Conditioned
+from tests.tolerances import ORACLE, relative_error
+from tests.train_sample.test_training import MICRO, averaging_encoder, options
+from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
+
+BAR = ORACLE[torch.float32]  # a sequence against a cache: context frames go through their own chain of layers
+
+
+def drawn_dit(seed: int) -> CausalDit:
+    """Return a micro model whose output is not zero."""
+    dit = CausalDit(MICRO.model, MICRO.stream)
+    init_weights(dit, seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in dit.head.parameters():
+            p.add_(0.05 * torch.randn(p.shape, generator=generator))
+    return dit
+
+
+def forcing(folder: Path, turn: str, share: float, **more) -> SelfForcing:
+    """Return what takes steps of one turn, on micro networks that differ from each other."""
+    config = Distillation("dmd", batch=2, pool=4, fake_steps=1, start_chunks=4, turns=(turn,), **more)
+    teacher = Conditioned(MICRO, 0).requires_grad_(False)
+    teacher.dit.load_state_dict(drawn_dit(1).state_dict())
+    student, fake = drawn_dit(2), drawn_dit(3)
+    run = Run(folder, student, config.learning_rate, 0.9, Budget(steps=5), resume=False, also=fake)
+    pool = LatentPool(4, MICRO.stream, averaging_encoder, make_tokenizer(), 48, "cpu", 0)
+    teaching = dataclasses.replace(MICRO, given_share=share)
+    return SelfForcing(run, config, teaching, teacher, student, fake, pool, options())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+@pytest.mark.parametrize("turn", ["near", "far", "first"])
+def test_the_sequence_that_scores_a_rollout_is_the_rollout(turn, share, tmp_path, monkeypatch):
+    """At its last pass each chunk's x0 in one masked sequence is what the rollout made behind its cache."""
+    one, seen = forcing(tmp_path, turn, share), {}
+
+    def rolled(*arguments, **more):
+        seen["rolled"] = roll_out(*arguments, **more)
+        return seen["rolled"]
+
+    def predicted(forward, clean, noisy, sigma, *rest):
+        if "made" not in seen:
+            last = seen["rolled"].inputs[-1]
+            at_last = torch.full_like(sigma, one.config.sigmas[-1])
+            seen["made"] = predict_clean(forward, clean, last, at_last, *rest).detach()
+        return predict_clean(forward, clean, noisy, sigma, *rest)
+
+    monkeypatch.setattr(self_forcing, "roll_out", rolled)
+    monkeypatch.setattr(self_forcing, "predict_clean", predicted)
+    one.take_step(turn, torch.Generator().manual_seed(3))
+    made = seen["rolled"].latents
+    assert made.shape[0] == {"near": 2, "far": 2, "first": 2 * CHUNK_0_ROWS}[turn]
+    assert made.shape[2] == {"near": 12, "far": 9, "first": 3}[turn]
+    assert relative_error(seen["made"], made) <= BAR
+
+
+@pytest.mark.parametrize("begins", [2, 3, 1400])
+def test_every_far_window_has_the_layouts_mask(begins):
+    """A window begins at chunk 2 at the nearest; the gap behind the sink may be one chunk or a thousand."""
+    size = MICRO.stream.chunk_frames
+    chunks = [0, *range(begins, begins + 5)]
+    frames = [n * size + i for n in chunks for i in range(size)]
+    mask = sequence_mask(frames[: 5 * size], frames[3 * size :], MICRO.stream, "cpu")
+    assert torch.equal(sequence_of("far", Distillation("dmd"), MICRO, "cpu").mask, mask)
+
+
+def test_a_given_frame_is_what_the_exported_step_makes_of_it():
+    config = small_config(3, 3, 9, batch=2, passes=2)
+    weights, text = random_wan_weights(config.model), random_text(config.model, 2)
+    dit = CausalDit(config.model, config.stream)
+    dit.load_state_dict(weights, strict=True)
+    generator = torch.Generator().manual_seed(0)
+    shape = (2, 16, 1, config.stream.latent_height, config.stream.latent_width)
+    given, latents = torch.tensor([True, False]), torch.randn(shape, generator=generator)
+    sigmas = warped(2, 5.0)
+    frames = torch.arange(6).expand(2, -1)
+    rolled = roll_out(
+        dit, text, frames, sigmas, generator, keep_inputs=True, given=given, given_latents=latents
+    )
+    stream = EagerStream(config, weights, text)
+    for chunk in range(2):
+        part = slice(3 * chunk, 3 * chunk + 3)
+        feed = [*(x[:, :, part] for x in rolled.inputs), rolled.latents[:, :, part]]
+        told = ([1, 0], latents.expand(-1, -1, 3, -1, -1)) if chunk == 0 else None
+        last = stream.run_chunk([3 * chunk] * 2, [5, 6], feed, told)[-2]
+        assert last.timestep == pytest.approx(1000 * sigmas[-1])
+        wanted = last.latents - sigmas[-1] * last.velocity
+        if chunk == 0:
+            assert torch.equal(rolled.latents[0, :, :1], latents[0])
+            assert not torch.equal(rolled.latents[1, :, :1], latents[1])
+            assert all(torch.equal(x[0, :, :1], latents[0]) for x in rolled.inputs)
+            wanted[0, :, 0] = latents[0, :, 0]
+        assert relative_error(rolled.latents[:, :, part], wanted) <= BAR
+
+
+def test_what_gives_a_frame_in_the_midst_of_a_stream_is_refused():
+    dit, given = drawn_dit(0), torch.ones(1, dtype=torch.bool)
+    text, frames = torch.zeros(1, 48, 32), torch.arange(6)[None]
+    for more in ({"prefix": torch.zeros(1, 16, 3, 4, 4), "given_latents": torch.zeros(1, 16, 1, 4, 4)}, {}):
+        with pytest.raises(ValueError, match="begin a stream"):
+            roll_out(dit, text, frames, (1.0,), torch.Generator(), given=given, **more)
+
+
+class WrongInFrame0(nn.Module):
+    """A network that is far off where a frame may be given."""
+
+    def __init__(self, right: nn.Module) -> None:
+        super().__init__()
+        self.right = right
+
+    def forward(self, clean: Tensor, noisy: Tensor, *more: Tensor) -> Tensor:
+        velocity = self.right(clean, noisy, *more)
+        wrong = torch.zeros_like(velocity)
+        wrong[:, :, 0] = 1e4
+        return velocity + wrong
+
+
+@pytest.mark.parametrize("wrong", ["fake", "teacher"])
+@pytest.mark.parametrize("turn", ["near", "first"])
+def test_a_given_frame_is_judged_by_nobody(turn, wrong, tmp_path):
+    told = {}
+    for share in (0.0, 1.0):
+        one = forcing(tmp_path / str(share), turn, share)
+        if wrong == "fake":
+            one.fake = WrongInFrame0(one.fake)
+        else:
+            one.guided = dataclasses.replace(one.guided, forward=WrongInFrame0(one.guided.forward))
+        gap, fake, _ = one.take_step(turn, torch.Generator().manual_seed(1))
+        told[share] = {"gap": gap.item(), "fake": fake.item()}
+    assert told[0.0]["gap"] > 1e4
+    assert told[1.0]["gap"] < 1e2
+    if wrong == "fake":
+        assert told[0.0]["fake"] > 1e4
+        assert told[1.0]["fake"] < 1e2
+
+
+def test_a_given_frame_does_not_stretch_its_chunks_gradient():
+    """The scale is a mean over the frames that are judged."""
+    values = torch.ones(2, 1, 3, 1, 1)
+    judged = values.clone()
+    values[0, :, 0] = judged[0, :, 0] = 0
+    assert torch.equal(self_forcing._chunk_means(values, judged, 3), torch.ones(2, 1, 3, 1, 1))
+    assert self_forcing._mean(values, judged) == 1
+
+
+def test_the_last_chunk_has_no_context_pass_and_the_others_have(monkeypatch):
+    dit, times = drawn_dit(0), []
+    real = CausalDit.step
+    monkeypatch.setattr(
+        CausalDit, "step", lambda self, x, t, *more: times.append(t) or real(self, x, t, *more)
+    )
+    text = torch.zeros(1, 48, 32)
+    roll_out(dit, text, torch.arange(9)[None], (1.0, 0.5), torch.Generator().manual_seed(0))
+    assert [t[0, 0].item() for t in times] == [1000, 500, 0, 1000, 500, 0, 1000, 500]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"method": "gan"}, "method 'gan' is unknown"),
+        ({"optimizer": "sgd"}, "optimizer 'sgd' is unknown"),
+        ({"turns": ("near", "middle")}, r"turns 'near,middle' name \['middle'\]"),
+        ({"turns": ()}, "turns '' name none"),
+        ({"score_least": 0.6, "score_most": 0.5}, "0.6 to 0.5"),
+        ({"fake_steps": 0}, "fake_steps 0"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        Distillation(**wrong)
