@@ -7,11 +7,16 @@ All is computed in float32, with one rounding where a result is stored; a quanti
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
 from seko_kernels.formats import E4M3_MAX
+from seko_kernels.reference import nvfp4_decode
 
 FP8 = torch.float8_e4m3fn
+LEAST_ROW_SCALE = 2.0**-100  # of a row of zeros: its inverse is finite
+# An NVFP4 number is at most 6 * 448 times its head's global scale, which is at most 336 in units of eight of them.
+FP8_SCALE_OF_GLOBAL = 8.0
 
 
 def e4m3_cast(x: Tensor) -> Tensor:
@@ -64,3 +69,106 @@ def attention_fp8(
     weights = weights / torch.where(total > 0, total, 1.0)
     out = torch.einsum("bhtn,bhdn->bthd", weights, values) * v_scale[:, None]
     return out.flatten(2).to(out_dtype)
+
+
+def fp8_scale(global_scale: Tensor) -> Tensor:
+    """Return the fp8 scale ``[H]`` of heads with these NVFP4 global scales: no number that NVFP4 holds saturates."""
+    return global_scale * FP8_SCALE_OF_GLOBAL
+
+
+def fp8_expand(codes: Tensor, scales: Tensor, global_scale: Tensor, fp8_scale: Tensor) -> Tensor:
+    """Return ``e4m3(value / fp8_scale)``, ``[N, H, D]``, of an NVFP4 cache as in `reference.nvfp4_decode`."""
+    value = nvfp4_decode(codes, scales, global_scale, torch.float32)
+    return e4m3_cast(value * fp8_scale.reciprocal()[:, None])
+
+
+def past_places(write_slots: Tensor, valid_tokens: Tensor, tokens: int, frame_tokens: int) -> Tensor:
+    """Return ``[B, N]`` bool: places below `valid_tokens` that lie in none of the slots being written.
+
+    Parameters
+    ----------
+    write_slots : Tensor
+        ``[B, F]`` int64.
+    valid_tokens : Tensor
+        ``[B]`` int64.
+    tokens, frame_tokens : int
+        N, and places of a slot.
+    """
+    place = torch.arange(tokens, device=write_slots.device)
+    own = (place // frame_tokens == write_slots[..., None]).any(1)  # [B, N]
+    return (place < valid_tokens[:, None]) & ~own
+
+
+def qk_norm_rope(
+    qkv: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, part: int, heads: int, eps: float
+) -> tuple[Tensor, Tensor]:
+    """RMSNorm over the full width, then rotation of neighbouring channels, in float32.
+
+    Parameters
+    ----------
+    qkv : Tensor
+        ``[B, T, 3 * d]``.
+    weight : Tensor
+        ``[d]`` float32.
+    cos, sin : Tensor
+        ``[B, T, D/2]`` float32.
+    part : int
+        0 for q, 1 for k.
+    heads : int
+        H.
+    eps : float
+        Of the norm.
+
+    Returns
+    -------
+    before, rotated : Tensor
+        ``[B, T, H, D]`` float32, before and after the rotation.
+    """
+    width = qkv.shape[-1] // 3
+    x = qkv[..., part * width : (part + 1) * width].float()
+    before = F.rms_norm(x, (width,), weight, eps).unflatten(-1, (heads, -1))
+    even, odd = before.unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
+    rotated = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+    return before, rotated
+
+
+def e4m3_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantise rows: ``scale = max(amax / 448, 2**-100)``, ``e4m3(x * (1 / scale))``.
+
+    Parameters
+    ----------
+    x : Tensor
+        ``[M, width]`` float32 or bfloat16, finite: rows of activations, or of a weight (its output channels).
+
+    Returns
+    -------
+    values : Tensor
+        ``[M, width]`` e4m3.
+    scale : Tensor
+        ``[M, 1]`` float32: what a row is multiplied by to be the real one.
+    """
+    x = x.float()
+    scale = (x.abs().amax(-1, keepdim=True) * (1.0 / E4M3_MAX)).clamp(min=LEAST_ROW_SCALE)
+    return e4m3_cast(x * scale.reciprocal()), scale
+
+
+def gelu_quantise(x: Tensor) -> tuple[Tensor, Tensor]:
+    """GELU (tanh form) in float32, then `e4m3_rows`."""
+    return e4m3_rows(F.gelu(x.float(), approximate="tanh"))
+
+
+def layer_norm(x: Tensor, eps: float) -> Tensor:
+    """LayerNorm without weight and bias, in float32."""
+    return F.layer_norm(x.float(), (x.shape[-1],), eps=eps)
+
+
+def of_frames(modulation: Tensor, layer_modulation: Tensor, which: int, tokens: int) -> Tensor:
+    """Return row `which` of ``modulation [B, F, 6, d] + layer_modulation [6, d]`` for each token: ``[B, T, d]``."""
+    row = modulation[:, :, which] + layer_modulation[which]
+    return row.repeat_interleave(tokens // modulation.shape[1], dim=1)
+
+
+def fp8_linear(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor) -> Tensor:
+    """Return ``(x * x_scale) @ (weight * weight_scale).T + bias`` as float32, from e4m3 ``[M, K]`` and ``[N, K]``."""
+    return (x.float() @ weight.float().T) * x_scale * weight_scale.T + bias.float()

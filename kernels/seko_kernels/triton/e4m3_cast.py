@@ -24,3 +24,20 @@ def to_e4m3(x, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
     subnormal = (magnitude * 512.0 + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
     code = tl.where(magnitude < 0.015625, subnormal, normal) | ((bits >> 24) & 0x80)
     return code.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+
+
+@triton.jit
+def power_of_two_inverse(x):  # type: ignore[no-untyped-def]
+    """Exact 1/x (fp32) of a power of two, from its bits: Triton's own division is approximate."""
+    return (0x7F000000 - x.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def row_scale(largest):  # type: ignore[no-untyped-def]
+    """Scale of a row quantised to e4m3 and its inverse, of the row's largest magnitude (fp32, finite).
+
+    `seko_kernels.fused_reference.e4m3_rows` is the definition. The least scale, 2**-100, keeps the inverse of a
+    row of zeros finite.
+    """
+    scale = tl.maximum(largest * (1.0 / 448.0), 7.888609052210118e-31)
+    return scale, tl.div_rn(tl.full((), 1.0, tl.float32), scale)

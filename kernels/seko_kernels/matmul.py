@@ -1,0 +1,92 @@
+"""The fp8 matmul behind one function: `torch._scaled_mm`, rowwise, on CUDA; the reference on a CPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from seko_kernels import fused_reference
+from seko_kernels.checks import expect, expect_dims, expect_fp8
+from seko_kernels.errors import OpShapeError
+from seko_kernels.fused_reference import FP8
+from seko_kernels.ops import takes_kernels
+from seko_kernels.rows import Rows
+
+MATRIX_UNIT = 16  # both sides of an fp8 matrix must be a multiple of it
+
+
+def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a weight ``[out, in]`` as e4m3 with a scale an output channel, at build.
+
+    Parameters
+    ----------
+    weight : Tensor
+        ``[out, in]`` float32 or bfloat16, finite; both multiples of 16.
+
+    Returns
+    -------
+    values : Tensor
+        ``[out, in]`` e4m3.
+    scale : Tensor
+        ``[out, 1]`` float32.
+
+    Raises
+    ------
+    OpShapeError
+        If it is no matrix of such sides.
+    """
+    expect_dims("weight", weight, 2, "[out, in]")
+    if weight.shape[0] % MATRIX_UNIT or weight.shape[1] % MATRIX_UNIT:
+        raise OpShapeError(
+            f"both sides of a weight must be multiples of {MATRIX_UNIT}, got {tuple(weight.shape)}"
+        )
+    return fused_reference.e4m3_rows(weight)
+
+
+def fp8_linear(rows: Rows, weight: Tensor, weight_scale: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``rows @ weight.T + bias``.
+
+    Parameters
+    ----------
+    rows : Rows
+        ``[B, T, in]`` e4m3 with ``[B * T, 1]`` scales, from `rows`.
+    weight, weight_scale : Tensor
+        ``[out, in]`` e4m3 and ``[out, 1]`` float32, from `quantise_weight`.
+    bias : Tensor
+        ``[out]`` of `dtype`.
+    dtype : torch.dtype
+        Of the result: bfloat16; on a CPU float32 too.
+
+    Returns
+    -------
+    Tensor
+        ``[B, T, out]`` of `dtype`.
+
+    Raises
+    ------
+    OpShapeError, OpDtypeError, KvDeviceError, ArchError
+        If a tensor is not as above, or the GPU has no fp8 numbers.
+    """
+    expect_dims("rows", rows.values, 3, "[batch, tokens, in]")
+    batch, tokens, inner = rows.values.shape
+    outer = weight.shape[0]
+    expect("rows", rows.values, (batch, tokens, inner), FP8)
+    expect("rows' scale", rows.scale, (batch * tokens, 1), torch.float32)
+    expect("weight", weight, (outer, inner), FP8)
+    expect("weight_scale", weight_scale, (outer, 1), torch.float32)
+    expect("bias", bias, (outer,), dtype)
+    x = rows.values.view(batch * tokens, inner)
+    if takes_kernels(x, rows.scale, weight, weight_scale, bias):
+        expect_fp8(x.device)
+        y = torch._scaled_mm(
+            x,
+            weight.t(),
+            scale_a=rows.scale,
+            scale_b=weight_scale.t(),
+            bias=bias,
+            out_dtype=dtype,
+            use_fast_accum=True,
+        )
+    else:
+        y = fused_reference.fp8_linear(x, rows.scale, weight, weight_scale, bias).to(dtype)
+    return y.view(batch, tokens, outer)

@@ -1,0 +1,274 @@
+"""Ops on rows between two matmuls: residual, LayerNorm, modulation, GELU, each with rowwise fp8 where asked.
+
+`modulation` is ``[B, F, 6, d]`` float32, one set for each latent frame of the chunk; `layer_modulation` is the layer's
+own ``[6, d]``. The kernel adds them, so their sum is never stored. Rows are ``[B, T, d]``, T a multiple of F.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+from seko_kernels import fused_reference
+from seko_kernels.checks import expect, expect_dims, expect_fp8
+from seko_kernels.errors import OpShapeError
+from seko_kernels.fused_reference import FP8
+from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
+from seko_kernels.triton.row_gelu import GELU_WARPS, gelu_parts, row_gelu_kernel
+from seko_kernels.triton.row_norm import (
+    ADD_GATED,
+    ADD_NONE,
+    ADD_PLAIN,
+    NORM_AFFINE,
+    NORM_MODULATED,
+    NORM_NONE,
+    ROW_WARPS,
+    row_norm_kernel,
+)
+
+
+class Rows(NamedTuple):
+    """Rows as the next matmul takes them.
+
+    Parameters
+    ----------
+    values : Tensor
+        ``[B, T, d]``, of the input's dtype or e4m3.
+    scale : Tensor
+        ``[B * T, 1]`` float32 beside e4m3; empty otherwise.
+    """
+
+    values: Tensor
+    scale: Tensor
+
+
+class Modulation(NamedTuple):
+    """The six rows of a block for each latent frame: what the whole network gives, and what the layer adds.
+
+    Parameters
+    ----------
+    frames : Tensor
+        ``[B, F, 6, d]`` float32.
+    layer : Tensor
+        ``[6, d]`` float32.
+    """
+
+    frames: Tensor
+    layer: Tensor
+
+
+def norm_modulate(
+    x: Tensor, modulation: Modulation, shift_at: int, scale_at: int, eps: float, *, fp8: bool
+) -> Rows:
+    """Return ``layer_norm(x) * (1 + scale) + shift``.
+
+    Parameters
+    ----------
+    x : Tensor
+        ``[B, T, d]`` float32 or bfloat16, contiguous.
+    modulation : Modulation
+        Of this layer.
+    shift_at, scale_at : int
+        Which of the six rows are shift and scale.
+    eps : float
+        Of the norm.
+    fp8 : bool
+        Whether the result is quantised, rowwise.
+
+    Returns
+    -------
+    Rows
+
+    Raises
+    ------
+    OpShapeError, OpDtypeError, KvDeviceError, ArchError
+        If a tensor is not as above, or the GPU has no fp8 numbers.
+    """
+    return _row_norm(x, None, modulation, None, -1, shift_at, scale_at, eps, fp8=fp8)[1]
+
+
+def residual_norm_modulate(
+    x: Tensor, y: Tensor, modulation: Modulation, shift_at: int, scale_at: int, eps: float, *, fp8: bool
+) -> tuple[Tensor, Rows]:
+    """Return ``hidden = x + y`` and its `norm_modulate`. `y` is as `x`; for the rest see there."""
+    return _row_norm(x, y, modulation, None, -1, shift_at, scale_at, eps, fp8=fp8)
+
+
+def gated_residual_norm(
+    x: Tensor,
+    y: Tensor,
+    modulation: Modulation,
+    gate_at: int,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    *,
+    fp8: bool,
+) -> tuple[Tensor, Rows]:
+    """Return ``hidden = x + y * gate`` and ``layer_norm(hidden) * weight + bias``, both ``[d]`` float32."""
+    return _row_norm(x, y, modulation, (weight, bias), gate_at, -1, -1, eps, fp8=fp8)
+
+
+def gated_residual(x: Tensor, y: Tensor, modulation: Modulation, gate_at: int) -> Tensor:
+    """Return ``x + y * gate`` in x's dtype, summed in float32."""
+    return _row_norm(x, y, modulation, None, gate_at, -1, -1, 0.0, fp8=False)[0]
+
+
+def quantise_rows(x: Tensor) -> Rows:
+    """Return `x`, ``[B, T, d]``, as rowwise fp8; the bytes are those of `fused_reference.e4m3_rows`."""
+    return _row_norm(x, None, None, None, -1, -1, -1, 0.0, fp8=True)[1]
+
+
+def gelu_quantise(x: Tensor) -> Rows:
+    """Return GELU (tanh form) of `x`, ``[B, T, width]`` float32 or bfloat16, contiguous, as rowwise fp8."""
+    expect_dims("x", x, 3, "[batch, tokens, width]")
+    expect("x", x, tuple(x.shape), *FLOAT_DTYPES)
+    if takes_kernels(x):
+        expect_fp8(x.device)
+        return Rows(*_row_gelu_cuda(x))
+    values, scale = fused_reference.gelu_quantise(x.flatten(0, 1))
+    return Rows(values.view(x.shape), scale)
+
+
+def _row_norm(
+    x: Tensor,
+    y: Tensor | None,
+    modulation: Modulation | None,
+    affine: tuple[Tensor, Tensor] | None,
+    gate_at: int,
+    shift_at: int,
+    scale_at: int,
+    eps: float,
+    *,
+    fp8: bool,
+) -> tuple[Tensor, Rows]:
+    """Check, then run the one kernel, or the same in plain torch. An index of -1 means that the step is left out."""
+    expect_dims("x", x, 3, "[batch, tokens, width]")
+    batch, tokens, width = x.shape
+    expect("x", x, (batch, tokens, width), *FLOAT_DTYPES)
+    tensors = [x]
+    if y is not None:
+        expect("y", y, (batch, tokens, width), x.dtype)
+        tensors.append(y)
+    if modulation is not None:
+        frames = modulation.frames.shape[1]
+        expect("modulation.frames", modulation.frames, (batch, frames, 6, width), torch.float32)
+        expect("modulation.layer", modulation.layer, (6, width), torch.float32)
+        if tokens % frames:
+            raise OpShapeError(f"{tokens} tokens are no multiple of {frames} latent frames")
+        if not all(-1 <= place < 6 for place in (gate_at, shift_at, scale_at)):
+            raise OpShapeError(f"a modulation has rows 0 to 5, got {gate_at}, {shift_at}, {scale_at}")
+        tensors += modulation
+    if affine is not None:
+        for name, vector in zip(("weight", "bias"), affine, strict=True):
+            expect(name, vector, (width,), torch.float32)
+        tensors += affine
+    if takes_kernels(*tensors):
+        if fp8:
+            expect_fp8(x.device)
+        hidden, values, scale = _row_norm_cuda(
+            x,
+            y,
+            None if modulation is None else modulation.frames,
+            None if modulation is None else modulation.layer,
+            None if affine is None else affine[0],
+            None if affine is None else affine[1],
+            gate_at,
+            shift_at,
+            scale_at,
+            eps,
+            fp8,
+        )
+        return hidden, Rows(values, scale)
+
+    def row(which: int) -> Tensor:
+        if modulation is None:
+            raise OpShapeError(f"row {which} of a modulation was asked for, but none was given")
+        return fused_reference.of_frames(modulation.frames, modulation.layer, which, tokens)
+
+    hidden = x
+    if y is not None:
+        step = y.float() * row(gate_at) if gate_at >= 0 else y.float()
+        hidden = (x.float() + step).to(x.dtype)
+    normed = hidden.float()
+    if affine is not None:
+        normed = fused_reference.layer_norm(hidden, eps) * affine[0] + affine[1]
+    elif scale_at >= 0:
+        normed = fused_reference.layer_norm(hidden, eps) * (1 + row(scale_at)) + row(shift_at)
+    if not fp8:
+        return hidden, Rows(normed.to(x.dtype), x.new_empty(0, dtype=torch.float32))
+    values, scale = fused_reference.e4m3_rows(normed.flatten(0, 1))
+    return hidden, Rows(values.view(x.shape), scale)
+
+
+@triton_op("seko::row_norm", mutates_args=())
+def _row_norm_cuda(
+    x: Tensor,
+    y: Tensor | None,
+    frames_modulation: Tensor | None,
+    layer_modulation: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    gate_at: int,
+    shift_at: int,
+    scale_at: int,
+    eps: float,
+    fp8: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, tokens, width = x.shape
+    norm = NORM_AFFINE if weight is not None else (NORM_MODULATED if scale_at >= 0 else NORM_NONE)
+    add = ADD_NONE if y is None else (ADD_GATED if gate_at >= 0 else ADD_PLAIN)
+    made = norm != NORM_NONE or fp8
+    hidden = torch.empty(x.shape if add else (0,), dtype=x.dtype, device=x.device)
+    values = torch.empty(x.shape if made else (0,), dtype=FP8 if fp8 else x.dtype, device=x.device)
+    scale = torch.empty((batch * tokens, 1) if fp8 else (0,), dtype=torch.float32, device=x.device)
+    frames = 1 if frames_modulation is None else frames_modulation.shape[1]
+    # A pointer that a variant does not read still needs a tensor: x stands in.
+    wrap_triton(row_norm_kernel)[(batch * tokens,)](
+        x,
+        x if y is None else y,
+        x if frames_modulation is None else frames_modulation,
+        x if layer_modulation is None else layer_modulation,
+        x if weight is None else weight,
+        x if bias is None else bias,
+        hidden if add else x,
+        values if made else x,
+        scale if fp8 else x,
+        EPS=eps,
+        WIDTH=width,
+        BLOCK=triton.next_power_of_2(width),
+        FRAME_TOKENS=tokens // frames,
+        ADD=add,
+        NORM=norm,
+        QUANTISE=fp8,
+        GATE_AT=gate_at,
+        SHIFT_AT=shift_at,
+        SCALE_AT=scale_at,
+        INTEGER=False,
+        num_warps=ROW_WARPS,
+    )
+    return hidden, values, scale
+
+
+@triton_op("seko::row_gelu", mutates_args=())
+def _row_gelu_cuda(x: Tensor) -> tuple[Tensor, Tensor]:
+    batch, tokens, width = x.shape
+    values = torch.empty(x.shape, dtype=FP8, device=x.device)
+    scale = torch.empty((batch * tokens, 1), dtype=torch.float32, device=x.device)
+    parts = gelu_parts(width)
+    wrap_triton(row_gelu_kernel)[(batch * tokens,)](
+        x,
+        values,
+        scale,
+        WIDTH=width,
+        PART_0=parts[0],
+        PART_1=parts[1],
+        PART_2=parts[2],
+        INTEGER=False,
+        num_warps=GELU_WARPS,
+    )
+    return values, scale

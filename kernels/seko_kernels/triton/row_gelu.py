@@ -1,0 +1,87 @@
+"""The kernel that applies GELU (tanh form) to a row and quantises it to fp8. Checks are in `rows`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from seko_kernels.triton.e4m3_cast import row_scale, to_e4m3
+
+GELU_WARPS = 8
+GELU_PARTS = 3
+
+
+def gelu_parts(width: int) -> tuple[int, int, int]:
+    """Return three powers of two (or 0) that cover a row of `width` numbers with little to spare.
+
+    A row in one power of two would waste up to half of the exponentials, which bound this kernel: 16384 for 8960.
+    """
+    parts: list[int] = []
+    rest = width
+    for place in range(GELU_PARTS):
+        if rest <= 0:
+            parts.append(0)
+            continue
+        above = 1 << (rest - 1).bit_length()
+        part = above if place == GELU_PARTS - 1 or above == rest else above // 2
+        parts.append(max(part, 128))
+        rest -= parts[-1]
+    return parts[0], parts[1], parts[2]
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _gelu(SOURCE, channel, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """``0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x**3)))`` as ``x / (1 + 2**(-2 log2(e) u))``, fp32."""
+    x = tl.load(SOURCE + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
+    u = x * (1.0 + 0.044715 * x * x)
+    return x / (1.0 + tl.exp2(u * -2.302208198144325))  # 2 * sqrt(2/pi) * log2(e)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def row_gelu_kernel(  # type: ignore[no-untyped-def]
+    X,
+    OUT,
+    OUT_SCALE,
+    WIDTH: tl.constexpr,
+    PART_0: tl.constexpr,
+    PART_1: tl.constexpr,
+    PART_2: tl.constexpr,
+    INTEGER: tl.constexpr,
+):
+    """Write ``e4m3(gelu(x) / scale)`` and the scale, one row a program.
+
+    `seko_kernels.fused_reference.gelu_quantise` is the definition.
+
+    Parameters
+    ----------
+    X : pointer to bf16 or fp32
+        ``[M, WIDTH]``, contiguous.
+    OUT : pointer to fp8
+        ``[M, WIDTH]``.
+    OUT_SCALE : pointer to fp32
+        ``[M]``: what a row is multiplied by to be the real one.
+    WIDTH, PART_0, PART_1, PART_2 : constexpr int
+        Numbers of a row, and `gelu_parts` of it.
+    INTEGER : constexpr bool
+        See `to_e4m3`.
+    """
+    token = tl.program_id(0)
+    start = token.to(tl.int64) * WIDTH
+    channel_0 = tl.arange(0, PART_0)
+    gelu_0 = _gelu(X + start, channel_0, WIDTH)
+    largest = tl.max(tl.abs(gelu_0), 0)
+    if PART_1 > 0:
+        channel_1 = PART_0 + tl.arange(0, PART_1)
+        gelu_1 = _gelu(X + start, channel_1, WIDTH)
+        largest = tl.maximum(largest, tl.max(tl.abs(gelu_1), 0))
+    if PART_2 > 0:
+        channel_2 = PART_0 + PART_1 + tl.arange(0, PART_2)
+        gelu_2 = _gelu(X + start, channel_2, WIDTH)
+        largest = tl.maximum(largest, tl.max(tl.abs(gelu_2), 0))
+    scale, inverse = row_scale(largest)
+    tl.store(OUT_SCALE + token, scale)
+    tl.store(OUT + start + channel_0, to_e4m3(gelu_0 * inverse, INTEGER), mask=channel_0 < WIDTH)
+    if PART_1 > 0:
+        tl.store(OUT + start + channel_1, to_e4m3(gelu_1 * inverse, INTEGER), mask=channel_1 < WIDTH)
+    if PART_2 > 0:
+        tl.store(OUT + start + channel_2, to_e4m3(gelu_2 * inverse, INTEGER), mask=channel_2 < WIDTH)

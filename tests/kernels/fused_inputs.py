@@ -1,0 +1,102 @@
+"""Seeded inputs of the fused ops' tests: a chunk in a ring, an NVFP4 cache of outliers. No assertions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seko_kernels.attention import v_columns
+from seko_kernels.fused_reference import FP8, fp8_scale
+from seko_kernels.reference import nvfp4_encode, nvfp4_global_scale
+
+NAN_BYTE = 0x7F
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Sizes of a cache and a chunk, and where the rows stand."""
+
+    heads: int
+    head_dim: int
+    frame_tokens: int
+    cache_frames: int
+    write_slots: tuple[tuple[int, ...], ...]
+    valid_frames: tuple[int, ...]
+
+    @property
+    def batch(self) -> int:
+        return len(self.write_slots)
+
+    @property
+    def tokens(self) -> int:
+        """Of the chunk."""
+        return len(self.write_slots[0]) * self.frame_tokens
+
+    @property
+    def cache_tokens(self) -> int:
+        return self.cache_frames * self.frame_tokens
+
+    def slots(self) -> Tensor:
+        return torch.tensor(self.write_slots)
+
+    def valid(self) -> Tensor:
+        return torch.tensor(self.valid_frames) * self.frame_tokens
+
+    def scratch(self) -> tuple[Tensor, Tensor]:
+        """K and transposed V of NaN."""
+        k = torch.full(
+            (self.batch, self.cache_tokens, self.heads, self.head_dim), NAN_BYTE, dtype=torch.uint8
+        )
+        columns = v_columns(self.cache_tokens)
+        v = torch.full((self.batch, self.heads, self.head_dim, columns), NAN_BYTE, dtype=torch.uint8)
+        return k.view(FP8), v.view(FP8)
+
+
+RINGS = [
+    Ring(2, 32, 13, 9, ((7, 8, 3),), (9,)),  # wrapped; no size a multiple of a tile
+    Ring(3, 16, 20, 6, ((0, 1), (4, 5)), (2, 6)),  # rows at different fill
+    Ring(1, 64, 64, 4, ((3,),), (4,)),  # whole tiles
+]
+
+
+def fp4_cache(ring: Ring) -> dict[str, Tensor]:
+    """An NVFP4 cache of both, with its scales; an outlier channel, a head much larger than the others."""
+    torch.manual_seed(ring.cache_tokens)
+    cache = {}
+    for name in ("k", "v"):
+        x = torch.randn(ring.batch * ring.cache_tokens, ring.heads, ring.head_dim)
+        x = x * torch.exp(torch.randn(ring.heads, 1) * 2)
+        x[:, :, 3] *= 40
+        g = nvfp4_global_scale(x.abs().amax((0, 2)))
+        cache[f"{name}_codes"], cache[f"{name}_scales"] = nvfp4_encode(x, g)
+        cache[f"{name}_global_scale"], cache[f"{name}_fp8_scale"] = g, fp8_scale(g)
+    return cache
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A chunk's fused projection and what its norm and rotation need."""
+
+    qkv: Tensor
+    q_weight: Tensor
+    k_weight: Tensor
+    cos: Tensor
+    sin: Tensor
+    q_scale: Tensor
+    k_scale: Tensor
+    v_scale: Tensor
+
+
+def chunk_of(ring: Ring, dtype: torch.dtype) -> Chunk:
+    """A chunk with an outlier channel in weights and values."""
+    torch.manual_seed(ring.tokens)
+    width = ring.heads * ring.head_dim
+    qkv = torch.randn(ring.batch, ring.tokens, 3 * width) * 3
+    qkv[..., 5] *= 30
+    q_weight, k_weight = 1 + 0.3 * torch.randn(2, width)
+    k_weight[1] = 12
+    angle = torch.rand(ring.batch, ring.tokens, ring.head_dim // 2) * 6.3
+    q_scale, k_scale, v_scale = 2.0 ** torch.randint(-2, 3, (3, ring.heads)).float()
+    return Chunk(qkv.to(dtype), q_weight, k_weight, angle.cos(), angle.sin(), q_scale, k_scale, v_scale)

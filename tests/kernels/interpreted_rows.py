@@ -1,0 +1,114 @@
+"""The row kernels in Triton's interpreter; run by test_fused_interpreted.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from seko_kernels.fused_reference import FP8
+from seko_kernels.qk_norm_rope import PLAIN_KEYS, qk_norm_rope
+from seko_kernels.rows import gelu_quantise
+from seko_kernels.triton.qk_norm_rope import qk_norm_rope_kernel
+from seko_kernels.triton.row_gelu import gelu_parts, row_gelu_kernel
+from seko_kernels.triton.row_norm import row_norm_kernel
+from tests.kernels.fused_inputs import RINGS, Ring, chunk_of
+from tests.kernels.row_variants import EPS, VARIANTS, Variant, reference_of, row_inputs
+from tests.tolerances import FUSED, relative_error
+
+
+@pytest.mark.parametrize(
+    ("dtype", "plain"), [(FP8, "none"), (FP8, "before_rope"), (torch.float32, "rotated")], ids=str
+)
+@pytest.mark.parametrize("ring", RINGS[:2], ids=str)
+def test_norm_and_rotation_agree_with_the_reference(ring: Ring, dtype: torch.dtype, plain: str) -> None:
+    chunk = chunk_of(ring, torch.float32)
+    k_expected = torch.full((ring.batch, ring.cache_tokens, ring.heads, ring.head_dim), 7.0).to(dtype)
+    k_out = k_expected.clone()
+    q, keys = qk_norm_rope(
+        *(chunk.qkv, chunk.q_weight, chunk.k_weight, chunk.cos, chunk.sin, ring.slots()),
+        *(chunk.q_scale, chunk.k_scale, ring.frame_tokens, 1e-6, k_expected),
+        plain,
+    )
+    q_out = torch.full(q.shape, 7.0).to(dtype)
+    keys_out = torch.full(q.shape, 7.0)
+    width = ring.heads * ring.head_dim
+    qk_norm_rope_kernel[(ring.batch * ring.tokens, 2)](
+        *(chunk.qkv, chunk.q_weight, chunk.k_weight, chunk.cos, chunk.sin, ring.slots()),
+        *(chunk.q_scale, chunk.k_scale, q_out, k_out, keys_out, ring.tokens, ring.cache_tokens),
+        EPS=1e-6,
+        HEADS=ring.heads,
+        HEAD_DIM=ring.head_dim,
+        FRAME_TOKENS=ring.frame_tokens,
+        BLOCK=1 << (width - 1).bit_length(),
+        FP8=dtype == FP8,
+        PLAIN=PLAIN_KEYS[plain],
+        INTEGER=True,
+    )
+    near(q_out, q)
+    near(k_out, k_expected)
+    if plain == "none":
+        assert bool((keys_out == 7).all())
+    else:
+        near(keys_out, keys)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("width", [64, 100])
+def test_row_kernel_agrees_with_the_reference(variant: Variant, width: int) -> None:
+    inputs = row_inputs(2, 3, 5, width, torch.float32)
+    hidden, values, scale = reference_of(variant, inputs)
+    rows = 2 * 3 * 5
+    ours = [torch.full((rows, width), 7.0), torch.full((rows, width), 7.0), torch.full((rows, 1), 7.0)]
+    if variant.fp8:
+        ours[1] = ours[1].to(FP8)
+    row_norm_kernel[(rows,)](
+        *(inputs.x, inputs.y, inputs.modulation.frames, inputs.modulation.layer, inputs.weight, inputs.bias),
+        *ours,
+        EPS=EPS,
+        WIDTH=width,
+        BLOCK=128,
+        FRAME_TOKENS=5,
+        ADD=variant.add,
+        NORM=variant.norm,
+        QUANTISE=variant.fp8,
+        GATE_AT=variant.gate_at,
+        SHIFT_AT=variant.shift_at,
+        SCALE_AT=variant.scale_at,
+        INTEGER=True,
+    )
+    if variant.add:
+        near(ours[0], hidden.flatten(0, 1))
+    if values.numel():
+        near(ours[1], values.flatten(0, 1))
+    if variant.fp8:
+        near(ours[2], scale)
+    if variant.exact:
+        assert torch.equal(ours[1].view(torch.uint8), values.flatten(0, 1).view(torch.uint8))
+        assert torch.equal(ours[2], scale)
+
+
+@pytest.mark.parametrize("width", [100, 896, 1382])
+def test_gelu_agrees_with_the_reference(width: int) -> None:
+    torch.manual_seed(width)
+    x = torch.randn(1, 9, width) * torch.exp(torch.randn(9, 1) * 2)
+    x[0, 3] = 0
+    x[0, 4, 5] = 300
+    values, scale = gelu_quantise(x)
+    ours, our_scale = torch.zeros(9, width).to(FP8), torch.full((9, 1), float("nan"))
+    parts = gelu_parts(width)
+    row_gelu_kernel[(9,)](
+        x, ours, our_scale, WIDTH=width, PART_0=parts[0], PART_1=parts[1], PART_2=parts[2], INTEGER=True
+    )
+    near(our_scale, scale)
+    near(ours, values[0])
+
+
+def near(ours: Tensor, expected: Tensor) -> None:
+    """Float32 results agree within rounding; of e4m3 bytes a few may fall to the other side of a midpoint."""
+    if expected.dtype != FP8:
+        assert relative_error(ours, expected) <= FUSED[torch.float32]
+        return
+    steps = (ours.view(torch.uint8).int() - expected.view(torch.uint8).int()).abs()
+    assert int(steps.max()) <= 1
+    assert float((steps > 0).float().mean()) <= FUSED[FP8]

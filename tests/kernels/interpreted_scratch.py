@@ -1,0 +1,101 @@
+"""The kernels that fill the fp8 scratch in Triton's interpreter; run by test_fused_interpreted.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from seko_kernels.fused_reference import e4m3_cast
+from seko_kernels.scratch import fp8_expand, v_transpose
+from seko_kernels.triton.fp8_expand import fp8_expand_kernel
+from seko_kernels.triton.v_transpose import v_transpose_kernel
+from tests.kernels.fused_inputs import RINGS, Ring, chunk_of, fp4_cache
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("tile", [16, 64])
+@pytest.mark.parametrize("ring", RINGS, ids=str)
+def test_expand_gives_the_bytes_of_the_reference(ring: Ring, tile: int) -> None:
+    cache = fp4_cache(ring)
+    ours, expected = ring.scratch(), ring.scratch()
+    fp8_expand(
+        **cache,
+        write_slots=ring.slots(),
+        valid_tokens=ring.valid(),
+        frame_tokens=ring.frame_tokens,
+        k_out=expected[0],
+        v_out=expected[1],
+    )
+    order = ("k_codes", "k_scales", "k_global_scale", "v_codes", "v_scales", "v_global_scale")
+    fp8_expand_kernel[(-(-ring.cache_tokens // tile), ring.heads, ring.batch)](
+        *(cache[name] for name in (*order, "k_fp8_scale", "v_fp8_scale")),
+        ring.slots(),
+        ring.valid(),
+        *ours,
+        ring.cache_tokens,
+        ours[1].shape[3],
+        HEADS=ring.heads,
+        HEAD_DIM=ring.head_dim,
+        FRAME_TOKENS=ring.frame_tokens,
+        CHUNK_FRAMES=len(ring.write_slots[0]),
+        TILE=tile,
+        INTEGER=True,
+    )
+    for mine, truth in zip(ours, expected, strict=True):
+        assert torch.equal(mine.view(torch.uint8), truth.view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("ring", RINGS, ids=str)
+def test_transpose_gives_the_bytes_of_the_reference(ring: Ring, dtype: torch.dtype) -> None:
+    chunk = chunk_of(ring, dtype)
+    v = chunk.qkv.chunk(3, dim=-1)[2]
+    (_, ours), (_, expected) = ring.scratch(), ring.scratch()
+    v_transpose(v, ring.slots(), chunk.v_scale, ring.frame_tokens, expected)
+    frames, tile = len(ring.write_slots[0]), 32
+    v_transpose_kernel[(-(-ring.frame_tokens // tile), ring.heads, ring.batch * frames)](
+        v,
+        ring.slots(),
+        chunk.v_scale,
+        ours,
+        v.stride(1),
+        ours.shape[3],
+        ours.shape[3],
+        HEADS=ring.heads,
+        HEAD_DIM=ring.head_dim,
+        FRAME_TOKENS=ring.frame_tokens,
+        CHUNK_FRAMES=frames,
+        TILE=tile,
+        INTEGER=True,
+    )
+    assert torch.equal(ours.view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_the_integer_cast_gives_the_bytes_of_torch() -> None:
+    """Every e4m3 number, each midpoint and both its neighbours, both signs, through the transposing kernel."""
+    grid = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    middles = (grid[:-1] + grid[1:]) / 2
+    x = torch.cat([grid, middles, middles.nextafter(torch.tensor(1e9)), middles.nextafter(torch.tensor(0.0))])
+    x = torch.cat([x, torch.tensor([448.1, 464.0, 465.0, 1e30])])
+    x = torch.cat([x, -x])
+    x = torch.cat([x, x.new_zeros(-len(x) % 32)]).view(1, -1, 32)
+    tokens = x.shape[1]
+    out = torch.zeros(1, 1, 32, 128, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    v_transpose_kernel[(-(-tokens // 16), 1, 1)](
+        x,
+        torch.zeros(1, 1, dtype=torch.int64),
+        torch.ones(1),
+        out,
+        32,
+        128,
+        128,
+        HEADS=1,
+        HEAD_DIM=32,
+        FRAME_TOKENS=tokens,
+        CHUNK_FRAMES=1,
+        TILE=16,
+        INTEGER=True,
+    )
+    expected = e4m3_cast(x[0]).T.view(torch.uint8)
+    assert torch.equal(out.view(torch.uint8)[0, 0, :, :tokens], expected)

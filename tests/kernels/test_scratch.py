@@ -1,0 +1,168 @@
+"""fp8_expand and v_transpose: what they write and what they leave alone; bytes on CPU and GPU; what compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from seko_kernels.errors import OpDtypeError, OpShapeError
+from seko_kernels.fused_reference import FP8, fp8_scale
+from seko_kernels.reference import nvfp4_decode
+from seko_kernels.scratch import fp8_expand, v_transpose
+from seko_kernels.triton.fp8_expand import EXPAND_TILE, EXPAND_WARPS, fp8_expand_kernel
+from seko_kernels.triton.v_transpose import TRANSPOSE_TILE, TRANSPOSE_WARPS, v_transpose_kernel
+from tests.kernels.fused_inputs import NAN_BYTE, RINGS, Ring, chunk_of, fp4_cache
+
+FULL = Ring(12, 128, 1560, 21, ((18, 19, 20),), (21,))  # S1
+FULL_ROWS = Ring(
+    12, 128, 720, 12, ((9, 10, 11), (0, 1, 2), (3, 4, 5)), (12, 3, 6)
+)  # S3, rows at different chunks
+
+
+def expanded(ring: Ring, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    """The scratch after an expansion over NaN."""
+    k, v = (x.to(device) for x in ring.scratch())
+    cache = {name: x.to(device) for name, x in fp4_cache(ring).items()}
+    fp8_expand(
+        **cache,
+        write_slots=ring.slots().to(device),
+        valid_tokens=ring.valid().to(device),
+        frame_tokens=ring.frame_tokens,
+        k_out=k,
+        v_out=v,
+    )
+    return k.cpu(), v.cpu()
+
+
+@pytest.mark.parametrize("ring", RINGS, ids=str)
+def test_expand_writes_the_past_and_nothing_else(ring: Ring) -> None:
+    k, v = expanded(ring)
+    cache = fp4_cache(ring)
+    windows = []
+    for name in ("k", "v"):
+        g = cache[f"{name}_global_scale"]
+        window = nvfp4_decode(cache[f"{name}_codes"], cache[f"{name}_scales"], g, torch.float32)
+        window = (window / (8 * g)[:, None]).to(FP8)  # in range, so torch's own cast is right
+        windows.append(window.view(ring.batch, ring.cache_tokens, ring.heads, ring.head_dim))
+    for row in range(ring.batch):
+        for place in range(v.shape[3]):
+            slot = place // ring.frame_tokens
+            past = slot < ring.valid_frames[row] and slot not in ring.write_slots[row]
+            ours = (
+                (v[row, :, :, place],) if place >= ring.cache_tokens else (k[row, place], v[row, :, :, place])
+            )
+            for mine, window in zip(ours, windows[-len(ours) :], strict=True):
+                if past:
+                    assert torch.equal(mine.view(torch.uint8), window[row, place].view(torch.uint8))
+                else:
+                    assert bool((mine.contiguous().view(torch.uint8) == NAN_BYTE).all())
+
+
+def test_no_number_that_nvfp4_holds_saturates() -> None:
+    g = torch.tensor([2.0**-9])
+    largest = nvfp4_decode(
+        torch.full((1, 1, 8), 0x77, dtype=torch.uint8),
+        torch.full((1, 1, 1), 0x7E, dtype=torch.uint8),
+        g,
+        torch.float32,
+    )
+    assert float((largest / fp8_scale(g)).max()) == 336.0
+
+
+@pytest.mark.parametrize("ring", RINGS, ids=str)
+def test_transpose_writes_its_slots_and_nothing_else(ring: Ring) -> None:
+    chunk = chunk_of(ring, torch.bfloat16)
+    v = chunk.qkv.chunk(3, dim=-1)[2]
+    _, out = ring.scratch()
+    v_transpose(v, ring.slots(), chunk.v_scale, ring.frame_tokens, out)
+    _, expected = ring.scratch()
+    n = ring.frame_tokens
+    for row, slots in enumerate(ring.write_slots):
+        for frame, slot in enumerate(slots):
+            part = v[row, frame * n : (frame + 1) * n].float().unflatten(-1, (ring.heads, -1))
+            part = (part / chunk.v_scale[:, None]).clamp(-448, 448).to(FP8)
+            columns = part.view(torch.uint8).permute(1, 2, 0)
+            expected.view(torch.uint8)[row, :, :, slot * n : (slot + 1) * n] = columns
+    assert torch.equal(out.view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_wrong_tensors_are_refused() -> None:
+    ring = RINGS[0]
+    cache, (k, v) = fp4_cache(ring), ring.scratch()
+    rest = {"write_slots": ring.slots(), "valid_tokens": ring.valid(), "frame_tokens": ring.frame_tokens}
+    fp8_expand(**cache, **rest, k_out=k, v_out=v)
+    with pytest.raises(OpShapeError, match="v_out has shape"):
+        fp8_expand(**cache, **rest, k_out=k, v_out=v[..., :100])
+    with pytest.raises(OpDtypeError, match="k_out is"):
+        fp8_expand(**cache, **rest, k_out=k.bfloat16(), v_out=v)
+    with pytest.raises(OpShapeError, match="k_codes has shape"):
+        fp8_expand(**cache | {"k_codes": cache["k_codes"][1:]}, **rest, k_out=k, v_out=v)
+    with pytest.raises(OpShapeError, match="frame_tokens"):
+        fp8_expand(**cache, **rest | {"frame_tokens": 10_000}, k_out=k, v_out=v)
+    chunk = chunk_of(ring, torch.float32)
+    values = chunk.qkv.chunk(3, dim=-1)[2]
+    with pytest.raises(OpShapeError, match="v has shape"):
+        v_transpose(values[:, 1:], ring.slots(), chunk.v_scale, ring.frame_tokens, v)
+    with pytest.raises(OpShapeError, match="one stride"):
+        v_transpose(values.transpose(1, 2).contiguous().mT, ring.slots(), chunk.v_scale, ring.frame_tokens, v)
+
+
+def test_kernels_compile_without_spills_where_there_is_fp8(
+    cross_compile: Callable[..., Any], sass_of: Callable[[Any], list[str]], compile_archs: tuple[int, ...]
+) -> None:
+    shared = {"HEADS": 12, "HEAD_DIM": 128, "FRAME_TOKENS": 1560, "CHUNK_FRAMES": 3, "INTEGER": False}
+    expand = {
+        **dict.fromkeys(("K_CODES", "K_SCALES"), "*u8"),
+        "K_GLOBAL_SCALE": "*fp32",
+        **dict.fromkeys(("V_CODES", "V_SCALES"), "*u8"),
+        **dict.fromkeys(("V_GLOBAL_SCALE", "K_FP8_SCALE", "V_FP8_SCALE"), "*fp32"),
+        **dict.fromkeys(("WRITE_SLOTS", "VALID_TOKENS"), "*i64"),
+        **dict.fromkeys(("K_OUT", "V_OUT"), "*fp8e4nv"),
+        **dict.fromkeys(("cache_tokens", "v_columns"), "i32"),
+    }
+    transpose = {
+        "V": "*bf16",
+        "WRITE_SLOTS": "*i64",
+        "V_SCALE": "*fp32",
+        "V_OUT": "*fp8e4nv",
+        **dict.fromkeys(("v_token_stride", "cache_tokens", "v_columns"), "i32"),
+    }
+    for arch in compile_archs:
+        if arch == 80:
+            continue
+        for kernel, signature, tile, warps, aligned in (
+            (fp8_expand_kernel, expand, EXPAND_TILE, EXPAND_WARPS, ("v_columns",)),
+            (v_transpose_kernel, transpose, TRANSPOSE_TILE, TRANSPOSE_WARPS, ("v_columns", "v_token_stride")),
+        ):
+            compiled = cross_compile(kernel, signature, {**shared, "TILE": tile}, arch, warps, aligned)
+            if arch == 90:
+                opcodes = sass_of(compiled)
+                assert "F2FP" in opcodes  # the hardware's cast
+                assert not {"LDL", "STL"} & set(opcodes), "the kernel spills to local memory"
+                assert "st.global.v4.b32" in compiled.asm["ptx"] or kernel is v_transpose_kernel
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ring", [*RINGS, FULL, FULL_ROWS], ids=str)
+def test_gpu_expands_to_the_bytes_of_the_reference(ring: Ring) -> None:
+    for ours, expected in zip(expanded(ring, "cuda"), expanded(ring), strict=True):
+        assert torch.equal(ours.view(torch.uint8), expected.view(torch.uint8))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ring", [*RINGS, FULL, FULL_ROWS], ids=str)
+def test_gpu_transposes_to_the_bytes_of_the_reference(ring: Ring) -> None:
+    chunk = chunk_of(ring, torch.bfloat16)
+    (_, ours), (_, expected) = ring.scratch(), ring.scratch()
+    ours = ours.cuda()
+    v_transpose(
+        *(chunk.qkv.cuda().chunk(3, dim=-1)[2], ring.slots().cuda(), chunk.v_scale.cuda()),
+        ring.frame_tokens,
+        ours,
+    )
+    v_transpose(chunk.qkv.chunk(3, dim=-1)[2], ring.slots(), chunk.v_scale, ring.frame_tokens, expected)
+    assert torch.equal(ours.cpu().view(torch.uint8), expected.view(torch.uint8))
