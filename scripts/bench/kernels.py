@@ -1,0 +1,311 @@
+"""Every kernel and every candidate for attention tiles on one GPU, beside cuDNN, within a budget of seconds.
+
+    python scripts/bench/kernels.py --seconds 280 --admit --rows docs/benchmarks/h200.jsonl
+
+Each line of output is a JSON object, the last one the summary. Order: candidates compile in processes of their own (a
+compiler that crashes or hangs takes one candidate with it); attention, each candidate after `admission.admit`, never
+before; cuDNN's; the others, each compared with the same op in plain torch. What the budget leaves out is named in the
+summary. `--admit` writes the fastest admitted tiles of each shape class to `tuned_attention.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton.testing
+from kernel_shapes import SHAPES, Shape, Timed, cache_calls, cudnn_attention, matmul_calls, row_calls
+from rows import append_row
+from torch import Tensor
+
+from seko_kernels import plain_torch, scratch
+from seko_kernels.admission import admit, distance
+from seko_kernels.attention import attention_fp8, v_columns
+from seko_kernels.fused_reference import FP8, e4m3_cast
+from seko_kernels.tuned import TABLE, AttentionTiles, safe_tiles, shape_class, table_row, write_table
+
+BARS = {"S1": ("attn_h12_vs_cudnn", 0.72), "S5": ("attn_h40_vs_cudnn", 0.72)}  # ratios, expansion included
+COMPILE_SECONDS = 90  # of one candidate for all shapes; more is a hang
+EXPAND_VARIANTS = ((32, 4), (64, 4), (64, 8), (128, 8))  # tokens and warps
+
+
+def candidates() -> list[AttentionTiles]:
+    """Tiles worth a try, the likeliest first."""
+    found = []
+    for block_n, tail in ((256, 64), (256, 0), (128, 64), (128, 0), (256, 32), (128, 32), (64, 0)):
+        found.append(AttentionTiles(128, block_n, 2, 4, warp_specialize=True, tail_n=tail))
+    found.append(AttentionTiles(128, 256, 2, 4, warp_specialize=True, whole=True))
+    for block_n, splits in ((256, 2), (128, 2), (256, 3)):
+        found.append(AttentionTiles(128, block_n, 2, 4, warp_specialize=True, splits=splits))
+    for stages, block_n, tail in (
+        (3, 128, 0),
+        (3, 128, 64),
+        (2, 128, 64),
+        (2, 256, 64),
+        (2, 256, 0),
+        (4, 64, 0),
+    ):
+        found.append(AttentionTiles(128, block_n, stages, 8, tail_n=tail))
+    found.append(AttentionTiles(128, 128, 3, 8, splits=2))
+    found.append(AttentionTiles(64, 128, 3, 4))
+    found.append(AttentionTiles(128, 128, 3, 4, warp_specialize=True, tail_n=64))  # 3 stages gave NaN in 3.6
+    return found
+
+
+def main() -> None:
+    """Compile, time, admit; print the lines."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=280.0, help="budget; what does not fit is named")
+    parser.add_argument("--shapes", default="S1,S5,S3,S4", help="of " + ", ".join(SHAPES))
+    parser.add_argument("--admit", action="store_true", help="write the fastest admitted tiles to the table")
+    parser.add_argument("--rows", type=Path, help="jsonl file to append the figures with a bar to")
+    parser.add_argument("--processes", type=int, default=min(12, os.cpu_count() or 1), help="that compile")
+    parser.add_argument("--compile-one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    shapes = [SHAPES[name] for name in options.shapes.split(",")]
+    if not torch.cuda.is_available():
+        raise SystemExit("no CUDA device: there is nothing to time")
+    if options.compile_one:
+        compile_one(AttentionTiles(**json.loads(options.compile_one)), shapes)
+        return
+    bench = Bench(time.monotonic() + options.seconds)
+    with torch.no_grad():
+        tiles = bench.compiled(options)
+        for shape in shapes:
+            bench.attention(shape, tiles)
+        for shape in shapes:
+            bench.others(shape)
+    bench.summary(options, shapes)
+
+
+def compile_one(tiles: AttentionTiles, shapes: Iterable[Shape]) -> None:
+    """Compile a candidate for each shape by running it once, on zeros. The cache on disk keeps what comes of it."""
+    for shape in shapes:
+        attention_fp8(*attention_inputs(shape, zeros=True), tiles)
+    torch.cuda.synchronize()
+
+
+def attention_inputs(shape: Shape, *, zeros: bool = False) -> tuple[Tensor, ...]:
+    """q, k and transposed v of a full cache, scales of one."""
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def normal(*size: int) -> Tensor:
+        if zeros:
+            return torch.zeros(size, device="cuda", dtype=torch.uint8).view(FP8)
+        return e4m3_cast(torch.randn(size, generator=generator, device="cuda"))
+
+    s = shape
+    ones = torch.ones(s.heads, device="cuda")
+    return (
+        normal(1, s.tokens, s.heads, s.head_dim),
+        normal(1, s.cache_tokens, s.heads, s.head_dim),
+        normal(1, s.heads, s.head_dim, v_columns(s.cache_tokens)),
+        *(ones, ones, ones),
+        torch.tensor([s.cache_tokens], device="cuda"),
+    )
+
+
+class Bench:
+    """What was measured so far, and how long there still is.
+
+    Parameters
+    ----------
+    deadline : float
+        On the monotonic clock.
+    """
+
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+        major, minor = torch.cuda.get_device_capability()
+        self.arch = f"sm_{major}{minor}"
+        self.left_out: list[str] = []
+        self.times: dict[tuple[str, str], float] = {}  # (shape, name) to ms
+        self.admitted: dict[str, list[dict[str, Any]]] = {}  # shape to its admitted candidates
+
+    def compiled(self, options: argparse.Namespace) -> list[AttentionTiles]:
+        """Compile all candidates side by side and return those that did not fail, the safe one among them."""
+
+        def child(tiles: AttentionTiles) -> str:
+            command = [sys.executable, __file__, "--shapes", options.shapes, "--compile-one"]
+            limit = min(COMPILE_SECONDS, max(1.0, self.deadline - time.monotonic()))
+            try:
+                done = subprocess.run(
+                    [*command, json.dumps(asdict(tiles))],
+                    capture_output=True,
+                    text=True,
+                    timeout=limit,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                return f"not compiled after {limit:.0f} s"
+            lines = (done.stderr.strip().splitlines() or ["no message"]) if done.returncode else []
+            return f"ended with {done.returncode}: {lines[-1][:200]}" if lines else ""
+
+        started = time.monotonic()
+        wanted = list(dict.fromkeys([safe_tiles(self.arch), *candidates()]))
+        with ThreadPoolExecutor(options.processes) as pool:
+            failures = list(pool.map(child, wanted))
+        emit(kind="compiled", seconds=time.monotonic() - started, candidates=len(wanted))
+        for tiles, failure in zip(wanted, failures, strict=True):
+            if failure:
+                emit(kind="attention", tiles=asdict(tiles), refusal=failure)
+        return [tiles for tiles, failure in zip(wanted, failures, strict=True) if not failure]
+
+    def attention(self, shape: Shape, wanted: list[AttentionTiles]) -> None:
+        """Time cuDNN's attention, then admit and time each candidate."""
+        self.time(shape, cudnn_attention(shape, "cuda"), compare=False)
+        arguments = attention_inputs(shape)
+        rows = self.admitted.setdefault(shape.name, [])
+        for tiles in wanted:
+            if not self.has_time(f"{shape.name} attention {tiles}"):
+                continue
+            verdict = admit(tiles, shape.head_dim, "cuda", (shape.heads, shape.tokens, shape.cache_tokens))
+            line = {"tiles": asdict(tiles), "error": verdict.error, "bound": verdict.bound}
+            if verdict.refusal:
+                emit(kind="attention", shape=shape.name, **line, refusal=verdict.refusal)
+                continue
+            ms = milliseconds(lambda tiles=tiles: attention_fp8(*arguments, tiles))  # type: ignore[misc]
+            half = (*arguments[:-1], arguments[-1] // 2)
+            half_ms = milliseconds(lambda half=half, tiles=tiles: attention_fp8(*half, tiles))  # type: ignore[misc]
+            row = {**line, "ms": ms, "tflops": shape.attention_flops / ms / 1e9, "half_full_ms": half_ms}
+            emit(kind="attention", shape=shape.name, **row)
+            rows.append({**row, "key": tiles})
+
+    def others(self, shape: Shape) -> None:
+        """Time all else of a layer, and compare it with plain torch."""
+        for make in (cache_calls, row_calls, matmul_calls):
+            if not self.has_time(f"{shape.name} {make.__name__}"):
+                continue
+            for timed in make(shape, "cuda"):
+                self.time(shape, timed)
+                if timed.name == "fp8_expand":
+                    self.expand_variants(shape, timed)
+            torch.cuda.empty_cache()
+
+    def expand_variants(self, shape: Shape, timed: Timed) -> None:
+        """The expansion with other tiles."""
+        shipped = scratch.EXPAND_TILE, scratch.EXPAND_WARPS
+        for tile, warps in EXPAND_VARIANTS:
+            scratch.EXPAND_TILE, scratch.EXPAND_WARPS = tile, warps
+            name = f"fp8_expand, {tile} tokens, {warps} warps"
+            self.time(shape, Timed(name, timed.run, timed.amount, timed.unit))
+        scratch.EXPAND_TILE, scratch.EXPAND_WARPS = shipped
+
+    def time(self, shape: Shape, timed: Timed, *, compare: bool = True) -> None:
+        """Time one call; a failure is a line of its own, and the rest goes on."""
+        if not self.has_time(f"{shape.name} {timed.name}"):
+            return
+        try:
+            difference = compared(timed) if compare else {}
+            ms = milliseconds(timed.run)
+        except Exception as fault:  # whatever a compiler or a kernel raises: it is the finding
+            emit(
+                kind="failed",
+                shape=shape.name,
+                name=timed.name,
+                error=f"{type(fault).__name__}: {fault}"[:300],
+            )
+            return
+        self.times[shape.name, timed.name] = ms
+        scale = 1e6 if timed.unit == "GB/s" else 1e9
+        rate = {timed.unit: timed.amount / ms / scale}
+        emit(kind="kernel", shape=shape.name, name=timed.name, ms=ms, **rate, **difference)
+
+    def has_time(self, what: str) -> bool:
+        """Tell whether the budget is not spent; note what is left out if it is."""
+        if time.monotonic() < self.deadline:
+            return True
+        self.left_out.append(what)
+        return False
+
+    def summary(self, options: argparse.Namespace, shapes: list[Shape]) -> None:
+        """Write table and rows where asked, and print the last line."""
+        best, table = {}, {}
+        for shape in shapes:
+            rows = sorted(self.admitted.get(shape.name, []), key=lambda row: row["ms"])
+            cudnn = self.times.get((shape.name, "sdpa_cudnn_bf16"))
+            expand = self.times.get((shape.name, "fp8_expand"))
+            if not rows or cudnn is None:
+                continue
+            top = rows[0]
+            entry = {
+                "tiles": asdict(top["key"]),
+                "ms": top["ms"],
+                "cudnn_ms": cudnn,
+                "ratio": top["ms"] / cudnn,
+            }
+            best[shape.name] = entry
+            place = shape_class(1, shape.heads, shape.tokens)
+            # S4 and S5 share a class: the longer cache, which stands first, decides.
+            table.setdefault(place, table_row(
+                self.arch, shape.head_dim, place, top["key"], top["error"], top["bound"],
+                ms=top["ms"], measured_on=shape.name, gpu=torch.cuda.get_device_name(), triton=triton.__version__,
+                date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+            ))  # fmt: skip
+            if expand is not None:
+                entry["ratio_with_expand"] = (top["ms"] + expand) / cudnn
+                if options.rows and shape.name in BARS:
+                    figure, bar = BARS[shape.name]
+                    sizes = (
+                        f"{shape.name}: {shape.heads} x {shape.tokens} x {shape.cache_tokens}, head_dim 128"
+                    )
+                    append_row(
+                        *(options.rows, figure, sizes, entry["ratio_with_expand"]),
+                        *("(expand from FP4 + fp8 attention) / cuDNN bf16", bar),
+                        attention_ms=top["ms"], expand_ms=expand, cudnn_ms=cudnn, tiles=entry["tiles"],
+                    )  # fmt: skip
+        if options.admit and table:
+            write_table(TABLE, list(table.values()))
+        emit(kind="summary", best=best, left_out=self.left_out, gpu=torch.cuda.get_device_name())
+
+
+def compared(timed: Timed) -> dict[str, float]:
+    """Return how far the call is from plain torch: relative error, and the share of fp8 bytes that differ."""
+    ours = [x.clone() for x in tensors(timed.run())]
+    with plain_torch():
+        expected = tensors(timed.run())
+    worst: dict[str, float] = {}
+    for mine, truth in zip(ours, expected, strict=True):
+        if not mine.numel():
+            continue
+        if mine.dtype == FP8:
+            differ = float((mine.view(torch.uint8) != truth.view(torch.uint8)).float().mean())
+            worst["bytes_that_differ"] = max(worst.get("bytes_that_differ", 0.0), differ)
+        else:
+            worst["difference"] = max(worst.get("difference", 0.0), distance(mine, truth))
+    return worst
+
+
+def tensors(result: object) -> list[Tensor]:
+    """Tensors of a result, however nested."""
+    if isinstance(result, Tensor):
+        return [result]
+    return [x for part in result for x in tensors(part)] if isinstance(result, tuple) else []
+
+
+def milliseconds(run: Any) -> float:
+    """Median time of one call inside a captured graph: without the host, as in an engine."""
+    torch.cuda.synchronize()  # it is called on another stream
+    return float(triton.testing.do_bench_cudagraph(run, rep=20, return_mode="median"))
+
+
+def emit(**line: Any) -> None:
+    """Print one JSON line; NaN, which JSON has not, becomes null."""
+    clean = {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in line.items()}
+    print(json.dumps(clean), flush=True)
+
+
+if __name__ == "__main__":
+    main()
