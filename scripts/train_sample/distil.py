@@ -43,7 +43,13 @@ from scripts.train_sample.progress import (
     read_ema,
     step_generator,
 )
-from scripts.train_sample.run_options import add_graphs_option, add_run_options, budget_of, scaled
+from scripts.train_sample.run_options import (
+    add_graphs_option,
+    add_odds_option,
+    add_run_options,
+    budget_of,
+    scaled,
+)
 from scripts.train_sample.self_forcing import self_force
 from scripts.train_sample.text import encode, encode_unwaited, make_tokenizer
 from scripts.train_sample.train_dit import Conditioned, DitTraining, layout_mask, load_teacher
@@ -98,6 +104,7 @@ def train(
         teaching.model.text_tokens,
         device,
         pool_seed,
+        count_odds=config.count_odds,
         aside=options.graphs,
     )
     for network in (teacher.dit, student, *([] if fake is None else [fake])):
@@ -181,6 +188,17 @@ def _regress(
 
 def main(arguments: list[str] | None = None) -> int:
     """Distil the teacher and end in one JSON line."""
+    options = read_options(arguments)
+    with ranks.joined(options.device) as options.device:
+        run = run_with(options)
+        if ranks.is_first():
+            print(json.dumps({"stage": options.method, "step": run.step, "seconds": round(run.seconds, 1),
+                              "finished": run.finished}))  # fmt: skip
+    return 0
+
+
+def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return the options of a command line."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     add_run_options(parser)
     parser.add_argument("--method", choices=METHODS, required=True)
@@ -195,16 +213,16 @@ def main(arguments: list[str] | None = None) -> int:
             )
         elif field.name == "optimizer":
             parser.add_argument(name, choices=OPTIMIZERS, default=default)
+        elif field.name == "count_odds":
+            add_odds_option(parser)
         elif field.name != "method":
             parser.add_argument(name, type=type(default), default=default)
     add_graphs_option(parser)
-    options = parser.parse_args(arguments)
-    with ranks.joined(options.device) as options.device:
-        _distil(options)
-    return 0
+    return parser.parse_args(arguments)
 
 
-def _distil(options: argparse.Namespace) -> None:
+def run_with(options: argparse.Namespace) -> Run:
+    """Distil as the options say; ``options.device`` is this rank's own."""
     chosen = {
         f.name: getattr(options, f.name) for f in dataclasses.fields(Distillation) if hasattr(options, f.name)
     }
@@ -212,21 +230,16 @@ def _distil(options: argparse.Namespace) -> None:
         chosen |= {"batch": 2, "pool": 8, "teacher_passes": 6, "start_chunks": 4, "fake_steps": 1}
     chosen["batch"] = scaled(chosen["batch"], options)
     teacher, teaching = load_teacher(options.teacher, options.device)
-    begin = read_ema(options.begin)[0] if options.begin else None
-    encode_video = FrozenVae(options.vae, options.device).encode
-    run = train(
+    return train(
         Distillation(**chosen),
         options.folder,
         teacher,
         teaching,
-        encode_video,
+        FrozenVae(options.vae, options.device).encode,
         budget_of(options),
         options,
-        begin,
+        read_ema(options.begin)[0] if options.begin else None,
     )
-    if ranks.is_first():
-        print(json.dumps({"stage": options.method, "step": run.step, "seconds": round(run.seconds, 1),
-                          "finished": run.finished}))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from scripts.train_sample.optimizers import OPTIMIZERS
 from scripts.train_sample.rollout import warped
+from scripts.train_sample.shapes import COUNT_ODDS
 from scripts.train_sample.train_dit import Conditioned, empty_caption
 
 METHODS = ("ode", "dmd")
@@ -32,6 +33,8 @@ class Distillation:
     batch, pool, renew_every : int
         Rows of a step (`CHUNK_0_ROWS` times as many of chunk 0 alone); samples held; steps between two renewals (0:
         never).
+    count_odds : tuple of float
+        Of prompts with one, two and three shapes; as `shapes.draw_scenes` takes them.
     learning_rate, fake_rate, ema_decay : float
         Of the student, of the fake score, of EMA.
     optimizer : str
@@ -60,6 +63,7 @@ class Distillation:
     batch: int = 64
     pool: int = 2048
     renew_every: int = 0
+    count_odds: tuple[float, ...] = COUNT_ODDS
     learning_rate: float = 2e-4
     fake_rate: float = 3e-4
     ema_decay: float = 0.99

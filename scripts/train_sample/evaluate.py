@@ -1,5 +1,6 @@
 """Judges a trained sample on held-out prompts, at the start of a stream and after a minute; draws a contact sheet.
 
+Its JSON line also says how many streams are alive at their end, and what fails by number of shapes and by motion.
 Streams come from the training model's own cache, held equal to the exported step by a test. Weights are rounded to
 bfloat16 first, as they ship.
 """
@@ -12,13 +13,15 @@ import random
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from scripts.train_sample import ranks
+from scripts.train_sample.breakdown import Judged, report_of
 from scripts.train_sample.captions import caption, describe, parse
-from scripts.train_sample.judge import judge, summary
+from scripts.train_sample.judge import judge
 from scripts.train_sample.progress import autocast, compile_layers, fill, read_ema
 from scripts.train_sample.rollout import roll_out, warped
 from scripts.train_sample.shapes import draw_scenes
@@ -76,6 +79,16 @@ def draw_sheet(path: Path, start: Tensor, end: Tensor, prompts: list[str], rows:
 
 def main(arguments: list[str] | None = None) -> int:
     """Judge a run on held-out prompts."""
+    options = read_options(arguments)
+    with ranks.joined(options.device) as options.device:
+        report = judge_run(options)
+    if report is not None:
+        print(json.dumps(report))
+    return 0
+
+
+def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return the options of a command line."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--vae", type=Path, required=True)
     parser.add_argument("--teacher", type=Path, required=True, help="its text encoder serves every student")
@@ -93,13 +106,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--rehearse", action="store_true", help="few prompts, short streams")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    options = parser.parse_args(arguments)
-    with ranks.joined(options.device) as options.device:
-        _judge_run(options)
-    return 0
+    return parser.parse_args(arguments)
 
 
-def _judge_run(options: argparse.Namespace) -> None:
+def judge_run(options: argparse.Namespace) -> dict[str, Any] | None:
+    """Judge as the options say, ``device`` being this rank's own; return the report on rank 0, None elsewhere.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer prompts than ranks.
+    """
     if options.rehearse:
         options.prompts, options.chunks, options.passes = max(2, ranks.world()), 7, 2
     if options.prompts < ranks.world():
@@ -131,21 +148,20 @@ def _judge_run(options: argparse.Namespace) -> None:
     ]
     mine = [prompts[i] for i in part]
     wanted = [parse(prompt) for prompt in mine]
-    verdicts = ranks.gather([
-        (judge(a, w), judge(z, w)) for a, z, w in zip(start, end, wanted, strict=True)
+    judged = ranks.gather([
+        Judged(w, judge(a, w), judge(z, w)) for a, z, w in zip(start, end, wanted, strict=True)
     ])  # fmt: skip
     if not ranks.is_first():
-        return
+        return None
     report = {
         "stage": "judge",
-        "start": summary([first for first, _ in verdicts]),
-        "end": summary([last for _, last in verdicts]),
+        **report_of(judged),
         "video_seconds": round((4 * latents.shape[2] - 3) / 16, 1),
         "seconds": round(time.monotonic() - began, 1),
     }
     if options.sheet:
         draw_sheet(options.sheet, start, end, mine)
-    print(json.dumps(report))
+    return report
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from scripts.train_sample import ranks
 from scripts.train_sample.captions import caption, describe
-from scripts.train_sample.shapes import Scenes, draw_scenes, render
+from scripts.train_sample.shapes import COUNT_ODDS, Scenes, draw_scenes, render
 from scripts.train_sample.text import token_ids
 from seko_export.config import StreamConfig
 
@@ -85,6 +85,8 @@ class LatentPool:
         Scenes encoded at once.
     held_out : bool
         Whether the scenes are those that are never trained on.
+    count_odds : sequence of float
+        Of one, two and three shapes, as `draw_scenes` takes them.
     aside : bool
         Whether renewals encode on a stream of their own, beside steps that the device still has before it: pays where
         the host is ahead. CUDA only.
@@ -107,12 +109,13 @@ class LatentPool:
         farthest: int = 1400,
         batch: int = 16,
         held_out: bool = False,
+        count_odds: Sequence[float] = COUNT_ODDS,
         aside: bool = False,
     ) -> None:
         size = _rank_size(size, batch)
         self.size, self.stream, self.encode, self.device, self.seed = size, stream, encode, device, seed
         self.tokenizer, self.text_tokens, self.farthest = tokenizer, text_tokens, farthest
-        self.held_out = held_out
+        self.held_out, self.count_odds = held_out, tuple(count_odds)
         self.batch = min(batch, size // 2)
         if size < 2 or size % (2 * self.batch):
             raise ValueError(
@@ -155,7 +158,13 @@ class LatentPool:
         half = self.size // 2
         step, self.written = self.written // self.batch, self.written + self.batch
         seed = self.seed * 1_000_003 + step + ranks.seed_offset()
-        scenes = draw_scenes(self.batch, seed + 50_000_000, self.device, held_out=self.held_out)
+        scenes = draw_scenes(
+            self.batch,
+            seed + 50_000_000,
+            self.device,
+            held_out=self.held_out,
+            count_odds=self.count_odds,
+        )
         rng = random.Random(seed)
         contiguous = step % 2 == 0
         # Contiguous samples fill the first half of the slots, the others the second.

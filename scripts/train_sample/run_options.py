@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from scripts.train_sample.progress import Budget, LegError
+from scripts.train_sample.shapes import COUNT_ODDS
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +43,17 @@ def add_graphs_option(parser: argparse.ArgumentParser) -> None:
         "--graphs",
         action="store_true",
         help="replay whole steps as CUDA graphs: the host no longer bounds them; resumes do not repeat exactly",
+    )
+
+
+def add_odds_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--count-odds``, for the scripts that train on scenes with captions."""
+    parser.add_argument(
+        "--count-odds",
+        type=lambda text: tuple(float(part) for part in text.split(",")),
+        default=COUNT_ODDS,
+        metavar="ONE,TWO,THREE",
+        help="odds of scenes with so many shapes; what is judged is drawn by the usual ones",
     )
 
 

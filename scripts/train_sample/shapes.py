@@ -13,6 +13,7 @@ shape lives in a lane of its own (one, two or three lanes a frame), so shapes ne
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -108,7 +109,14 @@ class Scenes:
         return Scenes(*(torch.cat((getattr(self, f.name), getattr(other, f.name))) for f in fields(self)))
 
 
-def draw_scenes(count: int, seed: int, device: str = "cpu", *, held_out: bool = False) -> Scenes:
+def draw_scenes(
+    count: int,
+    seed: int,
+    device: str = "cpu",
+    *,
+    held_out: bool = False,
+    count_odds: Sequence[float] = COUNT_ODDS,
+) -> Scenes:
     """Draw scenes, all of them from the training combinations or all from the held-out ones.
 
     Parameters
@@ -121,17 +129,28 @@ def draw_scenes(count: int, seed: int, device: str = "cpu", *, held_out: bool = 
         Where the tensors live.
     held_out : bool
         Which side of the split.
+    count_odds : sequence of float
+        Of one, two and three shapes; only their ratios matter.
 
     Returns
     -------
     Scenes
         ``count`` scenes.
+
+    Raises
+    ------
+    ValueError
+        If there are not three odds, one is negative, or all are zero.
     """
+    if len(count_odds) != MOST or min(count_odds) < 0 or sum(count_odds) <= 0:
+        raise ValueError(
+            f"odds {tuple(count_odds)} of scenes with 1 to {MOST} shapes: give {MOST}, none negative, one above 0"
+        )
     generator = torch.Generator(device).manual_seed(seed)
     found: Scenes | None = None
     while found is None or len(found) < count:
         # One draw in ten is held out: enough candidates for a good chance to be done in one round.
-        drawn = _draw(count * (14 if held_out else 1) + 16, generator, device)
+        drawn = _draw(count * (14 if held_out else 1) + 16, generator, device, count_odds)
         drawn = drawn[is_held_out(drawn) == held_out]
         found = drawn if found is None else found.join(drawn)
     return found[slice(0, count)]
@@ -208,7 +227,7 @@ def combination_hash(key: Tensor) -> Tensor:
     return key ^ (key >> 13)
 
 
-def _draw(count: int, generator: torch.Generator, device: str) -> Scenes:
+def _draw(count: int, generator: torch.Generator, device: str, count_odds: Sequence[float]) -> Scenes:
     n = (count, MOST)
 
     def uniform(low: float | Tensor, high: float | Tensor, *shape: int) -> Tensor:
@@ -221,7 +240,8 @@ def _draw(count: int, generator: torch.Generator, device: str) -> Scenes:
     def sign(*shape: int) -> Tensor:
         return choice(2, *shape) * 2.0 - 1.0
 
-    odds = torch.tensor(COUNT_ODDS, device=device, dtype=torch.float64).cumsum(0)
+    total = sum(count_odds)  # of the usual ones 1, to the last bit
+    odds = torch.tensor([part / total for part in count_odds], device=device, dtype=torch.float64).cumsum(0)
     shapes = 1 + (uniform(0, 1, count)[:, None] >= odds[:-1]).sum(1)  # [B]
     shape, background = choice(len(SHAPES)), choice(len(BACKGROUNDS), count)
     colour = uniform(0, 1, count, len(COLOURS)).argsort(1)[:, :MOST]  # all different

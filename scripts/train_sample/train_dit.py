@@ -28,8 +28,14 @@ from scripts.train_sample.progress import (
     read_ema,
     step_generator,
 )
-from scripts.train_sample.run_options import add_graphs_option, add_run_options, budget_of, scaled
-from scripts.train_sample.shapes import FPS, SIDE
+from scripts.train_sample.run_options import (
+    add_graphs_option,
+    add_odds_option,
+    add_run_options,
+    budget_of,
+    scaled,
+)
+from scripts.train_sample.shapes import COUNT_ODDS, FPS, SIDE
 from scripts.train_sample.text import encode, encode_unwaited, make_encoder, make_tokenizer, text_config
 from scripts.train_sample.train_vae import FrozenVae
 from seko_export.config import ModelConfig, StreamConfig
@@ -66,6 +72,8 @@ class DitTraining:
         Share of the streams' beginnings whose first latent frame is given, clean and at time 0: a start image.
     optimizer : str
         One of `optimizers.OPTIMIZERS`.
+    count_odds : tuple of float
+        Of scenes with one, two and three shapes, as `shapes.draw_scenes` takes them: more of those that fail.
     """
 
     model: ModelConfig = SAMPLE_MODEL
@@ -82,6 +90,7 @@ class DitTraining:
     context_noise: float = 0.12
     given_share: float = 0.15
     optimizer: str = "adamw"
+    count_odds: tuple[float, ...] = COUNT_ODDS
 
 
 class Conditioned(nn.Module):
@@ -197,7 +206,7 @@ def train(
         return run
     run.facts["training"] = dataclasses.asdict(config)
     run.leg["training"] = {
-        name: run.facts["training"][name] for name in ("batches", "optimizer", "renew_every")
+        name: run.facts["training"][name] for name in ("batches", "optimizer", "renew_every", "count_odds")
     }
     # Another seed after a resume where samples are renewed: more variety, at the price of exact repetition.
     pool_seed = options.seed + (run.step if config.renew_every else 0)
@@ -209,6 +218,7 @@ def train(
         config.model.text_tokens,
         device,
         pool_seed,
+        count_odds=config.count_odds,
         aside=options.graphs,
     )
     masks = {name: layout_mask(name, config.stream, device) for name in LAYOUTS}
@@ -244,7 +254,8 @@ def load_teacher(folder: Path, device: str) -> tuple[Conditioned, DitTraining]:
     weights, facts = read_ema(folder)
     told = dict(facts["training"])
     told["model"], told["stream"] = ModelConfig(**told["model"]), StreamConfig(**told["stream"])
-    config = DitTraining(**{**told, "turns": tuple(told["turns"])})
+    told |= {name: tuple(told[name]) for name in ("turns", "count_odds") if name in told}
+    config = DitTraining(**told)
     both = Conditioned(config, 0).to(device).requires_grad_(False).eval()
     fill(dict(both.named_parameters()), weights)
     return both, config
@@ -272,6 +283,7 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=DitTraining.learning_rate)
     parser.add_argument("--shift", type=float, default=DitTraining.shift)
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default=DitTraining.optimizer)
+    add_odds_option(parser)
     add_graphs_option(parser)
     return parser.parse_args(arguments)
 
@@ -284,6 +296,7 @@ def run_with(options: argparse.Namespace) -> Run:
         learning_rate=options.rate,
         shift=options.shift,
         optimizer=options.optimizer,
+        count_odds=options.count_odds,
     )
     if options.rehearse:
         small = dataclasses.replace(SAMPLE_MODEL, layers=1, dim=32, heads=2, ffn_dim=32, text_dim=32)
@@ -294,6 +307,7 @@ def run_with(options: argparse.Namespace) -> Run:
             renew_every=5,
             batches={"start": 2, "window": 2, "first": 4},
             optimizer=options.optimizer,
+            count_odds=options.count_odds,
         )
     batches = {layout: scaled(batch, options) for layout, batch in config.batches.items()}
     config = dataclasses.replace(config, batches=batches)

@@ -55,7 +55,10 @@ def test_no_option_of_a_script_is_short_for_two_of_torchruns(script, monkeypatch
 
 
 def test_a_variant_of_several_ranks_is_told_whole(tmp_path):
-    asked = argparse.Namespace(vae=tmp_path / "vae", seconds=3.0, device="cuda")
+    asked = argparse.Namespace(
+        stage="dmd", run=None, vae=tmp_path / "vae", teacher=tmp_path, begin=None, seconds=3.0, prompts=9, chunks=7,
+        device="cuda",
+    )  # fmt: skip
     whole = compare.command(asked, "graphs batch-scale=0.5", tmp_path / "goal", 2)
     assert whole[1:3] == ["-m", "torch.distributed.run"]
     read = get_args_parser().parse_args(whole[3:])
@@ -75,5 +78,5 @@ def test_what_the_pages_write_behind_torchrun_is_read_as_written():
     words = {word for line in started for word in re.findall(r"(?<!\S)--?[a-z][a-z-]*", line)}
     words |= {word for line in lines if line.startswith(("stage ", "judged ")) for word in shlex.split(line)}
     dashed = sorted(word for word in words - set(TORCHRUN) if word.startswith("-") and word != "-m")
-    assert "--student" in dashed
+    assert {"--student", "--count-odds", "--graphs"} <= set(dashed)
     assert left_to_the_module(dashed) == dashed

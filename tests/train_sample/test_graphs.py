@@ -120,7 +120,7 @@ def recorded(monkeypatch):
         for script in (train_dit, distil):
             monkeypatch.setattr(script, "require_cuda", lambda device: None)  # noqa: ARG005 - as it is called
             monkeypatch.setattr(
-                script, "LatentPool", lambda *args, aside: LatentPool(*args)  # noqa: ARG005 - no stream here
+                script, "LatentPool", lambda *args, aside, **more: LatentPool(*args, **more)  # noqa: ARG005 - no stream here
             )  # fmt: skip
         return made
 

@@ -122,4 +122,4 @@ def test_a_comparison_reads_the_new_leg_alone(tmp_path):
     (tmp_path / LOSSES).write_text("\n".join(json.dumps(line) for line in lines) + "\n")
     found = summary(tmp_path / LOSSES, 5)
     assert found["ms_a_step"] == 20.0
-    assert found["loss"] == {"start": 1.5, "window": None, "first": None}
+    assert found["loss"] == {"start": 1.5}

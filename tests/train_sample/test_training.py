@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
-from scripts.train_sample import distil, train_dit, train_vae
+from scripts.train_sample import distil, latent_pool, train_dit, train_vae
 from scripts.train_sample.curve import CURVE
 from scripts.train_sample.distillation import Distillation
 from scripts.train_sample.graphs import GraphsNeedCudaError
@@ -30,6 +30,7 @@ from scripts.train_sample.progress import (
     read_ema,
     write_state,
 )
+from scripts.train_sample.shapes import draw_scenes
 from scripts.train_sample.train_dit import DitTraining, load_teacher
 from scripts.train_sample.train_vae import VaeTraining
 from seko_export.checkpoints.vae_keys import vae_shapes
@@ -232,6 +233,26 @@ def test_what_has_no_graphs_is_refused(teacher, tmp_path):
                 Distillation(method), tmp_path, taught, teaching, averaging_encoder, Budget(steps=1),
                 options(graphs=True),
             )  # fmt: skip
+
+
+def test_teacher_and_student_train_on_the_odds_asked_for(tmp_path, monkeypatch):
+    drawn = []
+
+    def draw(*arguments, **more):
+        drawn.append(draw_scenes(*arguments, **more))
+        return drawn[-1]
+
+    monkeypatch.setattr(latent_pool, "draw_scenes", draw)
+    odds = (0.0, 0.0, 1.0)
+    config = dataclasses.replace(MICRO, count_odds=odds)
+    train_dit.train(config, tmp_path / "dit", averaging_encoder, Budget(steps=1), options())
+    taught, teaching = load_teacher(tmp_path / "dit", "cpu")
+    assert teaching == config
+    assert read_ema(tmp_path / "dit")[1]["legs"][0]["training"]["count_odds"] == list(odds)
+    config = Distillation("ode", batch=2, pool=4, teacher_passes=2, count_odds=odds)
+    distil.train(config, tmp_path / "ode", taught, teaching, averaging_encoder, Budget(steps=1), options())
+    assert all(scenes.count.tolist() == [3] * len(scenes) for scenes in drawn)
+    assert sum(len(scenes) for scenes in drawn) == MICRO.pool + 4
 
 
 def test_muon_teaches_too(tmp_path):

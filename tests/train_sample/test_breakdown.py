@@ -1,0 +1,72 @@
+"""What is said of verdicts: streams that stay alive, and where prompts fail."""
+
+from __future__ import annotations
+
+import torch
+
+from scripts.train_sample.breakdown import Judged, report_of
+from scripts.train_sample.captions import Description, Figure, describe
+from scripts.train_sample.judge import ATTRIBUTES, Verdict, judge
+from scripts.train_sample.shapes import draw_scenes, render
+
+RED = Figure("red", "disc", "orbit", "small")
+BLUE = Figure("blue", "square", "spin", "small")
+
+
+def verdict(seen: tuple[Figure, ...], *wrong: str) -> Verdict:
+    """Return a verdict in which these attributes are wrong."""
+    return Verdict({name: name not in wrong for name in ATTRIBUTES}, Description(seen, "dark"))
+
+
+def test_a_stream_is_alive_if_it_still_shows_what_it_showed():
+    wanted, good, still = Description((RED,), "dark"), verdict((RED,)), verdict((RED,), "motion")
+    rows = [
+        Judged(wanted, good, good),
+        Judged(wanted, still, still),  # never right, but no worse either
+        Judged(wanted, still, verdict((RED,), "size")),
+        Judged(wanted, good, still),
+    ]
+    alive = report_of(rows)["alive"]
+    assert (alive["streams"], alive["of"]) == (2, 4)
+    assert (alive["largest_fall"], alive["of_attribute"], alive["within_10_points"]) == (0.25, "size", False)
+    rows = 19 * [rows[0]] + [rows[3]]
+    assert report_of(rows)["alive"]["within_10_points"]
+    rows = 17 * [rows[0]] + 2 * [rows[-1]]
+    assert not report_of(rows)["alive"]["within_10_points"]  # 2 of 19 are more than 10 points
+
+
+def test_failures_are_told_by_number_of_shapes_and_by_motion():
+    one, two = Description((RED,), "dark"), Description((RED, BLUE), "dark")
+    bounced = Figure("red", "ring", "bounce", "small")
+    rows = [
+        Judged(one, verdict((RED,)), verdict((RED,), "motion")),
+        Judged(two, verdict((RED,), "count", "colour"), verdict((RED, BLUE))),
+        Judged(two, verdict((bounced, BLUE), "shape", "motion"), verdict((RED, BLUE))),
+    ]
+    told = report_of(rows)
+    assert told["by_count"] == {
+        "1": {"clips": 1, "followed": 1.0, "followed_end": 0.0, "failed": {}},
+        "2": {
+            "clips": 2,
+            "followed": 0.0,
+            "followed_end": 1.0,
+            "failed": {"count": 1, "colour": 1, "shape": 1, "motion": 1},
+        },
+    }
+    assert told["by_motion"]["start"] == {
+        "orbit": {"figures": 3, "right": 0.6667, "shape": 0.6667, "seen_as": {"bounce": 1}},
+        "spin": {"figures": 2, "right": 0.5, "shape": 0.5, "seen_as": {"missing": 1}},
+    }
+    assert told["by_motion"]["end"]["spin"]["right"] == 1.0
+
+
+def test_true_scenes_fail_nowhere():
+    scenes = draw_scenes(6, 4, held_out=True)
+    rows = []
+    for index, wanted in enumerate(describe(scenes)):
+        found = judge(render(scenes[slice(index, index + 1)], torch.arange(57))[0], wanted)
+        rows.append(Judged(wanted, found, found))
+    told = report_of(rows)
+    assert all(part["failed"] == {} for part in told["by_count"].values())
+    assert all(part["right"] == 1 and part["shape"] == 1 for part in told["by_motion"]["start"].values())
+    assert sum(part["clips"] for part in told["by_count"].values()) == 6
