@@ -1,0 +1,159 @@
+"""The CUDA halves of the fused ops as an exporter sees them, without a GPU: fake tensors, the compiler's own analysis.
+
+What a kernel writes is found by reading its code for sm_90, as torch does when it lowers a graph. A kernel whose code
+cannot be read counts as writing everything it is given, and the engine would copy all of that on every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._higher_order_ops.triton_kernel_wrap as wrapped
+import triton
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from triton.backends.compiler import GPUTarget
+
+from seko_kernels.attention import attention_fp8
+from seko_kernels.fused_reference import FP8
+from seko_kernels.matmul import fp8_linear
+from seko_kernels.qk_norm_rope import qk_norm_rope
+from seko_kernels.rows import (
+    Modulation,
+    gated_residual,
+    gated_residual_norm,
+    gelu_quantise,
+    norm_modulate,
+    quantise_rows,
+    residual_norm_modulate,
+)
+from seko_kernels.scratch import fp8_expand, v_transpose
+from seko_kernels.tuned import AttentionTiles
+
+H, D, T, N, FRAME = 12, 128, 390, 2730, 130
+WIDTH = H * D
+EPS = 1e-6
+Launches = list[tuple[str, list[str]]]
+
+
+class Hopper:
+    """What Triton asks its driver for where there is no GPU."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
+    """Name of each kernel that an op launches, and what it writes."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(triton.runtime.driver, "_active", Hopper())
+    found: Launches = []
+    call = wrapped.TritonKernelWrapperMutation.__call__
+
+    def noted(self: Any, **call_arguments: Any) -> Any:
+        kernel = wrapped.kernel_side_table.get_kernel(call_arguments["kernel_idx"])
+        names = ("kernel_idx", "constant_args_idx", "kwargs", "tma_descriptor_metadata")
+        written = wrapped.get_mutated_tensors(*(call_arguments[name] for name in names))
+        found.append((kernel.fn.__name__, sorted(written)))
+        return call(self, **call_arguments)
+
+    monkeypatch.setattr(wrapped.TritonKernelWrapperMutation, "__call__", noted)
+    with FakeTensorMode():
+        yield found
+
+
+def on_gpu(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="cuda")
+
+
+def hidden() -> Tensor:
+    return on_gpu(1, T, WIDTH, dtype=torch.bfloat16)
+
+
+def modulation() -> Modulation:
+    return Modulation(on_gpu(1, 3, 6, WIDTH), on_gpu(6, WIDTH))
+
+
+def slots() -> Tensor:
+    return on_gpu(1, 3, dtype=torch.int64)
+
+
+def scratch_pair() -> tuple[Tensor, Tensor]:
+    return on_gpu(1, N, H, D, dtype=FP8), on_gpu(1, H, D, 2816, dtype=FP8)
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_attention(launches: Launches, splits: int) -> None:
+    tiles = AttentionTiles(128, 128, 2, 4, warp_specialize=True, splits=splits)
+    q = on_gpu(1, T, H, D, dtype=FP8)
+    out = attention_fp8(
+        q, *scratch_pair(), *(on_gpu(H) for _ in range(3)), on_gpu(1, dtype=torch.int64), tiles
+    )
+    assert (out.shape, out.dtype) == ((1, T, WIDTH), torch.bfloat16)
+    combined = [("attention_combine_kernel", ["OUT"])]
+    assert launches == [("attention_fp8_kernel", ["LSE", "OUT"][2 - splits :]), *combined[2 - splits :]]
+
+
+@pytest.mark.parametrize("fp8", [True, False])
+@pytest.mark.parametrize(
+    ("op", "written"),
+    [
+        (lambda fp8: (norm_modulate(hidden(), modulation(), 0, 1, EPS, fp8=fp8),), ["OUT"]),
+        (
+            lambda fp8: residual_norm_modulate(hidden(), hidden(), modulation(), 3, 4, EPS, fp8=fp8),
+            ["HIDDEN", "OUT"],
+        ),
+        (
+            lambda fp8: gated_residual_norm(
+                hidden(), hidden(), modulation(), 2, on_gpu(WIDTH), on_gpu(WIDTH), EPS, fp8=fp8
+            ),
+            ["HIDDEN", "OUT"],
+        ),
+    ],
+    ids=["norm_modulate", "residual_norm_modulate", "gated_residual_norm"],
+)
+def test_rows(launches: Launches, op: Callable[[bool], Any], written: list[str], fp8: bool) -> None:
+    rows = op(fp8)[-1]
+    assert (rows.values.shape, rows.values.dtype) == ((1, T, WIDTH), FP8 if fp8 else torch.bfloat16)
+    assert rows.scale.shape == ((T, 1) if fp8 else (0,))
+    assert launches == [("row_norm_kernel", [*written, "OUT_SCALE"][: len(written) + fp8])]
+
+
+def test_rows_of_one_step(launches: Launches) -> None:
+    assert gated_residual(hidden(), hidden(), modulation(), 5).shape == (1, T, WIDTH)
+    rows = quantise_rows(hidden())
+    assert fp8_linear(
+        *(rows, on_gpu(64, WIDTH, dtype=FP8), on_gpu(64, 1), on_gpu(64, dtype=torch.bfloat16), torch.bfloat16)
+    ).shape == (1, T, 64)
+    assert gelu_quantise(on_gpu(1, T, 8960, dtype=torch.bfloat16)).values.dtype == FP8
+    quantised = ["OUT", "OUT_SCALE"]
+    row = "row_norm_kernel"
+    assert launches == [(row, ["HIDDEN"]), (row, quantised), ("row_gelu_kernel", quantised)]
+
+
+@pytest.mark.parametrize("dtype", [FP8, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("plain", ["none", "before_rope"])
+def test_norm_and_rotation(launches: Launches, dtype: torch.dtype, plain: str) -> None:
+    k_out = on_gpu(1, N, H, D, dtype=dtype)
+    qkv, table = on_gpu(1, T, 3 * WIDTH, dtype=torch.bfloat16), on_gpu(1, T, D // 2)
+    weights, scales = (on_gpu(WIDTH), on_gpu(WIDTH)), (on_gpu(H), on_gpu(H))
+    q, keys = qk_norm_rope(qkv, *weights, table, table, slots(), *scales, FRAME, EPS, k_out, plain)
+    assert (q.shape, q.dtype) == ((1, T, H, D), dtype)
+    assert keys.shape == ((0,) if plain == "none" else (1, T, H, D))
+    kept = [] if plain == "none" else ["K_PLAIN"]
+    assert launches == [("qk_norm_rope_kernel", ["K_OUT", *kept, "Q_OUT"])]
+
+
+def test_scratch(launches: Launches) -> None:
+    k_out, v_out = scratch_pair()
+    v_transpose(
+        on_gpu(1, T, 3 * WIDTH, dtype=torch.bfloat16).chunk(3, -1)[2], slots(), on_gpu(H), FRAME, v_out
+    )
+    codes, scales = on_gpu(N, H, D // 2, dtype=torch.uint8), on_gpu(N, H, D // 16, dtype=torch.uint8)
+    cache = (codes, scales, on_gpu(H), codes, scales, on_gpu(H), on_gpu(H), on_gpu(H))
+    fp8_expand(*cache, slots(), on_gpu(1, dtype=torch.int64), FRAME, k_out, v_out)
+    assert launches == [("v_transpose_kernel", ["V_OUT"]), ("fp8_expand_kernel", ["K_OUT", "V_OUT"])]
