@@ -6,7 +6,7 @@ import json
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from seko_export import progress
+from seko_export.gpus import GPUS
 
 _EXIT_SIGNAL = 128  # plus the signal's number, as shells count
 
@@ -59,6 +60,20 @@ def main() -> None:
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
 
 
+def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that replace fields of a preset's `StreamConfig`."""
+    for name, text in (  # the last one added stands first in the help
+        ("--batch", "Rows that one engine call carries."),
+        ("--ring-frames", "Reusable slots behind the sink."),
+        ("--sink-frames", "Latent frames at the start that are never evicted."),
+        ("--chunk-frames", "Latent frames denoised together."),
+        ("--width", "Video width in pixels, a multiple of 16."),
+        ("--height", "Video height in pixels, a multiple of 16."),
+    ):
+        command = click.option(name, type=int, help=text)(command)
+    return command
+
+
 @main.command()
 @click.argument("checkpoint", required=False, type=click.Path(path_type=Path))
 @click.option(
@@ -72,12 +87,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 @click.option(
     "--target", default="auto", show_default=True, help="auto, cpu, or sm_NN of this machine's GPU."
 )
-@click.option("--height", type=int, help="Video height in pixels, a multiple of 16.")
-@click.option("--width", type=int, help="Video width in pixels, a multiple of 16.")
-@click.option("--chunk-frames", type=int, help="Latent frames denoised together.")
-@click.option("--sink-frames", type=int, help="Latent frames at the start that are never evicted.")
-@click.option("--ring-frames", type=int, help="Reusable slots behind the sink.")
-@click.option("--batch", type=int, help="Rows that one engine call carries.")
+@layout_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The artifact's folder.")
 @click.option(
     "--vae",
@@ -322,6 +332,41 @@ def sign(artifact: Path, key: Path, as_json: bool) -> None:
         _print_json(asdict(made) | {"file": str(made.file)})
     else:
         click.echo(f"{made.file}: digest {made.digest} signed by {made.key}")
+
+
+@main.command()
+@click.option("--preset", default=None, help="Model, as in build.")
+@click.option("--gpu", required=True, help=f"One of {', '.join(GPUS)}; it need not be here.")
+@click.option("--kv", "kv_scheme", default=None, help="KV cache: bf16 or fp4.")
+@click.option("--fp4-kv", is_flag=True, help="Short for --kv fp4.")
+@click.option("--fp8", is_flag=True, help="Count the blocks' matmuls in fp8; no build makes them yet.")
+@click.option("--steps", type=int, help="Denoise passes of a chunk.")
+@click.option("--fps", type=int, help="Video frames per second that are to be kept up with.")
+@layout_options
+@click.option("--no-vae", is_flag=True, help="Leave out the Wan VAE: latents come out.")
+@click.option("--no-text", is_flag=True, help="Leave out the UMT5-XXL encoder: embeddings go in.")
+@json_option
+def plan(
+    preset: str | None,
+    gpu: str,
+    kv_scheme: str | None,
+    fp4_kv: bool,
+    fp8: bool,
+    steps: int | None,
+    no_vae: bool,
+    no_text: bool,
+    as_json: bool,
+    **layout: int | None,
+) -> None:
+    """Predict memory and time of a build on a GPU: does it fit, is it real-time, for how many sessions."""
+    from seko_export.roofline import Wish, predict
+    from seko_export.roofline_table import show
+
+    report = predict(Wish(preset, gpu, kv_scheme, fp4_kv, fp8, steps, layout, no_vae, no_text))
+    if as_json:
+        _print_json(report)
+    else:
+        click.echo(show(report))
 
 
 @contextmanager

@@ -82,6 +82,7 @@ def plan_build(
     layout: Mapping[str, int | None],
     media: MediaOptions | None = None,
     sample_folder: Path = SAMPLE_FOLDER,
+    device: str | None = None,
 ) -> BuildPlan:
     """Return what the options of `seko-export build` mean.
 
@@ -103,6 +104,8 @@ def plan_build(
         VAE and text encoder. The preset ``sample`` brings its own, all others none.
     sample_folder : Path
         Where the preset ``sample`` lies.
+    device : str, optional
+        ``cpu`` or ``cuda``, in place of ``target``'s, for a plan of what another machine would do.
 
     Returns
     -------
@@ -129,7 +132,7 @@ def plan_build(
         raise UsageError(f"--fp4-kv contradicts --kv {kv_scheme}: give one of them")
     if kv_scheme not in (None, *_SCHEMES):
         raise UsageError(f"--kv {kv_scheme!r} is not known: expected one of {', '.join(_SCHEMES)}")
-    device = resolve_target(target).device
+    device = device or resolve_target(target).device
     sample = read_sample(sample_folder) if preset == SAMPLE else None
     chosen = Preset(sample.model, sample.stream) if sample else PRESETS[preset]
     stream = replace(chosen.stream, **{name: size for name, size in layout.items() if size is not None})

@@ -1,0 +1,90 @@
+"""GPUs that `seko-export plan` knows: what the vendor says they can do, and the share of it that was reached on one.
+
+Figures are dense (without structured sparsity) with float32 accumulation. Where a sheet's GB of memory is really GiB
+it is still read as 10^9 bytes: the seven percent between are left to the CUDA context and to whatever else runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seko_export.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One kind of GPU.
+
+    Parameters
+    ----------
+    name : str
+        As ``--gpu`` takes it.
+    title : str
+        The vendor's.
+    bf16, fp8, fp32 : float
+        Peak FLOP/s: tensor cores in bfloat16 and in fp8 (0: it has none), plain float32.
+    bandwidth : float
+        Bytes/s of its memory.
+    memory_bytes : int
+        Bytes of its memory.
+    measured : bool
+        Whether the shares below were measured on it.
+    """
+
+    name: str
+    title: str
+    bf16: float
+    fp8: float
+    fp32: float
+    bandwidth: float
+    memory_bytes: int
+    measured: bool = False
+
+
+_T, _GB = 1e12, 10**9
+_TABLE = (
+    # NVIDIA H200 data sheet, SXM; its tensor figures are with sparsity, so half of 1,979 and 3,958 TFLOPS.
+    Gpu("h200", "NVIDIA H200", 989.5 * _T, 1979 * _T, 67 * _T, 4.8 * _T, 141 * _GB, measured=True),
+    # NVIDIA H100 data sheet, SXM; likewise.
+    Gpu("h100", "NVIDIA H100 SXM", 989.5 * _T, 1979 * _T, 67 * _T, 3.35 * _T, 80 * _GB),
+    # NVIDIA A100 data sheet, 80 GB SXM; no fp8.
+    Gpu("a100", "NVIDIA A100 80GB SXM", 312 * _T, 0, 19.5 * _T, 2.039 * _T, 80 * _GB),
+    # NVIDIA L40S data sheet.
+    Gpu("l40s", "NVIDIA L40S", 362.05 * _T, 733 * _T, 91.6 * _T, 0.864 * _T, 48 * _GB),
+    # NVIDIA Ada GPU architecture white paper, appendix A: tensor figures with FP32 accumulation.
+    Gpu("rtx4090", "NVIDIA GeForce RTX 4090", 165.2 * _T, 330.3 * _T, 82.6 * _T, 1.008 * _T, 24 * _GB),
+    # NVIDIA RTX Blackwell GPU architecture white paper, appendix A: likewise.
+    Gpu("rtx5090", "NVIDIA GeForce RTX 5090", 209.5 * _T, 419 * _T, 104.8 * _T, 1.792 * _T, 32 * _GB),
+)
+GPUS = {gpu.name: gpu for gpu in _TABLE}
+
+# -- shares of the peak that were reached on the H200 (docs/LOG.md, 2026-11-20, "What the plan's shares rest on")
+
+MATMUL_SHARE = 0.69  # measured alone: 643 to 730 TFLOP/s at the model's sizes, the middle
+FP8_MATMUL_SHARE = 0.56  # measured alone, torch._scaled_mm by rows: 920 to 1300 TFLOP/s, the middle
+ATTENTION_SHARE = 0.55  # measured alone, cuDNN: 1.73 ms at 12 heads, 5.74 ms at 40 (docs/adr/0002)
+MASKED_ATTENTION_SHARE = 0.37  # measured alone, cuDNN with a bias: 2.64 and 8.26 ms (docs/adr/0002)
+EXPAND_SHARE = 0.88  # of the bandwidth; measured alone: FP4 to fp8 in 37 us at 12 heads, 122 us at 40
+FP32_MATMUL_SHARE = 0.5  # assumed: embedding of time and head, a thousandth of a step
+LAUNCH_S = (
+    2e-6  # assumed: from kernel to kernel inside a graph; ROWS_SHARE takes up what is wrong with it at S1
+)
+
+# -- calibrated: what a measured whole implies once all the rest is taken off
+
+# Of the bandwidth, in the kernels between the matmuls: row step_vs_eager of docs/benchmarks/h200.jsonl, S1 in bf16.
+ROWS_SHARE = 0.31
+# Of the bf16 peak, in the VAE's convolutions: row vae_vs_eager of docs/benchmarks/h200.jsonl, without cudnn.benchmark.
+CONVOLUTION_SHARE = 0.37
+# Scratch of a piece with convolutions, in units of what lies between its launches: engine_peak_bytes of the same row.
+# What is more than 1 has not been taken apart: cuDNN's workspaces, or copies into the order that it wants.
+CONVOLUTION_SCRATCH = 2.0
+
+CUBLAS_WORKSPACE = 32 << 20  # bytes a stream that runs matmuls, on Hopper (docs/LOG.md); less elsewhere
+
+
+def find_gpu(name: str) -> Gpu:
+    """Return the GPU that ``--gpu`` names; UsageError if the table has none of that name."""
+    if name not in GPUS:
+        raise UsageError(f"--gpu {name!r} is not known: expected one of {', '.join(GPUS)}")
+    return GPUS[name]

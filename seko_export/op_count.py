@@ -1,0 +1,314 @@
+"""What one call of a piece costs, counted from its shapes: launches with FLOPs and bytes, and the scratch between them.
+
+The module runs once on the meta device, where nothing is computed. Matmuls, attention, convolutions and what touches
+a cache are launches of their own; all between them is fused as far as its data allows, and each tensor that crosses
+from launch to launch is written once and read once. Seconds are not here: they are in `roofline.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from seko_export.models.causal_dit import Block
+from seko_export.piece import FlatModule, Piece
+from seko_kernels.kv_formats import ExactKv
+
+ATTENTION, MASKED_ATTENTION, MATMUL, CONVOLUTION = "attention", "masked attention", "matmul", "convolution"
+CACHE_WRITE, EXPAND, ROWS = "cache write", "expand", "rows"
+
+_SCATTERS = ("aten::index_copy_", "aten::index_copy")
+_UNFILLED = ("aten::empty", "aten::new_empty")  # empty, empty_like, empty_strided: memory without content
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel of a call.
+
+    Parameters
+    ----------
+    kind : str
+        One of the names above; `ROWS` is all that is fused between the others.
+    dtype : torch.dtype
+        Of its first result.
+    flops : int
+        Multiplications and additions; 0 of what only moves bytes.
+    bytes_read, bytes_written : int
+        Every tensor, or the part of it that is touched, once.
+    inputs : frozenset of str
+        Names of the piece's inputs that it reads.
+    """
+
+    kind: str
+    dtype: torch.dtype
+    flops: int
+    bytes_read: int
+    bytes_written: int
+    inputs: frozenset[str]
+
+
+@dataclass(frozen=True)
+class PieceCount:
+    """One call of a piece.
+
+    Parameters
+    ----------
+    launches : tuple of Launch
+        In an order in which they can run.
+    scratch_bytes : int
+        Most that lies between them at one time; what the call gives back is in it.
+    """
+
+    launches: tuple[Launch, ...]
+    scratch_bytes: int
+
+
+def count_piece(piece: Piece) -> PieceCount:
+    """Count one call of ``piece``, which `make_pieces` made for a GPU."""
+    tensors = piece.example_inputs("meta")
+    recorder = _Recorder(tensors, [argument.name for argument in piece.signature])
+    with torch.no_grad(), recorder, _AttentionAsOne(recorder), _counted_kv(piece.module, recorder):
+        results = FlatModule(piece)(*tensors)
+    return recorder.count(results)
+
+
+@contextmanager
+def _counted_kv(module: nn.Module, recorder: _Recorder) -> Iterator[None]:
+    """Let a block's lossy cache be counted: its kernels know no meta device."""
+    if not isinstance(module, Block) or isinstance(module.kv, ExactKv):
+        yield
+        return
+    kept = module.kv
+    object.__setattr__(module, "kv", _CountedKv(module, recorder))
+    try:
+        yield
+    finally:
+        module.kv = kept
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A tensor, or a part of one, as an op reads it."""
+
+    maker: int | None  # the op that wrote it last; None: it came from outside
+    storage: int
+    part: tuple[object, ...]
+    nbytes: int
+
+
+@dataclass
+class _Op:
+    kind: str
+    dtype: torch.dtype
+    flops: int
+    reads: list[_Read]
+    writes: dict[int, int]  # storage -> bytes
+    level: int  # launches other than `ROWS` on the longest way to it, itself included
+
+
+class _Recorder(TorchDispatchMode):
+    """Takes down every op that runs inside."""
+
+    def __init__(self, inputs: Sequence[Tensor], names: Sequence[str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._ops: list[_Op] = []
+        self._maker: dict[int, int] = {}  # storage -> the op that wrote it last
+        self._alias: dict[int, int] = {}
+        self._size: dict[int, int] = {}
+        self._kept: list[Tensor] = list(inputs)  # an address stands for a storage: none may be freed
+        self._names = {self._storage(t): name for t, name in zip(inputs, names, strict=True)}
+
+    def __torch_dispatch__(
+        self, func: Any, _types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        ins, outs = _tensors((args, kwargs)), _tensors(out)
+        self._kept += outs
+        name = func._schema.name
+        if name.startswith(_UNFILLED):
+            return out
+        if name in _SCATTERS:
+            target, _, index, source = args
+            self._alias[_address(out)] = self._storage(target)  # compilers do it in place
+            self.add(CACHE_WRITE, [index, source], [], parts=[(target, _nbytes(source))])
+        elif func._overloadpacket in flop_registry:
+            kind = CONVOLUTION if func._overloadpacket is torch.ops.aten.convolution else MATMUL
+            flops = flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=out)
+            self.add(kind, ins, outs, flops=flops)
+        elif func._schema.is_mutable or not {*map(self._storage, outs)} <= {*map(self._storage, ins)}:
+            self.add(ROWS, ins, outs)  # whatever else is no view
+        return out
+
+    def add(
+        self,
+        kind: str,
+        ins: Iterable[Tensor],
+        outs: Sequence[Tensor],
+        *,
+        flops: int = 0,
+        parts: Sequence[tuple[Tensor, int]] = (),
+    ) -> None:
+        """Take down an op; ``parts``: tensors of which it writes so many bytes."""
+        number = len(self._ops)
+        reads = [self._read(t, _nbytes(t)) for t in ins] + [self._read(t, 0) for t, _ in parts]
+        writes = {self._storage(t): nbytes for t, nbytes in (*((t, _nbytes(t)) for t in outs), *parts)}
+        before = [self._ops[read.maker] for read in reads if read.maker is not None]
+        level = max((op.level for op in before), default=0) + (kind != ROWS)
+        dtype = next((t.dtype for t in outs), torch.uint8)
+        self._ops.append(_Op(kind, dtype, flops, reads, writes, level))
+        self._maker.update(dict.fromkeys(writes, number))
+
+    def count(self, results: Iterable[Tensor]) -> PieceCount:
+        """Return the launches of what was taken down; ``results``: what the piece gives back."""
+        given_back = {self._maker.get(self._storage(t)) for t in results}
+        self._delay(given_back)
+        groups = self._fused()
+        order = sorted(
+            groups, key=lambda first: (self._ops[first].level, self._ops[first].kind == ROWS, first)
+        )
+        end = len(order)
+        last_use = dict.fromkeys(given_back, end)  # of what leaves its group
+        for turn, group in enumerate(order):
+            for read in self._outside(groups[group]):
+                last_use[read.maker] = max(turn, last_use.get(read.maker, 0))
+        launches, alive, most = [], dict[int, int](), 0
+        for turn, group in enumerate(order):
+            leaving = [number for number in groups[group] if number in last_use]
+            for number in leaving:
+                for storage in self._ops[number].writes.keys() - self._names.keys():
+                    alive[storage] = max(last_use[number], alive.get(storage, 0))
+            most = max(most, sum(self._size[storage] for storage in alive))
+            alive = {storage: last for storage, last in alive.items() if last > turn}
+            launches.append(self._launch(groups[group], leaving))
+        return PieceCount(tuple(launches), most)
+
+    def _delay(self, given_back: set[int | None]) -> None:
+        """Let an op of `ROWS` run beside the first that needs it: compilers compute a cast where it is used."""
+        latest: dict[int | None, int] = {}
+        for number in reversed(range(len(self._ops))):
+            op = self._ops[number]
+            if op.kind == ROWS and number not in given_back:
+                op.level = max(op.level, latest.get(number, op.level))
+            for read in op.reads:
+                here = op.level - (op.kind != ROWS)
+                latest[read.maker] = min(here, latest.get(read.maker, here))
+
+    def _fused(self) -> dict[int, list[int]]:
+        """Return the ops by the first one of each launch: of `ROWS`, those of a level that pass data on."""
+        group = list(range(len(self._ops)))
+        for number, op in enumerate(self._ops):
+            for read in op.reads:
+                other = None if read.maker is None else self._ops[read.maker]
+                if other is not None and op.kind == other.kind == ROWS and op.level == other.level:
+                    kept, gone = sorted((group[read.maker or 0], group[number]))
+                    group = [kept if one == gone else one for one in group]
+        return {first: [n for n, g in enumerate(group) if g == first] for first in sorted(set(group))}
+
+    def _launch(self, numbers: Sequence[int], leaving: Sequence[int]) -> Launch:
+        first, outside = self._ops[numbers[0]], self._outside(numbers)
+        parts: dict[int, dict[tuple[object, ...], int]] = {}
+        for read in outside:
+            parts.setdefault(read.storage, {})[read.part] = read.nbytes
+        return Launch(
+            first.kind,
+            first.dtype,
+            first.flops,
+            sum(min(sum(sizes.values()), self._size[storage]) for storage, sizes in parts.items()),
+            sum(
+                sum(self._ops[number].writes.values())
+                for number in (leaving if first.kind == ROWS else numbers)  # the rest stays in registers
+            ),
+            frozenset(self._names[storage] for storage in parts if storage in self._names),
+        )
+
+    def _outside(self, numbers: Sequence[int]) -> list[_Read]:
+        """Return what the ops of a group read that is not their own."""
+        own = set(numbers)
+        return [read for number in numbers for read in self._ops[number].reads if read.maker not in own]
+
+    def _read(self, tensor: Tensor, nbytes: int) -> _Read:
+        storage = self._storage(tensor)
+        part = (tensor.storage_offset(), *tensor.shape)
+        return _Read(self._maker.get(storage), storage, part, nbytes)
+
+    def _storage(self, tensor: Tensor) -> int:
+        address = _address(tensor)
+        storage = self._alias.get(address, address)
+        self._size.setdefault(storage, tensor.untyped_storage().nbytes())
+        return storage
+
+
+class _AttentionAsOne(TorchFunctionMode):
+    """Keeps attention whole: without a device it would fall into matmuls around a matrix that no kernel writes."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, _types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        whole = func is F.scaled_dot_product_attention
+        return (self._attention if whole else func)(*args, **(kwargs or {}))
+
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        out = torch.empty_like(q)  # q's memory order, as the fused kernels give it
+        ins = [q, k, v] if attn_mask is None else [q, k, v, attn_mask]
+        kind = ATTENTION if attn_mask is None else MASKED_ATTENTION
+        self._recorder.add(kind, ins, [out], flops=4 * q.numel() * k.shape[-2])  # q k^T, then the weighted v
+        return out
+
+
+class _CountedKv:
+    """A lossy cache format that takes down what its kernels move, a launch each way; see `KvFormat`."""
+
+    def __init__(self, block: Block, recorder: _Recorder) -> None:
+        self._kv, self._model, self._recorder = block.kv, block.model, recorder
+
+    def write(
+        self,
+        caches: Mapping[str, Tensor],
+        scales: Mapping[str, Tensor],
+        token_index: Tensor,
+        k: Tensor,
+        v: Tensor,
+    ) -> None:
+        """Take down the write of ``token_index`` tokens to every tensor of the cache."""
+        tokens = token_index.numel()
+        parts = [(caches[c.name], tokens * c.token_bytes) for c in self._kv.cache_tensors]
+        self._recorder.add(CACHE_WRITE, [k, v, token_index, *scales.values()], [], parts=parts)
+
+    def window(
+        self, caches: Mapping[str, Tensor], scales: Mapping[str, Tensor], dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Take down the expansion of the whole cache and give two windows without content."""
+        tokens = next(iter(caches.values())).shape[0]
+        shape = (tokens, self._model.heads, self._model.head_dim)
+        k, v = (torch.empty(shape, dtype=dtype, device="meta") for _ in range(2))
+        self._recorder.add(EXPAND, [*caches.values(), *scales.values()], [k, v])
+        return k, v
+
+
+def _tensors(tree: object) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _address(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _nbytes(tensor: Tensor) -> int:
+    """Bytes of the numbers that a tensor holds; repeats along a broadcast axis are none."""
+    sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return prod(sizes) * tensor.itemsize

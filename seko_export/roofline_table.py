@@ -1,0 +1,90 @@
+"""What `seko-export plan` prints: the report of `roofline.predict` as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_WEIGHTS = {"transformer": "transformer", "text": "text encoder", "vae": "VAE"}
+_SESSION = {
+    "kv": "KV cache",
+    "prompt": "prompt",
+    "prompt_cache": "prompt cache, when full",
+    "latents": "latents and positions",
+    "decode": "VAE caches and video",
+    "scratch_step": "scratch of a step",
+    "scratch_decode": "scratch of decoding",
+    "scratch_prompt": "scratch of prompt and picture",
+    "workspace": "cuBLAS workspaces",
+}
+_LABEL, _COLUMN = 31, 9  # columns
+
+
+def show(report: Mapping[str, Any]) -> str:
+    """Return the report of `roofline.predict` as lines of text."""
+    return "\n".join((*_head(report), "", *_memory(report), "", *_time(report), *_notes(report)))
+
+
+def _head(report: Mapping[str, Any]) -> Iterator[str]:
+    s = report["stream"]
+    yield f"{report['preset']} on {report['gpu_title']}, predicted"
+    yield (
+        f"{s['height']}x{s['width']}, chunk {s['chunk_frames']}, sink {s['sink_frames']}, ring {s['ring_frames']}, "
+        f"batch {s['batch']}, KV {report['kv']}, matmuls {'fp8' if report['fp8'] else 'bf16'}, "
+        f"{report['passes']} passes and the context pass"
+    )
+
+
+def _memory(report: Mapping[str, Any]) -> Iterator[str]:
+    for title, sizes, labels in (
+        ("weights, for all sessions", report["weight_bytes"], _WEIGHTS),
+        ("a session", report["session_bytes"], _SESSION),
+    ):
+        yield _row(title, "MB")
+        yield from (_row(f"  {labels[name]}", f"{size / 1e6:.1f}") for name, size in sizes.items() if size)
+    peak, memory = report["peak_bytes"] / 1e9, report["memory_bytes"] / 1e9
+    yield _row("weights and one session", f"{peak * 1e3:.1f}")
+    if report["fits"]:
+        yield f"fits into {memory:.0f} GB: {_sessions(report['sessions_fit'])}"
+    else:
+        yield f"does not fit into {memory:.0f} GB: {peak - memory:.2f} GB too much"
+
+
+def _time(report: Mapping[str, Any]) -> Iterator[str]:
+    yield _row("a step, the cache full", "launches", "TFLOP", "GB", "ms")
+    for name, part in report["step"].items():
+        yield _row(
+            f"  {name}",
+            f"{part['launches']:.0f}",
+            f"{part['flops'] / 1e12:.3f}",
+            f"{part['bytes'] / 1e9:.3f}",
+            f"{part['seconds'] * 1e3:.2f}",
+        )
+    blank = ("", "", "")
+    yield _row("  all", *blank, f"{report['step_s'] * 1e3:.2f}")
+    yield _row("a step while the cache fills", *blank, f"{report['fill_step_s'] * 1e3:.2f}")
+    if report["decode_s"]:
+        yield _row("decoding a chunk", *blank, f"{report['decode_s'] * 1e3:.2f}")
+    yield _row(f"a chunk: {report['passes'] + 1} steps{', decoding' * bool(report['decode_s'])}", *blank,
+               f"{report['chunk_s'] * 1e3:.2f}")  # fmt: skip
+    factor, fps = report["real_time_factor"], report["stream"]["fps"]
+    yield (
+        f"{report['video_s'] * 1e3:.0f} ms of video at {fps} fps: {factor:.2f} x real time, "
+        + (
+            f"so {_sessions(report['sessions_real_time'])} in real time"
+            if report["real_time"]
+            else "too slow"
+        )
+    )
+
+
+def _notes(report: Mapping[str, Any]) -> Iterator[str]:
+    yield from (f"note: {note}" for note in report["notes"])
+
+
+def _row(label: str, *cells: str) -> str:
+    return (label.ljust(_LABEL) + "".join(cell.rjust(_COLUMN) for cell in cells)).rstrip()
+
+
+def _sessions(count: int) -> str:
+    return f"{count} session{'s' * (count != 1)}"

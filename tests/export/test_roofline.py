@@ -1,0 +1,356 @@
+"""`seko-export plan`: what is counted is what a build makes, what is predicted is near what was measured."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from seko_export.config import PRESETS, StreamConfig
+from seko_export.gpus import GPUS, Gpu
+from seko_export.models.sampler import Schedule
+from seko_export.models.wan_vae import VaeConfig
+from seko_export.op_count import (
+    ATTENTION,
+    CACHE_WRITE,
+    EXPAND,
+    MASKED_ATTENTION,
+    MATMUL,
+    ROWS,
+    PieceCount,
+    count_piece,
+)
+from seko_export.options import build_config
+from seko_export.piece import Argument, BuildConfig, Piece
+from seko_export.pieces import make_pieces
+from seko_export.roofline import Wish, launch_seconds, predict, weight_bytes
+from seko_runtime.manifest_reader import parse_manifest
+
+ROOT = Path(__file__).parents[2]
+H200_ROWS = ROOT / "docs" / "benchmarks" / "h200.jsonl"
+MISS = 0.15  # of the measured value: issue 4's bar for the H200
+S1 = "S1: 1.3B, 480x832, chunk 3, ring 21, B=1"
+VAE = "Wan VAE, base_dim 96, 480x832, 3 latents, bf16"
+BF16, F32 = torch.bfloat16, torch.float32
+
+
+# -- against measured rows -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["bf16", "fp4"])
+def test_a_step_is_near_its_newest_row(scheme):
+    assert near(
+        predicted(scheme)["step_s"] * 1e3, newest("step_vs_eager", f"{S1}, {scheme}")["engine_step_ms"]
+    )
+
+
+@pytest.mark.parametrize("scheme", ["bf16", "fp4"])
+def test_peak_memory_is_near_its_newest_row(scheme):
+    """The row's session has neither VAE nor text, like the plan's."""
+    assert near(predicted(scheme)["peak_bytes"], newest("step_vs_eager", f"{S1}, {scheme}")["peak_bytes"])
+
+
+def test_a_chunk_is_near_its_newest_row():
+    calm = newest("busy_host_p99", f"{S1}, bf16")["calm"]["median"]
+    assert near(predicted("bf16")["chunk_s"] * 1e3, calm)
+
+
+def test_the_cache_is_smaller_by_what_was_measured():
+    bytes_of = {scheme: predicted(scheme)["session_bytes"]["kv"] for scheme in ("bf16", "fp4")}
+    row = newest("fp4_pool_ratio", S1)
+    assert bytes_of["fp4"] == row["pool_bytes"]
+    assert bytes_of["fp4"] / bytes_of["bf16"] == row["value"]
+
+
+def test_decoding_is_near_its_newest_row():
+    """The row's engines hold what a session of one row does, without the transformer."""
+    row, report = newest("vae_vs_eager", VAE), predict(replace(S1_WISH, no_vae=False))
+    assert near(report["decode_s"] * 1e3, row["engine_ms"])
+    session = report["session_bytes"]
+    held = report["weight_bytes"]["vae"] + session["decode"] + session["scratch_decode"]
+    assert near(held, row["engine_peak_bytes"])
+
+
+def test_decoding_a_first_chunk_is_near_its_newest_row():
+    piece = make_pieces(replace(on_gpu("self-forcing-1.3b"), vae=VaeConfig()))["vae_decode_first"]
+    seconds = sum(launch_seconds(one, GPUS["h200"], fp8=False) for one in count_piece(piece).launches)
+    assert near(seconds * 1e3, newest("vae_vs_eager", VAE)["first_engine_ms"])
+
+
+# -- what is counted -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("preset", "batch"), [("self-forcing-1.3b", 1), ("wan-14b", 1), ("tiny", 3)])
+def test_flops_of_a_block_are_those_of_its_formula(preset, batch):
+    config = on_gpu(preset, batch=batch)
+    m, s = config.model, config.stream
+    tokens = batch * s.chunk_tokens
+    flops: dict[str, int] = {}
+    for launch in count_piece(make_pieces(config)["block"]).launches:
+        flops[launch.kind] = flops.get(launch.kind, 0) + launch.flops
+    assert flops[MATMUL] == 2 * tokens * (6 * m.dim * m.dim + 2 * m.dim * m.ffn_dim)
+    assert flops[MASKED_ATTENTION] == 4 * tokens * s.cache_tokens * m.dim
+    assert flops[ATTENTION] == 4 * tokens * m.text_tokens * m.dim
+    assert flops[ROWS] == flops[CACHE_WRITE] == 0
+
+
+def test_flops_of_decoding_are_torchs_own_count():
+    """Attention, which torch's counter does not see on this device, is one head over the places of each frame."""
+    vae = VaeConfig(base_dim=16)
+    config = replace(on_gpu("tiny"), vae=vae)
+    piece = make_pieces(config)["vae_decode"]
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from seko_export.piece import FlatModule
+
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        FlatModule(piece)(*piece.example_inputs("meta"))
+    assert sum(launch.flops for launch in count_piece(piece).launches) == counter.get_total_flops()
+
+
+def test_a_step_reads_window_and_weights_once():
+    config = on_gpu("self-forcing-1.3b")
+    m, s = config.model, config.stream
+    launches = count_piece(make_pieces(config)["block_full"]).launches
+    window, chunk = 2 * s.cache_tokens * m.dim * 2, s.chunk_tokens * m.dim * 2
+    own = [launch for launch in launches if launch.kind == ATTENTION and "caches.k" in launch.inputs]
+    assert [(launch.bytes_read, launch.bytes_written) for launch in own] == [(chunk + window, chunk)]
+    readers: dict[str, int] = {}
+    for launch in launches:
+        for name in launch.inputs:
+            readers[name] = readers.get(name, 0) + 1
+    matrices = [a.name for a in make_pieces(config)["block_full"].parameters if len(a.shape) == 2]
+    assert [readers[name] for name in matrices] == [1] * len(matrices)
+
+
+def test_a_lossy_cache_is_read_once_and_expanded_once():
+    config = on_gpu("self-forcing-1.3b", scheme="fp4")
+    m, s = config.model, config.stream
+    piece = make_pieces(config)["block_full"]
+    launches = count_piece(piece).launches
+    assert piece.module.kv == config.kv  # counting put its own format back
+    (expand,) = [launch for launch in launches if launch.kind == EXPAND]
+    scales = 2 * m.heads * 4
+    assert expand.bytes_read == config.kv.pool_bytes(1, s.cache_tokens) + scales
+    assert expand.bytes_written == 2 * s.cache_tokens * m.dim * 2
+    stored, *over = [launch for launch in launches if launch.kind == CACHE_WRITE]
+    assert stored.bytes_written == config.kv.pool_bytes(1, s.chunk_tokens)
+    assert [launch.bytes_written for launch in over] == [
+        s.chunk_tokens * m.dim * 2
+    ] * 2  # K and V as they are
+
+
+class Toy(nn.Module):
+    """Matmul, three elementwise ops and a norm, matmul, residual: five launches in all but name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32, dtype=BF16), nn.Linear(32, 8, dtype=BF16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(x).float() * 2 + 1
+        y = torch.nn.functional.layer_norm(y, (32,)).to(BF16)
+        kept = x.float()  # used at the end: computed there, not held from here
+        return (kept + self.down(y).float()).to(BF16)
+
+
+def test_what_lies_between_two_matmuls_is_one_launch():
+    counted = toy_count()
+    kinds = [launch.kind for launch in counted.launches]
+    assert kinds == [MATMUL, ROWS, MATMUL, ROWS]
+    x, wide = 4 * 8 * 2, 4 * 32 * 2  # bytes
+    up, down = (32 * 8 + 32) * 2, (8 * 32 + 8) * 2
+    moved = [(launch.bytes_read, launch.bytes_written) for launch in counted.launches]
+    assert moved == [(x + up, wide), (wide, wide), (wide + down, x), (x + x, x)]
+    assert [launch.flops for launch in counted.launches] == [2 * 4 * 8 * 32, 0, 2 * 4 * 8 * 32, 0]
+    assert counted.launches[3].inputs == {"x"}
+
+
+def test_scratch_is_what_lies_between_two_launches():
+    """Beside the norm lie what it reads and what it writes; inputs are not scratch."""
+    assert toy_count().scratch_bytes == 2 * 4 * 32 * 2
+
+
+@pytest.mark.parametrize("built", ["fp4", "rows"])
+def test_bytes_are_those_of_a_real_artifact(built, request):
+    artifact = request.getfixturevalue(built)
+    manifest = parse_manifest((artifact.folder / "manifest.json").read_bytes())
+    layout = {
+        "height": manifest.stream.height,
+        "width": manifest.stream.width,
+        "batch": manifest.stream.batch,
+    }
+    kv = None if built == "rows" else "fp4"
+    config = build_config(False, "tiny", kv, False, "cpu", layout)
+    weights = weight_bytes(config, make_pieces(config), fp8=False)
+    assert weights == {"transformer": sum(weight.nbytes for weight in manifest.weights), "text": 0, "vae": 0}
+    assert config.kv.pool_bytes(2, layout["batch"] * config.stream.cache_tokens) == manifest.kv.pool_bytes
+
+
+def test_fp8_halves_the_matrices_of_the_blocks_alone():
+    config = on_gpu("self-forcing-1.3b")
+    pieces = make_pieces(config)
+    wide, narrow = (weight_bytes(config, pieces, fp8=fp8)["transformer"] for fp8 in (False, True))
+    m = config.model
+    numbers, channels = 6 * m.dim * m.dim + 2 * m.dim * m.ffn_dim, 7 * m.dim + m.ffn_dim
+    assert wide - narrow == m.layers * (numbers - 4 * channels)
+
+
+# -- what is predicted -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", ["bf16", "fp8", "fp32", "bandwidth"])
+def test_a_better_gpu_is_never_slower(field):
+    fast = replace(GPUS["h200"], **{field: 2 * getattr(GPUS["h200"], field)})
+    times = [step_seconds(gpu, fp8=True) for gpu in (GPUS["h200"], fast)]
+    assert times[1] < times[0]
+
+
+def test_every_gpu_has_a_prediction_and_says_where_none_of_it_was_measured(invoke):
+    for name, gpu in GPUS.items():
+        result = invoke("plan", "--preset", "tiny", "--gpu", name, "--no-text", "--no-vae")
+        assert result.exit_code == 0, result.output
+        assert ("not measured on this GPU" in result.stdout) is not gpu.measured
+    assert [name for name, gpu in GPUS.items() if gpu.measured] == ["h200"]
+
+
+def test_what_does_not_fit_is_said_with_numbers(invoke):
+    wish = ("plan", "--preset", "wan-14b", "--gpu", "rtx4090", "--no-text", "--no-vae")
+    result = invoke(*wish)
+    assert result.exit_code == 0
+    report = json.loads(invoke(*wish, "--json").stdout)
+    surplus = (report["peak_bytes"] - report["memory_bytes"]) / 1e9
+    assert surplus > 0
+    assert f"does not fit into 24 GB: {surplus:.2f} GB too much" in result.stdout
+    assert (report["fits"], report["sessions_fit"], report["sessions_real_time"]) == (False, 0, 0)
+
+
+def test_sessions_share_the_weights_and_must_keep_up():
+    report = predicted("fp4")
+    shared, each = sum(report["weight_bytes"].values()), sum(report["session_bytes"].values())
+    fit = report["sessions_fit"]
+    assert shared + fit * each <= report["memory_bytes"] < shared + (fit + 1) * each
+    slow = predict(replace(S1_WISH, layout={"fps": 1}))
+    assert slow["real_time_factor"] == pytest.approx(16 * predict(S1_WISH)["real_time_factor"])
+    fast = predict(replace(S1_WISH, layout={"fps": 60}))
+    assert (fast["real_time"], fast["sessions_real_time"]) == (False, 0)
+
+
+def test_passes_are_counted():
+    two, four = (predict(replace(S1_WISH, steps=steps)) for steps in (2, 4))
+    assert (two["passes"], four["passes"]) == (2, 4)
+    assert four["chunk_s"] / two["chunk_s"] == pytest.approx(5 / 3, rel=0.01)
+
+
+def test_json_is_the_report(invoke):
+    result = invoke(
+        "plan", "--preset", "tiny", "--gpu", "h200", "--steps", 2, "--batch", 2, "--no-vae", "--json"
+    )
+    assert len(result.stdout.splitlines()) == 1
+    report = predict(Wish("tiny", "h200", steps=2, layout={"batch": 2}, no_vae=True))
+    assert json.loads(result.stdout) == json.loads(json.dumps(report))
+    assert report["decode_s"] == report["weight_bytes"]["vae"] == 0
+    assert any("no text encoder counted" in note for note in report["notes"])
+
+
+# -- what is refused -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--height", "100"),
+        ("--chunk-frames", "7"),
+        ("--sink-frames", "9"),
+        ("--batch", "0"),
+        ("--kv", "int4"),
+        ("--kv", "bf16", "--fp4-kv"),
+        ("--preset", "wan-15b"),
+    ],
+)
+def test_nonsense_is_refused_in_the_words_of_build(options, invoke, tmp_path):
+    preset = () if "--preset" in options else ("--preset", "tiny")
+    planned = invoke("plan", *preset, *options, "--gpu", "h200")
+    built = invoke("build", *preset, *options, "--target", "cpu", "-o", tmp_path / "artifact")
+    assert (planned.exit_code, planned.stdout) == (2, "")
+    assert planned.stderr == built.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--gpu", "h300"), "expected one of h200, h100"),
+        (("--gpu", "a100", "--fp8"), "NVIDIA A100"),
+        (("--gpu", "h200", "--steps", "0"), "1 to 1024 denoise passes"),
+    ],
+)
+def test_nonsense_of_its_own_is_refused(options, words, invoke):
+    result = invoke("plan", "--preset", "tiny", *options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert words in result.stderr
+
+
+# -- the page --------------------------------------------------------------------------------------------------
+
+
+def test_the_page_shows_what_the_command_prints(invoke):
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^    \$ seko-export (plan .*)\n((?:(?:    (?!\$ ).*)?\n)*)", page, re.MULTILINE)
+    assert len(shown) == 2
+    for command, block in shown:
+        printed = invoke(*shlex.split(command)).stdout
+        assert [line[4:] for line in block.rstrip().splitlines()] == printed.splitlines()
+
+
+# -- helpers ---------------------------------------------------------------------------------------------------
+
+S1_WISH = Wish("self-forcing-1.3b", "h200", no_vae=True, no_text=True)
+
+
+@cache
+def predicted(scheme: str) -> dict[str, Any]:
+    """The plan of S1 as scripts/bench/main_job.py measures it."""
+    return predict(replace(S1_WISH, kv_scheme=scheme))
+
+
+def rows() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in H200_ROWS.read_text(encoding="utf-8").splitlines()]
+
+
+def newest(figure: str, shape: str) -> dict[str, Any]:
+    return [row for row in rows() if (row["figure"], row["shape"]) == (figure, shape)][-1]
+
+
+def near(value: float, measured: float) -> bool:
+    return abs(value / measured - 1) <= MISS
+
+
+def on_gpu(preset: str, *, scheme: str = "bf16", batch: int = 1) -> BuildConfig:
+    chosen = PRESETS[preset]
+    stream: StreamConfig = replace(chosen.stream, batch=batch)
+    return BuildConfig(chosen.model, stream, Schedule.warped(), scheme, "cuda")
+
+
+def toy_count() -> PieceCount:
+    with torch.device("meta"):
+        module = Toy()
+    x, y = (Argument(name, f"value:{name}", (4, 8), BF16) for name in "xy")
+    return count_piece(Piece("toy", module, "", 0, (x,), (y,), positional=True))
+
+
+def step_seconds(gpu: Gpu, *, fp8: bool) -> float:
+    config = on_gpu("self-forcing-1.3b", scheme="fp4")
+    pieces = make_pieces(config)
+    return sum(
+        launch_seconds(launch, gpu, fp8=fp8 and name == "block_full")
+        for name in ("block_full", "head")
+        for launch in count_piece(pieces[name]).launches
+    )
