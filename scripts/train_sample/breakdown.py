@@ -52,10 +52,12 @@ def alive(judged: Sequence[Judged]) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``streams`` of ``of``; ``largest_fall``: the share of prompts by which an attribute (``of_attribute``) is seen
-        less often at the end; ``within_10_points``: that it is at most `ALIVE_WITHIN`.
+        ``streams`` of ``of``, those that show a shape at their start: what was never there cannot stay alive;
+        ``largest_fall``: the share of prompts by which an attribute (``of_attribute``) is seen less often at the end;
+        ``within_10_points``: that it is at most `ALIVE_WITHIN`.
     """
-    kept = sum(all(one.end.right[name] for name in ATTRIBUTES if one.start.right[name]) for one in judged)
+    begun = [one for one in judged if one.start.seen is not None and one.start.seen.figures]
+    kept = sum(all(one.end.right[name] for name in ATTRIBUTES if one.start.right[name]) for one in begun)
     lost = {
         name: sum(one.start.right[name] for one in judged) - sum(one.end.right[name] for one in judged)
         for name in ATTRIBUTES
@@ -63,7 +65,7 @@ def alive(judged: Sequence[Judged]) -> dict[str, Any]:
     worst = max(lost, key=lambda name: lost[name])
     return {
         "streams": kept,
-        "of": len(judged),
+        "of": len(begun),
         "largest_fall": round(lost[worst] / len(judged), 4),
         "of_attribute": worst,
         "within_10_points": lost[worst] <= ALIVE_WITHIN * len(judged),

@@ -29,6 +29,8 @@ def test_a_stream_is_alive_if_it_still_shows_what_it_showed():
     alive = report_of(rows)["alive"]
     assert (alive["streams"], alive["of"]) == (2, 4)
     assert (alive["largest_fall"], alive["of_attribute"], alive["within_10_points"]) == (0.25, "size", False)
+    empty = Judged(wanted, verdict((), "count", "colour"), verdict((), "count", "colour"))
+    assert [report_of([*rows, empty])["alive"][name] for name in ("streams", "of")] == [2, 4]
     rows = 19 * [rows[0]] + [rows[3]]
     assert report_of(rows)["alive"]["within_10_points"]
     rows = 17 * [rows[0]] + 2 * [rows[-1]]

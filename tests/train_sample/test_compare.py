@@ -58,7 +58,8 @@ def test_students_are_judged_kept_and_one_that_fails_says_why(runs, compared, tm
     line = lines[good]
     assert (line["stage"], line["steps"]) == ("dmd", 2)
     assert set(line["followed"]) == {"start", "end"}
-    assert line["judge"]["alive"]["of"] == line["judge"]["start"]["clips"] == 2
+    assert line["judge"]["start"]["clips"] == 2
+    assert line["judge"]["alive"]["streams"] <= line["judge"]["alive"]["of"] <= 2
     assert set(line["loss"]) == {"gap first", "fake first", "size first"}
     assert lines[wrong]["failed"] != 0
     assert "turns 'middle'" in "\n".join(lines[wrong]["said"])

@@ -37,9 +37,9 @@ def drawn_dit(seed: int) -> CausalDit:
     return dit
 
 
-def forcing(folder: Path, turn: str, share: float, **more) -> SelfForcing:
-    """Return what takes steps of one turn, on micro networks that differ from each other."""
-    config = Distillation("dmd", batch=2, pool=4, fake_steps=1, start_chunks=4, turns=(turn,), **more)
+def forcing(folder: Path, turns: tuple[str, ...], share: float) -> SelfForcing:
+    """Return what takes steps of these turns, on micro networks that differ from each other."""
+    config = Distillation("dmd", batch=2, pool=4, fake_steps=1, start_chunks=4, turns=turns)
     teacher = Conditioned(MICRO, 0).requires_grad_(False)
     teacher.dit.load_state_dict(drawn_dit(1).state_dict())
     student, fake = drawn_dit(2), drawn_dit(3)
@@ -53,7 +53,7 @@ def forcing(folder: Path, turn: str, share: float, **more) -> SelfForcing:
 @pytest.mark.parametrize("turn", ["near", "far", "first"])
 def test_the_sequence_that_scores_a_rollout_is_the_rollout(turn, share, tmp_path, monkeypatch):
     """At its last pass each chunk's x0 in one masked sequence is what the rollout made behind its cache."""
-    one, seen = forcing(tmp_path, turn, share), {}
+    one, seen = forcing(tmp_path, (turn,), share), {}
 
     def rolled(*arguments, **more):
         seen["rolled"] = roll_out(*arguments, **more)
@@ -141,7 +141,7 @@ class WrongInFrame0(nn.Module):
 def test_a_given_frame_is_judged_by_nobody(turn, wrong, tmp_path):
     told = {}
     for share in (0.0, 1.0):
-        one = forcing(tmp_path / str(share), turn, share)
+        one = forcing(tmp_path / str(share), (turn,), share)
         if wrong == "fake":
             one.fake = WrongInFrame0(one.fake)
         else:
@@ -173,6 +173,33 @@ def test_the_last_chunk_has_no_context_pass_and_the_others_have(monkeypatch):
     text = torch.zeros(1, 48, 32)
     roll_out(dit, text, torch.arange(9)[None], (1.0, 0.5), torch.Generator().manual_seed(0))
     assert [t[0, 0].item() for t in times] == [1000, 500, 0, 1000, 500, 0, 1000, 500]
+
+
+# The compiler itself looks at the gradients of what it takes in.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning")
+def test_layers_compile_in_the_first_step_of_a_turn_alone(tmp_path, monkeypatch):
+    """A captured step must not meet the compiler: all that it needs has come in the runs before."""
+    turns, compiled = ("near", "far", "first"), []
+    one = forcing(tmp_path, turns, 0.5)
+
+    def compiler(module: torch.fx.GraphModule, _: list[Tensor]):
+        compiled.append(module)
+        return module.forward
+
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 64)  # as `compile_layers` has it
+    torch._dynamo.reset()
+    try:
+        for network in (one.teacher.dit, one.student, one.fake):
+            for layer in network.blocks:
+                layer.compile(backend=compiler, dynamic=False, fullgraph=True)
+        counts = []
+        for step in range(6):
+            one.take_step(turns[step % 3], torch.Generator().manual_seed(step))
+            counts.append(len(compiled))
+    finally:
+        torch._dynamo.reset()
+    assert counts[0] < counts[1] < counts[2] == counts[5]
+    assert counts[5] <= 16  # layers and networks share what is compiled
 
 
 @pytest.mark.parametrize(
