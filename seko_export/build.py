@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from seko_export import environment, golden
 from seko_export.artifact_writer import hash_files, write_weights
 from seko_export.backends import aoti, tensorrt
@@ -22,6 +24,7 @@ from seko_export.errors import ExportError, NumericError, UsageError
 from seko_export.media_pieces import TOKENIZER_FILE
 from seko_export.pieces import BuildConfig, make_pieces
 from seko_export.progress import Progress, silent
+from seko_export.sbom import write_sbom
 from seko_export.sources import MediaSources, prompt_ids
 from seko_export.weights import model_weights
 from seko_export.workers import compiled_beside
@@ -144,6 +147,7 @@ def build_artifact(
             progress("writing the weights", 0, 1)
             weights = write_weights(folder, tensors.items())
             golden.write(folder, record)
+            write_sbom(folder, config.model.name, torch.version.cuda if config.device == "cuda" else None)
             if media.tokenizer is not None:
                 (folder / TOKENIZER_FILE).parent.mkdir()
                 shutil.copyfile(media.tokenizer, folder / TOKENIZER_FILE)
