@@ -13,6 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.lone_runtime import lone_python, wheel
+
+__all__ = ["lone_python", "wheel"]  # fixtures for all
+
 SEKO_EXPORT = str(Path(sysconfig.get_path("scripts"), "seko-export"))
 ROWS_LAYOUT = ("--batch", "2", "--height", "32", "--width", "32")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import json
 import os
 import re
@@ -9,8 +10,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import venv
-from importlib import metadata
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -22,44 +22,26 @@ NOT_AT_REPLAY = (
     *("triton", "click", "transformers", "rich", "safetensors", "torch._inductor", "torch._dynamo"),
     *("seko_export", "seko_kernels"),
 )
+NEW_MODULES = """
+import json, sys
+before = set(sys.modules)
+import {}
+print(json.dumps([sorted(set(sys.modules) - before), sorted(sys.stdlib_module_names)]))
+"""
+HEAVY_OF_NUMPY = tuple(
+    f"numpy.{part}"
+    for part in ("random", "fft", "ma", "polynomial", "testing", "f2py", "ctypeslib", "rec", "char")
+)
+HEAVY_OF_THE_LIBRARY = (
+    *("asyncio", "multiprocessing", "unittest", "http", "urllib.request", "ssl", "socket", "sqlite3", "xml"),
+    *("email", "tarfile", "zipfile", "argparse", "subprocess", "resource"),
+)
 REPLAY = """
 import json, sys
 from seko_runtime.__main__ import main
 code = main(["run", sys.argv[1], "--chunks", "4", "-o", sys.argv[2], "--device", "cpu", "--json"])
 print(json.dumps({"code": code, "modules": sorted(sys.modules)}))
 """
-
-
-@pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The runtime's wheel, built from a copy, so that the build leaves nothing in the tree."""
-    folder = tmp_path_factory.mktemp("wheel")
-    unbuilt = shutil.ignore_patterns("*.egg-info", "__pycache__", "build")
-    shutil.copytree(ROOT / "runtime", folder / "runtime", ignore=unbuilt)
-    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--no-build-isolation", "-q"]
-    subprocess.run([*pip, "-w", folder, folder / "runtime"], check=True)
-    return next(folder.glob("seko_runtime-*.whl"))
-
-
-@pytest.fixture(scope="session")
-def lone_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Python of a fresh venv that holds the runtime's wheel, torch, and what torch itself requires; no more.
-
-    torch and its requirements are links to this environment's: the same files as a download of 200 MB and more
-    would bring. Triton, which a CUDA build of torch requires, is left out: an artifact needs none.
-    """
-    folder = tmp_path_factory.mktemp("lone")
-    venv.create(folder, with_pip=False)
-    python = folder / "bin/python"
-    query = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    site = Path(
-        subprocess.run([python, "-c", query], capture_output=True, text=True, check=True).stdout.strip()
-    )
-    for entry in _files_of("torch", set()) | _files_of("numpy", set()):
-        (site / entry.name).symlink_to(entry)
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "-q"]
-    subprocess.run([*pip, wheel], check=True)
-    return python
 
 
 def test_the_wheel_is_small_and_holds_the_runtime_alone(wheel):
@@ -78,6 +60,30 @@ def test_importing_the_runtime_is_light(lone_python):
                    "print(json.dumps(sorted(sys.modules)))")  # fmt: skip
     assert "numpy" in modules
     assert not _brought_in(modules, NOT_AT_IMPORT)
+
+
+def test_the_face_of_the_package_imports_nothing_but_itself(lone_python):
+    """`import seko_runtime` is free: its names are looked up when they are used."""
+    modules, library = _run(lone_python, NEW_MODULES.format("seko_runtime"))
+    assert [name for name in modules if name.split(".")[0] not in library] == ["seko_runtime"]
+
+
+def test_what_opening_imports_is_the_runtime_numpy_and_light_parts_of_the_library(lone_python):
+    """The causes of a slow import, by name: a second library, numpy's large parts, a network or process library."""
+    modules, library = _run(lone_python, NEW_MODULES.format("seko_runtime.artifact"))
+    assert {name.split(".")[0] for name in modules} - set(library) == {"seko_runtime", "numpy"}
+    assert not _brought_in(modules, HEAVY_OF_NUMPY)
+    assert not _brought_in(modules, HEAVY_OF_THE_LIBRARY)
+
+
+def test_the_wheel_requires_numpy_alone(wheel):
+    """Everything else is an extra, one for a backend or a feature."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [one for one in archive.namelist() if one.endswith(".dist-info/METADATA")]
+        told = email.message_from_bytes(archive.read(name))
+    required = [line for line in told.get_all("Requires-Dist") if "extra ==" not in line]
+    assert required == ["numpy>=1.26"]
+    assert set(told.get_all("Provides-Extra")) == {"aoti", "compile", "text", "trust", "video"}
 
 
 def test_the_runtime_alone_replays_an_artifact(lone_python, fp4, tmp_path):
@@ -176,27 +182,3 @@ def _run(python: Path, script: str, *arguments: str):
 
 def _brought_in(modules: list[str], forbidden: tuple[str, ...]) -> list[str]:
     return [m for m in modules if any(m == name or m.startswith(f"{name}.") for name in forbidden)]
-
-
-def _files_of(distribution: str, seen: set[str]) -> set[Path]:
-    """Return the top-level entries in site-packages of a distribution and of all that it requires."""
-    seen.add(distribution)
-    found = metadata.distribution(distribution)
-    names = {Path(str(file)).parts[0] for file in found.files or ()} - {"..", "__pycache__"}
-    entries = {Path(str(found.locate_file(name))) for name in names}
-    for requirement in found.requires or ():
-        name = re.match(r"[\w.-]+", requirement)
-        if name and name[0] not in seen | {"triton"} and _is_needed(requirement):
-            entries |= _files_of(name[0], seen)
-    return entries
-
-
-def _is_needed(requirement: str) -> bool:
-    """Whether a requirement without extras holds here: its distribution is installed."""
-    if "extra ==" in requirement:
-        return False
-    try:
-        metadata.distribution(re.split(r"[^\w.-]", requirement, maxsplit=1)[0])
-    except metadata.PackageNotFoundError:
-        return False
-    return True

@@ -1,0 +1,71 @@
+"""Fixtures: the runtime's wheel, and a Python that has it, torch and numpy, and nothing else. No tests."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runtime's wheel, built from a copy, so that the build leaves nothing in the tree."""
+    folder = tmp_path_factory.mktemp("wheel")
+    unbuilt = shutil.ignore_patterns("*.egg-info", "__pycache__", "build")
+    shutil.copytree(ROOT / "runtime", folder / "runtime", ignore=unbuilt)
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--no-build-isolation", "-q"]
+    subprocess.run([*pip, "-w", folder, folder / "runtime"], check=True)
+    return next(folder.glob("seko_runtime-*.whl"))
+
+
+@pytest.fixture(scope="session")
+def lone_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python of a fresh venv that holds the runtime's wheel, torch, and what torch itself requires; no more.
+
+    torch and its requirements are links to this environment's: the same files as a download of 200 MB and more
+    would bring. Triton, which a CUDA build of torch requires, is left out: an artifact needs none.
+    """
+    folder = tmp_path_factory.mktemp("lone")
+    venv.create(folder, with_pip=False)
+    python = folder / "bin/python"
+    query = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = Path(
+        subprocess.run([python, "-c", query], capture_output=True, text=True, check=True).stdout.strip()
+    )
+    for entry in _files_of("torch", set()) | _files_of("numpy", set()):
+        (site / entry.name).symlink_to(entry)
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "-q"]
+    subprocess.run([*pip, wheel], check=True)
+    return python
+
+
+def _files_of(distribution: str, seen: set[str]) -> set[Path]:
+    """Return the top-level entries in site-packages of a distribution and of all that it requires."""
+    seen.add(distribution)
+    found = metadata.distribution(distribution)
+    names = {Path(str(file)).parts[0] for file in found.files or ()} - {"..", "__pycache__"}
+    entries = {Path(str(found.locate_file(name))) for name in names}
+    for requirement in found.requires or ():
+        name = re.match(r"[\w.-]+", requirement)
+        if name and name[0] not in seen | {"triton"} and _is_needed(requirement):
+            entries |= _files_of(name[0], seen)
+    return entries
+
+
+def _is_needed(requirement: str) -> bool:
+    """Whether a requirement without extras holds here: its distribution is installed."""
+    if "extra ==" in requirement:
+        return False
+    try:
+        metadata.distribution(re.split(r"[^\w.-]", requirement, maxsplit=1)[0])
+    except metadata.PackageNotFoundError:
+        return False
+    return True
