@@ -40,11 +40,18 @@ def lone_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     site = Path(
         subprocess.run([python, "-c", query], capture_output=True, text=True, check=True).stdout.strip()
     )
-    for entry in _files_of("torch", set()) | _files_of("numpy", set()):
-        (site / entry.name).symlink_to(entry)
+    for name in ("torch", "numpy"):
+        link_distribution(name, site)
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "-q"]
     subprocess.run([*pip, wheel], check=True)
     return python
+
+
+def link_distribution(name: str, folder: Path) -> None:
+    """Put links to an installed distribution and all that it requires into a folder."""
+    for entry in _files_of(name, set()):
+        if not (folder / entry.name).exists():
+            (folder / entry.name).symlink_to(entry)
 
 
 def _files_of(distribution: str, seen: set[str]) -> set[Path]:

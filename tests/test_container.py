@@ -1,0 +1,180 @@
+"""What can be known of the containers without building them, and what the script that measures packages does.
+
+Read here is the text of the Dockerfiles: sources, versions, users. That they build, nobody has tried here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from seko_runtime.__main__ import _parser
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "scripts" / "container"
+DOCKERFILES = sorted(FOLDER.glob("Dockerfile.*"))
+
+
+def instructions(path: Path) -> list[tuple[str, str]]:
+    """Instructions with their arguments, comments left out, continued lines joined."""
+    lines = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
+    return [tuple(line.split(maxsplit=1)) for line in joined.splitlines() if line.strip()]
+
+
+def faults(path: Path) -> list[str]:
+    """Everything that a reader of the file can object to."""
+    found: list[str] = []
+    steps = instructions(path)
+    images = [rest for name, rest in steps if name == "FROM"]
+    stages = [image.split(" AS ")[1] for image in images if " AS " in image]
+    pinned = {
+        Requirement(line).name: Requirement(line).specifier
+        for line in (ROOT / "scripts/constraints.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    }
+    python = SpecifierSet(
+        tomllib.loads((ROOT / "runtime/pyproject.toml").read_text())["project"]["requires-python"]
+    )
+    found += ["one stage only"] * (len(images) < 2)
+    for image in images:
+        version = re.match(r"python:(\d+\.\d+\.\d+)-slim-\w+(?: AS \w+)?$", image)
+        if version is None or version[1] not in python:
+            found.append(f"image {image} is not pinned, or no Python of ours")
+    arguments = dict(rest.split("=") for name, rest in steps if name == "ARG")
+    for name, rest in steps:
+        if name in ("COPY", "ADD"):
+            sources = [one for one in rest.split()[:-1] if not one.startswith("--")]
+            stage = re.search(r"--from=(\S+)", rest)
+            found += [f"{name} of an unknown stage"] * (stage is not None and stage[1] not in stages)
+            missing = [one for one in sources if stage is None and not (ROOT / one).exists()]
+            found += [f"{one} is not there" for one in missing]
+        if name == "RUN":
+            found += _install_faults(rest, arguments, pinned)
+    last = max(number for number, (name, _) in enumerate(steps) if name == "FROM")
+    users = [rest for name, rest in steps[last:] if name == "USER"]
+    if not users or users[-1].split(":")[0] in ("0", "root"):
+        found.append("runs as root")
+    for name, rest in steps[last:]:
+        if name == "RUN":
+            found.append("the last stage installs something")
+        if name in ("HEALTHCHECK", "CMD"):
+            command = json.loads(rest[rest.index("[") :])
+            begin = command.index("seko_runtime") + 1 if "seko_runtime" in command else 0
+            _parser().parse_args(command[begin:])  # exits on what is no command of ours
+    health = [rest for name, rest in steps[last:] if name == "HEALTHCHECK"]
+    found += ["no health check that verifies"] * (len(health) != 1 or '"verify"' not in health[0])
+    return found
+
+
+def _install_faults(run: str, arguments: dict[str, str], pinned: dict[str, SpecifierSet]) -> list[str]:
+    found = []
+    for install in re.findall(r"pip install ([^&]*)", run):
+        words = install.replace('"', "").split()
+        skipped = {words[i + 1] for i, word in enumerate(words) if word == "--index-url"}
+        for word in words:
+            if word.startswith(("--", "/build/")) or word in skipped:
+                continue
+            name, _, version = re.sub(r"\$\{(\w+)\}", lambda m: arguments[m[1]], word).partition("==")
+            if not version:
+                found.append(f"{word} is not pinned")
+            elif name not in pinned or version not in pinned[name]:
+                found.append(f"{name} {version} is not what scripts/constraints.txt says")
+    return found
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda one: one.name)
+def test_a_reader_has_no_objection(path):
+    assert faults(path) == []
+
+
+def test_both_kinds_are_there():
+    assert [path.name for path in DOCKERFILES] == ["Dockerfile.cpu", "Dockerfile.cuda"]
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "objection"),
+    [
+        ("USER 1000:1000", "USER root", "runs as root"),
+        ("USER 1000:1000\n", "", "runs as root"),
+        ("python:3.12.3-slim-bookworm AS build", "python:latest AS build", "is not pinned"),
+        ("python:3.12.3-slim-bookworm AS build", "python:3.13.0-slim-bookworm AS build", "no Python of ours"),
+        ("COPY runtime", "COPY runtimes", "runtimes is not there"),
+        ("--from=build", "--from=builder", "unknown stage"),
+        ("TORCH=2.13.0", "TORCH=2.10.0", "torch 2.10.0 is not what"),
+        ("cryptography==50.0.2", "cryptography", "cryptography is not pinned"),
+        ("numpy==2.3.5", "numpy==2.4.0", "numpy 2.4.0 is not what"),
+        ("USER 1000:1000", "RUN apt-get update\nUSER 1000:1000", "installs something"),
+        ('HEALTHCHECK --interval=10m', '# HEALTHCHECK --interval=10m', "no health check"),
+    ],
+)  # fmt: skip
+def test_what_a_reader_would_object_to(tmp_path, was, becomes, objection):
+    text = (FOLDER / "Dockerfile.cpu").read_text()
+    assert was in text
+    (tmp_path / "Dockerfile").write_text(text.replace(was, becomes))
+    try:
+        found = faults(tmp_path / "Dockerfile")
+    except ValueError:  # a health check that was cut leaves its second line behind
+        assert objection == "no health check"
+        return
+    assert any(objection in one for one in found), found
+
+
+@pytest.fixture
+def sizes() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("sizes", FOLDER / "sizes.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_hidden_package_cannot_be_imported_and_comes_back(sizes, tmp_path):
+    """Also after an error; and what a killed run left hidden is found again."""
+    files = [tmp_path / "odd_package.py", tmp_path / "libodd.so"]
+    for path in files:
+        path.write_text("found = True\n")
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import odd_package"]
+
+    def importable() -> bool:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+    def fail_while_hidden() -> None:
+        with sizes.hidden(files):
+            assert not importable()
+            raise KeyError
+
+    assert importable()
+    with pytest.raises(KeyError):
+        fail_while_hidden()
+    assert importable()
+    files[0].rename(sizes._away(files[0]))
+    sizes.restore([files])
+    assert importable()
+
+
+def test_the_sizes_are_those_of_the_files(sizes):
+    found = sizes.installed()
+    assert {"torch", "numpy"} <= set(found)
+    files = sizes.files_of(found["numpy"])
+    assert sum(path.stat().st_size for path in files) > 1_000_000
+    assert all(path.is_file() for path in files)
+
+
+def test_hiding_must_be_asked_for():
+    done = subprocess.run(
+        [sys.executable, FOLDER / "sizes.py", "--artifact", "x"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "belong together" in done.stderr
