@@ -364,6 +364,31 @@ def test_an_ended_build_leaves_nothing(workplace, checkpoint, number, to_group, 
     wait_until(lambda: not processes_with(mark))
 
 
+def test_what_a_killed_build_left_is_removed_by_the_next(workplace, checkpoint):
+    """SIGKILL leaves no artifact; the next build of the same goal takes the rest away and says so, even if it fails."""
+    mark = f"SEKO_TEST_MARK={workplace}"
+    command = [SEKO_EXPORT, "build", checkpoint, "--preset", "tiny", "--target", "cpu", "--json"]
+    command += ["-o", workplace / "out/x"]
+    environ = os.environ | dict([mark.split("=")])
+    started = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, env=environ
+    )
+    try:
+        wait_until(lambda: any((workplace / "out").glob(".x.building-*/engines")))
+    finally:
+        os.killpg(started.pid, signal.SIGKILL)
+        started.communicate(timeout=PATIENCE_S)
+    wait_until(lambda: not processes_with(mark))
+    (left,) = (workplace / "out").iterdir()
+    assert left.name == f".x.building-{started.pid}"
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environ | {"CXX": "false"}
+    )
+    assert done.returncode == ENVIRONMENT, done.stderr
+    assert f"removed {left.name}: process {started.pid}, which was building it, is gone" in done.stderr
+    assert list((workplace / "out").iterdir()) == []  # what the killed one had in TMPDIR nobody takes away
+
+
 def wait_until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not holds():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,13 +19,18 @@ SINGLE_THREADED = True  # without it a capture fails
 RUNNERS = 1
 ANY_DEVICE_INDEX = -1  # the current device
 
+# torch never unloads a package's shared object, and its file, removed but mapped, keeps its place in the temporary
+# folder. So loaders that are done wait here for the next open of the same bytes; else every open would leave engines.
+_idle: dict[tuple[str, str], list[Any]] = {}
+_idle_lock = threading.Lock()
+
 
 class AotiBackend:
     """Engines compiled ahead of time; see `seko_runtime.backends.Backend`."""
 
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
-        self._loaders: dict[str, Any] = {}
+        self._loaders: list[tuple[tuple[str, str], Any]] = []
 
     def memory(self) -> Memory:
         return torch_memory(self._device)
@@ -42,9 +48,14 @@ class AotiBackend:
         """
         engines: dict[str, Engine] = {}
         for spec in manifest.engines:
-            loader = _load(spec, files[spec.file], self._device)
+            key = (manifest.files[spec.file].sha256, _place(self._device))
+            with _idle_lock:
+                waiting = _idle.get(key)
+                loader = waiting.pop() if waiting else None
+            if loader is None:
+                loader = _load(spec, files[spec.file], self._device)
+            self._loaders.append((key, loader))
             _check_package(spec, loader)
-            self._loaders[spec.name] = loader
             engines[spec.name] = loader.boxed_run
         return engines
 
@@ -52,6 +63,9 @@ class AotiBackend:
         return {}
 
     def close(self) -> None:
+        with _idle_lock:
+            for key, loader in self._loaders:
+                _idle.setdefault(key, []).append(loader)
         self._loaders.clear()
 
 
@@ -64,6 +78,13 @@ def torch_memory(device: torch.device) -> Memory:
     from seko_runtime.backends.torch_memory import CpuMemory
 
     return CpuMemory()
+
+
+def _place(device: torch.device) -> str:
+    """Name the very device: "cuda" alone is whichever is current."""
+    if device.type == "cuda" and device.index is None:
+        return f"cuda:{torch.cuda.current_device()}"
+    return str(device)
 
 
 def _load(spec: EngineSpec, package: memoryview, device: torch.device) -> Any:
