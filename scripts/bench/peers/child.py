@@ -1,0 +1,278 @@
+"""One measurement in a process of its own: `python -m scripts.bench.peers.child JOB` prints one JSON line."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+ROOT = Path(__file__).parents[3]
+FILL_REPEATS = 3  # times that a stream is begun anew, to time every fill level
+
+
+def main() -> None:
+    """Do the job that the only argument describes."""
+    job = json.loads(sys.argv[1])
+    with torch.no_grad():
+        report = JOBS[job["kind"]](job)
+    print(json.dumps(report))
+
+
+def reference(job: dict[str, Any]) -> dict[str, Any]:
+    """Write what peers and engines are compared with."""
+    from scripts.bench.peers.check import write_reference
+    from scripts.bench.peers.shapes import SHAPES
+
+    write_reference(SHAPES[job["shape"]], _device(), Path(job["reference"]))
+    return {}
+
+
+def peer(job: dict[str, Any]) -> dict[str, Any]:
+    """Measure one peer; with ``first_only`` no more than its first chunk."""
+    from scripts.bench.peers.network import RandomWan, device_weights, make_network
+    from scripts.bench.peers.peers import PEERS, Compiler
+    from scripts.bench.peers.shapes import SHAPES
+    from seko_export.golden import golden_text
+
+    shape, kind = SHAPES[job["shape"]], PEERS[job["peer"]]
+    config = shape.config(_device())
+    weights = device_weights(config, RandomWan(shape.model, config.device))
+    network = make_network(config, weights, golden_text(config))
+    compiler = Compiler(whole_step=job["whole_step"])
+    return measure_peer(kind, network, compiler, job)
+
+
+def measure_peer(kind: Any, network: Any, compiler: Any, job: dict[str, Any]) -> dict[str, Any]:
+    """Run one peer: first chunk, check, steady chunks, counters.
+
+    Parameters
+    ----------
+    kind : Peer
+        From `PEERS`.
+    network : Network
+        Weights and prompt.
+    compiler : Compiler
+        How to compile.
+    job : dict
+        ``reference``, ``chunks``, ``busy``, ``first_only``.
+
+    Returns
+    -------
+    dict
+        Milliseconds, bytes, counts, the `Verdict`; plain data.
+    """
+    from scripts.bench.peers import counting
+    from scripts.bench.peers.check import judge
+    from seko_export.backends.aoti import attention_backends
+
+    config, s = network.config, network.config.stream
+    wrapped_chunk = -(-s.cache_frames // s.chunk_frames)
+    noises = [network.noise([0], number * s.chunk_frames) for number in (0, wrapped_chunk)]
+    _synchronize()
+    if config.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    with attention_backends(config.device):
+        begin = time.perf_counter()
+        stream = kind.make(network, compiler)
+        stream.prepare()
+        first = stream.run_chunk(noises[0]).clone()
+        _synchronize()
+        report: dict[str, Any] = {"first_chunk_s": time.perf_counter() - begin}
+        if job["first_only"]:
+            return report
+        graphs_first = counting.graphs_compiled()
+        for number in range(1, wrapped_chunk):
+            stream.run_chunk(network.noise([0], number * s.chunk_frames))
+        wrapped = stream.run_chunk(noises[1]).clone()
+        verdict = judge(stream, first, wrapped, Path(job["reference"]), lossy=kind.lossy)
+
+        noise = torch.empty_like(noises[0])
+
+        def run() -> Tensor:
+            chunk: Tensor = stream.run_chunk(noise.normal_())
+            return chunk
+
+        run()
+        chunk_ms = counting.spread(counting.chunk_times(run, job["chunks"]))
+        report |= {
+            "what": kind.what,
+            "verdict": asdict(verdict) | {"ok": verdict.ok},
+            "chunk_ms": chunk_ms,
+            "step_ms": _per_pass(chunk_ms, network.passes + 1),
+            "host_syncs_per_chunk": counting.count_syncs(run),
+            "graphs_by_first_chunk": graphs_first,
+            "recompiles_after_first_chunk": counting.graphs_compiled() - graphs_first,
+            "cudagraph_skips": counting.cudagraphs_skipped(),
+            "kv_bytes": stream.store.kv_bytes,
+            "peak_bytes": counting.peak_bytes(),
+        }
+        if job["busy"]:
+            with counting.busy_host():
+                report["busy_chunk_ms"] = counting.spread(_host_times(run, job["busy"]))
+    return report
+
+
+def engine(job: dict[str, Any]) -> dict[str, Any]:
+    """Measure an artifact in the same way; its first chunk counts from before it is opened, weights included."""
+    from scripts.bench.peers import counting
+    from scripts.bench.peers.check import FP8_LATENTS, LOSSY_LATENTS, Verdict, bounds, latents_errors
+
+    begin = time.perf_counter()
+    from seko_runtime import open_artifact
+
+    with open_artifact(Path(job["artifact"])) as artifact:
+        manifest = artifact.manifest
+        s, passes = manifest.stream, manifest.schedule.denoise_passes + 1
+        wrapped_chunk = -(-s.cache_frames // s.chunk_frames)
+        with artifact.open_session(seeds=list(range(s.batch))) as session:
+            first = torch.from_numpy(session.run_chunk().to_host())
+            report: dict[str, Any] = {"first_chunk_s": time.perf_counter() - begin}
+            for _ in range(1, wrapped_chunk):
+                session.run_chunk()
+            wrapped = torch.from_numpy(session.run_chunk().to_host())
+            dtype = torch.bfloat16 if artifact.device != "cpu" else torch.float32
+            latents_bound, cache_bound = bounds(dtype, lossy=False)
+            if job["engine"] != "exact":
+                latents_bound = FP8_LATENTS if job["engine"] == "fp4_fp8" else LOSSY_LATENTS
+            errors = latents_errors(first, wrapped, load_file(job["reference"]))
+            verdict = Verdict(*errors, None, latents_bound, cache_bound)  # its cache: the build's goldens
+            session.run_chunk()
+            chunk_ms = counting.spread(counting.chunk_times(session.run_chunk, job["chunks"]))
+            report |= {
+                "what": f"seko, {manifest.kv.scheme} cache, {manifest.backend}",
+                "verdict": asdict(verdict) | {"ok": verdict.ok},
+                "chunk_ms": chunk_ms,
+                "step_ms": _per_pass(chunk_ms, passes),
+                "host_syncs_per_chunk": counting.count_syncs(session.run_chunk),
+                "kv_bytes": manifest.kv.pool_bytes,
+                "peak_bytes": counting.peak_bytes(),
+            }
+            if job["busy"]:
+                with counting.busy_host():
+                    report["busy_chunk_ms"] = counting.spread(_host_times(session.run_chunk, job["busy"]))
+            if job["fill"]:
+                report["fill_ms"] = _fill_times(session, wrapped_chunk - 1)
+    return report
+
+
+def batch(job: dict[str, Any]) -> dict[str, Any]:
+    """Time an artifact of several rows, each at another chunk, all caches full."""
+    from scripts.bench.peers import counting
+    from seko_runtime import open_artifact
+
+    with open_artifact(Path(job["artifact"])) as artifact:
+        s = artifact.manifest.stream
+        with artifact.open_session(seeds=list(range(s.batch))) as session:
+            for row in range(1, s.batch):
+                session.run_chunk()
+                session.restart_row(row)
+            for _ in range(-(-s.cache_frames // s.chunk_frames) + 1):
+                chunk = session.run_chunk()
+            first_frames = chunk.frames[:, 0].tolist()
+            chunk_ms = counting.spread(counting.chunk_times(session.run_chunk, job["chunks"]))
+    return {"chunk_ms": chunk_ms, "first_frames": first_frames, "peak_bytes": counting.peak_bytes()}
+
+
+def end_to_end(job: dict[str, Any]) -> dict[str, Any]:
+    """Time an artifact with a VAE from chunk to frames on the host: decoding after each chunk, and beside the next."""
+    from seko_runtime import open_artifact
+
+    report = {}
+    with open_artifact(Path(job["artifact"])) as artifact:
+        s = artifact.manifest.stream
+        fill = -(-s.cache_frames // s.chunk_frames) + 2
+        for name, overlap in (("serial_ms", False), ("overlapped_ms", True)):
+            with artifact.open_session(seeds=[0], overlap=overlap) as session:
+                times, before = [], time.perf_counter()
+                for _ in session.stream(chunks=fill + job["chunks"]):
+                    now = time.perf_counter()
+                    times.append(1e3 * (now - before))
+                    before = now
+            report[name] = statistics.median(times[fill:])
+    return report
+
+
+def eager_vae(job: dict[str, Any]) -> dict[str, Any]:
+    """Time diffusers' VAE decoding one chunk, as scripts/bench/vae.py does it."""
+    from scripts.bench.peers.shapes import SHAPES
+
+    vae = _vae_script()
+    from dataclasses import replace
+
+    from seko_export.models.wan_vae import VaeConfig, latent_statistics
+
+    config = replace(SHAPES[job["shape"]].config(_device()), vae=VaeConfig())
+    weights = vae.random_weights(config.vae) | latent_statistics(config.vae, torch.float32)
+    latents = vae.some_latents(config, vae.CHUNKS).to(config.device)
+    decoder = vae.eager_reference(config, weights, config.dtype)
+    times, _ = vae.eager_times(decoder, latents, job["chunks"])
+    return {"decode_ms": times["vae_decode"], "what": decoder.name}
+
+
+def vae_file(job: dict[str, Any]) -> dict[str, Any]:
+    """Write a full-size VAE of random weights for a build."""
+    from safetensors.torch import save_file
+
+    from seko_export.models.wan_vae import VaeConfig
+
+    weights = _vae_script().random_weights(VaeConfig())
+    save_file({name: tensor.bfloat16() for name, tensor in weights.items()}, job["output"])
+    return {}
+
+
+def _vae_script() -> Any:
+    sys.path.append(str(ROOT / "scripts" / "bench"))  # it is a script: its neighbours are its modules
+    import vae
+
+    return vae
+
+
+def _fill_times(session: Any, levels: int) -> list[float]:
+    """Return the median milliseconds of the chunks of a stream's beginning, one a fill level."""
+    from scripts.bench.peers import counting
+
+    rounds = []
+    for _ in range(FILL_REPEATS):
+        session.restart_row(0)
+        rounds.append(counting.chunk_times(session.run_chunk, levels))
+    return [statistics.median(times) for times in zip(*rounds, strict=True)]
+
+
+def _host_times(run: Callable[[], object], chunks: int) -> list[float]:
+    times = []
+    for _ in range(chunks):
+        begin = time.perf_counter()
+        run()
+        _synchronize()
+        times.append(1e3 * (time.perf_counter() - begin))
+    return times
+
+
+def _per_pass(chunk_ms: dict[str, float], passes: int) -> dict[str, float]:
+    return {name: chunk_ms[name] / passes for name in ("median", "p90")}
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+JOBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    job.__name__: job for job in (reference, peer, engine, batch, end_to_end, eager_vae, vae_file)
+}
+
+if __name__ == "__main__":
+    main()

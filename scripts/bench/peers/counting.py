@@ -1,0 +1,111 @@
+"""What is counted and timed of a running stream: chunks, host syncs, compiled graphs, memory, a busy host."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from seko_export.inspection import percentile
+
+_SYNC_WARNING = "called a synchronizing CUDA operation"
+_SCALAR_READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal")
+
+
+def chunk_times(run: Callable[[], object], chunks: int) -> list[float]:
+    """Return the milliseconds of each of ``chunks`` calls: by events on a GPU, one call at a time."""
+    times = []
+    for _ in range(chunks):
+        if torch.cuda.is_available():
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            run()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end))
+        else:
+            started = time.perf_counter()
+            run()
+            times.append(1e3 * (time.perf_counter() - started))
+    return times
+
+
+def spread(times: list[float]) -> dict[str, float]:
+    """Return median, p90, p99 and largest of some times."""
+    tails = {name: percentile(times, share) for name, share in (("p90", 0.9), ("p99", 0.99))}
+    return {"median": statistics.median(times), **tails, "max": max(times), "count": len(times)}
+
+
+def count_syncs(run: Callable[[], object]) -> int:
+    """Return how often the host waited for the device in one call.
+
+    On a GPU by torch's sync debug mode, which sees what torch itself does; on a CPU, where nothing waits, the reads of
+    a tensor's value by the host are counted instead: what would wait on a GPU.
+    """
+    if not torch.cuda.is_available():
+        with _ScalarReads() as reads:
+            run()
+        return reads.count
+    torch.cuda.synchronize()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            run()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    return sum(_SYNC_WARNING in str(warning.message) for warning in caught)
+
+
+def graphs_compiled() -> int:
+    """Return how many graphs Dynamo has compiled in this process; each beyond a function's first is a recompile."""
+    counters: Any = torch._dynamo.utils.counters
+    return int(counters["stats"]["unique_graphs"])
+
+
+def cudagraphs_skipped() -> int:
+    """Return how often reduce-overhead refused to capture."""
+    counters: Any = torch._dynamo.utils.counters
+    return int(counters["inductor"]["cudagraph_skips"])
+
+
+@contextmanager
+def busy_host() -> Iterator[None]:
+    """Burn every core with a process each, for as long as the context lasts."""
+    burners = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)
+    ]
+    try:
+        time.sleep(1)
+        yield
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+
+
+def peak_bytes() -> int:
+    """Return the most that was allocated on the GPU by torch, weights included; 0 on a CPU."""
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+
+
+class _ScalarReads(TorchDispatchMode):
+    """Counts the ops that give a tensor's value to the host."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.count += func.overloadpacket.__name__ in _SCALAR_READS
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,161 @@
+"""From measurements to the rows of docs/benchmarks: names, ratios, bars. A figure that lacks a part says which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from scripts.bench.peers.shapes import SHAPES
+
+Results = Mapping[str, Mapping[str, Any]]  # by shape, then by what was measured
+
+# Bars of the comparison: what a figure must not exceed.
+BARS = {
+    "s1_exact_vs_b3": 0.90,
+    "s1_fp4_vs_b3": 0.78,
+    "s1_fp4_fp8_vs_b3": 0.65,
+    "s5_fp4_fp8_vs_b3": 0.62,
+    "s3_vs_eager": 0.28,
+    "batch4_s1": 1.0,
+    "batch4_s3": 0.9,
+    "fill_linearity": 1.15,
+    "e2e_s1_vs_b3": 0.55,
+}
+_STEPS = (  # figure, shape, engine, what it is divided by
+    ("s1_exact_vs_b3", "S1", "exact", "B3"),
+    ("s1_fp4_vs_b3", "S1", "fp4", "B3"),
+    ("s1_fp4_fp8_vs_b3", "S1", "fp4_fp8", "B3"),
+    ("s5_fp4_fp8_vs_b3", "S5", "fp4_fp8", "B3"),
+    ("s3_vs_eager", "S3", "exact", "B0"),
+    ("s3_vs_eager", "S3", "fp4", "B0"),
+    ("s3_vs_eager", "S3", "fp4_fp8", "B0"),
+)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One row to be, or why it is none.
+
+    Parameters
+    ----------
+    name, shape : str
+        As rows have them.
+    missing : tuple of str
+        Measurements that it lacks; then there is no value.
+    value : float
+        The ratio.
+    unit : str
+        What of what.
+    more : dict
+        Its parts.
+    """
+
+    name: str
+    shape: str
+    missing: tuple[str, ...] = ()
+    value: float = float("nan")
+    unit: str = ""
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+def figures(results: Results, shapes: tuple[str, ...], engines: tuple[str, ...]) -> Iterator[Figure]:
+    """Yield every figure of these shapes and engines, with its value or with what it lacks."""
+    for name, shape, engine, peer in _STEPS:
+        if shape in shapes:
+            yield _step_ratio(results.get(shape, {}), name, shape, engine, peer)
+    for shape in ("S1", "S3"):
+        if shape in shapes:
+            yield from (_batch(results.get(shape, {}), shape, engine) for engine in engines[-1:])
+    if "S1" in shapes:
+        yield from (_fill(results.get("S1", {}), engine) for engine in engines)
+        yield from (_end_to_end(results.get("S1", {}), engine) for engine in engines[-1:])
+
+
+def fill_linearity(levels: list[float], full: float, attention: float) -> tuple[float, list[float]]:
+    """Return the largest ratio of a fill level's time to its prediction, and all of them.
+
+    Parameters
+    ----------
+    levels : list of float
+        Time of the chunks of a stream's beginning: level i sees (i + 1) / (len + 1) of the cache.
+    full : float
+        Time of a chunk over a full cache.
+    attention : float
+        The part of it that attention (reading the cache included) takes; the rest is fixed.
+    """
+    count = len(levels) + 1
+    ratios = [
+        time / (full - attention + attention * (level + 1) / count) for level, time in enumerate(levels)
+    ]
+    return max(ratios), ratios
+
+
+def _step_ratio(found: Mapping[str, Any], name: str, shape: str, engine: str, peer: str) -> Figure:
+    row = f"{SHAPES[shape].text}, {engine}"
+    missing = _missing(found, engine, peer)
+    if missing:
+        return Figure(name, row, missing)
+    ours, theirs = found[engine]["step_ms"], found[peer]["step_ms"]
+    parts = {
+        "engine_step_ms": ours["median"], "engine_step_p90_ms": ours["p90"],
+        "peer_step_ms": theirs["median"], "peer_step_p90_ms": theirs["p90"], "peer": found[peer]["what"],
+        "engine_kv_bytes": found[engine]["kv_bytes"], "peer_kv_bytes": found[peer]["kv_bytes"],
+    }  # fmt: skip
+    return Figure(name, row, (), ours["median"] / theirs["median"], f"engine / {peer}, a step", parts)
+
+
+def _batch(found: Mapping[str, Any], shape: str, engine: str) -> Figure:
+    name, row = f"batch4_{shape.lower()}", f"{SHAPES[shape].text}, B=4, {engine}"
+    missing = _missing(found, engine, "batch4")
+    if missing:
+        return Figure(name, row, missing)
+    four, one = found["batch4"]["chunk_ms"]["median"], found[engine]["chunk_ms"]["median"]
+    parts = {"batch_chunk_ms": four, "one_chunk_ms": one, "first_frames": found["batch4"]["first_frames"]}
+    return Figure(name, row, (), four / (4 * one), "of 4 x B=1, rows at different chunks", parts)
+
+
+def _fill(found: Mapping[str, Any], engine: str) -> Figure:
+    row = f"{SHAPES['S1'].text}, {engine}"
+    missing = _missing(found, engine, f"profile {engine}")
+    if missing:
+        return Figure("fill_linearity", row, missing)
+    profile = found[f"profile {engine}"]
+    buckets, full = profile["buckets"], found[engine]["chunk_ms"]["median"]
+    # As a share of the profiled time, since the profiler itself slows a chunk down.
+    share = sum(buckets[name]["share"] for name in ("attention", "kv_read"))
+    worst, ratios = fill_linearity(found[engine]["fill_ms"], full, share * full)
+    parts = {
+        "levels_ms": found[engine]["fill_ms"],
+        "full_ms": full,
+        "attention_share": share,
+        "ratios": ratios,
+    }
+    return Figure(
+        "fill_linearity", row, (), worst, "measured / (fixed + attention x fill), worst level", parts
+    )
+
+
+def _end_to_end(found: Mapping[str, Any], engine: str) -> Figure:
+    row = f"{SHAPES['S1'].text}, 12 video frames, {engine}"
+    missing = _missing(found, "B3", "end to end", "eager VAE")
+    if missing:
+        return Figure("e2e_s1_vs_b3", row, missing)
+    ours, theirs = found["end to end"], found["B3"]["chunk_ms"]["median"]
+    decode = found["eager VAE"]["decode_ms"]
+    parts = {
+        "serial_ms": ours["serial_ms"], "overlapped_ms": ours["overlapped_ms"], "peer_chunk_ms": theirs,
+        "peer_decode_ms": decode, "overlapped_ratio": ours["overlapped_ms"] / (theirs + decode),
+        "decoder": found["eager VAE"]["what"],
+    }  # fmt: skip
+    unit = "engine, decoding after the chunk / (B3 + eager decoding)"
+    return Figure("e2e_s1_vs_b3", row, (), ours["serial_ms"] / (theirs + decode), unit, parts)
+
+
+def _missing(found: Mapping[str, Any], *names: str) -> tuple[str, ...]:
+    """Return what was not measured, or is not right: a stream that fails its check has no time."""
+    return tuple(
+        name if name not in found else f"{name} (failed its check)"
+        for name in names
+        if name not in found or not found[name].get("verdict", {"ok": True})["ok"]
+    )

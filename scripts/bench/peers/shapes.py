@@ -1,0 +1,94 @@
+"""The shapes that peers and engines are measured at, by name, and the least time that their arithmetic takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from seko_export.config import PRESETS, ModelConfig, StreamConfig
+from seko_export.models.sampler import Schedule
+from seko_export.piece import BuildConfig
+
+# What a large matmul reaches on one H200 in bf16; fp8 is taken as twice that.
+BF16_FLOPS = 790e12
+FP8_FLOPS = 2 * BF16_FLOPS
+
+_SMALL, _LARGE = PRESETS["self-forcing-1.3b"].model, PRESETS["wan-14b"].model
+# The dimensions of Wan 2.2's 5B. Its VAE is coarser than ours, so its pictures are given here at half their size:
+# 880 tokens a latent frame, which is what counts.
+_MIDDLE = ModelConfig(
+    "wan-5b-dims", layers=30, dim=3072, heads=24, ffn_dim=14336, in_channels=48, out_channels=48
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One shape.
+
+    Parameters
+    ----------
+    name : str
+        ``S1`` to ``S6``; ``S0`` is tiny, and runs on a CPU.
+    model, stream
+        Dimensions and layout, one row.
+    preset : str or None
+        The model's name at `seko-export build`; None: the command has none, so no engine can be built.
+    """
+
+    name: str
+    model: ModelConfig
+    stream: StreamConfig
+    preset: str | None
+
+    @property
+    def text(self) -> str:
+        """What rows of figures call it."""
+        s = self.stream
+        sink = f", sink {s.sink_frames}" if s.sink_frames else ""
+        return (
+            f"{self.name}: {self.model.name}, {s.height}x{s.width}, chunk {s.chunk_frames}{sink}, "
+            f"ring {s.ring_frames}"
+        )
+
+    @property
+    def layout(self) -> dict[str, int]:
+        """The stream as options of `seko-export build`."""
+        s = self.stream
+        fields = ("height", "width", "chunk_frames", "sink_frames", "ring_frames")
+        return {name.replace("_", "-"): getattr(s, name) for name in fields}
+
+    @property
+    def wrapped_chunk(self) -> int:
+        """Number of the first chunk that evicts a frame; it and those after it see a full cache."""
+        return -(-self.stream.cache_frames // self.stream.chunk_frames)
+
+    def config(self, device: str, *, batch: int = 1) -> BuildConfig:
+        """Return the exact build at this shape."""
+        scheme = "bf16" if device == "cuda" else "fp32"
+        return BuildConfig(self.model, replace(self.stream, batch=batch), Schedule.warped(), scheme, device)
+
+    def step_flops(self) -> int:
+        """Multiplications and additions of one pass over a full cache: matmuls and both attentions."""
+        m, s = self.model, self.stream
+        weights = 6 * m.dim**2 + 2 * m.dim * m.ffn_dim  # q, k, v, o; q, o; both of the feed-forward
+        keys = s.cache_tokens + m.text_tokens
+        return m.layers * s.chunk_tokens * (2 * weights + 4 * keys * m.dim)
+
+
+def _shape(name: str, model: ModelConfig, preset: str | None, *layout: int) -> Shape:
+    return Shape(name, model, StreamConfig(*layout), preset)
+
+
+SHAPES: dict[str, Shape] = {
+    shape.name: shape
+    for shape in (  # height, width, chunk, sink, ring
+        _shape("S1", _SMALL, "self-forcing-1.3b", 480, 832, 3, 0, 21),
+        _shape("S2", _SMALL, "self-forcing-1.3b", 480, 832, 3, 3, 9),
+        _shape("S3", _SMALL, "self-forcing-1.3b", 320, 576, 3, 0, 12),
+        _shape("S4", _LARGE, "wan-14b", 480, 832, 3, 0, 6),
+        _shape("S5", _LARGE, "wan-14b", 480, 832, 3, 0, 21),
+        _shape("S6", _MIDDLE, None, 352, 640, 8, 8, 24),
+        _shape(
+            "S0", PRESETS["tiny"].model, "tiny", 64, 96, 3, 1, 6
+        ),  # to try the script; says nothing of speed
+    )
+}

@@ -1,0 +1,302 @@
+"""Peers B0 to B7 beside our engines, on one GPU, in one run: same weights, inputs and attention backend.
+
+    CXX=/usr/bin/g++ python3 scripts/bench_peers.py --shapes S1,S3 --rows docs/benchmarks/h200.jsonl --work /tmp/peers
+
+Each peer is made anew from its description (`peers/peers.py` says what each does) and runs in a process of its own,
+one after another; what is not timed (checkpoint, artifacts) is made before, side by side. A stream that is not what the
+exact model makes of the same inputs is reported as failed, and no ratio is taken of it. What does not fit into
+``--seconds`` is named in the report; figures come first, then the peers that no figure needs. Ratios are of one run.
+The last line of output is one JSON object; the exit code is 1 if anything failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "runtime"), str(ROOT / "kernels")]
+
+from scripts.bench.peers import figures, plot, running  # noqa: E402
+from scripts.bench.peers.peers import PEERS  # noqa: E402
+from scripts.bench.peers.shapes import SHAPES, Shape  # noqa: E402
+from scripts.bench.rows import append_row  # noqa: E402
+
+EXTRAS = ("fill", "batch4", "e2e")
+FIRST, REST = (
+    ("B3", "B0"),
+    ("B1", "B6", "B5", "B4", "B2", "B7"),
+)  # the peers that figures need; then by their cost
+LARGE = 20e9  # bytes of weights from which on artifacts are made one at a time, and removed once measured
+BATCH = 4
+
+
+class Comparison:
+    """One run of the comparison.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Of `main`.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.started = time.monotonic()
+        self.results: dict[str, dict[str, Any]] = {name: {} for name in options.shapes}
+        self.runner = running.Runner(options.work, self.started + options.seconds, _show)
+        self.unavailable = running.engines_available(running.build_options())
+        self.engines = tuple(name for name in options.engines if self.unavailable[name] is None)
+        self.written: set[tuple[str, str]] = set()
+
+    def run(self) -> dict[str, Any]:
+        """Measure everything that fits, write rows as they get ready, and return the report."""
+        shapes = [SHAPES[name] for name in self.options.shapes]
+        self.runner.forget_caches()
+        self._prepare([shape for shape in shapes if not _large(shape)])
+        for shape in shapes:
+            self._measure_figures(shape)
+        for shape in shapes:
+            self._measure_extras(shape)
+        self._warm_starts(shapes, FIRST)
+        for name in REST:
+            for shape in shapes:
+                if name in self.options.peers:
+                    self._peer(shape, name)
+        self._warm_starts(shapes, REST)
+        return self._report()
+
+    def _prepare(self, shapes: list[Shape]) -> None:
+        """Make what is not timed, side by side."""
+        tasks = [lambda shape=shape: self._reference(shape) for shape in shapes]
+        buildable = [shape for shape in shapes if shape.preset is not None and self.engines]
+        for preset in {shape.preset for shape in buildable}:
+            self._checkpoint(preset)
+        if "e2e" in self.options.extras and "S1" in self.options.shapes and self.engines:
+            vae = self.options.work / "vae.safetensors"
+            if self.runner.measure("VAE weights", {"kind": "vae_file", "output": str(vae)}) is not None:
+                tasks.append(
+                    lambda: self._build(
+                        SHAPES["S1"], self.engines[-1], "-video", "--vae", str(vae), "--no-text"
+                    )
+                )
+        for shape in buildable:
+            tasks += [lambda shape=shape, name=name: self._build(shape, name) for name in self.engines]
+            if "batch4" in self.options.extras and shape.name in ("S1", "S3"):
+                more = ("-batch4", "--batch", str(BATCH))
+                tasks.append(lambda shape=shape, more=more: self._build(shape, self.engines[-1], *more))
+        self.runner.together(tasks)
+
+    def _measure_figures(self, shape: Shape) -> None:
+        """Measure what the figures' steps are made of."""
+        if _large(shape):
+            self._reference(shape)
+            if self.engines and shape.preset is not None:
+                self._checkpoint(shape.preset)
+        for name in FIRST[:1]:
+            if name in self.options.peers:
+                self._peer(shape, name)
+        for name in self.engines if shape.preset is not None else ():
+            if _large(shape):
+                self._build(shape, name)
+            self._engine(shape, name)
+            if _large(shape):
+                shutil.rmtree(self._artifact(shape, name), ignore_errors=True)
+        for name in FIRST[1:]:
+            if name in self.options.peers:
+                self._peer(shape, name)
+
+    def _measure_extras(self, shape: Shape) -> None:
+        """Measure rows at different chunks, the fill phase's parts, and chunk to frames."""
+        extras, work = self.options.extras, self.options.work
+        if not self.engines:
+            return
+        last = self.engines[-1]
+        if "fill" in extras and shape.name == "S1":
+            for name in self.engines:
+                artifact = self._artifact(shape, name)
+                if artifact.is_dir():
+                    arguments = ("-m", "seko_export", "profile", str(artifact), "--chunks", "3", "--json")
+                    self._keep(
+                        shape,
+                        f"profile {name}",
+                        self.runner.script(f"{shape.name} profile {name}", *arguments),
+                    )
+        if "batch4" in extras and shape.name in ("S1", "S3"):
+            self._job(shape, "batch4", kind="batch", artifact=str(self._artifact(shape, last, "-batch4")))
+        if "e2e" in extras and shape.name == "S1" and (work / "vae.safetensors").exists():
+            self._job(
+                shape, "end to end", kind="end_to_end", artifact=str(self._artifact(shape, last, "-video"))
+            )
+            self._job(shape, "eager VAE", kind="eager_vae")
+
+    def _reference(self, shape: Shape) -> None:
+        file = self._reference_file(shape)
+        job = {"kind": "reference", "shape": shape.name, "reference": str(file)}
+        self.runner.measure(f"{shape.name} reference", job)
+
+    def _checkpoint(self, preset: str) -> None:
+        import torch
+
+        path = self.options.work / f"{preset}.pt"
+        if not path.exists():
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            self.runner.script(f"checkpoint {preset}", "scripts/make_checkpoint.py", "--preset", preset, "--format",
+                               "self-forcing", "--device", device, "-o", str(path))  # fmt: skip
+
+    def _build(self, shape: Shape, engine: str, suffix: str = "", *more: str) -> None:
+        checkpoint, output = self.options.work / f"{shape.preset}.pt", self._artifact(shape, engine, suffix)
+        shutil.rmtree(output, ignore_errors=True)  # an older one must not be measured if this build fails
+        arguments = running.build_arguments(shape, engine, checkpoint, output, *more)
+        self.runner.build(f"{shape.name} build {engine}{suffix}", arguments)
+
+    def _peer(self, shape: Shape, name: str) -> None:
+        self._job(shape, name, caches=f"{shape.name}-{name}", **self._peer_job(name, first_only=False))
+
+    def _warm_starts(self, shapes: list[Shape], names: tuple[str, ...]) -> None:
+        """Time first chunks once more, in new processes that find the first ones' compiler caches."""
+        for shape in shapes:
+            found = self.results[shape.name]
+            for name in names:
+                if name in found and PEERS[name].compiles:
+                    job = self._peer_job(name, first_only=True) | {"shape": shape.name}
+                    warm = self.runner.measure(f"{shape.name} {name} warm", job, f"{shape.name}-{name}")
+                    if warm is not None:
+                        found[name]["warm_first_chunk_s"] = warm["first_chunk_s"]
+
+    def _peer_job(self, name: str, *, first_only: bool) -> dict[str, Any]:
+        options = self.options
+        return {"kind": "peer", "peer": name, "whole_step": options.whole_step, "busy": options.busy,
+                "first_only": first_only}  # fmt: skip
+
+    def _engine(self, shape: Shape, name: str) -> None:
+        fill = "fill" in self.options.extras and shape.name == "S1"
+        job = {"kind": "engine", "artifact": str(self._artifact(shape, name)), "engine": name}
+        self._job(shape, name, **job, fill=fill, busy=self.options.busy)
+
+    def _job(self, shape: Shape, name: str, caches: str | None = None, **job: Any) -> None:
+        job |= {
+            "shape": shape.name,
+            "reference": str(self._reference_file(shape)),
+            "chunks": self.options.chunks,
+        }
+        self._keep(shape, name, self.runner.measure(f"{shape.name} {name}", job, caches))
+
+    def _keep(self, shape: Shape, name: str, report: dict[str, Any] | None) -> None:
+        if report is None:
+            return
+        self.results[shape.name][name] = report
+        verdict = report.get("verdict")
+        if verdict is not None and not verdict["ok"]:
+            self.runner.failed[f"{shape.name} {name}"] = f"is not the exact model: {verdict}"
+        for figure in self._figures():
+            key = (figure.name, figure.shape)
+            if not figure.missing and key not in self.written:
+                bar = figures.BARS[figure.name]
+                append_row(self.options.rows, *key, figure.value, figure.unit, bar, **figure.more)
+                self.written.add(key)
+
+    def _figures(self) -> list[figures.Figure]:
+        return list(figures.figures(self.results, tuple(self.options.shapes), self.engines))
+
+    def _report(self) -> dict[str, Any]:
+        passes = len(SHAPES["S1"].config("cpu").schedule.timesteps) + 1
+        picture = self.options.plot or self.options.work / "peers.png"
+        report: dict[str, Any] = {
+            "shapes": {
+                name: {
+                    "shape": SHAPES[name].text,
+                    "floors_ms": plot.floors_ms(name, passes),
+                    "measured": found,
+                }
+                for name, found in self.results.items()
+            },
+            "rows": sorted(" at ".join(key) for key in self.written),
+            "no_row": {f"{f.name} at {f.shape}": list(f.missing) for f in self._figures() if f.missing},
+            "no_engine": {n: why for n, why in self.unavailable.items() if why and n in self.options.engines},
+            "no_preset": [name for name in self.options.shapes if SHAPES[name].preset is None],
+            "skipped": self.runner.skipped,
+            "failed": self.runner.failed,
+            "plot": str(picture),
+            "seconds": round(time.monotonic() - self.started, 1),
+        }
+        try:
+            plot.draw(self.results, passes, picture)
+        except (ImportError, ValueError) as fault:
+            report["plot"] = None
+            report["no_plot"] = str(fault)
+        return report
+
+    def _artifact(self, shape: Shape, engine: str, suffix: str = "") -> Path:
+        return self.options.work / f"{shape.name}-{engine}{suffix}"
+
+    def _reference_file(self, shape: Shape) -> Path:
+        return self.options.work / f"{shape.name}-reference.safetensors"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the comparison and print its report; return the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--work", type=Path, required=True, help="folder of checkpoints and artifacts")
+    parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
+    parser.add_argument("--shapes", type=_names(SHAPES), default=["S1", "S3"], help="S1 to S6, with commas")
+    parser.add_argument("--peers", type=_names(PEERS), default=list(PEERS), help="B0 to B7, with commas")
+    parser.add_argument("--engines", type=_names(running.ENGINES), default=list(running.ENGINES),
+                        help="ours: exact, fp4, fp4_fp8, with commas")  # fmt: skip
+    parser.add_argument(
+        "--extras", type=_names(EXTRAS), default=list(EXTRAS), help="fill, batch4, e2e; '' for none"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=480, help="nothing begins, and all ends, after these"
+    )
+    parser.add_argument("--chunks", type=int, default=20, help="steady chunks to time")
+    parser.add_argument(
+        "--busy", type=int, default=0, help="chunks to time on a host whose cores all burn; 0: none"
+    )
+    parser.add_argument(
+        "--whole-step", action="store_true", help="B3 compiles the step as one graph, not the block"
+    )
+    parser.add_argument("--plot", type=Path, help="where the picture goes; else into --work")
+    options = parser.parse_args(arguments)
+    options.work.mkdir(parents=True, exist_ok=True)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, running.end_with_children)
+    report = Comparison(options).run()
+    for name, lacking in report["no_row"].items():
+        print(f"no row {name}: {', '.join(lacking)} not measured", file=sys.stderr)
+    for name, why in report["no_engine"].items():
+        print(f"no engine {name}: {why}", file=sys.stderr)
+    print(json.dumps(report, sort_keys=True))
+    return 1 if report["failed"] else 0
+
+
+def _names(known: Any) -> Any:
+    def parse(text: str) -> list[str]:
+        names = [name for name in text.split(",") if name]
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: expected some of {', '.join(known)}")
+        return names
+
+    return parse
+
+
+def _large(shape: Shape) -> bool:
+    m = shape.model
+    return m.layers * (6 * m.dim**2 + 2 * m.dim * m.ffn_dim) * 2 > LARGE
+
+
+def _show(name: str, report: dict[str, Any]) -> None:
+    print(json.dumps({"measured": name} | report, sort_keys=True), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""What the tests of the peers share: small streams on the CPU, and the naive reference run chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from scripts.bench.peers.network import Network, advance, device_weights, make_network
+from seko_export.piece import BuildConfig
+from tests.truth.eager_stream import random_text, random_wan_weights
+from tests.truth.naive_dit import CachedFrame, ShiftingDit
+
+SEED = 3
+CHUNKS = 12  # at least; past the wrap of every layout below
+Rounding = Callable[[Tensor], Tensor]  # [n, H, D] to what a format keeps of it
+
+
+class RoundingDit(ShiftingDit):
+    """The naive reference whose keys and values go through a format as they are made, the chunk's own too."""
+
+    rounding: Rounding
+
+    def _window(self, cached: list[CachedFrame]) -> list[CachedFrame]:
+        new = self.stream.chunk_frames
+        rounded = [CachedFrame(c.frame, self.rounding(c.k), self.rounding(c.v)) for c in cached[-new:]]
+        return super()._window(cached[:-new] + rounded)
+
+
+def small_network(config: BuildConfig) -> tuple[Network, Mapping[str, Tensor], Tensor]:
+    """Return the peers' network with the checkpoint and the text that it is made of."""
+    wan, text = random_wan_weights(config.model), random_text(config.model, config.stream.batch)
+    return make_network(config, device_weights(config, wan), text), wan, text
+
+
+def naive_chunks(
+    network: Network, wan: Mapping[str, Tensor], text: Tensor, chunks: int, rounding: Rounding | None = None
+) -> list[Tensor]:
+    """Return the latents [C, F, h, w] of every chunk of row 0, by the naive reference with its own loop of passes."""
+    config, count = network.config, network.config.stream.chunk_frames
+    kind = ShiftingDit if rounding is None else RoundingDit
+    naive = kind(config.model, config.stream, wan, text[0])
+    if rounding is not None:
+        naive.rounding = rounding
+    made = []
+    for first in range(0, chunks * count, count):
+        noise = network.noise([SEED], first)[:, 0]
+        latents = noise[0]
+        for number in range(network.passes):
+            velocity = naive.step(latents, float(network.times[number, 0, 0]), first, commit=False)
+            sigmas = network.sigma[number], network.sigma_next[number]
+            latents = advance(latents, velocity, *sigmas, noise[number + 1])
+        naive.step(latents, 0.0, first, commit=True)
+        made.append(latents)
+    return made
+
+
+def peer_chunks(stream, network: Network, chunks: int) -> list[Tensor]:
+    """Return the latents [C, F, h, w] of every chunk of a peer, from the same noise."""
+    count = network.config.stream.chunk_frames
+    with torch.no_grad():
+        stream.prepare()
+        return [
+            stream.run_chunk(network.noise([SEED], first))[0].clone()
+            for first in range(0, chunks * count, count)
+        ]

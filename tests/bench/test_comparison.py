@@ -1,0 +1,211 @@
+"""Shapes, figures, children and the command of the comparison; the peers themselves are in test_peers.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from scripts.bench.peers import figures, plot, running
+from scripts.bench.peers.shapes import BF16_FLOPS, SHAPES
+
+ROOT = Path(__file__).parents[2]
+QUERIES_AND_KEYS = {
+    "S1": (4680, 32760),
+    "S2": (4680, 18720),
+    "S3": (2160, 8640),
+    "S4": (4680, 9360),
+    "S5": (4680, 32760),
+    "S6": (7040, 28160),
+}
+
+
+def test_shapes_have_the_queries_and_keys_that_they_are_named_for():
+    for name, sizes in QUERIES_AND_KEYS.items():
+        stream = SHAPES[name].stream
+        assert (stream.chunk_tokens, stream.cache_tokens) == sizes, name
+    assert SHAPES["S6"].stream.chunk_frames == 8
+    assert SHAPES["S2"].stream.sink_frames == 3
+
+
+def test_the_floor_of_s1_is_51_ms():
+    """Two times weights and tokens, four times queries, keys and channels."""
+    attention = 4 * 4680 * 32760 * 1536 * 30
+    cross = 4 * 4680 * 512 * 1536 * 30
+    matmuls = 2 * 4680 * 30 * (6 * 1536**2 + 2 * 1536 * 8960)
+    assert SHAPES["S1"].step_flops() == attention + cross + matmuls
+    assert 1e3 * SHAPES["S1"].step_flops() / BF16_FLOPS == pytest.approx(51, abs=0.5)
+    floors = plot.floors_ms("S1", 5)
+    assert floors["bf16"] == 2 * floors["fp8"]
+
+
+def measured(step, chunk=None, ok=True, **more):
+    spread = {"median": step, "p90": step + 1}
+    return {"step_ms": spread, "chunk_ms": {"median": chunk or 5 * step}, "verdict": {"ok": ok}, "kv_bytes": 8,
+            "what": "it"} | more  # fmt: skip
+
+
+def by_name(results, shapes=("S1", "S3"), engines=("exact", "fp4")):
+    found = figures.figures(results, shapes, engines)
+    return {(f.name, f.shape.rpartition(", ")[2]): f for f in found}
+
+
+def test_figures_are_ratios_of_what_was_measured():
+    profile = {"buckets": {"attention": {"share": 0.5}, "kv_read": {"share": 0.1}}}
+    s1 = {
+        "B3": measured(70.0),
+        "exact": measured(63.0, fill_ms=[1.0]),
+        "fp4": measured(49.0, 250.0, fill_ms=[150.0, 210.0]),
+        "profile fp4": profile,
+        "batch4": {"chunk_ms": {"median": 900.0}, "first_frames": [9, 6, 3, 0]},
+        "end to end": {"serial_ms": 300.0, "overlapped_ms": 240.0},
+        "eager VAE": {"decode_ms": 250.0, "what": "diffusers"},
+    }
+    found = by_name({"S1": s1, "S3": {"B0": measured(20.0), "exact": measured(6.0)}})
+    assert found["s1_exact_vs_b3", "exact"].value == pytest.approx(0.9)
+    assert found["s1_fp4_vs_b3", "fp4"].value == pytest.approx(0.7)
+    assert found["s3_vs_eager", "exact"].value == pytest.approx(0.3)
+    assert found["batch4_s1", "fp4"].value == pytest.approx(0.9)
+    assert found["e2e_s1_vs_b3", "fp4"].value == pytest.approx(0.5)
+    assert found["e2e_s1_vs_b3", "fp4"].more["overlapped_ratio"] == pytest.approx(0.4)
+    # 100 fixed, 150 of attention: predicted 150 at a third, 200 at two thirds.
+    assert found["fill_linearity", "fp4"].value == pytest.approx(210 / 200)
+    assert found["fill_linearity", "exact"].missing == ("profile exact",)
+    assert found["s3_vs_eager", "fp4"].missing == ("fp4",)
+    assert found["s1_fp4_fp8_vs_b3", "fp4_fp8"].missing == ("fp4_fp8",)
+    assert set(figures.BARS) >= {name for name, _ in found}
+
+
+def test_a_stream_that_fails_its_check_gives_no_ratio():
+    found = by_name({"S1": {"B3": measured(70.0, ok=False), "exact": measured(63.0)}})
+    assert found["s1_exact_vs_b3", "exact"].missing == ("B3 (failed its check)",)
+
+
+def test_a_chunk_whose_attention_follows_the_fill_level_is_linear():
+    full, attention = 400.0, 240.0
+    levels = [full - attention + attention * fill / 7 for fill in range(1, 7)]
+    worst, ratios = figures.fill_linearity(levels, full, attention)
+    assert worst == pytest.approx(1.0)
+    assert len(ratios) == 6
+    worst, _ = figures.fill_linearity([full] * 6, full, attention)  # attends to everything, always
+    assert worst == pytest.approx(full / (full - attention * 6 / 7))
+
+
+def runner(tmp_path, seconds=60.0):
+    seen = {}
+    return running.Runner(tmp_path, time.monotonic() + seconds, seen.__setitem__), seen
+
+
+def test_children_that_fail_are_named_with_what_they_said(tmp_path):
+    one, seen = runner(tmp_path)
+    assert one.script("good", "-c", "print('noise'); print('{\"a\": 1}')") == {"a": 1}
+    assert one.script("bad", "-c", "raise SystemExit('the disk is full')") is None
+    assert one.script("mute", "-c", "pass") is None
+    assert "the disk is full" in one.failed["bad"]
+    assert "no JSON" in one.failed["mute"]
+    assert list(seen) == ["good"]
+    assert one.skipped == []
+
+
+def test_the_time_ends_children_and_begins_no_more(tmp_path):
+    one, _ = runner(tmp_path, seconds=1.0)
+    sleeper = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    started = time.monotonic()
+    assert one.script("slow", "-c", sleeper) is None
+    assert time.monotonic() - started < 30
+    assert one.script("late", "-c", "print('{}')") is None
+    assert one.skipped == ["slow", "late"]
+    assert one.failed == {}
+
+
+def test_a_signal_ends_the_children_too(tmp_path):
+    """Else a comparison that was stopped would leave its last measurement on the GPU."""
+    goal = tmp_path / "pid"
+    sleeper = (
+        f"import os, pathlib, time; pathlib.Path({str(goal)!r}).write_text(str(os.getpid())); time.sleep(60)"
+    )
+    lines = (
+        "import signal",
+        "from scripts.bench.peers import running",
+        "signal.signal(signal.SIGTERM, running.end_with_children)",
+        f"running.run_child(('-c', {sleeper!r}), 60.0, {{}})",
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(running.PYTHON_PATH)}
+    parent = subprocess.Popen([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, env=environment)
+    until = time.monotonic() + 120
+    while not goal.exists() or not goal.read_text():
+        assert time.monotonic() < until
+        assert parent.poll() is None
+        time.sleep(0.1)
+    parent.terminate()
+    assert parent.wait(timeout=30) == 128 + signal.SIGTERM
+    while Path("/proc", goal.read_text()).exists():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def test_the_compilers_caches_are_the_works_own(tmp_path):
+    one, _ = runner(tmp_path)
+    show = (
+        "import json, os; print(json.dumps({n: os.environ.get(n, '') for n in ('TORCHINDUCTOR_CACHE_DIR',)}))"
+    )
+    assert one._run("a", ("-c", show), "S1-B3") == {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiler-caches/S1-B3")
+    }
+
+
+def test_engines_are_asked_of_the_command():
+    today = running.build_options()
+    assert {
+        "--kv",
+        "--fp4-kv",
+        "--batch",
+        "--sink-frames",
+        "--vae",
+        "--no-text",
+        "--json",
+        "--force",
+    } <= today
+    with_fp8 = running.engines_available(today | {"--fp8"})
+    without = running.engines_available(today - {"--fp8"})
+    assert with_fp8 == {"exact": None, "fp4": None, "fp4_fp8": None}
+    assert without["fp4_fp8"] == "seko-export build has no --fp8"
+    for option in running.build_arguments(SHAPES["S2"], "exact", Path("c.pt"), Path("out")):
+        assert not option.startswith("--") or option in today
+    with pytest.raises(ValueError, match="no preset for wan-5b-dims"):
+        running.build_arguments(SHAPES["S6"], "exact", Path("c.pt"), Path("out"))
+
+
+def test_the_picture_shows_peers_and_engines(tmp_path):
+    pytest.importorskip("matplotlib")
+    plot.draw({"S1": {"B3": measured(70.0), "exact": measured(60.0), "eager VAE": {"decode_ms": 1.0}}}, 5,
+              tmp_path / "peers.png")  # fmt: skip
+    assert (tmp_path / "peers.png").stat().st_size > 10_000
+    with pytest.raises(ValueError, match="nothing was measured"):
+        plot.draw({"S1": {}}, 5, tmp_path / "none.png")
+
+
+def test_the_command_ends_in_one_json_line(tmp_path):
+    """At the tiny shape, on whatever is here: reference and one peer, each in its own process; no engine asked for."""
+    command = [sys.executable, "scripts/bench_peers.py", "--shapes", "S0", "--peers", "B1", "--engines", "",
+               "--extras", "", "--chunks", "2", "--seconds", "600", "--work", str(tmp_path),
+               "--rows", str(tmp_path / "rows.jsonl")]  # fmt: skip
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["failed"] == {}
+    assert report["skipped"] == []
+    assert report["rows"] == []
+    assert not (tmp_path / "rows.jsonl").exists()
+    assert report["shapes"]["S0"]["measured"]["B1"]["verdict"]["ok"]
+    refused = subprocess.run(
+        [*command, "--peers", "B9"], cwd=ROOT, env=environment, capture_output=True, check=False
+    )
+    assert refused.returncode == 2
