@@ -78,6 +78,11 @@ class Comparison:
         buildable = [shape for shape in shapes if shape.preset is not None and self.engines]
         for preset in {shape.preset for shape in buildable}:
             self._checkpoint(preset)
+        for shape in buildable:
+            tasks += [lambda shape=shape, name=name: self._build(shape, name) for name in self.engines]
+            if "batch4" in self.options.extras and shape.name in ("S1", "S3"):
+                more = ("-batch4", "--batch", str(BATCH))
+                tasks.append(lambda shape=shape, more=more: self._build(shape, self.engines[-1], *more))
         if "e2e" in self.options.extras and "S1" in self.options.shapes and self.engines:
             vae = self.options.work / "vae.safetensors"
             if self.runner.measure("VAE weights", {"kind": "vae_file", "output": str(vae)}) is not None:
@@ -86,11 +91,6 @@ class Comparison:
                         SHAPES["S1"], self.engines[-1], "-video", "--vae", str(vae), "--no-text"
                     )
                 )
-        for shape in buildable:
-            tasks += [lambda shape=shape, name=name: self._build(shape, name) for name in self.engines]
-            if "batch4" in self.options.extras and shape.name in ("S1", "S3"):
-                more = ("-batch4", "--batch", str(BATCH))
-                tasks.append(lambda shape=shape, more=more: self._build(shape, self.engines[-1], *more))
         self.runner.together(tasks)
 
     def _measure_figures(self, shape: Shape) -> None:
@@ -138,6 +138,7 @@ class Comparison:
 
     def _reference(self, shape: Shape) -> None:
         file = self._reference_file(shape)
+        file.unlink(missing_ok=True)  # an older one must not be compared with if this one fails
         job = {"kind": "reference", "shape": shape.name, "reference": str(file)}
         self.runner.measure(f"{shape.name} reference", job)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import bench_peers
 from scripts.bench.peers import figures, plot, running
 from scripts.bench.peers.shapes import BF16_FLOPS, SHAPES
 
@@ -189,6 +190,96 @@ def test_the_picture_shows_peers_and_engines(tmp_path):
     assert (tmp_path / "peers.png").stat().st_size > 10_000
     with pytest.raises(ValueError, match="nothing was measured"):
         plot.draw({"S1": {}}, 5, tmp_path / "none.png")
+
+
+@pytest.fixture
+def canned(monkeypatch):
+    """Return a function that runs the comparison with children that answer at once, and what they were called."""
+    called = []
+
+    def compare(tmp_path, answers, *options):
+        def answer(_self, name, arguments, caches):  # noqa: ARG001 - the runner's own
+            called.append(name)
+            if " build " in name:
+                (tmp_path / "work" / name.replace(" build ", "-")).mkdir()
+            if name == "VAE weights":
+                (tmp_path / "work" / "vae.safetensors").touch()
+            return json.loads(json.dumps(answers(name)))
+
+        monkeypatch.setattr(running.Runner, "_run", answer)
+        rows = tmp_path / "rows.jsonl"
+        code = bench_peers.main([*options, "--work", str(tmp_path / "work"), "--rows", str(rows)])
+        lines = rows.read_text().splitlines() if rows.exists() else []
+        return code, [json.loads(line) for line in lines]
+
+    monkeypatch.setattr(bench_peers.signal, "signal", lambda *_: None)
+    return compare, called
+
+
+def quick(name):
+    """A report that serves every job: peers take 70 ms a step, engines 49."""
+    step = 70.0 if " B" in name else 49.0
+    more = {"fill_ms": [100.0] * 6, "first_frames": [9, 6, 3, 0], "first_chunk_s": 1.0, "serial_ms": 300.0}
+    more |= {"overlapped_ms": 250.0, "decode_ms": 250.0}
+    share = {"share": 0.5}
+    return measured(step, **more, buckets={"attention": share, "kv_read": share})
+
+
+def test_rows_of_two_shapes_and_the_order_of_work(tmp_path, canned, capsys):
+    """What figures need comes before the peers that none needs; first chunks are warm behind their cold ones."""
+    compare, called = canned
+    code, rows = compare(tmp_path, quick, "--shapes", "S1,S3", "--engines", "exact,fp4")
+    assert code == 0
+    found = {(row["figure"], row["shape"].rpartition(", ")[2]): row for row in rows}
+    assert set(found) == {
+        ("s1_exact_vs_b3", "exact"), ("s1_fp4_vs_b3", "fp4"), ("s3_vs_eager", "exact"), ("s3_vs_eager", "fp4"),
+        ("batch4_s1", "fp4"), ("batch4_s3", "fp4"), ("fill_linearity", "exact"), ("fill_linearity", "fp4"),
+        ("e2e_s1_vs_b3", "fp4"),
+    }  # fmt: skip
+    assert len(rows) == len(found)
+    assert found["s1_fp4_vs_b3", "fp4"]["value"] == pytest.approx(0.7)
+    assert found["s1_fp4_vs_b3", "fp4"]["bar"] == 0.78
+    order = {name: place for place, name in enumerate(called)}
+    assert len(order) == len(called)
+    assert max(order["S1 B3"], order["S3 B0"], order["S1 end to end"]) < order["S1 B1"] < order["S3 B7"]
+    assert order["S1 B3"] < order["S1 B3 warm"] < order["S1 B2"] < order["S1 B2 warm"]
+    assert order["S1 reference"] < order["S1 B3"]
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["shapes"]["S1"]["measured"]["B3"]["warm_first_chunk_s"] == 1.0
+    assert list(report["no_row"]) == [f"s1_fp4_fp8_vs_b3 at {SHAPES['S1'].text}, fp4_fp8",
+                                      f"s3_vs_eager at {SHAPES['S3'].text}, fp4_fp8"]  # fmt: skip
+
+
+def test_a_wrong_peer_fails_the_comparison_and_gives_no_row(tmp_path, canned, capsys):
+    compare, _ = canned
+    code, rows = compare(
+        tmp_path,
+        lambda name: quick(name) | {"verdict": {"ok": name != "S1 B3"}},
+        "--shapes", "S1", "--engines", "exact", "--extras", "", "--peers", "B3",
+    )  # fmt: skip
+    assert code == 1
+    assert rows == []
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert "is not the exact model" in report["failed"]["S1 B3"]
+
+
+def test_large_models_are_built_one_at_a_time_and_removed(tmp_path, canned):
+    compare, called = canned
+    code, _ = compare(
+        tmp_path, quick, "--shapes", "S5", "--engines", "exact,fp4", "--peers", "B3", "--extras", ""
+    )
+    assert code == 0
+    assert called == ["S5 reference", "checkpoint wan-14b", "S5 B3", "S5 build exact", "S5 exact", "S5 build fp4",
+                      "S5 fp4", "S5 B3 warm"]  # fmt: skip
+    assert not list((tmp_path / "work").glob("S5-*"))
+
+
+def test_a_shape_without_a_preset_has_peers_alone(tmp_path, canned, capsys):
+    compare, called = canned
+    code, _ = compare(tmp_path, quick, "--shapes", "S6", "--engines", "exact", "--peers", "B1")
+    assert code == 0
+    assert called == ["S6 reference", "S6 B1"]
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["no_preset"] == ["S6"]
 
 
 def test_the_command_ends_in_one_json_line(tmp_path):

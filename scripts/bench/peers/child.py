@@ -123,9 +123,6 @@ def measure_peer(kind: Any, network: Any, compiler: Any, job: dict[str, Any]) ->
 
 def engine(job: dict[str, Any]) -> dict[str, Any]:
     """Measure an artifact in the same way; its first chunk counts from before it is opened, weights included."""
-    from scripts.bench.peers import counting
-    from scripts.bench.peers.check import FP8_LATENTS, LOSSY_LATENTS, Verdict, bounds, latents_errors
-
     begin = time.perf_counter()
     from seko_runtime import open_artifact
 
@@ -136,6 +133,10 @@ def engine(job: dict[str, Any]) -> dict[str, Any]:
         with artifact.open_session(seeds=list(range(s.batch))) as session:
             first = torch.from_numpy(session.run_chunk().to_host())
             report: dict[str, Any] = {"first_chunk_s": time.perf_counter() - begin}
+            # Not before: what these import, the runtime imports too.
+            from scripts.bench.peers import counting
+            from scripts.bench.peers.check import FP8_LATENTS, LOSSY_LATENTS, Verdict, bounds, latents_errors
+
             for _ in range(1, wrapped_chunk):
                 session.run_chunk()
             wrapped = torch.from_numpy(session.run_chunk().to_host())
