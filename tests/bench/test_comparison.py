@@ -83,6 +83,12 @@ def test_figures_are_ratios_of_what_was_measured():
     assert set(figures.BARS) >= {name for name, _ in found}
 
 
+def test_a_profile_that_shows_no_attention_gives_no_linearity():
+    nothing = {"buckets": {"attention": {"share": 0.0}, "kv_read": {"share": 0.0}}}
+    found = by_name({"S1": {"exact": measured(63.0, fill_ms=[1.0]), "profile exact": nothing}})
+    assert found["fill_linearity", "exact"].missing == ("attention in the profile of exact",)
+
+
 def test_a_stream_that_fails_its_check_gives_no_ratio():
     found = by_name({"S1": {"B3": measured(70.0, ok=False), "exact": measured(63.0)}})
     assert found["s1_exact_vs_b3", "exact"].missing == ("B3 (failed its check)",)

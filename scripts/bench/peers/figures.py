@@ -124,6 +124,8 @@ def _fill(found: Mapping[str, Any], engine: str) -> Figure:
     buckets, full = profile["buckets"], found[engine]["chunk_ms"]["median"]
     # As a share of the profiled time, since the profiler itself slows a chunk down.
     share = sum(buckets[name]["share"] for name in ("attention", "kv_read"))
+    if not share > 0:  # engines whose kernels carry no names: everything would be called fixed
+        return Figure("fill_linearity", row, (f"attention in the profile of {engine}",))
     worst, ratios = fill_linearity(found[engine]["fill_ms"], full, share * full)
     parts = {
         "levels_ms": found[engine]["fill_ms"],
