@@ -186,7 +186,14 @@ def test_recompiles_of_growing_ints_are_counted_and_a_static_step_has_none(small
     torch._dynamo.utils.counters.clear()
     static = measured("B3", small_reference)
     assert static["graphs_by_first_chunk"] == 3  # before, behind and one block for all layers
-    assert static["recompiles_after_first_chunk"] == 0
+    assert static["recompiles_after_first_chunk"] == static["host_syncs_per_chunk"] == 0
+
+
+def test_a_whole_static_step_is_one_graph_and_reads_nothing(small_reference):
+    whole = measured("B7", small_reference)
+    assert whole["verdict"]["ok"]
+    assert whole["graphs_by_first_chunk"] == 1
+    assert whole["recompiles_after_first_chunk"] == whole["host_syncs_per_chunk"] == 0
 
 
 def test_planted_syncs_are_counted():

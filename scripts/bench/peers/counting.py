@@ -104,6 +104,11 @@ class _ScalarReads(TorchDispatchMode):
 
     count = 0
 
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Return True: Dynamo refuses to run compiled code below a mode that might change what it computes."""
+        return True
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -41,7 +41,7 @@ def draw(results: Mapping[str, Mapping[str, Any]], passes: int, path: Path) -> N
         raise ValueError("nothing was measured, so there is nothing to draw")
     figure, rows = pyplot.subplots(len(measured), 2, figsize=(11, 3.4 * len(measured)), squeeze=False)
     for axes, (shape, found) in zip(rows, measured.items(), strict=True):
-        names = list(found)
+        names = sorted(found, key=lambda name: (name[0] != "B", name))
         colours = [
             _WRONG if not found[name]["verdict"]["ok"] else _THEIRS if name[0] == "B" else _OURS
             for name in names
