@@ -105,6 +105,7 @@ def attention_fp8(
         tiles.splits,
         tiles.tail_n,
         tiles.whole,
+        tiles.fma_exps,
     )
     return out
 
@@ -126,6 +127,7 @@ def _attention_fp8_cuda(
     splits: int,
     tail_n: int,
     whole: bool,
+    fma_exps: int,
 ) -> Tensor:
     batch, query_tokens, heads, head_dim = q.shape
     cache_tokens = k.shape[1]
@@ -160,6 +162,7 @@ def _attention_fp8_cuda(
         SPLITS=splits,
         TAIL_N=tail_n,
         WHOLE=whole,
+        FMA_EXPS=fma_exps,
         INTEGER=False,
         num_warps=warps,
     )

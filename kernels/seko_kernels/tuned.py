@@ -45,6 +45,8 @@ class AttentionTiles:
     whole : bool
         Loop over the whole cache and mask what lies behind the valid tokens, instead of stopping there; needs
         tail_n = 0. For GPUs on which the bound that is read from memory does not pass admission.
+    fma_exps : int
+        How many of each four exponentials are polynomials, so that the exponential unit is no bottleneck: 0, 1 or 2.
 
     Raises
     ------
@@ -60,6 +62,7 @@ class AttentionTiles:
     splits: int = 1
     tail_n: int = 0
     whole: bool = False
+    fma_exps: int = 0
 
     def __post_init__(self) -> None:
         for name, least in (("block_m", 16), ("block_n", 32), ("warps", 1), ("tail_n", 32)):
@@ -68,6 +71,8 @@ class AttentionTiles:
                 raise TilesError(f"{name} must be a power of two of at least {least}, got {value}")
         if self.stages < 1 or self.splits < 1:
             raise TilesError(f"stages {self.stages} and splits {self.splits} must be at least 1")
+        if self.fma_exps not in (0, 1, 2):
+            raise TilesError(f"fma_exps must be 0, 1 or 2 of each four, got {self.fma_exps}")
         if self.warp_specialize and self.warps != SPECIALISED_WARPS:
             raise TilesError(f"warp specialisation takes {SPECIALISED_WARPS} warps, got {self.warps}")
         if self.tail_n and (self.splits > 1 or self.whole):

@@ -43,21 +43,24 @@ EXPAND_VARIANTS = ((32, 4), (64, 4), (64, 8), (128, 8))  # tokens and warps
 
 def candidates() -> list[AttentionTiles]:
     """Tiles worth a try, the likeliest first."""
+    hopper = {"stages": 2, "warps": 4, "warp_specialize": True}
     found = []
-    for block_n, tail in ((256, 64), (256, 0), (128, 64), (128, 0), (256, 32), (128, 32), (64, 0)):
-        found.append(AttentionTiles(128, block_n, 2, 4, warp_specialize=True, tail_n=tail))
-    found.append(AttentionTiles(128, 256, 2, 4, warp_specialize=True, whole=True))
-    for block_n, splits in ((256, 2), (128, 2), (256, 3)):
-        found.append(AttentionTiles(128, block_n, 2, 4, warp_specialize=True, splits=splits))
-    for stages, block_n, tail in (
-        (3, 128, 0),
-        (3, 128, 64),
-        (2, 128, 64),
-        (2, 256, 64),
-        (2, 256, 0),
-        (4, 64, 0),
+    for block_n, tail, share in (
+        *((256, 64, 0), (256, 64, 1), (256, 64, 2), (256, 0, 0), (256, 0, 1)),
+        *((128, 64, 0), (128, 64, 1), (128, 64, 2), (128, 0, 0), (256, 32, 1), (128, 32, 0), (64, 0, 0)),
     ):
-        found.append(AttentionTiles(128, block_n, stages, 8, tail_n=tail))
+        found.append(AttentionTiles(128, block_n, **hopper, tail_n=tail, fma_exps=share))  # type: ignore[arg-type]
+    found.append(AttentionTiles(128, 256, **hopper, whole=True))  # type: ignore[arg-type]
+    for block_n, splits, share in ((256, 2, 0), (256, 2, 1), (128, 2, 0), (128, 2, 1), (256, 3, 1)):
+        found.append(AttentionTiles(128, block_n, **hopper, splits=splits, fma_exps=share))  # type: ignore[arg-type]
+    for stages, block_n, tail, share in (
+        (3, 128, 0, 1),
+        (3, 128, 64, 1),
+        (2, 128, 64, 0),
+        (2, 256, 64, 1),
+        (4, 64, 0, 0),
+    ):
+        found.append(AttentionTiles(128, block_n, stages, 8, tail_n=tail, fma_exps=share))
     found.append(AttentionTiles(128, 128, 3, 8, splits=2))
     found.append(AttentionTiles(64, 128, 3, 4))
     found.append(AttentionTiles(128, 128, 3, 4, warp_specialize=True, tail_n=64))  # 3 stages gave NaN in 3.6

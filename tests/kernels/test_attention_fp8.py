@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,7 @@ def compile_attention(cross_compile: Callable[..., Any], tiles: AttentionTiles, 
         "SPLITS": tiles.splits,
         "TAIL_N": tiles.tail_n,
         "WHOLE": tiles.whole,
+        "FMA_EXPS": tiles.fma_exps,
         "INTEGER": False,
     }
     return cross_compile(attention_fp8_kernel, SIGNATURE, constants, arch, tiles.warps, ("v_columns",))
@@ -108,6 +111,8 @@ def test_wrong_tensors_are_refused() -> None:
     "tiles",
     [
         SPECIALISED,
+        replace(SPECIALISED, fma_exps=1),
+        replace(SPECIALISED, fma_exps=2),
         AttentionTiles(128, 128, stages=2, warps=4, warp_specialize=True, tail_n=64),
         AttentionTiles(128, 128, stages=2, warps=4, warp_specialize=True, splits=2),
         SAFE_HOPPER,
@@ -122,6 +127,36 @@ def test_hopper_runs_fp8_matrix_instructions_without_spills(
     assert "UTMALDG" in opcodes  # tiles come through tensor descriptors
     assert ("USETMAXREG" in opcodes) == tiles.warp_specialize  # registers move between the specialised warps
     assert not {"LDL", "STL"} & set(opcodes), "the kernel spills to local memory"
+
+
+def test_polynomials_take_their_share_of_the_exponentials(
+    cross_compile: Callable[..., Any], sass_of: Callable[[Any], list[str]]
+) -> None:
+    plain = AttentionTiles(128, 128, 3, 8)
+    used = [
+        sass_of(compile_attention(cross_compile, replace(plain, fma_exps=share), 90)).count("MUFU")
+        for share in (0, 1, 2)
+    ]
+    assert used[0] - used[1] == used[1] - used[2] == 128 * 128 // 4 // (8 * 32)  # of one tile, a thread
+
+
+def test_the_polynomial_is_near_the_exponential() -> None:
+    """The assembly's steps in torch: n by adding 1.5 * 2**23 and rounding down, then to the exponent."""
+    x = torch.linspace(-126, 8, 1_000_003, dtype=torch.float32)
+    n = x.double().floor()
+    f = (x.double() - n).float()
+    p = torch.full_like(f, 0.07711908966302872) * f + 0.22756439447402954
+    p = (p * f + 0.6951461434364319) * f + 1.0
+    ours = (p.view(torch.int32) + (n.to(torch.int32) << 23)).view(torch.float32)
+    error = (ours.double() / torch.exp2(x.double()) - 1).abs().max()
+    assert 1e-6 < float(error) < 1e-4
+    words = ("0f3D9DF09D", "0f3E6906A4", "0f3F31F519", "0f3F800000", "0fC2FC0000", "0f4B400000")
+    numbers = (0.07711908966302872, 0.22756439447402954, 0.6951461434364319, 1.0, -126.0, 12582912.0)
+    source = Path(inspect.getfile(attention_fp8_kernel.fn)).read_text(encoding="utf-8")
+    for word, number in zip(words, numbers, strict=True):
+        bits = torch.tensor(number, dtype=torch.float32).view(torch.int32).item() & 0xFFFFFFFF
+        assert f"0f{bits:08X}" == word
+        assert word in source
 
 
 @pytest.mark.parametrize("arch", [89, 100, 120])
@@ -160,6 +195,8 @@ def test_tiles_that_contradict_each_other_are_refused() -> None:
         AttentionTiles(128, 64, 2, 4, tail_n=128)
     with pytest.raises(TilesError, match="block_m must be a power of two"):
         AttentionTiles(96, 64, 2, 4)
+    with pytest.raises(TilesError, match="0, 1 or 2"):
+        AttentionTiles(64, 64, 2, 4, fma_exps=3)
     with pytest.raises(TilesError, match="at least 1"):
         AttentionTiles(64, 64, 0, 4)
 
@@ -269,6 +306,12 @@ def test_gpu_admits_the_safe_tiles() -> None:
     major, minor = torch.cuda.get_device_capability()
     assert admit(tuned.safe_tiles(f"sm_{major}{minor}"), full=(12, 4680, 32760)).refusal == ""
     assert admit(SAFE).refusal == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("share", [1, 2])
+def test_gpu_admits_polynomials(share: int) -> None:
+    assert admit(AttentionTiles(128, 128, 3, 8, fma_exps=share), full=(12, 4680, 32760)).refusal == ""
 
 
 @pytest.mark.gpu

@@ -88,7 +88,7 @@ def scratch_pair() -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("splits", [1, 2])
 def test_attention(launches: Launches, splits: int) -> None:
-    tiles = AttentionTiles(128, 128, 2, 4, warp_specialize=True, splits=splits)
+    tiles = AttentionTiles(128, 128, 2, 4, warp_specialize=True, splits=splits, fma_exps=splits - 1)
     q = on_gpu(1, T, H, D, dtype=FP8)
     out = attention_fp8(
         q, *scratch_pair(), *(on_gpu(H) for _ in range(3)), on_gpu(1, dtype=torch.int64), tiles

@@ -11,7 +11,97 @@ COMBINE_WARPS = 4
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _attend(q, k, v_t, valid_here, m, total, acc, factor, MASK: tl.constexpr, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
+def _exp2(x, FMA_EXPS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """2**x, of FMA_EXPS in each four numbers by a polynomial instead of the exponential unit.
+
+    That unit gives 16 numbers a clock, so at D = 128 it takes as long as both fp8 matmuls together, while the
+    multiply-add pipes idle. x = n + f with f in [0, 1): n goes to the exponent, and 2**f is
+    1 + f (0.695146143 + f (0.227564394 + f 0.077119090)), off by 9e-5 of it at most (FlashAttention-4's polynomial);
+    the result is rounded to 2**-4 of itself anyway. Below -126 it stays at 2**-126, which e4m3 rounds to 0.
+    """
+    if FMA_EXPS == 1:
+        return tl.inline_asm_elementwise(
+            """
+            {
+            .reg .f32 r, f, p;
+            .reg .s32 i;
+            ex2.approx.ftz.f32 $0, $4;
+            ex2.approx.ftz.f32 $1, $5;
+            ex2.approx.ftz.f32 $2, $6;
+            max.f32 f, $7, 0fC2FC0000;
+            add.rm.f32 r, f, 0f4B400000;
+            mov.b32 i, r;
+            sub.f32 r, r, 0f4B400000;
+            sub.f32 f, f, r;
+            fma.rn.f32 p, f, 0f3D9DF09D, 0f3E6906A4;
+            fma.rn.f32 p, p, f, 0f3F31F519;
+            fma.rn.f32 p, p, f, 0f3F800000;
+            shl.b32 i, i, 23;
+            mov.b32 $3, p;
+            add.s32 $3, $3, i;
+            }
+            """,
+            "=r,=r,=r,=r,r,r,r,r",
+            [x],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=4,
+        )
+    if FMA_EXPS == 2:
+        return tl.inline_asm_elementwise(
+            """
+            {
+            .reg .f32 r, f, p;
+            .reg .s32 i;
+            ex2.approx.ftz.f32 $0, $4;
+            ex2.approx.ftz.f32 $1, $5;
+            max.f32 f, $6, 0fC2FC0000;
+            add.rm.f32 r, f, 0f4B400000;
+            mov.b32 i, r;
+            sub.f32 r, r, 0f4B400000;
+            sub.f32 f, f, r;
+            fma.rn.f32 p, f, 0f3D9DF09D, 0f3E6906A4;
+            fma.rn.f32 p, p, f, 0f3F31F519;
+            fma.rn.f32 p, p, f, 0f3F800000;
+            shl.b32 i, i, 23;
+            mov.b32 $2, p;
+            add.s32 $2, $2, i;
+            max.f32 f, $7, 0fC2FC0000;
+            add.rm.f32 r, f, 0f4B400000;
+            mov.b32 i, r;
+            sub.f32 r, r, 0f4B400000;
+            sub.f32 f, f, r;
+            fma.rn.f32 p, f, 0f3D9DF09D, 0f3E6906A4;
+            fma.rn.f32 p, p, f, 0f3F31F519;
+            fma.rn.f32 p, p, f, 0f3F800000;
+            shl.b32 i, i, 23;
+            mov.b32 $3, p;
+            add.s32 $3, $3, i;
+            }
+            """,
+            "=r,=r,=r,=r,r,r,r,r",
+            [x],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=4,
+        )
+    return tl.exp2(x)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _attend(  # type: ignore[no-untyped-def]
+    q,
+    k,
+    v_t,
+    valid_here,
+    m,
+    total,
+    acc,
+    factor,
+    MASK: tl.constexpr,
+    FMA_EXPS: tl.constexpr,
+    INTEGER: tl.constexpr,
+):
     """One tile of keys: scores, running maximum and sum, and P V added to `acc` outside the matmul.
 
     The probabilities are taken times 256 (2**8 in the exponent, so it costs nothing): with the row's maximum at
@@ -21,7 +111,7 @@ def _attend(q, k, v_t, valid_here, m, total, acc, factor, MASK: tl.constexpr, IN
     if MASK:
         s = tl.where((tl.arange(0, k.shape[0]) < valid_here)[None, :], s, float("-inf"))
     m_new = tl.maximum(m, tl.max(s, 1) * factor)
-    p = tl.exp2(s * factor - (m_new - 8.0)[:, None])
+    p = _exp2(s * factor - (m_new - 8.0)[:, None], FMA_EXPS)
     decay = tl.exp2(m - m_new)
     total = total * decay + tl.sum(p, 1)
     # Two levels: Hopper's fp8 accumulator keeps about 14 bits, so one tile's product at most is summed in it.
@@ -53,6 +143,7 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     SPLITS: tl.constexpr,
     TAIL_N: tl.constexpr,
     WHOLE: tl.constexpr,
+    FMA_EXPS: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
     """Write ``softmax(q k^T * SOFTMAX_SCALE) v`` over the first ``VALID_TOKENS[b]`` keys of each row.
@@ -87,7 +178,7 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
         H, D; D a power of two, at least 32.
     SOFTMAX_SCALE : constexpr float
         ``D ** -0.5 * log2(e)``. A run-time float would arrive as fp64 in an AOTInductor package.
-    BLOCK_M, BLOCK_N, STAGES, WARP_SPECIALIZE, SPLITS, TAIL_N, WHOLE : constexpr
+    BLOCK_M, BLOCK_N, STAGES, WARP_SPECIALIZE, SPLITS, TAIL_N, WHOLE, FMA_EXPS : constexpr
         See `tuned.AttentionTiles`.
     INTEGER : constexpr bool
         See `to_e4m3`.
@@ -124,14 +215,14 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
         start = (split * tiles + i) * BLOCK_N
         k = k_tiles.load([start, 0])
         v = v_tiles.load([0, start])
-        m, total, acc = _attend(q, k, v, valid - start, m, total, acc, factor, TAIL_N == 0, INTEGER)
+        m, total, acc = _attend(q, k, v, valid - start, m, total, acc, factor, TAIL_N == 0, FMA_EXPS, INTEGER)
     if TAIL_N > 0:
         k_tail = tl.make_tensor_descriptor(k_base, [ends, HEAD_DIM], [width, 1], [TAIL_N, HEAD_DIM])
         v_tail = tl.make_tensor_descriptor(v_base, [HEAD_DIM, ends], [v_columns, 1], [HEAD_DIM, TAIL_N])
         for start in tl.range(tiles * BLOCK_N, valid, TAIL_N, num_stages=1):
             k = k_tail.load([start, 0])
             v = v_tail.load([0, start])
-            m, total, acc = _attend(q, k, v, valid - start, m, total, acc, factor, True, INTEGER)
+            m, total, acc = _attend(q, k, v, valid - start, m, total, acc, factor, True, FMA_EXPS, INTEGER)
 
     acc = acc * (tl.load(V_SCALE + head) / tl.where(total > 0.0, total, 1.0))[:, None]
     part64 = part.to(tl.int64)
