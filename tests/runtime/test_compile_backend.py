@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from seko_runtime import errors
 from seko_runtime.artifact import open_artifact
 from seko_runtime.manifest import Manifest
 
+from . import toy
 from .conftest import Edit
 
 # torch's compiler warns of its own future; a subprocess keeps that, and its global state, out of this one.
@@ -38,21 +40,29 @@ with open_artifact(sys.argv[1]) as artifact:
 """
 
 
-def replay(folder: Path, cache_folder: Path, *more: str) -> dict[str, int]:
+SAID = "seko_runtime: engines are compiled here, which takes a while before the first chunk: "
+
+
+def replay(folder: Path, cache_folder: Path, *more: str, says: str | None, **settings: str) -> dict[str, int]:
+    """Replay with an empty cache, as on another machine; ``says`` is why that compiles, None where it must not."""
     environment = {
         "TORCHINDUCTOR_CACHE_DIR": str(cache_folder),
         "PATH": "/usr/bin:/bin",
         "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),  # the tree under test, where it is not installed
+        **settings,
     }
     done = subprocess.run(
         [sys.executable, "-c", REPLAY, str(folder), *more],
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=1200,
         env=environment,
     )
     assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("seko_runtime: ")]
+    assert [line.startswith(SAID + (says or "")) for line in said] == [True] * (says is not None), done.stderr
     result: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -62,14 +72,37 @@ def test_it_meets_the_golden_never_recompiles_and_starts_warm_from_its_cache(
 ) -> None:
     folder = tmp_path / "toy"
     shutil.copytree(built_compile_toy, folder)
-    cold = replay(folder, tmp_path / "cold", str(tmp_path / "compiler.cache"))
+    cold = replay(folder, tmp_path / "cold", str(tmp_path / "compiler.cache"), says="the artifact carries no")
     assert cold["compiler_cache_loaded"] == 0
     (tmp_path / "compiler.cache").rename(folder / "engines" / "compiler.cache")
     edit_manifest(folder, lambda one: replace(one, extra={"compiler_cache": "engines/compiler.cache"}))
-    warm = replay(folder, tmp_path / "warm")
+    warm = replay(folder, tmp_path / "warm", says=None)
     assert warm["compiler_cache_loaded"] == 1
     assert warm["compiler_cache_misses"] == 0
     assert cold["compiler_cache_misses"] > 0
+    odd = replay(
+        folder,
+        tmp_path / "odd",
+        says="the artifact's compiler's cache does not",
+        TORCHINDUCTOR_MAX_AUTOTUNE="1",
+    )
+    assert odd["compiler_cache_loaded"] == 1
+    assert odd["compiler_cache_misses"] > 0
+
+
+def test_the_reason_names_what_is_other_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    from seko_runtime.backends import compile as backend
+
+    def why(producer: dict[str, str], has_cache: bool = True, loaded: bool = True) -> str:
+        return backend._why_compile(toy.toy_manifest(producer=producer), has_cache, loaded)
+
+    monkeypatch.setattr(backend.platform, "python_version", lambda: "3.11.7")
+    monkeypatch.setattr(backend.metadata, "version", lambda _: "3.6.0")
+    assert "python 3.12.3 there, 3.11.7 here" in why({"python": "3.12.3"})
+    assert "triton 3.5.0 there, 3.6.0 here" in why({"triton": "3.5.0", "python": "3.11.7"})
+    assert "does not fit" in why({"python": "3.11.7"})
+    assert "carries no" in why({"python": "3.12.3"}, has_cache=False)
+    assert "did not take" in why({"python": "3.12.3"}, loaded=False)
 
 
 def test_a_cache_that_is_no_file_of_the_artifact_is_refused(

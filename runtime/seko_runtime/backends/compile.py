@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+import platform
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -33,6 +36,7 @@ class CompileBackend:
         self._device = torch.device(device)
         self._counted: dict[str, int] = _counters()
         self._cache_loaded = 0
+        self._told = False
 
     def memory(self) -> Memory:
         return CompileCudaMemory(self._device) if self._device.type == "cuda" else CompileCpuMemory()
@@ -55,13 +59,26 @@ class CompileBackend:
                     f"extra.{CACHE_KEY} names {cache!r}, which is not in files; rebuild it"
                 )
             self._cache_loaded = int(torch.compiler.load_cache_artifacts(bytes(files[cache])) is not None)
-        return {spec.name: _compiled(spec, files[spec.file]) for spec in manifest.engines}
+        reason = _why_compile(manifest, cache is not None, bool(self._cache_loaded))
+        return {
+            spec.name: _telling(_compiled(spec, files[spec.file]), lambda: self._tell(reason))
+            for spec in manifest.engines
+        }
 
     def stats(self) -> Mapping[str, int]:
         """Graphs compiled and compiler-cache misses since the artifact was opened, for the whole process."""
         now = _counters()
         grown = {name: now[name] - self._counted[name] for name in now}
         return {**grown, "compiler_cache_loaded": self._cache_loaded}
+
+    def _tell(self, reason: str) -> None:
+        """Say on stderr, once an artifact, that the compiler had to work, and why."""
+        if not self._told:
+            self._told = True
+            print(
+                f"seko_runtime: engines are compiled here, which takes a while before the first chunk: {reason}",
+                file=sys.stderr,
+            )
 
     def close(self) -> None:
         torch._dynamo.reset()  # compiled code and recorded graphs are global; without this their memory stays
@@ -105,6 +122,48 @@ def _compiled(spec: EngineSpec, program: memoryview) -> Engine:
         return [results] if isinstance(results, torch.Tensor) else list(results)
 
     return engine
+
+
+def _telling(engine: Engine, tell: Callable[[], None]) -> Engine:
+    """Return the engine with an eye on its first call, in which it is compiled or found in the cache."""
+    first = True
+
+    def watched(inputs: list[Any]) -> Sequence[Any]:
+        nonlocal first
+        if not first:
+            return engine(inputs)
+        first = False
+        before = _counters()["compiler_cache_misses"]
+        results = engine(inputs)
+        if _counters()["compiler_cache_misses"] > before:
+            tell()
+        return results
+
+    return watched
+
+
+def _why_compile(manifest: Manifest, has_cache: bool, loaded: bool) -> str:
+    """Say why graphs would be compiled anew, from what the artifact says of its maker and what is here."""
+    if not has_cache:
+        return "the artifact carries no compiler's cache; build it with one"
+    if not loaded:
+        return "torch did not take the artifact's compiler's cache; rebuild the artifact with this torch"
+    here = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    try:
+        here["triton"] = metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        here["triton"] = "not installed"
+    others = [
+        f"{name} {manifest.producer[name]} there, {version} here"
+        for name, version in here.items()
+        if manifest.producer.get(name, version) != version
+    ]
+    if others:
+        return f"the artifact's compiler's cache was made with {'; '.join(others)}"
+    return (
+        "the artifact's compiler's cache does not fit: another model of CPU or GPU than the maker's, or other "
+        "TORCH or TORCHINDUCTOR settings; rebuild the artifact on this kind of machine"
+    )
 
 
 def _counters() -> dict[str, int]:
