@@ -3,15 +3,17 @@
     python scripts/bench/kernels.py --seconds 280 --admit --rows docs/benchmarks/h200.jsonl
 
 Each line of output is a JSON object, the last one the summary. Order: candidates compile in processes of their own (a
-compiler that crashes or hangs takes one candidate with it); attention, each candidate after `admission.admit`, never
-before; cuDNN's; the others, each compared with the same op in plain torch. What the budget leaves out is named in the
-summary. `--admit` writes the fastest admitted tiles of each shape class to `tuned_attention.json`.
+compiler or a kernel that crashes or hangs takes one candidate with it); attention, each candidate after
+`admission.admit`, never before; cuDNN's; the others, each compared with the same op in plain torch. What the budget
+leaves out is named in the summary. `--admit` writes the fastest admitted tiles of each shape class to
+`tuned_attention.json`.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import faulthandler
 import json
 import math
 import os
@@ -37,7 +39,9 @@ from seko_kernels.fused_reference import FP8, e4m3_cast
 from seko_kernels.tuned import TABLE, AttentionTiles, safe_tiles, shape_class, table_row, write_table
 
 BARS = {"S1": ("attn_h12_vs_cudnn", 0.72), "S5": ("attn_h40_vs_cudnn", 0.72)}  # ratios, expansion included
-COMPILE_SECONDS = 90  # of one candidate for all shapes; more is a hang
+COMPILE_SECONDS = 120  # of one candidate for all shapes; more is a hang
+SMALL_SIZE = (200, 1000)  # queries and keys; no multiples of 16, so no more code than S1 and S5 take
+GRACE_SECONDS = 90  # beyond the budget, for what was begun within it
 EXPAND_VARIANTS = ((32, 4), (64, 4), (64, 8), (128, 8))  # tokens and warps
 
 
@@ -83,6 +87,9 @@ def main() -> None:
     if options.compile_one:
         compile_one(AttentionTiles(**json.loads(options.compile_one)), shapes)
         return
+    faulthandler.dump_traceback_later(
+        options.seconds + GRACE_SECONDS, exit=True
+    )  # if a kernel hangs after all
     bench = Bench(time.monotonic() + options.seconds)
     with torch.no_grad():
         tiles = bench.compiled(options)
@@ -94,9 +101,18 @@ def main() -> None:
 
 
 def compile_one(tiles: AttentionTiles, shapes: Iterable[Shape]) -> None:
-    """Compile a candidate for each shape by running it once, on zeros. The cache on disk keeps what comes of it."""
+    """Compile a candidate for each shape by running it on zeros, and admit it on small cases; refused: exit with why.
+
+    Here and not in the timing process, because a wrong candidate may hang. What was compiled stays in Triton's cache.
+    """
+    seen = set()
     for shape in shapes:
         attention_fp8(*attention_inputs(shape, zeros=True), tiles)
+        if shape.heads not in seen:
+            seen.add(shape.heads)
+            verdict = admit(tiles, shape.head_dim, "cuda", (shape.heads, *SMALL_SIZE))
+            if verdict.refusal:
+                raise SystemExit(f"{shape.heads} heads: {verdict.refusal}")
     torch.cuda.synchronize()
 
 
