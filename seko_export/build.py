@@ -18,8 +18,9 @@ from seko_export import environment, golden
 from seko_export.artifact_writer import hash_files, write_weights
 from seko_export.backends import aoti, tensorrt
 from seko_export.backends import compile as compile_backend
+from seko_export.backends import onnx as onnx_backend
 from seko_export.checkpoints.load import load_checkpoint
-from seko_export.describe import describe
+from seko_export.describe import describe, engine_suffix
 from seko_export.errors import ExportError, NumericError, UsageError
 from seko_export.media_pieces import TOKENIZER_FILE
 from seko_export.pieces import BuildConfig, make_pieces
@@ -28,10 +29,15 @@ from seko_export.sbom import write_sbom
 from seko_export.sources import MediaSources, prompt_ids
 from seko_export.weights import model_weights
 from seko_export.workers import compiled_beside
+from seko_runtime.manifest import Golden, Manifest, Weight
 from seko_runtime.trust import TRUST_VARIABLE
 from seko_runtime.whole_files import check_goal, whole_folder
 
-ENGINE_MAKERS = {"aoti": aoti.compile_piece, "compile": compile_backend.export_piece}
+ENGINE_MAKERS = {
+    "aoti": aoti.compile_piece,
+    "compile": compile_backend.export_piece,
+    "onnx": onnx_backend.export_piece,
+}
 BACKENDS = (*ENGINE_MAKERS, "tensorrt")
 
 
@@ -103,7 +109,7 @@ def build_artifact(
     media : MediaSources, optional
         Files of VAE and text encoder, for a build that has them.
     backend : str
-        ``aoti`` or ``compile``.
+        ``aoti``, ``compile`` or ``onnx``.
     use_ema : bool
         Whether a Self-Forcing ``.pt`` gives its averaged weights.
     compiler_cache : bool
@@ -127,6 +133,8 @@ def build_artifact(
         raise UsageError(f"--backend {backend!r} is not known: expected one of {', '.join(BACKENDS)}")
     if backend == "tensorrt":
         tensorrt.refuse()
+    if backend == "onnx":
+        onnx_backend.check_can_build(config)
     check_goal(goal, replace=replace)
     source = load_checkpoint(checkpoint, config.model, use_ema=use_ema)
     media = media or MediaSources()
@@ -135,10 +143,11 @@ def build_artifact(
 
     with whole_folder(goal, "building", replace=replace) as folder:
         with compiled_beside(
-            config, ENGINE_MAKERS[backend], folder / "engines", progress
+            config, ENGINE_MAKERS[backend], folder / "engines", progress, engine_suffix(backend)
         ) as wait_for_engines:
-            progress("probing the compiler", 0, 1)
-            environment.probe_compiler()
+            if backend != "onnx":  # which compiles nothing
+                progress("probing the compiler", 0, 1)
+                environment.probe_compiler()
             progress("reading the checkpoint", 0, 1)
             tensors = dict(model_weights(make_pieces(config), source, around))
             tensors |= config.schedule.tables(config.stream)
@@ -152,13 +161,15 @@ def build_artifact(
                 (folder / TOKENIZER_FILE).parent.mkdir()
                 shutil.copyfile(media.tokenizer, folder / TOKENIZER_FILE)
             engine_s = wait_for_engines()
-        manifest = describe(config, backend, weights, hash_files(folder), record.table)
-        (folder / "manifest.json").write_bytes(manifest.to_json())
+        manifest = _write_manifest(folder, config, backend, weights, record.table)
         if backend == "compile" and compiler_cache:
             progress("compiling for the cache", 0, 1)
             _fill_compiler_cache(folder)
-            manifest = describe(config, backend, weights, hash_files(folder), record.table)
-            (folder / "manifest.json").write_bytes(manifest.to_json())
+            manifest = _write_manifest(folder, config, backend, weights, record.table)
+        if backend == "onnx":
+            progress("writing whole passes", 0, 1)
+            onnx_backend.write_passes(folder, manifest)
+            manifest = _write_manifest(folder, config, backend, weights, record.table)
         progress("verifying in a new process", 0, 1)
         report = _verify(folder)
     sizes = {name: entry.size for name, entry in manifest.files.items()}
@@ -176,6 +187,15 @@ def build_artifact(
             (row["video"] for row in report["errors"] if row.get("video") is not None), default=None
         ),
     )
+
+
+def _write_manifest(
+    folder: Path, config: BuildConfig, backend: str, weights: tuple[Weight, ...], table: Golden
+) -> Manifest:
+    """Write `manifest.json` over what the folder holds now."""
+    manifest = describe(config, backend, weights, hash_files(folder), table)
+    (folder / "manifest.json").write_bytes(manifest.to_json())
+    return manifest
 
 
 def _verify(folder: Path) -> dict[str, Any]:

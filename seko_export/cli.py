@@ -83,7 +83,7 @@ def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--kv", "kv_scheme", default=None, help="KV cache: bf16 (exact; fp32 on a CPU) or fp4.")
 @click.option("--fp4-kv", is_flag=True, help="Short for --kv fp4: 3.56 times less cache than bf16.")
-@click.option("--backend", default="aoti", show_default=True, help="aoti, compile or tensorrt.")
+@click.option("--backend", default="aoti", show_default=True, help="aoti, compile, onnx or tensorrt.")
 @click.option(
     "--target", default="auto", show_default=True, help="auto, cpu, or sm_NN of this machine's GPU."
 )

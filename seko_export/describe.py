@@ -11,6 +11,7 @@ import torch
 from seko_export import environment
 from seko_export.config import VAE_TEMPORAL_STRIDE
 from seko_export.media_pieces import text_table, video_table
+from seko_export.onnx_form.functional import functional_piece
 from seko_export.pieces import BuildConfig, Piece, make_buffers, make_pieces, make_programs
 from seko_runtime.manifest import (
     EngineSpec,
@@ -25,6 +26,11 @@ from seko_runtime.manifest import (
 )
 
 COMPILER_CACHE = "engines/compiler.cache"
+PASS_FILES = {"denoise": "denoise.onnx", "context": "context.onnx"}  # one whole pass in a file each
+_EXTRA_FILES = {"compiler_cache": COMPILER_CACHE} | {
+    f"onnx_{name}": file for name, file in PASS_FILES.items()
+}
+_SUFFIXES = {"onnx": ".onnx"}  # of engine files; the other backends' are torch's archives
 _BF16_BITS = 16
 
 
@@ -55,6 +61,8 @@ def describe(
     Manifest
     """
     pieces = make_pieces(config)
+    if backend == "onnx":
+        pieces = {name: functional_piece(piece) for name, piece in pieces.items()}
     device = torch.device(config.device)
     cpu = device.type == "cpu"
     target = environment.resolve_target("cpu" if cpu else "auto")
@@ -83,15 +91,20 @@ def describe(
         schedule=_schedule(config),
         buffers=make_buffers(config),
         weights=weights,
-        engines=tuple(_engine(piece) for piece in pieces.values()),
+        engines=tuple(_engine(piece, engine_suffix(backend)) for piece in pieces.values()),
         programs=make_programs(pieces),
         output="latents",
         golden=golden,
         text=text_table(config),
         video=video_table(config),
         files=dict(files),
-        extra={"compiler_cache": COMPILER_CACHE} if COMPILER_CACHE in files else {},
+        extra={key: file for key, file in _EXTRA_FILES.items() if file in files},
     )
+
+
+def engine_suffix(backend: str) -> str:
+    """Return what an engine file's name ends with."""
+    return _SUFFIXES.get(backend, ".pt2")
 
 
 def kv_pool(config: BuildConfig) -> KvPool:
@@ -135,10 +148,10 @@ def _schedule(config: BuildConfig) -> Schedule:
     )
 
 
-def _engine(piece: Piece) -> EngineSpec:
+def _engine(piece: Piece, suffix: str) -> EngineSpec:
     return EngineSpec(
         name=piece.name,
-        file=f"engines/{piece.name}.pt2",
+        file=f"engines/{piece.name}{suffix}",
         inputs=tuple(a.spec for a in piece.signature),
         outputs=tuple(a.spec for a in piece.outputs),
         mutates=piece.mutates,

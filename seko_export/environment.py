@@ -189,6 +189,7 @@ def examine() -> list[Finding]:
         _tool("strip", "install binutils"),
         _triton(),
         _module("tensorrt", "TensorRT builder", "--backend tensorrt needs it: pip install tensorrt"),
+        _module("onnx", "onnx", "--backend onnx needs it: pip install 'seko-export[onnx]'"),
         _module("tokenizers", "tokenizers (prompts)", "pip install tokenizers, or build with --no-text"),
         _module("av", "PyAV (mp4 files)", "pip install 'seko-runtime[video]', or write .y4m"),
         _free_disk(),

@@ -37,3 +37,23 @@ class LoweringError(ExportError):
     """A traced graph holds something that would break replay."""
 
     exit_code = 1
+
+
+class OnnxMissingError(MachineError):
+    """A package that the ONNX form is made with is not installed."""
+
+
+class OnnxOpError(LoweringError):
+    """An op of the graph has no ONNX form, or none as old as the opset that was asked for."""
+
+
+class OnnxDtypeError(LoweringError):
+    """A tensor of the graph has a dtype that ONNX cannot hold."""
+
+
+class LostWriteError(LoweringError):
+    """A graph writes an input in place and does not return it: as ONNX the write would be lost."""
+
+
+class OnnxFormError(LoweringError):
+    """A finished ONNX file breaks ONNX's own rules, or leaves a shape open."""

@@ -22,7 +22,7 @@ EngineMaker = Callable[[BuildConfig, str, str], float]  # build, name of the pie
 
 @contextmanager
 def compiled_beside(
-    config: BuildConfig, make: EngineMaker, folder: Path, progress: Progress
+    config: BuildConfig, make: EngineMaker, folder: Path, progress: Progress, suffix: str = ".pt2"
 ) -> Iterator[Callable[[], dict[str, float]]]:
     """Compile every piece in child processes, side by side, while the caller does the rest.
 
@@ -33,9 +33,11 @@ def compiled_beside(
     make : callable
         Makes one piece into a file and returns the seconds that took; runs in a worker.
     folder : Path
-        Made here; gets a ``.pt2`` a piece.
+        Made here; gets a file a piece.
     progress : callable
         Told how many are done while the caller waits.
+    suffix : str
+        What the files' names end with.
 
     Yields
     ------
@@ -57,7 +59,7 @@ def compiled_beside(
     try:
         with _ctrl_c_held():
             futures: dict[Future[float], str] = {
-                pool.submit(make, config, name, str(folder / f"{name}.pt2")): name for name in by_cost
+                pool.submit(make, config, name, str(folder / f"{name}{suffix}")): name for name in by_cost
             }
         yield lambda: _wait_for_all(futures, progress)
         finished = True

@@ -7,9 +7,10 @@ time. The CPU half is plain torch and compiles like the rest of the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from seko_kernels.triton.nvfp4_write import WRITE_TILE, WRITE_WARPS, nvfp4_write
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16)
 _PLAIN = ContextVar("seko_plain_torch", default=False)
+_STAND_INS: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("seko_stand_ins", default={})  # noqa: B039 - never written
 
 
 def nvfp4_write(x: Tensor, token_index: Tensor, codes: Tensor, scales: Tensor, global_scale: Tensor) -> None:
@@ -62,7 +64,13 @@ def nvfp4_write(x: Tensor, token_index: Tensor, codes: Tensor, scales: Tensor, g
         raise KvDtypeError(f"x is {x.dtype}, expected one of {FLOAT_DTYPES}")
     if token_index.dtype != torch.int64:
         raise KvDtypeError(f"token_index is {token_index.dtype}, expected torch.int64")
-    if _device_type(x, token_index, codes, scales, global_scale) == "cuda" and not _PLAIN.get():
+    device = _device_type(x, token_index, codes, scales, global_scale)
+    if stand_in := _STAND_INS.get().get("nvfp4_write"):
+        new_codes, new_scales = stand_in(x, token_index, codes, scales, global_scale)
+        codes.copy_(new_codes)
+        scales.copy_(new_scales)
+        return
+    if device == "cuda" and not _PLAIN.get():
         _nvfp4_write_cuda(x, token_index, codes, scales, global_scale)
         return
     new_codes, new_scales = reference.nvfp4_encode(x, global_scale)
@@ -101,8 +109,13 @@ def nvfp4_expand(codes: Tensor, scales: Tensor, global_scale: Tensor, dtype: tor
         raise KvDtypeError(
             f"cannot expand to {dtype}, expected one of {FLOAT_DTYPES}, which hold every value"
         )
-    if _device_type(codes, scales, global_scale) == "cuda" and not _PLAIN.get():
-        expanded: Tensor = _nvfp4_expand_cuda(codes, scales, global_scale, dtype)
+    device = _device_type(codes, scales, global_scale)
+    expanded: Tensor
+    if stand_in := _STAND_INS.get().get("nvfp4_expand"):
+        expanded = stand_in(codes, scales, global_scale, dtype)
+        return expanded
+    if device == "cuda" and not _PLAIN.get():
+        expanded = _nvfp4_expand_cuda(codes, scales, global_scale, dtype)
         return expanded
     return reference.nvfp4_decode(codes, scales, global_scale, dtype)
 
@@ -130,6 +143,25 @@ def takes_kernels(*tensors: Tensor) -> bool:
         If the tensors lie on different devices, or on one that is neither CPU nor CUDA.
     """
     return _device_type(*tensors) == "cuda" and not _PLAIN.get()
+
+
+@contextmanager
+def stand_ins(by_name: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Call a function of the caller's instead of an op, inside this context, after the op's own checks.
+
+    For graphs of another language that name an op as one node. A stand-in writes nothing in place.
+
+    Parameters
+    ----------
+    by_name : Mapping[str, Callable]
+        ``nvfp4_write`` takes the op's tensors and returns whole new ``codes`` and ``scales``, as the op leaves
+        them; ``nvfp4_expand`` is called as the op is.
+    """
+    token = _STAND_INS.set(by_name)
+    try:
+        yield
+    finally:
+        _STAND_INS.reset(token)
 
 
 @triton_op("seko::nvfp4_write", mutates_args={"codes", "scales"})

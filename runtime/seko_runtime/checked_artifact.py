@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seko_runtime.artifact_files import ArtifactFiles
-from seko_runtime.backends import check_backend
+from seko_runtime.backends import PORTABLE, check_backend
 from seko_runtime.buffers_check import TEXT_BUFFER
 from seko_runtime.golden import cache_tensor, video_tensor
 from seko_runtime.host import check_cpu, check_device, check_torch
@@ -74,12 +74,14 @@ def check_artifact(
         manifest = parse_manifest(document)
         programs = resolve_programs(manifest)
         device = check_device(manifest.target, device)
-        if fits_here:
+        native = manifest.backend not in PORTABLE
+        if fits_here and native:
             check_cpu(manifest.target)
         folder.open_all(manifest.files)
         if fits_here:
             check_backend(manifest.backend)  # before torch's version: without torch there is none
-            check_torch(manifest.target, device)
+            if native:
+                check_torch(manifest.target, device)
         mapped = frozenset(weight.file for weight in manifest.weights)
         files = folder.verified(manifest.files, mapped)
     finally:

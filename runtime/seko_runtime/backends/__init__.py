@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from typing import Protocol
 
 from seko_runtime.errors import BackendMissingError
 from seko_runtime.manifest import Manifest
 from seko_runtime.memory import Engine, Memory
+
+_LIBRARIES = {"aoti": "torch", "compile": "torch", "onnx": "onnxruntime"}
+PORTABLE = frozenset({"onnx"})  # its engines are no native code: any machine's library runs them
 
 
 class Backend(Protocol):
@@ -43,21 +47,26 @@ def check_backend(name: str) -> None:
             "backend 'tensorrt' needs tensorrt-lean and cuda-python, and this runtime has no loader for its plans "
             "yet; build with --backend aoti"
         )
-    if name not in ("aoti", "compile"):
+    library = _LIBRARIES.get(name)
+    if library is None:
         raise BackendMissingError(
-            f"backend {name!r} is unknown, this runtime has aoti and compile; update it"
+            f"backend {name!r} is unknown, this runtime has {', '.join(_LIBRARIES)}; update it"
         )
     try:
-        import torch  # noqa: F401
+        importlib.import_module(library)
     except ImportError:
         raise BackendMissingError(
-            f"backend {name!r} needs torch, which is not installed; pip install 'seko-runtime[{name}]'"
+            f"backend {name!r} needs {library}, which is not installed; pip install 'seko-runtime[{name}]'"
         ) from None
 
 
 def open_backend(name: str, device: str) -> Backend:
     """Return the backend of an artifact for a device, after `check_backend`."""
     check_backend(name)
+    if name == "onnx":
+        from seko_runtime.backends.onnx import OnnxBackend
+
+        return OnnxBackend()
     if name == "compile":
         from seko_runtime.backends.compile import CompileBackend
 

@@ -1,0 +1,167 @@
+"""Memory of a session in numpy: arrays, views, direct runs. For engines that take and give arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.errors import DeviceMemoryError, EngineLoadError, UsageError
+from seko_runtime.manifest import TensorSpec
+from seko_runtime.memory import FrameBlocks, HostBlock, Lane
+from seko_runtime.safetensors_map import MappedTensor
+
+Array = NDArray[Any]
+NOT_NUMPYS = frozenset({"bfloat16", "float8_e4m3fn"})  # of `manifest.DTYPE_BYTES`
+
+
+class NumpyMemory:
+    """`seko_runtime.memory.Memory` in numpy: work runs at once, in the caller's order."""
+
+    captures = False
+    warm_up_runs = 0
+
+    def allocate(self, spec: TensorSpec) -> Array:
+        try:
+            return np.zeros(spec.shape, numpy_dtype(spec.dtype))
+        except MemoryError as error:
+            raise DeviceMemoryError(
+                f"buffer {spec.name} takes {spec.nbytes} bytes, more than this machine gives; "
+                "build with a smaller ring or --kv fp4"
+            ) from error
+
+    def upload(self, tensors: Mapping[str, MappedTensor]) -> dict[str, Array]:
+        return {name: array_of(mapped) for name, mapped in tensors.items()}
+
+    def host_block(self, specs: Sequence[TensorSpec]) -> HostBlock:
+        return _SharedBlock({spec.name: self.allocate(spec) for spec in specs})
+
+    def index(self, tensor: Array, index: tuple[int, ...]) -> Array:
+        key: Any = (*index, ...)  # with the dots an array without axes, not a number
+        view: Array = tensor[key]
+        return view
+
+    def constant(self, tensor: Array, index: tuple[int, ...]) -> Array:
+        return self.index(tensor, index)
+
+    def row(self, tensor: Array, axis: int, row: int, rows: int) -> Array:
+        part = tensor.shape[axis] // rows
+        view: Array = tensor[(slice(None),) * axis + (slice(row * part, (row + 1) * part),)]
+        return view
+
+    def every(self, tensor: Array, axis: int, step: int) -> Array:
+        view: Array = tensor[(slice(None),) * axis + (slice(None, None, step),)]
+        return view
+
+    def keep_static(self, tensor: Array) -> None:
+        pass
+
+    def program_begins(self) -> None:
+        pass
+
+    def describe(self, tensor: Array) -> tuple[tuple[int, ...], str]:
+        return tensor.shape, tensor.dtype.name
+
+    def copy(self, target: Array, source: Array) -> None:
+        np.copyto(target, source)
+
+    def zero(self, tensor: Array) -> None:
+        tensor[...] = 0
+
+    def write(self, tensor: Array, host: object) -> None:
+        if not hasattr(host, "__array__"):
+            raise UsageError(f"found a {type(host).__name__}, expected a numpy array or a torch tensor")
+        source = np.asarray(host.detach() if hasattr(host, "detach") else host)
+        np.copyto(tensor, source, casting="unsafe")
+
+    def read(self, tensor: Array) -> NDArray[np.float32]:
+        return np.array(tensor, np.float32)
+
+    @contextmanager
+    def ordered(self) -> Iterator[None]:
+        yield
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        raise UsageError(f"this memory cannot capture {work}; run the programs directly")
+
+    def lane(self, *, beside: bool) -> Lane:  # noqa: ARG002 - work runs at once: there is no beside
+        return _NumpyLane(self)
+
+    def wait(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _NumpyLane:
+    """`seko_runtime.memory.Lane` in the caller's order, like all else."""
+
+    def __init__(self, memory: NumpyMemory) -> None:
+        self._memory = memory
+
+    def feed(self, target: Array, source: Array) -> None:
+        self._memory.copy(target, source)
+
+    @contextmanager
+    def ordered(self) -> Iterator[None]:
+        yield
+
+    def mark_read(self) -> None:
+        pass
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        return self._memory.capture(work)
+
+    def frame_blocks(self, tensors: Mapping[str, Array], depth: int) -> FrameBlocks:
+        return _NumpyFrames(tensors, depth)
+
+    def close(self) -> None:
+        pass
+
+
+class _NumpyFrames:
+    """Ring of arrays that pictures are copied into; `seko_runtime.memory.FrameBlocks`."""
+
+    def __init__(self, tensors: Mapping[str, Array], depth: int) -> None:
+        self._sources = dict(tensors)
+        self._blocks = [{name: np.zeros_like(one) for name, one in tensors.items()} for _ in range(depth)]
+
+    def queue(self, turn: int, rows: Sequence[str]) -> None:
+        for row, name in enumerate(rows):
+            np.copyto(self._blocks[turn][name][row], self._sources[name][row])
+
+    def wait(self, turn: int) -> Mapping[str, NDArray[np.uint8]]:
+        return self._blocks[turn]
+
+
+class _SharedBlock:
+    """Arrays that engines read as the host wrote them."""
+
+    def __init__(self, tensors: Mapping[str, Array]) -> None:
+        self.tensors = tensors
+
+    def acquire(self) -> Mapping[str, NDArray[np.int64]]:
+        return self.tensors
+
+    def send(self) -> None:
+        pass
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The numpy dtype of a manifest's dtype name; EngineLoadError for those that numpy has not."""
+    if name in NOT_NUMPYS:  # asked by name, since another package may have taught numpy one of them
+        raise EngineLoadError(
+            f"the artifact has tensors of {name}, which numpy cannot hold; rebuild it with --target cpu"
+        )
+    return np.dtype(name)
+
+
+def array_of(mapped: MappedTensor) -> Array:
+    """Array of a mapped tensor, without a copy where its bytes are aligned to its dtype."""
+    window = mapped.data[mapped.offset : mapped.offset + mapped.nbytes]
+    array = np.frombuffer(window, numpy_dtype(mapped.dtype)).reshape(mapped.shape)
+    return array if array.flags.aligned else array.copy()

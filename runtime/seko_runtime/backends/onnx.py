@@ -1,0 +1,108 @@
+"""ONNX files through onnxruntime, on the CPU: no torch in the process. Engines are functional, caches come back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from seko_runtime.backends.numpy_memory import NumpyMemory
+from seko_runtime.errors import EngineLoadError, EngineSignatureError
+from seko_runtime.manifest import EngineSpec, Manifest, TensorSpec
+from seko_runtime.memory import Engine, Memory
+
+PROVIDERS = ("CPUExecutionProvider",)
+# Where onnxruntime looks for data that a file names outside of itself: nowhere. Such data were not hashed.
+NO_FOLDER = "/dev/null/seko"
+DTYPES = {
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+    "tensor(float16)": "float16",
+    "tensor(bfloat16)": "bfloat16",
+    "tensor(float8e4m3fn)": "float8_e4m3fn",
+    **{f"tensor({name})": name for name in ("uint8", "int8", "int32", "int64", "bool")},
+}
+
+
+class OnnxBackend:
+    """Engines run by onnxruntime; see `seko_runtime.backends.Backend`."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, Any] = {}
+
+    def memory(self) -> Memory:
+        return NumpyMemory()
+
+    def load_engines(self, manifest: Manifest, files: Mapping[str, memoryview]) -> Mapping[str, Engine]:
+        """Load each file.
+
+        Raises
+        ------
+        EngineLoadError
+            If onnxruntime refuses a file, or an engine writes in place, which ONNX cannot.
+        EngineSignatureError
+            If its inputs or outputs are not the manifest's.
+        """
+        engines: dict[str, Engine] = {}
+        for spec in manifest.engines:
+            if spec.mutates:
+                raise EngineLoadError(
+                    f"engine {spec.name} is said to write {', '.join(spec.mutates)} in place, which an ONNX file "
+                    "cannot; rebuild the artifact"
+                )
+            session = _load(spec, files[spec.file])
+            _check_side(spec, "takes", session.get_inputs(), spec.inputs)
+            _check_side(spec, "gives", session.get_outputs(), spec.outputs)
+            self._sessions[spec.name] = session
+            engines[spec.name] = _engine(session)
+        return engines
+
+    def stats(self) -> Mapping[str, int]:
+        return {}
+
+    def close(self) -> None:
+        self._sessions.clear()
+
+
+def _load(spec: EngineSpec, content: memoryview) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry(
+        "session.intra_op.allow_spinning", "0"
+    )  # a pool an engine: they would fight
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", NO_FOLDER)
+    try:
+        return onnxruntime.InferenceSession(bytes(content), options, providers=list(PROVIDERS))
+    except Exception as error:  # its classes have no base of their own
+        raise EngineLoadError(
+            f"engine {spec.name} ({spec.file}) was refused by onnxruntime {onnxruntime.__version__}: "
+            f"{(str(error).splitlines() or [type(error).__name__])[0][:200]}; rebuild the artifact"
+        ) from None
+
+
+def _engine(session: Any) -> Engine:
+    names = [one.name for one in session.get_inputs()]
+
+    def engine(inputs: list[Any]) -> Sequence[Any]:
+        results: Sequence[Any] = session.run(
+            None, dict(zip(names, map(np.ascontiguousarray, inputs), strict=True))
+        )
+        return results
+
+    return engine
+
+
+def _check_side(spec: EngineSpec, verb: str, found: Sequence[Any], wanted: tuple[TensorSpec, ...]) -> None:
+    ours = [(list(one.shape), one.dtype) for one in wanted]
+    theirs = [(list(one.shape), DTYPES.get(one.type, one.type)) for one in found]
+    for place, (our, their) in enumerate(zip(ours, theirs, strict=False)):
+        if our != their:
+            raise EngineSignatureError(
+                f"engine {spec.name} {verb} {their[1]} {their[0]} as number {place}, the manifest says {our[1]} "
+                f"{our[0]}; rebuild the artifact"
+            )
+    if len(ours) != len(theirs):
+        raise EngineSignatureError(
+            f"engine {spec.name} {verb} {len(theirs)} tensors, the manifest says {len(ours)}; rebuild the artifact"
+        )

@@ -1,0 +1,71 @@
+"""The bits of float32 numbers in arithmetic: what ``x.view(torch.int32)`` and its reverse become in ONNX.
+
+The references of the quantised formats read and make floats by their bits. ONNX has an op for that from opset 26 on
+(BitCast), which few runtimes have. Here every step is exact: comparisons, products with powers of two, integers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_MANTISSA_BITS = 23
+_BIAS = 127
+_INFINITY = 0xFF << _MANTISSA_BITS
+_SIGN = -(2**31)
+_HALVINGS = (64, 32, 16, 8, 4, 2, 1)
+
+
+def view_as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``x.view(dtype)`` for float32 and int32; NotImplementedError for any other pair.
+
+    In the place of ``aten.view.dtype`` when a graph is decomposed.
+    """
+    if x.dtype == dtype:
+        return x
+    if (x.dtype, dtype) == (torch.float32, torch.int32):
+        return bits_of_float(x)
+    if (x.dtype, dtype) == (torch.int32, torch.float32):
+        return float_of_bits(x)
+    raise NotImplementedError(f"a view of {x.dtype} as {dtype}")
+
+
+def bits_of_float(x: Tensor) -> Tensor:
+    """Return the bits of float32 numbers, int32; `x` is no NaN.
+
+    The exponent is found by halving: 64 binades, then 32, and so on to one.
+    """
+    magnitude = x.abs()
+    mantissa = magnitude  # in [1, 2) in the end, but for zero, subnormals and infinity
+    exponent = torch.full(x.shape, _BIAS, dtype=torch.int32, device=x.device)
+    for binades in _HALVINGS:
+        high = mantissa >= 2.0**binades
+        mantissa = torch.where(high, mantissa * 2.0**-binades, mantissa)
+        exponent = exponent + high.to(torch.int32) * binades
+    for binades in _HALVINGS:
+        low = mantissa < 2.0 ** (1 - binades)
+        mantissa = torch.where(low, mantissa * 2.0**binades, mantissa)
+        exponent = exponent - low.to(torch.int32) * binades
+    fraction = torch.where(magnitude < float("inf"), (mantissa - 1.0) * 2.0**_MANTISSA_BITS, 0.0)
+    normal = exponent * 2**_MANTISSA_BITS + fraction.to(torch.int32)
+    small = torch.where(magnitude < 2.0**-126, magnitude * 2.0**100 * 2.0**49, 0.0).to(torch.int32)
+    bits = torch.where(magnitude < 2.0**-126, small, normal)
+    bits = torch.where(magnitude == float("inf"), _INFINITY, bits)
+    negative = (x < 0) | ((x == 0) & (x.reciprocal() < 0))  # minus zero too
+    return bits + negative.to(torch.int32) * _SIGN
+
+
+def float_of_bits(bits: Tensor) -> Tensor:
+    """Return the float32 numbers of bits, int32."""
+    # The power of two of each exponent: subnormals have that of the first normal ones, the last is infinity. Not a
+    # literal: one inside a decomposition is no functional graph.
+    exponents = torch.arange(256, dtype=torch.float64, device=bits.device).clamp(min=1)
+    powers = torch.pow(2.0, exponents - _BIAS).to(torch.float32)
+    magnitude = bits & ~_SIGN
+    fraction = magnitude & (2**_MANTISSA_BITS - 1)
+    exponent = ((magnitude - fraction) >> _MANTISSA_BITS).to(torch.int64)
+    leading = (exponent > 0).to(torch.float32)
+    value = (fraction.to(torch.float32) * 2.0**-_MANTISSA_BITS + leading) * powers[exponent]
+    value = torch.where((exponent == 255) & (fraction > 0), float("nan"), value)
+    # Not `where`: onnxruntime 1.31's makes a plain zero of a minus zero.
+    return value * (1.0 - 2.0 * (bits < 0).to(torch.float32))

@@ -1,0 +1,105 @@
+"""ONNX's own rules, and ours: every shape is known, every op is as old as the opset, every name leads somewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx
+from onnx import ModelProto, NodeProto, ValueInfoProto, checker, defs, shape_inference
+
+from seko_export.errors import OnnxFormError, OnnxOpError
+
+
+def infer_shapes(model: ModelProto) -> ModelProto:
+    """Return the model with the shape of every value of its graph, as far as ONNX can infer them.
+
+    Raises
+    ------
+    OnnxFormError
+        If inference finds a contradiction.
+    """
+    try:
+        return shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    except shape_inference.InferenceError as fault:
+        raise OnnxFormError(f"{model.graph.name!r}: {str(fault).strip()}") from fault
+
+
+def check_form(model: ModelProto, opset: int) -> None:
+    """Run every check on a finished model whose data lie in it or are inputs.
+
+    Raises
+    ------
+    OnnxOpError
+        If an op is newer than the opset, or the model is of another one.
+    OnnxFormError
+        If ONNX's full check refuses it, or a shape is open.
+    """
+    name = model.graph.name
+    versions = {entry.domain: entry.version for entry in model.opset_import}
+    if versions.get("") != opset:
+        raise OnnxOpError(
+            f"{name!r} came out at opset {versions.get('')}, expected {opset}: not every op exists there"
+        )
+    for node in all_nodes(model):
+        if node.domain == "" and not _exists(node.op_type, opset):
+            raise OnnxOpError(
+                f"{name!r} uses {node.op_type}, which opset {opset} does not have; ask for a newer one"
+            )
+    try:
+        checker.check_model(model, full_check=True)
+    except (checker.ValidationError, shape_inference.InferenceError) as fault:
+        raise OnnxFormError(f"{name!r}: {str(fault).strip()}") from fault
+    check_shapes(model)
+
+
+def check_shapes(model: ModelProto) -> None:
+    """Raise an OnnxFormError if `open_shapes` finds any."""
+    missing = [*open_shapes(model)]
+    if missing:
+        raise OnnxFormError(
+            f"{model.graph.name!r} leaves {len(missing)} shapes open ({', '.join(missing[:4])}): every size must be "
+            "a number"
+        )
+
+
+def all_nodes(model: ModelProto) -> Iterator[NodeProto]:
+    """Yield the nodes of the graph and of its functions; our graphs have no inner graphs."""
+    yield from model.graph.node
+    for function in model.functions:
+        yield from function.node
+
+
+def open_shapes(model: ModelProto) -> Iterator[str]:
+    """Yield the name of every value, of the graph and of its functions, whose type or shape is not known in numbers."""
+    graph = model.graph
+    known = {one.name for one in graph.initializer}
+    known |= _known((*graph.input, *graph.output, *graph.value_info))
+    yield from _unknown(graph.node, known)
+    yield from (value.name for value in (*graph.input, *graph.output) if value.name not in known)
+    for function in model.functions:
+        inner = _known(function.value_info)
+        yield from (f"{function.name}/{name}" for name in _unknown(function.node, inner))
+
+
+def _unknown(nodes: Iterable[NodeProto], known: set[str]) -> Iterator[str]:
+    for node in nodes:
+        if node.op_type != "Constant":  # which says itself what it is
+            yield from (name for name in node.output if name and name not in known)
+
+
+def _known(values: Iterable[ValueInfoProto]) -> set[str]:
+    found = set()
+    for value in values:
+        tensor = value.type.tensor_type
+        sizes = [axis.HasField("dim_value") for axis in tensor.shape.dim]
+        if tensor.elem_type != onnx.TensorProto.UNDEFINED and tensor.HasField("shape") and all(sizes):
+            found.add(value.name)
+    return found
+
+
+def _exists(op: str, opset: int) -> bool:
+    try:
+        defs.get_schema(op, max_inclusive_version=opset, domain="")
+    except defs.SchemaError:
+        return False
+    return True

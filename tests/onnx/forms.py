@@ -1,0 +1,98 @@
+"""Pieces as ONNX, made once for all tests, and run by onnxruntime in the place of the eager pieces. No tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from onnx import ModelProto
+from torch import Tensor
+
+from seko_export.onnx_form.functional import functional_piece
+from seko_export.onnx_form.translate import OPSET, piece_model
+from seko_export.pieces import BuildConfig, Piece, make_pieces
+from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
+
+CHUNKS = 12
+
+
+def config_of(scheme: str, batch: int) -> BuildConfig:
+    """A small build of 6 tokens a frame whose cache of 6 frames wraps with the third chunk."""
+    config = small_config(2, 1, 5, scheme=scheme, batch=batch, passes=2)
+    return replace(config, stream=replace(config.stream, height=32, width=48))
+
+
+@cache
+def model_of(scheme: str, batch: int, name: str, opset: int = OPSET) -> ModelProto:
+    """One piece of that build; not to be changed."""
+    return piece_model(make_pieces(config_of(scheme, batch))[name], opset)
+
+
+@cache
+def shared_model(scheme: str, batch: int, name: str) -> ModelProto:
+    """The same, made once for both schemes where they do not differ."""
+    return model_of(scheme if name == "block" else "fp32", batch, name)
+
+
+def positions(config: BuildConfig) -> Iterator[tuple[int, list[int]]]:
+    """Yield each chunk's number and the first frame of each row; row 1 begins anew four chunks behind row 0."""
+    step = config.stream.chunk_frames
+    assert config.stream.cache_frames < (CHUNKS - 4) * step
+    for chunk in range(CHUNKS):
+        yield chunk, [max(0, (chunk - 4 * row) * step) for row in range(config.stream.batch)]
+
+
+def run_model(model: ModelProto, *tensors: Tensor) -> list[Tensor]:
+    """Run a model once."""
+    return runner(model)(*tensors)
+
+
+def eager_stream(scheme: str, batch: int) -> EagerStream:
+    """The eager pieces of that build with random weights."""
+    config = config_of(scheme, batch)
+    return EagerStream(config, random_wan_weights(config.model), random_text(config.model, batch))
+
+
+def onnx_stream(scheme: str, batch: int) -> EagerStream:
+    """The same stream with every piece run by onnxruntime; caches that come out are put back."""
+    stream = eager_stream(scheme, batch)
+    stream.engines = {
+        name: _in_place(piece, runner(shared_model(scheme, batch, name)))
+        for name, piece in stream.pieces.items()
+    }
+    return stream
+
+
+def runner(model: ModelProto) -> Callable[..., list[Tensor]]:
+    """Return what runs a model on tensors."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    names = [one.name for one in session.get_inputs()]
+
+    def run(*tensors: Tensor) -> list[Tensor]:
+        feed: dict[str, Any] = {n: t.contiguous().numpy() for n, t in zip(names, tensors, strict=True)}
+        return [torch.from_numpy(np.asarray(one)) for one in session.run(None, feed)]
+
+    return run
+
+
+def _in_place(piece: Piece, run: Callable[..., list[Tensor]]) -> Callable[..., tuple[Tensor, ...]]:
+    written = [i for i, a in enumerate(piece.signature) if a.name in piece.mutates]
+    own = len(piece.outputs)
+    assert len(functional_piece(piece).outputs) == own + len(written)
+
+    def engine(*tensors: Tensor) -> tuple[Tensor, ...]:
+        results = run(*tensors)
+        for position, result in zip(written, results[own:], strict=True):
+            tensors[position].copy_(result)
+        return tuple(results[:own])
+
+    return engine

@@ -1,0 +1,107 @@
+"""What every file of the ONNX form must be: whole by ONNX's full check, all shapes known, functional, without paths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from onnx import ModelProto, checker, shape_inference
+
+from seko_export.onnx_form.form_check import open_shapes
+from seko_export.onnx_form.functional import functional_piece
+from seko_export.onnx_form.translate import NEWEST_OPSET, OPSET
+from seko_export.pieces import make_pieces
+from seko_runtime.manifest import DTYPE_BYTES
+from tests.tolerances import relative_error
+
+from . import forms
+
+PIECES = [("fp4", "block"), *(("fp32", name) for name in make_pieces(forms.config_of("fp32", 1)))]
+
+
+@pytest.fixture(params=PIECES, ids="-".join)
+def case(request: pytest.FixtureRequest) -> tuple[str, str]:
+    scheme, name = request.param
+    return str(scheme), str(name)
+
+
+def test_onnx_checks_it_in_full_and_knows_every_shape(case: tuple[str, str]) -> None:
+    model = forms.model_of(case[0], 1, case[1])
+    checker.check_model(model, full_check=True)
+    assert [*open_shapes(model)] == []
+    shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    assert {entry.domain: entry.version for entry in model.opset_import}[""] == OPSET
+
+
+def test_the_signature_is_the_pieces_own_and_every_cache_comes_back(case: tuple[str, str]) -> None:
+    piece = make_pieces(forms.config_of(case[0], 1))[case[1]]
+    model = forms.model_of(case[0], 1, case[1])
+    assert [v.name for v in model.graph.input] == [a.name for a in piece.signature]
+    wanted = functional_piece(piece).outputs
+    assert [v.name.removeprefix("next.") for v in model.graph.output] == [a.name for a in wanted]
+    assert set(piece.mutates) <= {v.name.removeprefix("next.") for v in model.graph.output}
+    for values, arguments in ((model.graph.input, piece.signature), (model.graph.output, wanted)):
+        for value, argument in zip(values, arguments, strict=True):
+            tensor = value.type.tensor_type
+            assert [axis.dim_value for axis in tensor.shape.dim] == [*argument.shape]
+            dtype = str(argument.dtype).removeprefix("torch.")
+            assert onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name == dtype
+            assert dtype in DTYPE_BYTES
+
+
+def test_no_value_has_two_makers(case: tuple[str, str]) -> None:
+    model = forms.model_of(case[0], 1, case[1])
+    given = [v.name for v in model.graph.input] + [i.name for i in model.graph.initializer]
+    made = given + [name for node in model.graph.node for name in node.output]
+    assert len(made) == len(set(made))
+
+
+def test_no_path_of_this_machine_is_inside(case: tuple[str, str]) -> None:
+    content = forms.model_of(case[0], 1, case[1]).SerializeToString()
+    for place in (Path(torch.__file__).parents[1], Path(__file__).parents[2], Path.home()):
+        assert str(place).encode() not in content
+    assert b".py" not in content
+
+
+def test_a_value_without_a_shape_is_found() -> None:
+    model = ModelProto()
+    model.CopyFrom(forms.model_of("fp4", 1, "block"))
+    lost = model.graph.value_info.pop()
+    assert [*open_shapes(model)] == [lost.name]
+    model.graph.value_info.append(lost)
+    model.graph.value_info[-1].type.tensor_type.shape.dim[0].dim_param = "batch"
+    assert [*open_shapes(model)] == [lost.name]
+    model.CopyFrom(forms.model_of("fp4", 1, "block"))
+    inner = next(v for v in model.functions[0].value_info if v.name == model.functions[0].node[-1].output[0])
+    model.functions[0].value_info.remove(inner)
+    assert [*open_shapes(model)] == [f"{model.functions[0].name}/{inner.name}"]
+
+
+def test_the_newest_opset_gives_the_same_numbers() -> None:
+    old, new = (forms.model_of("fp4", 1, "block", opset) for opset in (OPSET, NEWEST_OPSET))
+    assert {entry.domain: entry.version for entry in new.opset_import}[""] == NEWEST_OPSET
+    inputs = [*block_inputs()]
+    for one, other in zip(forms.run_model(old, *inputs), forms.run_model(new, *inputs), strict=True):
+        if one.dtype == torch.uint8:
+            assert torch.equal(one, other)
+        else:
+            assert relative_error(one, other) <= 1e-6
+
+
+def block_inputs() -> Iterator[torch.Tensor]:
+    """Random inputs of the FP4 block at its first chunk."""
+    generator = torch.Generator().manual_seed(5)
+    for argument in make_pieces(forms.config_of("fp4", 1))["block"].signature:
+        if argument.name == "token_index":
+            yield torch.arange(argument.shape[0])
+        elif argument.name == "valid_tokens":
+            yield torch.tensor([12])
+        elif argument.dtype == torch.uint8:
+            yield torch.zeros(argument.shape, dtype=torch.uint8)
+        elif argument.name.startswith("scales."):
+            yield torch.full(argument.shape, 2.0**-5)
+        else:
+            yield torch.randn(argument.shape, generator=generator) * 0.1

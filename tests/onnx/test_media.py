@@ -1,0 +1,34 @@
+"""Text encoder and VAE as ONNX: each piece, run by onnxruntime, against the eager piece."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from seko_export.config import PRESETS, StreamConfig
+from seko_export.lowering.agree import LEVELS, TOLERANCES, random_inputs
+from seko_export.models.sampler import Schedule
+from seko_export.onnx_form.translate import piece_model
+from seko_export.pieces import BuildConfig, FlatModule, make_pieces
+from tests.export.media_files import TEXT, VAE
+from tests.tolerances import relative_error
+
+from . import forms
+
+STREAM = StreamConfig(32, 48, chunk_frames=2, sink_frames=1, ring_frames=3)
+CONFIG = BuildConfig(PRESETS["tiny"].model, STREAM, Schedule.warped(), "fp32", "cpu", TEXT, VAE)
+
+
+@pytest.mark.parametrize("name", ["text", "vae_encode", "vae_decode_first", "vae_decode"])
+def test_a_media_piece_gives_what_its_module_gives(name: str) -> None:
+    piece = make_pieces(CONFIG)[name]
+    run = forms.runner(piece_model(piece))
+    inputs = random_inputs(piece, "cpu")
+    with torch.no_grad():
+        wanted = FlatModule(piece)(*inputs)
+    for argument, ours, truth in zip(piece.outputs, run(*inputs), wanted, strict=True):
+        assert (ours.shape, ours.dtype) == (truth.shape, truth.dtype), argument.name
+        if argument.dtype == torch.uint8:
+            assert (ours.double() - truth.double()).square().mean().sqrt() <= LEVELS[torch.float32]
+        else:
+            assert relative_error(ours, truth) <= TOLERANCES[torch.float32], argument.name
