@@ -8,7 +8,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,6 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from seko_export import progress
+from seko_export.cli_delivery import DELIVERY
+from seko_export.cli_json import json_option, print_json
 from seko_export.gpus import GPUS
 
 _EXIT_SIGNAL = 128  # plus the signal's number, as shells count
@@ -55,9 +56,6 @@ class SekoGroup(click.Group):
 @click.version_option(package_name="seko-export")
 def main() -> None:
     """Turn checkpoints of causal video diffusion transformers into artifacts that replay chunk by chunk."""
-
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
 
 
 def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,7 +149,7 @@ def build(
             progress=tell,
         )
     if as_json:
-        _print_json(result.report())
+        print_json(result.report())
         return
     kv = result.kv
     click.echo(f"artifact  {result.artifact}  ({result.digest[:16]}, built in {result.build_s:.1f} s)")
@@ -177,7 +175,7 @@ def inspect(artifact: Path, as_json: bool) -> None:
 
     report = inspect_artifact(artifact)
     if as_json:
-        _print_json(report)
+        print_json(report)
         return
     for key, value in report.items():
         click.echo(f"{key:12} {_plain(value)}")
@@ -199,7 +197,7 @@ def verify(artifact: Path, as_json: bool) -> None:
     if worst["video"] is not None:
         compared += f"; of the video {worst['video']} levels of 255, tolerance {worst['video_tolerance']}"
     if as_json:
-        _print_json(report)
+        print_json(report)
     elif report["ok"]:
         click.echo(f"{artifact}: {compared}")
     if not report["ok"]:
@@ -224,7 +222,7 @@ def bench(artifact: Path, chunks: int, as_json: bool) -> None:
 
     report = bench_artifact(artifact, chunks)
     if as_json:
-        _print_json(report)
+        print_json(report)
         return
     for key, value in report.items():
         click.echo(f"{key:18} {value:.4g}" if isinstance(value, float) else f"{key:18} {_plain(value)}")
@@ -238,7 +236,7 @@ def doctor(as_json: bool) -> None:
 
     findings = environment.examine()
     if as_json:
-        _print_json(environment.report(findings))
+        print_json(environment.report(findings))
         return
     console = Console()
     for finding in findings:
@@ -267,71 +265,13 @@ def profile(artifact: Path, chunks: int, top: int, trace: Path | None, as_json: 
 
     report = profile_artifact(artifact, chunks, top=top, trace=trace)
     if as_json:
-        _print_json(report)
+        print_json(report)
     else:
         show(report)
 
 
-@main.command()
-@click.argument("artifact", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The tar to write.")
-@click.option("--force", is_flag=True, help="Replace a file that is already there.")
-@json_option
-def pack(artifact: Path, output: Path, force: bool, as_json: bool) -> None:
-    """Write ARTIFACT as one tar, after checking every hash; the same artifact gives the same bytes."""
-    from seko_export.packing import pack_artifact
-
-    made = pack_artifact(artifact, output, replace=force)
-    if as_json:
-        _print_json(asdict(made) | {"file": str(made.file)})
-    else:
-        click.echo(f"{made.file}: {made.files} files, {made.bytes} bytes, digest {made.digest}")
-
-
-@main.command()
-@click.argument("archive", metavar="FILE.tar", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The artifact's folder.")
-@json_option
-def unpack(archive: Path, output: Path, as_json: bool) -> None:
-    """Make an artifact's folder of FILE.tar; what `pack` would not have written is refused."""
-    from seko_runtime.unpacking import unpack_artifact
-
-    made = unpack_artifact(archive, output)
-    if as_json:
-        _print_json(asdict(made) | {"folder": str(made.folder)})
-    else:
-        click.echo(f"{made.folder}: {made.files} files, {made.bytes} bytes, digest {made.digest}")
-
-
-@main.command()
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), required=True, help="The private key; beside it .pub."
-)
-@json_option
-def keygen(output: Path, as_json: bool) -> None:
-    """Make an ed25519 key to sign artifacts with, and the line for the trust files of boxes."""
-    from seko_export.signing import make_key
-
-    made = make_key(output)
-    if as_json:
-        _print_json({"private": str(made.private), "public": str(made.public), "key": made.key})
-    else:
-        click.echo(f"{made.private}: keep it; {made.public}: a line for the trust file, key {made.key}")
-
-
-@main.command()
-@click.argument("artifact", type=click.Path(path_type=Path))
-@click.option("--key", type=click.Path(path_type=Path), required=True, help="What keygen made.")
-@json_option
-def sign(artifact: Path, key: Path, as_json: bool) -> None:
-    """Sign the digest of ARTIFACT, after checking every hash; the signature lies beside the manifest."""
-    from seko_export.signing import sign_artifact
-
-    made = sign_artifact(artifact, key)
-    if as_json:
-        _print_json(asdict(made) | {"file": str(made.file)})
-    else:
-        click.echo(f"{made.file}: digest {made.digest} signed by {made.key}")
+for command in DELIVERY:
+    main.add_command(command)
 
 
 @main.command()
@@ -364,7 +304,7 @@ def plan(
 
     report = predict(Wish(preset, gpu, kv_scheme, fp4_kv, fp8, steps, layout, no_vae, no_text))
     if as_json:
-        _print_json(report)
+        print_json(report)
     else:
         click.echo(show(report))
 
@@ -437,7 +377,3 @@ def _end_signals() -> Iterator[None]:
 
 def _plain(value: Any) -> str:
     return json.dumps(value) if isinstance(value, dict | list | tuple) else str(value)
-
-
-def _print_json(report: Any) -> None:
-    click.echo(json.dumps(report, sort_keys=True))
