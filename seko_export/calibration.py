@@ -1,46 +1,96 @@
-"""How large keys and values get: watched while the exact track runs, made into the scales of a lossy cache."""
+"""What keys and values are like: watched while the exact track runs, made into the constants of a lossy cache."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from seko_export.models.causal_dit import rotate
 from seko_export.pieces import BuildConfig, make_pieces
+from seko_kernels.kv_formats import ChannelStatistics
 
 
-class KvPeaks:
-    """The largest magnitudes of K and V, per layer and head, seen while the exact track runs."""
+@dataclass
+class _Sums:
+    """Lowest, highest and sum of each channel [H, D] of one layer's keys or values, and of how many tokens."""
+
+    lowest: Tensor
+    highest: Tensor
+    total: Tensor  # float64: a mean over a million tokens must not depend on their order
+    tokens: int = 0
+
+    def add(self, x: Tensor) -> None:
+        """Take in tokens [T, H, D]."""
+        x = x.float()
+        self.lowest = torch.minimum(self.lowest, x.amin(0).cpu()) if self.tokens else x.amin(0).cpu()
+        self.highest = torch.maximum(self.highest, x.amax(0).cpu()) if self.tokens else x.amax(0).cpu()
+        self.total += x.double().sum(0).cpu()
+        self.tokens += len(x)
+
+    @property
+    def statistics(self) -> ChannelStatistics:
+        """As a format takes them; zeros where nothing was seen."""
+        return ChannelStatistics(self.lowest, self.highest, (self.total / max(1, self.tokens)).float())
+
+
+class KvStatistics:
+    """What each channel of K and V is like, per layer, seen while the exact track runs.
+
+    Only what the context pass writes counts: no later chunk reads anything else. Keys are turned back to what they
+    were before RoPE where the build's format stores them so.
+
+    Parameters
+    ----------
+    config : BuildConfig
+        The build, with its own cache format.
+    """
 
     def __init__(self, config: BuildConfig) -> None:
         self._config = config
-        self._peaks = torch.zeros(config.model.layers, 2, config.model.heads)
+        model = config.model
+        shape = (model.heads, model.head_dim)
+        self._seen = [
+            tuple(
+                _Sums(torch.zeros(shape), torch.zeros(shape), torch.zeros(shape, dtype=torch.float64))
+                for _ in range(2)
+            )
+            for _ in range(model.layers)
+        ]
         self._calls = 0
-        signature = make_pieces(replace(config, kv_scheme=config.exact_scheme))["block"].signature
-        self._caches = [i for i, a in enumerate(signature) if a.name in ("caches.k", "caches.v")]
+        exact = replace(config, kv_scheme=config.exact_scheme)
+        self._names = [a.name for a in make_pieces(exact)["block"].signature]
 
     def watch(
         self, block: Callable[[list[Tensor]], Sequence[Tensor]]
     ) -> Callable[[list[Tensor]], Sequence[Tensor]]:
-        """Return the block engine with an eye on its caches; layers are called in order."""
+        """Return the exact block engine with an eye on what it writes; layers are called in order, pass by pass."""
+        layers, passes = self._config.model.layers, len(self._config.schedule.timesteps) + 1
 
         def watched(inputs: list[Tensor]) -> Sequence[Tensor]:
-            caches = [inputs[i] for i in self._caches]  # each [B*N, H, D]
             outputs = block(inputs)
-            peaks = torch.stack([cache.abs().amax(dim=(0, 2)).float() for cache in caches]).cpu()
-            layer = self._calls % self._config.model.layers
-            self._peaks[layer] = torch.maximum(self._peaks[layer], peaks)
+            layer, number = self._calls % layers, self._calls // layers % passes
             self._calls += 1
+            if number == passes - 1:
+                self._add(layer, dict(zip(self._names, inputs, strict=True)))
             return outputs
 
         return watched
 
     def calibrate(self) -> dict[str, Tensor]:
-        """Return the cache format's scales as weights: ``blocks.{layer}.kv.NAME``."""
+        """Return the cache format's constants as weights: ``blocks.{layer}.kv.NAME``."""
         return {
             f"blocks.{layer}.kv.{name}": tensor
-            for layer in range(self._config.model.layers)
-            for name, tensor in self._config.kv.calibrate(*self._peaks[layer]).items()
+            for layer, (k, v) in enumerate(self._seen)
+            for name, tensor in self._config.kv.calibrate(k.statistics, v.statistics).items()
         }
+
+    def _add(self, layer: int, tensors: dict[str, Tensor]) -> None:
+        token_index, cos, sin = (tensors[name] for name in ("token_index", "cos", "sin"))
+        k, v = (tensors[f"caches.{name}"][token_index] for name in ("k", "v"))  # the chunk's own, [B*T, H, D]
+        if self._config.kv.keys_before_rope:
+            k = rotate(k.float().unflatten(0, cos.shape[:2]), cos, -sin).flatten(0, 1)
+        for sums, x in zip(self._seen[layer], (k, v), strict=True):
+            sums.add(x)

@@ -110,11 +110,10 @@ def engine_suffix(backend: str) -> str:
 def kv_pool(config: BuildConfig) -> KvPool:
     """Return the pool's size in its own format and in bf16."""
     model, stream = config.model, config.stream
-    tokens = stream.batch * stream.cache_tokens
-    numbers = 2 * model.layers * tokens * model.dim  # K and V
+    numbers = 2 * model.layers * stream.batch * stream.cache_tokens * model.dim  # K and V
     return KvPool(
-        scheme=config.kv_scheme,
-        pool_bytes=config.kv.pool_bytes(model.layers, tokens),
+        scheme=config.kv.name,
+        pool_bytes=sum(buffer.nbytes for buffer in make_buffers(config) if buffer.role == "cache"),
         bf16_pool_bytes=numbers * _BF16_BITS // 8,
         bits_per_number=config.kv.bits_per_number,
     )

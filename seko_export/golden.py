@@ -16,7 +16,7 @@ from torch import Tensor
 
 from seko_export.artifact_writer import save_tensors
 from seko_export.backends.aoti import attention_backends
-from seko_export.calibration import KvPeaks
+from seko_export.calibration import KvStatistics
 from seko_export.describe import describe
 from seko_export.media_pieces import video_table
 from seko_export.models.wan_vae import PICTURE_CHANNELS
@@ -169,12 +169,14 @@ def record(
     text = golden_text(config) if ids is None else encoded_text(config, on_device, ids)
     exact_config = replace(config, kv_scheme=config.exact_scheme)
     lossless = config.kv_scheme == config.exact_scheme
-    peaks = KvPeaks(config)
-    exact = run_eager(exact_config, on_device, text, seeds, chunks, progress, None if lossless else peaks)
+    statistics = KvStatistics(config)
+    exact = run_eager(
+        exact_config, on_device, text, seeds, chunks, progress, None if lossless else statistics
+    )
     scales: dict[str, Tensor] = {}
     made = other = exact
     if not lossless:
-        scales = peaks.calibrate()
+        scales = statistics.calibrate()
         on_device |= {name: tensor.to(config.device) for name, tensor in scales.items()}
         made = run_eager(config, on_device, text, seeds, chunks, progress, None)
         other = run_eager(config, on_device, text, seeds, chunks, progress, None, shake=True)
@@ -211,7 +213,7 @@ def run_eager(
     seeds: Sequence[int],
     chunks: Sequence[int],
     progress: Progress,
-    peaks: KvPeaks | None,
+    statistics: KvStatistics | None,
     *,
     shake: bool = False,
 ) -> dict[int, EagerChunk]:
@@ -219,7 +221,7 @@ def run_eager(
     made: dict[int, EagerChunk] = {}
     dtypes = {buffer.name: torch_dtype(buffer.dtype) for buffer in make_buffers(config)}
     step = video_step(config)
-    with eager_session(config, weights, text, seeds, peaks, shake=shake) as session:
+    with eager_session(config, weights, text, seeds, statistics, shake=shake) as session:
         for index in range(chunks[-1] + 1):
             progress(f"recording goldens ({config.kv_scheme}{', shaken' * shake})", index, chunks[-1] + 1)
             chunk = session.run_chunk()
@@ -237,7 +239,7 @@ def eager_session(
     weights: Mapping[str, Tensor],
     text: Tensor,
     seeds: Sequence[int],
-    peaks: KvPeaks | None = None,
+    statistics: KvStatistics | None = None,
     *,
     shake: bool = False,
 ) -> Iterator[Session]:
@@ -253,8 +255,8 @@ def eager_session(
         [B, text tokens, text_dim].
     seeds : sequence of int
         One a row.
-    peaks : KvPeaks, optional
-        Watches the caches.
+    statistics : KvStatistics, optional
+        Watches what is written to the caches.
     shake : bool
         Whether the last bit of each pass's input is random: what rounding does to the stream.
 
@@ -265,8 +267,8 @@ def eager_session(
     engines = {name: eager_engine(piece) for name, piece in make_pieces(config).items()}
     if shake:
         engines[SHAKEN] = shaken(engines[SHAKEN])
-    if peaks is not None:
-        engines |= {name: peaks.watch(engines[name]) for name in engines if name.startswith("block")}
+    if statistics is not None:
+        engines |= {name: statistics.watch(engines[name]) for name in engines if name.startswith("block")}
     table = tuple(Weight(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in weights.items())
     manifest = describe(config, "eager", table, {})
     memory = torch_memory(torch.device(config.device))

@@ -180,7 +180,7 @@ class FlatModule(nn.Module):
         object.__setattr__(self, "_inner", piece.module)  # not a submodule: its parameters are inputs here
         self._parameter_names = tuple(a.name.removeprefix(_WEIGHTS) for a in piece.parameters)
         self._input_names = tuple(a.name for a in piece.inputs)
-        self._groups = ("caches", "scales") if isinstance(piece.module, Block) else ()
+        self._groups = ("caches", "scales", "places") if isinstance(piece.module, Block) else ()
         self._positional = piece.positional
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:

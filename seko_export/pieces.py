@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from seko_export.media_pieces import MEDIA_PROGRAMS, media_buffers, media_pieces
-from seko_export.models.causal_dit import Block, Embed, Head, Prompt, PromptKv
+from seko_export.models.causal_dit import Block, Embed, Head, Prompt, PromptKv, side_channels
 from seko_export.models.sampler import Advance, Noise
 from seko_export.piece import Argument, BuildConfig, FlatModule, Piece, dtype_name, on_meta
 from seko_runtime.buffers_check import GIVEN_FRAMES, GIVEN_LATENTS
@@ -27,6 +27,7 @@ __all__ = [
 ]
 
 _LAYER = "blocks.{layer}."
+_SLOT_FRAMES = "kv.slot_frames"
 
 
 def make_pieces(config: BuildConfig) -> dict[str, Piece]:
@@ -66,17 +67,27 @@ def make_pieces(config: BuildConfig) -> dict[str, Piece]:
         Argument(f"scales.{c.name}", f"weight:{_LAYER}kv.{c.name}", c.shape, c.dtype)
         for c in kv.scale_tensors
     )
+    slot_frames: tuple[Argument, ...] = ()  # what only a cache of keys before RoPE needs to be read
+    places: tuple[Argument, ...] = ()
+    if kv.keys_before_rope:
+        side = side_channels(m)  # pairs of both sides
+        slots = (b * s.cache_frames, m.head_dim // 2 - side, 2)
+        slot_frames = (Argument("slot_frames", f"buffer:{_SLOT_FRAMES}", slots[:1], i64),)
+        places = (
+            Argument("places.slot_rotary", "value:slot_rotary", slots, f32),
+            Argument("places.patch_rotary", "value:patch_rotary", (s.frame_tokens, side, 2), f32),
+        )
 
     def block(name: str, *, masked: bool) -> Piece:
         module = on_meta(lambda: Block(m, s, kv, dtype, masked=masked))
         valid = Argument("valid_tokens", "buffer:valid_tokens", (b,), i64)
-        inputs = (hidden, *embedded, valid, *text_kv, *caches, *scales)
+        inputs = (hidden, *embedded, valid, *text_kv, *caches, *scales, *places)
         return Piece(name, module, _LAYER, m.layers, inputs, (hidden,), tuple(c.name for c in caches))
 
     pieces = [
         Piece(
             "embed",
-            on_meta(lambda: Embed(m, s, dtype)),
+            on_meta(lambda: Embed(m, s, dtype, places=kv.keys_before_rope)),
             "",
             0,
             (
@@ -86,8 +97,10 @@ def make_pieces(config: BuildConfig) -> dict[str, Piece]:
                 Argument("write_slots", "buffer:write_slots", (b, f), i64),
                 given_frames,
                 Argument("context_timestep", "weight:schedule.context_timestep", (1,), f32),
+                *slot_frames,
             ),
-            (hidden, embedded[0], time, *embedded[1:]),
+            (hidden, embedded[0], time, *embedded[1:], *places),
+            tuple(a.name for a in slot_frames),
         ),
         block("block", masked=True),
         Piece("head", on_meta(lambda: Head(m, s)), "head.", 0, (hidden, time), (velocity,)),
@@ -177,6 +190,8 @@ def make_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
         )
         for c in config.kv.cache_tensors
     )
+    if config.kv.keys_before_rope:
+        caches += (Buffer(_SLOT_FRAMES, (b * s.cache_frames,), "int64", "cache", False),)
     return (
         *caches,
         Buffer("text.embeddings", (b, m.text_tokens, m.text_dim), dtype, "prompt", False),

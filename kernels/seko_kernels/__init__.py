@@ -1,18 +1,20 @@
 """KV-cache formats, their torch references and their Triton kernels. Import from here."""
 
 from seko_kernels.formats import CacheTensor, ScaleTensor
-from seko_kernels.kv_formats import SCHEMES, ExactKv, KvFormat, Nvfp4Kv, kv_format
-from seko_kernels.ops import nvfp4_expand, nvfp4_write, plain_torch
+from seko_kernels.kv_formats import SCHEMES, ChannelStatistics, ExactKv, KvFormat, Nvfp4Kv, kv_format
+from seko_kernels.ops import nvfp4_expand, nvfp4_expand_keys, nvfp4_write, plain_torch
 
 __all__ = [
     "SCHEMES",
     "CacheTensor",
+    "ChannelStatistics",
     "ExactKv",
     "KvFormat",
     "Nvfp4Kv",
     "ScaleTensor",
     "kv_format",
     "nvfp4_expand",
+    "nvfp4_expand_keys",
     "nvfp4_write",
     "plain_torch",
 ]

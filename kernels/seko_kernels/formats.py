@@ -31,12 +31,24 @@ E4M3_SUBNORMAL_STEP = 2.0**-9
 # --- NVFP4: e2m1 codes, one e4m3 scale per block of channels, one fp32 power of two per head
 
 NVFP4_BLOCK = 16  # channels that share a scale byte
+# The code that a block's largest magnitude may fall on. 4 leaves no gap below the top (e2m1 has no 5), 6 uses the
+# whole range; each block takes the one whose squared error is less, 6 where they are equal ("four over six").
+NVFP4_TOPS = (6.0, 4.0)
+# The two errors are compared in whole numbers, so that no order of summation can change the choice: parts of the
+# power of two at or below the block's largest magnitude. 16 squares of them stay far below 2**31.
+NVFP4_ERROR_PARTS = 1024.0
 # A calibrated head's largest block gets a scale of at most this: 8 times more than the calibration saw still
 # fits below E4M3_MAX.
 NVFP4_CALIBRATED_SCALE = 56.0
 # Exponents a global scale may have. Within them no product of the format's arithmetic is subnormal or
 # overflows in fp32, so a CPU that flushes subnormals to zero gives the same bytes.
 NVFP4_GLOBAL_EXPONENTS = (-100, 100)
+
+# --- keys stored before RoPE: what a read multiplies
+
+# Significant bits of a key and of a cosine or sine before they are multiplied: their product is then exact in fp32
+# (24 bits), so a compiler that fuses product and sum gives the same bits as one that does not.
+ROTARY_FACTOR_BITS = 12
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """How a KV cache is stored: the protocol, the exact format, NVFP4, the lookup by name. No bit arithmetic.
 
 A format works on the caches of **one layer**, flat over tokens (``[N, *token_shape]``; N counts batch rows
-too). Another format (int8, int4, fp8) is one more frozen dataclass with these six members and a line in
+too). Another format (int8, int4, fp8) is one more frozen dataclass with these members and a line in
 `kv_format`.
 """
 
@@ -17,10 +17,50 @@ from torch import Tensor
 from seko_kernels import reference
 from seko_kernels.errors import KvCalibrationError, KvSchemeError, KvShapeError
 from seko_kernels.formats import NVFP4_BLOCK, CacheTensor, ScaleTensor
-from seko_kernels.ops import nvfp4_expand, nvfp4_write
+from seko_kernels.ops import nvfp4_expand, nvfp4_expand_keys, nvfp4_write
 
 EXACT_SCHEMES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 SCHEMES = (*EXACT_SCHEMES, "fp4")
+
+
+@dataclass(frozen=True)
+class ChannelStatistics:
+    """What a calibration knows of the keys or the values of one layer, each ``[H, D]`` float32.
+
+    Parameters
+    ----------
+    lowest, highest, mean : Tensor
+        Of each channel, over the tokens that were looked at.
+
+    Raises
+    ------
+    KvShapeError
+        If they are not of one shape with two axes.
+    KvCalibrationError
+        If they are not float32 and finite, or a lowest number is above the highest.
+    """
+
+    lowest: Tensor
+    highest: Tensor
+    mean: Tensor
+
+    def __post_init__(self) -> None:
+        for name, x in (("lowest", self.lowest), ("highest", self.highest), ("mean", self.mean)):
+            if x.dim() != 2 or x.shape != self.lowest.shape:
+                raise KvShapeError(
+                    f"{name} has shape {tuple(x.shape)}, lowest {tuple(self.lowest.shape)}: expected one "
+                    "[heads, head_dim]"
+                )
+            if x.dtype != torch.float32:
+                raise KvCalibrationError(f"{name} is {x.dtype}, expected torch.float32")
+            if not bool(torch.isfinite(x).all()):
+                raise KvCalibrationError(f"{name} is not finite everywhere; is an activation NaN?")
+        if bool((self.lowest > self.highest).any()):
+            raise KvCalibrationError("the lowest number of a channel is above its highest")
+
+    def amax(self, centre: Tensor | float = 0.0) -> Tensor:
+        """Return ``[H]`` float32: the largest distance of a head's numbers from ``centre``."""
+        return torch.maximum(self.highest - centre, centre - self.lowest).amax(-1)
 
 
 class KvFormat(Protocol):
@@ -28,7 +68,11 @@ class KvFormat(Protocol):
 
     @property
     def name(self) -> str:
-        """Scheme name, as in the manifest."""
+        """Name of the bytes, as in the manifest's ``kv.scheme``."""
+
+    @property
+    def keys_before_rope(self) -> bool:
+        """Whether keys are stored before RoPE, and turned when they are read."""
 
     @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:
@@ -53,15 +97,27 @@ class KvFormat(Protocol):
         k: Tensor,
         v: Tensor,
     ) -> None:
-        """Store ``k[t]``, ``v[t]`` (``[T, H, D]``) at place ``token_index[t]`` (``[T]`` int64), in place."""
+        """Store ``k[t]``, ``v[t]`` (``[T, H, D]``) at place ``token_index[t]`` (``[T]`` int64), in place.
+
+        Keys as they are before RoPE where `keys_before_rope` says so.
+        """
 
     def window(
-        self, caches: Mapping[str, Tensor], scales: Mapping[str, Tensor], dtype: torch.dtype
+        self,
+        caches: Mapping[str, Tensor],
+        scales: Mapping[str, Tensor],
+        places: Mapping[str, Tensor],
+        dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """Return keys and values of every place, ``[N, H, D]`` each, as `dtype`, for attention."""
+        """Return keys (after RoPE) and values of every place, ``[N, H, D]`` each, as `dtype`, for attention.
 
-    def calibrate(self, k_amax: Tensor, v_amax: Tensor) -> dict[str, Tensor]:
-        """Turn the largest magnitudes per head (``[H]`` float32) into the constants `scale_tensors` names."""
+        ``places`` are the tables ``slot_rotary`` and ``patch_rotary`` of `ops.nvfp4_expand_keys` where
+        `keys_before_rope`, else nothing.
+        """
+
+    def calibrate(self, k: ChannelStatistics, v: ChannelStatistics) -> dict[str, Tensor]:
+        """Turn what is known of keys (before RoPE where `keys_before_rope`) and values into the constants
+        `scale_tensors` names."""
 
 
 def kv_format(scheme: str, heads: int, head_dim: int, exact_dtype: torch.dtype) -> KvFormat:
@@ -131,8 +187,13 @@ class ExactKv:
 
     @property
     def name(self) -> str:
-        """Scheme name, as in the manifest."""
+        """As in the manifest: the scheme's own name."""
         return next(name for name, dtype in EXACT_SCHEMES.items() if dtype == self.dtype)
+
+    @property
+    def keys_before_rope(self) -> bool:
+        """No: attention reads them as they are stored."""
+        return False
 
     @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:
@@ -170,6 +231,7 @@ class ExactKv:
         self,
         caches: Mapping[str, Tensor],
         scales: Mapping[str, Tensor],  # noqa: ARG002 - the protocol's; this format has none
+        places: Mapping[str, Tensor],  # noqa: ARG002 - the protocol's; keys lie here after RoPE
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         """Return the caches themselves, no copy.
@@ -183,16 +245,18 @@ class ExactKv:
             raise KvSchemeError(f"the {self.name} KV cache cannot serve a window of {dtype} without a copy")
         return caches["k"], caches["v"]
 
-    def calibrate(self, k_amax: Tensor, v_amax: Tensor) -> dict[str, Tensor]:
+    def calibrate(self, k: ChannelStatistics, v: ChannelStatistics) -> dict[str, Tensor]:
         """Return no constants."""
-        _check_amax(k_amax, self.heads)
-        _check_amax(v_amax, self.heads)
+        _check_statistics(k, v, self.heads, self.head_dim)
         return {}
 
 
 @dataclass(frozen=True)
 class Nvfp4Kv:
-    """Keys and values in NVFP4: 4.5 bits a number.
+    """Keys and values in NVFP4, four over six: 4.5 bits a number. Keys before RoPE, less a calibrated mean.
+
+    Most of what a key holds is the same in every token of a head, as long as RoPE has not turned it: taken off there,
+    the same bits store the rest more finely (docs/adr/0005).
 
     Parameters
     ----------
@@ -217,8 +281,13 @@ class Nvfp4Kv:
 
     @property
     def name(self) -> str:
-        """Scheme name, as in the manifest."""
-        return "fp4"
+        """As in the manifest. ``fp4`` there names the first such format: keys after RoPE, no mean, top 6 alone."""
+        return "fp4-before-rope"
+
+    @property
+    def keys_before_rope(self) -> bool:
+        """Yes."""
+        return True
 
     @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:
@@ -234,9 +303,10 @@ class Nvfp4Kv:
 
     @property
     def scale_tensors(self) -> tuple[ScaleTensor, ...]:
-        """One power of two per head, for keys and for values."""
+        """One power of two per head, for keys and for values; the mean of each channel of the keys."""
         return (
             ScaleTensor("k_global_scale", (self.heads,), torch.float32),
+            ScaleTensor("k_mean", (self.heads, self.head_dim), torch.float32),
             ScaleTensor("v_global_scale", (self.heads,), torch.float32),
         )
 
@@ -265,27 +335,35 @@ class Nvfp4Kv:
                 caches[f"{name}_codes"],
                 caches[f"{name}_scales"],
                 scales[f"{name}_global_scale"],
+                scales.get(f"{name}_mean"),
             )
 
     def window(
-        self, caches: Mapping[str, Tensor], scales: Mapping[str, Tensor], dtype: torch.dtype
+        self,
+        caches: Mapping[str, Tensor],
+        scales: Mapping[str, Tensor],
+        places: Mapping[str, Tensor],
+        dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """Expand keys and values exactly; see `KvFormat.window`. Places never written are 0."""
-        k, v = (
-            nvfp4_expand(
-                caches[f"{name}_codes"], caches[f"{name}_scales"], scales[f"{name}_global_scale"], dtype
-            )
-            for name in ("k", "v")
+        """Expand and turn keys, expand values; see `KvFormat.window`. Places never written: the mean, and 0."""
+        k = nvfp4_expand_keys(
+            caches["k_codes"],
+            caches["k_scales"],
+            scales["k_global_scale"],
+            scales["k_mean"],
+            places["slot_rotary"],
+            places["patch_rotary"],
+            dtype,
         )
-        return k, v
+        return k, nvfp4_expand(caches["v_codes"], caches["v_scales"], scales["v_global_scale"], dtype)
 
-    def calibrate(self, k_amax: Tensor, v_amax: Tensor) -> dict[str, Tensor]:
-        """Choose the global scales.
+    def calibrate(self, k: ChannelStatistics, v: ChannelStatistics) -> dict[str, Tensor]:
+        """Choose the global scales and take the keys' mean.
 
         Parameters
         ----------
-        k_amax, v_amax : Tensor
-            ``[heads]`` float32: largest magnitude of the keys (as they are written) and values, per head.
+        k, v : ChannelStatistics
+            Of the keys before RoPE, and of the values.
 
         Returns
         -------
@@ -294,16 +372,14 @@ class Nvfp4Kv:
 
         Raises
         ------
-        KvCalibrationError
-            If a magnitude is negative or not finite.
         KvShapeError
-            If there is not one magnitude a head.
+            If they are not of this format's channels.
         """
-        _check_amax(k_amax, self.heads)
-        _check_amax(v_amax, self.heads)
+        _check_statistics(k, v, self.heads, self.head_dim)
         return {
-            "k_global_scale": reference.nvfp4_global_scale(k_amax),
-            "v_global_scale": reference.nvfp4_global_scale(v_amax),
+            "k_global_scale": reference.nvfp4_global_scale(k.amax(k.mean)),
+            "k_mean": k.mean,
+            "v_global_scale": reference.nvfp4_global_scale(v.amax()),
         }
 
 
@@ -316,11 +392,10 @@ def _check_sizes(heads: int, head_dim: int) -> None:
         raise KvShapeError(f"heads and head_dim must be at least 1, got {heads} and {head_dim}")
 
 
-def _check_amax(amax: Tensor, heads: int) -> None:
-    """Refuse what is not one finite magnitude per head, float32."""
-    if tuple(amax.shape) != (heads,):
-        raise KvShapeError(f"amax has shape {tuple(amax.shape)}, expected ({heads},): one a head")
-    if amax.dtype != torch.float32:
-        raise KvCalibrationError(f"amax is {amax.dtype}, expected torch.float32")
-    if not bool(((amax >= 0) & torch.isfinite(amax)).all()):
-        raise KvCalibrationError(f"amax must be finite and >= 0, got {amax.tolist()}; is an activation NaN?")
+def _check_statistics(k: ChannelStatistics, v: ChannelStatistics, heads: int, head_dim: int) -> None:
+    """Refuse statistics of another number of channels."""
+    for name, found in (("k", k), ("v", v)):
+        if tuple(found.mean.shape) != (heads, head_dim):
+            raise KvShapeError(
+                f"the statistics of {name} have shape {tuple(found.mean.shape)}, expected ({heads}, {head_dim})"
+            )

@@ -20,6 +20,12 @@ from seko_kernels import reference
 from seko_kernels.errors import KvDeviceError, KvDtypeError, KvShapeError
 from seko_kernels.formats import NVFP4_BLOCK
 from seko_kernels.triton.nvfp4_expand import EXPAND_TILE, EXPAND_WARPS, nvfp4_expand_kernel
+from seko_kernels.triton.nvfp4_expand_keys import (
+    EXPAND_KEYS_HEADS,
+    EXPAND_KEYS_TILE,
+    EXPAND_KEYS_WARPS,
+    nvfp4_expand_keys_kernel,
+)
 from seko_kernels.triton.nvfp4_write import WRITE_TILE, WRITE_WARPS, nvfp4_write_kernel
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16)
@@ -27,8 +33,15 @@ _PLAIN = ContextVar("seko_plain_torch", default=False)
 _STAND_INS: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("seko_stand_ins", default={})  # noqa: B039 - never written
 
 
-def nvfp4_write(x: Tensor, token_index: Tensor, codes: Tensor, scales: Tensor, global_scale: Tensor) -> None:
-    """Quantise `x` to NVFP4 and write token ``t`` to place ``token_index[t]`` of a cache, in place.
+def nvfp4_write(
+    x: Tensor,
+    token_index: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    global_scale: Tensor,
+    mean: Tensor | None = None,
+) -> None:
+    """Quantise `x`, less a mean, to NVFP4 and write token ``t`` to place ``token_index[t]`` of a cache, in place.
 
     Parameters
     ----------
@@ -42,6 +55,8 @@ def nvfp4_write(x: Tensor, token_index: Tensor, codes: Tensor, scales: Tensor, g
         ``[N, H, D // 16]`` uint8, contiguous; mutated.
     global_scale : Tensor
         ``[H]`` float32, powers of two (see `reference.nvfp4_global_scale`).
+    mean : Tensor, optional
+        ``[H, D]`` float32, contiguous: taken off before rounding.
 
     Raises
     ------
@@ -64,16 +79,20 @@ def nvfp4_write(x: Tensor, token_index: Tensor, codes: Tensor, scales: Tensor, g
         raise KvDtypeError(f"x is {x.dtype}, expected one of {FLOAT_DTYPES}")
     if token_index.dtype != torch.int64:
         raise KvDtypeError(f"token_index is {token_index.dtype}, expected torch.int64")
-    device = _device_type(x, token_index, codes, scales, global_scale)
+    tensors = [x, token_index, codes, scales, global_scale]
+    if mean is not None:
+        _check_mean(mean, heads, head_dim)
+        tensors.append(mean)
+    device = _device_type(*tensors)
     if stand_in := _STAND_INS.get().get("nvfp4_write"):
-        new_codes, new_scales = stand_in(x, token_index, codes, scales, global_scale)
+        new_codes, new_scales = stand_in(*tensors)
         codes.copy_(new_codes)
         scales.copy_(new_scales)
         return
     if device == "cuda" and not _PLAIN.get():
-        _nvfp4_write_cuda(x, token_index, codes, scales, global_scale)
+        _nvfp4_write_cuda(x, token_index, codes, scales, global_scale, mean)
         return
-    new_codes, new_scales = reference.nvfp4_encode(x, global_scale)
+    new_codes, new_scales = reference.nvfp4_encode(x, global_scale, mean)
     codes.index_copy_(0, token_index, new_codes)
     scales.index_copy_(0, token_index, new_scales)
 
@@ -118,6 +137,66 @@ def nvfp4_expand(codes: Tensor, scales: Tensor, global_scale: Tensor, dtype: tor
         expanded = _nvfp4_expand_cuda(codes, scales, global_scale, dtype)
         return expanded
     return reference.nvfp4_decode(codes, scales, global_scale, dtype)
+
+
+def nvfp4_expand_keys(
+    codes: Tensor,
+    scales: Tensor,
+    global_scale: Tensor,
+    mean: Tensor,
+    slot_rotary: Tensor,
+    patch_rotary: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Expand NVFP4 keys that were stored before RoPE: add the mean that the write took off, rotate by place.
+
+    `reference.nvfp4_decode_keys` has the formula. Bytes that were never written (zeros) expand to the rotated mean.
+
+    Parameters
+    ----------
+    codes : Tensor
+        ``[N, H, D // 2]`` uint8, contiguous; N = slots * n, slot by slot.
+    scales : Tensor
+        ``[N, H, D // 16]`` uint8, contiguous.
+    global_scale : Tensor
+        ``[H]`` float32, powers of two.
+    mean : Tensor
+        ``[H, D]`` float32, contiguous.
+    slot_rotary : Tensor
+        ``[slots, A, 2]`` float32, contiguous: cosine and sine of the first A pairs of channels, by what each slot
+        holds.
+    patch_rotary : Tensor
+        ``[n, D // 2 - A, 2]`` float32, contiguous: of the other pairs, by the place in a latent frame.
+    dtype : torch.dtype
+        float32 or bfloat16.
+
+    Returns
+    -------
+    Tensor
+        ``[N, H, D]`` of `dtype`, new and contiguous.
+
+    Raises
+    ------
+    KvShapeError, KvDtypeError, KvDeviceError
+        As in `nvfp4_write`.
+    """
+    if codes.dim() != 3:
+        raise KvShapeError(f"codes have shape {tuple(codes.shape)}, expected [tokens, heads, head_dim // 2]")
+    tokens, heads, half_dim = codes.shape
+    _check_nvfp4_cache(codes, scales, global_scale, heads, half_dim * 2)
+    _check_mean(mean, heads, half_dim * 2)
+    _check_rotary(slot_rotary, patch_rotary, tokens, half_dim)
+    if dtype not in FLOAT_DTYPES:
+        raise KvDtypeError(f"cannot expand keys to {dtype}, expected one of {FLOAT_DTYPES}")
+    tensors = (codes, scales, global_scale, mean, slot_rotary, patch_rotary)
+    device = _device_type(*tensors)
+    if stand_in := _STAND_INS.get().get("nvfp4_expand_keys"):
+        stood: Tensor = stand_in(*tensors, dtype)
+        return stood
+    if device == "cuda" and not _PLAIN.get():
+        expanded: Tensor = _nvfp4_expand_keys_cuda(*tensors, dtype)
+        return expanded
+    return reference.nvfp4_decode_keys(*tensors, dtype)
 
 
 @contextmanager
@@ -166,7 +245,7 @@ def stand_ins(by_name: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
 
 @triton_op("seko::nvfp4_write", mutates_args={"codes", "scales"})
 def _nvfp4_write_cuda(
-    x: Tensor, token_index: Tensor, codes: Tensor, scales: Tensor, global_scale: Tensor
+    x: Tensor, token_index: Tensor, codes: Tensor, scales: Tensor, global_scale: Tensor, mean: Tensor | None
 ) -> None:
     tokens, heads, head_dim = x.shape
     if x.stride(2) != 1:
@@ -179,12 +258,14 @@ def _nvfp4_write_cuda(
         codes,
         scales,
         global_scale,
+        global_scale if mean is None else mean,
         blocks,
         codes.shape[0],
         x.stride(0),
         x.stride(1),
         HEADS=heads,
         HEAD_BLOCKS=head_blocks,
+        CENTRED=mean is not None,
         TILE=WRITE_TILE,
         num_warps=WRITE_WARPS,
     )
@@ -206,6 +287,44 @@ def _nvfp4_expand_cuda(codes: Tensor, scales: Tensor, global_scale: Tensor, dtyp
         HEAD_BLOCKS=head_blocks,
         TILE=EXPAND_TILE,
         num_warps=EXPAND_WARPS,
+    )
+    return expanded
+
+
+@triton_op("seko::nvfp4_expand_keys", mutates_args=())
+def _nvfp4_expand_keys_cuda(
+    codes: Tensor,
+    scales: Tensor,
+    global_scale: Tensor,
+    mean: Tensor,
+    slot_rotary: Tensor,
+    patch_rotary: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    tokens, heads, half_dim = codes.shape
+    expanded = torch.empty((tokens, heads, half_dim * 2), dtype=dtype, device=codes.device)
+    head_blocks = half_dim * 2 // NVFP4_BLOCK
+    parts = tokens * head_blocks
+    grid = (
+        (parts + EXPAND_KEYS_TILE - 1) // EXPAND_KEYS_TILE,
+        (heads + EXPAND_KEYS_HEADS - 1) // EXPAND_KEYS_HEADS,
+    )
+    wrap_triton(nvfp4_expand_keys_kernel)[grid](
+        codes,
+        scales,
+        global_scale,
+        mean,
+        slot_rotary,
+        patch_rotary,
+        expanded,
+        parts,
+        patch_rotary.shape[0],
+        HEADS=heads,
+        HEAD_BLOCKS=head_blocks,
+        SLOT_PAIRS=slot_rotary.shape[1],
+        GROUP=EXPAND_KEYS_HEADS,
+        TILE=EXPAND_KEYS_TILE,
+        num_warps=EXPAND_KEYS_WARPS,
     )
     return expanded
 
@@ -234,6 +353,33 @@ def _check_nvfp4_cache(
             raise KvShapeError(
                 f"{name} are strided {cache.stride()}; a cache must be contiguous, pass the pool's own view"
             )
+
+
+def _check_mean(mean: Tensor, heads: int, head_dim: int) -> None:
+    """Refuse what is not one float32 number a channel."""
+    if mean.dtype != torch.float32:
+        raise KvDtypeError(f"mean is {mean.dtype}, expected torch.float32")
+    if tuple(mean.shape) != (heads, head_dim) or not mean.is_contiguous():
+        raise KvShapeError(f"mean has shape {tuple(mean.shape)}, expected ({heads}, {head_dim}), contiguous")
+
+
+def _check_rotary(slot_rotary: Tensor, patch_rotary: Tensor, tokens: int, pairs: int) -> None:
+    """Refuse tables that do not have one cosine and sine for each token and pair of channels."""
+    for name, table in (("slot_rotary", slot_rotary), ("patch_rotary", patch_rotary)):
+        if table.dtype != torch.float32:
+            raise KvDtypeError(f"{name} is {table.dtype}, expected torch.float32")
+        if table.dim() != 3 or table.shape[2] != 2 or not table.is_contiguous():
+            raise KvShapeError(
+                f"{name} has shape {tuple(table.shape)}, expected [places, pairs, 2], contiguous"
+            )
+    if (
+        slot_rotary.shape[0] * patch_rotary.shape[0] != tokens
+        or slot_rotary.shape[1] + patch_rotary.shape[1] != pairs
+    ):
+        raise KvShapeError(
+            f"slot_rotary {tuple(slot_rotary.shape)} and patch_rotary {tuple(patch_rotary.shape)} do not make up "
+            f"{tokens} tokens of {pairs} pairs"
+        )
 
 
 def _device_type(*tensors: Tensor) -> str:

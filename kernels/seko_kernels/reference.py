@@ -21,12 +21,18 @@ from seko_kernels.formats import (
     E4M3_SUBNORMAL_STEP,
     NVFP4_BLOCK,
     NVFP4_CALIBRATED_SCALE,
+    NVFP4_ERROR_PARTS,
     NVFP4_GLOBAL_EXPONENTS,
+    NVFP4_TOPS,
+    ROTARY_FACTOR_BITS,
 )
 
 
-def nvfp4_encode(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise to NVFP4: scale ``s = e4m3(amax * (1/6) * (1/g))``, codes nearest on ``s * g`` times e2m1.
+def nvfp4_encode(x: Tensor, global_scale: Tensor, mean: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Quantise to NVFP4: scale ``s = e4m3(amax * (1/top) * (1/g))``, codes nearest on ``s * g`` times e2m1.
+
+    Four over six: a block tries both tops of `NVFP4_TOPS` and keeps the one with the smaller squared error, 6 where they are equal.
+    The errors are compared in whole parts of the block's power of two (`nvfp4_error`).
 
     Codes are found by comparing ``|x|`` with midpoint times scale. That product is exact in fp32 (a midpoint
     has at most 3 significant bits, an e4m3 scale 4, ``g`` is a power of two), so the result is the exact
@@ -39,6 +45,8 @@ def nvfp4_encode(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
         ``[T, H, D]`` float32 or bfloat16, finite; D a multiple of 16.
     global_scale : Tensor
         ``[H]`` float32, powers of two with an exponent in `NVFP4_GLOBAL_EXPONENTS`.
+    mean : Tensor, optional
+        ``[H, D]`` float32, taken off before all else: ``x - mean``, rounded to fp32.
 
     Returns
     -------
@@ -48,18 +56,62 @@ def nvfp4_encode(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
         ``[T, H, D // 16]`` uint8, e4m3 bits.
     """
     tokens, heads, head_dim = x.shape
-    blocks = x.to(torch.float32).reshape(tokens, heads, head_dim // NVFP4_BLOCK, NVFP4_BLOCK)
+    x = x.to(torch.float32)
+    if mean is not None:
+        x = x - mean
+    blocks = x.reshape(tokens, heads, head_dim // NVFP4_BLOCK, NVFP4_BLOCK)
     magnitude = blocks.abs()
+    amax = magnitude.amax(-1)  # [T, H, D/16]
     g = global_scale[:, None]  # [H, 1]
-    scales = e4m3_encode(magnitude.amax(-1) * (1.0 / E2M1_MAX) * g.reciprocal())  # [T, H, D/16]
-    scale = (e4m3_decode(scales) * g)[..., None]  # [T, H, D/16, 1] fp32, exact
-    codes = (blocks < 0).to(torch.int32) * 8
-    for midpoint, tie_goes_up in E2M1_STEPS:
-        edge = scale * midpoint
-        codes = codes + ((magnitude >= edge) if tie_goes_up else (magnitude > edge)).to(torch.int32)
-    codes = torch.where(scale > 0, codes, 0)
+    six, four = (_nvfp4_round(magnitude, amax * (1.0 / top) * g.reciprocal(), g) for top in NVFP4_TOPS)
+    closer = nvfp4_error(magnitude, *four, g) < nvfp4_error(magnitude, *six, g)  # [T, H, D/16]
+    codes = torch.where(closer[..., None], four[0], six[0])
+    scales = torch.where(closer, four[1], six[1])
+    codes = codes + (blocks < 0).to(torch.int32) * 8
+    codes = torch.where((scales > 0)[..., None], codes, 0)
     pairs = codes.reshape(tokens, heads, head_dim // 2, 2)
     return (pairs[..., 0] + pairs[..., 1] * 16).to(torch.uint8), scales
+
+
+def _nvfp4_round(magnitude: Tensor, scale: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes without sign, int32 ``[..., 16]``, and scale bytes ``[...]`` for wanted scales ``[...]`` over g."""
+    scales = e4m3_encode(scale)
+    step = (e4m3_decode(scales) * g)[..., None]  # fp32, exact
+    codes = torch.zeros(magnitude.shape, dtype=torch.int32, device=magnitude.device)
+    for midpoint, tie_goes_up in E2M1_STEPS:
+        edge = step * midpoint
+        codes = codes + ((magnitude >= edge) if tie_goes_up else (magnitude > edge)).to(torch.int32)
+    return codes, scales
+
+
+def nvfp4_error(magnitude: Tensor, codes: Tensor, scales: Tensor, g: Tensor) -> Tensor:
+    """Squared error of blocks, in whole numbers: parts of the power of two at or below each block's largest magnitude.
+
+    Every step is exact or rounds to the nearest whole number, and the sum is one of integers, so that any order of
+    summation gives the same choice between two scales. A code's value is a whole number of parts by itself, unless
+    the scale saturated; then both tops have the same scale and the same error.
+
+    Parameters
+    ----------
+    magnitude : Tensor
+        ``[T, H, D/16, 16]`` float32.
+    codes : Tensor
+        The same, int32, without sign.
+    scales : Tensor
+        ``[T, H, D/16]`` uint8, e4m3 bits.
+    g : Tensor
+        ``[H, 1]`` float32, powers of two.
+
+    Returns
+    -------
+    Tensor
+        ``[T, H, D/16]`` int64.
+    """
+    power = magnitude.amax(-1, keepdim=True).view(torch.int32) & 0x7F800000
+    inverse = (0x7F000000 - power).view(torch.float32)  # 1 / power of two, exact
+    value = e2m1_decode(codes) * (e4m3_decode(scales) * g)[..., None]
+    wanted, found = (torch.round(x * inverse * NVFP4_ERROR_PARTS).to(torch.int32) for x in (magnitude, value))
+    return (wanted - found).square().sum(-1)
 
 
 def nvfp4_decode(codes: Tensor, scales: Tensor, global_scale: Tensor, dtype: torch.dtype) -> Tensor:
@@ -88,8 +140,65 @@ def nvfp4_decode(codes: Tensor, scales: Tensor, global_scale: Tensor, dtype: tor
     return values.reshape(tokens, heads, half_dim * 2).to(dtype)
 
 
+def nvfp4_decode_keys(
+    codes: Tensor,
+    scales: Tensor,
+    global_scale: Tensor,
+    mean: Tensor,
+    slot_rotary: Tensor,
+    patch_rotary: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Expand keys that were stored before RoPE, less a mean: add the mean, rotate each key by its place.
+
+    A key is ``r(e2m1(code) * (e4m3(scale) * g) + mean)``, the sum rounded to fp32 once and r to `ROTARY_FACTOR_BITS`
+    significant bits; so are cosines and sines. Its pairs of channels (even, odd) become
+    ``(even * cos - odd * sin, even * sin + odd * cos)``: exact products, so one rounding to fp32, fused or not.
+
+    The angles of a place are those of its slot (time) for the first pairs of a head, and those of its patch (height,
+    width) for the rest: two small tables instead of one as long as the cache.
+
+    Parameters
+    ----------
+    codes, scales, global_scale
+        As in `nvfp4_decode`, of ``N = slots * n`` tokens, slot by slot.
+    mean : Tensor
+        ``[H, D]`` float32, what `nvfp4_encode` took off.
+    slot_rotary : Tensor
+        ``[slots, A, 2]`` float32: cosine and sine of the first A pairs, by what each slot holds.
+    patch_rotary : Tensor
+        ``[n, D // 2 - A, 2]`` float32: of the other pairs, by the place in a latent frame.
+    dtype : torch.dtype
+        float32 or bfloat16; the latter rounds the fp32 result once more.
+
+    Returns
+    -------
+    Tensor
+        ``[N, H, D]`` of `dtype`.
+    """
+    slots, patches = len(slot_rotary), len(patch_rotary)
+    keys = round_factor(nvfp4_decode(codes, scales, global_scale, torch.float32) + mean)
+    even, odd = keys.unflatten(-1, (-1, 2)).unbind(-1)  # [N, H, D/2]
+    rotary = torch.cat(
+        (
+            slot_rotary[:, None].expand(slots, patches, -1, 2),
+            patch_rotary[None].expand(slots, patches, -1, 2),
+        ),
+        dim=2,
+    )
+    cos, sin = round_factor(rotary.reshape(slots * patches, 1, -1, 2)).unbind(-1)  # [N, 1, D/2]
+    turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
+    return turned.flatten(-2).to(dtype)
+
+
+def round_factor(x: Tensor) -> Tensor:
+    """Round float32 to `ROTARY_FACTOR_BITS` significant bits, ties away from zero: by adding to its bits."""
+    dropped = 24 - ROTARY_FACTOR_BITS
+    return ((x.view(torch.int32) + (1 << (dropped - 1))) & -(1 << dropped)).view(torch.float32)
+
+
 def e2m1_decode(codes: Tensor) -> Tensor:
-    """Value of 4-bit codes (uint8, 0..15) as float32. Code 8 is minus zero."""
+    """Value of 4-bit codes (0..15, any integer dtype) as float32. Code 8 is minus zero."""
     bits = codes.to(torch.int32)
     magnitude = bits & 7
     # Exponent and mantissa of the codes from 2 up lie side by side as in fp32; 0 and 0.5 are the subnormals.

@@ -197,7 +197,7 @@ def _launches(session: object) -> dict[str, int]:
 def _eager_chunk_ms(checkpoint: Path, scheme: str, chunks: int) -> dict[str, float]:
     """Time the eager model in this process: the same session, engines replaced by the modules."""
     from seko_export.checkpoints.load import load_checkpoint
-    from seko_export.golden import KvPeaks, eager_session, golden_text
+    from seko_export.golden import KvStatistics, eager_session, golden_text
     from seko_export.options import build_config
     from seko_export.pieces import make_pieces
     from seko_export.weights import model_weights
@@ -206,7 +206,9 @@ def _eager_chunk_ms(checkpoint: Path, scheme: str, chunks: int) -> dict[str, flo
     loaded = dict(model_weights(make_pieces(config), load_checkpoint(checkpoint, config.model)))
     weights = {n: t.cuda() for n, t in (loaded | config.schedule.tables(config.stream)).items()}
     if scheme == "fp4":
-        weights |= {n: t.cuda() for n, t in KvPeaks(config).calibrate().items()}  # scale 1: speed is the same
+        weights |= {
+            n: t.cuda() for n, t in KvStatistics(config).calibrate().items()
+        }  # scale 1: speed is the same
     with eager_session(config, weights, golden_text(config), [0]) as session:
         for _ in range(9):
             session.run_chunk()

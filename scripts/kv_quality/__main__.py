@@ -21,7 +21,7 @@ from scripts.kv_quality.activations import (
 from scripts.kv_quality.compare import WINDOW_CHUNKS, compare
 from scripts.kv_quality.ideas import STREAMED, find, ideas, schemes
 from scripts.kv_quality.sample import Sample, draw_prompts, open_sample
-from scripts.kv_quality.streams import first_full_chunk, places, run_stream, with_format
+from scripts.kv_quality.streams import Scales, first_full_chunk, places, run_stream, with_format
 from seko_kernels.kv_formats import KvFormat
 
 CALIBRATION_SEED = 1  # of training scenes; what is measured is held out, of seed 0
@@ -93,19 +93,21 @@ def _measure(options: argparse.Namespace, sample: Sample) -> None:
     layout = places(captured, options.capture_chunk)
     plots.draw_activations(options.pictures, seen, layout)
     table = {}
+    constants = {}
     for form in [*schemes(build), *ideas(build)]:
         show(f"attention error of {form.name}")
-        found = errors(form, seen, layout, statistics)
+        constants[form.name] = scales_of(form, statistics, sample, options.device)
+        found = errors(form, seen, layout, constants[form.name])
         report.append_activations(options.rows, form, found, options.capture_chunk, rows)
         table[form.name] = (form.bits_per_number, found)
     plots.draw_attention_errors(options.pictures, table, {form.name for form in schemes(build)})
 
-    latents = {build.kv_scheme: _streams(options, sample, text, None, statistics)}
+    latents = {build.kv_scheme: _streams(options, sample, text)}
     bits = {}
     for form in streamed:
         show(f"streams with {form.name}")
         name = form.name if form.name != build.kv_scheme else f"{form.name} again"
-        latents[name] = _streams(options, sample, text, form, statistics)
+        latents[name] = _streams(options, sample, text, form, constants.get(form.name))
         bits[name] = form.bits_per_number
     after, judged = compare(sample, latents, build.kv_scheme, prompts, options.chunks, options.device, show)
     report.append_streams(options.rows, build.kv_scheme, after, judged, bits)
@@ -130,16 +132,15 @@ def _streams(
     options: argparse.Namespace,
     sample: Sample,
     text: Tensor,
-    form: KvFormat | None,
-    statistics: list[LayerStatistics],
+    form: KvFormat | None = None,
+    scales: Scales | None = None,
 ) -> Tensor:
     """Return latents [prompts, C, frames, h, w]: with the exact cache, or a format's."""
     made = []
     for rows in torch.arange(len(text)).split(options.batch):
         config = sample.build(len(rows), options.device)
-        scales = None
         if form is not None:
-            config, scales = with_format(config, form), scales_of(form, statistics)
+            config = with_format(config, form)
         made.append(run_stream(sample, config, text[rows], rows.tolist(), options.chunks[-1], scales))
     return torch.cat(made)
 

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from scripts.kv_quality.sample import Sample
-from scripts.kv_quality.streams import Places, Scales, first_full_chunk, places, run_stream
-from scripts.kv_quality.trial_formats import Channels, TrialKv
+from scripts.kv_quality.streams import Places, Scales, first_full_chunk, places, run_stream, with_format
+from scripts.kv_quality.trial_formats import TrialKv
+from seko_export.calibration import KvStatistics
+from seko_export.golden import GOLDEN_PROMPT, eager_session
 from seko_export.models.causal_dit import attention
 from seko_export.piece import BuildConfig
-from seko_kernels.kv_formats import KvFormat
+from seko_kernels.kv_formats import ChannelStatistics, KvFormat
 
 
 @dataclass(frozen=True)
@@ -27,23 +29,26 @@ class Seen:
 
 @dataclass
 class LayerStatistics:
-    """What a calibration keeps of one layer, on the CPU, by name: magnitudes and sums of each channel [H, D]."""
+    """What a calibration keeps of one layer, on the CPU, by name: range and sum of each channel [H, D]."""
 
-    amax: dict[str, Tensor] = field(default_factory=dict)
+    lowest: dict[str, Tensor] = field(default_factory=dict)
+    highest: dict[str, Tensor] = field(default_factory=dict)
     total: dict[str, Tensor] = field(default_factory=dict)
     tokens: int = 0
 
     def add(self, seen: dict[str, Tensor]) -> None:
         """Take in tensors [B, N, H, D] by name: ``k``, ``v``, and ``before``, K before RoPE."""
         for name, x in seen.items():
-            amax, total = x.float().abs().amax((0, 1)), x.float().sum((0, 1))
-            self.amax[name] = torch.maximum(self.amax.get(name, torch.zeros(())), amax.cpu())
-            self.total[name] = self.total.get(name, torch.zeros(())) + total.cpu()
+            x = x.float()
+            lowest, highest, total = x.amin((0, 1)).cpu(), x.amax((0, 1)).cpu(), x.sum((0, 1)).cpu()
+            self.lowest[name] = torch.minimum(self.lowest.get(name, lowest), lowest)
+            self.highest[name] = torch.maximum(self.highest.get(name, highest), highest)
+            self.total[name] = self.total.get(name, torch.zeros(())) + total
         self.tokens += next(iter(seen.values())).shape[:2].numel()
 
-    def channels(self, name: str) -> Channels:
+    def channels(self, name: str) -> ChannelStatistics:
         """Return what is known of one of them."""
-        return Channels(self.amax[name], self.total[name] / self.tokens)
+        return ChannelStatistics(self.lowest[name], self.highest[name], self.total[name] / self.tokens)
 
 
 def calibrate(
@@ -84,31 +89,38 @@ def capture(sample: Sample, config: BuildConfig, text: Tensor, seeds: list[int],
     return found
 
 
-def scales_of(form: KvFormat, statistics: list[LayerStatistics]) -> Scales:
-    """Return the constants of a format, a layer each."""
-    made = []
-    for layer in statistics:
-        k, v = layer.channels("k"), layer.channels("v")
-        if isinstance(form, TrialKv):
-            made.append(form.constants(k, layer.channels("before"), v))
-        else:
-            made.append(form.calibrate(k.amax.amax(-1), v.amax.amax(-1)))
+def scales_of(form: KvFormat, statistics: list[LayerStatistics], sample: Sample, device: str) -> Scales:
+    """Return the constants of a format, a layer each: of an idea by the statistics, else as a build makes them."""
+    if isinstance(form, TrialKv):
+        return [form.constants(*map(layer.channels, ("k", "before", "v"))) for layer in statistics]
+    return built_scales(form, sample, device)
+
+
+def built_scales(form: KvFormat, sample: Sample, device: str) -> Scales:
+    """Return what a build of the sample ships as the constants of a format: from the golden prompt alone."""
+    exact = sample.build(1, device)
+    seen = KvStatistics(with_format(exact, form))
+    with eager_session(exact, sample.weights(exact), sample.embed([GOLDEN_PROMPT]), [0], seen) as session:
+        for _ in range(first_full_chunk(exact) + 1):
+            session.run_chunk()
+    made: Scales = [{} for _ in range(exact.model.layers)]
+    for name, constant in seen.calibrate().items():
+        _, layer, _, short = name.split(".")  # blocks.{layer}.kv.NAME
+        made[int(layer)][short] = constant
     return made
 
 
-def errors(
-    form: KvFormat, seen: list[Seen], layout: Places, statistics: list[LayerStatistics]
-) -> dict[str, list[float]]:
+def errors(form: KvFormat, seen: list[Seen], layout: Places, constants: Scales) -> dict[str, list[float]]:
     """Return relative errors a layer, over all passes, rows and heads: ``k``, ``v``, ``attention`` (its output)."""
     tables = {"place_cos": layout.cos[0], "place_sin": layout.sin[0]}
     scales = [
-        {name: tables.get(name, t).to(layout.cos.device) for name, t in constants.items()}
-        for constants in scales_of(form, statistics)
+        {name: tables.get(name, t).to(layout.cos.device) for name, t in of_layer.items()}
+        for of_layer in constants
     ]
-    sums = {name: torch.zeros(len(statistics), 2, dtype=torch.float64) for name in ("k", "v", "attention")}
+    sums = {name: torch.zeros(len(scales), 2, dtype=torch.float64) for name in ("k", "v", "attention")}
     for one in seen:
         q, true_k, true_v = (x.to(layout.cos.device).float() for x in (one.q, one.k, one.v))
-        k, v = _through(form, scales[one.layer], true_k, true_v, layout.chunk)
+        k, v = _through(form, scales[one.layer], true_k, true_v, layout)
         exact, lossy = attention(q, true_k, true_v, None), attention(q, k, v, None)
         for name, a, b in (("k", k, true_k), ("v", v, true_v), ("attention", lossy, exact)):
             sums[name][one.layer] += torch.stack(((a - b).square().sum(), b.square().sum())).cpu()
@@ -116,19 +128,21 @@ def errors(
 
 
 def _through(
-    form: KvFormat, scales: dict[str, Tensor], k: Tensor, v: Tensor, own: Tensor
+    form: KvFormat, scales: dict[str, Tensor], k: Tensor, v: Tensor, layout: Places
 ) -> tuple[Tensor, Tensor]:
-    """Write keys and values [B, N, H, D] as a stream does and read them back, float32; those of ``own`` [N] as is."""
-    batch = len(k)
-    k, v, own = k.flatten(0, 1), v.flatten(0, 1), own.repeat(batch)
+    """Write keys and values [B, N, H, D] as a stream does and read them back, float32; the chunk's own as is."""
+    batch, own = len(k), layout.chunk.repeat(len(k))
+    written = (layout.unrotated(k) if form.keys_before_rope else k).flatten(0, 1)
+    k, v = k.flatten(0, 1), v.flatten(0, 1)
+    tables = {**layout.tables, "slot_rotary": layout.tables["slot_rotary"].repeat(batch, 1, 1)}
     caches = {
         c.name: torch.zeros(len(k), *c.token_shape, dtype=c.dtype, device=k.device)
         for c in form.cache_tensors
     }
     dtype = caches["k"].dtype if "k" in caches else torch.float32
     index = torch.arange(len(k), device=k.device)
-    form.write(caches, scales, index, k.to(dtype), v.to(dtype))
+    form.write(caches, scales, index, written.to(dtype), v.to(dtype))
     read = (torch.where(own[:, None, None], true, x.float())
-            for x, true in zip(form.window(caches, scales, dtype), (k, v), strict=True))  # fmt: skip
+            for x, true in zip(form.window(caches, scales, tables, dtype), (k, v), strict=True))  # fmt: skip
     read_k, read_v = (x.unflatten(0, (batch, -1)) for x in read)
     return read_k, read_v

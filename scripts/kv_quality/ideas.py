@@ -21,8 +21,8 @@ from seko_kernels.kv_formats import EXACT_SCHEMES, SCHEMES, KvFormat, kv_format
 # Run as streams beside the schemes unless the command names others.
 STREAMED = (
     "fp8",
+    "fp4",
     "fp4-4/6",
-    "fp4-4/6 turning-mean",
 )
 
 
@@ -33,7 +33,7 @@ def schemes(config: BuildConfig) -> list[KvFormat]:
 
 
 def ideas(config: BuildConfig) -> list[KvFormat]:
-    """Return the ideas of the issue and of the literature, each against the plain fp4 of the schemes."""
+    """Return the ideas of the issue and of the literature, each against ``fp4``: the first format, after RoPE."""
     model, stream = config.model, config.stream
     sizes = (
         model.heads,
@@ -58,22 +58,22 @@ def ideas(config: BuildConfig) -> list[KvFormat]:
     return [
         trial("fp8", e4m3(), e4m3()),
         trial("int8 a scale per token", tokens, tokens),
+        fp4(),
         better(),
         fp4("k-mean"),
-        fp4("k-mean", "v-mean"),
         fp4("turning-mean"),
         better("turning-mean"),
         fp4("before-rope"),
         fp4("before-rope", "k-mean"),
         better("before-rope", "k-mean"),
+        better("before-rope", "k-mean", "v-mean"),
+        better("before-rope", "k-mean", "sink-exact"),
         fp4("hadamard"),
-        fp4("hadamard", "turning-mean"),
         trial("fp4 read as e4m3", again, again),
         trial("fp4 in blocks of 32", e2m1(wide), e2m1(wide)),
         trial("fp4 a scale per head", e2m1(model.head_dim), e2m1(model.head_dim)),
         trial("mxfp4", mxfp4(wide), mxfp4(wide)),
         int4,
-        replace(int4, tricks=("turning-mean",)),
         replace(int4, tricks=("before-rope", "k-mean")),
         trial("int4 k per channel and frame", frames, groups),
         trial("int4 k per channel and frame", frames, groups, "before-rope"),

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from scripts.kv_quality.sample import Sample
 from seko_export.golden import eager_session
-from seko_export.models.causal_dit import rotary_tables, rotate
+from seko_export.models.causal_dit import place_tables, rotary_tables, rotate
 from seko_export.piece import BuildConfig
 from seko_kernels.kv_formats import KvFormat
 from seko_runtime.ring import Ring
@@ -44,11 +44,14 @@ class Places:
         [1, N, D/2], the rotary tables of what each token of the cache holds.
     chunk : Tensor
         [N] bool, the tokens of the chunk itself.
+    tables : dict of str to Tensor
+        The same as cos and sin, as a format of keys before RoPE takes it.
     """
 
     cos: Tensor
     sin: Tensor
     chunk: Tensor
+    tables: dict[str, Tensor]
 
     def unrotated(self, k: Tensor) -> Tensor:
         """Return keys [B, N, H, D] float32 as they were before RoPE."""
@@ -116,7 +119,9 @@ def places(config: BuildConfig, chunk: int) -> Places:
     cos, sin = (t.to(config.device) for t in rotary_tables(frames, config.model, s))
     own = torch.zeros(s.cache_frames, dtype=torch.bool)
     own[ring.write_slots(first)] = True
-    return Places(cos, sin, own.repeat_interleave(s.frame_tokens).to(config.device))
+    slot_rotary, patch_rotary = (t.to(config.device) for t in place_tables(frames[0], config.model, s))
+    tables = {"slot_rotary": slot_rotary, "patch_rotary": patch_rotary}
+    return Places(cos, sin, own.repeat_interleave(s.frame_tokens).to(config.device), tables)
 
 
 def first_full_chunk(config: BuildConfig) -> int:

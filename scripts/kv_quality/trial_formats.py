@@ -16,15 +16,7 @@ from scripts.kv_quality.roundings import Rounding
 from seko_export.models.causal_dit import rotate
 from seko_kernels import reference
 from seko_kernels.formats import CacheTensor, ScaleTensor
-
-
-@dataclass(frozen=True)
-class Channels:
-    """What a calibration knows of K or V of one layer, each [H, D] float32: largest magnitudes and means."""
-
-    amax: Tensor
-    mean: Tensor
-
+from seko_kernels.kv_formats import ChannelStatistics
 
 # What may be done around the rounding. Only "sink-exact" costs stored bits.
 TRICKS = {
@@ -83,6 +75,11 @@ class TrialKv:
         return " ".join((self.stored, *self.tricks))
 
     @property
+    def keys_before_rope(self) -> bool:
+        """No: `write` takes them after RoPE, turns them back if the idea says so, and stores what a read would give."""
+        return False
+
+    @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:
         """Rounded keys and values."""
         return tuple(CacheTensor(name, (self.heads, self.head_dim), self.dtype) for name in ("k", "v"))
@@ -138,27 +135,30 @@ class TrialKv:
         self,
         caches: Mapping[str, Tensor],
         scales: Mapping[str, Tensor],  # noqa: ARG002 - the protocol's; reading needs none here
+        places: Mapping[str, Tensor],  # noqa: ARG002 - the protocol's; keys are turned when they are written
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         """Return what attention sees of the past; see `KvFormat.window`."""
         return caches["k"].to(dtype), caches["v"].to(dtype)
 
-    def calibrate(self, k_amax: Tensor, v_amax: Tensor) -> dict[str, Tensor]:
+    def calibrate(self, k: ChannelStatistics, v: ChannelStatistics) -> dict[str, Tensor]:
         """Choose the powers of two; means stand at 0 until `constants`, tables at no rotation."""
         zeros, places = torch.zeros(self.heads, self.head_dim), (self.cache_tokens, self.head_dim // 2)
         return {
-            "k_global_scale": reference.nvfp4_global_scale(k_amax),
+            "k_global_scale": reference.nvfp4_global_scale(k.amax()),
             "k_mean": zeros,
-            "v_global_scale": reference.nvfp4_global_scale(v_amax),
+            "v_global_scale": reference.nvfp4_global_scale(v.amax()),
             "v_mean": zeros.clone(),
             "place_cos": torch.ones(places),
             "place_sin": torch.zeros(places),
         }
 
-    def constants(self, k: Channels, k_before: Channels, v: Channels) -> dict[str, Tensor]:
+    def constants(
+        self, k: ChannelStatistics, k_before: ChannelStatistics, v: ChannelStatistics
+    ) -> dict[str, Tensor]:
         """Return the constants of one layer, from K after RoPE, K before RoPE, and V."""
         rounded = k_before if "before-rope" in self.tricks else k
-        made = self.calibrate(rounded.amax.amax(-1), v.amax.amax(-1))
+        made = self.calibrate(rounded, v)
         if "k-mean" in self.tricks:
             made["k_mean"] = rounded.mean
         if "turning-mean" in self.tricks:

@@ -24,11 +24,17 @@ from seko_kernels.kv_formats import ExactKv, KvFormat
 
 
 class Embed(nn.Module):
-    """Latents, times and positions to what every block of a pass needs."""
+    """Latents, times and positions to what every block of a pass needs.
 
-    def __init__(self, model: ModelConfig, stream: StreamConfig, dtype: torch.dtype) -> None:
+    Parameters
+    ----------
+    places : bool
+        Whether the blocks need to know what each slot of the cache holds: where keys are stored before RoPE.
+    """
+
+    def __init__(self, model: ModelConfig, stream: StreamConfig, dtype: torch.dtype, *, places: bool) -> None:
         super().__init__()
-        self.model, self.stream = model, stream
+        self.model, self.stream, self.places = model, stream, places
         d = model.dim
         self.patch_embedding = nn.Linear(model.in_channels * PATCH * PATCH, d, dtype=dtype)
         self.time_embedding = nn.Sequential(nn.Linear(model.freq_dim, d), nn.SiLU(), nn.Linear(d, d))
@@ -42,7 +48,8 @@ class Embed(nn.Module):
         write_slots: Tensor,
         given_frames: Tensor,
         context_timestep: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        slot_frames: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
         """Embed one chunk.
 
         Parameters
@@ -59,6 +66,10 @@ class Embed(nn.Module):
             [B] int64, how many leading frames of the chunk are given: clean, so at the context time in every pass.
         context_timestep : Tensor
             [1] float32, that time.
+        slot_frames : Tensor, optional
+            [B*cache_frames] int64, the frame that each slot holds; with `places` alone. A part of the cache: the
+            chunk's own are written in place here, before any block writes their keys. Kept and not computed, because
+            it has no closed form: where a cache is rebuilt, frames are no longer one after another in it.
 
         Returns
         -------
@@ -72,6 +83,8 @@ class Embed(nn.Module):
             [B, T, D/2] float32, rotary tables.
         token_index : Tensor
             [B*T] int64, row of the flat cache [B*N, ...] that each token is written to.
+        slot_rotary, patch_rotary : Tensor
+            With `places` alone: see `place_tables`.
         """
         patches = patchify(latents).to(self.patch_embedding.weight.dtype)  # [B, T, C*4]
         hidden = self.patch_embedding(patches)
@@ -80,7 +93,11 @@ class Embed(nn.Module):
         time = self.time_embedding(sinusoid(timestep, self.model.freq_dim))  # [B, F, d]
         modulation = self.time_projection(time).unflatten(-1, (6, self.model.dim))
         cos, sin = rotary_tables(frames, self.model, self.stream)
-        return hidden, modulation, time, cos, sin, token_index(write_slots, self.stream)
+        embedded = (hidden, modulation, time, cos, sin, token_index(write_slots, self.stream))
+        if slot_frames is None:
+            return embedded
+        slot_frames.index_copy_(0, slot_index(write_slots, self.stream).flatten(), frames.flatten())
+        return (*embedded, *place_tables(slot_frames, self.model, self.stream))
 
 
 class Block(nn.Module):
@@ -122,6 +139,7 @@ class Block(nn.Module):
         text_v: Tensor,
         caches: Mapping[str, Tensor],
         scales: Mapping[str, Tensor],
+        places: Mapping[str, Tensor],
     ) -> Tensor:
         """Advance the hidden state by one layer and write this layer's K and V.
 
@@ -137,6 +155,8 @@ class Block(nn.Module):
             This layer's cache tensors as `kv` lays them out, each [B*N, ...]; written in place.
         scales : Mapping[str, Tensor]
             This layer's static scales as `kv` names them.
+        places : Mapping[str, Tensor]
+            ``slot_rotary`` and ``patch_rotary`` from `Embed` where `kv` stores keys before RoPE, else nothing.
 
         Returns
         -------
@@ -150,10 +170,12 @@ class Block(nn.Module):
         x = modulate(self._plain_norm(hidden), shift_1, scale_1).to(dtype)
         q, k, v = self.self_attn.qkv(x).chunk(3, dim=-1)  # each [B, T, d]
         q = rotate(self._split(rms_norm(q, self.self_attn.norm_q)), cos, sin).to(dtype)  # [B, T, H, D]
-        k = rotate(self._split(rms_norm(k, self.self_attn.norm_k)), cos, sin).to(dtype)
+        unturned = self._split(rms_norm(k, self.self_attn.norm_k))
+        k = rotate(unturned, cos, sin).to(dtype)
         own = (k.flatten(0, 1), self._split(v).flatten(0, 1))  # [B*T, H, D]
-        self.kv.write(caches, scales, token_index, *own)
-        y = self.self_attn.o(self._attend(q, own, token_index, caches, scales, valid_tokens))
+        stored = unturned.to(dtype).flatten(0, 1) if self.kv.keys_before_rope else own[0]
+        self.kv.write(caches, scales, token_index, stored, own[1])
+        y = self.self_attn.o(self._attend(q, own, token_index, caches, scales, places, valid_tokens))
         hidden = gated_residual(hidden, y, gate_1)
 
         q = rms_norm(self.cross_attn.q(self._affine_norm(hidden).to(dtype)), self.cross_attn.norm_q)
@@ -170,10 +192,11 @@ class Block(nn.Module):
         token_index: Tensor,
         caches: Mapping[str, Tensor],
         scales: Mapping[str, Tensor],
+        places: Mapping[str, Tensor],
         valid_tokens: Tensor,
     ) -> Tensor:
         batch, tokens = q.shape[0], self.stream.cache_tokens
-        k, v = self.kv.window(caches, scales, q.dtype)  # each [B*N, H, D]
+        k, v = self.kv.window(caches, scales, places, q.dtype)  # each [B*N, H, D]
         if not isinstance(
             self.kv, ExactKv
         ):  # a chunk sees itself as it is: only its past went through the format
@@ -321,20 +344,60 @@ def rotary_tables(frames: Tensor, model: ModelConfig, stream: StreamConfig) -> t
     ``theta ** (-2i / axis channels)``. Angles are float64 until after the cosine, so that frame 1,000,000 is as
     exact as frame 1.
     """
-    side = 2 * (model.head_dim // 6)  # channels of height, and of width
+    side = side_channels(model)
     rows, columns = stream.latent_height // PATCH, stream.latent_width // PATCH
     batch, count = frames.shape
-
-    def angles(positions: Tensor, channels: int) -> Tensor:
-        exponent = torch.arange(0, channels, 2, dtype=torch.float64, device=frames.device) / channels
-        return positions.to(torch.float64)[..., None] * torch.pow(model.rope_theta, -exponent)
-
-    time = angles(frames, model.head_dim - 2 * side)[:, :, None, None, :]
-    height = angles(torch.arange(rows, device=frames.device), side)[None, None, :, None, :]
-    width = angles(torch.arange(columns, device=frames.device), side)[None, None, None, :, :]
+    theta = model.rope_theta
+    time = axis_angles(frames, model.head_dim - 2 * side, theta)[:, :, None, None, :]
+    height = axis_angles(torch.arange(rows, device=frames.device), side, theta)[None, None, :, None, :]
+    width = axis_angles(torch.arange(columns, device=frames.device), side, theta)[None, None, None, :, :]
     grid = (batch, count, rows, columns, -1)
     table = torch.cat((time.expand(grid), height.expand(grid), width.expand(grid)), dim=-1).flatten(1, 3)
     return table.cos().float(), table.sin().float()
+
+
+def place_tables(slot_frames: Tensor, model: ModelConfig, stream: StreamConfig) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines of what the cache holds, in two parts that make up `rotary_tables` of its frames.
+
+    The axes turn channel pairs of their own. So the table of a whole cache is the one of its slots beside the one of
+    a frame's patches; both stay in a GPU's L2, where one as long as the cache would be read from memory by each layer.
+
+    Parameters
+    ----------
+    slot_frames : Tensor
+        [B*cache_frames] int64, the frame that each slot holds.
+
+    Returns
+    -------
+    slot_rotary : Tensor
+        [B*cache_frames, A, 2] float32, of the A pairs that time turns, the first of a head.
+    patch_rotary : Tensor
+        [frame_tokens, D/2 - A, 2] float32, of the others: height, then width.
+    """
+    side = side_channels(model)
+    rows, columns = stream.latent_height // PATCH, stream.latent_width // PATCH
+    time = axis_angles(slot_frames, model.head_dim - 2 * side, model.rope_theta)
+    height, width = (
+        axis_angles(torch.arange(count, device=slot_frames.device), side, model.rope_theta)
+        for count in (rows, columns)
+    )
+    grid = (rows, columns, -1)
+    patch = torch.cat((height[:, None].expand(grid), width[None].expand(grid)), dim=-1).flatten(0, 1)
+    slot_rotary, patch_rotary = (
+        torch.stack((angle.cos(), angle.sin()), dim=-1).float() for angle in (time, patch)
+    )
+    return slot_rotary, patch_rotary
+
+
+def side_channels(model: ModelConfig) -> int:
+    """Return how many of a head's channels height turns, and width as many; time turns the rest, the first ones."""
+    return 2 * (model.head_dim // 6)
+
+
+def axis_angles(positions: Tensor, channels: int, theta: float) -> Tensor:
+    """Return [..., channels/2] float64: the angles of one axis at positions [...] int64."""
+    exponent = torch.arange(0, channels, 2, dtype=torch.float64, device=positions.device) / channels
+    return positions.to(torch.float64)[..., None] * torch.pow(theta, -exponent)
 
 
 def sinusoid(timestep: Tensor, width: int) -> Tensor:
@@ -352,10 +415,17 @@ def is_given(given_frames: Tensor, chunk_frames: int) -> Tensor:
 
 def token_index(write_slots: Tensor, stream: StreamConfig) -> Tensor:
     """Return [B*T] int64: the row of the flat cache [B*N, ...] for each token of the chunk, from slots [B, F]."""
-    device = write_slots.device
-    row = torch.arange(write_slots.shape[0], device=device)[:, None] * stream.cache_frames
-    token = torch.arange(stream.frame_tokens, device=device)
-    return ((row + write_slots)[..., None] * stream.frame_tokens + token).flatten()
+    slots = slot_index(write_slots, stream)
+    token = torch.arange(stream.frame_tokens, device=write_slots.device)
+    return (slots[..., None] * stream.frame_tokens + token).flatten()
+
+
+def slot_index(write_slots: Tensor, stream: StreamConfig) -> Tensor:
+    """Return [B, F] int64: the slots [B, F] of each row as places among the slots of all rows."""
+    return (
+        torch.arange(write_slots.shape[0], device=write_slots.device)[:, None] * stream.cache_frames
+        + write_slots
+    )
 
 
 def patchify(latents: Tensor) -> Tensor:

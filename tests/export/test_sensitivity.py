@@ -13,7 +13,7 @@ from seko_export.progress import silent
 from seko_export.sensitivity import shaken
 from seko_export.weights import model_weights
 from seko_runtime.manifest import GoldenBound
-from tests.truth.eager_stream import random_text, random_wan_weights, same_bytes, small_config
+from tests.truth.eager_stream import known_channels, random_text, random_wan_weights, same_bytes, small_config
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -58,9 +58,9 @@ def test_with_random_weights_rounding_stays_rounding():
     config = dataclasses.replace(small_config(3, 1, 6, passes=2), kv_scheme="fp4")
     weights = dict(model_weights(golden.make_pieces(config), random_wan_weights(config.model)))
     weights |= config.schedule.tables(config.stream)
-    amax = torch.full((config.model.heads,), 8.0)
+    known = known_channels(config.model)
     for layer in range(config.model.layers):
-        weights |= {f"blocks.{layer}.kv.{n}": t for n, t in config.kv.calibrate(amax, amax).items()}
+        weights |= {f"blocks.{layer}.kv.{n}": t for n, t in config.kv.calibrate(known, known).items()}
     text = random_text(config.model, 1)
     plain, other = (
         run_eager(config, weights, text, [0], (0, 1), silent, None, shake=shake) for shake in (False, True)

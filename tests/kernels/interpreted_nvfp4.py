@@ -1,4 +1,4 @@
-"""Tests of both NVFP4 kernels in Triton's interpreter; run by test_nvfp4_interpreted.py in a process of their own."""
+"""Tests of the NVFP4 kernels in Triton's interpreter; run by test_nvfp4_interpreted.py in a process of their own."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from seko_kernels.reference import nvfp4_decode, nvfp4_encode, nvfp4_global_scale
+from seko_kernels.reference import nvfp4_decode, nvfp4_decode_keys, nvfp4_encode, nvfp4_global_scale
 from seko_kernels.triton.nvfp4_expand import EXPAND_TILE, nvfp4_expand_kernel
+from seko_kernels.triton.nvfp4_expand_keys import (
+    EXPAND_KEYS_HEADS,
+    EXPAND_KEYS_TILE,
+    nvfp4_expand_keys_kernel,
+)
 from seko_kernels.triton.nvfp4_write import WRITE_TILE, nvfp4_write_kernel
 
 SHAPES = [
@@ -33,11 +38,13 @@ def keys(tokens: int, heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("saturation", [1, 40])
+@pytest.mark.parametrize("centred", [False, True])
 def test_write_kernel_gives_the_bytes_of_the_reference(
-    shape: tuple[int, int, int], dtype: torch.dtype, saturation: int
+    shape: tuple[int, int, int], dtype: torch.dtype, saturation: int, centred: bool
 ) -> None:
     tokens, heads, head_dim = shape
     x = keys(*shape, dtype)
+    mean = x.float().mean(0) if centred else None
     g = nvfp4_global_scale(x.float().abs().amax((0, 2)) / saturation)
     cache_tokens = tokens + 5
     index = torch.randperm(cache_tokens)[:tokens]
@@ -46,7 +53,7 @@ def test_write_kernel_gives_the_bytes_of_the_reference(
         for last in (head_dim // 2, head_dim // 16)
     ]
     expected = [
-        cache.index_copy(0, index, new) for cache, new in zip(caches, nvfp4_encode(x, g), strict=True)
+        cache.index_copy(0, index, new) for cache, new in zip(caches, nvfp4_encode(x, g, mean), strict=True)
     ]
     blocks = tokens * heads * head_dim // 16
     nvfp4_write_kernel[(-(-blocks // WRITE_TILE),)](
@@ -54,12 +61,14 @@ def test_write_kernel_gives_the_bytes_of_the_reference(
         index,
         *caches,
         g,
+        mean if centred else g,
         blocks,
         cache_tokens,
         x.stride(0),
         x.stride(1),
         HEADS=heads,
         HEAD_BLOCKS=head_dim // 16,
+        CENTRED=centred,
         TILE=WRITE_TILE,
     )
     assert torch.equal(caches[1], expected[1])
@@ -84,4 +93,48 @@ def test_expand_kernel_gives_the_bits_of_the_reference(
     integer = torch.int16 if dtype == torch.bfloat16 else torch.int32
     expected = nvfp4_decode(codes, scales, g, dtype)
     assert torch.equal(out[:tokens].view(integer), expected.view(integer))
+    assert bool(out[tokens:].isnan().all())  # nothing is written past the end
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("slots", "patches", "heads", "head_dim", "slot_pairs"),
+    [(1, 1, 1, 16, 4), (3, 5, 2, 48, 8), (4, 9, 5, 128, 22), (2, 3, 3, 32, 15)],
+)
+def test_expand_keys_kernel_gives_the_bits_of_the_reference(
+    slots: int, patches: int, heads: int, head_dim: int, slot_pairs: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(slots)
+    tokens = slots * patches
+    codes = torch.randint(0, 256, (tokens, heads, head_dim // 2), dtype=torch.uint8)
+    scales = torch.randint(0, 0x7F, (tokens, heads, head_dim // 16), dtype=torch.uint8)
+    g = 2.0 ** torch.randint(-20, 20, (heads,)).float()
+    mean = torch.randn(heads, head_dim) * g[:, None] * 100
+    tables = [
+        torch.stack((angle.cos(), angle.sin()), dim=-1)
+        for angle in (torch.rand(slots, slot_pairs) * 7, torch.rand(patches, head_dim // 2 - slot_pairs) * 7)
+    ]
+    out = torch.full((tokens + 1, heads, head_dim), float("nan"), dtype=dtype)
+    parts = tokens * head_dim // 16
+    nvfp4_expand_keys_kernel[(-(-parts // EXPAND_KEYS_TILE), -(-heads // EXPAND_KEYS_HEADS))](
+        codes,
+        scales,
+        g,
+        mean,
+        *tables,
+        out,
+        parts,
+        patches,
+        HEADS=heads,
+        HEAD_BLOCKS=head_dim // 16,
+        SLOT_PAIRS=slot_pairs,
+        GROUP=EXPAND_KEYS_HEADS,
+        TILE=EXPAND_KEYS_TILE,
+    )
+    expected = nvfp4_decode_keys(codes, scales, g, mean, *tables, torch.float32)
+    if (
+        dtype == torch.bfloat16
+    ):  # the interpreter's cast cuts off; a GPU rounds, and test_nvfp4_expand_keys.py holds that
+        expected = (expected.view(torch.int32) & -0x10000).view(torch.float32)
+    assert torch.equal(out[:tokens].float().view(torch.int32), expected.view(torch.int32))
     assert bool(out[tokens:].isnan().all())  # nothing is written past the end

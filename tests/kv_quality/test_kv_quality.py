@@ -13,20 +13,21 @@ import torch
 from safetensors.torch import save_file
 
 from scripts.kv_quality import __main__ as script
-from scripts.kv_quality.activations import LayerStatistics, capture, errors
+from scripts.kv_quality.activations import LayerStatistics, built_scales, capture, errors, scales_of
 from scripts.kv_quality.ideas import find, ideas, schemes
 from scripts.kv_quality.measures import PSNR_CEILING, psnr, relative_error, spread, ssim
 from scripts.kv_quality.plots import draw_activations
 from scripts.kv_quality.roundings import Rounding, e2m1
 from scripts.kv_quality.sample import Sample, open_sample
 from scripts.kv_quality.streams import places, run_stream, with_format
-from scripts.kv_quality.trial_formats import TRICKS, Channels, TrialKv, hadamard
+from scripts.kv_quality.trial_formats import TRICKS, TrialKv, hadamard
 from scripts.train_sample.text import make_encoder, save_tokenizer, text_config
 from scripts.train_sample.train_vae import Vae, init_vae
 from seko_export.checkpoints.random import write_random_checkpoint
 from seko_export.config import ModelConfig, StreamConfig
 from seko_export.models.causal_dit import rotary_tables
 from seko_export.models.wan_vae import VaeConfig
+from seko_kernels.kv_formats import ChannelStatistics
 from seko_runtime.ring import Ring
 
 MODEL = ModelConfig("tiny", layers=2, dim=64, heads=2, ffn_dim=64, text_dim=32, text_tokens=48, freq_dim=32)
@@ -81,7 +82,7 @@ def test_the_whole_script(folder, tmp_path, capsys):
     for row in found.values():
         assert {"value", "unit", "bar", "gpu", "versions", "date"} <= set(row)
         assert math.isfinite(row["value"])
-    again, lossy = "sample, fp32 again, after 4 chunks", "sample, fp4, after 4 chunks"
+    again, lossy = "sample, fp32 again, after 4 chunks", "sample, fp4-before-rope, after 4 chunks"
     assert found["kv_latent_error", again]["value"] == 0 == found["kv_latent_error", again]["so_far"]["p90"]
     assert found["kv_psnr", again]["value"] == PSNR_CEILING
     assert found["kv_ssim", again]["value"] == 1
@@ -91,24 +92,24 @@ def test_the_whole_script(folder, tmp_path, capsys):
     assert found["kv_psnr", lossy]["value"] < PSNR_CEILING
     assert found["kv_psnr", lossy]["bits_per_number"] == 4.5
     assert len(found["kv_attention_error", "sample, fp4"]["layers"]) == MODEL.layers
-    eight, four = (found["kv_attention_error", f"sample, {name}"]["value"] for name in ("fp8", "fp4"))
-    assert 0 < eight < four
+    eight, shipped, four = (
+        found["kv_attention_error", f"sample, {name}"]["value"] for name in ("fp8", "fp4-before-rope", "fp4")
+    )
+    assert 0 < eight < shipped < four
     names = {
         f"kv-{name}.png" for name in ("histograms", "channel-means", "attention-error", "streams", "frames")
     }
     assert {file.name for file in pictures.iterdir()} == names
     # Frames are noise here, which no PNG makes small.
     assert max(file.stat().st_size for file in pictures.iterdir() if file.stem != "kv-frames") < 150_000
-    assert "| fp4 | 4 |" in capsys.readouterr().out
+    assert "| fp4-before-rope | 4 |" in capsys.readouterr().out
 
 
 def test_a_chunk_that_sees_itself_exactly_is_exact_until_it_reads_the_cache(sample):
     text, options = sample.embed(["a red disc"] * 3), argparse.Namespace(device="cpu", batch=2, chunks=[2])
-    statistics = [LayerStatistics() for _ in range(MODEL.layers)]
-    for layer in statistics:
-        layer.add({name: torch.randn(1, 50, MODEL.heads, MODEL.head_dim) for name in ("k", "v", "before")})
-    (form,) = find(["fp4"], sample.build(1, "cpu"))
-    exact, seen = (script._streams(options, sample, text, one, statistics) for one in (None, form))
+    (form,) = find(["fp4-before-rope"], sample.build(1, "cpu"))
+    exact = script._streams(options, sample, text)
+    seen = script._streams(options, sample, text, form, built_scales(form, sample, "cpu"))
     assert exact.shape == (3, 16, 6, 12, 12)
     first = slice(STREAM.chunk_frames)
     assert torch.equal(seen[:, :, first], exact[:, :, first])
@@ -133,9 +134,19 @@ def test_captured_activations_and_their_pictures(sample, tmp_path):
     for one in seen:
         statistics[one.layer].add({"k": one.k, "v": one.v, "before": layout.unrotated(one.k)})
     exact = TrialKv("exact", 2, 32, torch.float32, 108, STREAM.cache_tokens, EXACT, EXACT)
-    assert errors(exact, seen, layout, statistics) == {name: [0.0] * 2 for name in ("k", "v", "attention")}
-    plain = TrialKv("fp4", 2, 32, torch.float32, 108, STREAM.cache_tokens, e2m1(16), e2m1(16))
-    assert errors(plain, seen, layout, statistics) == errors(schemes(config)[0], seen, layout, statistics)
+    constants = scales_of(exact, statistics, sample, "cpu")
+    assert errors(exact, seen, layout, constants) == {name: [0.0] * 2 for name in ("k", "v", "attention")}
+
+    # The scheme that ships and the idea it came from, with the same statistics: values alike to the bit, keys but for
+    # the twelve bits that they keep in a read.
+    (shipped,) = schemes(config)
+    (idea,) = find(["fp4-4/6 before-rope k-mean"], config)
+    known = [{name: layer.channels(name) for name in ("before", "v")} for layer in statistics]
+    one = errors(shipped, seen, layout, [shipped.calibrate(k["before"], k["v"]) for k in known])
+    other = errors(idea, seen, layout, scales_of(idea, statistics, sample, "cpu"))
+    assert one["v"] == other["v"]
+    for name in ("k", "attention"):
+        assert one[name] == pytest.approx(other[name], rel=0.01)
 
     for folder in (tmp_path / "a", tmp_path / "b"):
         draw_activations(folder, seen, layout)
@@ -164,7 +175,7 @@ def test_a_stream_turns_the_means_to_where_its_keys_stand(sample, tricks, turned
     nothing = Rounding(lambda x, _: torch.zeros_like(x), 4)  # so that a read gives the mean alone
     form = TrialKv("none", 2, 32, torch.float32, 108, STREAM.cache_tokens, nothing, EXACT, tricks)
     config, mean = sample.build(1, "cpu"), torch.rand(2, 32)
-    channels = Channels(mean.abs(), mean)
+    channels = ChannelStatistics(-mean, mean, mean)
     scales = [form.constants(channels, channels, channels)] * MODEL.layers
     chunk, seen = 4, []
     run_stream(
@@ -185,7 +196,7 @@ def test_a_trick_around_no_rounding_changes_nothing(trick):
     form = TrialKv("exact", 2, 32, torch.float32, 2, 10, EXACT, EXACT, (trick,))
     k, v = torch.randn(2, 20, 2, 32)
     caches = {c.name: torch.zeros(20, *c.token_shape, dtype=c.dtype) for c in form.cache_tensors}
-    channels = [Channels(x.abs().amax(0), x.mean(0)) for x in (k, k.flip(0), v)]
+    channels = [ChannelStatistics(x.amin(0), x.amax(0), x.mean(0)) for x in (k, k.flip(0), v)]
     angles = torch.rand(10, 16)
     scales = form.constants(*channels) | {"place_cos": angles.cos(), "place_sin": angles.sin()}
     assert {s.name: (s.shape, s.dtype) for s in form.scale_tensors} == {
@@ -193,7 +204,7 @@ def test_a_trick_around_no_rounding_changes_nothing(trick):
     }
     order = torch.randperm(20)
     form.write(caches, scales, order, k[order], v[order])
-    read_k, read_v = form.window(caches, scales, torch.float32)
+    read_k, read_v = form.window(caches, scales, {}, torch.float32)
     torch.testing.assert_close(read_k, k)
     torch.testing.assert_close(read_v, v)
 
@@ -204,10 +215,12 @@ def test_the_sink_is_kept_where_a_trick_says_so():
     for tricks in ((), ("sink-exact",)):
         form = TrialKv("none", 1, 16, torch.float32, 2, 10, rounding, rounding, tricks)
         caches = {c.name: torch.zeros(20, *c.token_shape, dtype=c.dtype) for c in form.cache_tensors}
-        scales = form.calibrate(torch.ones(1), torch.ones(1))
+        ones = torch.ones(1, 16)
+        known = ChannelStatistics(-ones, ones, 0 * ones)
+        scales = form.calibrate(known, known)
         for index in (torch.arange(20), torch.tensor([4, 14])):
             form.write(caches, scales, index, torch.ones(len(index), 1, 16), torch.ones(len(index), 1, 16))
-        kept[tricks] = form.window(caches, scales, torch.float32)[0].any(-1).nonzero()[:, 0].tolist()
+        kept[tricks] = form.window(caches, scales, {}, torch.float32)[0].any(-1).nonzero()[:, 0].tolist()
         assert form.bits_per_number == (4 + 12 * 0.2 if "sink-exact" in tricks else 4)
     assert list(kept.values()) == [[], [0, 1, 10, 11]]
 

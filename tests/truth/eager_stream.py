@@ -16,6 +16,7 @@ from seko_export.config import ModelConfig, StreamConfig
 from seko_export.models.sampler import Schedule
 from seko_export.pieces import BuildConfig, FlatModule, make_buffers, make_pieces, make_programs
 from seko_export.weights import model_weights
+from seko_kernels.kv_formats import ChannelStatistics
 from seko_runtime.manifest import Call
 from seko_runtime.ring import Ring
 
@@ -24,6 +25,7 @@ SMALL = ModelConfig(
 )
 # Largest magnitude that the FP4 scales are calibrated for: normed keys stay below it, and so do the values.
 CALIBRATED_AMAX = 8.0
+CALIBRATED_MEAN = 0.25  # size of the keys' means: these are seeded numbers, as a mean may be anything
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ class EagerStream:
             name: FlatModule(piece) for name, piece in self.pieces.items()
         }
         self.weights = dict(model_weights(self.pieces, wan)) | config.schedule.tables(config.stream)
-        amax = torch.full((config.model.heads,), CALIBRATED_AMAX)
-        for name, scale in config.kv.calibrate(amax, amax).items():
+        known = known_channels(config.model)
+        for name, scale in config.kv.calibrate(known, known).items():
             self.weights |= {f"blocks.{layer}.kv.{name}": scale for layer in range(config.model.layers)}
         self.buffers = {
             b.name: torch.zeros(b.shape, dtype=getattr(torch, b.dtype)) for b in make_buffers(config)
@@ -108,8 +110,8 @@ class EagerStream:
         return passes
 
     def caches(self) -> dict[str, Tensor]:
-        """Return every cache tensor, [layers, B*N, ...]."""
-        return {name: tensor for name, tensor in self.buffers.items() if name.startswith("kv.")}
+        """Return every cache tensor that holds tokens, [layers, B*N, ...]."""
+        return {f"kv.{c.name}": self.buffers[f"kv.{c.name}"] for c in self.config.kv.cache_tensors}
 
     def cache_rows(self, row: int) -> dict[str, Tensor]:
         """Return one batch row's part of every cache tensor, [layers, N, ...]."""
@@ -142,6 +144,14 @@ class EagerStream:
             if name.endswith(mark):
                 return home[name.removesuffix(mark)][index]
         return home[name]
+
+
+def known_channels(model: ModelConfig) -> ChannelStatistics:
+    """Return what a calibration might have seen: the same range in every channel, another mean in each."""
+    shape = (model.heads, model.head_dim)
+    reach = torch.full(shape, CALIBRATED_AMAX)
+    mean = CALIBRATED_MEAN * torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    return ChannelStatistics(-reach, reach, mean)
 
 
 def small_config(

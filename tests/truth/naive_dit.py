@@ -56,6 +56,11 @@ class SliceWrites:
         self.slots = [SlotList(stream.sink_frames, stream.cache_frames) for _ in range(stream.batch)]
         self.first_frames = [0] * stream.batch
 
+    @property
+    def keys_before_rope(self) -> bool:
+        """As the format under test."""
+        return self.exact.keys_before_rope
+
     def start_chunk(self, first_frames: list[int]) -> None:
         """Say where each row stands; a row at frame 0 starts its stream anew."""
         self.first_frames = first_frames
@@ -75,9 +80,9 @@ class SliceWrites:
         n, s = self.stream.frame_tokens, self.stream
         stored = {}
         for name, x in (("k", k), ("v", v)):
-            if self.exact.name == "fp4":
+            if self.keys_before_rope:  # NVFP4
                 stored[f"{name}_codes"], stored[f"{name}_scales"] = nvfp4_encode(
-                    x, scales[f"{name}_global_scale"]
+                    x, scales[f"{name}_global_scale"], scales.get(f"{name}_mean")
                 )
             else:
                 stored[name] = x
@@ -90,10 +95,14 @@ class SliceWrites:
                     caches[name][start : start + n] = tokens[source : source + n]
 
     def window(
-        self, caches: Mapping[str, Tensor], scales: Mapping[str, Tensor], dtype: torch.dtype
+        self,
+        caches: Mapping[str, Tensor],
+        scales: Mapping[str, Tensor],
+        places: Mapping[str, Tensor],
+        dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         """Read as the format under test does."""
-        return self.exact.window(caches, scales, dtype)
+        return self.exact.window(caches, scales, places, dtype)
 
 
 @dataclass(frozen=True)

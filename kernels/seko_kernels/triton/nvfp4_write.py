@@ -18,24 +18,28 @@ def nvfp4_write_kernel(  # type: ignore[no-untyped-def]
     CODES,
     SCALES,
     GLOBAL_SCALE,
+    MEAN,
     blocks,
     cache_tokens,
     x_token_stride,
     x_head_stride,
     HEADS: tl.constexpr,
     HEAD_BLOCKS: tl.constexpr,
+    CENTRED: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Write ``X[t]`` as NVFP4 to ``CODES[TOKEN_INDEX[t]]`` and ``SCALES[TOKEN_INDEX[t]]``.
+    """Write ``X[t] - MEAN`` as NVFP4 to ``CODES[TOKEN_INDEX[t]]`` and ``SCALES[TOKEN_INDEX[t]]``, four over six.
 
-    Per block of 16 channels, with g the head's global scale (a power of two)::
+    Per block of 16 channels, with g the head's global scale (a power of two), once for the top 6 and once for 4::
 
-        s    = e4m3(amax|x| * (1/6) * (1/g))          sf = s * g
+        s    = e4m3(amax|x| * (1/top) * (1/g))        sf = s * g
         code = #{midpoints m of the e2m1 grid : |x| > m * sf}  (>= where the upper neighbour's code is even)
                | sign << 3,  or 0 where s = 0
 
-    `seko_kernels.reference.nvfp4_encode` is the definition and says why every step is exact. A tile is a run
-    of scale blocks in the order of ``X``, so any head_dim that is a multiple of 16 fits, power of two or not.
+    and the one with the smaller squared error is stored, 6 where they are equal. The errors are sums of integers, so
+    that no order of summation matters. `seko_kernels.reference.nvfp4_encode` is the definition and says why every
+    step is exact. A tile is a run of scale blocks in the order of ``X``, so any head_dim that is a multiple of 16
+    fits, power of two or not.
 
     Parameters
     ----------
@@ -48,10 +52,14 @@ def nvfp4_write_kernel(  # type: ignore[no-untyped-def]
         ``[cache_tokens, H, D/2]`` and ``[cache_tokens, H, D/16]``, contiguous.
     GLOBAL_SCALE : pointer to fp32
         ``[H]``.
+    MEAN : pointer to fp32
+        ``[H, D]``, contiguous; not read unless CENTRED.
     blocks, cache_tokens, x_token_stride, x_head_stride : int
         ``T * H * D/16``, N, and strides of ``X`` in elements.
     HEADS, HEAD_BLOCKS, TILE : constexpr int
         H, D/16, scale blocks per program.
+    CENTRED : constexpr bool
+        Whether ``MEAN`` is taken off.
     """
     block = tl.program_id(0) * TILE + tl.arange(0, TILE)
     live = block < blocks
@@ -60,26 +68,26 @@ def nvfp4_write_kernel(  # type: ignore[no-untyped-def]
     token = row // HEADS
     head = row % HEADS
 
+    channel = tl.arange(0, 16)
     source = token.to(tl.int64) * x_token_stride + head * x_head_stride + part * 16
-    x = tl.load(X + source[:, None] + tl.arange(0, 16)[None, :], mask=live[:, None], other=0.0).to(tl.float32)
+    x = tl.load(X + source[:, None] + channel[None, :], mask=live[:, None], other=0.0).to(tl.float32)
+    if CENTRED:
+        place = (head * HEAD_BLOCKS + part) * 16
+        x -= tl.load(MEAN + place[:, None] + channel[None, :], mask=live[:, None], other=0.0)
     magnitude = tl.abs(x)  # [TILE, 16]
+    amax = tl.max(magnitude, axis=1)
     g = tl.load(GLOBAL_SCALE + head, mask=live, other=1.0)
-    # 1/g from the bits: Triton's fp32 division is approximate, and this is exact for a power of two.
+    # Reciprocals of powers of two, from the bits: Triton's fp32 division is approximate, and these are exact.
     inverse_g = (0x7F000000 - g.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
-    scale_byte = e4m3_scale_encode(tl.max(magnitude, axis=1) * (1.0 / 6.0) * inverse_g)
-    scale = tl.expand_dims(e4m3_scale_decode(scale_byte) * g, 1)  # [TILE, 1]
+    power = amax.to(tl.int32, bitcast=True) & 0x7F800000
+    inverse_power = tl.expand_dims((0x7F000000 - power).to(tl.float32, bitcast=True), 1)
 
-    # Seven comparisons, summed. A search of three levels was slower on an H200 (15.9 against 14.7 us for
-    # 4680 tokens of 12 heads): its selects cost more than the comparisons they save.
-    code = (x < 0.0).to(tl.int32) * 8
-    code += (magnitude > scale * 0.25).to(tl.int32)
-    code += (magnitude >= scale * 0.75).to(tl.int32)
-    code += (magnitude > scale * 1.25).to(tl.int32)
-    code += (magnitude >= scale * 1.75).to(tl.int32)
-    code += (magnitude > scale * 2.5).to(tl.int32)
-    code += (magnitude >= scale * 3.5).to(tl.int32)
-    code += (magnitude > scale * 5.0).to(tl.int32)
-    code = tl.where(scale > 0.0, code, 0)
+    scale_byte, code, error = _rounded(magnitude, amax * (1.0 / 6.0) * inverse_g, g, inverse_power)
+    four_byte, four_code, four_error = _rounded(magnitude, amax * 0.25 * inverse_g, g, inverse_power)
+    closer = four_error < error
+    scale_byte = tl.where(closer, four_byte, scale_byte)
+    code = tl.where(tl.expand_dims(closer, 1), four_code, code) + (x < 0.0).to(tl.int32) * 8
+    code = tl.where(tl.expand_dims(scale_byte, 1) > 0, code, 0)
     low, high = tl.split(tl.reshape(code, (TILE, 8, 2)))
     packed = (low | (high << 4)).to(tl.uint8)  # [TILE, 8]
 
@@ -88,3 +96,34 @@ def nvfp4_write_kernel(  # type: ignore[no-untyped-def]
     target = (place * HEADS + head) * HEAD_BLOCKS + part  # int64
     tl.store(CODES + target[:, None] * 8 + tl.arange(0, 8)[None, :], packed, mask=inside[:, None])
     tl.store(SCALES + target, scale_byte.to(tl.uint8), mask=inside)
+
+
+@triton.jit
+def _rounded(magnitude, wanted_scale, g, inverse_power):  # type: ignore[no-untyped-def]
+    """Scale byte [TILE], codes without sign [TILE, 16] and squared error [TILE], all int32, for one wanted scale.
+
+    `seko_kernels.reference.nvfp4_error` is the definition of the error.
+    """
+    scale_byte = e4m3_scale_encode(wanted_scale)
+    scale = tl.expand_dims(e4m3_scale_decode(scale_byte) * g, 1)  # [TILE, 1]
+    # Seven comparisons, summed. A search of three levels was slower on an H200 (15.9 against 14.7 us for
+    # 4680 tokens of 12 heads): its selects cost more than the comparisons they save.
+    code = (magnitude > scale * 0.25).to(tl.int32)
+    code += (magnitude >= scale * 0.75).to(tl.int32)
+    code += (magnitude > scale * 1.25).to(tl.int32)
+    code += (magnitude >= scale * 1.75).to(tl.int32)
+    code += (magnitude > scale * 2.5).to(tl.int32)
+    code += (magnitude >= scale * 3.5).to(tl.int32)
+    code += (magnitude > scale * 5.0).to(tl.int32)
+    # The code's value: exponent and mantissa lie side by side as in fp32; 0 and 0.5 are the subnormals.
+    normal = ((code << 22) + (126 << 23)).to(tl.float32, bitcast=True)
+    value = tl.where(code > 1, normal, code.to(tl.float32) * 0.5) * scale
+    missed = _parts(magnitude * inverse_power) - _parts(value * inverse_power)
+    return scale_byte, code, tl.sum(missed * missed, axis=1)
+
+
+@triton.jit
+def _parts(x):  # type: ignore[no-untyped-def]
+    """1024 * x as the nearest int32, ties to even."""
+    # Adding 1.5 * 2**23 leaves it in the low mantissa bits; the product is exact, so fusing the two makes no difference.
+    return (x * 1024.0 + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000

@@ -1,0 +1,191 @@
+"""nvfp4_expand_keys: the reference is RoPE to its precision; the package and the GPU give its bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from seko_kernels import nvfp4_expand_keys
+from seko_kernels.errors import KvDtypeError, KvShapeError
+from seko_kernels.formats import ROTARY_FACTOR_BITS
+from seko_kernels.reference import nvfp4_decode, round_factor
+from seko_kernels.triton.nvfp4_expand_keys import (
+    EXPAND_KEYS_HEADS,
+    EXPAND_KEYS_TILE,
+    EXPAND_KEYS_WARPS,
+    nvfp4_expand_keys_kernel,
+)
+
+DTYPES = (torch.bfloat16, torch.float32)
+SHAPES = [(21, 1560, 12, 128, 22), (6, 24, 5, 128, 22), (3, 7, 2, 48, 8), (1, 1, 1, 16, 4)]
+SIGNATURE = {
+    "CODES": "*u8",
+    "SCALES": "*u8",
+    "GLOBAL_SCALE": "*fp32",
+    "MEAN": "*fp32",
+    "SLOT_ROTARY": "*fp32",
+    "PATCH_ROTARY": "*fp32",
+    "OUT": "*bf16",
+    "parts": "i32",
+    "frame_tokens": "i32",
+}
+
+
+def bits(x: Tensor) -> Tensor:
+    """The bits of a float tensor, so that minus zero differs from zero and NaN equals itself."""
+    return x.cpu().view(torch.int16 if x.dtype == torch.bfloat16 else torch.int32)
+
+
+def random_cache(slots: int, patches: int, heads: int, head_dim: int, slot_pairs: int) -> tuple[Tensor, ...]:
+    """Codes of every value, scale bytes 0..0x7E, heads of different size, means as large as the keys, any angle."""
+    torch.manual_seed(slots)
+    tokens = slots * patches
+    codes = torch.randint(0, 256, (tokens, heads, head_dim // 2), dtype=torch.uint8)
+    scales = torch.randint(0, 0x7F, (tokens, heads, head_dim // 16), dtype=torch.uint8)
+    g = 2.0 ** torch.randint(-20, 20, (heads,)).float()
+    mean = torch.randn(heads, head_dim) * g[:, None] * 100
+    slot_angle = torch.rand(slots, slot_pairs) * 7
+    patch_angle = torch.rand(patches, head_dim // 2 - slot_pairs) * 7
+    tables = (torch.stack((angle.cos(), angle.sin()), dim=-1) for angle in (slot_angle, patch_angle))
+    return codes, scales, g, mean, *tables
+
+
+@pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
+def test_it_is_the_rotation_of_key_and_mean(shape: tuple[int, ...]) -> None:
+    """Against complex numbers in float64, slot and patch looked up token by token: within the factors' rounding."""
+    codes, scales, g, mean, slot_rotary, patch_rotary = random_cache(*shape)
+    turned = nvfp4_expand_keys(codes, scales, g, mean, slot_rotary, patch_rotary, torch.float32)
+    keys = nvfp4_decode(codes, scales, g, torch.float32).double() + mean.double()
+    for token, key in enumerate(keys):
+        slot, patch = divmod(token, len(patch_rotary))
+        turn = torch.view_as_complex(torch.cat((slot_rotary[slot], patch_rotary[patch])).double())
+        wanted = torch.view_as_real(torch.view_as_complex(key.unflatten(-1, (-1, 2))) * turn).flatten(-2)
+        pair = key.unflatten(-1, (-1, 2)).norm(dim=-1).repeat_interleave(2, -1)
+        # Two factors a product, each off by half a unit of its last bit, in two products of a pair.
+        assert ((turned[token] - wanted).abs() <= 2 * 2.0**-ROTARY_FACTOR_BITS * pair * 1.01).all(), token
+
+
+def test_products_are_exact_so_that_fused_sums_give_the_same_bits() -> None:
+    """The rotation of rounded factors, in float64 (where both products and sum are exact enough), rounded once."""
+    codes, scales, g, mean, slot_rotary, patch_rotary = random_cache(*SHAPES[1])
+    even, odd = (
+        round_factor(nvfp4_decode(codes, scales, g, torch.float32) + mean)
+        .double()
+        .unflatten(-1, (-1, 2))
+        .unbind(-1)
+    )
+    rotary = torch.cat(
+        (
+            slot_rotary.repeat_interleave(len(patch_rotary), 0),
+            patch_rotary.repeat(len(slot_rotary), 1, 1),
+        ),
+        dim=1,
+    )
+    cos, sin = round_factor(rotary).double()[:, None].unbind(-1)
+    once = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2).float()
+    ours = nvfp4_expand_keys(codes, scales, g, mean, slot_rotary, patch_rotary, torch.float32)
+    assert torch.equal(bits(ours), bits(once))
+
+
+def test_factors_keep_twelve_bits_ties_away_from_zero() -> None:
+    x = torch.tensor([1.0, 1 + 2.0**-11, 1 + 2.0**-12, -1 - 2.0**-12, 1 + 2.0**-13, 0.0, 2 - 2.0**-20])
+    wanted = [1.0, 1 + 2.0**-11, 1 + 2.0**-11, -1 - 2.0**-11, 1.0, 0.0, 2.0]
+    assert round_factor(x).tolist() == wanted
+
+
+def test_wrong_tensors_are_refused() -> None:
+    codes, scales, g, mean, slot_rotary, patch_rotary = random_cache(3, 5, 2, 48, 8)
+    with pytest.raises(KvDtypeError, match="float16"):
+        nvfp4_expand_keys(codes, scales, g, mean, slot_rotary, patch_rotary, torch.float16)
+    with pytest.raises(KvShapeError, match="mean has shape"):
+        nvfp4_expand_keys(codes, scales, g, mean[:1], slot_rotary, patch_rotary, torch.float32)
+    with pytest.raises(KvShapeError, match="do not make up 15 tokens of 24 pairs"):
+        nvfp4_expand_keys(codes, scales, g, mean, slot_rotary[:2], patch_rotary, torch.float32)
+    with pytest.raises(KvShapeError, match="do not make up"):
+        nvfp4_expand_keys(
+            codes, scales, g, mean, slot_rotary[:, :7].contiguous(), patch_rotary, torch.float32
+        )
+    with pytest.raises(KvShapeError, match="places, pairs, 2"):
+        nvfp4_expand_keys(codes, scales, g, mean, slot_rotary[..., 0], patch_rotary, torch.float32)
+    with pytest.raises(KvDtypeError, match="patch_rotary is torch.float64"):
+        nvfp4_expand_keys(codes, scales, g, mean, slot_rotary, patch_rotary.double(), torch.float32)
+
+
+def test_kernel_compiles_everywhere_without_spills(
+    cross_compile: Callable[..., Any], sass_of: Callable[[Any], list[str]], compile_archs: tuple[int, ...]
+) -> None:
+    constants = {
+        "HEADS": 12,
+        "HEAD_BLOCKS": 8,
+        "SLOT_PAIRS": 22,
+        "GROUP": EXPAND_KEYS_HEADS,
+        "TILE": EXPAND_KEYS_TILE,
+    }
+    for arch in compile_archs:
+        compiled = cross_compile(
+            nvfp4_expand_keys_kernel, SIGNATURE, constants, arch, EXPAND_KEYS_WARPS, ("parts",)
+        )
+        if arch == 90:
+            opcodes = sass_of(compiled)
+            assert "LDG" in opcodes
+            assert not {"LDL", "STL"} & set(opcodes), "the kernel spills to local memory"
+
+
+class ExpandKeysModule(torch.nn.Module):
+    """Both dtypes of a window, as an engine's graph sees them."""
+
+    def forward(
+        self,
+        codes: Tensor,
+        scales: Tensor,
+        g: Tensor,
+        mean: Tensor,
+        slot_rotary: Tensor,
+        patch_rotary: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        tensors = (codes, scales, g, mean, slot_rotary, patch_rotary)
+        return nvfp4_expand_keys(*tensors, DTYPES[0]), nvfp4_expand_keys(*tensors, DTYPES[1])
+
+
+def test_cpu_package_gives_the_bits_of_eager(package_runner: Callable[..., Any]) -> None:
+    args = random_cache(3, 7, 2, 48, 8)
+    engine = package_runner(ExpandKeysModule(), args)
+    for ours, expected in zip(engine(list(args)), ExpandKeysModule()(*args), strict=True):
+        assert torch.equal(bits(ours), bits(expected))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gpu_gives_the_bits_of_the_reference(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    args = random_cache(*shape)
+    expanded = nvfp4_expand_keys(*(t.cuda() for t in args), dtype)
+    assert torch.equal(bits(expanded), bits(nvfp4_expand_keys(*args, dtype)))
+
+
+@pytest.mark.gpu
+def test_gpu_package_and_its_capture_give_the_bits_of_the_reference(
+    package_runner: Callable[..., Any],
+) -> None:
+    args = random_cache(7, 390, 12, 128, 22)
+    expected = ExpandKeysModule()(*args)
+    on_device = [t.cuda() for t in args]
+    engine = package_runner(ExpandKeysModule(), tuple(on_device))
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        direct = engine(list(on_device))
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        captured = engine(list(on_device))
+    for output in captured:
+        output.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    for ours, replayed, truth in zip(direct, captured, expected, strict=True):
+        assert torch.equal(bits(ours), bits(truth))
+        assert torch.equal(bits(replayed), bits(truth))
