@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from seko_export.models.causal_dit import rotate
 from seko_export.pieces import BuildConfig, make_pieces
-from seko_kernels.kv_formats import ChannelStatistics
+from seko_kernels.kv_formats import ChannelStatistics, KvFormat
 
 
 @dataclass
@@ -40,16 +40,18 @@ class KvStatistics:
     """What each channel of K and V is like, per layer, seen while the exact track runs.
 
     Only what the context pass writes counts: no later chunk reads anything else. Keys are turned back to what they
-    were before RoPE where the build's format stores them so.
+    were before RoPE where the format stores them so.
 
     Parameters
     ----------
     config : BuildConfig
-        The build, with its own cache format.
+        Of the exact track.
+    form : KvFormat
+        Whose constants are wanted.
     """
 
-    def __init__(self, config: BuildConfig) -> None:
-        self._config = config
+    def __init__(self, config: BuildConfig, form: KvFormat) -> None:
+        self._config, self._form = config, form
         model = config.model
         shape = (model.heads, model.head_dim)
         self._seen = [
@@ -60,8 +62,7 @@ class KvStatistics:
             for _ in range(model.layers)
         ]
         self._calls = 0
-        exact = replace(config, kv_scheme=config.exact_scheme)
-        self._names = [a.name for a in make_pieces(exact)["block"].signature]
+        self._names = [a.name for a in make_pieces(config)["block"].signature]
 
     def watch(
         self, block: Callable[[list[Tensor]], Sequence[Tensor]]
@@ -84,13 +85,13 @@ class KvStatistics:
         return {
             f"blocks.{layer}.kv.{name}": tensor
             for layer, (k, v) in enumerate(self._seen)
-            for name, tensor in self._config.kv.calibrate(k.statistics, v.statistics).items()
+            for name, tensor in self._form.calibrate(k.statistics, v.statistics).items()
         }
 
     def _add(self, layer: int, tensors: dict[str, Tensor]) -> None:
         token_index, cos, sin = (tensors[name] for name in ("token_index", "cos", "sin"))
         k, v = (tensors[f"caches.{name}"][token_index] for name in ("k", "v"))  # the chunk's own, [B*T, H, D]
-        if self._config.kv.keys_before_rope:
+        if self._form.keys_before_rope:
             k = rotate(k.float().unflatten(0, cos.shape[:2]), cos, -sin).flatten(0, 1)
         for sums, x in zip(self._seen[layer], (k, v), strict=True):
             sums.add(x)

@@ -169,7 +169,7 @@ def record(
     text = golden_text(config) if ids is None else encoded_text(config, on_device, ids)
     exact_config = replace(config, kv_scheme=config.exact_scheme)
     lossless = config.kv_scheme == config.exact_scheme
-    statistics = KvStatistics(config)
+    statistics = KvStatistics(exact_config, config.kv)
     exact = run_eager(
         exact_config, on_device, text, seeds, chunks, progress, None if lossless else statistics
     )

@@ -31,8 +31,8 @@ from seko_kernels.formats import (
 def nvfp4_encode(x: Tensor, global_scale: Tensor, mean: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Quantise to NVFP4: scale ``s = e4m3(amax * (1/top) * (1/g))``, codes nearest on ``s * g`` times e2m1.
 
-    Four over six: a block tries both tops of `NVFP4_TOPS` and keeps the one with the smaller squared error, 6 where they are equal.
-    The errors are compared in whole parts of the block's power of two (`nvfp4_error`).
+    Four over six: a block tries both tops of `NVFP4_TOPS` and keeps the one with the smaller squared error, 6 where
+    they are equal. The errors are compared in whole parts of the block's power of two (`nvfp4_error`).
 
     Codes are found by comparing ``|x|`` with midpoint times scale. That product is exact in fp32 (a midpoint
     has at most 3 significant bits, an e4m3 scale 4, ``g`` is a power of two), so the result is the exact

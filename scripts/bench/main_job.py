@@ -207,7 +207,7 @@ def _eager_chunk_ms(checkpoint: Path, scheme: str, chunks: int) -> dict[str, flo
     weights = {n: t.cuda() for n, t in (loaded | config.schedule.tables(config.stream)).items()}
     if scheme == "fp4":
         weights |= {
-            n: t.cuda() for n, t in KvStatistics(config).calibrate().items()
+            n: t.cuda() for n, t in KvStatistics(config, config.kv).calibrate().items()
         }  # scale 1: speed is the same
     with eager_session(config, weights, golden_text(config), [0]) as session:
         for _ in range(9):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from scripts.kv_quality.sample import Sample
-from scripts.kv_quality.streams import Places, Scales, first_full_chunk, places, run_stream, with_format
+from scripts.kv_quality.streams import Places, Scales, first_full_chunk, places, run_stream
 from scripts.kv_quality.trial_formats import TrialKv
 from seko_export.calibration import KvStatistics
 from seko_export.golden import GOLDEN_PROMPT, eager_session
@@ -99,7 +99,7 @@ def scales_of(form: KvFormat, statistics: list[LayerStatistics], sample: Sample,
 def built_scales(form: KvFormat, sample: Sample, device: str) -> Scales:
     """Return what a build of the sample ships as the constants of a format: from the golden prompt alone."""
     exact = sample.build(1, device)
-    seen = KvStatistics(with_format(exact, form))
+    seen = KvStatistics(exact, form)
     with eager_session(exact, sample.weights(exact), sample.embed([GOLDEN_PROMPT]), [0], seen) as session:
         for _ in range(first_full_chunk(exact) + 1):
             session.run_chunk()

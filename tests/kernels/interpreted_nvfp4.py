@@ -132,9 +132,8 @@ def test_expand_keys_kernel_gives_the_bits_of_the_reference(
         TILE=EXPAND_KEYS_TILE,
     )
     expected = nvfp4_decode_keys(codes, scales, g, mean, *tables, torch.float32)
-    if (
-        dtype == torch.bfloat16
-    ):  # the interpreter's cast cuts off; a GPU rounds, and test_nvfp4_expand_keys.py holds that
+    if dtype == torch.bfloat16:
+        # The interpreter's cast cuts off. A GPU's rounds: test_nvfp4_expand_keys.py holds it to the reference.
         expected = (expected.view(torch.int32) & -0x10000).view(torch.float32)
     assert torch.equal(out[:tokens].float().view(torch.int32), expected.view(torch.int32))
     assert bool(out[tokens:].isnan().all())  # nothing is written past the end

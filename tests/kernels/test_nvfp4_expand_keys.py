@@ -111,7 +111,7 @@ def test_wrong_tensors_are_refused() -> None:
         )
     with pytest.raises(KvShapeError, match="places, pairs, 2"):
         nvfp4_expand_keys(codes, scales, g, mean, slot_rotary[..., 0], patch_rotary, torch.float32)
-    with pytest.raises(KvDtypeError, match="patch_rotary is torch.float64"):
+    with pytest.raises(KvDtypeError, match="patch_rotary is"):
         nvfp4_expand_keys(codes, scales, g, mean, slot_rotary, patch_rotary.double(), torch.float32)
 
 

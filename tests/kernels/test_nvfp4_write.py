@@ -110,7 +110,7 @@ def block_power(x: Tensor) -> Fraction:
 
 
 def test_four_wins_where_the_gap_below_six_would_hurt() -> None:
-    """Numbers at 5/6 of the largest fall into e2m1's gap between 4 and 6; on top 4 they lie next to 3.33, a code of 3."""
+    """Numbers at 5/6 of the largest fall into e2m1's gap between 4 and 6; on top 4 they lie by the code of 3."""
     near_top = torch.tensor([6.0, *[5.0] * 15]).view(1, 1, 16)
     codes, scales = nvfp4_encode(near_top, torch.ones(1))
     assert e4m3_decode(scales).item() == 1.5  # 6 / 4

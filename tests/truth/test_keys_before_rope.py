@@ -1,7 +1,7 @@
-"""Keys that lie in the cache before RoPE: what is read is each token's own key, turned to its own frame, wherever it lies.
+"""Keys in the cache before RoPE: what is read is each token's own key, turned to its own frame, wherever it lies.
 
-Truth is a dictionary from slot to frame and keys. Rows begin anew and caches are rebuilt under way, by the runtime's own
-clocks: then the frames in a cache are no longer one after another.
+Truth is a dictionary from slot to frame and keys. Rows begin anew and caches are rebuilt under way, by the runtime's
+own clocks: then the frames in a cache are no longer one after another.
 """
 
 from __future__ import annotations

@@ -125,5 +125,5 @@ def _rounded(magnitude, wanted_scale, g, inverse_power):  # type: ignore[no-unty
 @triton.jit
 def _parts(x):  # type: ignore[no-untyped-def]
     """1024 * x as the nearest int32, ties to even."""
-    # Adding 1.5 * 2**23 leaves it in the low mantissa bits; the product is exact, so fusing the two makes no difference.
+    # Adding 1.5 * 2**23 leaves it in the low mantissa bits; the product is exact, so fusing the two changes nothing.
     return (x * 1024.0 + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
