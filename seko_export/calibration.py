@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seko_export.models.causal_dit import rotate
+from seko_export.models.rotary import rotate
 from seko_export.pieces import BuildConfig, make_pieces
 from seko_kernels.kv_formats import ChannelStatistics, KvFormat
 

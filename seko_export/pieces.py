@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 
 from seko_export.media_pieces import MEDIA_PROGRAMS, media_buffers, media_pieces
-from seko_export.models.causal_dit import Block, Embed, Head, Prompt, PromptKv, side_channels
+from seko_export.models.causal_dit import Block, Embed, Head, Prompt, PromptKv
+from seko_export.models.rotary import side_channels
 from seko_export.models.sampler import Advance, Noise
 from seko_export.piece import Argument, BuildConfig, FlatModule, Piece, dtype_name, on_meta
 from seko_runtime.buffers_check import GIVEN_FRAMES, GIVEN_LATENTS

@@ -22,7 +22,6 @@ from seko_kernels.kv_formats import EXACT_SCHEMES, SCHEMES, KvFormat, kv_format
 STREAMED = (
     "fp8",
     "fp4",
-    "fp4-4/6",
 )
 
 

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from scripts.kv_quality.sample import Sample
 from seko_export.golden import eager_session
-from seko_export.models.causal_dit import place_tables, rotary_tables, rotate
+from seko_export.models.rotary import place_tables, rotary_tables, rotate
 from seko_export.piece import BuildConfig
 from seko_kernels.kv_formats import KvFormat
 from seko_runtime.ring import Ring

@@ -21,7 +21,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 from seko_export.config import PATCH, ModelConfig, StreamConfig
-from seko_export.models.causal_dit import attention, patchify, rotary_tables, rotate, sinusoid
+from seko_export.models.causal_dit import attention, patchify, sinusoid
+from seko_export.models.rotary import rotary_tables, rotate
 
 Cache = list[
     tuple[Tensor, Tensor]

@@ -17,12 +17,11 @@ from seko_export.models.causal_dit import (
     Block,
     fill_bias,
     patchify,
-    rotary_tables,
-    rotate,
     sinusoid,
     token_index,
     unpatchify,
 )
+from seko_export.models.rotary import rotary_tables, rotate
 from seko_export.pieces import FlatModule, Piece, make_pieces
 from seko_runtime.ring import Ring
 from tests.tolerances import REORDERED_SUM, ROUNDED_ONCE, STEP, ULP, relative_error

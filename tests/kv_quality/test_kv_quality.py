@@ -25,7 +25,7 @@ from scripts.train_sample.text import make_encoder, save_tokenizer, text_config
 from scripts.train_sample.train_vae import Vae, init_vae
 from seko_export.checkpoints.random import write_random_checkpoint
 from seko_export.config import ModelConfig, StreamConfig
-from seko_export.models.causal_dit import rotary_tables
+from seko_export.models.rotary import rotary_tables
 from seko_export.models.wan_vae import VaeConfig
 from seko_kernels.kv_formats import ChannelStatistics
 from seko_runtime.ring import Ring
