@@ -94,10 +94,13 @@ class Embed(nn.Module):
         time = self.time_embedding(sinusoid(timestep, self.model.freq_dim))  # [B, F, d]
         modulation = self.time_projection(time).unflatten(-1, (6, self.model.dim))
         cos, sin = rotary_tables(frames, self.model, self.stream)
-        embedded = (hidden, modulation, time, cos, sin, token_index(write_slots, self.stream))
+        index = token_index(write_slots, self.stream)
+        embedded = (hidden, modulation, time, cos, sin, index)
         if slot_frames is None:
             return embedded
-        slot_frames.index_copy_(0, slot_index(write_slots, self.stream).flatten(), frames.flatten())
+        n = self.stream.frame_tokens
+        slots = index.unflatten(0, (-1, n))[:, 0] // n  # [B*F], among the slots of all rows
+        slot_frames.index_copy_(0, slots, frames.flatten())
         return (*embedded, *place_tables(slot_frames, self.model, self.stream))
 
 
@@ -346,17 +349,10 @@ def is_given(given_frames: Tensor, chunk_frames: int) -> Tensor:
 
 def token_index(write_slots: Tensor, stream: StreamConfig) -> Tensor:
     """Return [B*T] int64: the row of the flat cache [B*N, ...] for each token of the chunk, from slots [B, F]."""
-    slots = slot_index(write_slots, stream)
-    token = torch.arange(stream.frame_tokens, device=write_slots.device)
-    return (slots[..., None] * stream.frame_tokens + token).flatten()
-
-
-def slot_index(write_slots: Tensor, stream: StreamConfig) -> Tensor:
-    """Return [B, F] int64: the slots [B, F] of each row as places among the slots of all rows."""
-    return (
-        torch.arange(write_slots.shape[0], device=write_slots.device)[:, None] * stream.cache_frames
-        + write_slots
-    )
+    device = write_slots.device
+    row = torch.arange(write_slots.shape[0], device=device)[:, None] * stream.cache_frames
+    token = torch.arange(stream.frame_tokens, device=device)
+    return ((row + write_slots)[..., None] * stream.frame_tokens + token).flatten()
 
 
 def patchify(latents: Tensor) -> Tensor:
