@@ -276,6 +276,11 @@ class _CountedKv:
     def __init__(self, block: Block, recorder: _Recorder) -> None:
         self._kv, self._model, self._recorder = block.kv, block.model, recorder
 
+    @property
+    def keys_before_rope(self) -> bool:
+        """As the format that is counted."""
+        return self._kv.keys_before_rope
+
     def write(
         self,
         caches: Mapping[str, Tensor],
@@ -290,13 +295,17 @@ class _CountedKv:
         self._recorder.add(CACHE_WRITE, [k, v, token_index, *scales.values()], [], parts=parts)
 
     def window(
-        self, caches: Mapping[str, Tensor], scales: Mapping[str, Tensor], dtype: torch.dtype
+        self,
+        caches: Mapping[str, Tensor],
+        scales: Mapping[str, Tensor],
+        places: Mapping[str, Tensor],
+        dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         """Take down the expansion of the whole cache and give two windows without content."""
         tokens = next(iter(caches.values())).shape[0]
         shape = (tokens, self._model.heads, self._model.head_dim)
         k, v = (torch.empty(shape, dtype=dtype, device="meta") for _ in range(2))
-        self._recorder.add(EXPAND, [*caches.values(), *scales.values()], [k, v])
+        self._recorder.add(EXPAND, [*caches.values(), *scales.values(), *places.values()], [k, v])
         return k, v
 
 

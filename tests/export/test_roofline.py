@@ -66,8 +66,9 @@ def test_a_chunk_is_near_its_newest_row():
 def test_the_cache_is_smaller_by_what_was_measured():
     bytes_of = {scheme: predicted(scheme)["session_bytes"]["kv"] for scheme in ("bf16", "fp4")}
     row = newest("fp4_pool_ratio", S1)
-    assert bytes_of["fp4"] == row["pool_bytes"]
-    assert bytes_of["fp4"] / bytes_of["bf16"] == row["value"]
+    # Rows from before keys were stored before RoPE lack 8 bytes a slot of the 21: which frame it holds (ADR 0005).
+    assert bytes_of["fp4"] - row["pool_bytes"] in (0, 8 * 21)
+    assert bytes_of["fp4"] / bytes_of["bf16"] == pytest.approx(row["value"], rel=2 * 168 / row["pool_bytes"])
 
 
 def test_decoding_is_near_its_newest_row():

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
-from seko_export.models.causal_dit import rotate
+from seko_export.models.rotary import rotate
 from seko_kernels.errors import OpDtypeError, OpShapeError
 from seko_kernels.fused_reference import FP8, e4m3_cast
 from seko_kernels.qk_norm_rope import PLAIN_KEYS, qk_norm_rope
