@@ -139,8 +139,9 @@ def test_a_lossy_cache_is_read_once_and_expanded_once():
     launches = count_piece(piece).launches
     assert piece.module.kv == config.kv  # counting put its own format back
     (expand,) = [launch for launch in launches if launch.kind == EXPAND]
-    scales = 2 * m.heads * 4
-    assert expand.bytes_read == config.kv.pool_bytes(1, s.cache_tokens) + scales
+    scales = 4 * (2 * m.heads + m.heads * m.head_dim)  # a head's of K and of V, and a mean for each channel of K
+    tables = 4 * 2 * (22 * s.cache_frames + 42 * s.frame_tokens)  # cosines and sines of slots and of patches
+    assert expand.bytes_read == config.kv.pool_bytes(1, s.cache_tokens) + scales + tables
     assert expand.bytes_written == 2 * s.cache_tokens * m.dim * 2
     stored, *over = [launch for launch in launches if launch.kind == CACHE_WRITE]
     assert stored.bytes_written == config.kv.pool_bytes(1, s.chunk_tokens)
@@ -193,7 +194,10 @@ def test_bytes_are_those_of_a_real_artifact(built, request):
     config = build_config(False, "tiny", kv, False, "cpu", layout)
     weights = weight_bytes(config, make_pieces(config), fp8=False)
     assert weights == {"transformer": sum(weight.nbytes for weight in manifest.weights), "text": 0, "vae": 0}
-    assert config.kv.pool_bytes(2, layout["batch"] * config.stream.cache_tokens) == manifest.kv.pool_bytes
+    slots = layout["batch"] * config.stream.cache_frames
+    frames = 8 * slots if config.kv.keys_before_rope else 0  # which frame each slot holds
+    tokens = slots * config.stream.frame_tokens
+    assert config.kv.pool_bytes(2, tokens) + frames == manifest.kv.pool_bytes
 
 
 def test_fp8_halves_the_matrices_of_the_blocks_alone():
