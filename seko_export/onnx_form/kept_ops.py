@@ -62,7 +62,12 @@ class KeptOps:
 
     def __enter__(self) -> KeptOps:
         self._stack.enter_context(_AttentionAsOneNode(self))
-        self._stack.enter_context(stand_ins({"nvfp4_write": self._write, "nvfp4_expand": self._expand}))
+        ours = {
+            "nvfp4_write": self._write,
+            "nvfp4_expand": self._expand,
+            "nvfp4_expand_keys": self._expand_keys,
+        }
+        self._stack.enter_context(stand_ins(ours))
         return self
 
     def __exit__(
@@ -71,7 +76,13 @@ class KeptOps:
         self._stack.close()
 
     def _write(
-        self, x: Tensor, token_index: Tensor, codes: Tensor, scales: Tensor, global_scale: Tensor
+        self,
+        x: Tensor,
+        token_index: Tensor,
+        codes: Tensor,
+        scales: Tensor,
+        global_scale: Tensor,
+        mean: Tensor | None = None,
     ) -> Sequence[Tensor]:
         tensors = {
             "x": x,
@@ -80,14 +91,39 @@ class KeptOps:
             "scales": scales,
             "global_scale": global_scale,
         }
+        name = "nvfp4_write"
+        if mean is not None:  # a function of its own: its inputs are others
+            name, tensors = "nvfp4_write_keys", tensors | {"mean": mean}
         results = {"new_codes": _spec(codes), "new_scales": _spec(scales)}
-        return self._keep("nvfp4_write", tensors, results, nvfp4_write)
+        return self._keep(name, tensors, results, nvfp4_write)
 
     def _expand(self, codes: Tensor, scales: Tensor, global_scale: Tensor, dtype: torch.dtype) -> Tensor:
         tensors = {"codes": codes, "scales": scales, "global_scale": global_scale}
         shape = (*codes.shape[:2], codes.shape[2] * 2)
         body = partial(reference.nvfp4_decode, dtype=dtype)
         return self._keep("nvfp4_expand", tensors, {"expanded": (shape, dtype)}, body)[0]
+
+    def _expand_keys(
+        self,
+        codes: Tensor,
+        scales: Tensor,
+        global_scale: Tensor,
+        mean: Tensor,
+        slot_rotary: Tensor,
+        patch_rotary: Tensor,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        tensors = {
+            "codes": codes,
+            "scales": scales,
+            "global_scale": global_scale,
+            "mean": mean,
+            "slot_rotary": slot_rotary,
+            "patch_rotary": patch_rotary,
+        }
+        shape = (*codes.shape[:2], codes.shape[2] * 2)
+        body = partial(reference.nvfp4_decode_keys, dtype=dtype)
+        return self._keep("nvfp4_expand_keys", tensors, {"expanded": (shape, dtype)}, body)[0]
 
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, scale: float | None = None
@@ -143,10 +179,15 @@ class _AttentionAsOneNode(TorchFunctionMode):
 
 
 def nvfp4_write(
-    x: Tensor, token_index: Tensor, codes: Tensor, scales: Tensor, global_scale: Tensor
+    x: Tensor,
+    token_index: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    global_scale: Tensor,
+    mean: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return codes and scales of a cache with `x` written, as `seko_kernels.nvfp4_write` leaves them."""
-    new_codes, new_scales = reference.nvfp4_encode(x, global_scale)
+    new_codes, new_scales = reference.nvfp4_encode(x, global_scale, mean)
     return codes.index_copy(0, token_index, new_codes), scales.index_copy(0, token_index, new_scales)
 
 

@@ -139,7 +139,9 @@ def test_a_lossy_cache_is_read_once_and_expanded_once():
     launches = count_piece(piece).launches
     assert piece.module.kv == config.kv  # counting put its own format back
     (expand,) = [launch for launch in launches if launch.kind == EXPAND]
-    scales = 4 * (2 * m.heads + m.heads * m.head_dim)  # a head's of K and of V, and a mean for each channel of K
+    scales = 4 * (
+        2 * m.heads + m.heads * m.head_dim
+    )  # a head's of K and of V, and a mean for each channel of K
     tables = 4 * 2 * (22 * s.cache_frames + 42 * s.frame_tokens)  # cosines and sines of slots and of patches
     assert expand.bytes_read == config.kv.pool_bytes(1, s.cache_tokens) + scales + tables
     assert expand.bytes_written == 2 * s.cache_tokens * m.dim * 2
