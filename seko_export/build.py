@@ -150,8 +150,8 @@ def build_artifact(
                 environment.probe_compiler()
             progress("reading the checkpoint", 0, 1)
             tensors = dict(model_weights(make_pieces(config), source, around))
-            tensors |= config.schedule.tables(config.stream)
-            record = golden.record(config, tensors, progress, ids)
+            tensors |= config.schedule.tables(config.as_batch.stream)
+            record = golden.record(config.as_batch, tensors, progress, ids)
             tensors |= record.scales
             progress("writing the weights", 0, 1)
             weights = write_weights(folder, tensors.items())

@@ -61,7 +61,6 @@ def main() -> None:
 def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that replace fields of a preset's `StreamConfig`."""
     for name, text in (  # the last one added stands first in the help
-        ("--batch", "Rows that one engine call carries."),
         ("--ring-frames", "Reusable slots behind the sink."),
         ("--sink-frames", "Latent frames at the start that are never evicted."),
         ("--chunk-frames", "Latent frames denoised together."),
@@ -86,6 +85,8 @@ def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--target", default="auto", show_default=True, help="auto, cpu, or sm_NN of this machine's GPU."
 )
 @layout_options
+@click.option("--batch", help="Rows that one engine call carries; with --sessions sizes of calls: 1,2,4.")
+@click.option("--sessions", type=int, help="Make a pool: streams that come and go, so many at a time.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The artifact's folder.")
 @click.option(
     "--vae",
@@ -123,6 +124,8 @@ def build(
     no_ema: bool,
     force: bool,
     as_json: bool,
+    batch: str | None,
+    sessions: int | None,
     **layout: int | None,
 ) -> None:
     """Build an artifact from CHECKPOINT (Self-Forcing .pt, Wan or diffusers safetensors).
@@ -131,11 +134,12 @@ def build(
     random weights, made on the spot.
     """
     from seko_export.build import build_artifact
-    from seko_export.options import MediaOptions, plan_build
+    from seko_export.options import MediaOptions, RowOptions, plan_build
     from seko_runtime.whole_files import check_goal
 
     media = MediaOptions(vae, text_encoder, tokenizer, no_vae, no_text)
-    plan = plan_build(checkpoint, preset, kv_scheme, fp4_kv, target, layout, media)
+    rows = RowOptions(batch, sessions)
+    plan = plan_build(checkpoint, preset, kv_scheme, fp4_kv, target, layout, media, rows=rows)
     check_goal(output, replace=force)  # before random weights are written, which may be large
     with _checkpoint(plan.checkpoint, plan.config.model) as source, _progress(quiet=as_json) as tell:
         result = build_artifact(
@@ -283,6 +287,7 @@ for command in DELIVERY:
 @click.option("--steps", type=int, help="Denoise passes of a chunk.")
 @click.option("--fps", type=int, help="Video frames per second that are to be kept up with.")
 @layout_options
+@click.option("--batch", type=int, help="Rows that one engine call carries.")
 @click.option("--no-vae", is_flag=True, help="Leave out the Wan VAE: latents come out.")
 @click.option("--no-text", is_flag=True, help="Leave out the UMT5-XXL encoder: embeddings go in.")
 @json_option

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from seko_export.errors import UsageError
 
@@ -163,6 +164,37 @@ class StreamConfig:
     def cache_tokens(self) -> int:
         """Tokens that the cache holds: the keys of a step."""
         return self.cache_frames * self.frame_tokens
+
+
+@dataclass(frozen=True)
+class PoolConfig:
+    """Sessions that come and go, and how many of them one engine call carries.
+
+    Parameters
+    ----------
+    sessions : int
+        Streams that the artifact holds state for at a time.
+    buckets : tuple of int
+        Sizes of the calls, rising, the largest at most ``sessions``; engines are compiled for each.
+
+    Raises
+    ------
+    UsageError
+        If they do not fit together.
+    """
+
+    sessions: int
+    buckets: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.sessions < 1:
+            raise UsageError(f"--sessions {self.sessions}: a pool holds at least 1")
+        rising = all(low < high for low, high in pairwise((0, *self.buckets)))
+        if not self.buckets or not rising or self.buckets[-1] > self.sessions:
+            raise UsageError(
+                f"--batch {','.join(map(str, self.buckets))}: with --sessions {self.sessions} give rising sizes of "
+                f"calls, from 1 to {self.sessions}"
+            )
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,13 @@ from seko_export.media_pieces import text_table, video_table
 from seko_export.onnx_form.functional import functional_piece
 from seko_export.pieces import BuildConfig, Piece, make_buffers, make_pieces, make_programs
 from seko_runtime.manifest import (
+    POOL_VERSION,
     EngineSpec,
     FileEntry,
     Golden,
     KvPool,
     Manifest,
+    Pool,
     Schedule,
     Stream,
     Target,
@@ -97,6 +99,8 @@ def describe(
         golden=golden,
         text=text_table(config),
         video=video_table(config),
+        pool=None if config.pool is None else Pool(config.pool.buckets),
+        format_version=1 if config.pool is None else POOL_VERSION,
         files=dict(files),
         extra={key: file for key, file in _EXTRA_FILES.items() if file in files},
     )
@@ -110,7 +114,7 @@ def engine_suffix(backend: str) -> str:
 def kv_pool(config: BuildConfig) -> KvPool:
     """Return the pool's size in its own format and in bf16."""
     model, stream = config.model, config.stream
-    numbers = 2 * model.layers * stream.batch * stream.cache_tokens * model.dim  # K and V
+    numbers = 2 * model.layers * config.slots * stream.cache_tokens * model.dim  # K and V
     return KvPool(
         scheme=config.kv.name,
         pool_bytes=sum(buffer.nbytes for buffer in make_buffers(config) if buffer.role == "cache"),
@@ -122,7 +126,7 @@ def kv_pool(config: BuildConfig) -> KvPool:
 def _stream(config: BuildConfig) -> Stream:
     stream = config.stream
     return Stream(
-        batch=stream.batch,
+        batch=config.slots,
         chunk_frames=stream.chunk_frames,
         sink_frames=stream.sink_frames,
         ring_frames=stream.ring_frames,

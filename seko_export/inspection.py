@@ -90,7 +90,7 @@ def bench_artifact(path: Path, chunks: int) -> dict[str, Any]:
         manifest = artifact.manifest
         stream, passes = manifest.stream, manifest.schedule.denoise_passes + 1
         fill = -(-stream.cache_frames // stream.chunk_frames)
-        with artifact.open_session(seeds=list(range(stream.batch))) as session:
+        with artifact.open_session(seeds=list(range(manifest.call_rows))) as session:
             session.run_chunk().to_host()
             first = time.perf_counter()
             for _ in range(fill + 1):

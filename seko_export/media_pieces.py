@@ -55,13 +55,13 @@ def media_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
         buffers += [
             Buffer(IMAGE, picture, "uint8", "prompt"),
             Buffer(IMAGE_LATENTS, _latent_shape(config, 1), "float32", "prompt"),
-            Buffer(DECODE_LATENTS, (s.batch, *latent), "float32", "decode"),
+            Buffer(DECODE_LATENTS, (config.rows, *latent), "float32", "decode"),
             *(
-                Buffer(_cache_name(slot), (s.batch, *shape), dtype, "decode")
+                Buffer(_cache_name(slot), (config.rows, *shape), dtype, "decode")
                 for slot, shape in enumerate(_cache_shapes(config.vae, s))
             ),
-            Buffer(VIDEO_FIRST, (s.batch, video.first_frames, *picture), "uint8", "decode"),
-            Buffer(VIDEO, (s.batch, video.chunk_frames, *picture), "uint8", "decode"),
+            Buffer(VIDEO_FIRST, (config.rows, video.first_frames, *picture), "uint8", "decode"),
+            Buffer(VIDEO, (config.rows, video.chunk_frames, *picture), "uint8", "decode"),
         ]
     return tuple(buffers)
 

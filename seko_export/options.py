@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from seko_export.checkpoints.dimensions import text_config_of, vae_config_of
-from seko_export.config import PRESETS, Preset, StreamConfig
+from seko_export.config import PRESETS, PoolConfig, Preset, StreamConfig
 from seko_export.environment import resolve_target
 from seko_export.errors import UsageError
 from seko_export.models.sampler import Schedule
@@ -19,6 +19,7 @@ from seko_export.sources import MediaSources, find_tokenizer
 
 SAMPLE, RANDOM = "sample", "tiny"  # what is built where no checkpoint is named: the first, if it is there
 _SCHEMES = ("bf16", "fp4")
+DEFAULT_BUCKETS = (1, 2, 4)  # each costs the build two block engines
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,55 @@ class MediaOptions:
 
 
 @dataclass(frozen=True)
+class RowOptions:
+    """What the options say of streams side by side.
+
+    Parameters
+    ----------
+    batch : str or None
+        ``--batch``: one number, or with ``--sessions`` rising ones, with commas.
+    sessions : int or None
+        ``--sessions``.
+
+    Raises
+    ------
+    UsageError
+        If ``batch`` holds something else than numbers, or several without ``sessions``.
+    """
+
+    batch: str | None = None
+    sessions: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch is not None and not all(size.isdecimal() for size in self.batch.split(",")):
+            raise UsageError(
+                f"--batch {self.batch!r}: expected a number, or with --sessions sizes of calls like 1,2,4"
+            )
+        if self.sessions is None and len(self._sizes) > 1:
+            raise UsageError(
+                f"--batch {self.batch}: sizes of calls belong to a pool; give --sessions N beside them"
+            )
+
+    @property
+    def stream_batch(self) -> int | None:
+        """Rows of every call, where there is no pool; None for the preset's."""
+        return self._sizes[0] if self._sizes and self.sessions is None else None
+
+    @property
+    def pool(self) -> PoolConfig | None:
+        """The pool, if there is one."""
+        if self.sessions is None:
+            return None
+        return PoolConfig(
+            self.sessions, self._sizes or tuple(b for b in DEFAULT_BUCKETS if b <= self.sessions)
+        )
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        return () if self.batch is None else tuple(map(int, self.batch.split(",")))
+
+
+@dataclass(frozen=True)
 class BuildPlan:
     """What the options mean.
 
@@ -83,6 +133,7 @@ def plan_build(
     media: MediaOptions | None = None,
     sample_folder: Path = SAMPLE_FOLDER,
     device: str | None = None,
+    rows: RowOptions | None = None,
 ) -> BuildPlan:
     """Return what the options of `seko-export build` mean.
 
@@ -106,6 +157,8 @@ def plan_build(
         Where the preset ``sample`` lies.
     device : str, optional
         ``cpu`` or ``cuda``, in place of ``target``'s, for a plan of what another machine would do.
+    rows : RowOptions, optional
+        Batch or pool; without it the batch is the layout's.
 
     Returns
     -------
@@ -120,7 +173,9 @@ def plan_build(
     MachineError
         If this machine cannot build for the target.
     """
-    media = media or MediaOptions()
+    media, rows = media or MediaOptions(), rows or RowOptions()
+    if rows.stream_batch is not None:
+        layout = {**layout, "batch": rows.stream_batch}
     names = (SAMPLE, *PRESETS)
     if preset is None:
         if checkpoint is not None:
@@ -147,6 +202,7 @@ def plan_build(
         device,
         text,
         vae,
+        rows.pool,
     )
     return BuildPlan(config, sample.checkpoint if sample and checkpoint is None else checkpoint, files)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from seko_export.config import VAE_SPATIAL_STRIDE, VAE_TEMPORAL_STRIDE, ModelConfig, StreamConfig
+from seko_export.config import VAE_SPATIAL_STRIDE, VAE_TEMPORAL_STRIDE, ModelConfig, PoolConfig, StreamConfig
 from seko_export.errors import UsageError
 from seko_export.models.causal_dit import Block
 from seko_export.models.sampler import Schedule
@@ -36,6 +36,8 @@ class BuildConfig:
         The encoder of prompts; without it the artifact takes ready embeddings.
     vae : VaeConfig, optional
         What decodes latents and encodes a start image; without it the artifact makes latents.
+    pool : PoolConfig, optional
+        Sessions that are found by row; without it a call carries the stream's whole batch.
 
     Raises
     ------
@@ -50,6 +52,7 @@ class BuildConfig:
     device: str
     text: TextEncoderConfig | None = None
     vae: VaeConfig | None = None
+    pool: PoolConfig | None = None
 
     def __post_init__(self) -> None:
         if self.text is not None and self.text.dim != self.model.text_dim:
@@ -71,6 +74,26 @@ class BuildConfig:
                 f"the VAE has {self.vae.z_dim} latent channels, {self.model.name!r} takes {channels[0]} and gives "
                 f"{channels[1]}: they are not of one model"
             )
+
+    @property
+    def rows(self) -> int:
+        """Streams that the artifact holds state for."""
+        return self.stream.batch if self.pool is None else self.pool.sessions
+
+    @property
+    def slots(self) -> int:
+        """Rows of the caches: of a pool one more, which the places of a call that no session fills write to."""
+        return self.rows + (self.pool is not None)
+
+    @property
+    def call_rows(self) -> int:
+        """Rows of the largest call."""
+        return self.stream.batch if self.pool is None else self.pool.buckets[-1]
+
+    @property
+    def as_batch(self) -> BuildConfig:
+        """The same model as one batch of as many rows as the largest call: what goldens are recorded with."""
+        return replace(self, pool=None, stream=replace(self.stream, batch=self.call_rows))
 
     @property
     def dtype(self) -> torch.dtype:

@@ -13,8 +13,9 @@ from seko_export.models.causal_dit import Block, Embed, Head, Prompt, PromptKv
 from seko_export.models.rotary import side_channels
 from seko_export.models.sampler import Advance, Noise
 from seko_export.piece import Argument, BuildConfig, FlatModule, Piece, dtype_name, on_meta
-from seko_runtime.buffers_check import GIVEN_FRAMES, GIVEN_LATENTS
+from seko_runtime.buffers_check import CALL_ROWS, GIVEN_FRAMES, GIVEN_LATENTS
 from seko_runtime.manifest import Buffer, Call
+from seko_runtime.programs_check import bucket_program, split_program
 
 __all__ = [
     "Argument",
@@ -33,21 +34,60 @@ _SLOT_FRAMES = "kv.slot_frames"
 
 def make_pieces(config: BuildConfig) -> dict[str, Piece]:
     """Return every piece of a build by name, modules on the meta device."""
+    buckets = (None,) if config.pool is None else config.pool.buckets
+    pieces = [piece for bucket in buckets for piece in _chunk_pieces(config, bucket)]
+    pieces += _prompt_pieces(config) + media_pieces(config)
+    return {piece.name: piece for piece in pieces}
+
+
+def _prompt_pieces(config: BuildConfig) -> list[Piece]:
+    """Return what is run once a prompt: of a pool for one row at a time, else for the whole batch."""
+    m, dtype = config.model, config.dtype
+    rows, row = ((config.stream.batch,), "") if config.pool is None else ((), "[row]")
+    context = Argument("context", "value:context", (*rows, m.text_tokens, m.dim), dtype)
+    text = (*rows, m.text_tokens, m.text_dim)
+    kv = (*rows, m.text_tokens, m.heads, m.head_dim)
+    return [
+        Piece(
+            "prompt",
+            on_meta(lambda: Prompt(m, dtype)),
+            "",
+            0,
+            (Argument("text", f"buffer:text.embeddings{row}", text, dtype),),
+            (context,),
+        ),
+        Piece(
+            "prompt_kv",
+            on_meta(lambda: PromptKv(m, dtype)),
+            f"{_LAYER}cross_attn.",
+            m.layers,
+            (context,),
+            (
+                Argument("text_k", f"buffer:text.k[layer]{row}", kv, dtype),
+                Argument("text_v", f"buffer:text.v[layer]{row}", kv, dtype),
+            ),
+        ),
+    ]
+
+
+def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
+    """Return what is run in a chunk; for a pool's calls of ``bucket`` rows, which find theirs by number."""
     m, s, dtype, kv = config.model, config.stream, config.dtype, config.kv
-    b, f, t = s.batch, s.chunk_frames, s.chunk_tokens
-    latent = (b, m.in_channels, f, s.latent_height, s.latent_width)
-    text = (b, m.text_tokens, m.heads, m.head_dim)
+    b, f, t = bucket or s.batch, s.chunk_frames, s.chunk_tokens
+    held, part = config.slots, "" if bucket is None else "[bucket]"
+    latent = (m.in_channels, f, s.latent_height, s.latent_width)
+    text = (held, m.text_tokens, m.heads, m.head_dim)
     i64, f32 = torch.int64, torch.float32
 
-    latents = Argument("latents", "buffer:latents", latent, f32)
-    seeds = Argument("seeds", "buffer:seeds", (b,), i64)
-    frames = Argument("frames", "buffer:frames", (b, f), i64)
-    given_frames = Argument("given_frames", f"buffer:{GIVEN_FRAMES}", (b,), i64)
+    latents = Argument("latents", f"buffer:latents{part}", (b, *latent), f32)
+    seeds = Argument("seeds", f"buffer:seeds{part}", (b,), i64)
+    frames = Argument("frames", f"buffer:frames{part}", (b, f), i64)
+    given_frames = Argument("given_frames", f"buffer:{GIVEN_FRAMES}{part}", (b,), i64)
+    rows = () if bucket is None else (Argument("rows", f"buffer:{CALL_ROWS}{part}", (b,), i64),)
     hidden = Argument("hidden", "value:hidden", (b, t, m.dim), dtype)
     time = Argument("time", "value:time", (b, f, m.dim), f32)
-    velocity = Argument("velocity", "value:velocity", (b, m.out_channels, *latent[2:]), f32)
+    velocity = Argument("velocity", "value:velocity", (b, m.out_channels, *latent[1:]), f32)
     draw = Argument("draw", "weight:schedule.draw[pass]", (1,), i64)
-    context = Argument("context", "value:context", (b, m.text_tokens, m.dim), dtype)
     text_kv = (
         Argument("text_k", "buffer:text.k[layer]", text, dtype),
         Argument("text_v", "buffer:text.v[layer]", text, dtype),
@@ -60,7 +100,7 @@ def make_pieces(config: BuildConfig) -> dict[str, Piece]:
     )
     caches = tuple(
         Argument(
-            f"caches.{c.name}", f"buffer:kv.{c.name}[layer]", (b * s.cache_tokens, *c.token_shape), c.dtype
+            f"caches.{c.name}", f"buffer:kv.{c.name}[layer]", (held * s.cache_tokens, *c.token_shape), c.dtype
         )
         for c in kv.cache_tensors
     )
@@ -73,7 +113,7 @@ def make_pieces(config: BuildConfig) -> dict[str, Piece]:
     if kv.keys_before_rope:
         side = side_channels(m)  # pairs of both sides
         slots = (b * s.cache_frames, m.head_dim // 2 - side, 2)
-        slot_frames = (Argument("slot_frames", f"buffer:{_SLOT_FRAMES}", slots[:1], i64),)
+        slot_frames = (Argument("slot_frames", f"buffer:{_SLOT_FRAMES}", (held * s.cache_frames,), i64),)
         places = (
             Argument("places.slot_rotary", "value:slot_rotary", slots, f32),
             Argument("places.patch_rotary", "value:patch_rotary", (s.frame_tokens, side, 2), f32),
@@ -81,48 +121,41 @@ def make_pieces(config: BuildConfig) -> dict[str, Piece]:
 
     def block(name: str, *, masked: bool) -> Piece:
         module = on_meta(lambda: Block(m, s, kv, dtype, masked=masked))
-        valid = Argument("valid_tokens", "buffer:valid_tokens", (b,), i64)
-        inputs = (hidden, *embedded, valid, *text_kv, *caches, *scales, *places)
-        return Piece(name, module, _LAYER, m.layers, inputs, (hidden,), tuple(c.name for c in caches))
+        valid = Argument("valid_tokens", f"buffer:valid_tokens{part}", (b,), i64)
+        inputs = (hidden, *embedded, valid, *text_kv, *caches, *scales, *places, *rows)
+        mutated = tuple(c.name for c in caches)
+        return Piece(bucket_program(name, bucket), module, _LAYER, m.layers, inputs, (hidden,), mutated)
 
     pieces = [
         Piece(
-            "embed",
+            bucket_program("embed", bucket),
             on_meta(lambda: Embed(m, s, dtype, places=kv.keys_before_rope)),
             "",
             0,
             (
                 latents,
-                Argument("timestep", "weight:schedule.timestep[pass]", (b, f), f32),
+                Argument("timestep", f"weight:schedule.timestep[pass]{part}", (b, f), f32),
                 frames,
-                Argument("write_slots", "buffer:write_slots", (b, f), i64),
+                Argument("write_slots", f"buffer:write_slots{part}", (b, f), i64),
                 given_frames,
                 Argument("context_timestep", "weight:schedule.context_timestep", (1,), f32),
                 *slot_frames,
+                *rows,
             ),
             (hidden, embedded[0], time, *embedded[1:], *places),
             tuple(a.name for a in slot_frames),
         ),
         block("block", masked=True),
-        Piece("head", on_meta(lambda: Head(m, s)), "head.", 0, (hidden, time), (velocity,)),
         Piece(
-            "prompt",
-            on_meta(lambda: Prompt(m, dtype)),
-            "",
+            bucket_program("head", bucket),
+            on_meta(lambda: Head(m, s)),
+            "head.",
             0,
-            (Argument("text", "buffer:text.embeddings", (b, m.text_tokens, m.text_dim), dtype),),
-            (context,),
+            (hidden, time),
+            (velocity,),
         ),
         Piece(
-            "prompt_kv",
-            on_meta(lambda: PromptKv(m, dtype)),
-            f"{_LAYER}cross_attn.",
-            m.layers,
-            (context,),
-            text_kv,
-        ),
-        Piece(
-            "noise",
+            bucket_program("noise", bucket),
             Noise(m, s),
             "",
             0,
@@ -130,13 +163,14 @@ def make_pieces(config: BuildConfig) -> dict[str, Piece]:
                 seeds,
                 frames,
                 Argument("draw", "weight:schedule.first_draw", (1,), i64),
-                Argument("given_latents", f"buffer:{GIVEN_LATENTS}", latent, f32),
+                Argument("given_latents", f"buffer:{GIVEN_LATENTS}", (held, *latent), f32),
                 given_frames,
+                *rows,
             ),
             (latents,),
         ),
         Piece(
-            "advance",
+            bucket_program("advance", bucket),
             Advance(m, s),
             "",
             0,
@@ -157,45 +191,50 @@ def make_pieces(config: BuildConfig) -> dict[str, Piece]:
         config.device == "cuda"
     ):  # a bias costs cuDNN's attention half its speed, so full rows get their own block
         pieces.append(block("block_full", masked=False))
-    pieces += media_pieces(config)
-    return {piece.name: piece for piece in pieces}
+    return pieces
 
 
 def make_programs(pieces: dict[str, Piece]) -> dict[str, tuple[Call, ...]]:
     """Return the programs that the runtime runs: per prompt, per chunk, per pass, per decoded row."""
 
-    def calls(*names: str) -> tuple[Call, ...]:
-        return tuple(pieces[name].call for name in names)
+    def calls(*names: str, bucket: int | None = None) -> tuple[Call, ...]:
+        return tuple(pieces[bucket_program(name, bucket)].call for name in names)
 
-    programs = {
-        "prompt": calls("prompt", "prompt_kv"),
-        "begin": calls("noise"),
-        "denoise": calls("embed", "block", "head", "advance"),
-        "context": calls("embed", "block"),
-    }
-    if "block_full" in pieces:
-        programs["denoise_full"] = calls("embed", "block_full", "head", "advance")
-        programs["context_full"] = calls("embed", "block_full")
+    programs = {"prompt": calls("prompt", "prompt_kv")}
+    buckets = [split_program(name)[1] or None for name in pieces if split_program(name)[0] == "embed"]
+    for bucket in buckets:
+        for ending in ("", "_full"):
+            block = f"block{ending}"
+            if bucket_program(block, bucket) in pieces:
+                programs[bucket_program(f"denoise{ending}", bucket)] = calls(
+                    "embed", block, "head", "advance", bucket=bucket
+                )
+                programs[bucket_program(f"context{ending}", bucket)] = calls("embed", block, bucket=bucket)
+        programs[bucket_program("begin", bucket)] = calls("noise", bucket=bucket)
     return programs | {name: calls(piece) for name, piece in MEDIA_PROGRAMS.items() if piece in pieces}
 
 
 def make_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
     """Return the buffer table: what the runtime allocates for a session, and what each part is for."""
     m, s, dtype = config.model, config.stream, dtype_name(config.dtype)
-    b, f = s.batch, s.chunk_frames
-    latent = (b, m.in_channels, f, s.latent_height, s.latent_width)
-    text = (m.layers, b, m.text_tokens, m.heads, m.head_dim)
+    b, held, f = config.call_rows, config.slots, s.chunk_frames
+    latent = (m.in_channels, f, s.latent_height, s.latent_width)
+    text = (m.layers, held, m.text_tokens, m.heads, m.head_dim)
     caches = tuple(
         Buffer(
-            f"kv.{c.name}", (m.layers, b * s.cache_tokens, *c.token_shape), dtype_name(c.dtype), "cache", True
+            f"kv.{c.name}",
+            (m.layers, held * s.cache_tokens, *c.token_shape),
+            dtype_name(c.dtype),
+            "cache",
+            True,
         )
         for c in config.kv.cache_tensors
     )
     if config.kv.keys_before_rope:
-        caches += (Buffer(_SLOT_FRAMES, (b * s.cache_frames,), "int64", "cache", False),)
+        caches += (Buffer(_SLOT_FRAMES, (held * s.cache_frames,), "int64", "cache", False),)
     return (
         *caches,
-        Buffer("text.embeddings", (b, m.text_tokens, m.text_dim), dtype, "prompt", False),
+        Buffer("text.embeddings", (held, m.text_tokens, m.text_dim), dtype, "prompt", False),
         Buffer("text.k", text, dtype, "prompt", True),
         Buffer("text.v", text, dtype, "prompt", True),
         Buffer("seeds", (b,), "int64", "chunk", False),
@@ -203,7 +242,8 @@ def make_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
         Buffer("write_slots", (b, f), "int64", "chunk", False),
         Buffer("valid_tokens", (b,), "int64", "chunk", False),
         Buffer(GIVEN_FRAMES, (b,), "int64", "chunk", False),
-        Buffer(GIVEN_LATENTS, latent, "float32", "prompt", False),
-        Buffer("latents", latent, "float32", "state", False),
+        *([] if config.pool is None else [Buffer(CALL_ROWS, (b,), "int64", "chunk", False)]),
+        Buffer(GIVEN_LATENTS, (held, *latent), "float32", "prompt", False),
+        Buffer("latents", (b, *latent), "float32", "state", False),
         *media_buffers(config),
     )

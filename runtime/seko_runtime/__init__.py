@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from seko_runtime.artifact import OpenArtifact, open_artifact, read_manifest
     from seko_runtime.golden import ChunkError
     from seko_runtime.manifest import Manifest
+    from seko_runtime.pool import Pool, PooledSession
     from seko_runtime.session import Chunk, Session
 
 __version__ = "0.1.0"
@@ -16,6 +17,8 @@ __all__ = [
     "ChunkError",
     "Manifest",
     "OpenArtifact",
+    "Pool",
+    "PooledSession",
     "Session",
     "__version__",
     "open_artifact",
@@ -27,6 +30,8 @@ _HOMES = {
     "ChunkError": "golden",
     "Manifest": "manifest",
     "OpenArtifact": "artifact",
+    "Pool": "pool",
+    "PooledSession": "pool",
     "Session": "session",
     "open_artifact": "artifact",
     "read_manifest": "artifact",

@@ -58,7 +58,10 @@ def info(options: argparse.Namespace) -> dict[str, object]:
     print(
         f"stream   {stream.width}x{stream.height} at {stream.fps} fps, chunk {stream.chunk_frames} latent frames,"
     )
-    print(f"         sink {stream.sink_frames}, ring {stream.ring_frames}, batch {stream.batch}")
+    rows = f"batch {stream.batch}"
+    if manifest.pool is not None:
+        rows = f"{manifest.rows} sessions in calls of {', '.join(map(str, manifest.pool.buckets))}"
+    print(f"         sink {stream.sink_frames}, ring {stream.ring_frames}, {rows}")
     print(
         f"KV pool  {manifest.kv.pool_bytes} bytes ({manifest.kv.scheme}), bf16 {manifest.kv.bf16_pool_bytes}"
     )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from seko_runtime.backends import Backend, open_backend
 from seko_runtime.buffers_check import TEXT_BUFFER
 from seko_runtime.checked_artifact import CheckedArtifact, check_artifact, read_manifest
-from seko_runtime.errors import ArtifactError, SessionClosedError, UsageError
+from seko_runtime.errors import ArtifactError, DeviceMemoryError, SessionClosedError, UsageError
 from seko_runtime.golden import (
     ChunkError,
     relative_error,
@@ -22,10 +22,12 @@ from seko_runtime.golden import (
 )
 from seko_runtime.manifest import Manifest
 from seko_runtime.memory import Engine, Memory, Tensor
+from seko_runtime.pool import Pool
 from seko_runtime.programs_check import Programs, resolve_programs
 from seko_runtime.prompts import PROMPT_CACHE
 from seko_runtime.schedule import rescheduled
 from seko_runtime.session import Session
+from seko_runtime.streams import Streams
 from seko_runtime.text import PromptIds
 
 __all__ = [
@@ -99,6 +101,7 @@ class OpenArtifact:
         self._weights = dict(weights)
         self._memory = memory  # of the weights
         self._sessions: list[Session] = []
+        self._pools: list[Pool] = []
         self._closed = False
         spec = self.manifest.text
         self._prompt_ids = None if spec is None else PromptIds(spec, checked.files[spec.tokenizer])
@@ -142,30 +145,20 @@ class OpenArtifact:
         SessionClosedError
             If the artifact is closed.
         """
-        if self._closed:
-            raise SessionClosedError("the artifact is closed; open it again with open_artifact()")
+        self._check_open()
         takes_text = any(buffer.name == TEXT_BUFFER for buffer in self.manifest.buffers)
         if text is None and prompt is None and takes_text:
             golden = self.manifest.golden
             if golden is not None and golden.text is None and self._prompt_ids is not None:
                 prompt = golden.prompt
             text = self.golden_text() if prompt is None else None
-        manifest, programs, weights = self.manifest, self._checked.programs, self._weights
-        memory = self._backend.memory()
-        if (steps, shift) != (None, None):
-            try:
-                manifest, tables = rescheduled(manifest, steps, shift)
-                programs = _resolved_anew(manifest)
-                weights = weights | _uploaded(manifest, tables, memory)
-            except BaseException:
-                memory.close()
-                raise
+        memory, manifest, programs, weights = self._scheduled(steps, shift)
         session = Session(
             manifest,
             self._engines,
             weights,
             memory,
-            seeds=list(range(manifest.stream.batch)) if seeds is None else seeds,
+            seeds=list(range(manifest.call_rows)) if seeds is None else seeds,
             text=text,
             prompt=prompt,
             image=image,
@@ -178,6 +171,59 @@ class OpenArtifact:
         )
         self._sessions = [one for one in self._sessions if not one.closed] + [session]
         return session
+
+    def open_pool(
+        self,
+        *,
+        steps: int | None = None,
+        shift: float | None = None,
+        prompt_cache: int = PROMPT_CACHE,
+        overlap: bool = True,
+    ) -> Pool:
+        """Open the pool of an artifact that was built with ``--sessions``; it ends with its `close` or the artifact's.
+
+        Parameters
+        ----------
+        steps, shift, prompt_cache, overlap
+            As `open_session` takes them, for all sessions of the pool.
+
+        Raises
+        ------
+        UsageError
+            If the artifact has no pool, or ``steps`` or ``shift`` do not fit.
+        DeviceMemoryError
+            If the pool does not fit on the device; nothing was allocated.
+        SessionClosedError
+            If the artifact is closed.
+        """
+        self._check_open()
+        if self.manifest.pool is None:
+            raise UsageError("this artifact was built without a pool; rebuild it with --sessions N")
+        memory, manifest, programs, weights = self._scheduled(steps, shift)
+        try:
+            _admit(manifest, memory)
+        except BaseException:
+            memory.close()
+            raise
+        streams = Streams(
+            manifest,
+            self._engines,
+            weights,
+            memory,
+            programs=programs,
+            prompt_ids=self._prompt_ids,
+            digest=self.digest,
+            prompt_cache=prompt_cache,
+            overlap=overlap,
+        )
+        try:
+            streams.prepare()
+        except BaseException:
+            streams.close()
+            raise
+        pool = Pool(streams, digest=self.digest)
+        self._pools.append(pool)
+        return pool
 
     def golden_text(self) -> NDArray[np.generic]:
         """Text embeddings that the golden was recorded with.
@@ -265,6 +311,26 @@ class OpenArtifact:
             video_tolerance=bound.video,
         )
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SessionClosedError("the artifact is closed; open it again with open_artifact()")
+
+    def _scheduled(
+        self, steps: int | None, shift: float | None
+    ) -> tuple[Memory, Manifest, Programs, Mapping[str, Tensor]]:
+        """A new memory, and what runs on it with the caller's own passes, or with the artifact's."""
+        manifest, programs, weights = self.manifest, self._checked.programs, self._weights
+        memory = self._backend.memory()
+        if (steps, shift) != (None, None):
+            try:
+                manifest, tables = rescheduled(manifest, steps, shift)
+                programs = _resolved_anew(manifest)
+                weights = weights | _uploaded(manifest, tables, memory)
+            except BaseException:
+                memory.close()
+                raise
+        return memory, manifest, programs, weights
+
     @property
     def stats(self) -> Mapping[str, int]:
         """Counters of the backend, such as recompiles."""
@@ -277,7 +343,10 @@ class OpenArtifact:
         self._closed = True
         for session in self._sessions:
             session.close()
+        for pool in self._pools:
+            pool.close()
         self._sessions.clear()
+        self._pools.clear()
         self._engines.clear()
         self._weights.clear()
         self._backend.close()
@@ -290,6 +359,18 @@ class OpenArtifact:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _admit(manifest: Manifest, memory: Memory) -> None:
+    """Refuse a pool that does not fit, by its buffers alone: what engines need while they run comes on top."""
+    needed = sum(buffer.nbytes for buffer in manifest.buffers)
+    free = memory.free_bytes()
+    if needed > free:
+        own = needed // manifest.stream.batch
+        raise DeviceMemoryError(
+            f"a pool of {manifest.rows} sessions takes {needed} bytes, about {own} each; {free} are free: close what "
+            f"else runs there, or rebuild with --sessions {max(0, free // own - 1)} or fewer"
+        )
 
 
 def _resolved_anew(manifest: Manifest) -> Programs:

@@ -11,6 +11,7 @@ TEXT_BUFFER = "text.embeddings"
 TEXT_IDS, TEXT_ENCODED = "text.ids", "text.encoded"
 IMAGE, IMAGE_LATENTS = "image", "image.latents"
 GIVEN_LATENTS, GIVEN_FRAMES = "given.latents", "given_frames"
+CALL_ROWS = "rows"  # which of the pool's rows each place of a call stands for
 DECODE_LATENTS, VIDEO_FIRST, VIDEO = "decode.latents", "video.first", "video"
 PICTURE_CHANNELS = 3
 
@@ -31,18 +32,22 @@ def check_buffers(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
         If one does not, or if one is missing that a program or a table needs.
     """
     batch = manifest.stream.batch
+    if manifest.pool is not None and manifest.call_rows >= batch:
+        raise ProgramError(
+            f"pool.buckets end with {manifest.call_rows}, the pool has {batch} rows, one of them spare"
+        )
     _check_chunk_inputs(manifest, buffers)
     for buffer in buffers.values():
         if buffer.role == "cache":
             _check_row_axis(buffer, batch)
-        if buffer.role == "decode" and (not buffer.shape or buffer.shape[0] != batch):
+        if buffer.role == "decode" and (not buffer.shape or buffer.shape[0] != manifest.rows):
             raise ProgramError(
-                f"decode buffer {buffer.name} {list(buffer.shape)}: axis 0 is not the {batch} rows of the batch"
+                f"decode buffer {buffer.name} {list(buffer.shape)}: axis 0 is not the {manifest.rows} rows of the batch"
             )
     pool_bytes = sum(buffer.nbytes for buffer in buffers.values() if buffer.role == "cache")
     if manifest.kv.pool_bytes != pool_bytes:
         raise ProgramError(f"kv.pool_bytes is {manifest.kv.pool_bytes}, the cache buffers take {pool_bytes}")
-    latents = _latent_shape(manifest)
+    latents = _latent_shape(manifest, manifest.call_rows)
     output = buffers.get(manifest.output)
     if output is None or output.role != "state" or output.shape != latents or output.dtype != "float32":
         raise ProgramError(f"output {manifest.output!r} is no state buffer of float32 {list(latents)}")
@@ -50,17 +55,23 @@ def check_buffers(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
     _check_given(manifest, buffers)
     _check_video(manifest, buffers)
     golden = manifest.golden
-    if golden is not None and len(golden.seeds) != batch:
-        raise ProgramError(f"golden.seeds has {len(golden.seeds)} seeds, the batch has {batch} rows")
+    if golden is not None and len(golden.seeds) != manifest.call_rows:
+        raise ProgramError(
+            f"golden.seeds has {len(golden.seeds)} seeds, a call has {manifest.call_rows} rows"
+        )
     if golden is not None and golden.video_step and manifest.video is None:
         raise ProgramError(f"golden.video_step is {golden.video_step}, but the artifact makes no video")
 
 
 def _check_chunk_inputs(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
-    stream, batch = manifest.stream, manifest.stream.batch
-    frames = (batch, stream.chunk_frames)
-    host = {"seeds": (batch,), "frames": frames, "write_slots": frames, "valid_tokens": (batch,)}
-    host[GIVEN_FRAMES] = (batch,)
+    rows = manifest.call_rows
+    frames = (rows, manifest.stream.chunk_frames)
+    host = {"seeds": (rows,), "frames": frames, "write_slots": frames, "valid_tokens": (rows,)}
+    host[GIVEN_FRAMES] = (rows,)
+    if manifest.pool is not None:
+        host[CALL_ROWS] = (rows,)
+        if CALL_ROWS not in buffers:
+            raise ProgramError(f"the pool's programs need the chunk buffer {CALL_ROWS!r}, which is not there")
     for buffer in buffers.values():
         if buffer.role != "chunk":
             continue
@@ -105,8 +116,8 @@ def _check_given(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
     if (GIVEN_LATENTS in buffers) != (GIVEN_FRAMES in buffers):
         raise ProgramError(f"{GIVEN_LATENTS} and {GIVEN_FRAMES} belong together, expected both or none")
     if GIVEN_LATENTS in buffers:
-        _expect(buffers, GIVEN_LATENTS, "prompt", _latent_shape(manifest), "float32")
-        _expect(buffers, GIVEN_FRAMES, "chunk", (manifest.stream.batch,), "int64")
+        _expect(buffers, GIVEN_LATENTS, "prompt", _latent_shape(manifest, manifest.stream.batch), "float32")
+        _expect(buffers, GIVEN_FRAMES, "chunk", (manifest.call_rows,), "int64")
     if "encode" not in manifest.programs:
         return
     if GIVEN_LATENTS not in buffers:
@@ -119,15 +130,15 @@ def _check_given(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
 
 
 def _check_video(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
-    video, batch = manifest.video, manifest.stream.batch
+    video, rows = manifest.video, manifest.rows
     if ("decode" in manifest.programs) != (video is not None):
         raise ProgramError("the table video and the program decode belong together, expected both or none")
     if video is None:
         return
     picture = (video.height, video.width, PICTURE_CHANNELS)
-    _expect(buffers, DECODE_LATENTS, "decode", _latent_shape(manifest), "float32")
-    _expect(buffers, VIDEO_FIRST, "decode", (batch, video.first_frames, *picture), "uint8")
-    _expect(buffers, VIDEO, "decode", (batch, video.chunk_frames, *picture), "uint8")
+    _expect(buffers, DECODE_LATENTS, "decode", _latent_shape(manifest, rows), "float32")
+    _expect(buffers, VIDEO_FIRST, "decode", (rows, video.first_frames, *picture), "uint8")
+    _expect(buffers, VIDEO, "decode", (rows, video.chunk_frames, *picture), "uint8")
 
 
 def _expect(buffers: Mapping[str, Buffer], name: str, role: str, shape: tuple[int, ...], dtype: str) -> None:
@@ -140,6 +151,6 @@ def _expect(buffers: Mapping[str, Buffer], name: str, role: str, shape: tuple[in
         )
 
 
-def _latent_shape(manifest: Manifest) -> tuple[int, ...]:
+def _latent_shape(manifest: Manifest, rows: int) -> tuple[int, ...]:
     stream = manifest.stream
-    return (stream.batch, stream.latent_shape[0], stream.chunk_frames, *stream.latent_shape[1:])
+    return (rows, stream.latent_shape[0], stream.chunk_frames, *stream.latent_shape[1:])

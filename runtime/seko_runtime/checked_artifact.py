@@ -122,23 +122,26 @@ def _place_golden(manifest: Manifest, files: Mapping[str, memoryview]) -> dict[s
         if golden.cache_step:
             for buffer in manifest.buffers:
                 if buffer.role == "cache":
-                    _check_cache_sample(found, buffer, chunk, golden)
+                    _check_cache_sample(found, manifest, buffer, chunk)
         if golden.video_step and manifest.video is not None:
             _check_video_sample(found, manifest, chunk, golden)
     if golden.text is not None:
         text = next((buffer for buffer in manifest.buffers if buffer.name == TEXT_BUFFER), None)
         dtype = found[golden.text].dtype if golden.text in found else "float32"  # any dtype that converts
         if text is not None:
-            check_tensor(found, TensorSpec(golden.text, text.shape, dtype), golden.file)
+            shape = (manifest.call_rows, *text.shape[1:])
+            check_tensor(found, TensorSpec(golden.text, shape, dtype), golden.file)
     return found
 
 
 def _check_cache_sample(
-    found: Mapping[str, MappedTensor], buffer: Buffer, chunk: int, golden: Golden
+    found: Mapping[str, MappedTensor], manifest: Manifest, buffer: Buffer, chunk: int
 ) -> None:
-    axis = int(buffer.layered)
+    golden, axis = manifest.golden, int(buffer.layered)
+    if golden is None:
+        return
     shape = list(buffer.shape)
-    shape[axis] = -(-shape[axis] // golden.cache_step)
+    shape[axis] = -(-(shape[axis] // manifest.stream.batch * manifest.call_rows) // golden.cache_step)
     name = cache_tensor(buffer.name, chunk)
     dtype = found[name].dtype if name in found else buffer.dtype  # any dtype that converts
     check_tensor(found, TensorSpec(name, tuple(shape), dtype), golden.file)
@@ -152,5 +155,5 @@ def _check_video_sample(
         return
     frames = video.chunk_frames if chunk else video.first_frames
     sides = (-(-video.height // step), -(-video.width // step))
-    spec = TensorSpec(video_tensor(chunk), (manifest.stream.batch, frames, *sides, 3), "uint8")
+    spec = TensorSpec(video_tensor(chunk), (manifest.call_rows, frames, *sides, 3), "uint8")
     check_tensor(found, spec, golden.file)

@@ -1,4 +1,4 @@
-"""What a session gives out: a finished chunk, and its counters. How chunks are made is in `session`."""
+"""What a session gives out: a finished chunk, and its counters. How chunks are made is in `streams`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.errors import UsageError
 from seko_runtime.memory import Tensor
 
 if TYPE_CHECKING:
-    from seko_runtime.session import Session
+    from seko_runtime.streams import Streams
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """One finished (on CUDA: queued) chunk.
+    """One finished (on CUDA: queued) chunk of one or more rows.
 
     Parameters
     ----------
@@ -25,15 +26,21 @@ class Chunk:
     frames : numpy.ndarray
         int64 [B, F], absolute latent-frame numbers of each row.
     latents : tensor
-        float32 [B, C, F, h, w], the session's own buffer: valid until its next `run_chunk`.
-    session : Session
-        The session that made it.
+        float32 [B, C, F, h, w], the session's own buffer: valid until the next chunk is made.
+    streams : Streams
+        What made it.
+    serial : int
+        Which of its calls did.
+    pictures : tuple of (int, int)
+        Row and number of each row's video frames; empty without a VAE.
     """
 
     index: int
     frames: NDArray[np.int64]
     latents: Tensor
-    session: Session
+    streams: Streams
+    serial: int
+    pictures: tuple[tuple[int, int], ...]
 
     def to_host(self) -> NDArray[np.float32]:
         """Return a float32 copy [B, C, F, h, w]; waits for the chunk.
@@ -41,11 +48,11 @@ class Chunk:
         Raises
         ------
         StaleChunkError
-            If the session has begun another chunk, or rebuilt its cache, which overwrites the latents.
+            If another chunk has been begun since, or a cache rebuilt, which overwrites the latents.
         SessionClosedError
             If the session is closed.
         """
-        return self.session._read_chunk(self.index)
+        return self.streams.read_latents(self)
 
     def video(self) -> NDArray[np.uint8]:
         """Return the chunk's video frames, a uint8 copy [B, T, H, W, 3]; waits for their copy to the host.
@@ -53,17 +60,33 @@ class Chunk:
         Raises
         ------
         StaleChunkError
-            If the session has queued so many chunks since that these frames are overwritten.
+            If so many chunks have been queued since that these frames are overwritten.
         UsageError
             If the artifact makes no video, or rows differ in T: those that begin with this chunk have fewer frames.
         SessionClosedError
             If the session is closed.
         """
-        return self.session._decoder().frames(self.index)
+        rows = self.video_rows()
+        fewest = min(len(one) for one in rows)
+        if any(len(one) > fewest for one in rows):
+            begun = [row for row, one in enumerate(rows) if len(one) == fewest]
+            raise UsageError(
+                f"rows {begun} begin with chunk {self.index} and have fewer video frames than the others, "
+                "expected all or none; read it with video_rows()"
+            )
+        return np.stack(rows)
 
     def video_rows(self) -> list[NDArray[np.uint8]]:
         """Return each row's video frames, uint8 copies [T, H, W, 3]; as `video`, but rows may differ in T."""
-        return self.session._decoder().row_frames(self.index)
+        decoder = self.streams.decoder()
+        return [decoder.frames(row, number) for row, number in self.pictures]
+
+    def of_row(self, place: int, index: int) -> Chunk:
+        """Return the part of one of the chunk's rows as a chunk of its own, numbered ``index``."""
+        memory = self.streams.memory
+        latents = memory.row(self.latents, 0, place, len(self.frames))
+        pictures = self.pictures[place : place + 1]
+        return Chunk(index, self.frames[place : place + 1], latents, self.streams, self.serial, pictures)
 
 
 @dataclass(frozen=True)

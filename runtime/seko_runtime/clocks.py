@@ -31,6 +31,26 @@ class KeptChunk:
     slot_first: int
 
 
+@dataclass(frozen=True)
+class RowClock:
+    """Where one row stands.
+
+    Parameters
+    ----------
+    first, slot_first : int
+        Its two clocks; see `RowClocks`.
+    made : int
+        Chunks since its stream began.
+    first_frames : tuple of int
+        First frame of the chunk that each place keeps.
+    """
+
+    first: int
+    slot_first: int
+    made: int
+    first_frames: tuple[int, ...]
+
+
 class RowClocks:
     """Two clocks a row, and the order of the chunks whose latents are kept.
 
@@ -65,38 +85,62 @@ class RowClocks:
         """How many chunks' latents there is room for."""
         return self._places.cache_frames
 
-    def frames(self) -> NDArray[np.int64]:
-        """Absolute frames of each row's next chunk, [B, F]."""
-        return self.first[:, None] + np.arange(self.ring.chunk_frames)
+    def frames(self, rows: Sequence[int]) -> NDArray[np.int64]:
+        """Absolute frames of the rows' next chunks, [k, F]."""
+        return self.first[list(rows), None] + np.arange(self.ring.chunk_frames)
 
-    def next_places(self) -> list[int]:
-        """Where the latents of each row's next chunk are kept."""
-        return [self._places.slot(made) for made in self._made]
+    def next_place(self, row: int) -> int:
+        """Where the latents of a row's next chunk are kept."""
+        return self._places.slot(self._made[row])
 
-    def chunk_made(self) -> None:
-        """Advance every row by one chunk, kept at `next_places`."""
-        for row, place in enumerate(self.next_places()):
-            self._first_frames[row][place] = int(self.first[row])
+    def chunk_made(self, rows: Sequence[int]) -> None:
+        """Advance rows by one chunk, kept at `next_place`."""
+        for row in rows:
+            self._first_frames[row][self.next_place(row)] = int(self.first[row])
             self._made[row] += 1
-        self.first += self.ring.chunk_frames
-        self.slot_first += self.ring.chunk_frames
+            self.first[row] += self.ring.chunk_frames
+            self.slot_first[row] += self.ring.chunk_frames
+
+    def made(self, row: int) -> int:
+        """Chunks that a row has made since its stream began."""
+        return self._made[row]
 
     def restart(self, row: int) -> None:
         """Set a row to the beginning of a stream."""
         self.first[row] = self.slot_first[row] = 0
         self._made[row] = 0
 
-    def rebuild(self) -> list[list[KeptChunk]]:
-        """Steps that write the kept chunks into new caches, oldest first: one entry a row in each step.
+    def state(self, row: int) -> RowClock:
+        """Return where a row stands."""
+        frames = tuple(self._first_frames[row])
+        return RowClock(int(self.first[row]), int(self.slot_first[row]), self._made[row], frames)
+
+    def load(self, row: int, clock: RowClock) -> None:
+        """Set a row to where another one stood.
+
+        Raises
+        ------
+        UsageError
+            If that one kept another number of chunks.
+        """
+        if len(clock.first_frames) != self.places:
+            raise UsageError(
+                f"the clock keeps {len(clock.first_frames)} chunks, a row here keeps {self.places}"
+            )
+        self.first[row], self.slot_first[row] = clock.first, clock.slot_first
+        self._made[row], self._first_frames[row] = clock.made, list(clock.first_frames)
+
+    def rebuild(self, rows: Sequence[int]) -> list[list[KeptChunk]]:
+        """Steps that write the rows' kept chunks into new caches, oldest first: one entry a row in each step.
 
         A row with fewer chunks than another one repeats its last: the same latents into the same slots leave the same
         bytes.
         """
-        orders = [self._order(made) for made in self._made]
+        orders = [self._order(self._made[row]) for row in rows]
         steps = []
         for step in range(max(map(len, orders))):
             entries = []
-            for row, order in enumerate(orders):
+            for row, order in zip(rows, orders, strict=True):
                 turn = min(step, len(order) - 1)
                 if not order:
                     entries.append(KeptChunk(None, 0, 0))
@@ -108,11 +152,11 @@ class RowClocks:
             steps.append(entries)
         return steps
 
-    def rebuilt(self) -> list[int]:
-        """Set the slot clocks as the steps of `rebuild` leave them; return the rows that had no chunk."""
-        for row, made in enumerate(self._made):
-            self.slot_first[row] = len(self._order(made)) * self.ring.chunk_frames
-        return [row for row, made in enumerate(self._made) if not made]
+    def rebuilt(self, rows: Sequence[int]) -> list[int]:
+        """Set the rows' slot clocks as the steps of `rebuild` leave them; return the rows that had no chunk."""
+        for row in rows:
+            self.slot_first[row] = len(self._order(self._made[row])) * self.ring.chunk_frames
+        return [row for row in rows if not self._made[row]]
 
     def _order(self, made: int) -> list[int]:
         """Places of a row that has made so many chunks, oldest first."""

@@ -11,13 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.buffers_check import DECODE_LATENTS, VIDEO, VIDEO_FIRST
-from seko_runtime.errors import StaleChunkError, UsageError
+from seko_runtime.errors import StaleChunkError
 from seko_runtime.memory import Memory, Tensor
 from seko_runtime.program import BoundProgram
 
-FRAME_BLOCKS = (
-    4  # chunks whose frames the host keeps: a chunk's can be read until the fourth after it is queued
-)
+FRAME_BLOCKS = 4  # of a row: a chunk's frames can be read until the fourth after it is queued
 
 
 class Decoder:
@@ -55,13 +53,13 @@ class Decoder:
             kind: [program.run for program in programs] for kind, programs in self._programs.items()
         }
         self._latents = buffers[DECODE_LATENTS]
-        self._buffers = [buffers[name] for name in decode_buffers]
+        self._buffers = {name: buffers[name] for name in decode_buffers}
         self._lane = memory.lane(beside=self.overlaps)
         self._blocks = self._lane.frame_blocks(
             {VIDEO_FIRST: buffers[VIDEO_FIRST], VIDEO: buffers[VIDEO]}, FRAME_BLOCKS
         )
-        self._rows_done: set[int] = set()  # rows of the next chunk that a failed try has decoded already
-        self._kinds: dict[int, tuple[str, ...]] = {}  # by chunk: which buffer each row's frames were in
+        self._rows_done: set[int] = set()  # rows whose next chunk a failed try has decoded already
+        self._queued = [0] * len(first)  # chunks of each row, over all of its streams
 
     def prepare(self) -> None:
         """Run each program once to load its kernels, clear what that wrote, and capture, where the memory says so."""
@@ -71,7 +69,7 @@ class Decoder:
                     for kind in (True, False):
                         for program in self._programs[kind]:
                             program.run()
-                for buffer in self._buffers:
+                for buffer in self._buffers.values():
                     self._memory.zero(buffer)
             self._memory.wait()
         if self._memory.captures:
@@ -80,11 +78,26 @@ class Decoder:
                 for kind, programs in self._programs.items()
             }
 
-    def feed(self, latents: Tensor) -> None:
-        """Queue the copy of a finished chunk; called inside of the memory's `ordered`, before `decode`."""
-        self._lane.feed(self._latents, latents)
+    def reserve(self, row: int) -> None:
+        """Make a row's host blocks; not while its chunks run, as this may wait for the device."""
+        self._blocks.reserve(row)
 
-    def decode(self, number: int, begins: Sequence[bool]) -> None:
+    def join(self) -> None:
+        """Let the memory's work from now on come after all decoding so far."""
+        self._lane.join()
+
+    def feed(self, rows: Sequence[int], latents: Tensor) -> None:
+        """Queue the copy of a finished chunk's rows; called inside of the memory's `ordered`, before `decode`."""
+        if list(rows) == list(range(len(self._queued))):
+            self._lane.feed(self._latents, latents)
+            return
+        for place, row in enumerate(rows):
+            target, source = (
+                self._memory.index(tensor, (at,)) for tensor, at in ((self._latents, row), (latents, place))
+            )
+            self._lane.feed(target, source)
+
+    def decode(self, rows: Sequence[int], begins: Sequence[bool]) -> tuple[int, ...]:
         """Queue the decoding of what was fed last, and the frames' way to the host.
 
         A row is decoded once: if another one's call fails and the chunk is made again, rows that are done are left
@@ -92,72 +105,59 @@ class Decoder:
 
         Parameters
         ----------
-        number : int
-            Of the chunk.
+        rows : sequence of int
+            Those that were fed.
         begins : sequence of bool
             Whether each row's stream begins with this chunk.
+
+        Returns
+        -------
+        tuple of int
+            The number of each row's chunk, to ask for its frames by.
         """
-        turn = number % FRAME_BLOCKS
-        kinds = tuple(VIDEO_FIRST if begin else VIDEO for begin in begins)
         with self._lane.ordered():
             try:
-                for row, begin in enumerate(begins):
+                for row, begin in zip(rows, begins, strict=True):
                     if row not in self._rows_done:
                         self._runs[begin][row]()
                         self._rows_done.add(row)
             finally:
                 self._lane.mark_read()
-            self._kinds.pop(number - FRAME_BLOCKS, None)
-            self._blocks.queue(turn, kinds)
-        self._rows_done.clear()
-        self._kinds[number] = kinds
+            for row, begin in zip(rows, begins, strict=True):
+                self._blocks.queue(row, self._queued[row] % FRAME_BLOCKS, VIDEO_FIRST if begin else VIDEO)
+        numbers = tuple(self._queued[row] for row in rows)
+        for row in rows:
+            self._queued[row] += 1
+        self._rows_done.difference_update(rows)
+        return numbers
 
     def restart(self, row: int) -> None:
         """Forget what a failed try has decoded of a row that begins anew."""
         self._rows_done.discard(row)
 
-    def readable(self, number: int) -> bool:
+    def readable(self, row: int, number: int) -> bool:
         """Whether a chunk's frames are still held."""
-        return number in self._kinds
+        return self._queued[row] - FRAME_BLOCKS <= number < self._queued[row]
 
-    def frames(self, number: int) -> NDArray[np.uint8]:
-        """Copy of a chunk's frames, uint8 [B, T, H, W, 3]; waits for them.
+    def frames(self, row: int, number: int) -> NDArray[np.uint8]:
+        """Copy of a row's frames of one chunk, uint8 [T, H, W, 3]; waits for them.
 
         Raises
         ------
         StaleChunkError
             If they are overwritten.
-        UsageError
-            If rows differ in T.
         """
-        kinds = self._held(number)
-        if len(set(kinds)) > 1:
-            begun = [row for row, kind in enumerate(kinds) if kind == VIDEO_FIRST]
-            raise UsageError(
-                f"rows {begun} begin with chunk {number} and have fewer video frames than the others, "
-                "expected all or none; read it with video_rows()"
+        if not self.readable(row, number):
+            raise StaleChunkError(
+                f"the frames of chunk {number} of row {row} were overwritten: the last {FRAME_BLOCKS} chunks' are "
+                "kept; read them before queueing more"
             )
-        return self._blocks.wait(number % FRAME_BLOCKS)[kinds[0]].copy()
-
-    def row_frames(self, number: int) -> list[NDArray[np.uint8]]:
-        """Copies of a chunk's frames, uint8 [T, H, W, 3] a row; waits for them."""
-        kinds = self._held(number)
-        arrays = self._blocks.wait(number % FRAME_BLOCKS)
-        return [arrays[kind][row].copy() for row, kind in enumerate(kinds)]
+        return self._blocks.wait(row, number % FRAME_BLOCKS).copy()
 
     def close(self) -> None:
         """Let go of graphs and programs; called after the memory's `wait`."""
         self._runs.clear()
         self._programs.clear()
         self._buffers.clear()
-        self._kinds.clear()
         del self._latents, self._blocks
         self._lane.close()
-
-    def _held(self, number: int) -> tuple[str, ...]:
-        if number not in self._kinds:
-            raise StaleChunkError(
-                f"the frames of chunk {number} were overwritten: the last {FRAME_BLOCKS} chunks' are kept; "
-                "read them before queueing more"
-            )
-        return self._kinds[number]

@@ -163,6 +163,10 @@ class DeviceMemoryError(EnvironmentLacksError):
     """The device has too little free memory for the artifact or the session."""
 
 
+class PoolFullError(EnvironmentLacksError):
+    """Every row of the pool is taken."""
+
+
 class TokenizerMissingError(EnvironmentLacksError):
     """A sentence was given, and the library `tokenizers` is not installed."""
 
@@ -181,6 +185,12 @@ class DiskError(EnvironmentLacksError):
 
 class VideoWriterError(EnvironmentLacksError):
     """A video cannot be written: an encoder or a folder is missing."""
+
+
+class SnapshotError(SekoRuntimeError):
+    """A snapshot is damaged, of another format, or of another artifact's session."""
+
+    exit_code = 4
 
 
 class NumericError(SekoRuntimeError):

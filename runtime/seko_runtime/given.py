@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,19 +27,19 @@ class GivenFrames:
 
     def __init__(self, manifest: Manifest, memory: Memory) -> None:
         self._manifest, self._memory = manifest, memory
-        self.counts = np.zeros(manifest.stream.batch, np.int64)
+        self.counts = np.zeros(manifest.rows, np.int64)
 
-    def set_image(self, live: Live, image: object, row: int | None = None) -> None:
-        """Begin the streams of all rows, or of one, with a picture.
+    def set_image(self, live: Live, rows: Sequence[int], image: object) -> None:
+        """Begin the rows' streams with a picture.
 
         Parameters
         ----------
         live : Live
             The session's.
+        rows : sequence of int
+            k of them.
         image : array
-            uint8 [H, W, 3], or for all rows also [B, H, W, 3]: red, green, blue.
-        row : int, optional
-            The one row.
+            uint8 [H, W, 3] or [k, H, W, 3]: red, green, blue.
 
         Raises
         ------
@@ -48,7 +50,7 @@ class GivenFrames:
             raise UsageError(
                 "this artifact encodes no pictures; rebuild it with its VAE's encoder, or give latents"
             )
-        pictures = self._per_row(np.asarray(image), live.specs[IMAGE].shape, np.uint8, "image", row)
+        pictures = _per_row(np.asarray(image), live.specs[IMAGE].shape, np.uint8, "image", rows)
         previous: NDArray[np.generic] | None = None
         with self._memory.ordered():
             for target, picture in pictures:
@@ -62,15 +64,17 @@ class GivenFrames:
         for target, _ in pictures:
             self.counts[target] = 1
 
-    def set_latents(self, live: Live, latents: object) -> None:
-        """Begin the streams of all rows with latents.
+    def set_latents(self, live: Live, rows: Sequence[int], latents: object) -> None:
+        """Begin the rows' streams with latents.
 
         Parameters
         ----------
         live : Live
             The session's.
+        rows : sequence of int
+            k of them.
         latents : array
-            float32 [C, n, h, w] or [B, C, n, h, w] with n of 1 to F.
+            float32 [C, n, h, w] or [k, C, n, h, w] with n of 1 to F.
 
         Raises
         ------
@@ -87,39 +91,37 @@ class GivenFrames:
                 f"{stream.chunk_frames}"
             )
         shape = (stream.latent_shape[0], count, *stream.latent_shape[1:])
-        rows = self._per_row(found, shape, np.float32, "given latents", None)
-        whole = np.zeros(live.specs[GIVEN_LATENTS].shape, np.float32)
-        for row, part in rows:
-            whole[row, :, :count] = part
-        if not np.isfinite(whole).all():
+        parts = _per_row(found, shape, np.float32, "given latents", rows)
+        if not np.isfinite(found).all():
             raise UsageError("given latents hold a number that is not finite")
         with self._memory.ordered():
-            self._memory.write(live.buffers[GIVEN_LATENTS], whole)
-        self.counts[:] = count
+            for row, part in parts:
+                whole = np.zeros((1, *live.specs[GIVEN_LATENTS].shape[1:]), np.float32)
+                whole[0, :, :count] = part
+                self._memory.write(live.row_of(GIVEN_LATENTS, row), whole)
+                self.counts[row] = count
 
     def drop(self, row: int) -> None:
         """Let a row begin with nothing given."""
         self.counts[row] = 0
 
-    def of_chunk(self, first_frames: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Given frames of the chunk that each row makes next, [B]: some only where a stream begins."""
-        return np.where(first_frames == 0, self.counts, 0)
+    def of_chunk(self, rows: Sequence[int], first_frames: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Given frames of the chunk that rows make next, [k]: some only where a stream begins at frame 0."""
+        return np.where(first_frames == 0, self.counts[list(rows)], 0)
 
     def _check_taken(self, live: Live) -> None:
         if GIVEN_LATENTS not in live.buffers:
             raise UsageError("this artifact takes no given frames; rebuild it with a newer seko-export")
 
-    def _per_row(
-        self, found: NDArray[np.generic], shape: tuple[int, ...], dtype: type, what: str, row: int | None
-    ) -> list[tuple[int, NDArray[np.generic]]]:
-        batch = self._manifest.stream.batch
-        if found.dtype != dtype or found.shape not in (shape, (batch, *shape)):
-            raise UsageError(
-                f"{what} is {found.dtype} {list(found.shape)}, expected {np.dtype(dtype).name} {list(shape)}"
-                + (f" or {[batch, *shape]}" if row is None else "")
-            )
-        if row is not None:
-            if found.shape != shape:
-                raise UsageError(f"{what} is of {batch} rows, expected one of {list(shape)}")
-            return [(row, found)]
-        return [(one, found if found.shape == shape else found[one]) for one in range(batch)]
+
+def _per_row(
+    found: NDArray[np.generic], shape: tuple[int, ...], dtype: type, what: str, rows: Sequence[int]
+) -> list[tuple[int, NDArray[np.generic]]]:
+    """Return each row with its part of ``found``, which is one for all of them or one each."""
+    each = (len(rows), *shape)
+    if found.dtype != dtype or found.shape not in (shape, each):
+        raise UsageError(
+            f"{what} is {found.dtype} {list(found.shape)}, expected {np.dtype(dtype).name} {list(shape)} or "
+            f"{list(each)}"
+        )
+    return [(row, found if found.shape == shape else found[at]) for at, row in enumerate(rows)]

@@ -8,14 +8,16 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.buffers_check import GIVEN_FRAMES, TEXT_BUFFER
+from seko_runtime.buffers_check import CALL_ROWS, GIVEN_FRAMES, GIVEN_LATENTS, TEXT_BUFFER
 from seko_runtime.clocks import KeptChunk, RowClocks
 from seko_runtime.decoding import Decoder
 from seko_runtime.errors import UsageError
-from seko_runtime.manifest import Manifest, TensorSpec
+from seko_runtime.manifest import EngineSpec, Manifest, TensorSpec
 from seko_runtime.memory import Engine, Memory, Tensor
 from seko_runtime.program import BoundProgram, BoundTensors
-from seko_runtime.programs_check import Programs
+from seko_runtime.programs_check import Programs, bucket_program
+
+Call = tuple[int, bool]  # a call's bucket, and whether its rows' caches are all full
 
 
 class Live:
@@ -26,9 +28,9 @@ class Live:
     Parameters
     ----------
     manifest, programs, engines, weights, memory
-        As `Session` takes them, programs resolved.
+        As `Streams` takes them, programs resolved.
     clocks : RowClocks
-        The session's.
+        Of the rows.
     overlap : bool
         Whether decoding may run beside the chunks.
     """
@@ -54,15 +56,16 @@ class Live:
         bound = {
             name: [BoundProgram(calls, tensors) for calls in passes] for name, passes in programs.items()
         }
-        self.once = {name: bound[name][0] for name in ("prompt", "text", "encode") if name in bound}
-        self.has_full = "denoise_full" in bound
-        self.chunk = {False: [*bound["begin"], *bound["denoise"], *bound["context"]]}
-        if self.has_full:
-            self.chunk[True] = [*bound["begin"], *bound["denoise_full"], *bound["context_full"]]
-        self.replays: dict[bool, Callable[[], None]] = {}
+        self._prompt = bound["prompt"]  # one for all rows, or one a row
+        self.prompt_by_row = any(ref.by_row for call in programs["prompt"][0] for ref in call.inputs)
+        self.prompt_buffers = _prompt_buffers(programs, self.engine_specs)
+        self.once = {name: bound[name][0] for name in ("text", "encode") if name in bound}
+        self.chunk = _chunk_programs(manifest, bound)
+        self.replays: dict[Call, Callable[[], None]] = {}
         latents = self.specs[manifest.output]
+        kept_shape = (manifest.rows, *latents.shape[1:])
         self._kept = [
-            memory.allocate(TensorSpec(f"kept.{place}", latents.shape, latents.dtype))
+            memory.allocate(TensorSpec(f"kept.{place}", kept_shape, latents.dtype))
             for place in range(clocks.places)
         ]
         self.decoder: Decoder | None = None
@@ -79,10 +82,10 @@ class Live:
 
     @property
     def latents(self) -> Tensor:
-        """The buffer of a finished chunk."""
+        """The buffer of a finished chunk, a place of the call each."""
         return self.buffers[self._manifest.output]
 
-    def prepare(self, seeds: NDArray[np.int64]) -> None:
+    def prepare(self) -> None:
         """Run every program on the session's stream, clear what that wrote, and capture, as the memory says.
 
         This loads each engine's kernels, which is illegal inside a capture, and checks their results.
@@ -90,99 +93,130 @@ class Live:
         memory = self._memory
         if memory.warm_up_runs:
             with memory.ordered():
-                self._warm_up(seeds)
+                self._warm_up()
             memory.wait()
         if memory.captures:
-            for full, programs in self.chunk.items():
-                self.replays[full] = memory.capture(partial(_run_all, programs))
+            for call, programs in self.chunk.items():
+                self.replays[call] = memory.capture(partial(_run_all, programs))
         if self.decoder is not None:
             self.decoder.prepare()
 
-    def set_text(self, text: object) -> None:
-        """Write the text's embeddings and run the prompt program; UsageError if their shape does not fit."""
-        buffer = self.buffers.get(TEXT_BUFFER)
-        wanted = None if buffer is None else self._memory.describe(buffer)[0]
+    def set_text(self, rows: Sequence[int], text: object) -> None:
+        """Write the rows' embeddings and run the prompt program; UsageError if their shape does not fit."""
+        spec = self.specs.get(TEXT_BUFFER)
+        wanted = None if spec is None else (len(rows), *spec.shape[1:])
         found = None if text is None else tuple(getattr(text, "shape", ()))
         if found != wanted:
             raise UsageError(f"text has shape {found}, this artifact takes {wanted}")
         with self._memory.ordered():
-            if buffer is not None:
-                self._memory.write(buffer, text)
-            self.once["prompt"].run()
+            if spec is not None and len(rows) == spec.shape[0]:
+                self._memory.write(self.buffers[TEXT_BUFFER], text)
+            elif spec is not None:
+                for place, row in enumerate(rows):
+                    part: object = text[place : place + 1]  # type: ignore[index] # it has a shape
+                    self._memory.write(self.row_of(TEXT_BUFFER, row), part)
+            self.run_prompt(rows)
+
+    def run_prompt(self, rows: Sequence[int]) -> None:
+        """Queue what turns the rows' embeddings into what the layers attend to."""
+        for program in [self._prompt[row] for row in rows] if self.prompt_by_row else self._prompt:
+            program.run()
 
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
-        """Copy every ``step``-th token of every cache buffer to the host; waits for the last chunk."""
-        return {
-            spec.name: self._memory.read(self._memory.every(self.buffers[spec.name], int(spec.layered), step))
-            for spec in self._manifest.buffers
-            if spec.role == "cache"
-        }
+        """Copy every ``step``-th token of every cache buffer to the host; waits for the last chunk.
+
+        Of a pool, the part of the rows that the largest call of the first ones carries.
+        """
+        sample = {}
+        for spec in self._manifest.buffers:
+            if spec.role == "cache":
+                axis = int(spec.layered)
+                tokens = spec.shape[axis] // self._manifest.stream.batch * self._manifest.call_rows
+                read = self._memory.read(self._memory.every(self.buffers[spec.name], axis, step))
+                sample[spec.name] = read[(slice(None),) * axis + (slice(-(-tokens // step)),)]
+        return sample
 
     def send_positions(
         self,
+        rows: Sequence[int],
         seeds: NDArray[np.int64],
         frames: NDArray[np.int64],
         slot_firsts: Sequence[int],
-        given: NDArray[np.int64] | int = 0,
-    ) -> bool:
-        """Write the chunk's small tensors; return whether every row's cache is full once it is written.
+        given: NDArray[np.int64] | None = None,
+    ) -> Call:
+        """Write a call's small tensors; return which one it is. Places behind the rows stand for the spare row.
 
         Parameters
         ----------
+        rows : sequence of int
+            k of them, distinct.
         seeds : numpy.ndarray
-            int64 [B].
+            int64 [k].
         frames : numpy.ndarray
-            int64 [B, F], absolute.
+            int64 [k, F], absolute.
         slot_firsts : sequence of int
             Frames in each row's cache before this chunk, evicted ones included.
-        given : numpy.ndarray or int
-            int64 [B], leading frames that are given.
+        given : numpy.ndarray, optional
+            int64 [k], leading frames that are given; none without it.
         """
-        ring = self._clocks.ring
-        valid = [ring.valid_frames(first) for first in slot_firsts]
+        ring, pool = self._clocks.ring, self._manifest.pool
+        bucket = len(rows) if pool is None else pool.bucket(len(rows))
+        spare = bucket - len(rows)
+        firsts = [*slot_firsts, *[0] * spare]
+        valid = [ring.valid_frames(first) for first in firsts]
         host = self.host.acquire()
         for name, values in (
-            ("seeds", seeds),
-            ("frames", frames),
-            ("write_slots", [ring.write_slots(first) for first in slot_firsts]),
+            ("seeds", [*seeds, *[0] * spare]),
+            ("frames", [*frames, *[np.arange(ring.chunk_frames)] * spare]),
+            ("write_slots", [ring.write_slots(first) for first in firsts]),
             ("valid_tokens", [count * self._manifest.stream.frame_tokens for count in valid]),
-            (GIVEN_FRAMES, given),
+            (GIVEN_FRAMES, [*(given if given is not None else [0] * len(rows)), *[0] * spare]),
+            (CALL_ROWS, [*rows, *[self._manifest.stream.batch - 1] * spare]),
         ):
             if name in host:
-                host[name][...] = values
+                host[name][:bucket] = values
         self.host.send()
-        return self.has_full and min(valid) == ring.cache_frames
+        full = (bucket, True) in self.chunk and min(valid[: len(rows)]) == ring.cache_frames
+        return bucket, full
 
-    def run_chunk(self, *, full: bool) -> bool:
+    def run_chunk(self, call: Call) -> bool:
         """Queue begin, all passes and context; return whether that was one launch of a capture."""
         if self.replays:
-            self.replays[full]()
+            self.replays[call]()
             return True
-        _run_all(self.chunk[full])
+        _run_all(self.chunk[call])
         return False
 
-    def keep(self) -> None:
+    def keep(self, rows: Sequence[int]) -> None:
         """Queue copies of the chunk's latents to where the clocks keep them."""
-        places = self._clocks.next_places()
-        if len(set(places)) == 1:
+        places = [self._clocks.next_place(row) for row in rows]
+        if self._every_row(rows) and len(set(places)) == 1:
             self._memory.copy(self._kept[places[0]], self.latents)
             return
-        for row, place in enumerate(places):
-            self._memory.copy(self._row(self._kept[place], row), self._row(self.latents, row))
+        for at, (row, place) in enumerate(zip(rows, places, strict=True)):
+            self._memory.copy(self._row(self._kept[place], row), self._row(self.latents, at))
 
-    def rebuild_caches(self, seeds: NDArray[np.int64]) -> None:
-        """Queue context passes over the kept chunks, oldest first, into caches that begin anew."""
-        steps = self._clocks.rebuild()
+    def rebuild_caches(self, rows: Sequence[int], seeds: NDArray[np.int64]) -> None:
+        """Queue context passes over the rows' kept chunks, oldest first, into caches that begin anew.
+
+        Parameters
+        ----------
+        rows : sequence of int
+            At most as many as the largest call carries.
+        seeds : numpy.ndarray
+            int64 [k].
+        """
+        steps = self._clocks.rebuild(rows)
         for entries in steps:
-            self._load_kept(entries)
+            self._load_kept(rows, entries)
             firsts = np.array([entry.first_frame for entry in entries], np.int64)
             frames = firsts[:, None] + np.arange(self._clocks.ring.chunk_frames)
-            full = self.send_positions(seeds, frames, [entry.slot_first for entry in entries])
-            self.chunk[full][-1].run()
-        for row in self._clocks.rebuilt() if steps else ():
-            self.clear_row(row)
+            call = self.send_positions(rows, seeds, frames, [entry.slot_first for entry in entries])
+            self.chunk[call][-1].run()
+        for row in self._clocks.rebuilt(rows) if steps else ():
+            self.clear_cache(row)
 
-    def clear_row(self, row: int) -> None:
+    def clear_cache(self, row: int) -> None:
         """Queue zeros into a row's part of every cache.
 
         Zeros, not only a smaller valid_tokens: a masked 0 * NaN is NaN, and another client's keys are no one's.
@@ -190,6 +224,26 @@ class Live:
         for spec in self._manifest.buffers:
             if spec.role == "cache":
                 self._memory.zero(self.row_of(spec.name, row))
+
+    def state_of(self, row: int) -> dict[str, Tensor]:
+        """Views of all that a row's stream is made of, by name: caches, prompt, given frames, kept chunks, decoder's.
+
+        With the row's numbers on the host beside them, another row that holds the same bytes goes on as this one.
+        """
+        own = {TEXT_BUFFER, GIVEN_LATENTS, *self.prompt_buffers}
+        state = {}
+        for spec in self._manifest.buffers:
+            if spec.role == "cache" or spec.name in own:
+                state[spec.name] = self.row_of(spec.name, row)
+            elif spec.role == "decode":
+                state[spec.name] = self._row(self.buffers[spec.name], row)
+        return state | {f"kept.{place}": self._row(kept, row) for place, kept in enumerate(self._kept)}
+
+    def has_rows(self, buffer: str) -> bool:
+        """Whether a buffer can be cut into the rows."""
+        spec = self.specs[buffer]
+        axis = int(spec.layered)
+        return len(spec.shape) > axis and not spec.shape[axis] % self._manifest.stream.batch
 
     def row_of(self, buffer: str, row: int) -> Tensor:
         """View of a row's part of a buffer, behind the layers if it is layered."""
@@ -201,6 +255,7 @@ class Live:
         self.replays.clear()
         self.chunk.clear()
         self.once.clear()
+        self._prompt.clear()
         if self.decoder is not None:
             self.decoder.close()
             self.decoder = None
@@ -208,13 +263,13 @@ class Live:
         self._kept.clear()
         del self.host
 
-    def _load_kept(self, entries: Sequence[KeptChunk]) -> None:
+    def _load_kept(self, rows: Sequence[int], entries: Sequence[KeptChunk]) -> None:
         places = {entry.place for entry in entries}
-        if len(places) == 1 and None not in places:
+        if self._every_row(rows) and len(places) == 1 and None not in places:
             self._memory.copy(self.latents, self._kept[entries[0].place or 0])
             return
-        for row, entry in enumerate(entries):
-            target = self._row(self.latents, row)
+        for at, (row, entry) in enumerate(zip(rows, entries, strict=True)):
+            target = self._row(self.latents, at)
             if entry.place is None:
                 self._memory.zero(target)
             else:
@@ -223,17 +278,49 @@ class Live:
     def _row(self, tensor: Tensor, row: int) -> Tensor:
         return self._memory.index(tensor, (row,))
 
-    def _warm_up(self, seeds: NDArray[np.int64]) -> None:
+    def _every_row(self, rows: Sequence[int]) -> bool:
+        """Whether a call's places are the rows themselves, all of them in order."""
+        return list(rows) == list(range(self._manifest.rows))
+
+    def _warm_up(self) -> None:
         ring, memory = self._clocks.ring, self._memory
-        for full, programs in self.chunk.items():
+        for (bucket, full), programs in self.chunk.items():
             first = ring.cache_frames if full else 0
-            frames = np.full((len(seeds), 1), first) + np.arange(ring.chunk_frames)
-            self.send_positions(seeds, frames, [first] * len(seeds))
+            frames = np.full((bucket, 1), first) + np.arange(ring.chunk_frames)
+            self.send_positions(range(bucket), np.zeros(bucket, np.int64), frames, [first] * bucket)
             for _ in range(memory.warm_up_runs):
                 _run_all([programs[0], programs[1], programs[-1]])  # begin, one denoise pass, context
         for spec in self._manifest.buffers:
             if spec.role in ("cache", "state"):
                 memory.zero(self.buffers[spec.name])
+
+
+def _chunk_programs(
+    manifest: Manifest, bound: Mapping[str, Sequence[BoundProgram]]
+) -> dict[Call, list[BoundProgram]]:
+    """Return the programs of a chunk for each call: begin, the denoise passes, context."""
+    buckets: dict[int, int | None] = {manifest.stream.batch: None}
+    if manifest.pool is not None:
+        buckets = {bucket: bucket for bucket in manifest.pool.buckets}
+    chunk = {}
+    for bucket, suffix in buckets.items():
+        for full, ending in ((False, ""), (True, "_full")):
+            names = ("begin", f"denoise{ending}", f"context{ending}")
+            parts = [bound.get(bucket_program(name, suffix)) for name in names]
+            if None not in parts:
+                chunk[bucket, full] = [program for part in parts for program in part or ()]
+    return chunk
+
+
+def _prompt_buffers(programs: Programs, engines: Mapping[str, EngineSpec]) -> tuple[str, ...]:
+    """Return the buffers that the prompt program writes."""
+    names: list[str] = []
+    for call in programs["prompt"][0]:
+        refs = [*call.outputs]
+        taken = zip(call.inputs, engines[call.engine].inputs, strict=True)
+        refs += [ref for ref, one in taken if one.name in engines[call.engine].mutates]
+        names += [ref.name for ref in refs if ref.kind == "buffer"]
+    return tuple(dict.fromkeys(names))
 
 
 def _run_all(programs: Sequence[BoundProgram]) -> None:

@@ -8,7 +8,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+POOL_VERSION = 2  # what brought pools; an artifact without one is written as version 1, for older runtimes
 MANIFEST_FILE = "manifest.json"
 SIGNATURE_FILE = "manifest.sig"  # may lie beside it; no table lists it, since it signs the table
 DTYPE_BYTES = {
@@ -111,7 +112,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Stream:
-    """Layout of the stream that the artifact makes; ``latent_shape`` is (channels, rows, columns)."""
+    """Layout of the stream that the artifact makes; ``latent_shape`` is (channels, rows, columns).
+
+    ``batch`` counts the rows that a session holds state for; without a `Pool` every call carries all of them.
+    """
 
     batch: int
     chunk_frames: int
@@ -128,6 +132,24 @@ class Stream:
     def cache_frames(self) -> int:
         """Latent frames that the cache holds."""
         return self.sink_frames + self.ring_frames
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Rows that stand for sessions of their own: a call carries some of them, in any order.
+
+    Parameters
+    ----------
+    buckets : tuple of int
+        Rows of one call, rising. Each bucket has programs of its own, which end in ``.{bucket}``; the last row of
+        `Stream.batch` is the spare one, which the places of a call that no session fills write to.
+    """
+
+    buckets: tuple[int, ...]
+
+    def bucket(self, rows: int) -> int:
+        """Return the smallest bucket that holds so many rows; at most the largest one's."""
+        return next(bucket for bucket in self.buckets if bucket >= rows)
 
 
 @dataclass(frozen=True)
@@ -254,10 +276,25 @@ class Manifest:
     model: Mapping[str, object] = field(default_factory=dict)
     files: Mapping[str, FileEntry] = field(default_factory=dict)
     extra: Mapping[str, str] = field(default_factory=dict)
-    format_version: int = FORMAT_VERSION
+    format_version: int = 1
+    pool: Pool | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows that streams stand in: all, but for a pool's spare one."""
+        return self.stream.batch - (self.pool is not None)
+
+    @property
+    def call_rows(self) -> int:
+        """Rows that the largest call carries."""
+        return self.stream.batch if self.pool is None else self.pool.buckets[-1]
 
     def to_json(self) -> bytes:
         """Return the manifest as UTF-8 JSON with sorted keys: the same manifest gives the same bytes."""
         table = dataclasses.asdict(self)
+        if self.pool is None:
+            del table["pool"]
+        else:
+            table["format_version"] = max(self.format_version, POOL_VERSION)
         text = json.dumps(table, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
         return text.encode("utf-8") + b"\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from seko_runtime.errors import FormatVersionError, ManifestError, PathEscapeError
 from seko_runtime.json_fields import (
     Fields,
@@ -18,6 +20,7 @@ from seko_runtime.manifest import (
     DTYPE_BYTES,
     FORMAT_VERSION,
     MANIFEST_FILE,
+    POOL_VERSION,
     ROLES,
     SIGNATURE_FILE,
     Buffer,
@@ -28,6 +31,7 @@ from seko_runtime.manifest import (
     GoldenBound,
     KvPool,
     Manifest,
+    Pool,
     Schedule,
     Stream,
     Target,
@@ -90,6 +94,7 @@ def parse_manifest(document: bytes) -> Manifest:
         golden=fields.optional("golden", _read_golden),
         text=fields.optional("text", _read_text),
         video=fields.optional("video", _read_video),
+        pool=fields.optional("pool", _read_pool) if version >= POOL_VERSION else None,
         files=fields.entries("files", _read_file_entry),
         extra=fields.entries("extra", as_text),
     )
@@ -322,6 +327,14 @@ def _read_video(value: object, where: str) -> Video:
         for key in ("first_frames", "chunk_frames", "height", "width")
     }
     return Video(**size)
+
+
+def _read_pool(value: object, where: str) -> Pool:
+    fields = Fields(value, where)
+    buckets = fields.items("buckets", as_integer)
+    if not buckets or any(low >= high for low, high in pairwise((0, *buckets))):
+        raise ManifestError(f"{where}.buckets are {list(buckets)}, expected rising numbers from 1 on")
+    return Pool(buckets)
 
 
 def _read_file_entry(value: object, where: str) -> FileEntry:

@@ -31,14 +31,31 @@ class HostBlock(Protocol):
 
 
 class FrameBlocks(Protocol):
-    """Host copies of the tensors that hold a chunk's pictures, several chunks deep."""
+    """Host copies of the pictures of each row's last chunks."""
 
-    def queue(self, turn: int, rows: Sequence[str]) -> None:
-        """Queue the copy into block ``turn``: of each row from the tensor that ``rows`` names, without waiting."""
+    def reserve(self, row: int) -> None:
+        """Make a row's blocks, if they are not there; this may wait for the device."""
         ...
 
-    def wait(self, turn: int) -> Mapping[str, NDArray[np.uint8]]:
-        """Wait for block ``turn`` and return its arrays, which the next `queue` of that turn overwrites."""
+    def queue(self, row: int, turn: int, name: str) -> None:
+        """Queue the copy of a row's pictures from the tensor ``name`` into its block ``turn``, without waiting."""
+        ...
+
+    def wait(self, row: int, turn: int) -> NDArray[np.uint8]:
+        """Wait for a row's block ``turn`` and return its array, which the next `queue` of that turn overwrites."""
+        ...
+
+
+class Parked(Protocol):
+    """Bytes of tensors on the host: copies that are queued and perhaps not there yet, or what a file held."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+        ...
+
+    def arrays(self) -> Mapping[str, NDArray[np.uint8]]:
+        """Wait for the copies and return their bytes, [nbytes] each."""
         ...
 
 
@@ -56,6 +73,10 @@ class Lane(Protocol):
         """Queue what runs inside on the lane, after the last `feed`."""
         ...
 
+    def join(self) -> None:
+        """Let the memory's work from now on come after the lane's so far, without waiting."""
+        ...
+
     def mark_read(self) -> None:
         """Say that the lane's work so far is the last that reads what was fed."""
         ...
@@ -65,7 +86,7 @@ class Lane(Protocol):
         ...
 
     def frame_blocks(self, tensors: Mapping[str, Tensor], depth: int) -> FrameBlocks:
-        """Host blocks for uint8 tensors whose leading axis is the rows."""
+        """Host blocks, ``depth`` a row, for uint8 tensors whose leading axis is the rows."""
         ...
 
     def close(self) -> None:
@@ -93,6 +114,10 @@ class Memory(Protocol):
 
     def index(self, tensor: Tensor, index: tuple[int, ...]) -> Tensor:
         """Contiguous view ``tensor[i][j]...``."""
+        ...
+
+    def leading(self, tensor: Tensor, count: int) -> Tensor:
+        """View of the first ``count`` entries along the leading axis."""
         ...
 
     def constant(self, tensor: Tensor, index: tuple[int, ...]) -> Tensor:
@@ -141,6 +166,24 @@ class Memory(Protocol):
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """Record ``work``, which has run before, and return what launches all of it at once."""
+        ...
+
+    def park(self, tensors: Mapping[str, Tensor]) -> Parked:
+        """Queue copies to the host, after all work so far and beside what comes; the caller keeps off the tensors
+        until `after` or `unpark`.
+        """
+        ...
+
+    def unpark(self, parked: Parked, tensors: Mapping[str, Tensor]) -> Parked:
+        """Queue copies back, of the same names and sizes; returns what `after` takes before the tensors are used."""
+        ...
+
+    def after(self, parked: Parked) -> None:
+        """Let all work from now on come after these copies, without waiting."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Bytes that could be allocated now, about."""
         ...
 
     def lane(self, *, beside: bool) -> Lane:

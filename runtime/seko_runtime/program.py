@@ -77,6 +77,8 @@ class BoundTensors:
             else:
                 whole = self.buffers[ref.name]
                 view = self.memory.index(whole, ref.index) if ref.index else whole
+            if ref.leading:
+                view = self.memory.leading(view, ref.leading)
             if not ref.by_pass:  # what differs from pass to pass must not be taken for a constant address
                 self.memory.keep_static(view)
             self._views[ref] = view

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TypeVar
 
 from seko_runtime.buffers_check import DECODE_LATENTS, check_buffers
@@ -12,24 +13,31 @@ from seko_runtime.errors import EngineSignatureError, ProgramError
 from seko_runtime.json_fields import NAME_PATTERN
 from seko_runtime.manifest import Call, EngineSpec, Manifest, TensorSpec
 
-REQUIRED_PROGRAMS = ("prompt", "begin", "denoise", "context")
-FULL_PROGRAMS = ("denoise_full", "context_full")
+CHUNK_PROGRAMS = ("begin", "denoise", "context")  # of each bucket, where there is a pool
+REQUIRED_PROGRAMS = ("prompt", *CHUNK_PROGRAMS)
+FULL_PROGRAMS = ("denoise_full", "context_full")  # likewise
 GIVEN_PROGRAMS = ("text", "encode")  # a sentence to text embeddings, a picture to latents
 DECODE_PROGRAMS = ("decode_first", "decode")
 PROMPT_WRITERS = ("prompt", *GIVEN_PROGRAMS)
 MAX_RESOLVED_CALLS = 1 << 18  # 40 layers x 5 passes x 3 programs is 600
-REF_PATTERN = re.compile(r"(weight|buffer|value):([A-Za-z0-9_.{}\-]{1,255})((?:\[layer\]|\[pass\]|\[row\])*)")
+REF_PATTERN = re.compile(
+    r"(weight|buffer|value):([A-Za-z0-9_.{}\-]{1,255})((?:\[layer\]|\[pass\]|\[row\])*)(\[bucket\])?"
+)
 
 
 @dataclass(frozen=True)
 class Ref:
-    """A tensor that a call takes or gives: `weight`, `buffer` or `value`, indexed along leading axes."""
+    """A tensor that a call takes or gives: `weight`, `buffer` or `value`, indexed along leading axes.
+
+    With ``leading`` only so many entries of the axis behind the indices: what a bucket takes of a larger one's.
+    """
 
     kind: str
     name: str
     index: tuple[int, ...] = ()
     by_pass: bool = False
     by_row: bool = False
+    leading: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ def resolve_programs(manifest: Manifest) -> Programs:
     -------
     Mapping[str, tuple[tuple[ResolvedCall, ...], ...]]
         For each program its sequences of calls: the denoise programs have one a pass, the decode programs one a
-        row, the others one.
+        row, as has the prompt program if its calls name a row; the others one.
 
     Raises
     ------
@@ -74,27 +82,42 @@ def resolve_programs(manifest: Manifest) -> Programs:
     budget = MAX_RESOLVED_CALLS
     resolved: dict[str, tuple[tuple[ResolvedCall, ...], ...]] = {}
     for program, calls in manifest.programs.items():
-        mark, numbers = _runs(manifest, program)
+        mark, numbers = _runs(manifest, program, calls)
+        base = {"bucket": split_program(program)[1]} if manifest.pool is not None else {}
         budget -= len(numbers) * max(1, sum(max(call.layers, 1) for call in calls))
         if budget < 0:
             raise ProgramError(
                 f"programs expand to more than {MAX_RESOLVED_CALLS} calls; rebuild the artifact"
             )
         resolved[program] = tuple(
-            tables.resolve(program, calls, {mark: number} if mark else {}) for number in numbers
+            tables.resolve(program, calls, base | ({mark: number} if mark else {})) for number in numbers
         )
     return resolved
 
 
-def _runs(manifest: Manifest, program: str) -> tuple[str, range]:
+def split_program(program: str) -> tuple[str, int]:
+    """Return a program's name without its bucket, and the bucket; 0 if it has none."""
+    name, _, bucket = program.partition(".")
+    return name, int(bucket) if bucket.isdecimal() else 0
+
+
+def bucket_program(name: str, bucket: int | None) -> str:
+    """Return the name of a bucket's program; that of the program itself without one."""
+    return name if bucket is None else f"{name}.{bucket}"
+
+
+def _runs(manifest: Manifest, program: str, calls: tuple[Call, ...]) -> tuple[str, range]:
     """What the runs of a program are counted by, and their numbers."""
     passes = manifest.schedule.denoise_passes
     if program.startswith("denoise"):
         return "pass", range(passes)
     if program.startswith("context"):
         return "pass", range(passes, passes + 1)
-    if program in DECODE_PROGRAMS:
-        return "row", range(manifest.stream.batch)
+    by_row = program == "prompt" and any(
+        "[row]" in ref for call in calls for ref in (*call.inputs, *call.outputs)
+    )
+    if program in DECODE_PROGRAMS or by_row:
+        return "row", range(manifest.rows)
     return "", range(1)
 
 
@@ -178,6 +201,12 @@ class _Tables:
                     f"{where}: {ref.kind} {ref.name} of shape {spec.shape} has no index {number}"
                 )
             spec = replace(spec, shape=spec.shape[1:])
+        if ref.leading:
+            if not spec.shape or ref.leading > spec.shape[0]:
+                raise ProgramError(
+                    f"{where}: {ref.kind} {ref.name} of shape {spec.shape} has no {ref.leading} leading entries"
+                )
+            spec = replace(spec, shape=(ref.leading, *spec.shape[1:]))
         return spec
 
     def _check_writable(self, program: str, ref: Ref, where: str) -> None:
@@ -207,7 +236,7 @@ class _Tables:
                 f"{where}: buffer {ref.name} of role {role} runs beside it; the decode programs take buffers of "
                 "role decode, the others any other"
             )
-        if decodes and not ref.by_row:
+        if decodes and not (ref.by_row and len(ref.index) == 1):
             raise ProgramError(
                 f"{where}: buffer {ref.name} is taken whole, expected 'buffer:{ref.name}[row]'"
             )
@@ -219,20 +248,24 @@ def _parse_ref(text: str, numbers: Mapping[str, int], where: str) -> Ref:
         raise ProgramError(
             f"{where}: {text[:80]!r} is no reference like 'weight:NAME' or 'buffer:NAME[layer]'"
         )
-    kind, name, marks = match.groups()
+    kind, name, marks, bucket = match.groups()
     if "layer" not in numbers and ("{layer}" in name or "[layer]" in marks):
         raise ProgramError(f"{where}: {text[:80]!r} names a layer, but the call has no layers")
     if "pass" not in numbers and "[pass]" in marks:
         raise ProgramError(f"{where}: {text[:80]!r} names a pass outside the denoise and context programs")
-    if "[row]" in marks and ("row" not in numbers or kind != "buffer" or not marks.startswith("[row]")):
+    by_row = marks in ("[row]", "[layer][row]")
+    if "[row]" in marks and ("row" not in numbers or kind != "buffer" or not by_row):
         raise ProgramError(
-            f"{where}: {text[:80]!r} names a row; only buffers of the decode programs have one, as their first index"
+            f"{where}: {text[:80]!r} names a row; only buffers of the decode and prompt programs have one, as their "
+            "first index or behind the layer's"
         )
+    if bucket and not numbers.get("bucket"):
+        raise ProgramError(f"{where}: {text[:80]!r} names a bucket outside the programs of one")
     name = name.replace("{layer}", str(numbers.get("layer")))
     if not NAME_PATTERN.fullmatch(name):
         raise ProgramError(f"{where}: {name[:80]!r} is no name")
     index = tuple(numbers[mark] for mark in re.findall(r"layer|pass|row", marks))
-    return Ref(kind, name, index, "[pass]" in marks, marks.startswith("[row]"))
+    return Ref(kind, name, index, "[pass]" in marks, by_row, numbers["bucket"] if bucket else 0)
 
 
 def _check_fit(found: TensorSpec, ref: Ref, wanted: TensorSpec, where: str) -> None:
@@ -245,14 +278,16 @@ def _check_fit(found: TensorSpec, ref: Ref, wanted: TensorSpec, where: str) -> N
 
 def _check_program_names(manifest: Manifest) -> None:
     names = set(manifest.programs)
-    missing = [name for name in REQUIRED_PROGRAMS if name not in names]
-    known = {*REQUIRED_PROGRAMS, *FULL_PROGRAMS, *GIVEN_PROGRAMS, *DECODE_PROGRAMS}
-    unknown = sorted(names - known)
+    buckets: tuple[int | None, ...] = (None,) if manifest.pool is None else manifest.pool.buckets
+    required = ["prompt", *(bucket_program(name, bucket) for bucket in buckets for name in CHUNK_PROGRAMS)]
+    full = [tuple(bucket_program(name, bucket) for name in FULL_PROGRAMS) for bucket in buckets]
+    missing = [name for name in required if name not in names]
+    unknown = sorted(names - {*required, *chain(*full), *GIVEN_PROGRAMS, *DECODE_PROGRAMS})
     if missing or unknown:
         raise ProgramError(
             f"programs lack {missing} and hold the unknown {unknown[:8]}; rebuild the artifact"
         )
-    for pair in (FULL_PROGRAMS, DECODE_PROGRAMS):
+    for pair in (*full, DECODE_PROGRAMS):
         if len(names & set(pair)) == 1:
             raise ProgramError(f"programs hold one of {' and '.join(pair)}, expected both or none")
 

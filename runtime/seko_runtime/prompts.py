@@ -10,7 +10,6 @@ from seko_runtime.errors import UsageError
 from seko_runtime.live import Live
 from seko_runtime.manifest import TensorSpec
 from seko_runtime.memory import Memory, Tensor
-from seko_runtime.programs_check import Programs
 from seko_runtime.text import TokenIds, clean_prompt, prompt_key
 
 PROMPT_CACHE = 8  # entries; one of Wan 1.3B takes 90 MiB on the device
@@ -61,10 +60,6 @@ class RowPrompts:
 
     Parameters
     ----------
-    programs : Programs
-        The session's, resolved.
-    batch : int
-        Rows.
     memory : Memory
         The session's.
     ids : TokenIds
@@ -75,17 +70,24 @@ class RowPrompts:
         Entries of the cache.
     """
 
-    def __init__(
-        self, programs: Programs, batch: int, memory: Memory, ids: TokenIds, digest: str, capacity: int
-    ) -> None:
+    def __init__(self, memory: Memory, ids: TokenIds, digest: str, capacity: int) -> None:
         self.cache = PromptCache(capacity)
-        self._programs, self._batch, self._memory, self._ids = programs, batch, memory, ids
+        self._memory, self._ids = memory, ids
         self._digest = digest
 
-    def set(self, live: Live, prompts: Sequence[str]) -> None:
+    def set(self, live: Live, rows: Sequence[int], prompts: Sequence[str]) -> None:
         """Set one prompt a row: every new one is encoded, one that is held is copied.
 
         Until all are encoded nothing of the session has changed.
+
+        Parameters
+        ----------
+        live : Live
+            The session's.
+        rows : sequence of int
+            All of them, unless a row's prompt is its own program's work.
+        prompts : sequence of str
+            One each.
         """
         cleaned = [clean_prompt(prompt) for prompt in prompts]
         keys = [prompt_key(prompt, self._digest) for prompt in cleaned]
@@ -101,18 +103,18 @@ class RowPrompts:
             else:
                 encoded[key] = self._encode(live, prompt)
         with self._memory.ordered():
-            for row, key in enumerate(keys):
+            for row, key in zip(rows, keys, strict=True):
                 if key in encoded:
                     self._memory.copy(live.row_of(TEXT_BUFFER, row), encoded[key])
                     continue
-                # The program reads every row: beside a new prompt a held one needs its embeddings alone.
-                count = 1 if encoded else len(names)
+                # A program that reads every row needs a held one's embeddings alone, beside a new prompt's.
+                count = 1 if encoded and not live.prompt_by_row else len(names)
                 for name, part in zip(names[:count], held[key][:count], strict=True):
                     self._memory.copy(live.row_of(name, row), part)
             if encoded:
-                live.once["prompt"].run()
+                live.run_prompt([row for row, key in zip(rows, keys, strict=True) if key in encoded])
             for key in encoded if names else ():
-                self.cache.put(key, [self._copied(live, name, keys.index(key)) for name in names])
+                self.cache.put(key, [self._copied(live, name, rows[keys.index(key)]) for name in names])
 
     def _encode(self, live: Live, prompt: str) -> Tensor:
         """Embeddings [1, n, text_dim] of a cleaned prompt, a tensor of its own."""
@@ -126,25 +128,12 @@ class RowPrompts:
 
     def _results(self, live: Live) -> list[str]:
         """Buffers that hold what a prompt leaves, the embeddings first; none if one cannot be cut into rows."""
-        names = [TEXT_BUFFER]
-        for call in self._programs["prompt"][0]:
-            engine = live.engine_specs[call.engine]
-            refs = [*call.outputs]
-            refs += [
-                ref for ref, one in zip(call.inputs, engine.inputs, strict=True) if one.name in engine.mutates
-            ]
-            names += [ref.name for ref in refs if ref.kind == "buffer" and ref.name not in names]
-        for name in names:
-            spec = live.specs[name]
-            axis = int(spec.layered)
-            if len(spec.shape) <= axis or spec.shape[axis] % self._batch:
-                return []
-        return names
+        names = [TEXT_BUFFER, *(name for name in live.prompt_buffers if name != TEXT_BUFFER)]
+        return names if all(live.has_rows(name) for name in names) else []
 
     def _copied(self, live: Live, name: str, row: int) -> Tensor:
-        spec = live.specs[name]
-        axis = int(spec.layered)
-        shape = (*spec.shape[:axis], spec.shape[axis] // self._batch, *spec.shape[axis + 1 :])
-        own = self._memory.allocate(TensorSpec(name, shape, spec.dtype))
-        self._memory.copy(own, live.row_of(name, row))
+        source = live.row_of(name, row)
+        shape, dtype = self._memory.describe(source)
+        own = self._memory.allocate(TensorSpec(name, shape, dtype))
+        self._memory.copy(own, source)
         return own

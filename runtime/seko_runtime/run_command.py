@@ -7,7 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,8 @@ def run(options: argparse.Namespace) -> dict[str, object]:
     image = None if options.image is None else load_image(options.image)
     began = time.perf_counter()
     with open_artifact(options.artifact, device=options.device, trust=options.trust) as artifact:
-        stream = artifact.manifest.stream
+        manifest = artifact.manifest
+        stream = replace(manifest.stream, batch=manifest.call_rows)
         seeds = [options.seed + row for row in range(stream.batch)]
         starts = bool(prompts) and prompts[0].at_s == 0
         with (

@@ -117,8 +117,8 @@ def rescheduled(
     if shift is None:
         raise UsageError("this artifact does not say the shift of its schedule; give shift beside steps")
     timesteps = warped_timesteps(old.denoise_passes if steps is None else steps, shift)
-    stream = manifest.stream
-    tables = schedule_tables(timesteps, old.context_timestep, stream.batch, stream.chunk_frames)
+    chunk_frames = manifest.stream.chunk_frames
+    tables = schedule_tables(timesteps, old.context_timestep, manifest.call_rows, chunk_frames)
     own = {weight.name for weight in manifest.weights} & set(tables)
     if "schedule.timestep" not in own:
         raise UsageError("this artifact has no table schedule.timestep, so its passes cannot be changed")

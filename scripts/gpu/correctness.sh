@@ -9,4 +9,4 @@ seko_make_venv dev
 "$PYTHON" -m seko_export doctor
 # By folder: the other tests need packages that a GPU box may lack.
 "$PYTHON" -m pytest -m gpu tests/runtime tests/kernels tests/checkpoints tests/export/test_gpu.py tests/export/test_profiling.py \
-    tests/train_sample/test_graphs.py tests/bench/test_peers.py "$@"
+    tests/export/test_pool_build.py tests/train_sample/test_graphs.py tests/bench/test_peers.py "$@"

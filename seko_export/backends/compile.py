@@ -81,7 +81,7 @@ def fill_cache(folder: Path) -> None:
             given["prompt"] = golden.prompt
         if video is not None:
             given["image"] = np.zeros((video.height, video.width, PICTURE_CHANNELS), np.uint8)
-        with artifact.open_session(seeds=list(range(stream.batch)), **given) as session:
+        with artifact.open_session(seeds=list(range(artifact.manifest.call_rows)), **given) as session:
             for _ in range(-(-stream.cache_frames // stream.chunk_frames) + 1):
                 session.run_chunk()
             session.run_chunk().to_host()

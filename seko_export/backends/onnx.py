@@ -22,7 +22,7 @@ def check_can_build(config: BuildConfig) -> None:
     OnnxMissingError
         If a package is missing, that which verifies included.
     UsageError
-        If the build is for a GPU.
+        If the build is for a GPU, or has a pool.
     """
     require_onnx()
     try:
@@ -36,6 +36,8 @@ def check_can_build(config: BuildConfig) -> None:
         raise UsageError(
             f"--backend onnx builds for CPUs, and this build is for {config.device}: give --target cpu"
         )
+    if config.pool is not None:
+        raise UsageError("--backend onnx has no pools yet: leave --sessions out, or take another backend")
 
 
 def export_piece(config: BuildConfig, name: str, path: str) -> float:

@@ -50,6 +50,7 @@ class Embed(nn.Module):
         given_frames: Tensor,
         context_timestep: Tensor,
         slot_frames: Tensor | None = None,
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Embed one chunk.
 
@@ -71,6 +72,8 @@ class Embed(nn.Module):
             [B*cache_frames] int64, the frame that each slot holds; with `places` alone. A part of the cache: the
             chunk's own are written in place here, before any block writes their keys. Kept and not computed, because
             it has no closed form: where a cache is rebuilt, frames are no longer one after another in it.
+        rows : Tensor, optional
+            [B] int64, of a pool: which row of the caches each row of the call is; then ``slot_frames`` is the pool's.
 
         Returns
         -------
@@ -94,13 +97,15 @@ class Embed(nn.Module):
         time = self.time_embedding(sinusoid(timestep, self.model.freq_dim))  # [B, F, d]
         modulation = self.time_projection(time).unflatten(-1, (6, self.model.dim))
         cos, sin = rotary_tables(frames, self.model, self.stream)
-        index = token_index(write_slots, self.stream)
+        index = token_index(write_slots, self.stream, rows)
         embedded = (hidden, modulation, time, cos, sin, index)
         if slot_frames is None:
             return embedded
         n = self.stream.frame_tokens
         slots = index.unflatten(0, (-1, n))[:, 0] // n  # [B*F], among the slots of all rows
         slot_frames.index_copy_(0, slots, frames.flatten())
+        if rows is not None:
+            slot_frames = rows_of(slot_frames, rows, self.stream.cache_frames)
         return (*embedded, *place_tables(slot_frames, self.model, self.stream))
 
 
@@ -144,6 +149,7 @@ class Block(nn.Module):
         caches: Mapping[str, Tensor],
         scales: Mapping[str, Tensor],
         places: Mapping[str, Tensor],
+        rows: Tensor | None = None,
     ) -> Tensor:
         """Advance the hidden state by one layer and write this layer's K and V.
 
@@ -161,6 +167,8 @@ class Block(nn.Module):
             This layer's static scales as `kv` names them.
         places : Mapping[str, Tensor]
             ``slot_rotary`` and ``patch_rotary`` from `Embed` where `kv` stores keys before RoPE, else nothing.
+        rows : Tensor, optional
+            [B] int64, of a pool: which row of the caches, and of ``text_k`` and ``text_v``, each row of the call is.
 
         Returns
         -------
@@ -179,6 +187,10 @@ class Block(nn.Module):
         own = (k.flatten(0, 1), self._split(v).flatten(0, 1))  # [B*T, H, D]
         stored = unturned.to(dtype).flatten(0, 1) if self.kv.keys_before_rope else own[0]
         self.kv.write(caches, scales, token_index, stored, own[1])
+        if rows is not None:
+            caches = {name: rows_of(cache, rows, self.stream.cache_tokens) for name, cache in caches.items()}
+            text_k, text_v = text_k.index_select(0, rows), text_v.index_select(0, rows)
+            token_index = in_window(token_index, rows, self.stream)
         y = self.self_attn.o(self._attend(q, own, token_index, caches, scales, places, valid_tokens))
         hidden = gated_residual(hidden, y, gate_1)
 
@@ -205,8 +217,14 @@ class Block(nn.Module):
             self.kv, ExactKv
         ):  # a chunk sees itself as it is: only its past went through the format
             k, v = (window.index_copy(0, token_index, x) for window, x in zip((k, v), own, strict=True))
-        bias = fill_bias(valid_tokens, tokens, q.dtype) if self.masked else None
-        return attention(q, k.unflatten(0, (batch, tokens)), v.unflatten(0, (batch, tokens)), bias)
+        k, v = k.unflatten(0, (batch, tokens)), v.unflatten(0, (batch, tokens))
+        if not self.masked:
+            return attention(q, k, v, None)
+        # A bias alone would let a NaN through: NaN - inf is NaN, and so is 0 * NaN.
+        empty = ~is_filled(valid_tokens, tokens)[:, :, None, None]
+        return attention(
+            q, k.masked_fill(empty, 0), v.masked_fill(empty, 0), fill_bias(valid_tokens, tokens, q.dtype)
+        )
 
     def _split(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], self.model.heads, self.model.head_dim)
@@ -324,12 +342,17 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     return y.transpose(1, 2).flatten(2)
 
 
+def is_filled(valid_tokens: Tensor, tokens: int) -> Tensor:
+    """Return [B, N] bool: which cache tokens lie below ``valid_tokens`` [B]."""
+    return torch.arange(tokens, device=valid_tokens.device) < valid_tokens[:, None]
+
+
 def fill_bias(valid_tokens: Tensor, tokens: int, dtype: torch.dtype) -> Tensor:
     """Return [B, 1, 1, N]: 0 for cache tokens below ``valid_tokens`` [B], -inf behind.
 
     Slots fill in order (slot == frame until the cache is full), so a count says which of them hold something.
     """
-    filled = torch.arange(tokens, device=valid_tokens.device) < valid_tokens[:, None]  # [B, N]
+    filled = is_filled(valid_tokens, tokens)
     zero = torch.zeros((), dtype=dtype, device=valid_tokens.device)
     return torch.where(filled, zero, float("-inf")).to(dtype)[:, None, None, :]
 
@@ -347,12 +370,29 @@ def is_given(given_frames: Tensor, chunk_frames: int) -> Tensor:
     return torch.arange(chunk_frames, device=given_frames.device) < given_frames[:, None]
 
 
-def token_index(write_slots: Tensor, stream: StreamConfig) -> Tensor:
-    """Return [B*T] int64: the row of the flat cache [B*N, ...] for each token of the chunk, from slots [B, F]."""
+def token_index(write_slots: Tensor, stream: StreamConfig, rows: Tensor | None = None) -> Tensor:
+    """Return [B*T] int64: the row of the flat cache for each token of the chunk, from slots [B, F].
+
+    The cache is the batch's, [B*N, ...], or a pool's, of which the batch is ``rows`` [B].
+    """
     device = write_slots.device
-    row = torch.arange(write_slots.shape[0], device=device)[:, None] * stream.cache_frames
+    rows = torch.arange(write_slots.shape[0], device=device) if rows is None else rows
+    row = rows[:, None] * stream.cache_frames
     token = torch.arange(stream.frame_tokens, device=device)
     return ((row + write_slots)[..., None] * stream.frame_tokens + token).flatten()
+
+
+def rows_of(x: Tensor, rows: Tensor, length: int) -> Tensor:
+    """Return [B*length, ...]: the parts of ``x`` [S*length, ...] that belong to ``rows`` [B] of a pool's S."""
+    parts: Tensor = x.unflatten(0, (-1, length))
+    return parts.index_select(0, rows).flatten(0, 1)
+
+
+def in_window(token_index: Tensor, rows: Tensor, stream: StreamConfig) -> Tensor:
+    """Return [B*T] int64: where a pool's tokens [B*T] lie in the window [B*N, ...] that `rows_of` takes."""
+    moved = (torch.arange(rows.shape[0], device=rows.device) - rows) * stream.cache_tokens
+    by_row: Tensor = token_index.unflatten(0, (rows.shape[0], -1))
+    return (by_row + moved[:, None]).flatten()
 
 
 def patchify(latents: Tensor) -> Tensor:

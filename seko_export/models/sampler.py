@@ -79,7 +79,13 @@ class Noise(nn.Module):
         self.latent_shape = (model.in_channels, stream.latent_height, stream.latent_width)
 
     def forward(
-        self, seeds: Tensor, frames: Tensor, draw: Tensor, given_latents: Tensor, given_frames: Tensor
+        self,
+        seeds: Tensor,
+        frames: Tensor,
+        draw: Tensor,
+        given_latents: Tensor,
+        given_frames: Tensor,
+        rows: Tensor | None = None,
     ) -> Tensor:
         """Return the latents that the first pass starts from.
 
@@ -91,6 +97,8 @@ class Noise(nn.Module):
             [B, C, F, h, w] float32.
         given_frames : Tensor
             [B] int64: how many leading frames of the chunk are ``given_latents``'; 0: none.
+        rows : Tensor, optional
+            [B] int64, of a pool: which row of ``given_latents`` each row of the call is.
 
         Returns
         -------
@@ -98,6 +106,8 @@ class Noise(nn.Module):
             [B, C, F, h, w] float32.
         """
         given = is_given(given_frames, frames.shape[1])[:, None, :, None, None]
+        if rows is not None:
+            given_latents = given_latents.index_select(0, rows)
         return torch.where(given, given_latents, gaussian(seeds, frames, draw, self.latent_shape))
 
 

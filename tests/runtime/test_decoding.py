@@ -248,6 +248,6 @@ def test_a_memory_that_warms_up_leaves_no_trace_in_the_frames() -> None:
     with open_whole(2, memory=Warm(), engines={"vae_decode": decode}) as warm, open_whole(2) as cold:
         assert calls[0] == 4  # two rows, twice
         for name in ("vae.cache.00", "vae.cache.01", "video", "video.first", "decode.latents"):
-            assert not warm._check_open().buffers[name].any()
+            assert not warm._streams.live().buffers[name].any()
         for _ in range(4):
             assert warm.run_chunk().video().tobytes() == cold.run_chunk().video().tobytes()

@@ -162,7 +162,7 @@ def test_a_rebuilt_cache_is_the_eager_sessions(built_cuda_whole: Path) -> None:
 def test_lanes_have_streams_and_pools_of_their_own(built_cuda_whole: Path) -> None:
     skip_unless_captured(built_cuda_whole)
     with open_artifact(built_cuda_whole) as artifact, artifact.open_session() as session:
-        memory, lane = session._memory, session._check_open().decoder._lane  # type: ignore[union-attr]
+        memory, lane = session._streams.memory, session._streams.live().decoder._lane  # type: ignore[union-attr]
         assert lane._stream.cuda_stream != memory.stream.cuda_stream  # type: ignore[attr-defined]
         assert lane._pool != memory._pool  # type: ignore[attr-defined]
         assert len(lane._graphs) == 4  # type: ignore[attr-defined] # two rows, first and steady

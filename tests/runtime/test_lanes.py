@@ -1,14 +1,15 @@
 """The order of work on a CUDA session's streams, checked without a GPU: no two conflicting accesses are unordered.
 
 The real `CudaMemory` and `CudaLane` run over stand-ins for streams, events and graphs, with tensors on the CPU. Each
-operation that torch dispatches is noted with its stream's vector clock: what is ordered by events and waits alone.
+operation that torch dispatches is noted, byte by byte, with its stream's vector clock: what is ordered by events and
+waits alone.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ from seko_runtime.backends import cuda_memory
 from seko_runtime.backends.cuda_memory import CudaLane, CudaMemory
 from seko_runtime.decoding import FRAME_BLOCKS
 from seko_runtime.session import Session
+from seko_runtime.streams import Streams
 
+from .toy_pool import open_pool
 from .toy_whole import open_whole
 
 Clock = dict[str, int]
@@ -30,15 +33,28 @@ class RaceError(AssertionError):
     """Two accesses to one storage, one of them a write, with no order between them."""
 
 
+class Bytes:
+    """Who wrote and read each byte of one storage last: by stream, the time on its clock, 0 for never."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.written: dict[str, np.ndarray] = {}
+        self.read: dict[str, np.ndarray] = {}
+
+    def note(self, table: dict[str, np.ndarray], stream: str, where: np.ndarray, time: int) -> None:
+        if stream not in table:
+            table[stream] = np.zeros(self.count, np.int64)
+        table[stream][where] = time
+
+
 class World:
-    """Streams and the host as clocks; every access to a storage checked against the earlier ones."""
+    """Streams and the host as clocks; every access to a byte checked against the earlier ones."""
 
     def __init__(self) -> None:
         self.clocks: dict[str, Clock] = defaultdict(dict)
         self.current = "host stream"
         self.capturing = False
-        self.reads: dict[int, list[tuple[str, int]]] = defaultdict(list)
-        self.writes: dict[int, tuple[str, int]] = {}
+        self.bytes: dict[int, Bytes] = {}
         self.kept: list[torch.UntypedStorage] = []  # so that no address is used again
         self.host_waits = 0
 
@@ -57,26 +73,35 @@ class World:
         now = self.tick(stream)
         seen = self.clocks[stream]
 
-        def check(earlier: tuple[str, int], storage: int) -> None:
-            if seen.get(earlier[0], 0) < earlier[1]:
-                raise RaceError(f"{name} on {stream} is not ordered after {earlier} at {storage:x}")
+        def check(table: dict[str, np.ndarray], where: np.ndarray) -> None:
+            for other, times in table.items():
+                if other != stream and times[where].max(initial=0) > seen.get(other, 0):
+                    raise RaceError(f"{name} on {stream} is not ordered after {other}")
 
-        for tensor in (*read, *written):
-            key = self.key(tensor)
-            if key in self.writes:
-                check(self.writes[key], key)
-        for tensor in written:
-            key = self.key(tensor)
-            for earlier in self.reads.pop(key, ()):
-                check(earlier, key)
-            self.writes[key] = (stream, now)
         for tensor in read:
-            self.reads[self.key(tensor)].append((stream, now))
+            held, where = self.region(tensor)
+            check(held.written, where)
+        for tensor in written:
+            held, where = self.region(tensor)
+            check(held.written, where)
+            check(held.read, where)
+            held.note(held.written, stream, where, now)
+        for tensor in read:
+            held, where = self.region(tensor)
+            held.note(held.read, stream, where, now)
 
-    def key(self, tensor: torch.Tensor) -> int:
+    def region(self, tensor: torch.Tensor) -> tuple[Bytes, np.ndarray]:
+        """The tensor's storage, and where in it the tensor's bytes lie."""
         storage = tensor.untyped_storage()
-        self.kept.append(storage)
-        return storage.data_ptr()
+        held = self.bytes.get(storage.data_ptr())
+        if held is None:
+            self.kept.append(storage)
+            held = self.bytes[storage.data_ptr()] = Bytes(storage.nbytes())
+        where = np.array([tensor.storage_offset()])
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+            where = (where[:, None] + np.arange(size) * stride).reshape(-1)
+        size = tensor.element_size()
+        return held, (where[:, None] * size + np.arange(size)).reshape(-1)
 
 
 class Watch(TorchDispatchMode):
@@ -94,11 +119,19 @@ class Watch(TorchDispatchMode):
             values = value if isinstance(value, list | tuple) else [value]
             tensors = [one for one in values if isinstance(one, torch.Tensor)]
             writes = argument.alias_info is not None and argument.alias_info.is_write
+            if argument.name == "self" and func in (
+                torch.ops.aten.index_copy_.default,
+                torch.ops.aten.index_select.default,
+            ):
+                dim, index = args[1:3]  # a pool's rows are told apart by what the index takes
+                tensors = [one.narrow(dim, at, 1) for one in tensors for at in index.tolist()]
             (written if writes else read).extend(tensors)
         views = all(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
         if not views or written:
             outs = out if isinstance(out, list | tuple) else [out]
-            made = [one for one in outs if isinstance(one, torch.Tensor)]
+            made = [
+                one for one in outs if isinstance(one, torch.Tensor) and not any(one is arg for arg in args)
+            ]
             self.world.access(read, written + made, str(func))
         return out
 
@@ -243,12 +276,11 @@ def run(world: World, *, ahead: int, overlap: bool = True) -> list[bytes]:
 def read(world: World, chunk: Any) -> bytes:
     """Frames of a chunk; the host's copy counts as a read of the pinned block after the event that it waited for."""
     rows = chunk.video_rows()
-    number = chunk.index
-    decoder = chunk.session._check_open().decoder
-    block = decoder._blocks._blocks[number % FRAME_BLOCKS]
+    frames = chunk.streams.decoder()._blocks
     before, world.current = world.current, "host"
-    for kind in set(decoder._kinds[number]):
-        world.access([block[kind]], [], "read by the host")
+    for row, number in chunk.pictures:
+        turn = number % FRAME_BLOCKS
+        world.access([frames._blocks[row][turn][frames._names[row, turn]]], [], "read by the host")
     # The host queues later work after it has read: later copies into the block are ordered by the program itself.
     for stream in list(world.clocks):
         world.join(stream, world.clocks["host"])
@@ -282,7 +314,7 @@ def test_the_streams_are_two_and_a_chunk_does_not_wait_for_the_decoding_of_the_o
 ) -> None:
     memory = FakeMemory(world)
     with Watch(world), open_whole(2, memory=memory) as session:
-        decoder = session._check_open().decoder
+        decoder = session._streams.live().decoder
         assert decoder is not None
         lane = decoder._lane
         assert isinstance(lane, CudaLane)
@@ -292,7 +324,7 @@ def test_the_streams_are_two_and_a_chunk_does_not_wait_for_the_decoding_of_the_o
             session.run_chunk()
         decoded = world.clocks[beside][beside]
         ordered_after: list[bool] = []
-        real = session._check_open().replays
+        real = session._streams.live().replays
 
         def seen(work: Any) -> Any:
             def go() -> None:
@@ -338,7 +370,67 @@ def test_a_session_closes_and_its_streams_are_used_again(world: World) -> None:
         memory = FakeMemory(world)
         with open_whole(2, memory=memory) as session:
             assert isinstance(session, Session)
-            lane = session._check_open().decoder._lane  # type: ignore[union-attr]
+            lane = session._streams.live().decoder._lane  # type: ignore[union-attr]
             names.append((memory.stream.name, lane._stream.name))  # type: ignore[attr-defined]
             assert np.asarray(session.run_chunk().video()).size
     assert len(set(names)) == 1
+
+
+def pooled(world: World | None, *, overlap: bool) -> list[bytes]:
+    """What sessions of a pool give that come, go, move to the host and back, and take over each other's rows."""
+    out: list[bytes] = []
+    memory = None if world is None else FakeMemory(world)
+
+    def take(chunks: list[Any]) -> None:
+        for chunk in chunks:
+            out.append(
+                b"".join(one.tobytes() for one in chunk.video_rows()) if world is None else read(world, chunk)
+            )
+
+    opened: list[Any] = []
+    try:
+        with Watch(world) if world is not None else nullcontext():
+            pool = open_pool(sessions=3, buckets=(1, 2), memory=memory, overlap=overlap)
+            for seed, prompt in enumerate(("a red disc", "a", "a ring")):
+                opened.append(pool.open_session(seed=seed, prompt=prompt))
+            a, b, c = opened
+            for _ in range(4):
+                take(pool.run([a, b]))
+                take(pool.run([c]))
+            a.pause()  # its row is taken over while its state is on the way
+            d = pool.open_session(seed=7, prompt="a blue ring")
+            opened.append(d)
+            queued = pool.run([b, d])
+            b.pause()
+            queued += pool.run([c, d])
+            a.resume()
+            queued += pool.run([a, c])
+            take(queued)
+            d.close()
+            b.resume()
+            b.set_prompt("a green disc", recache=True)
+            for _ in range(3):
+                take(pool.run([b, a]))
+    finally:
+        for session in opened:
+            session.close()
+    pool.close()
+    return out
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_sessions_that_move_and_take_over_rows_race_with_nobody(world: World, overlap: bool) -> None:
+    assert pooled(world, overlap=overlap) == pooled(None, overlap=overlap)
+
+
+@pytest.mark.parametrize("planted", ["_settle", "join"])
+def test_a_row_that_is_used_before_its_copies_are_done_is_found(
+    world: World, monkeypatch: pytest.MonkeyPatch, planted: str
+) -> None:
+    """The check sees each wait that a move needs: without it there is a race."""
+    if planted == "_settle":
+        monkeypatch.setattr(Streams, "_settle", lambda *_: None)
+    else:
+        monkeypatch.setattr(CudaLane, "join", lambda _: None)
+    with pytest.raises(RaceError):
+        pooled(world, overlap=True)

@@ -69,8 +69,8 @@ def test_unknown_fields_are_ignored_and_optional_ones_may_be_absent() -> None:
 
 
 def test_a_newer_format_is_named_before_anything_else_is_read() -> None:
-    with pytest.raises(FormatVersionError, match="format version 2, this runtime reads up to 1; install"):
-        read({"format_version": 2, "everything": "else changed"})
+    with pytest.raises(FormatVersionError, match="format version 3, this runtime reads up to 2; install"):
+        read({"format_version": 3, "everything": "else changed"})
 
 
 @pytest.mark.parametrize(
@@ -343,9 +343,9 @@ def test_a_buffer_of_text_pictures_or_video_that_does_not_fit(
         ("decode", "buffer:decode.latents[row]", "buffer:latents", "role state"),
         ("decode", "buffer:vae.cache.00[row]", "buffer:vae.cache.00[pass]", "names a pass outside"),
         ("decode", "buffer:vae.cache.00[row]", "weight:vae.cache.00[row]", "names a row"),
-        ("decode", "buffer:vae.cache.00[row]", "buffer:vae.cache.00[row][row]", "float32"),
+        ("decode", "buffer:vae.cache.00[row]", "buffer:vae.cache.00[row][row]", "names a row"),
         ("begin", "buffer:seeds", "buffer:seeds[row]", "names a row"),
-        ("prompt", "buffer:prompt.mean", "buffer:prompt.mean[row]", "names a row"),
+        ("prompt", "buffer:prompt.mean", "buffer:prompt.mean[row]", "prompt.mean is float32 [4]"),
         ("begin", "buffer:given.latents", "buffer:decode.latents", "runs beside it"),
         ("text", "buffer:text.encoded", "buffer:text.embeddings", ""),
         ("decode_first", "buffer:video.first[row]", "buffer:video[row]", "video"),

@@ -89,7 +89,7 @@ def test_any_order_of_prompts_gives_the_rows_what_they_asked_for(
                     new.append(prompt)
             held = [*held, *new][-capacity:] if capacity else []
             assert (session.stats.prompt_cache_hits, session.stats.prompt_cache_misses) == (hits, misses)
-            live = session._check_open()
+            live = session._streams.live()
             for row, prompt in enumerate(prompts):
                 assert torch.equal(live.buffers["text.embeddings"][row], text_of(prompt)[0])
                 assert torch.equal(live.buffers["prompt.mean"][row], text_of(prompt).mean(1)[0])

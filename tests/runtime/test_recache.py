@@ -31,15 +31,15 @@ def test_kept_are_the_sinks_chunks_and_the_last_that_fit_the_ring(ring: Ring, ma
     clocks = RowClocks(ring, 1)
     stored: dict[int, int] = {}
     for chunk in range(made):
-        (place,) = clocks.next_places()
+        place = clocks.next_place(0)
         assert 0 <= place < clocks.places
         stored[place] = chunk
-        clocks.chunk_made()
-    stored[clocks.next_places()[0]] = -1  # a failed try writes there, and harms nothing that is kept
+        clocks.chunk_made([0])
+    stored[clocks.next_place(0)] = -1  # a failed try writes there, and harms nothing that is kept
     sink = -(-ring.sink_frames // ring.chunk_frames)
     last = ring.ring_frames // ring.chunk_frames
     wanted = sorted({*range(min(made, sink)), *range(max(0, made - last), made)} if made else set())
-    steps = clocks.rebuild()
+    steps = clocks.rebuild([0])
     if not made:
         assert steps == []
         return
@@ -49,7 +49,7 @@ def test_kept_are_the_sinks_chunks_and_the_last_that_fit_the_ring(ring: Ring, ma
     assert [entry.slot_first for entry in entries] == [
         turn * ring.chunk_frames for turn in range(len(wanted))
     ]
-    assert clocks.rebuilt() == []
+    assert clocks.rebuilt([0]) == []
     assert clocks.slot_first.tolist() == [len(wanted) * ring.chunk_frames]
     assert clocks.first.tolist() == [made * ring.chunk_frames]
 
@@ -232,6 +232,6 @@ def test_frame_numbers_go_on_and_slots_begin_again() -> None:
 
 def test_an_endless_stream_counts_frames_past_any_table() -> None:
     with open_whole() as session:
-        session._clocks.first += 1 << 40
-        session._clocks.slot_first += 1 << 40
+        session._streams.clocks.first += 1 << 40
+        session._streams.clocks.slot_first += 1 << 40
         assert session.run_chunk().frames.tolist() == [[1 << 40, (1 << 40) + 1]]

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from seko_export.packing import pack_artifact
 from seko_runtime import errors
 from seko_runtime.__main__ import main
+from seko_runtime.manifest import FORMAT_VERSION
 from seko_runtime.manifest_reader import parse_manifest
 from seko_runtime.tar_format import BLOCK_BYTES, END, member_bytes, member_header, padding
 from seko_runtime.unpacking import unpack_artifact
@@ -253,7 +254,7 @@ HOSTILE: dict[str, tuple[Callable[[Members], Members], type[errors.SekoRuntimeEr
         errors.ManifestError,
     ),
     "a manifest of a newer format": (
-        lambda m: with_manifest(m, lambda table: table.update(format_version=2)),
+        lambda m: with_manifest(m, lambda table: table.update(format_version=FORMAT_VERSION + 1)),
         errors.FormatVersionError,
     ),
     "a path of the manifest that climbs": (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,10 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from seko_runtime.backends.torch_memory import CpuMemory, HostFrames, torch_dtype
+from seko_runtime.backends.torch_memory import CpuMemory, HostCopies, HostFrames, torch_dtype
 from seko_runtime.errors import DeviceMemoryError
 from seko_runtime.manifest import TensorSpec
-from seko_runtime.memory import FrameBlocks, HostBlock, Lane
+from seko_runtime.memory import FrameBlocks, HostBlock, Lane, Parked
 from seko_runtime.safetensors_map import MappedTensor
 
 _cuda: Any = torch.cuda  # its streams, events and pools carry no types
@@ -44,6 +46,8 @@ class CudaMemory(CpuMemory):
         self._work_done = _cuda.Event()
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._pool: Any = None
+        self._copies: Any = None  # stream of `park` and `unpark`
+        self._idle_blocks: dict[int, list[torch.Tensor]] = {}  # pinned, by size
 
     def allocate(self, spec: TensorSpec) -> torch.Tensor:
         # Not the CPU's: any error of CUDA is a RuntimeError, and `ordered` knows which of them means too little memory.
@@ -103,6 +107,60 @@ class CudaMemory(CpuMemory):
         replay: Callable[[], None] = graph.replay
         return replay
 
+    def park(self, tensors: Mapping[str, torch.Tensor]) -> Parked:
+        parked = self._pinned_copies({name: (one.shape, one.dtype) for name, one in tensors.items()})
+        with self._beside():
+            for name, source in tensors.items():
+                _copy_parts(parked.tensors[name], source)
+            parked.done.record(self._copies)
+        return parked
+
+    def unpark(self, parked: Parked, tensors: Mapping[str, torch.Tensor]) -> Parked:
+        if not isinstance(parked, PinnedCopies):
+            arrays = parked.arrays()
+            parked = self._pinned_copies({name: (one.shape, one.dtype) for name, one in tensors.items()})
+            for name, target in parked.tensors.items():
+                target.copy_(torch.tensor(arrays[name]).view(target.dtype).reshape(target.shape))
+        with self._beside():
+            for name, target in tensors.items():
+                _copy_parts(target, parked.tensors[name])
+            parked.done.record(self._copies)
+        return parked
+
+    def after(self, parked: Parked) -> None:
+        if isinstance(parked, PinnedCopies):
+            self.stream.wait_event(parked.done)
+
+    def free_bytes(self) -> int:
+        free: int = _cuda.mem_get_info(self.device)[0]
+        return free
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """Queue what runs inside on the stream of copies, after the memory's work so far."""
+        if self._copies is None:
+            self._copies = _borrow_stream(self.device)
+        now = _cuda.Event()
+        now.record(self.stream)
+        self._copies.wait_event(now)
+        with _queued_on(self.device, self._copies):
+            yield
+
+    def _pinned_copies(self, wanted: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> PinnedCopies:
+        """Cut a pinned block into tensors; one that is let go of is used again, as pinning is slow."""
+        sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in wanted.items()}
+        places, total = block_places(sizes)
+        idle = self._idle_blocks.setdefault(total, [])
+        block = idle.pop() if idle else pinned(torch.empty(total, dtype=torch.uint8))
+        tensors = {
+            name: block[places[name] : places[name] + sizes[name]].view(dtype).reshape(shape)
+            for name, (shape, dtype) in wanted.items()
+        }
+        copies = PinnedCopies(tensors, _cuda.Event())
+        # Whoever takes the block next queues its copies on the same stream, behind these.
+        weakref.finalize(copies, idle.append, block)
+        return copies
+
     def lane(self, *, beside: bool) -> Lane:
         return CudaLane(self, beside=beside)
 
@@ -115,9 +173,11 @@ class CudaMemory(CpuMemory):
             graph.reset()
         self._graphs.clear()
         self._pool = None
-        if self.stream is not None:
-            _return_stream(self.device, self.stream)
-            self.stream = None
+        for stream in (self.stream, self._copies):
+            if stream is not None:
+                _return_stream(self.device, stream)
+        self.stream = self._copies = None
+        self._idle_blocks.clear()
         with _cuda.device(self.device):
             _cuda.empty_cache()
 
@@ -151,6 +211,9 @@ class CudaLane:
         with _queued_on(self._memory.device, self._stream):
             yield
 
+    def join(self) -> None:
+        self._memory.stream.wait_event(self._read)  # no wait before its first record
+
     def mark_read(self) -> None:
         self._read.record(self._stream)
 
@@ -177,25 +240,53 @@ class CudaLane:
         self._stream = None
 
 
+class PinnedCopies(HostCopies):
+    """`seko_runtime.memory.Parked` in page-locked memory, there once ``done``."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], done: Any) -> None:
+        self.tensors = dict(tensors)
+        self.done = done
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.nbytes for one in self.tensors.values())
+
+    def arrays(self) -> Mapping[str, NDArray[np.uint8]]:
+        self.done.synchronize()
+        return {name: one.reshape(-1).view(torch.uint8).numpy() for name, one in self.tensors.items()}
+
+
+def _copy_parts(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Queue a copy; of what is not contiguous, layer by layer: else it would go through the host."""
+    if target.is_contiguous() and source.is_contiguous():
+        target.copy_(source, non_blocking=True)
+        return
+    for one, other in zip(target, source, strict=True):
+        one.copy_(other, non_blocking=True)
+
+
 class _PinnedFrames(HostFrames):
     """Pinned host blocks, filled by copies on a lane's stream."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], depth: int, stream: torch.cuda.Stream) -> None:
-        blocks = [
-            {name: pinned(torch.zeros(one.shape, dtype=one.dtype)) for name, one in tensors.items()}
-            for _ in range(depth)
-        ]
-        super().__init__(tensors, blocks)
+        super().__init__(tensors, depth)
         self._stream = stream
-        self._copied = [_cuda.Event() for _ in range(depth)]
+        self._copied: dict[int, list[Any]] = {}
 
-    def queue(self, turn: int, rows: Sequence[str]) -> None:
-        super().queue(turn, rows)
-        self._copied[turn].record(self._stream)
+    def reserve(self, row: int) -> None:
+        super().reserve(row)
+        self._copied.setdefault(row, [_cuda.Event() for _ in range(self._depth)])
 
-    def wait(self, turn: int) -> Mapping[str, NDArray[np.uint8]]:
-        self._copied[turn].synchronize()
-        return super().wait(turn)
+    def queue(self, row: int, turn: int, name: str) -> None:
+        super().queue(row, turn, name)
+        self._copied[row][turn].record(self._stream)
+
+    def wait(self, row: int, turn: int) -> NDArray[np.uint8]:
+        self._copied[row][turn].synchronize()
+        return super().wait(row, turn)
+
+    def _host_like(self, source: torch.Tensor) -> torch.Tensor:
+        return pinned(super()._host_like(source))
 
 
 @contextmanager

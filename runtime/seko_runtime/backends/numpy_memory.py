@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,8 +12,9 @@ from numpy.typing import NDArray
 
 from seko_runtime.errors import DeviceMemoryError, EngineLoadError, UsageError
 from seko_runtime.manifest import TensorSpec
-from seko_runtime.memory import FrameBlocks, HostBlock, Lane
+from seko_runtime.memory import FrameBlocks, HostBlock, Lane, Parked
 from seko_runtime.safetensors_map import MappedTensor
+from seko_runtime.snapshot import SnapshotBytes
 
 Array = NDArray[Any]
 NOT_NUMPYS = frozenset({"bfloat16", "float8_e4m3fn"})  # of `manifest.DTYPE_BYTES`
@@ -42,6 +44,10 @@ class NumpyMemory:
     def index(self, tensor: Array, index: tuple[int, ...]) -> Array:
         key: Any = (*index, ...)  # with the dots an array without axes, not a number
         view: Array = tensor[key]
+        return view
+
+    def leading(self, tensor: Array, count: int) -> Array:
+        view: Array = tensor[:count]
         return view
 
     def constant(self, tensor: Array, index: tuple[int, ...]) -> Array:
@@ -87,6 +93,21 @@ class NumpyMemory:
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         raise UsageError(f"this memory cannot capture {work}; run the programs directly")
 
+    def park(self, tensors: Mapping[str, Array]) -> Parked:
+        return SnapshotBytes({name: bytes_of(one) for name, one in tensors.items()})
+
+    def unpark(self, parked: Parked, tensors: Mapping[str, Array]) -> Parked:
+        arrays = parked.arrays()
+        for name, target in tensors.items():
+            target[...] = arrays[name].view(target.dtype).reshape(target.shape)
+        return parked
+
+    def after(self, parked: Parked) -> None:
+        pass
+
+    def free_bytes(self) -> int:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
     def lane(self, *, beside: bool) -> Lane:  # noqa: ARG002 - work runs at once: there is no beside
         return _NumpyLane(self)
 
@@ -110,6 +131,9 @@ class _NumpyLane:
     def ordered(self) -> Iterator[None]:
         yield
 
+    def join(self) -> None:
+        pass
+
     def mark_read(self) -> None:
         pass
 
@@ -124,18 +148,20 @@ class _NumpyLane:
 
 
 class _NumpyFrames:
-    """Ring of arrays that pictures are copied into; `seko_runtime.memory.FrameBlocks`."""
+    """Copies of each row's last pictures; `seko_runtime.memory.FrameBlocks`."""
 
-    def __init__(self, tensors: Mapping[str, Array], depth: int) -> None:
+    def __init__(self, tensors: Mapping[str, Array], depth: int) -> None:  # noqa: ARG002 - made when filled
         self._sources = dict(tensors)
-        self._blocks = [{name: np.zeros_like(one) for name, one in tensors.items()} for _ in range(depth)]
+        self._blocks: dict[tuple[int, int], NDArray[np.uint8]] = {}  # by row and turn
 
-    def queue(self, turn: int, rows: Sequence[str]) -> None:
-        for row, name in enumerate(rows):
-            np.copyto(self._blocks[turn][name][row], self._sources[name][row])
+    def reserve(self, row: int) -> None:
+        pass
 
-    def wait(self, turn: int) -> Mapping[str, NDArray[np.uint8]]:
-        return self._blocks[turn]
+    def queue(self, row: int, turn: int, name: str) -> None:
+        self._blocks[row, turn] = self._sources[name][row].copy()
+
+    def wait(self, row: int, turn: int) -> NDArray[np.uint8]:
+        return self._blocks[row, turn]
 
 
 class _SharedBlock:
@@ -149,6 +175,11 @@ class _SharedBlock:
 
     def send(self) -> None:
         pass
+
+
+def bytes_of(array: Array) -> NDArray[np.uint8]:
+    """A copy of an array's bytes, [nbytes]."""
+    return np.frombuffer(array.tobytes(), np.uint8)
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.errors import DeviceMemoryError, UsageError
 from seko_runtime.manifest import TensorSpec
-from seko_runtime.memory import FrameBlocks, HostBlock, Lane
+from seko_runtime.memory import FrameBlocks, HostBlock, Lane, Parked
 from seko_runtime.safetensors_map import MappedTensor
 
 
@@ -41,6 +42,9 @@ class CpuMemory:
 
     def index(self, tensor: torch.Tensor, index: tuple[int, ...]) -> torch.Tensor:
         return tensor[index]
+
+    def leading(self, tensor: torch.Tensor, count: int) -> torch.Tensor:
+        return tensor.narrow(0, 0, count)
 
     def constant(self, tensor: torch.Tensor, index: tuple[int, ...]) -> torch.Tensor:
         return tensor[index]
@@ -86,6 +90,21 @@ class CpuMemory:
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         raise UsageError(f"this memory cannot capture {work}; run the programs directly")
 
+    def park(self, tensors: Mapping[str, torch.Tensor]) -> Parked:
+        return HostCopies({name: one.detach().clone() for name, one in tensors.items()})
+
+    def unpark(self, parked: Parked, tensors: Mapping[str, torch.Tensor]) -> Parked:
+        arrays = parked.arrays()
+        for name, target in tensors.items():
+            target.copy_(torch.tensor(arrays[name]).view(target.dtype).reshape(target.shape))
+        return parked
+
+    def after(self, parked: Parked) -> None:
+        pass
+
+    def free_bytes(self) -> int:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
     def lane(self, *, beside: bool) -> Lane:  # noqa: ARG002 - work runs at once: there is no beside
         return CpuLane(self)
 
@@ -94,6 +113,20 @@ class CpuMemory:
 
     def close(self) -> None:
         pass
+
+
+class HostCopies:
+    """`seko_runtime.memory.Parked` on the host."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.tensors = {name: one.contiguous().view(-1).view(torch.uint8) for name, one in tensors.items()}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.numel() for one in self.tensors.values())
+
+    def arrays(self) -> Mapping[str, NDArray[np.uint8]]:
+        return {name: one.numpy() for name, one in self.tensors.items()}
 
 
 class CpuLane:
@@ -110,6 +143,9 @@ class CpuLane:
         with torch.no_grad():
             yield
 
+    def join(self) -> None:
+        pass
+
     def mark_read(self) -> None:
         pass
 
@@ -117,38 +153,37 @@ class CpuLane:
         return self._memory.capture(work)
 
     def frame_blocks(self, tensors: Mapping[str, torch.Tensor], depth: int) -> FrameBlocks:
-        return HostFrames(tensors, [_like(tensors) for _ in range(depth)])
+        return HostFrames(tensors, depth)
 
     def close(self) -> None:
         pass
 
 
 class HostFrames:
-    """Ring of host tensors that pictures are copied into; `seko_runtime.memory.FrameBlocks`."""
+    """Host tensors that pictures are copied into; `seko_runtime.memory.FrameBlocks`."""
 
-    def __init__(
-        self, tensors: Mapping[str, torch.Tensor], blocks: Sequence[Mapping[str, torch.Tensor]]
-    ) -> None:
-        self._sources = dict(tensors)
-        self._blocks = blocks
-        self._arrays: list[dict[str, NDArray[np.uint8]]] = [
-            {name: one.numpy() for name, one in block.items()} for block in self._blocks
-        ]
+    def __init__(self, tensors: Mapping[str, torch.Tensor], depth: int) -> None:
+        self._sources, self._depth = dict(tensors), depth
+        self._blocks: dict[int, list[dict[str, torch.Tensor]]] = {}  # by row, then by turn
+        self._names: dict[tuple[int, int], str] = {}  # which tensor a block was filled from last
 
-    def queue(self, turn: int, rows: Sequence[str]) -> None:
-        block = self._blocks[turn]
-        if len(set(rows)) == 1:
-            block[rows[0]].copy_(self._sources[rows[0]], non_blocking=True)
-            return
-        for row, name in enumerate(rows):
-            block[name][row].copy_(self._sources[name][row], non_blocking=True)
+    def reserve(self, row: int) -> None:
+        if row not in self._blocks:
+            self._blocks[row] = [
+                {name: self._host_like(source[row]) for name, source in self._sources.items()}
+                for _ in range(self._depth)
+            ]
 
-    def wait(self, turn: int) -> Mapping[str, NDArray[np.uint8]]:
-        return self._arrays[turn]
+    def queue(self, row: int, turn: int, name: str) -> None:
+        self._blocks[row][turn][name].copy_(self._sources[name][row], non_blocking=True)
+        self._names[row, turn] = name
 
+    def wait(self, row: int, turn: int) -> NDArray[np.uint8]:
+        array: NDArray[np.uint8] = self._blocks[row][turn][self._names[row, turn]].numpy()
+        return array
 
-def _like(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: torch.zeros(one.shape, dtype=one.dtype) for name, one in tensors.items()}
+    def _host_like(self, source: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(source.shape, dtype=source.dtype)
 
 
 class _SharedBlock:

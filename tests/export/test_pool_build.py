@@ -1,0 +1,176 @@
+"""A built pool: its engines hold their goldens, its sessions are those of streams alone, on a CPU and on a GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from seko_runtime import open_artifact
+from seko_runtime.pool import Pool, PooledSession
+from tests.conftest import Built, build_tiny
+
+SESSIONS = 3
+
+
+@pytest.fixture(scope="module")
+def pool_artifact(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The tiny model with an FP4 cache, three sessions in calls of one and two."""
+    return build_tiny(
+        tmp_path_factory.mktemp("pool") / "artifact", "--fp4-kv", "--sessions", "3", "--batch", "1,2"
+    )
+
+
+@pytest.fixture(scope="module")
+def gpu_pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same for this machine's GPU."""
+    from click.testing import CliRunner
+
+    from seko_export.cli import main
+
+    goal = tmp_path_factory.mktemp("gpu_pool") / "artifact"
+    options = ["build", "--preset", "tiny", "--fp4-kv", "--sessions", "3", "--batch", "1,2", "-o", str(goal)]
+    done = CliRunner().invoke(main, options)
+    assert done.exit_code == 0, done.output
+    return goal
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[Pool]:
+    with open_artifact(folder) as artifact, artifact.open_pool() as pool:
+        try:
+            yield pool
+        finally:
+            for session in pool.sessions:
+                session.close()
+
+
+def text_of(pool: Pool, number: int) -> np.ndarray:
+    """A text [1, tokens, text_dim] for each number."""
+    shape = next(one.shape for one in pool.manifest.buffers if one.name == "text.embeddings")[1:]
+    return np.random.default_rng(number).standard_normal((1, *shape)).astype(np.float32)
+
+
+def open_numbered(pool: Pool, number: int) -> PooledSession:
+    return pool.open_session(seed=number, text=text_of(pool, number), name=f"stream {number}")
+
+
+def alone(folder: Path, number: int, other: int, chunks: int) -> list[bytes]:
+    """What a stream gives in calls of two beside the same other one, from its beginning."""
+    with opened(folder) as pool:
+        pair = [open_numbered(pool, number), open_numbered(pool, other)]
+        return [pool.run(pair)[0].to_host().tobytes() for _ in range(chunks)]
+
+
+def mixed(folder: Path, tmp_path: Path) -> tuple[list[bytes], Pool]:
+    """The same stream 1 in calls of two beside others that come, go and pause; it is moved about itself."""
+    made: list[bytes] = []
+
+    def run(pool: Pool, sessions: Sequence[PooledSession]) -> None:
+        made.append(pool.run(sessions)[0].to_host().tobytes())
+
+    with opened(folder) as pool:
+        third = open_numbered(pool, 7)
+        third.run_chunk()
+        mine = open_numbered(pool, 1)
+        run(pool, [mine, third])
+        other = open_numbered(pool, 4)
+        run(pool, [mine, other])
+        third.close()
+        mine.pause()
+        other.run_chunk()
+        late = open_numbered(pool, 9)
+        mine.resume()
+        run(pool, [mine, late])
+        mine.save(tmp_path / "stream 1")
+        mine.close()
+        mine = pool.restore(tmp_path / "stream 1")
+        run(pool, [mine, other])
+        other.pause()
+        run(pool, [mine, late])
+    return made, pool
+
+
+def test_what_a_build_of_a_pool_says(pool_artifact: Built) -> None:
+    manifest = json.loads((pool_artifact.folder / "manifest.json").read_text())
+    assert (manifest["format_version"], manifest["pool"]) == (2, {"buckets": [1, 2]})
+    assert manifest["stream"]["batch"] == SESSIONS + 1
+    assert len(manifest["golden"]["seeds"]) == 2
+    names = {engine["name"] for engine in manifest["engines"]}
+    assert {"block.1", "block.2", "prompt", "prompt_kv"} <= names
+    assert "block" not in names
+    assert pool_artifact.report["golden_error"] < 1e-3
+
+
+def test_a_stream_of_a_built_pool_is_its_own(pool_artifact: Built, tmp_path: Path) -> None:
+    made, _ = mixed(pool_artifact.folder, tmp_path)
+    assert made == alone(pool_artifact.folder, 1, 2, len(made))
+
+
+def test_inspect_and_run_take_a_pool(pool_artifact: Built, invoke, tmp_path: Path) -> None:
+    from seko_runtime.__main__ import main as runtime_main
+
+    shown = invoke("inspect", pool_artifact.folder, "--json")
+    assert shown.exit_code == 0, shown.output
+    code = runtime_main(["run", str(pool_artifact.folder), "--chunks", "2", "-o", str(tmp_path / "out.npy")])
+    assert code == 0
+    assert np.load(tmp_path / "out.npy").shape[:2] == (2, 2)  # chunks, and the largest call's rows
+
+
+def test_profile_takes_a_pool(pool_artifact: Built, invoke) -> None:
+    result = invoke("profile", pool_artifact.folder, "--chunks", 1, "--json")
+    assert result.exit_code == 0, result.output
+    assert "block.2" in json.loads(result.stdout.splitlines()[-1])["engines"]
+
+
+needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+class TestGpu:
+    """What only a GPU shows of a pool."""
+
+    pytestmark = needs_gpu
+
+    def test_a_stream_is_its_own(self, gpu_pool: Path, tmp_path: Path) -> None:
+        made, _ = mixed(gpu_pool, tmp_path)
+        assert made == alone(gpu_pool, 1, 2, len(made))
+
+    def test_a_call_is_one_launch_that_waits_for_nothing_and_allocates_nothing(self, gpu_pool: Path) -> None:
+        with opened(gpu_pool) as pool:
+            a, b, c = (open_numbered(pool, number) for number in range(3))
+            for _ in range(4):
+                pool.run([a, b])
+                pool.run([c])
+            launches = pool.stats.graph_launches
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_stats()["allocation.all.allocated"]
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                for _ in range(6):
+                    pool.run([b, c])
+                    pool.run([a])
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            assert pool.stats.graph_launches == launches + 12
+            assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+    def test_sessions_that_come_and_go_leave_no_memory(self, gpu_pool: Path) -> None:
+        with opened(gpu_pool) as pool:
+            for number in range(3):
+                open_numbered(pool, number).close()
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_stats()["allocation.all.current"]
+            for number in range(20):
+                with open_numbered(pool, number) as session:
+                    session.run_chunk()
+            torch.cuda.synchronize()
+            assert torch.cuda.memory_stats()["allocation.all.current"] == before
+
+    def test_goldens_hold(self, gpu_pool: Path) -> None:
+        with open_artifact(gpu_pool) as artifact:
+            assert all(error.within for error in artifact.verify())

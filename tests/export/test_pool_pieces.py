@@ -1,0 +1,203 @@
+"""The pieces of a pool against those of a batch: the same model, whichever rows a call carries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from seko_export import golden
+from seko_export.calibration import KvStatistics
+from seko_export.config import PRESETS, PoolConfig, StreamConfig
+from seko_export.describe import describe
+from seko_export.errors import UsageError
+from seko_export.golden import eager_engine, eager_session, golden_text
+from seko_export.models.sampler import Schedule
+from seko_export.options import RowOptions, plan_build
+from seko_export.pieces import BuildConfig, dtype_name, make_pieces
+from seko_runtime.backends.aoti import torch_memory
+from seko_runtime.manifest import Weight
+from seko_runtime.pool import Pool
+from seko_runtime.streams import Streams
+from tests.tolerances import STEP, relative_error
+
+MODEL = replace(
+    PRESETS["tiny"].model, layers=1, dim=32, heads=2, ffn_dim=32, text_dim=16, text_tokens=4, freq_dim=16
+)
+STREAM = StreamConfig(32, 32, chunk_frames=2, sink_frames=1, ring_frames=4)
+POOL = PoolConfig(3, (1, 2))
+
+
+def config_of(scheme: str, pool: PoolConfig | None = POOL, batch: int = 1) -> BuildConfig:
+    stream = replace(STREAM, batch=batch)
+    return BuildConfig(MODEL, stream, Schedule.warped(2), scheme, "cpu", pool=pool)
+
+
+@pytest.fixture(scope="module", params=["fp32", "fp4"])
+def scheme(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def weights(scheme: str) -> dict[str, Tensor]:
+    """Seeded weights by name, tables for calls of two rows, and the constants of the cache format."""
+    config = config_of(scheme)
+    generator = torch.Generator().manual_seed(5)
+    made: dict[str, Tensor] = {}
+    for piece in make_pieces(config.as_batch).values():
+        for argument in piece.parameters:
+            for layer in range(MODEL.layers):
+                name = argument.ref.removeprefix("weight:").replace("{layer}", str(layer))
+                noise = torch.randn(argument.shape, generator=generator)
+                made[name] = (1 + 0.1 * noise if len(argument.shape) == 1 else 0.3 * noise).to(argument.dtype)
+    made |= config.schedule.tables(config.as_batch.stream)
+    if scheme == "fp4":
+        statistics = KvStatistics(config.as_batch)
+        exact = replace(config.as_batch, kv_scheme="fp32")
+        golden.run_eager(exact, made, golden_text(exact), (0, 1), (0, 2), lambda *_: None, statistics)
+        made |= statistics.calibrate()
+    return made
+
+
+@contextmanager
+def eager_pool(config: BuildConfig, weights: Mapping[str, Tensor]) -> Iterator[Pool]:
+    engines = {name: eager_engine(piece) for name, piece in make_pieces(config).items()}
+    table = tuple(Weight(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in weights.items())
+    streams = Streams(
+        describe(config, "eager", table, {}), engines, weights, torch_memory(torch.device("cpu"))
+    )
+    streams.prepare()
+    pool = Pool(streams)
+    with torch.no_grad():
+        try:
+            yield pool
+        finally:
+            for session in pool.sessions:
+                session.close()
+            pool.close()
+
+
+def text_of(number: int) -> np.ndarray:
+    """A text [1, tokens, text_dim] for each number."""
+    shape = (1, MODEL.text_tokens, MODEL.text_dim)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(number)).numpy()
+
+
+def batch_latents(
+    config: BuildConfig, weights: Mapping[str, Tensor], numbers: Sequence[int], chunks: int
+) -> list[np.ndarray]:
+    """What one batch makes of the streams, [B, C, F, h, w] a chunk."""
+    tables = config.schedule.tables(config.stream)
+    text = torch.from_numpy(np.concatenate([text_of(number) for number in numbers]))
+    with eager_session(config, {**weights, **tables}, text, list(numbers)) as session:
+        return [session.run_chunk().to_host() for _ in range(chunks)]
+
+
+def test_a_call_of_any_two_rows_gives_the_bytes_of_a_batch_of_two(
+    scheme: str, weights: dict[str, Tensor]
+) -> None:
+    """Rows in any order, past the wrap of the ring, and beside a third session that runs alone between."""
+    wanted = batch_latents(config_of(scheme, None, batch=2), weights, (7, 4), 6)
+    with eager_pool(config_of(scheme), weights) as pool:
+        a, b, c = (pool.open_session(seed=number, text=text_of(number)) for number in (4, 9, 7))
+        for chunk in wanted:
+            found = pool.run([c, a])
+            assert np.array_equal(found[0].to_host()[0], chunk[0])
+            assert np.array_equal(found[1].to_host()[0], chunk[1])
+            b.run_chunk()
+
+
+def test_rows_at_different_chunks_and_buckets_agree_with_streams_alone(
+    scheme: str, weights: dict[str, Tensor]
+) -> None:
+    """Within rounding across buckets; codes of a lossy format may fall otherwise, so its first chunks are asked."""
+    alone = {n: batch_latents(config_of(scheme, None), weights, (n,), 6) for n in (1, 2)}
+    with eager_pool(config_of(scheme), weights) as pool:
+        a, b = (pool.open_session(seed=n, text=text_of(n)) for n in (1, 2))
+        made: dict[int, list[np.ndarray]] = {1: [], 2: []}
+        for who in ([a], [a, b], [b, a], [b], [a, b], [a], [b, a], [a, b]):
+            for session, chunk in zip(who, pool.run(who), strict=True):
+                made[1 if session is a else 2].append(chunk.to_host())
+        checked = 6 if scheme == "fp32" else 2
+        for number, chunks in made.items():
+            for found, wanted in list(zip(chunks, alone[number], strict=False))[:checked]:
+                assert (
+                    relative_error(torch.from_numpy(found), torch.from_numpy(wanted)) <= STEP[torch.float32]
+                )
+
+
+def test_a_call_with_an_empty_place_leaves_every_other_session_as_it_was(
+    scheme: str, weights: dict[str, Tensor]
+) -> None:
+    """A call of three in one of four places."""
+    config = config_of(scheme, PoolConfig(5, (1, 4)))
+    tables = config.schedule.tables(config.as_batch.stream)
+    with eager_pool(config, {**weights, **tables}) as pool:
+        sessions = [pool.open_session(seed=n, text=text_of(n)) for n in range(5)]
+        pool.run(sessions[:4])
+        sessions[4].run_chunk()
+        live = pool._streams.live()
+        idle = {row: {name: t.clone() for name, t in live.state_of(row).items()} for row in (1, 4)}
+        pool.run([sessions[0], sessions[3], sessions[2]])
+        for row, state in idle.items():
+            for name, tensor in live.state_of(row).items():
+                assert torch.equal(tensor, state[name]), name
+
+
+def test_slots_that_hold_nothing_yet_may_hold_nan(scheme: str, weights: dict[str, Tensor]) -> None:
+    """Of a quantised cache the scale byte that is e4m3's NaN."""
+    filler = {"kv.k": float("nan"), "kv.v": float("nan"), "kv.k_scales": 0x7F, "kv.v_scales": 0x7F}
+    wanted = batch_latents(config_of(scheme, None), weights, (3,), 3)
+    with eager_pool(config_of(scheme), weights) as pool:
+        session = pool.open_session(seed=3, text=text_of(3))
+        state = pool._streams.live().state_of(0)
+        for chunk in wanted:
+            for name in filler.keys() & state.keys():
+                empty = STREAM.frame_tokens * pool._streams.clocks.ring.valid_frames(
+                    pool._streams.clocks.state(0).first
+                )
+                state[name][:, empty:] = filler[name]
+            found = session.run_chunk().to_host()
+            assert relative_error(torch.from_numpy(found), torch.from_numpy(chunk)) <= STEP[torch.float32]
+
+
+@pytest.mark.parametrize(
+    ("batch", "sessions", "words"),
+    [
+        ("x", None, "expected a number"),
+        ("1,2", None, "give --sessions N beside them"),
+        ("1,", 4, "expected a number"),
+        ("2,1", 4, "rising sizes"),
+        ("1,8", 4, "from 1 to 4"),
+        ("0,1", 4, "rising sizes"),
+        (None, 0, "at least 1"),
+    ],
+)
+def test_rows_that_cannot_be(batch: str | None, sessions: int | None, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        plan_build(None, "tiny", None, False, "cpu", {}, rows=RowOptions(batch, sessions))
+
+
+def test_a_backend_that_has_no_pools_says_so() -> None:
+    pytest.importorskip("onnxruntime")
+    from seko_export.backends.onnx import check_can_build
+
+    check_can_build(config_of("fp32", None))
+    with pytest.raises(UsageError, match="has no pools yet"):
+        check_can_build(config_of("fp32"))
+
+
+def test_what_the_options_mean() -> None:
+    def planned(batch: str | None, sessions: int | None) -> BuildConfig:
+        return plan_build(None, "tiny", None, False, "cpu", {}, rows=RowOptions(batch, sessions)).config
+
+    assert (planned(None, None).stream.batch, planned("3", None).stream.batch) == (1, 3)
+    assert planned(None, 3).pool == PoolConfig(3, (1, 2))
+    assert planned("2", 3).pool == PoolConfig(3, (2,))
+    config = planned("1,4", 9)
+    assert (config.rows, config.slots, config.call_rows, config.as_batch.stream.batch) == (9, 10, 4, 4)

@@ -1,0 +1,504 @@
+"""A pool's sessions: each one's bytes are those of a stream alone, whoever comes, goes, fails or shares its launch."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seko_runtime.errors import (
+    DeviceMemoryError,
+    PoolFullError,
+    ProgramError,
+    SessionClosedError,
+    UsageError,
+)
+from seko_runtime.manifest_reader import parse_manifest
+from seko_runtime.pool import Pool, PooledSession, SessionLeakWarning
+from seko_runtime.programs_check import resolve_programs
+
+from . import toy_pool, toy_whole
+from .toy_pool import BUCKETS, SESSIONS, open_pool, pool_manifest
+from .toy_whole import open_whole
+
+PROMPTS = ("a red disc", "a blue ring", "a green square bounces")
+
+
+@contextmanager
+def closing(pool: Pool) -> Iterator[Pool]:
+    """Give a pool and end it with its sessions."""
+    try:
+        yield pool
+    finally:
+        for session in pool.sessions:
+            session.close()
+        pool.close()
+
+
+@dataclass
+class Story:
+    """What was asked of one session, in order, and the bytes that it gave."""
+
+    seed: int
+    prompt: str
+    asked: list[tuple[Any, ...]] = field(default_factory=list)
+    gave: list[bytes] = field(default_factory=list)
+
+    def alone(self) -> list[bytes]:
+        """The bytes of the same requests to a session of its own."""
+        gave = []
+        with open_whole(1, seeds=[self.seed], prompt=self.prompt) as session:
+            for what, *rest in self.asked:
+                if what == "run":
+                    chunk = session.run_chunk()
+                    gave.append(chunk.to_host().tobytes() + chunk.video().tobytes())
+                elif what == "prompt":
+                    session.set_prompt(rest[0], recache=rest[1])
+                else:
+                    session.restart_row(0, seed=rest[0])
+        return gave
+
+
+def take(chunk: Any) -> bytes:
+    assert chunk.frames.shape[0] == 1
+    return bytes(chunk.to_host().tobytes() + chunk.video().tobytes())
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("run"), st.lists(st.integers(0, 9), min_size=1, max_size=BUCKETS[-1], unique=True)),
+    st.tuples(st.just("open"), st.integers(0, 3), st.sampled_from(PROMPTS)),
+    st.tuples(st.just("close"), st.integers(0, 9)),
+    st.tuples(st.just("prompt"), st.integers(0, 9), st.sampled_from(PROMPTS), st.booleans()),
+    st.tuples(st.just("restart"), st.integers(0, 9), st.integers(0, 3)),
+    st.tuples(st.just("pause"), st.integers(0, 9)),
+    st.tuples(st.just("resume"), st.integers(0, 9)),
+    st.tuples(st.just("move"), st.integers(0, 9)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(ACTIONS, max_size=40))
+def test_a_sessions_bytes_are_those_of_a_stream_alone(
+    tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[Any, ...]]
+) -> None:
+    """Joins, leaves, prompts with and without a new cache, restarts, pauses, moves by snapshot; far past the wrap."""
+    stories: list[tuple[PooledSession, Story]] = []
+    ended: list[Story] = []
+    file = tmp_path_factory.mktemp("snapshot") / "session"
+    with closing(open_pool()) as pool:
+        for what, *rest in [("open", 0, PROMPTS[0]), *actions, ("run", [0])]:
+            running = [pair for pair in stories if not pair[0].paused]
+            if what == "open" and pool.free:
+                stories.append((pool.open_session(seed=rest[0], prompt=rest[1]), Story(*rest)))
+            elif what == "run" and running:
+                chosen = [running[i] for i in dict.fromkeys(one % len(running) for one in rest[0])]
+                for (_, story), chunk in zip(chosen, pool.run([one for one, _ in chosen]), strict=True):
+                    story.asked.append(("run",))
+                    story.gave.append(take(chunk))
+            elif what == "close" and stories:
+                session, story = stories.pop(rest[0] % len(stories))
+                session.close()
+                ended.append(story)
+            elif what == "resume" and len(running) < len(stories) and pool.free:
+                paused = [one for one, _ in stories if one.paused]
+                paused[rest[0] % len(paused)].resume()
+            elif running and what in ("prompt", "restart", "pause", "move"):
+                at = rest[0] % len(running)
+                session, story = running[at]
+                if what == "prompt":
+                    session.set_prompt(rest[1], recache=rest[2])
+                    story.asked.append(("prompt", *rest[1:]))
+                elif what == "restart":
+                    session.restart(seed=rest[1])
+                    story.asked.append(("restart", rest[1]))
+                elif what == "pause":
+                    session.pause()
+                else:
+                    session.save(file)
+                    session.close()
+                    stories[[one for one, _ in stories].index(session)] = (pool.restore(file), story)
+        for session, _ in stories:
+            session.close()
+    for story in (*ended, *(story for _, story in stories)):
+        assert story.gave == story.alone()
+
+
+def test_sessions_that_a_call_goes_without_keep_their_state() -> None:
+    """A prefill beside running streams, calls without them, then all together: nobody is taken for ended."""
+    with closing(open_pool()) as pool:
+        a, b = (pool.open_session(seed=i, prompt=PROMPTS[i]) for i in range(2))
+        stories = {a: Story(0, PROMPTS[0]), b: Story(1, PROMPTS[1])}
+        schedule = [[a, b], [a, b]]
+        c = pool.open_session(seed=2, prompt=PROMPTS[2])
+        stories[c] = Story(2, PROMPTS[2])
+        schedule += [[c], [c], [b], [c], [a, b, c], [c, a], [b, c, a]]
+        for sessions in schedule:
+            for session, chunk in zip(sessions, pool.run(sessions), strict=True):
+                stories[session].asked.append(("run",))
+                stories[session].gave.append(take(chunk))
+        for story in stories.values():
+            assert story.gave == story.alone()
+
+
+class Failing:
+    """An engine that fails in its n-th call from now on, after it has run."""
+
+    def __init__(self, name: str) -> None:
+        self._real = toy_pool.pool_engines()[name]
+        self.calls_left = -1
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        out = self._real(inputs)
+        self.calls_left -= 1
+        if self.calls_left == 0:
+            raise RuntimeError("planted")
+        return out
+
+
+@pytest.mark.parametrize(
+    ("engine", "call"),
+    [
+        ("begin.2", 1),
+        *((name, call) for name in ("step.2", "store.2", "copy.2", "vae_decode") for call in (1, 2)),
+    ],
+)
+def test_a_chunk_that_fails_leaves_its_sessions_at_the_chunk_before(engine: str, call: int) -> None:
+    failing = Failing(engine)
+    with closing(open_pool(engines={engine: failing})) as pool:
+        a, b, c = (pool.open_session(seed=i, prompt=PROMPTS[i]) for i in range(3))
+        stories = [Story(i, PROMPTS[i]) for i in range(3)]
+        for turn in range(6):
+            if turn in (1, 4):
+                failing.calls_left = call
+                with pytest.raises(RuntimeError, match="planted"):
+                    pool.run([a, b])
+                failing.calls_left = -1
+                other = pool.run([c])  # whom it does not touch
+                stories[2].asked.append(("run",))
+                stories[2].gave.append(take(other[0]))
+            for story, chunk in zip(stories, pool.run([a, b]), strict=False):
+                story.asked.append(("run",))
+                story.gave.append(take(chunk))
+        for story in stories:
+            assert story.gave == story.alone()
+
+
+def test_nothing_of_an_owner_is_left_for_the_next() -> None:
+    """Every byte of a row's state is a marker or NaN when its owner leaves; the next one finds neither."""
+    with closing(open_pool(sessions=1, buckets=(1,))) as pool:
+        first = pool.open_session(seed=1, prompt=PROMPTS[1])
+        for _ in range(4):
+            first.run_chunk()
+        state = pool._streams.live().state_of(0)
+        for tensor in state.values():
+            tensor.fill_(float("nan") if tensor.dtype.is_floating_point else 77)
+        first.close()
+        story = Story(2, PROMPTS[2])
+        second = pool.open_session(seed=2, prompt=PROMPTS[2])
+        for name, tensor in state.items():
+            assert not torch.isnan(tensor.float()).any(), name
+            assert not (tensor == 77).any(), name
+        for _ in range(4):
+            story.asked.append(("run",))
+            story.gave.append(take(second.run_chunk()))
+        assert story.gave == story.alone()
+
+
+def test_places_that_no_session_fills_touch_the_spare_row_alone() -> None:
+    with closing(open_pool()) as pool:
+        sessions = [pool.open_session(seed=i, prompt=PROMPTS[0]) for i in range(4)]
+        pool.run(sessions)
+        live = pool._streams.live()
+        before = {row: {n: t.clone() for n, t in live.state_of(row).items()} for row in (1, 3)}
+        pool.run([sessions[2], sessions[0]])
+        pool.run([sessions[0], sessions[2]])
+        chunk = pool.run([sessions[2]])[0]
+        assert chunk.index == 3
+        fifth = pool.open_session(prompt=PROMPTS[1])
+        three = pool.run([sessions[0], sessions[2], fifth])  # in a bucket of four
+        assert [one.index for one in three] == [3, 4, 0]
+        for row, kept in before.items():
+            for name, tensor in live.state_of(row).items():
+                assert torch.equal(tensor, kept[name]), (row, name)
+
+
+def test_a_pool_that_is_full_says_so_with_the_numbers_and_harms_nobody() -> None:
+    with closing(open_pool()) as pool:
+        sessions = [pool.open_session(seed=i, prompt=PROMPTS[0], name=f"user {i}") for i in range(SESSIONS)]
+        with pytest.raises(PoolFullError, match=rf"all {SESSIONS} rows .* takes {pool.session_bytes} bytes"):
+            pool.open_session(prompt=PROMPTS[0])
+        sessions[3].close()
+        again = pool.open_session(seed=7, prompt=PROMPTS[1])
+        assert pool.free == 0
+        story = Story(7, PROMPTS[1], [("run",)], [take(again.run_chunk())])
+        assert story.gave == story.alone()
+
+
+def test_a_row_is_free_again_after_a_session_that_could_not_open() -> None:
+    with closing(open_pool()) as pool:
+        for wrong in (
+            {"prompt": "x", "text": np.zeros((1, 5, 4), np.float32)},
+            {},
+            {"text": np.zeros((2, 5, 4))},
+        ):
+            with pytest.raises(UsageError):
+                pool.open_session(**wrong)
+        with pytest.raises(UsageError, match="image is uint8"):
+            pool.open_session(prompt=PROMPTS[0], image=np.zeros((2, 2, 3), np.uint8))
+        with pytest.raises(UsageError, match="62 bits"):
+            pool.open_session(prompt=PROMPTS[0], seed=1 << 62)
+        assert pool.free == SESSIONS
+
+
+def test_calls_that_cannot_be() -> None:
+    with closing(open_pool()) as pool, closing(open_pool()) as other:
+        a = pool.open_session(prompt=PROMPTS[0], name="a")
+        b = other.open_session(prompt=PROMPTS[0], name="b")
+        rest = [pool.open_session(prompt=PROMPTS[0]) for _ in range(4)]
+        for sessions in ([], [a, a], [a, *rest]):
+            with pytest.raises(UsageError, match="expected 1 to 4 different ones"):
+                pool.run(sessions)
+        with pytest.raises(UsageError, match="'b' is another pool's"):
+            pool.run([a, b])
+        a.close()
+        a.close()
+        for call in (a.run_chunk, a.pause, a.restart):
+            with pytest.raises(SessionClosedError, match="'a' is closed"):
+                call()
+        b.pause()
+        with pytest.raises(SessionClosedError, match="'b' is paused; call resume"):
+            b.run_chunk()
+        assert other.free == SESSIONS
+        b.close()
+        with pytest.raises(UsageError, match="not paused"):
+            b.resume()
+        assert b.closed
+
+
+def test_a_lease_runs_out_unless_the_session_is_run_or_renewed() -> None:
+    now = [0.0]
+    with closing(open_pool(clock=lambda: now[0])) as pool:
+        a, b, c = (pool.open_session(prompt=PROMPTS[0], name=name, lease_s=lease)
+                   for name, lease in (("a", 10.0), ("b", 10.0), ("c", None)))  # fmt: skip
+        now[0] = 9.0
+        a.run_chunk()
+        b.renew()
+        now[0] = 18.0
+        assert pool.reap() == []
+        b.renew()
+        now[0] = 20.0
+        assert pool.reap() == ["a"]
+        assert a.closed
+        assert [one.name for one in pool.sessions] == ["b", "c"]
+        now[0] = 1e9
+        pool.run([c])
+        assert b.closed
+
+
+def test_a_session_that_nobody_closed_is_named_and_its_row_is_used_again() -> None:
+    with closing(open_pool(sessions=1, buckets=(1,))) as pool:
+        lost = pool.open_session(prompt=PROMPTS[0], name="forgotten")
+        held = [lost]
+        del lost
+        with pytest.warns(SessionLeakWarning, match="'forgotten' was never closed"):
+            held.clear()
+        gc.collect()
+        story = Story(4, PROMPTS[2], [("run",)])
+        again = pool.open_session(seed=4, prompt=PROMPTS[2])
+        story.gave.append(take(again.run_chunk()))
+        assert story.gave == story.alone()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            again.close()
+            del again
+            gc.collect()
+    pool = open_pool()
+    kept = pool.open_session(prompt=PROMPTS[0], name="open still")
+    with pytest.warns(SessionLeakWarning, match="'open still' was never closed"):
+        pool.close()
+    assert kept.closed
+    pool.close()
+    with pytest.raises(SessionClosedError):
+        pool.open_session(prompt=PROMPTS[0])
+
+
+def test_sessions_of_many_threads() -> None:
+    with closing(open_pool()) as pool:
+        stories = [Story(i, PROMPTS[i % 3]) for i in range(SESSIONS)]
+        faults: list[BaseException] = []
+
+        def live(story: Story) -> None:
+            try:
+                with pool.open_session(seed=story.seed, prompt=story.prompt) as session:
+                    for _ in range(8):
+                        with pool._lock:  # latents are the pool's until the next call
+                            story.gave.append(take(session.run_chunk()))
+                        story.asked.append(("run",))
+            except BaseException as fault:
+                faults.append(fault)
+
+        threads = [threading.Thread(target=live, args=(story,)) for story in stories]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not faults
+        for story in stories:
+            assert story.gave == story.alone()
+
+
+def test_frames_of_a_session_stay_while_others_run() -> None:
+    """The host keeps a row's last chunks, however many calls the others make meanwhile."""
+    with closing(open_pool()) as pool:
+        a, b = (pool.open_session(seed=i, prompt=PROMPTS[i]) for i in range(2))
+        mine = a.run_chunk()
+        kept = mine.video().tobytes()
+        for _ in range(12):
+            b.run_chunk()
+        assert mine.video().tobytes() == kept
+
+
+def test_a_stream_of_a_pooled_session_and_its_latents() -> None:
+    with closing(open_pool()) as pool, open_whole(1, seeds=[5], prompt=PROMPTS[0]) as alone:
+        session = pool.open_session(seed=5, prompt=PROMPTS[0])
+        for got, wanted in zip(session.stream(chunks=3), alone.stream(chunks=3), strict=True):
+            assert np.array_equal(got, wanted)
+        for got, wanted in zip(
+            session.stream(PROMPTS[2], chunks=2, recache=True),
+            alone.stream(PROMPTS[2], chunks=2, recache=True),
+            strict=True,
+        ):
+            assert np.array_equal(got, wanted)
+
+
+def test_a_batch_session_over_a_pools_artifact() -> None:
+    """What `verify` and the command `run` open: as many streams as the largest call."""
+    with (
+        open_whole(4, prompt=[*PROMPTS, PROMPTS[0]]) as plain,
+        toy_pool.open_batch(prompt=[*PROMPTS, PROMPTS[0]]) as pooled,
+    ):
+        for turn in range(7):
+            if turn == 4:
+                plain.restart_row(1, seed=9)
+                pooled.restart_row(1, seed=9)
+            ours, theirs = pooled.run_chunk(), plain.run_chunk()
+            assert np.array_equal(ours.to_host(), theirs.to_host())
+            for a, b in zip(ours.video_rows(), theirs.video_rows(), strict=True):
+                assert np.array_equal(a, b)
+
+
+def test_the_manifest_of_a_pool_is_format_2_and_reads_back() -> None:
+    manifest = replace(pool_manifest(), golden=None, text=None, video=None)
+    document = manifest.to_json()
+    assert b'"format_version": 2' in document
+    assert b'"format_version": 1' in replace(toy_whole.whole_manifest(), golden=None).to_json()
+    assert b'"pool"' not in toy_whole.whole_manifest().to_json()
+    read = parse_manifest(_with_files(document))
+    assert read.pool == manifest.pool
+    assert (read.rows, read.call_rows) == (SESSIONS, BUCKETS[-1])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda m: replace(m, stream=replace(m.stream, batch=4)),
+            "pool.buckets end with 4, the pool has 4 rows",
+        ),
+        (lambda m: replace(m, pool=replace(m.pool, buckets=(1, 2))), "unknown"),
+        (
+            lambda m: replace(m, buffers=tuple(b for b in m.buffers if b.name != "rows")),
+            "chunk buffer 'rows'",
+        ),
+        (
+            lambda m: _with_ref(m, "step.2", "buffer:valid_tokens[bucket]", "buffer:valid_tokens"),
+            "valid_tokens is",
+        ),
+        (
+            lambda m: _with_ref(m, "step.2", "buffer:valid_tokens[bucket]", "buffer:valid_tokens[row]"),
+            "names a row",
+        ),
+        (
+            lambda m: _with_ref(m, "prompt", "buffer:prompt.mean[row]", "buffer:prompt.mean[bucket]"),
+            "outside",
+        ),
+    ],
+)
+def test_a_pool_that_does_not_fit_together(change: Callable[[Any], Any], words: str) -> None:
+    resolve_programs(pool_manifest())
+    with pytest.raises(Exception, match=words) as caught:
+        resolve_programs(change(pool_manifest()))
+    assert isinstance(caught.value, ProgramError) or "Signature" in type(caught.value).__name__
+
+
+def test_a_pool_larger_than_what_is_free_is_refused_before_anything_is_allocated() -> None:
+    from seko_runtime.artifact import _admit
+
+    class Small:
+        def free_bytes(self) -> int:
+            return 1000
+
+    memory: Any = Small()
+    with pytest.raises(
+        DeviceMemoryError, match=r"a pool of 5 sessions takes \d+ bytes, about \d+ each; 1000 are free"
+    ):
+        _admit(pool_manifest(), memory)
+
+
+def _with_ref(manifest: Any, engine: str, old: str, new: str) -> Any:
+    """The manifest with one reference of an engine's calls exchanged."""
+
+    def changed(refs: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(new if ref == old else ref for ref in refs)
+
+    programs = {
+        name: tuple(
+            replace(call, inputs=changed(call.inputs), outputs=changed(call.outputs))
+            if call.engine == engine
+            else call
+            for call in calls
+        )
+        for name, calls in manifest.programs.items()
+    }
+    assert programs != manifest.programs
+    return replace(manifest, programs=programs)
+
+
+def _with_files(document: bytes) -> bytes:
+    """The manifest with an entry for each file that it names."""
+    import json
+
+    table = json.loads(document)
+    names = {one["file"] for one in (*table["engines"], *table["weights"])}
+    table["files"] = {name: {"sha256": "0" * 64, "size": 1} for name in names}
+    return json.dumps(table).encode()
+
+
+def test_snapshots_go_on_in_another_pool(tmp_path: Path) -> None:
+    story = Story(3, PROMPTS[0])
+    file = tmp_path / "session.safetensors"
+    with closing(open_pool()) as pool:
+        session = pool.open_session(seed=3, prompt=PROMPTS[0])
+        for _ in range(5):
+            story.asked.append(("run",))
+            story.gave.append(take(session.run_chunk()))
+        session.save(file)
+    with closing(open_pool(sessions=2, buckets=(1, 2))) as pool:
+        other = pool.open_session(seed=1, prompt=PROMPTS[1])
+        other.run_chunk()
+        again = pool.restore(file)
+        for _ in range(4):
+            story.asked.append(("run",))
+            story.gave.append(take(again.run_chunk()))
+    assert story.gave == story.alone()

@@ -1,0 +1,259 @@
+"""The whole toy as a pool's artifact: some rows of many in a call, whose state is found by row. No tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.manifest import Buffer, Call, EngineSpec, Manifest, Pool, TensorSpec
+from seko_runtime.memory import Memory
+from seko_runtime.pool import Pool as OpenPool
+from seko_runtime.session import Session
+from seko_runtime.streams import Streams
+
+from . import toy, toy_whole
+from .toy import CHANNELS, CHUNK, COLUMNS, PASSES, ROWS, TEXT_DIM, TEXT_TOKENS
+from .toy_whole import CHUNK_VIDEO, FIRST_FRAMES, HEIGHT, WIDTH
+
+BUCKETS = (1, 2, 4)
+SESSIONS = 5
+
+
+class PromptRow(torch.nn.Module):
+    """prompt: one row's text -> its vector."""
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        return text.mean(0)
+
+
+class BeginRows(torch.nn.Module):
+    """begin: as the whole toy's, with the given latents of the rows that it is for."""
+
+    def forward(
+        self,
+        seeds: torch.Tensor,
+        frames: torch.Tensor,
+        cell: torch.Tensor,
+        given: torch.Tensor,  # [slots, C, F, h, w]
+        given_frames: torch.Tensor,
+        rows: torch.Tensor,
+    ) -> torch.Tensor:
+        return toy_whole.BeginGiven()(seeds, frames, cell, given.index_select(0, rows), given_frames)
+
+
+class StepRows(torch.nn.Module):
+    """step: as the toy's, over the caches of the rows that it is for."""
+
+    def forward(
+        self,
+        latents: torch.Tensor,  # [b, C, F, h, w]
+        weight: torch.Tensor,
+        gain: torch.Tensor,
+        mean: torch.Tensor,  # [slots, C]
+        slots: torch.Tensor,  # [b, F]
+        valid: torch.Tensor,  # [b]
+        rows: torch.Tensor,  # [b]
+        cache: torch.Tensor,  # [slots * N, C]
+    ) -> torch.Tensor:
+        batch, tokens = latents.shape[0], toy.CACHE * toy.TOKENS
+        x = latents.permute(0, 2, 3, 4, 1).reshape(batch, CHUNK * toy.TOKENS, CHANNELS)
+        x = x @ weight + mean.index_select(0, rows)[:, None]
+        token = torch.arange(toy.TOKENS, device=latents.device)
+        index = (rows[:, None, None] * tokens + slots[:, :, None] * toy.TOKENS + token).reshape(-1)
+        cache.index_copy_(0, index, x.reshape(-1, CHANNELS))
+        held = cache.reshape(-1, tokens, CHANNELS).index_select(0, rows)
+        open_ = (torch.arange(tokens, device=latents.device)[None] < valid[:, None])[:, :, None]
+        context = torch.where(open_, held, 0.0).sum(1) / valid[:, None]
+        out = torch.tanh(x + context[:, None] * gain)
+        shape = (batch, CHUNK, ROWS, COLUMNS, CHANNELS)
+        return out.reshape(shape).permute(0, 4, 1, 2, 3).contiguous()
+
+
+class StoreRows(torch.nn.Module):
+    """store: as the whole toy's, with the given latents of the rows that it is for."""
+
+    def forward(
+        self, hidden: torch.Tensor, given: torch.Tensor, given_frames: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        return toy_whole.place_given(hidden, given.index_select(0, rows), given_frames)
+
+
+def pool_manifest(
+    sessions: int = SESSIONS, buckets: tuple[int, ...] = BUCKETS, **changes: object
+) -> Manifest:
+    """The whole toy's manifest with a pool; ``changes`` replace whole fields."""
+    base = toy_whole.whole_manifest(1)
+    f32, i64, slots, most = "float32", "int64", sessions + 1, buckets[-1]
+    latent = (CHANNELS, CHUNK, ROWS, COLUMNS)
+    cache = (slots * toy.CACHE * toy.TOKENS, CHANNELS)
+    picture = (HEIGHT, WIDTH, 3)
+    given = TensorSpec("given", (slots, *latent), f32)
+    engines = [
+        engine for engine in base.engines if engine.name not in ("prompt", "begin", "step", "copy", "store")
+    ]
+    engines.append(
+        EngineSpec(
+            "prompt",
+            "engines/prompt.pt2",
+            (TensorSpec("text", (TEXT_TOKENS, TEXT_DIM), f32),),
+            (TensorSpec("mean", (CHANNELS,), f32),),
+        )
+    )
+    programs: dict[str, tuple[Call, ...]] = {
+        "prompt": (Call("prompt", ("buffer:text.embeddings[row]",), ("buffer:prompt.mean[row]",)),),
+        **{name: base.programs[name] for name in ("text", "encode", "decode_first", "decode")},
+    }
+    for b in buckets:
+        x = TensorSpec("x", (b, *latent), f32)
+        rows = TensorSpec("rows", (b,), i64)
+        given_frames = TensorSpec("given_frames", (b,), i64)
+        step = (
+            replace(x, name="latents"),
+            TensorSpec("weight", (CHANNELS, CHANNELS), f32),
+            TensorSpec("gain", (), f32),
+            TensorSpec("mean", (slots, CHANNELS), f32),
+            TensorSpec("slots", (b, CHUNK), i64),
+            TensorSpec("valid", (b,), i64),
+            rows,
+            TensorSpec("cache", cache, f32),
+        )
+        begin = (
+            TensorSpec("seeds", (b,), i64),
+            TensorSpec("frames", (b, CHUNK), i64),
+            TensorSpec("cell", (CHANNELS * ROWS * COLUMNS,), i64),
+            given,
+            given_frames,
+            rows,
+        )
+        engines += [
+            EngineSpec(f"begin.{b}", f"engines/begin.{b}.pt2", begin, (replace(x, name="noise"),)),
+            EngineSpec(f"step.{b}", f"engines/step.{b}.pt2", step, (replace(x, name="out"),), ("cache",)),
+            EngineSpec(f"copy.{b}", f"engines/copy.{b}.pt2", (x,), (replace(x, name="y"),)),
+            EngineSpec(
+                f"store.{b}",
+                f"engines/store.{b}.pt2",
+                (x, given, given_frames, rows),
+                (replace(x, name="out"),),
+            ),
+        ]
+        given_refs = ("buffer:given.latents", "buffer:given_frames[bucket]", "buffer:rows[bucket]")
+        load = Call(f"copy.{b}", ("buffer:latents[bucket]",), ("value:hidden",))
+        steps = Call(
+            f"step.{b}",
+            (
+                "value:hidden",
+                "weight:layers.{layer}.weight",
+                "weight:gain[pass]",
+                "buffer:prompt.mean",
+                "buffer:write_slots[bucket]",
+                "buffer:valid_tokens[bucket]",
+                "buffer:rows[bucket]",
+                "buffer:kv[layer]",
+            ),
+            ("value:hidden",),
+            layers=toy.LAYERS,
+        )
+        store = Call(f"store.{b}", ("value:hidden", *given_refs), ("buffer:latents[bucket]",))
+        drop = Call(f"copy.{b}", ("value:hidden",), ("value:nothing",))
+        inputs = ("buffer:seeds[bucket]", "buffer:frames[bucket]", "weight:cell", *given_refs)
+        programs |= {
+            f"begin.{b}": (Call(f"begin.{b}", inputs, ("buffer:latents[bucket]",)),),
+            f"denoise.{b}": (load, steps, store),
+            f"context.{b}": (load, steps, drop),
+            f"denoise_full.{b}": (load, steps, store),
+            f"context_full.{b}": (load, steps, drop),
+        }
+    pool_bytes = toy.LAYERS * cache[0] * CHANNELS * 4
+    fields: dict[str, Any] = {
+        "stream": replace(base.stream, batch=slots),
+        "pool": Pool(buckets),
+        "format_version": 2,
+        "kv": replace(base.kv, pool_bytes=pool_bytes, bf16_pool_bytes=pool_bytes // 2),
+        "engines": tuple(engines),
+        "programs": programs,
+        "weights": tuple(
+            replace(weight, shape=(PASSES + 1, most, CHUNK)) if weight.name == "schedule.timestep" else weight
+            for weight in base.weights
+        ),
+        "buffers": (
+            Buffer("kv", (toy.LAYERS, *cache), f32, "cache", layered=True),
+            Buffer("text.embeddings", (slots, TEXT_TOKENS, TEXT_DIM), f32, "prompt"),
+            Buffer("prompt.mean", (slots, CHANNELS), f32, "prompt"),
+            Buffer("seeds", (most,), i64, "chunk"),
+            Buffer("frames", (most, CHUNK), i64, "chunk"),
+            Buffer("write_slots", (most, CHUNK), i64, "chunk"),
+            Buffer("valid_tokens", (most,), i64, "chunk"),
+            Buffer("given_frames", (most,), i64, "chunk"),
+            Buffer("rows", (most,), i64, "chunk"),
+            Buffer("latents", (most, *latent), f32, "state"),
+            Buffer("text.ids", (1, TEXT_TOKENS), i64, "prompt"),
+            Buffer("text.encoded", (1, TEXT_TOKENS, TEXT_DIM), f32, "prompt"),
+            Buffer("image", picture, "uint8", "prompt"),
+            Buffer("image.latents", (CHANNELS, 1, ROWS, COLUMNS), f32, "prompt"),
+            Buffer("given.latents", (slots, *latent), f32, "prompt"),
+            Buffer("decode.latents", (sessions, *latent), f32, "decode"),
+            Buffer("vae.cache.00", (sessions, 2, ROWS, COLUMNS, CHANNELS), f32, "decode"),
+            Buffer("vae.cache.01", (sessions, 1, 1, 1, CHANNELS), f32, "decode"),
+            Buffer("video.first", (sessions, FIRST_FRAMES, *picture), "uint8", "decode"),
+            Buffer("video", (sessions, CHUNK_VIDEO, *picture), "uint8", "decode"),
+        ),
+    }
+    return replace(base, **{**fields, **changes})
+
+
+def pool_weights(buckets: tuple[int, ...] = BUCKETS) -> dict[str, torch.Tensor]:
+    """Weights of the toy pool."""
+    return toy_whole.whole_weights(buckets[-1])
+
+
+def pool_engines(buckets: tuple[int, ...] = BUCKETS) -> dict[str, Callable[[list[Any]], list[Any]]]:
+    """The toy pool's engines as plain callables."""
+
+    def plain(module: torch.nn.Module) -> Callable[[list[Any]], list[Any]]:
+        return lambda inputs: [module(*inputs)]
+
+    engines = toy_whole.eager_engines() | {"prompt": plain(PromptRow())}
+    kinds = {"begin": BeginRows, "step": StepRows, "copy": toy.Copy, "store": StoreRows}
+    return engines | {f"{name}.{b}": plain(kind()) for b in buckets for name, kind in kinds.items()}
+
+
+def open_pool(
+    sessions: int = SESSIONS,
+    buckets: tuple[int, ...] = BUCKETS,
+    *,
+    engines: Mapping[str, Callable[[list[Any]], list[Any]]] | None = None,
+    memory: Memory | None = None,
+    digest: str = "0" * 64,
+    overlap: bool = True,
+    **more: Any,
+) -> OpenPool:
+    """A pool of the toy over plain callables; ``more`` is the pool's."""
+    streams = Streams(
+        pool_manifest(sessions, buckets),
+        {**pool_engines(buckets), **(engines or {})},
+        pool_weights(buckets),
+        CpuMemory() if memory is None else memory,
+        prompt_ids=toy_whole.WordIds(),
+        digest=digest,
+        overlap=overlap,
+    )
+    streams.prepare()
+    return OpenPool(streams, digest=digest, **more)
+
+
+def open_batch(buckets: tuple[int, ...] = BUCKETS, **more: Any) -> Session:
+    """A session of as many rows as the toy pool's largest call."""
+    return Session(
+        pool_manifest(buckets=buckets),
+        pool_engines(buckets),
+        pool_weights(buckets),
+        CpuMemory(),
+        seeds=list(range(buckets[-1])),
+        prompt_ids=toy_whole.WordIds(),
+        digest="0" * 64,
+        **more,
+    )
