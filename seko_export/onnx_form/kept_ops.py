@@ -62,12 +62,15 @@ class KeptOps:
 
     def __enter__(self) -> KeptOps:
         self._stack.enter_context(_AttentionAsOneNode(self))
-        ours = {
-            "nvfp4_write": self._write,
-            "nvfp4_expand": self._expand,
-            "nvfp4_expand_keys": self._expand_keys,
-        }
-        self._stack.enter_context(stand_ins(ours))
+        self._stack.enter_context(
+            stand_ins(
+                {
+                    "nvfp4_write": self._write,
+                    "nvfp4_expand": self._expand,
+                    "nvfp4_expand_keys": self._expand_keys,
+                }
+            )
+        )
         return self
 
     def __exit__(
@@ -75,33 +78,18 @@ class KeptOps:
     ) -> None:
         self._stack.close()
 
-    def _write(
-        self,
-        x: Tensor,
-        token_index: Tensor,
-        codes: Tensor,
-        scales: Tensor,
-        global_scale: Tensor,
-        mean: Tensor | None = None,
-    ) -> Sequence[Tensor]:
-        tensors = {
-            "x": x,
-            "token_index": token_index,
-            "codes": codes,
-            "scales": scales,
-            "global_scale": global_scale,
-        }
-        name = "nvfp4_write"
-        if mean is not None:  # a function of its own: its inputs are others
-            name, tensors = "nvfp4_write_keys", tensors | {"mean": mean}
-        results = {"new_codes": _spec(codes), "new_scales": _spec(scales)}
-        return self._keep(name, tensors, results, nvfp4_write)
+    def _write(self, *tensors: Tensor) -> Sequence[Tensor]:
+        """Keep one write: ``nvfp4_write_keys`` where a mean is taken off, else ``nvfp4_write``."""
+        names = ("x", "token_index", "codes", "scales", "global_scale", "mean")
+        results = {"new_codes": _spec(tensors[2]), "new_scales": _spec(tensors[3])}
+        given = dict(zip(names, tensors, strict=False))
+        return self._keep(
+            "nvfp4_write_keys" if "mean" in given else "nvfp4_write", given, results, nvfp4_write
+        )
 
     def _expand(self, codes: Tensor, scales: Tensor, global_scale: Tensor, dtype: torch.dtype) -> Tensor:
         tensors = {"codes": codes, "scales": scales, "global_scale": global_scale}
-        shape = (*codes.shape[:2], codes.shape[2] * 2)
-        body = partial(reference.nvfp4_decode, dtype=dtype)
-        return self._keep("nvfp4_expand", tensors, {"expanded": (shape, dtype)}, body)[0]
+        return self._expanded("nvfp4_expand", tensors, dtype, reference.nvfp4_decode)
 
     def _expand_keys(
         self,
@@ -113,17 +101,14 @@ class KeptOps:
         patch_rotary: Tensor,
         dtype: torch.dtype,
     ) -> Tensor:
-        tensors = {
-            "codes": codes,
-            "scales": scales,
-            "global_scale": global_scale,
-            "mean": mean,
-            "slot_rotary": slot_rotary,
-            "patch_rotary": patch_rotary,
-        }
-        shape = (*codes.shape[:2], codes.shape[2] * 2)
-        body = partial(reference.nvfp4_decode_keys, dtype=dtype)
-        return self._keep("nvfp4_expand_keys", tensors, {"expanded": (shape, dtype)}, body)[0]
+        tensors = {"codes": codes, "scales": scales, "global_scale": global_scale, "mean": mean}
+        tensors |= {"slot_rotary": slot_rotary, "patch_rotary": patch_rotary}
+        return self._expanded("nvfp4_expand_keys", tensors, dtype, reference.nvfp4_decode_keys)
+
+    def _expanded(self, name: str, tensors: Mapping[str, Tensor], dtype: torch.dtype, decode: Body) -> Tensor:
+        tokens, heads, half_dim = tensors["codes"].shape
+        results = {"expanded": ((tokens, heads, half_dim * 2), dtype)}
+        return self._keep(name, tensors, results, partial(decode, dtype=dtype))[0]
 
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, scale: float | None = None
@@ -186,7 +171,7 @@ def nvfp4_write(
     global_scale: Tensor,
     mean: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return codes and scales of a cache with `x` written, as `seko_kernels.nvfp4_write` leaves them."""
+    """Return codes and scales of a cache with `x`, less `mean`, written, as `seko_kernels.nvfp4_write` leaves them."""
     new_codes, new_scales = reference.nvfp4_encode(x, global_scale, mean)
     return codes.index_copy(0, token_index, new_codes), scales.index_copy(0, token_index, new_scales)
 

@@ -36,7 +36,7 @@ def model_of(scheme: str, batch: int, name: str, opset: int = OPSET) -> ModelPro
 @cache
 def shared_model(scheme: str, batch: int, name: str) -> ModelProto:
     """The same, made once for both schemes where they do not differ."""
-    return model_of(scheme if name == "block" else "fp32", batch, name)
+    return model_of(scheme if name in ("block", "embed") else "fp32", batch, name)
 
 
 def positions(config: BuildConfig) -> Iterator[tuple[int, list[int]]]:

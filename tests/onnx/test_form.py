@@ -19,7 +19,11 @@ from tests.tolerances import relative_error
 
 from . import forms
 
-PIECES = [("fp4", "block"), *(("fp32", name) for name in make_pieces(forms.config_of("fp32", 1)))]
+PIECES = [
+    ("fp4", "embed"),
+    ("fp4", "block"),
+    *(("fp32", name) for name in make_pieces(forms.config_of("fp32", 1))),
+]
 
 
 @pytest.fixture(params=PIECES, ids="-".join)

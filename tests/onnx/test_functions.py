@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ from torch import Tensor, nn
 from seko_export.onnx_form.bits import bits_of_float, float_of_bits, view_as
 from seko_export.onnx_form.kept_ops import nvfp4_write
 from seko_export.onnx_form.translate import NEWEST_OPSET, OPSET, translate
-from seko_kernels import nvfp4_expand
 from seko_kernels.ops import stand_ins
+from seko_kernels.reference import nvfp4_decode, nvfp4_decode_keys
 from tests.truth.eager_stream import same_bytes
 
 from . import forms
@@ -28,11 +29,11 @@ SIGNATURES = {
         ["codes", "scales", "global_scale", "mean", "slot_rotary", "patch_rotary"],
         ["expanded"],
     ),
-    "nvfp4_write": (["x", "token_index", "codes", "scales", "global_scale"], ["new_codes", "new_scales"]),
     "nvfp4_write_keys": (
         ["x", "token_index", "codes", "scales", "global_scale", "mean"],
         ["new_codes", "new_scales"],
     ),
+    "nvfp4_write": (["x", "token_index", "codes", "scales", "global_scale"], ["new_codes", "new_scales"]),
 }
 
 
@@ -41,7 +42,7 @@ def test_the_block_names_the_functions_that_a_plugin_may_replace() -> None:
     assert {f.name: ([*f.input], [*f.output]) for f in block.functions} == SIGNATURES
     assert {f.domain for f in block.functions} == {"seko"}
     called = [node.op_type for node in block.graph.node if node.domain == "seko"]
-    assert sorted(called) == sorted(SIGNATURES)  # each once
+    assert sorted(called) == sorted(SIGNATURES)
     exact = forms.model_of("fp32", 1, "block")
     assert [f.name for f in exact.functions] == ["attention", "full_attention"]
 
@@ -99,26 +100,33 @@ class BitsAndShifts(nn.Module):
 @pytest.mark.parametrize("batch", [1, 2])
 def test_what_twelve_chunks_write_and_expand_is_equal_byte_for_byte(batch: int) -> None:
     model = forms.model_of("fp4", batch, "block")
-    run_write, run_write_keys, run_expand = (
-        forms.runner(as_model(model, name)) for name in ("nvfp4_write", "nvfp4_write_keys", "nvfp4_expand")
-    )
+    run = {name: forms.runner(as_model(model, name)) for name in SIGNATURES}
     stream = forms.eager_stream("fp4", batch)
-    written = 0
+    compared: list[str] = []
 
-    def compare(*tensors: Tensor) -> tuple[Tensor, Tensor]:
-        nonlocal written
-        with_mean = len(tensors) > len(SIGNATURES["nvfp4_write"][0])
-        truth, found = nvfp4_write(*tensors), (run_write_keys if with_mean else run_write)(*tensors)
-        assert all(map(same_bytes, found, truth))
-        assert same_bytes(run_expand(*found, tensors[4])[0], nvfp4_expand(*truth, tensors[4], torch.float32))
-        written += 1
+    def write(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        name = "nvfp4_write" + "_keys" * (len(tensors) == 6)
+        truth = nvfp4_write(*tensors)
+        assert all(map(same_bytes, run[name](*tensors), truth)), name
+        compared.append(name)
         return truth
 
-    with stand_ins({"nvfp4_write": compare}):
+    def expand(*given: Any) -> Tensor:
+        *tensors, dtype = given
+        name, decode = (
+            ("nvfp4_expand_keys", nvfp4_decode_keys) if len(given) == 7 else ("nvfp4_expand", nvfp4_decode)
+        )
+        truth = decode(*tensors, dtype)
+        assert same_bytes(run[name](*tensors)[0], truth), name
+        compared.append(name)
+        return truth
+
+    with stand_ins({"nvfp4_write": write, "nvfp4_expand": expand, "nvfp4_expand_keys": expand}):
         for _, firsts in forms.positions(stream.config):
             stream.run_chunk(firsts, seeds=[7] * batch)
     layers, passes = stream.config.model.layers, len(stream.config.schedule.timesteps) + 1
-    assert written == 2 * layers * passes * forms.CHUNKS
+    for name in ("nvfp4_write", "nvfp4_write_keys", "nvfp4_expand", "nvfp4_expand_keys"):
+        assert compared.count(name) == layers * passes * forms.CHUNKS
 
 
 @pytest.mark.parametrize("x", ["zeros", "constant", "outliers", "ties", "tiny"])
