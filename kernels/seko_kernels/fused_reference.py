@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
-from seko_kernels.formats import E4M3_MAX
-from seko_kernels.reference import nvfp4_decode
+from seko_kernels.formats import E2M1_MAX, E4M3_MAX
+from seko_kernels.reference import nvfp4_decode, nvfp4_decode_keys
 
 FP8 = torch.float8_e4m3fn
 LEAST_ROW_SCALE = 2.0**-100  # of a row of zeros: its inverse is finite
@@ -76,10 +76,40 @@ def fp8_scale(global_scale: Tensor) -> Tensor:
     return global_scale * FP8_SCALE_OF_GLOBAL
 
 
-def fp8_expand(codes: Tensor, scales: Tensor, global_scale: Tensor, fp8_scale: Tensor) -> Tensor:
-    """Return ``e4m3(value / fp8_scale)``, ``[N, H, D]``, of an NVFP4 cache as in `reference.nvfp4_decode`."""
-    value = nvfp4_decode(codes, scales, global_scale, torch.float32)
-    return e4m3_cast(value * fp8_scale.reciprocal()[:, None])
+def fp8_key_scale(global_scale: Tensor, mean: Tensor) -> Tensor:
+    """Return the fp8 scale ``[H]`` of keys that NVFP4 holds less a mean ``[H, D]``: none saturates, however rotated.
+
+    A power of two of at least ``1.5 * (6 * 448 * g + |mean|) / 448``: a rotation makes a number at most 1.42 times
+    as large.
+    """
+    largest = E2M1_MAX * E4M3_MAX * global_scale + mean.abs().amax(-1)
+    _, exponent = torch.frexp(largest * (1.5 / E4M3_MAX))
+    return ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
+
+
+def fp8_expand(
+    codes: Tensor,
+    scales: Tensor,
+    global_scale: Tensor,
+    fp8_scale: Tensor,
+    rotation: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Return ``e4m3(number / fp8_scale)``, ``[N, H, D]``, of an NVFP4 cache.
+
+    Parameters
+    ----------
+    codes, scales, global_scale : Tensor
+        As in `reference.nvfp4_decode`.
+    fp8_scale : Tensor
+        ``[H]`` float32, powers of two.
+    rotation : tuple of Tensor, optional
+        Mean, slot_rotary and patch_rotary of `reference.nvfp4_decode_keys`, for keys stored before RoPE.
+    """
+    if rotation is not None:
+        number = nvfp4_decode_keys(codes, scales, global_scale, *rotation, torch.float32)
+    else:
+        number = nvfp4_decode(codes, scales, global_scale, torch.float32)
+    return e4m3_cast(number * fp8_scale.reciprocal()[:, None])
 
 
 def past_places(write_slots: Tensor, valid_tokens: Tensor, tokens: int, frame_tokens: int) -> Tensor:

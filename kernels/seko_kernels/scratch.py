@@ -7,6 +7,8 @@ matter: no two of them write the same place.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
@@ -18,8 +20,31 @@ from seko_kernels.errors import OpShapeError
 from seko_kernels.formats import NVFP4_BLOCK
 from seko_kernels.fused_reference import FP8
 from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
-from seko_kernels.triton.fp8_expand import EXPAND_TILE, EXPAND_WARPS, fp8_expand_kernel
+from seko_kernels.triton.fp8_expand import (
+    EXPAND_GROUP,
+    EXPAND_TILE,
+    EXPAND_WARPS,
+    fp8_expand_kernel,
+)
 from seko_kernels.triton.v_transpose import TRANSPOSE_TILE, TRANSPOSE_WARPS, v_transpose_kernel
+
+
+class KeyRotation(NamedTuple):
+    """What turns keys that were stored before RoPE into those that attention reads; see `ops.nvfp4_expand_keys`.
+
+    Parameters
+    ----------
+    mean : Tensor
+        ``[H, D]`` float32, what was taken off.
+    slot_rotary : Tensor
+        ``[B * slots, A, 2]`` float32, 0 < A < D/2: cosine and sine of the first A pairs, by what each slot holds.
+    patch_rotary : Tensor
+        ``[frame_tokens, D/2 - A, 2]`` float32: of the other pairs, by the place in a latent frame.
+    """
+
+    mean: Tensor
+    slot_rotary: Tensor
+    patch_rotary: Tensor
 
 
 def fp8_expand(
@@ -36,6 +61,7 @@ def fp8_expand(
     frame_tokens: int,
     k_out: Tensor,
     v_out: Tensor,
+    rotation: KeyRotation | None = None,
 ) -> None:
     """Expand the past of an NVFP4 cache into the fp8 scratch, in place.
 
@@ -51,7 +77,8 @@ def fp8_expand(
     k_global_scale, v_global_scale : Tensor
         ``[H]`` float32, powers of two.
     k_fp8_scale, v_fp8_scale : Tensor
-        ``[H]`` float32, powers of two; `fused_reference.fp8_scale` of the global ones keeps all from saturating.
+        ``[H]`` float32, powers of two; `fused_reference.fp8_scale` of the global ones, or `fp8_key_scale` where keys
+        are rotated, keep all from saturating.
     write_slots : Tensor
         ``[B, F]`` int64.
     valid_tokens : Tensor
@@ -62,6 +89,8 @@ def fp8_expand(
         ``[B, N, H, D]`` e4m3, contiguous; mutated.
     v_out : Tensor
         ``[B, H, D, v_columns(N)]`` e4m3, contiguous; mutated.
+    rotation : KeyRotation, optional
+        For keys that were stored before RoPE; without it they are taken as they lie.
 
     Raises
     ------
@@ -81,17 +110,21 @@ def fp8_expand(
         expect("a head's scale", scale, (heads,), torch.float32)
     _expect_slots(write_slots, batch, tokens, frame_tokens)
     expect("valid_tokens", valid_tokens, (batch,), torch.int64)
-    if takes_kernels(
-        *(k_codes, k_scales, v_codes, v_scales, *constants, write_slots, valid_tokens, k_out, v_out)
-    ):
+    turned: tuple[Tensor, ...] = rotation or ()
+    if rotation is not None:
+        _expect_rotation(rotation, batch, tokens, heads, head_dim, frame_tokens)
+    caches = (k_codes, k_scales, v_codes, v_scales)
+    if takes_kernels(*caches, *constants, *turned, write_slots, valid_tokens, k_out, v_out):
         expect_fp8(k_out.device)
+        mean, slot_rotary, patch_rotary = rotation or (None, None, None)
         _fp8_expand_cuda(
-            *(k_codes, k_scales, k_global_scale, v_codes, v_scales, v_global_scale, k_fp8_scale, v_fp8_scale),
+            *(k_codes, k_scales, k_global_scale, mean, v_codes, v_scales, v_global_scale),
+            *(k_fp8_scale, v_fp8_scale, slot_rotary, patch_rotary),
             *(write_slots, valid_tokens, frame_tokens, k_out, v_out),
         )
         return
     past = fused_reference.past_places(write_slots, valid_tokens, tokens, frame_tokens)  # [B, N]
-    k = fused_reference.fp8_expand(k_codes, k_scales, k_global_scale, k_fp8_scale)
+    k = fused_reference.fp8_expand(k_codes, k_scales, k_global_scale, k_fp8_scale, rotation)
     v = fused_reference.fp8_expand(v_codes, v_scales, v_global_scale, v_fp8_scale)
     # Bytes, since few CPU ops know e4m3.
     new_k, new_v = (x.view(torch.uint8).view(k_out.shape) for x in (k, v))
@@ -153,11 +186,14 @@ def _fp8_expand_cuda(
     k_codes: Tensor,
     k_scales: Tensor,
     k_global_scale: Tensor,
+    k_mean: Tensor | None,
     v_codes: Tensor,
     v_scales: Tensor,
     v_global_scale: Tensor,
     k_fp8_scale: Tensor,
     v_fp8_scale: Tensor,
+    slot_rotary: Tensor | None,
+    patch_rotary: Tensor | None,
     write_slots: Tensor,
     valid_tokens: Tensor,
     frame_tokens: int,
@@ -165,15 +201,21 @@ def _fp8_expand_cuda(
     v_out: Tensor,
 ) -> None:
     batch, tokens, heads, head_dim = k_out.shape
-    wrap_triton(fp8_expand_kernel)[((tokens + EXPAND_TILE - 1) // EXPAND_TILE, heads, batch)](
+    group = EXPAND_GROUP if heads % EXPAND_GROUP == 0 else 1
+    grid = ((tokens + EXPAND_TILE - 1) // EXPAND_TILE, heads // group, batch)
+    # A pointer that a variant does not read still needs a tensor: a scale stands in.
+    wrap_triton(fp8_expand_kernel)[grid](
         k_codes,
         k_scales,
         k_global_scale,
+        k_global_scale if k_mean is None else k_mean,
         v_codes,
         v_scales,
         v_global_scale,
         k_fp8_scale,
         v_fp8_scale,
+        k_global_scale if slot_rotary is None else slot_rotary,
+        k_global_scale if patch_rotary is None else patch_rotary,
         write_slots,
         valid_tokens,
         k_out,
@@ -184,6 +226,8 @@ def _fp8_expand_cuda(
         HEAD_DIM=head_dim,
         FRAME_TOKENS=frame_tokens,
         CHUNK_FRAMES=write_slots.shape[1],
+        SLOT_PAIRS=0 if slot_rotary is None else slot_rotary.shape[1],
+        GROUP=group,
         TILE=EXPAND_TILE,
         INTEGER=False,
         num_warps=EXPAND_WARPS,
@@ -220,6 +264,24 @@ def _expect_scratch(k_out: Tensor, v_out: Tensor, batch: int, tokens: int, heads
         raise OpShapeError(f"head_dim must be a power of two of at least {NVFP4_BLOCK}, got {head_dim}")
     expect("k_out", k_out, (batch, tokens, heads, head_dim), FP8)
     expect("v_out", v_out, (batch, heads, head_dim, v_columns(tokens)), FP8)
+
+
+def _expect_rotation(
+    rotation: KeyRotation, batch: int, tokens: int, heads: int, head_dim: int, frame_tokens: int
+) -> None:
+    expect("mean", rotation.mean, (heads, head_dim), torch.float32)
+    expect_dims("slot_rotary", rotation.slot_rotary, 3, "[slots, pairs, 2]")
+    pairs = rotation.slot_rotary.shape[1]
+    if tokens % frame_tokens:
+        raise OpShapeError(f"a cache of {tokens} tokens is no whole number of slots of {frame_tokens}")
+    if not 0 < pairs < head_dim // 2:
+        raise OpShapeError(
+            f"slot_rotary has {pairs} pairs, expected 1 to {head_dim // 2 - 1} of {head_dim // 2}"
+        )
+    slots = batch * tokens // frame_tokens
+    expect("slot_rotary", rotation.slot_rotary, (slots, pairs, 2), torch.float32)
+    patch = (frame_tokens, head_dim // 2 - pairs, 2)
+    expect("patch_rotary", rotation.patch_rotary, patch, torch.float32)
 
 
 def _expect_slots(write_slots: Tensor, batch: int, tokens: int, frame_tokens: int) -> None:

@@ -26,7 +26,7 @@ from seko_kernels.rows import (
     quantise_rows,
     residual_norm_modulate,
 )
-from seko_kernels.scratch import fp8_expand, v_transpose
+from seko_kernels.scratch import KeyRotation, fp8_expand, v_transpose
 
 EPS = 1e-6
 
@@ -159,16 +159,17 @@ def cache_calls(shape: Shape, device: str) -> list[Timed]:
         )
         return lambda: (*qk_norm_rope(*arguments), out)
 
-    def expand() -> tuple[Tensor, Tensor]:
-        fp8_expand(
-            **cache,
-            write_slots=slots,
-            valid_tokens=valid,
-            frame_tokens=s.frame_tokens,
-            k_out=k_fp8,
-            v_out=v_fp8,
-        )
-        return k_fp8, v_fp8
+    pairs = s.head_dim // 2 - 2 * (s.head_dim // 6)
+    tables = (
+        torch.rand(count, width, 2, device=device)
+        for count, width in ((s.cache_frames, pairs), (s.frame_tokens, s.head_dim // 2 - pairs))
+    )
+    turned = KeyRotation(torch.randn(s.heads, s.head_dim, device=device), *tables)
+
+    def expand(rotation: KeyRotation | None) -> Callable[[], object]:
+        where = {"write_slots": slots, "valid_tokens": valid, "frame_tokens": s.frame_tokens}
+        out = {"k_out": k_fp8, "v_out": v_fp8}
+        return lambda: (fp8_expand(**cache, **where, **out, rotation=rotation), k_fp8, v_fp8)
 
     def transpose() -> Tensor:
         v_transpose(v, slots, ones, s.frame_tokens, v_fp8)
@@ -182,7 +183,8 @@ def cache_calls(shape: Shape, device: str) -> list[Timed]:
 
     past = (s.cache_tokens - s.tokens) * s.width
     return [
-        Timed("fp8_expand", expand, 2 * 1.5625 * past, "GB/s"),
+        Timed("fp8_expand", expand(turned), 2 * 1.5625 * past, "GB/s"),
+        Timed("fp8_expand, keys stored after RoPE", expand(None), 2 * 1.5625 * past, "GB/s"),
         Timed("qk_norm_rope fp8", norm_rope(k_fp8, "none"), own * 6.0, "GB/s"),
         Timed("qk_norm_rope fp8, keys kept", norm_rope(k_fp8, "before_rope"), own * 8.0, "GB/s"),
         Timed("qk_norm_rope bf16", norm_rope(k_exact, "none"), own * 8.0, "GB/s"),

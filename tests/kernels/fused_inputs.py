@@ -10,6 +10,7 @@ from torch import Tensor
 from seko_kernels.attention import v_columns
 from seko_kernels.fused_reference import FP8, fp8_scale
 from seko_kernels.reference import nvfp4_encode, nvfp4_global_scale
+from seko_kernels.scratch import KeyRotation
 
 NAN_BYTE = 0x7F
 
@@ -73,6 +74,16 @@ def fp4_cache(ring: Ring) -> dict[str, Tensor]:
         cache[f"{name}_codes"], cache[f"{name}_scales"] = nvfp4_encode(x, g)
         cache[f"{name}_global_scale"], cache[f"{name}_fp8_scale"] = g, fp8_scale(g)
     return cache
+
+
+def key_rotation(ring: Ring) -> KeyRotation:
+    """A mean larger than what it is taken off, angles of each slot and patch."""
+    torch.manual_seed(ring.cache_tokens + 1)
+    pairs = ring.head_dim // 2 - 2 * (ring.head_dim // 6)
+    slots = torch.rand(ring.batch * ring.cache_frames, pairs) * 6.3
+    patches = torch.rand(ring.frame_tokens, ring.head_dim // 2 - pairs) * 6.3
+    tables = (torch.stack((angle.cos(), angle.sin()), dim=-1) for angle in (slots, patches))
+    return KeyRotation(torch.randn(ring.heads, ring.head_dim) * 5, *tables)
 
 
 @dataclass(frozen=True)

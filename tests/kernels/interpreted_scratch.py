@@ -9,15 +9,17 @@ from seko_kernels.fused_reference import e4m3_cast
 from seko_kernels.scratch import fp8_expand, v_transpose
 from seko_kernels.triton.fp8_expand import fp8_expand_kernel
 from seko_kernels.triton.v_transpose import v_transpose_kernel
-from tests.kernels.fused_inputs import RINGS, Ring, chunk_of, fp4_cache
+from tests.kernels.fused_inputs import RINGS, Ring, chunk_of, fp4_cache, key_rotation
 
 DTYPES = [torch.float32, torch.bfloat16]
 
 
+@pytest.mark.parametrize("rotated", [True, False])
 @pytest.mark.parametrize("tile", [16, 64])
 @pytest.mark.parametrize("ring", RINGS, ids=str)
-def test_expand_gives_the_bytes_of_the_reference(ring: Ring, tile: int) -> None:
+def test_expand_gives_the_bytes_of_the_reference(ring: Ring, tile: int, rotated: bool) -> None:
     cache = fp4_cache(ring)
+    rotation = key_rotation(ring) if rotated else None
     ours, expected = ring.scratch(), ring.scratch()
     fp8_expand(
         **cache,
@@ -26,10 +28,17 @@ def test_expand_gives_the_bytes_of_the_reference(ring: Ring, tile: int) -> None:
         frame_tokens=ring.frame_tokens,
         k_out=expected[0],
         v_out=expected[1],
+        rotation=rotation,
     )
-    order = ("k_codes", "k_scales", "k_global_scale", "v_codes", "v_scales", "v_global_scale")
-    fp8_expand_kernel[(-(-ring.cache_tokens // tile), ring.heads, ring.batch)](
-        *(cache[name] for name in (*order, "k_fp8_scale", "v_fp8_scale")),
+    group = 2 if ring.heads % 2 == 0 else 1
+    mean, slot_rotary, patch_rotary = rotation or (cache["k_global_scale"],) * 3
+    order = ("v_codes", "v_scales", "v_global_scale", "k_fp8_scale", "v_fp8_scale")
+    fp8_expand_kernel[(-(-ring.cache_tokens // tile), ring.heads // group, ring.batch)](
+        *(cache[name] for name in ("k_codes", "k_scales", "k_global_scale")),
+        mean,
+        *(cache[name] for name in order),
+        slot_rotary,
+        patch_rotary,
         ring.slots(),
         ring.valid(),
         *ours,
@@ -39,6 +48,8 @@ def test_expand_gives_the_bytes_of_the_reference(ring: Ring, tile: int) -> None:
         HEAD_DIM=ring.head_dim,
         FRAME_TOKENS=ring.frame_tokens,
         CHUNK_FRAMES=len(ring.write_slots[0]),
+        SLOT_PAIRS=slot_rotary.shape[1] if rotated else 0,
+        GROUP=group,
         TILE=tile,
         INTEGER=True,
     )

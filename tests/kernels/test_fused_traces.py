@@ -30,7 +30,7 @@ from seko_kernels.rows import (
     quantise_rows,
     residual_norm_modulate,
 )
-from seko_kernels.scratch import fp8_expand, v_transpose
+from seko_kernels.scratch import KeyRotation, fp8_expand, v_transpose
 from seko_kernels.tuned import AttentionTiles
 
 H, D, T, N, FRAME = 12, 128, 390, 2730, 130
@@ -148,12 +148,18 @@ def test_norm_and_rotation(launches: Launches, dtype: torch.dtype, plain: str) -
     assert launches == [("qk_norm_rope_kernel", ["K_OUT", *kept, "Q_OUT"])]
 
 
-def test_scratch(launches: Launches) -> None:
+@pytest.mark.parametrize("rotated", [True, False])
+def test_scratch(launches: Launches, rotated: bool) -> None:
     k_out, v_out = scratch_pair()
     v_transpose(
         on_gpu(1, T, 3 * WIDTH, dtype=torch.bfloat16).chunk(3, -1)[2], slots(), on_gpu(H), FRAME, v_out
     )
     codes, scales = on_gpu(N, H, D // 2, dtype=torch.uint8), on_gpu(N, H, D // 16, dtype=torch.uint8)
     cache = (codes, scales, on_gpu(H), codes, scales, on_gpu(H), on_gpu(H), on_gpu(H))
-    fp8_expand(*cache, slots(), on_gpu(1, dtype=torch.int64), FRAME, k_out, v_out)
+    turn = (
+        KeyRotation(on_gpu(H, D), on_gpu(N // FRAME, 22, 2), on_gpu(FRAME, D // 2 - 22, 2))
+        if rotated
+        else None
+    )
+    fp8_expand(*cache, slots(), on_gpu(1, dtype=torch.int64), FRAME, k_out, v_out, turn)
     assert launches == [("v_transpose_kernel", ["V_OUT"]), ("fp8_expand_kernel", ["K_OUT", "V_OUT"])]

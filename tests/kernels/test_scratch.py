@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from seko_kernels.errors import OpDtypeError, OpShapeError
-from seko_kernels.fused_reference import FP8, fp8_scale
-from seko_kernels.reference import nvfp4_decode
-from seko_kernels.scratch import fp8_expand, v_transpose
-from seko_kernels.triton.fp8_expand import EXPAND_TILE, EXPAND_WARPS, fp8_expand_kernel
+from seko_kernels.fused_reference import FP8, fp8_key_scale, fp8_scale
+from seko_kernels.reference import nvfp4_decode, nvfp4_decode_keys
+from seko_kernels.scratch import KeyRotation, fp8_expand, v_transpose
+from seko_kernels.triton.fp8_expand import EXPAND_GROUP, EXPAND_TILE, EXPAND_WARPS, fp8_expand_kernel
 from seko_kernels.triton.v_transpose import TRANSPOSE_TILE, TRANSPOSE_WARPS, v_transpose_kernel
-from tests.kernels.fused_inputs import NAN_BYTE, RINGS, Ring, chunk_of, fp4_cache
+from tests.kernels.fused_inputs import NAN_BYTE, RINGS, Ring, chunk_of, fp4_cache, key_rotation
 
 FULL = Ring(12, 128, 1560, 21, ((18, 19, 20),), (21,))  # S1
 FULL_ROWS = Ring(
@@ -23,9 +23,10 @@ FULL_ROWS = Ring(
 )  # S3, rows at different chunks
 
 
-def expanded(ring: Ring, device: str = "cpu") -> tuple[Tensor, Tensor]:
+def expanded(ring: Ring, device: str = "cpu", *, rotated: bool = False) -> tuple[Tensor, Tensor]:
     """The scratch after an expansion over NaN."""
     k, v = (x.to(device) for x in ring.scratch())
+    rotation = KeyRotation(*(x.to(device) for x in key_rotation(ring))) if rotated else None
     cache = {name: x.to(device) for name, x in fp4_cache(ring).items()}
     fp8_expand(
         **cache,
@@ -34,19 +35,24 @@ def expanded(ring: Ring, device: str = "cpu") -> tuple[Tensor, Tensor]:
         frame_tokens=ring.frame_tokens,
         k_out=k,
         v_out=v,
+        rotation=rotation,
     )
     return k.cpu(), v.cpu()
 
 
+@pytest.mark.parametrize("rotated", [True, False])
 @pytest.mark.parametrize("ring", RINGS, ids=str)
-def test_expand_writes_the_past_and_nothing_else(ring: Ring) -> None:
-    k, v = expanded(ring)
+def test_expand_writes_the_past_and_nothing_else(ring: Ring, rotated: bool) -> None:
+    k, v = expanded(ring, rotated=rotated)
     cache = fp4_cache(ring)
     windows = []
     for name in ("k", "v"):
         g = cache[f"{name}_global_scale"]
-        window = nvfp4_decode(cache[f"{name}_codes"], cache[f"{name}_scales"], g, torch.float32)
-        window = (window / (8 * g)[:, None]).to(FP8)  # in range, so torch's own cast is right
+        codes, scales = cache[f"{name}_codes"], cache[f"{name}_scales"]
+        window = nvfp4_decode(codes, scales, g, torch.float32)
+        if rotated and name == "k":
+            window = nvfp4_decode_keys(codes, scales, g, *key_rotation(ring), torch.float32)
+        window = (window / (8 * g)[:, None]).clamp(-448, 448).to(FP8)
         windows.append(window.view(ring.batch, ring.cache_tokens, ring.heads, ring.head_dim))
     for row in range(ring.batch):
         for place in range(v.shape[3]):
@@ -60,6 +66,17 @@ def test_expand_writes_the_past_and_nothing_else(ring: Ring) -> None:
                     assert torch.equal(mine.view(torch.uint8), window[row, place].view(torch.uint8))
                 else:
                     assert bool((mine.contiguous().view(torch.uint8) == NAN_BYTE).all())
+
+
+def test_no_key_saturates_however_it_is_rotated() -> None:
+    g = torch.tensor([2.0**-9, 2.0**3, 2.0**-20])
+    mean = torch.tensor([[3.0, -1], [2, 0.5], [0, -7]]).repeat(1, 16)
+    scale = fp8_key_scale(g, mean)
+    mantissa, _ = torch.frexp(scale)
+    assert bool((mantissa == 0.5).all())  # powers of two
+    largest = 2**0.5 * (6 * 448 * g + mean.abs().amax(-1))
+    assert bool((largest / scale <= 448).all())
+    assert bool((largest / scale > 448 / 2.2).all())  # and no more room than that
 
 
 def test_no_number_that_nvfp4_holds_saturates() -> None:
@@ -101,6 +118,13 @@ def test_wrong_tensors_are_refused() -> None:
         fp8_expand(**cache, **rest, k_out=k.bfloat16(), v_out=v)
     with pytest.raises(OpShapeError, match="k_codes has shape"):
         fp8_expand(**cache | {"k_codes": cache["k_codes"][1:]}, **rest, k_out=k, v_out=v)
+    turn = key_rotation(ring)
+    wrong = turn._replace(patch_rotary=turn.patch_rotary[1:])
+    with pytest.raises(OpShapeError, match="patch_rotary has shape"):
+        fp8_expand(**cache, **rest, k_out=k, v_out=v, rotation=wrong)
+    wrong = turn._replace(slot_rotary=turn.slot_rotary[:, :0])
+    with pytest.raises(OpShapeError, match="pairs, expected"):
+        fp8_expand(**cache, **rest, k_out=k, v_out=v, rotation=wrong)
     with pytest.raises(OpShapeError, match="frame_tokens"):
         fp8_expand(**cache, **rest | {"frame_tokens": 10_000}, k_out=k, v_out=v)
     chunk = chunk_of(ring, torch.float32)
@@ -117,9 +141,11 @@ def test_kernels_compile_without_spills_where_there_is_fp8(
     shared = {"HEADS": 12, "HEAD_DIM": 128, "FRAME_TOKENS": 1560, "CHUNK_FRAMES": 3, "INTEGER": False}
     expand = {
         **dict.fromkeys(("K_CODES", "K_SCALES"), "*u8"),
-        "K_GLOBAL_SCALE": "*fp32",
+        **dict.fromkeys(("K_GLOBAL_SCALE", "K_MEAN"), "*fp32"),
         **dict.fromkeys(("V_CODES", "V_SCALES"), "*u8"),
-        **dict.fromkeys(("V_GLOBAL_SCALE", "K_FP8_SCALE", "V_FP8_SCALE"), "*fp32"),
+        **dict.fromkeys(
+            ("V_GLOBAL_SCALE", "K_FP8_SCALE", "V_FP8_SCALE", "SLOT_ROTARY", "PATCH_ROTARY"), "*fp32"
+        ),
         **dict.fromkeys(("WRITE_SLOTS", "VALID_TOKENS"), "*i64"),
         **dict.fromkeys(("K_OUT", "V_OUT"), "*fp8e4nv"),
         **dict.fromkeys(("cache_tokens", "v_columns"), "i32"),
@@ -131,14 +157,22 @@ def test_kernels_compile_without_spills_where_there_is_fp8(
         "V_OUT": "*fp8e4nv",
         **dict.fromkeys(("v_token_stride", "cache_tokens", "v_columns"), "i32"),
     }
+    turned, plain = ({"SLOT_PAIRS": pairs, "GROUP": EXPAND_GROUP, "TILE": EXPAND_TILE} for pairs in (22, 0))
     for arch in compile_archs:
         if arch == 80:
             continue
-        for kernel, signature, tile, warps, aligned in (
-            (fp8_expand_kernel, expand, EXPAND_TILE, EXPAND_WARPS, ("v_columns",)),
-            (v_transpose_kernel, transpose, TRANSPOSE_TILE, TRANSPOSE_WARPS, ("v_columns", "v_token_stride")),
+        for kernel, signature, constants, warps, aligned in (
+            (fp8_expand_kernel, expand, turned, EXPAND_WARPS, ("v_columns",)),
+            (fp8_expand_kernel, expand, plain, EXPAND_WARPS, ("v_columns",)),
+            (
+                v_transpose_kernel,
+                transpose,
+                {"TILE": TRANSPOSE_TILE},
+                TRANSPOSE_WARPS,
+                ("v_columns", "v_token_stride"),
+            ),
         ):
-            compiled = cross_compile(kernel, signature, {**shared, "TILE": tile}, arch, warps, aligned)
+            compiled = cross_compile(kernel, signature, {**shared, **constants}, arch, warps, aligned)
             if arch == 90:
                 opcodes = sass_of(compiled)
                 assert "F2FP" in opcodes  # the hardware's cast
@@ -147,9 +181,11 @@ def test_kernels_compile_without_spills_where_there_is_fp8(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("rotated", [True, False])
 @pytest.mark.parametrize("ring", [*RINGS, FULL, FULL_ROWS], ids=str)
-def test_gpu_expands_to_the_bytes_of_the_reference(ring: Ring) -> None:
-    for ours, expected in zip(expanded(ring, "cuda"), expanded(ring), strict=True):
+def test_gpu_expands_to_the_bytes_of_the_reference(ring: Ring, rotated: bool) -> None:
+    on_gpu, on_cpu = expanded(ring, "cuda", rotated=rotated), expanded(ring, rotated=rotated)
+    for ours, expected in zip(on_gpu, on_cpu, strict=True):
         assert torch.equal(ours.view(torch.uint8), expected.view(torch.uint8))
 
 
