@@ -38,6 +38,14 @@ VAE = {torch.float64: 1e-10, torch.float32: 2e-6}
 # tanh form loses digits below zero.
 FUSED = {torch.float32: 2e-6, torch.float8_e4m3fn: 4e-4}
 
+# One rounding to bfloat16: 2**-9 of a number at most, and a fraction of that in norm.
+ROUNDED_TO_BF16 = 2.0**-9
+
+# A compiled layer of fp8 ops against the same ops one by one: a number next to a midpoint of e4m3 falls to its other
+# side, and what is computed from it moves by a part of what fp8 rounds (2**-4). Few do: the bound is 2**-7, both in
+# norm and for the share of bytes that differ.
+FP8_CHAIN = 2.0**-7
+
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
     """Return ``|actual - expected| / |expected|`` in the 2-norm, computed in float64; NaN anywhere gives NaN."""
