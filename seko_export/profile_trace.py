@@ -41,15 +41,15 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             rf"^{re.escape(CHUNK_RANGE)}$|^Torch-Compiled Region|^TorchDynamo|^AOTDispatcher|^Pregraph|^ProfilerStep",
         ),
         ("host", rf"{_OP}({_VIEWS}){_OUT}|^detach$"),
-        ("kv_write", r"nvfp4_write|index_(copy|put)"),
+        ("kv_write", r"nvfp4_write|v_transpose|index_(copy|put)"),
         # Codes are taken apart by bits; what has an exclusive or beside is the noise generator.
-        ("kv_read", r"nvfp4_expand|fused(?!.*bitwise_xor).*bitwise_(and|or)"),
+        ("kv_read", r"(nvfp4|fp8)_expand|fused(?!.*bitwise_xor).*bitwise_(and|or)"),
         ("copies", r"^mem(cpy|set)|direct_copy_kernel|CatArrayBatchedCopy"),
         ("copies", rf"fused(_({_MOVES}|{_VIEWS}))+(_\d+)?$"),
         ("copies", rf"{_OP}({_MOVES}){_OUT}"),
         (
             "norm_elementwise",
-            r"cpp_fused|triton_(poi|red|per|mix|for|spl)_|elementwise_kernel|native::reduce_kernel",
+            r"qk_norm_rope|row_(norm|gelu)|cpp_fused|triton_(poi|red|per|mix|for|spl)_|elementwise_kernel|native::reduce_kernel",
         ),
         ("attention", r"sdpa|flash|fmha|attention|attn"),
         (
