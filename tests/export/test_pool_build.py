@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -126,6 +128,19 @@ def test_profile_takes_a_pool(pool_artifact: Built, invoke) -> None:
     result = invoke("profile", pool_artifact.folder, "--chunks", 1, "--json")
     assert result.exit_code == 0, result.output
     assert "block.2" in json.loads(result.stdout.splitlines()[-1])["engines"]
+
+
+def test_a_soak_finds_no_chunk_that_is_not_its_sessions_own(pool_artifact: Built, tmp_path: Path) -> None:
+    """The benchmark's random schedules, for seconds."""
+    script = Path(__file__).parents[2] / "scripts/bench/pool.py"
+    command = [sys.executable, str(script), str(pool_artifact.folder), "--rows", str(tmp_path / "rows.jsonl")]
+    done = subprocess.run(
+        [*command, "--figures", "soak", "--seconds", "6"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    row = json.loads((tmp_path / "rows.jsonl").read_text())
+    assert (row["figure"], row["value"]) == ("soak_mismatches", 0)
+    assert row["compared"] > 0
 
 
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
