@@ -9,4 +9,5 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the models are tiny: on a busy ma
 "$PYTHON" -m ruff format --check .
 "$PYTHON" -m mypy
 "$(dirname "$PYTHON")/lint-imports" --no-cache
-"$PYTHON" -m pytest "$@"
+# Two processes, as the tests use one core each; a file's tests stay together, so that its artifacts are built once.
+"$PYTHON" -m pytest -n "${SEKO_TEST_PROCESSES:-2}" --dist loadfile "$@"

@@ -1,4 +1,4 @@
-"""Artifacts that the real command built in a process of its own, once a session."""
+"""Artifacts that the real command built in a process of its own, once a session; worst errors of the truths."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from tests.lone_runtime import lone_python, wheel
 
 __all__ = ["lone_python", "wheel"]  # fixtures for all
+_worst: dict[str, float] = {}
 
 SEKO_EXPORT = str(Path(sysconfig.get_path("scripts"), "seko-export"))
 ROWS_LAYOUT = ("--batch", "2", "--height", "32", "--width", "32")
@@ -71,3 +73,32 @@ def build_tiny(goal: Path, *options: str) -> Built:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return Built(goal, json.loads(done.stdout.splitlines()[-1]), done)
+
+
+@pytest.fixture
+def worst() -> Callable[[str, float], None]:
+    """Return a function that remembers the largest error of a name: the margin below the bar, told after the run."""
+    return _remember
+
+
+def _remember(name: str, error: float) -> None:
+    _worst[name] = max(error, _worst.get(name, 0.0))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand what this process saw to the one that reports, where the tests run in several."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["worst"] = dict(_worst)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take what another process saw; pytest-xdist's."""
+    for name, error in getattr(node, "workeroutput", {}).get("worst", {}).items():
+        _remember(name, error)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print one line a truth."""
+    for name, error in sorted(_worst.items()):
+        terminalreporter.write_line(f"worst relative error, {name}: {error:.2e}")

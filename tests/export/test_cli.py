@@ -216,7 +216,7 @@ def test_no_artifact(tmp_path, invoke, command):
         (["--ring-frames", "2"], USAGE, ["chunk of 3", "ring of 2"]),
         (["--preset", "huge"], USAGE, ["'huge'", "sample, tiny, self-forcing-1.3b, wan-14b"]),
         (["--kv", "int3"], USAGE, ["'int3'", "bf16, fp4"]),
-        (["--backend", "onnx"], USAGE, ["'onnx'", "aoti, compile, tensorrt"]),
+        (["--backend", "onx"], USAGE, ["'onx'", "aoti, compile, onnx, tensorrt"]),
         (["--target", "sm_x"], USAGE, ["'sm_x'", "auto, cpu or sm_NN"]),
         (["--fp4-kv", "--kv", "bf16"], USAGE, ["--fp4-kv", "--kv bf16"]),
         (["--vae", "x", "--no-vae"], USAGE, ["--vae x", "--no-vae"]),

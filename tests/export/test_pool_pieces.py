@@ -57,8 +57,8 @@ def weights(scheme: str) -> dict[str, Tensor]:
                 made[name] = (1 + 0.1 * noise if len(argument.shape) == 1 else 0.3 * noise).to(argument.dtype)
     made |= config.schedule.tables(config.as_batch.stream)
     if scheme == "fp4":
-        statistics = KvStatistics(config.as_batch)
         exact = replace(config.as_batch, kv_scheme="fp32")
+        statistics = KvStatistics(exact, config.kv)
         golden.run_eager(exact, made, golden_text(exact), (0, 1), (0, 2), lambda *_: None, statistics)
         made |= statistics.calibrate()
     return made

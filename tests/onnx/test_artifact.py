@@ -112,7 +112,7 @@ def test_chunks_by_whole_passes_are_the_sessions(built: Built) -> None:
         for name, file in PASSES.items()
     }
     with open_artifact(built.folder) as artifact, artifact.open_session(seeds=[5]) as session:
-        live, number = session._check_open(), artifact.manifest.schedule.denoise_passes
+        live, number = session._streams.live(), artifact.manifest.schedule.denoise_passes
         state: dict[str, Any] = {}  # each cache's layers, which the passes hand on
 
         def run(name: str, turn: int) -> None:
@@ -127,7 +127,7 @@ def test_chunks_by_whole_passes_are_the_sessions(built: Built) -> None:
 
         for _ in range(3):
             wanted = session.run_chunk().to_host()  # its positions stay in the buffers
-            live.chunk[False][0].run()  # the first noise again, which the chunk has overwritten
+            live.chunk[1, False][0].run()  # the first noise again, which the chunk has overwritten
             state["latents"] = live.buffers["latents"].copy()
             for turn in range(number):
                 run("denoise", turn)

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from seko_export.models.causal_dit import attention, token_index
 from seko_export.piece import BuildConfig
-from seko_kernels.kv_formats import Nvfp4Kv
+from seko_kernels.formats import NVFP4_BLOCK
+from seko_kernels.ops import nvfp4_expand, nvfp4_write
+from seko_kernels.reference import nvfp4_global_scale
 from seko_runtime.ring import Ring
 
 INT4_GROUP = 64  # channels of one token that share a scale and an offset
@@ -256,6 +258,13 @@ class Int4Kv(NamedTuple):
     low: Tensor  # the same
 
 
+class Nvfp4Part(NamedTuple):
+    """Keys or values of a layer: two codes a byte, and a scale byte for each block."""
+
+    codes: Tensor
+    scales: Tensor
+
+
 class Int4Store(_RingStore):
     """Groups of 64 in int4 with scale and offset; the whole window is expanded, then attended to.
 
@@ -314,32 +323,37 @@ def int4_decode(codes: Tensor, scale: Tensor, low: Tensor) -> Tensor:
 
 
 class Nvfp4Store(_RingStore):
-    """NVFP4 by this package's own kernels; the whole window is expanded to the compute dtype, then attended to."""
+    """NVFP4 after RoPE by this package's own kernels; the whole window is expanded, then attended to."""
 
     def __init__(self, config: BuildConfig) -> None:
         super().__init__(config)
         m, rows = config.model, config.stream.batch * config.stream.cache_tokens
-        self._format = Nvfp4Kv(m.heads, m.head_dim)
-        amax = torch.full((m.heads,), NVFP4_AMAX)
-        self._scales = {n: t.to(config.device) for n, t in self._format.calibrate(amax, amax).items()}
-        self.layers = [
-            {
-                c.name: torch.zeros((rows, *c.token_shape), dtype=c.dtype, device=config.device)
-                for c in self._format.cache_tensors
-            }
-            for _ in range(m.layers)
-        ]
+        self._scale = nvfp4_global_scale(torch.full((m.heads,), NVFP4_AMAX)).to(config.device)
 
-    def attend(self, layer: dict[str, Tensor], q: Tensor, k: Tensor, v: Tensor, place: Slots) -> Tensor:
+        def empty() -> Nvfp4Part:
+            parts = (m.head_dim // 2, m.head_dim // NVFP4_BLOCK)
+            codes, scales = (
+                torch.zeros(rows, m.heads, part, dtype=torch.uint8, device=config.device) for part in parts
+            )
+            return Nvfp4Part(codes, scales)
+
+        self.layers = [(empty(), empty()) for _ in range(m.layers)]
+
+    def attend(
+        self, layer: tuple[Nvfp4Part, Nvfp4Part], q: Tensor, k: Tensor, v: Tensor, place: Slots
+    ) -> Tensor:
         """See `Store`."""
-        self._format.write(layer, self._scales, place.index, k.flatten(0, 1), v.flatten(0, 1))
-        window = self._format.window(layer, self._scales, q.dtype)
+        for held, new in zip(layer, (k, v), strict=True):
+            nvfp4_write(new.flatten(0, 1), place.index, *held, self._scale)
+        window = [nvfp4_expand(*held, self._scale, q.dtype) for held in layer]
         return attention(q, *(self._filled(x, place.valid) for x in window), None)
 
     def tokens(self, number: int) -> tuple[Tensor, Tensor]:
         """See `Store`."""
-        window = self._format.window(self.layers[number], self._scales, self.config.dtype)
-        k, v = (self._filled(x, self.config.stream.cache_tokens) for x in window)
+        k, v = (
+            self._filled(nvfp4_expand(*held, self._scale, self.config.dtype), self.config.stream.cache_tokens)
+            for held in self.layers[number]
+        )
         return k, v
 
 
