@@ -34,9 +34,12 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 
 @pytest.fixture(autouse=True)
 def fresh_dynamo():
-    """Each test compiles and counts for itself."""
+    """Each test compiles and counts for itself, and leaves the compiler as it was."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
+    with torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit):
+        yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture(scope="module")

@@ -177,7 +177,7 @@ def test_the_last_chunk_has_no_context_pass_and_the_others_have(monkeypatch):
 
 # The compiler itself looks at the gradients of what it takes in.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning")
-def test_layers_compile_in_the_first_step_of_a_turn_alone(tmp_path, monkeypatch):
+def test_layers_compile_in_the_first_step_of_a_turn_alone(tmp_path):
     """A captured step must not meet the compiler: all that it needs has come in the runs before."""
     turns, compiled = ("near", "far", "first"), []
     one = forcing(tmp_path, turns, 0.5)
@@ -186,9 +186,9 @@ def test_layers_compile_in_the_first_step_of_a_turn_alone(tmp_path, monkeypatch)
         compiled.append(module)
         return module.forward
 
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 64)  # as `compile_layers` has it
     torch._dynamo.reset()
-    try:
+    # The limit as `compile_layers` has it. Not by monkeypatch: what that puts back the configuration then denies.
+    with torch._dynamo.config.patch(recompile_limit=64):
         for network in (one.teacher.dit, one.student, one.fake):
             for layer in network.blocks:
                 layer.compile(backend=compiler, dynamic=False, fullgraph=True)
@@ -196,8 +196,7 @@ def test_layers_compile_in_the_first_step_of_a_turn_alone(tmp_path, monkeypatch)
         for step in range(6):
             one.take_step(turns[step % 3], torch.Generator().manual_seed(step))
             counts.append(len(compiled))
-    finally:
-        torch._dynamo.reset()
+    torch._dynamo.reset()
     assert counts[0] < counts[1] < counts[2] == counts[5]
     assert counts[5] <= 16  # layers and networks share what is compiled
 

@@ -106,17 +106,17 @@ def test_every_token_is_read_as_its_own_key_at_its_own_frame(events, chunk, sink
         elif event == "rebuild":
             for held in cache.held:
                 held.clear()
-            for entries in clocks.rebuild():
+            for entries in clocks.rebuild(range(batch)):
                 frames = np.array([[e.first_frame + i for i in range(chunk)] for e in entries])
                 slots = [ring.write_slots(e.slot_first) for e in entries]
                 cache.write(frames, slots, [e.place is not None for e in entries])
                 cache.check()
-            for row in clocks.rebuilt():
+            for row in clocks.rebuilt(range(batch)):
                 cache.clear(row)
         else:
             slots = [ring.write_slots(int(first)) for first in clocks.slot_first]
-            cache.write(clocks.frames(), slots, [True] * batch)
-            clocks.chunk_made()
+            cache.write(clocks.frames(range(batch)), slots, [True] * batch)
+            clocks.chunk_made(range(batch))
             cache.check()
 
 
