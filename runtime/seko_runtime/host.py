@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
@@ -16,6 +17,11 @@ from seko_runtime.errors import (
 from seko_runtime.manifest import Target
 
 CPUINFO = Path("/proc/cpuinfo")
+
+
+def free_host_bytes() -> int:
+    """Return the bytes of this machine's memory that nothing uses, caches of files included in what does."""
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def cpu_flags() -> frozenset[str]:

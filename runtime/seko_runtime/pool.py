@@ -11,7 +11,8 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -94,8 +95,7 @@ class Pool:
         (checked_seed,) = checked_seeds([seed], 1)
         with self._lock:
             self.reap()
-            row = self._take_row()
-            try:
+            with self._taken_row() as row:
                 self._streams.forget(row)
                 self._streams.seeds[row] = checked_seed
                 if prompt is not None and text is not None:
@@ -105,10 +105,7 @@ class Pool:
                 else:
                     self._streams.set_text([row], text)
                 self._streams.set_given([row], image, given_latents)
-                return self._hold(row, name, lease_s)
-            except BaseException:
-                self._free.append(row)
-                raise
+                return self._open_on(row, name, lease_s)
 
     def restore(self, path: str | Path, *, name: str = "", lease_s: float | None = None) -> PooledSession:
         """Open a session where a snapshot left off: its next chunk has the same bytes.
@@ -123,13 +120,9 @@ class Pool:
         with self._lock:
             self.reap()
             state = read_snapshot(Path(path), self._digest, self._streams.layout())
-            row = self._take_row()
-            try:
+            with self._taken_row() as row:
                 self._streams.load(row, state)
-                return self._hold(row, name, lease_s)
-            except BaseException:
-                self._free.append(row)
-                raise
+                return self._open_on(row, name, lease_s)
 
     def run(self, sessions: Sequence[PooledSession]) -> list[Chunk]:
         """Make the next chunk of each of some sessions, in one launch.
@@ -228,7 +221,9 @@ class Pool:
     ) -> None:
         self.close()
 
-    def _take_row(self) -> int:
+    @contextmanager
+    def _taken_row(self) -> Iterator[int]:
+        """Give a row that was free; it is free again if what is done with it fails."""
         self._streams.live()
         if not self._free:
             names = ", ".join(repr(session.name) for session in self.sessions[:8])
@@ -237,14 +232,23 @@ class Pool:
                 f"bytes, {self._streams.memory.free_bytes()} are free on the device: close or pause one, or rebuild "
                 "with more --sessions"
             )
-        return self._free.pop(0)
+        row = self._free.pop(0)
+        try:
+            yield row
+        except BaseException:
+            self._free.append(row)
+            raise
 
-    def _hold(self, row: int, name: str, lease_s: float | None) -> PooledSession:
-        self._streams.reserve(row)
+    def _open_on(self, row: int, name: str, lease_s: float | None) -> PooledSession:
         self._named += 1
-        session = PooledSession(self, row, name or f"session-{self._named}", lease_s)
-        self._held[row] = weakref.ref(session)
+        session = PooledSession(self, name or f"session-{self._named}", lease_s)
+        session._stand_on(row)
         return session
+
+    def _hold(self, row: int, session: PooledSession) -> None:
+        """Take note of who holds a row; not so that it would live on by that."""
+        self._streams.reserve(row)
+        self._held[row] = weakref.ref(session)
 
     def _let_go(self, row: int) -> None:
         del self._held[row]

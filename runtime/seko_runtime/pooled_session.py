@@ -33,23 +33,19 @@ class PooledSession:
     ----------
     pool : Pool
         Whose it is.
-    row : int
-        Where its state lies.
     name : str
         For messages.
     lease_s : float or None
         Seconds that it lives without being run or renewed.
     """
 
-    def __init__(self, pool: Pool, row: int, name: str, lease_s: float | None) -> None:
+    def __init__(self, pool: Pool, name: str, lease_s: float | None) -> None:
         self.name = name
         self._pool, self._lease_s = pool, lease_s
-        self._row: int | None = row
+        self._row: int | None = None
         self._paused: RowState | None = None
         self._ahead: deque[Chunk] = deque()
         self.expires: float | None = None
-        self._lost = _watched(self, pool, row, name)
-        self.renew()
 
     def run_chunk(self) -> Chunk:
         """Make the next chunk of this session alone; see `Pool.run`."""
@@ -111,17 +107,10 @@ class PooledSession:
             if self._row is not None or self._paused is None:
                 raise UsageError(f"session {self.name!r} is not paused")
             self._pool.reap()
-            row = self._pool._take_row()
-            try:
+            with self._pool._taken_row() as row:
                 self._pool._streams.load(row, self._paused)
-            except BaseException:
-                self._pool._free.append(row)
-                raise
-            self._row, self._paused = row, None
-            self._pool._held[row] = weakref.ref(self)
-            self._lost = _watched(self, self._pool, row, self.name)
-            self._pool._streams.reserve(row)
-            self.renew()
+                self._stand_on(row)
+            self._paused = None
 
     def save(self, path: str | Path) -> None:
         """Write all that the session is to a safetensors file, for `Pool.restore` here or elsewhere.
@@ -165,6 +154,12 @@ class PooledSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _stand_on(self, row: int) -> None:
+        self._pool._hold(row, self)
+        self._row = row
+        self._lost = _watched(self, self._pool, row, self.name)
+        self.renew()
 
     def _leave(self, row: int) -> None:
         self._lost.detach()

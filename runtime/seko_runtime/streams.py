@@ -227,10 +227,7 @@ class Streams:
             self.seeds[row] = new_seed
         with self.memory.ordered():
             live.clear_cache(row)
-        self.clocks.restart(row)
-        self._rebuild_due.discard(row)
-        if live.decoder is not None:
-            live.decoder.restart(row)
+        self._begin(live, row)
 
     def forget(self, row: int) -> None:
         """Queue zeros into all that a row's stream was made of, before another owner's begins there."""
@@ -241,7 +238,8 @@ class Streams:
                 live.decoder.join()
             for state in live.state_of(row).values():
                 self.memory.zero(state)
-        self.restart(row)
+        self.given.drop(row)
+        self._begin(live, row)
 
     def reserve(self, row: int) -> None:
         """Make what the host needs for a row; this may wait for the device."""
@@ -352,6 +350,13 @@ class Streams:
             self._prompts.cache.clear()
         live.drop()
         self.memory.close()
+
+    def _begin(self, live: Live, row: int) -> None:
+        """Set what the host knows of a row to the beginning of a stream."""
+        self.clocks.restart(row)
+        self._rebuild_due.discard(row)
+        if live.decoder is not None:
+            live.decoder.restart(row)
 
     def _settle(self, rows: Sequence[int]) -> None:
         """Let what comes now wait, on the device, for the rows' copies to or from the host."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import DeviceMemoryError, EngineLoadError, UsageError
+from seko_runtime.host import free_host_bytes
 from seko_runtime.manifest import TensorSpec
 from seko_runtime.memory import FrameBlocks, HostBlock, Lane, Parked
 from seko_runtime.safetensors_map import MappedTensor
@@ -106,7 +106,7 @@ class NumpyMemory:
         pass
 
     def free_bytes(self) -> int:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return free_host_bytes()
 
     def lane(self, *, beside: bool) -> Lane:  # noqa: ARG002 - work runs at once: there is no beside
         return _NumpyLane(self)
