@@ -83,13 +83,13 @@ def nvfp4_write(
     if mean is not None:
         _check_mean(mean, heads, head_dim)
         tensors.append(mean)
-    device = _device_type(*tensors)
+    by_kernel = takes_kernels(*tensors)
     if stand_in := _STAND_INS.get().get("nvfp4_write"):
         new_codes, new_scales = stand_in(*tensors)
         codes.copy_(new_codes)
         scales.copy_(new_scales)
         return
-    if device == "cuda" and not _PLAIN.get():
+    if by_kernel:
         _nvfp4_write_cuda(x, token_index, codes, scales, global_scale, mean)
         return
     new_codes, new_scales = reference.nvfp4_encode(x, global_scale, mean)
@@ -128,12 +128,12 @@ def nvfp4_expand(codes: Tensor, scales: Tensor, global_scale: Tensor, dtype: tor
         raise KvDtypeError(
             f"cannot expand to {dtype}, expected one of {FLOAT_DTYPES}, which hold every value"
         )
-    device = _device_type(codes, scales, global_scale)
+    by_kernel = takes_kernels(codes, scales, global_scale)
     expanded: Tensor
     if stand_in := _STAND_INS.get().get("nvfp4_expand"):
         expanded = stand_in(codes, scales, global_scale, dtype)
         return expanded
-    if device == "cuda" and not _PLAIN.get():
+    if by_kernel:
         expanded = _nvfp4_expand_cuda(codes, scales, global_scale, dtype)
         return expanded
     return reference.nvfp4_decode(codes, scales, global_scale, dtype)
@@ -189,11 +189,11 @@ def nvfp4_expand_keys(
     if dtype not in FLOAT_DTYPES:
         raise KvDtypeError(f"cannot expand keys to {dtype}, expected one of {FLOAT_DTYPES}")
     tensors = (codes, scales, global_scale, mean, slot_rotary, patch_rotary)
-    device = _device_type(*tensors)
+    by_kernel = takes_kernels(*tensors)
     if stand_in := _STAND_INS.get().get("nvfp4_expand_keys"):
         stood: Tensor = stand_in(*tensors, dtype)
         return stood
-    if device == "cuda" and not _PLAIN.get():
+    if by_kernel:
         expanded: Tensor = _nvfp4_expand_keys_cuda(*tensors, dtype)
         return expanded
     return reference.nvfp4_decode_keys(*tensors, dtype)

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.backends.in_order import InOrderLane
 from seko_runtime.errors import DeviceMemoryError, EngineLoadError, UsageError
 from seko_runtime.host import free_host_bytes
 from seko_runtime.manifest import TensorSpec
-from seko_runtime.memory import FrameBlocks, HostBlock, Lane, Parked
+from seko_runtime.memory import HostBlock, Lane, Parked
 from seko_runtime.safetensors_map import MappedTensor
 from seko_runtime.snapshot import SnapshotBytes
 
@@ -109,39 +110,10 @@ class NumpyMemory:
         return free_host_bytes()
 
     def lane(self, *, beside: bool) -> Lane:  # noqa: ARG002 - work runs at once: there is no beside
-        return _NumpyLane(self)
+        return InOrderLane(self, _NumpyFrames)
 
     def wait(self) -> None:
         pass
-
-    def close(self) -> None:
-        pass
-
-
-class _NumpyLane:
-    """`seko_runtime.memory.Lane` in the caller's order, like all else."""
-
-    def __init__(self, memory: NumpyMemory) -> None:
-        self._memory = memory
-
-    def feed(self, target: Array, source: Array) -> None:
-        self._memory.copy(target, source)
-
-    @contextmanager
-    def ordered(self) -> Iterator[None]:
-        yield
-
-    def join(self) -> None:
-        pass
-
-    def mark_read(self) -> None:
-        pass
-
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        return self._memory.capture(work)
-
-    def frame_blocks(self, tensors: Mapping[str, Array], depth: int) -> FrameBlocks:
-        return _NumpyFrames(tensors, depth)
 
     def close(self) -> None:
         pass

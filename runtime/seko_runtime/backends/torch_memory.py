@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from seko_runtime.backends.in_order import InOrderLane
 from seko_runtime.errors import DeviceMemoryError, UsageError
 from seko_runtime.host import free_host_bytes
 from seko_runtime.manifest import TensorSpec
-from seko_runtime.memory import FrameBlocks, HostBlock, Lane, Parked
+from seko_runtime.memory import HostBlock, Lane, Parked
 from seko_runtime.safetensors_map import MappedTensor
 
 
@@ -106,7 +107,7 @@ class CpuMemory:
         return free_host_bytes()
 
     def lane(self, *, beside: bool) -> Lane:  # noqa: ARG002 - work runs at once: there is no beside
-        return CpuLane(self)
+        return InOrderLane(self, HostFrames)
 
     def wait(self) -> None:
         pass
@@ -127,36 +128,6 @@ class HostCopies:
 
     def arrays(self) -> Mapping[str, NDArray[np.uint8]]:
         return {name: one.numpy() for name, one in self.tensors.items()}
-
-
-class CpuLane:
-    """`seko_runtime.memory.Lane` on the CPU: in the caller's order, like all else."""
-
-    def __init__(self, memory: CpuMemory) -> None:
-        self._memory = memory
-
-    def feed(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        target.copy_(source)
-
-    @contextmanager
-    def ordered(self) -> Iterator[None]:
-        with torch.no_grad():
-            yield
-
-    def join(self) -> None:
-        pass
-
-    def mark_read(self) -> None:
-        pass
-
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        return self._memory.capture(work)
-
-    def frame_blocks(self, tensors: Mapping[str, torch.Tensor], depth: int) -> FrameBlocks:
-        return HostFrames(tensors, depth)
-
-    def close(self) -> None:
-        pass
 
 
 class HostFrames:

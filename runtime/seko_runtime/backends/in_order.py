@@ -1,0 +1,44 @@
+"""Decoding where work runs at once, in the caller's order: the lane of every memory that queues nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+
+from seko_runtime.memory import FrameBlocks, Memory, Tensor
+
+
+class InOrderLane:
+    """`seko_runtime.memory.Lane` on a memory's own order.
+
+    Parameters
+    ----------
+    memory : Memory
+        Whose lane it is.
+    frames : callable
+        Makes its host blocks of the tensors and the depth.
+    """
+
+    def __init__(self, memory: Memory, frames: Callable[[Mapping[str, Tensor], int], FrameBlocks]) -> None:
+        self._memory, self._frames = memory, frames
+
+    def feed(self, target: Tensor, source: Tensor) -> None:
+        self._memory.copy(target, source)
+
+    def ordered(self) -> AbstractContextManager[None]:
+        return self._memory.ordered()
+
+    def join(self) -> None:
+        pass
+
+    def mark_read(self) -> None:
+        pass
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        return self._memory.capture(work)
+
+    def frame_blocks(self, tensors: Mapping[str, Tensor], depth: int) -> FrameBlocks:
+        return self._frames(tensors, depth)
+
+    def close(self) -> None:
+        pass
