@@ -23,6 +23,7 @@ from seko_export.checkpoints.load import load_checkpoint
 from seko_export.describe import describe, engine_suffix
 from seko_export.errors import ExportError, NumericError, UsageError
 from seko_export.media_pieces import TOKENIZER_FILE
+from seko_export.options import FUSED_BACKEND
 from seko_export.pieces import BuildConfig, make_pieces
 from seko_export.progress import Progress, silent
 from seko_export.sbom import write_sbom
@@ -66,6 +67,8 @@ class BuildResult:
         Worst error of a token in the cache after them, as `seko_runtime.golden.cache_error`.
     golden_video_error : float or None
         Root mean square difference of their video frames, the worst chunk's, in levels of 255; None without a VAE.
+    kernels : str
+        What the layers run in: ``fused`` or ``plain``.
     """
 
     artifact: Path
@@ -78,6 +81,7 @@ class BuildResult:
     golden_error: float
     golden_cache_error: float
     golden_video_error: float | None = None
+    kernels: str = "plain"
 
     def report(self) -> dict[str, object]:
         """Return the JSON line."""
@@ -135,6 +139,10 @@ def build_artifact(
         tensorrt.refuse()
     if backend == "onnx":
         onnx_backend.check_can_build(config)
+    if config.fused and backend != FUSED_BACKEND:
+        raise UsageError(
+            f"fused kernels are built into packages of --backend {FUSED_BACKEND}, not of {backend}"
+        )
     check_goal(goal, replace=replace)
     source = load_checkpoint(checkpoint, config.model, use_ema=use_ema)
     media = media or MediaSources()
@@ -186,6 +194,7 @@ def build_artifact(
         golden_video_error=max(
             (row["video"] for row in report["errors"] if row.get("video") is not None), default=None
         ),
+        kernels="fused" if config.fused else "plain",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,25 @@ from torch import Tensor
 from seko_export.models.rotary import rotate
 from seko_export.pieces import BuildConfig, make_pieces
 from seko_kernels.kv_formats import ChannelStatistics, KvFormat
+from seko_kernels.scratch import scratch_constants
+
+
+def layer_constants(config: BuildConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what the fused kernels need beside the cache format's constants: ``blocks.{layer}.kv.NAME``.
+
+    Parameters
+    ----------
+    config : BuildConfig
+        Nothing is needed where its layers are plain torch.
+    tensors : mapping of str to Tensor
+        Weights of the model and the cache format's constants, by name.
+    """
+    made: dict[str, Tensor] = {}
+    for layer in range(config.model.layers if config.fused else 0):
+        known = {c.name: tensors[f"blocks.{layer}.kv.{c.name}"].cpu() for c in config.kv.scale_tensors}
+        q_weight = tensors[f"blocks.{layer}.self_attn.norm_q.weight"].cpu()
+        made |= {f"blocks.{layer}.kv.{n}": t for n, t in scratch_constants(known, q_weight).items()}
+    return made
 
 
 @dataclass

@@ -82,6 +82,9 @@ def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--fp4-kv", is_flag=True, help="Short for --kv fp4: 3.56 times less cache than bf16.")
 @click.option("--backend", default="aoti", show_default=True, help="aoti, compile, onnx or tensorrt.")
 @click.option(
+    "--kernels", default="auto", show_default=True, help="auto, plain (torch's) or fused (fp8 attention)."
+)
+@click.option(
     "--target", default="auto", show_default=True, help="auto, cpu, or sm_NN of this machine's GPU."
 )
 @layout_options
@@ -114,6 +117,7 @@ def build(
     kv_scheme: str | None,
     fp4_kv: bool,
     backend: str,
+    kernels: str,
     target: str,
     output: Path,
     vae: Path | None,
@@ -139,7 +143,12 @@ def build(
 
     media = MediaOptions(vae, text_encoder, tokenizer, no_vae, no_text)
     rows = RowOptions(batch, sessions)
-    plan = plan_build(checkpoint, preset, kv_scheme, fp4_kv, target, layout, media, rows=rows)
+    plan = plan_build(
+        *(checkpoint, preset, kv_scheme, fp4_kv, target, layout, media),
+        rows=rows,
+        kernels=kernels,
+        backend=backend,
+    )
     check_goal(output, replace=force)  # before random weights are written, which may be large
     with _checkpoint(plan.checkpoint, plan.config.model) as source, _progress(quiet=as_json) as tell:
         result = build_artifact(
@@ -161,6 +170,8 @@ def build(
     click.echo(
         f"KV pool   {kv['pool_bytes']} bytes as {kv['scheme']}, {kv['pool_bytes'] / kv['bf16_pool_bytes']:.4f} of bf16"
     )
+    if plan.config.fused or plan.config.device == "cuda":
+        click.echo(f"kernels   {result.kernels}")
     for error in kv.get("error_vs_exact", ()):
         click.echo(f"          relative error against the exact track: {error:.4f}")
     video = result.golden_video_error
@@ -284,6 +295,7 @@ for command in DELIVERY:
 @click.option("--kv", "kv_scheme", default=None, help="KV cache: bf16 or fp4.")
 @click.option("--fp4-kv", is_flag=True, help="Short for --kv fp4.")
 @click.option("--fp8", is_flag=True, help="Count the blocks' matmuls in fp8; no build makes them yet.")
+@click.option("--kernels", default="auto", show_default=True, help="As in build.")
 @click.option("--steps", type=int, help="Denoise passes of a chunk.")
 @click.option("--fps", type=int, help="Video frames per second that are to be kept up with.")
 @layout_options
@@ -297,6 +309,7 @@ def plan(
     kv_scheme: str | None,
     fp4_kv: bool,
     fp8: bool,
+    kernels: str,
     steps: int | None,
     no_vae: bool,
     no_text: bool,
@@ -307,7 +320,7 @@ def plan(
     from seko_export.roofline import Wish, predict
     from seko_export.roofline_table import show
 
-    report = predict(Wish(preset, gpu, kv_scheme, fp4_kv, fp8, steps, layout, no_vae, no_text))
+    report = predict(Wish(preset, gpu, kv_scheme, fp4_kv, fp8, steps, layout, no_vae, no_text, kernels))
     if as_json:
         print_json(report)
     else:

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from seko_export.errors import MachineError, UsageError
+from seko_kernels.checks import FP8_ARCH
 from seko_runtime import host
 
 # Built and loaded before any engine is: AOTInductor's wrapper runs std::regex in its constructor, and a compiler
@@ -108,6 +109,12 @@ def local_gpu_arch() -> str | None:
         return None
     major, minor = torch.cuda.get_device_capability()
     return f"sm_{major}{minor}"
+
+
+def has_fp8(target: Target) -> bool:
+    """Tell whether a target is a GPU with e4m3 numbers in its matrix units."""
+    number = target.arch.removeprefix("sm_")
+    return target.device == "cuda" and divmod(int(number), 10) >= FP8_ARCH
 
 
 def cpu_flags() -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from seko_export.artifact_writer import save_tensors
 from seko_export.backends.aoti import attention_backends
-from seko_export.calibration import KvStatistics
+from seko_export.calibration import KvStatistics, layer_constants
 from seko_export.describe import describe
 from seko_export.media_pieces import video_table
 from seko_export.models.wan_vae import PICTURE_CHANNELS
@@ -167,7 +167,7 @@ def record(
     chunks = (0, -(-stream.cache_frames // stream.chunk_frames))
     on_device = {name: tensor.to(config.device) for name, tensor in weights.items()}
     text = golden_text(config) if ids is None else encoded_text(config, on_device, ids)
-    exact_config = replace(config, kv_scheme=config.exact_scheme)
+    exact_config = config.as_exact
     lossless = config.kv_scheme == config.exact_scheme
     statistics = KvStatistics(exact_config, config.kv)
     exact = run_eager(
@@ -177,6 +177,7 @@ def record(
     made = other = exact
     if not lossless:
         scales = statistics.calibrate()
+        scales |= layer_constants(config, {**weights, **scales})
         on_device |= {name: tensor.to(config.device) for name, tensor in scales.items()}
         made = run_eager(config, on_device, text, seeds, chunks, progress, None)
         other = run_eager(config, on_device, text, seeds, chunks, progress, None, shake=True)

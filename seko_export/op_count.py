@@ -21,12 +21,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from seko_export.models.causal_dit import Block
+from seko_export.models.causal_dit import BlockWeights
+from seko_export.models.fused_block import FusedBlock
+from seko_export.op_count_fused import EXPAND, CountedOps
 from seko_export.piece import FlatModule, Piece
 from seko_kernels.kv_formats import ExactKv
 
 ATTENTION, MASKED_ATTENTION, MATMUL, CONVOLUTION = "attention", "masked attention", "matmul", "convolution"
-CACHE_WRITE, EXPAND, ROWS = "cache write", "expand", "rows"
+CACHE_WRITE, ROWS = "cache write", "rows"
 
 _SCATTERS = ("aten::index_copy_", "aten::index_copy")
 _UNFILLED = ("aten::empty", "aten::new_empty")  # empty, empty_like, empty_strided: memory without content
@@ -85,16 +87,20 @@ def count_piece(piece: Piece) -> PieceCount:
 
 @contextmanager
 def _counted_kv(module: nn.Module, recorder: _Recorder) -> Iterator[None]:
-    """Let a block's lossy cache be counted: its kernels know no meta device."""
-    if not isinstance(module, Block) or isinstance(module.kv, ExactKv):
+    """Let a block's lossy cache and its fused ops be counted: their kernels know no meta device."""
+    if not isinstance(module, BlockWeights) or isinstance(module.kv, ExactKv):
         yield
         return
-    kept = module.kv
+    kept: dict[str, object] = {"kv": module.kv}
     object.__setattr__(module, "kv", _CountedKv(module, recorder))
+    if isinstance(module, FusedBlock):
+        kept["ops"] = module.ops
+        module.ops = CountedOps(recorder.add)
     try:
         yield
     finally:
-        module.kv = kept
+        for name, own in kept.items():
+            object.__setattr__(module, name, own)
 
 
 @dataclass(frozen=True)
@@ -273,7 +279,7 @@ class _AttentionAsOne(TorchFunctionMode):
 class _CountedKv:
     """A lossy cache format that takes down what its kernels move, a launch each way; see `KvFormat`."""
 
-    def __init__(self, block: Block, recorder: _Recorder) -> None:
+    def __init__(self, block: BlockWeights, recorder: _Recorder) -> None:
         self._kv, self._model, self._recorder = block.kv, block.model, recorder
 
     @property

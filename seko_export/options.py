@@ -8,7 +8,7 @@ from pathlib import Path
 
 from seko_export.checkpoints.dimensions import text_config_of, vae_config_of
 from seko_export.config import PRESETS, PoolConfig, Preset, StreamConfig
-from seko_export.environment import resolve_target
+from seko_export.environment import has_fp8, resolve_target
 from seko_export.errors import UsageError
 from seko_export.models.sampler import Schedule
 from seko_export.models.umt5 import TextEncoderConfig
@@ -19,6 +19,8 @@ from seko_export.sources import MediaSources, find_tokenizer
 
 SAMPLE, RANDOM = "sample", "tiny"  # what is built where no checkpoint is named: the first, if it is there
 _SCHEMES = ("bf16", "fp4")
+KERNELS = ("auto", "plain", "fused")  # auto: fused where the GPU, the backend and the model allow it
+FUSED_BACKEND = "aoti"
 DEFAULT_BUCKETS = (1, 2, 4)  # each costs the build two block engines
 
 
@@ -134,6 +136,9 @@ def plan_build(
     sample_folder: Path = SAMPLE_FOLDER,
     device: str | None = None,
     rows: RowOptions | None = None,
+    kernels: str = "auto",
+    backend: str = "aoti",
+    fp8_gpu: bool = False,
 ) -> BuildPlan:
     """Return what the options of `seko-export build` mean.
 
@@ -159,6 +164,12 @@ def plan_build(
         ``cpu`` or ``cuda``, in place of ``target``'s, for a plan of what another machine would do.
     rows : RowOptions, optional
         Batch or pool; without it the batch is the layout's.
+    kernels : str
+        ``--kernels``: one of `KERNELS`.
+    backend : str
+        ``--backend``: fused kernels are in AOTInductor's packages alone.
+    fp8_gpu : bool
+        Beside ``device``: whether that machine's GPU has fp8 numbers.
 
     Returns
     -------
@@ -187,7 +198,9 @@ def plan_build(
         raise UsageError(f"--fp4-kv contradicts --kv {kv_scheme}: give one of them")
     if kv_scheme not in (None, *_SCHEMES):
         raise UsageError(f"--kv {kv_scheme!r} is not known: expected one of {', '.join(_SCHEMES)}")
-    device = device or resolve_target(target).device
+    if device is None:
+        resolved = resolve_target(target)
+        device, fp8_gpu = resolved.device, has_fp8(resolved)
     sample = read_sample(sample_folder) if preset == SAMPLE else None
     chosen = Preset(sample.model, sample.stream) if sample else PRESETS[preset]
     stream = replace(chosen.stream, **{name: size for name, size in layout.items() if size is not None})
@@ -204,6 +217,7 @@ def plan_build(
         vae,
         rows.pool,
     )
+    config = replace(config, fused=_fused(config, kernels, backend, fp8_gpu))
     return BuildPlan(config, sample.checkpoint if sample and checkpoint is None else checkpoint, files)
 
 
@@ -219,6 +233,24 @@ def build_config(
     checkpoint = Path("checkpoint") if has_checkpoint else None
     media = MediaOptions(no_vae=True, no_text=True)
     return plan_build(checkpoint, preset, kv_scheme, fp4_kv, target, layout, media).config
+
+
+def _fused(config: BuildConfig, kernels: str, backend: str, fp8_gpu: bool) -> bool:
+    """Return whether a build's layers take the fused kernels; refuse the wish where they cannot."""
+    if kernels not in KERNELS:
+        raise UsageError(f"--kernels {kernels!r} is not known: expected one of {', '.join(KERNELS)}")
+    if kernels == "auto":
+        return fp8_gpu and backend == FUSED_BACKEND and config.no_fused is None
+    if kernels == "fused" and backend != FUSED_BACKEND:
+        raise UsageError(
+            f"--kernels fused: they are built into packages of --backend {FUSED_BACKEND}, not of {backend}; take "
+            "--kernels plain"
+        )
+    if kernels == "fused" and config.device == "cuda" and not fp8_gpu:
+        raise UsageError(
+            "--kernels fused: this GPU has no fp8 numbers, which begin with sm_89; take --kernels plain"
+        )
+    return kernels == "fused"
 
 
 def _media(

@@ -10,11 +10,14 @@ from torch import Tensor, nn
 
 from seko_export.config import VAE_SPATIAL_STRIDE, VAE_TEMPORAL_STRIDE, ModelConfig, PoolConfig, StreamConfig
 from seko_export.errors import UsageError
-from seko_export.models.causal_dit import Block
+from seko_export.models.causal_dit import BlockWeights
 from seko_export.models.sampler import Schedule
 from seko_export.models.umt5 import TextEncoderConfig
 from seko_export.models.wan_vae import VaeConfig
+from seko_kernels.attention import SMALLEST_HEAD_DIM
+from seko_kernels.formats import ScaleTensor
 from seko_kernels.kv_formats import KvFormat, kv_format
+from seko_kernels.scratch import scratch_scales
 from seko_runtime.manifest import Call, TensorSpec
 
 _WEIGHTS = "weights."  # before a parameter's name in an engine's signature: inputs may have the same name
@@ -38,11 +41,13 @@ class BuildConfig:
         What decodes latents and encodes a start image; without it the artifact makes latents.
     pool : PoolConfig, optional
         Sessions that are found by row; without it a call carries the stream's whole batch.
+    fused : bool
+        Whether the layers run in kernels of ours (`models.fused_block`) or in plain torch.
 
     Raises
     ------
     UsageError
-        If text encoder or VAE do not fit the model.
+        If text encoder or VAE do not fit the model, or the fused kernels do not take it.
     """
 
     model: ModelConfig
@@ -53,8 +58,11 @@ class BuildConfig:
     text: TextEncoderConfig | None = None
     vae: VaeConfig | None = None
     pool: PoolConfig | None = None
+    fused: bool = False
 
     def __post_init__(self) -> None:
+        if self.fused and (refusal := self.no_fused):
+            raise UsageError(f"--kernels fused: {refusal}; take --kernels plain")
         if self.text is not None and self.text.dim != self.model.text_dim:
             raise UsageError(
                 f"the text encoder is {self.text.dim} wide, {self.model.name!r} takes {self.model.text_dim}: they are "
@@ -94,6 +102,27 @@ class BuildConfig:
     def as_batch(self) -> BuildConfig:
         """The same model as one batch of as many rows as the largest call: what goldens are recorded with."""
         return replace(self, pool=None, stream=replace(self.stream, batch=self.call_rows))
+
+    @property
+    def no_fused(self) -> str | None:
+        """Why the fused kernels do not take this build, whatever the GPU; None where they do."""
+        size = self.model.head_dim
+        if self.kv_scheme != "fp4":
+            return f"they read an FP4 cache, this build's is {self.kv_scheme}"
+        if size < SMALLEST_HEAD_DIM or size & (size - 1):
+            return f"they take heads of a power of two of at least {SMALLEST_HEAD_DIM} channels, not {size}"
+        return None
+
+    @property
+    def scales(self) -> tuple[ScaleTensor, ...]:
+        """Constants of one layer: the cache format's, and those of the fused kernels."""
+        own = scratch_scales(self.model.heads) if self.fused else ()
+        return (*self.kv.scale_tensors, *own)
+
+    @property
+    def as_exact(self) -> BuildConfig:
+        """The same model on the exact track, in plain torch: what a lossy build is calibrated on and compared with."""
+        return replace(self, kv_scheme=self.exact_scheme, fused=False)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -203,7 +232,7 @@ class FlatModule(nn.Module):
         object.__setattr__(self, "_inner", piece.module)  # not a submodule: its parameters are inputs here
         self._parameter_names = tuple(a.name.removeprefix(_WEIGHTS) for a in piece.parameters)
         self._input_names = tuple(a.name for a in piece.inputs)
-        self._groups = ("caches", "scales", "places") if isinstance(piece.module, Block) else ()
+        self._groups = ("caches", "scales", "places") if isinstance(piece.module, BlockWeights) else ()
         self._positional = piece.positional
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:

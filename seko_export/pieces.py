@@ -10,6 +10,7 @@ import torch
 
 from seko_export.media_pieces import MEDIA_PROGRAMS, media_buffers, media_pieces
 from seko_export.models.causal_dit import Block, Embed, Head, Prompt, PromptKv
+from seko_export.models.fused_block import FusedBlock
 from seko_export.models.rotary import side_channels
 from seko_export.models.sampler import Advance, Noise
 from seko_export.piece import Argument, BuildConfig, FlatModule, Piece, dtype_name, on_meta
@@ -105,8 +106,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
         for c in kv.cache_tensors
     )
     scales = tuple(
-        Argument(f"scales.{c.name}", f"weight:{_LAYER}kv.{c.name}", c.shape, c.dtype)
-        for c in kv.scale_tensors
+        Argument(f"scales.{c.name}", f"weight:{_LAYER}kv.{c.name}", c.shape, c.dtype) for c in config.scales
     )
     slot_frames: tuple[Argument, ...] = ()  # what only a cache of keys before RoPE needs to be read
     places: tuple[Argument, ...] = ()
@@ -119,14 +119,31 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
             Argument("places.patch_rotary", "value:patch_rotary", (s.frame_tokens, side, 2), f32),
         )
 
+    write_slots = Argument("write_slots", f"buffer:write_slots{part}", (b, f), i64)
+    valid = Argument("valid_tokens", f"buffer:valid_tokens{part}", (b,), i64)
+
     def block(name: str, *, masked: bool) -> Piece:
         module = on_meta(lambda: Block(m, s, kv, dtype, masked=masked))
-        valid = Argument("valid_tokens", f"buffer:valid_tokens{part}", (b,), i64)
         inputs = (hidden, *embedded, valid, *text_kv, *caches, *scales, *places, *rows)
         mutated = tuple(c.name for c in caches)
         return Piece(bucket_program(name, bucket), module, _LAYER, m.layers, inputs, (hidden,), mutated)
 
-    pieces = [
+    def fused_block(name: str, *, writes: bool) -> Piece:
+        module = on_meta(lambda: FusedBlock(m, s, kv, dtype, writes=writes))
+        *tables, index = embedded
+        chunk = (hidden, *tables, write_slots, valid, *([index] if writes else []))
+        inputs = (*chunk, *text_kv, *caches, *scales, *places, *rows)
+        mutated = tuple(c.name for c in caches) if writes else ()
+        return Piece(bucket_program(name, bucket), module, _LAYER, m.layers, inputs, (hidden,), mutated)
+
+    if config.fused:  # attention reads on the device how far a row is filled: no engine for full rows alone
+        blocks = [fused_block("block", writes=False), fused_block("block_context", writes=True)]
+    else:
+        blocks = [block("block", masked=True)]
+        if config.device == "cuda":  # a bias costs cuDNN's attention half its speed
+            blocks.append(block("block_full", masked=False))
+
+    return [
         Piece(
             bucket_program("embed", bucket),
             on_meta(lambda: Embed(m, s, dtype, places=kv.keys_before_rope)),
@@ -136,7 +153,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
                 latents,
                 Argument("timestep", f"weight:schedule.timestep[pass]{part}", (b, f), f32),
                 frames,
-                Argument("write_slots", f"buffer:write_slots{part}", (b, f), i64),
+                write_slots,
                 given_frames,
                 Argument("context_timestep", "weight:schedule.context_timestep", (1,), f32),
                 *slot_frames,
@@ -145,7 +162,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
             (hidden, embedded[0], time, *embedded[1:], *places),
             tuple(a.name for a in slot_frames),
         ),
-        block("block", masked=True),
+        *blocks,
         Piece(
             bucket_program("head", bucket),
             on_meta(lambda: Head(m, s)),
@@ -187,11 +204,6 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
             (latents,),
         ),
     ]
-    if (
-        config.device == "cuda"
-    ):  # a bias costs cuDNN's attention half its speed, so full rows get their own block
-        pieces.append(block("block_full", masked=False))
-    return pieces
 
 
 def make_programs(pieces: dict[str, Piece]) -> dict[str, tuple[Call, ...]]:
@@ -204,12 +216,15 @@ def make_programs(pieces: dict[str, Piece]) -> dict[str, tuple[Call, ...]]:
     buckets = [split_program(name)[1] or None for name in pieces if split_program(name)[0] == "embed"]
     for bucket in buckets:
         for ending in ("", "_full"):
-            block = f"block{ending}"
-            if bucket_program(block, bucket) in pieces:
-                programs[bucket_program(f"denoise{ending}", bucket)] = calls(
-                    "embed", block, "head", "advance", bucket=bucket
-                )
-                programs[bucket_program(f"context{ending}", bucket)] = calls("embed", block, bucket=bucket)
+            block = writer = f"block{ending}"
+            if bucket_program(block, bucket) not in pieces:
+                continue
+            if bucket_program("block_context", bucket) in pieces:  # of the fused layers: the one that writes
+                writer = "block_context"
+            programs[bucket_program(f"denoise{ending}", bucket)] = calls(
+                "embed", block, "head", "advance", bucket=bucket
+            )
+            programs[bucket_program(f"context{ending}", bucket)] = calls("embed", writer, bucket=bucket)
         programs[bucket_program("begin", bucket)] = calls("noise", bucket=bucket)
     return programs | {name: calls(piece) for name, piece in MEDIA_PROGRAMS.items() if piece in pieces}
 

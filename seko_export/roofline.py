@@ -21,6 +21,7 @@ from seko_export.gpus import (
     CONVOLUTION_SHARE,
     CUBLAS_WORKSPACE,
     EXPAND_SHARE,
+    FP8_ATTENTION_SHARE,
     FP8_MATMUL_SHARE,
     FP32_MATMUL_SHARE,
     LAUNCH_S,
@@ -31,7 +32,7 @@ from seko_export.gpus import (
     find_gpu,
 )
 from seko_export.media_pieces import TEXT_WEIGHTS, VAE_WEIGHTS
-from seko_export.models.causal_dit import Block
+from seko_export.models.causal_dit import BlockWeights
 from seko_export.models.sampler import Schedule
 from seko_export.models.umt5 import UMT5_XXL
 from seko_export.models.wan_vae import VAE_PRESETS
@@ -46,6 +47,7 @@ from seko_export.op_count import (
     PieceCount,
     count_piece,
 )
+from seko_export.op_count_fused import FP8_ATTENTION, ROW_KERNEL
 from seko_export.options import MediaOptions, plan_build
 from seko_export.piece import Argument, BuildConfig, Piece
 from seko_export.pieces import make_buffers, make_pieces, make_programs
@@ -80,6 +82,8 @@ class Wish:
         Fields of `StreamConfig` that replace the preset's where not None.
     no_vae, no_text : bool
         Leave out the Wan VAE, the UMT5-XXL encoder.
+    kernels : str
+        ``--kernels``, as `seko-export build` takes it.
     """
 
     preset: str | None
@@ -91,6 +95,7 @@ class Wish:
     layout: Mapping[str, int | None] | None = None
     no_vae: bool = False
     no_text: bool = False
+    kernels: str = "auto"
 
 
 def predict(wish: Wish) -> dict[str, Any]:
@@ -99,8 +104,8 @@ def predict(wish: Wish) -> dict[str, Any]:
     Returns
     -------
     dict
-        Plain data. What was asked: ``preset``, ``gpu``, ``gpu_title``, ``measured_gpu``, ``kv``, ``fp8``, ``passes``
-        (denoise passes), ``stream``. Bytes: ``weight_bytes`` (shared by all sessions), ``session_bytes``,
+        Plain data. What was asked: ``preset``, ``gpu``, ``gpu_title``, ``measured_gpu``, ``kv``, ``fp8``, ``kernels``,
+        ``passes`` (denoise passes), ``stream``. Bytes: ``weight_bytes`` (shared by all sessions), ``session_bytes``,
         ``peak_bytes`` of one session, ``memory_bytes`` of the GPU, ``fits``, ``sessions_fit``. Seconds: ``step`` (the
         mean of a chunk's passes, by kind of launch), ``step_s``, ``fill_step_s`` (while the cache fills), ``decode_s``
         (a chunk's video, all rows), ``chunk_s``, ``video_s`` (how long that chunk plays); ``real_time_factor``,
@@ -127,12 +132,13 @@ def predict(wish: Wish) -> dict[str, Any]:
             "measured_gpu": gpu.measured,
             "kv": config.kv_scheme,
             "fp8": wish.fp8,
+            "kernels": "fused" if config.fused else "plain",
             "passes": len(config.schedule.timesteps),
             "stream": asdict(config.stream),
         }
         | memory
         | time
-        | {"notes": [*notes, *_notes(gpu, fp8=wish.fp8)]}
+        | {"notes": [*notes, *_notes(gpu, fp8=wish.fp8, fused=config.fused)]}
     )
 
 
@@ -141,7 +147,10 @@ def config_of(wish: Wish) -> tuple[BuildConfig, list[str]]:
     media = MediaOptions(no_vae=wish.no_vae, no_text=wish.no_text)
     layout = wish.layout or {}
     built = plan_build(
-        None, wish.preset, wish.kv_scheme, wish.fp4_kv, "auto", layout, media, device="cuda"
+        *(None, wish.preset, wish.kv_scheme, wish.fp4_kv, "auto", layout, media),
+        device="cuda",
+        kernels=wish.kernels,
+        fp8_gpu=bool(find_gpu(wish.gpu).fp8),
     ).config
     notes = []
     if built.vae is None and not wish.no_vae:
@@ -198,7 +207,7 @@ def weight_bytes(config: BuildConfig, pieces: Mapping[str, Piece], *, fp8: bool)
     tables = config.schedule.tables(config.stream)
     sizes = {f"weight:{name}": table.nbytes for name, table in tables.items()}
     for piece in pieces.values():
-        narrow = fp8 and isinstance(piece.module, Block)
+        narrow = fp8 and isinstance(piece.module, BlockWeights)
         for argument in piece.signature:
             name = argument.ref.partition("[")[0]
             if name.startswith("weight:") and name not in sizes:
@@ -239,11 +248,12 @@ def session_bytes(config: BuildConfig, work: Work) -> dict[str, int]:
 def launch_seconds(launch: Launch, gpu: Gpu, *, fp8: bool) -> float:
     """Return the time of one launch inside a graph; ``fp8``: its bfloat16 matmul takes fp8 operands."""
     read = launch.bytes_read
-    if launch.kind in (ROWS, CACHE_WRITE):
+    if launch.kind in (ROWS, ROW_KERNEL, CACHE_WRITE):
         return LAUNCH_S + (read + launch.bytes_written) / (gpu.bandwidth * ROWS_SHARE)
     rate = {
         ATTENTION: gpu.bf16 * ATTENTION_SHARE,
         MASKED_ATTENTION: gpu.bf16 * MASKED_ATTENTION_SHARE,
+        FP8_ATTENTION: gpu.fp8 * FP8_ATTENTION_SHARE,
         CONVOLUTION: gpu.bf16 * CONVOLUTION_SHARE,
         MATMUL: gpu.bf16 * MATMUL_SHARE,
     }.get(launch.kind, gpu.fp32)  # an expansion has no FLOPs
@@ -268,9 +278,12 @@ def _memory(gpu: Gpu, weights: Mapping[str, int], session: Mapping[str, int]) ->
 
 def _time(config: BuildConfig, gpu: Gpu, work: Work, *, fp8: bool) -> dict[str, Any]:
     passes = len(config.schedule.timesteps)
+    full = (
+        "_full" if "denoise_full" in work.programs else ""
+    )  # engines of full rows alone, where there are any
     steady, fill = (
         _parts(work, gpu, {"begin": 1, f"denoise{kind}": passes, f"context{kind}": 1}, fp8=fp8)
-        for kind in ("_full", "")
+        for kind in (full, "")
     )
     decode = _parts(work, gpu, {"decode": config.stream.batch}, fp8=False) if config.vae else {}
     steps_s, fill_s, decode_s = (sum(part["seconds"] for part in p.values()) for p in (steady, fill, decode))
@@ -298,7 +311,7 @@ def _parts(work: Work, gpu: Gpu, runs: Mapping[str, int], *, fp8: bool) -> dict[
     for program, times in runs.items():
         for call in work.programs[program]:
             calls = times * max(1, call.layers)
-            narrow = fp8 and isinstance(work.pieces[call.engine].module, Block)
+            narrow = fp8 and isinstance(work.pieces[call.engine].module, BlockWeights)
             for launch in work.counts[call.engine].launches:
                 part = parts.setdefault(
                     _part_name(launch), dict.fromkeys(("launches", "flops", "bytes", "seconds"), 0.0)
@@ -311,7 +324,7 @@ def _parts(work: Work, gpu: Gpu, runs: Mapping[str, int], *, fp8: bool) -> dict[
 
 
 def _part_name(launch: Launch) -> str:
-    if launch.kind in (ATTENTION, MASKED_ATTENTION):
+    if launch.kind in (ATTENTION, MASKED_ATTENTION, FP8_ATTENTION):
         return CROSS_ATTENTION if "text_k" in launch.inputs else SELF_ATTENTION
     return OTHER_MATMUL if launch.kind == MATMUL and launch.dtype != torch.bfloat16 else launch.kind
 
@@ -326,10 +339,14 @@ def _prompt_entry(config: BuildConfig, buffers: tuple[Buffer, ...], work: Work) 
     return sum(b.nbytes for b in buffers if b.name in made | {TEXT_BUFFER}) // config.stream.batch
 
 
-def _notes(gpu: Gpu, *, fp8: bool) -> list[str]:
+def _notes(gpu: Gpu, *, fp8: bool, fused: bool) -> list[str]:
     notes = []
     if not gpu.measured:
         notes.append(f"not measured on this GPU: the H200's shares of the peak are taken for {gpu.title}")
+    if fused:
+        notes.append(
+            "fused kernels: not measured in a whole step yet; their shares are those of kernels alone"
+        )
     if fp8:
         notes.append("no build makes fp8 matmuls yet: their share was measured on matmuls alone")
     return notes

@@ -7,6 +7,7 @@ matter: no two of them write the same place.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -17,8 +18,8 @@ from seko_kernels import fused_reference
 from seko_kernels.attention import v_columns
 from seko_kernels.checks import expect, expect_dims, expect_dtype, expect_fp8
 from seko_kernels.errors import OpShapeError
-from seko_kernels.formats import NVFP4_BLOCK
-from seko_kernels.fused_reference import FP8
+from seko_kernels.formats import NVFP4_BLOCK, ScaleTensor
+from seko_kernels.fused_reference import FP8, LEAST_ROW_SCALE
 from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
 from seko_kernels.triton.fp8_expand import (
     EXPAND_GROUP,
@@ -45,6 +46,34 @@ class KeyRotation(NamedTuple):
     mean: Tensor
     slot_rotary: Tensor
     patch_rotary: Tensor
+
+
+def scratch_scales(heads: int) -> tuple[ScaleTensor, ...]:
+    """Return what an fp8 scratch needs beside the constants of its cache: a power of two a head of q, k and v."""
+    return tuple(ScaleTensor(f"{name}_fp8_scale", (heads,), torch.float32) for name in "qkv")
+
+
+def scratch_constants(constants: Mapping[str, Tensor], q_weight: Tensor) -> dict[str, Tensor]:
+    """Return the tensors that `scratch_scales` names, of one layer.
+
+    Nothing that the cache can hold saturates in the scratch. Of q there is no such bound: after RMSNorm its numbers
+    are the norm's weights times something near 1, and those of a head's largest weight are put near 1, where e4m3
+    holds 448 times as much, and a 64th at full precision.
+
+    Parameters
+    ----------
+    constants : Mapping[str, Tensor]
+        ``k_global_scale``, ``k_mean`` and ``v_global_scale`` of the cache format.
+    q_weight : Tensor
+        ``[H * D]`` float32, the weight of q's norm.
+    """
+    largest = q_weight.float().unflatten(0, (len(constants["k_global_scale"]), -1)).abs().amax(-1)
+    _, exponent = torch.frexp(largest.clamp(min=LEAST_ROW_SCALE))
+    return {
+        "q_fp8_scale": torch.ldexp(torch.ones_like(largest), exponent),
+        "k_fp8_scale": fused_reference.fp8_key_scale(constants["k_global_scale"], constants["k_mean"]),
+        "v_fp8_scale": fused_reference.fp8_scale(constants["v_global_scale"]),
+    }
 
 
 def fp8_expand(

@@ -76,7 +76,7 @@ def main() -> None:
         append_row(
             rows, "first_chunk_s", shape, first["total_s"], "s beyond import torch, best of 3", 2.5, **first
         )
-        steady(artifact, checkpoint, scheme, options)
+        steady(artifact, checkpoint, scheme, report["kernels"], options)
     kv = built["fp4"]["kv"]
     append_row(
         options.rows, "fp4_pool_ratio", SHAPE, kv["pool_bytes"] / kv["bf16_pool_bytes"], "of bf16", 0.2813,
@@ -84,7 +84,7 @@ def main() -> None:
     )  # fmt: skip
 
 
-def steady(artifact: Path, checkpoint: Path, scheme: str, options: argparse.Namespace) -> None:
+def steady(artifact: Path, checkpoint: Path, scheme: str, kernels: str, options: argparse.Namespace) -> None:
     """Measure the steady chunk of the engines and of the eager model, launches, and a busy host."""
     from seko_runtime import open_artifact
 
@@ -125,6 +125,7 @@ def steady(artifact: Path, checkpoint: Path, scheme: str, options: argparse.Name
         0.86 if scheme == "bf16" else None,
         engine_step_ms=engine_ms["median"] / passes, eager_step_ms=eager_ms["median"] / passes,
         engine_p90_ms=engine_ms["p90"] / passes, eager_p90_ms=eager_ms["p90"] / passes, peak_bytes=peak,
+        kernels=kernels,
     )  # fmt: skip
 
 
@@ -195,14 +196,16 @@ def _launches(session: object) -> dict[str, int]:
 
 
 def _eager_chunk_ms(checkpoint: Path, scheme: str, chunks: int) -> dict[str, float]:
-    """Time the eager model in this process: the same session, engines replaced by the modules."""
+    """Time the eager model in this process: the same session, engines replaced by the modules in plain torch."""
+    from dataclasses import replace
+
     from seko_export.checkpoints.load import load_checkpoint
     from seko_export.golden import KvStatistics, eager_session, golden_text
     from seko_export.options import build_config
     from seko_export.pieces import make_pieces
     from seko_export.weights import model_weights
 
-    config = build_config(True, PRESET, scheme, False, "auto", {})
+    config = replace(build_config(True, PRESET, scheme, False, "auto", {}), fused=False)
     loaded = dict(model_weights(make_pieces(config), load_checkpoint(checkpoint, config.model)))
     weights = {n: t.cuda() for n, t in (loaded | config.schedule.tables(config.stream)).items()}
     if scheme == "fp4":

@@ -109,8 +109,32 @@ class Embed(nn.Module):
         return (*embedded, *place_tables(slot_frames, self.model, self.stream))
 
 
-class Block(nn.Module):
+class BlockWeights(nn.Module):
+    """The parameters of one transformer layer, whichever way it is computed."""
+
+    def __init__(self, model: ModelConfig, stream: StreamConfig, kv: KvFormat, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model, self.stream, self.kv = model, stream, kv
+        d = model.dim
+        self.modulation = nn.Parameter(torch.empty(1, 6, d))
+        self.self_attn = SelfAttentionWeights(model, dtype)
+        self.norm3 = nn.LayerNorm(d, model.norm_eps)
+        self.cross_attn = CrossAttentionWeights(model, dtype)
+        self.ffn = nn.Sequential(
+            nn.Linear(d, model.ffn_dim, dtype=dtype),
+            nn.GELU(approximate="tanh"),
+            nn.Linear(model.ffn_dim, d, dtype=dtype),
+        )
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """Return [..., H, D] from [..., d]."""
+        return x.reshape(*x.shape[:-1], self.model.heads, self.model.head_dim)
+
+
+class Block(BlockWeights):
     """One transformer layer: self-attention over the cache, cross-attention to the text, feed-forward.
+
+    In plain torch; `fused_block.FusedBlock` is the same layer in kernels of ours.
 
     Parameters
     ----------
@@ -123,18 +147,8 @@ class Block(nn.Module):
     def __init__(
         self, model: ModelConfig, stream: StreamConfig, kv: KvFormat, dtype: torch.dtype, *, masked: bool
     ) -> None:
-        super().__init__()
-        self.model, self.stream, self.kv, self.masked = model, stream, kv, masked
-        d = model.dim
-        self.modulation = nn.Parameter(torch.empty(1, 6, d))
-        self.self_attn = SelfAttentionWeights(model, dtype)
-        self.norm3 = nn.LayerNorm(d, model.norm_eps)
-        self.cross_attn = CrossAttentionWeights(model, dtype)
-        self.ffn = nn.Sequential(
-            nn.Linear(d, model.ffn_dim, dtype=dtype),
-            nn.GELU(approximate="tanh"),
-            nn.Linear(model.ffn_dim, d, dtype=dtype),
-        )
+        super().__init__(model, stream, kv, dtype)
+        self.masked = masked
 
     def forward(
         self,
@@ -181,10 +195,10 @@ class Block(nn.Module):
 
         x = modulate(self._plain_norm(hidden), shift_1, scale_1).to(dtype)
         q, k, v = self.self_attn.qkv(x).chunk(3, dim=-1)  # each [B, T, d]
-        q = rotate(self._split(rms_norm(q, self.self_attn.norm_q)), cos, sin).to(dtype)  # [B, T, H, D]
-        unturned = self._split(rms_norm(k, self.self_attn.norm_k))
+        q = rotate(self.split_heads(rms_norm(q, self.self_attn.norm_q)), cos, sin).to(dtype)  # [B, T, H, D]
+        unturned = self.split_heads(rms_norm(k, self.self_attn.norm_k))
         k = rotate(unturned, cos, sin).to(dtype)
-        own = (k.flatten(0, 1), self._split(v).flatten(0, 1))  # [B*T, H, D]
+        own = (k.flatten(0, 1), self.split_heads(v).flatten(0, 1))  # [B*T, H, D]
         stored = unturned.to(dtype).flatten(0, 1) if self.kv.keys_before_rope else own[0]
         self.kv.write(caches, scales, token_index, stored, own[1])
         if rows is not None:
@@ -195,7 +209,7 @@ class Block(nn.Module):
         hidden = gated_residual(hidden, y, gate_1)
 
         q = rms_norm(self.cross_attn.q(self._affine_norm(hidden).to(dtype)), self.cross_attn.norm_q)
-        y = attention(self._split(q).to(dtype), text_k, text_v, bias=None)
+        y = attention(self.split_heads(q).to(dtype), text_k, text_v, bias=None)
         hidden = hidden + self.cross_attn.o(y)
 
         x = modulate(self._plain_norm(hidden), shift_2, scale_2).to(dtype)
@@ -225,9 +239,6 @@ class Block(nn.Module):
         return attention(
             q, k.masked_fill(empty, 0), v.masked_fill(empty, 0), fill_bias(valid_tokens, tokens, q.dtype)
         )
-
-    def _split(self, x: Tensor) -> Tensor:
-        return x.reshape(*x.shape[:-1], self.model.heads, self.model.head_dim)
 
     def _plain_norm(self, x: Tensor) -> Tensor:
         return F.layer_norm(x.float(), (self.model.dim,), eps=self.model.norm_eps)

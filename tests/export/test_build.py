@@ -46,6 +46,7 @@ REPORT = {
     "weight_bytes",
     "engine_s",
     "golden_error",
+    "kernels",
 }
 
 
@@ -55,6 +56,7 @@ def test_report_says_what_is_on_disk(fp4):
     report, folder = fp4.report, fp4.folder
     assert set(report) >= REPORT
     assert report["artifact"] == str(folder)
+    assert report["kernels"] == "plain"  # on a CPU, unless it is asked for
     assert report["digest"] == hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
     assert report["engine_bytes"] == sum(f.stat().st_size for f in (folder / "engines").iterdir())
     assert report["weight_bytes"] == sum(f.stat().st_size for f in (folder / "weights").iterdir())

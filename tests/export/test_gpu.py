@@ -14,6 +14,7 @@ from seko_export import golden
 from seko_export.build import build_artifact
 from seko_export.checkpoints import load_checkpoint, load_vae, write_random_checkpoint
 from seko_export.config import PRESETS, ModelConfig, StreamConfig
+from seko_export.environment import has_fp8, resolve_target
 from seko_export.models.sampler import Schedule
 from seko_export.models.wan_vae import VaeDecode
 from seko_export.pieces import BuildConfig, make_pieces
@@ -44,10 +45,16 @@ def exact_artifact(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
     return goal
 
 
-@pytest.fixture(scope="module")
-def fp4_artifact(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["plain", "fused"])
+def fp4_artifact(
+    request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    if request.param == "fused":
+        needs_fp8()
     goal = tmp_path_factory.mktemp("fp4") / "artifact"
-    build_artifact(gpu_config("fp4", batch=2), checkpoint, goal)
+    config = dataclasses.replace(gpu_config("fp4", batch=2), fused=request.param == "fused")
+    result = build_artifact(config, checkpoint, goal)
+    assert result.kernels == request.param
     return goal
 
 
@@ -75,6 +82,34 @@ def test_a_chunk_is_one_launch_of_two_captured_graphs(exact_artifact: Path) -> N
             session.run_chunk()
         assert session.stats.captured_graphs == 2
         assert session.stats.graph_launches == CHUNKS
+
+
+def test_full_and_filling_rows_share_one_graph_of_fused_layers(checkpoint: Path, tmp_path: Path) -> None:
+    needs_fp8()
+    config = dataclasses.replace(gpu_config("fp4", batch=1), fused=True)
+    build_artifact(config, checkpoint, tmp_path / "artifact")
+    with open_artifact(tmp_path / "artifact") as artifact, artifact.open_session() as session:
+        for _ in range(CHUNKS):
+            session.run_chunk()
+        assert (session.stats.captured_graphs, session.stats.graph_launches) == (1, CHUNKS)
+
+
+def test_fused_layers_of_full_width_are_as_near_to_the_exact_track_as_plain_ones(tmp_path: Path) -> None:
+    """Two layers of the 1.3B model at 480x832; the build itself holds the engines to the eager fused layers."""
+    needs_fp8()
+    preset = PRESETS["self-forcing-1.3b"]
+    model = dataclasses.replace(preset.model, layers=2)
+    stream = dataclasses.replace(preset.stream, ring_frames=6)
+    plain = BuildConfig(model, stream, Schedule.warped(2), "fp4", "cuda")
+    write_random_checkpoint(tmp_path / "wide.pt", model, format="self-forcing", seed=0, dtype=torch.float32)
+    fused = build_artifact(
+        dataclasses.replace(plain, fused=True), tmp_path / "wide.pt", tmp_path / "artifact"
+    )
+    loaded = load_checkpoint(tmp_path / "wide.pt", model)
+    tensors = dict(model_weights(make_pieces(plain), loaded)) | plain.schedule.tables(stream)
+    known = golden.record(plain, tensors, lambda *_: None).error_vs_exact
+    for ours, theirs in zip(fused.kv["error_vs_exact"], known, strict=True):
+        assert ours <= theirs + golden.TOLERANCES[torch.bfloat16]["lossy"]
 
 
 def test_rows_at_different_chunks_agree_with_rows_that_started_together(fp4_artifact: Path) -> None:
@@ -125,6 +160,11 @@ def test_text_and_video_in_bfloat16(checkpoint: Path, tmp_path: Path) -> None:
     wanted = ((half(torch.cat(latents, dim=2))[0].double() + 1) * 127.5).permute(0, 2, 3, 4, 1)
     got = torch.cat(frames, dim=1).double()
     assert float((got - wanted).square().mean().sqrt()) <= golden.VIDEO_TOLERANCES[torch.bfloat16]["exact"]
+
+
+def needs_fp8() -> None:
+    if not has_fp8(resolve_target("auto")):
+        pytest.skip("this GPU has no fp8 numbers")
 
 
 def model() -> ModelConfig:

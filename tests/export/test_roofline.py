@@ -28,10 +28,12 @@ from seko_export.op_count import (
     PieceCount,
     count_piece,
 )
+from seko_export.op_count_fused import FP8_ATTENTION
 from seko_export.options import build_config
 from seko_export.piece import Argument, BuildConfig, Piece
 from seko_export.pieces import make_pieces
 from seko_export.roofline import Wish, launch_seconds, predict, weight_bytes
+from seko_kernels.attention import v_columns
 from seko_runtime.manifest_reader import parse_manifest
 
 ROOT = Path(__file__).parents[2]
@@ -47,15 +49,15 @@ BF16, F32 = torch.bfloat16, torch.float32
 
 @pytest.mark.parametrize("scheme", ["bf16", "fp4"])
 def test_a_step_is_near_its_newest_row(scheme):
-    assert near(
-        predicted(scheme)["step_s"] * 1e3, newest("step_vs_eager", f"{S1}, {scheme}")["engine_step_ms"]
-    )
+    row = newest("step_vs_eager", f"{S1}, {scheme}")
+    assert near(predicted(scheme, kernels_of(row))["step_s"] * 1e3, row["engine_step_ms"])
 
 
 @pytest.mark.parametrize("scheme", ["bf16", "fp4"])
 def test_peak_memory_is_near_its_newest_row(scheme):
     """The row's session has neither VAE nor text, like the plan's."""
-    assert near(predicted(scheme)["peak_bytes"], newest("step_vs_eager", f"{S1}, {scheme}")["peak_bytes"])
+    row = newest("step_vs_eager", f"{S1}, {scheme}")
+    assert near(predicted(scheme, kernels_of(row))["peak_bytes"], row["peak_bytes"])
 
 
 def test_a_chunk_is_near_its_newest_row():
@@ -150,6 +152,32 @@ def test_a_lossy_cache_is_read_once_and_expanded_once():
     assert [launch.bytes_written for launch in over] == [
         s.chunk_tokens * m.dim * 2
     ] * 2  # K and V as they are
+
+
+@pytest.mark.parametrize(("name", "keeps"), [("block", False), ("block_context", True)])
+def test_a_fused_layer_expands_to_fp8_once_and_reads_it_in_fp8(name, keeps):
+    config = replace(on_gpu("self-forcing-1.3b", scheme="fp4"), fused=True)
+    m, s = config.model, config.stream
+    piece = make_pieces(config)[name]
+    own = piece.module.ops
+    counted = count_piece(piece)
+    assert (piece.module.kv, piece.module.ops) == (config.kv, own)
+    (expand,) = [launch for launch in counted.launches if launch.kind == EXPAND]
+    constants = 4 * (4 * m.heads + m.heads * m.head_dim) + 8 * (s.chunk_frames + 1)
+    tables = 4 * 2 * (22 * s.cache_frames + 42 * s.frame_tokens)
+    assert expand.bytes_read == config.kv.pool_bytes(1, s.cache_tokens) + constants + tables
+    assert expand.bytes_written == 2 * (s.cache_tokens - s.chunk_tokens) * m.dim
+    (attention,) = [launch for launch in counted.launches if launch.kind == FP8_ATTENTION]
+    assert attention.flops == 4 * s.chunk_tokens * s.cache_tokens * m.dim
+    assert attention.bytes_read == (s.chunk_tokens + 2 * s.cache_tokens) * m.dim + 4 * 3 * m.heads + 8
+    stored = [launch for launch in counted.launches if launch.kind == CACHE_WRITE]
+    assert [launch.bytes_written for launch in stored] == [config.kv.pool_bytes(1, s.chunk_tokens)] * keeps
+    # Two windows in fp8 and what qkv is made to lie in less than the feed-forward's: inside and GELU of it, in and out.
+    chunk, window = s.chunk_tokens * m.dim * 2, s.cache_tokens + v_columns(s.cache_tokens)
+    feed_forward = 2 * s.chunk_tokens * m.ffn_dim * 2 + 2 * chunk
+    assert window * m.dim + 5 * chunk < feed_forward == counted.scratch_bytes
+    matmuls = sum(launch.flops for launch in counted.launches if launch.kind == MATMUL)
+    assert matmuls == 2 * s.chunk_tokens * (6 * m.dim * m.dim + 2 * m.dim * m.ffn_dim)
 
 
 class Toy(nn.Module):
@@ -323,9 +351,14 @@ S1_WISH = Wish("self-forcing-1.3b", "h200", no_vae=True, no_text=True)
 
 
 @cache
-def predicted(scheme: str) -> dict[str, Any]:
+def predicted(scheme: str, kernels: str = "auto") -> dict[str, Any]:
     """The plan of S1 as scripts/bench/main_job.py measures it."""
-    return predict(replace(S1_WISH, kv_scheme=scheme))
+    return predict(replace(S1_WISH, kv_scheme=scheme, kernels=kernels))
+
+
+def kernels_of(row: dict[str, Any]) -> str:
+    """What the engines of a row ran in; rows from before there were fused layers do not say."""
+    return str(row.get("kernels", "plain"))
 
 
 def rows() -> list[dict[str, Any]]:

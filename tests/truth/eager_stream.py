@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from seko_export.calibration import layer_constants
 from seko_export.checkpoints.keys import wan_shapes
 from seko_export.config import ModelConfig, StreamConfig
 from seko_export.models.sampler import Schedule
@@ -61,6 +62,7 @@ class EagerStream:
         known = known_channels(config.model)
         for name, scale in config.kv.calibrate(known, known).items():
             self.weights |= {f"blocks.{layer}.kv.{name}": scale for layer in range(config.model.layers)}
+        self.weights |= layer_constants(config, self.weights)
         self.buffers = {
             b.name: torch.zeros(b.shape, dtype=getattr(torch, b.dtype)) for b in make_buffers(config)
         }

@@ -1,0 +1,188 @@
+"""What the fused ops of a layer cost: each takes itself down as one launch and gives tensors without content.
+
+They stand in for `fused_block.LayerOps` while `op_count` counts, since kernels know no meta device and what their
+references do on the way is in registers. Bytes are those of a full cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from seko_export.models.fused_block import LayerOps
+from seko_kernels.fused_reference import FP8
+from seko_kernels.rows import Modulation, Rows
+from seko_kernels.scratch import KeyRotation
+from seko_kernels.tuned import AttentionTiles
+
+EXPAND, FP8_ATTENTION, ROW_KERNEL = "expand", "attention, fp8", "row kernels"
+
+
+class TakeDown(Protocol):
+    """`op_count`'s way to take down an op."""
+
+    def __call__(
+        self,
+        kind: str,
+        ins: Iterable[Tensor],
+        outs: Sequence[Tensor],
+        *,
+        flops: int = 0,
+        parts: Sequence[tuple[Tensor, int]] = (),
+    ) -> None:
+        """Take down an op that reads ``ins`` and writes ``outs``, and of ``parts`` so many bytes each."""
+
+
+class CountedOps(LayerOps):
+    """`LayerOps` that compute nothing.
+
+    Parameters
+    ----------
+    take_down : TakeDown
+        Told of every launch.
+    """
+
+    def __init__(self, take_down: TakeDown) -> None:
+        self._take_down = take_down
+
+    def norm_modulate(
+        self, x: Tensor, modulation: Modulation, shift_at: int, scale_at: int, eps: float, *, fp8: bool
+    ) -> Rows:
+        """Count `rows.norm_modulate`."""
+        del shift_at, scale_at, eps
+        return self._rows(x, [x, *modulation], fp8=fp8)[1]
+
+    def residual_norm_modulate(
+        self,
+        x: Tensor,
+        y: Tensor,
+        modulation: Modulation,
+        shift_at: int,
+        scale_at: int,
+        eps: float,
+        *,
+        fp8: bool,
+    ) -> tuple[Tensor, Rows]:
+        """Count `rows.residual_norm_modulate`."""
+        del shift_at, scale_at, eps
+        return self._rows(x, [x, y, *modulation], fp8=fp8, hidden=True)
+
+    def gated_residual_norm(
+        self,
+        x: Tensor,
+        y: Tensor,
+        modulation: Modulation,
+        gate_at: int,
+        weight: Tensor,
+        bias: Tensor,
+        eps: float,
+        *,
+        fp8: bool,
+    ) -> tuple[Tensor, Rows]:
+        """Count `rows.gated_residual_norm`."""
+        del gate_at, eps
+        return self._rows(x, [x, y, *modulation, weight, bias], fp8=fp8, hidden=True)
+
+    def gated_residual(self, x: Tensor, y: Tensor, modulation: Modulation, gate_at: int) -> Tensor:
+        """Count `rows.gated_residual`."""
+        del gate_at
+        hidden = torch.empty_like(x)
+        self._take_down(ROW_KERNEL, [x, y, *modulation], [hidden])
+        return hidden
+
+    def qk_norm_rope(
+        self,
+        qkv: Tensor,
+        q_weight: Tensor,
+        k_weight: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        write_slots: Tensor,
+        q_scale: Tensor,
+        k_scale: Tensor,
+        frame_tokens: int,
+        eps: float,
+        k_out: Tensor,
+        plain_keys: str = "none",
+    ) -> tuple[Tensor, Tensor]:
+        """Count `qk_norm_rope.qk_norm_rope`."""
+        del frame_tokens, eps
+        batch, tokens, _ = qkv.shape
+        shape = (batch, tokens, *k_out.shape[2:])
+        q = torch.empty(shape, dtype=k_out.dtype, device=qkv.device)
+        kept = (0,) if plain_keys == "none" else shape
+        keys = torch.empty(kept, dtype=qkv.dtype, device=qkv.device)
+        width = q_weight.shape[0]
+        ins = [qkv[..., : 2 * width], q_weight, k_weight, cos, sin, write_slots, q_scale, k_scale]
+        self._take_down(
+            ROW_KERNEL,
+            ins,
+            [q, *([keys] if keys.numel() else [])],
+            parts=[(k_out, q.numel() * k_out.itemsize)],
+        )
+        return q, keys
+
+    def v_transpose(
+        self, v: Tensor, write_slots: Tensor, v_fp8_scale: Tensor, frame_tokens: int, v_out: Tensor
+    ) -> None:
+        """Count `scratch.v_transpose`."""
+        del frame_tokens
+        self._take_down(ROW_KERNEL, [v, write_slots, v_fp8_scale], [], parts=[(v_out, v.numel())])
+
+    def fp8_expand(
+        self,
+        k_codes: Tensor,
+        k_scales: Tensor,
+        k_global_scale: Tensor,
+        v_codes: Tensor,
+        v_scales: Tensor,
+        v_global_scale: Tensor,
+        k_fp8_scale: Tensor,
+        v_fp8_scale: Tensor,
+        write_slots: Tensor,
+        valid_tokens: Tensor,
+        frame_tokens: int,
+        k_out: Tensor,
+        v_out: Tensor,
+        rotation: KeyRotation | None = None,
+    ) -> None:
+        """Count `scratch.fp8_expand`: the whole cache is read, all but the chunk's own places are written."""
+        caches = (k_codes, k_scales, v_codes, v_scales)
+        constants = (k_global_scale, v_global_scale, k_fp8_scale, v_fp8_scale)
+        ins = [*caches, *constants, write_slots, valid_tokens, *(rotation or ())]
+        own = write_slots.numel() * frame_tokens * k_out.shape[2] * k_out.shape[3]
+        past = k_out.numel() - own
+        self._take_down(EXPAND, ins, [], parts=[(k_out, past), (v_out, past)])
+
+    def attention_fp8(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v_t: Tensor,
+        q_scale: Tensor,
+        k_scale: Tensor,
+        v_scale: Tensor,
+        valid_tokens: Tensor,
+        tiles: AttentionTiles | None = None,
+    ) -> Tensor:
+        """Count `attention.attention_fp8` over the whole window: q k^T, then the weighted v."""
+        del tiles
+        out = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device).flatten(2)
+        tokens = k.shape[1]
+        ins = [q, k, v_t[..., :tokens], q_scale, k_scale, v_scale, valid_tokens]
+        self._take_down(FP8_ATTENTION, ins, [out], flops=4 * q.numel() * tokens)
+        return out
+
+    def _rows(
+        self, x: Tensor, ins: Sequence[Tensor], *, fp8: bool, hidden: bool = False
+    ) -> tuple[Tensor, Rows]:
+        values = torch.empty(x.shape, dtype=FP8 if fp8 else x.dtype, device=x.device)
+        scales = (x.shape[0] * x.shape[1], 1) if fp8 else (0,)
+        scale = torch.empty(scales, dtype=torch.float32, device=x.device)
+        kept = torch.empty_like(x) if hidden else x
+        outs = [*([kept] if hidden else []), values, *([scale] if fp8 else [])]
+        self._take_down(ROW_KERNEL, ins, outs)
+        return kept, Rows(values, scale)
