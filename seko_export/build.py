@@ -8,18 +8,20 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from seko_export import environment, golden
 from seko_export.artifact_writer import hash_files, write_weights
 from seko_export.backends import aoti, tensorrt
 from seko_export.backends import compile as compile_backend
 from seko_export.backends import onnx as onnx_backend
-from seko_export.checkpoints.load import load_checkpoint
+from seko_export.checkpoints.load import Checkpoint, load_checkpoint
 from seko_export.describe import describe, engine_suffix
 from seko_export.errors import ExportError, NumericError, UsageError
 from seko_export.media_pieces import TOKENIZER_FILE
@@ -159,7 +161,9 @@ def build_artifact(
             progress("reading the checkpoint", 0, 1)
             tensors = dict(model_weights(make_pieces(config), source, around))
             tensors |= config.schedule.tables(config.as_batch.stream)
-            record = golden.record(config.as_batch, tensors, progress, ids)
+            record = golden.record(
+                config.as_batch, tensors | _exact_weights(config, tensors, source), progress, ids
+            )
             tensors |= record.scales
             progress("writing the weights", 0, 1)
             weights = write_weights(folder, tensors.items())
@@ -196,6 +200,13 @@ def build_artifact(
         ),
         kernels="fused" if config.fused else "plain",
     )
+
+
+def _exact_weights(config: BuildConfig, known: Mapping[str, Tensor], source: Checkpoint) -> dict[str, Tensor]:
+    """Return the layers' weights that only the exact track takes: those that the artifact holds in fp8."""
+    pieces = {name: piece for name, piece in make_pieces(config.as_exact).items() if piece.layers}
+    made = model_weights(pieces, source) if config.fp8 else ()
+    return {name: tensor for name, tensor in made if name not in known}
 
 
 def _write_manifest(

@@ -80,6 +80,9 @@ def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--kv", "kv_scheme", default=None, help="KV cache: bf16 (exact; fp32 on a CPU) or fp4.")
 @click.option("--fp4-kv", is_flag=True, help="Short for --kv fp4: 3.56 times less cache than bf16.")
+@click.option(
+    "--fp8", is_flag=True, help="Matmuls of the layers in fp8, weights and activations: fused kernels."
+)
 @click.option("--backend", default="aoti", show_default=True, help="aoti, compile, onnx or tensorrt.")
 @click.option(
     "--kernels", default="auto", show_default=True, help="auto, plain (torch's) or fused (fp8 attention)."
@@ -116,6 +119,7 @@ def build(
     preset: str | None,
     kv_scheme: str | None,
     fp4_kv: bool,
+    fp8: bool,
     backend: str,
     kernels: str,
     target: str,
@@ -148,6 +152,7 @@ def build(
         rows=rows,
         kernels=kernels,
         backend=backend,
+        fp8=fp8,
     )
     check_goal(output, replace=force)  # before random weights are written, which may be large
     with _checkpoint(plan.checkpoint, plan.config.model) as source, _progress(quiet=as_json) as tell:
@@ -294,7 +299,7 @@ for command in DELIVERY:
 @click.option("--gpu", required=True, help=f"One of {', '.join(GPUS)}; it need not be here.")
 @click.option("--kv", "kv_scheme", default=None, help="KV cache: bf16 or fp4.")
 @click.option("--fp4-kv", is_flag=True, help="Short for --kv fp4.")
-@click.option("--fp8", is_flag=True, help="Count the blocks' matmuls in fp8; no build makes them yet.")
+@click.option("--fp8", is_flag=True, help="As in build.")
 @click.option("--kernels", default="auto", show_default=True, help="As in build.")
 @click.option("--steps", type=int, help="Denoise passes of a chunk.")
 @click.option("--fps", type=int, help="Video frames per second that are to be kept up with.")

@@ -18,7 +18,7 @@ from seko_kernels.rows import Modulation, Rows
 from seko_kernels.scratch import KeyRotation
 from seko_kernels.tuned import AttentionTiles
 
-EXPAND, FP8_ATTENTION, ROW_KERNEL = "expand", "attention, fp8", "row kernels"
+EXPAND, FP8_ATTENTION, FP8_MATMUL, ROW_KERNEL = "expand", "attention, fp8", "matmul, fp8", "row kernels"
 
 
 class TakeDown(Protocol):
@@ -174,6 +174,23 @@ class CountedOps(LayerOps):
         tokens = k.shape[1]
         ins = [q, k, v_t[..., :tokens], q_scale, k_scale, v_scale, valid_tokens]
         self._take_down(FP8_ATTENTION, ins, [out], flops=4 * q.numel() * tokens)
+        return out
+
+    def quantise_rows(self, x: Tensor) -> Rows:
+        """Count `rows.quantise_rows`."""
+        return self._rows(x, [x], fp8=True)[1]
+
+    def gelu_quantise(self, x: Tensor) -> Rows:
+        """Count `rows.gelu_quantise`."""
+        return self._rows(x, [x], fp8=True)[1]
+
+    def fp8_linear(
+        self, rows: Rows, weight: Tensor, weight_scale: Tensor, bias: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        """Count `matmul.fp8_linear`."""
+        out = torch.empty((*rows.values.shape[:2], weight.shape[0]), dtype=dtype, device=weight.device)
+        flops = 2 * rows.values.numel() * weight.shape[0]
+        self._take_down(FP8_MATMUL, [*rows, weight, weight_scale, bias], [out], flops=flops)
         return out
 
     def _rows(

@@ -139,6 +139,7 @@ def plan_build(
     kernels: str = "auto",
     backend: str = "aoti",
     fp8_gpu: bool = False,
+    fp8: bool = False,
 ) -> BuildPlan:
     """Return what the options of `seko-export build` mean.
 
@@ -170,6 +171,8 @@ def plan_build(
         ``--backend``: fused kernels are in AOTInductor's packages alone.
     fp8_gpu : bool
         Beside ``device``: whether that machine's GPU has fp8 numbers.
+    fp8 : bool
+        ``--fp8``.
 
     Returns
     -------
@@ -217,7 +220,7 @@ def plan_build(
         vae,
         rows.pool,
     )
-    config = replace(config, fused=_fused(config, kernels, backend, fp8_gpu))
+    config = replace(config, fused=_fused(config, kernels, backend, fp8_gpu), fp8=fp8)
     return BuildPlan(config, sample.checkpoint if sample and checkpoint is None else checkpoint, files)
 
 

@@ -17,6 +17,7 @@ from seko_export.models.wan_vae import VaeConfig
 from seko_kernels.attention import SMALLEST_HEAD_DIM
 from seko_kernels.formats import ScaleTensor
 from seko_kernels.kv_formats import KvFormat, kv_format
+from seko_kernels.matmul import MATRIX_UNIT
 from seko_kernels.scratch import scratch_scales
 from seko_runtime.manifest import Call, TensorSpec
 
@@ -43,6 +44,8 @@ class BuildConfig:
         Sessions that are found by row; without it a call carries the stream's whole batch.
     fused : bool
         Whether the layers run in kernels of ours (`models.fused_block`) or in plain torch.
+    fp8 : bool
+        Whether the matmuls of fused layers are fp8, weights and activations.
 
     Raises
     ------
@@ -59,10 +62,13 @@ class BuildConfig:
     vae: VaeConfig | None = None
     pool: PoolConfig | None = None
     fused: bool = False
+    fp8: bool = False
 
     def __post_init__(self) -> None:
         if self.fused and (refusal := self.no_fused):
             raise UsageError(f"--kernels fused: {refusal}; take --kernels plain")
+        if self.fp8:
+            self._check_fp8()
         if self.text is not None and self.text.dim != self.model.text_dim:
             raise UsageError(
                 f"the text encoder is {self.text.dim} wide, {self.model.name!r} takes {self.model.text_dim}: they are "
@@ -81,6 +87,17 @@ class BuildConfig:
             raise UsageError(
                 f"the VAE has {self.vae.z_dim} latent channels, {self.model.name!r} takes {channels[0]} and gives "
                 f"{channels[1]}: they are not of one model"
+            )
+
+    def _check_fp8(self) -> None:
+        if not self.fused:
+            why = self.no_fused or "--kernels, the target or the backend has none"
+            raise UsageError(f"--fp8 takes the fused kernels, and this build's layers are plain: {why}")
+        sides = (self.model.dim, self.model.ffn_dim)
+        if any(side % MATRIX_UNIT for side in sides):
+            raise UsageError(
+                f"--fp8: both sides of an fp8 matrix must be multiples of {MATRIX_UNIT}, {self.model.name!r} has "
+                f"widths {sides[0]} and {sides[1]}"
             )
 
     @property
@@ -122,7 +139,7 @@ class BuildConfig:
     @property
     def as_exact(self) -> BuildConfig:
         """The same model on the exact track, in plain torch: what a lossy build is calibrated on and compared with."""
-        return replace(self, kv_scheme=self.exact_scheme, fused=False)
+        return replace(self, kv_scheme=self.exact_scheme, fused=False, fp8=False)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -129,7 +129,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
         return Piece(bucket_program(name, bucket), module, _LAYER, m.layers, inputs, (hidden,), mutated)
 
     def fused_block(name: str, *, writes: bool) -> Piece:
-        module = on_meta(lambda: FusedBlock(m, s, kv, dtype, writes=writes))
+        module = on_meta(lambda: FusedBlock(m, s, kv, dtype, writes=writes, fp8=config.fp8))
         *tables, index = embedded
         chunk = (hidden, *tables, write_slots, valid, *([index] if writes else []))
         inputs = (*chunk, *text_kv, *caches, *scales, *places, *rows)

@@ -32,7 +32,6 @@ from seko_export.gpus import (
     find_gpu,
 )
 from seko_export.media_pieces import TEXT_WEIGHTS, VAE_WEIGHTS
-from seko_export.models.causal_dit import BlockWeights
 from seko_export.models.sampler import Schedule
 from seko_export.models.umt5 import UMT5_XXL
 from seko_export.models.wan_vae import VAE_PRESETS
@@ -47,7 +46,7 @@ from seko_export.op_count import (
     PieceCount,
     count_piece,
 )
-from seko_export.op_count_fused import FP8_ATTENTION, ROW_KERNEL
+from seko_export.op_count_fused import FP8_ATTENTION, FP8_MATMUL, ROW_KERNEL
 from seko_export.options import MediaOptions, plan_build
 from seko_export.piece import Argument, BuildConfig, Piece
 from seko_export.pieces import make_buffers, make_pieces, make_programs
@@ -59,7 +58,6 @@ from seko_runtime.ring import Ring
 from seko_runtime.schedule import warped_timesteps
 
 SELF_ATTENTION, CROSS_ATTENTION, OTHER_MATMUL = "self-attention", "cross-attention", "matmul, float32"
-_SCALE_BYTES = 4  # float32, one an output channel of an fp8 matrix
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class Wish:
     kv_scheme, fp4_kv
         ``--kv`` and ``--fp4-kv``, likewise.
     fp8 : bool
-        Whether the blocks' matmuls take fp8.
+        ``--fp8``, likewise.
     steps : int or None
         Denoise passes; the preset's without it.
     layout : mapping of str to int or None
@@ -121,8 +119,8 @@ def predict(wish: Wish) -> dict[str, Any]:
         raise UsageError(f"--fp8 needs fp8 tensor cores, which --gpu {gpu.name} ({gpu.title}) has not")
     config, notes = config_of(wish)
     work = Work.of(config)
-    weights, session = weight_bytes(config, work.pieces, fp8=wish.fp8), session_bytes(config, work)
-    memory, time = _memory(gpu, weights, session), _time(config, gpu, work, fp8=wish.fp8)
+    weights, session = weight_bytes(config, work.pieces), session_bytes(config, work)
+    memory, time = _memory(gpu, weights, session), _time(config, gpu, work)
     time["sessions_real_time"] = min(memory["sessions_fit"], int(time["real_time_factor"]))
     return (
         {
@@ -138,7 +136,7 @@ def predict(wish: Wish) -> dict[str, Any]:
         }
         | memory
         | time
-        | {"notes": [*notes, *_notes(gpu, fp8=wish.fp8, fused=config.fused)]}
+        | {"notes": [*notes, *_notes(gpu, config)]}
     )
 
 
@@ -151,6 +149,7 @@ def config_of(wish: Wish) -> tuple[BuildConfig, list[str]]:
         device="cuda",
         kernels=wish.kernels,
         fp8_gpu=bool(find_gpu(wish.gpu).fp8),
+        fp8=wish.fp8,
     ).config
     notes = []
     if built.vae is None and not wish.no_vae:
@@ -202,17 +201,16 @@ class Work:
         return most
 
 
-def weight_bytes(config: BuildConfig, pieces: Mapping[str, Piece], *, fp8: bool) -> dict[str, int]:
+def weight_bytes(config: BuildConfig, pieces: Mapping[str, Piece]) -> dict[str, int]:
     """Return the bytes of the artifact's weights: ``transformer`` (tables and scales with it), ``text``, ``vae``."""
     tables = config.schedule.tables(config.stream)
     sizes = {f"weight:{name}": table.nbytes for name, table in tables.items()}
     for piece in pieces.values():
-        narrow = fp8 and isinstance(piece.module, BlockWeights)
         for argument in piece.signature:
             name = argument.ref.partition("[")[0]
             if name.startswith("weight:") and name not in sizes:
                 times = piece.layers if "{layer}" in name else 1
-                sizes[name] = times * (_fp8_bytes(argument) if narrow else _nbytes(argument))
+                sizes[name] = times * _nbytes(argument)
     shares = {"text": TEXT_WEIGHTS, "vae": VAE_WEIGHTS}
     total = {
         share: sum(size for name, size in sizes.items() if name.startswith(f"weight:{prefix}"))
@@ -245,23 +243,22 @@ def session_bytes(config: BuildConfig, work: Work) -> dict[str, int]:
     }
 
 
-def launch_seconds(launch: Launch, gpu: Gpu, *, fp8: bool) -> float:
-    """Return the time of one launch inside a graph; ``fp8``: its bfloat16 matmul takes fp8 operands."""
-    read = launch.bytes_read
+def launch_seconds(launch: Launch, gpu: Gpu) -> float:
+    """Return the time of one launch inside a graph."""
+    moved = launch.bytes_read + launch.bytes_written
     if launch.kind in (ROWS, ROW_KERNEL, CACHE_WRITE):
-        return LAUNCH_S + (read + launch.bytes_written) / (gpu.bandwidth * ROWS_SHARE)
+        return LAUNCH_S + moved / (gpu.bandwidth * ROWS_SHARE)
     rate = {
         ATTENTION: gpu.bf16 * ATTENTION_SHARE,
         MASKED_ATTENTION: gpu.bf16 * MASKED_ATTENTION_SHARE,
         FP8_ATTENTION: gpu.fp8 * FP8_ATTENTION_SHARE,
         CONVOLUTION: gpu.bf16 * CONVOLUTION_SHARE,
         MATMUL: gpu.bf16 * MATMUL_SHARE,
+        FP8_MATMUL: gpu.fp8 * FP8_MATMUL_SHARE,
     }.get(launch.kind, gpu.fp32)  # an expansion has no FLOPs
     if launch.kind == MATMUL and launch.dtype != torch.bfloat16:
         rate = gpu.fp32 * FP32_MATMUL_SHARE
-    elif launch.kind == MATMUL and fp8:
-        rate, read = gpu.fp8 * FP8_MATMUL_SHARE, read // 2
-    return LAUNCH_S + max(launch.flops / rate, (read + launch.bytes_written) / (gpu.bandwidth * EXPAND_SHARE))
+    return LAUNCH_S + max(launch.flops / rate, moved / (gpu.bandwidth * EXPAND_SHARE))
 
 
 def _memory(gpu: Gpu, weights: Mapping[str, int], session: Mapping[str, int]) -> dict[str, Any]:
@@ -276,16 +273,15 @@ def _memory(gpu: Gpu, weights: Mapping[str, int], session: Mapping[str, int]) ->
     }
 
 
-def _time(config: BuildConfig, gpu: Gpu, work: Work, *, fp8: bool) -> dict[str, Any]:
+def _time(config: BuildConfig, gpu: Gpu, work: Work) -> dict[str, Any]:
     passes = len(config.schedule.timesteps)
     full = (
         "_full" if "denoise_full" in work.programs else ""
     )  # engines of full rows alone, where there are any
     steady, fill = (
-        _parts(work, gpu, {"begin": 1, f"denoise{kind}": passes, f"context{kind}": 1}, fp8=fp8)
-        for kind in (full, "")
+        _parts(work, gpu, {"begin": 1, f"denoise{kind}": passes, f"context{kind}": 1}) for kind in (full, "")
     )
-    decode = _parts(work, gpu, {"decode": config.stream.batch}, fp8=False) if config.vae else {}
+    decode = _parts(work, gpu, {"decode": config.stream.batch}) if config.vae else {}
     steps_s, fill_s, decode_s = (sum(part["seconds"] for part in p.values()) for p in (steady, fill, decode))
     s = config.stream
     video_s = s.chunk_frames * VAE_TEMPORAL_STRIDE / s.fps
@@ -305,13 +301,12 @@ def _time(config: BuildConfig, gpu: Gpu, work: Work, *, fp8: bool) -> dict[str, 
     }
 
 
-def _parts(work: Work, gpu: Gpu, runs: Mapping[str, int], *, fp8: bool) -> dict[str, dict[str, float]]:
+def _parts(work: Work, gpu: Gpu, runs: Mapping[str, int]) -> dict[str, dict[str, float]]:
     """Return launches, FLOPs, bytes and seconds of so many runs of each program, by kind of launch."""
     parts: dict[str, dict[str, float]] = {}
     for program, times in runs.items():
         for call in work.programs[program]:
             calls = times * max(1, call.layers)
-            narrow = fp8 and isinstance(work.pieces[call.engine].module, BlockWeights)
             for launch in work.counts[call.engine].launches:
                 part = parts.setdefault(
                     _part_name(launch), dict.fromkeys(("launches", "flops", "bytes", "seconds"), 0.0)
@@ -319,7 +314,7 @@ def _parts(work: Work, gpu: Gpu, runs: Mapping[str, int], *, fp8: bool) -> dict[
                 part["launches"] += calls
                 part["flops"] += calls * launch.flops
                 part["bytes"] += calls * (launch.bytes_read + launch.bytes_written)
-                part["seconds"] += calls * launch_seconds(launch, gpu, fp8=narrow)
+                part["seconds"] += calls * launch_seconds(launch, gpu)
     return dict(sorted(parts.items(), key=lambda pair: -pair[1]["seconds"]))
 
 
@@ -339,22 +334,15 @@ def _prompt_entry(config: BuildConfig, buffers: tuple[Buffer, ...], work: Work) 
     return sum(b.nbytes for b in buffers if b.name in made | {TEXT_BUFFER}) // config.stream.batch
 
 
-def _notes(gpu: Gpu, *, fp8: bool, fused: bool) -> list[str]:
+def _notes(gpu: Gpu, config: BuildConfig) -> list[str]:
     notes = []
     if not gpu.measured:
         notes.append(f"not measured on this GPU: the H200's shares of the peak are taken for {gpu.title}")
-    if fused:
+    if config.fused:
         notes.append(
             "fused kernels: not measured in a whole step yet; their shares are those of kernels alone"
         )
-    if fp8:
-        notes.append("no build makes fp8 matmuls yet: their share was measured on matmuls alone")
     return notes
-
-
-def _fp8_bytes(argument: Argument) -> int:
-    matrix = len(argument.shape) == 2 and argument.dtype == torch.bfloat16
-    return prod(argument.shape) + _SCALE_BYTES * argument.shape[0] if matrix else _nbytes(argument)
 
 
 def _nbytes(argument: Argument) -> int:

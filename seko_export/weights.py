@@ -1,4 +1,4 @@
-"""From checkpoints' tensors to the artifact's: fused q, k, v; the patch embedding as a matrix; each dtype."""
+"""From checkpoints' tensors to the artifact's: fused q, k, v; the patch embedding as a matrix; each dtype, fp8 too."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from torch import Tensor
 from seko_export.media_pieces import TEXT_WEIGHTS, VAE_WEIGHTS
 from seko_export.models.wan_vae import VaeConfig, latent_statistics
 from seko_export.pieces import Piece
+from seko_kernels.matmul import quantise_weight
+
+_FP8_WEIGHT, _FP8_SCALE = ".weight_fp8", ".weight_scale"  # of a `fused_block.Fp8Linear`, quantised here
 
 
 class WanTensors(Protocol):
@@ -65,7 +68,8 @@ def model_weights(
     Yields
     ------
     tuple of str and Tensor
-        Name in the artifact; CPU tensor, contiguous, in the dtype that the engine takes.
+        Name in the artifact; CPU tensor, contiguous, in the dtype that the engine takes. A matrix in fp8 is followed
+        by its scales.
     """
     sources = {TEXT_WEIGHTS: media and media.text, VAE_WEIGHTS: media and media.vae}
     seen: set[str] = set()
@@ -78,6 +82,14 @@ def model_weights(
                 if name in seen:  # as the masked and the unmasked block share theirs
                     continue
                 seen.add(name)
+                if name.endswith(_FP8_WEIGHT):
+                    matrix = _gather(name.removesuffix(_FP8_WEIGHT) + ".weight", source)
+                    values, scale = quantise_weight(matrix)
+                    scale_name = name.removesuffix(_FP8_WEIGHT) + _FP8_SCALE
+                    seen.add(scale_name)
+                    yield name, values
+                    yield scale_name, scale
+                    continue
                 tensor = _gather(name.removeprefix(own), source)
                 yield name, tensor.reshape(argument.shape).to(argument.dtype).contiguous()
 

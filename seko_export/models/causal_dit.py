@@ -303,9 +303,9 @@ class SelfAttentionWeights(nn.Module):
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
-        self.qkv = nn.Linear(model.dim, 3 * model.dim, dtype=dtype)
+        self.qkv: nn.Module = nn.Linear(model.dim, 3 * model.dim, dtype=dtype)
         self.norm_q, self.norm_k = RmsNormWeight(model), RmsNormWeight(model)
-        self.o = nn.Linear(model.dim, model.dim, dtype=dtype)
+        self.o: nn.Module = nn.Linear(model.dim, model.dim, dtype=dtype)
 
 
 class CrossAttentionWeights(nn.Module):
@@ -313,9 +313,9 @@ class CrossAttentionWeights(nn.Module):
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
-        self.q = nn.Linear(model.dim, model.dim, dtype=dtype)
+        self.q: nn.Module = nn.Linear(model.dim, model.dim, dtype=dtype)
         self.norm_q = RmsNormWeight(model)
-        self.o = nn.Linear(model.dim, model.dim, dtype=dtype)
+        self.o: nn.Module = nn.Linear(model.dim, model.dim, dtype=dtype)
 
 
 class RmsNormWeight(nn.Module):

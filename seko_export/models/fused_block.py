@@ -13,19 +13,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from seko_export.config import ModelConfig, StreamConfig
 from seko_export.models.causal_dit import BlockWeights, attention, rms_norm, rows_of
 from seko_kernels.attention import attention_fp8, v_columns
 from seko_kernels.fused_reference import FP8
 from seko_kernels.kv_formats import KvFormat
+from seko_kernels.matmul import fp8_linear
 from seko_kernels.qk_norm_rope import qk_norm_rope
 from seko_kernels.rows import (
     Modulation,
+    Rows,
     gated_residual,
     gated_residual_norm,
+    gelu_quantise,
     norm_modulate,
+    quantise_rows,
     residual_norm_modulate,
 )
 from seko_kernels.scratch import KeyRotation, fp8_expand, v_transpose
@@ -45,6 +49,19 @@ class LayerOps:
     v_transpose = staticmethod(v_transpose)
     fp8_expand = staticmethod(fp8_expand)
     attention_fp8 = staticmethod(attention_fp8)
+    quantise_rows = staticmethod(quantise_rows)
+    gelu_quantise = staticmethod(gelu_quantise)
+    fp8_linear = staticmethod(fp8_linear)
+
+
+class Fp8Linear(nn.Module):
+    """Weights of a matmul in fp8: e4m3 with a scale an output channel. What it takes is quantised before, by rows."""
+
+    def __init__(self, inner: int, outer: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight_fp8 = nn.Parameter(torch.empty(outer, inner, dtype=FP8), requires_grad=False)
+        self.weight_scale = nn.Parameter(torch.empty(outer, 1))
+        self.bias = nn.Parameter(torch.empty(outer, dtype=dtype))
 
 
 class FusedBlock(BlockWeights):
@@ -55,14 +72,28 @@ class FusedBlock(BlockWeights):
     writes : bool
         Whether the layer writes its keys and values to the cache: the context pass alone does, since nobody reads
         what a denoise pass would write.
+    fp8 : bool
+        Whether weights and activations of its matmuls are fp8; the text's keys and values are not of the layer.
     """
 
     def __init__(
-        self, model: ModelConfig, stream: StreamConfig, kv: KvFormat, dtype: torch.dtype, *, writes: bool
+        self,
+        model: ModelConfig,
+        stream: StreamConfig,
+        kv: KvFormat,
+        dtype: torch.dtype,
+        *,
+        writes: bool,
+        fp8: bool = False,
     ) -> None:
         super().__init__(model, stream, kv, dtype)
-        self.writes = writes
+        self.writes, self.fp8 = writes, fp8
         self.ops = LayerOps()
+        if fp8:
+            d, inner = model.dim, model.ffn_dim
+            self.self_attn.qkv, self.self_attn.o = Fp8Linear(d, 3 * d, dtype), Fp8Linear(d, d, dtype)
+            self.cross_attn.q, self.cross_attn.o = Fp8Linear(d, d, dtype), Fp8Linear(d, d, dtype)
+            self.ffn[0], self.ffn[2] = Fp8Linear(d, inner, dtype), Fp8Linear(inner, d, dtype)
 
     def forward(
         self,
@@ -103,8 +134,8 @@ class FusedBlock(BlockWeights):
         ops, eps, dtype = self.ops, self.model.norm_eps, hidden.dtype
         turns = Modulation(modulation, self.modulation.squeeze(0))
 
-        x = ops.norm_modulate(hidden, turns, SHIFT_1, SCALE_1, eps, fp8=False)
-        qkv = self.self_attn.qkv(x.values)  # [B, T, 3*d]
+        x = ops.norm_modulate(hidden, turns, SHIFT_1, SCALE_1, eps, fp8=self.fp8)
+        qkv = self._matmul(self.self_attn.qkv, x, dtype)  # [B, T, 3*d]
         window = caches  # of the call's rows
         if rows is not None:
             window = {name: rows_of(cache, rows, self.stream.cache_tokens) for name, cache in caches.items()}
@@ -113,16 +144,29 @@ class FusedBlock(BlockWeights):
         if token_index is not None:
             values = self.split_heads(qkv.chunk(3, dim=-1)[2])
             self.kv.write(caches, scales, token_index, keys.flatten(0, 1), values.flatten(0, 1))
-        y = self.self_attn.o(y.to(dtype))
+        y = self._matmul(self.self_attn.o, self._as_rows(y.to(dtype)), dtype)
         hidden, x = ops.gated_residual_norm(
-            hidden, y, turns, GATE_1, self.norm3.weight, self.norm3.bias, eps, fp8=False
+            hidden, y, turns, GATE_1, self.norm3.weight, self.norm3.bias, eps, fp8=self.fp8
         )
 
-        q = rms_norm(self.cross_attn.q(x.values), self.cross_attn.norm_q)
-        y = self.cross_attn.o(attention(self.split_heads(q).to(dtype), text_k, text_v, bias=None))
-        hidden, x = ops.residual_norm_modulate(hidden, y, turns, SHIFT_2, SCALE_2, eps, fp8=False)
+        q = rms_norm(self._matmul(self.cross_attn.q, x, dtype), self.cross_attn.norm_q)
+        y = attention(self.split_heads(q).to(dtype), text_k, text_v, bias=None)
+        y = self._matmul(self.cross_attn.o, self._as_rows(y), dtype)
+        hidden, x = ops.residual_norm_modulate(hidden, y, turns, SHIFT_2, SCALE_2, eps, fp8=self.fp8)
 
-        return ops.gated_residual(hidden, self.ffn(x.values), turns, GATE_2)
+        inner = self._matmul(self.ffn[0], x, dtype)
+        x = ops.gelu_quantise(inner) if self.fp8 else _plain_rows(self.ffn[1](inner))
+        return ops.gated_residual(hidden, self._matmul(self.ffn[2], x, dtype), turns, GATE_2)
+
+    def _matmul(self, layer: nn.Module, x: Rows, dtype: torch.dtype) -> Tensor:
+        """Return [B, T, out] of `dtype`."""
+        if isinstance(layer, Fp8Linear):
+            return self.ops.fp8_linear(x, layer.weight_fp8, layer.weight_scale, layer.bias, dtype)
+        y: Tensor = layer(x.values)
+        return y
+
+    def _as_rows(self, x: Tensor) -> Rows:
+        return self.ops.quantise_rows(x) if self.fp8 else _plain_rows(x)
 
     def _attend(
         self,
@@ -173,3 +217,7 @@ class FusedBlock(BlockWeights):
             KeyRotation(scales["k_mean"], places["slot_rotary"], places["patch_rotary"]),
         )
         return ops.attention_fp8(q, k_out, v_out, q_scale, k_scale, v_scale, valid_tokens), keys
+
+
+def _plain_rows(x: Tensor) -> Rows:
+    return Rows(x, x.new_empty(0, dtype=torch.float32))

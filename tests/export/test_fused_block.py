@@ -36,7 +36,7 @@ from tests.export.test_causal_dit import random_inputs
 from tests.export.test_pool_pieces import MODEL as POOL_MODEL
 from tests.export.test_pool_pieces import STREAM as POOL_STREAM
 from tests.export.test_pool_pieces import batch_latents, eager_pool, text_of
-from tests.tolerances import FP8_PASS, relative_error
+from tests.tolerances import FP8_MATMULS_PASS, FP8_PASS, relative_error
 from tests.truth.eager_stream import (
     EagerStream,
     random_text,
@@ -48,25 +48,26 @@ from tests.truth.eager_stream import (
 BLOCKS = ("block", "block_context")
 
 
-def fused(config: BuildConfig) -> BuildConfig:
-    return replace(config, fused=True)
+def fused(config: BuildConfig, *, fp8: bool = False) -> BuildConfig:
+    return replace(config, fused=True, fp8=fp8)
 
 
+@pytest.mark.parametrize(("fp8", "bound"), [(False, FP8_PASS), (True, FP8_MATMULS_PASS)])
 def test_twelve_chunks_past_the_wrap_are_those_of_the_plain_layers(
-    worst: Callable[[str, float], None],
+    fp8: bool, bound: float, worst: Callable[[str, float], None]
 ) -> None:
     """Two rows, the second begun anew behind the third chunk; each pass is fed the plain stream's latents."""
     config = small_config(2, 1, 4, batch=2, scheme="fp4", passes=2)
     weights, text = random_wan_weights(config.model), random_text(config.model, 2)
-    plain, ours = EagerStream(config, weights, text), EagerStream(fused(config), weights, text)
+    plain, ours = EagerStream(config, weights, text), EagerStream(fused(config, fp8=fp8), weights, text)
     for number in range(12):
         first = [2 * number, 2 * (number if number < 3 else number - 3)]
         wanted = plain.run_chunk(first, [1, 2])
         made = ours.run_chunk(first, [1, 2], feed=[one.latents for one in wanted])
         for one, other in zip(wanted[:-1], made[:-1], strict=True):
             error = relative_error(other.velocity, one.velocity)
-            worst("fused layers, fp8 attention, against plain ones, a pass", error)
-            assert error <= FP8_PASS
+            worst(f"fused layers, fp8 attention{' and matmuls' * fp8}, against plain ones, a pass", error)
+            assert error <= bound
     assert config.stream.cache_frames < 24  # the ring went round
 
 
@@ -163,10 +164,10 @@ def seeded(config: BuildConfig) -> dict[str, Tensor]:
     return made | layer_constants(config, made)
 
 
-@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(("batch", "fp8"), [(1, False), (2, False), (2, True)])
 @pytest.mark.parametrize("name", BLOCKS)
-def test_a_fused_piece_traces_and_equals_itself(name: str, batch: int) -> None:
-    config = fused(small_config(3, 1, 6, batch=batch, scheme="fp4"))
+def test_a_fused_piece_traces_and_equals_itself(name: str, batch: int, fp8: bool) -> None:
+    config = fused(small_config(3, 1, 6, batch=batch, scheme="fp4"), fp8=fp8)
     piece = make_pieces(config)[name]
     program = trace(piece, "cpu")
     eager, traced = ([*inputs_of(piece, config)] for _ in range(2))
@@ -193,21 +194,24 @@ class Hopper:
         return GPUTarget("cuda", 90, 32)
 
 
+@pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("name", BLOCKS)
-def test_a_gpu_build_launches_each_kernel_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_build_launches_each_kernel_once(name: str, fp8: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced at full size for sm_90 with tensors that have no memory: it can be lowered, and nothing else is ours."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(triton.runtime.driver, "_active", Hopper())
     preset = PRESETS["self-forcing-1.3b"]
-    config = BuildConfig(preset.model, preset.stream, Schedule.warped(), "fp4", "cuda", fused=True)
+    config = BuildConfig(preset.model, preset.stream, Schedule.warped(), "fp4", "cuda", fused=True, fp8=fp8)
     with FakeTensorMode(allow_non_fake_inputs=True):
         graph = trace(make_pieces(config)[name], "cuda").graph
     called = [node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
     ours = [target._schema.name for target in called if target.namespace == "seko"]
     wrote = ["seko::nvfp4_write"] * 2 if name == "block_context" else []
-    rows = ["seko::row_norm"]
+    rows, quantise = ["seko::row_norm"], ["seko::row_norm"] * fp8
     scratch = ["seko::qk_norm_rope", "seko::v_transpose", "seko::fp8_expand", "seko::attention_fp8"]
-    assert ours == [*rows, *scratch, *wrote, *rows * 3]
+    gelu = ["seko::row_gelu"] * fp8
+    assert ours == [*rows, *scratch, *wrote, *quantise, *rows, *quantise, *rows, *gelu, *rows]
+    assert sum(target is torch.ops.aten._scaled_mm.default for target in called) == 6 * fp8
     assert all(get_triton_kernels_for_op(op) for op in ours)
 
 
@@ -237,21 +241,27 @@ def test_a_fused_build_for_this_cpu_keeps_its_goldens(tmp_path_factory: pytest.T
     """Every room: model, lowering, packages, manifest, replay by the runtime in a process of its own."""
     folder = tmp_path_factory.mktemp("fused")
     model = replace(PRESETS["tiny"].model, layers=1, dim=64, heads=2, ffn_dim=64)
-    config = BuildConfig(model, StreamConfig(32, 32, 2, 1, 4), Schedule.warped(2), "fp4", "cpu", fused=True)
+    config = BuildConfig(
+        model, StreamConfig(32, 32, 2, 1, 4), Schedule.warped(2), "fp4", "cpu", fused=True, fp8=True
+    )
     write_random_checkpoint(folder / "tiny.pt", model, format="self-forcing", seed=0, dtype=torch.float32)
     result = build_artifact(config, folder / "tiny.pt", folder / "artifact")
     assert result.kernels == "fused"
     with open_artifact(folder / "artifact", device="cpu") as artifact:
         assert {"block", "block_context"} <= {engine.name for engine in artifact.manifest.engines}
+        stored = {w.name: w for w in artifact.manifest.weights if w.dtype == "float8_e4m3fn"}
+        matrices = ("self_attn.qkv", "self_attn.o", "cross_attn.q", "cross_attn.o", "ffn.0", "ffn.2")
+        assert stored.keys() == {f"blocks.0.{matrix}.weight_fp8" for matrix in matrices}
+        assert not {f"blocks.0.{matrix}.weight" for matrix in matrices} & {
+            w.name for w in artifact.manifest.weights
+        }
         assert all(error.within for error in artifact.verify())
 
 
 def test_what_the_option_means() -> None:
-    def planned(kernels: str, *, kv: str = "fp4", backend: str = "aoti", gpu: bool | None = None) -> bool:
+    def planned(kernels: str, *, kv: str = "fp4", gpu: bool | None = None, **more: object) -> bool:
         device = {} if gpu is None else {"device": "cuda", "fp8_gpu": gpu}
-        return plan_build(
-            None, "tiny", kv, False, "cpu", {}, kernels=kernels, backend=backend, **device
-        ).config.fused
+        return plan_build(None, "tiny", kv, False, "cpu", {}, kernels=kernels, **device, **more).config.fused
 
     assert not planned("auto")
     assert planned("fused")
@@ -262,10 +272,13 @@ def test_what_the_option_means() -> None:
     for options, words in (
         ({"gpu": False}, "no fp8 numbers"),
         ({"kv": "bf16"}, "read an FP4 cache"),
+        ({"kv": "bf16", "kernels": "auto", "fp8": True}, "read an FP4 cache"),
+        ({"kernels": "auto", "fp8": True}, "layers are plain"),
+        ({"kernels": "plain", "gpu": True, "fp8": True}, "layers are plain"),
         ({"backend": "onnx"}, "not of onnx"),
     ):
         with pytest.raises(UsageError, match=words):
-            planned("fused", **options)
+            planned(**({"kernels": "fused"} | options))
     with pytest.raises(UsageError, match="auto, plain, fused"):
         planned("fast")
 

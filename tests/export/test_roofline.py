@@ -28,7 +28,7 @@ from seko_export.op_count import (
     PieceCount,
     count_piece,
 )
-from seko_export.op_count_fused import FP8_ATTENTION
+from seko_export.op_count_fused import FP8_ATTENTION, FP8_MATMUL
 from seko_export.options import build_config
 from seko_export.piece import Argument, BuildConfig, Piece
 from seko_export.pieces import make_pieces
@@ -84,7 +84,7 @@ def test_decoding_is_near_its_newest_row():
 
 def test_decoding_a_first_chunk_is_near_its_newest_row():
     piece = make_pieces(replace(on_gpu("self-forcing-1.3b"), vae=VaeConfig()))["vae_decode_first"]
-    seconds = sum(launch_seconds(one, GPUS["h200"], fp8=False) for one in count_piece(piece).launches)
+    seconds = sum(launch_seconds(one, GPUS["h200"]) for one in count_piece(piece).launches)
     assert near(seconds * 1e3, newest("vae_vs_eager", VAE)["first_engine_ms"])
 
 
@@ -222,7 +222,7 @@ def test_bytes_are_those_of_a_real_artifact(built, request):
     }
     kv = None if built == "rows" else "fp4"
     config = build_config(False, "tiny", kv, False, "cpu", layout)
-    weights = weight_bytes(config, make_pieces(config), fp8=False)
+    weights = weight_bytes(config, make_pieces(config))
     assert weights == {"transformer": sum(weight.nbytes for weight in manifest.weights), "text": 0, "vae": 0}
     slots = layout["batch"] * config.stream.cache_frames
     frames = 8 * slots if config.kv.keys_before_rope else 0  # which frame each slot holds
@@ -231,12 +231,27 @@ def test_bytes_are_those_of_a_real_artifact(built, request):
 
 
 def test_fp8_halves_the_matrices_of_the_blocks_alone():
-    config = on_gpu("self-forcing-1.3b")
-    pieces = make_pieces(config)
-    wide, narrow = (weight_bytes(config, pieces, fp8=fp8)["transformer"] for fp8 in (False, True))
-    m = config.model
+    fused = replace(on_gpu("self-forcing-1.3b", scheme="fp4"), fused=True)
+    wide, narrow = (
+        weight_bytes(config, make_pieces(config))["transformer"]
+        for config in (fused, replace(fused, fp8=True))
+    )
+    m = fused.model
     numbers, channels = 6 * m.dim * m.dim + 2 * m.dim * m.ffn_dim, 7 * m.dim + m.ffn_dim
     assert wide - narrow == m.layers * (numbers - 4 * channels)
+
+
+def test_fp8_matmuls_have_the_flops_of_bf16_ones_and_half_of_their_operands():
+    config = replace(on_gpu("self-forcing-1.3b", scheme="fp4"), fused=True, fp8=True)
+    m, tokens = config.model, config.stream.chunk_tokens
+    launches = count_piece(make_pieces(config)["block"]).launches
+    matmuls = [launch for launch in launches if launch.kind == FP8_MATMUL]
+    assert sum(launch.flops for launch in matmuls) == 2 * tokens * (6 * m.dim * m.dim + 2 * m.dim * m.ffn_dim)
+    assert not [launch for launch in launches if launch.kind == MATMUL]
+    (qkv, *_) = matmuls
+    vectors = 4 * tokens + 3 * m.dim * (4 + 2)  # scales of rows and channels, the bias
+    assert qkv.bytes_read == tokens * m.dim + 3 * m.dim * m.dim + vectors
+    assert qkv.bytes_written == tokens * 3 * m.dim * 2
 
 
 # -- what is predicted -----------------------------------------------------------------------------------------
@@ -245,7 +260,7 @@ def test_fp8_halves_the_matrices_of_the_blocks_alone():
 @pytest.mark.parametrize("field", ["bf16", "fp8", "fp32", "bandwidth"])
 def test_a_better_gpu_is_never_slower(field):
     fast = replace(GPUS["h200"], **{field: 2 * getattr(GPUS["h200"], field)})
-    times = [step_seconds(gpu, fp8=True) for gpu in (GPUS["h200"], fast)]
+    times = [step_seconds(gpu) for gpu in (GPUS["h200"], fast)]
     assert times[1] < times[0]
 
 
@@ -386,11 +401,12 @@ def toy_count() -> PieceCount:
     return count_piece(Piece("toy", module, "", 0, (x,), (y,), positional=True))
 
 
-def step_seconds(gpu: Gpu, *, fp8: bool) -> float:
-    config = on_gpu("self-forcing-1.3b", scheme="fp4")
+def step_seconds(gpu: Gpu) -> float:
+    """Of engines in which each of a GPU's figures counts."""
+    config = replace(on_gpu("self-forcing-1.3b", scheme="fp4"), fused=True, fp8=True)
     pieces = make_pieces(config)
     return sum(
-        launch_seconds(launch, gpu, fp8=fp8 and name == "block_full")
-        for name in ("block_full", "head")
+        launch_seconds(launch, gpu)
+        for name in ("block", "head")
         for launch in count_piece(pieces[name]).launches
     )
