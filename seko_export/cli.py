@@ -21,6 +21,10 @@ from seko_export.cli_delivery import DELIVERY
 from seko_export.cli_json import json_option, print_json
 from seko_export.gpus import GPUS
 
+KV_HELP = (
+    "KV cache: bf16 (exact; fp32 on a CPU), fp8, int8, int4 or fp4; KEYS-VALUES, as int8-fp4; with -sink behind it, as "
+    "fp4-sink, sink frames stay exact."
+)
 _EXIT_SIGNAL = 128  # plus the signal's number, as shells count
 
 
@@ -78,7 +82,7 @@ def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
     default=None,
     help="Model: sample, tiny, self-forcing-1.3b, wan-14b. Without a checkpoint: sample.",
 )
-@click.option("--kv", "kv_scheme", default=None, help="KV cache: bf16 (exact; fp32 on a CPU) or fp4.")
+@click.option("--kv", "kv_scheme", default=None, help=KV_HELP)
 @click.option("--fp4-kv", is_flag=True, help="Short for --kv fp4: 3.56 times less cache than bf16.")
 @click.option(
     "--fp8", is_flag=True, help="Matmuls of the layers in fp8, weights and activations: fused kernels."
@@ -297,7 +301,7 @@ for command in DELIVERY:
 @main.command()
 @click.option("--preset", default=None, help="Model, as in build.")
 @click.option("--gpu", required=True, help=f"One of {', '.join(GPUS)}; it need not be here.")
-@click.option("--kv", "kv_scheme", default=None, help="KV cache: bf16 or fp4.")
+@click.option("--kv", "kv_scheme", default=None, help="KV cache, as in build.")
 @click.option("--fp4-kv", is_flag=True, help="Short for --kv fp4.")
 @click.option("--fp8", is_flag=True, help="As in build.")
 @click.option("--kernels", default="auto", show_default=True, help="As in build.")

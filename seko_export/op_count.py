@@ -287,6 +287,11 @@ class _CountedKv:
         """As the format that is counted."""
         return self._kv.keys_before_rope
 
+    @property
+    def exact(self) -> tuple[bool, bool]:
+        """As the format that is counted."""
+        return self._kv.exact
+
     def write(
         self,
         caches: Mapping[str, Tensor],
@@ -295,9 +300,10 @@ class _CountedKv:
         k: Tensor,
         v: Tensor,
     ) -> None:
-        """Take down the write of ``token_index`` tokens to every tensor of the cache."""
+        """Take down the write of ``token_index`` tokens to every tensor of the cache but a sink's, long full."""
         tokens = token_index.numel()
-        parts = [(caches[c.name], tokens * c.token_bytes) for c in self._kv.cache_tensors]
+        stored = [c for c in self._kv.cache_tensors if c.part != "sink"]
+        parts = [(caches[c.name], tokens * c.token_bytes) for c in stored]
         self._recorder.add(CACHE_WRITE, [k, v, token_index, *scales.values()], [], parts=parts)
 
     def window(
@@ -307,12 +313,20 @@ class _CountedKv:
         places: Mapping[str, Tensor],
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """Take down the expansion of the whole cache and give two windows without content."""
-        tokens = next(iter(caches.values())).shape[0]
-        shape = (tokens, self._model.heads, self._model.head_dim)
-        k, v = (torch.empty(shape, dtype=dtype, device="meta") for _ in range(2))
-        self._recorder.add(EXPAND, [*caches.values(), *scales.values(), *places.values()], [k, v])
-        return k, v
+        """Take down the expansion of all that is quantised and give windows without content for it."""
+        windows, made = [], []
+        for side, exact in zip(("k", "v"), self.exact, strict=True):
+            if exact:
+                windows.append(caches[side])
+                continue
+            parts = (caches.get(f"{side}_codes"), caches.get(f"{side}_sink"))
+            tokens = sum(len(part) for part in parts if part is not None)
+            shape = (tokens, self._model.heads, self._model.head_dim)
+            windows.append(torch.empty(shape, dtype=dtype, device="meta"))
+            made.append(windows[-1])
+        read = [cache for name, cache in caches.items() if name not in ("k", "v")]
+        self._recorder.add(EXPAND, [*read, *scales.values(), *places.values()], made)
+        return windows[0], windows[1]
 
 
 def _tensors(tree: object) -> list[Tensor]:

@@ -16,9 +16,12 @@ from seko_export.models.wan_vae import VaeConfig
 from seko_export.piece import BuildConfig
 from seko_export.sample import SAMPLE_FOLDER, Sample, read_sample
 from seko_export.sources import MediaSources, find_tokenizer
+from seko_kernels.errors import KernelsError, KvSchemeError
+from seko_kernels.formats import NUMBER_FORMATS
+from seko_kernels.kv_schemes import KvScheme
 
 SAMPLE, RANDOM = "sample", "tiny"  # what is built where no checkpoint is named: the first, if it is there
-_SCHEMES = ("bf16", "fp4")
+EXACT = "bf16"  # as options spell the exact scheme of any device
 KERNELS = ("auto", "plain", "fused")  # auto: fused where the GPU, the backend and the model allow it
 FUSED_BACKEND = "aoti"
 DEFAULT_BUCKETS = (1, 2, 4)  # each costs the build two block engines
@@ -150,7 +153,7 @@ def plan_build(
     preset : str or None
         Name of a preset.
     kv_scheme : str or None
-        ``--kv``.
+        ``--kv``: as `KvScheme` spells it, ``bf16`` for what is exact on any device.
     fp4_kv : bool
         ``--fp4-kv``.
     target : str
@@ -199,8 +202,7 @@ def plan_build(
         raise UsageError(f"--preset {preset!r} is not known: expected one of {', '.join(names)}")
     if fp4_kv and kv_scheme not in (None, "fp4"):
         raise UsageError(f"--fp4-kv contradicts --kv {kv_scheme}: give one of them")
-    if kv_scheme not in (None, *_SCHEMES):
-        raise UsageError(f"--kv {kv_scheme!r} is not known: expected one of {', '.join(_SCHEMES)}")
+    wanted = _kv_scheme("fp4" if fp4_kv else kv_scheme or EXACT)
     if device is None:
         resolved = resolve_target(target)
         device, fp8_gpu = resolved.device, has_fp8(resolved)
@@ -210,18 +212,37 @@ def plan_build(
     _check_sink(stream)
     files, vae, text = _media(media, sample)
     exact = "bf16" if device == "cuda" else "fp32"
+    keys, values = (exact if name == EXACT else name for name in (wanted.keys, wanted.values))
     config = BuildConfig(
         chosen.model,
         stream,
         sample.schedule if sample else Schedule.warped(),
-        "fp4" if fp4_kv or kv_scheme == "fp4" else exact,
+        str(replace(wanted, keys=keys, values=values)),
         device,
         text,
         vae,
         rows.pool,
     )
+    try:
+        _ = config.kv
+    except KernelsError as error:
+        raise UsageError(f"--kv {config.kv_scheme}: {error}") from None
     config = replace(config, fused=_fused(config, kernels, backend, fp8_gpu), fp8=fp8)
     return BuildPlan(config, sample.checkpoint if sample and checkpoint is None else checkpoint, files)
+
+
+def _kv_scheme(text: str) -> KvScheme:
+    """Return what ``--kv`` says, or refuse it."""
+    known, asked = (EXACT, *NUMBER_FORMATS), text.removesuffix("-sink").split("-")
+    if len(asked) > 2 or not {*asked} <= {*known}:
+        raise UsageError(
+            f"--kv {text!r} is not known: expected one of {', '.join(known)}, or KEYS-VALUES of them as int8-fp4; with "
+            "-sink behind it the sink stays exact"
+        )
+    try:
+        return KvScheme.parse(text)
+    except KvSchemeError as error:
+        raise UsageError(f"--kv {text}: {error}") from None
 
 
 def build_config(

@@ -16,7 +16,9 @@ from seko_export.models.umt5 import TextEncoderConfig
 from seko_export.models.wan_vae import VaeConfig
 from seko_kernels.attention import SMALLEST_HEAD_DIM
 from seko_kernels.formats import ScaleTensor
-from seko_kernels.kv_formats import KvFormat, kv_format
+from seko_kernels.kv_formats import KvFormat
+from seko_kernels.kv_schemes import kv_format
+from seko_kernels.lossy_kv import RowLayout
 from seko_kernels.matmul import MATRIX_UNIT
 from seko_kernels.scratch import scratch_scales
 from seko_runtime.manifest import Call, TensorSpec
@@ -33,7 +35,7 @@ class BuildConfig:
     model, stream, schedule
         Dimensions, layout and times.
     kv_scheme : str
-        ``bf16``, ``fp32`` (the exact formats) or ``fp4``.
+        As `seko_kernels.kv_schemes.KvScheme` spells it: ``bf16``, ``fp32`` (the exact formats), ``fp4``, ``int8-fp4``.
     device : str
         ``cpu`` or ``cuda``.
     text : TextEncoderConfig, optional
@@ -154,7 +156,18 @@ class BuildConfig:
     @property
     def kv(self) -> KvFormat:
         """The cache format."""
-        return kv_format(self.kv_scheme, self.model.heads, self.model.head_dim, self.dtype)
+        s, n = self.stream, self.stream.frame_tokens
+        row = RowLayout(s.sink_frames * n, s.ring_frames * n, s.chunk_tokens)
+        return kv_format(self.kv_scheme, self.model.heads, self.model.head_dim, self.dtype, row)
+
+    def row_tokens(self, part: str) -> int:
+        """Tokens of one row that a cache tensor of this ``part`` holds; see `CacheTensor`."""
+        frames = {
+            "cache": self.stream.cache_frames,
+            "sink": self.stream.sink_frames,
+            "ring": self.stream.ring_frames,
+        }
+        return frames[part] * self.stream.frame_tokens
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,10 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
     )
     caches = tuple(
         Argument(
-            f"caches.{c.name}", f"buffer:kv.{c.name}[layer]", (held * s.cache_tokens, *c.token_shape), c.dtype
+            f"caches.{c.name}",
+            f"buffer:kv.{c.name}[layer]",
+            (held * config.row_tokens(c.part), *c.token_shape),
+            c.dtype,
         )
         for c in kv.cache_tensors
     )
@@ -238,7 +241,7 @@ def make_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
     caches = tuple(
         Buffer(
             f"kv.{c.name}",
-            (m.layers, held * s.cache_tokens, *c.token_shape),
+            (m.layers, held * config.row_tokens(c.part), *c.token_shape),
             dtype_name(c.dtype),
             "cache",
             True,

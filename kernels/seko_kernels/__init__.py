@@ -1,7 +1,9 @@
 """KV-cache formats, their torch references and their Triton kernels. Import from here."""
 
 from seko_kernels.formats import CacheTensor, ScaleTensor
-from seko_kernels.kv_formats import SCHEMES, ChannelStatistics, ExactKv, KvFormat, Nvfp4Kv, kv_format
+from seko_kernels.kv_formats import ChannelStatistics, ExactKv, KvFormat
+from seko_kernels.kv_schemes import SCHEMES, KvScheme, kv_format
+from seko_kernels.lossy_kv import LossyKv, Nvfp4Kv, RowLayout
 from seko_kernels.ops import nvfp4_expand, nvfp4_expand_keys, nvfp4_write, plain_torch
 
 __all__ = [
@@ -10,7 +12,10 @@ __all__ = [
     "ChannelStatistics",
     "ExactKv",
     "KvFormat",
+    "KvScheme",
+    "LossyKv",
     "Nvfp4Kv",
+    "RowLayout",
     "ScaleTensor",
     "kv_format",
     "nvfp4_expand",

@@ -44,6 +44,12 @@ NVFP4_CALIBRATED_SCALE = 56.0
 # overflows in fp32, so a CPU that flushes subnormals to zero gives the same bytes.
 NVFP4_GLOBAL_EXPONENTS = (-100, 100)
 
+# --- groups of integers: one e4m3 step a group, times the head's power of two
+
+INTEGER_GROUP = (
+    32  # channels of one token and head that share a step: a write never touches another token's codes
+)
+
 # --- keys stored before RoPE: what a read multiplies
 
 # Significant bits of a key and of a cosine or sine before they are multiplied: their product is then exact in fp32
@@ -63,11 +69,14 @@ class CacheTensor:
         Shape behind the token axis; ``(heads, head_dim // 2)`` for packed 4-bit codes.
     dtype : torch.dtype
         Element type.
+    part : str
+        Which of a row's tokens it holds: ``cache`` (all), ``sink`` or ``ring``.
     """
 
     name: str
     token_shape: tuple[int, ...]
     dtype: torch.dtype
+    part: str = "cache"
 
     @property
     def token_bytes(self) -> int:
@@ -92,3 +101,60 @@ class ScaleTensor:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """How keys, or values, are stored: all that a writer, a reader and a table of buffers must agree on.
+
+    A number is ``code * scale``: the scale of its head alone (a power of two, calibrated), or that times the e4m3 step
+    of its group. Groups are channels of one token and head, so a write touches nobody's codes but its own tokens'.
+
+    Parameters
+    ----------
+    name : str
+        As the command line and the manifest spell it.
+    code_dtype : torch.dtype
+        Of the tensor of codes: int8, or uint8 that holds two codes of 4 bits, even channel low. fp8 is int8, too: the
+        magnitude's e4m3 bits with the number's sign, so that equal steps are near each other, and any GPU can hold it.
+    code_bits : int
+        8 or 4.
+    top : float
+        What a group's largest magnitude is divided by to be its step: what the power of two is calibrated for.
+    group : int
+        Channels that share a step; 0: none.
+    zero_points : bool
+        Whether a group also has the code that stands for 0, so that its codes need not lie evenly around it.
+    """
+
+    name: str
+    code_dtype: torch.dtype
+    code_bits: int
+    top: float
+    group: int = 0
+    zero_points: bool = False
+
+    @property
+    def unit(self) -> int:
+        """Channels that kernels take together; a head has a whole number of them."""
+        return self.group or NVFP4_BLOCK
+
+    @property
+    def bits(self) -> float:
+        """Stored bits a number."""
+        return self.code_bits + (8 * (1 + self.zero_points) / self.group if self.group else 0)
+
+    def codes_shape(self, heads: int, head_dim: int) -> tuple[int, ...]:
+        """Shape of a token's codes."""
+        return (heads, head_dim * self.code_bits // 8)
+
+    def scales_shape(self, heads: int, head_dim: int) -> tuple[int, ...]:
+        """Shape of a token's bytes of groups: steps, then zero points."""
+        return (heads, (1 + self.zero_points) * head_dim // self.group)
+
+
+FP8 = NumberFormat("fp8", torch.int8, 8, top=1.0)
+INT8 = NumberFormat("int8", torch.int8, 8, top=127.0, group=INTEGER_GROUP)
+INT4 = NumberFormat("int4", torch.uint8, 4, top=7.5, group=INTEGER_GROUP, zero_points=True)
+FP4 = NumberFormat("fp4", torch.uint8, 4, top=E2M1_MAX, group=NVFP4_BLOCK)
+NUMBER_FORMATS = {form.name: form for form in (FP8, INT8, INT4, FP4)}

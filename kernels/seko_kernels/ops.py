@@ -19,6 +19,7 @@ from torch.library import triton_op, wrap_triton
 from seko_kernels import reference
 from seko_kernels.errors import KvDeviceError, KvDtypeError, KvShapeError
 from seko_kernels.formats import NVFP4_BLOCK
+from seko_kernels.kv_places import KeyTables, SinkApart, check_mean
 from seko_kernels.triton.nvfp4_expand import EXPAND_TILE, EXPAND_WARPS, nvfp4_expand_kernel
 from seko_kernels.triton.nvfp4_expand_keys import (
     EXPAND_KEYS_HEADS,
@@ -81,7 +82,7 @@ def nvfp4_write(
         raise KvDtypeError(f"token_index is {token_index.dtype}, expected torch.int64")
     tensors = [x, token_index, codes, scales, global_scale]
     if mean is not None:
-        _check_mean(mean, heads, head_dim)
+        check_mean(mean, heads, head_dim)
         tensors.append(mean)
     by_kernel = takes_kernels(*tensors)
     if stand_in := _STAND_INS.get().get("nvfp4_write"):
@@ -97,7 +98,13 @@ def nvfp4_write(
     scales.index_copy_(0, token_index, new_scales)
 
 
-def nvfp4_expand(codes: Tensor, scales: Tensor, global_scale: Tensor, dtype: torch.dtype) -> Tensor:
+def nvfp4_expand(
+    codes: Tensor,
+    scales: Tensor,
+    global_scale: Tensor,
+    dtype: torch.dtype,
+    apart: SinkApart | None = None,
+) -> Tensor:
     """Expand an NVFP4 cache, exactly. Bytes that were never written (zeros) expand to 0.
 
     Parameters
@@ -110,11 +117,13 @@ def nvfp4_expand(codes: Tensor, scales: Tensor, global_scale: Tensor, dtype: tor
         ``[H]`` float32, powers of two.
     dtype : torch.dtype
         float32 or bfloat16: both hold every value exactly.
+    apart : SinkApart, optional
+        Where each row's window begins with places that this cache does not hold.
 
     Returns
     -------
     Tensor
-        ``[N, H, D]`` of `dtype`, new and contiguous.
+        ``[N, H, D]`` of `dtype`, new and contiguous; with ``apart`` longer, and anything in the places of the sink.
 
     Raises
     ------
@@ -128,15 +137,18 @@ def nvfp4_expand(codes: Tensor, scales: Tensor, global_scale: Tensor, dtype: tor
         raise KvDtypeError(
             f"cannot expand to {dtype}, expected one of {FLOAT_DTYPES}, which hold every value"
         )
+    if apart is not None:
+        apart.check(codes.shape[0])
     by_kernel = takes_kernels(codes, scales, global_scale)
     expanded: Tensor
     if stand_in := _STAND_INS.get().get("nvfp4_expand"):
         expanded = stand_in(codes, scales, global_scale, dtype)
         return expanded
     if by_kernel:
-        expanded = _nvfp4_expand_cuda(codes, scales, global_scale, dtype)
+        expanded = _nvfp4_expand_cuda(codes, scales, global_scale, dtype, *(apart or (codes.shape[0], 0)))
         return expanded
-    return reference.nvfp4_decode(codes, scales, global_scale, dtype)
+    expanded = reference.nvfp4_decode(codes, scales, global_scale, dtype)
+    return expanded if apart is None else apart.lengthened(expanded)
 
 
 def nvfp4_expand_keys(
@@ -147,6 +159,7 @@ def nvfp4_expand_keys(
     slot_rotary: Tensor,
     patch_rotary: Tensor,
     dtype: torch.dtype,
+    apart: SinkApart | None = None,
 ) -> Tensor:
     """Expand NVFP4 keys that were stored before RoPE: add the mean that the write took off, rotate by place.
 
@@ -169,11 +182,13 @@ def nvfp4_expand_keys(
         ``[n, D // 2 - A, 2]`` float32, contiguous: of the other pairs, by the place in a latent frame.
     dtype : torch.dtype
         float32 or bfloat16.
+    apart : SinkApart, optional
+        As `nvfp4_expand` takes it; ``slot_rotary`` is of the slots that this cache holds.
 
     Returns
     -------
     Tensor
-        ``[N, H, D]`` of `dtype`, new and contiguous.
+        As `nvfp4_expand` gives it.
 
     Raises
     ------
@@ -184,8 +199,9 @@ def nvfp4_expand_keys(
         raise KvShapeError(f"codes have shape {tuple(codes.shape)}, expected [tokens, heads, head_dim // 2]")
     tokens, heads, half_dim = codes.shape
     _check_nvfp4_cache(codes, scales, global_scale, heads, half_dim * 2)
-    _check_mean(mean, heads, half_dim * 2)
-    _check_rotary(slot_rotary, patch_rotary, tokens, half_dim)
+    KeyTables(mean, slot_rotary, patch_rotary).check(tokens, heads, half_dim * 2)
+    if apart is not None:
+        apart.check(tokens)
     if dtype not in FLOAT_DTYPES:
         raise KvDtypeError(f"cannot expand keys to {dtype}, expected one of {FLOAT_DTYPES}")
     tensors = (codes, scales, global_scale, mean, slot_rotary, patch_rotary)
@@ -194,9 +210,10 @@ def nvfp4_expand_keys(
         stood: Tensor = stand_in(*tensors, dtype)
         return stood
     if by_kernel:
-        expanded: Tensor = _nvfp4_expand_keys_cuda(*tensors, dtype)
-        return expanded
-    return reference.nvfp4_decode_keys(*tensors, dtype)
+        made: Tensor = _nvfp4_expand_keys_cuda(*tensors, dtype, *(apart or (tokens, 0)))
+        return made
+    expanded = reference.nvfp4_decode_keys(*tensors, dtype)
+    return expanded if apart is None else apart.lengthened(expanded)
 
 
 @contextmanager
@@ -272,9 +289,12 @@ def _nvfp4_write_cuda(
 
 
 @triton_op("seko::nvfp4_expand", mutates_args=())
-def _nvfp4_expand_cuda(codes: Tensor, scales: Tensor, global_scale: Tensor, dtype: torch.dtype) -> Tensor:
+def _nvfp4_expand_cuda(
+    codes: Tensor, scales: Tensor, global_scale: Tensor, dtype: torch.dtype, row_tokens: int, left_out: int
+) -> Tensor:
     tokens, heads, half_dim = codes.shape
-    expanded = torch.empty((tokens, heads, half_dim * 2), dtype=dtype, device=codes.device)
+    window = tokens + tokens // row_tokens * left_out
+    expanded = torch.empty((window, heads, half_dim * 2), dtype=dtype, device=codes.device)
     head_blocks = half_dim * 2 // NVFP4_BLOCK
     blocks = tokens * heads * head_blocks
     wrap_triton(nvfp4_expand_kernel)[((blocks + EXPAND_TILE - 1) // EXPAND_TILE,)](
@@ -283,8 +303,11 @@ def _nvfp4_expand_cuda(codes: Tensor, scales: Tensor, global_scale: Tensor, dtyp
         global_scale,
         expanded,
         blocks,
+        row_tokens,
+        left_out,
         HEADS=heads,
         HEAD_BLOCKS=head_blocks,
+        APART=left_out > 0,
         TILE=EXPAND_TILE,
         num_warps=EXPAND_WARPS,
     )
@@ -300,9 +323,12 @@ def _nvfp4_expand_keys_cuda(
     slot_rotary: Tensor,
     patch_rotary: Tensor,
     dtype: torch.dtype,
+    row_tokens: int,
+    left_out: int,
 ) -> Tensor:
     tokens, heads, half_dim = codes.shape
-    expanded = torch.empty((tokens, heads, half_dim * 2), dtype=dtype, device=codes.device)
+    window = tokens + tokens // row_tokens * left_out
+    expanded = torch.empty((window, heads, half_dim * 2), dtype=dtype, device=codes.device)
     head_blocks = half_dim * 2 // NVFP4_BLOCK
     parts = tokens * head_blocks
     grid = (
@@ -319,10 +345,13 @@ def _nvfp4_expand_keys_cuda(
         expanded,
         parts,
         patch_rotary.shape[0],
+        row_tokens,
+        left_out,
         HEADS=heads,
         HEAD_BLOCKS=head_blocks,
         SLOT_PAIRS=slot_rotary.shape[1],
         GROUP=EXPAND_KEYS_HEADS,
+        APART=left_out > 0,
         TILE=EXPAND_KEYS_TILE,
         num_warps=EXPAND_KEYS_WARPS,
     )
@@ -353,33 +382,6 @@ def _check_nvfp4_cache(
             raise KvShapeError(
                 f"{name} are strided {cache.stride()}; a cache must be contiguous, pass the pool's own view"
             )
-
-
-def _check_mean(mean: Tensor, heads: int, head_dim: int) -> None:
-    """Refuse what is not one float32 number a channel."""
-    if mean.dtype != torch.float32:
-        raise KvDtypeError(f"mean is {mean.dtype}, expected torch.float32")
-    if tuple(mean.shape) != (heads, head_dim) or not mean.is_contiguous():
-        raise KvShapeError(f"mean has shape {tuple(mean.shape)}, expected ({heads}, {head_dim}), contiguous")
-
-
-def _check_rotary(slot_rotary: Tensor, patch_rotary: Tensor, tokens: int, pairs: int) -> None:
-    """Refuse tables that do not have one cosine and sine for each token and pair of channels."""
-    for name, table in (("slot_rotary", slot_rotary), ("patch_rotary", patch_rotary)):
-        if table.dtype != torch.float32:
-            raise KvDtypeError(f"{name} is {table.dtype}, expected torch.float32")
-        if table.dim() != 3 or table.shape[2] != 2 or not table.is_contiguous():
-            raise KvShapeError(
-                f"{name} has shape {tuple(table.shape)}, expected [places, pairs, 2], contiguous"
-            )
-    if (
-        slot_rotary.shape[0] * patch_rotary.shape[0] != tokens
-        or slot_rotary.shape[1] + patch_rotary.shape[1] != pairs
-    ):
-        raise KvShapeError(
-            f"slot_rotary {tuple(slot_rotary.shape)} and patch_rotary {tuple(patch_rotary.shape)} do not make up "
-            f"{tokens} tokens of {pairs} pairs"
-        )
 
 
 def _device_type(*tensors: Tensor) -> str:

@@ -176,8 +176,23 @@ def nvfp4_decode_keys(
     Tensor
         ``[N, H, D]`` of `dtype`.
     """
+    return turn_keys(
+        nvfp4_decode(codes, scales, global_scale, torch.float32), mean, slot_rotary, patch_rotary, dtype
+    )
+
+
+def turn_keys(
+    keys: Tensor, mean: Tensor, slot_rotary: Tensor, patch_rotary: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Add the mean to expanded keys [N, H, D] float32 and rotate each by its place; see `nvfp4_decode_keys`."""
+    return rotate_keys(
+        round_factor(keys + mean), round_factor(slot_rotary), round_factor(patch_rotary), dtype
+    )
+
+
+def rotate_keys(keys: Tensor, slot_rotary: Tensor, patch_rotary: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rotate keys [N, H, D] float32 by the angles of their slots and patches; rounded to `dtype` at the end."""
     slots, patches = len(slot_rotary), len(patch_rotary)
-    keys = round_factor(nvfp4_decode(codes, scales, global_scale, torch.float32) + mean)
     even, odd = keys.unflatten(-1, (-1, 2)).unbind(-1)  # [N, H, D/2]
     rotary = torch.cat(
         (
@@ -186,7 +201,7 @@ def nvfp4_decode_keys(
         ),
         dim=2,
     )
-    cos, sin = round_factor(rotary.reshape(slots * patches, 1, -1, 2)).unbind(-1)  # [N, 1, D/2]
+    cos, sin = rotary.reshape(slots * patches, 1, -1, 2).unbind(-1)  # [N, 1, D/2]
     turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
     return turned.flatten(-2).to(dtype)
 
@@ -232,7 +247,12 @@ def e4m3_decode(codes: Tensor) -> Tensor:
 
 
 def nvfp4_global_scale(amax: Tensor) -> Tensor:
-    """Smallest power of two ``g`` with ``amax / (6 * g) <= 56``; 1 where amax is 0.
+    """Return `global_scale` of NVFP4: its largest code is 6."""
+    return global_scale(amax, E2M1_MAX)
+
+
+def global_scale(amax: Tensor, top: float) -> Tensor:
+    """Smallest power of two ``g`` with ``amax / (top * g) <= 56``; 1 where amax is 0.
 
     Its exponent stays within `NVFP4_GLOBAL_EXPONENTS`.
 
@@ -242,15 +262,17 @@ def nvfp4_global_scale(amax: Tensor) -> Tensor:
     ----------
     amax : Tensor
         ``[H]`` float32, finite and >= 0: largest magnitude that the calibration saw, per head.
+    top : float
+        `NumberFormat.top`: over it the largest magnitude is a scale, which e4m3 holds up to 448.
 
     Returns
     -------
     Tensor
         ``[H]`` float32.
     """
-    # Whether amax = mantissa * 2**exponent <= 336 * 2**k is decided on the two parts: a logarithm would
+    # Whether amax = mantissa * 2**exponent <= top * 56 * 2**k is decided on the two parts: a logarithm would
     # round.
-    top_mantissa, top_exponent = math.frexp(E2M1_MAX * NVFP4_CALIBRATED_SCALE)
+    top_mantissa, top_exponent = math.frexp(top * NVFP4_CALIBRATED_SCALE)
     mantissa, exponent = torch.frexp(amax)
     exponent = exponent - top_exponent + (mantissa > top_mantissa).to(exponent.dtype)
     exponent = exponent.clamp(*NVFP4_GLOBAL_EXPONENTS)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.manifest import DTYPE_BYTES, Buffer
+from seko_runtime.manifest import Buffer
 from seko_runtime.safetensors_map import MappedTensor
 
 
@@ -101,11 +101,12 @@ def cache_error(
         [L, S, ...] if ``layered``, else [S, ...]: S sampled tokens.
     dtype : str
         The buffer's. Numbers of several bytes: ||found - recorded|| of a token over the greater of the two norms (a
-        slot that should be empty is wrong by 1). Numbers of one byte are codes: the share that differs.
+        slot that should be empty is wrong by 1); so of int8 codes, which are numbers over a scale of their own.
+        uint8 is bits: the share of bytes that differ.
     """
     axes = 2 if layered else 1
     a, b = (part.reshape(*part.shape[:axes], -1).astype(np.float64) for part in (found, recorded))
-    if DTYPE_BYTES[dtype] == 1:
+    if dtype == "uint8":
         return float((a != b).mean(axis=-1).max())
     norm = np.maximum(np.linalg.norm(a, axis=-1), np.linalg.norm(b, axis=-1))
     ratio = np.linalg.norm(a - b, axis=-1) / np.where(norm == 0, 1.0, norm)

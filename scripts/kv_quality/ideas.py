@@ -16,7 +16,9 @@ from scripts.kv_quality.roundings import (
 )
 from scripts.kv_quality.trial_formats import TrialKv
 from seko_export.piece import BuildConfig
-from seko_kernels.kv_formats import EXACT_SCHEMES, SCHEMES, KvFormat, kv_format
+from seko_kernels.formats import NUMBER_FORMATS
+from seko_kernels.kv_formats import KvFormat
+from seko_kernels.kv_schemes import kv_format
 
 # Run as streams beside the schemes unless the command names others.
 STREAMED = (
@@ -26,9 +28,9 @@ STREAMED = (
 
 
 def schemes(config: BuildConfig) -> list[KvFormat]:
-    """Return every lossy scheme that seko_kernels has."""
-    lossy = (name for name in SCHEMES if name not in EXACT_SCHEMES)
-    return [_shipped(name, config) for name in lossy]
+    """Return every way to store numbers that seko_kernels has and the model's heads can be cut for."""
+    fitting = (name for name, form in NUMBER_FORMATS.items() if config.model.head_dim % form.unit == 0)
+    return [_shipped(name, config) for name in fitting]
 
 
 def ideas(config: BuildConfig) -> list[KvFormat]:

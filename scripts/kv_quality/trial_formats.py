@@ -80,6 +80,11 @@ class TrialKv:
         return False
 
     @property
+    def exact(self) -> tuple[bool, bool]:
+        """Neither: a chunk is read as it is, its past as it was rounded."""
+        return False, False
+
+    @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:
         """Rounded keys and values."""
         return tuple(CacheTensor(name, (self.heads, self.head_dim), self.dtype) for name in ("k", "v"))
@@ -107,10 +112,6 @@ class TrialKv:
         bits = (self.k.bits + self.v.bits) / 2
         share = self.sink_tokens / self.cache_tokens if "sink-exact" in self.tricks else 0.0
         return share * 16 + (1 - share) * bits
-
-    def pool_bytes(self, layers: int, tokens: int) -> int:
-        """Bytes of the tensors here, not of the idea."""
-        return layers * tokens * sum(tensor.token_bytes for tensor in self.cache_tensors)
 
     def write(
         self,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from seko_export.errors import OnnxMissingError, UsageError
 from seko_export.onnx_form.translate import piece_model, require_onnx
+from seko_kernels.kv_formats import ExactKv
+from seko_kernels.lossy_kv import Nvfp4Kv
 
 if TYPE_CHECKING:
     from seko_export.pieces import BuildConfig
@@ -22,7 +24,7 @@ def check_can_build(config: BuildConfig) -> None:
     OnnxMissingError
         If a package is missing, that which verifies included.
     UsageError
-        If the build is for a GPU, or has a pool.
+        If the build is for a GPU, has a pool, or a cache that the form has no functions for.
     """
     require_onnx()
     try:
@@ -35,6 +37,11 @@ def check_can_build(config: BuildConfig) -> None:
     if config.device != "cpu":
         raise UsageError(
             f"--backend onnx builds for CPUs, and this build is for {config.device}: give --target cpu"
+        )
+    if not isinstance(config.kv, ExactKv | Nvfp4Kv):
+        raise UsageError(
+            f"--backend onnx has functions for exact and fp4 caches alone, and this build has {config.kv_scheme}: give "
+            "--kv bf16 or --kv fp4, or take another backend"
         )
     if config.pool is not None:
         raise UsageError("--backend onnx has no pools yet: leave --sessions out, or take another backend")

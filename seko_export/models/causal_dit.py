@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from seko_export.config import PATCH, ModelConfig, StreamConfig
 from seko_export.models.rotary import place_tables, rotary_tables, rotate
-from seko_kernels.kv_formats import ExactKv, KvFormat
+from seko_kernels.kv_formats import KvFormat
 
 
 class Embed(nn.Module):
@@ -202,7 +202,8 @@ class Block(BlockWeights):
         stored = unturned.to(dtype).flatten(0, 1) if self.kv.keys_before_rope else own[0]
         self.kv.write(caches, scales, token_index, stored, own[1])
         if rows is not None:
-            caches = {name: rows_of(cache, rows, self.stream.cache_tokens) for name, cache in caches.items()}
+            held = text_k.shape[0]
+            caches = {name: rows_of(cache, rows, len(cache) // held) for name, cache in caches.items()}
             text_k, text_v = text_k.index_select(0, rows), text_v.index_select(0, rows)
             token_index = in_window(token_index, rows, self.stream)
         y = self.self_attn.o(self._attend(q, own, token_index, caches, scales, places, valid_tokens))
@@ -226,11 +227,11 @@ class Block(BlockWeights):
         valid_tokens: Tensor,
     ) -> Tensor:
         batch, tokens = q.shape[0], self.stream.cache_tokens
-        k, v = self.kv.window(caches, scales, places, q.dtype)  # each [B*N, H, D]
-        if not isinstance(
-            self.kv, ExactKv
-        ):  # a chunk sees itself as it is: only its past went through the format
-            k, v = (window.index_copy(0, token_index, x) for window, x in zip((k, v), own, strict=True))
+        windows = self.kv.window(caches, scales, places, q.dtype)  # each [B*N, H, D]
+        k, v = (  # a chunk sees itself as it is: only its past went through the format
+            window if exact else window.index_copy(0, token_index, x)
+            for window, x, exact in zip(windows, own, self.kv.exact, strict=True)
+        )
         k, v = k.unflatten(0, (batch, tokens)), v.unflatten(0, (batch, tokens))
         if not self.masked:
             return attention(q, k, v, None)

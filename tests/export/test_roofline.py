@@ -34,6 +34,7 @@ from seko_export.piece import Argument, BuildConfig, Piece
 from seko_export.pieces import make_pieces
 from seko_export.roofline import Wish, launch_seconds, predict, weight_bytes
 from seko_kernels.attention import v_columns
+from seko_kernels.kv_formats import KvFormat
 from seko_runtime.manifest_reader import parse_manifest
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +72,17 @@ def test_the_cache_is_smaller_by_what_was_measured():
     # Rows from before keys were stored before RoPE lack 8 bytes a slot of the 21: which frame it holds (ADR 0005).
     assert bytes_of["fp4"] - row["pool_bytes"] in (0, 8 * 21)
     assert bytes_of["fp4"] / bytes_of["bf16"] == pytest.approx(row["value"], rel=2 * 168 / row["pool_bytes"])
+
+
+def test_every_scheme_is_planned_with_the_bytes_that_it_stores():
+    bits = {"fp8": 8, "int8": 8.25, "int4": 4.5, "int8-fp4": 6.375, "bf16-fp8": 12}
+    kv = {scheme: predicted(scheme)["session_bytes"]["kv"] for scheme in ("bf16", *bits)}
+    for scheme, number in bits.items():
+        assert kv[scheme] / kv["bf16"] == pytest.approx(number / 16, rel=1e-6)
+    sink = predict(replace(S1_WISH, kv_scheme="fp4-sink", layout={"sink_frames": 3, "ring_frames": 18}))
+    assert sink["session_bytes"]["kv"] / kv["bf16"] == pytest.approx(
+        (3 * 16 + 18 * 4.5) / (21 * 16), rel=1e-6
+    )
 
 
 def test_decoding_is_near_its_newest_row():
@@ -145,10 +157,10 @@ def test_a_lossy_cache_is_read_once_and_expanded_once():
         2 * m.heads + m.heads * m.head_dim
     )  # a head's of K and of V, and a mean for each channel of K
     tables = 4 * 2 * (22 * s.cache_frames + 42 * s.frame_tokens)  # cosines and sines of slots and of patches
-    assert expand.bytes_read == config.kv.pool_bytes(1, s.cache_tokens) + scales + tables
+    assert expand.bytes_read == pool_bytes(config.kv, 1, s.cache_tokens) + scales + tables
     assert expand.bytes_written == 2 * s.cache_tokens * m.dim * 2
     stored, *over = [launch for launch in launches if launch.kind == CACHE_WRITE]
-    assert stored.bytes_written == config.kv.pool_bytes(1, s.chunk_tokens)
+    assert stored.bytes_written == pool_bytes(config.kv, 1, s.chunk_tokens)
     assert [launch.bytes_written for launch in over] == [
         s.chunk_tokens * m.dim * 2
     ] * 2  # K and V as they are
@@ -227,7 +239,7 @@ def test_bytes_are_those_of_a_real_artifact(built, request):
     slots = layout["batch"] * config.stream.cache_frames
     frames = 8 * slots if config.kv.keys_before_rope else 0  # which frame each slot holds
     tokens = slots * config.stream.frame_tokens
-    assert config.kv.pool_bytes(2, tokens) + frames == manifest.kv.pool_bytes
+    assert pool_bytes(config.kv, 2, tokens) + frames == manifest.kv.pool_bytes
 
 
 def test_fp8_halves_the_matrices_of_the_blocks_alone():
@@ -321,7 +333,9 @@ def test_json_is_the_report(invoke):
         ("--chunk-frames", "7"),
         ("--sink-frames", "9"),
         ("--batch", "0"),
-        ("--kv", "int4"),
+        ("--kv", "int3"),
+        ("--kv", "bf16-sink"),
+        ("--kv", "fp4-sink", "--sink-frames", "0"),
         ("--kv", "bf16", "--fp4-kv"),
         ("--preset", "wan-15b"),
     ],
@@ -410,3 +424,8 @@ def step_seconds(gpu: Gpu) -> float:
         for name in ("block", "head")
         for launch in count_piece(pieces[name]).launches
     )
+
+
+def pool_bytes(form: KvFormat, layers: int, tokens: int) -> int:
+    """Bytes of so many layers and tokens in a format."""
+    return layers * tokens * sum(tensor.token_bytes for tensor in form.cache_tensors)

@@ -75,34 +75,50 @@ def test_write_kernel_gives_the_bytes_of_the_reference(
     assert torch.equal(caches[0], expected[0])
 
 
+@pytest.mark.parametrize("left_out", [0, 3])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_expand_kernel_gives_the_bits_of_the_reference(
-    shape: tuple[int, int, int], dtype: torch.dtype
+    shape: tuple[int, int, int], dtype: torch.dtype, left_out: int
 ) -> None:
     tokens, heads, head_dim = shape
+    row_tokens = 1 if left_out else tokens
+    window = tokens + tokens // row_tokens * left_out
     torch.manual_seed(tokens)
     codes = torch.randint(0, 256, (tokens, heads, head_dim // 2), dtype=torch.uint8)
     scales = torch.randint(0, 0x7F, (tokens, heads, head_dim // 16), dtype=torch.uint8)
     g = 2.0 ** torch.randint(-20, 20, (heads,)).float()
-    out = torch.full((tokens + 1, heads, head_dim), float("nan"), dtype=dtype)
+    out = torch.full((window + 1, heads, head_dim), float("nan"), dtype=dtype)
     blocks = tokens * heads * head_dim // 16
     nvfp4_expand_kernel[(-(-blocks // EXPAND_TILE),)](
-        codes, scales, g, out, blocks, HEADS=heads, HEAD_BLOCKS=head_dim // 16, TILE=EXPAND_TILE
+        codes,
+        scales,
+        g,
+        out,
+        blocks,
+        row_tokens,
+        left_out,
+        HEADS=heads,
+        HEAD_BLOCKS=head_dim // 16,
+        APART=left_out > 0,
+        TILE=EXPAND_TILE,
     )
     integer = torch.int16 if dtype == torch.bfloat16 else torch.int32
-    expected = nvfp4_decode(codes, scales, g, dtype)
-    assert torch.equal(out[:tokens].view(integer), expected.view(integer))
-    assert bool(out[tokens:].isnan().all())  # nothing is written past the end
+    rows = nvfp4_decode(codes, scales, g, dtype).unflatten(0, (-1, row_tokens))
+    found = out[:window].unflatten(0, (-1, left_out + row_tokens))
+    assert torch.equal(found[:, left_out:].contiguous().view(integer), rows.view(integer))
+    assert bool(found[:, :left_out].isnan().all())  # what is stored apart is left free
+    assert bool(out[window:].isnan().all())  # nothing is written past the end
 
 
+@pytest.mark.parametrize("left_out", [0, 3])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("slots", "patches", "heads", "head_dim", "slot_pairs"),
     [(1, 1, 1, 16, 4), (3, 5, 2, 48, 8), (4, 9, 5, 128, 22), (2, 3, 3, 32, 15)],
 )
 def test_expand_keys_kernel_gives_the_bits_of_the_reference(
-    slots: int, patches: int, heads: int, head_dim: int, slot_pairs: int, dtype: torch.dtype
+    slots: int, patches: int, heads: int, head_dim: int, slot_pairs: int, dtype: torch.dtype, left_out: int
 ) -> None:
     torch.manual_seed(slots)
     tokens = slots * patches
@@ -114,7 +130,8 @@ def test_expand_keys_kernel_gives_the_bits_of_the_reference(
         torch.stack((angle.cos(), angle.sin()), dim=-1)
         for angle in (torch.rand(slots, slot_pairs) * 7, torch.rand(patches, head_dim // 2 - slot_pairs) * 7)
     ]
-    out = torch.full((tokens + 1, heads, head_dim), float("nan"), dtype=dtype)
+    window = tokens + slots * left_out  # each slot is a row here
+    out = torch.full((window + 1, heads, head_dim), float("nan"), dtype=dtype)
     parts = tokens * head_dim // 16
     nvfp4_expand_keys_kernel[(-(-parts // EXPAND_KEYS_TILE), -(-heads // EXPAND_KEYS_HEADS))](
         codes,
@@ -125,15 +142,23 @@ def test_expand_keys_kernel_gives_the_bits_of_the_reference(
         out,
         parts,
         patches,
+        patches,
+        left_out,
         HEADS=heads,
         HEAD_BLOCKS=head_dim // 16,
         SLOT_PAIRS=slot_pairs,
         GROUP=EXPAND_KEYS_HEADS,
+        APART=left_out > 0,
         TILE=EXPAND_KEYS_TILE,
     )
     expected = nvfp4_decode_keys(codes, scales, g, mean, *tables, torch.float32)
     if dtype == torch.bfloat16:
         # The interpreter's cast cuts off. A GPU's rounds: test_nvfp4_expand_keys.py holds it to the reference.
         expected = (expected.view(torch.int32) & -0x10000).view(torch.float32)
-    assert torch.equal(out[:tokens].float().view(torch.int32), expected.view(torch.int32))
-    assert bool(out[tokens:].isnan().all())  # nothing is written past the end
+    found = out[:window].float().unflatten(0, (slots, left_out + patches))
+    assert torch.equal(
+        found[:, left_out:].contiguous().view(torch.int32),
+        expected.unflatten(0, (slots, patches)).view(torch.int32),
+    )
+    assert bool(found[:, :left_out].isnan().all())  # what is stored apart is left free
+    assert bool(out[window:].isnan().all())  # nothing is written past the end

@@ -9,17 +9,44 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seko_kernels import ChannelStatistics, ExactKv, KvFormat, Nvfp4Kv, kv_format
+from seko_kernels import (
+    ChannelStatistics,
+    ExactKv,
+    KvFormat,
+    KvScheme,
+    LossyKv,
+    Nvfp4Kv,
+    RowLayout,
+    kv_format,
+)
 from seko_kernels.errors import KvCalibrationError, KvSchemeError, KvShapeError
-from seko_kernels.formats import NVFP4_CALIBRATED_SCALE, NVFP4_GLOBAL_EXPONENTS
+from seko_kernels.formats import FP4, NVFP4_CALIBRATED_SCALE, NVFP4_GLOBAL_EXPONENTS
+from seko_kernels.lossy_kv import _ring_index
 
-FORMATS = (ExactKv(3, 48, torch.float32), ExactKv(3, 48, torch.bfloat16), Nvfp4Kv(3, 48))
-TOKENS = 11
-INDEX = torch.tensor([7, 0, 10, 3])
-# One slot of 11 tokens, nothing turned.
+HEADS, HEAD_DIM = 3, 96
+NAMES = (
+    "fp32",
+    "fp4",
+    "fp8",
+    "int8",
+    "int4",
+    "int8-fp4",
+    "fp32-int4",
+    "fp8-fp32",
+    "int4-sink",
+    "fp4-fp32-sink",
+)
+LAYOUT = RowLayout(sink_tokens=2, ring_tokens=9, chunk_tokens=4)
+FORMATS = (
+    ExactKv(HEADS, HEAD_DIM, torch.bfloat16),
+    *(kv_format(name, HEADS, HEAD_DIM, torch.float32, LAYOUT) for name in NAMES),
+)
+TOKENS = LAYOUT.cache_tokens
+INDEX = torch.tensor([7, 10, 2, 3])
+# Slots of one token, nothing turned.
 STILL = {
-    "slot_rotary": torch.tensor([1.0, 0.0]).expand(1, 8, 2).contiguous(),
-    "patch_rotary": torch.tensor([1.0, 0.0]).expand(TOKENS, 16, 2).contiguous(),
+    "slot_rotary": torch.tensor([1.0, 0.0]).expand(TOKENS, 8, 2).contiguous(),
+    "patch_rotary": torch.tensor([1.0, 0.0]).expand(1, HEAD_DIM // 2 - 8, 2).contiguous(),
 }
 
 
@@ -39,61 +66,66 @@ def caches_of(form: KvFormat, byte: int) -> dict[str, torch.Tensor]:
     """Caches of one layer, every byte `byte`."""
     caches = {}
     for tensor in form.cache_tensors:
-        raw = torch.full(
-            (TOKENS, math.prod(tensor.token_shape) * tensor.dtype.itemsize), byte, dtype=torch.uint8
-        )
-        caches[tensor.name] = raw.view(tensor.dtype).reshape(TOKENS, *tensor.token_shape)
+        tokens = {"cache": TOKENS, "sink": LAYOUT.sink_tokens, "ring": LAYOUT.ring_tokens}[tensor.part]
+        raw = torch.full((tokens, tensor.token_bytes), byte, dtype=torch.uint8)
+        caches[tensor.name] = raw.view(tensor.dtype).reshape(tokens, *tensor.token_shape)
     return caches
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
-def test_pool_bytes_are_what_the_tensors_take(form: KvFormat) -> None:
-    layer = sum(cache.numel() * cache.element_size() for cache in caches_of(form, 0).values())
-    assert form.pool_bytes(5, TOKENS) == 5 * layer
-    assert form.pool_bytes(1, TOKENS) * 8 == form.bits_per_number * TOKENS * 2 * 3 * 48
+def test_bits_a_number_are_what_the_tensors_take(form: KvFormat) -> None:
+    layer = sum(cache.nbytes for cache in caches_of(form, 0).values())
+    assert layer * 8 == pytest.approx(form.bits_per_number * TOKENS * 2 * HEADS * HEAD_DIM)
 
 
 def test_fp4_takes_a_3_56th_of_bf16() -> None:
-    exact, fp4 = ExactKv(12, 128, torch.bfloat16), Nvfp4Kv(12, 128)
-    assert exact.pool_bytes(30, 32760) / fp4.pool_bytes(30, 32760) == 16 / 4.5
+    formats = (ExactKv(12, 128, torch.bfloat16), Nvfp4Kv(12, 128))
+    exact, fp4 = (sum(tensor.token_bytes for tensor in form.cache_tensors) for form in formats)
+    assert exact / fp4 == 16 / 4.5
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 def test_write_touches_its_places_only_and_window_reads_them(form: KvFormat) -> None:
     torch.manual_seed(0)
     dtype = torch.bfloat16 if form.name == "bf16" else torch.float32
-    k, v = torch.randn(2, 4, 3, 48).to(dtype)
+    k, v = torch.randn(2, 4, HEADS, HEAD_DIM).to(dtype)
     scales = form.calibrate(seen(k), seen(v))
     assert {name: (tuple(t.shape), t.dtype) for name, t in scales.items()} == {
         tensor.name: (tensor.shape, tensor.dtype) for tensor in form.scale_tensors
     }
     caches = caches_of(form, 0x31)
     form.write(caches, scales, INDEX, k, v)
-    others = [place for place in range(TOKENS) if place not in INDEX.tolist()]
+    first = {tensor.name: LAYOUT.sink_tokens * (tensor.part == "ring") for tensor in form.cache_tensors}
     for name, untouched in caches_of(form, 0x31).items():
-        assert torch.equal(caches[name][others], untouched[others])
+        written = {place - first[name] for place in INDEX.tolist()}
+        others = [place for place in range(len(untouched)) if place not in written]
+        assert torch.equal(caches[name][others].view(torch.uint8), untouched[others].view(torch.uint8))
     k_window, v_window = form.window(caches, scales, STILL if form.keys_before_rope else {}, dtype)
-    assert k_window.shape == v_window.shape == (TOKENS, 3, 48)
-    if isinstance(form, ExactKv):
-        assert torch.equal(k_window[INDEX], k)
-        assert torch.equal(v_window[INDEX], v)
-        assert k_window.data_ptr() == caches["k"].data_ptr()  # no copy
+    assert k_window.shape == v_window.shape == (TOKENS, HEADS, HEAD_DIM)
+    for side, window, x, exact in zip("kv", (k_window, v_window), (k, v), form.exact, strict=True):
+        if exact:
+            assert torch.equal(window[INDEX], x)
+            assert window.data_ptr() == caches[side].data_ptr()  # no copy
+        else:
+            assert 0.001 < float((window[INDEX] - x).norm() / x.norm()) < 0.12
 
 
-def test_a_pool_of_zero_bytes_is_a_window_of_means_and_zeros() -> None:
-    form = Nvfp4Kv(3, 48)
-    known = ChannelStatistics(*(torch.full((3, 48), number) for number in (0.0, 1.0, 0.25)))
+@pytest.mark.parametrize("scheme", ["fp4", "fp8", "int8", "int4"])
+def test_a_pool_of_zero_bytes_is_a_window_of_means_and_zeros(scheme: str) -> None:
+    form = kv_format(scheme, HEADS, HEAD_DIM, torch.bfloat16)
+    known = ChannelStatistics(*(torch.full((HEADS, HEAD_DIM), number) for number in (0.0, 1.0, 0.25)))
     k, v = form.window(caches_of(form, 0), form.calibrate(known, known), STILL, torch.bfloat16)
     assert bool((k == 0.25).all())
     assert not v.any()
 
 
-def test_keys_of_one_large_mean_are_kept_more_finely_than_without() -> None:
+@pytest.mark.parametrize("scheme", ["fp4", "int4"])
+def test_keys_of_one_large_mean_are_kept_more_finely_than_without(scheme: str) -> None:
     """What all tokens share costs no bits: the error is that of what is left."""
     torch.manual_seed(0)
-    form = Nvfp4Kv(3, 48)
-    rest = torch.randn(TOKENS, 3, 48) * 0.1
-    k = rest + torch.randn(3, 48) * 10
+    form = kv_format(scheme, HEADS, HEAD_DIM, torch.float32)
+    rest = torch.randn(TOKENS, HEADS, HEAD_DIM) * 0.1
+    k = rest + torch.randn(HEADS, HEAD_DIM) * 10
     errors = []
     for stored in (k, rest):
         caches = caches_of(form, 0)
@@ -167,18 +199,80 @@ def test_lookup_gives_the_format_of_that_name() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         assert kv_format("fp4", 2, 32, dtype) == Nvfp4Kv(2, 32)
     assert Nvfp4Kv(2, 32).name == "fp4-before-rope"  # of these bytes; a manifest's "fp4" has other ones
-    for form in FORMATS:
-        if isinstance(form, ExactKv):
-            assert kv_format(form.name, 3, 48, form.dtype) == form
+    names = [form.name for form in FORMATS[1:]]
+    assert names == [
+        *("fp32", "fp4-before-rope", "fp8-before-rope", "int8-before-rope", "int4-before-rope"),
+        *("int8-before-rope.fp4", "exact.int4", "fp8-before-rope.exact"),
+        *("int4-before-rope.exact-sink", "fp4-before-rope.exact.exact-sink"),
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_scheme_is_spelled_as_it_is_read(name: str) -> None:
+    assert str(KvScheme.parse(name)) == name
+    assert str(KvScheme.parse("int8-int8")) == "int8"
+
+
+def test_a_sink_that_is_stored_as_it_is_comes_back_as_it_was() -> None:
+    """Two rows; written by a chunk of sink and ring, and kept when later chunks write none of it."""
+    layout = RowLayout(sink_tokens=3, ring_tokens=6, chunk_tokens=4)
+    form = kv_format("fp4-sink", 2, 32, torch.float32, layout)
+    sizes = {"sink": 6, "ring": 12}
+    caches = {t.name: torch.zeros((sizes[t.part], *t.token_shape), dtype=t.dtype) for t in form.cache_tensors}
+    torch.manual_seed(0)
+    x = torch.randn(2, 9, 2, 32)  # of each row, by place
+    scales = form.calibrate(seen(x.flatten(0, 1)), seen(x.flatten(0, 1)))
+    still = {
+        "slot_rotary": torch.tensor([1.0, 0.0]).expand(18, 8, 2).contiguous(),
+        "patch_rotary": torch.tensor([1.0, 0.0]).expand(1, 8, 2).contiguous(),
+    }
+    for chunks in (([0, 1, 2, 3], [2, 3, 4, 5]), ([4, 5, 6, 7], [0, 1, 2, 3]), ([8, 3, 4, 5], [6, 7, 8, 3])):
+        index = torch.tensor([[place + 9 * row for place in chunk] for row, chunk in enumerate(chunks)])
+        numbers = torch.stack([x[row][chunk] for row, chunk in enumerate(chunks)]).flatten(0, 1)
+        form.write(caches, scales, index.flatten(), numbers, numbers)
+    k, v = (window.unflatten(0, (2, 9)) for window in form.window(caches, scales, still, torch.float32))
+    assert torch.equal(v[:, :3], x[:, :3])
+    assert torch.equal(k[:, :3], x[:, :3])
+    assert 0.01 < float((v - x)[:, 3:].norm() / x[:, 3:].norm()) < 0.2
+
+
+@given(st.integers(0, 4), st.integers(1, 4), st.integers(0, 4), st.integers(0, 40))
+def test_codes_beside_an_exact_sink_have_places_of_their_own(
+    sink: int, chunk: int, spare: int, first: int
+) -> None:
+    """No two tokens of a chunk share a place, and a frame of the sink takes none that holds a frame of the ring."""
+    layout, ring = RowLayout(2 * sink, 2 * (chunk + spare), 2 * chunk), chunk + spare
+    frames = range(first, first + chunk)
+    slots = [frame if frame < sink else sink + (frame - sink) % ring for frame in frames]
+    index = torch.tensor([2 * slot + token for slot in slots for token in (0, 1)])
+    places = _ring_index(layout, index).tolist()
+    assert len(set(places)) == 2 * chunk
+    held = {2 * ((frame - sink) % ring) + token for frame in range(sink, first) for token in (0, 1)}
+    of_sink = [
+        place for place, slot in zip(places, (s for s in slots for _ in (0, 1)), strict=True) if slot < sink
+    ]
+    assert not held & set(of_sink)
 
 
 def test_lookup_refuses_and_says_what_there_is() -> None:
-    with pytest.raises(KvSchemeError, match="'int3'; there are bf16, fp32, fp4"):
+    with pytest.raises(KvSchemeError, match="'int3'; there are bf16, fp32, fp8, int8, int4, fp4"):
         kv_format("int3", 2, 32, torch.float32)
     with pytest.raises(KvSchemeError, match="computes in"):
         kv_format("bf16", 2, 32, torch.float32)
     with pytest.raises(KvShapeError, match="multiple of 16"):
         kv_format("fp4", 2, 40, torch.float32)
+    with pytest.raises(KvShapeError, match="multiple of 32"):
+        kv_format("fp4-int8", 2, 48, torch.float32)
+    with pytest.raises(KvSchemeError, match="its sink with it"):
+        kv_format("fp32-sink", 2, 32, torch.float32)
+    with pytest.raises(KvSchemeError, match="layout"):
+        kv_format("fp4-sink", 2, 32, torch.float32)
+    with pytest.raises(KvSchemeError, match="has none"):
+        kv_format("fp4-sink", 2, 32, torch.float32, RowLayout(0, 4, 2))
+    with pytest.raises(KvSchemeError, match="neither"):
+        LossyKv(2, 32, None, None)
+    with pytest.raises(KvSchemeError, match="name the model's dtype"):
+        LossyKv(2, 32, FP4, None)
     with pytest.raises(KvShapeError, match="at least 1"):
         ExactKv(0, 32, torch.float32)
     with pytest.raises(KvSchemeError, match="without a copy"):

@@ -21,6 +21,8 @@ SIGNATURE = {
     "GLOBAL_SCALE": "*fp32",
     "OUT": "*bf16",
     "blocks": "i32",
+    "row_tokens": "i32",
+    "left_out": "i32",
 }
 
 
@@ -67,10 +69,14 @@ def test_wrong_tensors_are_refused() -> None:
         nvfp4_expand(codes[0], scales, g, torch.float32)
 
 
+@pytest.mark.parametrize("apart", [False, True])
 def test_kernel_compiles_everywhere_without_spills(
-    cross_compile: Callable[..., Any], sass_of: Callable[[Any], list[str]], compile_archs: tuple[int, ...]
+    cross_compile: Callable[..., Any],
+    sass_of: Callable[[Any], list[str]],
+    compile_archs: tuple[int, ...],
+    apart: bool,
 ) -> None:
-    constants = {"HEADS": 12, "HEAD_BLOCKS": 8, "TILE": EXPAND_TILE}
+    constants = {"HEADS": 12, "HEAD_BLOCKS": 8, "APART": apart, "TILE": EXPAND_TILE}
     for arch in compile_archs:
         compiled = cross_compile(nvfp4_expand_kernel, SIGNATURE, constants, arch, EXPAND_WARPS, ("blocks",))
         if arch == 90:

@@ -32,6 +32,8 @@ SIGNATURE = {
     "OUT": "*bf16",
     "parts": "i32",
     "frame_tokens": "i32",
+    "row_tokens": "i32",
+    "left_out": "i32",
 }
 
 
@@ -115,14 +117,19 @@ def test_wrong_tensors_are_refused() -> None:
         nvfp4_expand_keys(codes, scales, g, mean, slot_rotary, patch_rotary.double(), torch.float32)
 
 
+@pytest.mark.parametrize("apart", [False, True])
 def test_kernel_compiles_everywhere_without_spills(
-    cross_compile: Callable[..., Any], sass_of: Callable[[Any], list[str]], compile_archs: tuple[int, ...]
+    cross_compile: Callable[..., Any],
+    sass_of: Callable[[Any], list[str]],
+    compile_archs: tuple[int, ...],
+    apart: bool,
 ) -> None:
     constants = {
         "HEADS": 12,
         "HEAD_BLOCKS": 8,
         "SLOT_PAIRS": 22,
         "GROUP": EXPAND_KEYS_HEADS,
+        "APART": apart,
         "TILE": EXPAND_KEYS_TILE,
     }
     for arch in compile_archs:

@@ -118,12 +118,18 @@ class EagerStream:
     def cache_rows(self, row: int) -> dict[str, Tensor]:
         """Return one batch row's part of every cache tensor, [layers, N, ...]."""
         s = self.config.stream
-        return {n: t.unflatten(1, (s.batch, s.cache_tokens))[:, row] for n, t in self.caches().items()}
+        return {n: t.unflatten(1, (s.batch, -1))[:, row] for n, t in self.caches().items()}
 
     def slot_tokens(self, row: int, slot: int) -> dict[str, Tensor]:
         """Return what one slot of one row holds, [layers, frame_tokens, ...] by cache tensor."""
-        n = self.config.stream.frame_tokens
-        return {name: t[:, slot * n : (slot + 1) * n] for name, t in self.cache_rows(row).items()}
+        s, rows, held = self.config.stream, self.cache_rows(row), {}
+        for cache in self.config.kv.cache_tensors:
+            first = s.sink_frames if cache.part == "ring" else 0
+            frames = s.sink_frames if cache.part == "sink" else s.cache_frames
+            if first <= slot < frames:
+                start = (slot - first) * s.frame_tokens
+                held[f"kv.{cache.name}"] = rows[f"kv.{cache.name}"][:, start : start + s.frame_tokens]
+        return held
 
     @torch.no_grad()
     def _run(self, calls: Sequence[Call], number: int) -> dict[str, Tensor]:

@@ -15,7 +15,9 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
 from seko_export.config import ModelConfig, StreamConfig
+from seko_kernels.formats import FP4
 from seko_kernels.kv_formats import KvFormat
+from seko_kernels.kv_reference import encode
 from seko_kernels.reference import nvfp4_encode
 
 
@@ -45,21 +47,26 @@ class SliceWrites:
 
     Parameters
     ----------
-    exact
+    form
         The format whose bytes and reads are kept.
     stream
         The layout.
     """
 
-    def __init__(self, exact: KvFormat, stream: StreamConfig) -> None:
-        self.exact, self.stream = exact, stream
+    def __init__(self, form: KvFormat, stream: StreamConfig) -> None:
+        self.form, self.stream = form, stream
         self.slots = [SlotList(stream.sink_frames, stream.cache_frames) for _ in range(stream.batch)]
         self.first_frames = [0] * stream.batch
 
     @property
     def keys_before_rope(self) -> bool:
         """As the format under test."""
-        return self.exact.keys_before_rope
+        return self.form.keys_before_rope
+
+    @property
+    def exact(self) -> tuple[bool, bool]:
+        """As the format under test."""
+        return self.form.exact
 
     def start_chunk(self, first_frames: list[int]) -> None:
         """Say where each row stands; a row at frame 0 starts its stream anew."""
@@ -78,21 +85,21 @@ class SliceWrites:
     ) -> None:
         """Store k and v [B*T, H, D] of the current chunk."""
         n, s = self.stream.frame_tokens, self.stream
-        stored = {}
-        for name, x in (("k", k), ("v", v)):
-            if self.keys_before_rope:  # NVFP4
-                stored[f"{name}_codes"], stored[f"{name}_scales"] = nvfp4_encode(
-                    x, scales[f"{name}_global_scale"], scales.get(f"{name}_mean")
-                )
-            else:
-                stored[name] = x
+        stored = stored_bytes(self.form, scales, k, v)
+        apart = f"k{SINK}" in caches or f"v{SINK}" in caches
         for row, first in enumerate(self.first_frames):
             for i in range(s.chunk_frames):
                 slot = self.slots[row].place(first + i)
-                start = row * s.cache_tokens + slot * n
                 source = row * s.chunk_tokens + i * n
                 for name, tokens in stored.items():
-                    caches[name][start : start + n] = tokens[source : source + n]
+                    cache, frames, place = caches[name], s.cache_frames, slot
+                    if name.endswith(SINK):
+                        frames = s.sink_frames
+                    elif apart and name not in ("k", "v"):
+                        frames, place = s.ring_frames, slot - s.sink_frames
+                    if 0 <= place < frames:
+                        start = (row * frames + place) * n
+                        cache[start : start + n] = tokens[source : source + n]
 
     def window(
         self,
@@ -102,7 +109,28 @@ class SliceWrites:
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         """Read as the format under test does."""
-        return self.exact.window(caches, scales, places, dtype)
+        return self.form.window(caches, scales, places, dtype)
+
+
+SINK = "_sink"
+
+
+def stored_bytes(form: KvFormat, scales: Mapping[str, Tensor], k: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """Return what a format stores of tokens [T, H, D], by cache tensor, straight from the references of numbers."""
+    stored = {}
+    for side, x, exact in zip(("k", "v"), (k, v), form.exact, strict=True):
+        if exact:
+            stored[side] = x
+            continue
+        numbers = form.keys if side == "k" else form.values
+        g, mean = scales[f"{side}_global_scale"], scales.get(f"{side}_mean")
+        codes, groups = nvfp4_encode(x, g, mean) if numbers is FP4 else encode(numbers, x, g, mean)
+        stored[f"{side}_codes"] = codes
+        if groups is not None:
+            stored[f"{side}_scales"] = groups
+        if form.exact_sink is not None:
+            stored[f"{side}{SINK}"] = x
+    return stored
 
 
 @dataclass(frozen=True)

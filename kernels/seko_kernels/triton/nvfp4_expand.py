@@ -18,8 +18,11 @@ def nvfp4_expand_kernel(  # type: ignore[no-untyped-def]
     GLOBAL_SCALE,
     OUT,
     blocks,
+    row_tokens,
+    left_out,
     HEADS: tl.constexpr,
     HEAD_BLOCKS: tl.constexpr,
+    APART: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Write ``OUT = e2m1(CODES) * e4m3(SCALES) * g``, exact in bf16 and fp32.
@@ -36,11 +39,13 @@ def nvfp4_expand_kernel(  # type: ignore[no-untyped-def]
     GLOBAL_SCALE : pointer to fp32
         ``[H]``, powers of two up to 2**100 (so the factor 2**14 cannot overflow).
     OUT : pointer to bf16 or fp32
-        ``[N, H, D]``, contiguous.
-    blocks : int
-        ``N * H * D/16``, less than 2**31.
+        ``[N + N/row_tokens * left_out, H, D]``, contiguous: the first ``left_out`` places of each row stay as they are.
+    blocks, row_tokens, left_out : int
+        ``N * H * D/16``, less than 2**31; tokens of a row; see OUT.
     HEADS, HEAD_BLOCKS, TILE : constexpr int
         H, D/16, scale blocks per program.
+    APART : constexpr bool
+        False: ``left_out`` is 0.
     """
     first = tl.program_id(0) * TILE
     local = tl.arange(0, TILE)
@@ -58,8 +63,12 @@ def nvfp4_expand_kernel(  # type: ignore[no-untyped-def]
     halves = tl.interleave(low, high).to(tl.float16, bitcast=True)  # [TILE, 16]
     value = halves.to(tl.float32) * tl.expand_dims(scale, 1)
     channel = tl.arange(0, 16)
+    target = local[:, None] * 16 + channel[None, :]
+    if APART:
+        row = (first + local) // HEAD_BLOCKS // HEADS // row_tokens
+        target += ((row + 1).to(tl.int64) * left_out * (HEADS * HEAD_BLOCKS * 16))[:, None]
     tl.store(
-        OUT + start * 2 + (local[:, None] * 16 + channel[None, :]),
+        OUT + start * 2 + target,
         value.to(OUT.dtype.element_ty),
         mask=live[:, None],
     )

@@ -23,10 +23,13 @@ def nvfp4_expand_keys_kernel(  # type: ignore[no-untyped-def]
     OUT,
     parts,
     frame_tokens,
+    row_tokens,
+    left_out,
     HEADS: tl.constexpr,
     HEAD_BLOCKS: tl.constexpr,
     SLOT_PAIRS: tl.constexpr,
     GROUP: tl.constexpr,
+    APART: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Write ``OUT = rotate(r(e2m1(CODES) * e4m3(SCALES) * g + MEAN))``, r to 12 significant bits.
@@ -50,11 +53,13 @@ def nvfp4_expand_keys_kernel(  # type: ignore[no-untyped-def]
     PATCH_ROTARY : pointer to fp32
         ``[frame_tokens, D/2 - SLOT_PAIRS, 2]``, contiguous: of the others.
     OUT : pointer to bf16 or fp32
-        ``[N, H, D]``, contiguous.
-    parts, frame_tokens : int
-        ``N * D/16``, less than 2**31, and tokens of a slot.
+        ``[N + N/row_tokens * left_out, H, D]``, contiguous: the first ``left_out`` places of each row stay as they are.
+    parts, frame_tokens, row_tokens, left_out : int
+        ``N * D/16``, less than 2**31; tokens of a slot, tokens of a row; see OUT.
     HEADS, HEAD_BLOCKS, SLOT_PAIRS, GROUP, TILE : constexpr int
         H, D/16, pairs that turn with the slot, heads a program, parts a program.
+    APART : constexpr bool
+        False: ``left_out`` is 0.
     """
     place = tl.program_id(0) * TILE + tl.arange(0, TILE)
     live = place < parts
@@ -71,8 +76,8 @@ def nvfp4_expand_keys_kernel(  # type: ignore[no-untyped-def]
     slot_sin = tl.load(at_slot + 1, mask=in_slot, other=0.0)
     patch_cos = tl.load(at_patch, mask=in_patch, other=0.0)
     patch_sin = tl.load(at_patch + 1, mask=in_patch, other=0.0)
-    cos = _factor(tl.where(by_slot, slot_cos, patch_cos))
-    sin = _factor(tl.where(by_slot, slot_sin, patch_sin))
+    cos = rotary_factor(tl.where(by_slot, slot_cos, patch_cos))
+    sin = rotary_factor(tl.where(by_slot, slot_sin, patch_sin))
 
     byte = tl.arange(0, 8)
     channel = tl.arange(0, 16)
@@ -88,9 +93,13 @@ def nvfp4_expand_keys_kernel(  # type: ignore[no-untyped-def]
         low = (((packed & 7) << 9) | ((packed & 8) << 12)).to(tl.float16, bitcast=True)
         high = (((packed & 0x70) << 5) | ((packed & 0x80) << 8)).to(tl.float16, bitcast=True)
         at_mean = MEAN + (head * HEAD_BLOCKS + part)[:, None] * 16 + byte[None, :] * 2
-        even = _factor(low.to(tl.float32) * scale + tl.load(at_mean, mask=there[:, None], other=0.0))
-        odd = _factor(high.to(tl.float32) * scale + tl.load(at_mean + 1, mask=there[:, None], other=0.0))
+        even = rotary_factor(low.to(tl.float32) * scale + tl.load(at_mean, mask=there[:, None], other=0.0))
+        odd = rotary_factor(
+            high.to(tl.float32) * scale + tl.load(at_mean + 1, mask=there[:, None], other=0.0)
+        )
         turned = tl.interleave(even * cos - odd * sin, even * sin + odd * cos)  # [TILE, 16]
+        if APART:
+            block += (token // row_tokens + 1).to(tl.int64) * left_out * (HEADS * HEAD_BLOCKS)
         tl.store(
             OUT + block[:, None] * 16 + channel[None, :],
             turned.to(OUT.dtype.element_ty),
@@ -99,6 +108,6 @@ def nvfp4_expand_keys_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _factor(x):  # type: ignore[no-untyped-def]
+def rotary_factor(x):  # type: ignore[no-untyped-def]
     """Round fp32 to 12 significant bits, ties away from zero; `seko_kernels.reference.round_factor`."""
     return ((x.to(tl.int32, bitcast=True) + 0x800) & -0x1000).to(tl.float32, bitcast=True)

@@ -1,4 +1,4 @@
-"""Runs interpreted_nvfp4.py with Triton's interpreter, which must be chosen before Triton is imported."""
+"""Runs the KV kernels' tests with Triton's interpreter, which must be chosen before Triton is imported."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-TESTS = Path(__file__).with_name("interpreted_nvfp4.py")
+import pytest
 
 
-def test_kernels_equal_the_reference_in_the_interpreter() -> None:
+@pytest.mark.parametrize("file", ["interpreted_nvfp4.py", "interpreted_kv.py"])
+def test_kernels_equal_the_reference_in_the_interpreter(file: str) -> None:
     # The outer run's PYTEST_* variables describe the outer run (its xdist worker, its current test).
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(TESTS)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__).with_name(file))],
         env={**inherited, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

@@ -1,0 +1,264 @@
+"""Writes and expansions of fp8, int8 and int4 caches as ops: checks, then Triton (CUDA) or the reference (CPU).
+
+Those of NVFP4 are in `ops`. No arithmetic.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+from seko_kernels import kv_reference
+from seko_kernels.errors import KvDtypeError, KvShapeError
+from seko_kernels.formats import NUMBER_FORMATS, NumberFormat
+from seko_kernels.kv_places import KeyTables, SinkApart, check_mean
+from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
+from seko_kernels.reference import turn_keys
+from seko_kernels.triton.kv_expand import (
+    KV_EXPAND_HEADS,
+    KV_EXPAND_NUMBERS,
+    KV_EXPAND_WARPS,
+    kv_expand_kernel,
+)
+from seko_kernels.triton.kv_write import KV_WRITE_NUMBERS, KV_WRITE_WARPS, kv_write_kernel
+
+
+def kv_write(
+    form: NumberFormat,
+    x: Tensor,
+    token_index: Tensor,
+    codes: Tensor,
+    scales: Tensor | None,
+    global_scale: Tensor,
+    mean: Tensor | None = None,
+) -> None:
+    """Quantise `x`, less a mean, and write token ``t`` to place ``token_index[t]`` of a cache, in place.
+
+    Parameters
+    ----------
+    form : NumberFormat
+        fp8, int8 or int4; `kv_reference.encode` has the formulas.
+    x : Tensor
+        ``[T, H, D]`` float32 or bfloat16, finite; any strides with the channels contiguous cost no copy.
+    token_index : Tensor
+        ``[T]`` int64, distinct, in ``[0, N)``. The CUDA kernel skips tokens outside.
+    codes : Tensor
+        ``[N, *form.codes_shape]`` of ``form.code_dtype``, contiguous; mutated.
+    scales : Tensor or None
+        ``[N, *form.scales_shape]`` uint8, contiguous; mutated. None where the format has no groups.
+    global_scale : Tensor
+        ``[H]`` float32, powers of two (see `reference.global_scale`).
+    mean : Tensor, optional
+        ``[H, D]`` float32, contiguous: taken off before rounding.
+
+    Raises
+    ------
+    KvShapeError
+        If shapes disagree, D is no multiple of the format's unit, or a cache is not contiguous.
+    KvDtypeError
+        If a dtype is not the one above.
+    KvDeviceError
+        If the tensors lie on different devices, or on one that is neither CPU nor CUDA.
+    """
+    if x.dim() != 3:
+        raise KvShapeError(f"x has shape {tuple(x.shape)}, expected [tokens, heads, head_dim]")
+    tokens, heads, head_dim = x.shape
+    _check_cache(form, codes, scales, global_scale, heads, head_dim)
+    if tuple(token_index.shape) != (tokens,):
+        raise KvShapeError(f"token_index has shape {tuple(token_index.shape)}, expected ({tokens},)")
+    if x.dtype not in FLOAT_DTYPES:
+        raise KvDtypeError(f"x is {x.dtype}, expected one of {FLOAT_DTYPES}")
+    if token_index.dtype != torch.int64:
+        raise KvDtypeError(f"token_index is {token_index.dtype}, expected torch.int64")
+    optional = [one for one in (scales, mean) if one is not None]
+    if mean is not None:
+        check_mean(mean, heads, head_dim)
+    if takes_kernels(x, token_index, codes, global_scale, *optional):
+        _kv_write_cuda(x, token_index, codes, scales, global_scale, mean, form.name)
+        return
+    new_codes, new_scales = kv_reference.encode(form, x, global_scale, mean)
+    codes.index_copy_(0, token_index, new_codes)
+    if scales is not None and new_scales is not None:
+        scales.index_copy_(0, token_index, new_scales)
+
+
+def kv_expand(
+    form: NumberFormat,
+    codes: Tensor,
+    scales: Tensor | None,
+    global_scale: Tensor,
+    dtype: torch.dtype,
+    keys: KeyTables | None = None,
+    apart: SinkApart | None = None,
+) -> Tensor:
+    """Expand a cache; of keys that were stored before RoPE, add the mean that the write took off and rotate by place.
+
+    Bytes that were never written (zeros) expand to 0, or to the rotated mean.
+
+    Parameters
+    ----------
+    form, codes, scales, global_scale
+        As `kv_write` takes them.
+    dtype : torch.dtype
+        float32 or bfloat16.
+    keys : KeyTables, optional
+        The keys' mean and rotary tables.
+    apart : SinkApart, optional
+        Where each row's window begins with places that this cache does not hold.
+
+    Returns
+    -------
+    Tensor
+        ``[N, H, D]`` of `dtype`, new and contiguous; with ``apart`` longer, and anything in the places of the sink.
+
+    Raises
+    ------
+    KvShapeError, KvDtypeError, KvDeviceError
+        As in `kv_write`.
+    """
+    if codes.dim() != 3:
+        raise KvShapeError(f"codes have shape {tuple(codes.shape)}, expected [tokens, heads, bytes]")
+    tokens, heads, width = codes.shape
+    head_dim = width * 8 // form.code_bits
+    _check_cache(form, codes, scales, global_scale, heads, head_dim)
+    if dtype not in FLOAT_DTYPES:
+        raise KvDtypeError(f"cannot expand to {dtype}, expected one of {FLOAT_DTYPES}")
+    if keys is not None:
+        keys.check(tokens, heads, head_dim)
+    if apart is not None:
+        apart.check(tokens)
+    optional = [one for one in (scales, *(keys or ())) if one is not None]
+    if takes_kernels(codes, global_scale, *optional):
+        expanded: Tensor = _kv_expand_cuda(
+            codes,
+            scales,
+            global_scale,
+            *(keys or (None, None, None)),
+            dtype,
+            form.name,
+            *(apart or (tokens, 0)),
+        )
+        return expanded
+    values = kv_reference.decode(form, codes, scales, global_scale, dtype if keys is None else torch.float32)
+    if keys is not None:
+        values = turn_keys(values, *keys, dtype)
+    return values if apart is None else apart.lengthened(values)
+
+
+@triton_op("seko::kv_write", mutates_args={"codes", "scales"})
+def _kv_write_cuda(
+    x: Tensor,
+    token_index: Tensor,
+    codes: Tensor,
+    scales: Tensor | None,
+    global_scale: Tensor,
+    mean: Tensor | None,
+    form_name: str,
+) -> None:
+    form = NUMBER_FORMATS[form_name]
+    tokens, heads, head_dim = x.shape
+    if x.stride(2) != 1:
+        x = x.contiguous()
+    units, tile = tokens * heads * head_dim // form.unit, KV_WRITE_NUMBERS // form.unit
+    # A pointer that a variant does not read still needs a tensor: a scale stands in.
+    wrap_triton(kv_write_kernel)[((units + tile - 1) // tile,)](
+        x,
+        token_index,
+        codes,
+        global_scale if scales is None else scales,
+        global_scale,
+        global_scale if mean is None else mean,
+        units,
+        codes.shape[0],
+        x.stride(0),
+        x.stride(1),
+        HEADS=heads,
+        HEAD_UNITS=head_dim // form.unit,
+        UNIT=form.unit,
+        BITS=form.code_bits,
+        GROUPED=scales is not None,
+        CENTRED=mean is not None,
+        TILE=tile,
+        num_warps=KV_WRITE_WARPS,
+    )
+
+
+@triton_op("seko::kv_expand", mutates_args=())
+def _kv_expand_cuda(
+    codes: Tensor,
+    scales: Tensor | None,
+    global_scale: Tensor,
+    mean: Tensor | None,
+    slot_rotary: Tensor | None,
+    patch_rotary: Tensor | None,
+    dtype: torch.dtype,
+    form_name: str,
+    row_tokens: int,
+    left_out: int,
+) -> Tensor:
+    form = NUMBER_FORMATS[form_name]
+    tokens, heads, width = codes.shape
+    head_dim = width * 8 // form.code_bits
+    rows = tokens // row_tokens
+    expanded = torch.empty((tokens + rows * left_out, heads, head_dim), dtype=dtype, device=codes.device)
+    parts, tile = tokens * head_dim // form.unit, KV_EXPAND_NUMBERS // form.unit
+    grid = ((parts + tile - 1) // tile, (heads + KV_EXPAND_HEADS - 1) // KV_EXPAND_HEADS)
+    wrap_triton(kv_expand_kernel)[grid](
+        codes,
+        global_scale if scales is None else scales,
+        global_scale,
+        global_scale if mean is None else mean,
+        global_scale if slot_rotary is None else slot_rotary,
+        global_scale if patch_rotary is None else patch_rotary,
+        expanded,
+        parts,
+        1 if patch_rotary is None else patch_rotary.shape[0],
+        row_tokens,
+        left_out,
+        HEADS=heads,
+        HEAD_UNITS=head_dim // form.unit,
+        UNIT=form.unit,
+        BITS=form.code_bits,
+        GROUPED=scales is not None,
+        SLOT_PAIRS=0 if slot_rotary is None else slot_rotary.shape[1],
+        GROUP=KV_EXPAND_HEADS,
+        APART=left_out > 0,
+        TILE=tile,
+        num_warps=KV_EXPAND_WARPS,
+    )
+    return expanded
+
+
+def _check_cache(
+    form: NumberFormat, codes: Tensor, scales: Tensor | None, global_scale: Tensor, heads: int, head_dim: int
+) -> None:
+    """Refuse a cache that is not one layer's ``[N, heads, head_dim]`` in the format's bytes."""
+    if head_dim < form.unit or head_dim % form.unit:
+        raise KvShapeError(
+            f"head_dim {head_dim} is no multiple of {form.unit}, what {form.name} takes together"
+        )
+    if global_scale.dtype != torch.float32:
+        raise KvDtypeError(f"global_scale is {global_scale.dtype}, expected torch.float32")
+    if tuple(global_scale.shape) != (heads,) or not global_scale.is_contiguous():
+        raise KvShapeError(
+            f"global_scale has shape {tuple(global_scale.shape)}, expected ({heads},), contiguous"
+        )
+    if (scales is not None) != bool(form.group):
+        raise KvShapeError(
+            f"{form.name} has {'' if form.group else 'no '}scales of groups, the caller none or some"
+        )
+    wanted = [("codes", codes, form.codes_shape(heads, head_dim), form.code_dtype)]
+    if scales is not None:
+        wanted.append(("scales", scales, form.scales_shape(heads, head_dim), torch.uint8))
+    for name, cache, shape, dtype in wanted:
+        if cache.dtype != dtype:
+            raise KvDtypeError(f"{name} of {form.name} are {cache.dtype}, expected {dtype}")
+        if tuple(cache.shape) != (codes.shape[0], *shape):
+            raise KvShapeError(
+                f"{name} of {form.name} have shape {tuple(cache.shape)}, expected {(codes.shape[0], *shape)}"
+            )
+        if not cache.is_contiguous():
+            raise KvShapeError(
+                f"{name} are strided {cache.stride()}; a cache must be contiguous, pass the pool's own view"
+            )

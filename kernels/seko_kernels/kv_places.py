@@ -1,0 +1,90 @@
+"""Where expanded tokens go, and what turns keys that were stored before RoPE: records of tensors, and their checks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from seko_kernels.errors import KvDtypeError, KvShapeError
+
+
+class KeyTables(NamedTuple):
+    """What keys that were stored before RoPE need to be read: `reference.nvfp4_decode_keys` has the formula.
+
+    Parameters
+    ----------
+    mean : Tensor
+        ``[H, D]`` float32, contiguous.
+    slot_rotary : Tensor
+        ``[slots, A, 2]`` float32, contiguous: cosine and sine of the first A pairs of channels, by slot.
+    patch_rotary : Tensor
+        ``[n, D // 2 - A, 2]`` float32, contiguous: of the other pairs, by the place in a latent frame.
+    """
+
+    mean: Tensor
+    slot_rotary: Tensor
+    patch_rotary: Tensor
+
+    def check(self, tokens: int, heads: int, head_dim: int) -> None:
+        """Refuse tables that do not have one cosine and sine for each token and pair of channels.
+
+        Raises
+        ------
+        KvShapeError, KvDtypeError
+            If a tensor is not as above, or the tables do not make up ``tokens`` of ``head_dim``.
+        """
+        check_mean(self.mean, heads, head_dim)
+        for name, table in (("slot_rotary", self.slot_rotary), ("patch_rotary", self.patch_rotary)):
+            if table.dtype != torch.float32:
+                raise KvDtypeError(f"{name} is {table.dtype}, expected torch.float32")
+            if table.dim() != 3 or table.shape[2] != 2 or not table.is_contiguous():
+                raise KvShapeError(
+                    f"{name} has shape {tuple(table.shape)}, expected [places, pairs, 2], contiguous"
+                )
+        slot, patch = self.slot_rotary.shape, self.patch_rotary.shape
+        if slot[0] * patch[0] != tokens or slot[1] + patch[1] != head_dim // 2:
+            raise KvShapeError(
+                f"slot_rotary {tuple(slot)} and patch_rotary {tuple(patch)} do not make up {tokens} tokens of "
+                f"{head_dim // 2} pairs"
+            )
+
+
+class SinkApart(NamedTuple):
+    """A cache without its rows' first places, which are stored apart: an expansion leaves them free, to be filled in.
+
+    Parameters
+    ----------
+    row_tokens : int
+        Tokens of a row in the cache that is expanded.
+    left_out : int
+        Places that stand before them in the row's window.
+    """
+
+    row_tokens: int
+    left_out: int
+
+    def check(self, tokens: int) -> None:
+        """Refuse a cache of `tokens` that is not whole rows.
+
+        Raises
+        ------
+        KvShapeError
+            If a row has no tokens, or there is a part of one.
+        """
+        if self.row_tokens < 1 or tokens % self.row_tokens or self.left_out < 0:
+            raise KvShapeError(f"a cache of {tokens} tokens is no whole number of rows of {self.row_tokens}")
+
+    def lengthened(self, x: Tensor) -> Tensor:
+        """Return ``[N + rows * left_out, H, D]``: ``x`` [N, H, D] with zeros before each row."""
+        rows = x.unflatten(0, (-1, self.row_tokens))
+        return torch.nn.functional.pad(rows, (0, 0, 0, 0, self.left_out, 0)).flatten(0, 1)
+
+
+def check_mean(mean: Tensor, heads: int, head_dim: int) -> None:
+    """Refuse what is not one float32 number a channel; raises `KvShapeError`, `KvDtypeError`."""
+    if mean.dtype != torch.float32:
+        raise KvDtypeError(f"mean is {mean.dtype}, expected torch.float32")
+    if tuple(mean.shape) != (heads, head_dim) or not mean.is_contiguous():
+        raise KvShapeError(f"mean has shape {tuple(mean.shape)}, expected ({heads}, {head_dim}), contiguous")

@@ -1,0 +1,126 @@
+"""fp8, int8 and int4 of a KV cache in plain torch: the truth for every byte. NVFP4 is in `reference`.
+
+Static arithmetic that `torch.export` traces. Every step is exact in fp32, rounds at one stated place, or is corrected
+to the exact result; therefore eager torch, a compiled CPU engine and the Triton kernels give equal bytes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from seko_kernels.formats import E4M3_MAX, INT4, NumberFormat
+from seko_kernels.reference import e4m3_decode, e4m3_encode
+
+LARGEST_STEP_BYTE = 0x7E  # 448
+INT8_MOST, INT4_MOST = 127, 15
+
+
+def encode(
+    form: NumberFormat, x: Tensor, global_scale: Tensor, mean: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Quantise ``x - mean`` to fp8, int8 or int4.
+
+    fp8: the bits of ``e4m3(|x| / g)``, to nearest even, saturating, with the sign of x. Integers: per group of 32
+    channels ``s = e4m3 at or above (range * 1/levels * 1/g) * g`` and the nearest ``x / s``, ties to even. int8: range
+    is the largest magnitude, 127 levels, codes -127..127. int4: range is from the least to the largest number, 0
+    included, 15 levels; the code of 0 is the group's zero point, codes 0..15.
+
+    Parameters
+    ----------
+    form : NumberFormat
+        `formats.FP8`, `INT8` or `INT4`.
+    x : Tensor
+        ``[T, H, D]`` float32 or bfloat16, finite; D a multiple of ``form.unit``.
+    global_scale : Tensor
+        ``[H]`` float32, powers of two (`reference.global_scale`).
+    mean : Tensor, optional
+        ``[H, D]`` float32, taken off before all else: ``x - mean``, rounded to fp32.
+
+    Returns
+    -------
+    codes : Tensor
+        ``[T, *form.codes_shape]`` of ``form.code_dtype``.
+    scales : Tensor or None
+        ``[T, *form.scales_shape]`` uint8: e4m3 steps, then zero points; None of fp8.
+    """
+    x = x.to(torch.float32)
+    if mean is not None:
+        x = x - mean
+    if not form.group:
+        bits = e4m3_encode((x.abs() * global_scale.reciprocal()[:, None]).clamp(max=E4M3_MAX))
+        return bits.to(torch.int8) * torch.where(x < 0, -1, 1).to(torch.int8), None
+    groups = x.unflatten(-1, (-1, form.group))  # [T, H, D/32, 32]
+    g = global_scale[:, None]  # [H, 1]
+    least = groups.amin(-1).clamp(max=0)
+    reach = groups.amax(-1).clamp(min=0) - least if form.zero_points else groups.abs().amax(-1)
+    most = INT4_MOST if form.zero_points else INT8_MOST
+    steps = e4m3_above(reach * (1.0 / most) * g.reciprocal())
+    step = e4m3_decode(steps) * g  # [T, H, D/32] fp32, exact
+    signed = nearest(groups.abs(), step[..., None], most) * torch.where(groups < 0, -1, 1)
+    if form is not INT4:
+        return signed.flatten(-2).to(form.code_dtype), steps
+    zeros = nearest(-least, step, most)
+    codes = (signed + zeros[..., None]).clamp(0, most).flatten(-2).unflatten(-1, (-1, 2))
+    packed = (codes[..., 0] + codes[..., 1] * 16).to(torch.uint8)
+    return packed, torch.cat((steps, zeros.to(torch.uint8)), dim=-1)
+
+
+def decode(
+    form: NumberFormat, codes: Tensor, scales: Tensor | None, global_scale: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Expand what `encode` made: fp8 exact in both dtypes, integers exact in float32 and rounded once to bfloat16.
+
+    Parameters
+    ----------
+    form, codes, scales, global_scale
+        As `encode` takes and gives them, of N tokens.
+    dtype : torch.dtype
+        float32 or bfloat16.
+
+    Returns
+    -------
+    Tensor
+        ``[N, H, D]`` of `dtype`.
+    """
+    g = global_scale[:, None]  # [H, 1]
+    if scales is None:
+        magnitude = e4m3_decode(codes.abs()) * g
+        return torch.where(codes < 0, -magnitude, magnitude).to(dtype)
+    if not form.zero_points:
+        numbers = codes.to(torch.int32).unflatten(-1, (-1, form.group))
+        steps = scales
+    else:
+        nibbles = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2).to(torch.int32)
+        steps, zeros = scales.chunk(2, dim=-1)
+        numbers = nibbles.unflatten(-1, (-1, form.group)) - zeros.to(torch.int32)[..., None]
+    values: Tensor = numbers.to(torch.float32) * (e4m3_decode(steps) * g)[..., None]
+    return values.flatten(-2).to(dtype)
+
+
+def e4m3_above(x: Tensor) -> Tensor:
+    """Bits of the least e4m3 number that is not below `x` (float32, >= 0), at most 448, as uint8.
+
+    Where the nearest one is 0, it is 0: no result hangs on a number that a GPU may have flushed to zero.
+    """
+    nearest_byte = e4m3_encode(x)
+    short = (e4m3_decode(nearest_byte) < x) & (nearest_byte > 0) & (nearest_byte < LARGEST_STEP_BYTE)
+    return nearest_byte + short.to(torch.uint8)
+
+
+def nearest(magnitude: Tensor, step: Tensor, most: int) -> Tensor:
+    """Whole number nearest to ``magnitude / step``, ties to even, at most `most`, as int32; 0 where the step is 0.
+
+    A division that is a little off at first is put right: (n + 1/2) * step is exact, since n has at most 7 bits and a
+    step 4.
+    """
+    there = step > 0
+    inverse = torch.where(there, step, 1.0).reciprocal()
+    guess = torch.round((magnitude * inverse).clamp(max=float(most)))
+    above, below = (guess + 0.5) * step, (guess - 0.5) * step
+    number = guess.to(torch.int32)
+    odd = (number & 1) == 1
+    up = (magnitude > above) | ((magnitude == above) & odd)
+    down = (magnitude < below) | ((magnitude == below) & odd)
+    number = number + up.to(torch.int32) - down.to(torch.int32)
+    return torch.where(there, number.clamp(max=most), 0)

@@ -1,0 +1,107 @@
+"""KV schemes by name, as a command line spells them: what of a cache is stored how. No bytes, no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from seko_kernels.errors import KvSchemeError
+from seko_kernels.formats import FP4, NUMBER_FORMATS
+from seko_kernels.kv_formats import EXACT_SCHEMES, ExactKv, KvFormat
+from seko_kernels.lossy_kv import LossyKv, Nvfp4Kv, RowLayout
+
+SCHEMES = (*EXACT_SCHEMES, *NUMBER_FORMATS)
+_SINK = "-sink"
+
+
+@dataclass(frozen=True)
+class KvScheme:
+    """How keys and values are stored.
+
+    Parameters
+    ----------
+    keys, values : str
+        One of `SCHEMES` each.
+    exact_sink : bool
+        Whether the sink of what is quantised is stored as the model computes it.
+
+    Raises
+    ------
+    KvSchemeError
+        If there is no such scheme, or an exact cache is to have an exact sink.
+    """
+
+    keys: str
+    values: str
+    exact_sink: bool = False
+
+    def __post_init__(self) -> None:
+        for name in (self.keys, self.values):
+            if name not in SCHEMES:
+                raise KvSchemeError(f"no KV scheme {name!r}; there are {', '.join(SCHEMES)}")
+        if self.exact_sink and not {self.keys, self.values} & {*NUMBER_FORMATS}:
+            raise KvSchemeError(f"a {self} cache is exact, its sink with it: leave the exact sink out")
+
+    @classmethod
+    def parse(cls, text: str) -> KvScheme:
+        """Return what `str` of a scheme means."""
+        names = text.removesuffix(_SINK)
+        keys, _, values = names.partition("-")
+        return cls(keys, values or keys, exact_sink=names != text)
+
+    def __str__(self) -> str:
+        both = self.keys if self.keys == self.values else f"{self.keys}-{self.values}"
+        return both + _SINK * self.exact_sink
+
+
+def kv_format(
+    scheme: KvScheme | str,
+    heads: int,
+    head_dim: int,
+    exact_dtype: torch.dtype,
+    layout: RowLayout | None = None,
+) -> KvFormat:
+    """Return the format that `scheme` names.
+
+    Parameters
+    ----------
+    scheme : KvScheme or str
+        ``"bf16"`` or ``"fp32"`` (the model's own numbers, stored as they are), ``"fp8"``, ``"int8"``, ``"int4"`` or
+        ``"fp4"`` (NVFP4) of both; ``"int8-fp4"`` of keys and values; with ``"-sink"`` behind it the sink as it is.
+    heads, head_dim : int
+        Attention heads and channels of each.
+    exact_dtype : torch.dtype
+        The dtype that the model computes in: bfloat16 on CUDA, float32 on a CPU. An exact scheme must name
+        it.
+    layout : RowLayout, optional
+        Of a row's cache; only an exact sink needs it.
+
+    Returns
+    -------
+    KvFormat
+
+    Raises
+    ------
+    KvSchemeError
+        If there is no such scheme, an exact one is not the model's dtype, or an exact sink has no layout.
+    KvShapeError
+        If the format cannot store this head_dim.
+    """
+    scheme = KvScheme.parse(scheme) if isinstance(scheme, str) else scheme
+    for name in (scheme.keys, scheme.values):
+        if EXACT_SCHEMES.get(name, exact_dtype) != exact_dtype:
+            raise KvSchemeError(
+                f"KV scheme {name!r} stores {EXACT_SCHEMES[name]}, but the model computes in {exact_dtype}; "
+                f"choose the scheme of that dtype, or one of {', '.join(NUMBER_FORMATS)}"
+            )
+    keys, values = (NUMBER_FORMATS.get(name) for name in (scheme.keys, scheme.values))
+    if keys is None and values is None:
+        return ExactKv(heads, head_dim, exact_dtype)
+    if scheme.exact_sink:
+        if layout is None:
+            raise KvSchemeError(f"KV scheme {scheme} needs the layout of a row's cache")
+        return LossyKv(heads, head_dim, keys, values, exact_dtype, layout)
+    if (keys, values) == (FP4, FP4):
+        return Nvfp4Kv(heads, head_dim)
+    return LossyKv(heads, head_dim, keys, values, exact_dtype if None in (keys, values) else None)

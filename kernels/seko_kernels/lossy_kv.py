@@ -1,0 +1,305 @@
+"""A KV cache of quantised numbers: keys and values each in a format of their own, the sink as it is if wanted.
+
+Keys lie before RoPE, less a calibrated mean: most of what a key holds is the same in every token of a head, as long as
+RoPE has not turned it. Taken off there, the same bits store the rest more finely (docs/adr/0005).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seko_kernels import reference
+from seko_kernels.errors import KvSchemeError, KvShapeError
+from seko_kernels.formats import FP4, CacheTensor, NumberFormat, ScaleTensor
+from seko_kernels.kv_formats import ChannelStatistics, check_sizes, check_statistics
+from seko_kernels.kv_ops import kv_expand, kv_write
+from seko_kernels.kv_places import KeyTables, SinkApart
+from seko_kernels.ops import nvfp4_expand, nvfp4_expand_keys, nvfp4_write
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Tokens of one row's cache: sink, ring behind it, and those of a chunk, which is written at once.
+
+    Parameters
+    ----------
+    sink_tokens, ring_tokens, chunk_tokens : int
+        Whole latent frames each; a chunk is no larger than the ring.
+    """
+
+    sink_tokens: int
+    ring_tokens: int
+    chunk_tokens: int
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens of the window."""
+        return self.sink_tokens + self.ring_tokens
+
+
+@dataclass(frozen=True)
+class LossyKv:
+    """Keys and values of which at least one is quantised.
+
+    Parameters
+    ----------
+    heads, head_dim : int
+        Attention heads and channels of each.
+    keys, values : NumberFormat or None
+        None: as the model computes them; then keys lie after RoPE.
+    dtype : torch.dtype or None
+        The model's, where anything is stored as it is.
+    exact_sink : RowLayout or None
+        With it the sink of what is quantised lies apart, as the model computes it (keys before RoPE), and the codes are
+        the ring's alone.
+
+    Raises
+    ------
+    KvShapeError
+        If a size is not positive, or head_dim no multiple of what a format takes together.
+    KvSchemeError
+        If neither is quantised, ``dtype`` is missing, or there is no sink to be exact.
+    """
+
+    heads: int
+    head_dim: int
+    keys: NumberFormat | None = FP4
+    values: NumberFormat | None = FP4
+    dtype: torch.dtype | None = None
+    exact_sink: RowLayout | None = None
+
+    def __post_init__(self) -> None:
+        check_sizes(self.heads, self.head_dim)
+        for form in (self.keys, self.values):
+            if form is not None and self.head_dim % form.unit:
+                raise KvShapeError(
+                    f"head_dim {self.head_dim} is no multiple of {form.unit}, what {form.name} takes together"
+                )
+        if self.keys is None and self.values is None:
+            raise KvSchemeError("neither keys nor values are quantised; take the exact format")
+        if self.dtype is None and (self.exact_sink is not None or None in (self.keys, self.values)):
+            raise KvSchemeError("a part of the cache is stored as it is: name the model's dtype")
+        if self.exact_sink is not None and self.exact_sink.sink_tokens < 1:
+            raise KvSchemeError(
+                "the sink is to be stored as it is, but the cache has none; give it sink frames"
+            )
+
+    @property
+    def name(self) -> str:
+        """As in the manifest. ``fp4`` there names the first such format: keys after RoPE, no mean, top 6 alone."""
+        keys = f"{self.keys.name}-before-rope" if self.keys else "exact"
+        values = self.values.name if self.values else "exact"
+        both = keys if self.keys == self.values else f"{keys}.{values}"
+        return both + (".exact-sink" if self.exact_sink else "")
+
+    @property
+    def keys_before_rope(self) -> bool:
+        """Where they are quantised."""
+        return self.keys is not None
+
+    @property
+    def exact(self) -> tuple[bool, bool]:
+        """Whether keys, and values, are read as they were written."""
+        return self.keys is None, self.values is None
+
+    @property
+    def cache_tensors(self) -> tuple[CacheTensor, ...]:
+        """Codes and bytes of groups, for keys and for values; the sink's numbers where it lies apart."""
+        tensors, part = [], "ring" if self.exact_sink else "cache"
+        for side, form in self._sides:
+            whole = (self.heads, self.head_dim)
+            if form is None:
+                tensors.append(CacheTensor(side, whole, self._dtype))
+                continue
+            tensors.append(CacheTensor(f"{side}_codes", form.codes_shape(*whole), form.code_dtype, part))
+            if form.group:
+                shape = form.scales_shape(*whole)
+                tensors.append(CacheTensor(f"{side}_scales", shape, torch.uint8, part))
+            if self.exact_sink is not None:
+                tensors.append(CacheTensor(f"{side}_sink", whole, self._dtype, "sink"))
+        return tuple(tensors)
+
+    @property
+    def scale_tensors(self) -> tuple[ScaleTensor, ...]:
+        """One power of two per head, for keys and for values; the mean of each channel of the keys."""
+        tensors = []
+        for side, form in self._sides:
+            if form is not None:
+                tensors.append(ScaleTensor(f"{side}_global_scale", (self.heads,), torch.float32))
+                if side == "k":
+                    tensors.append(ScaleTensor("k_mean", (self.heads, self.head_dim), torch.float32))
+        return tuple(tensors)
+
+    @property
+    def bits_per_number(self) -> float:
+        """Mean over keys and values, sink and ring."""
+        whole = 0 if self.dtype is None else self.dtype.itemsize * 8
+        share = 0.0
+        if self.exact_sink is not None:
+            share = self.exact_sink.sink_tokens / self.exact_sink.cache_tokens
+        bits = [whole if form is None else share * whole + (1 - share) * form.bits for form in self._forms]
+        return sum(bits) / 2
+
+    def write(
+        self,
+        caches: Mapping[str, Tensor],
+        scales: Mapping[str, Tensor],
+        token_index: Tensor,
+        k: Tensor,
+        v: Tensor,
+    ) -> None:
+        """Quantise and store keys and values in place; see `KvFormat.write`."""
+        codes_index = token_index
+        if self.exact_sink is not None:
+            codes_index = _ring_index(self.exact_sink, token_index)
+        for (side, form), x in zip(self._sides, (k, v), strict=True):
+            if form is None:
+                caches[side].index_copy_(0, token_index, x.to(self._dtype))
+                continue
+            if self.exact_sink is not None:
+                _write_sink(self.exact_sink, caches[f"{side}_sink"], token_index, x.to(self._dtype))
+            codes, groups = caches[f"{side}_codes"], caches.get(f"{side}_scales")
+            g, mean = scales[f"{side}_global_scale"], scales.get(f"{side}_mean")
+            if form is FP4 and groups is not None:
+                nvfp4_write(x, codes_index, codes, groups, g, mean)
+            else:
+                kv_write(form, x, codes_index, codes, groups, g, mean)
+
+    def window(
+        self,
+        caches: Mapping[str, Tensor],
+        scales: Mapping[str, Tensor],
+        places: Mapping[str, Tensor],
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        """Expand and turn keys, expand values; see `KvFormat.window`. Places never written: the mean, and 0."""
+        k, v = (self._read(side, form, caches, scales, places, dtype) for side, form in self._sides)
+        return k, v
+
+    def calibrate(self, k: ChannelStatistics, v: ChannelStatistics) -> dict[str, Tensor]:
+        """Choose the global scales and take the keys' mean.
+
+        Parameters
+        ----------
+        k, v : ChannelStatistics
+            Of the keys (before RoPE where `keys_before_rope`), and of the values.
+
+        Returns
+        -------
+        dict of str to Tensor
+            The tensors that `scale_tensors` names.
+
+        Raises
+        ------
+        KvShapeError
+            If they are not of this format's channels.
+        """
+        check_statistics(k, v, self.heads, self.head_dim)
+        made = {}
+        for (side, form), seen in zip(self._sides, (k, v), strict=True):
+            if form is not None:
+                centre = seen.mean if side == "k" else 0.0
+                made[f"{side}_global_scale"] = reference.global_scale(seen.amax(centre), form.top)
+                if side == "k":
+                    made["k_mean"] = seen.mean
+        return made
+
+    @property
+    def _forms(self) -> tuple[NumberFormat | None, NumberFormat | None]:
+        return self.keys, self.values
+
+    @property
+    def _sides(self) -> tuple[tuple[str, NumberFormat | None], ...]:
+        return ("k", self.keys), ("v", self.values)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        if self.dtype is None:  # __post_init__ refused it
+            raise KvSchemeError("a part of the cache is stored as it is: name the model's dtype")
+        return self.dtype
+
+    def _read(
+        self,
+        side: str,
+        form: NumberFormat | None,
+        caches: Mapping[str, Tensor],
+        scales: Mapping[str, Tensor],
+        places: Mapping[str, Tensor],
+        dtype: torch.dtype,
+    ) -> Tensor:
+        if form is None:
+            if dtype != self.dtype:
+                raise KvSchemeError(f"the exact part of a KV cache cannot serve {dtype} without a copy")
+            return caches[side]
+        layout, turning = self.exact_sink, None
+        apart = None if layout is None else SinkApart(layout.ring_tokens, layout.sink_tokens)
+        codes, groups = caches[f"{side}_codes"], caches.get(f"{side}_scales")
+        g = scales[f"{side}_global_scale"]
+        if side == "k":
+            slots, patches = places["slot_rotary"], places["patch_rotary"]
+            if layout is not None:
+                slots = _slots_of(layout, slots, len(patches), sink=False)
+            turning = KeyTables(scales["k_mean"], slots, patches)
+        if form is not FP4 or groups is None:
+            window = kv_expand(form, codes, groups, g, dtype, turning, apart)
+        elif turning is not None:
+            window = nvfp4_expand_keys(codes, groups, g, *turning, dtype, apart)
+        else:
+            window = nvfp4_expand(codes, groups, g, dtype, apart)
+        if layout is None:
+            return window
+        sink = caches[f"{side}_sink"]
+        if side == "k":
+            slots = _slots_of(layout, places["slot_rotary"], len(places["patch_rotary"]), sink=True)
+            sink = reference.rotate_keys(sink.float(), slots, places["patch_rotary"], dtype)
+        rows = torch.arange(len(sink) // layout.sink_tokens, device=sink.device) * layout.cache_tokens
+        index = rows[:, None] + torch.arange(layout.sink_tokens, device=sink.device)
+        return window.index_copy(0, index.flatten(), sink)
+
+
+@dataclass(frozen=True)
+class Nvfp4Kv(LossyKv):
+    """Keys and values in NVFP4, four over six: 4.5 bits a number. The format that fused kernels read."""
+
+
+def _slots_of(layout: RowLayout, table: Tensor, frame_tokens: int, *, sink: bool) -> Tensor:
+    """Return the rows of a table [B * cache slots, ...] that are of the sinks' slots, or of the rings'."""
+    first = layout.sink_tokens // frame_tokens
+    by_row: Tensor = table.unflatten(0, (-1, layout.cache_tokens // frame_tokens))
+    part = by_row.narrow(1, 0, first) if sink else by_row.narrow(1, first, by_row.shape[1] - first)
+    return part.flatten(0, 1).contiguous()
+
+
+def _ring_index(layout: RowLayout, token_index: Tensor) -> Tensor:
+    """Return where tokens lie in caches of the rings alone.
+
+    Tokens of the sink go to the ring's last places: the closed form of the ring, one turn before its first. They are
+    read by nobody, since while a sink is being filled its ring is not yet, and each place is written before it is read.
+    """
+    row, place = token_index // layout.cache_tokens, token_index % layout.cache_tokens
+    return row * layout.ring_tokens + (place - layout.sink_tokens) % layout.ring_tokens
+
+
+def _write_sink(layout: RowLayout, sink: Tensor, token_index: Tensor, x: Tensor) -> None:
+    """Store those of the tokens that belong to sinks, in place.
+
+    No index may be left out, so every other token writes what stands at its own row's first place afterwards anyway.
+    """
+    tokens = layout.chunk_tokens
+    row, place = (
+        part.unflatten(0, (-1, tokens))
+        for part in (token_index // layout.cache_tokens, token_index % layout.cache_tokens)
+    )  # each [B, T]
+    first = row[:, 0] * layout.sink_tokens  # [B]
+    is_first = (place == 0).to(torch.int64)
+    turn = is_first.argmax(1) + torch.arange(len(row), device=x.device) * tokens
+    given = is_first.sum(1).to(torch.bool)[:, None, None]
+    kept = torch.where(given, x.index_select(0, turn), sink.index_select(0, first))  # [B, H, D]
+    inside = place < layout.sink_tokens
+    index = torch.where(inside, row * layout.sink_tokens + place, first[:, None])
+    values = torch.where(inside[..., None, None], x.unflatten(0, (-1, tokens)), kept[:, None])
+    sink.index_copy_(0, index.flatten(), values.flatten(0, 1))

@@ -1,0 +1,127 @@
+"""The kernel that expands a cache of fp8, int8 or int4; keys get their mean and are rotated. Checks in `kv_ops`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from seko_kernels.triton.e4m3_scale import e4m3_scale_decode
+from seko_kernels.triton.nvfp4_expand_keys import rotary_factor
+
+KV_EXPAND_NUMBERS = 2048  # numbers of one head per program, times the heads of a group
+KV_EXPAND_HEADS = 4  # heads that a program rotates by the cosines and sines it has loaded
+KV_EXPAND_WARPS = 4
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def kv_expand_kernel(  # type: ignore[no-untyped-def]
+    CODES,
+    SCALES,
+    GLOBAL_SCALE,
+    MEAN,
+    SLOT_ROTARY,
+    PATCH_ROTARY,
+    OUT,
+    parts,
+    frame_tokens,
+    row_tokens,
+    left_out,
+    HEADS: tl.constexpr,
+    HEAD_UNITS: tl.constexpr,
+    UNIT: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUPED: tl.constexpr,
+    SLOT_PAIRS: tl.constexpr,
+    GROUP: tl.constexpr,
+    APART: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Write the numbers that ``CODES`` and ``SCALES`` stand for; with SLOT_PAIRS add ``MEAN`` and rotate.
+
+    `seko_kernels.kv_reference.decode` and `seko_kernels.reference.turn_keys` are the definition. A program takes a run
+    of (token, unit) of one group of heads, as `nvfp4_expand_keys_kernel` does and for its reasons.
+
+    Parameters
+    ----------
+    CODES : pointer to int8, or uint8 where BITS is 4
+        ``[N, H, D * BITS/8]``, contiguous.
+    SCALES : pointer to uint8
+        As `kv_write_kernel` writes them; not read unless GROUPED.
+    GLOBAL_SCALE, MEAN : pointer to fp32
+        ``[H]``, powers of two, and ``[H, D]``; the mean is not read unless SLOT_PAIRS.
+    SLOT_ROTARY, PATCH_ROTARY : pointer to fp32
+        ``[N/frame_tokens, SLOT_PAIRS, 2]`` and ``[frame_tokens, D/2 - SLOT_PAIRS, 2]``; not read unless SLOT_PAIRS.
+    OUT : pointer to bf16 or fp32
+        ``[N + N/row_tokens * left_out, H, D]``, contiguous: the first ``left_out`` places of each row stay as they are.
+    parts, frame_tokens, row_tokens, left_out : int
+        ``N * HEAD_UNITS`` (less than 2**31), tokens of a slot, tokens of a row in CODES, and see OUT.
+    HEADS, HEAD_UNITS, UNIT, SLOT_PAIRS, GROUP, TILE : constexpr int
+        H, D/UNIT, channels of a unit, pairs that turn with the slot (0: values), heads a program, parts a program.
+    BITS, GROUPED : constexpr int, bool
+        As in `kv_write_kernel`.
+    APART : constexpr bool
+        False: ``left_out`` is 0.
+    """
+    place = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    live = place < parts
+    token = place // HEAD_UNITS
+    part = place % HEAD_UNITS
+    HALF: tl.constexpr = UNIT // 2
+    half = tl.arange(0, HALF)
+    channel = tl.arange(0, UNIT)
+    if SLOT_PAIRS > 0:
+        pair = part[:, None] * HALF + half[None, :]  # [TILE, UNIT/2]
+        by_slot = pair < SLOT_PAIRS
+        in_slot = live[:, None] & by_slot
+        in_patch = live[:, None] & (pair >= SLOT_PAIRS)
+        at_slot = SLOT_ROTARY + ((token // frame_tokens)[:, None] * SLOT_PAIRS + pair) * 2
+        patch_pairs = HEAD_UNITS * HALF - SLOT_PAIRS
+        at_patch = PATCH_ROTARY + ((token % frame_tokens)[:, None] * patch_pairs + pair - SLOT_PAIRS) * 2
+        slot_cos = tl.load(at_slot, mask=in_slot, other=0.0)
+        slot_sin = tl.load(at_slot + 1, mask=in_slot, other=0.0)
+        patch_cos = tl.load(at_patch, mask=in_patch, other=0.0)
+        patch_sin = tl.load(at_patch + 1, mask=in_patch, other=0.0)
+        cos = rotary_factor(tl.where(by_slot, slot_cos, patch_cos))
+        sin = rotary_factor(tl.where(by_slot, slot_sin, patch_sin))
+
+    for turn in tl.static_range(GROUP):
+        head = tl.program_id(1) * GROUP + turn
+        there = live & (head < HEADS)
+        unit = (token.to(tl.int64) * HEADS + head) * HEAD_UNITS + part  # bytes: past 2**31 for a large pool
+        g = tl.load(GLOBAL_SCALE + head, mask=head < HEADS, other=1.0)
+        if BITS == 8:
+            at = CODES + unit[:, None] * UNIT + channel[None, :]
+            code = tl.load(at, mask=there[:, None], other=0).to(tl.int32)
+            if GROUPED:
+                number = code.to(tl.float32)
+            else:
+                number = e4m3_scale_decode(tl.abs(code))
+                number = tl.where(code < 0, -number, number)
+            even, odd = tl.split(tl.reshape(number, (TILE, HALF, 2)))
+        else:
+            at = CODES + unit[:, None] * HALF + half[None, :]
+            packed = tl.load(at, mask=there[:, None], other=0).to(tl.int32)
+            at_zero = SCALES + (token.to(tl.int64) * HEADS + head) * (2 * HEAD_UNITS) + HEAD_UNITS + part
+            zero = tl.expand_dims(tl.load(at_zero, mask=there, other=0).to(tl.int32), 1)
+            even = ((packed & 15) - zero).to(tl.float32)
+            odd = ((packed >> 4) - zero).to(tl.float32)
+        scale = g + tl.zeros((TILE,), tl.float32)
+        if GROUPED:
+            at_step = SCALES + unit
+            if BITS == 4:
+                at_step = SCALES + (token.to(tl.int64) * HEADS + head) * (2 * HEAD_UNITS) + part
+            scale = e4m3_scale_decode(tl.load(at_step, mask=there, other=0)) * g
+        scale = tl.expand_dims(scale, 1)
+        even = even * scale
+        odd = odd * scale
+        if SLOT_PAIRS > 0:
+            at_mean = MEAN + (head * HEAD_UNITS + part)[:, None] * UNIT + half[None, :] * 2
+            even = rotary_factor(even + tl.load(at_mean, mask=there[:, None], other=0.0))
+            odd = rotary_factor(odd + tl.load(at_mean + 1, mask=there[:, None], other=0.0))
+            turned = even * cos - odd * sin
+            odd = even * sin + odd * cos
+            even = turned
+        if APART:
+            unit += (token // row_tokens + 1).to(tl.int64) * left_out * (HEADS * HEAD_UNITS)
+        target = OUT + unit[:, None] * UNIT + channel[None, :]
+        tl.store(target, tl.interleave(even, odd).to(OUT.dtype.element_ty), mask=there[:, None])

@@ -1,0 +1,130 @@
+"""The kernel that quantises keys or values to fp8, int8 or int4 and scatters them. Checks are in `kv_ops`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from seko_kernels.triton.e4m3_scale import e4m3_scale_decode, e4m3_scale_encode
+
+KV_WRITE_NUMBERS = 1024  # numbers per program
+KV_WRITE_WARPS = 2
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def kv_write_kernel(  # type: ignore[no-untyped-def]
+    X,
+    TOKEN_INDEX,
+    CODES,
+    SCALES,
+    GLOBAL_SCALE,
+    MEAN,
+    units,
+    cache_tokens,
+    x_token_stride,
+    x_head_stride,
+    HEADS: tl.constexpr,
+    HEAD_UNITS: tl.constexpr,
+    UNIT: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUPED: tl.constexpr,
+    CENTRED: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Write ``X[t] - MEAN`` to ``CODES[TOKEN_INDEX[t]]`` and ``SCALES[TOKEN_INDEX[t]]``.
+
+    `seko_kernels.kv_reference.encode` is the definition and has the formulas: GROUPED False is fp8, else BITS 8 is int8
+    and 4 int4. A tile is a run of units (groups, where there are any) in the order of ``X``.
+
+    Parameters
+    ----------
+    X : pointer to bf16 or fp32
+        ``[T, H, D]``, channels contiguous.
+    TOKEN_INDEX : pointer to int64
+        ``[T]``; tokens outside ``[0, cache_tokens)`` are skipped, so that a wrong index cannot write past the cache.
+    CODES : pointer to int8, or uint8 where BITS is 4
+        ``[cache_tokens, H, D * BITS/8]``, contiguous.
+    SCALES : pointer to uint8
+        ``[cache_tokens, H, HEAD_UNITS]`` (int8) or twice as many (int4: steps, then zero points), contiguous.
+    GLOBAL_SCALE, MEAN : pointer to fp32
+        ``[H]``, powers of two, and ``[H, D]``; the mean is not read unless CENTRED.
+    units, cache_tokens, x_token_stride, x_head_stride : int
+        ``T * H * HEAD_UNITS``, N, and strides of ``X`` in elements.
+    HEADS, HEAD_UNITS, UNIT, TILE : constexpr int
+        H, D/UNIT, channels of a unit, units per program.
+    """
+    unit = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    live = unit < units
+    row = unit // HEAD_UNITS
+    part = unit % HEAD_UNITS
+    token = row // HEADS
+    head = row % HEADS
+
+    channel = tl.arange(0, UNIT)
+    source = token.to(tl.int64) * x_token_stride + head * x_head_stride + part * UNIT
+    x = tl.load(X + source[:, None] + channel[None, :], mask=live[:, None], other=0.0).to(tl.float32)
+    if CENTRED:
+        at_mean = (head * HEAD_UNITS + part) * UNIT
+        x -= tl.load(MEAN + at_mean[:, None] + channel[None, :], mask=live[:, None], other=0.0)
+    g = tl.load(GLOBAL_SCALE + head, mask=live, other=1.0)
+    # The reciprocal of a power of two, from its bits: Triton's fp32 division is approximate, and this is exact.
+    inverse_g = (0x7F000000 - g.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+
+    place = tl.load(TOKEN_INDEX + token, mask=live, other=-1)
+    inside = (place >= 0) & (place < cache_tokens)
+    target = (place * HEADS + head) * HEAD_UNITS + part  # int64
+    if not GROUPED:
+        scaled = tl.minimum(tl.abs(x) * tl.expand_dims(inverse_g, 1), 448.0)
+        code = e4m3_scale_encode(scaled)
+        at = CODES + target[:, None] * UNIT + channel[None, :]
+        tl.store(at, tl.where(x < 0.0, -code, code).to(tl.int8), mask=inside[:, None])
+    else:
+        MOST: tl.constexpr = 127 if BITS == 8 else 15
+        if BITS == 8:
+            reach = tl.max(tl.abs(x), axis=1)
+            step_byte = _above(reach * (1.0 / 127.0) * inverse_g)
+        else:
+            least = tl.minimum(tl.min(x, axis=1), 0.0)
+            reach = tl.maximum(tl.max(x, axis=1), 0.0) - least
+            step_byte = _above(reach * (1.0 / 15.0) * inverse_g)
+        step = e4m3_scale_decode(step_byte) * g
+        code = _nearest(tl.abs(x), tl.expand_dims(step, 1), MOST)
+        code = tl.where(x < 0.0, -code, code)
+        if BITS == 8:
+            at = CODES + target[:, None] * UNIT + channel[None, :]
+            tl.store(at, code.to(tl.int8), mask=inside[:, None])
+            tl.store(SCALES + target, step_byte.to(tl.uint8), mask=inside)
+        else:
+            zero = _nearest(-least, step, MOST)
+            code = tl.minimum(tl.maximum(code + tl.expand_dims(zero, 1), 0), MOST)
+            low, high = tl.split(tl.reshape(code, (TILE, UNIT // 2, 2)))
+            at = CODES + target[:, None] * (UNIT // 2) + tl.arange(0, UNIT // 2)[None, :]
+            tl.store(at, (low | (high << 4)).to(tl.uint8), mask=inside[:, None])
+            at_step = (place * HEADS + head) * (2 * HEAD_UNITS) + part
+            tl.store(SCALES + at_step, step_byte.to(tl.uint8), mask=inside)
+            tl.store(SCALES + at_step + HEAD_UNITS, zero.to(tl.uint8), mask=inside)
+
+
+@triton.jit
+def _above(x):  # type: ignore[no-untyped-def]
+    """Bits (int32) of the least e4m3 number not below `x` (fp32, >= 0); `seko_kernels.kv_reference.e4m3_above`."""
+    byte = e4m3_scale_encode(x)
+    short = (e4m3_scale_decode(byte) < x) & (byte > 0) & (byte < 0x7E)
+    return byte + short.to(tl.int32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _nearest(magnitude, step, MOST: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Whole number (int32) nearest to magnitude / step, ties to even; `seko_kernels.kv_reference.nearest`."""
+    there = step > 0.0
+    ratio = tl.minimum(magnitude * (1.0 / tl.where(there, step, 1.0)), MOST * 1.0)
+    # Adding 1.5 * 2**23 leaves the nearest integer in the low mantissa bits; what is off by one is put right below.
+    number = (ratio + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
+    guess = number.to(tl.float32)
+    above = (guess + 0.5) * step
+    below = (guess - 0.5) * step
+    odd = (number & 1) == 1
+    up = (magnitude > above) | ((magnitude == above) & odd)
+    down = (magnitude < below) | ((magnitude == below) & odd)
+    number += up.to(tl.int32) - down.to(tl.int32)
+    return tl.where(there, tl.minimum(number, MOST), 0)

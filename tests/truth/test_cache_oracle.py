@@ -1,0 +1,173 @@
+"""One truth for every cache: what is read is each token's own key and value, in every layout and scheme.
+
+A dictionary remembers every token ever written, and a list which frame each slot holds. Rows join, leave, share calls
+in any order, begin anew and have their caches rebuilt for another prompt, by the runtime's own clocks, past the wrap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from seko_export.config import ModelConfig, PoolConfig, StreamConfig
+from seko_export.models.causal_dit import in_window, rows_of
+from seko_export.models.rotary import rotary_tables, rotate
+from seko_export.pieces import BuildConfig, FlatModule, make_pieces
+from seko_kernels.formats import FP4, ROTARY_FACTOR_BITS
+from seko_kernels.kv_formats import ChannelStatistics
+from seko_kernels.kv_reference import decode, encode
+from seko_kernels.reference import nvfp4_decode, nvfp4_encode
+from seko_runtime.clocks import RowClocks
+from seko_runtime.ring import Ring
+from tests.truth.eager_stream import small_config
+from tests.truth.naive_dit import SlotList
+
+MODEL = ModelConfig("oracle", layers=1, dim=64, heads=2, ffn_dim=16, text_dim=8, text_tokens=2, freq_dim=8)
+KEYS = (MODEL.heads, MODEL.head_dim)
+SCHEMES = ("fp32", "fp4", "fp8", "int8", "int4")
+
+
+class Cache:
+    """One layer's cache of a pool, written and read as the pieces do it, beside what says what it must give."""
+
+    def __init__(self, scheme: str, stream: StreamConfig, sessions: int) -> None:
+        base = small_config(1, 0, 1)
+        pool = PoolConfig(sessions, tuple(range(1, sessions + 1)))
+        self.config = BuildConfig(MODEL, stream, base.schedule, scheme, "cpu", pool=pool)
+        self.form, self.stream = self.config.kv, stream
+        pieces = make_pieces(self.config)
+        self.embeds = {rows: pieces[f"embed.{rows}"] for rows in pool.buckets}
+        held = self.config.slots
+        self.slot_frames = torch.zeros(held * stream.cache_frames, dtype=torch.int64)
+        self.caches = {
+            c.name: torch.zeros(held * self.config.row_tokens(c.part), *c.token_shape, dtype=c.dtype)
+            for c in self.form.cache_tensors
+        }
+        reach, mean = torch.full(KEYS, 4.0), torch.randn(KEYS)
+        self.scales = self.form.calibrate(*[ChannelStatistics(-reach, reach, mean)] * 2)
+        self.written: list[dict[int, tuple[Tensor, Tensor]]] = [{} for _ in range(sessions)]  # by frame
+        self.slots = [SlotList(stream.sink_frames, stream.cache_frames) for _ in range(sessions)]
+        self.places: list[dict[int, int]] = [
+            {} for _ in range(sessions)
+        ]  # slot clock's frame -> stream's frame
+
+    def write(
+        self, rows: Sequence[int], frames: np.ndarray, firsts: Sequence[int], live: Sequence[bool]
+    ) -> None:
+        """Embed and write random keys and values of a call; ``firsts`` is where the slot clocks stand."""
+        ring = Ring(self.stream.sink_frames, self.stream.ring_frames, self.stream.chunk_frames)
+        piece = self.embeds[len(rows)]
+        inputs = {a.name: torch.zeros(a.shape, dtype=a.dtype) for a in piece.signature}
+        inputs["frames"] = torch.from_numpy(frames)
+        inputs["write_slots"] = torch.tensor([ring.write_slots(first) for first in firsts])
+        inputs["rows"] = torch.tensor(rows)
+        if "slot_frames" in inputs:
+            inputs["slot_frames"] = self.slot_frames
+        made = dict(zip((a.name for a in piece.outputs), FlatModule(piece)(*inputs.values()), strict=True))
+        self.tables = {name.removeprefix("places."): t for name, t in made.items() if "places" in name}
+        index = made["token_index"]
+        k, v = torch.randn(2, frames.size * self.stream.frame_tokens, *KEYS)
+        turned = rotate(k.unflatten(0, (len(rows), -1)), made["cos"], made["sin"]).flatten(0, 1)
+        self.form.write(self.caches, self.scales, index, k if self.form.keys_before_rope else turned, v)
+        by_frame = [x.unflatten(0, (*frames.shape, -1)) for x in (k, v)]
+        for place, row in enumerate(rows):
+            for i in range(self.stream.chunk_frames if live[place] else 0):
+                self.written[row][int(frames[place, i])] = (by_frame[0][place, i], by_frame[1][place, i])
+                self.slots[row].place(firsts[place] + i)
+                self.places[row][firsts[place] + i] = int(frames[place, i])
+        self.check(rows, index)
+
+    def clear(self, row: int) -> None:
+        """Zero a row's part of every cache buffer, as the runtime does, and forget what it held."""
+        for cache in (*self.caches.values(), self.slot_frames):
+            cache.unflatten(0, (self.config.slots, -1))[row] = 0
+        self.forget(row)
+
+    def forget(self, row: int) -> None:
+        """Let a row's cache begin anew without touching a byte."""
+        self.slots[row].held.clear()
+        self.places[row].clear()
+
+    def check(self, rows: Sequence[int], index: Tensor) -> None:
+        """Read the call's window as a block does and compare every slot that holds something."""
+        at = torch.tensor(rows)
+        caches = {n: rows_of(c, at, len(c) // self.config.slots) for n, c in self.caches.items()}
+        windows = self.form.window(caches, self.scales, self.tables, torch.float32)
+        own = in_window(index, at, self.stream)
+        assert len(set(own.tolist())) == len(own)
+        shape = (len(rows), self.stream.cache_frames, self.stream.frame_tokens)
+        k, v = (x.unflatten(0, shape) for x in windows)
+        for place, row in enumerate(rows):
+            for slot, clock in enumerate(self.slots[row].held):
+                frame = self.places[row][clock]
+                keys, values = self.written[row][frame]
+                cos, sin = rotary_tables(torch.tensor([[frame]]), MODEL, self.stream)
+                stored = self.stored("k", keys, slot)
+                pair = stored.unflatten(-1, (-1, 2)).norm(dim=-1).repeat_interleave(2, -1)
+                # Two factors a product, each off by half a unit of its last bit, in two products of a pair.
+                slack = 2 * 2.0**-ROTARY_FACTOR_BITS * pair * 1.01 if self.form.keys_before_rope else 1e-6
+                assert ((k[place, slot] - rotate(stored[None], cos, sin)[0]).abs() <= slack).all(), (
+                    row,
+                    slot,
+                )
+                assert torch.equal(v[place, slot], self.stored("v", values, slot)), (row, slot)
+
+    def stored(self, side: str, x: Tensor, slot: int) -> Tensor:
+        """What a read gives of tokens of one slot, before RoPE: through the references of numbers alone."""
+        exact = self.form.exact[side == "v"]
+        if exact or (self.form.exact_sink is not None and slot < self.stream.sink_frames):
+            return x
+        numbers = self.form.keys if side == "k" else self.form.values
+        g, mean = self.scales[f"{side}_global_scale"], self.scales.get(f"{side}_mean")
+        if numbers is FP4:
+            read = nvfp4_decode(*nvfp4_encode(x, g, mean), g, torch.float32)
+        else:
+            read = decode(numbers, *encode(numbers, x, g, mean), g, torch.float32)
+        return read if mean is None else read + mean
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[str, StreamConfig]:
+    """Any chunk, sink and ring, also where a chunk wraps in the middle; any schemes of keys and values."""
+    chunk, sink = draw(st.integers(1, 3)), draw(st.integers(0, 4))
+    stream = StreamConfig(32, 48, chunk, sink, chunk + draw(st.integers(0, 4)))
+    keys, values = draw(st.sampled_from(SCHEMES)), draw(st.sampled_from(SCHEMES))
+    apart = sink and (keys, values) != ("fp32", "fp32") and draw(st.booleans())
+    return f"{keys}-{values}" + "-sink" * bool(apart), stream
+
+
+EVENTS = st.lists(st.sampled_from(["chunk"] * 6 + ["prompt", "leave"]), min_size=4, max_size=24)
+
+
+@settings(max_examples=60, deadline=None)
+@given(layouts(), EVENTS, st.integers(1, 3), st.randoms())
+def test_every_token_is_read_as_itself(layout, events, sessions, random):
+    """Calls of any rows in any order; prompt switches rebuild caches, rows that leave are cleared for whoever joins."""
+    torch.manual_seed(0)
+    scheme, stream = layout
+    cache = Cache(scheme, stream, sessions)
+    clocks = RowClocks(Ring(stream.sink_frames, stream.ring_frames, stream.chunk_frames), sessions)
+    for event in events:
+        rows = random.sample(range(sessions), random.randint(1, sessions))
+        if event == "leave":
+            clocks.restart(rows[0])
+            cache.clear(rows[0])
+        elif event == "prompt":
+            for row in rows:
+                cache.forget(row)
+            for entries in clocks.rebuild(rows):
+                frames = np.array([[e.first_frame + i for i in range(stream.chunk_frames)] for e in entries])
+                firsts = [entry.slot_first for entry in entries]
+                cache.write(rows, frames, firsts, [entry.place is not None for entry in entries])
+            for row in clocks.rebuilt(rows):
+                cache.clear(row)
+        else:
+            for _ in range(random.randint(1, 6)):
+                firsts = [int(clocks.slot_first[row]) for row in rows]
+                cache.write(rows, clocks.frames(rows), firsts, [True] * len(rows))
+                clocks.chunk_made(rows)
