@@ -232,7 +232,8 @@ def _traced(session: Session, chunks: int, on_device: bool) -> tuple[dict[str, A
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_device else [])]
     times = []
-    with profile(activities=activities) as profiler:
+    # One cycle, so nothing accumulates; without it torch warns that events are cleared between cycles.
+    with profile(activities=activities, acc_events=True) as profiler:
         for _ in range(chunks):
             with record_function(CHUNK_RANGE):
                 times.append(_timed_chunk(session))

@@ -15,6 +15,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seko_export.lowering.agree import check_agrees
+from seko_export.lowering.descriptor_scratch import scratch_of_the_whole_grid
 from seko_export.lowering.package import slim_package
 from seko_export.lowering.trace import trace
 from seko_export.media_pieces import MEDIA_PROGRAMS
@@ -68,7 +69,7 @@ def compile_piece(config: BuildConfig, name: str, package: str) -> float:
         # Finding out what vector code the compiler can make takes half a minute, for a host side that has no loops.
         torch._inductor.config.cpp.vec_isa_ok = False
     piece = make_pieces(config)[name]
-    with torch.no_grad(), attention_backends(config.device):
+    with torch.no_grad(), attention_backends(config.device), scratch_of_the_whole_grid():
         program = trace(piece, config.device)
         torch._inductor.aoti_compile_and_package(program, package_path=package)
     slim_package(Path(package), local_prefixes())
