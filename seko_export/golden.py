@@ -168,7 +168,7 @@ def record(
     on_device = {name: tensor.to(config.device) for name, tensor in weights.items()}
     text = golden_text(config) if ids is None else encoded_text(config, on_device, ids)
     exact_config = config.as_exact
-    lossless = config.kv_scheme == config.exact_scheme
+    lossless = config.lossless
     statistics = KvStatistics(exact_config, config.kv)
     exact = run_eager(
         exact_config, on_device, text, seeds, chunks, progress, None if lossless else statistics
@@ -305,7 +305,7 @@ def golden_bound(config: BuildConfig, made: EagerChunk, other: EagerChunk, exact
         roundings are in play, what two independent draws of them are apart: sqrt(2) times the distance to the exact
         track. Then a token's codes fall anyhow, and only another token's are told from it.
     """
-    kind = "exact" if config.kv_scheme == config.exact_scheme else "lossy"
+    kind = "exact" if config.lossless else "lossy"
     least = tuple(table[config.dtype][kind] for table in (TOLERANCES, CACHE_TOLERANCES, VIDEO_TOLERANCES))
     last_bits, loss = difference(config, other, made), difference(config, exact, made)
     rounded = loss.latents > least[0]  # the first chunk's is 0: no past

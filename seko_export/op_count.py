@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from seko_export.models.causal_dit import BlockWeights
-from seko_export.models.fused_block import FusedBlock
+from seko_export.models.fused_block import FusedLayer
 from seko_export.op_count_fused import EXPAND, CountedOps
 from seko_export.piece import FlatModule, Piece
 from seko_kernels.kv_formats import ExactKv
@@ -88,12 +88,11 @@ def count_piece(piece: Piece) -> PieceCount:
 @contextmanager
 def _counted_kv(module: nn.Module, recorder: _Recorder) -> Iterator[None]:
     """Let a block's lossy cache and its fused ops be counted: their kernels know no meta device."""
-    if not isinstance(module, BlockWeights) or isinstance(module.kv, ExactKv):
-        yield
-        return
-    kept: dict[str, object] = {"kv": module.kv}
-    object.__setattr__(module, "kv", _CountedKv(module, recorder))
-    if isinstance(module, FusedBlock):
+    kept: dict[str, object] = {}
+    if isinstance(module, BlockWeights) and not isinstance(module.kv, ExactKv):
+        kept["kv"] = module.kv
+        object.__setattr__(module, "kv", _CountedKv(module, recorder))
+    if isinstance(module, FusedLayer):
         kept["ops"] = module.ops
         module.ops = CountedOps(recorder.add)
     try:

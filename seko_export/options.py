@@ -227,7 +227,7 @@ def plan_build(
         _ = config.kv
     except KernelsError as error:
         raise UsageError(f"--kv {config.kv_scheme}: {error}") from None
-    config = replace(config, fused=_fused(config, kernels, backend, fp8_gpu), fp8=fp8)
+    config = replace(config, fused=_fused(config, kernels, backend, fp8_gpu, fp8=fp8), fp8=fp8)
     return BuildPlan(config, sample.checkpoint if sample and checkpoint is None else checkpoint, files)
 
 
@@ -259,18 +259,20 @@ def build_config(
     return plan_build(checkpoint, preset, kv_scheme, fp4_kv, target, layout, media).config
 
 
-def _fused(config: BuildConfig, kernels: str, backend: str, fp8_gpu: bool) -> bool:
+def _fused(config: BuildConfig, kernels: str, backend: str, fp8_gpu: bool, *, fp8: bool) -> bool:
     """Return whether a build's layers take the fused kernels; refuse the wish where they cannot."""
     if kernels not in KERNELS:
         raise UsageError(f"--kernels {kernels!r} is not known: expected one of {', '.join(KERNELS)}")
+    lacks_fp8 = config.device == "cuda" and (config.reads_fp4 or fp8) and not fp8_gpu
     if kernels == "auto":
-        return fp8_gpu and backend == FUSED_BACKEND and config.no_fused is None
+        built = config.device == "cuda" and backend == FUSED_BACKEND
+        return built and not lacks_fp8 and config.no_fused is None
     if kernels == "fused" and backend != FUSED_BACKEND:
         raise UsageError(
             f"--kernels fused: they are built into packages of --backend {FUSED_BACKEND}, not of {backend}; take "
             "--kernels plain"
         )
-    if kernels == "fused" and config.device == "cuda" and not fp8_gpu:
+    if kernels == "fused" and lacks_fp8:
         raise UsageError(
             "--kernels fused: this GPU has no fp8 numbers, which begin with sm_89; take --kernels plain"
         )

@@ -125,17 +125,27 @@ class BuildConfig:
     @property
     def no_fused(self) -> str | None:
         """Why the fused kernels do not take this build, whatever the GPU; None where they do."""
+        if not self.reads_fp4 and self.kv_scheme != self.exact_scheme:
+            return f"they read an FP4 cache or an exact one, this build's is {self.kv_scheme}"
         size = self.model.head_dim
-        if self.kv_scheme != "fp4":
-            return f"they read an FP4 cache, this build's is {self.kv_scheme}"
-        if size < SMALLEST_HEAD_DIM or size & (size - 1):
+        if self.reads_fp4 and (size < SMALLEST_HEAD_DIM or size & (size - 1)):
             return f"they take heads of a power of two of at least {SMALLEST_HEAD_DIM} channels, not {size}"
         return None
 
     @property
+    def reads_fp4(self) -> bool:
+        """Whether the cache is FP4, which fused layers read with fp8 attention."""
+        return self.kv_scheme == "fp4"
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the build is of the exact track."""
+        return self.kv_scheme == self.exact_scheme and not self.fp8
+
+    @property
     def scales(self) -> tuple[ScaleTensor, ...]:
         """Constants of one layer: the cache format's, and those of the fused kernels."""
-        own = scratch_scales(self.model.heads) if self.fused else ()
+        own = scratch_scales(self.model.heads) if self.fused and self.reads_fp4 else ()
         return (*self.kv.scale_tensors, *own)
 
     @property

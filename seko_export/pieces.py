@@ -6,11 +6,14 @@ from the configs, and travels as data in the manifest. Text encoder and VAE add 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+from torch import nn
 
 from seko_export.media_pieces import MEDIA_PROGRAMS, media_buffers, media_pieces
 from seko_export.models.causal_dit import Block, Embed, Head, Prompt, PromptKv
-from seko_export.models.fused_block import FusedBlock
+from seko_export.models.fused_block import ExactFusedBlock, FusedBlock
 from seko_export.models.rotary import side_channels
 from seko_export.models.sampler import Advance, Noise
 from seko_export.piece import Argument, BuildConfig, FlatModule, Piece, dtype_name, on_meta
@@ -125,26 +128,33 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
     write_slots = Argument("write_slots", f"buffer:write_slots{part}", (b, f), i64)
     valid = Argument("valid_tokens", f"buffer:valid_tokens{part}", (b,), i64)
 
-    def block(name: str, *, masked: bool) -> Piece:
-        module = on_meta(lambda: Block(m, s, kv, dtype, masked=masked))
-        inputs = (hidden, *embedded, valid, *text_kv, *caches, *scales, *places, *rows)
-        mutated = tuple(c.name for c in caches)
-        return Piece(bucket_program(name, bucket), module, _LAYER, m.layers, inputs, (hidden,), mutated)
+    *tables, index = embedded
+    layer = (valid, *text_kv, *caches, *scales, *places)
+    where: tuple[Argument, ...] = (write_slots,) if config.fused and kv.keys_before_rope else ()
 
-    def fused_block(name: str, *, writes: bool) -> Piece:
-        module = on_meta(lambda: FusedBlock(m, s, kv, dtype, writes=writes, fp8=config.fp8))
-        *tables, index = embedded
-        chunk = (hidden, *tables, write_slots, valid, *([index] if writes else []))
-        inputs = (*chunk, *text_kv, *caches, *scales, *places, *rows)
+    def block(name: str, make: Callable[[], nn.Module], *, writes: bool = True) -> Piece:
+        inputs = (hidden, *tables, *([index] if writes else []), *layer, *where, *rows)
         mutated = tuple(c.name for c in caches) if writes else ()
-        return Piece(bucket_program(name, bucket), module, _LAYER, m.layers, inputs, (hidden,), mutated)
+        program = bucket_program(name, bucket)
+        return Piece(program, on_meta(make), _LAYER, m.layers, inputs, (hidden,), mutated)
 
-    if config.fused:  # attention reads on the device how far a row is filled: no engine for full rows alone
-        blocks = [fused_block("block", writes=False), fused_block("block_context", writes=True)]
+    def over_exact_or_plain(*, masked: bool) -> nn.Module:
+        if config.fused:
+            return ExactFusedBlock(m, s, kv, dtype, masked=masked, fp8=config.fp8)
+        return Block(m, s, kv, dtype, masked=masked)
+
+    def over_fp4(*, writes: bool) -> nn.Module:
+        return FusedBlock(m, s, kv, dtype, writes=writes, fp8=config.fp8)
+
+    if where:  # attention reads on the device how far a row is filled: no engine for full rows alone
+        blocks = [
+            block("block", lambda: over_fp4(writes=False), writes=False),
+            block("block_context", lambda: over_fp4(writes=True)),
+        ]
     else:
-        blocks = [block("block", masked=True)]
+        blocks = [block("block", lambda: over_exact_or_plain(masked=True))]
         if config.device == "cuda":  # a bias costs cuDNN's attention half its speed
-            blocks.append(block("block_full", masked=False))
+            blocks.append(block("block_full", lambda: over_exact_or_plain(masked=False)))
 
     return [
         Piece(

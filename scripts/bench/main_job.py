@@ -117,6 +117,7 @@ def steady(artifact: Path, checkpoint: Path, scheme: str, kernels: str, options:
                     1.05,
                     calm=calm,
                     busy=busy,
+                    kernels=kernels,
                 )
             peak = torch.cuda.max_memory_allocated()
     eager_ms = _eager_chunk_ms(checkpoint, scheme, max(5, options.chunks // 2))

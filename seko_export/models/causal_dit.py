@@ -233,13 +233,7 @@ class Block(BlockWeights):
             for window, x, exact in zip(windows, own, self.kv.exact, strict=True)
         )
         k, v = k.unflatten(0, (batch, tokens)), v.unflatten(0, (batch, tokens))
-        if not self.masked:
-            return attention(q, k, v, None)
-        # A bias alone would let a NaN through: NaN - inf is NaN, and so is 0 * NaN.
-        empty = ~is_filled(valid_tokens, tokens)[:, :, None, None]
-        return attention(
-            q, k.masked_fill(empty, 0), v.masked_fill(empty, 0), fill_bias(valid_tokens, tokens, q.dtype)
-        )
+        return window_attention(q, k, v, valid_tokens if self.masked else None)
 
     def _plain_norm(self, x: Tensor) -> Tensor:
         return F.layer_norm(x.float(), (self.model.dim,), eps=self.model.norm_eps)
@@ -352,6 +346,18 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=bias
     )
     return y.transpose(1, 2).flatten(2)
+
+
+def window_attention(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor | None) -> Tensor:
+    """Return `attention` to the first ``valid_tokens`` [B] keys of each row, or to all: then without a bias."""
+    if valid_tokens is None:
+        return attention(q, k, v, None)
+    # A bias alone would let a NaN through: NaN - inf is NaN, and so is 0 * NaN.
+    tokens = k.shape[1]
+    empty = ~is_filled(valid_tokens, tokens)[:, :, None, None]
+    return attention(
+        q, k.masked_fill(empty, 0), v.masked_fill(empty, 0), fill_bias(valid_tokens, tokens, q.dtype)
+    )
 
 
 def is_filled(valid_tokens: Tensor, tokens: int) -> Tensor:

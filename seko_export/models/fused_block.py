@@ -1,9 +1,10 @@
-"""One transformer layer in kernels of ours: `causal_dit.Block` with fewer launches, and attention in fp8.
+"""One transformer layer in kernels of ours: `causal_dit.Block` with fewer launches, and fp8 attention to an FP4 cache.
 
-The past is expanded from its lossy cache straight to an fp8 scratch, the chunk's own keys and values are put into
-their places there without going through the format (docs/adr/0004), and one kernel attends to both. The scratch is
-made in each call and let go behind it, so all layers share one; attention reads how far it is filled on the device, so
-full and filling rows share one engine.
+Over an exact cache (`ExactFusedBlock`) norms, modulation, residuals and RoPE are ours, and nothing is rounded otherwise
+than in `Block`. Over an FP4 cache (`FusedBlock`) the past is expanded straight to an fp8 scratch, the chunk's own keys
+and values are put into their places there without going through the format (docs/adr/0004), and one kernel attends to
+both. The scratch is made in each call and let go behind it, so all layers share one; attention reads how far it is
+filled on the device, so full and filling rows share one engine.
 
 Shapes as in `causal_dit`. Where there is no GPU each op is its reference in plain torch.
 """
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from seko_export.config import ModelConfig, StreamConfig
-from seko_export.models.causal_dit import BlockWeights, attention, rms_norm, rows_of
+from seko_export.models.causal_dit import BlockWeights, attention, rms_norm, rows_of, window_attention
 from seko_kernels.attention import attention_fp8, v_columns
 from seko_kernels.fused_reference import FP8
 from seko_kernels.kv_formats import KvFormat
@@ -64,31 +65,20 @@ class Fp8Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outer, dtype=dtype))
 
 
-class FusedBlock(BlockWeights):
-    """One transformer layer over an NVFP4 cache.
+class FusedLayer(BlockWeights):
+    """What the layers of this file have in common: all but self-attention.
 
     Parameters
     ----------
-    writes : bool
-        Whether the layer writes its keys and values to the cache: the context pass alone does, since nobody reads
-        what a denoise pass would write.
     fp8 : bool
         Whether weights and activations of its matmuls are fp8; the text's keys and values are not of the layer.
     """
 
     def __init__(
-        self,
-        model: ModelConfig,
-        stream: StreamConfig,
-        kv: KvFormat,
-        dtype: torch.dtype,
-        *,
-        writes: bool,
-        fp8: bool = False,
+        self, model: ModelConfig, stream: StreamConfig, kv: KvFormat, dtype: torch.dtype, *, fp8: bool
     ) -> None:
         super().__init__(model, stream, kv, dtype)
-        self.writes, self.fp8 = writes, fp8
-        self.ops = LayerOps()
+        self.fp8, self.ops = fp8, LayerOps()
         if fp8:
             d, inner = model.dim, model.ffn_dim
             self.self_attn.qkv, self.self_attn.o = Fp8Linear(d, 3 * d, dtype), Fp8Linear(d, d, dtype)
@@ -101,30 +91,30 @@ class FusedBlock(BlockWeights):
         modulation: Tensor,
         cos: Tensor,
         sin: Tensor,
-        write_slots: Tensor,
         valid_tokens: Tensor,
         text_k: Tensor,
         text_v: Tensor,
         caches: Mapping[str, Tensor],
         scales: Mapping[str, Tensor],
         places: Mapping[str, Tensor],
+        write_slots: Tensor | None = None,
         token_index: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Advance the hidden state by one layer; with `writes` put this layer's K and V into the cache.
+        """Advance the hidden state by one layer; with `token_index` put this layer's K and V into the cache.
 
         Parameters
         ----------
         hidden, modulation, cos, sin : Tensor
             From `Embed`.
-        write_slots : Tensor
-            [B, F] int64, the ring slot of each latent frame of the chunk, in its own row's cache.
         valid_tokens, text_k, text_v, caches, places, rows : Tensor or mapping
             As `Block` takes them.
         scales : Mapping[str, Tensor]
-            The cache format's constants, and those that `scratch.scratch_scales` names.
+            The cache format's constants, and of an FP4 cache those that `scratch.scratch_scales` names.
+        write_slots : Tensor, optional
+            [B, F] int64, the ring slot of each latent frame of the chunk, in its own row's cache; of an FP4 cache.
         token_index : Tensor, optional
-            [B*T] int64 from `Embed`, with `writes` alone.
+            [B*T] int64 from `Embed`, where the layer writes.
 
         Returns
         -------
@@ -136,14 +126,9 @@ class FusedBlock(BlockWeights):
 
         x = ops.norm_modulate(hidden, turns, SHIFT_1, SCALE_1, eps, fp8=self.fp8)
         qkv = self._matmul(self.self_attn.qkv, x, dtype)  # [B, T, 3*d]
-        window = caches  # of the call's rows
         if rows is not None:
-            window = {name: rows_of(cache, rows, self.stream.cache_tokens) for name, cache in caches.items()}
             text_k, text_v = text_k.index_select(0, rows), text_v.index_select(0, rows)
-        y, keys = self._attend(qkv, cos, sin, write_slots, valid_tokens, window, scales, places)
-        if token_index is not None:
-            values = self.split_heads(qkv.chunk(3, dim=-1)[2])
-            self.kv.write(caches, scales, token_index, keys.flatten(0, 1), values.flatten(0, 1))
+        y = self._attend(qkv, cos, sin, valid_tokens, caches, scales, places, write_slots, token_index, rows)
         y = self._matmul(self.self_attn.o, self._as_rows(y.to(dtype)), dtype)
         hidden, x = ops.gated_residual_norm(
             hidden, y, turns, GATE_1, self.norm3.weight, self.norm3.bias, eps, fp8=self.fp8
@@ -158,6 +143,45 @@ class FusedBlock(BlockWeights):
         x = ops.gelu_quantise(inner) if self.fp8 else _plain_rows(self.ffn[1](inner))
         return ops.gated_residual(hidden, self._matmul(self.ffn[2], x, dtype), turns, GATE_2)
 
+    def _attend(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        valid_tokens: Tensor,
+        caches: Mapping[str, Tensor],
+        scales: Mapping[str, Tensor],
+        places: Mapping[str, Tensor],
+        write_slots: Tensor | None,
+        token_index: Tensor | None,
+        rows: Tensor | None,
+    ) -> Tensor:
+        """Return what attention to cache and chunk gives, [B, T, d], and write what is to be written."""
+        raise NotImplementedError
+
+    def _norm_rope(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        slots: Tensor,
+        q_scale: Tensor,
+        k_scale: Tensor,
+        k_out: Tensor,
+        plain_keys: str,
+    ) -> tuple[Tensor, Tensor]:
+        weights = (self.self_attn.norm_q.weight, self.self_attn.norm_k.weight)
+        n, eps = self.stream.frame_tokens, self.model.norm_eps
+        return self.ops.qk_norm_rope(
+            qkv, *weights, cos, sin, slots, q_scale, k_scale, n, eps, k_out, plain_keys
+        )
+
+    def _window(self, caches: Mapping[str, Tensor], rows: Tensor | None) -> Mapping[str, Tensor]:
+        """Return the caches of the call's rows."""
+        if rows is None:
+            return caches
+        return {name: rows_of(cache, rows, self.stream.cache_tokens) for name, cache in caches.items()}
+
     def _matmul(self, layer: nn.Module, x: Rows, dtype: torch.dtype) -> Tensor:
         """Return [B, T, out] of `dtype`."""
         if isinstance(layer, Fp8Linear):
@@ -168,38 +192,57 @@ class FusedBlock(BlockWeights):
     def _as_rows(self, x: Tensor) -> Rows:
         return self.ops.quantise_rows(x) if self.fp8 else _plain_rows(x)
 
+
+class FusedBlock(FusedLayer):
+    """One transformer layer over an NVFP4 cache.
+
+    Parameters
+    ----------
+    writes : bool
+        Whether the layer writes its keys and values to the cache: the context pass alone does, since nobody reads
+        what a denoise pass would write.
+    fp8 : bool
+        As `FusedLayer` takes it.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        stream: StreamConfig,
+        kv: KvFormat,
+        dtype: torch.dtype,
+        *,
+        writes: bool,
+        fp8: bool = False,
+    ) -> None:
+        super().__init__(model, stream, kv, dtype, fp8=fp8)
+        self.writes = writes
+
     def _attend(
         self,
         qkv: Tensor,
         cos: Tensor,
         sin: Tensor,
-        write_slots: Tensor,
         valid_tokens: Tensor,
-        window: Mapping[str, Tensor],
+        caches: Mapping[str, Tensor],
         scales: Mapping[str, Tensor],
         places: Mapping[str, Tensor],
-    ) -> tuple[Tensor, Tensor]:
-        """Return what attention gives, [B, T, d] bfloat16, and with `writes` the keys before RoPE, [B, T, H, D]."""
+        write_slots: Tensor | None,
+        token_index: Tensor | None,
+        rows: Tensor | None,
+    ) -> Tensor:
+        if write_slots is None or self.writes != (token_index is not None):
+            raise TypeError("a layer over an FP4 cache takes write_slots, and token_index if it writes")
         ops, s, heads, head_dim = self.ops, self.stream, self.model.heads, self.model.head_dim
         batch, tokens, n = qkv.shape[0], s.cache_tokens, s.frame_tokens
+        values = qkv.chunk(3, dim=-1)[2]
         k_out = torch.empty((batch, tokens, heads, head_dim), dtype=FP8, device=qkv.device)
         v_out = torch.empty((batch, heads, head_dim, v_columns(tokens)), dtype=FP8, device=qkv.device)
         q_scale, k_scale, v_scale = (scales[f"{name}_fp8_scale"] for name in "qkv")
-        q, keys = ops.qk_norm_rope(
-            qkv,
-            self.self_attn.norm_q.weight,
-            self.self_attn.norm_k.weight,
-            cos,
-            sin,
-            write_slots,
-            q_scale,
-            k_scale,
-            n,
-            self.model.norm_eps,
-            k_out,
-            "before_rope" if self.writes else "none",
-        )
-        ops.v_transpose(qkv.chunk(3, dim=-1)[2], write_slots, v_scale, n, v_out)
+        kept = "before_rope" if self.writes else "none"
+        q, keys = self._norm_rope(qkv, cos, sin, write_slots, q_scale, k_scale, k_out, kept)
+        ops.v_transpose(values, write_slots, v_scale, n, v_out)
+        window = self._window(caches, rows)
         ops.fp8_expand(
             window["k_codes"],
             window["k_scales"],
@@ -216,7 +259,63 @@ class FusedBlock(BlockWeights):
             v_out,
             KeyRotation(scales["k_mean"], places["slot_rotary"], places["patch_rotary"]),
         )
-        return ops.attention_fp8(q, k_out, v_out, q_scale, k_scale, v_scale, valid_tokens), keys
+        y = ops.attention_fp8(q, k_out, v_out, q_scale, k_scale, v_scale, valid_tokens)
+        if token_index is not None:  # behind the read: what is read are the engine's inputs as they came
+            own = (keys.flatten(0, 1), self.split_heads(values).flatten(0, 1))
+            self.kv.write(caches, scales, token_index, *own)
+        return y
+
+
+class ExactFusedBlock(FusedLayer):
+    """One transformer layer over an exact cache, with torch's attention.
+
+    Parameters
+    ----------
+    masked : bool
+        As `Block` takes it.
+    fp8 : bool
+        As `FusedLayer` takes it.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        stream: StreamConfig,
+        kv: KvFormat,
+        dtype: torch.dtype,
+        *,
+        masked: bool,
+        fp8: bool = False,
+    ) -> None:
+        super().__init__(model, stream, kv, dtype, fp8=fp8)
+        self.masked = masked
+
+    def _attend(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        valid_tokens: Tensor,
+        caches: Mapping[str, Tensor],
+        scales: Mapping[str, Tensor],
+        places: Mapping[str, Tensor],
+        write_slots: Tensor | None,  # noqa: ARG002 - an FP4 cache's
+        token_index: Tensor | None,
+        rows: Tensor | None,
+    ) -> Tensor:
+        if token_index is None:
+            raise TypeError("a layer over an exact cache always writes: it takes token_index")
+        s, batch = self.stream, qkv.shape[0]
+        # To a chunk of its own, not to the cache: the compiler copies whole what is written through a view.
+        k = qkv.new_empty((batch, s.chunk_tokens, self.model.heads, self.model.head_dim))
+        slots = torch.arange(s.chunk_frames, device=qkv.device).expand(batch, -1).contiguous()
+        unread = self.self_attn.norm_q.weight.narrow(0, 0, self.model.heads)  # scales of fp8 alone
+        q, _ = self._norm_rope(qkv, cos, sin, slots, unread, unread, k, "none")
+        values = self.split_heads(qkv.chunk(3, dim=-1)[2])
+        self.kv.write(caches, scales, token_index, k.flatten(0, 1), values.flatten(0, 1))
+        window = self.kv.window(self._window(caches, rows), scales, places, q.dtype)  # each [B*N, H, D]
+        keys, values = (x.unflatten(0, (batch, s.cache_tokens)) for x in window)
+        return window_attention(q, keys, values, valid_tokens if self.masked else None)
 
 
 def _plain_rows(x: Tensor) -> Rows:

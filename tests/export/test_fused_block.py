@@ -26,6 +26,7 @@ from seko_export.config import PRESETS, PoolConfig, StreamConfig
 from seko_export.environment import Target, has_fp8
 from seko_export.errors import UsageError
 from seko_export.lowering.trace import trace
+from seko_export.models.fused_block import ExactFusedBlock
 from seko_export.models.sampler import Schedule
 from seko_export.options import plan_build
 from seko_export.pieces import BuildConfig, FlatModule, make_pieces, make_programs
@@ -36,7 +37,7 @@ from tests.export.test_causal_dit import random_inputs
 from tests.export.test_pool_pieces import MODEL as POOL_MODEL
 from tests.export.test_pool_pieces import STREAM as POOL_STREAM
 from tests.export.test_pool_pieces import batch_latents, eager_pool, text_of
-from tests.tolerances import FP8_MATMULS_PASS, FP8_PASS, relative_error
+from tests.tolerances import FP8_MATMULS_PASS, FP8_PASS, STEP, relative_error
 from tests.truth.eager_stream import (
     EagerStream,
     random_text,
@@ -69,6 +70,24 @@ def test_twelve_chunks_past_the_wrap_are_those_of_the_plain_layers(
             worst(f"fused layers, fp8 attention{' and matmuls' * fp8}, against plain ones, a pass", error)
             assert error <= bound
     assert config.stream.cache_frames < 24  # the ring went round
+
+
+def test_over_an_exact_cache_nothing_is_rounded_otherwise(worst: Callable[[str, float], None]) -> None:
+    """In float32 up to the order of sums; what the cache holds, too."""
+    config = small_config(2, 1, 4, batch=2, passes=2)
+    weights, text = random_wan_weights(config.model), random_text(config.model, 2)
+    plain, ours = EagerStream(config, weights, text), EagerStream(fused(config), weights, text)
+    assert isinstance(ours.pieces["block"].module, ExactFusedBlock)
+    for number in range(6):
+        first = [2 * number, 2 * (number if number < 3 else number - 3)]
+        wanted = plain.run_chunk(first, [1, 2])
+        made = ours.run_chunk(first, [1, 2], feed=[one.latents for one in wanted])
+        for one, other in zip(wanted[:-1], made[:-1], strict=True):
+            error = relative_error(other.velocity, one.velocity)
+            worst("fused layers over an exact cache against plain ones, a pass", error)
+            assert error <= STEP[torch.float32]
+        for name, cache in ours.caches().items():
+            assert relative_error(cache, plain.caches()[name]) <= STEP[torch.float32]
 
 
 @pytest.mark.parametrize("name", ["qkv", "slots", "valid"])
@@ -132,9 +151,10 @@ def test_what_lies_behind_the_fill_is_never_seen() -> None:
         assert same_bytes(one[0].velocity, other[0].velocity), number
 
 
-def test_any_two_rows_of_a_pool_give_the_bytes_of_a_batch_of_two() -> None:
+@pytest.mark.parametrize("scheme", ["fp32", "fp4"])
+def test_any_two_rows_of_a_pool_give_the_bytes_of_a_batch_of_two(scheme: str) -> None:
     model = replace(POOL_MODEL, dim=64)
-    batch = BuildConfig(model, replace(POOL_STREAM, batch=2), Schedule.warped(2), "fp4", "cpu", fused=True)
+    batch = BuildConfig(model, replace(POOL_STREAM, batch=2), Schedule.warped(2), scheme, "cpu", fused=True)
     config = replace(batch, stream=POOL_STREAM, pool=PoolConfig(3, (1, 2)))
     weights = seeded(config)
     wanted = batch_latents(batch, weights, (7, 4), 6)
@@ -157,6 +177,8 @@ def seeded(config: BuildConfig) -> dict[str, Tensor]:
             scaled = 1 + 0.1 * noise if len(argument.shape) == 1 else 0.3 * noise
             made[argument.ref.removeprefix("weight:").replace("{layer}", "0")] = scaled.to(argument.dtype)
     made |= config.schedule.tables(config.as_batch.stream)
+    if config.lossless:
+        return made
     exact = config.as_batch.as_exact
     statistics = KvStatistics(exact, config.kv)
     golden.run_eager(exact, made, golden.golden_text(exact), (0, 1), (0, 2), lambda *_: None, statistics)
@@ -165,9 +187,9 @@ def seeded(config: BuildConfig) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(("batch", "fp8"), [(1, False), (2, False), (2, True)])
-@pytest.mark.parametrize("name", BLOCKS)
-def test_a_fused_piece_traces_and_equals_itself(name: str, batch: int, fp8: bool) -> None:
-    config = fused(small_config(3, 1, 6, batch=batch, scheme="fp4"), fp8=fp8)
+@pytest.mark.parametrize(("name", "scheme"), [*((name, "fp4") for name in BLOCKS), ("block", "fp32")])
+def test_a_fused_piece_traces_and_equals_itself(name: str, scheme: str, batch: int, fp8: bool) -> None:
+    config = fused(small_config(3, 1, 6, batch=batch, scheme=scheme), fp8=fp8)
     piece = make_pieces(config)[name]
     program = trace(piece, "cpu")
     eager, traced = ([*inputs_of(piece, config)] for _ in range(2))
@@ -213,6 +235,18 @@ def test_a_gpu_build_launches_each_kernel_once(name: str, fp8: bool, monkeypatch
     assert ours == [*rows, *scratch, *wrote, *quantise, *rows, *quantise, *rows, *gelu, *rows]
     assert sum(target is torch.ops.aten._scaled_mm.default for target in called) == 6 * fp8
     assert all(get_triton_kernels_for_op(op) for op in ours)
+
+
+def test_a_gpu_build_over_an_exact_cache_keeps_torchs_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of full rows; torch cannot index by None what has no memory, as a mask's making does."""
+    monkeypatch.setattr(triton.runtime.driver, "_active", Hopper())
+    preset = PRESETS["self-forcing-1.3b"]
+    config = BuildConfig(preset.model, preset.stream, Schedule.warped(), "bf16", "cuda", fused=True)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        graph = trace(make_pieces(config)["block_full"], "cuda").graph
+    called = [node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+    ours = [target._schema.name for target in called if target.namespace == "seko"]
+    assert ours == ["seko::row_norm", "seko::qk_norm_rope", *["seko::row_norm"] * 3]
 
 
 def test_the_scratch_holds_whatever_the_cache_can_and_q_of_any_norm() -> None:
@@ -267,12 +301,13 @@ def test_what_the_option_means() -> None:
     assert planned("fused")
     assert [planned("auto", gpu=gpu) for gpu in (True, False)] == [True, False]
     assert not planned("plain", gpu=True)
-    assert not planned("auto", gpu=True, kv="bf16")
+    assert [planned("auto", gpu=gpu, kv="bf16") for gpu in (True, False)] == [True, True]
     assert not planned("auto", gpu=True, backend="compile")
     for options, words in (
         ({"gpu": False}, "no fp8 numbers"),
-        ({"kv": "bf16"}, "read an FP4 cache"),
-        ({"kv": "bf16", "kernels": "auto", "fp8": True}, "read an FP4 cache"),
+        ({"kv": "bf16", "gpu": False, "fp8": True}, "no fp8 numbers"),
+        ({"kv": "int8"}, "an FP4 cache or an exact one"),
+        ({"kv": "int8", "kernels": "auto", "gpu": True, "fp8": True}, "an FP4 cache or an exact one"),
         ({"kernels": "auto", "fp8": True}, "layers are plain"),
         ({"kernels": "plain", "gpu": True, "fp8": True}, "layers are plain"),
         ({"backend": "onnx"}, "not of onnx"),

@@ -38,10 +38,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def exact_artifact(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["plain", "fused"])
+def exact_artifact(
+    request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     goal = tmp_path_factory.mktemp("exact") / "artifact"
-    build_artifact(gpu_config("bf16", batch=1), checkpoint, goal)
+    config = dataclasses.replace(gpu_config("bf16", batch=1), fused=request.param == "fused")
+    assert build_artifact(config, checkpoint, goal).kernels == request.param
     return goal
 
 
