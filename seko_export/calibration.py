@@ -58,8 +58,8 @@ class _Sums:
 class KvStatistics:
     """What each channel of K and V is like, per layer, seen while the exact track runs.
 
-    Only what the context pass writes counts: no later chunk reads anything else. Keys are turned back to what they
-    were before RoPE where the format stores them so.
+    Only what the context pass writes counts: no later chunk reads anything else. Where each pass has a cache of its
+    own, all of them count. Keys are turned back to what they were before RoPE where the format stores them so.
 
     Parameters
     ----------
@@ -87,13 +87,14 @@ class KvStatistics:
         self, block: Callable[[list[Tensor]], Sequence[Tensor]]
     ) -> Callable[[list[Tensor]], Sequence[Tensor]]:
         """Return the exact block engine with an eye on what it writes; layers are called in order, pass by pass."""
-        layers, passes = self._config.model.layers, len(self._config.schedule.timesteps) + 1
+        layers, apart = self._config.model.layers, self._config.stream.pass_caches
+        passes = len(self._config.schedule.timesteps) + 1
 
         def watched(inputs: list[Tensor]) -> Sequence[Tensor]:
             outputs = block(inputs)
             layer, number = self._calls % layers, self._calls // layers % passes
             self._calls += 1
-            if number == passes - 1:
+            if apart or number == passes - 1:
                 self._add(layer, dict(zip(self._names, inputs, strict=True)))
             return outputs
 

@@ -64,6 +64,11 @@ def main() -> None:
 
 def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that replace fields of a preset's `StreamConfig`."""
+    command = click.option(
+        "--pass-caches/--context-pass",
+        default=None,
+        help="One cache a denoise pass, written by itself, or one that a context pass writes.",
+    )(command)
     for name, text in (  # the last one added stands first in the help
         ("--ring-frames", "Reusable slots behind the sink."),
         ("--sink-frames", "Latent frames at the start that are never evicted."),

@@ -101,6 +101,9 @@ class StreamConfig:
         Rows that one engine call carries.
     fps : int
         Video frames per second, for reports and files.
+    pass_caches : bool
+        Whether each denoise pass has a cache of its own, which it writes itself (Seko-Talk); then there is no context
+        pass.
 
     Raises
     ------
@@ -115,6 +118,7 @@ class StreamConfig:
     ring_frames: int
     batch: int = 1
     fps: int = 16
+    pass_caches: bool = False
 
     def __post_init__(self) -> None:
         unit = VAE_SPATIAL_STRIDE * PATCH

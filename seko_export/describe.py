@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 
@@ -14,7 +14,6 @@ from seko_export.media_pieces import text_table, video_table
 from seko_export.onnx_form.functional import functional_piece
 from seko_export.pieces import BuildConfig, Piece, make_buffers, make_pieces, make_programs
 from seko_runtime.manifest import (
-    POOL_VERSION,
     EngineSpec,
     FileEntry,
     Golden,
@@ -68,7 +67,7 @@ def describe(
     device = torch.device(config.device)
     cpu = device.type == "cpu"
     target = environment.resolve_target("cpu" if cpu else "auto")
-    return Manifest(
+    manifest = Manifest(
         name=f"{config.model.name}-{config.kv_scheme}-{target.arch}",
         backend=backend,
         target=Target(
@@ -100,10 +99,10 @@ def describe(
         text=text_table(config),
         video=video_table(config),
         pool=None if config.pool is None else Pool(config.pool.buckets),
-        format_version=1 if config.pool is None else POOL_VERSION,
         files=dict(files),
         extra={key: file for key, file in _EXTRA_FILES.items() if file in files},
     )
+    return replace(manifest, format_version=manifest.least_version)
 
 
 def engine_suffix(backend: str) -> str:
@@ -115,6 +114,8 @@ def kv_pool(config: BuildConfig) -> KvPool:
     """Return the pool's size in its own format and in bf16."""
     model, stream = config.model, config.stream
     numbers = 2 * model.layers * config.slots * stream.cache_tokens * model.dim  # K and V
+    if stream.pass_caches:
+        numbers *= len(config.schedule.timesteps)
     return KvPool(
         scheme=config.kv.name,
         pool_bytes=sum(buffer.nbytes for buffer in make_buffers(config) if buffer.role == "cache"),

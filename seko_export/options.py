@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from seko_export.checkpoints.dimensions import text_config_of, vae_config_of
 from seko_export.config import PRESETS, PoolConfig, Preset, StreamConfig
@@ -134,7 +135,7 @@ def plan_build(
     kv_scheme: str | None,
     fp4_kv: bool,
     target: str,
-    layout: Mapping[str, int | None],
+    layout: Mapping[str, Any],
     media: MediaOptions | None = None,
     sample_folder: Path = SAMPLE_FOLDER,
     device: str | None = None,
@@ -158,7 +159,7 @@ def plan_build(
         ``--fp4-kv``.
     target : str
         ``auto``, ``cpu`` or ``sm_NN``.
-    layout : mapping of str to int or None
+    layout : mapping of str to int, bool or None
         Fields of `StreamConfig` that replace the preset's where not None.
     media : MediaOptions, optional
         VAE and text encoder. The preset ``sample`` brings its own, all others none.
@@ -251,7 +252,7 @@ def build_config(
     kv_scheme: str | None,
     fp4_kv: bool,
     target: str,
-    layout: Mapping[str, int | None],
+    layout: Mapping[str, Any],
 ) -> BuildConfig:
     """Return the configuration alone, as `plan_build` makes it, of a build without VAE and text encoder."""
     checkpoint = Path("checkpoint") if has_checkpoint else None

@@ -105,7 +105,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
     caches = tuple(
         Argument(
             f"caches.{c.name}",
-            f"buffer:kv.{c.name}[layer]",
+            f"buffer:{_cache_name(c.name, '{pass}' if s.pass_caches else None)}[layer]",
             (held * config.row_tokens(c.part), *c.token_shape),
             c.dtype,
         )
@@ -146,7 +146,9 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
     def over_fp4(*, writes: bool) -> nn.Module:
         return FusedBlock(m, s, kv, dtype, writes=writes, fp8=config.fp8)
 
-    if where:  # attention reads on the device how far a row is filled: no engine for full rows alone
+    if where and s.pass_caches:  # every pass writes its own
+        blocks = [block("block", lambda: over_fp4(writes=True))]
+    elif where:  # attention reads on the device how far a row is filled: no engine for full rows alone
         blocks = [
             block("block", lambda: over_fp4(writes=False), writes=False),
             block("block_context", lambda: over_fp4(writes=True)),
@@ -237,7 +239,9 @@ def make_programs(pieces: dict[str, Piece]) -> dict[str, tuple[Call, ...]]:
             programs[bucket_program(f"denoise{ending}", bucket)] = calls(
                 "embed", block, "head", "advance", bucket=bucket
             )
-            programs[bucket_program(f"context{ending}", bucket)] = calls("embed", writer, bucket=bucket)
+            refs = [argument.ref for argument in pieces[bucket_program(block, bucket)].inputs]
+            if not any("{pass}" in ref for ref in refs):  # else the passes wrote their own caches
+                programs[bucket_program(f"context{ending}", bucket)] = calls("embed", writer, bucket=bucket)
         programs[bucket_program("begin", bucket)] = calls("noise", bucket=bucket)
     return programs | {name: calls(piece) for name, piece in MEDIA_PROGRAMS.items() if piece in pieces}
 
@@ -248,14 +252,16 @@ def make_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
     b, held, f = config.call_rows, config.slots, s.chunk_frames
     latent = (m.in_channels, f, s.latent_height, s.latent_width)
     text = (m.layers, held, m.text_tokens, m.heads, m.head_dim)
+    numbers = map(str, range(len(config.schedule.timesteps))) if s.pass_caches else (None,)
     caches = tuple(
         Buffer(
-            f"kv.{c.name}",
+            _cache_name(c.name, number),
             (m.layers, held * config.row_tokens(c.part), *c.token_shape),
             dtype_name(c.dtype),
             "cache",
             True,
         )
+        for number in numbers
         for c in config.kv.cache_tensors
     )
     if config.kv.keys_before_rope:
@@ -275,3 +281,8 @@ def make_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
         Buffer("latents", (b, *latent), "float32", "state", False),
         *media_buffers(config),
     )
+
+
+def _cache_name(name: str, number: str | None) -> str:
+    """Return the buffer of a cache tensor; of one denoise pass where each has its own."""
+    return f"kv.{name}" if number is None else f"kv.{number}.{name}"

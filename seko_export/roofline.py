@@ -274,25 +274,29 @@ def _memory(gpu: Gpu, weights: Mapping[str, int], session: Mapping[str, int]) ->
 
 
 def _time(config: BuildConfig, gpu: Gpu, work: Work) -> dict[str, Any]:
-    passes = len(config.schedule.timesteps)
+    s, passes = config.stream, len(config.schedule.timesteps)
+    runs = passes + (not s.pass_caches)
     full = (
         "_full" if "denoise_full" in work.programs else ""
     )  # engines of full rows alone, where there are any
     steady, fill = (
-        _parts(work, gpu, {"begin": 1, f"denoise{kind}": passes, f"context{kind}": 1}) for kind in (full, "")
+        _parts(
+            work,
+            gpu,
+            {"begin": 1, f"denoise{kind}": passes} | ({} if s.pass_caches else {f"context{kind}": 1}),
+        )
+        for kind in (full, "")
     )
     decode = _parts(work, gpu, {"decode": config.stream.batch}) if config.vae else {}
     steps_s, fill_s, decode_s = (sum(part["seconds"] for part in p.values()) for p in (steady, fill, decode))
-    s = config.stream
     video_s = s.chunk_frames * VAE_TEMPORAL_STRIDE / s.fps
     factor = video_s / (steps_s + decode_s)
     return {
         "step": {
-            name: {field: value / (passes + 1) for field, value in part.items()}
-            for name, part in steady.items()
+            name: {field: value / runs for field, value in part.items()} for name, part in steady.items()
         },
-        "step_s": steps_s / (passes + 1),
-        "fill_step_s": fill_s / (passes + 1),
+        "step_s": steps_s / runs,
+        "fill_step_s": fill_s / runs,
         "decode_s": decode_s,
         "chunk_s": steps_s + decode_s,
         "video_s": video_s,

@@ -289,7 +289,7 @@ class Live:
             frames = np.full((bucket, 1), first) + np.arange(ring.chunk_frames)
             self.send_positions(range(bucket), np.zeros(bucket, np.int64), frames, [first] * bucket)
             for _ in range(memory.warm_up_runs):
-                _run_all([programs[0], programs[1], programs[-1]])  # begin, one denoise pass, context
+                _run_all([programs[0], programs[1], programs[-1]])  # begin, a denoise pass, what is last
         for spec in self._manifest.buffers:
             if spec.role in ("cache", "state"):
                 memory.zero(self.buffers[spec.name])
@@ -298,14 +298,14 @@ class Live:
 def _chunk_programs(
     manifest: Manifest, bound: Mapping[str, Sequence[BoundProgram]]
 ) -> dict[Call, list[BoundProgram]]:
-    """Return the programs of a chunk for each call: begin, the denoise passes, context."""
+    """Return the programs of a chunk for each call: begin, the denoise passes, context if there is one."""
     buckets: dict[int, int | None] = {manifest.stream.batch: None}
     if manifest.pool is not None:
         buckets = {bucket: bucket for bucket in manifest.pool.buckets}
     chunk = {}
     for bucket, suffix in buckets.items():
         for full, ending in ((False, ""), (True, "_full")):
-            names = ("begin", f"denoise{ending}", f"context{ending}")
+            names = ("begin", f"denoise{ending}", *([f"context{ending}"] if manifest.has_context else []))
             parts = [bound.get(bucket_program(name, suffix)) for name in names]
             if None not in parts:
                 chunk[bucket, full] = [program for part in parts for program in part or ()]

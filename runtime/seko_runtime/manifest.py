@@ -8,8 +8,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 POOL_VERSION = 2  # what brought pools; an artifact without one is written as version 1, for older runtimes
+PASS_CACHE_VERSION = (
+    3  # what brought artifacts without a context pass: each denoise pass has a cache of its own
+)
 MANIFEST_FILE = "manifest.json"
 SIGNATURE_FILE = "manifest.sig"  # may lie beside it; no table lists it, since it signs the table
 DTYPE_BYTES = {
@@ -278,6 +281,18 @@ class Manifest:
     extra: Mapping[str, str] = field(default_factory=dict)
     format_version: int = 1
     pool: Pool | None = None
+
+    @property
+    def has_context(self) -> bool:
+        """Whether a chunk ends with a context pass; without one each denoise pass has a cache of its own."""
+        return any(name.partition(".")[0] == "context" for name in self.programs)
+
+    @property
+    def least_version(self) -> int:
+        """The oldest format version that has all that the manifest says."""
+        if not self.has_context:
+            return PASS_CACHE_VERSION
+        return 1 if self.pool is None else POOL_VERSION
 
     @property
     def rows(self) -> int:

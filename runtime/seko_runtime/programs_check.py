@@ -11,9 +11,13 @@ from typing import TypeVar
 from seko_runtime.buffers_check import DECODE_LATENTS, check_buffers
 from seko_runtime.errors import EngineSignatureError, ProgramError
 from seko_runtime.json_fields import NAME_PATTERN
-from seko_runtime.manifest import Call, EngineSpec, Manifest, TensorSpec
+from seko_runtime.manifest import PASS_CACHE_VERSION, Call, EngineSpec, Manifest, TensorSpec
 
-CHUNK_PROGRAMS = ("begin", "denoise", "context")  # of each bucket, where there is a pool
+CHUNK_PROGRAMS = (
+    "begin",
+    "denoise",
+    "context",
+)  # of each bucket, where there is a pool; see `Manifest.has_context`
 REQUIRED_PROGRAMS = ("prompt", *CHUNK_PROGRAMS)
 FULL_PROGRAMS = ("denoise_full", "context_full")  # likewise
 GIVEN_PROGRAMS = ("text", "encode")  # a sentence to text embeddings, a picture to latents
@@ -251,7 +255,7 @@ def _parse_ref(text: str, numbers: Mapping[str, int], where: str) -> Ref:
     kind, name, marks, bucket = match.groups()
     if "layer" not in numbers and ("{layer}" in name or "[layer]" in marks):
         raise ProgramError(f"{where}: {text[:80]!r} names a layer, but the call has no layers")
-    if "pass" not in numbers and "[pass]" in marks:
+    if "pass" not in numbers and ("{pass}" in name or "[pass]" in marks):
         raise ProgramError(f"{where}: {text[:80]!r} names a pass outside the denoise and context programs")
     by_row = marks in ("[row]", "[layer][row]")
     if "[row]" in marks and ("row" not in numbers or kind != "buffer" or not by_row):
@@ -261,7 +265,7 @@ def _parse_ref(text: str, numbers: Mapping[str, int], where: str) -> Ref:
         )
     if bucket and not numbers.get("bucket"):
         raise ProgramError(f"{where}: {text[:80]!r} names a bucket outside the programs of one")
-    name = name.replace("{layer}", str(numbers.get("layer")))
+    name = name.replace("{layer}", str(numbers.get("layer"))).replace("{pass}", str(numbers.get("pass")))
     if not NAME_PATTERN.fullmatch(name):
         raise ProgramError(f"{where}: {name[:80]!r} is no name")
     index = tuple(numbers[mark] for mark in re.findall(r"layer|pass|row", marks))
@@ -279,17 +283,19 @@ def _check_fit(found: TensorSpec, ref: Ref, wanted: TensorSpec, where: str) -> N
 def _check_program_names(manifest: Manifest) -> None:
     names = set(manifest.programs)
     buckets: tuple[int | None, ...] = (None,) if manifest.pool is None else manifest.pool.buckets
-    required = ["prompt", *(bucket_program(name, bucket) for bucket in buckets for name in CHUNK_PROGRAMS)]
-    full = [tuple(bucket_program(name, bucket) for name in FULL_PROGRAMS) for bucket in buckets]
+    context = manifest.has_context or manifest.format_version < PASS_CACHE_VERSION
+    chunk, pair = (CHUNK_PROGRAMS, FULL_PROGRAMS) if context else (CHUNK_PROGRAMS[:2], FULL_PROGRAMS[:1])
+    required = ["prompt", *(bucket_program(name, bucket) for bucket in buckets for name in chunk)]
+    full = [tuple(bucket_program(name, bucket) for name in pair) for bucket in buckets]
     missing = [name for name in required if name not in names]
     unknown = sorted(names - {*required, *chain(*full), *GIVEN_PROGRAMS, *DECODE_PROGRAMS})
     if missing or unknown:
         raise ProgramError(
             f"programs lack {missing} and hold the unknown {unknown[:8]}; rebuild the artifact"
         )
-    for pair in (*full, DECODE_PROGRAMS):
-        if len(names & set(pair)) == 1:
-            raise ProgramError(f"programs hold one of {' and '.join(pair)}, expected both or none")
+    for together in (*full, DECODE_PROGRAMS):
+        if 0 < len(names & set(together)) < len(together):
+            raise ProgramError(f"programs hold one of {' and '.join(together)}, expected both or none")
 
 
 def _by_name(specs: tuple[SpecT, ...], table: str) -> dict[str, SpecT]:

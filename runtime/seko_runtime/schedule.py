@@ -110,13 +110,18 @@ def rescheduled(
     Raises
     ------
     UsageError
-        If the artifact does not say its shift and none is given, or its engines take the times from no table.
+        If the artifact does not say its shift and none is given, its engines take the times from no table, or it has
+        a cache for each of its passes and is asked for another number.
     """
     old = manifest.schedule
     shift = old.shift if shift is None else shift
     if shift is None:
         raise UsageError("this artifact does not say the shift of its schedule; give shift beside steps")
     timesteps = warped_timesteps(old.denoise_passes if steps is None else steps, shift)
+    if not manifest.has_context and len(timesteps) != old.denoise_passes:
+        raise UsageError(
+            f"steps is {len(timesteps)}, but this artifact has a cache for each of its {old.denoise_passes} passes"
+        )
     chunk_frames = manifest.stream.chunk_frames
     tables = schedule_tables(timesteps, old.context_timestep, manifest.call_rows, chunk_frames)
     own = {weight.name for weight in manifest.weights} & set(tables)

@@ -160,13 +160,13 @@ class Streams:
         Raises
         ------
         UsageError
-            If the artifact takes no sentences, there is not one each, or one is too long.
+            If the artifact takes no sentences or cannot rebuild caches, there is not one each, or one is too long.
         TokenizerMissingError, TokenizerError
             If it cannot be cut into tokens.
         SessionClosedError
             After `close()`.
         """
-        live = self.live()
+        live = self._live_for(recache=recache)
         if self._prompts is None:
             raise UsageError("this artifact has no text encoder; give the embeddings of one as text")
         prompts = [prompt] * len(rows) if isinstance(prompt, str) else list(prompt)
@@ -184,11 +184,11 @@ class Streams:
         Raises
         ------
         UsageError
-            If its shape does not fit.
+            If its shape does not fit, or the artifact cannot rebuild caches.
         SessionClosedError
             After `close()`.
         """
-        live = self.live()
+        live = self._live_for(recache=recache)
         with self.memory.ordered():
             self._settle(rows)
         live.set_text(rows, text)
@@ -350,6 +350,16 @@ class Streams:
             self._prompts.cache.clear()
         live.drop()
         self.memory.close()
+
+    def _live_for(self, *, recache: bool) -> Live:
+        """Return what is live, if it can do what is asked; UsageError where a cache cannot be rebuilt."""
+        live = self.live()
+        if recache and not self.manifest.has_context:
+            raise UsageError(
+                "this artifact has a cache for each denoise pass and no context pass that could rebuild them; set the "
+                "prompt without recache, or restart the row"
+            )
+        return live
 
     def _begin(self, live: Live, row: int) -> None:
         """Set what the host knows of a row to the beginning of a stream."""

@@ -43,6 +43,8 @@ def check_can_build(config: BuildConfig) -> None:
             f"--backend onnx has functions for exact and fp4 caches alone, and this build has {config.kv_scheme}: give "
             "--kv bf16 or --kv fp4, or take another backend"
         )
+    if config.stream.pass_caches:
+        raise UsageError("--backend onnx has no caches of each pass yet: leave --pass-caches out")
     if config.pool is not None:
         raise UsageError("--backend onnx has no pools yet: leave --sessions out, or take another backend")
 

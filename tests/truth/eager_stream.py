@@ -102,11 +102,13 @@ class EagerStream:
         self._run(self.programs["begin"], number=0)
         # As the schedule's float32 table holds them: 833.333... in float64 would move its sinusoid by 3e-5.
         times = self.weights["schedule.timestep"][:, 0, 0].tolist()
+        if s.pass_caches:
+            times.pop()
         passes = []
         for number, timestep in enumerate(times):
             if feed is not None:
                 latents.copy_(feed[number])
-            before, last = latents.clone(), number == len(times) - 1
+            before, last = latents.clone(), number == len(times) - 1 and not s.pass_caches
             values = self._run(self.programs["context" if last else "denoise"], number)
             passes.append(Pass(timestep, before, None if last else values["velocity"]))
         return passes
@@ -146,7 +148,7 @@ class EagerStream:
         return values
 
     def _look_up(self, ref: str, values: Mapping[str, Tensor], layer: int, number: int) -> Tensor:
-        kind, name = ref.replace("{layer}", str(layer)).split(":", 1)
+        kind, name = ref.replace("{layer}", str(layer)).replace("{pass}", str(number)).split(":", 1)
         home: Mapping[str, Tensor] = {"weight": self.weights, "buffer": self.buffers, "value": values}[kind]
         for mark, index in (("[layer]", layer), ("[pass]", number)):
             if name.endswith(mark):

@@ -1,0 +1,129 @@
+"""One cache a denoise pass and no context pass: against naive models that see one pass each, and in sessions."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from seko_export import golden
+from seko_export.calibration import KvStatistics
+from seko_export.config import PoolConfig
+from seko_export.describe import describe
+from seko_export.golden import eager_session, golden_text
+from seko_export.pieces import BuildConfig, make_buffers, make_pieces, make_programs
+from seko_export.weights import model_weights
+from seko_runtime.errors import ProgramError, UsageError
+from seko_runtime.programs_check import resolve_programs
+from seko_runtime.schedule import rescheduled
+from tests.tolerances import STEP, relative_error
+from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
+from tests.truth.naive_dit import ShiftingDit
+
+
+def config_of(chunk: int, sink: int, ring: int, scheme: str = "fp32", passes: int = 3) -> BuildConfig:
+    """A small build with a cache for each pass."""
+    config = small_config(chunk, sink, ring, scheme=scheme, passes=passes)
+    return dataclasses.replace(config, stream=dataclasses.replace(config.stream, pass_caches=True))
+
+
+@pytest.mark.parametrize(("chunk", "sink", "ring"), [(3, 1, 6), (2, 3, 5), (1, 2, 4)])
+def test_each_pass_sees_its_own_past(chunk, sink, ring, worst):
+    """A naive model a pass, which commits what that pass makes: as many streams of noisier and cleaner pasts."""
+    config = config_of(chunk, sink, ring)
+    weights, text = random_wan_weights(config.model), random_text(config.model, 1)
+    static = EagerStream(config, weights, text)
+    naive = [ShiftingDit(config.model, config.stream, weights, text[0]) for _ in range(3)]
+    for number in range(2 * (sink + ring) // chunk + 2):
+        made = static.run_chunk([number * chunk], [3])
+        assert len(made) == 3
+        for model, done in zip(naive, made, strict=True):
+            velocity = model.step(done.latents[0], done.timestep, number * chunk, commit=True)
+            error = relative_error(done.velocity[0], velocity)
+            worst("a cache a pass, velocity", error)
+            assert error <= STEP[torch.float32], (number, done.timestep)
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "fp4", "int8-sink"])
+def test_there_is_a_cache_for_each_pass_and_no_context(scheme):
+    config = config_of(3, 1, 6, scheme)
+    single = dataclasses.replace(config, stream=dataclasses.replace(config.stream, pass_caches=False))
+    caches = [
+        {b.name: b.nbytes for b in make_buffers(c) if b.role == "cache" and b.name != "kv.slot_frames"}
+        for c in (config, single)
+    ]
+    assert sum(caches[0].values()) == 3 * sum(caches[1].values())
+    assert {name.split(".")[1] for name in caches[0]} == {"0", "1", "2"}
+    manifest = describe(config, "eager", (), {})
+    assert {*manifest.programs} == {"prompt", "begin", "denoise"}
+    assert manifest.kv.pool_bytes / manifest.kv.bf16_pool_bytes == pytest.approx(
+        config.kv.bits_per_number / 16, rel=1e-3
+    )
+
+
+def session_weights(config: BuildConfig) -> dict[str, torch.Tensor]:
+    """Weights by the artifact's names, tables, and the constants of the cache format."""
+    made = dict(model_weights(make_pieces(config), random_wan_weights(config.model)))
+    made |= config.schedule.tables(config.stream)
+    if config.kv_scheme != "fp32":
+        exact = config.as_exact
+        statistics = KvStatistics(exact, config.kv)
+        golden.run_eager(exact, made, golden_text(exact), (0,), (0, 2), lambda *_: None, statistics)
+        made |= statistics.calibrate()
+    return made
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "int4"])
+def test_sessions_keep_the_streams_and_refuse_what_needs_a_context_pass(scheme):
+    config = config_of(2, 1, 4, scheme, passes=2)
+    weights = session_weights(config)
+    text = random_text(config.model, 1)
+    with eager_session(config, weights, text, [5]) as session:
+        made = [session.run_chunk().to_host() for _ in range(5)]
+        with pytest.raises(UsageError, match="no context pass"):
+            session.set_text(text.numpy(), recache=True)
+        session.set_text(text.numpy())
+        session.restart_row(0)
+        again = [session.run_chunk().to_host() for _ in range(5)]
+    assert all(np.array_equal(*pair) for pair in zip(made, again, strict=True))
+    assert all(np.isfinite(chunk).all() for chunk in made)
+
+
+def test_a_lossy_cache_a_pass_is_near_the_exact_one():
+    config = config_of(2, 1, 4, "int8", passes=2)
+    weights, text = session_weights(config), random_text(config.model, 1)
+    streams = []
+    for one in (config, config.as_exact):
+        with eager_session(one, weights, text, [5]) as session:
+            streams.append([torch.from_numpy(session.run_chunk().to_host()) for _ in range(4)])
+    errors = [relative_error(*pair) for pair in zip(*streams, strict=True)]
+    assert errors[0] == 0 < errors[1] < 0.02
+
+
+def test_a_manifest_says_so_by_its_version():
+    config = config_of(3, 1, 6)
+    manifest = describe(config, "eager", (), {})
+    assert b'"format_version": 3' in manifest.to_json()
+    assert not manifest.has_context
+    older = dataclasses.replace(manifest, format_version=2)
+    with pytest.raises(ProgramError, match=r"lack \['context'\]"):
+        resolve_programs(older)
+
+
+def test_another_number_of_passes_is_refused():
+    config = config_of(3, 1, 6)
+    manifest = describe(config, "eager", (), {})
+    with pytest.raises(UsageError, match="a cache for each of its 3 passes"):
+        rescheduled(manifest, 4, None)
+
+
+def test_a_pool_has_them_too():
+    config = dataclasses.replace(config_of(2, 1, 4), pool=PoolConfig(3, (1, 2)))
+    programs = make_programs(make_pieces(config))
+    assert {*programs} == {"prompt", "begin.1", "begin.2", "denoise.1", "denoise.2"}
+    fused = dataclasses.replace(config_of(2, 1, 4, "fp4"), device="cuda", fused=True)
+    block = next(call for call in make_programs(make_pieces(fused))["denoise"] if call.engine == "block")
+    assert any("{pass}" in ref for ref in block.inputs)
+    assert make_pieces(fused)["block"].mutates
