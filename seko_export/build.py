@@ -40,8 +40,10 @@ ENGINE_MAKERS = {
     "aoti": aoti.compile_piece,
     "compile": compile_backend.export_piece,
     "onnx": onnx_backend.export_piece,
+    "tensorrt": tensorrt.export_form,
 }
-BACKENDS = (*ENGINE_MAKERS, "tensorrt")
+BACKENDS = tuple(ENGINE_MAKERS)
+CAN_BUILD = {"onnx": onnx_backend.check_can_build, "tensorrt": tensorrt.check_can_build}
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def build_artifact(
     media : MediaSources, optional
         Files of VAE and text encoder, for a build that has them.
     backend : str
-        ``aoti``, ``compile`` or ``onnx``.
+        One of `BACKENDS`.
     use_ema : bool
         Whether a Self-Forcing ``.pt`` gives its averaged weights.
     compiler_cache : bool
@@ -137,10 +139,8 @@ def build_artifact(
     started = time.monotonic()
     if backend not in BACKENDS:
         raise UsageError(f"--backend {backend!r} is not known: expected one of {', '.join(BACKENDS)}")
-    if backend == "tensorrt":
-        tensorrt.refuse()
-    if backend == "onnx":
-        onnx_backend.check_can_build(config)
+    if backend in CAN_BUILD:
+        CAN_BUILD[backend](config)
     if config.fused and backend != FUSED_BACKEND:
         raise UsageError(
             f"fused kernels are built into packages of --backend {FUSED_BACKEND}, not of {backend}"
@@ -152,10 +152,14 @@ def build_artifact(
     ids = None if media.tokenizer is None else prompt_ids(media.tokenizer, config, golden.GOLDEN_PROMPT)
 
     with whole_folder(goal, "building", replace=replace) as folder:
+        plans = backend == "tensorrt"
+        place, suffix = (
+            (tensorrt.FORMS, tensorrt.FORM_SUFFIX) if plans else ("engines", engine_suffix(backend))
+        )
         with compiled_beside(
-            config, ENGINE_MAKERS[backend], folder / "engines", progress, engine_suffix(backend)
+            config, ENGINE_MAKERS[backend], folder / place, progress, suffix
         ) as wait_for_engines:
-            if backend != "onnx":  # which compiles nothing
+            if backend in ("aoti", "compile"):  # the others compile no C++
                 progress("probing the compiler", 0, 1)
                 environment.probe_compiler()
             progress("reading the checkpoint", 0, 1)
@@ -173,6 +177,10 @@ def build_artifact(
                 (folder / TOKENIZER_FILE).parent.mkdir()
                 shutil.copyfile(media.tokenizer, folder / TOKENIZER_FILE)
             engine_s = wait_for_engines()
+        if plans:
+            engine_s = tensorrt.build_plans(
+                folder / place, folder / "engines", tensorrt.local_arch(), progress
+            )
         manifest = _write_manifest(folder, config, backend, weights, record.table)
         if backend == "compile" and compiler_cache:
             progress("compiling for the cache", 0, 1)

@@ -13,6 +13,7 @@ from seko_export.config import VAE_TEMPORAL_STRIDE
 from seko_export.media_pieces import text_table, video_table
 from seko_export.onnx_form.functional import functional_piece
 from seko_export.pieces import BuildConfig, Piece, make_buffers, make_pieces, make_programs
+from seko_export.plans.library import require_tensorrt
 from seko_runtime.manifest import (
     EngineSpec,
     FileEntry,
@@ -31,7 +32,12 @@ PASS_FILES = {"denoise": "denoise.onnx", "context": "context.onnx"}  # one whole
 _EXTRA_FILES = {"compiler_cache": COMPILER_CACHE} | {
     f"onnx_{name}": file for name, file in PASS_FILES.items()
 }
-_SUFFIXES = {"onnx": ".onnx"}  # of engine files; the other backends' are torch's archives
+TENSORRT = "tensorrt"  # in `extra`: the version whose builder made the plans
+FUNCTIONAL = ("onnx", "tensorrt")  # backends whose engines return what they write
+_SUFFIXES = {
+    "onnx": ".onnx",
+    "tensorrt": ".plan",
+}  # of engine files; the other backends' are torch's archives
 _BF16_BITS = 16
 
 
@@ -62,7 +68,7 @@ def describe(
     Manifest
     """
     pieces = make_pieces(config)
-    if backend == "onnx":
+    if backend in FUNCTIONAL:
         pieces = {name: functional_piece(piece) for name, piece in pieces.items()}
     device = torch.device(config.device)
     cpu = device.type == "cpu"
@@ -100,9 +106,16 @@ def describe(
         video=video_table(config),
         pool=None if config.pool is None else Pool(config.pool.buckets),
         files=dict(files),
-        extra={key: file for key, file in _EXTRA_FILES.items() if file in files},
+        extra={key: file for key, file in _EXTRA_FILES.items() if file in files} | _versions(backend),
     )
     return replace(manifest, format_version=manifest.least_version)
+
+
+def _versions(backend: str) -> dict[str, str]:
+    """Return what an opener compares its own library with."""
+    if backend != "tensorrt":
+        return {}
+    return {TENSORRT: require_tensorrt()}
 
 
 def engine_suffix(backend: str) -> str:

@@ -57,3 +57,15 @@ class LostWriteError(LoweringError):
 
 class OnnxFormError(LoweringError):
     """A finished ONNX file breaks ONNX's own rules, or leaves a shape open."""
+
+
+class TensorRtMissingError(MachineError):
+    """TensorRT's builder, or the runtime that verifies its plans, is not here, or is too old."""
+
+
+class PlanError(LoweringError):
+    """TensorRT refused a model, or reads something else out of it."""
+
+
+class PlanFormError(PlanError):
+    """A piece needs what a plan cannot do; found before TensorRT is asked."""

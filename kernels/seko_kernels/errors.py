@@ -41,3 +41,7 @@ class ArchError(KernelsError, RuntimeError):
 
 class TilesError(KernelsError, ValueError):
     """Tiles of a kernel that contradict each other, or a table of them that cannot be read."""
+
+
+class PluginFormError(KernelsError, ValueError):
+    """A kernel takes what TensorRT does not give to a kernel of a plan."""

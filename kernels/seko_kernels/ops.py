@@ -85,8 +85,8 @@ def nvfp4_write(
         check_mean(mean, heads, head_dim)
         tensors.append(mean)
     by_kernel = takes_kernels(*tensors)
-    if stand_in := _STAND_INS.get().get("nvfp4_write"):
-        new_codes, new_scales = stand_in(*tensors)
+    if whole := stand_in("nvfp4_write"):
+        new_codes, new_scales = whole(*tensors)
         codes.copy_(new_codes)
         scales.copy_(new_scales)
         return
@@ -141,8 +141,8 @@ def nvfp4_expand(
         apart.check(codes.shape[0])
     by_kernel = takes_kernels(codes, scales, global_scale)
     expanded: Tensor
-    if stand_in := _STAND_INS.get().get("nvfp4_expand"):
-        expanded = stand_in(codes, scales, global_scale, dtype)
+    if whole := stand_in("nvfp4_expand"):
+        expanded = whole(codes, scales, global_scale, dtype)
         return expanded
     if by_kernel:
         expanded = _nvfp4_expand_cuda(codes, scales, global_scale, dtype, *(apart or (codes.shape[0], 0)))
@@ -206,8 +206,8 @@ def nvfp4_expand_keys(
         raise KvDtypeError(f"cannot expand keys to {dtype}, expected one of {FLOAT_DTYPES}")
     tensors = (codes, scales, global_scale, mean, slot_rotary, patch_rotary)
     by_kernel = takes_kernels(*tensors)
-    if stand_in := _STAND_INS.get().get("nvfp4_expand_keys"):
-        stood: Tensor = stand_in(*tensors, dtype)
+    if whole := stand_in("nvfp4_expand_keys"):
+        stood: Tensor = whole(*tensors, dtype)
         return stood
     if by_kernel:
         made: Tensor = _nvfp4_expand_keys_cuda(*tensors, dtype, *(apart or (tokens, 0)))
@@ -258,6 +258,11 @@ def stand_ins(by_name: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
         yield
     finally:
         _STAND_INS.reset(token)
+
+
+def stand_in(name: str) -> Callable[..., Any] | None:
+    """Return what `stand_ins` names for an op outside of this file, or None."""
+    return _STAND_INS.get().get(name)
 
 
 @triton_op("seko::nvfp4_write", mutates_args={"codes", "scales"})

@@ -163,6 +163,10 @@ class DeviceMemoryError(EnvironmentLacksError):
     """The device has too little free memory for the artifact or the session."""
 
 
+class DeviceFaultError(EnvironmentLacksError):
+    """The driver refused a call, or a kernel failed on the device."""
+
+
 class PoolFullError(EnvironmentLacksError):
     """Every row of the pool is taken."""
 

@@ -1,23 +1,153 @@
-"""TensorRT plans: named, not built yet. Says what is missing."""
+"""Engines as TensorRT plans: each piece's ONNX form, made side by side, then built one after another on the GPU."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from seko_export.errors import MachineError
+import torch
+
+from seko_export.describe import engine_suffix
+from seko_export.errors import TensorRtMissingError, UsageError
+from seko_export.onnx_form.translate import piece_model, require_onnx
+from seko_export.plans.library import require_tensorrt
+from seko_export.progress import Progress
+
+if TYPE_CHECKING:
+    from seko_export.pieces import BuildConfig
+
+FORMS = "forms"  # folder of the forms inside of a build; gone when the plans are there
+FORM_SUFFIX = ".onnx"
 
 
-def refuse() -> None:
-    """Refuse the build with what a TensorRT build needs and what of it is not here.
+def check_can_build(config: BuildConfig) -> None:
+    """Refuse a build that cannot be, before anything is read.
 
     Raises
     ------
-    MachineError
-        Always.
+    UsageError
+        If the build is not for a GPU, has an exact cache or a pool.
+    OnnxMissingError, TensorRtMissingError
+        If a package is missing, that which verifies included.
     """
-    builder = importlib.util.find_spec("tensorrt") is not None
-    found = "the builder is installed" if builder else "the builder (package tensorrt) is not installed"
-    raise MachineError(
-        f"--backend tensorrt cannot be built yet: {found}, and this version of seko has no plugins for its plans; "
-        "use --backend aoti (one file a piece, torch alone on the inference box) or --backend compile"
-    )
+    if config.device != "cuda":
+        raise UsageError(
+            "--backend tensorrt builds for GPUs, and this build is for a CPU: take another backend"
+        )
+    if config.kv_scheme != "fp4":
+        raise UsageError(
+            f"--backend tensorrt writes caches in place by plugins, and --kv {config.kv_scheme} has none: give "
+            "--fp4-kv, or take --backend aoti"
+        )
+    if config.pool is not None:
+        raise UsageError("--backend tensorrt has no pools yet: leave --sessions out, or take another backend")
+    require_onnx()
+    require_tensorrt()
+    if importlib.util.find_spec("tensorrt_lean") is None:
+        raise TensorRtMissingError(
+            "--backend tensorrt verifies what it builds with the lean runtime (package tensorrt_lean), which is not "
+            "installed; pip install 'seko-runtime[tensorrt]'"
+        )
+
+
+def export_form(config: BuildConfig, name: str, path: str) -> float:
+    """Translate one piece and save its form, standard functions included.
+
+    Runs in a child process, as the other backends' makers do.
+
+    Parameters
+    ----------
+    config : BuildConfig
+        The whole build.
+    name : str
+        Which piece.
+    path : str
+        Path of the ``.onnx`` to write.
+
+    Returns
+    -------
+    float
+        Seconds it took, without the start of the process.
+
+    Raises
+    ------
+    LoweringError
+        If the piece has no such form.
+    """
+    from seko_export.pieces import make_pieces
+
+    started = time.monotonic()
+    model = piece_model(make_pieces(config)[name])
+    Path(path).write_bytes(model.SerializeToString(deterministic=True))
+    return time.monotonic() - started
+
+
+def build_plans(forms: Path, engines: Path, arch: str, progress: Progress) -> dict[str, float]:
+    """Build a plan of every form; one at a time, since the builder times kernels on the GPU.
+
+    Parameters
+    ----------
+    forms : Path
+        Folder of the forms; removed at the end.
+    engines : Path
+        Folder to make, with a plan each.
+    arch : str
+        ``sm_NN`` of this machine's GPU.
+    progress : callable
+        Told of the builder's phases.
+
+    Returns
+    -------
+    dict of str to float
+        Seconds of each plan.
+
+    Raises
+    ------
+    PlanError
+        If TensorRT refuses one of them.
+    """
+    import onnx
+
+    from seko_export.plans.builder import build_plan
+    from seko_export.plans.form import plan_form
+
+    engines.mkdir()
+    seconds = {}
+    for path in sorted(forms.glob(f"*{FORM_SUFFIX}")):
+        started = time.monotonic()
+        form = plan_form(onnx.load(path))
+        if form.narrowed:
+            told = f"engine {path.stem}: {form.narrowed} values of float64 become float32, TensorRT's widest"
+            progress(told, 0, 1)
+        cache = timing_cache_file(path.stem, arch)
+        plan = build_plan(
+            form, int(arch.removeprefix("sm_")), cache.read_bytes() if cache.is_file() else b"", progress
+        )
+        (engines / f"{path.stem}{engine_suffix('tensorrt')}").write_bytes(plan.content)
+        _write_whole(cache, plan.timing_cache)
+        path.unlink()
+        seconds[path.stem] = time.monotonic() - started
+    forms.rmdir()
+    return seconds
+
+
+def timing_cache_file(piece: str, arch: str) -> Path:
+    """Return where this user's timings of a piece on a kind of GPU are kept: one file a version of TensorRT."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "seko" / "tensorrt" / f"{require_tensorrt()}-{arch}" / f"{piece}.timing"
+
+
+def local_arch() -> str:
+    """Return ``sm_NN`` of the GPU that plans are built on."""
+    return "sm_{}{}".format(*torch.cuda.get_device_capability())
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Replace a file at once: two builds may keep their timings at the same time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_bytes(content)
+    part.replace(path)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from seko_export.config import ModelConfig, StreamConfig
 from seko_export.errors import UsageError
 from seko_export.models.causal_dit import is_given
+from seko_kernels.ops import stand_in
 from seko_runtime.schedule import schedule_tables, sigmas_of, warped_timesteps
 
 # Philox4x32-10 constants: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11, table 2.
@@ -158,6 +159,9 @@ def gaussian(seeds: Tensor, frames: Tensor, draw: Tensor, latent_shape: tuple[in
     Philox4x32-10 keyed by the seed at counter (element group, frame low, frame high, draw), then Box-Muller on
     24 bits a word, so |value| stays below sqrt(2*ln(2**25)) = 5.9.
     """
+    if whole := stand_in("gaussian"):
+        kept: Tensor = whole(seeds, frames, draw, latent_shape)
+        return kept
     channels, rows, columns = latent_shape
     count = channels * rows * columns
     group = torch.arange((count + 3) // 4, device=seeds.device).expand(*frames.shape, -1)  # [B, F, G]

@@ -1,15 +1,15 @@
 """The ops that stay one node of the ONNX form: their names, their shapes, and what their bodies are made of.
 
 A node names the function ``seko::NAME`` and takes the op's tensors; a builder of other engines replaces it by a
-plugin of that name. The body is traced from the truth itself, the reference in `seko_kernels`; attention's is
-written out. So a change of a format changes nothing here but, if its tensors change, a signature.
+plugin of that name. The body is traced from the truth itself, the reference in `seko_kernels` or the sampler;
+attention's is written out. So a change of a format changes nothing here but, if its tensors change, a signature.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -20,10 +20,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from seko_export.errors import LoweringError
+from seko_export.models import sampler
 from seko_kernels import reference
 from seko_kernels.ops import stand_ins
 
 DOMAIN = "seko"
+# Functions that one engine may have of several shapes: the second is called NAME.2. No plugin stands for them.
+MANY = frozenset({"attention", "full_attention"})
 VERSION = 1  # of the domain: raised when a function's tensors or their meaning change
 Body = Callable[..., Tensor | tuple[Tensor, ...]]
 Spec = tuple[tuple[int, ...], torch.dtype]
@@ -68,6 +71,7 @@ class KeptOps:
                     "nvfp4_write": self._write,
                     "nvfp4_expand": self._expand,
                     "nvfp4_expand_keys": self._expand_keys,
+                    "gaussian": self._gaussian,
                 }
             )
         )
@@ -105,6 +109,14 @@ class KeptOps:
         tensors |= {"slot_rotary": slot_rotary, "patch_rotary": patch_rotary}
         return self._expanded("nvfp4_expand_keys", tensors, dtype, reference.nvfp4_decode_keys)
 
+    def _gaussian(
+        self, seeds: Tensor, frames: Tensor, draw: Tensor, latent_shape: tuple[int, int, int]
+    ) -> Tensor:
+        channels, *plane = latent_shape
+        results = {"noise": ((frames.shape[0], channels, frames.shape[1], *plane), torch.float32)}
+        body = partial(sampler.gaussian, latent_shape=latent_shape)
+        return self._keep("gaussian", {"seeds": seeds, "frames": frames, "draw": draw}, results, body)[0]
+
     def _expanded(self, name: str, tensors: Mapping[str, Tensor], dtype: torch.dtype, decode: Body) -> Tensor:
         tokens, heads, half_dim = tensors["codes"].shape
         results = {"expanded": ((tokens, heads, half_dim * 2), dtype)}
@@ -130,6 +142,9 @@ class KeptOps:
             tuple(map(_spec, tensors.values())),
             tuple(results.values()),
         )
+        if name in self.found and name in MANY and _meaning(self.found[name]) != _meaning(made):
+            name = f"{name}.{1 + sum(one.partition('.')[0] == name for one in self.found)}"
+            made = replace(made, name=name)
         first = self.found.setdefault(name, made)
         if _meaning(first) != _meaning(made):
             raise LoweringError(

@@ -1,0 +1,337 @@
+"""The kernels as TensorRT sees them: tensors, aliases, launches as expressions of shapes, PTX. No TensorRT here.
+
+`seko_export.plans.registration` hands this over to TensorRT; the tests launch it through the CUDA driver.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from seko_kernels.errors import PluginFormError
+from seko_kernels.formats import NVFP4_BLOCK
+from seko_kernels.triton import plugin_entries as entries
+from seko_kernels.triton.gaussian import GAUSSIAN_TILE, GAUSSIAN_WARPS
+from seko_kernels.triton.nvfp4_expand import EXPAND_TILE, EXPAND_WARPS
+from seko_kernels.triton.nvfp4_expand_keys import EXPAND_KEYS_HEADS, EXPAND_KEYS_TILE, EXPAND_KEYS_WARPS
+from seko_kernels.triton.nvfp4_write import WRITE_TILE, WRITE_WARPS
+
+NAMESPACE = "seko"  # of the plugins, as of the functions of the ONNX form that they stand for
+WARP_THREADS = 32
+HIDDEN_PARAMETERS = (
+    2  # that Triton 3.6 puts behind a kernel's own: scratch of its launcher and of its profiler
+)
+SCALAR = "i32"  # the one kind of scalar that TensorRT hands to a plugin's kernel
+
+Size = Any  # an int, or TensorRT's expression of one: it has +, * and // with numbers on the right
+Shapes = Mapping[str, Sequence[Size]]
+CeilDiv = Callable[[Size, int], Size]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is launched, but for its block, which its PTX fixes.
+
+    Parameters
+    ----------
+    grid : tuple of Size
+        Programs along x and y.
+    scalars : tuple of Size
+        int32 arguments, between the inputs' pointers and the outputs'.
+    """
+
+    grid: tuple[Size, Size]
+    scalars: tuple[Size, ...]
+
+
+@dataclass(frozen=True)
+class PluginOutput:
+    """One output.
+
+    Parameters
+    ----------
+    name : str
+        Of the function's result.
+    dtype : str
+        As the manifest names it.
+    shape : callable
+        From the inputs' shapes.
+    alias : str or None
+        The input whose memory it is: written in place.
+    """
+
+    name: str
+    dtype: str
+    shape: Callable[[Shapes], tuple[Size, ...]]
+    alias: str | None = None
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """One function of the ONNX form as a kernel.
+
+    Parameters
+    ----------
+    name : str
+        The function's.
+    inputs : mapping of str to str
+        Names, in order, and dtypes. ``float`` is whatever the engine computes in.
+    outputs : tuple of PluginOutput
+        In order.
+    entry : triton kernel
+        Of `plugin_entries`.
+    warps : int
+        Of a program.
+    launch : callable
+        From the inputs' shapes and a division that rounds up.
+    constants : callable
+        The kernel's constants, from the inputs' shapes in plain numbers.
+    """
+
+    name: str
+    inputs: Mapping[str, str]
+    outputs: tuple[PluginOutput, ...]
+    entry: Any = field(repr=False)
+    warps: int
+    launch: Callable[[Shapes, CeilDiv], Launch]
+    constants: Callable[[Mapping[str, Sequence[int]]], dict[str, int]]
+
+    @property
+    def identifier(self) -> str:
+        """``seko::NAME``."""
+        return f"{NAMESPACE}::{self.name}"
+
+
+@dataclass(frozen=True)
+class PluginKernel:
+    """A plugin compiled for shapes, dtypes and an architecture.
+
+    Parameters
+    ----------
+    name : str
+        Of the entry in the PTX.
+    ptx : str
+        Takes exactly the inputs' pointers, the scalars and the outputs' pointers, in this order.
+    threads : int
+        Of a block, along x.
+    shared_bytes : int
+        Dynamic shared memory of a block.
+    """
+
+    name: str
+    ptx: str
+    threads: int
+    shared_bytes: int
+
+
+def nvfp4_write() -> Plugin:
+    """Quantise and scatter, in place."""
+    return _write("nvfp4_write", entries.nvfp4_write_entry, {})
+
+
+def nvfp4_write_keys() -> Plugin:
+    """Quantise and scatter, less a mean, in place."""
+    return _write("nvfp4_write_keys", entries.nvfp4_write_keys_entry, {"mean": "float32"})
+
+
+def nvfp4_expand(dtype: str) -> Plugin:
+    """Expand a cache to `dtype`, bfloat16 or float32."""
+
+    def launch(shapes: Shapes, ceil_div: CeilDiv) -> Launch:
+        tokens, heads, blocks = shapes["scales"]
+        total = tokens * heads * blocks
+        return Launch((ceil_div(total, EXPAND_TILE), 1), (total,))
+
+    return Plugin(
+        "nvfp4_expand",
+        {"codes": "int8", "scales": "int8", "global_scale": "float32"},
+        (PluginOutput("expanded", dtype, _expanded_shape),),
+        entries.nvfp4_expand_entry,
+        EXPAND_WARPS,
+        launch,
+        lambda sizes: {**_cache_constants(sizes), "TILE": EXPAND_TILE},
+    )
+
+
+def nvfp4_expand_keys(dtype: str) -> Plugin:
+    """Expand keys that were stored before RoPE to `dtype`: mean added, turned."""
+
+    def launch(shapes: Shapes, ceil_div: CeilDiv) -> Launch:
+        tokens, heads, blocks = shapes["scales"]
+        parts = tokens * blocks
+        grid = (ceil_div(parts, EXPAND_KEYS_TILE), ceil_div(heads, EXPAND_KEYS_HEADS))
+        return Launch(grid, (parts, shapes["patch_rotary"][0]))
+
+    def constants(sizes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+        tiles = {"GROUP": EXPAND_KEYS_HEADS, "TILE": EXPAND_KEYS_TILE}
+        return {**_cache_constants(sizes), "SLOT_PAIRS": sizes["slot_rotary"][1], **tiles}
+
+    inputs = {"codes": "int8", "scales": "int8", "global_scale": "float32", "mean": "float32"}
+    return Plugin(
+        "nvfp4_expand_keys",
+        {**inputs, "slot_rotary": "float32", "patch_rotary": "float32"},
+        (PluginOutput("expanded", dtype, _expanded_shape),),
+        entries.nvfp4_expand_keys_entry,
+        EXPAND_KEYS_WARPS,
+        launch,
+        constants,
+    )
+
+
+def gaussian(latent_shape: tuple[int, int, int]) -> Plugin:
+    """Noise of a chunk of latents of this shape, [channels, rows, columns]."""
+    channels, rows, columns = latent_shape
+    groups = -(-channels * rows * columns // 4)
+
+    def launch(shapes: Shapes, ceil_div: CeilDiv) -> Launch:  # noqa: ARG001 - its tiles do not depend on a shape
+        batch, frames = shapes["frames"]
+        return Launch((-(-groups // GAUSSIAN_TILE), batch * frames), (frames,))
+
+    def shape(shapes: Shapes) -> tuple[Size, ...]:
+        batch, frames = shapes["frames"]
+        return (batch, channels, frames, rows, columns)
+
+    return Plugin(
+        "gaussian",
+        {"seeds": "int64", "frames": "int64", "draw": "int64"},
+        (PluginOutput("noise", "float32", shape),),
+        entries.gaussian_entry,
+        GAUSSIAN_WARPS,
+        launch,
+        lambda _: {"CHANNELS": channels, "PIXELS": rows * columns, "TILE": GAUSSIAN_TILE},
+    )
+
+
+def compile_plugin(
+    plugin: Plugin, sizes: Mapping[str, Sequence[int]], compute: str, arch: int
+) -> PluginKernel:
+    """Compile a plugin's kernel ahead of time; needs no GPU.
+
+    Parameters
+    ----------
+    plugin : Plugin
+        Which.
+    sizes : mapping of str to sequence of int
+        Shape of each input.
+    compute : str
+        What ``float`` means: ``bfloat16`` or ``float32``.
+    arch : int
+        Compute capability, such as 90.
+
+    Returns
+    -------
+    PluginKernel
+
+    Raises
+    ------
+    PluginFormError
+        If the kernel takes more than TensorRT hands over.
+    """
+    pointers = {
+        name: _POINTERS[compute if dtype == "float" else dtype] for name, dtype in plugin.inputs.items()
+    }
+    scalars = len(plugin.launch(sizes, lambda a, b: -(-a // b)).scalars)
+    results = [_POINTERS[output.dtype] for output in plugin.outputs]
+    constants = plugin.constants(sizes)
+    names = plugin.entry.arg_names
+    kinds = [*pointers.values(), *[SCALAR] * scalars, *results, *["constexpr"] * len(constants)]
+    signature = dict(zip(names, kinds, strict=True))
+    # TensorRT's addresses are aligned to 256 bytes; the integers are what they are.
+    aligned = {
+        (place,): [["tt.divisibility", 16]] for place, kind in enumerate(kinds) if kind.startswith("*")
+    }
+    source = ASTSource(fn=plugin.entry, signature=signature, constexprs=constants, attrs=aligned)
+    with triton.knobs.compilation.scope():
+        triton.knobs.compilation.disable_line_info = True  # paths of the build box
+        made = triton.compile(
+            source, target=GPUTarget("cuda", arch, WARP_THREADS), options={"num_warps": plugin.warps}
+        )
+    meta = made.metadata
+    if meta.global_scratch_size or meta.profile_scratch_size or meta.num_ctas != 1:
+        raise PluginFormError(
+            f"plugin {plugin.identifier} needs scratch memory or a cluster of blocks, which TensorRT does not give a "
+            "kernel of a plan; take another kernel for it"
+        )
+    given = len(pointers) + scalars + len(results)
+    ptx = without_hidden_parameters(made.asm["ptx"], meta.name, given)
+    return PluginKernel(meta.name, ptx, meta.num_warps * WARP_THREADS, meta.shared)
+
+
+def without_hidden_parameters(ptx: str, kernel: str, given: int) -> str:
+    """Return the PTX whose entry takes its first ``given`` parameters alone.
+
+    Triton's launcher hands over two more, which these kernels never read. TensorRT does not: the driver would read
+    past the end of TensorRT's list of arguments.
+
+    Raises
+    ------
+    PluginFormError
+        If it has another number of parameters, or reads one of those that go.
+    """
+    head = re.search(rf"\.entry {re.escape(kernel)}\((.*?)\)", ptx, re.DOTALL)
+    parameters = [] if head is None else [line.strip().rstrip(",") for line in head[1].strip().splitlines()]
+    if head is None or len(parameters) != given + HIDDEN_PARAMETERS:
+        raise PluginFormError(
+            f"kernel {kernel} has {len(parameters)} parameters, expected {given} and {HIDDEN_PARAMETERS} of Triton's "
+            "own: another version of Triton lays them out otherwise; take triton 3.6"
+        )
+    body = ptx[head.end() :]
+    for parameter in parameters[given:]:
+        name = parameter.split()[-1]
+        if re.search(rf"\b{re.escape(name)}\b", body):
+            raise PluginFormError(
+                f"kernel {kernel} reads Triton's own parameter {name}, which TensorRT does not give"
+            )
+    kept = ",\n\t".join(parameters[:given])
+    return f"{ptx[: head.start(1)]}\n\t{kept}\n{ptx[head.end(1) :]}"
+
+
+# Bytes are bytes: TensorRT's unsigned ones may not go into a plugin, so a plan says int8 of them.
+_POINTERS = {
+    "int8": "*u8",
+    "int64": "*i64",
+    "float32": "*fp32",
+    "bfloat16": "*bf16",
+}
+
+
+def _write(name: str, entry: Any, further: Mapping[str, str]) -> Plugin:
+    def launch(shapes: Shapes, ceil_div: CeilDiv) -> Launch:
+        tokens, heads, dim = shapes["x"]
+        blocks = tokens * heads * (dim // NVFP4_BLOCK)
+        return Launch((ceil_div(blocks, WRITE_TILE), 1), (blocks, shapes["codes"][0], heads * dim, dim))
+
+    inputs = {
+        "x": "float",
+        "token_index": "int64",
+        "codes": "int8",
+        "scales": "int8",
+        "global_scale": "float32",
+    }
+    return Plugin(
+        name,
+        {**inputs, **further},
+        (
+            PluginOutput("new_codes", "int8", lambda shapes: tuple(shapes["codes"]), "codes"),
+            PluginOutput("new_scales", "int8", lambda shapes: tuple(shapes["scales"]), "scales"),
+        ),
+        entry,
+        WRITE_WARPS,
+        launch,
+        lambda sizes: {**_cache_constants(sizes), "TILE": WRITE_TILE},
+    )
+
+
+def _cache_constants(sizes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    return {"HEADS": sizes["scales"][1], "HEAD_BLOCKS": sizes["scales"][2]}
+
+
+def _expanded_shape(shapes: Shapes) -> tuple[Size, ...]:
+    tokens, heads, half_dim = shapes["codes"]
+    return (tokens, heads, half_dim * 2)

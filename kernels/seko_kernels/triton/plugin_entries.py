@@ -1,0 +1,154 @@
+"""Entries of the kernels for TensorRT: the same device code, its arguments in the order that TensorRT hands them over.
+
+That order is fixed: the inputs' pointers, then the scalars, then the outputs' pointers. An output that is aliased has
+its input's address; what is written is written through it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from seko_kernels.triton.gaussian import gaussian_kernel
+from seko_kernels.triton.nvfp4_expand import nvfp4_expand_kernel
+from seko_kernels.triton.nvfp4_expand_keys import nvfp4_expand_keys_kernel
+from seko_kernels.triton.nvfp4_write import nvfp4_write_kernel
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def nvfp4_write_entry(  # type: ignore[no-untyped-def]
+    X,
+    TOKEN_INDEX,
+    CODES,  # noqa: ARG001 - the address of NEW_CODES
+    SCALES,  # noqa: ARG001 - the address of NEW_SCALES
+    GLOBAL_SCALE,
+    blocks,
+    cache_tokens,
+    x_token_stride,
+    x_head_stride,
+    NEW_CODES,
+    NEW_SCALES,
+    HEADS: tl.constexpr,
+    HEAD_BLOCKS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """`nvfp4_write_kernel` without a mean."""
+    nvfp4_write_kernel(
+        X,
+        TOKEN_INDEX,
+        NEW_CODES,
+        NEW_SCALES,
+        GLOBAL_SCALE,
+        GLOBAL_SCALE,
+        blocks,
+        cache_tokens,
+        x_token_stride,
+        x_head_stride,
+        HEADS,
+        HEAD_BLOCKS,
+        False,
+        TILE,
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def nvfp4_write_keys_entry(  # type: ignore[no-untyped-def]
+    X,
+    TOKEN_INDEX,
+    CODES,  # noqa: ARG001 - the address of NEW_CODES
+    SCALES,  # noqa: ARG001 - the address of NEW_SCALES
+    GLOBAL_SCALE,
+    MEAN,
+    blocks,
+    cache_tokens,
+    x_token_stride,
+    x_head_stride,
+    NEW_CODES,
+    NEW_SCALES,
+    HEADS: tl.constexpr,
+    HEAD_BLOCKS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """`nvfp4_write_kernel` with a mean."""
+    nvfp4_write_kernel(
+        X,
+        TOKEN_INDEX,
+        NEW_CODES,
+        NEW_SCALES,
+        GLOBAL_SCALE,
+        MEAN,
+        blocks,
+        cache_tokens,
+        x_token_stride,
+        x_head_stride,
+        HEADS,
+        HEAD_BLOCKS,
+        True,
+        TILE,
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def nvfp4_expand_entry(  # type: ignore[no-untyped-def]
+    CODES,
+    SCALES,
+    GLOBAL_SCALE,
+    blocks,
+    EXPANDED,
+    HEADS: tl.constexpr,
+    HEAD_BLOCKS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """`nvfp4_expand_kernel`."""
+    nvfp4_expand_kernel(CODES, SCALES, GLOBAL_SCALE, EXPANDED, blocks, HEADS, HEAD_BLOCKS, TILE)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def nvfp4_expand_keys_entry(  # type: ignore[no-untyped-def]
+    CODES,
+    SCALES,
+    GLOBAL_SCALE,
+    MEAN,
+    SLOT_ROTARY,
+    PATCH_ROTARY,
+    parts,
+    frame_tokens,
+    EXPANDED,
+    HEADS: tl.constexpr,
+    HEAD_BLOCKS: tl.constexpr,
+    SLOT_PAIRS: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """`nvfp4_expand_keys_kernel`."""
+    nvfp4_expand_keys_kernel(
+        CODES,
+        SCALES,
+        GLOBAL_SCALE,
+        MEAN,
+        SLOT_ROTARY,
+        PATCH_ROTARY,
+        EXPANDED,
+        parts,
+        frame_tokens,
+        HEADS,
+        HEAD_BLOCKS,
+        SLOT_PAIRS,
+        GROUP,
+        TILE,
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def gaussian_entry(  # type: ignore[no-untyped-def]
+    SEEDS,
+    FRAMES,
+    DRAW,
+    chunk_frames,
+    NOISE,
+    CHANNELS: tl.constexpr,
+    PIXELS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """`gaussian_kernel`."""
+    gaussian_kernel(SEEDS, FRAMES, DRAW, NOISE, chunk_frames, CHANNELS, PIXELS, TILE)

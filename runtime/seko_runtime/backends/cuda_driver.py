@@ -1,0 +1,359 @@
+"""The CUDA driver through ctypes: what a session without torch needs of it. Handles are integers, errors are ours."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from contextlib import suppress
+from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_int32, c_size_t, c_uint, c_void_p
+from functools import cache
+from typing import Any
+
+from seko_runtime.errors import DeviceFaultError, DeviceMemoryError, DeviceMissingError
+
+LIBRARY = "libcuda.so.1"
+# Values of the driver's enums, as cuda.h numbers them.
+OUT_OF_MEMORY = 2
+NOT_READY = 600
+STREAM_NON_BLOCKING = 1
+EVENT_DISABLE_TIMING = 2
+CAPTURE_THREAD_LOCAL = 1
+MEMORY_HOST, MEMORY_DEVICE = 1, 2
+ATTRIBUTE_MAJOR, ATTRIBUTE_MINOR = 75, 76
+FUNCTION_MAX_DYNAMIC_SHARED = 8
+STATIC_SHARED_BYTES = 48 << 10  # more must be asked for
+
+_Handle = c_void_p
+_Out = POINTER(c_void_p)
+# Every entry that is called, with its arguments; each returns a CUresult.
+_ENTRIES: dict[str, tuple[Any, ...]] = {
+    "cuInit": (c_uint,),
+    "cuDriverGetVersion": (POINTER(c_int),),
+    "cuGetErrorName": (c_int, POINTER(c_char_p)),
+    "cuGetErrorString": (c_int, POINTER(c_char_p)),
+    "cuDeviceGetCount": (POINTER(c_int),),
+    "cuDeviceGet": (POINTER(c_int), c_int),
+    "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
+    "cuDevicePrimaryCtxRetain": (_Out, c_int),
+    "cuDevicePrimaryCtxRelease_v2": (c_int,),
+    "cuCtxPushCurrent_v2": (_Handle,),
+    "cuCtxPopCurrent_v2": (_Out,),
+    "cuCtxSynchronize": (),
+    "cuMemGetInfo_v2": (POINTER(c_size_t), POINTER(c_size_t)),
+    "cuMemAlloc_v2": (_Out, c_size_t),
+    "cuMemFree_v2": (_Handle,),
+    "cuMemAllocHost_v2": (_Out, c_size_t),
+    "cuMemFreeHost": (_Handle,),
+    "cuMemsetD8Async": (_Handle, ctypes.c_ubyte, c_size_t, _Handle),
+    "cuMemsetD2D8Async": (_Handle, c_size_t, ctypes.c_ubyte, c_size_t, c_size_t, _Handle),
+    "cuMemcpyAsync": (_Handle, _Handle, c_size_t, _Handle),
+    "cuMemcpy2DAsync_v2": (c_void_p, _Handle),
+    "cuStreamCreate": (_Out, c_uint),
+    "cuStreamDestroy_v2": (_Handle,),
+    "cuStreamSynchronize": (_Handle,),
+    "cuStreamWaitEvent": (_Handle, _Handle, c_uint),
+    "cuStreamBeginCapture_v2": (_Handle, c_int),
+    "cuStreamEndCapture": (_Handle, _Out),
+    "cuEventCreate": (_Out, c_uint),
+    "cuEventDestroy_v2": (_Handle,),
+    "cuEventRecord": (_Handle, _Handle),
+    "cuEventQuery": (_Handle,),
+    "cuEventSynchronize": (_Handle,),
+    "cuGraphInstantiateWithFlags": (_Out, _Handle, ctypes.c_ulonglong),
+    "cuGraphDestroy": (_Handle,),
+    "cuGraphExecDestroy": (_Handle,),
+    "cuGraphLaunch": (_Handle, _Handle),
+    "cuModuleLoadData": (_Out, c_char_p),
+    "cuModuleUnload": (_Handle,),
+    "cuModuleGetFunction": (_Out, _Handle, c_char_p),
+    "cuFuncSetAttribute": (_Handle, c_int, c_int),
+    "cuLaunchKernel": (_Handle, *[c_uint] * 7, _Handle, POINTER(c_void_p), POINTER(c_void_p)),
+}
+
+
+class _Copy2D(Structure):
+    """CUDA_MEMCPY2D."""
+
+    _fields_ = [
+        ("srcXInBytes", c_size_t),
+        ("srcY", c_size_t),
+        ("srcMemoryType", c_int),
+        ("srcHost", c_void_p),
+        ("srcDevice", c_void_p),
+        ("srcArray", c_void_p),
+        ("srcPitch", c_size_t),
+        ("dstXInBytes", c_size_t),
+        ("dstY", c_size_t),
+        ("dstMemoryType", c_int),
+        ("dstHost", c_void_p),
+        ("dstDevice", c_void_p),
+        ("dstArray", c_void_p),
+        ("dstPitch", c_size_t),
+        ("WidthInBytes", c_size_t),
+        ("Height", c_size_t),
+    ]
+
+
+@cache
+def load_driver() -> Any:
+    """Return the driver's library, initialised.
+
+    Raises
+    ------
+    DeviceMissingError
+        If the driver is not installed, is too old, or sees no device.
+    """
+    try:
+        library = ctypes.CDLL(LIBRARY)
+        for name, arguments in _ENTRIES.items():
+            entry = getattr(library, name)
+            entry.argtypes, entry.restype = arguments, c_int
+    except (OSError, AttributeError) as error:
+        raise DeviceMissingError(
+            f"the NVIDIA driver's {LIBRARY} cannot be used: {error}; install the driver of this machine's GPU"
+        ) from None
+    result = library.cuInit(0)
+    if result:
+        raise DeviceMissingError(
+            f"the NVIDIA driver does not start: {_name(library, result)}; see nvidia-smi"
+        )
+    return library
+
+
+def device_count() -> int:
+    """Return how many devices the driver sees; DeviceMissingError without a driver."""
+    count = c_int()
+    _check(load_driver(), "cuDeviceGetCount", byref(count))
+    return count.value
+
+
+def device_arch(index: int) -> str:
+    """Return ``sm_NN`` of a device."""
+    library, device, values = load_driver(), c_int(), []
+    _check(library, "cuDeviceGet", byref(device), index)
+    for attribute in (ATTRIBUTE_MAJOR, ATTRIBUTE_MINOR):
+        value = c_int()
+        _check(library, "cuDeviceGetAttribute", byref(value), attribute, device)
+        values.append(value.value)
+    return "sm_{}{}".format(*values)
+
+
+class CudaDriver:
+    """One device's primary context, which everything else in the process shares.
+
+    Every call makes the context current for its thread. Streams, events, memory and graphs are plain numbers; whoever
+    makes one gives it back.
+
+    Parameters
+    ----------
+    index : int
+        Of the device.
+
+    Raises
+    ------
+    DeviceMissingError
+        If there is no such device.
+    """
+
+    def __init__(self, index: int) -> None:
+        if not 0 <= index < device_count():
+            raise DeviceMissingError(
+                f"cuda:{index} does not exist, this machine has {device_count()} CUDA devices"
+            )
+        self.index = index
+        self._library = load_driver()
+        device = c_int()
+        _check(self._library, "cuDeviceGet", byref(device), index)
+        self._device = device.value
+        self._context = self._made("cuDevicePrimaryCtxRetain", self._device, current=False)
+
+    def close(self) -> None:
+        """Let go of the context; a second time does nothing."""
+        if self._context:
+            _check(self._library, "cuDevicePrimaryCtxRelease_v2", self._device)
+            self._context = 0
+
+    def allocate(self, nbytes: int) -> int:
+        """Address of device memory, aligned to 256 bytes; DeviceMemoryError if there is too little."""
+        try:
+            return self._made("cuMemAlloc_v2", max(nbytes, 1))
+        except DeviceMemoryError:
+            raise DeviceMemoryError(
+                f"cuda:{self.index} has too little free memory for {nbytes} bytes, {self.free_bytes()} are free; close "
+                "other sessions and programs on it, or build with a smaller ring or --kv fp4"
+            ) from None
+
+    def free(self, address: int) -> None:
+        self._call("cuMemFree_v2", address)
+
+    def allocate_host(self, nbytes: int) -> int:
+        """Address of page-locked host memory."""
+        return self._made("cuMemAllocHost_v2", max(nbytes, 1))
+
+    def free_host(self, address: int) -> None:
+        self._call("cuMemFreeHost", address)
+
+    def free_bytes(self) -> int:
+        free, total = c_size_t(), c_size_t()
+        self._call("cuMemGetInfo_v2", byref(free), byref(total))
+        return free.value
+
+    def fill(self, address: int, byte: int, nbytes: int, stream: int) -> None:
+        """Queue a byte into ``nbytes`` places."""
+        self._call("cuMemsetD8Async", address, byte, nbytes, stream)
+
+    def fill_rows(self, address: int, pitch: int, byte: int, width: int, height: int, stream: int) -> None:
+        """Queue a byte into ``height`` runs of ``width`` bytes, ``pitch`` apart."""
+        self._call("cuMemsetD2D8Async", address, pitch, byte, width, height, stream)
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Queue a copy between any two addresses, of host or device."""
+        self._call("cuMemcpyAsync", target, source, nbytes, stream)
+
+    def copy_rows(
+        self,
+        target: tuple[int, int, int],
+        source: tuple[int, int, int],
+        width: int,
+        height: int,
+        stream: int,
+    ) -> None:
+        """Queue a copy of ``height`` runs of ``width`` bytes.
+
+        Parameters
+        ----------
+        target, source : tuple of int
+            Address, bytes from run to run, and `MEMORY_HOST` or `MEMORY_DEVICE`.
+        """
+        order = _Copy2D(WidthInBytes=width, Height=height)
+        for side, (address, pitch, kind) in (("dst", target), ("src", source)):
+            setattr(order, f"{side}MemoryType", kind)
+            setattr(order, f"{side}Device" if kind == MEMORY_DEVICE else f"{side}Host", address)
+            setattr(order, f"{side}Pitch", pitch)
+        self._call("cuMemcpy2DAsync_v2", byref(order), stream)
+
+    def create_stream(self) -> int:
+        return self._made("cuStreamCreate", STREAM_NON_BLOCKING)
+
+    def destroy_stream(self, stream: int) -> None:
+        self._call("cuStreamDestroy_v2", stream)
+
+    def synchronize(self, stream: int | None = None) -> None:
+        """Wait for a stream, or for the whole device."""
+        if stream is None:
+            self._call("cuCtxSynchronize")
+        else:
+            self._call("cuStreamSynchronize", stream)
+
+    def create_event(self) -> int:
+        return self._made("cuEventCreate", EVENT_DISABLE_TIMING)
+
+    def destroy_event(self, event: int) -> None:
+        self._call("cuEventDestroy_v2", event)
+
+    def record(self, event: int, stream: int) -> None:
+        self._call("cuEventRecord", event, stream)
+
+    def wait_event(self, stream: int, event: int) -> None:
+        """Let a stream's next work come after an event as it was last recorded; no wait before its first record."""
+        self._call("cuStreamWaitEvent", stream, event, 0)
+
+    def wait_for(self, event: int) -> None:
+        """Let the host wait for an event."""
+        self._call("cuEventSynchronize", event)
+
+    def is_done(self, event: int) -> bool:
+        return self._call("cuEventQuery", event, also=NOT_READY) == 0
+
+    def begin_capture(self, stream: int) -> None:
+        self._call("cuStreamBeginCapture_v2", stream, CAPTURE_THREAD_LOCAL)
+
+    def end_capture(self, stream: int) -> int:
+        """Return what was recorded, ready to be launched."""
+        graph = self._made("cuStreamEndCapture", stream, last=True)
+        try:
+            return self._made("cuGraphInstantiateWithFlags", graph, 0)
+        finally:
+            self._call("cuGraphDestroy", graph)
+
+    def abort_capture(self, stream: int) -> None:
+        """End a capture whose work failed, and drop what was recorded."""
+        with suppress(DeviceFaultError):
+            graph = self._made("cuStreamEndCapture", stream, last=True)
+            if graph:
+                self._call("cuGraphDestroy", graph)
+
+    def launch_graph(self, graph: int, stream: int) -> None:
+        self._call("cuGraphLaunch", graph, stream)
+
+    def destroy_graph(self, graph: int) -> None:
+        self._call("cuGraphExecDestroy", graph)
+
+    def load_module(self, code: bytes) -> int:
+        """Load PTX or a cubin."""
+        return self._made("cuModuleLoadData", code)
+
+    def unload_module(self, module: int) -> None:
+        self._call("cuModuleUnload", module)
+
+    def function(self, module: int, name: str) -> int:
+        return self._made("cuModuleGetFunction", module, name.encode())
+
+    def launch(
+        self,
+        function: int,
+        *,
+        grid: tuple[int, int, int],
+        threads: int,
+        shared_bytes: int,
+        stream: int,
+        arguments: Sequence[int | c_int32],
+    ) -> None:
+        """Queue a kernel; an argument is an address, or an `int32`."""
+        if shared_bytes > STATIC_SHARED_BYTES:
+            self._call("cuFuncSetAttribute", function, FUNCTION_MAX_DYNAMIC_SHARED, shared_bytes)
+        values = [c_void_p(one) if isinstance(one, int) else one for one in arguments]
+        places = (c_void_p * len(values))(*(ctypes.addressof(one) for one in values))
+        self._call("cuLaunchKernel", function, *grid, threads, 1, 1, shared_bytes, stream, places, None)
+
+    @staticmethod
+    def int32(value: int) -> c_int32:
+        """A scalar argument of a kernel."""
+        return c_int32(value)
+
+    def _made(self, name: str, *arguments: Any, current: bool = True, last: bool = False) -> int:
+        """Call an entry that gives a handle: its first argument, or its last."""
+        handle = c_void_p()
+        given = (*arguments, byref(handle)) if last else (byref(handle), *arguments)
+        if current:
+            self._call(name, *given)
+        else:
+            _check(self._library, name, *given)
+        return handle.value or 0
+
+    def _call(self, name: str, *arguments: Any, also: int = 0) -> int:
+        library = self._library
+        _check(library, "cuCtxPushCurrent_v2", self._context)
+        try:
+            return _check(library, name, *arguments, also=also)
+        finally:
+            library.cuCtxPopCurrent_v2(byref(c_void_p()))
+
+
+def _check(library: Any, name: str, *arguments: Any, also: int = 0) -> int:
+    """Call an entry; raise unless it gives 0 or ``also``."""
+    result: int = getattr(library, name)(*arguments)
+    if result in (0, also):
+        return result
+    if result == OUT_OF_MEMORY:
+        raise DeviceMemoryError(
+            f"{name} found too little memory; close other sessions and programs on the device"
+        )
+    raise DeviceFaultError(f"{name} failed with {_name(library, result)}; the session is lost, open it again")
+
+
+def _name(library: Any, result: int) -> str:
+    name, text = c_char_p(), c_char_p()
+    library.cuGetErrorName(result, byref(name))
+    library.cuGetErrorString(result, byref(text))
+    return f"{(name.value or b'an unknown error').decode()} ({result}: {(text.value or b'').decode()})"

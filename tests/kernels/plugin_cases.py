@@ -1,0 +1,90 @@
+"""Inputs of every plugin, and what it must give: the torch reference's bytes. No tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seko_export.models import sampler
+from seko_kernels import plugins, reference
+from seko_kernels.plugins import Plugin
+
+LATENT_SHAPE = (16, 8, 12)
+
+
+@dataclass(frozen=True)
+class PluginCase:
+    """A plugin, its inputs in order, and the reference of its outputs.
+
+    Parameters
+    ----------
+    plugin : Plugin
+        Which.
+    inputs : dict of str to Tensor
+        On the CPU.
+    expected : callable
+        From inputs (on any device) to outputs, in order.
+    """
+
+    plugin: Plugin
+    inputs: dict[str, Tensor]
+    expected: Callable[[dict[str, Tensor]], list[Tensor]]
+
+    @property
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(one.shape) for name, one in self.inputs.items()}
+
+
+def cases(
+    compute: torch.dtype, tokens: int = 37, heads: int = 3, dim: int = 64, slots: int = 5
+) -> list[PluginCase]:
+    """One case a plugin, of sizes that are no multiple of a tile; caches hold what the reference wrote."""
+    torch.manual_seed(0)
+    name = str(compute).removeprefix("torch.")
+    x = (torch.randn(tokens, heads, dim) * torch.exp(torch.randn(heads, 1) * 2)).to(compute)
+    x[0, 0, :16] = 0
+    x[:, :, 3] *= 40
+    mean = x.float().mean(0)
+    g = reference.nvfp4_global_scale(x.float().abs().amax((0, 2)) / 3)
+    patches = 11
+    places = slots * patches
+    codes, scales = reference.nvfp4_encode(torch.randn(places, heads, dim), g)
+    angles = torch.rand(slots, dim // 2 - 10) * 6, torch.rand(patches, 10) * 6
+    slot_rotary, patch_rotary = (torch.stack([a.cos(), a.sin()], -1) for a in angles)
+    cache = {"codes": codes, "scales": scales, "global_scale": g}
+    index = torch.randperm(places)[:tokens]
+    write = {"x": x, "token_index": index, **cache}
+    keys = {**cache, "mean": mean, "slot_rotary": slot_rotary, "patch_rotary": patch_rotary}
+    noise = {
+        "seeds": torch.tensor([5, -(2**40)]),
+        "frames": torch.tensor([[0, 1, 2], [7, 2**32 + 1, 9]]),
+        "draw": torch.tensor([2]),
+    }
+    return [
+        PluginCase(plugins.nvfp4_write(), write, _written),
+        PluginCase(plugins.nvfp4_write_keys(), {**write, "mean": mean}, _written),
+        PluginCase(
+            plugins.nvfp4_expand(name), cache, lambda given: [reference.nvfp4_decode(**given, dtype=compute)]
+        ),
+        PluginCase(
+            plugins.nvfp4_expand_keys(name),
+            keys,
+            lambda given: [reference.nvfp4_decode_keys(**given, dtype=compute)],
+        ),
+        PluginCase(
+            plugins.gaussian(LATENT_SHAPE),
+            noise,
+            lambda given: [sampler.gaussian(**given, latent_shape=LATENT_SHAPE)],
+        ),
+    ]
+
+
+def _written(given: dict[str, Tensor]) -> list[Tensor]:
+    new_codes, new_scales = reference.nvfp4_encode(given["x"], given["global_scale"], given.get("mean"))
+    return [
+        given["codes"].index_copy(0, given["token_index"], new_codes),
+        given["scales"].index_copy(0, given["token_index"], new_scales),
+    ]

@@ -1,0 +1,124 @@
+"""The plugins' PTX: exactly TensorRT's arguments, assembled for every architecture; on a GPU the reference's bytes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+
+from seko_kernels.errors import PluginFormError
+from seko_kernels.plugins import compile_plugin, without_hidden_parameters
+from seko_runtime.backends.cuda_driver import CudaDriver
+
+from .plugin_cases import PluginCase, cases
+
+NAMES = [case.plugin.name for case in cases(torch.bfloat16)]
+TYPES = {"u64": 8, "u32": 4}
+
+
+def case_of(name: str, compute: torch.dtype = torch.bfloat16) -> PluginCase:
+    return next(case for case in cases(compute) if case.plugin.name == name)
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_entry_takes_what_tensorrt_hands_over_and_nothing_else(
+    name: str, compile_archs: tuple[int, ...], tmp_path: Path
+) -> None:
+    case = case_of(name)
+    scalars = case.plugin.launch(case.sizes, ceil_div).scalars
+    wanted = ["u64"] * len(case.inputs) + ["u32"] * len(scalars) + ["u64"] * len(case.plugin.outputs)
+    for arch in compile_archs:
+        kernel = compile_plugin(case.plugin, case.sizes, "bfloat16", arch)
+        head = re.search(rf"\.entry {kernel.name}\((.*?)\)", kernel.ptx, re.DOTALL)
+        assert head is not None
+        assert re.findall(r"\.param \.(\w+)", head[1]) == wanted
+        assert f".reqntid {kernel.threads}\n" in kernel.ptx
+        assert f".target sm_{arch}" in kernel.ptx
+        assembled = tmp_path / "kernel.cubin"
+        source = tmp_path / "kernel.ptx"
+        source.write_text(kernel.ptx)
+        assembler = "ptxas-blackwell" if arch >= 100 else "ptxas"
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / assembler
+        target = re.findall(r"\.target (\w+)", kernel.ptx)[0]
+        subprocess.run([tool, f"-arch={target}", source, "-o", assembled], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_path_of_this_machine_is_in_the_ptx(name: str) -> None:
+    case = case_of(name)
+    ptx = compile_plugin(case.plugin, case.sizes, "bfloat16", 90).ptx
+    assert not re.search(r"^\s*\.(file|loc)\b", ptx, re.MULTILINE)
+    assert str(Path(__file__).parents[2]) not in ptx
+
+
+def test_a_kernel_that_reads_tritons_own_parameters_is_refused() -> None:
+    entry = ".visible .entry k(\n\t.param .u64 k_param_0,\n\t.param .u64 k_param_1,\n\t.param .u64 k_param_2\n)\n{%s}"
+    assert "k_param_1" not in without_hidden_parameters(entry % "ld.param.b64 %rd1, [k_param_0];", "k", 1)
+    with pytest.raises(PluginFormError, match="reads Triton's own parameter k_param_2"):
+        without_hidden_parameters(entry % "ld.param.b64 %rd1, [k_param_2];", "k", 1)
+    with pytest.raises(PluginFormError, match="3 parameters, expected 2 and 2"):
+        without_hidden_parameters(entry % "", "k", 2)
+
+
+def test_the_noise_kernel_draws_the_samplers_noise_in_the_interpreter() -> None:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    tests = Path(__file__).with_name("interpreted_gaussian.py")
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)],
+        env={**inherited, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert " passed" in ran.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compute", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_driver_launches_it_as_tensorrt_would_and_gets_the_references_bytes(
+    name: str, compute: torch.dtype
+) -> None:
+    """Inputs' pointers, int32 scalars, outputs' pointers; grid, block and shared memory as the plugin says."""
+    case = case_of(name, compute)
+    major, minor = torch.cuda.get_device_capability()
+    kernel = compile_plugin(case.plugin, case.sizes, str(compute).removeprefix("torch."), major * 10 + minor)
+    launch = case.plugin.launch(case.sizes, ceil_div)
+    given = {name: one.cuda() for name, one in case.inputs.items()}
+    expected = case.expected(given)
+    outputs = [
+        given[plugin.alias] if plugin.alias else torch.full_like(one, torch.nan)
+        for plugin, one in zip(case.plugin.outputs, expected, strict=True)
+    ]
+    torch.cuda.synchronize()
+    driver = CudaDriver(torch.cuda.current_device())
+    module = driver.load_module(kernel.ptx.encode())
+    stream = driver.create_stream()
+    driver.launch(
+        driver.function(module, kernel.name),
+        grid=(*launch.grid, 1),
+        threads=kernel.threads,
+        shared_bytes=kernel.shared_bytes,
+        stream=stream,
+        arguments=[
+            *(one.data_ptr() for one in given.values()),
+            *map(driver.int32, launch.scalars),
+            *(one.data_ptr() for one in outputs),
+        ],
+    )
+    driver.synchronize(stream)
+    for found, wanted in zip(outputs, expected, strict=True):
+        assert torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
+    driver.destroy_stream(stream)
+    driver.unload_module(module)

@@ -1,0 +1,87 @@
+"""`--backend tensorrt` up to TensorRT: what is refused before, forms to plans, timings kept, the manifest."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seko_export.backends import tensorrt as backend
+from seko_export.config import PoolConfig
+from seko_export.errors import OnnxMissingError, TensorRtMissingError, UsageError
+from seko_export.pieces import make_pieces
+from seko_export.plans import registration
+from tests.plans.double import doubled, has_plugin_package
+from tests.plans.test_builder import gpu_config
+
+pytestmark = [
+    pytest.mark.filterwarnings(r"ignore:.*isinstance\(treespec, LeafSpec\):FutureWarning"),
+    pytest.mark.skipif(
+        not has_plugin_package(), reason="needs the wheel tensorrt-cu13-bindings: its plugins"
+    ),
+]
+
+
+@pytest.fixture
+def trt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setattr(registration, "_registered", {})
+    with doubled() as module:
+        yield module
+
+
+@pytest.mark.usefixtures("trt")
+def test_what_cannot_be_is_refused_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = gpu_config()
+    with pytest.raises(UsageError, match="for GPUs"):
+        backend.check_can_build(replace(config, device="cpu"))
+    with pytest.raises(UsageError, match="--kv bf16 has none: give --fp4-kv"):
+        backend.check_can_build(gpu_config("bf16"))
+    with pytest.raises(UsageError, match="no pools yet"):
+        backend.check_can_build(replace(config, pool=PoolConfig(2, (1, 2))))
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "tensorrt_lean" else object()
+    )
+    with pytest.raises(TensorRtMissingError, match=r"seko-runtime\[tensorrt\]"):
+        backend.check_can_build(config)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "onnxscript" else object())
+    with pytest.raises(OnnxMissingError):
+        backend.check_can_build(config)
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    with pytest.raises(TensorRtMissingError, match="cannot be imported"):
+        backend.check_can_build(config)
+
+
+def test_forms_become_plans_one_by_one_and_timings_are_kept(
+    trt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    forms = tmp_path / "forms"
+    forms.mkdir()
+    names = ("advance", "embed", "noise")
+    for name in names:
+        backend.export_form(gpu_config(), name, str(forms / f"{name}.onnx"))
+    told: list[str] = []
+    seconds = backend.build_plans(forms, tmp_path / "engines", "sm_90", lambda step, *_: told.append(step))
+    assert tuple(seconds) == names
+    assert not forms.exists()
+    pieces = make_pieces(gpu_config())
+    for name in names:
+        plan = json.loads((tmp_path / "engines" / f"{name}.plan").read_bytes())
+        assert plan["inputs"] == [argument.name for argument in pieces[name].signature]
+        kept = backend.timing_cache_file(name, "sm_90")
+        assert kept.read_bytes() == b"timed"
+        assert kept.parent == tmp_path / "cache/seko/tensorrt/11.4.0.106-sm_90"
+    assert any(line.startswith("engine embed: ") and "float64 become float32" in line for line in told)
+    assert not [line for line in told if line.startswith("engine advance: ")]
+    assert [config._cache._bytes for config in trt.log.configs] == [b""] * 3
+
+    forms.mkdir()
+    backend.export_form(gpu_config(), "noise", str(forms / "noise.onnx"))
+    backend.build_plans(forms, tmp_path / "again", "sm_90", lambda *_: None)
+    assert trt.log.configs[-1]._cache._bytes == b"timed"

@@ -1,0 +1,39 @@
+"""What float64 become float32 costs, before TensorRT has a say: the narrowed embed against the form's own."""
+
+from __future__ import annotations
+
+import torch
+
+from seko_export.pieces import make_pieces
+from seko_export.plans.form import plan_form
+from tests.onnx import forms
+
+LAST_FRAME = 4800  # five minutes at 16 video frames a second, 4 of them a latent frame
+
+
+def test_angles_in_float32_are_as_far_off_as_float32_is() -> None:
+    """RoPE's angle of frame n is at most n, the time's at most 1000: that times 2**-24, twice rounded."""
+    config = forms.config_of("fp32", 1)
+    piece = make_pieces(config)["embed"]
+    model = forms.model_of("fp32", 1, "embed")
+    form = plan_form(model)
+    assert form.narrowed > 0
+    assert form.plugins == {}
+    generator = torch.Generator().manual_seed(0)
+    given = []
+    for argument in piece.signature:
+        if argument.name == "frames":
+            given.append(torch.arange(LAST_FRAME - argument.shape[1], LAST_FRAME).expand(argument.shape))
+        elif argument.name == "timestep":
+            given.append(torch.full(argument.shape, 937.5))
+        elif argument.dtype.is_floating_point:
+            given.append(torch.randn(argument.shape, generator=generator) * 0.1)
+        else:
+            given.append(torch.zeros(argument.shape, dtype=argument.dtype))
+    names = [argument.name for argument in piece.outputs]
+    wide = dict(zip(names, forms.run_model(model, *given), strict=False))
+    narrow = dict(zip(names, forms.run_model(form.model, *given), strict=False))
+    for name in ("cos", "sin"):
+        assert (wide[name] - narrow[name]).abs().max() <= 2 * LAST_FRAME * 2.0**-24
+        assert not torch.equal(wide[name], narrow[name])
+    assert (wide["time"] - narrow["time"]).norm() / wide["time"].norm() <= 2 * 1000 * 2.0**-24
