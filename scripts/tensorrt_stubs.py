@@ -34,7 +34,7 @@ IPluginV3QuickRuntime IPluginV3QuickAOTBuild IPluginCreatorV3Quick PluginField P
 PluginFieldCollection_ PluginFieldType PluginTensorDesc DynamicPluginTensorDesc DimsExprs IExprBuilder ISymExpr
 ISymExprs KernelLaunchParams PluginArgType PluginArgDataType QuickPluginCreationRequest TensorRTPhase"""
 LEAN = """ILogger IHostMemory Runtime ICudaEngine IExecutionContext DataType TensorIOMode Dims
-ExecutionContextAllocationStrategy"""
+ExecutionContextAllocationStrategy IStreamReaderV2"""
 PLUGIN = """register aot_impl cdiv from_shape_expr TensorDesc KernelLaunchParams SymInt32 SymIntExprs ShapeExpr
 ShapeExprs Shape SymExprs SymExpr SymIntExpr"""
 # What the compiled modules need of TensorRT's libraries, by the name under which they ask for each.

@@ -23,6 +23,24 @@ SEKO_EXPORT = str(Path(sysconfig.get_path("scripts"), "seko-export"))
 ROWS_LAYOUT = ("--batch", "2", "--height", "32", "--width", "32")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests marked `gpu` where there is none, and those marked `trt` where TensorRT cannot build."""
+    if not (item.get_closest_marker("gpu") or item.get_closest_marker("trt")):
+        return
+    import torch  # here: most tests of the runtime need none
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device; torch.cuda.is_available() is False")
+    if item.get_closest_marker("trt"):
+        from seko_export.errors import TensorRtMissingError
+        from seko_export.plans.library import require_tensorrt
+
+        try:
+            require_tensorrt()
+        except TensorRtMissingError as reason:
+            pytest.skip(str(reason))
+
+
 @dataclass(frozen=True)
 class Built:
     """What one `seko-export build` gave.

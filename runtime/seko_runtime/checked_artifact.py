@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seko_runtime.artifact_files import ArtifactFiles
-from seko_runtime.backends import PORTABLE, check_backend
+from seko_runtime.backends import OVER_DRIVER, PORTABLE, check_backend
 from seko_runtime.buffers_check import TEXT_BUFFER
 from seko_runtime.golden import cache_tensor, video_tensor
-from seko_runtime.host import check_cpu, check_device, check_torch
+from seko_runtime.host import check_cpu, check_device, check_driver, check_torch
 from seko_runtime.manifest import Buffer, Golden, Manifest, TensorSpec
 from seko_runtime.manifest_reader import parse_manifest
 from seko_runtime.programs_check import Programs, resolve_programs
@@ -80,7 +80,9 @@ def check_artifact(
         folder.open_all(manifest.files)
         if fits_here:
             check_backend(manifest.backend)  # before torch's version: without torch there is none
-            if native:
+            if manifest.backend in OVER_DRIVER:
+                check_driver(manifest.target, device)
+            elif native:
                 check_torch(manifest.target, device)
         mapped = frozenset(weight.file for weight in manifest.weights)
         files = folder.verified(manifest.files, mapped)

@@ -141,6 +141,10 @@ class EngineLoadError(ArtifactError):
     """The backend's library refused an engine file whose hash was right."""
 
 
+class PlanVersionError(ArtifactError):
+    """TensorRT plans were built by a version that the one here cannot stand in for."""
+
+
 class TokenizerError(ArtifactError):
     """The artifact's tokenizer file is none that the library `tokenizers` reads."""
 

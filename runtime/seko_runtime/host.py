@@ -120,8 +120,29 @@ def check_torch(target: Target, device: str) -> None:
         raise DeviceMissingError(
             f"{device} does not exist, this machine has {torch.cuda.device_count()} CUDA devices"
         )
-    arch = "sm_{}{}".format(*torch.cuda.get_device_capability(number))
-    if arch != target.arch:
+    _check_arch(target, device, "sm_{}{}".format(*torch.cuda.get_device_capability(number)))
+
+
+def check_driver(target: Target, device: str) -> None:
+    """Compare the device alone, without torch: what runs plans asks the driver.
+
+    Raises
+    ------
+    DeviceMissingError
+        If there is no driver, or no such device.
+    DeviceArchError
+        If the engines were built for another one.
+    """
+    from seko_runtime.backends.cuda_driver import device_arch, device_count
+
+    number, count = int(device.partition(":")[2] or 0), device_count()
+    if number >= count:
+        raise DeviceMissingError(f"{device} does not exist, this machine has {count} CUDA devices")
+    _check_arch(target, device, device_arch(number))
+
+
+def _check_arch(target: Target, device: str, found: str) -> None:
+    if found != target.arch:
         raise DeviceArchError(
-            f"engines are built for {target.arch}, {device} is {arch}; rebuild with --target {arch}"
+            f"engines are built for {target.arch}, {device} is {found}; rebuild with --target {found}"
         )

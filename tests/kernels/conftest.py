@@ -1,4 +1,4 @@
-"""What the kernel tests share: GPU skips, cross-compilation without a GPU, AOTInductor packages. No assertions."""
+"""What the kernel tests share: cross-compilation without a GPU, AOTInductor packages. No assertions."""
 
 from __future__ import annotations
 
@@ -20,12 +20,6 @@ from seko_export.lowering.descriptor_scratch import scratch_of_the_whole_grid
 
 ARCHS = (80, 89, 90, 100, 120)
 WARP_THREADS = 32
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip tests marked `gpu` where there is none."""
-    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device; torch.cuda.is_available() is False")
 
 
 @pytest.fixture

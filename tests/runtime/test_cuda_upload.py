@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seko_runtime.backends.cuda_memory import ALIGNMENT, block_places, fill_window
+from seko_runtime.backends.blocks import ALIGNMENT, block_places, fill_window
 from seko_runtime.safetensors_map import MappedTensor
 
 

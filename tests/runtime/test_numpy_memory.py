@@ -43,7 +43,7 @@ def open_on(memory: Memory) -> Session:
     )
 
 
-def story(memory: Memory) -> list[bytes]:
+def story(memory: Memory, open_session: Callable[[Memory], Session] = open_on) -> list[bytes]:
     """All that a session does: chunks, video, a row begun anew, a cache rebuilt, a cache cleared, given frames."""
     told: list[bytes] = []
 
@@ -54,7 +54,7 @@ def story(memory: Memory) -> list[bytes]:
             told.extend(row.tobytes() for row in chunk.video_rows())
         told.extend(sample.tobytes() for sample in session.cache_sample(1).values())
 
-    with open_on(memory) as session:
+    with open_session(memory) as session:
         tell(session, 4)
         session.restart_row(1, seed=9)
         tell(session, 2)

@@ -10,7 +10,13 @@ from seko_runtime.errors import BackendMissingError
 from seko_runtime.manifest import Manifest
 from seko_runtime.memory import Engine, Memory
 
-_LIBRARIES = {"aoti": "torch", "compile": "torch", "onnx": "onnxruntime"}
+_LIBRARIES = {"aoti": "torch", "compile": "torch", "onnx": "onnxruntime", "tensorrt": "tensorrt_lean"}
+_EXTRAS = {
+    "torch": "torch",
+    "onnxruntime": "onnxruntime",
+    "tensorrt_lean": "TensorRT's lean runtime (tensorrt_lean)",
+}
+OVER_DRIVER = frozenset({"tensorrt"})  # its engines need the GPU's driver, and no torch
 PORTABLE = frozenset({"onnx"})  # its engines are no native code: any machine's library runs them
 
 
@@ -40,13 +46,8 @@ def check_backend(name: str) -> None:
     Raises
     ------
     BackendMissingError
-        If it is unknown, not supported yet, or its library is not installed.
+        If it is unknown, or its library is not installed.
     """
-    if name == "tensorrt":
-        raise BackendMissingError(
-            "backend 'tensorrt' needs tensorrt-lean and cuda-python, and this runtime has no loader for its plans "
-            "yet; build with --backend aoti"
-        )
     library = _LIBRARIES.get(name)
     if library is None:
         raise BackendMissingError(
@@ -56,7 +57,7 @@ def check_backend(name: str) -> None:
         importlib.import_module(library)
     except ImportError:
         raise BackendMissingError(
-            f"backend {name!r} needs {library}, which is not installed; pip install 'seko-runtime[{name}]'"
+            f"backend {name!r} needs {_EXTRAS[library]}, which is not installed; pip install 'seko-runtime[{name}]'"
         ) from None
 
 
@@ -67,6 +68,10 @@ def open_backend(name: str, device: str) -> Backend:
         from seko_runtime.backends.onnx import OnnxBackend
 
         return OnnxBackend()
+    if name == "tensorrt":
+        from seko_runtime.backends.tensorrt import TensorRtBackend
+
+        return TensorRtBackend(device)
     if name == "compile":
         from seko_runtime.backends.compile import CompileBackend
 

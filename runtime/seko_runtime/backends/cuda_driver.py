@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from contextlib import suppress
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_int32, c_size_t, c_uint, c_void_p
 from functools import cache
 from typing import Any
@@ -164,14 +165,18 @@ class CudaDriver:
         self._library = load_driver()
         device = c_int()
         _check(self._library, "cuDeviceGet", byref(device), index)
-        self._device = device.value
-        self._context = self._made("cuDevicePrimaryCtxRetain", self._device, current=False)
+        self._context = self._retain(device.value)
+        release = self._library.cuDevicePrimaryCtxRelease_v2
+        weakref.finalize(self, release, device.value).atexit = False  # then the driver may be gone before
 
-    def close(self) -> None:
-        """Let go of the context; a second time does nothing."""
-        if self._context:
-            _check(self._library, "cuDevicePrimaryCtxRelease_v2", self._device)
-            self._context = 0
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Make the device the one that another CUDA library works on in this thread."""
+        _check(self._library, "cuCtxPushCurrent_v2", self._context)
+        try:
+            yield
+        finally:
+            self._library.cuCtxPopCurrent_v2(byref(c_void_p()))
 
     def allocate(self, nbytes: int) -> int:
         """Address of device memory, aligned to 256 bytes; DeviceMemoryError if there is too little."""
@@ -321,23 +326,20 @@ class CudaDriver:
         """A scalar argument of a kernel."""
         return c_int32(value)
 
-    def _made(self, name: str, *arguments: Any, current: bool = True, last: bool = False) -> int:
+    def _retain(self, device: int) -> int:
+        context = c_void_p()
+        _check(self._library, "cuDevicePrimaryCtxRetain", byref(context), device)
+        return context.value or 0
+
+    def _made(self, name: str, *arguments: Any, last: bool = False) -> int:
         """Call an entry that gives a handle: its first argument, or its last."""
         handle = c_void_p()
-        given = (*arguments, byref(handle)) if last else (byref(handle), *arguments)
-        if current:
-            self._call(name, *given)
-        else:
-            _check(self._library, name, *given)
+        self._call(name, *((*arguments, byref(handle)) if last else (byref(handle), *arguments)))
         return handle.value or 0
 
     def _call(self, name: str, *arguments: Any, also: int = 0) -> int:
-        library = self._library
-        _check(library, "cuCtxPushCurrent_v2", self._context)
-        try:
-            return _check(library, name, *arguments, also=also)
-        finally:
-            library.cuCtxPopCurrent_v2(byref(c_void_p()))
+        with self.current():
+            return _check(self._library, name, *arguments, also=also)
 
 
 def _check(library: Any, name: str, *arguments: Any, also: int = 0) -> int:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 import weakref
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from seko_runtime.backends.blocks import (
+    CHUNKS_IN_FLIGHT,
+    UPLOAD_THREADS,
+    UPLOAD_WINDOW,
+    block_places,
+    fill_window,
+)
 from seko_runtime.backends.torch_memory import CpuMemory, HostCopies, HostFrames, torch_dtype
 from seko_runtime.errors import DeviceMemoryError
 from seko_runtime.manifest import TensorSpec
@@ -24,11 +28,7 @@ from seko_runtime.memory import FrameBlocks, HostBlock, Lane, Parked
 from seko_runtime.safetensors_map import MappedTensor
 
 _cuda: Any = torch.cuda  # its streams, events and pools carry no types
-ALIGNMENT = 256  # bytes, as cudaMalloc gives
 ENGINE_ALIGNMENT = 16  # bytes that compiled kernels were told to expect; else each call copies the input
-CHUNKS_IN_FLIGHT = 4  # host blocks: the host may be that far ahead of the device
-UPLOAD_WINDOW = 8 << 20  # bytes of one staged copy
-UPLOAD_THREADS = 4  # copies into pinned memory run at about 8 GB/s a core; four reach the bus
 
 
 class CudaMemory(CpuMemory):
@@ -367,40 +367,6 @@ class _PinnedBlock:
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
     """Copy of a host tensor in page-locked memory, which the device can reach without the host."""
     return tensor.pin_memory()
-
-
-def block_places(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
-    """Aligned byte offsets of each name in one block, and the block's size."""
-    places: dict[str, int] = {}
-    end = 0
-    for name, size in sizes.items():
-        places[name] = end
-        end += -(-size // ALIGNMENT) * ALIGNMENT
-    return places, end
-
-
-def fill_window(
-    window: NDArray[np.uint8], begin: int, end: int, spans: Sequence[tuple[int, MappedTensor]]
-) -> None:
-    """Copy into ``window`` what bytes ``begin`` to ``end`` of the block will hold; gaps are left as they are.
-
-    Parameters
-    ----------
-    window : numpy.ndarray
-        uint8, at least ``end - begin`` long.
-    begin, end : int
-        Byte range of the block.
-    spans : Sequence[tuple[int, MappedTensor]]
-        Place of each tensor in the block, rising.
-    """
-    first = max(bisect_right(spans, begin, key=itemgetter(0)) - 1, 0)
-    for place, mapped in islice(spans, first, None):
-        if place >= end:
-            break
-        low, high = max(place, begin), min(place + mapped.nbytes, end)
-        if low < high:
-            source = mapped.data[mapped.offset + low - place : mapped.offset + high - place]
-            window[low - begin : high - begin] = np.frombuffer(source, np.uint8)
 
 
 def _upload_windows(

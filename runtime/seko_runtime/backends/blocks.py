@@ -1,0 +1,52 @@
+"""Many tensors in one block of device memory: where each lies, and how a window of it is filled. No device here."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from operator import itemgetter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.safetensors_map import MappedTensor
+
+ALIGNMENT = 256  # bytes, as cudaMalloc gives
+CHUNKS_IN_FLIGHT = 4  # host blocks: the host may be that far ahead of the device
+UPLOAD_WINDOW = 8 << 20  # bytes of one staged copy
+UPLOAD_THREADS = 4  # copies into pinned memory run at about 8 GB/s a core; four reach the bus
+
+
+def block_places(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
+    """Aligned byte offsets of each name in one block, and the block's size."""
+    places: dict[str, int] = {}
+    end = 0
+    for name, size in sizes.items():
+        places[name] = end
+        end += -(-size // ALIGNMENT) * ALIGNMENT
+    return places, end
+
+
+def fill_window(
+    window: NDArray[np.uint8], begin: int, end: int, spans: Sequence[tuple[int, MappedTensor]]
+) -> None:
+    """Copy into ``window`` what bytes ``begin`` to ``end`` of the block will hold; gaps are left as they are.
+
+    Parameters
+    ----------
+    window : numpy.ndarray
+        uint8, at least ``end - begin`` long.
+    begin, end : int
+        Byte range of the block.
+    spans : Sequence[tuple[int, MappedTensor]]
+        Place of each tensor in the block, rising.
+    """
+    first = max(bisect_right(spans, begin, key=itemgetter(0)) - 1, 0)
+    for place, mapped in islice(spans, first, None):
+        if place >= end:
+            break
+        low, high = max(place, begin), min(place + mapped.nbytes, end)
+        if low < high:
+            source = mapped.data[mapped.offset + low - place : mapped.offset + high - place]
+            window[low - begin : high - begin] = np.frombuffer(source, np.uint8)

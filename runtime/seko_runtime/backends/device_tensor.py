@@ -1,0 +1,145 @@
+"""A tensor as an address with a shape and strides, the copies that a strided one takes, and numbers to bytes and back.
+
+Nothing here touches a device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.errors import EngineLoadError
+from seko_runtime.manifest import DTYPE_BYTES
+
+_RAW = {"float8_e4m3fn": "uint8"}  # dtypes that are only carried, never counted with, by the bytes of another
+BFLOAT16 = "bfloat16"
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceTensor:
+    """A view of device memory.
+
+    Parameters
+    ----------
+    address : int
+        Of its first number.
+    shape : tuple of int
+        Its sizes.
+    dtype : str
+        As the manifest names it.
+    strides : tuple of int
+        Bytes from entry to entry, an axis each.
+    owner : object
+        What keeps the memory alive.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...]
+    owner: object = field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its numbers, without what lies between them."""
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+    @property
+    def is_contiguous(self) -> bool:
+        wanted = contiguous_strides(self.shape, self.dtype)
+        pairs = zip(self.shape, self.strides, wanted, strict=True)
+        return all(size == 1 or found == stride for size, found, stride in pairs)
+
+    def at(self, index: Sequence[int]) -> DeviceTensor:
+        """``tensor[i][j]...``."""
+        offset = sum(i * stride for i, stride in zip(index, self.strides, strict=False))
+        rest = len(index)
+        return DeviceTensor(
+            self.address + offset, self.shape[rest:], self.dtype, self.strides[rest:], self.owner
+        )
+
+    def cut(self, axis: int, first: int, size: int, step: int = 1) -> DeviceTensor:
+        """``size`` entries of an axis, ``step`` apart."""
+        shape, strides = [*self.shape], [*self.strides]
+        offset = first * strides[axis]
+        shape[axis] = size
+        strides[axis] *= step
+        return DeviceTensor(self.address + offset, tuple(shape), self.dtype, tuple(strides), self.owner)
+
+
+def contiguous_strides(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
+    """Return the strides, in bytes, of a tensor without holes."""
+    strides = [DTYPE_BYTES[dtype]]
+    for size in shape[:0:-1]:
+        strides.append(strides[-1] * size)
+    return tuple(reversed(strides)) if shape else ()
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One copy in two dimensions: ``height`` runs of ``width`` bytes, from offsets and with pitches of either side."""
+
+    offsets: tuple[int, int]
+    pitches: tuple[int, int]
+    width: int
+    height: int
+
+
+def rows_of(shape: Sequence[int], item: int, strides: Sequence[int], others: Sequence[int]) -> Iterator[Rows]:
+    """Yield the copies that move a tensor between two layouts, as few as the layouts allow.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        Of both.
+    item : int
+        Bytes of a number.
+    strides, others : sequence of int
+        Of either side, in bytes.
+    """
+    if 0 in shape:
+        return
+    axes = [axis for axis in zip(shape, strides, others, strict=True) if axis[0] > 1]
+    width = item
+    while axes and axes[-1][1] == axes[-1][2] == width:
+        width *= axes.pop()[0]
+    height, pitches = 1, (width, width)
+    if axes:
+        height, *steps = axes.pop()
+        pitches = (steps[0], steps[1])
+    for place in product(*(range(size) for size, _, _ in axes)):
+        offsets = [sum(i * axis[side] for i, axis in zip(place, axes, strict=True)) for side in (1, 2)]
+        yield Rows((offsets[0], offsets[1]), pitches, width, height)
+
+
+def to_bytes(values: Any, dtype: str) -> NDArray[np.uint8]:
+    """Return an array of numbers as the bytes of a dtype, [nbytes]; bfloat16 is rounded to nearest, ties to even.
+
+    Raises
+    ------
+    EngineLoadError
+        If the dtype is one that only engines count with.
+    """
+    if dtype in _RAW:
+        raise EngineLoadError(f"the host cannot write numbers of {dtype}; rebuild the artifact")
+    if dtype != BFLOAT16:
+        return np.ascontiguousarray(values, np.dtype(dtype)).reshape(-1).view(np.uint8)
+    bits = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    # a NaN keeps being one: rounding may have carried its bits into those of an infinity
+    nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    return np.where(nan, (bits >> 16).astype(np.uint16) | 0x40, rounded).view(np.uint8)
+
+
+def to_floats(content: NDArray[np.uint8], dtype: str, shape: Sequence[int]) -> NDArray[np.float32]:
+    """Return bytes of a dtype as float32 numbers; those of float8 as the numbers of their bytes."""
+    if dtype == BFLOAT16:
+        bits = content.view(np.uint16).astype(np.uint32) << 16
+        return bits.view(np.float32).reshape(shape)
+    return content.view(np.dtype(_RAW.get(dtype, dtype))).astype(np.float32).reshape(shape)

@@ -1,0 +1,114 @@
+"""A queue beside a session's own on a CUDA device without torch, and the pictures that come out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.backends.cuda_driver import CudaDriver
+from seko_runtime.backends.device_tensor import DeviceTensor
+from seko_runtime.backends.driver_blocks import (
+    Event,
+    PinnedBlock,
+    Queue,
+    captured,
+    copy_tensor,
+    queued_on,
+    to_host,
+)
+from seko_runtime.memory import FrameBlocks
+
+
+class DriverLane:
+    """`seko_runtime.memory.Lane`: a queue of its own, or the memory's if not ``beside`` it.
+
+    The order of the two is that of `seko_runtime.backends.cuda_memory.CudaLane`.
+    """
+
+    def __init__(
+        self,
+        driver: CudaDriver,
+        main: Queue,
+        main_capture: Callable[..., Callable[[], None]],
+        *,
+        beside: bool,
+    ) -> None:
+        self._driver, self._main, self._main_capture, self._beside = driver, main, main_capture, beside
+        self.queue = Queue(driver) if beside else main
+        self._fed, self._read = Event(driver), Event(driver)
+        self._graphs: list[int] = []
+        driver.record(self._fed.handle, main.stream)  # what was allocated and zeroed until now comes first
+
+    def feed(self, target: DeviceTensor, source: DeviceTensor) -> None:
+        main = self._main.stream
+        self._driver.wait_event(main, self._read.handle)  # no wait before its first record
+        copy_tensor(self._driver, target, source, main)
+        self._driver.record(self._fed.handle, main)
+
+    @contextmanager
+    def ordered(self) -> Iterator[None]:
+        self._driver.wait_event(self.queue.stream, self._fed.handle)
+        with queued_on(self.queue):
+            yield
+
+    def join(self) -> None:
+        self._driver.wait_event(self._main.stream, self._read.handle)
+
+    def mark_read(self) -> None:
+        self._driver.record(self._read.handle, self.queue.stream)
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        if not self._beside:
+            return self._main_capture(work)
+        graph = captured(self.queue, work)
+        self._graphs.append(graph)
+        return partial(self._driver.launch_graph, graph, self.queue.stream)
+
+    def frame_blocks(self, tensors: Mapping[str, DeviceTensor], depth: int) -> FrameBlocks:
+        return _PinnedFrames(self._driver, self.queue.stream, tensors, depth)
+
+    def close(self) -> None:
+        for graph in self._graphs:
+            self._driver.destroy_graph(graph)
+        self._graphs.clear()
+        if self._beside:
+            self._beside = False
+            self.queue.close()
+
+
+class _PinnedFrames:
+    """Pinned host blocks, filled by copies on a lane's stream; `seko_runtime.memory.FrameBlocks`."""
+
+    def __init__(
+        self, driver: CudaDriver, stream: int, tensors: Mapping[str, DeviceTensor], depth: int
+    ) -> None:
+        self._driver, self._stream, self._sources, self._depth = driver, stream, dict(tensors), depth
+        self._blocks: dict[int, list[tuple[dict[str, PinnedBlock], Event]]] = {}  # by row, then by turn
+        self._names: dict[tuple[int, int], str] = {}  # which tensor a block was filled from last
+
+    def reserve(self, row: int) -> None:
+        if row not in self._blocks:
+            sizes = {name: source.at((row,)).nbytes for name, source in self._sources.items()}
+            self._blocks[row] = [
+                (
+                    {name: PinnedBlock(self._driver, size) for name, size in sizes.items()},
+                    Event(self._driver),
+                )
+                for _ in range(self._depth)
+            ]
+
+    def queue(self, row: int, turn: int, name: str) -> None:
+        blocks, copied = self._blocks[row][turn]
+        to_host(self._driver, blocks[name].address, self._sources[name].at((row,)), self._stream)
+        self._driver.record(copied.handle, self._stream)
+        self._names[row, turn] = name
+
+    def wait(self, row: int, turn: int) -> NDArray[np.uint8]:
+        blocks, copied = self._blocks[row][turn]
+        self._driver.wait_for(copied.handle)
+        name = self._names[row, turn]
+        return blocks[name].array.reshape(self._sources[name].shape[1:])

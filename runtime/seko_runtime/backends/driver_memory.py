@@ -1,0 +1,321 @@
+"""Memory of a session on a CUDA device without torch: addresses, streams, events and graphs of the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.backends.blocks import (
+    ALIGNMENT,
+    CHUNKS_IN_FLIGHT,
+    UPLOAD_THREADS,
+    UPLOAD_WINDOW,
+    block_places,
+    fill_window,
+)
+from seko_runtime.backends.cuda_driver import CudaDriver
+from seko_runtime.backends.device_tensor import DeviceTensor, contiguous_strides, to_bytes, to_floats
+from seko_runtime.backends.driver_blocks import (
+    Block,
+    Event,
+    PinnedBlock,
+    Queue,
+    captured,
+    copy_tensor,
+    from_host,
+    queue_of,
+    queued_on,
+    to_host,
+    when_gone,
+    zero_tensor,
+)
+from seko_runtime.backends.driver_lane import DriverLane
+from seko_runtime.errors import UsageError
+from seko_runtime.manifest import Buffer, TensorSpec
+from seko_runtime.memory import HostBlock, Lane, Parked
+from seko_runtime.safetensors_map import MappedTensor
+
+
+class DriverMemory:
+    """`seko_runtime.memory.Memory` on one CUDA device; all work is queued on a stream of its own.
+
+    Parameters
+    ----------
+    driver : CudaDriver
+        Of the device; shared by the sessions of an artifact.
+    """
+
+    captures = True
+    warm_up_runs = 1
+
+    def __init__(self, driver: CudaDriver) -> None:
+        self.driver = driver
+        self.queue = Queue(driver)
+        self._graphs: list[int] = []
+        self._copies: int | None = None  # stream of `park` and `unpark`
+        self._idle_blocks: dict[int, list[PinnedBlock]] = {}  # by size
+        self._closed = False
+
+    def allocate(self, spec: TensorSpec) -> DeviceTensor:
+        """Zero-filled tensor; a layer or a decoded row of a buffer begins where an engine may take it."""
+        strides = contiguous_strides(spec.shape, spec.dtype)
+        by_part = isinstance(spec, Buffer) and (spec.layered or spec.role == "decode")
+        if by_part and len(spec.shape) > 1:
+            strides = (-(-strides[0] // ALIGNMENT) * ALIGNMENT, *strides[1:])
+        nbytes = strides[0] * spec.shape[0] if spec.shape else spec.nbytes
+        block = Block(self.driver, nbytes)
+        self.driver.fill(block.address, 0, max(nbytes, 1), self.queue.stream)
+        return DeviceTensor(block.address, spec.shape, spec.dtype, strides, block)
+
+    def upload(self, tensors: Mapping[str, MappedTensor]) -> dict[str, DeviceTensor]:
+        """Copy all tensors into one allocation, through pinned windows filled by several threads."""
+        places, total = block_places({name: mapped.nbytes for name, mapped in tensors.items()})
+        block = Block(self.driver, total)
+        spans = [(places[name], mapped) for name, mapped in tensors.items()]
+        windows = range(0, total, UPLOAD_WINDOW)
+        threads = min(UPLOAD_THREADS, len(windows))
+        if threads:
+            with ThreadPoolExecutor(threads) as pool:
+                shares = [windows[first::threads] for first in range(threads)]
+                list(pool.map(partial(_upload_windows, self.driver, block, total, spans), shares))
+        return {
+            name: DeviceTensor(
+                block.address + places[name],
+                mapped.shape,
+                mapped.dtype,
+                contiguous_strides(mapped.shape, mapped.dtype),
+                block,
+            )
+            for name, mapped in tensors.items()
+        }
+
+    def host_block(self, specs: Sequence[TensorSpec]) -> HostBlock:
+        return _ChunkBlock(self.driver, self.queue.stream, specs)
+
+    def index(self, tensor: DeviceTensor, index: tuple[int, ...]) -> DeviceTensor:
+        return tensor.at(index)
+
+    def leading(self, tensor: DeviceTensor, count: int) -> DeviceTensor:
+        return tensor.cut(0, 0, count)
+
+    def constant(self, tensor: DeviceTensor, index: tuple[int, ...]) -> DeviceTensor:
+        view = tensor.at(index)
+        if view.address % ALIGNMENT == 0:
+            return view
+        own = self.allocate(TensorSpec("constant", view.shape, view.dtype))
+        self.copy(own, view)
+        return own
+
+    def row(self, tensor: DeviceTensor, axis: int, row: int, rows: int) -> DeviceTensor:
+        part = tensor.shape[axis] // rows
+        return tensor.cut(axis, row * part, part)
+
+    def every(self, tensor: DeviceTensor, axis: int, step: int) -> DeviceTensor:
+        return tensor.cut(axis, 0, -(-tensor.shape[axis] // step), step)
+
+    def keep_static(self, tensor: DeviceTensor) -> None:
+        pass  # nothing here moves
+
+    def program_begins(self) -> None:
+        pass
+
+    def describe(self, tensor: DeviceTensor) -> tuple[tuple[int, ...], str]:
+        return tensor.shape, tensor.dtype
+
+    def copy(self, target: DeviceTensor, source: DeviceTensor) -> None:
+        if target.address == source.address and target.strides == source.strides:
+            return  # an output that the engine wrote in place
+        copy_tensor(self.driver, target, source, self._stream())
+
+    def zero(self, tensor: DeviceTensor) -> None:
+        zero_tensor(self.driver, tensor, self._stream())
+
+    def write(self, tensor: DeviceTensor, host: object) -> None:
+        if not hasattr(host, "__array__"):
+            raise UsageError(f"found a {type(host).__name__}, expected a numpy array or a torch tensor")
+        values = np.asarray(host.detach().cpu() if hasattr(host, "detach") else host)
+        if values.shape != tensor.shape:
+            values = np.broadcast_to(values, tensor.shape)
+        content = np.ascontiguousarray(to_bytes(values, tensor.dtype))
+        from_host(self.driver, tensor, content.ctypes.data, self._stream())
+        self.driver.synchronize(self._stream())  # not a steady call; then the caller may change what it gave
+
+    def read(self, tensor: DeviceTensor) -> NDArray[np.float32]:
+        content = np.empty(tensor.nbytes, np.uint8)
+        to_host(self.driver, content.ctypes.data, tensor, self._stream())
+        self.driver.synchronize(self._stream())
+        return to_floats(content, tensor.dtype, tensor.shape)
+
+    @contextmanager
+    def ordered(self) -> Iterator[None]:
+        with queued_on(self.queue):
+            yield
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        graph = captured(self.queue, work)
+        self._graphs.append(graph)
+        return partial(self.driver.launch_graph, graph, self.queue.stream)
+
+    def park(self, tensors: Mapping[str, DeviceTensor]) -> Parked:
+        parked = self._pinned_copies({name: one.nbytes for name, one in tensors.items()})
+        stream = self._beside()
+        for name, source in tensors.items():
+            to_host(self.driver, parked.address(name), source, stream)
+        self.driver.record(parked.done, stream)
+        return parked
+
+    def unpark(self, parked: Parked, tensors: Mapping[str, DeviceTensor]) -> Parked:
+        if not isinstance(parked, ParkedCopies):
+            arrays = parked.arrays()
+            parked = self._pinned_copies({name: one.nbytes for name, one in tensors.items()})
+            for name, target in parked.parts().items():
+                target[:] = arrays[name]
+        stream = self._beside()
+        for name, wanted in tensors.items():
+            from_host(self.driver, wanted, parked.address(name), stream)
+        self.driver.record(parked.done, stream)
+        return parked
+
+    def after(self, parked: Parked) -> None:
+        if isinstance(parked, ParkedCopies):
+            self.driver.wait_event(self.queue.stream, parked.done)
+
+    def free_bytes(self) -> int:
+        return self.driver.free_bytes()
+
+    def lane(self, *, beside: bool) -> Lane:
+        return DriverLane(self.driver, self.queue, self.capture, beside=beside)
+
+    def wait(self) -> None:
+        self.driver.synchronize()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.wait()
+        for graph in self._graphs:
+            self.driver.destroy_graph(graph)
+        self._graphs.clear()
+        if self._copies is not None:
+            self.driver.destroy_stream(self._copies)
+        self._idle_blocks.clear()
+        self.queue.close()
+
+    def _stream(self) -> int:
+        """The stream of what is queued now: a lane's inside of its `ordered` and `capture`, else the memory's."""
+        return queue_of(self.queue).stream
+
+    def _beside(self) -> int:
+        """The stream of copies, behind the memory's work so far."""
+        if self._copies is None:
+            self._copies = self.driver.create_stream()
+        now = Event(self.driver)
+        self.driver.record(now.handle, self.queue.stream)
+        self.driver.wait_event(self._copies, now.handle)
+        return self._copies
+
+    def _pinned_copies(self, sizes: Mapping[str, int]) -> ParkedCopies:
+        """Cut a pinned block into parts; one that is let go of is used again, as pinning is slow."""
+        places, total = block_places(sizes)
+        idle = self._idle_blocks.setdefault(total, [])
+        block = idle.pop() if idle else PinnedBlock(self.driver, total)
+        copies = ParkedCopies(
+            self.driver, block, {name: (places[name], size) for name, size in sizes.items()}
+        )
+        # Whoever takes the block next queues its copies on the same stream, behind these.
+        when_gone(copies, idle.append, block)
+        return copies
+
+
+class ParkedCopies:
+    """`seko_runtime.memory.Parked` in page-locked memory, there once ``done``."""
+
+    def __init__(self, driver: CudaDriver, block: PinnedBlock, places: Mapping[str, tuple[int, int]]) -> None:
+        self._driver, self._block, self._places = driver, block, places
+        self._event = Event(driver)
+        self.done = self._event.handle
+
+    @property
+    def nbytes(self) -> int:
+        return sum(size for _, size in self._places.values())
+
+    def address(self, name: str) -> int:
+        return self._block.address + self._places[name][0]
+
+    def parts(self) -> dict[str, NDArray[np.uint8]]:
+        return {name: self._block.array[place : place + size] for name, (place, size) in self._places.items()}
+
+    def arrays(self) -> Mapping[str, NDArray[np.uint8]]:
+        self._driver.wait_for(self.done)
+        return self.parts()
+
+
+class _ChunkBlock:
+    """Several pinned copies of the chunk's small tensors, and the device's one, moved by a single copy."""
+
+    def __init__(self, driver: CudaDriver, stream: int, specs: Sequence[TensorSpec]) -> None:
+        places, self._total = block_places({spec.name: spec.nbytes for spec in specs})
+        self._driver, self._stream, self._turn = driver, stream, 0
+        self._target = Block(driver, self._total)
+        driver.fill(self._target.address, 0, max(self._total, 1), stream)
+        self._sources = [PinnedBlock(driver, self._total) for _ in range(CHUNKS_IN_FLIGHT)]
+        self._copied = [Event(driver) for _ in range(CHUNKS_IN_FLIGHT)]
+        self.tensors: Mapping[str, DeviceTensor] = {
+            spec.name: DeviceTensor(
+                self._target.address + places[spec.name],
+                spec.shape,
+                spec.dtype,
+                contiguous_strides(spec.shape, spec.dtype),
+                self._target,
+            )
+            for spec in specs
+        }
+        self._arrays: list[dict[str, NDArray[np.int64]]] = []
+        for source in self._sources:
+            source.array[:] = 0
+            self._arrays.append(
+                {
+                    spec.name: source.array[places[spec.name] : places[spec.name] + spec.nbytes]
+                    .view(np.dtype(spec.dtype))
+                    .reshape(spec.shape)
+                    for spec in specs
+                }
+            )
+
+    def acquire(self) -> Mapping[str, NDArray[np.int64]]:
+        self._turn = (self._turn + 1) % CHUNKS_IN_FLIGHT
+        self._driver.wait_for(self._copied[self._turn].handle)  # no wait before its first record
+        return self._arrays[self._turn]
+
+    def send(self) -> None:
+        source = self._sources[self._turn]
+        self._driver.copy(self._target.address, source.address, self._total, self._stream)
+        self._driver.record(self._copied[self._turn].handle, self._stream)
+
+
+def _upload_windows(
+    driver: CudaDriver,
+    block: Block,
+    total: int,
+    spans: Sequence[tuple[int, MappedTensor]],
+    windows: Sequence[int],
+) -> None:
+    """Fill the windows of ``block`` that begin at ``windows``, two in flight."""
+    stream = driver.create_stream()
+    staging = [PinnedBlock(driver, UPLOAD_WINDOW) for _ in range(2)]
+    copied = [Event(driver) for _ in range(2)]
+    for turn, begin in enumerate(windows):
+        end = min(begin + UPLOAD_WINDOW, total)
+        side = turn % 2
+        driver.wait_for(copied[side].handle)
+        fill_window(staging[side].array, begin, end, spans)
+        driver.copy(block.address + begin, staging[side].address, end - begin, stream)
+        driver.record(copied[side].handle, stream)
+    driver.synchronize(stream)
+    driver.destroy_stream(stream)

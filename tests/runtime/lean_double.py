@@ -1,0 +1,168 @@
+"""A double of TensorRT's lean runtime, strict by the stubs of its bindings, over the driver's double. No tests.
+
+Its plans are JSON: the signature of an engine, and which of the toy's modules stands for it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from seko_runtime.manifest import Call, EngineSpec, Manifest
+from tests.plans.double import made
+from tests.plans.strict import does, load
+
+from .host_driver import HostDriver, tensor_at
+
+STUBS = Path(__file__).parents[2] / "stubs"
+VERSION = "11.4.0.106"
+KINDS = {"float32": "FLOAT", "int64": "INT64", "uint8": "UINT8"}
+Modules = Mapping[str, Callable[[list[Any]], list[Any]]]
+
+
+def functional(manifest: Manifest) -> Manifest:
+    """The manifest of plans: what an engine writes in place is an output that goes where it came from."""
+    written = {
+        engine.name: [one.name for one in engine.inputs if one.name in engine.mutates]
+        for engine in manifest.engines
+    }
+    places = {
+        engine.name: [at for at, one in enumerate(engine.inputs) if one.name in engine.mutates]
+        for engine in manifest.engines
+    }
+
+    def whole(call: Call) -> Call:
+        return replace(call, outputs=(*call.outputs, *(call.inputs[at] for at in places[call.engine])))
+
+    def returning(engine: EngineSpec) -> EngineSpec:
+        more = tuple(one for one in engine.inputs if one.name in written[engine.name])
+        return replace(engine, file=f"engines/{engine.name}.plan", outputs=engine.outputs + more, mutates=())
+
+    return replace(
+        manifest,
+        backend="tensorrt",
+        engines=tuple(map(returning, manifest.engines)),
+        programs={name: tuple(map(whole, calls)) for name, calls in manifest.programs.items()},
+        extra={**manifest.extra, "tensorrt": VERSION},
+    )
+
+
+def plan_of(spec: EngineSpec, written: Collection[str] = (), **changes: Any) -> bytes:
+    """A plan that fits an engine of `functional`; ``written`` are the outputs that it writes in an input's memory."""
+    taken = [one.name for one in spec.inputs]
+    outputs = [("next." * (one.name in taken) + one.name, one) for one in spec.outputs]
+    plan = {
+        "module": spec.name,
+        "inputs": [[one.name, one.shape, KINDS[one.dtype]] for one in spec.inputs],
+        "outputs": [[name, one.shape, KINDS[one.dtype]] for name, one in outputs],
+        "aliases": {name: one.name for name, one in outputs if one.name in written},
+    }
+    return json.dumps(plan | changes).encode()
+
+
+@contextmanager
+def doubled(modules: Modules, driver: HostDriver) -> Iterator[Any]:
+    """Put the double in the place of `tensorrt_lean`."""
+    saved = sys.modules.get("tensorrt_lean")
+    gone = [name for name in sys.modules if name == "seko_runtime.backends.tensorrt"]
+    for name in gone:
+        del sys.modules[name]
+    trt = load(STUBS / "tensorrt_lean" / "__init__.pyi", "tensorrt_lean")
+    _behave(trt, modules, driver)
+    sys.modules["tensorrt_lean"] = trt
+    try:
+        yield trt
+    finally:
+        del sys.modules["tensorrt_lean"]
+        sys.modules.pop("seko_runtime.backends.tensorrt", None)
+        if saved is not None:
+            sys.modules["tensorrt_lean"] = saved
+
+
+def _behave(trt: Any, modules: Modules, driver: HostDriver) -> None:
+    trt.__version__ = VERSION
+
+    def complain(logger: Any, text: str) -> None:
+        logger.log(trt.ILogger.Severity.INFO, "something else")
+        logger.log(trt.ILogger.Severity.ERROR, text)
+
+    def deserialize(self: Any, serialized_engine: bytes) -> Any:
+        try:
+            plan = json.loads(bytes(serialized_engine))
+        except ValueError:
+            complain(self.logger, "IRuntime::deserializeCudaEngine: magic tag does not match\nmore")
+            return None
+        sides = {name: ("INPUT", shape, kind) for name, shape, kind in plan["inputs"]}
+        sides |= {name: ("OUTPUT", shape, kind) for name, shape, kind in plan["outputs"]}
+        return made(trt.ICudaEngine, num_io_tensors=len(sides), _plan=plan, _sides=sides, _logger=self.logger)
+
+    def shape_of(self: Any, name: str) -> Any:
+        return made(trt.Dims, _sizes=self._sides[name][1])
+
+    def alias_of(self: Any, name: str) -> Any:
+        return self._plan["aliases"].get(name)
+
+    def create_context(self: Any) -> Any:
+        assert not driver._recording, "a context is made inside of a capture"
+        return made(trt.IExecutionContext, _engine=self, _addresses={})
+
+    def set_address(self: Any, name: str, memory: int) -> bool:
+        if name not in self._engine._sides:
+            complain(self._engine._logger, f"no tensor {name}")
+            return False
+        self._addresses[name] = memory
+        return True
+
+    def execute(self: Any, stream_handle: int) -> bool:
+        engine, plan = self._engine, self._engine._plan
+        assert sorted(self._addresses) == sorted(engine._sides), "a tensor without an address"
+        addresses = dict(self._addresses)
+        for output, source in plan["aliases"].items():
+            assert addresses[output] == addresses[source], "an aliased output elsewhere"
+        driver.enqueue(stream_handle, lambda: _run(modules[plan["module"]], plan, addresses))
+        return True
+
+    does(trt.Runtime, "__init__")(lambda self, logger: setattr(self, "logger", logger))
+    does(trt.Runtime, "deserialize_cuda_engine")(deserialize)
+    does(trt.ICudaEngine, "get_tensor_name")(lambda self, index: [*self._sides][index])
+    does(trt.ICudaEngine, "get_tensor_mode")(lambda self, name: trt.TensorIOMode[self._sides[name][0]])
+    does(trt.ICudaEngine, "get_tensor_dtype")(lambda self, name: trt.DataType[self._sides[name][2]])
+    does(trt.ICudaEngine, "get_tensor_shape")(shape_of)
+    does(trt.Dims, "__len__")(lambda self: len(self._sizes))
+    does(trt.Dims, "__getitem__")(lambda self, place: self._sizes[place])
+    does(trt.ICudaEngine, "get_aliased_input_tensor")(alias_of)
+    does(trt.ICudaEngine, "create_execution_context")(create_context)
+    does(trt.IExecutionContext, "set_tensor_address")(set_address)
+    does(trt.IExecutionContext, "execute_async_v3")(execute)
+
+
+def _run(module: Callable[[list[Any]], list[Any]], plan: dict[str, Any], addresses: dict[str, int]) -> None:
+    """Run a toy module: it writes in place; what a plan does not write there is written into a copy."""
+    from seko_runtime.backends.device_tensor import DeviceTensor, contiguous_strides
+
+    names = {kind: dtype for dtype, kind in KINDS.items()}
+
+    def at(name: str, shape: list[int], kind: str) -> Any:
+        dtype = names[kind]
+        return tensor_at(
+            DeviceTensor(addresses[name], tuple(shape), dtype, contiguous_strides(shape, dtype), None)
+        )
+
+    aliased = set(plan["aliases"].values())
+    inputs = {name: at(name, shape, kind) for name, shape, kind in plan["inputs"]}
+    given = {name: one if name in aliased else one.clone() for name, one in inputs.items()}
+    results = module([*given.values()])
+    for (name, shape, kind), result in zip(
+        plan["outputs"], [*results, *_written(plan, given, len(results))], strict=True
+    ):
+        if name not in plan["aliases"]:
+            at(name, shape, kind).copy_(result)
+
+
+def _written(plan: dict[str, Any], given: dict[str, Any], own: int) -> list[Any]:
+    return [given[name.removeprefix("next.")] for name, _, _ in plan["outputs"][own:]]
