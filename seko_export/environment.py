@@ -17,7 +17,8 @@ from pathlib import Path
 
 import torch
 
-from seko_export.errors import MachineError, UsageError
+from seko_export.errors import MachineError, TensorRtMissingError, UsageError
+from seko_export.plans.library import require_tensorrt
 from seko_kernels.checks import FP8_ARCH
 from seko_runtime import host
 
@@ -195,7 +196,10 @@ def examine() -> list[Finding]:
         _compiler(),
         _tool("strip", "install binutils"),
         _triton(),
-        _module("tensorrt", "TensorRT builder", "--backend tensorrt needs it: pip install tensorrt"),
+        _tensorrt_builder(),
+        _module(
+            "tensorrt_lean", "TensorRT lean", "plans are opened with it: pip install 'seko-runtime[tensorrt]'"
+        ),
         _module("onnx", "onnx", "--backend onnx needs it: pip install 'seko-export[onnx]'"),
         _module("tokenizers", "tokenizers (prompts)", "pip install tokenizers, or build with --no-text"),
         _module("av", "PyAV (mp4 files)", "pip install 'seko-runtime[video]', or write .y4m"),
@@ -257,6 +261,15 @@ def _triton() -> Finding:
             "triton", False, f"{found}, without the driver library libcuda", "install the NVIDIA driver"
         )
     return Finding("triton", ok, found, advice)
+
+
+def _tensorrt_builder() -> Finding:
+    """Whether plans can be built: with the bindings alone, `import tensorrt` fails."""
+    try:
+        return Finding("TensorRT builder", True, require_tensorrt())
+    except TensorRtMissingError as fault:
+        found = "installed, cannot build" if importlib.util.find_spec("tensorrt") else "not installed"
+        return Finding("TensorRT builder", False, found, str(fault))
 
 
 def _module(module: str, subject: str, advice: str) -> Finding:

@@ -19,7 +19,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto
 
-from tests.plans.strict import StrictError, does, load
+from tests.plans.strict import StrictError, does, load, made
 
 STUBS = Path(__file__).parents[2] / "stubs"
 VERSION = "11.4.0.106"
@@ -59,16 +59,6 @@ def doubled() -> Iterator[Any]:
             if name.partition(".")[0] == "tensorrt":
                 del sys.modules[name]
         sys.modules.update(saved)
-
-
-def made(cls: Any, **values: Any) -> Any:
-    """An object of a class that only the library makes."""
-    one = types.new_class(
-        cls.__name__, (cls,), exec_body=lambda space: space.update(_made_by_the_double=True)
-    )()
-    for name, value in values.items():
-        object.__setattr__(one, name, value)
-    return one
 
 
 def _behave(trt: Any) -> None:

@@ -85,6 +85,16 @@ def does(cls: type, method: str) -> Callable[[Callable[..., Any]], Callable[...,
     return put
 
 
+def made(cls: Any, **values: Any) -> Any:
+    """An object of a class that only the library makes."""
+    one = types.new_class(
+        cls.__name__, (cls,), exec_body=lambda space: space.update(_made_by_the_double=True)
+    )()
+    for name, value in values.items():
+        object.__setattr__(one, name, value)
+    return one
+
+
 def check_type(module: types.ModuleType, kind: str, value: object, place: str) -> None:
     """Refuse a value that is plainly not of a stub's type."""
     for part in _split_union(kind):

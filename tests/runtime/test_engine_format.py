@@ -72,14 +72,15 @@ def test_dtypes_and_their_safetensors_names() -> None:
     assert {unquoted(code): unquoted(name) for name, _, code in rows} == DTYPE_NAMES
 
 
-def test_roles_programs_and_backends() -> None:
+def test_roles_programs_and_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuple(unquoted(row[0]) for row in only(tables(PAGE, "role"))) == manifest.ROLES
     programs = [unquoted(row[0]) for row in only(tables(PAGE, "program"))]
     assert programs == [*REQUIRED_PROGRAMS, *FULL_PROGRAMS, *GIVEN_PROGRAMS, *DECODE_PROGRAMS]
+    monkeypatch.setattr("importlib.import_module", lambda name: name)  # not every backend's library is here
     for row in only(tables(PAGE, "backend")):
         check_backend(unquoted(row[0]))
-    with pytest.raises(errors.BackendMissingError):
-        check_backend("tensorrt")
+    with pytest.raises(errors.BackendMissingError, match="unknown"):
+        check_backend("other")
 
 
 def test_the_buffers_that_have_a_meaning_by_name() -> None:
