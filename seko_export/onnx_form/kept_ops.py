@@ -142,8 +142,10 @@ class KeptOps:
             tuple(map(_spec, tensors.values())),
             tuple(results.values()),
         )
-        if name in self.found and name in MANY and _meaning(self.found[name]) != _meaning(made):
-            name = f"{name}.{1 + sum(one.partition('.')[0] == name for one in self.found)}"
+        if name in MANY:
+            alike = [op for op in self.found.values() if op.name.partition(".")[0] == name]
+            same = [op.name for op in alike if _meaning(op) == _meaning(made)]
+            name = same[0] if same else f"{name}.{len(alike) + 1}" if alike else name
             made = replace(made, name=name)
         first = self.found.setdefault(name, made)
         if _meaning(first) != _meaning(made):

@@ -22,6 +22,7 @@ from seko_export.errors import (
 from seko_export.onnx_form.kept_ops import KeptOps
 from seko_export.onnx_form.translate import NEWEST_OPSET, OPSET, piece_model, require_onnx, translate
 from seko_export.pieces import make_pieces
+from seko_kernels import nvfp4_expand
 
 from . import forms
 
@@ -97,11 +98,20 @@ def test_a_number_that_the_exporter_would_round_is_refused() -> None:
 
 
 def test_two_meanings_of_one_function_are_refused() -> None:
+    codes, scales = torch.zeros(2, 1, 8, dtype=torch.uint8), torch.zeros(2, 1, 1, dtype=torch.uint8)
+    with KeptOps():
+        nvfp4_expand(codes, scales, torch.ones(1), torch.float32)
+        with pytest.raises(LoweringError, match="seko::nvfp4_expand is called with"):
+            nvfp4_expand(codes[:1], scales[:1], torch.ones(1), torch.float32)
+
+
+def test_attention_of_a_second_shape_is_a_second_function() -> None:
     q = torch.zeros(1, 2, 3, 4)
     with KeptOps() as kept:
-        kept.attention(q, q, q)
-        with pytest.raises(LoweringError, match="seko::full_attention is called with"):
-            kept.attention(q, q, q, scale=1.0)
+        for keys in (q, q[:, :, :2], q, q[:, :, :2], q[:, :, :1]):
+            kept.attention(q, keys, keys)
+    assert [*kept.found] == ["full_attention", "full_attention.2", "full_attention.3"]
+    assert [op.inputs[1][0][2] for op in kept.found.values()] == [3, 2, 1]
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -209,8 +210,9 @@ def test_another_kind_of_device(artifact: Path, loads: list[str], capsys: pytest
 
 @pytest.mark.parametrize("backend", ["tensorrt", "other"])
 def test_a_backend_that_cannot_run_here(
-    artifact: Path, loads: list[str], edit_manifest: Edit, backend: str
+    artifact: Path, loads: list[str], edit_manifest: Edit, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt_lean", None)  # it may be installed here
     edit_manifest(artifact, lambda one: replace(one, backend=backend))
     with pytest.raises(errors.BackendMissingError, match=backend):
         open_artifact(artifact)

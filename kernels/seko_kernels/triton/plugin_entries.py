@@ -99,8 +99,8 @@ def nvfp4_expand_entry(  # type: ignore[no-untyped-def]
     HEAD_BLOCKS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """`nvfp4_expand_kernel`."""
-    nvfp4_expand_kernel(CODES, SCALES, GLOBAL_SCALE, EXPANDED, blocks, HEADS, HEAD_BLOCKS, TILE)
+    """`nvfp4_expand_kernel`, every token in its place."""
+    nvfp4_expand_kernel(CODES, SCALES, GLOBAL_SCALE, EXPANDED, blocks, 0, 0, HEADS, HEAD_BLOCKS, False, TILE)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -120,7 +120,7 @@ def nvfp4_expand_keys_entry(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """`nvfp4_expand_keys_kernel`."""
+    """`nvfp4_expand_keys_kernel`, every token in its place."""
     nvfp4_expand_keys_kernel(
         CODES,
         SCALES,
@@ -131,10 +131,13 @@ def nvfp4_expand_keys_entry(  # type: ignore[no-untyped-def]
         EXPANDED,
         parts,
         frame_tokens,
+        0,
+        0,
         HEADS,
         HEAD_BLOCKS,
         SLOT_PAIRS,
         GROUP,
+        False,
         TILE,
     )
 
