@@ -105,6 +105,7 @@ def attention_fp8(
         tiles.splits,
         tiles.tail_n,
         tiles.whole,
+        tiles.peel,
         tiles.fma_exps,
     )
     return out
@@ -127,6 +128,7 @@ def _attention_fp8_cuda(
     splits: int,
     tail_n: int,
     whole: bool,
+    peel: bool,
     fma_exps: int,
 ) -> Tensor:
     batch, query_tokens, heads, head_dim = q.shape
@@ -162,6 +164,7 @@ def _attention_fp8_cuda(
         SPLITS=splits,
         TAIL_N=tail_n,
         WHOLE=whole,
+        PEEL=peel,
         FMA_EXPS=fma_exps,
         INTEGER=False,
         num_warps=warps,

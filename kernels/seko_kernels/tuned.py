@@ -45,6 +45,9 @@ class AttentionTiles:
     whole : bool
         Loop over the whole cache and mask what lies behind the valid tokens, instead of stopping there; needs
         tail_n = 0. For GPUs on which the bound that is read from memory does not pass admission.
+    peel : bool
+        Take the rest as one masked tile of block_n keys before the loop, which then has no mask; needs splits = 1 and
+        neither tail_n nor whole. Under warp specialisation a loop behind the loop gives NaN (docs/LOG.md).
     fma_exps : int
         How many of each four exponentials are polynomials, so that the exponential unit is no bottleneck: 0, 1 or 2.
 
@@ -62,6 +65,7 @@ class AttentionTiles:
     splits: int = 1
     tail_n: int = 0
     whole: bool = False
+    peel: bool = False
     fma_exps: int = 0
 
     def __post_init__(self) -> None:
@@ -79,6 +83,11 @@ class AttentionTiles:
             raise TilesError(
                 f"tail_n {self.tail_n} needs splits = 1 and whole = False, got {self.splits} and {self.whole}: "
                 "the tail is behind one loop that stops at the last whole tile"
+            )
+        if self.peel and (self.tail_n or self.splits > 1 or self.whole):
+            raise TilesError(
+                "peel needs tail_n = 0, splits = 1 and whole = False, "
+                f"got {self.tail_n}, {self.splits} and {self.whole}"
             )
         if self.tail_n > self.block_n:
             raise TilesError(f"tail_n {self.tail_n} is larger than block_n {self.block_n}")

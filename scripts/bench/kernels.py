@@ -49,6 +49,8 @@ def candidates() -> list[AttentionTiles]:
     """Tiles worth a try, the likeliest first."""
     hopper = {"stages": 2, "warps": 4, "warp_specialize": True}
     found = []
+    for block_m, block_n, share in ((128, 256, 0), (128, 128, 0), (128, 256, 1), (128, 128, 1), (64, 256, 0)):
+        found.append(AttentionTiles(block_m, block_n, **hopper, peel=True, fma_exps=share))  # type: ignore[arg-type]
     for block_n, tail, share in (
         *((256, 64, 0), (256, 64, 1), (256, 64, 2), (256, 0, 0), (256, 0, 1)),
         *((128, 64, 0), (128, 64, 1), (128, 64, 2), (128, 0, 0), (256, 32, 1), (128, 32, 0), (64, 0, 0)),
@@ -66,7 +68,11 @@ def candidates() -> list[AttentionTiles]:
     ):
         found.append(AttentionTiles(128, block_n, stages, 8, tail_n=tail, fma_exps=share))
     found.append(AttentionTiles(128, 128, 3, 8, splits=2))
-    found.append(AttentionTiles(64, 128, 3, 4))
+    for stages in (2, 3, 4):
+        for share in (0, 1):
+            found.append(AttentionTiles(64, 128, stages, 4, fma_exps=share))
+            found.append(AttentionTiles(64, 128, stages, 4, peel=True, fma_exps=share))
+            found.append(AttentionTiles(128, 128, stages, 8, peel=True, fma_exps=share))
     found.append(AttentionTiles(128, 128, 3, 4, warp_specialize=True, tail_n=64))  # 3 stages gave NaN in 3.6
     return found
 

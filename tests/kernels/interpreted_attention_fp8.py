@@ -17,6 +17,7 @@ TILES = [
     AttentionTiles(32, 64, stages=2, warps=4, tail_n=32),
     AttentionTiles(64, 32, stages=2, warps=4, splits=3),
     AttentionTiles(64, 64, stages=2, warps=4, whole=True),
+    AttentionTiles(64, 32, stages=2, warps=4, peel=True),
     AttentionTiles(64, 64, stages=2, warps=4, whole=True, splits=2),
 ]
 CASES = [
@@ -54,6 +55,7 @@ def test_kernel_is_as_near_as_the_same_dtype_torch_computation(tiles: AttentionT
         SPLITS=tiles.splits,
         TAIL_N=tiles.tail_n,
         WHOLE=tiles.whole,
+        PEEL=tiles.peel,
         FMA_EXPS=0,  # the interpreter knows no assembly
         INTEGER=True,
     )

@@ -52,6 +52,7 @@ def compile_attention(cross_compile: Callable[..., Any], tiles: AttentionTiles, 
         "SPLITS": tiles.splits,
         "TAIL_N": tiles.tail_n,
         "WHOLE": tiles.whole,
+        "PEEL": tiles.peel,
         "FMA_EXPS": tiles.fma_exps,
         "INTEGER": False,
     }
@@ -115,6 +116,8 @@ def test_wrong_tensors_are_refused() -> None:
         replace(SPECIALISED, fma_exps=2),
         AttentionTiles(128, 128, stages=2, warps=4, warp_specialize=True, tail_n=64),
         AttentionTiles(128, 128, stages=2, warps=4, warp_specialize=True, splits=2),
+        AttentionTiles(128, 256, stages=2, warps=4, warp_specialize=True, peel=True),
+        AttentionTiles(128, 128, stages=2, warps=4, warp_specialize=True, peel=True),
         SAFE_HOPPER,
     ],
     ids=str,
@@ -191,6 +194,8 @@ def test_tiles_that_contradict_each_other_are_refused() -> None:
         AttentionTiles(128, 128, 2, 4, splits=2, tail_n=64)
     with pytest.raises(TilesError, match="whole"):
         AttentionTiles(128, 128, 2, 4, whole=True, tail_n=64)
+    with pytest.raises(TilesError, match="peel needs"):
+        AttentionTiles(128, 128, 2, 4, peel=True, tail_n=64)
     with pytest.raises(TilesError, match="larger than block_n"):
         AttentionTiles(128, 64, 2, 4, tail_n=128)
     with pytest.raises(TilesError, match="block_m must be a power of two"):

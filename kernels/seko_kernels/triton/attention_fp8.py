@@ -143,6 +143,7 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     SPLITS: tl.constexpr,
     TAIL_N: tl.constexpr,
     WHOLE: tl.constexpr,
+    PEEL: tl.constexpr,
     FMA_EXPS: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
@@ -178,7 +179,7 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
         H, D; D a power of two, at least 32.
     SOFTMAX_SCALE : constexpr float
         ``D ** -0.5 * log2(e)``. A run-time float would arrive as fp64 in an AOTInductor package.
-    BLOCK_M, BLOCK_N, STAGES, WARP_SPECIALIZE, SPLITS, TAIL_N, WHOLE, FMA_EXPS : constexpr
+    BLOCK_M, BLOCK_N, STAGES, WARP_SPECIALIZE, SPLITS, TAIL_N, WHOLE, PEEL, FMA_EXPS : constexpr
         See `tuned.AttentionTiles`.
     INTEGER : constexpr bool
         See `to_e4m3`.
@@ -205,17 +206,23 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     m = tl.full((BLOCK_M,), -1e30, tl.float32)  # finite, so that a tile masked as a whole gives 0, not NaN
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
+    MASK: tl.constexpr = TAIL_N == 0 and not PEEL
     looped = valid
     if WHOLE:
         looped = cache_tokens
     tiles = looped // BLOCK_N  # whole ones
-    if TAIL_N == 0:
+    if PEEL:  # even where it is empty: a branch would be one more thing to specialise
+        start = tiles * BLOCK_N
+        k = k_tiles.load([start, 0])
+        v = v_tiles.load([0, start])
+        m, total, acc = _attend(q, k, v, valid - start, m, total, acc, factor, True, FMA_EXPS, INTEGER)
+    elif TAIL_N == 0:
         tiles = (looped + BLOCK_N * SPLITS - 1) // (BLOCK_N * SPLITS)
     for i in tl.range(0, tiles, num_stages=STAGES, warp_specialize=WARP_SPECIALIZE):
         start = (split * tiles + i) * BLOCK_N
         k = k_tiles.load([start, 0])
         v = v_tiles.load([0, start])
-        m, total, acc = _attend(q, k, v, valid - start, m, total, acc, factor, TAIL_N == 0, FMA_EXPS, INTEGER)
+        m, total, acc = _attend(q, k, v, valid - start, m, total, acc, factor, MASK, FMA_EXPS, INTEGER)
     if TAIL_N > 0:
         k_tail = tl.make_tensor_descriptor(k_base, [ends, HEAD_DIM], [width, 1], [TAIL_N, HEAD_DIM])
         v_tail = tl.make_tensor_descriptor(v_base, [HEAD_DIM, ends], [v_columns, 1], [HEAD_DIM, TAIL_N])
