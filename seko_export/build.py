@@ -24,6 +24,7 @@ from seko_export.backends import onnx as onnx_backend
 from seko_export.checkpoints.load import Checkpoint, load_checkpoint
 from seko_export.describe import describe, engine_suffix
 from seko_export.errors import ExportError, NumericError, UsageError
+from seko_export.kernel_table import write_kernel_table
 from seko_export.media_pieces import TOKENIZER_FILE
 from seko_export.options import FUSED_BACKEND
 from seko_export.pieces import BuildConfig, make_pieces
@@ -177,6 +178,9 @@ def build_artifact(
                 (folder / TOKENIZER_FILE).parent.mkdir()
                 shutil.copyfile(media.tokenizer, folder / TOKENIZER_FILE)
             engine_s = wait_for_engines()
+        write_kernel_table(
+            folder, config, environment.resolve_target("cpu" if config.device == "cpu" else "auto")
+        )
         if plans:
             engine_s = tensorrt.build_plans(
                 folder / place, folder / "engines", tensorrt.local_arch(), progress

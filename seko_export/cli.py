@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from seko_export import progress
@@ -92,6 +93,7 @@ def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--fp8", is_flag=True, help="Matmuls of the layers in fp8, weights and activations: fused kernels."
 )
+@click.option("--fp8-except", help="Layers that --fp8 leaves out: numbers from 0, with commas.")
 @click.option("--backend", default="aoti", show_default=True, help="aoti, compile, onnx or tensorrt.")
 @click.option(
     "--kernels", default="auto", show_default=True, help="auto, plain (torch's) or fused (fp8 attention)."
@@ -129,6 +131,7 @@ def build(
     kv_scheme: str | None,
     fp4_kv: bool,
     fp8: bool,
+    fp8_except: str | None,
     backend: str,
     kernels: str,
     target: str,
@@ -162,6 +165,7 @@ def build(
         kernels=kernels,
         backend=backend,
         fp8=fp8,
+        fp8_except=fp8_except,
     )
     check_goal(output, replace=force)  # before random weights are written, which may be large
     with _checkpoint(plan.checkpoint, plan.config.model) as source, _progress(quiet=as_json) as tell:
@@ -262,8 +266,9 @@ def bench(artifact: Path, chunks: int, as_json: bool) -> None:
 def doctor(as_json: bool) -> None:
     """Say what this machine can build and run, and why not."""
     from seko_export import environment
+    from seko_export.kernel_table import examine_kernels
 
-    findings = environment.examine()
+    findings = [*environment.examine(), examine_kernels()]
     if as_json:
         print_json(environment.report(findings))
         return
@@ -271,7 +276,8 @@ def doctor(as_json: bool) -> None:
     for finding in findings:
         mark = "[green]ok[/]" if finding.ok else "[yellow]no[/]"
         advice = f"  ->  {finding.advice}" if finding.advice else ""
-        console.print(f"{mark}  {finding.subject}: {finding.found}{advice}", soft_wrap=True, highlight=False)
+        line = escape(f"{finding.subject}: {finding.found}{advice}")  # extras of packages stand in brackets
+        console.print(f"{mark}  {line}", soft_wrap=True, highlight=False)
 
 
 @main.command()

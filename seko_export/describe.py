@@ -10,6 +10,7 @@ import torch
 
 from seko_export import environment
 from seko_export.config import VAE_TEMPORAL_STRIDE
+from seko_export.kernel_table import KERNEL_TABLE
 from seko_export.media_pieces import text_table, video_table
 from seko_export.onnx_form.functional import functional_piece
 from seko_export.pieces import BuildConfig, Piece, make_buffers, make_pieces, make_programs
@@ -29,7 +30,7 @@ from seko_runtime.manifest import (
 
 COMPILER_CACHE = "engines/compiler.cache"
 PASS_FILES = {"denoise": "denoise.onnx", "context": "context.onnx"}  # one whole pass in a file each
-_EXTRA_FILES = {"compiler_cache": COMPILER_CACHE} | {
+_EXTRA_FILES = {"compiler_cache": COMPILER_CACHE, "kernels": KERNEL_TABLE} | {
     f"onnx_{name}": file for name, file in PASS_FILES.items()
 }
 TENSORRT = "tensorrt"  # in `extra`: the version whose builder made the plans
@@ -70,6 +71,8 @@ def describe(
     pieces = make_pieces(config)
     if backend in FUNCTIONAL:
         pieces = {name: functional_piece(piece) for name, piece in pieces.items()}
+    programs = make_programs(pieces)
+    pool = None if config.pool is None else Pool(config.pool.buckets)
     device = torch.device(config.device)
     cpu = device.type == "cpu"
     target = environment.resolve_target("cpu" if cpu else "auto")
@@ -99,12 +102,12 @@ def describe(
         buffers=make_buffers(config),
         weights=weights,
         engines=tuple(_engine(piece, engine_suffix(backend)) for piece in pieces.values()),
-        programs=make_programs(pieces),
+        programs=programs,
         output="latents",
         golden=golden,
         text=text_table(config),
         video=video_table(config),
-        pool=None if config.pool is None else Pool(config.pool.buckets),
+        pool=pool,
         files=dict(files),
         extra={key: file for key, file in _EXTRA_FILES.items() if file in files} | _versions(backend),
     )

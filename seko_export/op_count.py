@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from seko_export.models.causal_dit import BlockWeights
-from seko_export.models.fused_block import FusedLayer
+from seko_export.models.fused_block import FusedLayer, KeysAndValues
 from seko_export.op_count_fused import EXPAND, CountedOps
 from seko_export.piece import FlatModule, Piece
 from seko_kernels.kv_formats import ExactKv
@@ -89,10 +89,10 @@ def count_piece(piece: Piece) -> PieceCount:
 def _counted_kv(module: nn.Module, recorder: _Recorder) -> Iterator[None]:
     """Let a block's lossy cache and its fused ops be counted: their kernels know no meta device."""
     kept: dict[str, object] = {}
-    if isinstance(module, BlockWeights) and not isinstance(module.kv, ExactKv):
+    if isinstance(module, BlockWeights | KeysAndValues) and not isinstance(module.kv, ExactKv):
         kept["kv"] = module.kv
         object.__setattr__(module, "kv", _CountedKv(module, recorder))
-    if isinstance(module, FusedLayer):
+    if isinstance(module, FusedLayer | KeysAndValues):
         kept["ops"] = module.ops
         module.ops = CountedOps(recorder.add)
     try:
@@ -278,7 +278,7 @@ class _AttentionAsOne(TorchFunctionMode):
 class _CountedKv:
     """A lossy cache format that takes down what its kernels move, a launch each way; see `KvFormat`."""
 
-    def __init__(self, block: BlockWeights, recorder: _Recorder) -> None:
+    def __init__(self, block: BlockWeights | KeysAndValues, recorder: _Recorder) -> None:
         self._kv, self._model, self._recorder = block.kv, block.model, recorder
 
     @property

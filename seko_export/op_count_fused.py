@@ -18,7 +18,8 @@ from seko_kernels.rows import Modulation, Rows
 from seko_kernels.scratch import KeyRotation
 from seko_kernels.tuned import AttentionTiles
 
-EXPAND, FP8_ATTENTION, FP8_MATMUL, ROW_KERNEL = "expand", "attention, fp8", "matmul, fp8", "row kernels"
+EXPAND, FP8_EXPAND, ROW_KERNEL = "expand", "expand to fp8", "row kernels"
+FP8_ATTENTION, FP8_MATMUL = "attention, fp8", "matmul, fp8"
 
 
 class TakeDown(Protocol):
@@ -155,7 +156,7 @@ class CountedOps(LayerOps):
         ins = [*caches, *constants, write_slots, valid_tokens, *(rotation or ())]
         own = write_slots.numel() * frame_tokens * k_out.shape[2] * k_out.shape[3]
         past = k_out.numel() - own
-        self._take_down(EXPAND, ins, [], parts=[(k_out, past), (v_out, past)])
+        self._take_down(FP8_EXPAND, ins, [], parts=[(k_out, past), (v_out, past)])
 
     def attention_fp8(
         self,

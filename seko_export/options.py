@@ -144,6 +144,7 @@ def plan_build(
     backend: str = "aoti",
     fp8_gpu: bool = False,
     fp8: bool = False,
+    fp8_except: str | None = None,
 ) -> BuildPlan:
     """Return what the options of `seko-export build` mean.
 
@@ -177,6 +178,8 @@ def plan_build(
         Beside ``device``: whether that machine's GPU has fp8 numbers.
     fp8 : bool
         ``--fp8``.
+    fp8_except : str, optional
+        ``--fp8-except``: numbers of layers, with commas.
 
     Returns
     -------
@@ -228,7 +231,8 @@ def plan_build(
         _ = config.kv
     except KernelsError as error:
         raise UsageError(f"--kv {config.kv_scheme}: {error}") from None
-    config = replace(config, fused=_fused(config, kernels, backend, fp8_gpu, fp8=fp8), fp8=fp8)
+    fused = _fused(config, kernels, backend, fp8_gpu, fp8=fp8)
+    config = replace(config, fused=fused, fp8=fp8, fp8_except=_layers(fp8_except))
     return BuildPlan(config, sample.checkpoint if sample and checkpoint is None else checkpoint, files)
 
 
@@ -258,6 +262,15 @@ def build_config(
     checkpoint = Path("checkpoint") if has_checkpoint else None
     media = MediaOptions(no_vae=True, no_text=True)
     return plan_build(checkpoint, preset, kv_scheme, fp4_kv, target, layout, media).config
+
+
+def _layers(text: str | None) -> tuple[int, ...]:
+    """Return the numbers of layers that ``--fp8-except`` says."""
+    if text is None:
+        return ()
+    if not all(number.isdecimal() for number in text.split(",")):
+        raise UsageError(f"--fp8-except {text!r}: expected numbers of layers, with commas, such as 0,29")
+    return tuple(map(int, text.split(",")))
 
 
 def _fused(config: BuildConfig, kernels: str, backend: str, fp8_gpu: bool, *, fp8: bool) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from seko_export.config import VAE_SPATIAL_STRIDE, VAE_TEMPORAL_STRIDE, ModelConfig, PoolConfig, StreamConfig
 from seko_export.errors import UsageError
-from seko_export.models.causal_dit import BlockWeights
 from seko_export.models.sampler import Schedule
 from seko_export.models.umt5 import TextEncoderConfig
 from seko_export.models.wan_vae import VaeConfig
@@ -48,6 +48,8 @@ class BuildConfig:
         Whether the layers run in kernels of ours (`models.fused_block`) or in plain torch.
     fp8 : bool
         Whether the matmuls of fused layers are fp8, weights and activations.
+    fp8_except : tuple of int
+        Layers whose matmuls are not, rising.
 
     Raises
     ------
@@ -65,11 +67,12 @@ class BuildConfig:
     pool: PoolConfig | None = None
     fused: bool = False
     fp8: bool = False
+    fp8_except: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.fused and (refusal := self.no_fused):
             raise UsageError(f"--kernels fused: {refusal}; take --kernels plain")
-        if self.fp8:
+        if self.fp8 or self.fp8_except:
             self._check_fp8()
         if self.text is not None and self.text.dim != self.model.text_dim:
             raise UsageError(
@@ -92,6 +95,17 @@ class BuildConfig:
             )
 
     def _check_fp8(self) -> None:
+        layers = self.model.layers
+        if not self.fp8:
+            raise UsageError(f"--fp8-except {_with_commas(self.fp8_except)}: it belongs to --fp8")
+        if not all(low < high for low, high in pairwise((-1, *self.fp8_except, layers))):
+            raise UsageError(
+                f"--fp8-except {_with_commas(self.fp8_except)}: expected rising numbers of layers, 0 to {layers - 1}"
+            )
+        if len(self.fp8_except) == layers:
+            raise UsageError(
+                f"--fp8-except {_with_commas(self.fp8_except)} leaves --fp8 no layer: leave both out"
+            )
         if not self.fused:
             why = self.no_fused or "--kernels, the target or the backend has none"
             raise UsageError(f"--fp8 takes the fused kernels, and this build's layers are plain: {why}")
@@ -151,7 +165,7 @@ class BuildConfig:
     @property
     def as_exact(self) -> BuildConfig:
         """The same model on the exact track, in plain torch: what a lossy build is calibrated on and compared with."""
-        return replace(self, kv_scheme=self.exact_scheme, fused=False, fp8=False)
+        return replace(self, kv_scheme=self.exact_scheme, fused=False, fp8=False, fp8_except=())
 
     @property
     def dtype(self) -> torch.dtype:
@@ -218,13 +232,15 @@ class Piece:
     prefix : str
         What stands before the module's parameter names in the artifact; may hold ``{layer}``.
     layers : int
-        0: called once. n: called once a layer, n times.
+        0: called once. n: of a layer, of which the model has n.
     inputs, outputs : tuple of Argument
         Inputs after the parameters, then outputs.
     mutates : tuple of str
         Inputs that are written in place.
     positional : bool
         Whether the module takes its inputs by position alone: any number of caches.
+    only : tuple of int or None
+        The layers that it is made for, where not all.
     """
 
     name: str
@@ -235,6 +251,12 @@ class Piece:
     outputs: tuple[Argument, ...]
     mutates: tuple[str, ...] = ()
     positional: bool = False
+    only: tuple[int, ...] | None = None
+
+    @property
+    def served(self) -> tuple[int, ...]:
+        """The layers that it is made for."""
+        return tuple(range(self.layers)) if self.only is None else self.only
 
     @property
     def parameters(self) -> tuple[Argument, ...]:
@@ -249,14 +271,14 @@ class Piece:
         """Every input of the engine, in order."""
         return self.parameters + self.inputs
 
-    @property
-    def call(self) -> Call:
-        """The call of this piece in a program."""
+    def call(self, first_layer: int = 0, layers: int | None = None) -> Call:
+        """Return a call of this piece in a program: of so many layers, or of all."""
         return Call(
             engine=self.name,
-            layers=self.layers,
+            layers=self.layers if layers is None else layers,
             inputs=tuple(a.ref for a in self.signature),
             outputs=tuple(a.ref for a in self.outputs),
+            first_layer=first_layer,
         )
 
     def example_inputs(self, device: str) -> tuple[Tensor, ...]:
@@ -272,7 +294,7 @@ class FlatModule(nn.Module):
         object.__setattr__(self, "_inner", piece.module)  # not a submodule: its parameters are inputs here
         self._parameter_names = tuple(a.name.removeprefix(_WEIGHTS) for a in piece.parameters)
         self._input_names = tuple(a.name for a in piece.inputs)
-        self._groups = ("caches", "scales", "places") if isinstance(piece.module, BlockWeights) else ()
+        self._groups: tuple[str, ...] = getattr(piece.module, "groups", ())
         self._positional = piece.positional
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -288,6 +310,10 @@ class FlatModule(nn.Module):
             group, _, entry = name.rpartition(".")
             (groups[group] if group else plain)[entry] = tensor
         return _as_tuple(torch.func.functional_call(module, weights, (), plain | groups))
+
+
+def _with_commas(numbers: tuple[int, ...]) -> str:
+    return ",".join(map(str, numbers))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

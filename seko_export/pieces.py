@@ -6,14 +6,17 @@ from the configs, and travels as data in the manifest. Text encoder and VAE add 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
 
 import torch
 from torch import nn
 
 from seko_export.media_pieces import MEDIA_PROGRAMS, media_buffers, media_pieces
 from seko_export.models.causal_dit import Block, Embed, Head, Prompt, PromptKv
-from seko_export.models.fused_block import ExactFusedBlock, FusedBlock
+from seko_export.models.fused_block import ExactFusedBlock, FusedBlock, KeysAndValues
 from seko_export.models.rotary import side_channels
 from seko_export.models.sampler import Advance, Noise
 from seko_export.piece import Argument, BuildConfig, FlatModule, Piece, dtype_name, on_meta
@@ -33,6 +36,9 @@ __all__ = [
 ]
 
 _LAYER = "blocks.{layer}."
+# Blocks of fused layers, beside "block": those that the context pass takes, of which LAST_BLOCK is the last layer's,
+# and what ends the name of one whose layers are excepted from fp8.
+CONTEXT_BLOCK, LAST_BLOCK, WIDE = "block_context", "block_last", "_wide"
 _SLOT_FRAMES = "kv.slot_frames"
 
 
@@ -114,6 +120,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
     scales = tuple(
         Argument(f"scales.{c.name}", f"weight:{_LAYER}kv.{c.name}", c.shape, c.dtype) for c in config.scales
     )
+    scales_of_cache = scales[: len(kv.scale_tensors)]
     slot_frames: tuple[Argument, ...] = ()  # what only a cache of keys before RoPE needs to be read
     places: tuple[Argument, ...] = ()
     if kv.keys_before_rope:
@@ -129,34 +136,49 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
     valid = Argument("valid_tokens", f"buffer:valid_tokens{part}", (b,), i64)
 
     *tables, index = embedded
-    layer = (valid, *text_kv, *caches, *scales, *places)
-    where: tuple[Argument, ...] = (write_slots,) if config.fused and kv.keys_before_rope else ()
+    mutated = tuple(c.name for c in caches)
+    blocks: list[Piece] = []
 
-    def block(name: str, make: Callable[[], nn.Module], *, writes: bool = True) -> Piece:
-        inputs = (hidden, *tables, *([index] if writes else []), *layer, *where, *rows)
-        mutated = tuple(c.name for c in caches) if writes else ()
-        program = bucket_program(name, bucket)
-        return Piece(program, on_meta(make), _LAYER, m.layers, inputs, (hidden,), mutated)
+    def block(name: str, make: Callable[[], nn.Module], *inputs: Argument, writes: bool = True) -> None:
+        chunk = (hidden, *tables, *([index] if writes else []), valid)
+        taken = (*chunk, *text_kv, *caches, *scales, *places, *inputs, *rows)
+        piece = Piece(bucket_program(name, bucket), on_meta(make), _LAYER, m.layers, taken, (hidden,))
+        blocks.append(replace(piece, mutates=mutated if writes else ()))
 
-    def over_exact_or_plain(*, masked: bool) -> nn.Module:
-        if config.fused:
-            return ExactFusedBlock(m, s, kv, dtype, masked=masked, fp8=config.fp8)
-        return Block(m, s, kv, dtype, masked=masked)
+    def fused_blocks(ending: str, *, fp8: bool) -> None:
+        if config.reads_fp4:  # attention reads on the device how far a row is filled: no engine for full rows
+            kinds = (("block", True),) if s.pass_caches else (("block", False), (CONTEXT_BLOCK, True))
+            for name, writes in kinds:
+                make = partial(FusedBlock, m, s, kv, dtype, writes=writes, fp8=fp8)
+                block(f"{name}{ending}", make, write_slots, writes=writes)
+        else:
+            block(f"block{ending}", lambda: ExactFusedBlock(m, s, kv, dtype, masked=True, fp8=fp8))
+            if config.device == "cuda":
+                block(f"block_full{ending}", lambda: ExactFusedBlock(m, s, kv, dtype, masked=False, fp8=fp8))
 
-    def over_fp4(*, writes: bool) -> nn.Module:
-        return FusedBlock(m, s, kv, dtype, writes=writes, fp8=config.fp8)
+    def last_block() -> Piece:
+        fp8 = config.fp8 and m.layers - 1 not in config.fp8_except
+        turned = () if kv.keys_before_rope else tuple(tables[1:])
+        inputs = (hidden, tables[0], index, *caches, *scales_of_cache, *turned)
+        module = on_meta(lambda: KeysAndValues(m, s, kv, dtype, fp8=fp8))
+        name = bucket_program(LAST_BLOCK, bucket)
+        return Piece(name, module, _LAYER, m.layers, inputs, (), mutated, only=(m.layers - 1,))
 
-    if where and s.pass_caches:  # every pass writes its own
-        blocks = [block("block", lambda: over_fp4(writes=True))]
-    elif where:  # attention reads on the device how far a row is filled: no engine for full rows alone
+    if config.fused:
+        fused_blocks("", fp8=config.fp8)
+        narrow = len(blocks)
+        if config.fp8_except:
+            fused_blocks(WIDE, fp8=False)
         blocks = [
-            block("block", lambda: over_fp4(writes=False), writes=False),
-            block("block_context", lambda: over_fp4(writes=True)),
+            replace(piece, only=_layers_of(config, piece.name, wide=at >= narrow))
+            for at, piece in enumerate(blocks)
         ]
+        blocks = [piece for piece in blocks if piece.served]
+        blocks += [] if s.pass_caches else [last_block()]
     else:
-        blocks = [block("block", lambda: over_exact_or_plain(masked=True))]
+        block("block", lambda: Block(m, s, kv, dtype, masked=True))
         if config.device == "cuda":  # a bias costs cuDNN's attention half its speed
-            blocks.append(block("block_full", lambda: over_exact_or_plain(masked=False)))
+            block("block_full", lambda: Block(m, s, kv, dtype, masked=False))
 
     return [
         Piece(
@@ -221,29 +243,50 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
     ]
 
 
+def _layers_of(config: BuildConfig, name: str, *, wide: bool) -> tuple[int, ...] | None:
+    """Return the layers that a fused block of this name is made for; None: all."""
+    layers = [
+        n for n in range(config.model.layers) if (n in config.fp8_except) == wide or not config.fp8_except
+    ]
+    if name.startswith(CONTEXT_BLOCK) and config.model.layers - 1 in layers:
+        layers.remove(config.model.layers - 1)  # LAST_BLOCK's
+    return None if len(layers) == config.model.layers else tuple(layers)
+
+
 def make_programs(pieces: dict[str, Piece]) -> dict[str, tuple[Call, ...]]:
     """Return the programs that the runtime runs: per prompt, per chunk, per pass, per decoded row."""
 
     def calls(*names: str, bucket: int | None = None) -> tuple[Call, ...]:
-        return tuple(pieces[bucket_program(name, bucket)].call for name in names)
+        return tuple(pieces[bucket_program(name, bucket)].call() for name in names)
 
     programs = {"prompt": calls("prompt", "prompt_kv")}
     buckets = [split_program(name)[1] or None for name in pieces if split_program(name)[0] == "embed"]
     for bucket in buckets:
         for ending in ("", "_full"):
-            block = writer = f"block{ending}"
+            block = f"block{ending}"
             if bucket_program(block, bucket) not in pieces:
                 continue
-            if bucket_program("block_context", bucket) in pieces:  # of the fused layers: the one that writes
-                writer = "block_context"
-            programs[bucket_program(f"denoise{ending}", bucket)] = calls(
-                "embed", block, "head", "advance", bucket=bucket
-            )
+            reads_only = not pieces[bucket_program(block, bucket)].mutates
+            writer = CONTEXT_BLOCK if reads_only else block
+            embed, head = calls("embed", bucket=bucket), calls("head", "advance", bucket=bucket)
+            denoise = _through_layers(pieces, (block, f"{block}{WIDE}"), bucket)
+            programs[bucket_program(f"denoise{ending}", bucket)] = (*embed, *denoise, *head)
             refs = [argument.ref for argument in pieces[bucket_program(block, bucket)].inputs]
             if not any("{pass}" in ref for ref in refs):  # else the passes wrote their own caches
-                programs[bucket_program(f"context{ending}", bucket)] = calls("embed", writer, bucket=bucket)
+                context = _through_layers(pieces, (writer, f"{writer}{WIDE}", LAST_BLOCK), bucket)
+                programs[bucket_program(f"context{ending}", bucket)] = (*embed, *context)
         programs[bucket_program("begin", bucket)] = calls("noise", bucket=bucket)
     return programs | {name: calls(piece) for name, piece in MEDIA_PROGRAMS.items() if piece in pieces}
+
+
+def _through_layers(
+    pieces: Mapping[str, Piece], names: Sequence[str], bucket: int | None
+) -> tuple[Call, ...]:
+    """Return the calls that go through all layers, each with the last of these pieces that is made for it."""
+    there = [pieces[name] for one in names if (name := bucket_program(one, bucket)) in pieces]
+    by_layer = [[piece for piece in there if layer in piece.served][-1] for layer in range(there[0].layers)]
+    runs = [(piece, [*run]) for piece, run in groupby(range(len(by_layer)), by_layer.__getitem__)]
+    return tuple(piece.call(run[0], len(run)) for piece, run in runs)
 
 
 def make_buffers(config: BuildConfig) -> tuple[Buffer, ...]:

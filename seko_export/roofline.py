@@ -22,11 +22,13 @@ from seko_export.gpus import (
     CUBLAS_WORKSPACE,
     EXPAND_SHARE,
     FP8_ATTENTION_SHARE,
+    FP8_EXPAND_SHARE,
     FP8_MATMUL_SHARE,
     FP32_MATMUL_SHARE,
     LAUNCH_S,
     MASKED_ATTENTION_SHARE,
     MATMUL_SHARE,
+    ROW_KERNEL_SHARE,
     ROWS_SHARE,
     Gpu,
     find_gpu,
@@ -46,7 +48,7 @@ from seko_export.op_count import (
     PieceCount,
     count_piece,
 )
-from seko_export.op_count_fused import FP8_ATTENTION, FP8_MATMUL, ROW_KERNEL
+from seko_export.op_count_fused import FP8_ATTENTION, FP8_EXPAND, FP8_MATMUL, ROW_KERNEL
 from seko_export.options import MediaOptions, plan_build
 from seko_export.piece import Argument, BuildConfig, Piece
 from seko_export.pieces import make_buffers, make_pieces, make_programs
@@ -207,10 +209,11 @@ def weight_bytes(config: BuildConfig, pieces: Mapping[str, Piece]) -> dict[str, 
     sizes = {f"weight:{name}": table.nbytes for name, table in tables.items()}
     for piece in pieces.values():
         for argument in piece.signature:
-            name = argument.ref.partition("[")[0]
-            if name.startswith("weight:") and name not in sizes:
-                times = piece.layers if "{layer}" in name else 1
-                sizes[name] = times * _nbytes(argument)
+            pattern = argument.ref.partition("[")[0]
+            for layer in piece.served or (0,):
+                name = pattern.replace("{layer}", str(layer))
+                if name.startswith("weight:") and name not in sizes:
+                    sizes[name] = _nbytes(argument)
     shares = {"text": TEXT_WEIGHTS, "vae": VAE_WEIGHTS}
     total = {
         share: sum(size for name, size in sizes.items() if name.startswith(f"weight:{prefix}"))
@@ -246,8 +249,14 @@ def session_bytes(config: BuildConfig, work: Work) -> dict[str, int]:
 def launch_seconds(launch: Launch, gpu: Gpu) -> float:
     """Return the time of one launch inside a graph."""
     moved = launch.bytes_read + launch.bytes_written
-    if launch.kind in (ROWS, ROW_KERNEL, CACHE_WRITE):
-        return LAUNCH_S + moved / (gpu.bandwidth * ROWS_SHARE)
+    share = {
+        ROWS: ROWS_SHARE,
+        CACHE_WRITE: ROWS_SHARE,
+        ROW_KERNEL: ROW_KERNEL_SHARE,
+        FP8_EXPAND: FP8_EXPAND_SHARE,
+    }.get(launch.kind)
+    if share is not None:
+        return LAUNCH_S + moved / (gpu.bandwidth * share)
     rate = {
         ATTENTION: gpu.bf16 * ATTENTION_SHARE,
         MASKED_ATTENTION: gpu.bf16 * MASKED_ATTENTION_SHARE,

@@ -76,7 +76,7 @@ def model_weights(
     for piece in pieces.values():
         source = sources.get(piece.prefix) or checkpoint
         own = piece.prefix if piece.prefix in sources else ""
-        for layer in range(max(1, piece.layers)):
+        for layer in piece.served or (0,):
             for argument in piece.parameters:
                 name = argument.ref.removeprefix("weight:").replace("{layer}", str(layer))
                 if name in seen:  # as the masked and the unmasked block share theirs

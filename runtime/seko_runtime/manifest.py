@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 FORMAT_VERSION = 3
-POOL_VERSION = 2  # what brought pools; an artifact without one is written as version 1, for older runtimes
-PASS_CACHE_VERSION = (
-    3  # what brought artifacts without a context pass: each denoise pass has a cache of its own
-)
+# What brought pools; artifacts without a context pass, whose denoise passes have a cache of their own each; and calls
+# that begin with another layer than 0. An artifact without them is written as the version before, for older runtimes.
+POOL_VERSION, PASS_CACHE_VERSION, FIRST_LAYER_VERSION = 2, 3, 3
 MANIFEST_FILE = "manifest.json"
 SIGNATURE_FILE = "manifest.sig"  # may lie beside it; no table lists it, since it signs the table
 DTYPE_BYTES = {
@@ -81,12 +80,13 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class Call:
-    """One line of a program; ``layers`` 0 calls the engine once, n calls it for layer 0 to n-1."""
+    """One line of a program; ``layers`` 0 calls the engine once, n calls it for n layers from ``first_layer`` on."""
 
     engine: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     layers: int = 0
+    first_layer: int = 0
 
 
 @dataclass(frozen=True)
@@ -292,6 +292,8 @@ class Manifest:
         """The oldest format version that has all that the manifest says."""
         if not self.has_context:
             return PASS_CACHE_VERSION
+        if any(call.first_layer for calls in self.programs.values() for call in calls):
+            return FIRST_LAYER_VERSION
         return 1 if self.pool is None else POOL_VERSION
 
     @property
@@ -307,9 +309,16 @@ class Manifest:
     def to_json(self) -> bytes:
         """Return the manifest as UTF-8 JSON with sorted keys: the same manifest gives the same bytes."""
         table = dataclasses.asdict(self)
+        least = 1
         if self.pool is None:
             del table["pool"]
         else:
-            table["format_version"] = max(self.format_version, POOL_VERSION)
+            least = POOL_VERSION
+        for call in (call for calls in table["programs"].values() for call in calls):
+            if call["first_layer"]:
+                least = FIRST_LAYER_VERSION
+            else:
+                del call["first_layer"]
+        table["format_version"] = max(self.format_version, least)
         text = json.dumps(table, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
         return text.encode("utf-8") + b"\n"

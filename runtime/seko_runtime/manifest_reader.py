@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 from seko_runtime.errors import FormatVersionError, ManifestError, PathEscapeError
@@ -18,6 +19,7 @@ from seko_runtime.json_fields import (
 from seko_runtime.manifest import (
     CLEANINGS,
     DTYPE_BYTES,
+    FIRST_LAYER_VERSION,
     FORMAT_VERSION,
     MANIFEST_FILE,
     POOL_VERSION,
@@ -89,7 +91,7 @@ def parse_manifest(document: bytes) -> Manifest:
         buffers=fields.items("buffers", _read_buffer),
         weights=fields.items("weights", _read_weight),
         engines=fields.items("engines", _read_engine),
-        programs=fields.entries("programs", _read_calls),
+        programs=fields.entries("programs", partial(_read_calls, version)),
         output=fields.name("output"),
         golden=fields.optional("golden", _read_golden),
         text=fields.optional("text", _read_text),
@@ -196,17 +198,26 @@ def _read_engine(value: object, where: str) -> EngineSpec:
     )
 
 
-def _read_calls(value: object, where: str) -> tuple[Call, ...]:
+def _read_calls(version: int, value: object, where: str) -> tuple[Call, ...]:
     if not isinstance(value, list):
         raise ManifestError(f"{where} is no array of calls")
-    return tuple(_read_call(item, f"{where}[{index}]") for index, item in enumerate(value))
+    return tuple(_read_call(version, item, f"{where}[{index}]") for index, item in enumerate(value))
 
 
-def _read_call(value: object, where: str) -> Call:
+def _read_call(version: int, value: object, where: str) -> Call:
     fields = Fields(value, where)
     layers = fields.integer("layers", maximum=4096) if "layers" in fields else 0
+    first = 0
+    if version >= FIRST_LAYER_VERSION and "first_layer" in fields:
+        first = fields.integer("first_layer", maximum=4096)
+    if first and not layers:
+        raise ManifestError(f"{where} begins with layer {first}, but has no layers")
     return Call(
-        fields.name("engine"), fields.items("inputs", as_text), fields.items("outputs", as_text), layers
+        fields.name("engine"),
+        fields.items("inputs", as_text),
+        fields.items("outputs", as_text),
+        layers,
+        first,
     )
 
 

@@ -161,7 +161,7 @@ class _Tables:
                     )
             if not call.layers:
                 out.append(self._resolve_call(program, call, engine, numbers, values))
-            for layer in range(call.layers):
+            for layer in range(call.first_layer, call.first_layer + call.layers):
                 out.append(self._resolve_call(program, call, engine, {**numbers, "layer": layer}, values))
         return tuple(out)
 

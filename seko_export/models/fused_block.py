@@ -14,10 +14,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 from seko_export.config import ModelConfig, StreamConfig
-from seko_export.models.causal_dit import BlockWeights, attention, rms_norm, rows_of, window_attention
+from seko_export.models.causal_dit import (
+    BlockWeights,
+    RmsNormWeight,
+    attention,
+    rms_norm,
+    rows_of,
+    window_attention,
+)
+from seko_export.models.rotary import rotate
 from seko_kernels.attention import attention_fp8, v_columns
 from seko_kernels.fused_reference import FP8
 from seko_kernels.kv_formats import KvFormat
@@ -316,6 +325,63 @@ class ExactFusedBlock(FusedLayer):
         window = self.kv.window(self._window(caches, rows), scales, places, q.dtype)  # each [B*N, H, D]
         keys, values = (x.unflatten(0, (batch, s.cache_tokens)) for x in window)
         return window_attention(q, keys, values, valid_tokens if self.masked else None)
+
+
+class _KeysAndValuesWeights(nn.Module):
+    """Those of `SelfAttentionWeights` that make keys and values, by the same names."""
+
+    def __init__(self, model: ModelConfig, dtype: torch.dtype, *, fp8: bool) -> None:
+        super().__init__()
+        d = model.dim
+        self.qkv = Fp8Linear(d, 3 * d, dtype) if fp8 else nn.Linear(d, 3 * d, dtype=dtype)
+        self.norm_k = RmsNormWeight(model)
+
+
+class KeysAndValues(nn.Module):
+    """What the context pass needs of the last layer: its keys and values in the cache. Nobody reads its output."""
+
+    groups = ("caches", "scales")  # arguments that are mappings
+
+    def __init__(
+        self, model: ModelConfig, stream: StreamConfig, kv: KvFormat, dtype: torch.dtype, *, fp8: bool
+    ) -> None:
+        super().__init__()
+        self.model, self.stream, self.kv, self.fp8, self.ops = model, stream, kv, fp8, LayerOps()
+        d = model.dim
+        self.modulation = nn.Parameter(torch.empty(1, 6, d))
+        self.self_attn = _KeysAndValuesWeights(model, dtype, fp8=fp8)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        modulation: Tensor,
+        token_index: Tensor,
+        caches: Mapping[str, Tensor],
+        scales: Mapping[str, Tensor],
+        cos: Tensor | None = None,
+        sin: Tensor | None = None,
+    ) -> tuple[()]:
+        """Write this layer's K and V. Arguments are `FusedLayer`'s; cosines and sines where RoPE comes first."""
+        m, dtype = self.model, hidden.dtype
+        turns = Modulation(modulation, self.modulation.squeeze(0))
+        x = self.ops.norm_modulate(hidden, turns, SHIFT_1, SCALE_1, m.norm_eps, fp8=self.fp8)
+        layer, norm = self.self_attn.qkv, self.self_attn.norm_k
+        if isinstance(layer, Fp8Linear):
+            weight, scale, bias = (
+                part.narrow(0, m.dim, 2 * m.dim)
+                for part in (layer.weight_fp8, layer.weight_scale, layer.bias)
+            )
+            k, v = self.ops.fp8_linear(x, weight, scale, bias, dtype).chunk(2, dim=-1)  # each [B, T, d]
+        else:
+            weight, bias = (part.narrow(0, m.dim, 2 * m.dim) for part in (layer.weight, layer.bias))
+            k, v = F.linear(x.values, weight, bias).chunk(2, dim=-1)
+        heads = (m.heads, m.head_dim)
+        keys = rms_norm(k, norm).unflatten(-1, heads)
+        if cos is not None and sin is not None:
+            keys = rotate(keys, cos, sin)
+        own = (keys.to(dtype).flatten(0, 1), v.unflatten(-1, heads).flatten(0, 1))  # [B*T, H, D]
+        self.kv.write(caches, scales, token_index, *own)
+        return ()
 
 
 def _plain_rows(x: Tensor) -> Rows:

@@ -6,6 +6,7 @@ tests/kernels. What a GPU build would launch is traced without a GPU.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from torch._library.triton import get_triton_kernels_for_op
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 
-from seko_export import golden
+from seko_export import golden, kernel_table
 from seko_export.build import build_artifact
 from seko_export.calibration import KvStatistics, layer_constants
 from seko_export.checkpoints import write_random_checkpoint
@@ -32,6 +33,7 @@ from seko_export.options import plan_build
 from seko_export.pieces import BuildConfig, FlatModule, make_pieces, make_programs
 from seko_kernels.fused_reference import fp8_key_scale
 from seko_kernels.scratch import scratch_constants
+from seko_kernels.tuned import AttentionTiles, shape_class, tiles_for, tuned_table
 from seko_runtime import open_artifact
 from tests.export.test_causal_dit import random_inputs
 from tests.export.test_pool_pieces import MODEL as POOL_MODEL
@@ -90,6 +92,65 @@ def test_over_an_exact_cache_nothing_is_rounded_otherwise(worst: Callable[[str, 
             assert relative_error(cache, plain.caches()[name]) <= STEP[torch.float32]
 
 
+def test_layers_that_are_excepted_from_fp8_have_engines_of_their_own() -> None:
+    """Their matmuls are as before: with every other layer excepted a stream is nearer to the plain one."""
+    config = small_config(2, 1, 4, scheme="fp4", passes=1, layers=4)
+    weights, text = random_wan_weights(config.model), random_text(config.model, 1)
+    plain, errors = EagerStream(config, weights, text), {}
+    wanted = plain.run_chunk([0], [1])
+    for excepted in ((), (0,), (0, 2, 3)):
+        ours = EagerStream(replace(fused(config, fp8=True), fp8_except=excepted), weights, text)
+        made = ours.run_chunk([0], [1], feed=[one.latents for one in wanted])
+        errors[excepted] = relative_error(made[0].velocity, wanted[0].velocity)
+        for layer in range(4):
+            assert (f"blocks.{layer}.ffn.0.weight" in ours.weights) == (layer in excepted)
+            assert (f"blocks.{layer}.ffn.0.weight_fp8" in ours.weights) == (layer not in excepted)
+    assert errors[()] > 1.05 * errors[0,] > 1.1 * errors[0, 2, 3]
+    called = {
+        name: [(c.engine, c.first_layer, c.layers) for c in calls if "block" in c.engine]
+        for name, calls in ours.programs.items()
+    }
+    assert called["denoise"] == [("block_wide", 0, 1), ("block", 1, 1), ("block_wide", 2, 2)]
+    assert called["context"] == [
+        ("block_context_wide", 0, 1),
+        ("block_context", 1, 1),
+        ("block_context_wide", 2, 1),
+        ("block_last", 3, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("excepted", "words"),
+    [("4", "0 to 1"), ("1,0", "rising"), ("0,1", "no layer"), ("a", "numbers of layers"), ("1,1", "rising")],
+)
+def test_exceptions_that_cannot_be(excepted: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        plan_build(None, "tiny", "fp4", False, "cpu", {}, kernels="fused", fp8=True, fp8_except=excepted)
+    with pytest.raises(UsageError, match="belongs to --fp8"):
+        plan_build(None, "tiny", "fp4", False, "cpu", {}, kernels="fused", fp8_except="0")
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "fp4"])
+def test_the_last_layer_of_a_context_pass_writes_what_the_whole_layer_would(scheme: str) -> None:
+    """Up to the order of sums: codes next to a border may fall to its other side."""
+    config = fused(small_config(2, 1, 4, batch=2, scheme=scheme))
+    pieces = make_pieces(config)
+    whole = pieces["block_context" if scheme == "fp4" else "block"]
+    inputs = dict(zip([a.name for a in whole.signature], inputs_of(whole, config), strict=True))
+    last = pieces["block_last"]
+    assert last.mutates == whole.mutates
+    alone = {name: tensor.clone() for name, tensor in inputs.items()}
+    with torch.no_grad():
+        FlatModule(whole)(*inputs.values())
+        assert FlatModule(last)(*(alone[a.name] for a in last.signature)) == ()
+    for name in whole.mutates:
+        if scheme == "fp32":
+            assert relative_error(alone[name], inputs[name]) <= STEP[torch.float32]
+        else:
+            assert float((alone[name] != inputs[name]).float().mean()) < 1e-3
+        assert not same_bytes(alone[name], dict(zip(inputs, inputs_of(whole, config), strict=True))[name])
+
+
 @pytest.mark.parametrize("name", ["qkv", "slots", "valid"])
 def test_a_fused_layer_that_is_wrong_is_seen(name: str) -> None:
     """The bound above can fail: keys of the chunk left out, or in other slots; the past cut off."""
@@ -123,10 +184,16 @@ def test_the_context_pass_alone_writes_the_bytes_of_the_plain_layers() -> None:
     weights, text = random_wan_weights(config.model), random_text(config.model, 2)
     plain, ours = EagerStream(config, weights, text), EagerStream(fused(config), weights, text)
     assert ours.pieces["block"].mutates == ()
-    assert ours.pieces["block_context"].mutates == plain.pieces["block"].mutates
+    assert ours.pieces["block_last"].mutates == plain.pieces["block"].mutates
     programs = make_programs(ours.pieces)
     assert [call.engine for call in programs["denoise"]] == ["embed", "block", "head", "advance"]
-    assert [call.engine for call in programs["context"]] == ["embed", "block_context"]
+    assert [call.engine for call in programs["context"]] == ["embed", "block_last"]  # of one layer
+    two = make_programs(make_pieces(fused(small_config(2, 1, 4, scheme="fp4"))))["context"]
+    assert [(call.engine, call.first_layer, call.layers) for call in two] == [
+        ("embed", 0, 0),
+        ("block_context", 0, 1),
+        ("block_last", 1, 1),
+    ]
     assert not {"denoise_full", "context_full"} & programs.keys()
     for number in range(4):
         wanted = plain.run_chunk([2 * number] * 2, [1, 2])
@@ -274,19 +341,30 @@ def test_the_scratch_holds_whatever_the_cache_can_and_q_of_any_norm() -> None:
 def test_a_fused_build_for_this_cpu_keeps_its_goldens(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Every room: model, lowering, packages, manifest, replay by the runtime in a process of its own."""
     folder = tmp_path_factory.mktemp("fused")
-    model = replace(PRESETS["tiny"].model, layers=1, dim=64, heads=2, ffn_dim=64)
+    model = replace(PRESETS["tiny"].model, layers=2, dim=64, heads=2, ffn_dim=64)
     config = BuildConfig(
-        model, StreamConfig(32, 32, 2, 1, 4), Schedule.warped(2), "fp4", "cpu", fused=True, fp8=True
+        model,
+        StreamConfig(32, 32, 2, 1, 4),
+        Schedule.warped(2),
+        "fp4",
+        "cpu",
+        fused=True,
+        fp8=True,
+        fp8_except=(0,),
     )
     write_random_checkpoint(folder / "tiny.pt", model, format="self-forcing", seed=0, dtype=torch.float32)
     result = build_artifact(config, folder / "tiny.pt", folder / "artifact")
     assert result.kernels == "fused"
     with open_artifact(folder / "artifact", device="cpu") as artifact:
-        assert {"block", "block_context"} <= {engine.name for engine in artifact.manifest.engines}
+        blocks = {e.name for e in artifact.manifest.engines if e.name.startswith("block")}
+        assert blocks == {"block", "block_wide", "block_context_wide", "block_last"}
+        assert artifact.manifest.format_version == 3
+        told = json.loads((folder / "artifact" / artifact.manifest.extra["kernels"]).read_text())
+        assert (told["layers"], told["matmuls"], told["fp8_except"]) == ("fused", "fp8", [0])
         stored = {w.name: w for w in artifact.manifest.weights if w.dtype == "float8_e4m3fn"}
         matrices = ("self_attn.qkv", "self_attn.o", "cross_attn.q", "cross_attn.o", "ffn.0", "ffn.2")
-        assert stored.keys() == {f"blocks.0.{matrix}.weight_fp8" for matrix in matrices}
-        assert not {f"blocks.0.{matrix}.weight" for matrix in matrices} & {
+        assert stored.keys() == {f"blocks.1.{matrix}.weight_fp8" for matrix in matrices}
+        assert not {f"blocks.1.{matrix}.weight" for matrix in matrices} & {
             w.name for w in artifact.manifest.weights
         }
         assert all(error.within for error in artifact.verify())
@@ -316,6 +394,38 @@ def test_what_the_option_means() -> None:
             planned(**({"kernels": "fused"} | options))
     with pytest.raises(UsageError, match="auto, plain, fused"):
         planned("fast")
+
+
+@pytest.mark.parametrize(
+    ("arch", "found"),
+    [
+        (None, "torch's own: there is no GPU"),
+        ("sm_80", "torch's own over FP4, since sm_80 has no fp8 numbers"),
+        ("sm_90", "tiles measured for heads of 128 channels, "),
+        ("sm_89", "no tiles measured for sm_89; else safe ones, 128 x 64"),
+    ],
+)
+def test_the_doctor_says_which_kernels(arch: str | None, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_table, "local_gpu_arch", lambda: arch)
+    line = kernel_table.examine_kernels()
+    assert found in line.found
+    assert line.ok  # each GPU has some
+
+
+def test_the_table_of_kernels_says_what_the_op_picks() -> None:
+    preset = PRESETS["self-forcing-1.3b"]
+    config = BuildConfig(preset.model, preset.stream, Schedule.warped(), "fp4", "cuda", fused=True, fp8=True)
+    pool = replace(config, pool=PoolConfig(4, (1, 4)), fp8_except=(3,))
+    table = kernel_table.kernel_table(pool, Target("cuda", "sm_90"))
+    assert (table["layers"], table["matmuls"], table["fp8_except"]) == ("fused", "fp8", [3])
+    assert [entry["rows"] for entry in table["attention"]] == [1, 4]
+    for entry in table["attention"]:
+        shape = shape_class(entry["rows"], 12, preset.stream.chunk_tokens)
+        assert AttentionTiles(**entry["tiles"]) == tiles_for("sm_90", 128, shape)
+        assert entry["measured"] == (("sm_90", 128, shape) in tuned_table())
+    assert not kernel_table.kernel_table(config, Target("cuda", "sm_120"))["attention"][0]["measured"]
+    exact = replace(config, kv_scheme="bf16", fp8=False)
+    assert kernel_table.kernel_table(exact, Target("cuda", "sm_90"))["attention"] == []
 
 
 def test_which_gpus_have_fp8() -> None:

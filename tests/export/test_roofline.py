@@ -28,7 +28,7 @@ from seko_export.op_count import (
     PieceCount,
     count_piece,
 )
-from seko_export.op_count_fused import FP8_ATTENTION, FP8_MATMUL
+from seko_export.op_count_fused import FP8_ATTENTION, FP8_EXPAND, FP8_MATMUL
 from seko_export.options import build_config
 from seko_export.piece import Argument, BuildConfig, Piece
 from seko_export.pieces import make_pieces
@@ -174,7 +174,7 @@ def test_a_fused_layer_expands_to_fp8_once_and_reads_it_in_fp8(name, keeps):
     own = piece.module.ops
     counted = count_piece(piece)
     assert (piece.module.kv, piece.module.ops) == (config.kv, own)
-    (expand,) = [launch for launch in counted.launches if launch.kind == EXPAND]
+    (expand,) = [launch for launch in counted.launches if launch.kind == FP8_EXPAND]
     constants = 4 * (4 * m.heads + m.heads * m.head_dim) + 8 * (s.chunk_frames + 1)
     tables = 4 * 2 * (22 * s.cache_frames + 42 * s.frame_tokens)
     assert expand.bytes_read == pool_bytes(config.kv, 1, s.cache_tokens) + constants + tables

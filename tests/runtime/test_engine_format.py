@@ -146,9 +146,11 @@ def example() -> dict[str, Any]:
 
 
 def pooled_example() -> dict[str, Any]:
-    """The example with what the page says of pools: for its fields alone, since its programs are a batch's."""
+    """The example with what later versions brought: for its fields alone, since its programs are a batch's."""
     (pool,) = re.findall(r'^    ("pool": .*)$', PAGE, flags=re.MULTILINE)
-    return example() | {"format_version": manifest.POOL_VERSION, **json.loads(f"{{{pool}}}")}
+    table = example() | {"format_version": manifest.FORMAT_VERSION, **json.loads(f"{{{pool}}}")}
+    table["programs"]["begin"][0]["first_layer"] = 0  # of a call without layers, no more than that
+    return table
 
 
 def places(table: dict[str, Any]) -> list[tuple[str, list[Any]]]:

@@ -431,3 +431,47 @@ def test_new_fields_have_bounds(table: str, field: str, value: object) -> None:
     whole[table][field] = value
     with pytest.raises(ManifestError, match=field):
         read(whole)
+
+
+def in_two_calls(manifest: Manifest) -> Manifest:
+    """The same with the layers of each call in two calls."""
+
+    def parted(calls: tuple[Call, ...]) -> tuple[Call, ...]:
+        return tuple(
+            part
+            for call in calls
+            for part in (
+                [replace(call, layers=1), replace(call, layers=call.layers - 1, first_layer=1)]
+                if call.layers > 1
+                else [call]
+            )
+        )
+
+    return replace(manifest, programs={name: parted(calls) for name, calls in manifest.programs.items()})
+
+
+def test_a_call_may_begin_with_any_layer() -> None:
+    """Both halves together are the calls of the whole, and an older runtime is told not to read it."""
+    manifest = whole_manifest()
+    parted = in_two_calls(manifest)
+    assert any(call.first_layer for calls in parted.programs.values() for call in calls)
+    assert resolve_programs(parted) == resolve_programs(manifest)
+    document = json.loads(parted.to_json())
+    assert document["format_version"] == 3
+    assert read(document) == replace(parted, format_version=3)
+    assert b"first_layer" not in manifest.to_json()  # older runtimes get the bytes that they know
+    older = document | {"format_version": 2}  # where the field had no meaning: it is ignored
+    assert not any(call.first_layer for calls in read(older).programs.values() for call in calls)
+
+
+def test_layers_that_are_not_there_are_refused() -> None:
+    manifest = in_two_calls(whole_manifest())
+    (name, calls) = next((n, c) for n, c in manifest.programs.items() if any(call.first_layer for call in c))
+    beyond = tuple(replace(c, first_layer=c.first_layer + bool(c.first_layer)) for c in calls)
+    with pytest.raises(ProgramError, match=r"does not exist there|has no index"):
+        resolve_programs(replace(manifest, programs={**manifest.programs, name: beyond}))
+    table = json.loads(manifest.to_json())
+    call = next(one for one in table["programs"][name] if one.get("first_layer"))
+    call["layers"] = 0
+    with pytest.raises(ManifestError, match="begins with layer 1, but has no layers"):
+        read(table)

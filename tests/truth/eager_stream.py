@@ -137,7 +137,7 @@ class EagerStream:
     def _run(self, calls: Sequence[Call], number: int) -> dict[str, Tensor]:
         values: dict[str, Tensor] = {}
         for call in calls:
-            for layer in range(max(1, call.layers)):
+            for layer in range(call.first_layer, call.first_layer + max(1, call.layers)):
                 inputs = [self._look_up(ref, values, layer, number) for ref in call.inputs]
                 results = self.engines[call.engine](*inputs)
                 for ref, result in zip(call.outputs, results, strict=True):

@@ -1,0 +1,73 @@
+"""Which kernels the layers of a build run in, and with which tiles: what an artifact and `doctor` say of it.
+
+The tiles are in the engines: this is told for people, and read by nobody when an artifact opens.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from seko_export.environment import Finding, Target, has_fp8, local_gpu_arch
+from seko_export.piece import BuildConfig
+from seko_kernels.tuned import safe_tiles, shape_class, tiles_for, tuned_table
+
+KERNEL_TABLE = "engines/kernels.json"
+
+
+def kernel_table(config: BuildConfig, target: Target) -> dict[str, Any]:
+    """Return what the layers run in.
+
+    Parameters
+    ----------
+    config : BuildConfig
+        The build.
+    target : Target
+        Its device.
+
+    Returns
+    -------
+    dict
+        ``layers``: ``fused`` or ``plain``; ``matmuls``: ``fp8`` or the compute dtype; ``fp8_except``; ``attention``: of
+        each size of call the tiles of the fp8 attention, and whether they were measured on such a GPU or are safe ones;
+        empty where torch's attention runs.
+    """
+    calls = (config.stream.batch,) if config.pool is None else config.pool.buckets
+    model = config.model
+    attention = []
+    for rows in calls if config.fused and config.reads_fp4 and target.device == "cuda" else ():
+        shape = shape_class(rows, model.heads, config.stream.chunk_tokens)
+        tiles = tiles_for(target.arch, model.head_dim, shape)
+        measured = (target.arch, model.head_dim, shape) in tuned_table()
+        attention.append({"rows": rows, "shape_class": shape, "measured": measured, "tiles": asdict(tiles)})
+    return {
+        "arch": target.arch,
+        "layers": "fused" if config.fused else "plain",
+        "matmuls": "fp8" if config.fp8 else str(config.dtype).removeprefix("torch."),
+        "fp8_except": list(config.fp8_except),
+        "attention": attention,
+    }
+
+
+def write_kernel_table(folder: Path, config: BuildConfig, target: Target) -> None:
+    """Write `kernel_table` into an artifact's folder, of a build with fused layers; others have nothing to tell."""
+    if config.fused:
+        text = json.dumps(kernel_table(config, target), indent=1, sort_keys=True) + "\n"
+        (folder / KERNEL_TABLE).write_text(text, encoding="utf-8")
+
+
+def examine_kernels() -> Finding:
+    """Return the doctor's line: what builds for this machine's GPU run in, unless they are told otherwise."""
+    arch = local_gpu_arch()
+    if arch is None:
+        return Finding("kernels", True, "torch's own: there is no GPU")
+    if not has_fp8(Target("cuda", arch)):
+        found = f"fused layers over an exact cache; torch's own over FP4, since {arch} has no fp8 numbers"
+        return Finding("kernels", True, found)
+    sizes = [f"{dim} channels, {shape}" for (a, dim, shape) in sorted(tuned_table()) if a == arch]
+    safe = safe_tiles(arch)
+    rest = f"else safe ones, {safe.block_m} x {safe.block_n}"
+    measured = f"tiles measured for heads of {'; '.join(sizes)}" if sizes else f"no tiles measured for {arch}"
+    return Finding("kernels", True, f"fused layers, fp8 attention over an FP4 cache ({measured}; {rest})")
