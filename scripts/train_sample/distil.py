@@ -23,6 +23,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,9 +65,10 @@ def train(
     encode_video: Callable[[Tensor], Tensor],
     budget: Budget,
     options: argparse.Namespace,
-    student_weights: dict[str, Tensor] | None = None,
+    begin: tuple[dict[str, Tensor], dict[str, Any]] | None = None,
 ) -> Run:
-    """Distil, or go on; the student begins as ``student_weights`` or as the teacher. Return the run, saved.
+    """Distil, or go on; the student begins as the weights of ``begin``, a run as `read_ema` gives it, or as the
+    teacher. Return the run, saved.
 
     Raises
     ------
@@ -77,8 +79,8 @@ def train(
     if options.graphs:
         require_cuda(device)
     student = copy.deepcopy(teacher.dit).requires_grad_(True)
-    if student_weights is not None:
-        fill(dict(student.named_parameters()), student_weights)
+    if begin is not None:
+        fill(dict(student.named_parameters()), begin[0])
     fake = copy.deepcopy(teacher.dit).requires_grad_(True) if config.method == "dmd" else None
     run = Run(
         folder,
@@ -94,6 +96,8 @@ def train(
     if run.finished:
         return run
     run.facts["distillation"] = dataclasses.asdict(config)
+    if begin is not None:
+        run.facts["began_from"] = begin[1]  # with what that one began from: the model card tells them all
     # Another seed after a resume where samples are renewed: more variety, at the price of exact repetition.
     pool_seed = options.seed + 17 + (run.step if config.renew_every else 0)
     pool = LatentPool(
@@ -238,7 +242,7 @@ def run_with(options: argparse.Namespace) -> Run:
         FrozenVae(options.vae, options.device).encode,
         budget_of(options),
         options,
-        read_ema(options.begin)[0] if options.begin else None,
+        read_ema(options.begin) if options.begin else None,
     )
 
 

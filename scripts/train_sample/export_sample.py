@@ -135,7 +135,7 @@ def _card(
         gpus=_gpus(max(leg["ranks"] for stage in legs for leg in stage)),
         ranks=_sum([[str(leg["ranks"]) for leg in stage] for stage in legs]),
         steps=_sum([[str(leg["steps"]) for leg in stage] for stage in legs]),
-        method=facts[2]["distillation"]["method"],
+        method="`, then `".join(_methods(facts[2])),
         guidance=facts[2]["distillation"]["guidance"],
         clips=start["clips"],
         followed=f"{100 * start['followed']:.1f}",
@@ -149,12 +149,21 @@ def _card(
 
 
 def _legs(run: Path, told: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return minutes, steps and ranks of each leg of a run; runs of before there were legs have one, in their log."""
+    """Return minutes, steps and ranks of each leg of a run, behind those of the run that it began from.
+
+    Runs of before there were legs have one, in their log.
+    """
+    before = _legs(run, told["began_from"]) if "began_from" in told else []
     if "legs" in told:
-        legs: list[dict[str, Any]] = told["legs"]
-        return legs
+        return [*before, *told["legs"]]
     end = json.loads((run / LOSSES).read_text(encoding="utf-8").splitlines()[-1])
     return [{"minutes": end["seconds"] / 60, "steps": end["step"], "ranks": told.get("ranks", 1)}]
+
+
+def _methods(told: dict[str, Any]) -> list[str]:
+    """Return by which ways a student was made, in their order, each once."""
+    before = _methods(told["began_from"]) if "began_from" in told else []
+    return list(dict.fromkeys([*before, told["distillation"]["method"]]))
 
 
 def _sum(stages: list[list[str]]) -> str:

@@ -74,3 +74,19 @@ def test_a_folder_is_never_overwritten_and_too_much_is_refused(runs, tmp_path, m
     goal.mkdir()
     with pytest.raises(FileExistsError, match="remove it"):
         export_sample.export(**runs, judged=JUDGED, goal=goal, docs=None)
+
+
+def test_the_card_tells_every_run_that_a_student_began_from(runs, tmp_path):
+    taught, teaching = load_teacher(runs["teacher"], "cpu")
+    config = Distillation("dmd", batch=2, pool=4, start_chunks=4, fake_steps=1)
+    begin = read_ema(runs["student"])
+    distil.train(
+        config, tmp_path / "second", taught, teaching, averaging_encoder, Budget(steps=2), options(), begin
+    )
+    facts = read_ema(tmp_path / "second")[1]
+    assert facts["began_from"] == begin[1]
+    later = {**runs, "student": tmp_path / "second"}
+    export_sample.export(**later, judged=JUDGED, goal=tmp_path / "sample", docs=None)
+    card = (tmp_path / "sample" / "MODEL.md").read_text()
+    assert "method `ode`, then `dmd`" in card
+    assert "Steps: 1 + 1 + (1 + 2)" in card
