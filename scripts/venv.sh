@@ -33,6 +33,6 @@ seko_make_venv() { # $1: the extra to install, "" or "dev"
     local install=("$PYTHON" -m pip install --quiet --disable-pip-version-check --constraint scripts/constraints.txt)
     # torch first and alone: the pinned version keeps a range elsewhere from pulling another build of it.
     "${install[@]}" "$(grep '^torch==' scripts/constraints.txt)" || return
-    "${install[@]}" -e "./runtime[video]" -e ./kernels -e ".${extra:+[$extra]}" || return
+    "${install[@]}" -e "./runtime[video,text]" -e ./kernels -e ".${extra:+[$extra]}" || return
     echo "$wanted" >"$stamp"
 }

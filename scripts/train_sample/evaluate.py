@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scripts.bench.rows import append_row
 from scripts.train_sample import ranks
 from scripts.train_sample.breakdown import Judged, report_of
 from scripts.train_sample.captions import caption, describe, parse
@@ -29,6 +30,7 @@ from scripts.train_sample.text import encode, make_tokenizer, token_ids
 from scripts.train_sample.train_dit import Conditioned, empty_caption, load_teacher
 from scripts.train_sample.train_vae import FrozenVae
 
+FOLLOWED_BAR, FALL_BAR = 0.85, 0.10
 CLIP_LATENTS = 15  # judged at either end: 57 video frames, 3.6 s
 WARMUP_LATENTS = 6  # decoded and dropped before the clip at the end
 # Streams at once, alone and as one of several ranks: there a rank's part of 200 prompts is done in one go.
@@ -83,8 +85,23 @@ def main(arguments: list[str] | None = None) -> int:
     with ranks.joined(options.device) as options.device:
         report = judge_run(options)
     if report is not None:
+        if options.rows is not None:
+            append_figures(options.rows, report)
         print(json.dumps(report))
     return 0
+
+
+def append_figures(file: Path, report: dict[str, Any]) -> None:
+    """Append what has a bar: prompts followed at the start, and the most that any detector falls until the end."""
+    clips, alive = report["start"]["clips"], report["alive"]
+    shape = f"sample, {clips} held-out prompts, {report['video_seconds']} s"
+    more = {"end": report["end"]["followed"], "by_count": report["by_count"]}
+    append_row(
+        file, "prompts_followed", shape, report["start"]["followed"], "share, at least", FOLLOWED_BAR, **more
+    )
+    append_row(
+        file, "largest_fall", shape, alive["largest_fall"], "share, from start to end", FALL_BAR, **alive
+    )
 
 
 def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -103,6 +120,7 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sheet", type=Path)
+    parser.add_argument("--rows", type=Path, help="jsonl file to append the figures with a bar to")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--rehearse", action="store_true", help="few prompts, short streams")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -137,6 +137,7 @@ def _card(
         steps=_sum([[str(leg["steps"]) for leg in stage] for stage in legs]),
         method="`, then `".join(_methods(facts[2])),
         guidance=facts[2]["distillation"]["guidance"],
+        averaged=_averaged(facts[2]),
         clips=start["clips"],
         followed=f"{100 * start['followed']:.1f}",
         followed_end=f"{100 * end['followed']:.1f}",
@@ -151,8 +152,11 @@ def _card(
 def _legs(run: Path, told: dict[str, Any]) -> list[dict[str, Any]]:
     """Return minutes, steps and ranks of each leg of a run, behind those of the run that it began from.
 
-    Runs of before there were legs have one, in their log.
+    Of an average, those of each run that is in it. Runs of before there were legs have one, in their log.
     """
+    if "averaged" in told:
+        first, *others = told["averaged"]
+        return [*_legs(run, first), *(leg for one in others for leg in one["legs"])]
     before = _legs(run, told["began_from"]) if "began_from" in told else []
     if "legs" in told:
         return [*before, *told["legs"]]
@@ -162,8 +166,21 @@ def _legs(run: Path, told: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _methods(told: dict[str, Any]) -> list[str]:
     """Return by which ways a student was made, in their order, each once."""
+    if "averaged" in told:
+        return _methods(told["averaged"][0])
     before = _methods(told["began_from"]) if "began_from" in told else []
     return list(dict.fromkeys([*before, told["distillation"]["method"]]))
+
+
+def _averaged(told: dict[str, Any]) -> str:
+    """Return what the card says of an average; nothing of another student."""
+    if "averaged" not in told:
+        return ""
+    ways = ", ".join(f"`{one['distillation']['optimizer']}`" for one in told["averaged"])
+    return (
+        f" The student is the mean of {len(told['averaged'])} that were trained side by side from one start"
+        f" (optimisers {ways}): the last legs."
+    )
 
 
 def _sum(stages: list[list[str]]) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import torch
 
 from scripts.train_sample.breakdown import Judged, report_of
 from scripts.train_sample.captions import Description, Figure, describe
+from scripts.train_sample.evaluate import append_figures
 from scripts.train_sample.judge import ATTRIBUTES, Verdict, judge
 from scripts.train_sample.shapes import draw_scenes, render
 
@@ -72,3 +75,15 @@ def test_true_scenes_fail_nowhere():
     assert all(part["failed"] == {} for part in told["by_count"].values())
     assert all(part["right"] == 1 and part["shape"] == 1 for part in told["by_motion"]["start"].values())
     assert sum(part["clips"] for part in told["by_count"].values()) == 6
+
+
+def test_the_figures_with_a_bar_are_rows(tmp_path):
+    wanted, good = Description((RED,), "dark"), verdict((RED,))
+    told = report_of([Judged(wanted, good, good), Judged(wanted, good, verdict((RED,), "motion"))])
+    append_figures(tmp_path / "rows.jsonl", told | {"video_seconds": 59.8})
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [(row["figure"], row["value"], row["bar"]) for row in rows] == [
+        ("prompts_followed", 1.0, 0.85),
+        ("largest_fall", 0.5, 0.1),
+    ]
+    assert rows[0]["end"] == 0.5

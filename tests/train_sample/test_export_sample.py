@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from scripts.train_sample import distil, export_sample, train_dit, train_vae
+from scripts.train_sample.average import average
 from scripts.train_sample.distillation import Distillation
 from scripts.train_sample.judge import ATTRIBUTES
 from scripts.train_sample.progress import Budget, read_ema
@@ -80,13 +83,47 @@ def test_the_card_tells_every_run_that_a_student_began_from(runs, tmp_path):
     taught, teaching = load_teacher(runs["teacher"], "cpu")
     config = Distillation("dmd", batch=2, pool=4, start_chunks=4, fake_steps=1)
     begin = read_ema(runs["student"])
-    distil.train(
-        config, tmp_path / "second", taught, teaching, averaging_encoder, Budget(steps=2), options(), begin
-    )
-    facts = read_ema(tmp_path / "second")[1]
-    assert facts["began_from"] == begin[1]
-    later = {**runs, "student": tmp_path / "second"}
-    export_sample.export(**later, judged=JUDGED, goal=tmp_path / "sample", docs=None)
-    card = (tmp_path / "sample" / "MODEL.md").read_text()
-    assert "method `ode`, then `dmd`" in card
-    assert "Steps: 1 + 1 + (1 + 2)" in card
+    made = {"adamw": config, "muon": dataclasses.replace(config, optimizer="muon")}
+    for name, way in made.items():
+        distil.train(
+            way, tmp_path / name, taught, teaching, averaging_encoder, Budget(steps=2), options(), begin
+        )
+    students = [read_ema(tmp_path / name) for name in made]
+    assert students[0][1]["began_from"] == begin[1]
+
+    def card(student: str) -> str:
+        goal = tmp_path / f"{student}-sample"
+        export_sample.export(
+            runs["vae"], runs["teacher"], tmp_path / student, judged=JUDGED, goal=goal, docs=None
+        )
+        return (goal / "MODEL.md").read_text()
+
+    text = card("adamw")
+    assert "method `ode`, then `dmd`" in text
+    assert "Steps: 1 + 1 + (1 + 2)" in text
+    assert "mean of" not in text
+
+    average([tmp_path / name for name in made], tmp_path / "mean")
+    mean = read_ema(tmp_path / "mean")[0]
+    for name, tensor in mean.items():
+        assert torch.equal(tensor, (students[0][0][name] + students[1][0][name]) / 2)
+    text = " ".join(card("mean").split())
+    assert "mean of 2 that were trained side by side from one start (optimisers `adamw`, `muon`)" in text
+    assert "Steps: 1 + 1 + (1 + 2 + 2)" in text
+
+
+def test_what_did_not_begin_alike_is_not_averaged(runs, tmp_path):
+    with pytest.raises(ValueError, match="two or more"):
+        average([runs["student"]], tmp_path / "mean")
+    other = tmp_path / "other"
+    shutil.copytree(runs["student"], other)
+    state = json.loads((other / "state/state.json").read_text())
+    state["facts"]["began_from"] = {}
+    (other / "state/state.json").write_text(json.dumps(state))
+    with pytest.raises(ValueError, match="began elsewhere"):
+        average([runs["student"], other], tmp_path / "mean")
+    with pytest.raises(ValueError, match="another model"):
+        average([runs["student"], runs["vae"]], tmp_path / "mean")
+    assert not (tmp_path / "mean").exists()
+    with pytest.raises(FileExistsError, match="another folder"):
+        average([runs["student"], runs["student"]], other)
