@@ -173,7 +173,8 @@ def build_artifact(
             progress("writing the weights", 0, 1)
             weights = write_weights(folder, tensors.items())
             golden.write(folder, record)
-            write_sbom(folder, config.model.name, torch.version.cuda if config.device == "cuda" else None)
+            cuda = torch.version.cuda if config.device == "cuda" else None
+            write_sbom(folder, config.model.name, cuda, tensorrt.PACKAGES if plans else ())
             if media.tokenizer is not None:
                 (folder / TOKENIZER_FILE).parent.mkdir()
                 shutil.copyfile(media.tokenizer, folder / TOKENIZER_FILE)

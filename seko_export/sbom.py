@@ -23,7 +23,7 @@ _LONGEST_NAME = 80  # some packages put the whole text of their licence where it
 Component = dict[str, Any]
 
 
-def write_sbom(folder: Path, model: str, cuda: str | None) -> None:
+def write_sbom(folder: Path, model: str, cuda: str | None, further: tuple[str, ...] = ()) -> None:
     """Write the artifact's bill of materials; equal environments give equal bytes.
 
     Parameters
@@ -34,8 +34,10 @@ def write_sbom(folder: Path, model: str, cuda: str | None) -> None:
         Name of the model, for the component that the bill is of.
     cuda : str or None
         CUDA's version, where the engines are for a GPU.
+    further : tuple of str
+        Packages that this backend's engines are made with too.
     """
-    packages = _closure(TOOLCHAIN)
+    packages = _closure((*TOOLCHAIN, *further))
     components = [_component(found) for found in packages.values()]
     tools = {"python": platform.python_version(), "c++": environment.producer()["compiler"]}
     if cuda is not None:

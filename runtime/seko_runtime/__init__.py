@@ -1,11 +1,13 @@
-"""Inference box: open an artifact and replay it chunk by chunk. Importing this imports no tensor library."""
+"""Inference box: open an artifact and replay it chunk by chunk. Importing this imports no tensor library, nor numpy."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from seko_runtime.artifact import OpenArtifact, open_artifact, read_manifest
+    from pathlib import Path
+
+    from seko_runtime.artifact import OpenArtifact
     from seko_runtime.golden import ChunkError
     from seko_runtime.manifest import Manifest
     from seko_runtime.pool import Pool, PooledSession
@@ -33,9 +35,58 @@ _HOMES = {
     "Pool": "pool",
     "PooledSession": "pool",
     "Session": "session",
-    "open_artifact": "artifact",
-    "read_manifest": "artifact",
 }
+
+
+def open_artifact(path: str | Path, device: str = "auto", *, trust: str | Path | None = None) -> OpenArtifact:
+    """Check an artifact and load it; `seko_runtime.artifact.open_artifact`, which is imported with numpy when called.
+
+    Parameters
+    ----------
+    path : str or Path
+        Its folder.
+    device : str
+        ``auto`` (the kind it was built for), ``cpu``, ``cuda`` or ``cuda:N``.
+    trust : str or Path, optional
+        A trust file, in place of the one that ``SEKO_TRUST`` names.
+
+    Returns
+    -------
+    OpenArtifact
+        A context manager.
+
+    Raises
+    ------
+    ArtifactError, EnvironmentLacksError
+        By its subclass.
+    """
+    from seko_runtime import artifact
+
+    return artifact.open_artifact(path, device, trust=trust)
+
+
+def read_manifest(path: str | Path, *, trust: str | Path | None = None) -> tuple[Manifest, str]:
+    """Read and check an artifact's manifest alone; return it with its digest (SHA-256, hexadecimal).
+
+    Parameters
+    ----------
+    path : str or Path
+        The artifact's folder.
+    trust : str or Path, optional
+        As `open_artifact` takes it.
+
+    Returns
+    -------
+    tuple of Manifest and str
+
+    Raises
+    ------
+    ArtifactError
+        By its subclass.
+    """
+    from seko_runtime import checked_artifact
+
+    return checked_artifact.read_manifest(path, trust=trust)
 
 
 def __getattr__(name: str) -> object:

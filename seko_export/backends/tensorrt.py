@@ -19,6 +19,8 @@ from seko_export.progress import Progress
 if TYPE_CHECKING:
     from seko_export.pieces import BuildConfig
 
+# What a plan is made with besides: TensorRT as pip installs it, by either name, and what the forms are made with.
+PACKAGES = ("tensorrt", "tensorrt-cu13", "tensorrt-cu13-libs", "tensorrt-cu13-bindings", "onnx", "onnxscript")
 FORMS = "forms"  # folder of the forms inside of a build; gone when the plans are there
 FORM_SUFFIX = ".onnx"
 

@@ -13,9 +13,13 @@ import pytest
 
 from seko_export.backends import tensorrt as backend
 from seko_export.config import PoolConfig
+from seko_export.describe import describe
 from seko_export.errors import OnnxMissingError, TensorRtMissingError, UsageError
-from seko_export.pieces import make_pieces
+from seko_export.pieces import dtype_name, make_pieces
 from seko_export.plans import registration
+from seko_runtime.manifest import FileEntry, Weight
+from seko_runtime.manifest_reader import parse_manifest
+from seko_runtime.programs_check import resolve_programs
 from tests.plans.double import doubled, has_plugin_package
 from tests.plans.test_builder import gpu_config
 
@@ -55,6 +59,34 @@ def test_what_cannot_be_is_refused_before_anything_is_read(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(TensorRtMissingError, match="cannot be imported"):
         backend.check_can_build(config)
+
+
+@pytest.mark.usefixtures("trt")
+def test_the_manifest_of_plans_is_consistent() -> None:
+    """Every call fits its engine's signature, nothing is written in place, and the opener knows who built it."""
+    config = gpu_config()
+    files = {f"engines/{name}.plan": FileEntry("0" * 64, 1) for name in make_pieces(config)}
+    manifest = describe(config, "tensorrt", (), files)
+    assert manifest.extra == {"tensorrt": "11.4.0.106"}
+    assert {engine.file for engine in manifest.engines} == set(files)
+    assert not any(engine.mutates for engine in manifest.engines)
+    tensors = {
+        a.ref.removeprefix("weight:").partition("[")[0]: a
+        for p in make_pieces(config).values()
+        for a in p.signature
+    }
+    tables = config.schedule.tables(config.stream)
+    weights = [Weight(name, tuple(one.shape), dtype_name(one.dtype), "w") for name, one in tables.items()]
+    for ref, argument in tensors.items():
+        if argument.ref.startswith("weight:") and ref not in tables:
+            names = {ref.replace("{layer}", str(layer)) for layer in range(config.model.layers)}
+            weights += [
+                Weight(name, argument.shape, dtype_name(argument.dtype), "w") for name in sorted(names)
+            ]
+    manifest = replace(manifest, weights=tuple(weights), files={**files, "w": FileEntry("0" * 64, 1)})
+    programs = resolve_programs(manifest)
+    assert {"denoise", "denoise_full", "context", "context_full"} <= set(programs)
+    assert parse_manifest(manifest.to_json()) == manifest
 
 
 def test_forms_become_plans_one_by_one_and_timings_are_kept(

@@ -122,6 +122,14 @@ def test_importing_the_runtime_imports_no_tensor_library() -> None:
     )
 
 
+def test_importing_what_opens_artifacts_imports_no_numpy() -> None:
+    """Most of what an import took was numpy, which is needed when an artifact is opened."""
+    _run_python(
+        "import sys\nfrom seko_runtime import open_artifact, read_manifest\n"
+        "assert not {'numpy', 'seko_runtime.artifact'} & set(sys.modules)"
+    )
+
+
 def test_opening_and_replaying_an_artifact_imports_no_compiler(built_toy: Path) -> None:
     _run_python(
         "import sys\nfrom seko_runtime import open_artifact\n"
