@@ -63,8 +63,24 @@ def main() -> None:
     """Turn checkpoints of causal video diffusion transformers into artifacts that replay chunk by chunk."""
 
 
+def _numbers(_: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """Read whole numbers with commas between them."""
+    from seko_export.errors import UsageError
+
+    if value is None:
+        return None
+    if not all(part.isdecimal() for part in value.split(",")):
+        raise UsageError(f"{param.opts[0]} {value!r}: expected whole numbers with commas, as 2,2,21")
+    return tuple(map(int, value.split(",")))
+
+
 def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that replace fields of a preset's `StreamConfig`."""
+    command = click.option(
+        "--layer-rings",
+        callback=_numbers,
+        help="Rings of the layers, over and over: 2,2,2,2,21. The largest is --ring-frames.",
+    )(command)
     command = click.option(
         "--pass-caches/--context-pass",
         default=None,

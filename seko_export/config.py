@@ -104,6 +104,8 @@ class StreamConfig:
     pass_caches : bool
         Whether each denoise pass has a cache of its own, which it writes itself (Seko-Talk); then there is no context
         pass.
+    layer_rings : tuple of int
+        Rings of the layers, from the first on and over again; the largest is ``ring_frames``. Empty: that for all.
 
     Raises
     ------
@@ -119,6 +121,7 @@ class StreamConfig:
     batch: int = 1
     fps: int = 16
     pass_caches: bool = False
+    layer_rings: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         unit = VAE_SPATIAL_STRIDE * PATCH
@@ -137,6 +140,17 @@ class StreamConfig:
             raise UsageError(
                 f"chunk of {self.chunk_frames} latent frames is larger than the ring of {self.ring_frames}: "
                 "two frames of one chunk would share a slot; raise --ring-frames"
+            )
+
+        if self.layer_rings and max(self.layer_rings) != self.ring_frames:
+            raise UsageError(
+                f"the largest ring of the layers is {max(self.layer_rings)}, ring_frames is {self.ring_frames}: "
+                "expected one number"
+            )
+        if self.layer_rings and min(self.layer_rings) < self.chunk_frames:
+            raise UsageError(
+                f"chunk of {self.chunk_frames} latent frames is larger than a layer's ring of {min(self.layer_rings)}: "
+                "two frames of one chunk would share a slot; raise --layer-rings"
             )
 
     @property
@@ -168,6 +182,29 @@ class StreamConfig:
     def cache_tokens(self) -> int:
         """Tokens that the cache holds: the keys of a step."""
         return self.cache_frames * self.frame_tokens
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """Layers with a ring of one size.
+
+    Parameters
+    ----------
+    name : str
+        Empty for those with the largest.
+    ring_frames : int
+        Of each of them.
+    layers : tuple of int
+        Their numbers, rising: where they stand here, they stand in their kind's caches.
+    """
+
+    name: str
+    ring_frames: int
+    layers: tuple[int, ...]
+
+    def own(self, name: str) -> str:
+        """Return the name of a tensor or engine of this kind; the largest ring's have none of their own."""
+        return f"{name}.{self.name}" if self.name else name
 
 
 @dataclass(frozen=True)

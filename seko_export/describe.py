@@ -129,7 +129,8 @@ def engine_suffix(backend: str) -> str:
 def kv_pool(config: BuildConfig) -> KvPool:
     """Return the pool's size in its own format and in bf16."""
     model, stream = config.model, config.stream
-    numbers = 2 * model.layers * config.slots * stream.cache_tokens * model.dim  # K and V
+    tokens = sum(len(kind.layers) * config.of_kind(kind).stream.cache_tokens for kind in config.kinds)
+    numbers = 2 * config.slots * tokens * model.dim  # K and V
     if stream.pass_caches:
         numbers *= len(config.schedule.timesteps)
     return KvPool(
@@ -153,6 +154,7 @@ def _stream(config: BuildConfig) -> Stream:
         width=stream.width,
         video_frames_per_latent=VAE_TEMPORAL_STRIDE,
         fps=stream.fps,
+        rings={kind.name: kind.ring_frames for kind in config.kinds if kind.name},
     )
 
 

@@ -212,6 +212,8 @@ def plan_build(
         device, fp8_gpu = resolved.device, has_fp8(resolved)
     sample = read_sample(sample_folder) if preset == SAMPLE else None
     chosen = Preset(sample.model, sample.stream) if sample else PRESETS[preset]
+    if layout.get("layer_rings") and layout.get("ring_frames") is None:
+        layout = {**layout, "ring_frames": max(layout["layer_rings"])}
     stream = replace(chosen.stream, **{name: size for name, size in layout.items() if size is not None})
     _check_sink(stream)
     files, vae, text = _media(media, sample)

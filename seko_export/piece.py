@@ -9,7 +9,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from seko_export.config import VAE_SPATIAL_STRIDE, VAE_TEMPORAL_STRIDE, ModelConfig, PoolConfig, StreamConfig
+from seko_export.config import (
+    VAE_SPATIAL_STRIDE,
+    VAE_TEMPORAL_STRIDE,
+    LayerKind,
+    ModelConfig,
+    PoolConfig,
+    StreamConfig,
+)
 from seko_export.errors import UsageError
 from seko_export.models.sampler import Schedule
 from seko_export.models.umt5 import TextEncoderConfig
@@ -70,6 +77,11 @@ class BuildConfig:
     fp8_except: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if not all(kind.layers for kind in self.kinds):
+            raise UsageError(
+                f"--layer-rings {','.join(map(str, self.stream.layer_rings))} names rings that none of the "
+                f"{self.model.layers} layers has"
+            )
         if self.fused and (refusal := self.no_fused):
             raise UsageError(f"--kernels fused: {refusal}; take --kernels plain")
         if self.fp8 or self.fp8_except:
@@ -184,6 +196,24 @@ class BuildConfig:
         row = RowLayout(s.sink_frames * n, s.ring_frames * n, s.chunk_tokens)
         return kv_format(self.kv_scheme, self.model.heads, self.model.head_dim, self.dtype, row)
 
+    @property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The kinds of layers, the one with the largest ring first."""
+        s = self.stream
+        rings = s.layer_rings or (s.ring_frames,)
+        return tuple(
+            LayerKind(
+                "" if ring == s.ring_frames else f"ring{ring}",
+                ring,
+                tuple(layer for layer in range(self.model.layers) if rings[layer % len(rings)] == ring),
+            )
+            for ring in sorted(set(rings), reverse=True)
+        )
+
+    def of_kind(self, kind: LayerKind) -> BuildConfig:
+        """The same build as if all layers were of this kind."""
+        return replace(self, stream=replace(self.stream, ring_frames=kind.ring_frames, layer_rings=()))
+
     def row_tokens(self, part: str) -> int:
         """Tokens of one row that a cache tensor of this ``part`` holds; see `CacheTensor`."""
         frames = {
@@ -241,6 +271,8 @@ class Piece:
         Whether the module takes its inputs by position alone: any number of caches.
     only : tuple of int or None
         The layers that it is made for, where not all.
+    among : tuple of int
+        The layers of its ring, where layers have rings of their own: their caches hold those alone.
     """
 
     name: str
@@ -252,6 +284,7 @@ class Piece:
     mutates: tuple[str, ...] = ()
     positional: bool = False
     only: tuple[int, ...] | None = None
+    among: tuple[int, ...] = ()
 
     @property
     def served(self) -> tuple[int, ...]:
@@ -279,6 +312,7 @@ class Piece:
             inputs=tuple(a.ref for a in self.signature),
             outputs=tuple(a.ref for a in self.outputs),
             first_layer=first_layer,
+            first_place=self.among.index(first_layer) if self.among else 0,
         )
 
     def example_inputs(self, device: str) -> tuple[Tensor, ...]:

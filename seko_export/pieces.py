@@ -6,18 +6,22 @@ from the configs, and travels as data in the manifest. Text encoder and VAE add 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 import torch
-from torch import nn
 
+from seko_export.layer_pieces import (
+    CONTEXT_BLOCK,
+    LAST_BLOCK,
+    LAYER,
+    SLOT_FRAMES,
+    WIDE,
+    LayerArguments,
+    cache_name,
+)
 from seko_export.media_pieces import MEDIA_PROGRAMS, media_buffers, media_pieces
-from seko_export.models.causal_dit import Block, Embed, Head, Prompt, PromptKv
-from seko_export.models.fused_block import ExactFusedBlock, FusedBlock, KeysAndValues
-from seko_export.models.rotary import side_channels
+from seko_export.models.causal_dit import Embed, Head, Prompt, PromptKv
 from seko_export.models.sampler import Advance, Noise
 from seko_export.piece import Argument, BuildConfig, FlatModule, Piece, dtype_name, on_meta
 from seko_runtime.buffers_check import CALL_ROWS, GIVEN_FRAMES, GIVEN_LATENTS
@@ -34,12 +38,6 @@ __all__ = [
     "make_pieces",
     "make_programs",
 ]
-
-_LAYER = "blocks.{layer}."
-# Blocks of fused layers, beside "block": those that the context pass takes, of which LAST_BLOCK is the last layer's,
-# and what ends the name of one whose layers are excepted from fp8.
-CONTEXT_BLOCK, LAST_BLOCK, WIDE = "block_context", "block_last", "_wide"
-_SLOT_FRAMES = "kv.slot_frames"
 
 
 def make_pieces(config: BuildConfig) -> dict[str, Piece]:
@@ -69,7 +67,7 @@ def _prompt_pieces(config: BuildConfig) -> list[Piece]:
         Piece(
             "prompt_kv",
             on_meta(lambda: PromptKv(m, dtype)),
-            f"{_LAYER}cross_attn.",
+            f"{LAYER}cross_attn.",
             m.layers,
             (context,),
             (
@@ -82,7 +80,7 @@ def _prompt_pieces(config: BuildConfig) -> list[Piece]:
 
 def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
     """Return what is run in a chunk; for a pool's calls of ``bucket`` rows, which find theirs by number."""
-    m, s, dtype, kv = config.model, config.stream, config.dtype, config.kv
+    m, s, dtype = config.model, config.stream, config.dtype
     b, f, t = bucket or s.batch, s.chunk_frames, s.chunk_tokens
     held, part = config.slots, "" if bucket is None else "[bucket]"
     latent = (m.in_channels, f, s.latent_height, s.latent_width)
@@ -102,104 +100,32 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
         Argument("text_k", "buffer:text.k[layer]", text, dtype),
         Argument("text_v", "buffer:text.v[layer]", text, dtype),
     )
-    embedded = (
-        Argument("modulation", "value:modulation", (b, f, 6, m.dim), f32),
-        Argument("cos", "value:cos", (b, t, m.head_dim // 2), f32),
-        Argument("sin", "value:sin", (b, t, m.head_dim // 2), f32),
-        Argument("token_index", "value:token_index", (b * t,), i64),
-    )
-    caches = tuple(
-        Argument(
-            f"caches.{c.name}",
-            f"buffer:{_cache_name(c.name, '{pass}' if s.pass_caches else None)}[layer]",
-            (held * config.row_tokens(c.part), *c.token_shape),
-            c.dtype,
-        )
-        for c in kv.cache_tensors
-    )
-    scales = tuple(
-        Argument(f"scales.{c.name}", f"weight:{_LAYER}kv.{c.name}", c.shape, c.dtype) for c in config.scales
-    )
-    scales_of_cache = scales[: len(kv.scale_tensors)]
-    slot_frames: tuple[Argument, ...] = ()  # what only a cache of keys before RoPE needs to be read
-    places: tuple[Argument, ...] = ()
-    if kv.keys_before_rope:
-        side = side_channels(m)  # pairs of both sides
-        slots = (b * s.cache_frames, m.head_dim // 2 - side, 2)
-        slot_frames = (Argument("slot_frames", f"buffer:{_SLOT_FRAMES}", (held * s.cache_frames,), i64),)
-        places = (
-            Argument("places.slot_rotary", "value:slot_rotary", slots, f32),
-            Argument("places.patch_rotary", "value:patch_rotary", (s.frame_tokens, side, 2), f32),
-        )
-
-    write_slots = Argument("write_slots", f"buffer:write_slots{part}", (b, f), i64)
-    valid = Argument("valid_tokens", f"buffer:valid_tokens{part}", (b,), i64)
-
-    *tables, index = embedded
-    mutated = tuple(c.name for c in caches)
-    blocks: list[Piece] = []
-
-    def block(name: str, make: Callable[[], nn.Module], *inputs: Argument, writes: bool = True) -> None:
-        chunk = (hidden, *tables, *([index] if writes else []), valid)
-        taken = (*chunk, *text_kv, *caches, *scales, *places, *inputs, *rows)
-        piece = Piece(bucket_program(name, bucket), on_meta(make), _LAYER, m.layers, taken, (hidden,))
-        blocks.append(replace(piece, mutates=mutated if writes else ()))
-
-    def fused_blocks(ending: str, *, fp8: bool) -> None:
-        if config.reads_fp4:  # attention reads on the device how far a row is filled: no engine for full rows
-            kinds = (("block", True),) if s.pass_caches else (("block", False), (CONTEXT_BLOCK, True))
-            for name, writes in kinds:
-                make = partial(FusedBlock, m, s, kv, dtype, writes=writes, fp8=fp8)
-                block(f"{name}{ending}", make, write_slots, writes=writes)
-        else:
-            block(f"block{ending}", lambda: ExactFusedBlock(m, s, kv, dtype, masked=True, fp8=fp8))
-            if config.device == "cuda":
-                block(f"block_full{ending}", lambda: ExactFusedBlock(m, s, kv, dtype, masked=False, fp8=fp8))
-
-    def last_block() -> Piece:
-        fp8 = config.fp8 and m.layers - 1 not in config.fp8_except
-        turned = () if kv.keys_before_rope else tuple(tables[1:])
-        inputs = (hidden, tables[0], index, *caches, *scales_of_cache, *turned)
-        module = on_meta(lambda: KeysAndValues(m, s, kv, dtype, fp8=fp8))
-        name = bucket_program(LAST_BLOCK, bucket)
-        return Piece(name, module, _LAYER, m.layers, inputs, (), mutated, only=(m.layers - 1,))
-
-    if config.fused:
-        fused_blocks("", fp8=config.fp8)
-        narrow = len(blocks)
-        if config.fp8_except:
-            fused_blocks(WIDE, fp8=False)
-        blocks = [
-            replace(piece, only=_layers_of(config, piece.name, wide=at >= narrow))
-            for at, piece in enumerate(blocks)
-        ]
-        blocks = [piece for piece in blocks if piece.served]
-        blocks += [] if s.pass_caches else [last_block()]
-    else:
-        block("block", lambda: Block(m, s, kv, dtype, masked=True))
-        if config.device == "cuda":  # a bias costs cuDNN's attention half its speed
-            block("block_full", lambda: Block(m, s, kv, dtype, masked=False))
+    modulation = Argument("modulation", "value:modulation", (b, f, 6, m.dim), f32)
+    turns = tuple(Argument(x, f"value:{x}", (b, t, m.head_dim // 2), f32) for x in ("cos", "sin"))
+    main, *others = (LayerArguments(config, kind, bucket) for kind in config.kinds)
+    tables = (modulation, *turns)
 
     return [
         Piece(
             bucket_program("embed", bucket),
-            on_meta(lambda: Embed(m, s, dtype, places=kv.keys_before_rope)),
+            on_meta(lambda: Embed(m, s, dtype, places=config.kv.keys_before_rope)),
             "",
             0,
             (
                 latents,
                 Argument("timestep", f"weight:schedule.timestep[pass]{part}", (b, f), f32),
                 frames,
-                write_slots,
+                main.write_slots,
                 given_frames,
                 Argument("context_timestep", "weight:schedule.context_timestep", (1,), f32),
-                *slot_frames,
+                *main.slot_frames,
                 *rows,
             ),
-            (hidden, embedded[0], time, *embedded[1:], *places),
-            tuple(a.name for a in slot_frames),
+            (hidden, modulation, time, *turns, main.token_index, *main.places),
+            tuple(a.name for a in main.slot_frames),
         ),
-        *blocks,
+        *(one.places_piece(frames, rows) for one in others),
+        *(piece for one in (main, *others) for piece in one.blocks(hidden, tables, text_kv, rows)),
         Piece(
             bucket_program("head", bucket),
             on_meta(lambda: Head(m, s)),
@@ -243,21 +169,16 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
     ]
 
 
-def _layers_of(config: BuildConfig, name: str, *, wide: bool) -> tuple[int, ...] | None:
-    """Return the layers that a fused block of this name is made for; None: all."""
-    layers = [
-        n for n in range(config.model.layers) if (n in config.fp8_except) == wide or not config.fp8_except
-    ]
-    if name.startswith(CONTEXT_BLOCK) and config.model.layers - 1 in layers:
-        layers.remove(config.model.layers - 1)  # LAST_BLOCK's
-    return None if len(layers) == config.model.layers else tuple(layers)
-
-
 def make_programs(pieces: dict[str, Piece]) -> dict[str, tuple[Call, ...]]:
     """Return the programs that the runtime runs: per prompt, per chunk, per pass, per decoded row."""
 
     def calls(*names: str, bucket: int | None = None) -> tuple[Call, ...]:
         return tuple(pieces[bucket_program(name, bucket)].call() for name in names)
+
+    def rings(bucket: int | None, before: str) -> list[str]:
+        """Return the kinds of layers that have a ring of their own."""
+        split = [split_program(name) for name in pieces]
+        return [before + n.removeprefix("places_") for n, b in split if b == (bucket or 0) and "places_" in n]
 
     programs = {"prompt": calls("prompt", "prompt_kv")}
     buckets = [split_program(name)[1] or None for name in pieces if split_program(name)[0] == "embed"]
@@ -268,12 +189,15 @@ def make_programs(pieces: dict[str, Piece]) -> dict[str, tuple[Call, ...]]:
                 continue
             reads_only = not pieces[bucket_program(block, bucket)].mutates
             writer = CONTEXT_BLOCK if reads_only else block
-            embed, head = calls("embed", bucket=bucket), calls("head", "advance", bucket=bucket)
-            denoise = _through_layers(pieces, (block, f"{block}{WIDE}"), bucket)
+            embed = calls("embed", *rings(bucket, "places_"), bucket=bucket)
+            names = [f"{block}{wide}{ring}" for wide in ("", WIDE) for ring in ("", *rings(bucket, "_"))]
+            denoise = _through_layers(pieces, names, bucket)
+            head = calls("head", "advance", bucket=bucket)
             programs[bucket_program(f"denoise{ending}", bucket)] = (*embed, *denoise, *head)
             refs = [argument.ref for argument in pieces[bucket_program(block, bucket)].inputs]
             if not any("{pass}" in ref for ref in refs):  # else the passes wrote their own caches
-                context = _through_layers(pieces, (writer, f"{writer}{WIDE}", LAST_BLOCK), bucket)
+                names = [f"{writer}{wide}{ring}" for wide in ("", WIDE) for ring in ("", *rings(bucket, "_"))]
+                context = _through_layers(pieces, [*names, LAST_BLOCK], bucket)
                 programs[bucket_program(f"context{ending}", bucket)] = (*embed, *context)
         programs[bucket_program("begin", bucket)] = calls("noise", bucket=bucket)
     return programs | {name: calls(piece) for name, piece in MEDIA_PROGRAMS.items() if piece in pieces}
@@ -295,20 +219,26 @@ def make_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
     b, held, f = config.call_rows, config.slots, s.chunk_frames
     latent = (m.in_channels, f, s.latent_height, s.latent_width)
     text = (m.layers, held, m.text_tokens, m.heads, m.head_dim)
-    numbers = map(str, range(len(config.schedule.timesteps))) if s.pass_caches else (None,)
+    passes = map(str, range(len(config.schedule.timesteps))) if s.pass_caches else (None,)
     caches = tuple(
         Buffer(
-            _cache_name(c.name, number),
-            (m.layers, held * config.row_tokens(c.part), *c.token_shape),
+            cache_name(c.name, kind, of_pass),
+            (len(kind.layers), held * config.of_kind(kind).row_tokens(c.part), *c.token_shape),
             dtype_name(c.dtype),
             "cache",
             True,
         )
-        for number in numbers
+        for of_pass in passes
+        for kind in config.kinds
         for c in config.kv.cache_tensors
     )
     if config.kv.keys_before_rope:
-        caches += (Buffer(_SLOT_FRAMES, (held * s.cache_frames,), "int64", "cache", False),)
+        caches += tuple(
+            Buffer(
+                kind.own(SLOT_FRAMES), (held * (s.sink_frames + kind.ring_frames),), "int64", "cache", False
+            )
+            for kind in config.kinds
+        )
     return (
         *caches,
         Buffer("text.embeddings", (held, m.text_tokens, m.text_dim), dtype, "prompt", False),
@@ -316,16 +246,11 @@ def make_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
         Buffer("text.v", text, dtype, "prompt", True),
         Buffer("seeds", (b,), "int64", "chunk", False),
         Buffer("frames", (b, f), "int64", "chunk", False),
-        Buffer("write_slots", (b, f), "int64", "chunk", False),
-        Buffer("valid_tokens", (b,), "int64", "chunk", False),
+        *(Buffer(kind.own("write_slots"), (b, f), "int64", "chunk", False) for kind in config.kinds),
+        *(Buffer(kind.own("valid_tokens"), (b,), "int64", "chunk", False) for kind in config.kinds),
         Buffer(GIVEN_FRAMES, (b,), "int64", "chunk", False),
         *([] if config.pool is None else [Buffer(CALL_ROWS, (b,), "int64", "chunk", False)]),
         Buffer(GIVEN_LATENTS, (held, *latent), "float32", "prompt", False),
         Buffer("latents", (b, *latent), "float32", "state", False),
         *media_buffers(config),
     )
-
-
-def _cache_name(name: str, number: str | None) -> str:
-    """Return the buffer of a cache tensor; of one denoise pass where each has its own."""
-    return f"kv.{name}" if number is None else f"kv.{number}.{name}"

@@ -16,6 +16,11 @@ DECODE_LATENTS, VIDEO_FIRST, VIDEO = "decode.latents", "video.first", "video"
 PICTURE_CHANNELS = 3
 
 
+def kind_buffer(name: str, kind: str) -> str:
+    """Return the chunk buffer of a kind of layers that has a ring of its own; see `Stream.rings`."""
+    return f"{name}.{kind}"
+
+
 def check_buffers(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
     """See that each buffer with a meaning to the host has the shape that the host will write and read.
 
@@ -67,6 +72,8 @@ def _check_chunk_inputs(manifest: Manifest, buffers: Mapping[str, Buffer]) -> No
     rows = manifest.call_rows
     frames = (rows, manifest.stream.chunk_frames)
     host = {"seeds": (rows,), "frames": frames, "write_slots": frames, "valid_tokens": (rows,)}
+    for kind in manifest.stream.rings:
+        host[kind_buffer("write_slots", kind)], host[kind_buffer("valid_tokens", kind)] = frames, (rows,)
     host[GIVEN_FRAMES] = (rows,)
     if manifest.pool is not None:
         host[CALL_ROWS] = (rows,)

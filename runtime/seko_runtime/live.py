@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.buffers_check import CALL_ROWS, GIVEN_FRAMES, GIVEN_LATENTS, TEXT_BUFFER
+from seko_runtime.buffers_check import CALL_ROWS, GIVEN_FRAMES, GIVEN_LATENTS, TEXT_BUFFER, kind_buffer
 from seko_runtime.clocks import KeptChunk, RowClocks
 from seko_runtime.decoding import Decoder
 from seko_runtime.errors import UsageError
@@ -16,6 +16,7 @@ from seko_runtime.manifest import EngineSpec, Manifest, TensorSpec
 from seko_runtime.memory import Engine, Memory, Tensor
 from seko_runtime.program import BoundProgram, BoundTensors
 from seko_runtime.programs_check import Programs, bucket_program
+from seko_runtime.ring import Ring
 
 Call = tuple[int, bool]  # a call's bucket, and whether its rows' caches are all full
 
@@ -164,14 +165,27 @@ class Live:
         spare = bucket - len(rows)
         firsts = [*slot_firsts, *[0] * spare]
         valid = [ring.valid_frames(first) for first in firsts]
-        host = self.host.acquire()
+        host, stream = self.host.acquire(), self._manifest.stream
+        rings = {kind: Ring(ring.sink_frames, own, ring.chunk_frames) for kind, own in stream.rings.items()}
+        of_kinds = [
+            pair
+            for kind, own in rings.items()
+            for pair in (
+                (kind_buffer("write_slots", kind), [own.write_slots(first) for first in firsts]),
+                (
+                    kind_buffer("valid_tokens", kind),
+                    [own.valid_frames(first) * stream.frame_tokens for first in firsts],
+                ),
+            )
+        ]
         for name, values in (
+            *of_kinds,
             ("seeds", [*seeds, *[0] * spare]),
             ("frames", [*frames, *[np.arange(ring.chunk_frames)] * spare]),
             ("write_slots", [ring.write_slots(first) for first in firsts]),
-            ("valid_tokens", [count * self._manifest.stream.frame_tokens for count in valid]),
+            ("valid_tokens", [count * stream.frame_tokens for count in valid]),
             (GIVEN_FRAMES, [*(given if given is not None else [0] * len(rows)), *[0] * spare]),
-            (CALL_ROWS, [*rows, *[self._manifest.stream.batch - 1] * spare]),
+            (CALL_ROWS, [*rows, *[stream.batch - 1] * spare]),
         ):
             if name in host:
                 host[name][:bucket] = values

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 FORMAT_VERSION = 3
-# What brought pools; artifacts without a context pass, whose denoise passes have a cache of their own each; and calls
-# that begin with another layer than 0. An artifact without them is written as the version before, for older runtimes.
+# What brought pools; artifacts without a context pass, whose denoise passes have a cache of their own each; calls that
+# begin with another layer than 0, and layers with rings of their own. An artifact without them is written as the
+# version before, for older runtimes.
 POOL_VERSION, PASS_CACHE_VERSION, FIRST_LAYER_VERSION = 2, 3, 3
 MANIFEST_FILE = "manifest.json"
 SIGNATURE_FILE = "manifest.sig"  # may lie beside it; no table lists it, since it signs the table
@@ -80,13 +81,17 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class Call:
-    """One line of a program; ``layers`` 0 calls the engine once, n calls it for n layers from ``first_layer`` on."""
+    """One line of a program; ``layers`` 0 calls the engine once, n calls it for n layers from ``first_layer`` on.
+
+    Among the layers of their ring (`Stream.rings`) they stand from ``first_place`` on.
+    """
 
     engine: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     layers: int = 0
     first_layer: int = 0
+    first_place: int = 0
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,8 @@ class Target:
 class Stream:
     """Layout of the stream that the artifact makes; ``latent_shape`` is (channels, rows, columns).
 
-    ``batch`` counts the rows that a session holds state for; without a `Pool` every call carries all of them.
+    ``batch`` counts the rows that a session holds state for; without a `Pool` every call carries all of them. ``rings``
+    has an entry for each kind of layers whose ring is smaller than ``ring_frames``: its own, by the kind's name.
     """
 
     batch: int
@@ -130,6 +136,7 @@ class Stream:
     width: int
     video_frames_per_latent: int
     fps: int
+    rings: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def cache_frames(self) -> int:
@@ -292,7 +299,7 @@ class Manifest:
         """The oldest format version that has all that the manifest says."""
         if not self.has_context:
             return PASS_CACHE_VERSION
-        if any(call.first_layer for calls in self.programs.values() for call in calls):
+        if self.stream.rings or any(call.first_layer for calls in self.programs.values() for call in calls):
             return FIRST_LAYER_VERSION
         return 1 if self.pool is None else POOL_VERSION
 
@@ -314,11 +321,16 @@ class Manifest:
             del table["pool"]
         else:
             least = POOL_VERSION
+        if self.stream.rings:
+            least = FIRST_LAYER_VERSION
+        else:
+            del table["stream"]["rings"]
         for call in (call for calls in table["programs"].values() for call in calls):
-            if call["first_layer"]:
-                least = FIRST_LAYER_VERSION
-            else:
-                del call["first_layer"]
+            for first in ("first_layer", "first_place"):
+                if call[first]:
+                    least = FIRST_LAYER_VERSION
+                else:
+                    del call[first]
         table["format_version"] = max(self.format_version, least)
         text = json.dumps(table, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
         return text.encode("utf-8") + b"\n"

@@ -207,17 +207,21 @@ def _read_calls(version: int, value: object, where: str) -> tuple[Call, ...]:
 def _read_call(version: int, value: object, where: str) -> Call:
     fields = Fields(value, where)
     layers = fields.integer("layers", maximum=4096) if "layers" in fields else 0
-    first = 0
-    if version >= FIRST_LAYER_VERSION and "first_layer" in fields:
-        first = fields.integer("first_layer", maximum=4096)
-    if first and not layers:
-        raise ManifestError(f"{where} begins with layer {first}, but has no layers")
+    first = place = 0
+    if version >= FIRST_LAYER_VERSION:
+        first, place = (
+            fields.integer(key, maximum=4096) if key in fields else 0
+            for key in ("first_layer", "first_place")
+        )
+    if (first or place) and not layers:
+        raise ManifestError(f"{where} begins with layer {max(first, place)}, but has no layers")
     return Call(
         fields.name("engine"),
         fields.items("inputs", as_text),
         fields.items("outputs", as_text),
         layers,
         first,
+        place,
     )
 
 
@@ -247,6 +251,7 @@ def _read_stream(fields: Fields) -> Stream:
         latent_shape=(latent[0], latent[1], latent[2]),
         sink_frames=fields.integer("sink_frames", maximum=1 << 31),
         video_frames_per_latent=fields.integer("video_frames_per_latent", minimum=1, maximum=1 << 16),
+        rings=fields.entries("rings", as_integer) if "rings" in fields else {},
         **size,
     )
     if stream.chunk_frames > stream.ring_frames:
@@ -254,6 +259,12 @@ def _read_stream(fields: Fields) -> Stream:
             f"stream.chunk_frames {stream.chunk_frames} is larger than ring_frames {stream.ring_frames}: "
             "two frames of one chunk would share a slot"
         )
+    for kind, ring_frames in stream.rings.items():
+        if not stream.chunk_frames <= ring_frames <= stream.ring_frames:
+            raise ManifestError(
+                f"stream.rings.{kind} is {ring_frames}, expected {stream.chunk_frames} (chunk_frames) to "
+                f"{stream.ring_frames} (ring_frames)"
+            )
     return stream
 
 

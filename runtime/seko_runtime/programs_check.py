@@ -25,7 +25,7 @@ DECODE_PROGRAMS = ("decode_first", "decode")
 PROMPT_WRITERS = ("prompt", *GIVEN_PROGRAMS)
 MAX_RESOLVED_CALLS = 1 << 18  # 40 layers x 5 passes x 3 programs is 600
 REF_PATTERN = re.compile(
-    r"(weight|buffer|value):([A-Za-z0-9_.{}\-]{1,255})((?:\[layer\]|\[pass\]|\[row\])*)(\[bucket\])?"
+    r"(weight|buffer|value):([A-Za-z0-9_.{}\-]{1,255})((?:\[layer\]|\[place\]|\[pass\]|\[row\])*)(\[bucket\])?"
 )
 
 
@@ -161,8 +161,9 @@ class _Tables:
                     )
             if not call.layers:
                 out.append(self._resolve_call(program, call, engine, numbers, values))
-            for layer in range(call.first_layer, call.first_layer + call.layers):
-                out.append(self._resolve_call(program, call, engine, {**numbers, "layer": layer}, values))
+            for turn in range(call.layers):
+                of_layer = {"layer": call.first_layer + turn, "place": call.first_place + turn}
+                out.append(self._resolve_call(program, call, engine, {**numbers, **of_layer}, values))
         return tuple(out)
 
     def _resolve_call(
@@ -253,7 +254,7 @@ def _parse_ref(text: str, numbers: Mapping[str, int], where: str) -> Ref:
             f"{where}: {text[:80]!r} is no reference like 'weight:NAME' or 'buffer:NAME[layer]'"
         )
     kind, name, marks, bucket = match.groups()
-    if "layer" not in numbers and ("{layer}" in name or "[layer]" in marks):
+    if "layer" not in numbers and ("{layer}" in name or "[layer]" in marks or "[place]" in marks):
         raise ProgramError(f"{where}: {text[:80]!r} names a layer, but the call has no layers")
     if "pass" not in numbers and ("{pass}" in name or "[pass]" in marks):
         raise ProgramError(f"{where}: {text[:80]!r} names a pass outside the denoise and context programs")
@@ -268,7 +269,7 @@ def _parse_ref(text: str, numbers: Mapping[str, int], where: str) -> Ref:
     name = name.replace("{layer}", str(numbers.get("layer"))).replace("{pass}", str(numbers.get("pass")))
     if not NAME_PATTERN.fullmatch(name):
         raise ProgramError(f"{where}: {name[:80]!r} is no name")
-    index = tuple(numbers[mark] for mark in re.findall(r"layer|pass|row", marks))
+    index = tuple(numbers[mark] for mark in re.findall(r"layer|place|pass|row", marks))
     return Ref(kind, name, index, "[pass]" in marks, by_row, numbers["bucket"] if bucket else 0)
 
 

@@ -31,7 +31,7 @@ def check_can_build(config: BuildConfig) -> None:
     Raises
     ------
     UsageError
-        If the build is not for a GPU, has an exact cache or a pool.
+        If the build is not for a GPU, has another cache than FP4, one a pass or a kind of layers, or a pool.
     OnnxMissingError, TensorRtMissingError
         If a package is missing, that which verifies included.
     """
@@ -43,6 +43,11 @@ def check_can_build(config: BuildConfig) -> None:
         raise UsageError(
             f"--backend tensorrt writes caches in place by plugins, and --kv {config.kv_scheme} has none: give "
             "--fp4-kv, or take --backend aoti"
+        )
+    if config.stream.pass_caches or config.stream.layer_rings:
+        raise UsageError(
+            "--backend tensorrt has one cache for all passes and one ring for all layers: leave --pass-caches and "
+            "--layer-rings out, or take another backend"
         )
     if config.pool is not None:
         raise UsageError("--backend tensorrt has no pools yet: leave --sessions out, or take another backend")

@@ -20,7 +20,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 from seko_export.config import PATCH, ModelConfig, StreamConfig
-from seko_export.models.rotary import place_tables, rotary_tables, rotate
+from seko_export.models.ring_places import chunk_places, in_window, rows_of
+from seko_export.models.rotary import rotary_tables, rotate
 from seko_kernels.kv_formats import KvFormat
 
 
@@ -97,16 +98,8 @@ class Embed(nn.Module):
         time = self.time_embedding(sinusoid(timestep, self.model.freq_dim))  # [B, F, d]
         modulation = self.time_projection(time).unflatten(-1, (6, self.model.dim))
         cos, sin = rotary_tables(frames, self.model, self.stream)
-        index = token_index(write_slots, self.stream, rows)
-        embedded = (hidden, modulation, time, cos, sin, index)
-        if slot_frames is None:
-            return embedded
-        n = self.stream.frame_tokens
-        slots = index.unflatten(0, (-1, n))[:, 0] // n  # [B*F], among the slots of all rows
-        slot_frames.index_copy_(0, slots, frames.flatten())
-        if rows is not None:
-            slot_frames = rows_of(slot_frames, rows, self.stream.cache_frames)
-        return (*embedded, *place_tables(slot_frames, self.model, self.stream))
+        index, *tables = chunk_places(self.model, self.stream, frames, write_slots, slot_frames, rows)
+        return (hidden, modulation, time, cos, sin, index, *tables)
 
 
 class BlockWeights(nn.Module):
@@ -388,31 +381,6 @@ def sinusoid(timestep: Tensor, width: int) -> Tensor:
 def is_given(given_frames: Tensor, chunk_frames: int) -> Tensor:
     """Return [B, F] bool: which frames of the chunk are given, from how many leading ones [B]."""
     return torch.arange(chunk_frames, device=given_frames.device) < given_frames[:, None]
-
-
-def token_index(write_slots: Tensor, stream: StreamConfig, rows: Tensor | None = None) -> Tensor:
-    """Return [B*T] int64: the row of the flat cache for each token of the chunk, from slots [B, F].
-
-    The cache is the batch's, [B*N, ...], or a pool's, of which the batch is ``rows`` [B].
-    """
-    device = write_slots.device
-    rows = torch.arange(write_slots.shape[0], device=device) if rows is None else rows
-    row = rows[:, None] * stream.cache_frames
-    token = torch.arange(stream.frame_tokens, device=device)
-    return ((row + write_slots)[..., None] * stream.frame_tokens + token).flatten()
-
-
-def rows_of(x: Tensor, rows: Tensor, length: int) -> Tensor:
-    """Return [B*length, ...]: the parts of ``x`` [S*length, ...] that belong to ``rows`` [B] of a pool's S."""
-    parts: Tensor = x.unflatten(0, (-1, length))
-    return parts.index_select(0, rows).flatten(0, 1)
-
-
-def in_window(token_index: Tensor, rows: Tensor, stream: StreamConfig) -> Tensor:
-    """Return [B*T] int64: where a pool's tokens [B*T] lie in the window [B*N, ...] that `rows_of` takes."""
-    moved = (torch.arange(rows.shape[0], device=rows.device) - rows) * stream.cache_tokens
-    by_row: Tensor = token_index.unflatten(0, (rows.shape[0], -1))
-    return (by_row + moved[:, None]).flatten()
 
 
 def patchify(latents: Tensor) -> Tensor:

@@ -23,9 +23,9 @@ from seko_export.models.causal_dit import (
     RmsNormWeight,
     attention,
     rms_norm,
-    rows_of,
     window_attention,
 )
+from seko_export.models.ring_places import rows_of
 from seko_export.models.rotary import rotate
 from seko_kernels.attention import attention_fp8, v_columns
 from seko_kernels.fused_reference import FP8

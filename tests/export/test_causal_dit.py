@@ -18,9 +18,9 @@ from seko_export.models.causal_dit import (
     fill_bias,
     patchify,
     sinusoid,
-    token_index,
     unpatchify,
 )
+from seko_export.models.ring_places import token_index
 from seko_export.models.rotary import rotary_tables, rotate
 from seko_export.pieces import FlatModule, Piece, make_pieces
 from seko_runtime.ring import Ring

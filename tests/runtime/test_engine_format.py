@@ -148,8 +148,10 @@ def example() -> dict[str, Any]:
 def pooled_example() -> dict[str, Any]:
     """The example with what later versions brought: for its fields alone, since its programs are a batch's."""
     (pool,) = re.findall(r'^    ("pool": .*)$', PAGE, flags=re.MULTILINE)
+    (rings,) = re.findall(r'^    ("rings": .*)$', PAGE, flags=re.MULTILINE)
     table = example() | {"format_version": manifest.FORMAT_VERSION, **json.loads(f"{{{pool}}}")}
-    table["programs"]["begin"][0]["first_layer"] = 0  # of a call without layers, no more than that
+    table["stream"] |= json.loads(f"{{{rings}}}")
+    table["programs"]["begin"][0] |= {"first_layer": 0, "first_place": 0}  # of a call without layers, no more
     return table
 
 

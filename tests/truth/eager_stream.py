@@ -92,13 +92,16 @@ class EagerStream:
         if given is not None:
             self.buffers["given_frames"].copy_(torch.tensor(given[0]))
             self.buffers["given.latents"].copy_(given[1])
-        s, ring, latents = self.config.stream, self.ring, self.buffers["latents"]
+        s, latents = self.config.stream, self.buffers["latents"]
         offsets = range(s.chunk_frames)
         self.buffers["seeds"].copy_(torch.tensor(seeds))
         self.buffers["frames"].copy_(torch.tensor([[f + i for i in offsets] for f in first_frames]))
-        self.buffers["write_slots"].copy_(torch.tensor([ring.write_slots(f) for f in first_frames]))
-        valid = [ring.valid_frames(f) * s.frame_tokens for f in first_frames]
-        self.buffers["valid_tokens"].copy_(torch.tensor(valid))
+        for kind in self.config.kinds:
+            own = Ring(s.sink_frames, kind.ring_frames, s.chunk_frames)
+            slots = [own.write_slots(f) for f in first_frames]
+            self.buffers[kind.own("write_slots")].copy_(torch.tensor(slots))
+            valid = [own.valid_frames(f) * s.frame_tokens for f in first_frames]
+            self.buffers[kind.own("valid_tokens")].copy_(torch.tensor(valid))
         self._run(self.programs["begin"], number=0)
         # As the schedule's float32 table holds them: 833.333... in float64 would move its sinusoid by 3e-5.
         times = self.weights["schedule.timestep"][:, 0, 0].tolist()
@@ -137,20 +140,21 @@ class EagerStream:
     def _run(self, calls: Sequence[Call], number: int) -> dict[str, Tensor]:
         values: dict[str, Tensor] = {}
         for call in calls:
-            for layer in range(call.first_layer, call.first_layer + max(1, call.layers)):
-                inputs = [self._look_up(ref, values, layer, number) for ref in call.inputs]
+            for turn in range(max(1, call.layers)):
+                layer, place = call.first_layer + turn, call.first_place + turn
+                inputs = [self._look_up(ref, values, layer, number, place) for ref in call.inputs]
                 results = self.engines[call.engine](*inputs)
                 for ref, result in zip(call.outputs, results, strict=True):
                     if ref.startswith("value:"):
                         values[ref.removeprefix("value:")] = result
                     else:
-                        self._look_up(ref, values, layer, number).copy_(result)
+                        self._look_up(ref, values, layer, number, place).copy_(result)
         return values
 
-    def _look_up(self, ref: str, values: Mapping[str, Tensor], layer: int, number: int) -> Tensor:
+    def _look_up(self, ref: str, values: Mapping[str, Tensor], layer: int, number: int, place: int) -> Tensor:
         kind, name = ref.replace("{layer}", str(layer)).replace("{pass}", str(number)).split(":", 1)
         home: Mapping[str, Tensor] = {"weight": self.weights, "buffer": self.buffers, "value": values}[kind]
-        for mark, index in (("[layer]", layer), ("[pass]", number)):
+        for mark, index in (("[layer]", layer), ("[place]", place), ("[pass]", number)):
             if name.endswith(mark):
                 return home[name.removesuffix(mark)][index]
         return home[name]

@@ -206,7 +206,7 @@ class ShiftingDit:
                 CachedFrame(frame, k[i * n : (i + 1) * n], v[i * n : (i + 1) * n])
                 for i, frame in enumerate(frames)
             ]
-            seen = self._window(self.cached[layer] + new)
+            seen = self._window(self.cached[layer] + new, layer)
             if commit:
                 self.cached[layer] = seen
             y = _attend(q, torch.cat([c.k for c in seen]), torch.cat([c.v for c in seen]))
@@ -230,11 +230,12 @@ class ShiftingDit:
             model.out_channels, len(frames), rows * 2, columns * 2
         )
 
-    def _window(self, cached: list[CachedFrame]) -> list[CachedFrame]:
-        """Cut to the sink and the last ``ring_frames`` others, in the order of time."""
+    def _window(self, cached: list[CachedFrame], layer: int) -> list[CachedFrame]:
+        """Cut to the sink and the last frames of the layer's ring, in the order of time."""
+        rings = self.stream.layer_rings or (self.stream.ring_frames,)
         sink = [c for c in cached if c.frame < self.stream.sink_frames]
         rest = [c for c in cached if c.frame >= self.stream.sink_frames]
-        return sink + rest[-self.stream.ring_frames :]
+        return sink + rest[-rings[layer % len(rings)] :]
 
     def _rotations(self, channels: int) -> Tensor:
         frequency = 1.0 / self.model.rope_theta ** (

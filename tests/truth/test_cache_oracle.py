@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from seko_export.config import ModelConfig, PoolConfig, StreamConfig
-from seko_export.models.causal_dit import in_window, rows_of
+from seko_export.models.ring_places import in_window, rows_of
 from seko_export.models.rotary import rotary_tables, rotate
 from seko_export.pieces import BuildConfig, FlatModule, make_pieces
 from seko_kernels.formats import FP4, ROTARY_FACTOR_BITS

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from seko_export.models.causal_dit import attention, token_index
+from seko_export.models.causal_dit import attention
+from seko_export.models.ring_places import token_index
 from seko_export.piece import BuildConfig
 from seko_kernels.formats import NVFP4_BLOCK
 from seko_kernels.ops import nvfp4_expand, nvfp4_write

@@ -1,0 +1,168 @@
+"""Layers of different rings: against a naive model that cuts each layer's past to its own window, and in sessions."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from seko_export.config import PoolConfig, StreamConfig
+from seko_export.describe import describe
+from seko_export.errors import UsageError
+from seko_export.golden import eager_session
+from seko_export.options import plan_build
+from seko_export.pieces import BuildConfig, make_buffers, make_pieces, make_programs
+from seko_export.roofline import Wish, predict
+from seko_runtime.errors import ManifestError
+from seko_runtime.manifest_reader import parse_manifest
+from tests.export.test_pool_pieces import eager_pool
+from tests.tolerances import STEP, relative_error
+from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
+from tests.truth.naive_dit import ShiftingDit
+from tests.truth.test_pass_caches import session_weights
+
+RINGS = (2, 2, 5)
+
+
+def config_of(
+    rings: tuple[int, ...] = RINGS, chunk: int = 2, sink: int = 1, scheme: str = "fp32", layers: int = 5
+) -> BuildConfig:
+    """A small build whose layers take the rings in turn."""
+    config = small_config(chunk, sink, max(rings), scheme=scheme, passes=2, layers=layers)
+    return dataclasses.replace(config, stream=dataclasses.replace(config.stream, layer_rings=rings))
+
+
+@pytest.mark.parametrize("pass_caches", [False, True])
+@pytest.mark.parametrize(("rings", "chunk", "sink"), [(RINGS, 2, 1), ((3, 6), 3, 0), ((1, 4, 2), 1, 2)])
+def test_each_layer_sees_its_own_window(rings, chunk, sink, pass_caches, worst):
+    config = config_of(rings, chunk, sink)
+    stream = dataclasses.replace(config.stream, pass_caches=pass_caches)
+    config = dataclasses.replace(config, stream=stream)
+    weights, text = random_wan_weights(config.model), random_text(config.model, 1)
+    static = EagerStream(config, weights, text)
+    naive = [ShiftingDit(config.model, config.stream, weights, text[0]) for _ in range(1 + pass_caches)]
+    for number in range(2 * (sink + max(rings)) // chunk + 2):
+        for turn, done in enumerate(static.run_chunk([number * chunk], [3])):
+            model = naive[turn if pass_caches else 0]
+            commit = pass_caches or done.velocity is None
+            velocity = model.step(done.latents[0], done.timestep, number * chunk, commit=commit)
+            if done.velocity is not None:
+                error = relative_error(done.velocity[0], velocity)
+                worst("layers of different rings, velocity", error)
+                assert error <= STEP[torch.float32], (number, done.timestep)
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "fp4", "int8-sink"])
+def test_the_pool_is_laid_out_by_kind(scheme):
+    """Five layers of rings 2, 2, 5, 2, 2: one engine a kind, each with the caches of its own layers."""
+    config = config_of(scheme=scheme)
+    caches = {b.name: b.shape for b in make_buffers(config) if b.role == "cache" and b.layered}
+    assert {shape[0] for name, shape in caches.items() if ".ring2." in name} == {4}
+    assert {shape[0] for name, shape in caches.items() if ".ring2." not in name} == {1}
+    manifest = describe(config, "eager", (), {})
+    assert manifest.stream.rings == {"ring2": 2}
+    assert manifest.format_version == 3
+    numbers = 2 * config.model.dim * config.stream.frame_tokens * (4 * 3 + 1 * 6)
+    assert manifest.kv.bf16_pool_bytes == 2 * numbers
+    calls = [c for c in manifest.programs["denoise"] if c.engine.startswith("block")]
+    assert [(c.engine, c.first_layer, c.layers, c.first_place) for c in calls] == [
+        ("block_ring2", 0, 2, 0),
+        ("block", 2, 1, 0),
+        ("block_ring2", 3, 2, 2),
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "fp4"])
+def test_sessions_replay_and_rebuild_their_caches(scheme):
+    """By the runtime's own session: a restarted row gives its bytes again, and a rebuilt cache those of its prompt."""
+    config = config_of(scheme=scheme)
+    weights = session_weights(config)
+    text, other = random_text(config.model, 1), random_text(config.model, 1, seed=8)
+    with eager_session(config, weights, text, [5]) as session:
+        made = [session.run_chunk().to_host() for _ in range(6)]
+        session.set_text(other.numpy(), recache=True)
+        changed = session.run_chunk().to_host()
+        session.set_text(text.numpy())
+        session.restart_row(0)
+        again = [session.run_chunk().to_host() for _ in range(6)]
+    assert all(np.array_equal(*pair) for pair in zip(made, again, strict=True))
+    assert np.isfinite(changed).all()
+
+
+def test_a_pools_rows_are_streams_alone():
+    config = dataclasses.replace(config_of(), pool=PoolConfig(2, (1, 2)))
+    weights = session_weights(config.as_batch) | config.schedule.tables(config.as_batch.stream)
+    alone = {}
+    texts = {n: random_text(config.model, 1, seed=n).numpy() for n in (1, 2)}
+    for n in texts:
+        one = config_of()
+        tables = one.schedule.tables(one.stream)
+        with eager_session(one, {**weights, **tables}, torch.from_numpy(texts[n]), [n]) as session:
+            alone[n] = [session.run_chunk().to_host() for _ in range(5)]
+    with eager_pool(config, weights) as pool:
+        a, b = (pool.open_session(seed=n, text=texts[n]) for n in (1, 2))
+        made = {a: [], b: []}
+        for who in ([a], [b, a], [a, b], [b], [a, b], [b, a], [b]):
+            for session, chunk in zip(who, pool.run(who), strict=True):
+                made[session].append(torch.from_numpy(chunk.to_host()))
+        for n, session in ((1, a), (2, b)):
+            for found, wanted in zip(made[session], alone[n], strict=False):
+                assert relative_error(found, torch.from_numpy(wanted)) <= STEP[torch.float32]
+
+
+def test_gpu_builds_have_engines_for_full_rows_of_each_kind():
+    config = dataclasses.replace(config_of(scheme="int8"), device="cuda")
+    pieces = make_pieces(config)
+    assert {name for name in pieces if name.startswith("block")} == {
+        *("block", "block_full", "block_ring2", "block_full_ring2"),
+    }
+    programs = make_programs(pieces)
+    assert [c.engine for c in programs["context_full"] if "block" in c.engine] == [
+        *("block_full_ring2", "block_full", "block_full_ring2"),
+    ]
+    fused = make_programs(make_pieces(dataclasses.replace(config, kv_scheme="fp4", fused=True)))
+    assert [(c.engine, c.first_layer, c.layers, c.first_place) for c in fused["context"]][2:] == [
+        ("block_context_ring2", 0, 2, 0),
+        ("block_context", 2, 1, 0),
+        ("block_context_ring2", 3, 1, 2),
+        ("block_last", 4, 1, 3),
+    ]
+
+
+def test_rings_that_cannot_be_are_refused():
+    for rings, words in (((2, 2, 5), None), ((1, 5), "raise --layer-rings"), ((2, 3), "expected one number")):
+        if words is None:
+            StreamConfig(64, 96, 2, 1, 5, layer_rings=rings)
+            continue
+        with pytest.raises(UsageError, match=words):
+            StreamConfig(64, 96, 2, 1, 5, layer_rings=rings)
+    with pytest.raises(UsageError, match="none of the 2 layers has"):
+        config_of(layers=2)
+
+
+def test_a_manifest_whose_rings_cannot_be_is_refused():
+    table = json.loads(describe(config_of(), "eager", (), {}).to_json())
+    for ring in (1, 6):
+        table["stream"]["rings"] = {"ring2": ring}
+        with pytest.raises(ManifestError, match=f"rings.ring2 is {ring}, expected 2"):
+            parse_manifest(json.dumps(table).encode())
+
+
+def test_the_options_and_the_plan_take_them():
+    layout = {"layer_rings": (3, 3, 21), "chunk_frames": 3}
+    plan = plan_build(None, "self-forcing-1.3b", "fp4", False, "auto", layout, device="cuda")
+    assert [(kind.name, kind.ring_frames, len(kind.layers)) for kind in plan.config.kinds] == [
+        ("", 21, 10),
+        ("ring3", 3, 20),
+    ]
+    whole, hybrid = (
+        predict(Wish("self-forcing-1.3b", "h200", "fp4", layout=one, no_vae=True, no_text=True))
+        for one in ({}, layout)
+    )
+    share = (10 * 21 + 20 * 3) / (30 * 21)
+    assert hybrid["session_bytes"]["kv"] / whole["session_bytes"]["kv"] == pytest.approx(share, rel=1e-4)
+    assert hybrid["weight_bytes"]["transformer"] == whole["weight_bytes"]["transformer"]
+    assert hybrid["step_s"] < 0.7 * whole["step_s"]
