@@ -187,8 +187,10 @@ def make_programs(pieces: dict[str, Piece]) -> dict[str, tuple[Call, ...]]:
             block = f"block{ending}"
             if bucket_program(block, bucket) not in pieces:
                 continue
-            reads_only = not pieces[bucket_program(block, bucket)].mutates
-            writer = CONTEXT_BLOCK if reads_only else block
+            first = pieces[bucket_program(block, bucket)]
+            # Engines that return what they write mutate nothing.
+            writes = first.mutates or any(one.name.startswith("caches.") for one in first.outputs)
+            writer = block if writes else CONTEXT_BLOCK
             embed = calls("embed", *rings(bucket, "places_"), bucket=bucket)
             names = [f"{block}{wide}{ring}" for wide in ("", WIDE) for ring in ("", *rings(bucket, "_"))]
             denoise = _through_layers(pieces, names, bucket)

@@ -13,8 +13,8 @@ from onnx import ModelProto, checker, shape_inference
 from seko_export.onnx_form.form_check import open_shapes
 from seko_export.onnx_form.functional import functional_piece
 from seko_export.onnx_form.translate import NEWEST_OPSET, OPSET
-from seko_export.pieces import make_pieces
-from seko_runtime.manifest import DTYPE_BYTES
+from seko_export.pieces import make_pieces, make_programs
+from seko_runtime.manifest import DTYPE_BYTES, Call
 from tests.tolerances import relative_error
 
 from . import forms
@@ -54,6 +54,20 @@ def test_the_signature_is_the_pieces_own_and_every_cache_comes_back(case: tuple[
             dtype = str(argument.dtype).removeprefix("torch.")
             assert onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name == dtype
             assert dtype in DTYPE_BYTES
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "fp4"])
+def test_programs_call_functional_pieces_as_they_call_the_pieces(scheme: str) -> None:
+    pieces = make_pieces(forms.config_of(scheme, 1))
+    functional = {name: functional_piece(piece) for name, piece in pieces.items()}
+
+    def told(programs: dict[str, tuple[Call, ...]]) -> dict[str, list[tuple[object, ...]]]:
+        return {
+            name: [(call.engine, call.layers, call.inputs) for call in calls]
+            for name, calls in programs.items()
+        }
+
+    assert told(make_programs(functional)) == told(make_programs(pieces))
 
 
 def test_no_value_has_two_makers(case: tuple[str, str]) -> None:

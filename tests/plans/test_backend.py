@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from seko_export import build
 from seko_export.backends import tensorrt as backend
 from seko_export.config import PoolConfig
 from seko_export.describe import describe
@@ -117,3 +121,43 @@ def test_forms_become_plans_one_by_one_and_timings_are_kept(
     backend.export_form(gpu_config(), "noise", str(forms / "noise.onnx"))
     backend.build_plans(forms, tmp_path / "again", "sm_90", lambda *_: None)
     assert trt.log.configs[-1]._cache._bytes == b"timed"
+
+
+@pytest.mark.usefixtures("trt")
+def test_a_build_turns_its_forms_into_plans_and_leaves_no_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order of a build's steps; checkpoint, goldens and verification, which need a GPU, are stood in for."""
+    config = gpu_config()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "tensorrt_lean" or found(name))
+    monkeypatch.setattr(backend, "local_arch", lambda: "sm_90")
+    monkeypatch.setattr(build, "load_checkpoint", lambda *_, **__: None)
+    monkeypatch.setattr(build, "model_weights", lambda *_: [])
+    monkeypatch.setattr(build, "_exact_weights", lambda *_: {})
+    monkeypatch.setattr(build, "write_weights", lambda *_: ())
+    monkeypatch.setattr(
+        build, "_verify", lambda _: {"digest": "0", "worst": {"golden": 0.0}, "errors": [{"cache": 0.0}]}
+    )
+    record = SimpleNamespace(scales={}, table=None, exact=False, error_vs_exact=())
+    monkeypatch.setattr(build.golden, "record", lambda *_: record)
+    monkeypatch.setattr(build.golden, "write", lambda *_: None)
+
+    @contextmanager
+    def beside(config: Any, make: Any, folder: Path, _: Any, suffix: str) -> Iterator[Any]:
+        folder.mkdir()
+        for name in ("noise", "advance"):
+            make(config, name, str(folder / f"{name}{suffix}"))
+        yield dict
+
+    monkeypatch.setattr(build, "compiled_beside", beside)
+    result = build.build_artifact(config, tmp_path / "checkpoint", tmp_path / "artifact", backend="tensorrt")
+    assert set(result.engine_s) == {"noise", "advance"}
+    files = {
+        path.relative_to(result.artifact).as_posix() for path in result.artifact.rglob("*") if path.is_file()
+    }
+    assert files == {"manifest.json", "sbom.cdx.json", "engines/noise.plan", "engines/advance.plan"}
+    manifest = json.loads((result.artifact / "manifest.json").read_bytes())
+    assert (manifest["backend"], manifest["extra"]) == ("tensorrt", {"tensorrt": "11.4.0.106"})
+    assert set(manifest["files"]) == files - {"manifest.json"}
