@@ -1,0 +1,110 @@
+"""How many sessions of a model fit on this machine: allocated, and each makes a chunk; no arithmetic. One row a cache.
+
+    python scripts/bench/sessions_fit.py --preset self-forcing-1.3b --work /tmp/seko --rows docs/benchmarks/h200.jsonl
+
+Seko-Talk's layout: 22 latent frames of cache at 480x832 (34,320 tokens), a cache for each of four denoise passes. A
+pool of one says what a session takes and what is free beside it; a pool of as many as that makes is then built, opened
+and filled, and one fewer until one holds. Random weights: they take what trained ones do.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from children import last_json, run_python
+from rows import append_row
+
+NAMES = {"self-forcing-1.3b": "1p3b", "wan-14b": "14b"}
+LAYOUT = ("--chunk-frames", "3", "--sink-frames", "1", "--ring-frames", "21", "--pass-caches")
+FEWER = 3  # times that one session fewer is tried
+_TRY = """
+import json, sys, time
+import numpy as np
+import torch
+from seko_runtime import open_artifact
+from seko_runtime.errors import DeviceMemoryError
+
+def free():
+    from seko_runtime.host import free_host_bytes
+    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else free_host_bytes()
+
+before = free()
+made, chunk_s = 0, []
+try:
+    with open_artifact(sys.argv[1]) as artifact, artifact.open_pool() as pool:
+        buffers = pool.manifest.buffers
+        shape = next(one for one in buffers if one.name == "text.embeddings").shape
+        text = np.zeros((1, *shape[1:]), np.float32)
+        for seed in range(pool.capacity):
+            session = pool.open_session(seed=seed, text=text)
+            begin = time.perf_counter()
+            assert np.isfinite(pool.run([session])[0].to_host()).all()
+            chunk_s.append(time.perf_counter() - begin)
+            made += 1
+        told = {"row_bytes": sum(one.nbytes for one in buffers) // pool.manifest.stream.batch, "free_after": free()}
+        for session in pool.sessions:
+            session.close()
+except (DeviceMemoryError, torch.OutOfMemoryError) as fault:
+    told = {"refused": str(fault)[:300]}
+print(json.dumps({"sessions": made, "free_before": before, "last_chunk_s": chunk_s[-1:], **told}))
+"""
+
+
+def main() -> None:
+    """Measure each cache that was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--preset", default="self-forcing-1.3b")
+    parser.add_argument("--kv", default="fp4,bf16", help="caches, with commas")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder for the checkpoint and the artifacts"
+    )
+    parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
+    parser.add_argument("--most", type=int, default=1000, help="try no more sessions than these")
+    parser.add_argument("--layout", default=" ".join(LAYOUT), help="options of the build")
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    checkpoint = options.work / f"{options.preset}.pt"
+    if not checkpoint.exists():
+        run_python("scripts/make_checkpoint.py", "--preset", options.preset, "--format", "self-forcing", "-o",
+                   str(checkpoint))  # fmt: skip
+    for scheme in options.kv.split(","):
+        found = fitting(options, checkpoint, scheme)
+        append_row(
+            options.rows,
+            f"sessions_fit_{NAMES.get(options.preset, options.preset)}_{scheme}",
+            f"{options.preset}, {options.layout}, {scheme}",
+            found.pop("sessions"),
+            "sessions, each made a chunk",
+            None,
+            **found,
+        )
+
+
+def fitting(options: argparse.Namespace, checkpoint: Path, scheme: str) -> dict[str, Any]:
+    """Return what the largest pool says that could be filled."""
+    alone = tried(options, checkpoint, scheme, 1)
+    if "refused" in alone:
+        return alone
+    count = min(options.most, 1 + alone["free_after"] // alone["row_bytes"])
+    refused = []
+    for sessions in range(count, max(1, count - FEWER), -1):
+        found = tried(options, checkpoint, scheme, sessions)
+        if "refused" not in found:
+            return found | {"refused_above": refused}
+        refused.append(found["refused"])
+    return alone | {"refused_above": refused}
+
+
+def tried(options: argparse.Namespace, checkpoint: Path, scheme: str, sessions: int) -> dict[str, Any]:
+    """Build a pool of so many sessions, and fill it in a process of its own."""
+    artifact = options.work / f"fit-{scheme}"
+    last_json("-m", "seko_export", "build", str(checkpoint), "--preset", options.preset, "--kv", scheme,
+              *options.layout.split(), "--sessions", str(sessions), "--batch", "1", "-o", str(artifact), "--force",
+              "--json")  # fmt: skip
+    return last_json("-c", _TRY, str(artifact))
+
+
+if __name__ == "__main__":
+    main()
