@@ -111,7 +111,7 @@ class KvStatistics:
     def _add(self, layer: int, tensors: dict[str, Tensor]) -> None:
         token_index, cos, sin = (tensors[name] for name in ("token_index", "cos", "sin"))
         k, v = (tensors[f"caches.{name}"][token_index] for name in ("k", "v"))  # the chunk's own, [B*T, H, D]
-        if self._form.keys_before_rope:
+        if self._form.keys_before_rope and not self._config.kv.keys_before_rope:
             k = rotate(k.float().unflatten(0, cos.shape[:2]), cos, -sin).flatten(0, 1)
         for sums, x in zip(self._seen[layer], (k, v), strict=True):
             sums.add(x)

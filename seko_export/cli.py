@@ -77,6 +77,11 @@ def _numbers(_: click.Context, param: click.Parameter, value: str | None) -> tup
 def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that replace fields of a preset's `StreamConfig`."""
     command = click.option(
+        "--window-positions/--stream-positions",
+        default=None,
+        help="RoPE counts frames within the window, sink first, or from the stream's beginning.",
+    )(command)
+    command = click.option(
         "--layer-rings",
         callback=_numbers,
         help="Rings of the layers, over and over: 2,2,2,2,21. The largest is --ring-frames.",

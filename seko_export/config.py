@@ -106,6 +106,8 @@ class StreamConfig:
         pass.
     layer_rings : tuple of int
         Rings of the layers, from the first on and over again; the largest is ``ring_frames``. Empty: that for all.
+    window_positions : bool
+        Whether RoPE counts frames within the window, sink first (Seko-Talk), instead of from the stream's beginning.
 
     Raises
     ------
@@ -122,6 +124,7 @@ class StreamConfig:
     fps: int = 16
     pass_caches: bool = False
     layer_rings: tuple[int, ...] = ()
+    window_positions: bool = False
 
     def __post_init__(self) -> None:
         unit = VAE_SPATIAL_STRIDE * PATCH

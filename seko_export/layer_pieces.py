@@ -35,9 +35,13 @@ class LayerArguments:
         Which layers.
     bucket : int or None
         Rows of a pool's calls.
+    turns : tuple of Argument
+        Cosines and sines of a chunk at its frames of the stream.
     """
 
-    def __init__(self, config: BuildConfig, kind: LayerKind, bucket: int | None) -> None:
+    def __init__(
+        self, config: BuildConfig, kind: LayerKind, bucket: int | None, turns: tuple[Argument, ...]
+    ) -> None:
         self._config, self._kind, self._bucket = config.of_kind(kind), kind, bucket
         self._among = kind.layers if len(config.kinds) > 1 else ()
         m, s, kv = config.model, self._config.stream, self._config.kv
@@ -61,6 +65,8 @@ class LayerArguments:
             Argument(f"scales.{c.name}", f"weight:{LAYER}kv.{c.name}", c.shape, c.dtype)
             for c in config.scales
         )
+        self.turns = turns
+        self.filled: tuple[Argument, ...] = ()  # what positions within the window hang on
         self.slot_frames: tuple[Argument, ...] = ()  # what only a cache of keys before RoPE needs to be read
         self.places: tuple[Argument, ...] = ()
         if kv.keys_before_rope:
@@ -69,6 +75,9 @@ class LayerArguments:
             patches = (s.frame_tokens, side, 2)
             frames = f"buffer:{name(SLOT_FRAMES)}"
             self.slot_frames = (Argument("slot_frames", frames, (held * s.cache_frames,), i64),)
+            if s.window_positions:
+                self.filled = (self._valid,)
+                self.turns = tuple(replace(one, ref=name(one.ref)) for one in turns)
             self.places = (
                 Argument("places.slot_rotary", f"value:{name('slot_rotary')}", slots, f32),
                 Argument("places.patch_rotary", f"value:{name('patch_rotary')}", patches, f32),
@@ -81,15 +90,15 @@ class LayerArguments:
             RingPlaces(self._config.model, self._config.stream),
             "",
             0,
-            (frames, self.write_slots, *self.slot_frames, *rows),
-            (self.token_index, *self.places),
+            (frames, self.write_slots, *self.slot_frames, *self.filled, *rows),
+            (*(self.turns if self.filled else ()), self.token_index, *self.places),
             tuple(a.name for a in self.slot_frames),
         )
 
     def blocks(
         self,
         hidden: Argument,
-        tables: tuple[Argument, ...],
+        modulation: Argument,
         text_kv: tuple[Argument, ...],
         rows: tuple[Argument, ...],
     ) -> list[Piece]:
@@ -99,8 +108,8 @@ class LayerArguments:
         ----------
         hidden : Argument
             The hidden state.
-        tables : tuple of Argument
-            Modulation, cosines and sines of the chunk.
+        modulation : Argument
+            Of the chunk's frames.
         text_kv : tuple of Argument
             Keys and values of the text.
         rows : tuple of Argument
@@ -108,7 +117,7 @@ class LayerArguments:
         """
         config = self._config
         m, s, kv, dtype = config.model, config.stream, config.kv, config.dtype
-        mutated = tuple(c.name for c in self._caches)
+        tables, mutated = (modulation, *self.turns), tuple(c.name for c in self._caches)
         blocks: list[Piece] = []
 
         def block(name: str, make: Callable[[], nn.Module], *inputs: Argument, writes: bool = True) -> None:

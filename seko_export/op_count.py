@@ -318,7 +318,7 @@ class _CountedKv:
             if exact:
                 windows.append(caches[side])
                 continue
-            parts = (caches.get(f"{side}_codes"), caches.get(f"{side}_sink"))
+            parts = (caches.get(f"{side}_codes"), caches.get(f"{side}_sink"), caches.get(side))
             tokens = sum(len(part) for part in parts if part is not None)
             shape = (tokens, self._model.heads, self._model.head_dim)
             windows.append(torch.empty(shape, dtype=dtype, device="meta"))

@@ -153,6 +153,8 @@ class BuildConfig:
         """Why the fused kernels do not take this build, whatever the GPU; None where they do."""
         if not self.reads_fp4 and self.kv_scheme != self.exact_scheme:
             return f"they read an FP4 cache or an exact one, this build's is {self.kv_scheme}"
+        if self.stream.window_positions and not self.reads_fp4:
+            return "they read exact keys after RoPE, and --window-positions turns them at each read"
         size = self.model.head_dim
         if self.reads_fp4 and (size < SMALLEST_HEAD_DIM or size & (size - 1)):
             return f"they take heads of a power of two of at least {SMALLEST_HEAD_DIM} channels, not {size}"
@@ -194,7 +196,14 @@ class BuildConfig:
         """The cache format."""
         s, n = self.stream, self.stream.frame_tokens
         row = RowLayout(s.sink_frames * n, s.ring_frames * n, s.chunk_tokens)
-        return kv_format(self.kv_scheme, self.model.heads, self.model.head_dim, self.dtype, row)
+        return kv_format(
+            self.kv_scheme,
+            self.model.heads,
+            self.model.head_dim,
+            self.dtype,
+            row,
+            before_rope=s.window_positions,
+        )
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:

@@ -102,8 +102,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
     )
     modulation = Argument("modulation", "value:modulation", (b, f, 6, m.dim), f32)
     turns = tuple(Argument(x, f"value:{x}", (b, t, m.head_dim // 2), f32) for x in ("cos", "sin"))
-    main, *others = (LayerArguments(config, kind, bucket) for kind in config.kinds)
-    tables = (modulation, *turns)
+    main, *others = (LayerArguments(config, kind, bucket, turns) for kind in config.kinds)
 
     return [
         Piece(
@@ -119,13 +118,14 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
                 given_frames,
                 Argument("context_timestep", "weight:schedule.context_timestep", (1,), f32),
                 *main.slot_frames,
+                *main.filled,
                 *rows,
             ),
-            (hidden, modulation, time, *turns, main.token_index, *main.places),
+            (hidden, modulation, time, *main.turns, main.token_index, *main.places),
             tuple(a.name for a in main.slot_frames),
         ),
         *(one.places_piece(frames, rows) for one in others),
-        *(piece for one in (main, *others) for piece in one.blocks(hidden, tables, text_kv, rows)),
+        *(piece for one in (main, *others) for piece in one.blocks(hidden, modulation, text_kv, rows)),
         Piece(
             bucket_program("head", bucket),
             on_meta(lambda: Head(m, s)),

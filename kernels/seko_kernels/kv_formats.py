@@ -15,6 +15,7 @@ from torch import Tensor
 
 from seko_kernels.errors import KvCalibrationError, KvSchemeError, KvShapeError
 from seko_kernels.formats import CacheTensor, ScaleTensor
+from seko_kernels.reference import rotate_keys
 
 EXACT_SCHEMES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -127,6 +128,8 @@ class ExactKv:
         Attention heads and channels of each.
     dtype : torch.dtype
         bfloat16 or float32.
+    before_rope : bool
+        Whether keys are stored before RoPE: where their positions change while they lie there.
 
     Raises
     ------
@@ -139,6 +142,7 @@ class ExactKv:
     heads: int
     head_dim: int
     dtype: torch.dtype
+    before_rope: bool = False
 
     def __post_init__(self) -> None:
         check_sizes(self.heads, self.head_dim)
@@ -148,17 +152,18 @@ class ExactKv:
     @property
     def name(self) -> str:
         """As in the manifest: the scheme's own name."""
-        return next(name for name, dtype in EXACT_SCHEMES.items() if dtype == self.dtype)
+        name = next(name for name, dtype in EXACT_SCHEMES.items() if dtype == self.dtype)
+        return f"{name}-before-rope" if self.before_rope else name
 
     @property
     def keys_before_rope(self) -> bool:
-        """No: attention reads them as they are stored."""
-        return False
+        """Only if asked for; else attention reads them as they are stored."""
+        return self.before_rope
 
     @property
     def exact(self) -> tuple[bool, bool]:
-        """Both."""
-        return True, True
+        """Both, but for keys that a read turns."""
+        return not self.before_rope, True
 
     @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:
@@ -192,10 +197,10 @@ class ExactKv:
         self,
         caches: Mapping[str, Tensor],
         scales: Mapping[str, Tensor],  # noqa: ARG002 - the protocol's; this format has none
-        places: Mapping[str, Tensor],  # noqa: ARG002 - the protocol's; keys lie here after RoPE
+        places: Mapping[str, Tensor],
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """Return the caches themselves, no copy.
+        """Return the caches themselves, no copy; of keys before RoPE a turned one.
 
         Raises
         ------
@@ -204,7 +209,11 @@ class ExactKv:
         """
         if dtype != self.dtype:
             raise KvSchemeError(f"the {self.name} KV cache cannot serve a window of {dtype} without a copy")
-        return caches["k"], caches["v"]
+        if not self.before_rope:
+            return caches["k"], caches["v"]
+        return rotate_keys(caches["k"].float(), places["slot_rotary"], places["patch_rotary"], dtype), caches[
+            "v"
+        ]
 
     def calibrate(self, k: ChannelStatistics, v: ChannelStatistics) -> dict[str, Tensor]:
         """Return no constants."""

@@ -61,6 +61,8 @@ def kv_format(
     head_dim: int,
     exact_dtype: torch.dtype,
     layout: RowLayout | None = None,
+    *,
+    before_rope: bool = False,
 ) -> KvFormat:
     """Return the format that `scheme` names.
 
@@ -76,6 +78,8 @@ def kv_format(
         it.
     layout : RowLayout, optional
         Of a row's cache; only an exact sink needs it.
+    before_rope : bool
+        Whether keys lie before RoPE also where they are stored as they are.
 
     Returns
     -------
@@ -97,11 +101,12 @@ def kv_format(
             )
     keys, values = (NUMBER_FORMATS.get(name) for name in (scheme.keys, scheme.values))
     if keys is None and values is None:
-        return ExactKv(heads, head_dim, exact_dtype)
+        return ExactKv(heads, head_dim, exact_dtype, before_rope)
     if scheme.exact_sink:
         if layout is None:
             raise KvSchemeError(f"KV scheme {scheme} needs the layout of a row's cache")
-        return LossyKv(heads, head_dim, keys, values, exact_dtype, layout)
+        return LossyKv(heads, head_dim, keys, values, exact_dtype, layout, before_rope and keys is None)
     if (keys, values) == (FP4, FP4):
         return Nvfp4Kv(heads, head_dim)
-    return LossyKv(heads, head_dim, keys, values, exact_dtype if None in (keys, values) else None)
+    dtype = exact_dtype if None in (keys, values) else None
+    return LossyKv(heads, head_dim, keys, values, dtype, before_rope=before_rope and keys is None)

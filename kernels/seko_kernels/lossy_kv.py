@@ -50,12 +50,14 @@ class LossyKv:
     heads, head_dim : int
         Attention heads and channels of each.
     keys, values : NumberFormat or None
-        None: as the model computes them; then keys lie after RoPE.
+        None: as the model computes them; then keys lie after RoPE, unless ``before_rope``.
     dtype : torch.dtype or None
         The model's, where anything is stored as it is.
     exact_sink : RowLayout or None
         With it the sink of what is quantised lies apart, as the model computes it (keys before RoPE), and the codes are
         the ring's alone.
+    before_rope : bool
+        Whether keys that are stored as they are lie before RoPE, too.
 
     Raises
     ------
@@ -71,6 +73,7 @@ class LossyKv:
     values: NumberFormat | None = FP4
     dtype: torch.dtype | None = None
     exact_sink: RowLayout | None = None
+    before_rope: bool = False
 
     def __post_init__(self) -> None:
         check_sizes(self.heads, self.head_dim)
@@ -91,20 +94,20 @@ class LossyKv:
     @property
     def name(self) -> str:
         """As in the manifest. ``fp4`` there names the first such format: keys after RoPE, no mean, top 6 alone."""
-        keys = f"{self.keys.name}-before-rope" if self.keys else "exact"
+        keys = (self.keys.name if self.keys else "exact") + "-before-rope" * self.keys_before_rope
         values = self.values.name if self.values else "exact"
         both = keys if self.keys == self.values else f"{keys}.{values}"
         return both + (".exact-sink" if self.exact_sink else "")
 
     @property
     def keys_before_rope(self) -> bool:
-        """Where they are quantised."""
-        return self.keys is not None
+        """Where they are quantised, or it is asked for."""
+        return self.keys is not None or self.before_rope
 
     @property
     def exact(self) -> tuple[bool, bool]:
         """Whether keys, and values, are read as they were written."""
-        return self.keys is None, self.values is None
+        return not self.keys_before_rope, self.values is None
 
     @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:
@@ -234,7 +237,11 @@ class LossyKv:
         if form is None:
             if dtype != self.dtype:
                 raise KvSchemeError(f"the exact part of a KV cache cannot serve {dtype} without a copy")
-            return caches[side]
+            if side == "v" or not self.before_rope:
+                return caches[side]
+            return reference.rotate_keys(
+                caches[side].float(), places["slot_rotary"], places["patch_rotary"], dtype
+            )
         layout, turning = self.exact_sink, None
         apart = None if layout is None else SinkApart(layout.ring_tokens, layout.sink_tokens)
         codes, groups = caches[f"{side}_codes"], caches.get(f"{side}_scales")

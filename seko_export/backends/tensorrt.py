@@ -44,10 +44,10 @@ def check_can_build(config: BuildConfig) -> None:
             f"--backend tensorrt writes caches in place by plugins, and --kv {config.kv_scheme} has none: give "
             "--fp4-kv, or take --backend aoti"
         )
-    if config.stream.pass_caches or config.stream.layer_rings:
+    if config.stream.pass_caches or config.stream.layer_rings or config.stream.window_positions:
         raise UsageError(
-            "--backend tensorrt has one cache for all passes and one ring for all layers: leave --pass-caches and "
-            "--layer-rings out, or take another backend"
+            "--backend tensorrt has one cache for all passes and one ring for all layers: leave --pass-caches, "
+            "--layer-rings and --window-positions out, or take another backend"
         )
     if config.pool is not None:
         raise UsageError("--backend tensorrt has no pools yet: leave --sessions out, or take another backend")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from seko_export.config import PATCH, ModelConfig, StreamConfig
 from seko_export.models.ring_places import chunk_places, in_window, rows_of
-from seko_export.models.rotary import rotary_tables, rotate
+from seko_export.models.rotary import rotate
 from seko_kernels.kv_formats import KvFormat
 
 
@@ -51,6 +51,7 @@ class Embed(nn.Module):
         given_frames: Tensor,
         context_timestep: Tensor,
         slot_frames: Tensor | None = None,
+        valid_tokens: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Embed one chunk.
@@ -73,6 +74,8 @@ class Embed(nn.Module):
             [B*cache_frames] int64, the frame that each slot holds; with `places` alone. A part of the cache: the
             chunk's own are written in place here, before any block writes their keys. Kept and not computed, because
             it has no closed form: where a cache is rebuilt, frames are no longer one after another in it.
+        valid_tokens : Tensor, optional
+            [B] int64, how far each row's cache is filled; only where positions are those within the window.
         rows : Tensor, optional
             [B] int64, of a pool: which row of the caches each row of the call is; then ``slot_frames`` is the pool's.
 
@@ -97,9 +100,8 @@ class Embed(nn.Module):
         timestep = torch.where(given, context_timestep, timestep)
         time = self.time_embedding(sinusoid(timestep, self.model.freq_dim))  # [B, F, d]
         modulation = self.time_projection(time).unflatten(-1, (6, self.model.dim))
-        cos, sin = rotary_tables(frames, self.model, self.stream)
-        index, *tables = chunk_places(self.model, self.stream, frames, write_slots, slot_frames, rows)
-        return (hidden, modulation, time, cos, sin, index, *tables)
+        places = chunk_places(self.model, self.stream, frames, write_slots, slot_frames, valid_tokens, rows)
+        return (hidden, modulation, time, *places)
 
 
 class BlockWeights(nn.Module):

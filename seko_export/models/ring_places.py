@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from seko_export.config import ModelConfig, StreamConfig
-from seko_export.models.rotary import place_tables
+from seko_export.models.rotary import place_tables, rotary_tables
 
 
 class RingPlaces(nn.Module):
@@ -24,10 +24,14 @@ class RingPlaces(nn.Module):
         frames: Tensor,
         write_slots: Tensor,
         slot_frames: Tensor | None = None,
+        valid_tokens: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """Return what `chunk_places` does."""
-        return chunk_places(self.model, self.stream, frames, write_slots, slot_frames, rows)
+        """Return what `chunk_places` does; cosines and sines only where positions are the window's."""
+        cos, sin, *places = chunk_places(
+            self.model, self.stream, frames, write_slots, slot_frames, valid_tokens, rows
+        )
+        return (cos, sin, *places) if self.stream.window_positions else tuple(places)
 
 
 def chunk_places(
@@ -36,9 +40,10 @@ def chunk_places(
     frames: Tensor,
     write_slots: Tensor,
     slot_frames: Tensor | None,
+    valid_tokens: Tensor | None,
     rows: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """Return where a chunk is written, and what the slots that it reads hold.
+    """Return how a chunk is turned, where it is written, and what the slots that it reads hold.
 
     Parameters
     ----------
@@ -48,23 +53,42 @@ def chunk_places(
         [B, F] int64, absolute frames and their slots.
     slot_frames : Tensor or None
         [S*cache_frames] int64, the frame that each slot holds, where keys are stored before RoPE: written in place.
+    valid_tokens : Tensor or None
+        [B] int64, how far each row's cache is filled; where positions are the window's.
     rows : Tensor or None
         [B] int64, of a pool of S rows; without it S is B.
 
     Returns
     -------
     tuple of Tensor
-        ``token_index`` [B*T] int64; with ``slot_frames`` also the two tables of `rotary.place_tables`.
+        ``cos`` and ``sin`` [B, T, D/2] float32 of the chunk, ``token_index`` [B*T] int64; with ``slot_frames`` also the
+        two tables of `rotary.place_tables`.
     """
     index = token_index(write_slots, stream, rows)
     if slot_frames is None:
-        return (index,)
+        return (*rotary_tables(frames, model, stream), index)
     n = stream.frame_tokens
     slots = index.unflatten(0, (-1, n))[:, 0] // n  # [B*F], among the slots of all rows
     slot_frames.index_copy_(0, slots, frames.flatten())
     if rows is not None:
         slot_frames = rows_of(slot_frames, rows, stream.cache_frames)
-    return (index, *place_tables(slot_frames, model, stream))
+    if valid_tokens is not None:
+        slot_frames = window_positions(slot_frames.unflatten(0, (-1, stream.cache_frames)), valid_tokens // n)
+        frames = slot_frames.gather(1, write_slots)
+        slot_frames = slot_frames.flatten()
+    return (*rotary_tables(frames, model, stream), index, *place_tables(slot_frames, model, stream))
+
+
+def window_positions(slot_frames: Tensor, valid_frames: Tensor) -> Tensor:
+    """Return [B, slots] int64: how many frames of the window are older than what each slot holds.
+
+    The sink's frames are the oldest, so they stand at 0 and on, and the others behind them in the order of time,
+    wherever they lie. Slots from ``valid_frames`` [B] on hold nothing and count for nothing.
+    """
+    slots = torch.arange(slot_frames.shape[1], device=slot_frames.device)
+    there = slots < valid_frames[:, None]  # [B, slots]
+    older = slot_frames[:, None, :] < slot_frames[:, :, None]  # [B, slot, other slot]
+    return (older & there[:, None, :]).sum(-1)
 
 
 def token_index(write_slots: Tensor, stream: StreamConfig, rows: Tensor | None = None) -> Tensor:

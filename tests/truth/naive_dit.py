@@ -199,8 +199,13 @@ class ShiftingDit:
             at = f"blocks.{layer}"
             e = (self.wan[f"{at}.modulation"] + per_layer).unbind(1)  # six of [T, d]
             y = _layer_norm(x, model.norm_eps) * (1 + e[1]) + e[0]
-            q = self._turn(self._rms(f"{at}.self_attn.norm_q", self._linear(f"{at}.self_attn.q", y)), turns)
-            k = self._turn(self._rms(f"{at}.self_attn.norm_k", self._linear(f"{at}.self_attn.k", y)), turns)
+            q, k = (
+                self._rms(f"{at}.self_attn.norm_{x}", self._linear(f"{at}.self_attn.{x}", y)) for x in "qk"
+            )
+            if self.stream.window_positions:
+                k = self._heads(k)
+            else:
+                q, k = self._turn(q, turns), self._turn(k, turns)
             v = self._heads(self._linear(f"{at}.self_attn.v", y))
             new = [
                 CachedFrame(frame, k[i * n : (i + 1) * n], v[i * n : (i + 1) * n])
@@ -209,7 +214,13 @@ class ShiftingDit:
             seen = self._window(self.cached[layer] + new, layer)
             if commit:
                 self.cached[layer] = seen
-            y = _attend(q, torch.cat([c.k for c in seen]), torch.cat([c.v for c in seen]))
+            keys = torch.cat([c.k for c in seen])
+            if self.stream.window_positions:  # where a frame stands in the list is its position
+                grid = [self._grid(place, rows, columns) for place in range(len(seen))]
+                keys = self._turn(keys.flatten(1), torch.cat(grid))
+                own = [place for place, c in enumerate(seen) if c.frame in frames]
+                q = self._turn(q, torch.cat([grid[place] for place in own]))
+            y = _attend(q, keys, torch.cat([c.v for c in seen]))
             x = x + self._linear(f"{at}.self_attn.o", y) * e[2]
 
             y = _layer_norm(x, model.norm_eps) * self.wan[f"{at}.norm3.weight"] + self.wan[f"{at}.norm3.bias"]

@@ -68,6 +68,9 @@ class Cache:
         inputs["rows"] = torch.tensor(rows)
         if "slot_frames" in inputs:
             inputs["slot_frames"] = self.slot_frames
+        if "valid_tokens" in inputs:
+            valid = [ring.valid_frames(first) * self.stream.frame_tokens for first in firsts]
+            inputs["valid_tokens"] = torch.tensor(valid)
         made = dict(zip((a.name for a in piece.outputs), FlatModule(piece)(*inputs.values()), strict=True))
         self.tables = {name.removeprefix("places."): t for name, t in made.items() if "places" in name}
         index = made["token_index"]
@@ -106,7 +109,10 @@ class Cache:
             for slot, clock in enumerate(self.slots[row].held):
                 frame = self.places[row][clock]
                 keys, values = self.written[row][frame]
-                cos, sin = rotary_tables(torch.tensor([[frame]]), MODEL, self.stream)
+                position = frame
+                if self.stream.window_positions:
+                    position = sorted(self.places[row][held] for held in self.slots[row].held).index(frame)
+                cos, sin = rotary_tables(torch.tensor([[position]]), MODEL, self.stream)
                 stored = self.stored("k", keys, slot)
                 pair = stored.unflatten(-1, (-1, 2)).norm(dim=-1).repeat_interleave(2, -1)
                 # Two factors a product, each off by half a unit of its last bit, in two products of a pair.
@@ -119,10 +125,9 @@ class Cache:
 
     def stored(self, side: str, x: Tensor, slot: int) -> Tensor:
         """What a read gives of tokens of one slot, before RoPE: through the references of numbers alone."""
-        exact = self.form.exact[side == "v"]
-        if exact or (self.form.exact_sink is not None and slot < self.stream.sink_frames):
+        numbers = getattr(self.form, "keys" if side == "k" else "values", None)
+        if numbers is None or (self.form.exact_sink is not None and slot < self.stream.sink_frames):
             return x
-        numbers = self.form.keys if side == "k" else self.form.values
         g, mean = self.scales[f"{side}_global_scale"], self.scales.get(f"{side}_mean")
         if numbers is FP4:
             read = nvfp4_decode(*nvfp4_encode(x, g, mean), g, torch.float32)
@@ -133,9 +138,10 @@ class Cache:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> tuple[str, StreamConfig]:
-    """Any chunk, sink and ring, also where a chunk wraps in the middle; any schemes of keys and values."""
+    """Any chunk, sink and ring, also where a chunk wraps in the middle; any schemes and positions."""
     chunk, sink = draw(st.integers(1, 3)), draw(st.integers(0, 4))
-    stream = StreamConfig(32, 48, chunk, sink, chunk + draw(st.integers(0, 4)))
+    ring, window = chunk + draw(st.integers(0, 4)), draw(st.booleans())
+    stream = StreamConfig(32, 48, chunk, sink, ring, window_positions=window)
     keys, values = draw(st.sampled_from(SCHEMES)), draw(st.sampled_from(SCHEMES))
     apart = sink and (keys, values) != ("fp32", "fp32") and draw(st.booleans())
     return f"{keys}-{values}" + "-sink" * bool(apart), stream

@@ -1,0 +1,133 @@
+"""RoPE at positions within the window: against a naive model that turns its list of frames anew at each read."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seko_export.errors import UsageError
+from seko_export.golden import eager_session
+from seko_export.models.ring_places import window_positions
+from seko_export.options import plan_build
+from seko_export.pieces import BuildConfig, make_pieces
+from seko_export.roofline import Wish, predict
+from seko_runtime.clocks import RowClocks
+from seko_runtime.ring import Ring
+from tests.tolerances import STEP, relative_error
+from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
+from tests.truth.naive_dit import ShiftingDit
+from tests.truth.test_pass_caches import session_weights
+
+
+def config_of(
+    chunk: int, sink: int, ring: int, scheme: str = "fp32", layers: int = 2, **stream: object
+) -> BuildConfig:
+    """A small build whose positions are those within the window."""
+    config = small_config(chunk, sink, ring, scheme=scheme, passes=2, layers=layers)
+    return dataclasses.replace(
+        config, stream=dataclasses.replace(config.stream, window_positions=True, **stream)
+    )
+
+
+@pytest.mark.parametrize(
+    ("chunk", "sink", "ring", "stream"),
+    [
+        (3, 1, 6, {}),
+        (2, 3, 5, {}),
+        (1, 2, 4, {"pass_caches": True}),
+        (2, 1, 5, {"layer_rings": (2, 5, 2)}),
+    ],
+)
+def test_a_frames_position_is_its_place_in_the_window(chunk, sink, ring, stream, worst):
+    config = config_of(chunk, sink, ring, layers=3, **stream)
+    weights, text = random_wan_weights(config.model), random_text(config.model, 1)
+    static, apart = EagerStream(config, weights, text), config.stream.pass_caches
+    naive = [ShiftingDit(config.model, config.stream, weights, text[0]) for _ in range(1 + apart)]
+    for number in range(2 * (sink + ring) // chunk + 2):
+        for turn, done in enumerate(static.run_chunk([number * chunk], [3])):
+            commit = apart or done.velocity is None
+            model = naive[turn if apart else 0]
+            velocity = model.step(done.latents[0], done.timestep, number * chunk, commit=commit)
+            if done.velocity is not None:
+                error = relative_error(done.velocity[0], velocity)
+                worst("positions within the window, velocity", error)
+                assert error <= STEP[torch.float32], (number, done.timestep)
+
+
+def test_a_long_stream_stays_where_it_was_trained():
+    """Once the window is full, tables are those of the window's frames, however far the stream is."""
+    config = config_of(3, 1, 6)
+    near, far = (
+        EagerStream(config, random_wan_weights(config.model), random_text(config.model, 1)) for _ in "ab"
+    )
+    for number in range(4):
+        near.run_chunk([3 * number], [3])
+        far.run_chunk([3 * number + (10**6 // 3) * 3 if number else 0], [3])
+    piece = near.pieces["embed"]
+    assert "valid_tokens" in {a.name for a in piece.inputs}
+    held = near.buffers["kv.slot_frames"].view(1, -1), far.buffers["kv.slot_frames"].view(1, -1)
+    positions = [window_positions(frames, torch.tensor([7])) for frames in held]
+    assert sorted(positions[0][0].tolist()) == list(range(7))
+    assert max(positions[1][0].tolist()) == 6
+
+
+@given(st.integers(1, 3), st.integers(0, 3), st.integers(0, 4), st.integers(0, 9), st.integers(0, 9))
+def test_positions_are_the_order_of_time_wherever_frames_lie(chunk, sink, spare, before, after):
+    """Against a sorted list, also behind a cache that was rebuilt, where slots hold frames of two clocks."""
+    ring = Ring(sink, chunk + spare, chunk)
+    clocks, held = RowClocks(ring, 1), {}
+
+    def write(frames: list[int], first: int) -> None:
+        held.update(zip(ring.write_slots(first), frames, strict=True))
+        slots = torch.zeros(1, ring.cache_frames, dtype=torch.int64)
+        for slot, frame in held.items():
+            slots[0, slot] = frame
+        found = window_positions(slots, torch.tensor([len(held)]))[0].tolist()
+        order = sorted(held.values())
+        assert [found[slot] for slot in held] == [order.index(frame) for frame in held.values()]
+
+    for count in (before, after):
+        for _ in range(count):
+            write(clocks.frames([0])[0].tolist(), int(clocks.slot_first[0]))
+            clocks.chunk_made([0])
+        held.clear()
+        for (entry,) in clocks.rebuild([0]):
+            if entry.place is not None:
+                write([entry.first_frame + i for i in range(chunk)], entry.slot_first)
+        clocks.rebuilt([0])
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "fp4", "int8-fp32", "fp32-int4", "fp8-sink"])
+def test_sessions_restart_and_rebuild(scheme):
+    config = config_of(2, 1, 4, scheme)
+    weights, text = session_weights(config), random_text(config.model, 1)
+    with eager_session(config, weights, text, [5]) as session:
+        made = [session.run_chunk().to_host() for _ in range(5)]
+        session.set_text(text.numpy(), recache=True)
+        assert np.isfinite(session.run_chunk().to_host()).all()
+        session.restart_row(0)
+        again = [session.run_chunk().to_host() for _ in range(5)]
+    assert all(np.array_equal(*pair) for pair in zip(made, again, strict=True))
+    exact = dataclasses.replace(config, kv_scheme="fp32")
+    with eager_session(exact, weights, text, [5]) as session:
+        wanted = [session.run_chunk().to_host() for _ in range(3)]
+    for found, truth in zip(made, wanted, strict=False):
+        assert relative_error(torch.from_numpy(found), torch.from_numpy(truth)) < 0.05
+
+
+def test_the_options_take_them_and_exact_fused_layers_refuse():
+    layout = {"window_positions": True}
+    config = plan_build(None, "tiny", None, False, "cpu", layout).config
+    assert config.kv.keys_before_rope
+    assert config.kv.name == "fp32-before-rope"
+    assert "valid_tokens" in {a.name for a in make_pieces(config)["embed"].inputs}
+    with pytest.raises(UsageError, match="--window-positions turns them at each read"):
+        plan_build(None, "tiny", None, False, "cpu", layout, kernels="fused")
+    for scheme in ("bf16", "fp4"):
+        wish = Wish("self-forcing-1.3b", "h200", scheme, layout=layout, no_vae=True, no_text=True)
+        assert predict(wish)["step_s"] > 0
