@@ -11,6 +11,7 @@ import importlib.util
 import json
 import sys
 import types
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,7 +53,9 @@ def doubled() -> Iterator[Any]:
     assert spec.origin is not None
     trt.__path__ = [str(Path(spec.origin).parent)]  # so that `tensorrt.plugin` is the wheel's
     try:
-        trt.plugin = importlib.import_module("tensorrt.plugin")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of its docstrings, where it was not compiled before
+            trt.plugin = importlib.import_module("tensorrt.plugin")
         yield trt
     finally:
         for name in [*sys.modules]:
