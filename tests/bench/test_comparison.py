@@ -83,6 +83,15 @@ def test_figures_are_ratios_of_what_was_measured():
     assert set(figures.BARS) >= {name for name, _ in found}
 
 
+def test_what_fusing_gained_is_asked_for_by_the_name_of_the_plain_engine():
+    s1 = {"exact": measured(66.0), "exact_plain": measured(60.0), "fp4_plain": measured(80.0)}
+    found = by_name({"S1": s1}, ("S1",), ("exact_plain", "fp4_plain", "exact"))
+    assert found["fused_vs_plain", "exact"].value == pytest.approx(1.1)  # a loss is a row, too
+    assert found["fused_vs_plain", "exact"].unit == "engine / exact_plain, a step"
+    assert found["fused_vs_plain", "fp4"].missing == ("fp4",)
+    assert not any(name == "fused_vs_plain" for name, _ in by_name({"S1": s1}))
+
+
 def test_a_profile_that_shows_no_attention_gives_no_linearity():
     nothing = {"buckets": {"attention": {"share": 0.0}, "kv_read": {"share": 0.0}}}
     found = by_name({"S1": {"exact": measured(63.0, fill_ms=[1.0]), "profile exact": nothing}})
@@ -181,7 +190,8 @@ def test_engines_are_asked_of_the_command():
     } <= today
     with_fp8 = running.engines_available(today | {"--fp8"})
     without = running.engines_available(today - {"--fp8"})
-    assert with_fp8 == {"exact": None, "fp4": None, "fp4_fp8": None}
+    assert with_fp8 == dict.fromkeys(("exact", "fp4", "fp4_fp8", "exact_plain", "fp4_plain"))
+    assert {*running.USUAL_ENGINES} < with_fp8.keys()
     assert without["fp4_fp8"] == "seko-export build has no --fp8"
     for option in running.build_arguments(SHAPES["S2"], "exact", Path("c.pt"), Path("out")):
         assert not option.startswith("--") or option in today

@@ -142,7 +142,7 @@ def engine(job: dict[str, Any]) -> dict[str, Any]:
             wrapped = torch.from_numpy(session.run_chunk().to_host())
             dtype = torch.bfloat16 if artifact.device != "cpu" else torch.float32
             latents_bound, cache_bound = bounds(dtype, lossy=False)
-            if job["engine"] != "exact":
+            if not job["engine"].startswith("exact"):
                 latents_bound = FP8_LATENTS if job["engine"] == "fp4_fp8" else LOSSY_LATENTS
             errors = latents_errors(first, wrapped, load_file(job["reference"]))
             verdict = Verdict(*errors, None, latents_bound, cache_bound)  # its cache: the build's goldens

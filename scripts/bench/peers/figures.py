@@ -8,6 +8,7 @@ from typing import Any
 
 from scripts.bench.peers.shapes import SHAPES
 
+PLAIN = "_plain"  # ends the name of an engine whose layers are torch's own
 Results = Mapping[str, Mapping[str, Any]]  # by shape, then by what was measured
 
 # Bars of the comparison: what a figure must not exceed.
@@ -21,6 +22,7 @@ BARS = {
     "batch4_s3": 0.9,
     "fill_linearity": 1.15,
     "e2e_s1_vs_b3": 0.55,
+    "fused_vs_plain": 1.0,
 }
 _STEPS = (  # figure, shape, engine, what it is divided by
     ("s1_exact_vs_b3", "S1", "exact", "B3"),
@@ -64,6 +66,10 @@ def figures(results: Results, shapes: tuple[str, ...], engines: tuple[str, ...])
     for name, shape, engine, peer in _STEPS:
         if shape in shapes:
             yield _step_ratio(results.get(shape, {}), name, shape, engine, peer)
+    for plain in (name for name in engines if name.endswith(PLAIN)):
+        for shape in shapes:
+            fused = plain.removesuffix(PLAIN)
+            yield _step_ratio(results.get(shape, {}), "fused_vs_plain", shape, fused, plain)
     for shape in ("S1", "S3"):
         if shape in shapes:
             yield from (_batch(results.get(shape, {}), shape, engine) for engine in engines[-1:])

@@ -27,7 +27,10 @@ ENGINES: dict[str, tuple[str, ...]] = {
     "exact": ("--kv", "bf16"),
     "fp4": ("--fp4-kv",),
     "fp4_fp8": ("--fp4-kv", "--fp8"),
+    "exact_plain": ("--kv", "bf16", "--kernels", "plain"),
+    "fp4_plain": ("--fp4-kv", "--kernels", "plain"),
 }
+USUAL_ENGINES = ("exact", "fp4", "fp4_fp8")  # the others say what fusing gained
 
 
 # Builds that run at a time: each is a process per engine, and each of those holds torch and a CUDA context.
