@@ -74,6 +74,8 @@ class BuildResult:
         Root mean square difference of their video frames, the worst chunk's, in levels of 255; None without a VAE.
     kernels : str
         What the layers run in: ``fused`` or ``plain``.
+    attention : str
+        Over the cache: ``torch`` or ``fp8``.
     """
 
     artifact: Path
@@ -87,6 +89,7 @@ class BuildResult:
     golden_cache_error: float
     golden_video_error: float | None = None
     kernels: str = "plain"
+    attention: str = "torch"
 
     def report(self) -> dict[str, object]:
         """Return the JSON line."""
@@ -212,6 +215,7 @@ def build_artifact(
             (row["video"] for row in report["errors"] if row.get("video") is not None), default=None
         ),
         kernels="fused" if config.fused else "plain",
+        attention="fp8" if config.fp8_attention else "torch",
     )
 
 

@@ -20,12 +20,12 @@ def layer_constants(config: BuildConfig, tensors: Mapping[str, Tensor]) -> dict[
     Parameters
     ----------
     config : BuildConfig
-        Nothing is needed where its layers are plain torch, or its cache exact.
+        Nothing is needed without fp8 attention.
     tensors : mapping of str to Tensor
         Weights of the model and the cache format's constants, by name.
     """
     made: dict[str, Tensor] = {}
-    for layer in range(config.model.layers if config.fused and config.reads_fp4 else 0):
+    for layer in range(config.model.layers if config.fp8_attention else 0):
         known = {c.name: tensors[f"blocks.{layer}.kv.{c.name}"].cpu() for c in config.kv.scale_tensors}
         q_weight = tensors[f"blocks.{layer}.self_attn.norm_q.weight"].cpu()
         made |= {f"blocks.{layer}.kv.{n}": t for n, t in scratch_constants(known, q_weight).items()}

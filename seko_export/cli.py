@@ -114,10 +114,16 @@ def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--fp8", is_flag=True, help="Matmuls of the layers in fp8, weights and activations: fused kernels."
 )
+@click.option(
+    "--attention", default="auto", show_default=True, help="torch, fp8; auto: fp8 beside --fp8 alone."
+)
 @click.option("--fp8-except", help="Layers that --fp8 leaves out: numbers from 0, with commas.")
 @click.option("--backend", default="aoti", show_default=True, help="aoti, compile, onnx or tensorrt.")
 @click.option(
-    "--kernels", default="auto", show_default=True, help="auto, plain (torch's) or fused (fp8 attention)."
+    "--kernels",
+    default="auto",
+    show_default=True,
+    help="auto, plain (torch's) or fused (ours, around the matmuls).",
 )
 @click.option(
     "--target", default="auto", show_default=True, help="auto, cpu, or sm_NN of this machine's GPU."
@@ -153,6 +159,7 @@ def build(
     fp4_kv: bool,
     fp8: bool,
     fp8_except: str | None,
+    attention: str,
     backend: str,
     kernels: str,
     target: str,
@@ -187,6 +194,7 @@ def build(
         backend=backend,
         fp8=fp8,
         fp8_except=fp8_except,
+        attention=attention,
     )
     check_goal(output, replace=force)  # before random weights are written, which may be large
     with _checkpoint(plan.checkpoint, plan.config.model) as source, _progress(quiet=as_json) as tell:
@@ -210,7 +218,7 @@ def build(
         f"KV pool   {kv['pool_bytes']} bytes as {kv['scheme']}, {kv['pool_bytes'] / kv['bf16_pool_bytes']:.4f} of bf16"
     )
     if plan.config.fused or plan.config.device == "cuda":
-        click.echo(f"kernels   {result.kernels}")
+        click.echo(f"kernels   {result.kernels}, attention {result.attention}")
     for error in kv.get("error_vs_exact", ()):
         click.echo(f"          relative error against the exact track: {error:.4f}")
     video = result.golden_video_error
@@ -337,6 +345,7 @@ for command in DELIVERY:
 @click.option("--fp4-kv", is_flag=True, help="Short for --kv fp4.")
 @click.option("--fp8", is_flag=True, help="As in build.")
 @click.option("--kernels", default="auto", show_default=True, help="As in build.")
+@click.option("--attention", default="auto", show_default=True, help="As in build.")
 @click.option("--steps", type=int, help="Denoise passes of a chunk.")
 @click.option("--fps", type=int, help="Video frames per second that are to be kept up with.")
 @layout_options
@@ -351,6 +360,7 @@ def plan(
     fp4_kv: bool,
     fp8: bool,
     kernels: str,
+    attention: str,
     steps: int | None,
     no_vae: bool,
     no_text: bool,
@@ -361,7 +371,9 @@ def plan(
     from seko_export.roofline import Wish, predict
     from seko_export.roofline_table import show
 
-    report = predict(Wish(preset, gpu, kv_scheme, fp4_kv, fp8, steps, layout, no_vae, no_text, kernels))
+    report = predict(
+        Wish(preset, gpu, kv_scheme, fp4_kv, fp8, steps, layout, no_vae, no_text, kernels, attention)
+    )
     if as_json:
         print_json(report)
     else:

@@ -37,7 +37,7 @@ def kernel_table(config: BuildConfig, target: Target) -> dict[str, Any]:
     calls = (config.stream.batch,) if config.pool is None else config.pool.buckets
     model = config.model
     attention = []
-    for rows in calls if config.fused and config.reads_fp4 and target.device == "cuda" else ():
+    for rows in calls if config.fp8_attention and target.device == "cuda" else ():
         shape = shape_class(rows, model.heads, config.stream.chunk_tokens)
         tiles = tiles_for(target.arch, model.head_dim, shape)
         measured = (target.arch, model.head_dim, shape) in tuned_table()
@@ -64,10 +64,12 @@ def examine_kernels() -> Finding:
     if arch is None:
         return Finding("kernels", True, "torch's own: there is no GPU")
     if not has_fp8(Target("cuda", arch)):
-        found = f"fused layers over an exact cache; torch's own over FP4, since {arch} has no fp8 numbers"
+        found = f"fused layers with torch's attention; no fp8, since {arch} has no such numbers"
         return Finding("kernels", True, found)
     sizes = [f"{dim} channels, {shape}" for (a, dim, shape) in sorted(tuned_table()) if a == arch]
     safe = safe_tiles(arch)
     rest = f"else safe ones, {safe.block_m} x {safe.block_n}"
     measured = f"tiles measured for heads of {'; '.join(sizes)}" if sizes else f"no tiles measured for {arch}"
-    return Finding("kernels", True, f"fused layers, fp8 attention over an FP4 cache ({measured}; {rest})")
+    return Finding(
+        "kernels", True, f"fused layers; with --fp8 also fp8 attention over an FP4 cache ({measured}; {rest})"
+    )

@@ -11,7 +11,7 @@ from torch import nn
 
 from seko_export.config import LayerKind
 from seko_export.models.causal_dit import Block
-from seko_export.models.fused_block import ExactFusedBlock, FusedBlock, KeysAndValues
+from seko_export.models.fused_block import FusedBlock, KeysAndValues, RowFusedBlock
 from seko_export.models.ring_places import RingPlaces
 from seko_export.models.rotary import side_channels
 from seko_export.piece import Argument, BuildConfig, Piece, on_meta
@@ -128,16 +128,16 @@ class LayerArguments:
 
         def fused_blocks(ending: str, *, fp8: bool) -> None:
             if (
-                config.reads_fp4
-            ):  # attention reads on the device how far a row is filled: no engine for full rows
+                config.fp8_attention
+            ):  # which reads on the device how far a row is filled: no engine for full rows
                 kinds = (("block", True),) if s.pass_caches else (("block", False), (CONTEXT_BLOCK, True))
                 for name, writes in kinds:
                     make = partial(FusedBlock, m, s, kv, dtype, writes=writes, fp8=fp8)
                     block(f"{name}{ending}", make, self.write_slots, writes=writes)
             else:
-                block(f"block{ending}", lambda: ExactFusedBlock(m, s, kv, dtype, masked=True, fp8=fp8))
+                block(f"block{ending}", lambda: RowFusedBlock(m, s, kv, dtype, masked=True, fp8=fp8))
                 if config.device == "cuda":
-                    make_full = partial(ExactFusedBlock, m, s, kv, dtype, masked=False, fp8=fp8)
+                    make_full = partial(RowFusedBlock, m, s, kv, dtype, masked=False, fp8=fp8)
                     block(f"block_full{ending}", make_full)
 
         if not config.fused:

@@ -24,6 +24,7 @@ from seko_kernels.kv_schemes import KvScheme
 SAMPLE, RANDOM = "sample", "tiny"  # what is built where no checkpoint is named: the first, if it is there
 EXACT = "bf16"  # as options spell the exact scheme of any device
 KERNELS = ("auto", "plain", "fused")  # auto: fused where the GPU, the backend and the model allow it
+ATTENTIONS = ("auto", "torch", "fp8")  # auto: fp8 beside fp8 matmuls alone
 FUSED_BACKEND = "aoti"
 DEFAULT_BUCKETS = (1, 2, 4)  # each costs the build two block engines
 
@@ -145,6 +146,7 @@ def plan_build(
     fp8_gpu: bool = False,
     fp8: bool = False,
     fp8_except: str | None = None,
+    attention: str = "auto",
 ) -> BuildPlan:
     """Return what the options of `seko-export build` mean.
 
@@ -180,6 +182,8 @@ def plan_build(
         ``--fp8``.
     fp8_except : str, optional
         ``--fp8-except``: numbers of layers, with commas.
+    attention : str
+        ``--attention``: one of `ATTENTIONS`.
 
     Returns
     -------
@@ -233,8 +237,14 @@ def plan_build(
         _ = config.kv
     except KernelsError as error:
         raise UsageError(f"--kv {config.kv_scheme}: {error}") from None
-    fused = _fused(config, kernels, backend, fp8_gpu, fp8=fp8)
+    fused = _fused(config, kernels, backend)
     config = replace(config, fused=fused, fp8=fp8, fp8_except=_layers(fp8_except))
+    config = replace(config, fp8_attention=_fp8_attention(config, attention))
+    if config.device == "cuda" and (config.fp8 or config.fp8_attention) and not fp8_gpu:
+        raise UsageError(
+            f"{'--fp8' if config.fp8 else '--attention fp8'}: this GPU has no fp8 numbers, which begin with sm_89; "
+            "leave it out"
+        )
     return BuildPlan(config, sample.checkpoint if sample and checkpoint is None else checkpoint, files)
 
 
@@ -275,24 +285,29 @@ def _layers(text: str | None) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
-def _fused(config: BuildConfig, kernels: str, backend: str, fp8_gpu: bool, *, fp8: bool) -> bool:
+def _fused(config: BuildConfig, kernels: str, backend: str) -> bool:
     """Return whether a build's layers take the fused kernels; refuse the wish where they cannot."""
     if kernels not in KERNELS:
         raise UsageError(f"--kernels {kernels!r} is not known: expected one of {', '.join(KERNELS)}")
-    lacks_fp8 = config.device == "cuda" and (config.reads_fp4 or fp8) and not fp8_gpu
-    if kernels == "auto":
-        built = config.device == "cuda" and backend == FUSED_BACKEND
-        return built and not lacks_fp8 and config.no_fused is None
     if kernels == "fused" and backend != FUSED_BACKEND:
         raise UsageError(
             f"--kernels fused: they are built into packages of --backend {FUSED_BACKEND}, not of {backend}; take "
             "--kernels plain"
         )
-    if kernels == "fused" and lacks_fp8:
-        raise UsageError(
-            "--kernels fused: this GPU has no fp8 numbers, which begin with sm_89; take --kernels plain"
-        )
+    if kernels == "auto":
+        return config.device == "cuda" and backend == FUSED_BACKEND
     return kernels == "fused"
+
+
+def _fp8_attention(config: BuildConfig, attention: str) -> bool:
+    """Return whether a build attends in fp8: where that is asked for, or its matmuls are fp8 and it can."""
+    if attention not in ATTENTIONS:
+        raise UsageError(f"--attention {attention!r} is not known: expected one of {', '.join(ATTENTIONS)}")
+    if (
+        attention == "auto"
+    ):  # a chunk that sees itself rounded is another picture (docs/adr/0006): never unasked
+        return config.fp8 and config.no_fp8_attention is None
+    return attention == "fp8"
 
 
 def _media(

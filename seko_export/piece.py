@@ -57,6 +57,8 @@ class BuildConfig:
         Whether the matmuls of fused layers are fp8, weights and activations.
     fp8_except : tuple of int
         Layers whose matmuls are not, rising.
+    fp8_attention : bool
+        Whether fused layers over an FP4 cache attend in fp8: the chunk that is made is rounded, too.
 
     Raises
     ------
@@ -75,6 +77,7 @@ class BuildConfig:
     fused: bool = False
     fp8: bool = False
     fp8_except: tuple[int, ...] = ()
+    fp8_attention: bool = False
 
     def __post_init__(self) -> None:
         if not all(kind.layers for kind in self.kinds):
@@ -82,8 +85,8 @@ class BuildConfig:
                 f"--layer-rings {','.join(map(str, self.stream.layer_rings))} names rings that none of the "
                 f"{self.model.layers} layers has"
             )
-        if self.fused and (refusal := self.no_fused):
-            raise UsageError(f"--kernels fused: {refusal}; take --kernels plain")
+        if self.fp8_attention and (refusal := self.no_fp8_attention):
+            raise UsageError(f"--attention fp8: {refusal}; take --attention torch")
         if self.fp8 or self.fp8_except:
             self._check_fp8()
         if self.text is not None and self.text.dim != self.model.text_dim:
@@ -119,8 +122,10 @@ class BuildConfig:
                 f"--fp8-except {_with_commas(self.fp8_except)} leaves --fp8 no layer: leave both out"
             )
         if not self.fused:
-            why = self.no_fused or "--kernels, the target or the backend has none"
-            raise UsageError(f"--fp8 takes the fused kernels, and this build's layers are plain: {why}")
+            raise UsageError(
+                "--fp8 takes the fused kernels, and this build's layers are plain: --kernels, the target or the "
+                "backend has none"
+            )
         sides = (self.model.dim, self.model.ffn_dim)
         if any(side % MATRIX_UNIT for side in sides):
             raise UsageError(
@@ -149,21 +154,16 @@ class BuildConfig:
         return replace(self, pool=None, stream=replace(self.stream, batch=self.call_rows))
 
     @property
-    def no_fused(self) -> str | None:
-        """Why the fused kernels do not take this build, whatever the GPU; None where they do."""
-        if not self.reads_fp4 and self.kv_scheme != self.exact_scheme:
-            return f"they read an FP4 cache or an exact one, this build's is {self.kv_scheme}"
-        if self.stream.window_positions and not self.reads_fp4:
-            return "they read exact keys after RoPE, and --window-positions turns them at each read"
+    def no_fp8_attention(self) -> str | None:
+        """Why fp8 attention does not take this build, whatever the GPU; None where it does."""
         size = self.model.head_dim
-        if self.reads_fp4 and (size < SMALLEST_HEAD_DIM or size & (size - 1)):
-            return f"they take heads of a power of two of at least {SMALLEST_HEAD_DIM} channels, not {size}"
+        if not self.fused:
+            return "it is of fused layers, and this build's are plain"
+        if self.kv_scheme != "fp4":
+            return f"it reads an FP4 cache, this build's is {self.kv_scheme}"
+        if size < SMALLEST_HEAD_DIM or size & (size - 1):
+            return f"it takes heads of a power of two of at least {SMALLEST_HEAD_DIM} channels, not {size}"
         return None
-
-    @property
-    def reads_fp4(self) -> bool:
-        """Whether the cache is FP4, which fused layers read with fp8 attention."""
-        return self.kv_scheme == "fp4"
 
     @property
     def lossless(self) -> bool:
@@ -173,13 +173,15 @@ class BuildConfig:
     @property
     def scales(self) -> tuple[ScaleTensor, ...]:
         """Constants of one layer: the cache format's, and those of the fused kernels."""
-        own = scratch_scales(self.model.heads) if self.fused and self.reads_fp4 else ()
+        own = scratch_scales(self.model.heads) if self.fp8_attention else ()
         return (*self.kv.scale_tensors, *own)
 
     @property
     def as_exact(self) -> BuildConfig:
         """The same model on the exact track, in plain torch: what a lossy build is calibrated on and compared with."""
-        return replace(self, kv_scheme=self.exact_scheme, fused=False, fp8=False, fp8_except=())
+        return replace(
+            self, kv_scheme=self.exact_scheme, fused=False, fp8=False, fp8_except=(), fp8_attention=False
+        )
 
     @property
     def dtype(self) -> torch.dtype:

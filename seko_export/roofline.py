@@ -82,8 +82,8 @@ class Wish:
         Fields of `StreamConfig` that replace the preset's where not None.
     no_vae, no_text : bool
         Leave out the Wan VAE, the UMT5-XXL encoder.
-    kernels : str
-        ``--kernels``, as `seko-export build` takes it.
+    kernels, attention : str
+        ``--kernels`` and ``--attention``, as `seko-export build` takes them.
     """
 
     preset: str | None
@@ -96,6 +96,7 @@ class Wish:
     no_vae: bool = False
     no_text: bool = False
     kernels: str = "auto"
+    attention: str = "auto"
 
 
 def predict(wish: Wish) -> dict[str, Any]:
@@ -105,8 +106,9 @@ def predict(wish: Wish) -> dict[str, Any]:
     -------
     dict
         Plain data. What was asked: ``preset``, ``gpu``, ``gpu_title``, ``measured_gpu``, ``kv``, ``fp8``, ``kernels``,
-        ``passes`` (denoise passes), ``stream``. Bytes: ``weight_bytes`` (shared by all sessions), ``session_bytes``,
-        ``peak_bytes`` of one session, ``memory_bytes`` of the GPU, ``fits``, ``sessions_fit``. Seconds: ``step`` (the
+        ``attention``, ``passes`` (denoise passes), ``stream``. Bytes: ``weight_bytes`` (shared by all sessions),
+        ``session_bytes``, ``peak_bytes`` of one session, ``memory_bytes`` of the GPU, ``fits``, ``sessions_fit``.
+        Seconds: ``step`` (the
         mean of a chunk's passes, by kind of launch), ``step_s``, ``fill_step_s`` (while the cache fills), ``decode_s``
         (a chunk's video, all rows), ``chunk_s``, ``video_s`` (how long that chunk plays); ``real_time_factor``,
         ``real_time``, ``sessions_real_time``. ``notes``: sentences on what the figures do not say.
@@ -133,6 +135,7 @@ def predict(wish: Wish) -> dict[str, Any]:
             "kv": config.kv_scheme,
             "fp8": wish.fp8,
             "kernels": "fused" if config.fused else "plain",
+            "attention": "fp8" if config.fp8_attention else "torch",
             "passes": len(config.schedule.timesteps),
             "stream": asdict(config.stream),
         }
@@ -152,6 +155,7 @@ def config_of(wish: Wish) -> tuple[BuildConfig, list[str]]:
         kernels=wish.kernels,
         fp8_gpu=bool(find_gpu(wish.gpu).fp8),
         fp8=wish.fp8,
+        attention=wish.attention,
     ).config
     notes = []
     if built.vae is None and not wish.no_vae:

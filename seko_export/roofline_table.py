@@ -31,7 +31,7 @@ def _head(report: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"{s['height']}x{s['width']}, chunk {s['chunk_frames']}, sink {s['sink_frames']}, ring {s['ring_frames']}, "
         f"batch {s['batch']}, KV {report['kv']}, matmuls {'fp8' if report['fp8'] else 'bf16'}, "
-        f"kernels {report['kernels']}, {report['passes']} passes and the context pass"
+        f"attention {report['attention']}, kernels {report['kernels']}, {report['passes']} passes and the context pass"
     )
 
 

@@ -1,10 +1,10 @@
-"""One transformer layer in kernels of ours: `causal_dit.Block` with fewer launches, and fp8 attention to an FP4 cache.
+"""One transformer layer in kernels of ours: `causal_dit.Block` with fewer launches, and fp8 attention if wanted.
 
-Over an exact cache (`ExactFusedBlock`) norms, modulation, residuals and RoPE are ours, and nothing is rounded otherwise
-than in `Block`. Over an FP4 cache (`FusedBlock`) the past is expanded straight to an fp8 scratch, the chunk's own keys
-and values are put into their places there without going through the format (docs/adr/0004), and one kernel attends to
-both. The scratch is made in each call and let go behind it, so all layers share one; attention reads how far it is
-filled on the device, so full and filling rows share one engine.
+With torch's attention (`RowFusedBlock`, any cache) norms, modulation, residuals and RoPE are ours, and nothing is
+rounded otherwise than in `Block`. With fp8 attention (`FusedBlock`, an FP4 cache) the past is expanded straight to an
+fp8 scratch, the chunk's own keys and values are put into their places there without going through FP4
+(docs/adr/0004), and one kernel attends to both. The scratch is made in each call and let go behind it, so all layers
+share one; attention reads how far it is filled on the device, so full and filling rows share one engine.
 
 Shapes as in `causal_dit`. Where there is no GPU each op is its reference in plain torch.
 """
@@ -25,7 +25,7 @@ from seko_export.models.causal_dit import (
     rms_norm,
     window_attention,
 )
-from seko_export.models.ring_places import rows_of
+from seko_export.models.ring_places import in_window, rows_of
 from seko_export.models.rotary import rotate
 from seko_kernels.attention import attention_fp8, v_columns
 from seko_kernels.fused_reference import FP8
@@ -135,9 +135,11 @@ class FusedLayer(BlockWeights):
 
         x = ops.norm_modulate(hidden, turns, SHIFT_1, SCALE_1, eps, fp8=self.fp8)
         qkv = self._matmul(self.self_attn.qkv, x, dtype)  # [B, T, 3*d]
+        held = text_k.shape[0]  # rows of the caches
         if rows is not None:
             text_k, text_v = text_k.index_select(0, rows), text_v.index_select(0, rows)
-        y = self._attend(qkv, cos, sin, valid_tokens, caches, scales, places, write_slots, token_index, rows)
+        where = (write_slots, token_index, rows, held)
+        y = self._attend(qkv, cos, sin, valid_tokens, caches, scales, places, *where)
         y = self._matmul(self.self_attn.o, self._as_rows(y.to(dtype)), dtype)
         hidden, x = ops.gated_residual_norm(
             hidden, y, turns, GATE_1, self.norm3.weight, self.norm3.bias, eps, fp8=self.fp8
@@ -164,6 +166,7 @@ class FusedLayer(BlockWeights):
         write_slots: Tensor | None,
         token_index: Tensor | None,
         rows: Tensor | None,
+        held: int,
     ) -> Tensor:
         """Return what attention to cache and chunk gives, [B, T, d], and write what is to be written."""
         raise NotImplementedError
@@ -185,11 +188,11 @@ class FusedLayer(BlockWeights):
             qkv, *weights, cos, sin, slots, q_scale, k_scale, n, eps, k_out, plain_keys
         )
 
-    def _window(self, caches: Mapping[str, Tensor], rows: Tensor | None) -> Mapping[str, Tensor]:
-        """Return the caches of the call's rows."""
+    def _window(self, caches: Mapping[str, Tensor], rows: Tensor | None, held: int) -> Mapping[str, Tensor]:
+        """Return the caches of the call's rows, of ``held`` that they have."""
         if rows is None:
             return caches
-        return {name: rows_of(cache, rows, self.stream.cache_tokens) for name, cache in caches.items()}
+        return {name: rows_of(cache, rows, len(cache) // held) for name, cache in caches.items()}
 
     def _matmul(self, layer: nn.Module, x: Rows, dtype: torch.dtype) -> Tensor:
         """Return [B, T, out] of `dtype`."""
@@ -203,7 +206,7 @@ class FusedLayer(BlockWeights):
 
 
 class FusedBlock(FusedLayer):
-    """One transformer layer over an NVFP4 cache.
+    """One transformer layer over an NVFP4 cache, with fp8 attention: a chunk sees itself rounded to fp8, too.
 
     Parameters
     ----------
@@ -239,6 +242,7 @@ class FusedBlock(FusedLayer):
         write_slots: Tensor | None,
         token_index: Tensor | None,
         rows: Tensor | None,
+        held: int,
     ) -> Tensor:
         if write_slots is None or self.writes != (token_index is not None):
             raise TypeError("a layer over an FP4 cache takes write_slots, and token_index if it writes")
@@ -251,7 +255,7 @@ class FusedBlock(FusedLayer):
         kept = "before_rope" if self.writes else "none"
         q, keys = self._norm_rope(qkv, cos, sin, write_slots, q_scale, k_scale, k_out, kept)
         ops.v_transpose(values, write_slots, v_scale, n, v_out)
-        window = self._window(caches, rows)
+        window = self._window(caches, rows, held)
         ops.fp8_expand(
             window["k_codes"],
             window["k_scales"],
@@ -275,8 +279,8 @@ class FusedBlock(FusedLayer):
         return y
 
 
-class ExactFusedBlock(FusedLayer):
-    """One transformer layer over an exact cache, with torch's attention.
+class RowFusedBlock(FusedLayer):
+    """One transformer layer over any cache, with torch's attention: nothing is rounded otherwise than in `Block`.
 
     Parameters
     ----------
@@ -308,23 +312,34 @@ class ExactFusedBlock(FusedLayer):
         caches: Mapping[str, Tensor],
         scales: Mapping[str, Tensor],
         places: Mapping[str, Tensor],
-        write_slots: Tensor | None,  # noqa: ARG002 - an FP4 cache's
+        write_slots: Tensor | None,  # noqa: ARG002 - of fp8 attention
         token_index: Tensor | None,
         rows: Tensor | None,
+        held: int,
     ) -> Tensor:
         if token_index is None:
-            raise TypeError("a layer over an exact cache always writes: it takes token_index")
+            raise TypeError("a layer with torch's attention always writes: it takes token_index")
         s, batch = self.stream, qkv.shape[0]
         # To a chunk of its own, not to the cache: the compiler copies whole what is written through a view.
         k = qkv.new_empty((batch, s.chunk_tokens, self.model.heads, self.model.head_dim))
         slots = torch.arange(s.chunk_frames, device=qkv.device).expand(batch, -1).contiguous()
         unread = self.self_attn.norm_q.weight.narrow(0, 0, self.model.heads)  # scales of fp8 alone
-        q, _ = self._norm_rope(qkv, cos, sin, slots, unread, unread, k, "none")
-        values = self.split_heads(qkv.chunk(3, dim=-1)[2])
-        self.kv.write(caches, scales, token_index, k.flatten(0, 1), values.flatten(0, 1))
-        window = self.kv.window(self._window(caches, rows), scales, places, q.dtype)  # each [B*N, H, D]
-        keys, values = (x.unflatten(0, (batch, s.cache_tokens)) for x in window)
-        return window_attention(q, keys, values, valid_tokens if self.masked else None)
+        before = self.kv.keys_before_rope
+        kept = "before_rope" if before else "none"
+        q, unturned = self._norm_rope(qkv, cos, sin, slots, unread, unread, k, kept)
+        values = self.split_heads(qkv.chunk(3, dim=-1)[2]).flatten(0, 1)
+        own = (k.flatten(0, 1), values)  # [B*T, H, D]
+        self.kv.write(caches, scales, token_index, unturned.flatten(0, 1) if before else own[0], values)
+        if rows is not None:
+            token_index = in_window(token_index, rows, s)
+        windows = self.kv.window(
+            self._window(caches, rows, held), scales, places, q.dtype
+        )  # each [B*N, H, D]
+        keys, seen = (  # a chunk sees itself as it is: only its past went through the format
+            (window if exact else window.index_copy(0, token_index, x)).unflatten(0, (batch, s.cache_tokens))
+            for window, x, exact in zip(windows, own, self.kv.exact, strict=True)
+        )
+        return window_attention(q, keys, seen, valid_tokens if self.masked else None)
 
 
 class _KeysAndValuesWeights(nn.Module):

@@ -27,7 +27,7 @@ from seko_export.config import PRESETS, PoolConfig, StreamConfig
 from seko_export.environment import Target, has_fp8
 from seko_export.errors import UsageError
 from seko_export.lowering.trace import trace
-from seko_export.models.fused_block import ExactFusedBlock
+from seko_export.models.fused_block import RowFusedBlock
 from seko_export.models.sampler import Schedule
 from seko_export.options import plan_build
 from seko_export.pieces import BuildConfig, FlatModule, make_pieces, make_programs
@@ -52,7 +52,7 @@ BLOCKS = ("block", "block_context")
 
 
 def fused(config: BuildConfig, *, fp8: bool = False) -> BuildConfig:
-    return replace(config, fused=True, fp8=fp8)
+    return replace(config, fused=True, fp8=fp8, fp8_attention=config.kv_scheme == "fp4")
 
 
 @pytest.mark.parametrize(("fp8", "bound"), [(False, FP8_PASS), (True, FP8_MATMULS_PASS)])
@@ -74,22 +74,33 @@ def test_twelve_chunks_past_the_wrap_are_those_of_the_plain_layers(
     assert config.stream.cache_frames < 24  # the ring went round
 
 
-def test_over_an_exact_cache_nothing_is_rounded_otherwise(worst: Callable[[str, float], None]) -> None:
-    """In float32 up to the order of sums; what the cache holds, too."""
-    config = small_config(2, 1, 4, batch=2, passes=2)
+@pytest.mark.parametrize(
+    ("scheme", "window_positions"),
+    [("fp32", False), ("fp4", False), ("int8-fp4-sink", False), ("fp32", True)],
+)
+def test_with_torchs_attention_nothing_is_rounded_otherwise(
+    scheme: str, window_positions: bool, worst: Callable[[str, float], None]
+) -> None:
+    """Up to the order of sums; of a lossy cache a code next to a border may fall otherwise, so less is asked."""
+    config = small_config(2, 1, 4, batch=2, passes=2, scheme=scheme)
+    config = replace(config, stream=replace(config.stream, window_positions=window_positions))
     weights, text = random_wan_weights(config.model), random_text(config.model, 2)
-    plain, ours = EagerStream(config, weights, text), EagerStream(fused(config), weights, text)
-    assert isinstance(ours.pieces["block"].module, ExactFusedBlock)
+    plain = EagerStream(config, weights, text)
+    ours = EagerStream(replace(config, fused=True), weights, text)
+    assert isinstance(ours.pieces["block"].module, RowFusedBlock)
     for number in range(6):
         first = [2 * number, 2 * (number if number < 3 else number - 3)]
         wanted = plain.run_chunk(first, [1, 2])
         made = ours.run_chunk(first, [1, 2], feed=[one.latents for one in wanted])
         for one, other in zip(wanted[:-1], made[:-1], strict=True):
             error = relative_error(other.velocity, one.velocity)
-            worst("fused layers over an exact cache against plain ones, a pass", error)
-            assert error <= STEP[torch.float32]
+            worst(f"fused layers with torch's attention against plain ones, {scheme}, a pass", error)
+            assert error <= STEP[torch.float32] if scheme == "fp32" or not number else FP8_PASS / 20
         for name, cache in ours.caches().items():
-            assert relative_error(cache, plain.caches()[name]) <= STEP[torch.float32]
+            if cache.dtype.is_floating_point:
+                assert relative_error(cache, plain.caches()[name]) <= FP8_PASS / 20
+            else:
+                assert float((cache != plain.caches()[name]).float().mean()) < 1e-3, name
 
 
 def test_layers_that_are_excepted_from_fp8_have_engines_of_their_own() -> None:
@@ -221,7 +232,8 @@ def test_what_lies_behind_the_fill_is_never_seen() -> None:
 @pytest.mark.parametrize("scheme", ["fp32", "fp4"])
 def test_any_two_rows_of_a_pool_give_the_bytes_of_a_batch_of_two(scheme: str) -> None:
     model = replace(POOL_MODEL, dim=64)
-    batch = BuildConfig(model, replace(POOL_STREAM, batch=2), Schedule.warped(2), scheme, "cpu", fused=True)
+    batch = BuildConfig(model, replace(POOL_STREAM, batch=2), Schedule.warped(2), scheme, "cpu")
+    batch = fused(batch)
     config = replace(batch, stream=POOL_STREAM, pool=PoolConfig(3, (1, 2)))
     weights = seeded(config)
     wanted = batch_latents(batch, weights, (7, 4), 6)
@@ -290,7 +302,9 @@ def test_a_gpu_build_launches_each_kernel_once(name: str, fp8: bool, monkeypatch
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(triton.runtime.driver, "_active", Hopper())
     preset = PRESETS["self-forcing-1.3b"]
-    config = BuildConfig(preset.model, preset.stream, Schedule.warped(), "fp4", "cuda", fused=True, fp8=fp8)
+    config = BuildConfig(
+        preset.model, preset.stream, Schedule.warped(), "fp4", "cuda", fused=True, fp8=fp8, fp8_attention=True
+    )
     with FakeTensorMode(allow_non_fake_inputs=True):
         graph = trace(make_pieces(config)[name], "cuda").graph
     called = [node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
@@ -351,10 +365,11 @@ def test_a_fused_build_for_this_cpu_keeps_its_goldens(tmp_path_factory: pytest.T
         fused=True,
         fp8=True,
         fp8_except=(0,),
+        fp8_attention=True,
     )
     write_random_checkpoint(folder / "tiny.pt", model, format="self-forcing", seed=0, dtype=torch.float32)
     result = build_artifact(config, folder / "tiny.pt", folder / "artifact")
-    assert result.kernels == "fused"
+    assert (result.kernels, result.attention) == ("fused", "fp8")
     with open_artifact(folder / "artifact", device="cpu") as artifact:
         blocks = {e.name for e in artifact.manifest.engines if e.name.startswith("block")}
         assert blocks == {"block", "block_wide", "block_context_wide", "block_last"}
@@ -370,37 +385,47 @@ def test_a_fused_build_for_this_cpu_keeps_its_goldens(tmp_path_factory: pytest.T
         assert all(error.within for error in artifact.verify())
 
 
-def test_what_the_option_means() -> None:
-    def planned(kernels: str, *, kv: str = "fp4", gpu: bool | None = None, **more: object) -> bool:
+def test_what_the_options_mean() -> None:
+    def planned(
+        kernels: str = "auto", *, kv: str = "fp4", gpu: bool | None = None, **more: object
+    ) -> BuildConfig:
         device = {} if gpu is None else {"device": "cuda", "fp8_gpu": gpu}
-        return plan_build(None, "tiny", kv, False, "cpu", {}, kernels=kernels, **device, **more).config.fused
+        return plan_build(None, "tiny", kv, False, "cpu", {}, kernels=kernels, **device, **more).config
 
-    assert not planned("auto")
-    assert planned("fused")
-    assert [planned("auto", gpu=gpu) for gpu in (True, False)] == [True, False]
-    assert not planned("plain", gpu=True)
-    assert [planned("auto", gpu=gpu, kv="bf16") for gpu in (True, False)] == [True, True]
-    assert not planned("auto", gpu=True, backend="compile")
-    for options, words in (
-        ({"gpu": False}, "no fp8 numbers"),
-        ({"kv": "bf16", "gpu": False, "fp8": True}, "no fp8 numbers"),
-        ({"kv": "int8"}, "an FP4 cache or an exact one"),
-        ({"kv": "int8", "kernels": "auto", "gpu": True, "fp8": True}, "an FP4 cache or an exact one"),
-        ({"kernels": "auto", "fp8": True}, "layers are plain"),
+    assert not planned().fused
+    assert planned("fused").fused
+    assert [planned(gpu=gpu).fused for gpu in (True, False)] == [True, True]
+    assert not planned("plain", gpu=True).fused
+    assert planned(gpu=False, kv="bf16").fused
+    assert planned(gpu=True, kv="int8-fp4").fused
+    assert not planned(gpu=True, backend="compile").fused
+    # Nobody's chunk is rounded unasked: fp8 attention comes with fp8 matmuls, or by name.
+    assert not planned(gpu=True).fp8_attention
+    assert planned(gpu=True, attention="fp8").fp8_attention
+    assert planned(gpu=True, fp8=True).fp8_attention
+    assert not planned(gpu=True, fp8=True, attention="torch").fp8_attention
+    assert not planned(gpu=True, fp8=True, kv="bf16").fp8_attention
+    refused: list[tuple[dict[str, object], str]] = [
+        ({"gpu": False, "attention": "fp8"}, "no fp8 numbers"),
+        ({"gpu": False, "fp8": True, "kv": "bf16"}, "no fp8 numbers"),
+        ({"kernels": "fused", "kv": "int8", "attention": "fp8"}, "reads an FP4 cache, this build's is int8"),
+        ({"kernels": "plain", "gpu": True, "attention": "fp8"}, "layers|build's are plain"),
+        ({"fp8": True}, "layers are plain"),
         ({"kernels": "plain", "gpu": True, "fp8": True}, "layers are plain"),
-        ({"backend": "onnx"}, "not of onnx"),
-    ):
+        ({"kernels": "fused", "backend": "onnx"}, "not of onnx"),
+        ({"kernels": "fast"}, "auto, plain, fused"),
+        ({"attention": "fast"}, "auto, torch, fp8"),
+    ]
+    for options, words in refused:
         with pytest.raises(UsageError, match=words):
-            planned(**({"kernels": "fused"} | options))
-    with pytest.raises(UsageError, match="auto, plain, fused"):
-        planned("fast")
+            planned(**options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("arch", "found"),
     [
         (None, "torch's own: there is no GPU"),
-        ("sm_80", "torch's own over FP4, since sm_80 has no fp8 numbers"),
+        ("sm_80", "no fp8, since sm_80 has no such numbers"),
         ("sm_90", "tiles measured for heads of 128 channels, "),
         ("sm_89", "no tiles measured for sm_89; else safe ones, 128 x 64"),
     ],
@@ -414,7 +439,16 @@ def test_the_doctor_says_which_kernels(arch: str | None, found: str, monkeypatch
 
 def test_the_table_of_kernels_says_what_the_op_picks() -> None:
     preset = PRESETS["self-forcing-1.3b"]
-    config = BuildConfig(preset.model, preset.stream, Schedule.warped(), "fp4", "cuda", fused=True, fp8=True)
+    config = BuildConfig(
+        preset.model,
+        preset.stream,
+        Schedule.warped(),
+        "fp4",
+        "cuda",
+        fused=True,
+        fp8=True,
+        fp8_attention=True,
+    )
     pool = replace(config, pool=PoolConfig(4, (1, 4)), fp8_except=(3,))
     table = kernel_table.kernel_table(pool, Target("cuda", "sm_90"))
     assert (table["layers"], table["matmuls"], table["fp8_except"]) == ("fused", "fp8", [3])
@@ -424,7 +458,7 @@ def test_the_table_of_kernels_says_what_the_op_picks() -> None:
         assert AttentionTiles(**entry["tiles"]) == tiles_for("sm_90", 128, shape)
         assert entry["measured"] == (("sm_90", 128, shape) in tuned_table())
     assert not kernel_table.kernel_table(config, Target("cuda", "sm_120"))["attention"][0]["measured"]
-    exact = replace(config, kv_scheme="bf16", fp8=False)
+    exact = replace(config, kv_scheme="bf16", fp8=False, fp8_attention=False)
     assert kernel_table.kernel_table(exact, Target("cuda", "sm_90"))["attention"] == []
 
 

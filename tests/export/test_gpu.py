@@ -48,15 +48,18 @@ def exact_artifact(
     return goal
 
 
-@pytest.fixture(scope="module", params=["plain", "fused", "fused fp8"])
+@pytest.fixture(scope="module", params=["plain", "fused", "fused attention", "fused fp8"])
 def fp4_artifact(
     request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     fused, fp8 = request.param != "plain", request.param == "fused fp8"
-    if fused:
+    fp8_attention = fp8 or request.param == "fused attention"
+    if fp8_attention:
         needs_fp8()
     goal = tmp_path_factory.mktemp("fp4") / "artifact"
-    config = dataclasses.replace(gpu_config("fp4", batch=2), fused=fused, fp8=fp8)
+    config = dataclasses.replace(
+        gpu_config("fp4", batch=2), fused=fused, fp8=fp8, fp8_attention=fp8_attention
+    )
     result = build_artifact(config, checkpoint, goal)
     assert result.kernels == ("fused" if fused else "plain")
     return goal
@@ -90,7 +93,7 @@ def test_a_chunk_is_one_launch_of_two_captured_graphs(exact_artifact: Path) -> N
 
 def test_full_and_filling_rows_share_one_graph_of_fused_layers(checkpoint: Path, tmp_path: Path) -> None:
     needs_fp8()
-    config = dataclasses.replace(gpu_config("fp4", batch=1), fused=True)
+    config = dataclasses.replace(gpu_config("fp4", batch=1), fused=True, fp8_attention=True)
     build_artifact(config, checkpoint, tmp_path / "artifact")
     with open_artifact(tmp_path / "artifact") as artifact, artifact.open_session() as session:
         for _ in range(CHUNKS):
@@ -115,7 +118,9 @@ def test_fused_layers_of_full_width_are_as_near_to_the_exact_track_as_plain_ones
     plain = BuildConfig(model, stream, Schedule.warped(2), "fp4", "cuda")
     write_random_checkpoint(tmp_path / "wide.pt", model, format="self-forcing", seed=0, dtype=torch.float32)
     fused = build_artifact(
-        dataclasses.replace(plain, fused=True, fp8=fp8), tmp_path / "wide.pt", tmp_path / "artifact"
+        dataclasses.replace(plain, fused=True, fp8=fp8, fp8_attention=True),
+        tmp_path / "wide.pt",
+        tmp_path / "artifact",
     )
     loaded = load_checkpoint(tmp_path / "wide.pt", model)
     tensors = dict(model_weights(make_pieces(plain), loaded)) | plain.schedule.tables(stream)

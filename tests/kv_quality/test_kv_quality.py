@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from scripts.kv_quality import __main__ as script
+from scripts.kv_quality import fp8_attention
 from scripts.kv_quality.activations import LayerStatistics, built_scales, capture, errors, scales_of
 from scripts.kv_quality.ideas import find, ideas, schemes
 from scripts.kv_quality.measures import PSNR_CEILING, psnr, relative_error, spread, ssim
@@ -29,6 +30,7 @@ from seko_export.models.rotary import rotary_tables
 from seko_export.models.wan_vae import VaeConfig
 from seko_kernels.kv_formats import ChannelStatistics
 from seko_runtime.ring import Ring
+from tests.tolerances import STEP
 
 MODEL = ModelConfig("tiny", layers=2, dim=64, heads=2, ffn_dim=64, text_dim=32, text_tokens=48, freq_dim=32)
 STREAM = StreamConfig(
@@ -103,6 +105,16 @@ def test_the_whole_script(folder, tmp_path, capsys):
     # Frames are noise here, which no PNG makes small.
     assert max(file.stat().st_size for file in pictures.iterdir() if file.stem != "kv-frames") < 150_000
     assert "| fp4-before-rope | 4 |" in capsys.readouterr().out
+
+
+def test_what_fp8_attention_costs(folder, capsys):
+    """FP4 alone leaves the first chunk as it is, up to the order of sums; fp8 attention does not."""
+    fp8_attention.main(["--sample", str(folder), "--prompts", "2", "--chunks", "2"])
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    ways = report["ways"]
+    assert ways["fp4"]["first_chunk"] <= STEP[torch.float32] < ways["fp8 attention"]["first_chunk"]
+    assert ways["fp8 attention"]["first_chunk"] < ways["fp8 attention and matmuls"]["first_chunk"]
+    assert report["lost_db"] == ways["fp4"]["psnr_db"] - ways["fp8 attention"]["psnr_db"]
 
 
 def test_a_chunk_that_sees_itself_exactly_is_exact_until_it_reads_the_cache(sample):

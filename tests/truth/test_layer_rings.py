@@ -123,7 +123,9 @@ def test_gpu_builds_have_engines_for_full_rows_of_each_kind():
     assert [c.engine for c in programs["context_full"] if "block" in c.engine] == [
         *("block_full_ring2", "block_full", "block_full_ring2"),
     ]
-    fused = make_programs(make_pieces(dataclasses.replace(config, kv_scheme="fp4", fused=True)))
+    fused = make_programs(
+        make_pieces(dataclasses.replace(config, kv_scheme="fp4", fused=True, fp8_attention=True))
+    )
     assert [(c.engine, c.first_layer, c.layers, c.first_place) for c in fused["context"]][2:] == [
         ("block_context_ring2", 0, 2, 0),
         ("block_context", 2, 1, 0),

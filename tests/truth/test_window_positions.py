@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seko_export.errors import UsageError
 from seko_export.golden import eager_session
 from seko_export.models.ring_places import window_positions
 from seko_export.options import plan_build
@@ -120,14 +119,13 @@ def test_sessions_restart_and_rebuild(scheme):
         assert relative_error(torch.from_numpy(found), torch.from_numpy(truth)) < 0.05
 
 
-def test_the_options_take_them_and_exact_fused_layers_refuse():
+def test_the_options_take_them():
     layout = {"window_positions": True}
     config = plan_build(None, "tiny", None, False, "cpu", layout).config
     assert config.kv.keys_before_rope
     assert config.kv.name == "fp32-before-rope"
     assert "valid_tokens" in {a.name for a in make_pieces(config)["embed"].inputs}
-    with pytest.raises(UsageError, match="--window-positions turns them at each read"):
-        plan_build(None, "tiny", None, False, "cpu", layout, kernels="fused")
+    assert plan_build(None, "tiny", None, False, "cpu", layout, kernels="fused").config.fused
     for scheme in ("bf16", "fp4"):
         wish = Wish("self-forcing-1.3b", "h200", scheme, layout=layout, no_vae=True, no_text=True)
         assert predict(wish)["step_s"] > 0
