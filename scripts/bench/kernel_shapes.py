@@ -10,8 +10,9 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from seko_kernels import nvfp4_write
+from seko_kernels import ChannelStatistics, KvFormat, kv_format, nvfp4_write
 from seko_kernels.attention import v_columns
+from seko_kernels.formats import NUMBER_FORMATS
 from seko_kernels.fused_reference import FP8, fp8_scale
 from seko_kernels.matmul import fp8_linear, quantise_weight
 from seko_kernels.qk_norm_rope import qk_norm_rope
@@ -29,6 +30,9 @@ from seko_kernels.rows import (
 from seko_kernels.scratch import KeyRotation, fp8_expand, v_transpose
 
 EPS = 1e-6
+
+
+Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -191,6 +195,45 @@ def cache_calls(shape: Shape, device: str) -> list[Timed]:
         Timed("v_transpose", transpose, own * 3.0, "GB/s"),
         Timed("nvfp4_write k and v", write, own * 2 * 2.5625, "GB/s"),
     ]
+
+
+def scheme_calls(shape: Shape, device: str) -> list[Timed]:
+    """What a layer writes and reads of its cache in each scheme: a chunk in, the whole window as bf16 out."""
+    torch.manual_seed(3)
+    s, calls = shape, list[Timed]()
+    pairs = s.head_dim // 2 - 2 * (s.head_dim // 6)
+    places = {
+        "slot_rotary": torch.rand(s.cache_frames, pairs, 2, device=device),
+        "patch_rotary": torch.rand(s.frame_tokens, s.head_dim // 2 - pairs, 2, device=device),
+    }
+    k, v = torch.randn(2, s.tokens, s.heads, s.head_dim, device=device, dtype=torch.bfloat16)
+    index = torch.arange(s.tokens, device=device)
+    reach = torch.full((s.heads, s.head_dim), 6.0)
+    known = ChannelStatistics(-reach, reach, torch.zeros_like(reach))
+    for scheme, numbers in NUMBER_FORMATS.items():
+        form = kv_format(scheme, s.heads, s.head_dim, torch.bfloat16)
+        caches = {
+            c.name: torch.zeros(s.cache_tokens, *c.token_shape, device=device, dtype=c.dtype)
+            for c in form.cache_tensors
+        }
+        scales = {name: scale.to(device) for name, scale in form.calibrate(known, known).items()}
+
+        def write(form: KvFormat = form, caches: Tensors = caches, scales: Tensors = scales) -> Tensors:
+            form.write(caches, scales, index, k, v)
+            return caches
+
+        def read(form: KvFormat = form, caches: Tensors = caches, scales: Tensors = scales) -> object:
+            return form.window(caches, scales, places, torch.bfloat16)
+
+        write()
+        moved = 2 * s.width * (2 + numbers.bits / 8)
+        calls.append(
+            Timed(
+                f"{scheme} write k and v", lambda write=write: [*write().values()], s.tokens * moved, "GB/s"
+            )
+        )  # type: ignore[misc]
+        calls.append(Timed(f"{scheme} window", read, s.cache_tokens * moved, "GB/s"))
+    return calls
 
 
 def row_calls(shape: Shape, device: str) -> list[Timed]:

@@ -28,7 +28,16 @@ from typing import Any
 
 import torch
 import triton.testing
-from kernel_shapes import SHAPES, Shape, Timed, cache_calls, cudnn_attention, matmul_calls, row_calls
+from kernel_shapes import (
+    SHAPES,
+    Shape,
+    Timed,
+    cache_calls,
+    cudnn_attention,
+    matmul_calls,
+    row_calls,
+    scheme_calls,
+)
 from rows import append_row
 from torch import Tensor
 
@@ -210,7 +219,7 @@ class Bench:
 
     def others(self, shape: Shape) -> None:
         """Time all else of a layer, and compare it with plain torch."""
-        for make in (cache_calls, row_calls, matmul_calls):
+        for make in (cache_calls, scheme_calls, row_calls, matmul_calls):
             if not self.has_time(f"{shape.name} {make.__name__}"):
                 continue
             for timed in make(shape, "cuda"):

@@ -32,6 +32,8 @@ NUMBERED_PART_OPS = frozenset(
         *("slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter"),
     )
 )
+# Those of them that may take channels apart, and where the axis stands among their arguments.
+_CHANNEL_OPS = {"aten.unbind": 1, "aten.chunk": 2}
 # Ops that address their first argument by index tensors, and where those stand among the arguments.
 INDEX_ARGUMENTS = {
     **dict.fromkeys(("aten.index", "aten._unsafe_index", "aten.take", "aten.take_along_dim"), 1),
@@ -183,7 +185,7 @@ def _takes_numbered_part(node: Node, op: str, holds_cache: set[Node], constants:
     if not node.args or node.args[0] not in holds_cache:
         return False
     if op.removesuffix("_copy") in NUMBERED_PART_OPS:
-        return not _takes_all(node)
+        return not (_takes_all(node) or _takes_channels(node))
     indices = _index_nodes(node, op) if op in INDEX_ARGUMENTS else []
     return bool(indices) and all(index in constants for index in indices)
 
@@ -218,6 +220,16 @@ def _takes_all(node: Node) -> bool:
     ):
         return False
     return value.shape == taken.shape
+
+
+def _takes_channels(node: Node) -> bool:
+    """Tell whether a part is one of every token: of the innermost axis, where no cache has its tokens."""
+    place = _CHANNEL_OPS.get(_op_name(node).removesuffix("_copy"))
+    source = node.args[0]
+    taken = source.meta.get("val") if isinstance(source, Node) else None
+    if place is None or not isinstance(taken, torch.Tensor) or len(node.args) <= place:
+        return False
+    return taken.dim() > 2 and taken.is_contiguous() and node.args[place] in (-1, taken.dim() - 1)
 
 
 def _has_kernel(node: Node) -> bool:

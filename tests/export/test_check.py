@@ -69,6 +69,7 @@ CACHE_PARTS = {
     "tensor_split": ("return cache.tensor_split(4)[1] + k", "aten.tensor_split", 0),
     "vsplit": ("return torch.vsplit(cache, 4)[1] + k", "aten.vsplit", 0),
     "chunk": ("return cache.chunk(4)[1] + k", "aten.chunk", 0),
+    "chunk of tokens that lie innermost": ("return cache.movedim(0, 2).chunk(2, -1)[0] + 1", "aten.chunk", 0),
     "roll": ("return cache.roll(2, 0) + 1", "aten.roll", 0),
     "unfold": ("return cache.unfold(0, 2, 2) + 1", "aten.unfold", 0),
     "negative padding": ("return torch.nn.functional.pad(cache, (0, 0, 0, 0, -2, -4)) + k", "aten.pad", 0),
@@ -100,6 +101,8 @@ def test_a_part_of_a_cache_by_numbers_is_refused(tmp_path, body, op, line):
         "return cache.index_select(0, index)[:1] + k",  # a slice of what was read by tensor
         "return k[0:1] + k.unbind(0)[0] + k.roll(1, 0) + k[torch.tensor([0, 1])]",  # no cache
         "return (cache * 2)[:1] + 1",  # computed from the cache
+        "a, b = cache.chunk(2, dim=-1)\nreturn a + b",  # channels of every token
+        "even, odd = cache.unflatten(-1, (-1, 2)).unbind(-1)\nreturn even + odd",
         "k.index_copy_(0, index - 1, cache.index_select(0, index))\nreturn k[:1] + 1",  # a copy out of the cache
         "rows = torch.arange(2)\nreturn cache.view(2, 4, 2, 4)[rows, index] + k",  # a row's own place
     ],
@@ -199,7 +202,7 @@ def test_a_branch_on_the_device_is_refused(tmp_path):
 
 def test_a_triton_op_has_a_kernel(tmp_path):
     assert nvfp4_expand.__module__ in sys.modules  # importing it registers the op
-    body = "return torch.ops.seko.nvfp4_expand(cache, k, index, torch.float32)"
+    body = "return torch.ops.seko.nvfp4_expand(cache, k, index, torch.float32, 8, 0)"
     codes, scales = torch.zeros(4, 2, 64, dtype=torch.uint8), torch.zeros(4, 2, 8, dtype=torch.uint8)
     program = export(planted(tmp_path, body), codes, scales, torch.ones(2))
     assert any("seko.nvfp4_expand" in str(node.target) for node in program.graph.nodes)

@@ -68,6 +68,7 @@ NAMES = {
     "kv_write": [
         "nvfp4_write_kernel",
         "nvfp4_write_kernel_0",
+        "kv_write_kernel_0",
         "triton_poi_fused__to_copy_index_copy_4",
         "triton_poi_fused_arange_ge_index_put_lift_fresh_0",
         "graph_0_cpp_fused___lshift_____rshift____to_copy_abs_amax_bitwise_and_clamp_index_copy_round_where_1",
@@ -76,6 +77,7 @@ NAMES = {
     "kv_read": [
         "nvfp4_expand_kernel",
         "nvfp4_expand_kernel_0",
+        "kv_expand_kernel_0",
         "graph_0_cpp_fused___rshift___bitwise_and_stack_2",
         "graph_0_cpp_fused___lshift____scaled_dot_product_flash_attention_for_cpu__to_copy_add_arange_bitwise_and_"
         "bitwise_or_eq_gt_lt_mul_neg_scalar_tensor_transpose_unsqueeze_view_where_zeros_3",

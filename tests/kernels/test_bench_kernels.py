@@ -45,12 +45,12 @@ def test_every_call_runs_and_agrees_with_itself(
     bench: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     at_work = bench.Bench(deadline=float("inf"))
-    for make in (bench.cache_calls, bench.row_calls, bench.matmul_calls):
+    for make in (bench.cache_calls, bench.scheme_calls, bench.row_calls, bench.matmul_calls):
         for timed in make(tiny(bench), "cpu"):
             at_work.time(tiny(bench), timed)
     at_work.time(tiny(bench), bench.cudnn_attention(tiny(bench), "cpu"), compare=False)
     printed = lines(capsys)
-    assert len(printed) == 7 + 9 + 8 + 1
+    assert len(printed) == 7 + 8 + 9 + 8 + 1
     for line in printed:
         assert line["kind"] == "kernel", line  # none failed
         assert line.get("difference", 0.0) == 0.0
