@@ -127,6 +127,7 @@ class StreamConfig:
     window_positions: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "layer_rings", tuple(self.layer_rings))  # JSON has lists alone
         unit = VAE_SPATIAL_STRIDE * PATCH
         for side in ("height", "width"):
             pixels = getattr(self, side)

@@ -22,10 +22,10 @@ class RoundingDit(ShiftingDit):
 
     rounding: Rounding
 
-    def _window(self, cached: list[CachedFrame]) -> list[CachedFrame]:
+    def _window(self, cached: list[CachedFrame], layer: int) -> list[CachedFrame]:
         new = self.stream.chunk_frames
         rounded = [CachedFrame(c.frame, self.rounding(c.k), self.rounding(c.v)) for c in cached[-new:]]
-        return super()._window(cached[:-new] + rounded)
+        return super()._window(cached[:-new] + rounded, layer)
 
 
 def small_network(config: BuildConfig) -> tuple[Network, Mapping[str, Tensor], Tensor]:
