@@ -10,4 +10,4 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the models are tiny: on a busy ma
 "$PYTHON" -m mypy
 "$(dirname "$PYTHON")/lint-imports" --no-cache
 # Two processes, as the tests use one core each; a file's tests stay together, so that its artifacts are built once.
-"$PYTHON" -m pytest -n "${SEKO_TEST_PROCESSES:-2}" --dist loadfile "$@"
+"$PYTHON" -m pytest -n "${SEKO_TEST_PROCESSES:-2}" --dist loadfile --durations 25 "$@"
