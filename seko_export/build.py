@@ -41,7 +41,7 @@ ENGINE_MAKERS = {
     "aoti": aoti.compile_piece,
     "compile": compile_backend.export_piece,
     "onnx": onnx_backend.export_piece,
-    "tensorrt": tensorrt.export_form,
+    "tensorrt": onnx_backend.export_piece,  # the form that plans are built of
 }
 BACKENDS = tuple(ENGINE_MAKERS)
 CAN_BUILD = {"onnx": onnx_backend.check_can_build, "tensorrt": tensorrt.check_can_build}

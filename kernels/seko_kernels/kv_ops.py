@@ -13,7 +13,7 @@ from seko_kernels import kv_reference
 from seko_kernels.errors import KvDtypeError, KvShapeError
 from seko_kernels.formats import NUMBER_FORMATS, NumberFormat
 from seko_kernels.kv_places import KeyTables, SinkApart, check_mean
-from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
+from seko_kernels.ops import FLOAT_DTYPES, check_written, takes_kernels
 from seko_kernels.reference import turn_keys
 from seko_kernels.triton.kv_expand import (
     KV_EXPAND_HEADS,
@@ -61,16 +61,8 @@ def kv_write(
     KvDeviceError
         If the tensors lie on different devices, or on one that is neither CPU nor CUDA.
     """
-    if x.dim() != 3:
-        raise KvShapeError(f"x has shape {tuple(x.shape)}, expected [tokens, heads, head_dim]")
-    tokens, heads, head_dim = x.shape
+    heads, head_dim = check_written(x, token_index)
     _check_cache(form, codes, scales, global_scale, heads, head_dim)
-    if tuple(token_index.shape) != (tokens,):
-        raise KvShapeError(f"token_index has shape {tuple(token_index.shape)}, expected ({tokens},)")
-    if x.dtype not in FLOAT_DTYPES:
-        raise KvDtypeError(f"x is {x.dtype}, expected one of {FLOAT_DTYPES}")
-    if token_index.dtype != torch.int64:
-        raise KvDtypeError(f"token_index is {token_index.dtype}, expected torch.int64")
     optional = [one for one in (scales, mean) if one is not None]
     if mean is not None:
         check_mean(mean, heads, head_dim)

@@ -68,18 +68,8 @@ def nvfp4_write(
     KvDeviceError
         If the tensors lie on different devices, or on one that is neither CPU nor CUDA.
     """
-    if x.dim() != 3:
-        raise KvShapeError(f"x has shape {tuple(x.shape)}, expected [tokens, heads, head_dim]")
-    tokens, heads, head_dim = x.shape
+    heads, head_dim = check_written(x, token_index)
     _check_nvfp4_cache(codes, scales, global_scale, heads, head_dim)
-    if tuple(token_index.shape) != (tokens,):
-        raise KvShapeError(
-            f"token_index has shape {tuple(token_index.shape)}, expected ({tokens},): one a token"
-        )
-    if x.dtype not in FLOAT_DTYPES:
-        raise KvDtypeError(f"x is {x.dtype}, expected one of {FLOAT_DTYPES}")
-    if token_index.dtype != torch.int64:
-        raise KvDtypeError(f"token_index is {token_index.dtype}, expected torch.int64")
     tensors = [x, token_index, codes, scales, global_scale]
     if mean is not None:
         check_mean(mean, heads, head_dim)
@@ -361,6 +351,22 @@ def _nvfp4_expand_keys_cuda(
         num_warps=EXPAND_KEYS_WARPS,
     )
     return expanded
+
+
+def check_written(x: Tensor, token_index: Tensor) -> tuple[int, int]:
+    """Return heads and channels of what is to be written and where; raises `KvShapeError`, `KvDtypeError`."""
+    if x.dim() != 3:
+        raise KvShapeError(f"x has shape {tuple(x.shape)}, expected [tokens, heads, head_dim]")
+    tokens, heads, head_dim = x.shape
+    if tuple(token_index.shape) != (tokens,):
+        raise KvShapeError(
+            f"token_index has shape {tuple(token_index.shape)}, expected ({tokens},): one a token"
+        )
+    if x.dtype not in FLOAT_DTYPES:
+        raise KvDtypeError(f"x is {x.dtype}, expected one of {FLOAT_DTYPES}")
+    if token_index.dtype != torch.int64:
+        raise KvDtypeError(f"token_index is {token_index.dtype}, expected torch.int64")
+    return heads, head_dim
 
 
 def _check_nvfp4_cache(

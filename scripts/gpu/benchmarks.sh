@@ -12,7 +12,7 @@ seko_make_venv dev || exit
 work=${SEKO_WORK:-/tmp/seko-bench} seconds=${SEKO_SECONDS:-480} rows=docs/benchmarks/h200.jsonl
 mkdir -p "$work"
 lanes=("kernels peers" "quality" "pipeline stream pool" "step vae")
-wanted=" ${*:-kernels peers quality pipeline stream pool step vae} "
+wanted=" ${*:-${lanes[*]}} "
 read -ra gpus <<<"$("$PYTHON" -c 'import torch; print(*range(torch.cuda.device_count()))')"
 for name in $wanted; do
     [[ " ${lanes[*]} " == *" $name "* ]] || { echo "no section $name: expected some of ${lanes[*]}" >&2 && exit 2; }

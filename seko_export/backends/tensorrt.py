@@ -12,7 +12,7 @@ import torch
 
 from seko_export.describe import engine_suffix
 from seko_export.errors import TensorRtMissingError, UsageError
-from seko_export.onnx_form.translate import piece_model, require_onnx
+from seko_export.onnx_form.translate import require_onnx
 from seko_export.plans.library import require_tensorrt
 from seko_export.progress import Progress
 
@@ -58,38 +58,6 @@ def check_can_build(config: BuildConfig) -> None:
             "--backend tensorrt verifies what it builds with the lean runtime (package tensorrt_lean), which is not "
             "installed; pip install 'seko-runtime[tensorrt]'"
         )
-
-
-def export_form(config: BuildConfig, name: str, path: str) -> float:
-    """Translate one piece and save its form, standard functions included.
-
-    Runs in a child process, as the other backends' makers do.
-
-    Parameters
-    ----------
-    config : BuildConfig
-        The whole build.
-    name : str
-        Which piece.
-    path : str
-        Path of the ``.onnx`` to write.
-
-    Returns
-    -------
-    float
-        Seconds it took, without the start of the process.
-
-    Raises
-    ------
-    LoweringError
-        If the piece has no such form.
-    """
-    from seko_export.pieces import make_pieces
-
-    started = time.monotonic()
-    model = piece_model(make_pieces(config)[name])
-    Path(path).write_bytes(model.SerializeToString(deterministic=True))
-    return time.monotonic() - started
 
 
 def build_plans(forms: Path, engines: Path, arch: str, progress: Progress) -> dict[str, float]:

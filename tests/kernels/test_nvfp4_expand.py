@@ -13,6 +13,7 @@ from seko_kernels import nvfp4_expand
 from seko_kernels.errors import KvDtypeError, KvShapeError
 from seko_kernels.formats import E2M1_VALUES, NVFP4_GLOBAL_EXPONENTS
 from seko_kernels.triton.nvfp4_expand import EXPAND_TILE, EXPAND_WARPS, nvfp4_expand_kernel
+from tests.kernels.captured import run_and_replay
 
 DTYPES = (torch.bfloat16, torch.float32)
 SIGNATURE = {
@@ -116,17 +117,7 @@ def test_gpu_package_and_its_capture_give_the_bits_of_the_reference(
     expected = ExpandModule()(*args)
     on_device = [t.cuda() for t in args]
     engine = package_runner(ExpandModule(), tuple(on_device))
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        direct = engine(list(on_device))
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        captured = engine(list(on_device))
-    for output in captured:
-        output.fill_(float("nan"))
-    graph.replay()
-    torch.cuda.synchronize()
+    direct, captured = run_and_replay(engine, on_device)
     for ours, replayed, truth in zip(direct, captured, expected, strict=True):
         assert torch.equal(bits(ours), bits(truth))
         assert torch.equal(bits(replayed), bits(truth))

@@ -19,6 +19,7 @@ from seko_kernels.triton.nvfp4_expand_keys import (
     EXPAND_KEYS_WARPS,
     nvfp4_expand_keys_kernel,
 )
+from tests.kernels.captured import run_and_replay
 
 DTYPES = (torch.bfloat16, torch.float32)
 SHAPES = [(21, 1560, 12, 128, 22), (6, 24, 5, 128, 22), (3, 7, 2, 48, 8), (1, 1, 1, 16, 4)]
@@ -182,17 +183,7 @@ def test_gpu_package_and_its_capture_give_the_bits_of_the_reference(
     expected = ExpandKeysModule()(*args)
     on_device = [t.cuda() for t in args]
     engine = package_runner(ExpandKeysModule(), tuple(on_device))
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        direct = engine(list(on_device))
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        captured = engine(list(on_device))
-    for output in captured:
-        output.fill_(float("nan"))
-    graph.replay()
-    torch.cuda.synchronize()
+    direct, captured = run_and_replay(engine, on_device)
     for ours, replayed, truth in zip(direct, captured, expected, strict=True):
         assert torch.equal(bits(ours), bits(truth))
         assert torch.equal(bits(replayed), bits(truth))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ import triton
 from seko_kernels.errors import PluginFormError
 from seko_kernels.plugins import compile_plugin, without_hidden_parameters
 from seko_runtime.backends.cuda_driver import CudaDriver
+from tests.kernels.interpreter import run_interpreted
 
 from .plugin_cases import PluginCase, cases
 
@@ -71,17 +70,7 @@ def test_a_kernel_that_reads_tritons_own_parameters_is_refused() -> None:
 
 
 def test_the_noise_kernel_draws_the_samplers_noise_in_the_interpreter() -> None:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    tests = Path(__file__).with_name("interpreted_gaussian.py")
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)],
-        env={**inherited, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert " passed" in ran.stdout
+    run_interpreted("interpreted_gaussian.py")
 
 
 @pytest.mark.gpu

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from seko_export import build
+from seko_export.backends import onnx as onnx_backend
 from seko_export.backends import tensorrt as backend
 from seko_export.config import PoolConfig
 from seko_export.describe import describe
@@ -101,7 +102,7 @@ def test_forms_become_plans_one_by_one_and_timings_are_kept(
     forms.mkdir()
     names = ("advance", "embed", "noise")
     for name in names:
-        backend.export_form(gpu_config(), name, str(forms / f"{name}.onnx"))
+        onnx_backend.export_piece(gpu_config(), name, str(forms / f"{name}.onnx"))
     told: list[str] = []
     seconds = backend.build_plans(forms, tmp_path / "engines", "sm_90", lambda step, *_: told.append(step))
     assert tuple(seconds) == names
@@ -118,7 +119,7 @@ def test_forms_become_plans_one_by_one_and_timings_are_kept(
     assert [config._cache._bytes for config in trt.log.configs] == [b""] * 3
 
     forms.mkdir()
-    backend.export_form(gpu_config(), "noise", str(forms / "noise.onnx"))
+    onnx_backend.export_piece(gpu_config(), "noise", str(forms / "noise.onnx"))
     backend.build_plans(forms, tmp_path / "again", "sm_90", lambda *_: None)
     assert trt.log.configs[-1]._cache._bytes == b"timed"
 

@@ -1,0 +1,26 @@
+"""Runs tests in Triton's interpreter, which must be chosen before Triton is imported: in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def run_interpreted(file: str, ignored: Sequence[str] = ()) -> None:
+    """Fail unless the tests in a file beside this one pass; ``ignored`` are filters of warnings."""
+    # The outer run's PYTEST_* variables describe the outer run (its xdist worker, its current test).
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    filters = [part for one in ignored for part in ("-W", one)]
+    tests = str(Path(__file__).with_name(file))
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *filters, tests],
+        env={**inherited, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert " passed" in ran.stdout
