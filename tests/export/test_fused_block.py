@@ -19,12 +19,11 @@ from torch._library.triton import get_triton_kernels_for_op
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 
-from seko_export import golden, kernel_table
+from seko_export import golden
 from seko_export.build import build_artifact
 from seko_export.calibration import KvStatistics, layer_constants
 from seko_export.checkpoints import write_random_checkpoint
 from seko_export.config import PRESETS, PoolConfig, StreamConfig
-from seko_export.environment import Target, has_fp8
 from seko_export.errors import UsageError
 from seko_export.lowering.trace import trace
 from seko_export.models.fused_block import RowFusedBlock
@@ -33,7 +32,6 @@ from seko_export.options import plan_build
 from seko_export.pieces import BuildConfig, FlatModule, make_pieces, make_programs
 from seko_kernels.fused_reference import fp8_key_scale
 from seko_kernels.scratch import scratch_constants
-from seko_kernels.tuned import AttentionTiles, shape_class, tiles_for, tuned_table
 from seko_runtime import open_artifact
 from tests.export.test_causal_dit import random_inputs
 from tests.export.test_pool_pieces import MODEL as POOL_MODEL
@@ -383,86 +381,3 @@ def test_a_fused_build_for_this_cpu_keeps_its_goldens(tmp_path_factory: pytest.T
             w.name for w in artifact.manifest.weights
         }
         assert all(error.within for error in artifact.verify())
-
-
-def test_what_the_options_mean() -> None:
-    def planned(
-        kernels: str = "auto", *, kv: str = "fp4", gpu: bool | None = None, **more: object
-    ) -> BuildConfig:
-        device = {} if gpu is None else {"device": "cuda", "fp8_gpu": gpu}
-        return plan_build(None, "tiny", kv, False, "cpu", {}, kernels=kernels, **device, **more).config
-
-    assert not planned().fused
-    assert planned("fused").fused
-    assert [planned(gpu=gpu).fused for gpu in (True, False)] == [True, True]
-    assert not planned("plain", gpu=True).fused
-    assert planned(gpu=False, kv="bf16").fused
-    assert planned(gpu=True, kv="int8-fp4").fused
-    assert not planned(gpu=True, backend="compile").fused
-    # Nobody's chunk is rounded unasked: fp8 attention comes with fp8 matmuls, or by name.
-    assert not planned(gpu=True).fp8_attention
-    assert planned(gpu=True, attention="fp8").fp8_attention
-    assert planned(gpu=True, fp8=True).fp8_attention
-    assert not planned(gpu=True, fp8=True, attention="torch").fp8_attention
-    assert not planned(gpu=True, fp8=True, kv="bf16").fp8_attention
-    refused: list[tuple[dict[str, object], str]] = [
-        ({"gpu": False, "attention": "fp8"}, "no fp8 numbers"),
-        ({"gpu": False, "fp8": True, "kv": "bf16"}, "no fp8 numbers"),
-        ({"kernels": "fused", "kv": "int8", "attention": "fp8"}, "reads an FP4 cache, this build's is int8"),
-        ({"kernels": "plain", "gpu": True, "attention": "fp8"}, "layers|build's are plain"),
-        ({"fp8": True}, "layers are plain"),
-        ({"kernels": "plain", "gpu": True, "fp8": True}, "layers are plain"),
-        ({"kernels": "fused", "backend": "onnx"}, "not of onnx"),
-        ({"kernels": "fast"}, "auto, plain, fused"),
-        ({"attention": "fast"}, "auto, torch, fp8"),
-    ]
-    for options, words in refused:
-        with pytest.raises(UsageError, match=words):
-            planned(**options)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("arch", "found"),
-    [
-        (None, "torch's own: there is no GPU"),
-        ("sm_80", "no fp8, since sm_80 has no such numbers"),
-        ("sm_90", "tiles measured for heads of 128 channels, "),
-        ("sm_89", "no tiles measured for sm_89; else safe ones, 128 x 64"),
-    ],
-)
-def test_the_doctor_says_which_kernels(arch: str | None, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_table, "local_gpu_arch", lambda: arch)
-    line = kernel_table.examine_kernels()
-    assert found in line.found
-    assert line.ok  # each GPU has some
-
-
-def test_the_table_of_kernels_says_what_the_op_picks() -> None:
-    preset = PRESETS["self-forcing-1.3b"]
-    config = BuildConfig(
-        preset.model,
-        preset.stream,
-        Schedule.warped(),
-        "fp4",
-        "cuda",
-        fused=True,
-        fp8=True,
-        fp8_attention=True,
-    )
-    pool = replace(config, pool=PoolConfig(4, (1, 4)), fp8_except=(3,))
-    table = kernel_table.kernel_table(pool, Target("cuda", "sm_90"))
-    assert (table["layers"], table["matmuls"], table["fp8_except"]) == ("fused", "fp8", [3])
-    assert [entry["rows"] for entry in table["attention"]] == [1, 4]
-    for entry in table["attention"]:
-        shape = shape_class(entry["rows"], 12, preset.stream.chunk_tokens)
-        assert AttentionTiles(**entry["tiles"]) == tiles_for("sm_90", 128, shape)
-        assert entry["measured"] == (("sm_90", 128, shape) in tuned_table())
-    assert not kernel_table.kernel_table(config, Target("cuda", "sm_120"))["attention"][0]["measured"]
-    exact = replace(config, kv_scheme="bf16", fp8=False, fp8_attention=False)
-    assert kernel_table.kernel_table(exact, Target("cuda", "sm_90"))["attention"] == []
-
-
-def test_which_gpus_have_fp8() -> None:
-    archs = {"sm_80": False, "sm_86": False, "sm_89": True, "sm_90": True, "sm_100": True, "sm_120": True}
-    assert {arch: has_fp8(Target("cuda", arch)) for arch in archs} == archs
-    assert not has_fp8(Target("cpu", "x86_64"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,12 @@ from hypothesis import strategies as st
 from seko_runtime.errors import (
     DeviceMemoryError,
     PoolFullError,
-    ProgramError,
     SessionClosedError,
     UsageError,
 )
-from seko_runtime.manifest_reader import parse_manifest
 from seko_runtime.pool import Pool, PooledSession, SessionLeakWarning
-from seko_runtime.programs_check import resolve_programs
 
-from . import toy_pool, toy_whole
+from . import toy_pool
 from .toy_pool import BUCKETS, SESSIONS, open_pool, pool_manifest
 from .toy_whole import open_whole
 
@@ -398,50 +395,6 @@ def test_a_batch_session_over_a_pools_artifact() -> None:
                 assert np.array_equal(a, b)
 
 
-def test_the_manifest_of_a_pool_is_format_2_and_reads_back() -> None:
-    manifest = replace(pool_manifest(), golden=None, text=None, video=None)
-    document = manifest.to_json()
-    assert b'"format_version": 2' in document
-    assert b'"format_version": 1' in replace(toy_whole.whole_manifest(), golden=None).to_json()
-    assert b'"pool"' not in toy_whole.whole_manifest().to_json()
-    read = parse_manifest(_with_files(document))
-    assert read.pool == manifest.pool
-    assert (read.rows, read.call_rows) == (SESSIONS, BUCKETS[-1])
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (
-            lambda m: replace(m, stream=replace(m.stream, batch=4)),
-            "pool.buckets end with 4, the pool has 4 rows",
-        ),
-        (lambda m: replace(m, pool=replace(m.pool, buckets=(1, 2))), "unknown"),
-        (
-            lambda m: replace(m, buffers=tuple(b for b in m.buffers if b.name != "rows")),
-            "chunk buffer 'rows'",
-        ),
-        (
-            lambda m: _with_ref(m, "step.2", "buffer:valid_tokens[bucket]", "buffer:valid_tokens"),
-            "valid_tokens is",
-        ),
-        (
-            lambda m: _with_ref(m, "step.2", "buffer:valid_tokens[bucket]", "buffer:valid_tokens[row]"),
-            "names a row",
-        ),
-        (
-            lambda m: _with_ref(m, "prompt", "buffer:prompt.mean[row]", "buffer:prompt.mean[bucket]"),
-            "outside",
-        ),
-    ],
-)
-def test_a_pool_that_does_not_fit_together(change: Callable[[Any], Any], words: str) -> None:
-    resolve_programs(pool_manifest())
-    with pytest.raises(Exception, match=words) as caught:
-        resolve_programs(change(pool_manifest()))
-    assert isinstance(caught.value, ProgramError) or "Signature" in type(caught.value).__name__
-
-
 def test_a_pool_larger_than_what_is_free_is_refused_before_anything_is_allocated() -> None:
     from seko_runtime.artifact import _admit
 
@@ -454,35 +407,6 @@ def test_a_pool_larger_than_what_is_free_is_refused_before_anything_is_allocated
         DeviceMemoryError, match=r"a pool of 5 sessions takes \d+ bytes, about \d+ each; 1000 are free"
     ):
         _admit(pool_manifest(), memory)
-
-
-def _with_ref(manifest: Any, engine: str, old: str, new: str) -> Any:
-    """The manifest with one reference of an engine's calls exchanged."""
-
-    def changed(refs: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(new if ref == old else ref for ref in refs)
-
-    programs = {
-        name: tuple(
-            replace(call, inputs=changed(call.inputs), outputs=changed(call.outputs))
-            if call.engine == engine
-            else call
-            for call in calls
-        )
-        for name, calls in manifest.programs.items()
-    }
-    assert programs != manifest.programs
-    return replace(manifest, programs=programs)
-
-
-def _with_files(document: bytes) -> bytes:
-    """The manifest with an entry for each file that it names."""
-    import json
-
-    table = json.loads(document)
-    names = {one["file"] for one in (*table["engines"], *table["weights"])}
-    table["files"] = {name: {"sha256": "0" * 64, "size": 1} for name in names}
-    return json.dumps(table).encode()
 
 
 def test_snapshots_go_on_in_another_pool(tmp_path: Path) -> None:

@@ -1,0 +1,88 @@
+"""The manifest of a pool: written, read back, and refused where its parts do not fit together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from seko_runtime.errors import ProgramError
+from seko_runtime.manifest_reader import parse_manifest
+from seko_runtime.programs_check import resolve_programs
+
+from . import toy_whole
+from .toy_pool import BUCKETS, SESSIONS, pool_manifest
+
+
+def test_the_manifest_of_a_pool_is_format_2_and_reads_back() -> None:
+    manifest = replace(pool_manifest(), golden=None, text=None, video=None)
+    document = manifest.to_json()
+    assert b'"format_version": 2' in document
+    assert b'"format_version": 1' in replace(toy_whole.whole_manifest(), golden=None).to_json()
+    assert b'"pool"' not in toy_whole.whole_manifest().to_json()
+    read = parse_manifest(_with_files(document))
+    assert read.pool == manifest.pool
+    assert (read.rows, read.call_rows) == (SESSIONS, BUCKETS[-1])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda m: replace(m, stream=replace(m.stream, batch=4)),
+            "pool.buckets end with 4, the pool has 4 rows",
+        ),
+        (lambda m: replace(m, pool=replace(m.pool, buckets=(1, 2))), "unknown"),
+        (
+            lambda m: replace(m, buffers=tuple(b for b in m.buffers if b.name != "rows")),
+            "chunk buffer 'rows'",
+        ),
+        (
+            lambda m: _with_ref(m, "step.2", "buffer:valid_tokens[bucket]", "buffer:valid_tokens"),
+            "valid_tokens is",
+        ),
+        (
+            lambda m: _with_ref(m, "step.2", "buffer:valid_tokens[bucket]", "buffer:valid_tokens[row]"),
+            "names a row",
+        ),
+        (
+            lambda m: _with_ref(m, "prompt", "buffer:prompt.mean[row]", "buffer:prompt.mean[bucket]"),
+            "outside",
+        ),
+    ],
+)
+def test_a_pool_that_does_not_fit_together(change: Callable[[Any], Any], words: str) -> None:
+    resolve_programs(pool_manifest())
+    with pytest.raises(Exception, match=words) as caught:
+        resolve_programs(change(pool_manifest()))
+    assert isinstance(caught.value, ProgramError) or "Signature" in type(caught.value).__name__
+
+
+def _with_ref(manifest: Any, engine: str, old: str, new: str) -> Any:
+    """The manifest with one reference of an engine's calls exchanged."""
+
+    def changed(refs: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(new if ref == old else ref for ref in refs)
+
+    programs = {
+        name: tuple(
+            replace(call, inputs=changed(call.inputs), outputs=changed(call.outputs))
+            if call.engine == engine
+            else call
+            for call in calls
+        )
+        for name, calls in manifest.programs.items()
+    }
+    assert programs != manifest.programs
+    return replace(manifest, programs=programs)
+
+
+def _with_files(document: bytes) -> bytes:
+    """The manifest with an entry for each file that it names."""
+    table = json.loads(document)
+    names = {one["file"] for one in (*table["engines"], *table["weights"])}
+    table["files"] = {name: {"sha256": "0" * 64, "size": 1} for name in names}
+    return json.dumps(table).encode()
