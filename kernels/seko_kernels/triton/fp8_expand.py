@@ -19,28 +19,120 @@ EXPAND_GROUP = (
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _numbers(  # type: ignore[no-untyped-def]
-    CODES, SCALES, row, factor, keep, HEAD_DIM: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr
-):
-    """Even and odd channels ``[TILE, HEAD_DIM / 2]`` fp32 of the token-heads `row` (int64), times `factor`.
+def _halves(packed, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Even and odd numbers (fp16) of bytes of two codes, times 2**-14: a code's bits at the same fields of fp16.
 
-    As in `nvfp4_expand`: a code's bits at the same fields of an fp16 number are its value times 2**-14. `factor` is a
-    power of two, so all is exact.
+    The assembly does two numbers at once. INTEGER is the same one by one, for the interpreter.
     """
+    if INTEGER:
+        bits = packed.to(tl.int16)
+        low = (((bits & 7) << 9) | ((bits & 8) << 12)).to(tl.float16, bitcast=True)
+        high = (((bits & 0x70) << 5) | ((bits & 0x80) << 8)).to(tl.float16, bitcast=True)
+        return low, high
+    return tl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 a, b, s, t;
+        prmt.b32 a, $4, 0, 0x4140;
+        prmt.b32 b, $4, 0, 0x4342;
+        and.b32 s, a, 0x00070007;
+        shl.b32 s, s, 9;
+        and.b32 t, a, 0x00080008;
+        shl.b32 t, t, 12;
+        or.b32 $0, s, t;
+        and.b32 s, b, 0x00070007;
+        shl.b32 s, s, 9;
+        and.b32 t, b, 0x00080008;
+        shl.b32 t, t, 12;
+        or.b32 $1, s, t;
+        and.b32 s, a, 0x00700070;
+        shl.b32 s, s, 5;
+        and.b32 t, a, 0x00800080;
+        shl.b32 t, t, 8;
+        or.b32 $2, s, t;
+        and.b32 s, b, 0x00700070;
+        shl.b32 s, s, 5;
+        and.b32 t, b, 0x00800080;
+        shl.b32 t, t, 8;
+        or.b32 $3, s, t;
+        }
+        """,
+        "=r,=r,=r,=r,r",
+        [packed],
+        dtype=(tl.float16, tl.float16),
+        is_pure=True,
+        pack=4,
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _scaled_e4m3(number, scale, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
+    """e4m3 of ``number * 2**14 * scale``, both fp16: six bits of product, so fp16 holds it wherever e4m3 is not 0."""
+    if INTEGER:
+        return to_e4m3((number * 16384.0).to(tl.float32) * scale.to(tl.float32), True)
+    return tl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 c, s;
+        .reg .b16 x, y;
+        mov.b32 c, 0x74007400;
+        mul.rn.f16x2 s, $1, c;
+        mul.rn.f16x2 s, s, $3;
+        cvt.rn.satfinite.e4m3x2.f16x2 x, s;
+        mul.rn.f16x2 s, $2, c;
+        mul.rn.f16x2 s, s, $4;
+        cvt.rn.satfinite.e4m3x2.f16x2 y, s;
+        mov.b32 $0, {x, y};
+        }
+        """,
+        "=r,r,r,r,r",
+        [number, scale],
+        dtype=tl.float8e4nv,
+        is_pure=True,
+        pack=4,
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _loaded(CODES, SCALES, row, keep, HEAD_DIM: tl.constexpr, MASKED: tl.constexpr, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Even and odd numbers of the token-heads `row` (int64) as `_halves` gives them, and scales (fp32)."""
     byte = row[:, None] * (HEAD_DIM // 2) + tl.arange(0, HEAD_DIM // 2)[None, :]
     part = row[:, None] * (HEAD_DIM // 16) + tl.arange(0, HEAD_DIM // 16)[None, :]
     if MASKED:
-        packed = tl.load(CODES + byte, mask=keep[:, None], other=0).to(tl.int16)
+        packed = tl.load(CODES + byte, mask=keep[:, None], other=0)
         scale = e4m3_scale_decode(tl.load(SCALES + part, mask=keep[:, None], other=0))
     else:
-        packed = tl.load(CODES + byte).to(tl.int16)
+        packed = tl.load(CODES + byte)
         scale = e4m3_scale_decode(tl.load(SCALES + part))
-    scale = tl.expand_dims(scale * (factor * 16384.0), 2)
-    low = (((packed & 7) << 9) | ((packed & 8) << 12)).to(tl.float16, bitcast=True).to(tl.float32)
-    high = (((packed & 0x70) << 5) | ((packed & 0x80) << 8)).to(tl.float16, bitcast=True).to(tl.float32)
-    even = tl.reshape(low, (TILE, HEAD_DIM // 16, 8)) * scale
-    odd = tl.reshape(high, (TILE, HEAD_DIM // 16, 8)) * scale
-    return tl.reshape(even, (TILE, HEAD_DIM // 2)), tl.reshape(odd, (TILE, HEAD_DIM // 2))
+    low, high = _halves(packed, INTEGER)
+    return low, high, scale
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _each(scale, HEAD_DIM: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """``[TILE, HEAD_DIM / 2]`` of a scale ``[TILE, HEAD_DIM / 16]``: eight even, or eight odd, channels have one."""
+    return tl.reshape(
+        tl.broadcast_to(tl.expand_dims(scale, 2), (TILE, HEAD_DIM // 16, 8)), (TILE, HEAD_DIM // 2)
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _quantised(  # type: ignore[no-untyped-def]
+    CODES,
+    SCALES,
+    row,
+    factor,
+    keep,
+    HEAD_DIM: tl.constexpr,
+    TILE: tl.constexpr,
+    MASKED: tl.constexpr,
+    INTEGER: tl.constexpr,
+):
+    """e4m3 numbers ``[TILE, HEAD_DIM]`` of the token-heads `row`, times `factor`, a power of two."""
+    low, high, scale = _loaded(CODES, SCALES, row, keep, HEAD_DIM, MASKED, INTEGER)
+    # Above fp16 e4m3 saturates as well, and infinity times a code of zero would be none.
+    half = _each(tl.minimum(scale * factor, 65504.0).to(tl.float16), HEAD_DIM, TILE)
+    return tl.interleave(_scaled_e4m3(low, half, INTEGER), _scaled_e4m3(high, half, INTEGER))
 
 
 @triton.jit
@@ -108,26 +200,26 @@ def _expand_tile(  # type: ignore[no-untyped-def]
         head = tl.program_id(1) * GROUP + turn
         source = (row * cache_tokens + place) * HEADS + head
         k_fp8 = power_of_two_inverse(tl.load(K_FP8_SCALE + head))
-        k_factor = tl.load(K_GLOBAL_SCALE + head)
+        k_factor = tl.load(K_GLOBAL_SCALE + head) * k_fp8
         if SLOT_PAIRS > 0:
-            even, odd = _numbers(K_CODES, K_SCALES, source, k_factor, keep, HEAD_DIM, TILE, MASKED)
+            # The fp8 scale is a power of two: divided by at once, not number by number, the bits are the same.
+            low, high, scale = _loaded(K_CODES, K_SCALES, source, keep, HEAD_DIM, MASKED, INTEGER)
+            each = _each(scale * (k_factor * 16384.0), HEAD_DIM, TILE)
             at_mean = K_MEAN + head * HEAD_DIM + tl.arange(0, HEAD_DIM // 2) * 2
-            even = _factor(even + tl.load(at_mean)[None, :])
-            odd = _factor(odd + tl.load(at_mean + 1)[None, :])
-            k = tl.interleave(even * cos - odd * sin, even * sin + odd * cos) * k_fp8
+            even = _factor(low.to(tl.float32) * each + (tl.load(at_mean) * k_fp8)[None, :])
+            odd = _factor(high.to(tl.float32) * each + (tl.load(at_mean + 1) * k_fp8)[None, :])
+            k = to_e4m3(tl.interleave(even * cos - odd * sin, even * sin + odd * cos), INTEGER)
         else:
-            even, odd = _numbers(K_CODES, K_SCALES, source, k_factor * k_fp8, keep, HEAD_DIM, TILE, MASKED)
-            k = tl.interleave(even, odd)
+            k = _quantised(K_CODES, K_SCALES, source, k_factor, keep, HEAD_DIM, TILE, MASKED, INTEGER)
         k_place = K_OUT + (source[:, None] * HEAD_DIM + channel[None, :])
         v_factor = tl.load(V_GLOBAL_SCALE + head) * power_of_two_inverse(tl.load(V_FP8_SCALE + head))
         v_row = ((row * HEADS + head) * HEAD_DIM + channel) * v_columns
         v_place = V_OUT + (v_row[:, None] + place[None, :])
         if MASKED:
-            tl.store(k_place, to_e4m3(k, INTEGER), mask=keep[:, None])
+            tl.store(k_place, k, mask=keep[:, None])
         else:
-            tl.store(k_place, to_e4m3(k, INTEGER))
-        even, odd = _numbers(V_CODES, V_SCALES, source, v_factor, keep, HEAD_DIM, TILE, MASKED)
-        v = tl.trans(to_e4m3(tl.interleave(even, odd), INTEGER))
+            tl.store(k_place, k)
+        v = tl.trans(_quantised(V_CODES, V_SCALES, source, v_factor, keep, HEAD_DIM, TILE, MASKED, INTEGER))
         if MASKED:
             tl.store(v_place, v, mask=keep[None, :])
         else:
