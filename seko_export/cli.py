@@ -23,8 +23,8 @@ from seko_export.cli_json import json_option, print_json
 from seko_export.gpus import GPUS
 
 KV_HELP = (
-    "KV cache: bf16 (exact; fp32 on a CPU), fp8, int8, int4 or fp4; KEYS-VALUES, as int8-fp4; with -sink behind it, as "
-    "fp4-sink, sink frames stay exact."
+    "KV cache: bf16 (exact; fp32 on a CPU), fp8, int8, int4, int4-hadamard or fp4; KEYS-VALUES, as int8-fp4; with "
+    "-sink behind it, as fp4-sink, sink frames stay exact."
 )
 _EXIT_SIGNAL = 128  # plus the signal's number, as shells count
 

@@ -19,7 +19,7 @@ from seko_export.sample import SAMPLE_FOLDER, Sample, read_sample
 from seko_export.sources import MediaSources, find_tokenizer
 from seko_kernels.errors import KernelsError, KvSchemeError
 from seko_kernels.formats import NUMBER_FORMATS
-from seko_kernels.kv_schemes import KvScheme
+from seko_kernels.kv_schemes import KvScheme, scheme_names
 
 SAMPLE, RANDOM = "sample", "tiny"  # what is built where no checkpoint is named: the first, if it is there
 EXACT = "bf16"  # as options spell the exact scheme of any device
@@ -250,7 +250,7 @@ def plan_build(
 
 def _kv_scheme(text: str) -> KvScheme:
     """Return what ``--kv`` says, or refuse it."""
-    known, asked = (EXACT, *NUMBER_FORMATS), text.removesuffix("-sink").split("-")
+    known, asked = (EXACT, *NUMBER_FORMATS), scheme_names(text)
     if len(asked) > 2 or not {*asked} <= {*known}:
         raise UsageError(
             f"--kv {text!r} is not known: expected one of {', '.join(known)}, or KEYS-VALUES of them as int8-fp4; with "

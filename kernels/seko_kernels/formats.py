@@ -49,6 +49,12 @@ NVFP4_GLOBAL_EXPONENTS = (-100, 100)
 INTEGER_GROUP = (
     32  # channels of one token and head that share a step: a write never touches another token's codes
 )
+# Channels of one token and head that a Walsh-Hadamard transform mixes. It leaves no channel larger than the others by
+# its nature, so that one step serves all of them.
+HADAMARD_CHANNELS = 128
+# The transform's matrix of 1 and -1 is its own inverse but for the factor 1/128. A write and a read multiply by a power
+# of two each, which rounds nothing; 1/sqrt(128), the normalised transform's factor, would.
+HADAMARD_WRITE_FACTOR, HADAMARD_READ_FACTOR = 2.0**-4, 2.0**-3
 
 # --- keys stored before RoPE: what a read multiplies
 
@@ -125,6 +131,8 @@ class NumberFormat:
         Channels that share a step; 0: none.
     zero_points : bool
         Whether a group also has the code that stands for 0, so that its codes need not lie evenly around it.
+    rotated : bool
+        Whether each group is mixed by a Walsh-Hadamard transform before it is rounded, and unmixed by a read.
     """
 
     name: str
@@ -133,6 +141,7 @@ class NumberFormat:
     top: float
     group: int = 0
     zero_points: bool = False
+    rotated: bool = False
 
     @property
     def unit(self) -> int:
@@ -156,5 +165,8 @@ class NumberFormat:
 FP8 = NumberFormat("fp8", torch.int8, 8, top=1.0)
 INT8 = NumberFormat("int8", torch.int8, 8, top=127.0, group=INTEGER_GROUP)
 INT4 = NumberFormat("int4", torch.uint8, 4, top=7.5, group=INTEGER_GROUP, zero_points=True)
+INT4_HADAMARD = NumberFormat(
+    "int4-hadamard", torch.uint8, 4, top=7.5, group=HADAMARD_CHANNELS, zero_points=True, rotated=True
+)
 FP4 = NumberFormat("fp4", torch.uint8, 4, top=E2M1_MAX, group=NVFP4_BLOCK)
-NUMBER_FORMATS = {form.name: form for form in (FP8, INT8, INT4, FP4)}
+NUMBER_FORMATS = {form.name: form for form in (FP8, INT8, INT4, INT4_HADAMARD, FP4)}

@@ -38,7 +38,7 @@ def kv_write(
     Parameters
     ----------
     form : NumberFormat
-        fp8, int8 or int4; `kv_reference.encode` has the formulas.
+        fp8, int8, int4 or rotated int4; `kv_reference.encode` has the formulas.
     x : Tensor
         ``[T, H, D]`` float32 or bfloat16, finite; any strides with the channels contiguous cost no copy.
     token_index : Tensor
@@ -171,6 +171,7 @@ def _kv_write_cuda(
         BITS=form.code_bits,
         GROUPED=scales is not None,
         CENTRED=mean is not None,
+        ROTATED=form.rotated,
         TILE=tile,
         num_warps=KV_WRITE_WARPS,
     )
@@ -216,6 +217,7 @@ def _kv_expand_cuda(
         SLOT_PAIRS=0 if slot_rotary is None else slot_rotary.shape[1],
         GROUP=KV_EXPAND_HEADS,
         APART=left_out > 0,
+        ROTATED=form.rotated,
         TILE=tile,
         num_warps=KV_EXPAND_WARPS,
     )

@@ -1,6 +1,6 @@
 """fp8, int8 and int4 of a KV cache in plain torch: the truth for every byte. NVFP4 is in `reference`.
 
-Static arithmetic that `torch.export` traces. Every step is exact in fp32, rounds at one stated place, or is corrected
+Static arithmetic that `torch.export` traces. Every step is exact in fp32, rounds at stated places, or is corrected
 to the exact result; therefore eager torch, a compiled CPU engine and the Triton kernels give equal bytes.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seko_kernels.formats import E4M3_MAX, INT4, NumberFormat
+from seko_kernels.formats import E4M3_MAX, HADAMARD_READ_FACTOR, HADAMARD_WRITE_FACTOR, NumberFormat
 from seko_kernels.reference import e4m3_decode, e4m3_encode
 
 LARGEST_STEP_BYTE = 0x7E  # 448
@@ -19,17 +19,18 @@ INT8_MOST, INT4_MOST = 127, 15
 def encode(
     form: NumberFormat, x: Tensor, global_scale: Tensor, mean: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Quantise ``x - mean`` to fp8, int8 or int4.
+    """Quantise ``x - mean`` to fp8, int8, int4 or rotated int4.
 
-    fp8: the bits of ``e4m3(|x| / g)``, to nearest even, saturating, with the sign of x. Integers: per group of 32
+    fp8: the bits of ``e4m3(|x| / g)``, to nearest even, saturating, with the sign of x. Integers: per group of
     channels ``s = e4m3 at or above (range * 1/levels * 1/g) * g`` and the nearest ``x / s``, ties to even. int8: range
     is the largest magnitude, 127 levels, codes -127..127. int4: range is from the least to the largest number, 0
-    included, 15 levels; the code of 0 is the group's zero point, codes 0..15.
+    included, 15 levels; the code of 0 is the group's zero point, codes 0..15. Rotated int4: the same of
+    ``hadamard(x - mean) / 16``, whose groups are a whole transform: its step is the one norm of a token's head.
 
     Parameters
     ----------
     form : NumberFormat
-        `formats.FP8`, `INT8` or `INT4`.
+        `formats.FP8`, `INT8`, `INT4` or `INT4_HADAMARD`.
     x : Tensor
         ``[T, H, D]`` float32 or bfloat16, finite; D a multiple of ``form.unit``.
     global_scale : Tensor
@@ -50,7 +51,9 @@ def encode(
     if not form.group:
         bits = e4m3_encode((x.abs() * global_scale.reciprocal()[:, None]).clamp(max=E4M3_MAX))
         return bits.to(torch.int8) * torch.where(x < 0, -1, 1).to(torch.int8), None
-    groups = x.unflatten(-1, (-1, form.group))  # [T, H, D/32, 32]
+    groups = x.unflatten(-1, (-1, form.group))  # [T, H, D/32, 32]; rotated ones are of 128
+    if form.rotated:
+        groups = hadamard(groups * HADAMARD_WRITE_FACTOR)
     g = global_scale[:, None]  # [H, 1]
     least = groups.amin(-1).clamp(max=0)
     reach = groups.amax(-1).clamp(min=0) - least if form.zero_points else groups.abs().amax(-1)
@@ -58,7 +61,7 @@ def encode(
     steps = e4m3_above(reach * (1.0 / most) * g.reciprocal())
     step = e4m3_decode(steps) * g  # [T, H, D/32] fp32, exact
     signed = nearest(groups.abs(), step[..., None], most) * torch.where(groups < 0, -1, 1)
-    if form is not INT4:
+    if not form.zero_points:
         return signed.flatten(-2).to(form.code_dtype), steps
     zeros = nearest(-least, step, most)
     codes = (signed + zeros[..., None]).clamp(0, most).flatten(-2).unflatten(-1, (-1, 2))
@@ -70,6 +73,8 @@ def decode(
     form: NumberFormat, codes: Tensor, scales: Tensor | None, global_scale: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """Expand what `encode` made: fp8 exact in both dtypes, integers exact in float32 and rounded once to bfloat16.
+
+    Rotated int4 is ``hadamard((code - zero) * step) / 8``: each of the seven additions of a number rounds to float32.
 
     Parameters
     ----------
@@ -95,7 +100,23 @@ def decode(
         steps, zeros = scales.chunk(2, dim=-1)
         numbers = nibbles.unflatten(-1, (-1, form.group)) - zeros.to(torch.int32)[..., None]
     values: Tensor = numbers.to(torch.float32) * (e4m3_decode(steps) * g)[..., None]
+    if form.rotated:
+        values = hadamard(values) * HADAMARD_READ_FACTOR
     return values.flatten(-2).to(dtype)
+
+
+def hadamard(x: Tensor) -> Tensor:
+    """Mix the last axis, a power of two long, by the Walsh-Hadamard matrix of 1 and -1 (Sylvester's), float32.
+
+    Butterflies of neighbours first: ``(a + b, a - b)`` of numbers 1, 2, 4, … apart. Each rounds once, and their order
+    is part of the format: a product with the matrix would leave the order of summation open, and with it the bytes.
+    """
+    apart = 1
+    while apart < x.shape[-1]:
+        first, second = x.unflatten(-1, (-1, 2, apart)).unbind(-2)
+        x = torch.stack((first + second, first - second), dim=-2).flatten(-3)
+        apart *= 2
+    return x
 
 
 def e4m3_above(x: Tensor) -> Tensor:

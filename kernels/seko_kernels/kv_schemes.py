@@ -12,7 +12,7 @@ from seko_kernels.kv_formats import EXACT_SCHEMES, ExactKv, KvFormat
 from seko_kernels.lossy_kv import LossyKv, Nvfp4Kv, RowLayout
 
 SCHEMES = (*EXACT_SCHEMES, *NUMBER_FORMATS)
-_SINK = "-sink"
+_SINK, _ROTATED = "-sink", "hadamard"
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,23 @@ class KvScheme:
     @classmethod
     def parse(cls, text: str) -> KvScheme:
         """Return what `str` of a scheme means."""
-        names = text.removesuffix(_SINK)
-        keys, _, values = names.partition("-")
-        return cls(keys, values or keys, exact_sink=names != text)
+        keys, *values = scheme_names(text)
+        return cls(keys, "-".join(values) or keys, exact_sink=text.endswith(_SINK))
 
     def __str__(self) -> str:
         both = self.keys if self.keys == self.values else f"{self.keys}-{self.values}"
         return both + _SINK * self.exact_sink
+
+
+def scheme_names(text: str) -> list[str]:
+    """Return the names in ``KEYS-VALUES`` or ``BOTH``, ``-sink`` left out; ``-hadamard`` belongs to what it follows."""
+    names: list[str] = []
+    for part in text.removesuffix(_SINK).split("-"):
+        if part == _ROTATED and names:
+            names[-1] += f"-{part}"
+        else:
+            names.append(part)
+    return names
 
 
 def kv_format(
@@ -69,8 +79,9 @@ def kv_format(
     Parameters
     ----------
     scheme : KvScheme or str
-        ``"bf16"`` or ``"fp32"`` (the model's own numbers, stored as they are), ``"fp8"``, ``"int8"``, ``"int4"`` or
-        ``"fp4"`` (NVFP4) of both; ``"int8-fp4"`` of keys and values; with ``"-sink"`` behind it the sink as it is.
+        ``"bf16"`` or ``"fp32"`` (the model's own numbers, stored as they are), ``"fp8"``, ``"int8"``, ``"int4"``,
+        ``"int4-hadamard"`` or ``"fp4"`` (NVFP4) of both; ``"int8-fp4"`` of keys and values; with ``"-sink"`` behind
+        it the sink as it is.
     heads, head_dim : int
         Attention heads and channels of each.
     exact_dtype : torch.dtype

@@ -10,7 +10,9 @@ from scripts.kv_quality.roundings import (
     e4m3,
     int4_channels,
     int4_frames,
+    int4_normed,
     int8_tokens,
+    mixed,
     mxfp4,
     read_as_e4m3,
 )
@@ -55,6 +57,8 @@ def ideas(config: BuildConfig) -> list[KvFormat]:
 
     wide, frames, groups = min(32, model.head_dim), int4_frames(stream.frame_tokens), int4_channels(16)
     tokens, again = int8_tokens(model.head_dim), read_as_e4m3(e2m1(16))
+    coarse = int4_channels(wide)
+    normed, past = int4_normed(model.heads, model.head_dim), ("before-rope", "k-mean")
     int4 = trial("int4 in groups of 16", groups, groups)
     return [
         trial("fp8", e4m3(), e4m3()),
@@ -76,6 +80,9 @@ def ideas(config: BuildConfig) -> list[KvFormat]:
         trial("mxfp4", mxfp4(wide), mxfp4(wide)),
         int4,
         replace(int4, tricks=("before-rope", "k-mean")),
+        trial("int4 mixed, in groups of 32", mixed(coarse), mixed(coarse), *past),
+        trial("int4 over one norm a token", normed, normed, *past),
+        trial("int4 mixed, over one norm a token", mixed(normed), mixed(normed), *past),
         trial("int4 k per channel and frame", frames, groups),
         trial("int4 k per channel and frame", frames, groups, "before-rope"),
         trial("k-fp8 v-fp4", e4m3(), e2m1(16)),

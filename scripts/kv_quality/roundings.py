@@ -10,7 +10,9 @@ from torch import Tensor
 
 from seko_kernels import reference
 from seko_kernels.formats import E2M1_STEPS, E2M1_VALUES
+from seko_kernels.kv_reference import hadamard
 
+NORMED_STEP = 0.4  # of a normal distribution: 16 levels reach 3.2 times the norm
 Round = Callable[[Tensor, Tensor], Tensor]  # of [T, H, D] float32 and global scales [H]: what a read gives
 
 
@@ -98,6 +100,29 @@ def int8_tokens(head_dim: int) -> Rounding:
         return (x / scale).round().clamp(-127, 127) * scale
 
     return Rounding(rounded, 8 + 16 / head_dim)
+
+
+def mixed(stored: Rounding) -> Rounding:
+    """Return a rounding of what a Walsh-Hadamard transform makes of each head's channels, unmixed by a read."""
+
+    def rounded(x: Tensor, g: Tensor) -> Tensor:
+        unit = x.shape[-1] ** -0.5
+        return hadamard(stored.round(hadamard(x) * unit, g)) * unit
+
+    return Rounding(rounded, stored.bits)
+
+
+def int4_normed(heads: int, head_dim: int) -> Rounding:
+    """Return int4 whose steps are one constant for all: a token is divided by its root mean square over all heads.
+
+    That norm, in bfloat16, is all that is stored beside the codes. Codes stand for odd multiples of half a step.
+    """
+
+    def rounded(x: Tensor, _: Tensor) -> Tensor:
+        step = NORMED_STEP * x.square().mean((-1, -2), keepdim=True).sqrt().bfloat16().float()
+        return ((x / step.clamp_min(1e-30) - 0.5).round().clamp(-8, 7) + 0.5) * step
+
+    return Rounding(rounded, 4 + 16 / (heads * head_dim))
 
 
 def _on_e2m1(x: Tensor, scale: Tensor) -> Tensor:

@@ -194,7 +194,10 @@ TRACED = [
         for s in ("fp32", "fp4")
         for name in ("embed", "places_ring3", "block_ring3", "block")
     ],
-    *[("block", scheme, 2) for scheme in ("fp8", "int8", "int4", "fp32-int4", "fp4-sink", "int4-fp8-sink")],
+    *[
+        ("block", scheme, 2)
+        for scheme in ("fp8", "int8", "int4", "int4-hadamard", "fp32-int4", "fp4-sink", "int4-fp8-sink")
+    ],
 ]
 
 

@@ -215,7 +215,7 @@ def test_no_artifact(tmp_path, invoke, command):
         (["--chunk-frames", "7"], USAGE, ["chunk of 7", "ring of 6", "raise --ring-frames"]),
         (["--ring-frames", "2"], USAGE, ["chunk of 3", "ring of 2"]),
         (["--preset", "huge"], USAGE, ["'huge'", "sample, tiny, self-forcing-1.3b, wan-14b"]),
-        (["--kv", "int3"], USAGE, ["'int3'", "bf16, fp8, int8, int4, fp4"]),
+        (["--kv", "int3"], USAGE, ["'int3'", "bf16, fp8, int8, int4, int4-hadamard, fp4"]),
         (["--kv", "int8-fp4-fp8"], USAGE, ["'int8-fp4-fp8'", "KEYS-VALUES"]),
         (["--kv", "bf16-sink"], USAGE, ["--kv bf16-sink", "leave the exact sink out"]),
         (["--kv", "fp4-sink", "--sink-frames", "0"], USAGE, ["fp4-sink", "give it sink frames"]),

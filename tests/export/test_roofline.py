@@ -75,7 +75,7 @@ def test_the_cache_is_smaller_by_what_was_measured():
 
 
 def test_every_scheme_is_planned_with_the_bytes_that_it_stores():
-    bits = {"fp8": 8, "int8": 8.25, "int4": 4.5, "int8-fp4": 6.375, "bf16-fp8": 12}
+    bits = {"fp8": 8, "int8": 8.25, "int4": 4.5, "int4-hadamard": 4.125, "int8-fp4": 6.375, "bf16-fp8": 12}
     kv = {scheme: predicted(scheme)["session_bytes"]["kv"] for scheme in ("bf16", *bits)}
     for scheme, number in bits.items():
         assert kv[scheme] / kv["bf16"] == pytest.approx(number / 16, rel=1e-6)

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from seko_kernels.formats import FP8, INT4, INT8, NumberFormat
+from seko_kernels.formats import FP8, INT4, INT4_HADAMARD, INT8, NumberFormat
 from seko_kernels.kv_reference import decode, encode
 from seko_kernels.reference import global_scale, turn_keys
 from seko_kernels.triton.kv_expand import KV_EXPAND_HEADS, KV_EXPAND_NUMBERS, kv_expand_kernel
 from seko_kernels.triton.kv_write import KV_WRITE_NUMBERS, kv_write_kernel
 
-FORMS = pytest.mark.parametrize("form", [FP8, INT8, INT4], ids=lambda form: form.name)
+FORMS = pytest.mark.parametrize("form", [FP8, INT8, INT4, INT4_HADAMARD], ids=lambda form: form.name)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 SHAPES = pytest.mark.parametrize("shape", [(1, 1, 32), (7, 2, 96), (7, 3, 128), (130, 3, 64)], ids=str)
 UNTOUCHED = 0xEE
@@ -27,6 +27,11 @@ def keys(tokens: int, heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
     qkv[tokens // 2, 1, -1, :32] = -1.5
     qkv[-1, 1, -1, -32:] = torch.arange(-16, 16) * 0.5 * 2.0**3
     return qkv.to(dtype)[:, 1]
+
+
+def shape_of(form: NumberFormat, head_dim: int) -> int:
+    """A head_dim that the format can cut: as many of its units as `head_dim` has of 32, at most two."""
+    return head_dim if head_dim % form.unit == 0 else min(2, head_dim // 32) * form.unit
 
 
 def empty_caches(form: NumberFormat, tokens: int, heads: int, head_dim: int) -> tuple[Tensor, Tensor]:
@@ -46,7 +51,8 @@ def test_write_kernel_gives_the_bytes_of_the_reference(
     form: NumberFormat, shape: tuple[int, int, int], dtype: torch.dtype, saturation: int, centred: bool
 ) -> None:
     tokens, heads, head_dim = shape
-    x = keys(*shape, dtype)
+    head_dim = shape_of(form, head_dim)
+    x = keys(tokens, heads, head_dim, dtype)
     mean = x.float().mean(0) if centred else None
     g = global_scale(x.float().abs().amax((0, 2)) / saturation, form.top)
     cache_tokens = tokens + 5
@@ -77,6 +83,7 @@ def test_write_kernel_gives_the_bytes_of_the_reference(
         BITS=form.code_bits,
         GROUPED=bool(form.group),
         CENTRED=centred,
+        ROTATED=form.rotated,
         TILE=tile,
     )
     assert torch.equal(scales, expected_scales)
@@ -102,7 +109,7 @@ def test_expand_kernel_gives_the_bits_of_the_reference(
     turned: bool,
     dtype: torch.dtype,
 ) -> None:
-    tokens = slots * patches
+    tokens, head_dim = slots * patches, shape_of(form, head_dim)
     codes, scales = encode(form, keys(tokens, heads, head_dim, torch.float32), torch.full((heads,), 2.0**-3))
     g = 2.0 ** torch.randint(-20, 20, (heads,)).float()
     mean = torch.randn(heads, head_dim) * g[:, None] * 100
@@ -132,6 +139,7 @@ def test_expand_kernel_gives_the_bits_of_the_reference(
         SLOT_PAIRS=slot_pairs if turned else 0,
         GROUP=KV_EXPAND_HEADS,
         APART=left_out > 0,
+        ROTATED=form.rotated,
         TILE=tile,
     )
     expected = decode(form, codes, scales, g, torch.float32)

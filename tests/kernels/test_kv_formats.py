@@ -23,7 +23,7 @@ from seko_kernels.errors import KvCalibrationError, KvSchemeError, KvShapeError
 from seko_kernels.formats import FP4, NVFP4_CALIBRATED_SCALE, NVFP4_GLOBAL_EXPONENTS
 from seko_kernels.lossy_kv import _ring_index
 
-HEADS, HEAD_DIM = 3, 96
+HEADS, HEAD_DIM = 3, 384  # what every format can cut, and no power of two
 NAMES = (
     "fp32",
     "fp4",
@@ -35,6 +35,9 @@ NAMES = (
     "fp8-fp32",
     "int4-sink",
     "fp4-fp32-sink",
+    "int4-hadamard",
+    "int4-hadamard-int4",
+    "fp8-int4-hadamard-sink",
 )
 LAYOUT = RowLayout(sink_tokens=2, ring_tokens=9, chunk_tokens=4)
 FORMATS = (
@@ -110,7 +113,7 @@ def test_write_touches_its_places_only_and_window_reads_them(form: KvFormat) -> 
             assert 0.001 < float((window[INDEX] - x).norm() / x.norm()) < 0.12
 
 
-@pytest.mark.parametrize("scheme", ["fp4", "fp8", "int8", "int4"])
+@pytest.mark.parametrize("scheme", ["fp4", "fp8", "int8", "int4", "int4-hadamard"])
 def test_a_pool_of_zero_bytes_is_a_window_of_means_and_zeros(scheme: str) -> None:
     form = kv_format(scheme, HEADS, HEAD_DIM, torch.bfloat16)
     known = ChannelStatistics(*(torch.full((HEADS, HEAD_DIM), number) for number in (0.0, 1.0, 0.25)))
@@ -119,7 +122,7 @@ def test_a_pool_of_zero_bytes_is_a_window_of_means_and_zeros(scheme: str) -> Non
     assert not v.any()
 
 
-@pytest.mark.parametrize("scheme", ["fp4", "int4"])
+@pytest.mark.parametrize("scheme", ["fp4", "int4", "int4-hadamard"])
 def test_keys_of_one_large_mean_are_kept_more_finely_than_without(scheme: str) -> None:
     """What all tokens share costs no bits: the error is that of what is left."""
     torch.manual_seed(0)
@@ -204,6 +207,8 @@ def test_lookup_gives_the_format_of_that_name() -> None:
         *("fp32", "fp4-before-rope", "fp8-before-rope", "int8-before-rope", "int4-before-rope"),
         *("int8-before-rope.fp4", "exact.int4", "fp8-before-rope.exact"),
         *("int4-before-rope.exact-sink", "fp4-before-rope.exact.exact-sink"),
+        *("int4-hadamard-before-rope", "int4-hadamard-before-rope.int4"),
+        "fp8-before-rope.int4-hadamard.exact-sink",
     ]
 
 
@@ -255,7 +260,9 @@ def test_codes_beside_an_exact_sink_have_places_of_their_own(
 
 
 def test_lookup_refuses_and_says_what_there_is() -> None:
-    with pytest.raises(KvSchemeError, match="'int3'; there are bf16, fp32, fp8, int8, int4, fp4"):
+    with pytest.raises(
+        KvSchemeError, match="'int3'; there are bf16, fp32, fp8, int8, int4, int4-hadamard, fp4"
+    ):
         kv_format("int3", 2, 32, torch.float32)
     with pytest.raises(KvSchemeError, match="computes in"):
         kv_format("bf16", 2, 32, torch.float32)
@@ -263,6 +270,11 @@ def test_lookup_refuses_and_says_what_there_is() -> None:
         kv_format("fp4", 2, 40, torch.float32)
     with pytest.raises(KvShapeError, match="multiple of 32"):
         kv_format("fp4-int8", 2, 48, torch.float32)
+    with pytest.raises(KvShapeError, match="head_dim 64 is no multiple of 128"):
+        kv_format("int4-hadamard", 2, 64, torch.float32)
+    for text in ("hadamard", "fp4-hadamard", "int4-hadamard-hadamard", "int4-hadamard-int4-int4"):
+        with pytest.raises(KvSchemeError, match="no KV scheme"):
+            KvScheme.parse(text)
     with pytest.raises(KvSchemeError, match="its sink with it"):
         kv_format("fp32-sink", 2, 32, torch.float32)
     with pytest.raises(KvSchemeError, match="layout"):

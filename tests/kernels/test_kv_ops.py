@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from seko_kernels.errors import KvDeviceError, KvDtypeError, KvShapeError
-from seko_kernels.formats import FP4, FP8, INT4, INT8, NumberFormat
+from seko_kernels.formats import (
+    FP4,
+    FP8,
+    INT4,
+    INT4_HADAMARD,
+    INT8,
+    NumberFormat,
+)
 from seko_kernels.kv_ops import kv_expand, kv_write
 from seko_kernels.kv_places import KeyTables, SinkApart
 from seko_kernels.kv_reference import decode, encode
@@ -25,9 +32,9 @@ from seko_kernels.triton.kv_expand import (
     kv_expand_kernel,
 )
 from seko_kernels.triton.kv_write import KV_WRITE_NUMBERS, KV_WRITE_WARPS, kv_write_kernel
-from tests.kernels.interpreted_kv import keys
+from tests.kernels.interpreted_kv import keys, shape_of
 
-FORMS = (FP8, INT8, INT4)
+FORMS = (FP8, INT8, INT4, INT4_HADAMARD)
 EACH = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 POINTERS = {torch.int8: "*i8", torch.uint8: "*u8"}
 NUMBERS = st.floats(-(2.0**40), 2.0**40, width=32, allow_subnormal=False)
@@ -65,13 +72,13 @@ def test_every_integer_is_the_nearest(form: NumberFormat, group: list[float], ex
     if form is INT8:
         most, zero, reach = 127, 0, max(abs(n) for n in numbers)
         found = codes.flatten().tolist()
-        wanted = [_rounded(n, step, most) for n in numbers]
+        wanted = [rounded(n, step, most) for n in numbers]
     else:
         most, reach = 15, max(0, *numbers) - min(0, *numbers)
         zero = int(scales[0, 0, 1])
-        assert zero == _rounded(-min(Fraction(0), *numbers), step, most)
+        assert zero == rounded(-min(Fraction(0), *numbers), step, most)
         found = [int(byte) >> shift & 15 for byte in codes.flatten() for shift in (0, 4)]
-        wanted = [min(max(_rounded(n, step, most) + zero, 0), most) for n in numbers]
+        wanted = [min(max(rounded(n, step, most) + zero, 0), most) for n in numbers]
     assert found == wanted
     # The step is the first e4m3 number from the wanted one on, unless that saturates or rounds to nothing.
     bits = int(scales[0, 0, 0])
@@ -83,7 +90,7 @@ def test_every_integer_is_the_nearest(form: NumberFormat, group: list[float], ex
     assert [Fraction(n) for n in read] == [(code - zero) * step for code in wanted]
 
 
-def _rounded(number: Fraction, step: Fraction, most: int) -> int:
+def rounded(number: Fraction, step: Fraction, most: int) -> int:
     """The whole number nearest to number / step, ties to even, within -most..most; 0 where the step is 0."""
     return max(-most, min(most, round(number / step))) if step else 0
 
@@ -103,7 +110,7 @@ def test_fp8_is_torchs_own_cast(number: float, exponent: int) -> None:
 @EACH
 def test_groups_of_zeros_and_of_one_number_come_back(form: NumberFormat) -> None:
     """KIVI's constant group divides 0 by 0; here it is one step times its most, or nothing."""
-    x = torch.zeros(3, 1, 32)
+    x = torch.zeros(3, 1, form.unit)
     x[1], x[2] = 7.5, -7.5 * 2.0**-5
     codes, scales = encode(form, x, torch.ones(1))
     read = decode(form, codes, scales, torch.ones(1), torch.float32)
@@ -118,10 +125,12 @@ def test_a_write_touches_its_own_tokens_only(form: NumberFormat, data: st.DataOb
     """Token by token in any order is the same as at once: no code or step hangs on another token."""
     tokens = data.draw(st.integers(1, 5))
     torch.manual_seed(data.draw(st.integers(0, 9)))
-    x, g = torch.randn(tokens, 3, 64) * 4, torch.full((3,), 2.0**-4)
+    head_dim = shape_of(form, 64)
+    x, g = torch.randn(tokens, 3, head_dim) * 4, torch.full((3,), 2.0**-4)
     index = torch.randperm(9)[:tokens]
     once = written(form, x, index, 9, g)
-    shapes = [(9, *form.codes_shape(3, 64))] + ([(9, *form.scales_shape(3, 64))] if form.group else [])
+    shapes = [(9, *form.codes_shape(3, head_dim))]
+    shapes += [(9, *form.scales_shape(3, head_dim))] if form.group else []
     parts = [torch.full(shape, 0x31, dtype=torch.uint8) for shape in shapes]
     parts[0] = parts[0].view(form.code_dtype)
     for token in data.draw(st.permutations(range(tokens))):
@@ -137,7 +146,8 @@ def test_a_write_touches_its_own_tokens_only(form: NumberFormat, data: st.DataOb
 
 @EACH
 def test_the_mean_is_taken_off_first(form: NumberFormat) -> None:
-    x, mean, g = torch.randn(5, 3, 64), torch.randn(3, 64), torch.full((3,), 2.0**-4)
+    head_dim = shape_of(form, 64)
+    x, mean, g = torch.randn(5, 3, head_dim), torch.randn(3, head_dim), torch.full((3,), 2.0**-4)
     for ours, expected in zip(encode(form, x, g, mean), encode(form, x - mean, g), strict=True):
         assert ours is expected or torch.equal(ours, expected)
     assert not torch.equal(encode(form, x, g, mean)[0], encode(form, x, g)[0])
@@ -145,7 +155,7 @@ def test_the_mean_is_taken_off_first(form: NumberFormat) -> None:
 
 @EACH
 def test_a_window_with_the_sink_apart_has_room_for_it(form: NumberFormat) -> None:
-    x, g = torch.randn(6, 2, 32), torch.full((2,), 2.0**-5)
+    x, g = torch.randn(6, 2, shape_of(form, 32)), torch.full((2,), 2.0**-5)
     codes, scales = written(form, x, torch.arange(6), 6, g)
     rows = kv_expand(form, codes, scales, g, torch.float32).unflatten(0, (2, 3))
     apart = kv_expand(form, codes, scales, g, torch.float32, apart=SinkApart(3, 2)).unflatten(0, (2, 5))
@@ -182,7 +192,7 @@ def test_wrong_tensors_are_refused() -> None:
 
 
 def test_bits_are_those_of_the_tensors() -> None:
-    for form, bits in ((FP8, 8.0), (INT8, 8.25), (INT4, 4.5), (FP4, 4.5)):
+    for form, bits in ((FP8, 8.0), (INT8, 8.25), (INT4, 4.5), (INT4_HADAMARD, 4.125), (FP4, 4.5)):
         assert form.bits == bits
         (heads, codes), groups = form.codes_shape(3, 128), form.scales_shape(3, 128)[1] if form.group else 0
         assert (heads, (codes * form.code_dtype.itemsize + groups) * 8) == (3, bits * 128)
@@ -201,7 +211,8 @@ def test_write_kernel_compiles_everywhere_without_spills(
     types |= {"GLOBAL_SCALE": "*fp32", "MEAN": "*fp32"}
     types |= dict.fromkeys(("units", "cache_tokens", "x_token_stride", "x_head_stride"), "i32")
     constants = {"HEADS": 12, "HEAD_UNITS": 128 // form.unit, "UNIT": form.unit, "BITS": form.code_bits}
-    constants |= {"GROUPED": form.group > 0, "CENTRED": centred, "TILE": KV_WRITE_NUMBERS // form.unit}
+    constants |= {"GROUPED": form.group > 0, "CENTRED": centred, "ROTATED": form.rotated}
+    constants |= {"TILE": KV_WRITE_NUMBERS // form.unit}
     aligned = ("units", "x_token_stride", "x_head_stride")
     for arch in compile_archs:
         compiled = cross_compile(kv_write_kernel, types, constants, arch, KV_WRITE_WARPS, aligned)
@@ -223,6 +234,7 @@ def test_expand_kernel_compiles_everywhere_without_spills(
     types |= dict.fromkeys(("parts", "frame_tokens", "row_tokens", "left_out"), "i32")
     constants = {"HEADS": 12, "HEAD_UNITS": 128 // form.unit, "UNIT": form.unit, "BITS": form.code_bits}
     constants |= {"GROUPED": form.group > 0, "SLOT_PAIRS": slot_pairs, "GROUP": KV_EXPAND_HEADS}
+    constants |= {"ROTATED": form.rotated}
     for apart in (False, True):
         constants |= {"APART": apart, "TILE": KV_EXPAND_NUMBERS // form.unit}
         for arch in compile_archs:
@@ -234,9 +246,13 @@ def test_expand_kernel_compiles_everywhere_without_spills(
 class WriteAndExpand(torch.nn.Module):
     """Each format's write of a strided input with a mean, and both reads, as an engine's graph sees them."""
 
+    def __init__(self, forms: tuple[NumberFormat, ...]) -> None:
+        super().__init__()
+        self.forms = forms
+
     def forward(self, qkv: Tensor, index: Tensor, g: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         tables, caches, read = KeyTables(*rest[:3]), rest[3:], []
-        for form, codes, scales in zip(FORMS, caches[::2], caches[1::2], strict=True):
+        for form, codes, scales in zip(self.forms, caches[::2], caches[1::2], strict=True):
             groups = scales if form.group else None
             kv_write(form, qkv[:, 1], index, codes, groups, g, tables.mean)
             read.append(kv_expand(form, codes, groups, g, torch.float32, apart=SinkApart(11, 2)))
@@ -244,20 +260,24 @@ class WriteAndExpand(torch.nn.Module):
         return tuple(read)
 
 
-def module_arguments(dtype: torch.dtype) -> list[Tensor]:
+# Formats that one module can have, and a head_dim that they all cut: one that is no power of two where there is one.
+TOGETHER = pytest.mark.parametrize(("forms", "head_dim"), [(FORMS[:3], 96), (FORMS[3:], 128)], ids=str)
+
+
+def module_arguments(dtype: torch.dtype, forms: tuple[NumberFormat, ...], head_dim: int) -> list[Tensor]:
     """A call's tensors: caches of bytes 0x31, three slots of 11 tokens."""
-    qkv = keys(21, 6, 96, torch.float32).reshape(21, 3, 2, 96).to(dtype)
+    qkv = keys(21, 6, head_dim, torch.float32).reshape(21, 3, 2, head_dim).to(dtype)
     g = global_scale(qkv[:, 1].float().abs().amax((0, 2)), 7.5)
     tables = [
         torch.stack((angle.cos(), angle.sin()), dim=-1)
-        for angle in (torch.rand(3, 16) * 7, torch.rand(11, 32) * 7)
+        for angle in (torch.rand(3, 16) * 7, torch.rand(11, head_dim // 2 - 16) * 7)
     ]
     caches = [
         torch.full((33, *shape), 0x31, dtype=torch.uint8).view(kind)
-        for form in FORMS
+        for form in forms
         for shape, kind in (
-            (form.codes_shape(2, 96), form.code_dtype),
-            (form.scales_shape(2, 96) if form.group else (1,), torch.uint8),
+            (form.codes_shape(2, head_dim), form.code_dtype),
+            (form.scales_shape(2, head_dim) if form.group else (1,), torch.uint8),
         )
     ]
     return [qkv, torch.randperm(33)[:21], g, qkv[:, 1].float().mean(0).contiguous(), *tables, *caches]
@@ -269,11 +289,15 @@ def same(a: Tensor, b: Tensor) -> bool:
     return torch.equal(one, other)
 
 
-def test_cpu_package_gives_the_bytes_of_eager(package_runner: Callable[..., Any]) -> None:
-    arguments, eager = (module_arguments(torch.float32) for _ in range(2))
+@TOGETHER
+def test_cpu_package_gives_the_bytes_of_eager(
+    forms: tuple[NumberFormat, ...], head_dim: int, package_runner: Callable[..., Any]
+) -> None:
+    arguments, eager = (module_arguments(torch.float32, forms, head_dim) for _ in range(2))
     eager[1] = arguments[1]
-    engine = package_runner(WriteAndExpand(), tuple(module_arguments(torch.float32)))
-    wanted, found = WriteAndExpand()(*eager), engine(list(arguments))
+    module = WriteAndExpand(forms)
+    engine = package_runner(module, tuple(module_arguments(torch.float32, forms, head_dim)))
+    wanted, found = module(*eager), engine(list(arguments))
     assert all(same(*pair) for pair in zip(found, wanted, strict=True))
     assert all(same(*pair) for pair in zip(arguments, eager, strict=True))
 
@@ -285,8 +309,9 @@ def test_cpu_package_gives_the_bytes_of_eager(package_runner: Callable[..., Any]
 def test_gpu_gives_the_bytes_of_the_reference(
     form: NumberFormat, shape: tuple[int, int, int], dtype: torch.dtype
 ) -> None:
-    tokens, _, head_dim = shape
-    x = keys(*shape, dtype)
+    tokens, heads, head_dim = shape
+    head_dim = shape_of(form, head_dim)
+    x = keys(tokens, heads, head_dim, dtype)
     g = global_scale(x.float().abs().amax((0, 2)) / 2000, form.top)  # some groups saturate
     mean = x.float().mean(0)
     index = torch.randperm(tokens * 7)[:tokens]
@@ -308,12 +333,13 @@ def test_gpu_gives_the_bytes_of_the_reference(
 
 
 @pytest.mark.gpu
+@TOGETHER
 def test_gpu_package_and_its_capture_write_in_place_without_a_copy(
-    package_runner: Callable[..., Any],
+    forms: tuple[NumberFormat, ...], head_dim: int, package_runner: Callable[..., Any]
 ) -> None:
-    eager = module_arguments(torch.bfloat16)
+    eager = module_arguments(torch.bfloat16, forms, head_dim)
     arguments = [one.cuda() for one in eager]
-    engine = package_runner(WriteAndExpand(), tuple(one.clone() for one in arguments))
+    engine = package_runner(WriteAndExpand(forms), tuple(one.clone() for one in arguments))
     stream = torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
@@ -323,7 +349,7 @@ def test_gpu_package_and_its_capture_write_in_place_without_a_copy(
         found = engine(list(arguments))
     graph.replay()
     torch.cuda.synchronize()
-    wanted = WriteAndExpand()(*eager)
+    wanted = WriteAndExpand(forms)(*eager)
     for place, pair in enumerate(zip(found, wanted, strict=True)):
         left, right = pair
         if place % 2 == 0:  # the sink's room holds anything

@@ -18,7 +18,7 @@ from scripts.kv_quality.activations import LayerStatistics, built_scales, captur
 from scripts.kv_quality.ideas import find, ideas, schemes
 from scripts.kv_quality.measures import PSNR_CEILING, psnr, relative_error, spread, ssim
 from scripts.kv_quality.plots import draw_activations
-from scripts.kv_quality.roundings import Rounding, e2m1
+from scripts.kv_quality.roundings import Rounding, e2m1, int4_normed, mixed
 from scripts.kv_quality.sample import Sample, open_sample
 from scripts.kv_quality.streams import places, run_stream, with_format
 from scripts.kv_quality.trial_formats import TRICKS, TrialKv, hadamard
@@ -249,6 +249,25 @@ def test_hadamard_is_orthonormal():
     torch.testing.assert_close(hadamard(32) @ hadamard(32).T, torch.eye(32))
     with pytest.raises(ValueError, match="power of two"):
         hadamard(24)
+
+
+def test_mixed_channels_come_back_and_a_large_one_is_not_cut_off():
+    torch.manual_seed(0)
+    x, g = torch.randn(50, 2, 32), torch.ones(2)
+    torch.testing.assert_close(mixed(EXACT).round(x, g), x)
+    x[..., 5] *= 30  # beyond what 16 steps of the norm reach, unless it is mixed
+    plain, other = (
+        float((f.round(x, g) - x).norm()) for f in (int4_normed(2, 32), mixed(int4_normed(2, 32)))
+    )
+    assert other < 0.5 * plain
+    assert mixed(int4_normed(2, 32)).bits == 4.25
+
+
+def test_one_norm_a_token_makes_tokens_of_any_size_alike():
+    torch.manual_seed(0)
+    x, g = torch.randn(50, 2, 32), torch.ones(2)
+    sizes = torch.exp2(torch.arange(-25.0, 25.0))[:, None, None]
+    torch.testing.assert_close(int4_normed(2, 32).round(x * sizes, g), int4_normed(2, 32).round(x, g) * sizes)
 
 
 def test_psnr_and_relative_error_of_known_pairs():

@@ -27,9 +27,9 @@ from seko_runtime.ring import Ring
 from tests.truth.eager_stream import small_config
 from tests.truth.naive_dit import SlotList
 
-MODEL = ModelConfig("oracle", layers=1, dim=64, heads=2, ffn_dim=16, text_dim=8, text_tokens=2, freq_dim=8)
+MODEL = ModelConfig("oracle", layers=1, dim=256, heads=2, ffn_dim=16, text_dim=8, text_tokens=2, freq_dim=8)
 KEYS = (MODEL.heads, MODEL.head_dim)
-SCHEMES = ("fp32", "fp4", "fp8", "int8", "int4")
+SCHEMES = ("fp32", "fp4", "fp8", "int8", "int4", "int4-hadamard")
 
 
 class Cache:

@@ -10,7 +10,18 @@ from tests.truth.eager_stream import EagerStream, random_text, random_wan_weight
 from tests.truth.naive_dit import ShiftingDit, SliceWrites
 
 BAR = STEP[torch.float32]
-SCHEMES = ["fp32", "fp4", "fp8", "int8", "int4", "int8-fp4", "fp32-int4", "fp4-sink", "int4-fp32-sink"]
+SCHEMES = [
+    "fp32",
+    "fp4",
+    "fp8",
+    "int8",
+    "int4",
+    "int4-hadamard",
+    "int8-fp4",
+    "fp32-int4",
+    "fp4-sink",
+    "int4-fp32-sink",
+]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from seko_kernels.triton.e4m3_scale import e4m3_scale_decode
+from seko_kernels.triton.hadamard import hadamard_rows
 from seko_kernels.triton.nvfp4_expand_keys import rotary_factor
 
 KV_EXPAND_NUMBERS = 2048  # numbers of one head per program, times the heads of a group
@@ -34,6 +35,7 @@ def kv_expand_kernel(  # type: ignore[no-untyped-def]
     SLOT_PAIRS: tl.constexpr,
     GROUP: tl.constexpr,
     APART: tl.constexpr,
+    ROTATED: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Write the numbers that ``CODES`` and ``SCALES`` stand for; with SLOT_PAIRS add ``MEAN`` and rotate.
@@ -61,6 +63,8 @@ def kv_expand_kernel(  # type: ignore[no-untyped-def]
         As in `kv_write_kernel`.
     APART : constexpr bool
         False: ``left_out`` is 0.
+    ROTATED : constexpr bool
+        As in `kv_write_kernel`.
     """
     place = tl.program_id(0) * TILE + tl.arange(0, TILE)
     live = place < parts
@@ -114,6 +118,11 @@ def kv_expand_kernel(  # type: ignore[no-untyped-def]
         scale = tl.expand_dims(scale, 1)
         even = even * scale
         odd = odd * scale
+        if ROTATED:
+            mixed = (
+                hadamard_rows(tl.interleave(even, odd), TILE, UNIT) * 0.125
+            )  # `formats.HADAMARD_READ_FACTOR`
+            even, odd = tl.split(tl.reshape(mixed, (TILE, HALF, 2)))
         if SLOT_PAIRS > 0:
             at_mean = MEAN + (head * HEAD_UNITS + part)[:, None] * UNIT + half[None, :] * 2
             even = rotary_factor(even + tl.load(at_mean, mask=there[:, None], other=0.0))

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from seko_kernels.triton.e4m3_scale import e4m3_scale_decode, e4m3_scale_encode
+from seko_kernels.triton.hadamard import hadamard_rows
 
 KV_WRITE_NUMBERS = 1024  # numbers per program
 KV_WRITE_WARPS = 2
@@ -29,6 +30,7 @@ def kv_write_kernel(  # type: ignore[no-untyped-def]
     BITS: tl.constexpr,
     GROUPED: tl.constexpr,
     CENTRED: tl.constexpr,
+    ROTATED: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Write ``X[t] - MEAN`` to ``CODES[TOKEN_INDEX[t]]`` and ``SCALES[TOKEN_INDEX[t]]``.
@@ -52,6 +54,8 @@ def kv_write_kernel(  # type: ignore[no-untyped-def]
         ``T * H * HEAD_UNITS``, N, and strides of ``X`` in elements.
     HEADS, HEAD_UNITS, UNIT, TILE : constexpr int
         H, D/UNIT, channels of a unit, units per program.
+    ROTATED : constexpr bool
+        Whether each unit is mixed by a Walsh-Hadamard transform first.
     """
     unit = tl.program_id(0) * TILE + tl.arange(0, TILE)
     live = unit < units
@@ -66,6 +70,8 @@ def kv_write_kernel(  # type: ignore[no-untyped-def]
     if CENTRED:
         at_mean = (head * HEAD_UNITS + part) * UNIT
         x -= tl.load(MEAN + at_mean[:, None] + channel[None, :], mask=live[:, None], other=0.0)
+    if ROTATED:
+        x = hadamard_rows(x * 0.0625, TILE, UNIT)  # `formats.HADAMARD_WRITE_FACTOR`
     g = tl.load(GLOBAL_SCALE + head, mask=live, other=1.0)
     # The reciprocal of a power of two, from its bits: Triton's fp32 division is approximate, and this is exact.
     inverse_g = (0x7F000000 - g.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
