@@ -44,6 +44,7 @@ ENGINE_MAKERS = {
     "tensorrt": onnx_backend.export_piece,  # the form that plans are built of
 }
 BACKENDS = tuple(ENGINE_MAKERS)
+STREAMING_BACKEND = "aoti"
 CAN_BUILD = {"onnx": onnx_backend.check_can_build, "tensorrt": tensorrt.check_can_build}
 
 
@@ -143,6 +144,10 @@ def build_artifact(
     started = time.monotonic()
     if backend not in BACKENDS:
         raise UsageError(f"--backend {backend!r} is not known: expected one of {', '.join(BACKENDS)}")
+    if config.stream.stream_cache and backend != STREAMING_BACKEND:
+        raise UsageError(
+            f"--stream-cache is for packages of --backend {STREAMING_BACKEND}, not of {backend}; leave it out"
+        )
     if backend in CAN_BUILD:
         CAN_BUILD[backend](config)
     if config.fused and backend != FUSED_BACKEND:

@@ -77,6 +77,11 @@ def _numbers(_: click.Context, param: click.Parameter, value: str | None) -> tup
 def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that replace fields of a preset's `StreamConfig`."""
     command = click.option(
+        "--stream-cache/--resident-cache",
+        default=None,
+        help="Keep the cache on the host and bring it to the device layer by layer, or all of it there.",
+    )(command)
+    command = click.option(
         "--window-positions/--stream-positions",
         default=None,
         help="RoPE counts frames within the window, sink first, or from the stream's beginning.",

@@ -108,6 +108,8 @@ class StreamConfig:
         Rings of the layers, from the first on and over again; the largest is ``ring_frames``. Empty: that for all.
     window_positions : bool
         Whether RoPE counts frames within the window, sink first (Seko-Talk), instead of from the stream's beginning.
+    stream_cache : bool
+        Whether the cache lies on the host, and its layers come to the device one after another.
 
     Raises
     ------
@@ -125,6 +127,7 @@ class StreamConfig:
     pass_caches: bool = False
     layer_rings: tuple[int, ...] = ()
     window_positions: bool = False
+    stream_cache: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer_rings", tuple(self.layer_rings))  # JSON has lists alone
@@ -205,6 +208,16 @@ class LayerKind:
     name: str
     ring_frames: int
     layers: tuple[int, ...]
+
+    @property
+    def device_layers(self) -> int:
+        """Layers of a streamed cache that the device holds at a time; 0: so few that all of them may lie there.
+
+        Two: one that is read and one that is fetched; of an odd number three, so that the first one can be fetched
+        while the last one is read.
+        """
+        slots = 2 + len(self.layers) % 2
+        return slots if slots < len(self.layers) else 0
 
     def own(self, name: str) -> str:
         """Return the name of a tensor or engine of this kind; the largest ring's have none of their own."""

@@ -25,6 +25,8 @@ class Gpu:
         Peak FLOP/s: tensor cores in bfloat16 and in fp8 (0: it has none), plain float32.
     bandwidth : float
         Bytes/s of its memory.
+    host_link : float
+        Bytes/s to or from the host.
     memory_bytes : int
         Bytes of its memory.
     measured : bool
@@ -37,24 +39,32 @@ class Gpu:
     fp8: float
     fp32: float
     bandwidth: float
+    host_link: float
     memory_bytes: int
     measured: bool = False
 
 
 _T, _GB = 1e12, 10**9
+# PCI Express Base Specification, 4.0 and 5.0: 16 lanes of 16 and of 32 GT/s, of which 128 bits of 130 are data. The
+# sheets below say which of them a GPU has.
+_PCIE_4, _PCIE_5 = 16 * 16e9 / 8 * 128 / 130, 16 * 32e9 / 8 * 128 / 130
 _TABLE = (
     # NVIDIA H200 data sheet, SXM; its tensor figures are with sparsity, so half of 1,979 and 3,958 TFLOPS.
-    Gpu("h200", "NVIDIA H200", 989.5 * _T, 1979 * _T, 67 * _T, 4.8 * _T, 141 * _GB, measured=True),
+    Gpu("h200", "NVIDIA H200", 989.5 * _T, 1979 * _T, 67 * _T, 4.8 * _T, _PCIE_5, 141 * _GB, measured=True),
     # NVIDIA H100 data sheet, SXM; likewise.
-    Gpu("h100", "NVIDIA H100 SXM", 989.5 * _T, 1979 * _T, 67 * _T, 3.35 * _T, 80 * _GB),
+    Gpu("h100", "NVIDIA H100 SXM", 989.5 * _T, 1979 * _T, 67 * _T, 3.35 * _T, _PCIE_5, 80 * _GB),
     # NVIDIA A100 data sheet, 80 GB SXM; no fp8.
-    Gpu("a100", "NVIDIA A100 80GB SXM", 312 * _T, 0, 19.5 * _T, 2.039 * _T, 80 * _GB),
+    Gpu("a100", "NVIDIA A100 80GB SXM", 312 * _T, 0, 19.5 * _T, 2.039 * _T, _PCIE_4, 80 * _GB),
     # NVIDIA L40S data sheet.
-    Gpu("l40s", "NVIDIA L40S", 362.05 * _T, 733 * _T, 91.6 * _T, 0.864 * _T, 48 * _GB),
+    Gpu("l40s", "NVIDIA L40S", 362.05 * _T, 733 * _T, 91.6 * _T, 0.864 * _T, _PCIE_4, 48 * _GB),
     # NVIDIA Ada GPU architecture white paper, appendix A: tensor figures with FP32 accumulation.
-    Gpu("rtx4090", "NVIDIA GeForce RTX 4090", 165.2 * _T, 330.3 * _T, 82.6 * _T, 1.008 * _T, 24 * _GB),
+    Gpu(
+        "rtx4090", "NVIDIA GeForce RTX 4090", 165.2 * _T, 330.3 * _T, 82.6 * _T, 1.008 * _T, _PCIE_4, 24 * _GB
+    ),
     # NVIDIA RTX Blackwell GPU architecture white paper, appendix A: likewise.
-    Gpu("rtx5090", "NVIDIA GeForce RTX 5090", 209.5 * _T, 419 * _T, 104.8 * _T, 1.792 * _T, 32 * _GB),
+    Gpu(
+        "rtx5090", "NVIDIA GeForce RTX 5090", 209.5 * _T, 419 * _T, 104.8 * _T, 1.792 * _T, _PCIE_5, 32 * _GB
+    ),
 )
 GPUS = {gpu.name: gpu for gpu in _TABLE}
 
@@ -73,6 +83,8 @@ FP8_EXPAND_SHARE = 0.25
 # heads (docs/LOG.md), which is .46, .45 and .66; a norm with fp8 rows, at 23 us, reaches .2.
 ROW_KERNEL_SHARE = 0.5
 FP32_MATMUL_SHARE = 0.5  # assumed: embedding of time and head, a thousandth of a step
+# Of the host link: assumed, until docs/benchmarks has a row layer_streaming.
+HOST_LINK_SHARE = 0.85
 LAUNCH_S = (
     2e-6  # assumed: from kernel to kernel inside a graph; ROWS_SHARE takes up what is wrong with it at S1
 )

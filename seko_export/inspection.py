@@ -43,7 +43,7 @@ def inspect_artifact(path: Path) -> dict[str, Any]:
         "producer": dict(manifest.producer),
         "model": dict(manifest.model),
         "stream": asdict(manifest.stream),
-        "kv": asdict(manifest.kv),
+        "kv": asdict(manifest.kv) | {"device_bytes": manifest.device_pool_bytes},
         "schedule": asdict(manifest.schedule),
         "text": None if manifest.text is None else asdict(manifest.text),
         "video": None if manifest.video is None else asdict(manifest.video),

@@ -85,6 +85,8 @@ class BuildConfig:
                 f"--layer-rings {','.join(map(str, self.stream.layer_rings))} names rings that none of the "
                 f"{self.model.layers} layers has"
             )
+        if self.stream.stream_cache:
+            self._check_streaming()
         if self.fp8_attention and (refusal := self.no_fp8_attention):
             raise UsageError(f"--attention fp8: {refusal}; take --attention torch")
         if self.fp8 or self.fp8_except:
@@ -107,6 +109,18 @@ class BuildConfig:
             raise UsageError(
                 f"the VAE has {self.vae.z_dim} latent channels, {self.model.name!r} takes {channels[0]} and gives "
                 f"{channels[1]}: they are not of one model"
+            )
+
+    def _check_streaming(self) -> None:
+        if self.pool is not None:
+            raise UsageError(
+                "--stream-cache contradicts --sessions: the sessions of a pool move rows to and from the device, not "
+                "layers; leave one of them out"
+            )
+        if not any(kind.device_layers for kind in self.kinds):
+            raise UsageError(
+                f"--stream-cache: the device would hold all of the {self.model.layers} layers of {self.model.name!r}; "
+                "leave it out"
             )
 
     def _check_fp8(self) -> None:

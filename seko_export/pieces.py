@@ -229,6 +229,7 @@ def make_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
             dtype_name(c.dtype),
             "cache",
             True,
+            kind.device_layers if s.stream_cache else 0,
         )
         for of_pass in passes
         for kind in config.kinds

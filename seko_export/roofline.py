@@ -25,6 +25,7 @@ from seko_export.gpus import (
     FP8_EXPAND_SHARE,
     FP8_MATMUL_SHARE,
     FP32_MATMUL_SHARE,
+    HOST_LINK_SHARE,
     LAUNCH_S,
     MASKED_ATTENTION_SHARE,
     MATMUL_SHARE,
@@ -52,6 +53,7 @@ from seko_export.op_count_fused import FP8_ATTENTION, FP8_EXPAND, FP8_MATMUL, RO
 from seko_export.options import MediaOptions, plan_build
 from seko_export.piece import Argument, BuildConfig, Piece
 from seko_export.pieces import make_buffers, make_pieces, make_programs
+from seko_export.stream_count import chunk_stream_bytes, home_bytes
 from seko_runtime.buffers_check import TEXT_BUFFER
 from seko_runtime.clocks import RowClocks
 from seko_runtime.manifest import Buffer, Call
@@ -107,9 +109,10 @@ def predict(wish: Wish) -> dict[str, Any]:
     dict
         Plain data. What was asked: ``preset``, ``gpu``, ``gpu_title``, ``measured_gpu``, ``kv``, ``fp8``, ``kernels``,
         ``attention``, ``passes`` (denoise passes), ``stream``. Bytes: ``weight_bytes`` (shared by all sessions),
-        ``session_bytes``, ``peak_bytes`` of one session, ``memory_bytes`` of the GPU, ``fits``, ``sessions_fit``.
-        Seconds: ``step`` (the
-        mean of a chunk's passes, by kind of launch), ``step_s``, ``fill_step_s`` (while the cache fills), ``decode_s``
+        ``session_bytes``, ``peak_bytes`` of one session, ``memory_bytes`` of the GPU, ``fits``, ``sessions_fit``;
+        ``host_bytes`` of a session's streamed cache, ``stream_bytes`` that a chunk moves of it. Seconds: ``step`` (the
+        mean of a chunk's passes, by kind of launch), ``stream_s`` (those bytes over the host link, beside the steps:
+        a step takes the longer of both), ``step_s``, ``fill_step_s`` (while the cache fills), ``decode_s``
         (a chunk's video, all rows), ``chunk_s``, ``video_s`` (how long that chunk plays); ``real_time_factor``,
         ``real_time``, ``sessions_real_time``. ``notes``: sentences on what the figures do not say.
 
@@ -125,6 +128,7 @@ def predict(wish: Wish) -> dict[str, Any]:
     work = Work.of(config)
     weights, session = weight_bytes(config, work.pieces), session_bytes(config, work)
     memory, time = _memory(gpu, weights, session), _time(config, gpu, work)
+    memory["host_bytes"] = home_bytes(config)
     time["sessions_real_time"] = min(memory["sessions_fit"], int(time["real_time_factor"]))
     return (
         {
@@ -231,7 +235,7 @@ def session_bytes(config: BuildConfig, work: Work) -> dict[str, int]:
     buffers = make_buffers(config)
 
     def of(*roles: str) -> int:
-        return sum(buffer.nbytes for buffer in buffers if buffer.role in roles)
+        return sum(buffer.on_device.nbytes for buffer in buffers if buffer.role in roles)
 
     s = config.stream
     latents = next(buffer for buffer in buffers if buffer.name == "latents")
@@ -302,12 +306,17 @@ def _time(config: BuildConfig, gpu: Gpu, work: Work) -> dict[str, Any]:
     )
     decode = _parts(work, gpu, {"decode": config.stream.batch}) if config.vae else {}
     steps_s, fill_s, decode_s = (sum(part["seconds"] for part in p.values()) for p in (steady, fill, decode))
+    stream_bytes = chunk_stream_bytes(config)
+    stream_s = stream_bytes / (gpu.host_link * HOST_LINK_SHARE)
+    steps_s, fill_s = max(steps_s, stream_s), max(fill_s, stream_s)
     video_s = s.chunk_frames * VAE_TEMPORAL_STRIDE / s.fps
     factor = video_s / (steps_s + decode_s)
     return {
         "step": {
             name: {field: value / runs for field, value in part.items()} for name, part in steady.items()
         },
+        "stream_bytes": stream_bytes,
+        "stream_s": stream_s,
         "step_s": steps_s / runs,
         "fill_step_s": fill_s / runs,
         "decode_s": decode_s,
@@ -355,6 +364,8 @@ def _notes(gpu: Gpu, config: BuildConfig) -> list[str]:
     notes = []
     if not gpu.measured:
         notes.append(f"not measured on this GPU: the H200's shares of the peak are taken for {gpu.title}")
+    if config.stream.stream_cache:
+        notes.append("streamed cache: the share of the host link is assumed, and one session has all of it")
     if config.fused:
         notes.append(
             "fused kernels: not measured in a whole step yet; their shares are those of kernels alone"

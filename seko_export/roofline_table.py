@@ -42,6 +42,9 @@ def _memory(report: Mapping[str, Any]) -> Iterator[str]:
     ):
         yield _row(title, "MB")
         yield from (_row(f"  {labels[name]}", f"{size / 1e6:.1f}") for name, size in sizes.items() if size)
+    if report["host_bytes"]:
+        yield _row("a session, on the host", "MB")
+        yield _row("  KV cache", f"{report['host_bytes'] / 1e6:.1f}")
     peak, memory = report["peak_bytes"] / 1e9, report["memory_bytes"] / 1e9
     yield _row("weights and one session", f"{peak * 1e3:.1f}")
     if report["fits"]:
@@ -67,6 +70,9 @@ def _time(report: Mapping[str, Any]) -> Iterator[str]:
         yield _row("decoding a chunk", *blank, f"{report['decode_s'] * 1e3:.2f}")
     yield _row(f"a chunk: {report['passes'] + 1} steps{', decoding' * bool(report['decode_s'])}", *blank,
                f"{report['chunk_s'] * 1e3:.2f}")  # fmt: skip
+    if report["stream_bytes"]:
+        moved, seconds = report["stream_bytes"] / 1e9, report["stream_s"] * 1e3
+        yield _row("  layers over PCIe, beside it", "", "", f"{moved:.3f}", f"{seconds:.2f}")
     factor, fps = report["real_time_factor"], report["stream"]["fps"]
     yield (
         f"{report['video_s'] * 1e3:.0f} ms of video at {fps} fps: {factor:.2f} x real time, "

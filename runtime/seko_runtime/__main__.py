@@ -65,6 +65,10 @@ def info(options: argparse.Namespace) -> dict[str, object]:
     print(
         f"KV pool  {manifest.kv.pool_bytes} bytes ({manifest.kv.scheme}), bf16 {manifest.kv.bf16_pool_bytes}"
     )
+    if manifest.streams_cache:
+        print(
+            f"         on the host, streamed layer by layer; {manifest.device_pool_bytes} bytes on the device"
+        )
     text, video = manifest.text, manifest.video
     if video is not None:
         print(
@@ -80,7 +84,11 @@ def info(options: argparse.Namespace) -> dict[str, object]:
         "device": target.device,
         "arch": target.arch,
         "torch": target.torch,
-        "kv": {"scheme": manifest.kv.scheme, "pool_bytes": manifest.kv.pool_bytes},
+        "kv": {
+            "scheme": manifest.kv.scheme,
+            "pool_bytes": manifest.kv.pool_bytes,
+            "device_bytes": manifest.device_pool_bytes,
+        },
         "text": None if text is None else {"tokens": text.tokens, "truncate": text.truncate},
         "video": None if video is None else asdict(video),
         "files": {path: entry.size for path, entry in manifest.files.items()},

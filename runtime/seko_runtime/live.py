@@ -12,6 +12,7 @@ from seko_runtime.buffers_check import CALL_ROWS, GIVEN_FRAMES, GIVEN_LATENTS, T
 from seko_runtime.clocks import KeptChunk, RowClocks
 from seko_runtime.decoding import Decoder
 from seko_runtime.errors import UsageError
+from seko_runtime.layer_stream import LayerStream
 from seko_runtime.manifest import EngineSpec, Manifest, TensorSpec
 from seko_runtime.memory import Engine, Memory, Tensor
 from seko_runtime.program import BoundProgram, BoundTensors
@@ -50,12 +51,19 @@ class Live:
         self._manifest, self._memory, self._clocks = manifest, memory, clocks
         self.host = memory.host_block([spec for spec in manifest.buffers if spec.role == "chunk"])
         self.specs = {spec.name: spec for spec in manifest.buffers}
-        self.buffers = {spec.name: memory.allocate(spec) for spec in manifest.buffers if spec.role != "chunk"}
+        self.buffers = {
+            spec.name: memory.allocate(spec.on_device) for spec in manifest.buffers if spec.role != "chunk"
+        }
         self.buffers.update(self.host.tensors)
+        self._layers = LayerStream(manifest, programs, self.buffers, memory)
         self.engine_specs = {engine.name: engine for engine in manifest.engines}
-        tensors = BoundTensors(engines, self.engine_specs, weights, self.buffers, memory)
+        tensors = BoundTensors(engines, self.engine_specs, weights, self.buffers, memory, self._layers)
         bound = {
-            name: [BoundProgram(calls, tensors) for calls in passes] for name, passes in programs.items()
+            name: [
+                BoundProgram(calls, tensors, self._layers.visits(name, number))
+                for number, calls in enumerate(runs)
+            ]
+            for name, runs in programs.items()
         }
         self._prompt = bound["prompt"]  # one for all rows, or one a row
         self.prompt_by_row = any(ref.by_row for call in programs["prompt"][0] for ref in call.inputs)
@@ -98,7 +106,7 @@ class Live:
             memory.wait()
         if memory.captures:
             for call, programs in self.chunk.items():
-                self.replays[call] = memory.capture(partial(_run_all, programs))
+                self.replays[call] = memory.capture(partial(self._run_all, programs))
         if self.decoder is not None:
             self.decoder.prepare()
 
@@ -133,7 +141,8 @@ class Live:
             if spec.role == "cache":
                 axis = int(spec.layered)
                 tokens = spec.shape[axis] // self._manifest.stream.batch * self._manifest.call_rows
-                read = self._memory.read(self._memory.every(self.buffers[spec.name], axis, step))
+                whole = self._layers.homes.get(spec.name, self.buffers[spec.name])
+                read = self._memory.read(self._memory.every(whole, axis, step))
                 sample[spec.name] = read[(slice(None),) * axis + (slice(-(-tokens // step)),)]
         return sample
 
@@ -195,10 +204,11 @@ class Live:
 
     def run_chunk(self, call: Call) -> bool:
         """Queue begin, all passes and context; return whether that was one launch of a capture."""
+        self._layers.arm()
         if self.replays:
             self.replays[call]()
             return True
-        _run_all(self.chunk[call])
+        self._run_all(self.chunk[call])
         return False
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -226,7 +236,8 @@ class Live:
             firsts = np.array([entry.first_frame for entry in entries], np.int64)
             frames = firsts[:, None] + np.arange(self._clocks.ring.chunk_frames)
             call = self.send_positions(rows, seeds, frames, [entry.slot_first for entry in entries])
-            self.chunk[call][-1].run()
+            self._layers.arm()
+            self._run_all(self.chunk[call][-1:])
         for row in self._clocks.rebuilt(rows) if steps else ():
             self.clear_cache(row)
 
@@ -236,7 +247,9 @@ class Live:
         Zeros, not only a smaller valid_tokens: a masked 0 * NaN is NaN, and another client's keys are no one's.
         """
         for spec in self._manifest.buffers:
-            if spec.role == "cache":
+            if spec.device_layers:
+                self._layers.clear(spec.name, row)
+            elif spec.role == "cache":
                 self._memory.zero(self.row_of(spec.name, row))
 
     def state_of(self, row: int) -> dict[str, Tensor]:
@@ -274,6 +287,7 @@ class Live:
             self.decoder.close()
             self.decoder = None
         self.buffers.clear()
+        self._layers.drop()
         self._kept.clear()
         del self.host
 
@@ -303,10 +317,17 @@ class Live:
             frames = np.full((bucket, 1), first) + np.arange(ring.chunk_frames)
             self.send_positions(range(bucket), np.zeros(bucket, np.int64), frames, [first] * bucket)
             for _ in range(memory.warm_up_runs):
-                _run_all([programs[0], programs[1], programs[-1]])  # begin, a denoise pass, what is last
+                self._run_all([programs[0], programs[1], programs[-1]])  # begin, a denoise pass, what is last
         for spec in self._manifest.buffers:
-            if spec.role in ("cache", "state"):
+            if spec.device_layers:
+                self._layers.clear(spec.name)
+            elif spec.role in ("cache", "state"):
                 memory.zero(self.buffers[spec.name])
+
+    def _run_all(self, programs: Sequence[BoundProgram]) -> None:
+        with self._layers.unit():
+            for program in programs:
+                program.run()
 
 
 def _chunk_programs(
@@ -335,8 +356,3 @@ def _prompt_buffers(programs: Programs, engines: Mapping[str, EngineSpec]) -> tu
         refs += [ref for ref, one in taken if one.name in engines[call.engine].mutates]
         names += [ref.name for ref in refs if ref.kind == "buffer"]
     return tuple(dict.fromkeys(names))
-
-
-def _run_all(programs: Sequence[BoundProgram]) -> None:
-    for program in programs:
-        program.run()

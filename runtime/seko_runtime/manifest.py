@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 FORMAT_VERSION = 3
 # What brought pools; artifacts without a context pass, whose denoise passes have a cache of their own each; calls that
-# begin with another layer than 0, and layers with rings of their own. An artifact without them is written as the
-# version before, for older runtimes.
-POOL_VERSION, PASS_CACHE_VERSION, FIRST_LAYER_VERSION = 2, 3, 3
+# begin with another layer than 0, and layers with rings of their own; caches whose layers are streamed. An artifact
+# without them is written as the version before, for older runtimes.
+POOL_VERSION, PASS_CACHE_VERSION, FIRST_LAYER_VERSION, STREAMED_VERSION = 2, 3, 3, 3
 MANIFEST_FILE = "manifest.json"
 SIGNATURE_FILE = "manifest.sig"  # may lie beside it; no table lists it, since it signs the table
 DTYPE_BYTES = {
@@ -55,10 +55,20 @@ class Buffer(TensorSpec):
         finished latents into video, beside the chunks).
     layered : bool
         Whether the leading axis counts layers; the rows of the batch then lie on the axis behind it.
+    device_layers : int
+        0: all of it lies on the device. n: it lies on the host, and the device holds n of its layers at a time.
     """
 
     role: str = "state"
     layered: bool = False
+    device_layers: int = 0
+
+    @property
+    def on_device(self) -> Buffer:
+        """What of it lies on the device."""
+        if not self.device_layers:
+            return self
+        return dataclasses.replace(self, shape=(self.device_layers, *self.shape[1:]), device_layers=0)
 
 
 @dataclass(frozen=True)
@@ -301,7 +311,19 @@ class Manifest:
             return PASS_CACHE_VERSION
         if self.stream.rings or any(call.first_layer for calls in self.programs.values() for call in calls):
             return FIRST_LAYER_VERSION
+        if self.streams_cache:
+            return STREAMED_VERSION
         return 1 if self.pool is None else POOL_VERSION
+
+    @property
+    def streams_cache(self) -> bool:
+        """Whether layers of the cache go to and from the device in every pass."""
+        return any(buffer.device_layers for buffer in self.buffers)
+
+    @property
+    def device_pool_bytes(self) -> int:
+        """Bytes of the KV pool that lie on the device."""
+        return sum(buffer.on_device.nbytes for buffer in self.buffers if buffer.role == "cache")
 
     @property
     def rows(self) -> int:
@@ -325,6 +347,11 @@ class Manifest:
             least = FIRST_LAYER_VERSION
         else:
             del table["stream"]["rings"]
+        for buffer in table["buffers"]:
+            if buffer["device_layers"]:
+                least = STREAMED_VERSION
+            else:
+                del buffer["device_layers"]
         for call in (call for calls in table["programs"].values() for call in calls):
             for first in ("first_layer", "first_place"):
                 if call[first]:

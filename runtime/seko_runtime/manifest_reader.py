@@ -25,6 +25,7 @@ from seko_runtime.manifest import (
     POOL_VERSION,
     ROLES,
     SIGNATURE_FILE,
+    STREAMED_VERSION,
     Buffer,
     Call,
     EngineSpec,
@@ -88,7 +89,7 @@ def parse_manifest(document: bytes) -> Manifest:
         stream=_read_stream(Fields(fields.value("stream"), "stream")),
         kv=_read_kv(Fields(fields.value("kv"), "kv")),
         schedule=_read_schedule(Fields(fields.value("schedule"), "schedule")),
-        buffers=fields.items("buffers", _read_buffer),
+        buffers=fields.items("buffers", partial(_read_buffer, version)),
         weights=fields.items("weights", _read_weight),
         engines=fields.items("engines", _read_engine),
         programs=fields.entries("programs", partial(_read_calls, version)),
@@ -172,12 +173,16 @@ def _read_tensor(value: object, where: str) -> TensorSpec:
     return spec
 
 
-def _read_buffer(value: object, where: str) -> Buffer:
+def _read_buffer(version: int, value: object, where: str) -> Buffer:
     fields, spec = Fields(value, where), _read_tensor(value, where)
     role = fields.text("role")
     if role not in ROLES:
         raise ManifestError(f"{where}.role is {role[:40]!r}, expected one of {', '.join(ROLES)}")
-    return Buffer(spec.name, spec.shape, spec.dtype, role, fields.flag("layered", default=False))
+    layered = fields.flag("layered", default=False)
+    device_layers = 0
+    if version >= STREAMED_VERSION and "device_layers" in fields:
+        device_layers = fields.integer("device_layers", maximum=4096)
+    return Buffer(spec.name, spec.shape, spec.dtype, role, layered, device_layers)
 
 
 def _read_weight(value: object, where: str) -> Weight:

@@ -59,6 +59,22 @@ class Parked(Protocol):
         ...
 
 
+class CopyQueue(Protocol):
+    """A queue of copies between host and device beside the memory's own, and the host's side of them."""
+
+    def allocate(self, spec: TensorSpec) -> Tensor:
+        """Zero-filled contiguous tensor of host memory that copies reach without the host."""
+        ...
+
+    def forked(self) -> AbstractContextManager[None]:
+        """Queue what runs inside here, after the memory's work so far and beside what comes."""
+        ...
+
+    def join(self) -> None:
+        """Let the memory's work from now on come after all that is queued here."""
+        ...
+
+
 class Lane(Protocol):
     """A queue of work beside the memory's own, or on it."""
 
@@ -180,6 +196,10 @@ class Memory(Protocol):
 
     def after(self, parked: Parked) -> None:
         """Let all work from now on come after these copies, without waiting."""
+        ...
+
+    def copy_queue(self) -> CopyQueue:
+        """Queue of copies for the session's life; UsageError if this memory has none."""
         ...
 
     def free_bytes(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from seko_runtime.errors import EngineSignatureError
+from seko_runtime.layer_stream import BoundVisit, LayerStream
 from seko_runtime.manifest import EngineSpec
 from seko_runtime.memory import Engine, Memory, Tensor
 from seko_runtime.programs_check import Ref, ResolvedCall
@@ -20,12 +21,16 @@ class BoundProgram:
         Checked by `programs_check.resolve_programs`.
     tensors : BoundTensors
         Where references lead.
+    visits : mapping of int to BoundVisit
+        What `LayerStream` copies around which of the calls.
     """
 
-    def __init__(self, calls: Sequence[ResolvedCall], tensors: BoundTensors) -> None:
-        self._memory = tensors.memory
+    def __init__(
+        self, calls: Sequence[ResolvedCall], tensors: BoundTensors, visits: Mapping[int, BoundVisit]
+    ) -> None:
+        self._memory, self._layers = tensors.memory, tensors.layers
         cell_of: dict[str, int] = {}
-        self._calls = [_bind_call(call, tensors, cell_of) for call in calls]
+        self._calls = [_bind_call(call, tensors, cell_of, visits.get(at)) for at, call in enumerate(calls)]
         self._cells: list[Tensor] = [None] * len(cell_of)
         self._checked = False
 
@@ -44,6 +49,8 @@ class BoundProgram:
                 inputs = call.inputs.copy()
                 for position, cell, index in call.values_in:
                     inputs[position] = memory.index(cells[cell], index) if index else cells[cell]
+                if call.visit is not None:
+                    self._layers.before(call.visit)
                 results = call.engine(inputs)
                 if not self._checked:
                     _check_results(call.spec, results, memory)
@@ -67,6 +74,7 @@ class BoundTensors:
     weights: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
     memory: Memory
+    layers: LayerStream
     _views: dict[Ref, Tensor] = field(default_factory=dict)
 
     def tensor(self, ref: Ref) -> Tensor:
@@ -76,7 +84,7 @@ class BoundTensors:
                 view = self.memory.constant(self.weights[ref.name], ref.index)
             else:
                 whole = self.buffers[ref.name]
-                view = self.memory.index(whole, ref.index) if ref.index else whole
+                view = self.memory.index(whole, self.layers.index(ref)) if ref.index else whole
             if ref.leading:
                 view = self.memory.leading(view, ref.leading)
             if not ref.by_pass:  # what differs from pass to pass must not be taken for a constant address
@@ -93,9 +101,12 @@ class _BoundCall:
     values_in: tuple[tuple[int, int, tuple[int, ...]], ...]  # input position, cell, index
     values_out: tuple[tuple[int, int], ...]  # output position, cell
     buffers_out: tuple[tuple[int, Tensor], ...]  # output position, buffer
+    visit: BoundVisit | None
 
 
-def _bind_call(call: ResolvedCall, tensors: BoundTensors, cell_of: dict[str, int]) -> _BoundCall:
+def _bind_call(
+    call: ResolvedCall, tensors: BoundTensors, cell_of: dict[str, int], visit: BoundVisit | None
+) -> _BoundCall:
     values_in = tuple(
         (position, cell_of[ref.name], ref.index)
         for position, ref in enumerate(call.inputs)
@@ -117,6 +128,7 @@ def _bind_call(call: ResolvedCall, tensors: BoundTensors, cell_of: dict[str, int
             for position, ref in enumerate(call.outputs)
             if ref.kind == "buffer"
         ),
+        visit=visit,
     )
 
 

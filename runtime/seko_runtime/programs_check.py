@@ -11,6 +11,7 @@ from typing import TypeVar
 from seko_runtime.buffers_check import DECODE_LATENTS, check_buffers
 from seko_runtime.errors import EngineSignatureError, ProgramError
 from seko_runtime.json_fields import NAME_PATTERN
+from seko_runtime.layer_visits import layer_visits
 from seko_runtime.manifest import PASS_CACHE_VERSION, Call, EngineSpec, Manifest, TensorSpec
 
 CHUNK_PROGRAMS = (
@@ -96,6 +97,7 @@ def resolve_programs(manifest: Manifest) -> Programs:
         resolved[program] = tuple(
             tables.resolve(program, calls, base | ({mark: number} if mark else {})) for number in numbers
         )
+    layer_visits(manifest, resolved)  # for what it refuses
     return resolved
 
 

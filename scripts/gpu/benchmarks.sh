@@ -11,7 +11,7 @@ export CXX=${SEKO_CXX:-/usr/bin/g++} PYTHONUNBUFFERED=1
 seko_make_venv dev || exit
 work=${SEKO_WORK:-/tmp/seko-bench} seconds=${SEKO_SECONDS:-480} rows=docs/benchmarks/h200.jsonl
 mkdir -p "$work"
-lanes=("kernels peers" "quality" "pipeline stream pool" "step vae")
+lanes=("kernels peers" "quality" "pipeline stream pool" "step vae layers")
 wanted=" ${*:-${lanes[*]}} "
 read -ra gpus <<<"$("$PYTHON" -c 'import torch; print(*range(torch.cuda.device_count()))')"
 for name in $wanted; do
@@ -36,6 +36,7 @@ section() { # NAME
         "${limit[@]}" scripts/bench/pool.py "$work/pool" --seconds $((seconds / 4)) --rows "$rows" ;;
     step) "${limit[@]}" scripts/bench/main_job.py --work "$work/step" --rows "$rows" ;;
     vae) "${limit[@]}" scripts/bench/vae.py --work "$work/vae" --rows "$rows" ;;
+    layers) "${limit[@]}" scripts/bench/layer_streaming.py --work "$work/layers" --rows "$rows" ;;
     esac
 }
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from seko_export.config import PRESETS, StreamConfig
-from seko_export.gpus import GPUS, Gpu
+from seko_export.gpus import GPUS, HOST_LINK_SHARE, Gpu
 from seko_export.models.sampler import Schedule
 from seko_export.models.wan_vae import VaeConfig
 from seko_export.op_count import (
@@ -321,6 +321,37 @@ def test_json_is_the_report(invoke):
     assert json.loads(result.stdout) == json.loads(json.dumps(report))
     assert report["decode_s"] == report["weight_bytes"]["vae"] == 0
     assert any("no text encoder counted" in note for note in report["notes"])
+
+
+def test_a_streamed_cache_takes_the_longer_of_compute_and_bus():
+    """All but two layers of 30 lie on the host, and five fetches and one way back of each cross the bus a chunk."""
+    resident, streamed = (
+        predict(replace(S1_WISH, layout={"stream_cache": stream})) for stream in (False, True)
+    )
+    kv = resident["session_bytes"]["kv"]
+    assert (resident["host_bytes"], resident["stream_bytes"]) == (0, 0)
+    assert (streamed["host_bytes"], streamed["session_bytes"]["kv"]) == (kv, kv * 2 // 30)
+    assert resident["peak_bytes"] - streamed["peak_bytes"] == kv - kv * 2 // 30
+    assert streamed["stream_bytes"] == 6 * kv
+    link = GPUS["h200"].host_link * HOST_LINK_SHARE
+    assert streamed["chunk_s"] == pytest.approx(max(resident["chunk_s"], 6 * kv / link))
+    assert streamed["chunk_s"] > resident["chunk_s"]  # bf16 keys and values come slower than they are used
+    small = [
+        predict(replace(S1_WISH, kv_scheme="fp4", layout={"stream_cache": stream}))
+        for stream in (False, True)
+    ]
+    assert small[0]["chunk_s"] == small[1]["chunk_s"]  # FP4 ones come beside the layers
+    assert any("host link is assumed" in note for note in streamed["notes"])
+    of_pass = predict(replace(S1_WISH, layout={"stream_cache": True, "pass_caches": True}))
+    assert of_pass["stream_bytes"] == 2 * of_pass["host_bytes"] == 2 * 4 * kv
+
+
+def test_the_plan_prints_what_lies_on_the_host(invoke):
+    wish = ("plan", "--preset", "self-forcing-1.3b", "--gpu", "h200", "--no-text", "--no-vae")
+    shown = invoke(*wish, "--stream-cache").stdout
+    assert re.search(r"a session, on the host +MB\n  KV cache +6038\.3\n", shown)
+    assert re.search(r"layers over PCIe, beside it +36\.230", shown)
+    assert "PCIe" not in invoke(*wish).stdout
 
 
 # -- what is refused -------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from seko_runtime.manifest import Manifest, Target
 from seko_runtime.manifest_reader import parse_manifest
 from seko_runtime.session import Session
 
-from . import toy, toy_whole
+from . import order_watch, toy, toy_whole
 from .eager_backend import EagerBackend, write_whole
 
 Edit = Callable[[Path, Callable[[Manifest], Manifest]], None]
@@ -76,6 +76,12 @@ def artifact(built_toy: Path, tmp_path: Path) -> Path:
     copy = tmp_path / "toy"
     shutil.copytree(built_toy, copy)
     return copy
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> order_watch.World:
+    """Stand-ins for torch.cuda that note the order of all work."""
+    return order_watch.made_world(monkeypatch)
 
 
 @pytest.fixture

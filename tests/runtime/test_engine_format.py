@@ -150,7 +150,9 @@ def pooled_example() -> dict[str, Any]:
     (pool,) = re.findall(r'^    ("pool": .*)$', PAGE, flags=re.MULTILINE)
     (rings,) = re.findall(r'^    ("rings": .*)$', PAGE, flags=re.MULTILINE)
     table = example() | {"format_version": manifest.FORMAT_VERSION, **json.loads(f"{{{pool}}}")}
+    (streamed,) = re.findall(r'^    ("device_layers": .*)$', PAGE, flags=re.MULTILINE)
     table["stream"] |= json.loads(f"{{{rings}}}")
+    table["buffers"][0] |= json.loads(f"{{{streamed}}}")
     table["programs"]["begin"][0] |= {"first_layer": 0, "first_place": 0}  # of a call without layers, no more
     return table
 

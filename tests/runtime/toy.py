@@ -78,7 +78,7 @@ class Step(torch.nn.Module):
         return out.reshape(shape).permute(0, 4, 1, 2, 3).contiguous()
 
 
-def toy_manifest(batch: int = 1, **changes: object) -> Manifest:
+def toy_manifest(batch: int = 1, *, layers: int = LAYERS, **changes: object) -> Manifest:
     """A manifest of the toy model; ``changes`` replace whole fields."""
     latent = (batch, CHANNELS, CHUNK, ROWS, COLUMNS)
     cache = (batch * CACHE * TOKENS, CHANNELS)
@@ -101,22 +101,22 @@ def toy_manifest(batch: int = 1, **changes: object) -> Manifest:
         "buffer:kv[layer]",
     )
     load = Call("copy", ("buffer:latents",), ("value:hidden",))
-    steps = Call("step", ("value:hidden", *refs), ("value:hidden",), layers=LAYERS)
+    steps = Call("step", ("value:hidden", *refs), ("value:hidden",), layers=layers)
     store = Call("copy", ("value:hidden",), ("buffer:latents",))
     drop = Call("copy", ("value:hidden",), ("value:nothing",))
-    pool_bytes = LAYERS * batch * CACHE * TOKENS * CHANNELS * 4
+    pool_bytes = layers * batch * CACHE * TOKENS * CHANNELS * 4
     cpu = {"device": "cpu", "arch": "x86_64", "torch": torch.__version__.split("+")[0]}
     fields: dict[str, object] = {
         "name": "toy",
         "backend": "aoti",
         "target": Target(**cpu, cpu_flags=()),
         "producer": {"seko": "0.1.0"},
-        "model": {"preset": "toy", "layers": LAYERS},
+        "model": {"preset": "toy", "layers": layers},
         "stream": Stream(batch, CHUNK, SINK, RING, TOKENS, (CHANNELS, ROWS, COLUMNS), 8, 24, 4, 16),
         "kv": KvPool("fp32", pool_bytes, pool_bytes // 2, 32.0),
         "schedule": Schedule(PASSES, (1000.0, 500.0), (1.0, 0.5), 0.0, "toy"),
         "buffers": (
-            Buffer("kv", (LAYERS, *cache), f32, "cache", layered=True),
+            Buffer("kv", (layers, *cache), f32, "cache", layered=True),
             Buffer("text.embeddings", (batch, TEXT_TOKENS, TEXT_DIM), f32, "prompt"),
             Buffer("prompt.mean", (batch, CHANNELS), f32, "prompt"),
             Buffer("seeds", (batch,), "int64", "chunk"),
@@ -128,7 +128,7 @@ def toy_manifest(batch: int = 1, **changes: object) -> Manifest:
         "weights": (
             *(
                 Weight(f"layers.{i}.weight", (CHANNELS, CHANNELS), f32, f"weights/{i}.safetensors")
-                for i in range(LAYERS)
+                for i in range(layers)
             ),
             Weight("gain", (PASSES + 1,), f32, "weights/0.safetensors"),
             Weight("cell", (CHANNELS * ROWS * COLUMNS,), "int64", "weights/0.safetensors"),
@@ -190,11 +190,11 @@ class Copy(torch.nn.Module):
 MODULES: dict[str, type[torch.nn.Module]] = {"prompt": Prompt, "begin": Begin, "step": Step, "copy": Copy}
 
 
-def toy_weights() -> dict[str, torch.Tensor]:
+def toy_weights(layers: int = LAYERS) -> dict[str, torch.Tensor]:
     """Weights of the toy model, the same on each call."""
     generator = torch.Generator().manual_seed(7)
     weights = {
-        f"layers.{i}.weight": torch.randn(CHANNELS, CHANNELS, generator=generator) for i in range(LAYERS)
+        f"layers.{i}.weight": torch.randn(CHANNELS, CHANNELS, generator=generator) for i in range(layers)
     }
     return {
         **weights,

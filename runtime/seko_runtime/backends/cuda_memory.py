@@ -21,10 +21,10 @@ from seko_runtime.backends.blocks import (
     block_places,
     fill_window,
 )
+from seko_runtime.backends.cuda_streams import CudaCopies, borrow_stream, queued_on, return_stream
 from seko_runtime.backends.torch_memory import CpuMemory, HostCopies, HostFrames, torch_dtype
-from seko_runtime.errors import DeviceMemoryError
 from seko_runtime.manifest import TensorSpec
-from seko_runtime.memory import FrameBlocks, HostBlock, Lane, Parked
+from seko_runtime.memory import CopyQueue, FrameBlocks, HostBlock, Lane, Parked
 from seko_runtime.safetensors_map import MappedTensor
 
 _cuda: Any = torch.cuda  # its streams, events and pools carry no types
@@ -41,12 +41,13 @@ class CudaMemory(CpuMemory):
         super().__init__()
         index = _cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
-        self.stream = _borrow_stream(self.device)
+        self.stream = borrow_stream(self.device)
         self._caller_done = _cuda.Event()
         self._work_done = _cuda.Event()
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._pool: Any = None
-        self._copies: Any = None  # stream of `park` and `unpark`
+        self._moves: CudaCopies | None = None  # of `park` and `unpark`
+        self._copies: list[CudaCopies] = []
         self._idle_blocks: dict[int, list[torch.Tensor]] = {}  # pinned, by size
 
     def allocate(self, spec: TensorSpec) -> torch.Tensor:
@@ -84,6 +85,9 @@ class CudaMemory(CpuMemory):
         self.stream.synchronize()  # not a steady call; afterwards the caller may change what it gave
 
     def read(self, tensor: torch.Tensor) -> NDArray[np.float32]:
+        if tensor.device != self.device:  # the host's own, which the stream writes
+            self.stream.synchronize()
+            return super().read(tensor)
         with self.ordered():
             return super().read(tensor)
 
@@ -93,7 +97,7 @@ class CudaMemory(CpuMemory):
         self._caller_done.record(caller)
         self.stream.wait_event(self._caller_done)
         try:
-            with _queued_on(self.device, self.stream):
+            with queued_on(self.device, self.stream):
                 yield
         finally:
             self._work_done.record(self.stream)
@@ -109,10 +113,11 @@ class CudaMemory(CpuMemory):
 
     def park(self, tensors: Mapping[str, torch.Tensor]) -> Parked:
         parked = self._pinned_copies({name: (one.shape, one.dtype) for name, one in tensors.items()})
-        with self._beside():
+        moves = self._beside()
+        with moves.forked():
             for name, source in tensors.items():
                 _copy_parts(parked.tensors[name], source)
-            parked.done.record(self._copies)
+            parked.done.record(moves.stream)
         return parked
 
     def unpark(self, parked: Parked, tensors: Mapping[str, torch.Tensor]) -> Parked:
@@ -121,10 +126,11 @@ class CudaMemory(CpuMemory):
             parked = self._pinned_copies({name: (one.shape, one.dtype) for name, one in tensors.items()})
             for name, target in parked.tensors.items():
                 target.copy_(torch.tensor(arrays[name]).view(target.dtype).reshape(target.shape))
-        with self._beside():
+        moves = self._beside()
+        with moves.forked():
             for name, target in tensors.items():
                 _copy_parts(target, parked.tensors[name])
-            parked.done.record(self._copies)
+            parked.done.record(moves.stream)
         return parked
 
     def after(self, parked: Parked) -> None:
@@ -135,16 +141,15 @@ class CudaMemory(CpuMemory):
         free: int = _cuda.mem_get_info(self.device)[0]
         return free
 
-    @contextmanager
-    def _beside(self) -> Iterator[None]:
-        """Queue what runs inside on the stream of copies, after the memory's work so far."""
-        if self._copies is None:
-            self._copies = _borrow_stream(self.device)
-        now = _cuda.Event()
-        now.record(self.stream)
-        self._copies.wait_event(now)
-        with _queued_on(self.device, self._copies):
-            yield
+    def copy_queue(self) -> CopyQueue:
+        self._copies.append(CudaCopies(self.device, self.stream))
+        return self._copies[-1]
+
+    def _beside(self) -> CudaCopies:
+        if self._moves is None:
+            self._moves = CudaCopies(self.device, self.stream)
+            self._copies.append(self._moves)
+        return self._moves
 
     def _pinned_copies(self, wanted: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> PinnedCopies:
         """Cut a pinned block into tensors; one that is let go of is used again, as pinning is slow."""
@@ -173,10 +178,13 @@ class CudaMemory(CpuMemory):
             graph.reset()
         self._graphs.clear()
         self._pool = None
-        for stream in (self.stream, self._copies):
-            if stream is not None:
-                _return_stream(self.device, stream)
-        self.stream = self._copies = None
+        for copies in self._copies:
+            copies.close()
+        self._copies.clear()
+        self._moves = None
+        if self.stream is not None:
+            return_stream(self.device, self.stream)
+        self.stream = None
         self._idle_blocks.clear()
         with _cuda.device(self.device):
             _cuda.empty_cache()
@@ -193,7 +201,7 @@ class CudaLane:
     def __init__(self, memory: CudaMemory, *, beside: bool) -> None:
         self._memory = memory
         self._beside = beside
-        self._stream: Any = _borrow_stream(memory.device) if beside else memory.stream
+        self._stream: Any = borrow_stream(memory.device) if beside else memory.stream
         self._fed, self._read = _cuda.Event(), _cuda.Event()
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._pool: Any = None
@@ -208,7 +216,7 @@ class CudaLane:
     @contextmanager
     def ordered(self) -> Iterator[None]:
         self._stream.wait_event(self._fed)
-        with _queued_on(self._memory.device, self._stream):
+        with queued_on(self._memory.device, self._stream):
             yield
 
     def join(self) -> None:
@@ -236,7 +244,7 @@ class CudaLane:
         self._graphs.clear()
         self._pool = None
         if self._beside and self._stream is not None:
-            _return_stream(self._memory.device, self._stream)
+            return_stream(self._memory.device, self._stream)
         self._stream = None
 
 
@@ -289,19 +297,6 @@ class _PinnedFrames(HostFrames):
         return pinned(super()._host_like(source))
 
 
-@contextmanager
-def _queued_on(device: torch.device, stream: Any) -> Iterator[None]:
-    """Queue what runs inside on ``stream``; too little memory becomes our error."""
-    try:
-        with torch.no_grad(), _cuda.device(device), _cuda.stream(stream):
-            yield
-    except torch.cuda.OutOfMemoryError as error:
-        raise DeviceMemoryError(
-            f"{device} has too little free memory: {str(error).splitlines()[0][:200]}; "
-            "close other sessions and programs on it, or build with a smaller ring or --kv fp4"
-        ) from error
-
-
 def _captured(work: Callable[[], None], device: torch.device, stream: Any, pool: Any) -> torch.cuda.CUDAGraph:
     graph = _cuda.CUDAGraph()
     # thread_local: what other threads do with CUDA meanwhile, such as another session's open, is not our error.
@@ -313,20 +308,6 @@ def _captured(work: Callable[[], None], device: torch.device, stream: Any, pool:
         work()
     captured: torch.cuda.CUDAGraph = graph
     return captured
-
-
-# cuBLAS keeps a workspace (32 MiB on Hopper) for every stream it ever ran on, and a captured graph may hold it, so
-# it cannot be freed while any session lives. Streams of closed sessions are therefore used again.
-_IDLE_STREAMS: dict[torch.device, list[Any]] = {}
-
-
-def _borrow_stream(device: torch.device) -> Any:
-    idle = _IDLE_STREAMS.get(device)
-    return idle.pop() if idle else _cuda.Stream(device)
-
-
-def _return_stream(device: torch.device, stream: Any) -> None:
-    _IDLE_STREAMS.setdefault(device, []).append(stream)
 
 
 class _PinnedBlock:

@@ -37,7 +37,7 @@ from seko_runtime.backends.driver_blocks import (
 from seko_runtime.backends.driver_lane import DriverLane
 from seko_runtime.errors import UsageError
 from seko_runtime.manifest import Buffer, TensorSpec
-from seko_runtime.memory import HostBlock, Lane, Parked
+from seko_runtime.memory import CopyQueue, HostBlock, Lane, Parked
 from seko_runtime.safetensors_map import MappedTensor
 
 
@@ -184,6 +184,9 @@ class DriverMemory:
     def after(self, parked: Parked) -> None:
         if isinstance(parked, ParkedCopies):
             self.driver.wait_event(self.queue.stream, parked.done)
+
+    def copy_queue(self) -> CopyQueue:
+        raise UsageError("plans stream no cache; rebuild with --backend aoti")
 
     def free_bytes(self) -> int:
         return self.driver.free_bytes()

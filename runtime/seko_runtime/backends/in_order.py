@@ -1,10 +1,11 @@
-"""Decoding where work runs at once, in the caller's order: the lane of every memory that queues nothing."""
+"""Decoding and copies where work runs at once, in the caller's order: for every memory that queues nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
+from seko_runtime.manifest import TensorSpec
 from seko_runtime.memory import FrameBlocks, Memory, Tensor
 
 
@@ -41,4 +42,20 @@ class InOrderLane:
         return self._frames(tensors, depth)
 
     def close(self) -> None:
+        pass
+
+
+class InOrderCopies:
+    """`seko_runtime.memory.CopyQueue` on a memory's own order, whose device is the host."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    def allocate(self, spec: TensorSpec) -> Tensor:
+        return self._memory.allocate(spec)
+
+    def forked(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def join(self) -> None:
         pass

@@ -13,7 +13,7 @@ from seko_runtime.backends.in_order import InOrderLane
 from seko_runtime.errors import DeviceMemoryError, EngineLoadError, UsageError
 from seko_runtime.host import free_host_bytes
 from seko_runtime.manifest import TensorSpec
-from seko_runtime.memory import HostBlock, Lane, Parked
+from seko_runtime.memory import CopyQueue, HostBlock, Lane, Parked
 from seko_runtime.safetensors_map import MappedTensor
 from seko_runtime.snapshot import SnapshotBytes
 
@@ -105,6 +105,9 @@ class NumpyMemory:
 
     def after(self, parked: Parked) -> None:
         pass
+
+    def copy_queue(self) -> CopyQueue:
+        raise UsageError("engines on arrays stream no cache; rebuild with --backend aoti")
 
     def free_bytes(self) -> int:
         return free_host_bytes()

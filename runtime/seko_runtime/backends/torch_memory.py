@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from seko_runtime.backends.in_order import InOrderLane
+from seko_runtime.backends.in_order import InOrderCopies, InOrderLane
 from seko_runtime.errors import DeviceMemoryError, UsageError
 from seko_runtime.host import free_host_bytes
 from seko_runtime.manifest import TensorSpec
-from seko_runtime.memory import HostBlock, Lane, Parked
+from seko_runtime.memory import CopyQueue, HostBlock, Lane, Parked
 from seko_runtime.safetensors_map import MappedTensor
 
 
@@ -67,7 +67,7 @@ class CpuMemory:
         return tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        target.copy_(source)
+        target.copy_(source, non_blocking=True)
 
     def zero(self, tensor: torch.Tensor) -> None:
         tensor.zero_()
@@ -102,6 +102,9 @@ class CpuMemory:
 
     def after(self, parked: Parked) -> None:
         pass
+
+    def copy_queue(self) -> CopyQueue:
+        return InOrderCopies(self)
 
     def free_bytes(self) -> int:
         return free_host_bytes()

@@ -1,0 +1,104 @@
+"""Streams of a CUDA session: how they are borrowed, work queued on one, and the one of copies to and from the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from seko_runtime.backends.torch_memory import torch_dtype
+from seko_runtime.errors import DeviceMemoryError
+from seko_runtime.host import free_host_bytes
+from seko_runtime.manifest import TensorSpec
+
+_cuda: Any = torch.cuda  # its streams and events carry no types
+
+
+class CudaCopies:
+    """`seko_runtime.memory.CopyQueue`: a stream of its own beside ``main``, and page-locked memory.
+
+    `forked` and `join` are events alone, so a capture of the main stream takes in what is queued here. In one, nothing
+    may wait for an event of before it: `join` waits only for what was forked since the last one, and all that a capture
+    forks must be joined in it. Nothing needs `record_stream`: what is copied is allocated once and freed after both
+    streams were waited for.
+    """
+
+    def __init__(self, device: torch.device, main: Any) -> None:
+        self._device, self._main = device, main
+        self.stream: Any = borrow_stream(device)
+        self._queued, self._copied = _cuda.Event(), _cuda.Event()
+        self._ahead = False  # whether something is queued here that the main stream does not wait for
+        self._locked: list[torch.Tensor] = []
+
+    def allocate(self, spec: TensorSpec) -> torch.Tensor:
+        free = free_host_bytes()
+        if spec.nbytes > free:
+            raise DeviceMemoryError(
+                f"buffer {spec.name} takes {spec.nbytes} bytes of host memory, {free} are free; build with a smaller "
+                "ring or --kv fp4"
+            )
+        tensor = torch.zeros(spec.shape, dtype=torch_dtype(spec.dtype))
+        # Not torch's pinned memory: that rounds sizes up to powers of two and keeps them when they are freed.
+        try:
+            with _cuda.device(self._device):
+                _cuda.check_error(_cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0))
+        except RuntimeError as error:
+            raise DeviceMemoryError(
+                f"buffer {spec.name}: {spec.nbytes} bytes of host memory cannot be page-locked: {error}; raise the "
+                "limit of locked memory (ulimit -l), or build without --stream-cache"
+            ) from error
+        self._locked.append(tensor)
+        return tensor
+
+    @contextmanager
+    def forked(self) -> Iterator[None]:
+        self._queued.record(self._main)
+        self.stream.wait_event(self._queued)
+        with queued_on(self._device, self.stream):
+            yield
+        self._copied.record(self.stream)
+        self._ahead = True
+
+    def join(self) -> None:
+        if self._ahead:
+            self._main.wait_event(self._copied)
+            self._ahead = False
+
+    def close(self) -> None:
+        """Unlock the memory and give the stream back; called after both streams were waited for."""
+        for tensor in self._locked:
+            _cuda.check_error(_cuda.cudart().cudaHostUnregister(tensor.data_ptr()))
+        self._locked.clear()
+        return_stream(self._device, self.stream)
+        self.stream = self._main = None
+
+
+@contextmanager
+def queued_on(device: torch.device, stream: Any) -> Iterator[None]:
+    """Queue what runs inside on ``stream``; too little memory becomes our error."""
+    try:
+        with torch.no_grad(), _cuda.device(device), _cuda.stream(stream):
+            yield
+    except torch.cuda.OutOfMemoryError as error:
+        raise DeviceMemoryError(
+            f"{device} has too little free memory: {str(error).splitlines()[0][:200]}; "
+            "close other sessions and programs on it, or build with a smaller ring or --kv fp4"
+        ) from error
+
+
+# cuBLAS keeps a workspace (32 MiB on Hopper) for every stream it ever ran on, and a captured graph may hold it, so
+# it cannot be freed while any session lives. Streams of closed sessions are therefore used again.
+_IDLE_STREAMS: dict[torch.device, list[Any]] = {}
+
+
+def borrow_stream(device: torch.device) -> Any:
+    """Return a stream that no session uses."""
+    idle = _IDLE_STREAMS.get(device)
+    return idle.pop() if idle else _cuda.Stream(device)
+
+
+def return_stream(device: torch.device, stream: Any) -> None:
+    """Give a borrowed stream back."""
+    _IDLE_STREAMS.setdefault(device, []).append(stream)

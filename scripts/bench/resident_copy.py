@@ -1,0 +1,37 @@
+"""An artifact whose cache is streamed, anew with its cache on the device: the manifest alone differs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from seko_runtime.manifest_reader import parse_manifest
+
+
+def resident_copy(streamed: Path, goal: Path) -> Path:
+    """Link an artifact's files into a folder, beside a manifest of the same without ``--stream-cache``.
+
+    Parameters
+    ----------
+    streamed : Path
+        The artifact.
+    goal : Path
+        A folder on the same disk that does not exist.
+
+    Returns
+    -------
+    Path
+        ``goal``.
+    """
+    goal.mkdir(parents=True)
+    for path in sorted(streamed.rglob("*")):
+        target = goal / path.relative_to(streamed)
+        if path.is_dir():
+            target.mkdir()
+        elif path.name != "manifest.json":
+            target.hardlink_to(path)
+    manifest = parse_manifest((streamed / "manifest.json").read_bytes())
+    buffers = tuple(replace(buffer, device_layers=0) for buffer in manifest.buffers)
+    resident = replace(manifest, buffers=buffers, format_version=1)
+    (goal / "manifest.json").write_bytes(replace(resident, format_version=resident.least_version).to_json())
+    return goal

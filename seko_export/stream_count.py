@@ -1,0 +1,23 @@
+"""Bytes of a streamed cache, as `seko-export plan` counts them: on the host, and over the bus in a chunk."""
+
+from __future__ import annotations
+
+from seko_export.piece import BuildConfig
+from seko_export.pieces import make_buffers
+
+
+def home_bytes(config: BuildConfig) -> int:
+    """Return the bytes of the layers whose home is the host; 0 where the cache is resident."""
+    return sum(buffer.nbytes for buffer in make_buffers(config) if buffer.device_layers)
+
+
+def chunk_stream_bytes(config: BuildConfig) -> int:
+    """Return what a chunk moves between host and device, both ways together.
+
+    Each pass fetches every layer of its cache once, and each layer goes back once: after the last pass that writes it.
+    """
+    homes, passes = home_bytes(config), len(config.schedule.timesteps)
+    fetches = (
+        1 if config.stream.pass_caches else passes + 1
+    )  # of a cache a pass, each is fetched by its own alone
+    return homes * (fetches + 1)

@@ -1,0 +1,164 @@
+"""`--stream-cache`: the same bytes as with the cache on the device, for every way to lay one out, eager and built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from scripts.bench.resident_copy import resident_copy
+from seko_export.build import build_artifact
+from seko_export.checkpoints import write_random_checkpoint
+from seko_export.config import PRESETS, PoolConfig
+from seko_export.describe import describe
+from seko_export.errors import UsageError
+from seko_export.golden import eager_session
+from seko_export.models.sampler import Schedule
+from seko_export.pieces import BuildConfig, make_buffers
+from seko_runtime import Session, open_artifact
+from seko_runtime.manifest_reader import parse_manifest
+from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
+
+CHUNKS = 14  # of 3 frames into a sink of 1 and a ring of 6: the first that evicts is the third
+LAYOUTS = {
+    "exact": {},
+    "fp4": {"scheme": "fp4"},
+    "int8, an exact sink": {"scheme": "int8-sink"},
+    "a cache a pass": {"pass_caches": True},
+    "positions in the window": {"window_positions": True},
+    "rings, one kind of which is streamed": {"layer_rings": (3, 6, 6, 6), "layers": 6},
+    "rings, both streamed": {"layer_rings": (3, 3, 6, 6), "layers": 8},
+}
+
+
+def streamed(config: BuildConfig) -> BuildConfig:
+    return replace(config, stream=replace(config.stream, stream_cache=True))
+
+
+def config_of(scheme: str = "fp32", layers: int = 5, batch: int = 2, **layout: object) -> BuildConfig:
+    config = small_config(3, 1, 6, scheme=scheme, passes=2, layers=layers, batch=batch)
+    return replace(config, stream=replace(config.stream, **layout))  # type: ignore[arg-type]
+
+
+def life_of(session: Session, text: torch.Tensor) -> Iterator[bytes]:
+    """Chunks and caches past the wrap, with a new prompt, a rebuilt cache and a row that begins anew."""
+    rebuilds = session.manifest.has_context
+    for number in range(CHUNKS):
+        if number == 6:
+            session.set_text(text.numpy()[::-1].copy(), recache=rebuilds)
+        if number == 9:
+            session.restart_row(1, seed=4)
+        yield session.run_chunk().to_host().tobytes()
+        if number in (0, 6, CHUNKS - 1):
+            sample = session.cache_sample(1)
+            yield from (sample[name].tobytes() for name in sorted(sample))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_model_over_a_streamed_cache_gives_the_bytes_of_one_over_a_resident_cache(layout: str) -> None:
+    config = config_of(**LAYOUTS[layout])  # type: ignore[arg-type]
+    wan, text = random_wan_weights(config.model), random_text(config.model, 2)
+    weights = EagerStream(config, wan, text).weights
+    lives = []
+    for one in (config, streamed(config)):
+        with eager_session(one, weights, text, [5, 6]) as session:
+            lives.append(list(life_of(session, text)))
+    assert lives[0] == lives[1]
+    assert len(set(lives[0])) > CHUNKS
+
+
+def test_the_manifest_counts_what_lies_where() -> None:
+    manifest = describe(streamed(config_of(layers=6)), "aoti", (), {})
+    assert manifest.format_version == 3
+    pool = {buffer.name: buffer for buffer in manifest.buffers if buffer.role == "cache"}
+    assert {name: buffer.device_layers for name, buffer in pool.items()} == {"kv.k": 2, "kv.v": 2}
+    assert manifest.device_pool_bytes * 3 == manifest.kv.pool_bytes
+    resident = describe(config_of(layers=6), "aoti", (), {})
+    assert resident.device_pool_bytes == resident.kv.pool_bytes == manifest.kv.pool_bytes
+    assert b"device_layers" not in resident.to_json()
+
+
+def test_of_few_layers_none_is_streamed() -> None:
+    """A kind of layers that fits whole into the places of two stays on the device; what holds frames does too."""
+    config = streamed(config_of("fp4", layers=6, layer_rings=(3, 6, 6)))
+    there = {buffer.name: buffer.device_layers for buffer in make_buffers(config) if buffer.role == "cache"}
+    assert {name for name, layers in there.items() if layers} == {"kv.k_codes", "kv.k_scales", "kv.v_codes",
+                                                                  "kv.v_scales"}  # fmt: skip
+    assert there["kv.slot_frames"] == there["kv.ring3.k_codes"] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"pool": PoolConfig(3, (1, 2))}, "--stream-cache contradicts --sessions"),
+        ({"model": replace(config_of().model, layers=3)}, "hold all of the 3 layers"),
+        ({"model": replace(config_of().model, layers=1)}, "hold all of the 1 layers"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(change: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        replace(streamed(config_of()), **change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [((), "hold all of the 2 layers"), (("--sessions", 2), "contradicts --sessions")]
+)
+def test_the_command_refuses_them_too(
+    options: tuple[object, ...], words: str, invoke, tmp_path: Path
+) -> None:
+    goal = tmp_path / "artifact"
+    done = invoke("build", "--preset", "tiny", "--stream-cache", *options, "--target", "cpu", "-o", goal)
+    assert (done.exit_code, goal.exists()) == (2, False)
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize("backend", ["compile", "onnx", "tensorrt"])
+def test_other_backends_refuse(backend: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--stream-cache is for packages of --backend aoti"):
+        build_artifact(streamed(config_of()), tmp_path / "none", tmp_path / "artifact", backend=backend)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with five layers, built for this machine's CPU with its FP4 cache on the host."""
+    home = tmp_path_factory.mktemp("streamed")
+    tiny = PRESETS["tiny"]
+    model = replace(tiny.model, layers=5)
+    config = BuildConfig(model, tiny.stream, Schedule.warped(2), "fp4", "cpu")
+    write_random_checkpoint(home / "tiny.pt", model, format="self-forcing", seed=0, dtype=torch.float32)
+    build_artifact(streamed(config), home / "tiny.pt", home / "artifact")
+    return home / "artifact"
+
+
+def test_a_built_artifact_gives_the_bytes_of_its_copy_without_the_option(built: Path, tmp_path: Path) -> None:
+    lives = []
+    for folder in (built, resident_copy(built, tmp_path / "resident")):
+        with open_artifact(folder) as artifact:
+            assert all(error.within for error in artifact.verify())
+            with artifact.open_session(seeds=[3]) as session:
+                chunks = [session.run_chunk().to_host() for _ in range(CHUNKS)]
+                caches = session.cache_sample(1)
+            lives.append((chunks, caches))
+    (chunks, caches), (others, resident) = lives
+    assert all(np.array_equal(*pair) for pair in zip(chunks, others, strict=True))
+    assert {name: cache.tobytes() for name, cache in caches.items()} == {
+        name: cache.tobytes() for name, cache in resident.items()
+    }
+
+
+def test_info_and_inspect_say_it(built: Path, invoke, capsys) -> None:
+    from seko_runtime.__main__ import main
+
+    shown = invoke("inspect", built)
+    assert shown.exit_code == 0
+    manifest = parse_manifest((built / "manifest.json").read_bytes())
+    assert f'"device_bytes": {manifest.device_pool_bytes}' in shown.output
+    assert main(["info", str(built)]) == 0
+    assert f"on the host, streamed layer by layer; {manifest.device_pool_bytes} bytes on the device" in (
+        capsys.readouterr().out
+    )

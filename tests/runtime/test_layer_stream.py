@@ -1,0 +1,296 @@
+"""A cache that lies on the host and comes to the device layer by layer: the same bytes as one that lies there whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from seko_runtime.backends.in_order import InOrderCopies
+from seko_runtime.backends.numpy_memory import NumpyMemory
+from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.errors import ManifestError, ProgramError, UsageError
+from seko_runtime.layer_visits import device_slot, layer_visits
+from seko_runtime.manifest import Buffer, Call, FileEntry, Manifest
+from seko_runtime.manifest_reader import parse_manifest
+from seko_runtime.programs_check import resolve_programs
+from seko_runtime.session import Session
+
+from . import toy
+
+CHUNKS = 14  # the ring of 4 frames behind a sink of 1 wraps after the second
+
+
+def streamed(manifest: Manifest, slots: int) -> Manifest:
+    """The same artifact with its cache on the host."""
+    buffers = tuple(
+        replace(one, device_layers=slots) if one.role == "cache" and one.layered else one
+        for one in manifest.buffers
+    )
+    return replace(manifest, buffers=buffers)
+
+
+def open_toy(
+    manifest: Manifest, memory: Any = None, step: Callable[[list[Any]], list[Any]] | None = None
+) -> Session:
+    batch, layers = manifest.stream.batch, manifest.model["layers"]
+    assert isinstance(layers, int)
+    return Session(
+        manifest,
+        {**toy.eager_engines(), **({} if step is None else {"step": step})},
+        toy.toy_weights(layers),
+        CpuMemory() if memory is None else memory,
+        seeds=list(range(batch)),
+        text=toy.toy_text(batch),
+    )
+
+
+def life_of(session: Session, batch: int) -> list[bytes]:
+    """Chunks and caches of a session with all that may happen to it."""
+    out = []
+    for number in range(CHUNKS):
+        if number == 4:
+            session.set_text(toy.toy_text(batch) * 2)
+        if number == 6 and batch > 1:
+            session.restart_row(1, seed=9)
+        if number == 9:
+            session.set_text(toy.toy_text(batch) - 1, recache=True)
+        if number == 12:
+            session.restart_row(0)
+        out.append(session.run_chunk().to_host().tobytes())
+        out.append(session.cache_sample(1)["kv"].tobytes())
+    return out
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(("layers", "slots"), [(4, 2), (6, 2), (4, 3), (5, 3), (7, 3), (9, 4), (5, 4)])
+def test_a_streamed_cache_gives_the_bytes_of_a_resident_one(batch: int, layers: int, slots: int) -> None:
+    resident = toy.toy_manifest(batch, layers=layers)
+    with open_toy(resident) as session:
+        expected = life_of(session, batch)
+    memory = Counting()
+    with open_toy(streamed(resident, slots), memory) as session:
+        assert life_of(session, batch) == expected
+    assert len(set(expected)) == len(expected)
+    layer_bytes = batch * toy.CACHE * toy.TOKENS * toy.CHANNELS * 4
+    assert memory.slots["kv"] == slots * layer_bytes  # and not the model's layers
+    assert memory.host == {"kv": layers * layer_bytes}
+
+
+@pytest.mark.parametrize("slots", [0, 2])
+def test_what_a_chunk_moves_is_each_layer_once_a_pass_and_back_once(slots: int) -> None:
+    layers = 4
+    memory = Counting()
+    with open_toy(streamed(toy.toy_manifest(layers=layers), slots), memory) as session:
+        session.run_chunk()
+        memory.moved.clear()
+        session.run_chunk()
+        homes = session._streams.live()._layers.homes
+    if not slots:
+        assert not homes
+        assert memory.host == {}
+        return
+    runs = toy.PASSES + 1
+    assert memory.moved == {
+        "in": layers * runs,
+        "out": layers,
+    }  # only the last pass's writes are ever read again
+
+
+def test_a_pass_that_does_not_write_copies_nothing_back() -> None:
+    manifest = toy.toy_manifest(layers=4)
+    reader = replace(manifest.engines[2], name="reader", mutates=())
+    programs = {
+        name: tuple(
+            replace(call, engine="reader") if call.engine == "step" and "denoise" in name else call
+            for call in calls
+        )
+        for name, calls in manifest.programs.items()
+    }
+    manifest = streamed(replace(manifest, engines=(*manifest.engines, reader), programs=programs), 2)
+    visits = layer_visits(manifest, resolve_programs(manifest))
+    for number in range(toy.PASSES):
+        assert [visit.stores for visit in visits["denoise", number].values()] == [()] * 4
+    written = [visit.stores for _, visit in sorted(visits["context", 0].items())]
+    assert written == [(("kv", n),) for n in range(4)]
+
+
+def test_each_call_is_preceded_by_the_fetch_of_its_layer_and_the_chunks_end_by_the_first_one() -> None:
+    manifest = streamed(toy.toy_manifest(layers=4), 2)
+    visits = layer_visits(manifest, resolve_programs(manifest))
+    chunk = [
+        visit
+        for place in [("denoise", 0), ("denoise", 1), ("context", 0)]
+        for _, visit in sorted(visits[place].items())
+    ]
+    assert [visit.takes for visit in chunk] == [(("kv", n % 4),) for n in range(12)]
+    assert [visit.fetches for visit in chunk] == [(("kv", (n + 1) % 4),) for n in range(12)]
+
+
+@pytest.mark.parametrize("layers", range(3, 12))
+def test_neighbours_never_share_a_slot_also_around_the_end(layers: int) -> None:
+    slots = 2 + layers % 2
+    buffer = Buffer("kv", (layers, 6), "float32", "cache", layered=True, device_layers=slots)
+    places = [device_slot(layer, buffer) for layer in range(layers)]
+    assert set(places) == set(range(slots)) if layers > slots else True
+    assert all(one != other for one, other in zip(places, [*places[1:], places[0]], strict=True))
+
+
+@pytest.mark.parametrize("failing_call", [0, 1, 5, 11])
+@pytest.mark.parametrize("failing_chunk", [0, 3])
+def test_after_a_failed_chunk_the_same_call_gives_the_same_bytes(
+    failing_call: int, failing_chunk: int
+) -> None:
+    manifest = streamed(toy.toy_manifest(layers=4), 2)
+    with open_toy(manifest) as session:
+        expected = life_of(session, 1)
+    left, real = [-1], toy.Step()
+
+    def step(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        out = real(*inputs)
+        left[0] -= 1
+        if left[0] == -1:
+            raise RuntimeError("planted")
+        return [out]
+
+    with open_toy(manifest, step=step) as session:
+        run = session.run_chunk
+        chunk = 0
+
+        def stumbling() -> Any:
+            nonlocal chunk
+            if chunk == failing_chunk:
+                left[0] = failing_call
+                with pytest.raises(RuntimeError, match="planted"):
+                    run()
+            chunk += 1
+            left[0] = -1
+            return run()
+
+        session.run_chunk = stumbling  # type: ignore[method-assign]
+        assert life_of(session, 1) == expected
+
+
+def test_stale_slots_would_be_seen() -> None:
+    """Without any of its copies the streamed cache gives other bytes: the comparison above can fail."""
+    manifest = toy.toy_manifest(layers=4)
+    with open_toy(manifest) as session:
+        expected = life_of(session, 1)
+    for kept in ("in", "out"):
+        memory = Counting(keep=kept)
+        with open_toy(streamed(manifest, 2), memory) as session:
+            assert life_of(session, 1) != expected
+
+
+def test_the_manifest_says_it_in_format_3_and_reads_back() -> None:
+    manifest = streamed(toy.toy_manifest(layers=4), 2)
+    used = {one.file for one in (*manifest.weights, *manifest.engines)}
+    manifest = replace(manifest, files=dict.fromkeys(used, FileEntry("0" * 64, 0)))
+    document = manifest.to_json()
+    assert replace(parse_manifest(document), format_version=1) == manifest
+    older = parse_manifest(document.replace(b'"format_version": 3', b'"format_version": 2'))
+    assert not older.streams_cache  # an unknown field there: a newer one would have raised the version
+    assert b'"format_version": 3' in document
+    assert b'"device_layers": 2' in document
+    assert manifest.least_version == 3
+    resident = toy.toy_manifest(layers=4)
+    assert resident.least_version == 1
+    assert b"device_layers" not in resident.to_json()
+    assert manifest.device_pool_bytes * 2 == manifest.kv.pool_bytes == resident.device_pool_bytes
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda m: streamed(m, 1), "device_layers 1, expected 2 to 4"),
+        (lambda m: streamed(m, 5), "device_layers 5, expected 2 to 4"),
+        (lambda m: streamed(m, 2), "would share a place"),  # five layers: the last one and the first
+        (lambda m: _buffers(m, "text.embeddings", device_layers=2), "only layered caches"),
+        (lambda m: _refs(streamed(m, 3), "denoise", "buffer:kv[layer]", "buffer:kv"), "is float32"),
+        (lambda m: _also(streamed(m, 3), "begin"), "program begin takes a streamed cache"),
+        (lambda m: _first_layer(streamed(m, 3)), "begin with different layers|would share"),
+    ],
+)
+def test_what_cannot_be_streamed_is_refused_before_anything_runs(
+    change: Callable[[Manifest], Manifest], words: str
+) -> None:
+    manifest = toy.toy_manifest(layers=5)
+    resolve_programs(streamed(manifest, 3))
+    with pytest.raises(Exception, match=words) as caught:
+        resolve_programs(change(manifest))
+    assert (
+        isinstance(caught.value, ProgramError | ManifestError) or "Signature" in type(caught.value).__name__
+    )
+
+
+def test_memory_without_a_queue_of_copies_refuses() -> None:
+    with pytest.raises(UsageError, match="rebuild with --backend aoti"):
+        open_toy(streamed(toy.toy_manifest(layers=4), 2), NumpyMemory())
+
+
+class Counting(CpuMemory):
+    """CPU memory that notes what was allocated where and how many layers were copied; ``keep`` drops the other way."""
+
+    def __init__(self, keep: str | None = None) -> None:
+        super().__init__()
+        self.slots: dict[str, int] = {}
+        self.host: dict[str, int] = {}
+        self.moved: dict[str, int] = {}
+        self._keep, self._homes = keep, set[int]()
+
+    def allocate(self, spec: Any) -> torch.Tensor:
+        self.slots[spec.name] = spec.nbytes
+        return super().allocate(spec)
+
+    def copy_queue(self) -> Any:
+        memory = self
+
+        class Queue(InOrderCopies):
+            def allocate(self, spec: Any) -> torch.Tensor:
+                memory.host[spec.name] = spec.nbytes
+                home = CpuMemory.allocate(memory, spec)
+                memory._homes.add(home.untyped_storage().data_ptr())
+                return home
+
+        return Queue(self)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        ways = {"in": source, "out": target}
+        for way, home in ways.items():
+            if home.untyped_storage().data_ptr() in self._homes:
+                self.moved[way] = self.moved.get(way, 0) + 1
+                if self._keep not in (None, way):
+                    return
+        super().copy(target, source)
+
+
+def _buffers(manifest: Manifest, name: str, **changes: Any) -> Manifest:
+    buffers = tuple(replace(one, **changes) if one.name == name else one for one in manifest.buffers)
+    return replace(manifest, buffers=buffers)
+
+
+def _refs(manifest: Manifest, program: str, old: str, new: str) -> Manifest:
+    calls = tuple(
+        replace(call, inputs=tuple(new if ref == old else ref for ref in call.inputs))
+        for call in manifest.programs[program]
+    )
+    return replace(manifest, programs={**manifest.programs, program: calls})
+
+
+def _also(manifest: Manifest, program: str) -> Manifest:
+    step = next(call for call in manifest.programs["denoise"] if call.engine == "step")
+    load = Call("copy", ("buffer:latents",), ("value:hidden",))
+    gain = tuple(ref.replace("[pass]", "[layer]") for ref in step.inputs)
+    calls = (*manifest.programs[program], load, replace(step, inputs=gain, layers=3))
+    return replace(manifest, programs={**manifest.programs, program: calls})
+
+
+def _first_layer(manifest: Manifest) -> Manifest:
+    calls = tuple(
+        replace(call, first_layer=1, layers=4) if call.layers else call
+        for call in manifest.programs["denoise_full"]
+    )
+    return replace(manifest, programs={**manifest.programs, "denoise_full": calls})
