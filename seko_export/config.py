@@ -216,8 +216,8 @@ class LayerKind:
         Two: one that is read and one that is fetched; of an odd number three, so that the first one can be fetched
         while the last one is read.
         """
-        slots = 2 + len(self.layers) % 2
-        return slots if slots < len(self.layers) else 0
+        seats = 2 + len(self.layers) % 2
+        return seats if seats < len(self.layers) else 0
 
     def own(self, name: str) -> str:
         """Return the name of a tensor or engine of this kind; the largest ring's have none of their own."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from seko_runtime.layer_visits import Layer, device_slot, layer_visits
+from seko_runtime.layer_visits import Layer, device_seat, layer_visits
 from seko_runtime.manifest import Manifest
 from seko_runtime.memory import Memory, Tensor
 from seko_runtime.programs_check import Programs, Ref
@@ -26,11 +26,11 @@ class BoundVisit:
 
 
 class LayerStream:
-    """The streamed buffers of one session: homes on the host, slots on the device, copies between them.
+    """The streamed buffers of one session: homes on the host, seats on the device, copies between them.
 
-    The homes hold the truth; a slot holds a layer for one call. Between two runs of a `unit` the slots of the chunk's
+    The homes hold the truth; a seat holds a layer for one call. Between two runs of a `unit` the seats of the chunk's
     first call hold its layers. Copies have a queue of their own: they come after all calls that were queued before
-    them, and a call comes after those of the calls before it. So no slot is overwritten while it is read or before it
+    them, and a call comes after those of the calls before it. So no seat is overwritten while it is read or before it
     is stored, and a call does not wait for the layer that is fetched beside it.
 
     Parameters
@@ -38,7 +38,7 @@ class LayerStream:
     manifest, programs
         As `layer_visits` takes them.
     buffers : mapping of str to tensor
-        Of a streamed one the slots, zeros.
+        Of a streamed one the seats, zeros.
     memory : Memory
         The session's.
     """
@@ -49,7 +49,7 @@ class LayerStream:
         self._memory, self._batch = memory, manifest.stream.batch
         self._specs = {buffer.name: buffer for buffer in manifest.buffers if buffer.device_layers}
         self._visits = layer_visits(manifest, programs)
-        self._slots = {name: buffers[name] for name in self._specs}
+        self._seats = {name: buffers[name] for name in self._specs}
         self.homes: dict[str, Tensor] = {}
         if not self._specs:
             return
@@ -57,13 +57,13 @@ class LayerStream:
         self.homes = {name: self._copies.allocate(spec) for name, spec in self._specs.items()}
         first = self._visits["denoise", 0]
         self._first = self._fetched(first[min(first)].takes)
-        self._armed = True  # whether the first call's layers are in their slots; zeros there, zeros here
+        self._armed = True  # whether the first call's layers are in their seats; zeros there, zeros here
         self._unstored: Copies = ()
 
     def index(self, ref: Ref) -> tuple[int, ...]:
         """Return where a reference leads in its tensor on the device."""
         spec = self._specs.get(ref.name) if ref.kind == "buffer" else None
-        return ref.index if spec is None else (device_slot(ref.index[0], spec), *ref.index[1:])
+        return ref.index if spec is None else (device_seat(ref.index[0], spec), *ref.index[1:])
 
     def visits(self, program: str, number: int) -> dict[int, BoundVisit]:
         """Return the visits of one run of a program, by the number of the call."""
@@ -107,8 +107,8 @@ class LayerStream:
         def part(layer: Tensor) -> Tensor:
             return layer if row is None else self._memory.row(layer, 0, row, self._batch)
 
-        # The device writes them, in its own order. The first slot is their source, and holds the first layer after it.
-        zeros = part(self._memory.index(self._slots[buffer], (0,)))
+        # The device writes them, in its own order. The first seat is their source, and holds the first layer after it.
+        zeros = part(self._memory.index(self._seats[buffer], (0,)))
         self._memory.zero(zeros)
         for layer in range(self._specs[buffer].shape[0]):
             self._memory.copy(part(self._memory.index(self.homes[buffer], (layer,))), zeros)
@@ -116,14 +116,14 @@ class LayerStream:
     def drop(self) -> None:
         """Let go of all tensors."""
         self.homes.clear()
-        self._slots.clear()
+        self._seats.clear()
         self._first = self._unstored = ()
 
     def _fetched(self, layers: Sequence[Layer]) -> Copies:
-        """Return the copies of these layers from their homes to their slots."""
+        """Return the copies of these layers from their homes to their seats."""
         return [
             (
-                self._memory.index(self._slots[name], (device_slot(layer, self._specs[name]),)),
+                self._memory.index(self._seats[name], (device_seat(layer, self._specs[name]),)),
                 self._memory.index(self.homes[name], (layer,)),
             )
             for name, layer in layers

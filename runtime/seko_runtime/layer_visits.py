@@ -24,7 +24,7 @@ class Visit:
     Parameters
     ----------
     takes : tuple of Layer
-        What lies in the device's slots while it runs.
+        What lies in the device's seats while it runs.
     fetches : tuple of Layer
         What the next such call takes; the chunk's first one follows its last.
     stores : tuple of Layer
@@ -37,10 +37,10 @@ class Visit:
     stores: tuple[Layer, ...]
 
 
-def device_slot(layer: int, buffer: Buffer) -> int:
-    """Return where on the device a layer of a streamed buffer lies: in turn, but the last one not with the first."""
-    slot = layer % buffer.device_layers
-    return 1 if layer and layer == buffer.shape[0] - 1 and slot == 0 else slot
+def device_seat(layer: int, buffer: Buffer) -> int:
+    """Return the seat of a layer: its place on the device, taken in turn, but the last one's is not the first one's."""
+    seat = layer % buffer.device_layers
+    return 1 if layer and layer == buffer.shape[0] - 1 and seat == 0 else seat
 
 
 def layer_visits(manifest: Manifest, programs: Programs) -> dict[Place, dict[int, Visit]]:
@@ -84,7 +84,7 @@ def layer_visits(manifest: Manifest, programs: Programs) -> dict[Place, dict[int
         for turn in reversed(range(len(taken))):
             place, at, takes, writes = taken[turn]
             fetches = taken[(turn + 1) % len(taken)][2]
-            _check_slots(streamed, takes, fetches, place)
+            _check_seats(streamed, takes, fetches, place)
             stores = tuple(layer for layer in writes if layer not in later)
             later.update(writes)
             visits.setdefault(place, {})[at] = Visit(tuple(takes), tuple(fetches), stores)
@@ -136,16 +136,16 @@ def _check_buffer(manifest: Manifest, buffer: Buffer) -> None:
         )
 
 
-def _check_slots(
+def _check_seats(
     streamed: Mapping[str, Buffer], takes: Sequence[Layer], fetches: Sequence[Layer], place: Place
 ) -> None:
     """A layer is fetched while the call before it runs: not to where that one's layers lie."""
-    held = {(name, device_slot(layer, streamed[name])) for name, layer in takes}
-    wanted = {(name, device_slot(layer, streamed[name])) for name, layer in fetches}
+    held = {(name, device_seat(layer, streamed[name])) for name, layer in takes}
+    wanted = {(name, device_seat(layer, streamed[name])) for name, layer in fetches}
     if held & wanted or len(held) < len(takes):
         raise ProgramError(
             f"program {place[0]}: the call that takes {takes[0]} and the one after it, {fetches[0]}, would share a "
-            "place on the device; rebuild the artifact"
+            "seat on the device; rebuild the artifact"
         )
 
 

@@ -97,7 +97,7 @@ def test_steady_chunks_wait_for_nothing_and_allocate_nothing(built: tuple[Path, 
         assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
-def test_the_device_holds_the_slots_and_not_the_models_layers(built: tuple[Path, Path]) -> None:
+def test_the_device_holds_the_seats_and_not_the_models_layers(built: tuple[Path, Path]) -> None:
     held = []
     for folder in (*built, *built):  # what libraries keep for good is there after the first time
         with open_artifact(folder) as artifact:
@@ -106,9 +106,9 @@ def test_the_device_holds_the_slots_and_not_the_models_layers(built: tuple[Path,
                 session.run_chunk()
                 torch.cuda.synchronize()
                 held.append((requested_bytes() - before, artifact.manifest.device_pool_bytes))
-    *_, (streamed, slots), (resident, layers) = held
-    assert slots < layers
-    assert resident - streamed == layers - slots
+    *_, (streamed, seats), (resident, layers) = held
+    assert seats < layers
+    assert resident - streamed == layers - seats
 
 
 def test_what_was_page_locked_is_given_back(built: tuple[Path, Path]) -> None:

@@ -25,9 +25,9 @@ def shape(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-def run(world: World, layers: int, slots: int) -> list[bytes]:
+def run(world: World, layers: int, seats: int) -> list[bytes]:
     memory = FakeMemory(world)
-    with Watch(world), open_toy(streamed(toy.toy_manifest(2, layers=layers), slots), memory) as session:
+    with Watch(world), open_toy(streamed(toy.toy_manifest(2, layers=layers), seats), memory) as session:
         return life_of(session, 2)
 
 

@@ -13,7 +13,7 @@ from seko_runtime.backends.in_order import InOrderCopies
 from seko_runtime.backends.numpy_memory import NumpyMemory
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import ManifestError, ProgramError, UsageError
-from seko_runtime.layer_visits import device_slot, layer_visits
+from seko_runtime.layer_visits import device_seat, layer_visits
 from seko_runtime.manifest import Buffer, Call, FileEntry, Manifest
 from seko_runtime.manifest_reader import parse_manifest
 from seko_runtime.programs_check import resolve_programs
@@ -24,10 +24,10 @@ from . import toy
 CHUNKS = 14  # the ring of 4 frames behind a sink of 1 wraps after the second
 
 
-def streamed(manifest: Manifest, slots: int) -> Manifest:
+def streamed(manifest: Manifest, seats: int) -> Manifest:
     """The same artifact with its cache on the host."""
     buffers = tuple(
-        replace(one, device_layers=slots) if one.role == "cache" and one.layered else one
+        replace(one, device_layers=seats) if one.role == "cache" and one.layered else one
         for one in manifest.buffers
     )
     return replace(manifest, buffers=buffers)
@@ -66,30 +66,30 @@ def life_of(session: Session, batch: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize(("layers", "slots"), [(4, 2), (6, 2), (4, 3), (5, 3), (7, 3), (9, 4), (5, 4)])
-def test_a_streamed_cache_gives_the_bytes_of_a_resident_one(batch: int, layers: int, slots: int) -> None:
+@pytest.mark.parametrize(("layers", "seats"), [(4, 2), (6, 2), (4, 3), (5, 3), (7, 3), (9, 4), (5, 4)])
+def test_a_streamed_cache_gives_the_bytes_of_a_resident_one(batch: int, layers: int, seats: int) -> None:
     resident = toy.toy_manifest(batch, layers=layers)
     with open_toy(resident) as session:
         expected = life_of(session, batch)
     memory = Counting()
-    with open_toy(streamed(resident, slots), memory) as session:
+    with open_toy(streamed(resident, seats), memory) as session:
         assert life_of(session, batch) == expected
     assert len(set(expected)) == len(expected)
     layer_bytes = batch * toy.CACHE * toy.TOKENS * toy.CHANNELS * 4
-    assert memory.slots["kv"] == slots * layer_bytes  # and not the model's layers
+    assert memory.seats["kv"] == seats * layer_bytes  # and not the model's layers
     assert memory.host == {"kv": layers * layer_bytes}
 
 
-@pytest.mark.parametrize("slots", [0, 2])
-def test_what_a_chunk_moves_is_each_layer_once_a_pass_and_back_once(slots: int) -> None:
+@pytest.mark.parametrize("seats", [0, 2])
+def test_what_a_chunk_moves_is_each_layer_once_a_pass_and_back_once(seats: int) -> None:
     layers = 4
     memory = Counting()
-    with open_toy(streamed(toy.toy_manifest(layers=layers), slots), memory) as session:
+    with open_toy(streamed(toy.toy_manifest(layers=layers), seats), memory) as session:
         session.run_chunk()
         memory.moved.clear()
         session.run_chunk()
         homes = session._streams.live()._layers.homes
-    if not slots:
+    if not seats:
         assert not homes
         assert memory.host == {}
         return
@@ -131,11 +131,11 @@ def test_each_call_is_preceded_by_the_fetch_of_its_layer_and_the_chunks_end_by_t
 
 
 @pytest.mark.parametrize("layers", range(3, 12))
-def test_neighbours_never_share_a_slot_also_around_the_end(layers: int) -> None:
-    slots = 2 + layers % 2
-    buffer = Buffer("kv", (layers, 6), "float32", "cache", layered=True, device_layers=slots)
-    places = [device_slot(layer, buffer) for layer in range(layers)]
-    assert set(places) == set(range(slots)) if layers > slots else True
+def test_neighbours_never_share_a_seat_also_around_the_end(layers: int) -> None:
+    seats = 2 + layers % 2
+    buffer = Buffer("kv", (layers, 6), "float32", "cache", layered=True, device_layers=seats)
+    places = [device_seat(layer, buffer) for layer in range(layers)]
+    assert set(places) == set(range(seats)) if layers > seats else True
     assert all(one != other for one, other in zip(places, [*places[1:], places[0]], strict=True))
 
 
@@ -174,7 +174,7 @@ def test_after_a_failed_chunk_the_same_call_gives_the_same_bytes(
         assert life_of(session, 1) == expected
 
 
-def test_stale_slots_would_be_seen() -> None:
+def test_stale_seats_would_be_seen() -> None:
     """Without any of its copies the streamed cache gives other bytes: the comparison above can fail."""
     manifest = toy.toy_manifest(layers=4)
     with open_toy(manifest) as session:
@@ -207,7 +207,7 @@ def test_the_manifest_says_it_in_format_3_and_reads_back() -> None:
     [
         (lambda m: streamed(m, 1), "device_layers 1, expected 2 to 4"),
         (lambda m: streamed(m, 5), "device_layers 5, expected 2 to 4"),
-        (lambda m: streamed(m, 2), "would share a place"),  # five layers: the last one and the first
+        (lambda m: streamed(m, 2), "would share a seat"),  # five layers: the last one and the first
         (lambda m: _buffers(m, "text.embeddings", device_layers=2), "only layered caches"),
         (lambda m: _refs(streamed(m, 3), "denoise", "buffer:kv[layer]", "buffer:kv"), "is float32"),
         (lambda m: _also(streamed(m, 3), "begin"), "program begin takes a streamed cache"),
@@ -236,13 +236,13 @@ class Counting(CpuMemory):
 
     def __init__(self, keep: str | None = None) -> None:
         super().__init__()
-        self.slots: dict[str, int] = {}
+        self.seats: dict[str, int] = {}
         self.host: dict[str, int] = {}
         self.moved: dict[str, int] = {}
         self._keep, self._homes = keep, set[int]()
 
     def allocate(self, spec: Any) -> torch.Tensor:
-        self.slots[spec.name] = spec.nbytes
+        self.seats[spec.name] = spec.nbytes
         return super().allocate(spec)
 
     def copy_queue(self) -> Any:
