@@ -65,7 +65,6 @@ def layer_visits(manifest: Manifest, programs: Programs) -> dict[Place, dict[int
         return {}
     mutates = {engine.name: _mutated(manifest, engine.name) for engine in manifest.engines}
     visits: dict[Place, dict[int, Visit]] = {}
-    firsts = []
     for ending in ("", "_full"):
         chunk = [
             (name, number, calls)
@@ -79,7 +78,6 @@ def layer_visits(manifest: Manifest, programs: Programs) -> dict[Place, dict[int
             for at, call in enumerate(calls)
         ]  # fmt: skip
         taken = [one for one in taken if one[2]]
-        firsts += [taken[0][2]] if taken else []
         later: set[Layer] = set()
         for turn in reversed(range(len(taken))):
             place, at, takes, writes = taken[turn]
@@ -90,6 +88,9 @@ def layer_visits(manifest: Manifest, programs: Programs) -> dict[Place, dict[int
             visits.setdefault(place, {})[at] = Visit(tuple(takes), tuple(fetches), stores)
     if ("denoise", 0) not in visits:
         raise ProgramError(f"the first denoise pass takes nothing of the streamed {', '.join(streamed)}")
+    # Whatever runs next finds the layers of the first call there: a chunk, or a context pass that rebuilds a cache.
+    starts = [of_run for (name, number), of_run in sorted(visits.items()) if not number]
+    firsts = [set(of_run[min(of_run)].takes) for of_run in starts]
     if any(first != firsts[0] for first in firsts):
         raise ProgramError(f"programs begin with different layers of a streamed cache: {firsts}")
     _check_others(programs, streamed, {name for name, _ in visits})
