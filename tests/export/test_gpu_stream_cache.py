@@ -47,7 +47,7 @@ def test_captured_chunks_give_the_bytes_of_a_resident_cache(built: tuple[Path, P
             with artifact.open_session(seeds=[3, 4]) as session:
                 lives.append(list(life_of(session)))
     assert lives[0] == lives[1]
-    assert len(set(lives[0])) == len(lives[0])
+    assert len(set(lives[0])) > CHUNKS
 
 
 def test_chunks_in_a_hurry_give_the_same_bytes(built: tuple[Path, Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -45,6 +46,7 @@ def test_a_chunk_waits_on_the_device_alone_and_page_locks_nothing(world: World) 
     with Watch(world), open_toy(streamed(toy.toy_manifest(layers=4), 2), memory) as session:
         layer_bytes = toy.CACHE * toy.TOKENS * toy.CHANNELS * 4
         assert list(world.locked.values()) == [(4 * layer_bytes, 0)]
+        assert not next(iter(world.locked)) % mmap.PAGESIZE  # no page is locked twice
         world.host_waits = world.device_waits = 0
         for _ in range(2):
             session.run_chunk()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -39,12 +40,14 @@ class CudaCopies:
                 f"buffer {spec.name} takes {spec.nbytes} bytes of host memory, {free} are free; build with a smaller "
                 "ring or --kv fp4"
             )
-        tensor = torch.zeros(spec.shape, dtype=torch_dtype(spec.dtype))
-        # Not torch's pinned memory: that rounds sizes up to powers of two and keeps them when they are freed.
+        # Not torch's pinned memory: that rounds sizes up to powers of two and keeps them when they are freed. Pages of
+        # their own: CUDA may refuse to lock one twice.
         try:
+            pages = mmap.mmap(-1, spec.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            tensor = torch.frombuffer(pages, dtype=torch_dtype(spec.dtype)).reshape(spec.shape)
             with _cuda.device(self._device):
                 _cuda.check_error(_cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0))
-        except RuntimeError as error:
+        except (OSError, RuntimeError) as error:
             raise DeviceMemoryError(
                 f"buffer {spec.name}: {spec.nbytes} bytes of host memory cannot be page-locked: {error}; raise the "
                 "limit of locked memory (ulimit -l), or build without --stream-cache"
