@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from seko_runtime.backends import cuda_streams
 from seko_runtime.backends.cuda_streams import CudaCopies
 from seko_runtime.errors import DeviceMemoryError
 from seko_runtime.layer_stream import LayerStream
+from seko_runtime.manifest import Manifest
 
 from . import toy
 from .order_watch import FakeMemory, RaceError, Watch, World
@@ -39,6 +41,38 @@ def test_no_two_accesses_race_and_the_bytes_are_those_of_a_resident_cache(
         expected = life_of(session, 2)
     assert run(world, *shape) == expected
     assert not world.locked  # the page-locked memory was given back
+
+
+def test_a_cache_a_pass_is_ordered_too_and_the_warm_up_leaves_nothing(world: World) -> None:
+    """Warming up leaves passes out, so the seats of the last one's cache are not fetched for it."""
+    manifest = pass_caches(toy.toy_manifest(2, layers=4))
+    lives = []
+    for memory in (None, FakeMemory(world)):
+        one = manifest if memory is None else streamed(manifest, 2)
+        with nullcontext() if memory is None else Watch(world), open_toy(one, memory) as session:
+            lives.append([session.run_chunk().to_host().tobytes() for _ in range(4)])
+            session.restart_row(1)
+            lives[-1] += [session.run_chunk().to_host().tobytes() for _ in range(4)]
+            lives[-1] += [cache.tobytes() for cache in session.cache_sample(1).values()]
+    assert lives[0] == lives[1]
+
+
+def pass_caches(manifest: Manifest) -> Manifest:
+    """The toy with a cache for each denoise pass and no context pass."""
+    (cache,) = (one for one in manifest.buffers if one.role == "cache")
+    caches = (replace(cache, name=f"kv.{number}") for number in range(toy.PASSES))
+    calls = tuple(
+        replace(call, inputs=tuple(ref.replace("buffer:kv[", "buffer:kv.{pass}[") for ref in call.inputs))
+        for call in manifest.programs["denoise"]
+    )
+    kept = {name: manifest.programs[name] for name in ("prompt", "begin")}
+    return replace(
+        manifest,
+        buffers=(*caches, *(one for one in manifest.buffers if one is not cache)),
+        kv=replace(manifest.kv, pool_bytes=manifest.kv.pool_bytes * toy.PASSES),
+        programs={**kept, "denoise": calls},
+        format_version=3,
+    )
 
 
 def test_a_chunk_waits_on_the_device_alone_and_page_locks_nothing(world: World) -> None:
