@@ -53,6 +53,8 @@ VIDEO_TOLERANCES = {
     torch.bfloat16: {"exact": 6.0, "lossy": 6.0},
 }
 MOST_CODES = 0.85  # of a token's codes; an unrelated token has more of them wrong
+CHAOTIC_CODES = 0.7  # from here on another draw of the last bits may pass the bound above
+UNJUDGED = 1.0  # all of them
 VIDEO_BYTES = 1_000_000  # of one recorded chunk's frames at most
 CACHE_TOLERANCES = {
     torch.float32: {"exact": 1e-4, "lossy": 0.05},
@@ -303,15 +305,17 @@ def golden_bound(config: BuildConfig, made: EagerChunk, other: EagerChunk, exact
     GoldenBound
         The least bound of the format and dtype; with a lossy cache also twice what the last bits do, and where its
         roundings are in play, what two independent draws of them are apart: sqrt(2) times the distance to the exact
-        track. Then a token's codes fall anyhow, and only another token's are told from it.
+        track. Then a token's codes fall anyhow, and only another token's are told from it; not even those where the
+        last bits alone exchange nearly all codes of some token (trained weights, a text of no encoder).
     """
     kind = "exact" if config.lossless else "lossy"
     least = tuple(table[config.dtype][kind] for table in (TOLERANCES, CACHE_TOLERANCES, VIDEO_TOLERANCES))
     last_bits, loss = difference(config, other, made), difference(config, exact, made)
     rounded = loss.latents > least[0]  # the first chunk's is 0: no past
+    codes = MOST_CODES if last_bits.cache < CHAOTIC_CODES else UNJUDGED
     return GoldenBound(
         max(least[0], 2 * last_bits.latents, 2**0.5 * loss.latents),
-        MOST_CODES if rounded else min(MOST_CODES, max(least[1], 2 * last_bits.cache)),
+        codes if rounded else min(MOST_CODES, max(least[1], 2 * last_bits.cache)),
         max(least[2], 2 * last_bits.video, 2**0.5 * loss.video) if config.vae else 0.0,
     )
 

@@ -59,7 +59,8 @@ def compiled_beside(
     try:
         with _ctrl_c_held():
             futures: dict[Future[float], str] = {
-                pool.submit(make, config, name, str(folder / f"{name}{suffix}")): name for name in by_cost
+                pool.submit(_told, make, config, name, str(folder / f"{name}{suffix}")): name
+                for name in by_cost
             }
         yield lambda: _wait_for_all(futures, progress)
         finished = True
@@ -69,6 +70,16 @@ def compiled_beside(
             for process in list((pool._processes or {}).values()):
                 _end_with_children(process.pid)
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _told(make: EngineMaker, config: BuildConfig, name: str, path: str) -> float:
+    """Make one piece in a worker; what a compiler raises comes back as text, since it may hold what cannot travel."""
+    try:
+        return make(config, name, path)
+    except (ExportError, OSError):  # these travel
+        raise
+    except Exception as fault:
+        raise ExportError(f"engine {name!r} did not compile: {type(fault).__name__}: {fault}") from None
 
 
 def _wait_for_all(futures: dict[Future[float], str], progress: Progress) -> dict[str, float]:
@@ -81,7 +92,7 @@ def _wait_for_all(futures: dict[Future[float], str], progress: Progress) -> dict
             fault = future.exception()
             if isinstance(fault, ExportError | OSError):  # `whole_folder` understands a full disk's
                 raise fault
-            if fault is not None:
+            if fault is not None:  # a worker that was killed
                 raise ExportError(f"engine {futures[future]!r} did not compile: {fault}") from fault
     return {name: future.result() for future, name in futures.items()}
 

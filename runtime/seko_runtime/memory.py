@@ -184,18 +184,18 @@ class Memory(Protocol):
         """Record ``work``, which has run before, and return what launches all of it at once."""
         ...
 
-    def park(self, tensors: Mapping[str, Tensor]) -> Parked:
-        """Queue copies to the host, after all work so far and beside what comes; the caller keeps off the tensors
-        until `after` or `unpark`.
+    def park(self, tensors: Mapping[str, Tensor]) -> tuple[Parked, object]:
+        """Queue copies to the host, after all work so far and beside what comes; returns them, and their end for
+        `after`, until which the caller keeps off the tensors. The end alone keeps no host memory.
         """
         ...
 
-    def unpark(self, parked: Parked, tensors: Mapping[str, Tensor]) -> Parked:
-        """Queue copies back, of the same names and sizes; returns what `after` takes before the tensors are used."""
+    def unpark(self, parked: Parked, tensors: Mapping[str, Tensor]) -> object:
+        """Queue copies back, of the same names and sizes; returns their end: `after` it the tensors may be used."""
         ...
 
-    def after(self, parked: Parked) -> None:
-        """Let all work from now on come after these copies, without waiting."""
+    def after(self, end: object) -> None:
+        """Let all work from now on come after the copies with this end, without waiting."""
         ...
 
     def copy_queue(self) -> CopyQueue:

@@ -17,7 +17,7 @@ from seko_runtime.errors import SessionClosedError, StaleChunkError, UsageError
 from seko_runtime.given import GivenFrames
 from seko_runtime.live import Live
 from seko_runtime.manifest import Manifest, TensorSpec
-from seko_runtime.memory import Engine, Memory, Parked, Tensor
+from seko_runtime.memory import Engine, Memory, Tensor
 from seko_runtime.programs_check import Programs, resolve_programs
 from seko_runtime.prompts import PROMPT_CACHE, RowPrompts
 from seko_runtime.ring import Ring
@@ -81,7 +81,7 @@ class Streams:
             self._chunks = self._launches = 0
             self._readable: int | None = None  # serial of the chunk whose latents are whole
             self._rebuild_due: set[int] = set()
-            self._moving: dict[int, Parked] = {}  # what is on its way to or from the host, by row
+            self._moving: dict[int, object] = {}  # ends of copies to or from the host, by row
             self.given = GivenFrames(manifest, memory)
             self._prompts: RowPrompts | None = None
             if manifest.text is not None and prompt_ids is not None:
@@ -260,7 +260,7 @@ class Streams:
             self._settle([row])
             if live.decoder is not None:
                 live.decoder.join()
-            parked = self._moving[row] = self.memory.park(live.state_of(row))
+            parked, self._moving[row] = self.memory.park(live.state_of(row))
         return RowState(numbers, parked)
 
     def load(self, row: int, state: RowState) -> None:
@@ -371,9 +371,8 @@ class Streams:
     def _settle(self, rows: Sequence[int]) -> None:
         """Let what comes now wait, on the device, for the rows' copies to or from the host."""
         for row in rows:
-            moving = self._moving.pop(row, None)
-            if moving is not None:
-                self.memory.after(moving)
+            if row in self._moving:
+                self.memory.after(self._moving.pop(row))
 
     def _recache(self, live: Live, rows: Sequence[int]) -> None:
         self._rebuild_due.update(rows)  # until it is done: a chunk must not run on half a cache

@@ -4,7 +4,8 @@
 
 ARTIFACT was built with ``--sessions``. Figures: ``soak_mismatches`` (chunks of random schedules that are not those of
 the session alone, byte for byte, all in calls of one size), ``busy_pool_p99``, ``stream_slope``,
-``offload_bandwidth_share`` (GPU alone), and the milliseconds of open, prompt, pause, resume and close.
+``offload_bandwidth_share`` (GPU alone), the milliseconds of open, prompt, pause, resume and close, and
+``batch_scaling``: a call of each size against as many calls of one, rows at different chunks.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rows import append_row
 from seko_export.inspection import percentile
 from seko_runtime import Pool, PooledSession, open_artifact
 
-FIGURES = ("soak", "busy", "slope", "offload", "latencies")
+FIGURES = ("soak", "busy", "slope", "offload", "latencies", "batch")
 SLOPE_CHUNKS = 5000
 PROBE_BYTES = 1 << 30  # of the plain copy that moving a session is measured by
 
@@ -105,6 +106,8 @@ def main() -> None:
             offload(load, options.rows, shape)
         if "latencies" in figures:
             latencies(load, options.rows, shape)
+        if "batch" in figures:
+            batch(load, options.rows, artifact.manifest.name)
         for session in pool.sessions:
             session.close()
 
@@ -265,6 +268,27 @@ def latencies(load: Load, rows: Path, shape: str, repeats: int = 10) -> None:
         append_row(
             rows, f"pool_{what}_ms", shape, statistics.median(values), "ms until the device is done", None
         )
+
+
+def batch(load: Load, rows: Path, name: str, repeats: int = 8) -> None:
+    """Time of a call of each size over full caches, rows at different chunks, against as many calls of one."""
+    stream, sessions = load.pool.manifest.stream, []
+    for row in range(load.size):
+        sessions.append(load.open(row, row))
+        load.pool.run(sessions)
+    for _ in range(-(-stream.cache_frames // stream.chunk_frames)):
+        load.pool.run(sessions)
+    alone = 0.0
+    for size in load.pool.manifest.pool.buckets:
+        times = [_timed(lambda size=size: load.pool.run(sessions[:size])) for _ in range(repeats + 1)][1:]
+        ms = statistics.median(times)
+        alone = alone or ms
+        append_row(
+            rows, "batch_scaling", f"{name}, calls of {size}", ms / (size * alone), f"of {size} calls of one", None,
+            call_ms=ms, one_ms=alone,
+        )  # fmt: skip
+    for session in sessions:
+        session.close()
 
 
 def _timed(work: Callable[[], object]) -> float:

@@ -13,6 +13,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import torch
 from children import last_json, run_python
 from rows import append_row
 
@@ -67,8 +68,9 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     checkpoint = options.work / f"{options.preset}.pt"
     if not checkpoint.exists():
-        run_python("scripts/make_checkpoint.py", "--preset", options.preset, "--format", "self-forcing", "-o",
-                   str(checkpoint))  # fmt: skip
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        run_python("scripts/make_checkpoint.py", "--preset", options.preset, "--format", "self-forcing", "--device",
+                   device, "-o", str(checkpoint))  # fmt: skip
     for scheme in options.kv.split(","):
         found = fitting(options, checkpoint, scheme)
         append_row(
@@ -100,9 +102,12 @@ def fitting(options: argparse.Namespace, checkpoint: Path, scheme: str) -> dict[
 def tried(options: argparse.Namespace, checkpoint: Path, scheme: str, sessions: int) -> dict[str, Any]:
     """Build a pool of so many sessions, and fill it in a process of its own."""
     artifact = options.work / f"fit-{scheme}"
-    last_json("-m", "seko_export", "build", str(checkpoint), "--preset", options.preset, "--kv", scheme,
-              *options.layout.split(), "--sessions", str(sessions), "--batch", "1", "-o", str(artifact), "--force",
-              "--json")  # fmt: skip
+    try:
+        last_json("-m", "seko_export", "build", str(checkpoint), "--preset", options.preset, "--kv", scheme,
+                  *options.layout.split(), "--sessions", str(sessions), "--batch", "1", "-o", str(artifact), "--force",
+                  "--json")  # fmt: skip
+    except SystemExit as fault:  # the new artifact is replayed at the end of its build, as large as it is
+        return {"refused": f"{sessions} sessions at the build: {str(fault)[-300:]}"}
     return last_json("-c", _TRY, str(artifact))
 
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 CONV_HISTORY = 2  # frames that a causal kernel of three sees before the current one
+FUSED_HEAD = 256  # channels of a head at most in torch's fused attention on CUDA
 
 
 class FrameCaches:
@@ -86,7 +87,28 @@ class CausalConv3d(Streamed):
             caches.starts and x.shape[2] == 1
         ):  # only the last tap meets anything but zeros: a third of the work
             return F.conv3d(x, self.weight[:, :, -1:], self.bias, padding=self._padding)
+        if x.is_cuda and x.shape[0] == 1 and self._padding[1]:
+            return self._tap_by_tap(joined, x.shape[2])
         return F.conv3d(joined, self.weight, self.bias, padding=self._padding)
+
+    def _tap_by_tap(self, joined: Tensor, frames: int) -> Tensor:
+        """Return the same as a sum of one convolution of pictures a tap: cuDNN has faster kernels for these.
+
+        The sum is fused with what follows. A CPU takes longer for it where there are few channels. The windows of the
+        taps are cut out of memory as such: of a slice of something not computed yet, torch's compiler makes a copy.
+        """
+        _, channels, _, height, width = joined.shape
+        memory = joined.permute(0, 2, 3, 4, 1).contiguous()
+        strides = (height * width * channels, 1, width * channels, channels)
+        taps = [
+            F.conv2d(
+                memory.as_strided((frames, channels, height, width), strides, at * strides[0]),
+                self.weight[:, :, at],
+                padding=self._padding[1:],
+            )
+            for at in range(1 + CONV_HISTORY)
+        ]
+        return as_clip(sum(taps[1:], taps[0]) + self.bias.view(-1, 1, 1), 1)
 
 
 class RmsNorm(nn.Module):
@@ -140,7 +162,7 @@ class AttentionBlock(nn.Module):
         """Return the shape of ``x`` [B, C, T, H, W]."""
         frames = as_images(x)  # [B*T, C, H, W]
         qkv = self.to_qkv(self.norm(frames)).flatten(2).mT.unsqueeze(1)  # [B*T, 1, H*W, 3*C]
-        y = F.scaled_dot_product_attention(*qkv.chunk(3, dim=-1))  # [B*T, 1, H*W, C]
+        y = _attention(*qkv.chunk(3, dim=-1))  # [B*T, 1, H*W, C]
         y = y.squeeze(1).mT.reshape(frames.shape)
         return x + as_clip(self.proj(y), x.shape[0])
 
@@ -210,6 +232,15 @@ class HalvingTimeConv(Streamed):
             return x
         y = F.conv3d(window, self.weight, self.bias, stride=(2, 1, 1))
         return torch.cat((x[:, :, :1], y), dim=2) if caches.starts else y
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return attention [..., N, C] of three such; torch does what no fused kernel takes in float32, at a tenth."""
+    if not q.is_cuda or q.shape[-1] <= FUSED_HEAD:
+        return F.scaled_dot_product_attention(q, k, v)
+    weights = ((q * q.shape[-1] ** -0.5) @ k.mT).softmax(-1, torch.promote_types(q.dtype, torch.float32))
+    y: Tensor = weights.to(v.dtype) @ v
+    return y
 
 
 def channels_last(x: Tensor) -> Tensor:

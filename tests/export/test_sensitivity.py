@@ -36,7 +36,7 @@ def test_a_lossy_chunk_is_bounded_by_the_least_by_last_bits_and_by_its_loss():
 
     def chunk(latents: float, flipped: int = 0) -> golden.EagerChunk:
         cache = {name: codes.clone() for name in ("kv.k_codes", "kv.v_codes", "kv.k_scales", "kv.v_scales")}
-        cache["kv.k_codes"][0, 0, 0, :flipped] = 1
+        cache["kv.k_codes"][0, 0].view(-1)[:flipped] = 1
         return golden.EagerChunk(torch.full((1, 16, 3, 4, 4), latents), cache)
 
     plain = chunk(1.0)
@@ -47,6 +47,7 @@ def test_a_lossy_chunk_is_bounded_by_the_least_by_last_bits_and_by_its_loss():
     later = golden_bound(config, plain, chunk(1.0, 1), chunk(2.0))
     assert later.latents == pytest.approx(2**0.5)
     assert later.cache == golden.MOST_CODES
+    assert golden_bound(config, plain, chunk(1.0, 100), chunk(2.0)).cache == golden.UNJUDGED
     exact = dataclasses.replace(config, kv_scheme="fp32")
     bound = golden_bound(exact, plain, plain, plain)
     assert bound.latents == golden.TOLERANCES[torch.float32]["exact"]

@@ -151,6 +151,7 @@ class FakeCuda:
                 world.join(self.name, event.clock)
 
             def synchronize(self) -> None:
+                world.join("host", world.clocks[self.name])
                 world.join("host stream", world.clocks[self.name])
 
         class Event:
@@ -240,6 +241,15 @@ class FakeMemory(CudaMemory):
         super().__init__(torch.device("cuda", 0))
         self.device = device
         self.world = world
+
+    def _in_pinned_memory(self, *args: Any) -> Any:
+        """The host writes at once, whatever stream is current, and queues later work behind that."""
+        before, self.world.current = self.world.current, "host"
+        made = super()._in_pinned_memory(*args)
+        self.world.current = before
+        for stream in list(self.world.clocks):
+            self.world.join(stream, self.world.clocks["host"])
+        return made
 
 
 def made_world(monkeypatch: pytest.MonkeyPatch) -> World:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from seko_runtime.backends import cuda_streams
+from seko_runtime.backends import cuda_memory, cuda_streams
 from seko_runtime.backends.cuda_memory import CudaLane
 from seko_runtime.decoding import FRAME_BLOCKS
 from seko_runtime.session import Session
@@ -205,3 +206,42 @@ def test_a_row_that_is_used_before_its_copies_are_done_is_found(
         monkeypatch.setattr(CudaLane, "join", lambda _: None)
     with pytest.raises(RaceError):
         pooled(world, overlap=True)
+
+
+def moved_about(world: World, path: Path, *, waits: bool = True) -> None:
+    """A session goes to the host and back, each time to another row, and right behind it another comes from a file."""
+    memory = FakeMemory(world)
+    if not waits:
+        memory._beside().stream.synchronize = lambda: None  # type: ignore[method-assign]
+    with Watch(world):
+        pool = open_pool(sessions=3, buckets=(1, 2), memory=memory)
+        with pool.open_session(seed=1, prompt="a red disc") as one:
+            read(world, one.run_chunk())
+            one.save(path)
+            for _ in range(4):
+                one.pause()
+                one.resume()
+            with pool.restore(path) as other:
+                read(world, other.run_chunk())
+    pool.close()
+
+
+def test_a_session_that_moves_again_takes_the_same_locked_memory(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Locking pages takes seconds a gigabyte, so what no copy waits for is used again, wherever the row is now."""
+    locked: list[int] = []
+    known = cuda_memory.pinned
+    monkeypatch.setattr(cuda_memory, "pinned", lambda tensor: locked.append(tensor.numel()) or known(tensor))
+    moved_about(world, tmp_path / "one")
+    largest = max(locked)  # a session's state; the small ones are the chunks' numbers and frames
+    assert locked.count(largest) <= 2  # one moves while the next one comes
+
+
+def test_the_host_writes_no_locked_memory_that_copies_still_read(world: World, tmp_path: Path) -> None:
+    moved_about(world, tmp_path / "one")
+
+
+def test_a_host_that_writes_locked_memory_too_early_is_found(world: World, tmp_path: Path) -> None:
+    with pytest.raises(RaceError):
+        moved_about(world, tmp_path / "one", waits=False)

@@ -111,31 +111,27 @@ class CudaMemory(CpuMemory):
         replay: Callable[[], None] = graph.replay
         return replay
 
-    def park(self, tensors: Mapping[str, torch.Tensor]) -> Parked:
+    def park(self, tensors: Mapping[str, torch.Tensor]) -> tuple[Parked, object]:
         parked = self._pinned_copies({name: (one.shape, one.dtype) for name, one in tensors.items()})
         moves = self._beside()
         with moves.forked():
             for name, source in tensors.items():
                 _copy_parts(parked.tensors[name], source)
             parked.done.record(moves.stream)
-        return parked
+        return parked, parked.done
 
-    def unpark(self, parked: Parked, tensors: Mapping[str, torch.Tensor]) -> Parked:
+    def unpark(self, parked: Parked, tensors: Mapping[str, torch.Tensor]) -> object:
         if not isinstance(parked, PinnedCopies):
-            arrays = parked.arrays()
-            parked = self._pinned_copies({name: (one.shape, one.dtype) for name, one in tensors.items()})
-            for name, target in parked.tensors.items():
-                target.copy_(torch.tensor(arrays[name]).view(target.dtype).reshape(target.shape))
+            parked = self._in_pinned_memory(parked.arrays(), tensors)
         moves = self._beside()
         with moves.forked():
             for name, target in tensors.items():
                 _copy_parts(target, parked.tensors[name])
             parked.done.record(moves.stream)
-        return parked
+        return parked.done
 
-    def after(self, parked: Parked) -> None:
-        if isinstance(parked, PinnedCopies):
-            self.stream.wait_event(parked.done)
+    def after(self, end: object) -> None:
+        self.stream.wait_event(end)
 
     def free_bytes(self) -> int:
         free: int = _cuda.mem_get_info(self.device)[0]
@@ -150,6 +146,16 @@ class CudaMemory(CpuMemory):
             self._moves = CudaCopies(self.device, self.stream)
             self._copies.append(self._moves)
         return self._moves
+
+    def _in_pinned_memory(
+        self, arrays: Mapping[str, NDArray[np.uint8]], tensors: Mapping[str, torch.Tensor]
+    ) -> PinnedCopies:
+        """Write bytes to a pinned block, by the host."""
+        copies = self._pinned_copies({name: (one.shape, one.dtype) for name, one in tensors.items()})
+        self._beside().stream.synchronize()  # copies out of this block may still run
+        for name, target in copies.tensors.items():
+            target.copy_(torch.tensor(arrays[name]).view(target.dtype).reshape(target.shape))
+        return copies
 
     def _pinned_copies(self, wanted: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> PinnedCopies:
         """Cut a pinned block into tensors; one that is let go of is used again, as pinning is slow."""

@@ -161,29 +161,32 @@ class DriverMemory:
         self._graphs.append(graph)
         return partial(self.driver.launch_graph, graph, self.queue.stream)
 
-    def park(self, tensors: Mapping[str, DeviceTensor]) -> Parked:
+    def park(self, tensors: Mapping[str, DeviceTensor]) -> tuple[Parked, object]:
         parked = self._pinned_copies({name: one.nbytes for name, one in tensors.items()})
         stream = self._beside()
         for name, source in tensors.items():
             to_host(self.driver, parked.address(name), source, stream)
-        self.driver.record(parked.done, stream)
-        return parked
+        self.driver.record(parked.done.handle, stream)
+        return parked, parked.done
 
-    def unpark(self, parked: Parked, tensors: Mapping[str, DeviceTensor]) -> Parked:
+    def unpark(self, parked: Parked, tensors: Mapping[str, DeviceTensor]) -> object:
         if not isinstance(parked, ParkedCopies):
             arrays = parked.arrays()
             parked = self._pinned_copies({name: one.nbytes for name, one in tensors.items()})
+            self.driver.synchronize(
+                self._beside()
+            )  # copies out of this block may still run, and the host writes now
             for name, target in parked.parts().items():
                 target[:] = arrays[name]
         stream = self._beside()
         for name, wanted in tensors.items():
             from_host(self.driver, wanted, parked.address(name), stream)
-        self.driver.record(parked.done, stream)
-        return parked
+        self.driver.record(parked.done.handle, stream)
+        return parked.done
 
-    def after(self, parked: Parked) -> None:
-        if isinstance(parked, ParkedCopies):
-            self.driver.wait_event(self.queue.stream, parked.done)
+    def after(self, end: object) -> None:
+        if isinstance(end, Event):
+            self.driver.wait_event(self.queue.stream, end.handle)
 
     def copy_queue(self) -> CopyQueue:
         raise UsageError("plans stream no cache; rebuild with --backend aoti")
@@ -241,8 +244,7 @@ class ParkedCopies:
 
     def __init__(self, driver: CudaDriver, block: PinnedBlock, places: Mapping[str, tuple[int, int]]) -> None:
         self._driver, self._block, self._places = driver, block, places
-        self._event = Event(driver)
-        self.done = self._event.handle
+        self.done = Event(driver)
 
     @property
     def nbytes(self) -> int:
@@ -255,7 +257,7 @@ class ParkedCopies:
         return {name: self._block.array[place : place + size] for name, (place, size) in self._places.items()}
 
     def arrays(self) -> Mapping[str, NDArray[np.uint8]]:
-        self._driver.wait_for(self.done)
+        self._driver.wait_for(self.done.handle)
         return self.parts()
 
 

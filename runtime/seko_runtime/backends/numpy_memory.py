@@ -94,16 +94,16 @@ class NumpyMemory:
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         raise UsageError(f"this memory cannot capture {work}; run the programs directly")
 
-    def park(self, tensors: Mapping[str, Array]) -> Parked:
-        return SnapshotBytes({name: bytes_of(one) for name, one in tensors.items()})
+    def park(self, tensors: Mapping[str, Array]) -> tuple[Parked, object]:
+        return SnapshotBytes({name: bytes_of(one) for name, one in tensors.items()}), None
 
-    def unpark(self, parked: Parked, tensors: Mapping[str, Array]) -> Parked:
+    def unpark(self, parked: Parked, tensors: Mapping[str, Array]) -> object:
         arrays = parked.arrays()
         for name, target in tensors.items():
             target[...] = arrays[name].view(target.dtype).reshape(target.shape)
-        return parked
+        return None
 
-    def after(self, parked: Parked) -> None:
+    def after(self, end: object) -> None:
         pass
 
     def copy_queue(self) -> CopyQueue:

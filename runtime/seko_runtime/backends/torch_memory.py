@@ -91,16 +91,16 @@ class CpuMemory:
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         raise UsageError(f"this memory cannot capture {work}; run the programs directly")
 
-    def park(self, tensors: Mapping[str, torch.Tensor]) -> Parked:
-        return HostCopies({name: one.detach().clone() for name, one in tensors.items()})
+    def park(self, tensors: Mapping[str, torch.Tensor]) -> tuple[Parked, object]:
+        return HostCopies({name: one.detach().clone() for name, one in tensors.items()}), None
 
-    def unpark(self, parked: Parked, tensors: Mapping[str, torch.Tensor]) -> Parked:
+    def unpark(self, parked: Parked, tensors: Mapping[str, torch.Tensor]) -> object:
         arrays = parked.arrays()
         for name, target in tensors.items():
             target.copy_(torch.tensor(arrays[name]).view(target.dtype).reshape(target.shape))
-        return parked
+        return None
 
-    def after(self, parked: Parked) -> None:
+    def after(self, end: object) -> None:
         pass
 
     def copy_queue(self) -> CopyQueue:
