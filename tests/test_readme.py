@@ -17,14 +17,22 @@ UNLISTED = {
 }  # say nothing of their own; a package's face may still be listed
 
 
-def test_the_figures_are_the_rows_of_the_benchmark() -> None:
+PAGES = sorted(
+    path
+    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    if "<!-- figures:" in path.read_text()
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_figures_are_the_rows_of_the_benchmark(page: Path) -> None:
     spec = importlib.util.spec_from_file_location("table", ROOT / "scripts" / "bench" / "table.py")
     assert spec is not None
     assert spec.loader is not None
     table = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(table)
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert table.with_table(page, "figures:h200", ROOT / "docs" / "benchmarks" / "h200.jsonl") == page
+    text = page.read_text(encoding="utf-8")
+    assert table.with_tables(text) == text
 
 
 def test_the_file_tree_names_every_file_and_nothing_else() -> None:

@@ -92,9 +92,10 @@ def main() -> None:
     if unknown:
         parser.error(f"--figures {sorted(unknown)[0]}: expected some of {', '.join(FIGURES)}")
     with open_artifact(options.artifact) as artifact, artifact.open_pool() as pool:
-        load, shape = (
-            Load(pool),
-            f"{artifact.manifest.name}, {pool.capacity} sessions in calls of {pool.manifest.call_rows}",
+        load, stream = Load(pool), artifact.manifest.stream
+        shape = (
+            f"{artifact.manifest.name}, {stream.height}x{stream.width}, ring {stream.ring_frames}, "
+            f"{pool.capacity} sessions in calls of {pool.manifest.call_rows}"
         )
         if "soak" in figures:
             soak(load, options, shape)
@@ -107,7 +108,7 @@ def main() -> None:
         if "latencies" in figures:
             latencies(load, options.rows, shape)
         if "batch" in figures:
-            batch(load, options.rows, artifact.manifest.name)
+            batch(load, options.rows, shape)
         for session in pool.sessions:
             session.close()
 
@@ -270,7 +271,7 @@ def latencies(load: Load, rows: Path, shape: str, repeats: int = 10) -> None:
         )
 
 
-def batch(load: Load, rows: Path, name: str, repeats: int = 8) -> None:
+def batch(load: Load, rows: Path, shape: str, repeats: int = 8) -> None:
     """Time of a call of each size over full caches, rows at different chunks, against as many calls of one."""
     stream, sessions = load.pool.manifest.stream, []
     for row in range(load.size):
@@ -284,7 +285,7 @@ def batch(load: Load, rows: Path, name: str, repeats: int = 8) -> None:
         ms = statistics.median(times)
         alone = alone or ms
         append_row(
-            rows, "batch_scaling", f"{name}, calls of {size}", ms / (size * alone), f"of {size} calls of one", None,
+            rows, "batch_scaling", f"{shape}, calls of {size}", ms / (size * alone), f"of {size} calls of one", None,
             call_ms=ms, one_ms=alone,
         )  # fmt: skip
     for session in sessions:

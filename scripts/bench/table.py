@@ -1,6 +1,9 @@
-"""Write the table of measured figures into README.md, from docs/benchmarks: the page repeats rows, it holds none.
+"""Write measured figures into pages, from docs/benchmarks: a page repeats rows, it holds none.
 
-python scripts/bench/table.py docs/benchmarks/h200.jsonl README.md figures:h200
+    python scripts/bench/table.py README.md docs/performance.md
+
+A block between ``<!-- figures:NAME PATTERN ... -->`` and ``<!-- /figures -->`` gets the newest row of each figure and
+shape of docs/benchmarks/NAME.jsonl whose figure fits one of the patterns (``*`` stands for anything).
 """
 
 from __future__ import annotations
@@ -8,40 +11,52 @@ from __future__ import annotations
 import json
 import re
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
+
+BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks"
+BLOCK = re.compile(
+    r"(?P<head><!-- figures:(?P<name>[\w-]+) (?P<patterns>[^>]+) -->\n).*?(?P<foot><!-- /figures -->)",
+    re.DOTALL,
+)
 
 
 def main() -> None:
-    """Replace the block between ``<!-- NAME -->`` and ``<!-- /NAME -->``."""
-    rows, page, name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-    page.write_text(with_table(page.read_text(encoding="utf-8"), name, rows), encoding="utf-8")
+    """Rewrite the blocks of each page that was named."""
+    for page in map(Path, sys.argv[1:]):
+        page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def with_table(text: str, name: str, rows: Path) -> str:
-    """Return the page with the newest row of each figure and shape.
+def with_tables(text: str, benchmarks: Path = BENCHMARKS) -> str:
+    """Return a page with its blocks written anew.
 
     Raises
     ------
     ValueError
-        If the page has no such block.
+        If a block's patterns fit no row.
     """
-    block = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- /{re.escape(name)} -->)", re.DOTALL)
-    if not block.search(text):
-        raise ValueError(f"the page has no block between <!-- {name} --> and <!-- /{name} -->")
-    return block.sub(lambda found: f"{found[1]}\n{table(rows)}\n{found[2]}", text)
+
+    def written(block: re.Match[str]) -> str:
+        lines = (benchmarks / f"{block['name']}.jsonl").read_text(encoding="utf-8").splitlines()
+        return f"{block['head']}\n{table(map(json.loads, lines), block['patterns'].split())}\n{block['foot']}"
+
+    return BLOCK.sub(written, text)
 
 
-def table(rows: Path) -> str:
-    """Return the rows as Markdown."""
-    newest: dict[tuple[str, str], dict] = {}
-    for line in rows.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        newest[row["figure"], row["shape"]] = row
+def table(rows: Any, patterns: list[str]) -> str:
+    """Return the newest rows of the figures that fit as Markdown, in the order in which they first came."""
+    newest: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        if any(fnmatchcase(row["figure"], pattern) for pattern in patterns):
+            newest[row["figure"], row["shape"]] = row
+    if not newest:
+        raise ValueError(f"no row's figure fits {' '.join(patterns)}")
     lines = ["| figure | measured on | value | bar |", "|---|---|---|---|"]
     for row in newest.values():
         bar = "" if row["bar"] is None else f"{row['bar']:g}"
         lines.append(f"| `{row['figure']}` | {row['shape']} | {row['value']:.4g} {row['unit']} | {bar} |")
-    one = next(iter(newest.values()))
+    one = list(newest.values())[-1]
     versions = ", ".join(f"{name} {version}" for name, version in sorted(one["versions"].items()))
     return "\n".join([*lines, "", f"{one['gpu']}; {versions}.", ""])
 

@@ -71,5 +71,5 @@ else
         wait "$pid" || failed=$((failed + $?))
     done
 fi
-"$PYTHON" scripts/bench/table.py "$rows" README.md figures:h200
+"$PYTHON" scripts/bench/table.py README.md docs/performance.md docs/sessions.md docs/kv-quality.md
 exit "$failed"

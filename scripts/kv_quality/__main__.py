@@ -112,9 +112,10 @@ def _measure(options: argparse.Namespace, sample: Sample) -> None:
     after, judged = compare(sample, latents, build.kv_scheme, prompts, options.chunks, options.device, show)
     report.append_streams(options.rows, build.kv_scheme, after, judged, bits)
     plots.draw_streams(options.pictures, latents, build.kv_scheme, sample.stream.chunk_frames, after)
-    shown = list(latents)[:2] + list(latents)[-1:] * (
-        len(latents) > 2
-    )  # exact, what is shipped, the last idea
+    shipped = next((name for name in latents if name.startswith("fp4")), list(latents)[1])
+    shown = list(
+        dict.fromkeys([build.kv_scheme, shipped, list(latents)[-1]])
+    )  # exact, the default, the last idea
     plots.draw_frames(options.pictures, sample, latents, shown, prompts, options.chunks, options.device)
     report.print_tables(table, after, judged, build.kv_scheme)
     show("done")
