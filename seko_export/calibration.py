@@ -58,7 +58,8 @@ class _Sums:
 class KvStatistics:
     """What each channel of K and V is like, per layer, seen while the exact track runs.
 
-    Only what the context pass writes counts: no later chunk reads anything else. Where each pass has a cache of its
+    Only what the context pass writes of the stream counts: no later chunk reads anything else, and of references there
+    may be as much filling up their chunk. Where each pass has a cache of its
     own, all of them count. Keys are turned back to what they were before RoPE where the format stores them so.
 
     Parameters
@@ -80,7 +81,11 @@ class KvStatistics:
             )
             for _ in range(model.layers)
         ]
-        self._calls = 0
+        # Negative while the references are written, before the first chunk.
+        chunks = -(-config.stream.reference_frames // config.stream.chunk_frames)
+        self._calls = (
+            -chunks * model.layers * (len(config.schedule.timesteps) if config.stream.pass_caches else 1)
+        )
         self._names = [a.name for a in make_pieces(config)["block"].signature]
 
     def watch(
@@ -94,7 +99,7 @@ class KvStatistics:
             outputs = block(inputs)
             layer, number = self._calls % layers, self._calls // layers % passes
             self._calls += 1
-            if apart or number == passes - 1:
+            if self._calls > 0 and (apart or number == passes - 1):
                 self._add(layer, dict(zip(self._names, inputs, strict=True)))
             return outputs
 

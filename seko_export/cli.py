@@ -98,6 +98,7 @@ def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
     for name, text in (  # the last one added stands first in the help
         ("--ring-frames", "Reusable slots behind the sink."),
+        ("--reference-frames", "Latent frames of the cache that a session is given beside its video."),
         ("--sink-frames", "Latent frames at the start that are never evicted."),
         ("--chunk-frames", "Latent frames denoised together."),
         ("--width", "Video width in pixels, a multiple of 16."),

@@ -110,6 +110,8 @@ class StreamConfig:
         Whether RoPE counts frames within the window, sink first (Seko-Talk), instead of from the stream's beginning.
     stream_cache : bool
         Whether the cache lies on the host, and its layers come to the device one after another.
+    reference_frames : int
+        Latent frames that stand in the cache before the sink, are given with a session and are no part of its video.
 
     Raises
     ------
@@ -128,6 +130,7 @@ class StreamConfig:
     layer_rings: tuple[int, ...] = ()
     window_positions: bool = False
     stream_cache: bool = False
+    reference_frames: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer_rings", tuple(self.layer_rings))  # JSON has lists alone
@@ -143,6 +146,8 @@ class StreamConfig:
                 f"chunk_frames {self.chunk_frames}, batch {self.batch} and fps {self.fps} must be at least 1, "
                 f"sink_frames {self.sink_frames} at least 0"
             )
+        if self.reference_frames < 0:
+            raise UsageError(f"reference_frames must be at least 0, got {self.reference_frames}")
         if self.ring_frames < self.chunk_frames:
             raise UsageError(
                 f"chunk of {self.chunk_frames} latent frames is larger than the ring of {self.ring_frames}: "
@@ -162,8 +167,13 @@ class StreamConfig:
 
     @property
     def cache_frames(self) -> int:
-        """Latent frames that the cache holds: sink and ring."""
-        return self.sink_frames + self.ring_frames
+        """Latent frames that the cache holds: references, sink and ring."""
+        return self.pinned_frames + self.ring_frames
+
+    @property
+    def pinned_frames(self) -> int:
+        """Latent frames of the cache that are never evicted: references and sink."""
+        return self.reference_frames + self.sink_frames
 
     @property
     def latent_height(self) -> int:

@@ -154,6 +154,7 @@ def _stream(config: BuildConfig) -> Stream:
         width=stream.width,
         video_frames_per_latent=VAE_TEMPORAL_STRIDE,
         fps=stream.fps,
+        reference_frames=stream.reference_frames,
         rings={kind.name: kind.ring_frames for kind in config.kinds if kind.name},
     )
 

@@ -31,6 +31,7 @@ from seko_runtime.session import Session
 
 GOLDEN_FILE = "golden/golden.safetensors"
 TEXT = "text"  # the tensor of that file that holds the text
+REFERENCE = "reference"  # the tensor of the latents of its reference frames, where the build has some
 GOLDEN_PROMPT = (
     "a red disc bouncing on a dark background"  # in the words of the sample's grammar; any encoder reads it
 )
@@ -108,6 +109,8 @@ class Record:
         Pixels between two samples of the video; 0 without a VAE.
     prompt : str or None
         The sentence that the text is of; None if it is of none.
+    reference : Tensor or None
+        [B, C, R, h, w] float32, the reference frames; None if the build has none.
     """
 
     text: Tensor
@@ -119,6 +122,7 @@ class Record:
     cache_step: int
     video_step: int
     prompt: str | None
+    reference: Tensor | None = None
 
     @property
     def error_vs_exact(self) -> list[float]:
@@ -141,6 +145,7 @@ class Record:
             video_step=self.video_step,
             prompt=self.prompt,
             bounds=self.bounds,
+            reference=None if self.reference is None else REFERENCE,
         )
 
 
@@ -193,12 +198,15 @@ def record(
         cache_step=stream.frame_tokens,
         video_step=video_step(config),
         prompt=None if ids is None else GOLDEN_PROMPT,
+        reference=golden_reference(config),
     )
 
 
 def write(folder: Path, made: Record) -> None:
     """Write the golden file into an artifact's folder."""
     tensors = {TEXT: made.text}
+    if made.reference is not None:
+        tensors[REFERENCE] = made.reference
     tensors |= {f"exact.{number}": chunk.latents for number, chunk in made.exact.items()}
     for number, chunk in made.chunks.items():
         tensors[f"latents.{number}"] = chunk.latents
@@ -245,6 +253,7 @@ def eager_session(
     statistics: KvStatistics | None = None,
     *,
     shake: bool = False,
+    reference: Tensor | None = None,
 ) -> Iterator[Session]:
     """Give the runtime's session over the eager pieces: never captured, attention pinned as in the engines.
 
@@ -262,6 +271,8 @@ def eager_session(
         Watches what is written to the caches.
     shake : bool
         Whether the last bit of each pass's input is random: what rounding does to the stream.
+    reference : Tensor, optional
+        [B, C, R, h, w], the reference frames of a build that has some; without it those of the goldens.
 
     Yields
     ------
@@ -276,10 +287,12 @@ def eager_session(
     manifest = describe(config, "eager", table, {})
     memory = torch_memory(torch.device(config.device))
     memory.captures = False
+    held = golden_reference(config) if reference is None else reference
+    given = None if held is None else held.numpy()
     with (
         torch.no_grad(),
         attention_backends(config.device),
-        Session(manifest, engines, weights, memory, seeds=seeds, text=text) as session,
+        Session(manifest, engines, weights, memory, seeds=seeds, text=text, reference=given) as session,
     ):
         yield session
 
@@ -342,6 +355,15 @@ def golden_text(config: BuildConfig) -> Tensor:
     text = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     text[:, LIVE_TEXT_TOKENS:] = 0
     return text
+
+
+def golden_reference(config: BuildConfig) -> Tensor | None:
+    """Return [B, C, R, h, w] float32: seeded numbers as latents of the reference frames; None if there are none."""
+    s = config.stream
+    if not s.reference_frames:
+        return None
+    shape = (s.batch, config.model.in_channels, s.reference_frames, s.latent_height, s.latent_width)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
 def encoded_text(config: BuildConfig, weights: Mapping[str, Tensor], ids: Tensor) -> Tensor:

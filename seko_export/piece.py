@@ -211,7 +211,7 @@ class BuildConfig:
     def kv(self) -> KvFormat:
         """The cache format."""
         s, n = self.stream, self.stream.frame_tokens
-        row = RowLayout(s.sink_frames * n, s.ring_frames * n, s.chunk_tokens)
+        row = RowLayout(s.pinned_frames * n, s.ring_frames * n, s.chunk_tokens)
         return kv_format(
             self.kv_scheme,
             self.model.heads,
@@ -243,7 +243,7 @@ class BuildConfig:
         """Tokens of one row that a cache tensor of this ``part`` holds; see `CacheTensor`."""
         frames = {
             "cache": self.stream.cache_frames,
-            "sink": self.stream.sink_frames,
+            "sink": self.stream.pinned_frames,
             "ring": self.stream.ring_frames,
         }
         return frames[part] * self.stream.frame_tokens

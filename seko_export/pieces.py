@@ -24,7 +24,7 @@ from seko_export.media_pieces import MEDIA_PROGRAMS, media_buffers, media_pieces
 from seko_export.models.causal_dit import Embed, Head, Prompt, PromptKv
 from seko_export.models.sampler import Advance, Noise
 from seko_export.piece import Argument, BuildConfig, FlatModule, Piece, dtype_name, on_meta
-from seko_runtime.buffers_check import CALL_ROWS, GIVEN_FRAMES, GIVEN_LATENTS
+from seko_runtime.buffers_check import CALL_ROWS, GIVEN_FRAMES, GIVEN_LATENTS, REFERENCE_LATENTS
 from seko_runtime.manifest import Buffer, Call
 from seko_runtime.programs_check import bucket_program, split_program
 
@@ -221,6 +221,7 @@ def make_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
     b, held, f = config.call_rows, config.slots, s.chunk_frames
     latent = (m.in_channels, f, s.latent_height, s.latent_width)
     text = (m.layers, held, m.text_tokens, m.heads, m.head_dim)
+    reference = (held, m.in_channels, s.reference_frames, s.latent_height, s.latent_width)
     passes = map(str, range(len(config.schedule.timesteps))) if s.pass_caches else (None,)
     caches = tuple(
         Buffer(
@@ -238,7 +239,7 @@ def make_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
     if config.kv.keys_before_rope:
         caches += tuple(
             Buffer(
-                kind.own(SLOT_FRAMES), (held * (s.sink_frames + kind.ring_frames),), "int64", "cache", False
+                kind.own(SLOT_FRAMES), (held * (s.pinned_frames + kind.ring_frames),), "int64", "cache", False
             )
             for kind in config.kinds
         )
@@ -254,6 +255,7 @@ def make_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
         Buffer(GIVEN_FRAMES, (b,), "int64", "chunk", False),
         *([] if config.pool is None else [Buffer(CALL_ROWS, (b,), "int64", "chunk", False)]),
         Buffer(GIVEN_LATENTS, (held, *latent), "float32", "prompt", False),
+        *([Buffer(REFERENCE_LATENTS, reference, "float32", "prompt", False)] if s.reference_frames else []),
         Buffer("latents", (b, *latent), "float32", "state", False),
         *media_buffers(config),
     )

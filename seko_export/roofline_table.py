@@ -28,8 +28,10 @@ def show(report: Mapping[str, Any]) -> str:
 def _head(report: Mapping[str, Any]) -> Iterator[str]:
     s = report["stream"]
     yield f"{report['preset']} on {report['gpu_title']}, predicted"
+    reference = f"reference {s['reference_frames']}, " if s["reference_frames"] else ""
     yield (
-        f"{s['height']}x{s['width']}, chunk {s['chunk_frames']}, sink {s['sink_frames']}, ring {s['ring_frames']}, "
+        f"{s['height']}x{s['width']}, chunk {s['chunk_frames']}, {reference}sink {s['sink_frames']}, "
+        f"ring {s['ring_frames']}, "
         f"batch {s['batch']}, KV {report['kv']}, matmuls {'fp8' if report['fp8'] else 'bf16'}, "
         f"attention {report['attention']}, kernels {report['kernels']}, {report['passes']} passes and the context pass"
     )

@@ -61,7 +61,8 @@ def info(options: argparse.Namespace) -> dict[str, object]:
     rows = f"batch {stream.batch}"
     if manifest.pool is not None:
         rows = f"{manifest.rows} sessions in calls of {', '.join(map(str, manifest.pool.buckets))}"
-    print(f"         sink {stream.sink_frames}, ring {stream.ring_frames}, {rows}")
+    reference = f"reference {stream.reference_frames}, " if stream.reference_frames else ""
+    print(f"         {reference}sink {stream.sink_frames}, ring {stream.ring_frames}, {rows}")
     print(
         f"KV pool  {manifest.kv.pool_bytes} bytes ({manifest.kv.scheme}), bf16 {manifest.kv.bf16_pool_bytes}"
     )
@@ -154,6 +155,12 @@ def _parser() -> argparse.ArgumentParser:
                 type=Path,
                 metavar="FILE",
                 help="start with a picture: .npy uint8, or with PyAV .png",
+            )
+            command.add_argument(
+                "--reference",
+                type=Path,
+                metavar="FILE",
+                help="reference frames: pictures as --image takes them, or .npy float32 latents",
             )
             command.add_argument(
                 "-o", "--output", type=Path, required=True, metavar="FILE", help=".npy .y4m .mp4"

@@ -116,6 +116,7 @@ class OpenArtifact:
         shift: float | None = None,
         image: object = None,
         given_latents: object = None,
+        reference: object = None,
         prompt_cache: int = PROMPT_CACHE,
         overlap: bool = True,
     ) -> Session:
@@ -133,6 +134,9 @@ class OpenArtifact:
             Denoise passes of this session; the artifact's without it.
         shift : float, optional
             Warp of their times; the artifact's without it.
+        reference : array, optional
+            The reference frames of an artifact that has some, as `reference.set_reference` takes them; the golden's
+            without it.
         image, given_latents, prompt_cache, overlap
             As `Session` takes them.
 
@@ -152,6 +156,10 @@ class OpenArtifact:
             if golden is not None and golden.text is None and self._prompt_ids is not None:
                 prompt = golden.prompt
             text = self.golden_text() if prompt is None else None
+        if reference is None and self.manifest.stream.reference_frames:
+            golden = self.manifest.golden
+            if golden is not None and golden.reference is not None:
+                reference = self._checked.golden[golden.reference].to_numpy()
         memory, manifest, programs, weights = self._scheduled(steps, shift)
         session = Session(
             manifest,
@@ -163,6 +171,7 @@ class OpenArtifact:
             prompt=prompt,
             image=image,
             given_latents=given_latents,
+            reference=reference,
             programs=programs,
             prompt_ids=self._prompt_ids,
             digest=self.digest,

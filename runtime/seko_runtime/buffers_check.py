@@ -11,6 +11,7 @@ TEXT_BUFFER = "text.embeddings"
 TEXT_IDS, TEXT_ENCODED = "text.ids", "text.encoded"
 IMAGE, IMAGE_LATENTS = "image", "image.latents"
 GIVEN_LATENTS, GIVEN_FRAMES = "given.latents", "given_frames"
+REFERENCE_LATENTS = "reference.latents"
 CALL_ROWS = "rows"  # which of the pool's rows each place of a call stands for
 DECODE_LATENTS, VIDEO_FIRST, VIDEO = "decode.latents", "video.first", "video"
 PICTURE_CHANNELS = 3
@@ -58,6 +59,7 @@ def check_buffers(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
         raise ProgramError(f"output {manifest.output!r} is no state buffer of float32 {list(latents)}")
     _check_text(manifest, buffers)
     _check_given(manifest, buffers)
+    _check_reference(manifest, buffers)
     _check_video(manifest, buffers)
     golden = manifest.golden
     if golden is not None and len(golden.seeds) != manifest.call_rows:
@@ -134,6 +136,19 @@ def _check_given(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
     height, width = (*image.shape, 0, 0)[:2] if image is not None else (0, 0)
     _expect(buffers, IMAGE, "prompt", (height, width, PICTURE_CHANNELS), "uint8")
     _expect(buffers, IMAGE_LATENTS, "prompt", (channels, 1, rows, columns), "float32")
+
+
+def _check_reference(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
+    stream = manifest.stream
+    if not stream.reference_frames:
+        return
+    channels, rows, columns = stream.latent_shape
+    shape = (stream.batch, channels, stream.reference_frames, rows, columns)
+    _expect(buffers, REFERENCE_LATENTS, "prompt", shape, "float32")
+    if not manifest.has_context and GIVEN_FRAMES not in buffers:
+        raise ProgramError(
+            f"reference frames of a cache for each pass need the buffer {GIVEN_FRAMES}, which is not there"
+        )
 
 
 def _check_video(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:

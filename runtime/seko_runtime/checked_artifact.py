@@ -127,6 +127,10 @@ def _place_golden(manifest: Manifest, files: Mapping[str, memoryview]) -> dict[s
                     _check_cache_sample(found, manifest, buffer, chunk)
         if golden.video_step and manifest.video is not None:
             _check_video_sample(found, manifest, chunk, golden)
+    if golden.reference is not None:
+        channels, *size = manifest.stream.latent_shape
+        held = (manifest.call_rows, channels, manifest.stream.reference_frames, *size)
+        check_tensor(found, TensorSpec(golden.reference, held, "float32"), golden.file)
     if golden.text is not None:
         text = next((buffer for buffer in manifest.buffers if buffer.name == TEXT_BUFFER), None)
         dtype = found[golden.text].dtype if golden.text in found else "float32"  # any dtype that converts

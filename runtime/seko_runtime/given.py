@@ -50,7 +50,7 @@ class GivenFrames:
             raise UsageError(
                 "this artifact encodes no pictures; rebuild it with its VAE's encoder, or give latents"
             )
-        pictures = _per_row(np.asarray(image), live.specs[IMAGE].shape, np.uint8, "image", rows)
+        pictures = per_row(np.asarray(image), live.specs[IMAGE].shape, np.uint8, "image", rows)
         previous: NDArray[np.generic] | None = None
         with self._memory.ordered():
             for target, picture in pictures:
@@ -91,7 +91,7 @@ class GivenFrames:
                 f"{stream.chunk_frames}"
             )
         shape = (stream.latent_shape[0], count, *stream.latent_shape[1:])
-        parts = _per_row(found, shape, np.float32, "given latents", rows)
+        parts = per_row(found, shape, np.float32, "given latents", rows)
         if not np.isfinite(found).all():
             raise UsageError("given latents hold a number that is not finite")
         with self._memory.ordered():
@@ -114,7 +114,7 @@ class GivenFrames:
             raise UsageError("this artifact takes no given frames; rebuild it with a newer seko-export")
 
 
-def _per_row(
+def per_row(
     found: NDArray[np.generic], shape: tuple[int, ...], dtype: type, what: str, rows: Sequence[int]
 ) -> list[tuple[int, NDArray[np.generic]]]:
     """Return each row with its part of ``found``, which is one for all of them or one each."""

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.buffers_check import CALL_ROWS, GIVEN_FRAMES, GIVEN_LATENTS, TEXT_BUFFER, kind_buffer
+from seko_runtime.buffers_check import (
+    CALL_ROWS,
+    GIVEN_FRAMES,
+    GIVEN_LATENTS,
+    REFERENCE_LATENTS,
+    TEXT_BUFFER,
+    kind_buffer,
+)
 from seko_runtime.clocks import KeptChunk, RowClocks
 from seko_runtime.decoding import Decoder
 from seko_runtime.errors import UsageError
@@ -17,7 +25,6 @@ from seko_runtime.manifest import EngineSpec, Manifest, TensorSpec
 from seko_runtime.memory import Engine, Memory, Tensor
 from seko_runtime.program import BoundProgram, BoundTensors
 from seko_runtime.programs_check import Programs, bucket_program
-from seko_runtime.ring import Ring
 
 Call = tuple[int, bool]  # a call's bucket, and whether its rows' caches are all full
 
@@ -175,7 +182,7 @@ class Live:
         firsts = [*slot_firsts, *[0] * spare]
         valid = [ring.valid_frames(first) for first in firsts]
         host, stream = self.host.acquire(), self._manifest.stream
-        rings = {kind: Ring(ring.sink_frames, own, ring.chunk_frames) for kind, own in stream.rings.items()}
+        rings = {kind: replace(ring, ring_frames=own) for kind, own in stream.rings.items()}
         of_kinds = [
             pair
             for kind, own in rings.items()
@@ -230,6 +237,7 @@ class Live:
         seeds : numpy.ndarray
             int64 [k].
         """
+        self.write_references(rows)
         steps = self._clocks.rebuild(rows)
         for entries in steps:
             self._load_kept(rows, entries)
@@ -238,8 +246,32 @@ class Live:
             call = self.send_positions(rows, seeds, frames, [entry.slot_first for entry in entries])
             self._layers.arm()
             self._run_all(self.chunk[call][-1:])
-        for row in self._clocks.rebuilt(rows) if steps else ():
+        empty = self._clocks.rebuilt(rows) if steps else []
+        for row in empty:
             self.clear_cache(row)
+        if empty:
+            self.write_references(empty)
+
+    def write_references(self, rows: Sequence[int]) -> None:
+        """Queue the passes that write rows' reference frames into their caches; nothing where there are none.
+
+        They are chunks of frames before the stream's, the last one filled up with zeros that no row sees. They run at
+        the context time: in the context pass, or where each pass has a cache of its own, in each as given frames.
+        Where a call carries all rows, the others write what their next chunk writes over before it reads.
+        """
+        ring, clocks = self._clocks.ring, self._clocks
+        called = list(rows) if self._manifest.pool is not None else list(range(self._manifest.rows))
+        for first in range(-ring.reference_frames, 0, ring.chunk_frames):
+            firsts = [first if row in rows else int(clocks.slot_first[row]) for row in called]
+            frames = clocks.frames(called)
+            for at, row in enumerate(called):
+                if row in rows:
+                    frames[at] = np.arange(first, first + ring.chunk_frames)
+                    self._load_reference(at, row, first)
+            given = np.full(len(called), ring.chunk_frames)
+            call = self.send_positions(called, np.zeros(len(called), np.int64), frames, firsts, given)
+            self._layers.arm()
+            self._run_all(self.chunk[call][-1 if self._manifest.has_context else 1 :])
 
     def clear_cache(self, row: int) -> None:
         """Queue zeros into a row's part of every cache.
@@ -257,7 +289,7 @@ class Live:
 
         With the row's numbers on the host beside them, another row that holds the same bytes goes on as this one.
         """
-        own = {TEXT_BUFFER, GIVEN_LATENTS, *self.prompt_buffers}
+        own = {TEXT_BUFFER, GIVEN_LATENTS, REFERENCE_LATENTS, *self.prompt_buffers}
         state = {}
         for spec in self._manifest.buffers:
             if spec.role == "cache" or spec.name in own:
@@ -302,6 +334,15 @@ class Live:
                 self._memory.zero(target)
             else:
                 self._memory.copy(target, self._row(self._kept[entry.place], row))
+
+    def _load_reference(self, place: int, row: int, first: int) -> None:
+        memory, ring = self._memory, self._clocks.ring
+        target = self._row(self.latents, place)  # [C, F, h, w]
+        held = self._row(self.buffers[REFERENCE_LATENTS], row)  # [C, R, h, w]
+        memory.zero(target)
+        for offset in range(min(ring.chunk_frames, -first)):
+            source = memory.row(held, 1, ring.reference_frames + first + offset, ring.reference_frames)
+            memory.copy(memory.row(target, 1, offset, ring.chunk_frames), source)
 
     def _row(self, tensor: Tensor, row: int) -> Tensor:
         return self._memory.index(tensor, (row,))

@@ -8,11 +8,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 # What brought pools; artifacts without a context pass, whose denoise passes have a cache of their own each; calls that
-# begin with another layer than 0, and layers with rings of their own; caches whose layers are streamed. An artifact
-# without them is written as the version before, for older runtimes.
-POOL_VERSION, PASS_CACHE_VERSION, FIRST_LAYER_VERSION, STREAMED_VERSION = 2, 3, 3, 3
+# begin with another layer than 0, and layers with rings of their own; caches whose layers are streamed; reference
+# frames. An artifact without them is written as the version before, for older runtimes.
+POOL_VERSION, PASS_CACHE_VERSION, FIRST_LAYER_VERSION, STREAMED_VERSION, REFERENCE_VERSION = 2, 3, 3, 3, 4
 MANIFEST_FILE = "manifest.json"
 SIGNATURE_FILE = "manifest.sig"  # may lie beside it; no table lists it, since it signs the table
 DTYPE_BYTES = {
@@ -134,6 +134,7 @@ class Stream:
 
     ``batch`` counts the rows that a session holds state for; without a `Pool` every call carries all of them. ``rings``
     has an entry for each kind of layers whose ring is smaller than ``ring_frames``: its own, by the kind's name.
+    ``reference_frames`` stand in the cache before the stream's, are never evicted and are no part of it.
     """
 
     batch: int
@@ -147,11 +148,12 @@ class Stream:
     video_frames_per_latent: int
     fps: int
     rings: Mapping[str, int] = field(default_factory=dict)
+    reference_frames: int = 0
 
     @property
     def cache_frames(self) -> int:
         """Latent frames that the cache holds."""
-        return self.sink_frames + self.ring_frames
+        return self.reference_frames + self.sink_frames + self.ring_frames
 
 
 @dataclass(frozen=True)
@@ -248,7 +250,8 @@ class Golden:
     With ``cache_step`` also ``cache.{buffer}.{chunk}``: every ``cache_step``-th entry of the row axis of each cache
     buffer, after the chunk. With ``video_step`` also ``video.{chunk}``: every ``video_step``-th pixel of both sides of
     its frames, uint8. ``bounds`` has one entry a chunk; without it ``tolerance`` bounds the latents of all of them.
-    ``prompt`` is the sentence that the text came from, where it came from one.
+    ``prompt`` is the sentence that the text came from, where it came from one; ``reference`` the tensor that holds the
+    latents of the reference frames, where there are any.
     """
 
     file: str
@@ -260,6 +263,7 @@ class Golden:
     video_step: int = 0
     prompt: str | None = None
     bounds: tuple[GoldenBound, ...] = ()
+    reference: str | None = None
 
     def bound(self, chunk: int) -> GoldenBound:
         """Return the bound of a recorded chunk."""
@@ -307,6 +311,8 @@ class Manifest:
     @property
     def least_version(self) -> int:
         """The oldest format version that has all that the manifest says."""
+        if self.stream.reference_frames:
+            return REFERENCE_VERSION
         if not self.has_context:
             return PASS_CACHE_VERSION
         if self.stream.rings or any(call.first_layer for calls in self.programs.values() for call in calls):
@@ -352,10 +358,16 @@ class Manifest:
                 least = STREAMED_VERSION
             else:
                 del buffer["device_layers"]
+        if self.stream.reference_frames:
+            least = REFERENCE_VERSION
+        else:
+            del table["stream"]["reference_frames"]
+        if self.golden is not None and self.golden.reference is None:
+            del table["golden"]["reference"]
         for call in (call for calls in table["programs"].values() for call in calls):
             for first in ("first_layer", "first_place"):
                 if call[first]:
-                    least = FIRST_LAYER_VERSION
+                    least = max(least, FIRST_LAYER_VERSION)
                 else:
                     del call[first]
         table["format_version"] = max(self.format_version, least)

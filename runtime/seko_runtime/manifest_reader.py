@@ -257,6 +257,7 @@ def _read_stream(fields: Fields) -> Stream:
         sink_frames=fields.integer("sink_frames", maximum=1 << 31),
         video_frames_per_latent=fields.integer("video_frames_per_latent", minimum=1, maximum=1 << 16),
         rings=fields.entries("rings", as_integer) if "rings" in fields else {},
+        reference_frames=fields.optional("reference_frames", _read_frames) or 0,
         **size,
     )
     if stream.chunk_frames > stream.ring_frames:
@@ -271,6 +272,10 @@ def _read_stream(fields: Fields) -> Stream:
                 f"{stream.ring_frames} (ring_frames)"
             )
     return stream
+
+
+def _read_frames(value: object, where: str) -> int:
+    return as_integer(value, where, minimum=1, maximum=1 << 16)
 
 
 def _read_kv(fields: Fields) -> KvPool:
@@ -315,6 +320,7 @@ def _read_golden(value: object, where: str) -> Golden:
         cache_step=fields.optional("cache_step", as_integer) or 0,
         video_step=fields.optional("video_step", as_integer) or 0,
         prompt=fields.optional("prompt", as_text),
+        reference=fields.optional("reference", as_name),
         bounds=fields.items("bounds", _read_bound) if "bounds" in fields else (),
     )
     if not chunks or list(chunks) != sorted(set(chunks)):

@@ -65,6 +65,7 @@ class Pool:
         text: object = None,
         image: object = None,
         given_latents: object = None,
+        reference: object = None,
         name: str = "",
         lease_s: float | None = None,
     ) -> PooledSession:
@@ -78,6 +79,8 @@ class Pool:
             A sentence, or [1, tokens, text_dim] embeddings; one of them, if the artifact takes text.
         image, given_latents
             A picture uint8 [H, W, 3], or latents [C, n, h, w], that the stream begins with.
+        reference
+            The reference frames, needed where the artifact has some; see `reference.set_reference`.
         name : str
             For messages; numbered without it.
         lease_s : float, optional
@@ -105,6 +108,7 @@ class Pool:
                 else:
                     self._streams.set_text([row], text)
                 self._streams.set_given([row], image, given_latents)
+                self._streams.set_reference([row], reference)
                 return self._open_on(row, name, lease_s)
 
     def restore(self, path: str | Path, *, name: str = "", lease_s: float | None = None) -> PooledSession:

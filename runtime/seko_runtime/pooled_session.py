@@ -73,10 +73,11 @@ class PooledSession:
         with self._pool._lock:
             self._pool._streams.set_text([self._running_row()], text, recache=recache)
 
-    def restart(self, *, seed: int | None = None, image: object = None) -> None:
+    def restart(self, *, seed: int | None = None, image: object = None, reference: object = None) -> None:
         """Begin the stream anew at frame 0, with a clean cache; the prompt stays."""
         with self._pool._lock:
-            self._pool._streams.restart(self._running_row(), seed=seed, image=image)
+            row = self._running_row()
+            self._pool._streams.restart(row, seed=seed, image=image, reference=reference)
 
     def pause(self) -> None:
         """Move the session to the host and free its row; chunks that were queued ahead must have been taken.

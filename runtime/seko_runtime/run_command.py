@@ -47,6 +47,7 @@ def run(options: argparse.Namespace) -> dict[str, object]:
     prompts = _prompts_of(options)
     text = None if options.text is None else _load_text(options.text)
     image = None if options.image is None else load_image(options.image)
+    reference = None if options.reference is None else load_reference(options.reference)
     began = time.perf_counter()
     with open_artifact(options.artifact, device=options.device, trust=options.trust) as artifact:
         manifest = artifact.manifest
@@ -61,10 +62,11 @@ def run(options: argparse.Namespace) -> dict[str, object]:
                 steps=options.steps,
                 shift=options.shift,
                 image=image,
+                reference=reference,
             ) as session,
             ChunkWriter(options.output, stream, options.chunks, artifact.manifest.video) as writer,
         ):
-            own = [text, prompts or None, options.steps, options.shift, options.image]
+            own = [text, prompts or None, options.steps, options.shift, options.image, options.reference]
             compared = frozenset() if any(one is not None for one in own) else _compared(artifact, seeds)
             job = _Job(artifact, session, writer, options.chunks, compared, began)
             job.run(deque(prompts[int(starts) :]))
@@ -188,7 +190,25 @@ def load_schedule(path: Path) -> list[PromptAt]:
     return lines
 
 
-def load_image(path: Path) -> NDArray[np.uint8]:
+def load_reference(path: Path) -> NDArray[Any]:
+    """Read reference frames: a picture as `load_image` does, or an array file of pictures or float32 latents.
+
+    Raises
+    ------
+    UsageError, VideoWriterError
+        As `load_image`.
+    """
+    if path.suffix != ".npy":
+        return load_image(path, "--reference")
+    array = _load_array(path, "--reference")
+    if array.dtype not in (np.uint8, np.float32):
+        raise UsageError(
+            f"--reference {path} is {array.dtype} {list(array.shape)}, expected uint8 pictures or float32 latents"
+        )
+    return array
+
+
+def load_image(path: Path, option: str = "--image") -> NDArray[np.uint8]:
     """Read a picture, uint8 [H, W, 3]: an array file, or whatever PyAV reads.
 
     Raises
@@ -199,17 +219,17 @@ def load_image(path: Path) -> NDArray[np.uint8]:
         If it needs PyAV, which is not installed.
     """
     if path.suffix == ".npy":
-        array = _load_array(path, "--image")
+        array = _load_array(path, option)
         if array.dtype != np.uint8 or array.ndim not in (3, 4):
             raise UsageError(
-                f"--image {path} is {array.dtype} {list(array.shape)}, expected uint8 [rows, columns, 3]"
+                f"{option} {path} is {array.dtype} {list(array.shape)}, expected uint8 [rows, columns, 3]"
             )
         return array.astype(np.uint8, copy=False)
     try:
         import av
     except ImportError:
         raise VideoWriterError(
-            f"--image {path.name} needs PyAV, which is not installed; give a .npy, or "
+            f"{option} {path.name} needs PyAV, which is not installed; give a .npy, or "
             "pip install 'seko-runtime[video]'"
         ) from None
     library: Any = av
@@ -222,7 +242,7 @@ def load_image(path: Path) -> NDArray[np.uint8]:
         IndexError,
         StopIteration,
     ) as error:  # PyAV's errors are these two of Python's
-        raise UsageError(f"--image {path} is no picture: {str(error)[:120]}") from None
+        raise UsageError(f"{option} {path} is no picture: {str(error)[:120]}") from None
     return picture
 
 

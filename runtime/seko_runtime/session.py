@@ -42,6 +42,8 @@ class Session:
         uint8 [H, W, 3] or [B, H, W, 3]: each stream begins with this picture.
     given_latents : array, optional
         In place of ``image``: float32 [C, n, h, w] or [B, C, n, h, w], n up to F.
+    reference : array, optional
+        The reference frames, needed where the artifact has some; see `reference.set_reference`.
 
     Raises
     ------
@@ -65,6 +67,7 @@ class Session:
         prompt: str | Sequence[str] | None = None,
         image: object = None,
         given_latents: object = None,
+        reference: object = None,
         programs: Programs | None = None,
         prompt_ids: TokenIds | None = None,
         digest: str = "",
@@ -94,6 +97,7 @@ class Session:
             else:
                 self.set_text(text)
             self._streams.set_given(self._rows, image, given_latents)
+            self._streams.set_reference(self._rows, reference)
             self._streams.prepare()
             if manifest.video is not None:
                 for row in self._rows:
@@ -193,7 +197,9 @@ class Session:
         """
         self._streams.set_text(self._rows, text, recache=recache)
 
-    def restart_row(self, row: int, *, seed: int | None = None, image: object = None) -> None:
+    def restart_row(
+        self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
+    ) -> None:
         """Begin row ``row`` anew at frame 0, with a clean cache and nothing given; the other rows go on.
 
         Parameters
@@ -204,6 +210,8 @@ class Session:
             New seed; without it the row keeps its own.
         image : array, optional
             uint8 [H, W, 3]: the picture that the row begins with.
+        reference : array, optional
+            Its new reference frames; without it the row keeps its own.
 
         Raises
         ------
@@ -215,7 +223,7 @@ class Session:
         self._streams.live()
         if row not in self._rows:
             raise UsageError(f"row {row} does not exist, expected 0 to {self._rows[-1]}")
-        self._streams.restart(row, seed=seed, image=image)
+        self._streams.restart(row, seed=seed, image=image, reference=reference)
 
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
         """Copy every ``step``-th token of every cache buffer to the host; waits for the last chunk.

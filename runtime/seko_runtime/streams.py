@@ -20,6 +20,7 @@ from seko_runtime.manifest import Manifest, TensorSpec
 from seko_runtime.memory import Engine, Memory, Tensor
 from seko_runtime.programs_check import Programs, resolve_programs
 from seko_runtime.prompts import PROMPT_CACHE, RowPrompts
+from seko_runtime.reference import set_reference
 from seko_runtime.ring import Ring
 from seko_runtime.snapshot import RowNumbers, RowState
 from seko_runtime.text import TokenIds
@@ -75,7 +76,8 @@ class Streams:
         try:
             programs = resolve_programs(manifest) if programs is None else programs
             stream = manifest.stream
-            ring = Ring(stream.sink_frames, stream.ring_frames, stream.chunk_frames)
+            layout = (stream.sink_frames, stream.ring_frames, stream.chunk_frames)
+            ring = Ring(*layout, stream.reference_frames)
             self.clocks = RowClocks(ring, manifest.rows)
             self.seeds = np.zeros(manifest.rows, np.int64)
             self._chunks = self._launches = 0
@@ -205,13 +207,25 @@ class Streams:
         if latents is not None:
             self.given.set_latents(live, rows, latents)
 
-    def restart(self, row: int, *, seed: int | None = None, image: object = None) -> None:
+    def set_reference(self, rows: Sequence[int], reference: object) -> None:
+        """Give rows, whose streams begin, the reference frames of their caches; see `reference.set_reference`."""
+        live = self.live()
+        with self.memory.ordered():
+            self._settle(rows)
+        if set_reference(live, self.manifest, self.memory, rows, reference):
+            self._rebuild_due.update(rows)  # written before the next chunk, with the prompt that stands then
+
+    def restart(
+        self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
+    ) -> None:
         """Begin a row anew at frame 0, with a clean cache and nothing given but ``image``; its prompt stays.
+
+        So do its reference frames, unless others are given.
 
         Raises
         ------
         UsageError
-            If the seed or the picture does not fit.
+            If the seed, the picture or the reference does not fit.
         SessionClosedError
             After `close()`.
         """
@@ -225,6 +239,8 @@ class Streams:
             self.given.set_image(live, [row], image)
         if new_seed is not None:
             self.seeds[row] = new_seed
+        if reference is not None:
+            self.set_reference([row], reference)
         with self.memory.ordered():
             live.clear_cache(row)
         self._begin(live, row)
@@ -365,6 +381,8 @@ class Streams:
         """Set what the host knows of a row to the beginning of a stream."""
         self.clocks.restart(row)
         self._rebuild_due.discard(row)
+        if self.manifest.stream.reference_frames:
+            self._rebuild_due.add(row)
         if live.decoder is not None:
             live.decoder.restart(row)
 

@@ -47,6 +47,8 @@ def check_can_build(config: BuildConfig) -> None:
         raise UsageError("--backend onnx has no caches of each pass yet: leave --pass-caches out")
     if config.stream.layer_rings:
         raise UsageError("--backend onnx has no layers of different rings yet: leave --layer-rings out")
+    if config.stream.reference_frames:
+        raise UsageError("--backend onnx has no reference frames yet: leave --reference-frames out")
     if config.stream.window_positions:
         raise UsageError(
             "--backend onnx has no positions within the window yet: leave --window-positions out"

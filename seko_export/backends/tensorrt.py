@@ -49,6 +49,8 @@ def check_can_build(config: BuildConfig) -> None:
             "--backend tensorrt has one cache for all passes and one ring for all layers: leave --pass-caches, "
             "--layer-rings and --window-positions out, or take another backend"
         )
+    if config.stream.reference_frames:
+        raise UsageError("--backend tensorrt has no reference frames yet: leave --reference-frames out")
     if config.pool is not None:
         raise UsageError("--backend tensorrt has no pools yet: leave --sessions out, or take another backend")
     require_onnx()

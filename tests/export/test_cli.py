@@ -222,6 +222,8 @@ def test_no_artifact(tmp_path, invoke, command):
         (["--layer-rings", "3,x"], USAGE, ["--layer-rings", "3,x"]),
         (["--layer-rings", "2,6"], USAGE, ["ring of 2", "raise --layer-rings"]),
         (["--backend", "onnx", "--layer-rings", "3,6"], USAGE, ["--backend onnx", "--layer-rings"]),
+        (["--backend", "onnx", "--reference-frames", "1"], USAGE, ["--backend onnx", "--reference-frames"]),
+        (["--reference-frames", "-1"], USAGE, ["reference_frames must be at least 0, got -1"]),
         (["--backend", "onnx", "--pass-caches"], USAGE, ["--backend onnx", "--pass-caches"]),
         (["--backend", "onnx", "--kv", "int8"], USAGE, ["--backend onnx", "int8", "--kv fp4"]),
         (["--backend", "onx"], USAGE, ["'onx'", "aoti, compile, onnx, tensorrt"]),

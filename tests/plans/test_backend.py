@@ -52,6 +52,8 @@ def test_what_cannot_be_is_refused_before_anything_is_read(monkeypatch: pytest.M
         backend.check_can_build(gpu_config("bf16"))
     with pytest.raises(UsageError, match="no pools yet"):
         backend.check_can_build(replace(config, pool=PoolConfig(2, (1, 2))))
+    with pytest.raises(UsageError, match="no reference frames yet"):
+        backend.check_can_build(replace(config, stream=replace(config.stream, reference_frames=1)))
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name: None if name == "tensorrt_lean" else object()
     )

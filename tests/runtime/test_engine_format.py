@@ -151,8 +151,10 @@ def pooled_example() -> dict[str, Any]:
     (rings,) = re.findall(r'^    ("rings": .*)$', PAGE, flags=re.MULTILINE)
     table = example() | {"format_version": manifest.FORMAT_VERSION, **json.loads(f"{{{pool}}}")}
     (streamed,) = re.findall(r'^    ("device_layers": .*)$', PAGE, flags=re.MULTILINE)
-    table["stream"] |= json.loads(f"{{{rings}}}")
     table["buffers"][0] |= json.loads(f"{{{streamed}}}")
+    (references,) = re.findall(r'^    ("reference_frames": .*)$', PAGE, flags=re.MULTILINE)
+    table["stream"] |= json.loads(f"{{{rings}, {references}}}")
+    table["golden"] |= {"reference": "reference"}
     table["programs"]["begin"][0] |= {"first_layer": 0, "first_place": 0}  # of a call without layers, no more
     return table
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seko_runtime.errors import UsageError
+from seko_runtime.errors import ProgramError, UsageError
+from seko_runtime.manifest import Buffer
 from seko_runtime.programs_check import resolve_programs
 from seko_runtime.schedule import rescheduled, schedule_tables, warped_timesteps
 
@@ -58,6 +60,29 @@ def test_latents_can_be_given_up_to_a_chunk(count: int) -> None:
         first = session.run_chunk().to_host()
         assert [one[:, :count].tobytes() for one in first] == [clip.tobytes()] * 2
         session.run_chunk()
+
+
+def test_pictures_as_references_are_their_latents_each_encoded_alone() -> None:
+    """The toy's cache with two of its ring's slots as references; a row each, and one picture for a restart."""
+    base = whole_manifest(2)
+    stream = dataclasses.replace(base.stream, reference_frames=2, ring_frames=base.stream.ring_frames - 2)
+    shape = (2, toy.CHANNELS, 2, toy.ROWS, toy.COLUMNS)
+    buffers = (*base.buffers, Buffer("reference.latents", shape, "float32", "prompt"))
+    manifest = dataclasses.replace(base, stream=stream, buffers=buffers, format_version=4)
+    pictures = np.stack([[picture(0), picture(1)], [picture(2), picture(3)]])
+    latents = np.stack([np.concatenate([encoded(one) for one in row], axis=1) for row in pictures])
+
+    def chunks(reference: np.ndarray) -> list[bytes]:
+        with open_whole(2, manifest=manifest, reference=reference) as session:
+            return [session.run_chunk().to_host().tobytes() for _ in range(4)]
+
+    assert chunks(pictures) == chunks(latents)
+    assert chunks(pictures[0]) == chunks(latents[0]) != chunks(latents)
+    with pytest.raises(UsageError, match="reference is uint8"):
+        chunks(picture(0))
+    missing = dataclasses.replace(manifest, buffers=base.buffers)
+    with pytest.raises(ProgramError, match=r"buffer reference\.latents is not there"):
+        resolve_programs(missing)
 
 
 def test_what_cannot_be_given_is_a_usage_error() -> None:

@@ -8,26 +8,32 @@ from hypothesis import strategies as st
 
 from seko_runtime.ring import Ring
 
-LAYOUTS = st.tuples(st.integers(0, 5), st.integers(1, 9), st.integers(1, 9)).filter(
+LAYOUTS = st.tuples(st.integers(0, 5), st.integers(1, 9), st.integers(1, 9), st.integers(0, 5)).filter(
     lambda sizes: sizes[1] >= sizes[2]
 )
 
 
 @given(LAYOUTS, st.integers(1, 30))
 def test_the_closed_form_is_what_evicting_the_oldest_reusable_frame_gives(
-    layout: tuple[int, int, int], chunks: int
+    layout: tuple[int, int, int, int], chunks: int
 ) -> None:
     ring = Ring(*layout)
+    pinned = ring.reference_frames + ring.sink_frames
     held: dict[int, int] = {}  # slot -> frame
+    for first in range(-ring.reference_frames, 0, ring.chunk_frames):
+        slots = ring.write_slots(first)
+        assert len({*slots}) == ring.chunk_frames
+        assert max(slots) < ring.cache_frames
+        held |= {slot: frame for frame, slot in enumerate(slots, first) if frame < 0}
+        assert ring.valid_frames(first) == len(held)
+    assert held == {slot: slot - ring.reference_frames for slot in range(ring.reference_frames)}
     for chunk in range(chunks):
         first = chunk * ring.chunk_frames
         for frame, slot in zip(range(first, first + ring.chunk_frames), ring.write_slots(first), strict=True):
             if len(held) < ring.cache_frames:
                 expected = len(held)
             else:
-                oldest = min(
-                    held_frame for held_slot, held_frame in held.items() if held_slot >= ring.sink_frames
-                )
+                oldest = min(held_frame for held_slot, held_frame in held.items() if held_slot >= pinned)
                 expected = next(held_slot for held_slot, held_frame in held.items() if held_frame == oldest)
             assert slot == expected == ring.slot(frame)
             held[slot] = frame
@@ -36,8 +42,8 @@ def test_the_closed_form_is_what_evicting_the_oldest_reusable_frame_gives(
         assert len(set(ring.write_slots(first))) == ring.chunk_frames
 
 
-@pytest.mark.parametrize("sizes", [(-1, 3, 3), (0, 2, 3), (0, 3, 0)])
-def test_a_layout_that_cannot_be_is_refused(sizes: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("sizes", [(-1, 3, 3), (0, 2, 3), (0, 3, 0), (0, 3, 3, -1)])
+def test_a_layout_that_cannot_be_is_refused(sizes: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="chunk_frames"):
         Ring(*sizes)
 
@@ -45,3 +51,5 @@ def test_a_layout_that_cannot_be_is_refused(sizes: tuple[int, int, int]) -> None
 def test_a_negative_frame_is_refused() -> None:
     with pytest.raises(ValueError, match="frame must be >= 0, got -1"):
         Ring(0, 3, 3).slot(-1)
+    with pytest.raises(ValueError, match="frame must be >= -2, got -3"):
+        Ring(0, 3, 3, 2).slot(-3)

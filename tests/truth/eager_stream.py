@@ -67,7 +67,7 @@ class EagerStream:
             b.name: torch.zeros(b.shape, dtype=getattr(torch, b.dtype)) for b in make_buffers(config)
         }
         s = config.stream
-        self.ring = Ring(s.sink_frames, s.ring_frames, s.chunk_frames)
+        self.ring = Ring(s.sink_frames, s.ring_frames, s.chunk_frames, s.reference_frames)
         self.set_text(text)
 
     def set_text(self, text: Tensor) -> None:
@@ -93,15 +93,8 @@ class EagerStream:
             self.buffers["given_frames"].copy_(torch.tensor(given[0]))
             self.buffers["given.latents"].copy_(given[1])
         s, latents = self.config.stream, self.buffers["latents"]
-        offsets = range(s.chunk_frames)
         self.buffers["seeds"].copy_(torch.tensor(seeds))
-        self.buffers["frames"].copy_(torch.tensor([[f + i for i in offsets] for f in first_frames]))
-        for kind in self.config.kinds:
-            own = Ring(s.sink_frames, kind.ring_frames, s.chunk_frames)
-            slots = [own.write_slots(f) for f in first_frames]
-            self.buffers[kind.own("write_slots")].copy_(torch.tensor(slots))
-            valid = [own.valid_frames(f) * s.frame_tokens for f in first_frames]
-            self.buffers[kind.own("valid_tokens")].copy_(torch.tensor(valid))
+        self._stand_at(first_frames)
         self._run(self.programs["begin"], number=0)
         # As the schedule's float32 table holds them: 833.333... in float64 would move its sinusoid by 3e-5.
         times = self.weights["schedule.timestep"][:, 0, 0].tolist()
@@ -116,6 +109,30 @@ class EagerStream:
             passes.append(Pass(timestep, before, None if last else values["velocity"]))
         return passes
 
+    def write_references(self, reference: Tensor) -> None:
+        """Write the frames [B, C, R, h, w] that stand before every row's stream."""
+        s = self.config.stream
+        self.buffers["given_frames"].fill_(s.chunk_frames)
+        for first in range(-s.reference_frames, 0, s.chunk_frames):
+            part = reference[:, :, s.reference_frames + first :][:, :, : s.chunk_frames]
+            self.buffers["latents"].zero_()[:, :, : part.shape[2]] = part
+            self._stand_at([first] * s.batch)
+            passes = len(self.config.schedule.timesteps)
+            for number in range(passes) if s.pass_caches else (passes,):
+                self._run(self.programs["denoise" if s.pass_caches else "context"], number)
+
+    def _stand_at(self, first_frames: Sequence[int]) -> None:
+        """Fill the buffers that say where each row stands."""
+        s = self.config.stream
+        offsets = range(s.chunk_frames)
+        self.buffers["frames"].copy_(torch.tensor([[f + i for i in offsets] for f in first_frames]))
+        for kind in self.config.kinds:
+            own = Ring(s.sink_frames, kind.ring_frames, s.chunk_frames, s.reference_frames)
+            slots = [own.write_slots(f) for f in first_frames]
+            self.buffers[kind.own("write_slots")].copy_(torch.tensor(slots))
+            valid = [own.valid_frames(f) * s.frame_tokens for f in first_frames]
+            self.buffers[kind.own("valid_tokens")].copy_(torch.tensor(valid))
+
     def caches(self) -> dict[str, Tensor]:
         """Return every cache tensor that holds tokens, [layers, B*N, ...]."""
         return {f"kv.{c.name}": self.buffers[f"kv.{c.name}"] for c in self.config.kv.cache_tensors}
@@ -129,8 +146,8 @@ class EagerStream:
         """Return what one slot of one row holds, [layers, frame_tokens, ...] by cache tensor."""
         s, rows, held = self.config.stream, self.cache_rows(row), {}
         for cache in self.config.kv.cache_tensors:
-            first = s.sink_frames if cache.part == "ring" else 0
-            frames = s.sink_frames if cache.part == "sink" else s.cache_frames
+            first = s.pinned_frames if cache.part == "ring" else 0
+            frames = s.pinned_frames if cache.part == "sink" else s.cache_frames
             if first <= slot < frames:
                 start = (slot - first) * s.frame_tokens
                 held[f"kv.{cache.name}"] = rows[f"kv.{cache.name}"][:, start : start + s.frame_tokens]

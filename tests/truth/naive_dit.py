@@ -257,8 +257,9 @@ class ShiftingDit:
 
     def _grid(self, frame: int, rows: int, columns: int) -> Tensor:
         time, height, width = self.tables
+        place = frame + self.stream.reference_frames * (not self.stream.window_positions)  # tables have no -1
         return torch.stack(
-            [torch.cat((time[frame], height[i], width[j])) for i in range(rows) for j in range(columns)]
+            [torch.cat((time[place], height[i], width[j])) for i in range(rows) for j in range(columns)]
         )
 
     def _turn(self, x: Tensor, turns: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ class Cache:
         self, rows: Sequence[int], frames: np.ndarray, firsts: Sequence[int], live: Sequence[bool]
     ) -> None:
         """Embed and write random keys and values of a call; ``firsts`` is where the slot clocks stand."""
-        ring = Ring(self.stream.sink_frames, self.stream.ring_frames, self.stream.chunk_frames)
+        ring = ring_of(self.stream)
         piece = self.embeds[len(rows)]
         inputs = {a.name: torch.zeros(a.shape, dtype=a.dtype) for a in piece.signature}
         inputs["frames"] = torch.from_numpy(frames)
@@ -79,11 +79,19 @@ class Cache:
         self.form.write(self.caches, self.scales, index, k if self.form.keys_before_rope else turned, v)
         by_frame = [x.unflatten(0, (*frames.shape, -1)) for x in (k, v)]
         for place, row in enumerate(rows):
-            for i in range(self.stream.chunk_frames if live[place] else 0):
+            first = firsts[place]  # what fills up a chunk of references is nobody's
+            own = min(self.stream.chunk_frames, -first) if first < 0 else self.stream.chunk_frames
+            for i in range(own if live[place] else 0):
                 self.written[row][int(frames[place, i])] = (by_frame[0][place, i], by_frame[1][place, i])
                 self.slots[row].place(firsts[place] + i)
                 self.places[row][firsts[place] + i] = int(frames[place, i])
         self.check(rows, index)
+
+    def begin(self, row: int) -> None:
+        """Write the frames before a row's stream, where there are any, as the runtime does."""
+        chunk = self.stream.chunk_frames
+        for first in range(-self.stream.reference_frames, 0, chunk):
+            self.write([row], np.arange(first, first + chunk)[None], [first], [True])
 
     def clear(self, row: int) -> None:
         """Zero a row's part of every cache buffer, as the runtime does, and forget what it held."""
@@ -126,7 +134,7 @@ class Cache:
     def stored(self, side: str, x: Tensor, slot: int) -> Tensor:
         """What a read gives of tokens of one slot, before RoPE: through the references of numbers alone."""
         numbers = getattr(self.form, "keys" if side == "k" else "values", None)
-        if numbers is None or (self.form.exact_sink is not None and slot < self.stream.sink_frames):
+        if numbers is None or (self.form.exact_sink is not None and slot < self.stream.pinned_frames):
             return x
         g, mean = self.scales[f"{side}_global_scale"], self.scales.get(f"{side}_mean")
         if numbers is FP4:
@@ -141,10 +149,16 @@ def layouts(draw: st.DrawFn) -> tuple[str, StreamConfig]:
     """Any chunk, sink and ring, also where a chunk wraps in the middle; any schemes and positions."""
     chunk, sink = draw(st.integers(1, 3)), draw(st.integers(0, 4))
     ring, window = chunk + draw(st.integers(0, 4)), draw(st.booleans())
-    stream = StreamConfig(32, 48, chunk, sink, ring, window_positions=window)
+    reference = draw(st.integers(0, 4))
+    stream = StreamConfig(32, 48, chunk, sink, ring, window_positions=window, reference_frames=reference)
     keys, values = draw(st.sampled_from(SCHEMES)), draw(st.sampled_from(SCHEMES))
-    apart = sink and (keys, values) != ("fp32", "fp32") and draw(st.booleans())
+    apart = stream.pinned_frames and (keys, values) != ("fp32", "fp32") and draw(st.booleans())
     return f"{keys}-{values}" + "-sink" * bool(apart), stream
+
+
+def ring_of(stream: StreamConfig) -> Ring:
+    """The runtime's slots of a stream."""
+    return Ring(stream.sink_frames, stream.ring_frames, stream.chunk_frames, stream.reference_frames)
 
 
 EVENTS = st.lists(st.sampled_from(["chunk"] * 6 + ["prompt", "leave"]), min_size=4, max_size=24)
@@ -157,21 +171,26 @@ def test_every_token_is_read_as_itself(layout, events, sessions, random):
     torch.manual_seed(0)
     scheme, stream = layout
     cache = Cache(scheme, stream, sessions)
-    clocks = RowClocks(Ring(stream.sink_frames, stream.ring_frames, stream.chunk_frames), sessions)
+    clocks = RowClocks(ring_of(stream), sessions)
+    for row in range(sessions):
+        cache.begin(row)
     for event in events:
         rows = random.sample(range(sessions), random.randint(1, sessions))
         if event == "leave":
             clocks.restart(rows[0])
             cache.clear(rows[0])
+            cache.begin(rows[0])
         elif event == "prompt":
             for row in rows:
                 cache.forget(row)
+                cache.begin(row)
             for entries in clocks.rebuild(rows):
                 frames = np.array([[e.first_frame + i for i in range(stream.chunk_frames)] for e in entries])
                 firsts = [entry.slot_first for entry in entries]
                 cache.write(rows, frames, firsts, [entry.place is not None for entry in entries])
             for row in clocks.rebuilt(rows):
                 cache.clear(row)
+                cache.begin(row)
         else:
             for _ in range(random.randint(1, 6)):
                 firsts = [int(clocks.slot_first[row]) for row in rows]

@@ -1,0 +1,232 @@
+"""Reference frames: against a naive model that keeps them in its list, and in sessions whose rows stand apart."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from seko_export.config import PoolConfig, StreamConfig
+from seko_export.describe import describe
+from seko_export.errors import UsageError as BuildUsageError
+from seko_export.golden import eager_session
+from seko_export.pieces import BuildConfig
+from seko_runtime.errors import UsageError
+from seko_runtime.manifest import REFERENCE_VERSION, FileEntry
+from seko_runtime.manifest_reader import parse_manifest
+from tests.export.test_pool_pieces import eager_pool
+from tests.tolerances import STEP, relative_error
+from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
+from tests.truth.naive_dit import ShiftingDit
+from tests.truth.test_pass_caches import session_weights
+
+
+def config_of(
+    chunk: int, sink: int, ring: int, references: int, scheme: str = "fp32", batch: int = 1, **stream: object
+) -> BuildConfig:
+    """A small build with reference frames."""
+    config = small_config(chunk, sink, ring, scheme=scheme, passes=2, layers=4, batch=batch)
+    return dataclasses.replace(
+        config, stream=dataclasses.replace(config.stream, reference_frames=references, **stream)
+    )
+
+
+def random_reference(config: BuildConfig, seed: int = 4) -> torch.Tensor:
+    """Latents [B, C, R, h, w] of the reference frames."""
+    s = config.stream
+    shape = (s.batch, config.model.in_channels, s.reference_frames, s.latent_height, s.latent_width)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def weights_of(config: BuildConfig) -> dict[str, torch.Tensor]:
+    """`session_weights` of one row, with the tables of a call of this build's."""
+    stream = dataclasses.replace(config.stream, batch=1)
+    made = session_weights(dataclasses.replace(config, stream=stream, pool=None))
+    return made | config.schedule.tables(config.as_batch.stream)
+
+
+LAYOUTS = [
+    (3, 1, 6, 1, {}),
+    (2, 0, 5, 3, {}),
+    (2, 3, 4, 4, {"window_positions": True}),
+    (3, 1, 5, 1, {"window_positions": True}),
+    (1, 2, 4, 2, {"pass_caches": True}),
+    (3, 1, 4, 2, {"pass_caches": True}),
+    (2, 1, 5, 3, {"layer_rings": (2, 5, 2)}),
+]
+
+
+@pytest.mark.parametrize(("chunk", "sink", "ring", "references", "stream"), LAYOUTS)
+def test_a_stream_sees_its_references_past_the_wrap(chunk, sink, ring, references, stream, worst):
+    """The naive model takes them as chunks before the stream's; a short last chunk is short there."""
+    config = config_of(chunk, sink, ring, references, **stream)
+    weights, text = random_wan_weights(config.model), random_text(config.model, 1)
+    static, apart = EagerStream(config, weights, text), config.stream.pass_caches
+    reference = random_reference(config)
+    static.write_references(reference)
+    naive = [ShiftingDit(config.model, config.stream, weights, text[0]) for _ in range(2 if apart else 1)]
+    for model in naive:
+        for first in range(-references, 0, chunk):
+            part = reference[0][:, references + first :][:, :chunk]
+            model.step(part, config.schedule.context_timestep, first, commit=True)
+    for number in range(2 * (sink + ring) // chunk + 2):
+        for turn, done in enumerate(static.run_chunk([number * chunk], [3])):
+            commit = apart or done.velocity is None
+            model = naive[turn if apart else 0]
+            velocity = model.step(done.latents[0], done.timestep, number * chunk, commit=commit)
+            if done.velocity is not None:
+                error = relative_error(done.velocity[0], velocity)
+                worst("reference frames, velocity", error)
+                assert error <= STEP[torch.float32], (number, done.timestep)
+    assert all(c.frame < 0 for model in naive for cached in model.cached for c in cached[:references])
+
+
+def streams_of(config: BuildConfig, weights, reference: torch.Tensor, chunks: int) -> list[np.ndarray]:
+    """A session's latents, seeds 5 and on."""
+    text, seeds = random_text(config.model, config.stream.batch), [5 + i for i in range(config.stream.batch)]
+    with eager_session(config, weights, text, seeds, reference=reference) as session:
+        return [session.run_chunk().to_host() for _ in range(chunks)]
+
+
+STREAMS = [
+    {},
+    {"pass_caches": True},
+    {"window_positions": True},
+    {"stream_cache": True},
+    {"stream_cache": True, "pass_caches": True},
+]
+
+
+@pytest.mark.parametrize("stream", STREAMS, ids=str)
+@pytest.mark.parametrize("scheme", ["fp32", "int8-sink"])
+def test_sessions_write_them_and_rows_keep_their_own(scheme, stream):
+    """Eager programs by hand give the session's bytes; one row begins anew with others while the other goes on."""
+    config = config_of(2, 1, 4, 3, scheme, batch=2, **stream)
+    weights, text = weights_of(config), random_text(config.model, 2)
+    mine, others = random_reference(config), random_reference(config, 8)
+    alone, changed = (streams_of(config, weights, one, 9) for one in (mine, others))
+    if scheme == "fp32":
+        plain = EagerStream(config, random_wan_weights(config.model), text)
+        plain.write_references(mine)
+        for number, wanted in enumerate(alone):
+            plain.run_chunk([2 * number] * 2, [5, 6])
+            assert torch.equal(plain.buffers["latents"], torch.from_numpy(wanted))
+    for seen, unlike in zip(alone, changed, strict=True):  # else nothing below could fail
+        assert relative_error(torch.from_numpy(unlike), torch.from_numpy(seen)) > 1e-3
+    with eager_session(config, weights, text, [5, 6], reference=mine) as session:
+        for wanted in alone[:4]:
+            assert np.array_equal(session.run_chunk().to_host(), wanted)
+        session.restart_row(1, reference=others[1].numpy())
+        for number in range(2):
+            found = session.run_chunk().to_host()
+            assert np.array_equal(found[0], alone[4 + number][0])
+            assert np.array_equal(found[1], changed[number][1])
+        session.restart_row(1)  # which keeps them
+        for number in range(3):
+            found = session.run_chunk().to_host()
+            assert np.array_equal(found[0], alone[6 + number][0])
+            assert np.array_equal(found[1], changed[number][1])
+
+
+def test_a_rebuilt_cache_has_them_again():
+    """Nothing was evicted yet and the prompt is the same: rebuilt from nothing, the stream goes on as it would."""
+    config = config_of(2, 2, 6, 3, batch=2)
+    weights, text, reference = weights_of(config), random_text(config.model, 2), random_reference(config)
+    wanted = streams_of(config, weights, reference, 4)
+    with eager_session(config, weights, text, [5, 6], reference=reference) as session:
+        for chunk in wanted[:3]:
+            assert np.array_equal(session.run_chunk().to_host(), chunk)
+        for row in range(2):
+            session._streams.live().clear_cache(row)
+        session.set_text(text.numpy(), recache=True)
+        assert np.array_equal(session.run_chunk().to_host(), wanted[3])
+
+
+def test_a_row_without_a_chunk_has_them_after_others_were_rebuilt():
+    """Rebuilding writes into such a row and clears it; its references come back."""
+    config = config_of(2, 2, 6, 3, batch=2)
+    weights, text, reference = weights_of(config), random_text(config.model, 2), random_reference(config)
+    wanted = streams_of(config, weights, reference, 4)
+    with eager_session(config, weights, text, [5, 6], reference=reference) as session:
+        for chunk in wanted[:3]:
+            assert np.array_equal(session.run_chunk().to_host(), chunk)
+        session.restart_row(1)
+        session.set_text(text.numpy(), recache=True)
+        found = session.run_chunk().to_host()
+    assert np.array_equal(found[0], wanted[3][0])
+    assert np.array_equal(found[1], wanted[0][1])
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "fp4", "int4-hadamard"])
+def test_sessions_of_a_pool_have_their_own(scheme, tmp_path: Path):
+    """Beside each other, in any order, after a row was another's, moved to the host, and from a file."""
+    config = config_of(2, 1, 4, 3, scheme)
+    weights = session_weights(config)
+    text = random_text(config.model, 1)
+    references = [random_reference(config, seed) for seed in (4, 8)]
+    wanted = [streams_of(config, weights, one, 8) for one in references]
+    pooled = dataclasses.replace(config, pool=PoolConfig(2, (1, 2)))
+    with eager_pool(pooled, weights_of(pooled)) as pool:
+        with pytest.raises(UsageError, match="3 reference frames, found none"):
+            pool.open_session(seed=5, text=text.numpy())
+        a, b = (pool.open_session(seed=5, text=text.numpy(), reference=one[0].numpy()) for one in references)
+        for number, pair in enumerate(([a, b], [b, a], [a, b])):
+            for session, chunk in zip(pair, pool.run(pair), strict=True):
+                same(chunk.to_host(), wanted[session is b][number])
+        a.pause()
+        same(b.run_chunk().to_host(), wanted[1][3])
+        b.save(tmp_path / "b")
+        b.close()
+        a.resume()
+        again = pool.restore(tmp_path / "b")
+        for number in range(3, 7):
+            same(a.run_chunk().to_host(), wanted[0][number])
+            same(again.run_chunk().to_host(), wanted[1][number + 1])
+        a.restart()
+        same(a.run_chunk().to_host(), wanted[0][0])
+
+
+def same(found: np.ndarray, wanted: np.ndarray) -> None:
+    """A call of another number of rows may sum in another order."""
+    assert relative_error(torch.from_numpy(found), torch.from_numpy(wanted)) < 1e-5
+
+
+def test_what_is_no_reference_is_refused():
+    config = config_of(2, 1, 4, 2)
+    weights, text, reference = session_weights(config), random_text(config.model, 1), random_reference(config)
+    for odd, words in (
+        (reference[:, :, :1], "expected float32"),
+        (reference.double(), "float64"),
+        (reference * float("nan"), "not finite"),
+        (torch.zeros(2, 64, 96, 3, dtype=torch.uint8), "encodes no pictures"),
+    ):
+        with (
+            pytest.raises(UsageError, match=words),
+            eager_session(config, weights, text, [5], reference=odd),
+        ):
+            pass
+    none = dataclasses.replace(config, stream=dataclasses.replace(config.stream, reference_frames=0))
+    with (
+        pytest.raises(UsageError, match="no reference frames"),
+        eager_session(none, weights, text, [5], reference=reference),
+    ):
+        pass
+    with pytest.raises(BuildUsageError, match="reference_frames must be at least 0"):
+        StreamConfig(64, 96, 2, 1, 4, reference_frames=-1)
+
+
+def test_the_manifest_says_so_and_is_as_before_without():
+    config = config_of(2, 1, 4, 2)
+    manifest = describe(config, "eager", (), {})
+    files = {engine.file: FileEntry("0" * 64, 1) for engine in manifest.engines}
+    manifest = dataclasses.replace(manifest, backend="aoti", files=files)
+    assert manifest.format_version == REFERENCE_VERSION == 4
+    assert parse_manifest(manifest.to_json()).stream == manifest.stream
+    assert manifest.stream.cache_frames == 7
+    none = dataclasses.replace(config, stream=dataclasses.replace(config.stream, reference_frames=0))
+    plain = describe(none, "eager", (), {})
+    assert plain.format_version == 1
+    assert b"reference" not in plain.to_json()
