@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from seko_export.models.fused_block import LayerOps
+from seko_kernels.attention import OwnTokens
 from seko_kernels.fused_reference import FP8
 from seko_kernels.rows import Modulation, Rows
 from seko_kernels.scratch import KeyRotation
@@ -102,8 +103,6 @@ class CountedOps(LayerOps):
         cos: Tensor,
         sin: Tensor,
         write_slots: Tensor,
-        q_scale: Tensor,
-        k_scale: Tensor,
         frame_tokens: int,
         eps: float,
         k_out: Tensor,
@@ -117,7 +116,7 @@ class CountedOps(LayerOps):
         kept = (0,) if plain_keys == "none" else shape
         keys = torch.empty(kept, dtype=qkv.dtype, device=qkv.device)
         width = q_weight.shape[0]
-        ins = [qkv[..., : 2 * width], q_weight, k_weight, cos, sin, write_slots, q_scale, k_scale]
+        ins = [qkv[..., : 2 * width], q_weight, k_weight, cos, sin, write_slots]
         self._take_down(
             ROW_KERNEL,
             ins,
@@ -125,13 +124,6 @@ class CountedOps(LayerOps):
             parts=[(k_out, q.numel() * k_out.itemsize)],
         )
         return q, keys
-
-    def v_transpose(
-        self, v: Tensor, write_slots: Tensor, v_fp8_scale: Tensor, frame_tokens: int, v_out: Tensor
-    ) -> None:
-        """Count `scratch.v_transpose`."""
-        del frame_tokens
-        self._take_down(ROW_KERNEL, [v, write_slots, v_fp8_scale], [], parts=[(v_out, v.numel())])
 
     def fp8_expand(
         self,
@@ -150,13 +142,14 @@ class CountedOps(LayerOps):
         v_out: Tensor,
         rotation: KeyRotation | None = None,
     ) -> None:
-        """Count `scratch.fp8_expand`: the whole cache is read, all but the chunk's own places are written."""
-        caches = (k_codes, k_scales, v_codes, v_scales)
+        """Count `scratch.fp8_expand`: all but the chunk's own places is read and written."""
+        del frame_tokens
+        past = k_out.shape[0] * k_out.shape[1]  # of tokens
+        caches = (x[:past] for x in (k_codes, k_scales, v_codes, v_scales))
         constants = (k_global_scale, v_global_scale, k_fp8_scale, v_fp8_scale)
         ins = [*caches, *constants, write_slots, valid_tokens, *(rotation or ())]
-        own = write_slots.numel() * frame_tokens * k_out.shape[2] * k_out.shape[3]
-        past = k_out.numel() - own
-        self._take_down(FP8_EXPAND, ins, [], parts=[(k_out, past), (v_out, past)])
+        written = k_out.numel()
+        self._take_down(FP8_EXPAND, ins, [], parts=[(k_out, written), (v_out, written)])
 
     def attention_fp8(
         self,
@@ -168,13 +161,18 @@ class CountedOps(LayerOps):
         v_scale: Tensor,
         valid_tokens: Tensor,
         tiles: AttentionTiles | None = None,
+        own: OwnTokens | None = None,
     ) -> Tensor:
-        """Count `attention.attention_fp8` over the whole window: q k^T, then the weighted v."""
+        """Count `attention.attention_fp8` over the whole window: q k^T, then the weighted v.
+
+        Own tokens count twice, since what is not fp8 takes its matrix units twice as long.
+        """
         del tiles
         out = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device).flatten(2)
         tokens = k.shape[1]
-        ins = [q, k, v_t[..., :tokens], q_scale, k_scale, v_scale, valid_tokens]
-        self._take_down(FP8_ATTENTION, ins, [out], flops=4 * q.numel() * tokens)
+        ins = [q, k, v_t[..., :tokens], q_scale, k_scale, v_scale, valid_tokens, *(own or ())]
+        seen = tokens if own is None else tokens + 2 * own.k.shape[1]
+        self._take_down(FP8_ATTENTION, ins, [out], flops=4 * q.numel() * seen)
         return out
 
     def quantise_rows(self, x: Tensor) -> Rows:

@@ -58,7 +58,7 @@ class BuildConfig:
     fp8_except : tuple of int
         Layers whose matmuls are not, rising.
     fp8_attention : bool
-        Whether fused layers over an FP4 cache attend in fp8: the chunk that is made is rounded, too.
+        Whether fused layers over an FP4 cache attend to the past in fp8; the chunk that is made sees itself as it is.
 
     Raises
     ------
@@ -177,6 +177,9 @@ class BuildConfig:
             return f"it reads an FP4 cache, this build's is {self.kv_scheme}"
         if size < SMALLEST_HEAD_DIM or size & (size - 1):
             return f"it takes heads of a power of two of at least {SMALLEST_HEAD_DIM} channels, not {size}"
+        least = self.stream.sink_frames + min(kind.ring_frames for kind in self.kinds)
+        if least == self.stream.chunk_frames:
+            return f"it reads the past in fp8, and a cache of {least} frames holds the chunk alone"
         return None
 
     @property

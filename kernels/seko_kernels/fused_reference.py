@@ -56,19 +56,76 @@ def attention_fp8(
     Tensor
         ``[B, T, H * D]`` of `out_dtype`.
     """
+    scores, values = _past_in_fp8(q.float(), k, v_t, q_scale, k_scale, v_scale, valid_tokens)
+    return _weighted(scores, values).flatten(2).to(out_dtype)
+
+
+def attention_fp8_own(
+    q: Tensor,
+    k: Tensor,
+    v_t: Tensor,
+    q_scale: Tensor,
+    k_scale: Tensor,
+    v_scale: Tensor,
+    valid_tokens: Tensor,
+    k_own: Tensor,
+    v_own: Tensor,
+) -> Tensor:
+    """Softmax attention over the first ``valid_tokens[b] - T`` keys of the past in fp8 and T own ones as they are.
+
+    Parameters
+    ----------
+    q : Tensor
+        ``[B, T, H, D]`` float32 or bfloat16, the real numbers; cast to e4m3 for the past.
+    k, v_t, q_scale, k_scale, v_scale
+        As `attention_fp8` takes them; scales powers of two.
+    valid_tokens : Tensor
+        ``[B]`` int64, own tokens included.
+    k_own : Tensor
+        ``[B, T, H, D]`` of q's dtype.
+    v_own : Tensor
+        ``[B, T, H * D]`` of q's dtype.
+
+    Returns
+    -------
+    Tensor
+        ``[B, T, H * D]`` of q's dtype.
+    """
+    rounded = e4m3_cast(q.float() * q_scale.reciprocal()[:, None]).float()
+    past = (valid_tokens - q.shape[1]).clamp(min=0)
+    scores, values = _past_in_fp8(rounded, k, v_t, q_scale, k_scale, v_scale, past)
+    own = torch.einsum("bthd,bnhd->bhtn", q.float(), k_own.float()) * q.shape[3] ** -0.5
+    own_values = v_own.float().unflatten(-1, tuple(q.shape[2:])).permute(0, 2, 3, 1)  # [B, H, D, T]
+    both = _weighted(torch.cat((scores, own), -1), torch.cat((values, own_values), -1))
+    return both.flatten(2).to(q.dtype)
+
+
+def _past_in_fp8(
+    q: Tensor,
+    k: Tensor,
+    v_t: Tensor,
+    q_scale: Tensor,
+    k_scale: Tensor,
+    v_scale: Tensor,
+    valid_tokens: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return scores ``[B, H, T, N]``, -inf behind the valid tokens, and real values ``[B, H, D, N]``; q float32."""
     tokens, head_dim = k.shape[1], k.shape[3]
     live = torch.arange(tokens, device=k.device) < valid_tokens[:, None]  # [B, N]
     keys = torch.where(live[:, :, None, None], k.float(), 0.0)  # bytes never written may be NaN
     values = torch.where(live[:, None, None, :], v_t[..., :tokens].float(), 0.0)  # [B, H, D, N]
     factor = (q_scale * k_scale)[:, None, None] * head_dim**-0.5
-    scores = torch.einsum("bthd,bnhd->bhtn", q.float(), keys) * factor
-    scores = torch.where(live[:, None, None, :], scores, -torch.inf)
+    scores = torch.einsum("bthd,bnhd->bhtn", q, keys) * factor
+    return torch.where(live[:, None, None, :], scores, -torch.inf), values * v_scale[:, None, None]
+
+
+def _weighted(scores: Tensor, values: Tensor) -> Tensor:
+    """Return ``softmax(scores) values`` as ``[B, T, H, D]``, zeros where all scores are -inf."""
     top = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
     weights = torch.exp(scores - top)
     total = weights.sum(-1, keepdim=True)
     weights = weights / torch.where(total > 0, total, 1.0)
-    out = torch.einsum("bhtn,bhdn->bthd", weights, values) * v_scale[:, None]
-    return out.flatten(2).to(out_dtype)
+    return torch.einsum("bhtn,bhdn->bthd", weights, values)
 
 
 def fp8_scale(global_scale: Tensor) -> Tensor:
@@ -112,21 +169,20 @@ def fp8_expand(
     return e4m3_cast(number * fp8_scale.reciprocal()[:, None])
 
 
-def past_places(write_slots: Tensor, valid_tokens: Tensor, tokens: int, frame_tokens: int) -> Tensor:
-    """Return ``[B, N]`` bool: places below `valid_tokens` that lie in none of the slots being written.
+def past_places(write_slots: Tensor, tokens: int, frame_tokens: int) -> Tensor:
+    """Return ``[B, P]`` int64: the places of a cache that lie in none of the slots being written, rising.
 
     Parameters
     ----------
     write_slots : Tensor
-        ``[B, F]`` int64.
-    valid_tokens : Tensor
-        ``[B]`` int64.
+        ``[B, F]`` int64, slots of the cache, each once.
     tokens, frame_tokens : int
-        N, and places of a slot.
+        Places of the cache and of a slot; ``P = tokens - F * frame_tokens``.
     """
-    place = torch.arange(tokens, device=write_slots.device)
-    own = (place // frame_tokens == write_slots[..., None]).any(1)  # [B, N]
-    return (place < valid_tokens[:, None]) & ~own
+    slot = torch.arange(tokens // frame_tokens, device=write_slots.device)
+    own = (slot == write_slots[..., None]).any(1)  # [B, slots]
+    past = own.int().argsort(dim=1, stable=True)[:, : len(slot) - write_slots.shape[1]]
+    return (past[..., None] * frame_tokens + torch.arange(frame_tokens, device=past.device)).flatten(1)
 
 
 def qk_norm_rope(

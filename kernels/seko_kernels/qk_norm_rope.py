@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 from seko_kernels import fused_reference
-from seko_kernels.checks import expect, expect_dims, expect_dtype, expect_fp8
+from seko_kernels.checks import expect, expect_dims
 from seko_kernels.errors import OpShapeError
-from seko_kernels.fused_reference import FP8
 from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
 from seko_kernels.triton.qk_norm_rope import (
     NORM_ROPE_WARPS,
@@ -30,17 +29,12 @@ def qk_norm_rope(
     cos: Tensor,
     sin: Tensor,
     write_slots: Tensor,
-    q_scale: Tensor,
-    k_scale: Tensor,
     frame_tokens: int,
     eps: float,
     k_out: Tensor,
     plain_keys: str = "none",
 ) -> tuple[Tensor, Tensor]:
-    """Normalise and rotate q and k in float32; write k to its places in `k_out`; return q in `k_out`'s dtype.
-
-    As fp8, q needs no calibrated scale: after RMSNorm a number is its weight times something near 1, and e4m3 holds
-    2**-6 to 448 at full precision, so 1 does unless a norm's weights lie outside of about 1/8 to 40.
+    """Normalise and rotate q and k in float32; write k to its places in `k_out`; return q.
 
     Parameters
     ----------
@@ -52,21 +46,19 @@ def qk_norm_rope(
         ``[B, T, D // 2]`` float32.
     write_slots : Tensor
         ``[B, F]`` int64, ``T = F * frame_tokens``. The CUDA kernel leaves out places outside the cache.
-    q_scale, k_scale : Tensor
-        ``[H]`` float32, powers of two; numbers are divided by them where `k_out` is e4m3, else they are not read.
     frame_tokens : int
         Places of a slot.
     eps : float
         Of the norms.
     k_out : Tensor
-        ``[B, N, H, D]`` e4m3 (a scratch) or of qkv's dtype (an exact cache), contiguous; mutated.
+        ``[B, N, H, D]`` of qkv's dtype, contiguous; mutated.
     plain_keys : str
         What to return of k beside: ``"none"``, ``"rotated"`` or ``"before_rope"``, as a KV format stores it.
 
     Returns
     -------
     q : Tensor
-        ``[B, T, H, D]`` of `k_out`'s dtype.
+        ``[B, T, H, D]`` of qkv's dtype.
     keys : Tensor
         ``[B, T, H, D]`` of qkv's dtype, or empty where `plain_keys` is ``"none"``.
 
@@ -74,8 +66,8 @@ def qk_norm_rope(
     ------
     OpShapeError, OpDtypeError
         If a tensor is not as above, or `plain_keys` is another word.
-    KvDeviceError, ArchError
-        As in `attention.attention_fp8`.
+    KvDeviceError
+        If the tensors lie on different devices, or on one that is neither CPU nor CUDA.
     """
     expect_dims("k_out", k_out, 4, "[batch, tokens, heads, head_dim]")
     expect_dims("qkv", qkv, 3, "[batch, tokens, 3 * width]")
@@ -87,21 +79,15 @@ def qk_norm_rope(
     if head_dim % 2:
         raise OpShapeError(f"head_dim must be even to be rotated in pairs, got {head_dim}")
     expect("qkv", qkv, (batch, tokens, 3 * width), *FLOAT_DTYPES)
-    expect_dtype("k_out", k_out, FP8, qkv.dtype)
-    expect("k_out", k_out, tuple(k_out.shape), k_out.dtype)
+    expect("k_out", k_out, tuple(k_out.shape), qkv.dtype)
     expect("write_slots", write_slots, (batch, write_slots.shape[1]), torch.int64)
     for name, weight in (("q_weight", q_weight), ("k_weight", k_weight)):
         expect(name, weight, (width,), torch.float32)
     for name, table in (("cos", cos), ("sin", sin)):
         expect(name, table, (batch, tokens, head_dim // 2), torch.float32)
-    for name, scale in (("q_scale", q_scale), ("k_scale", k_scale)):
-        expect(name, scale, (heads,), torch.float32)
-    fp8 = k_out.dtype == FP8
-    if takes_kernels(qkv, q_weight, k_weight, cos, sin, write_slots, q_scale, k_scale, k_out):
-        if fp8:
-            expect_fp8(qkv.device)
+    if takes_kernels(qkv, q_weight, k_weight, cos, sin, write_slots, k_out):
         q, keys = _qk_norm_rope_cuda(
-            *(qkv, q_weight, k_weight, cos, sin, write_slots, q_scale, k_scale, frame_tokens, eps, k_out),
+            *(qkv, q_weight, k_weight, cos, sin, write_slots, frame_tokens, eps, k_out),
             PLAIN_KEYS[plain_keys],
         )
         return q, keys
@@ -111,11 +97,6 @@ def qk_norm_rope(
     row = torch.arange(batch, device=qkv.device)[:, None, None] * cache_tokens
     place = row + write_slots[..., None] * frame_tokens + torch.arange(frame_tokens, device=qkv.device)
     flat = k_out.view(batch * cache_tokens, heads, head_dim)
-    if fp8:
-        q = fused_reference.e4m3_cast(q * q_scale.reciprocal()[:, None])
-        k = fused_reference.e4m3_cast(k * k_scale.reciprocal()[:, None])
-        flat.view(torch.uint8).index_copy_(0, place.flatten(), k.view(torch.uint8).flatten(0, 1))
-        return q, keys
     flat.index_copy_(0, place.flatten(), k.to(k_out.dtype).flatten(0, 1))
     return q.to(k_out.dtype), keys
 
@@ -128,8 +109,6 @@ def _qk_norm_rope_cuda(
     cos: Tensor,
     sin: Tensor,
     write_slots: Tensor,
-    q_scale: Tensor,
-    k_scale: Tensor,
     frame_tokens: int,
     eps: float,
     k_out: Tensor,
@@ -147,8 +126,6 @@ def _qk_norm_rope_cuda(
         cos,
         sin,
         write_slots,
-        q_scale,
-        k_scale,
         q,
         k_out,
         keys if plain else qkv,  # not written then; a tensor must stand there
@@ -159,9 +136,7 @@ def _qk_norm_rope_cuda(
         HEAD_DIM=head_dim,
         FRAME_TOKENS=frame_tokens,
         BLOCK=triton.next_power_of_2(heads * head_dim),
-        FP8=k_out.dtype == FP8,
         PLAIN=plain,
-        INTEGER=False,
         num_warps=NORM_ROPE_WARPS,
     )
     return q, keys

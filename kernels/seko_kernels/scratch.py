@@ -1,8 +1,7 @@
-"""Ops that fill the fp8 scratch which attention reads: the past from an NVFP4 cache, a chunk's own values.
+"""The op that fills the fp8 scratch which attention reads: the past, from an NVFP4 cache. A chunk's own is not in it.
 
-One scratch serves all layers, one after another: K ``[B, N, H, D]`` and V transposed, ``[B, H, D, v_columns(N)]``,
-both e4m3 with a power of two as scale a head. Own keys come from `qk_norm_rope`. Which is written first does not
-matter: no two of them write the same place.
+One scratch serves all layers, one after another: K ``[B, P, H, D]`` and V transposed, ``[B, H, D, v_columns(P)]``,
+both e4m3 with a power of two as scale a head.
 """
 
 from __future__ import annotations
@@ -16,18 +15,17 @@ from torch.library import triton_op, wrap_triton
 
 from seko_kernels import fused_reference
 from seko_kernels.attention import v_columns
-from seko_kernels.checks import expect, expect_dims, expect_dtype, expect_fp8
+from seko_kernels.checks import expect, expect_dims, expect_fp8
 from seko_kernels.errors import OpShapeError
 from seko_kernels.formats import NVFP4_BLOCK, ScaleTensor
 from seko_kernels.fused_reference import FP8, LEAST_ROW_SCALE
-from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
+from seko_kernels.ops import takes_kernels
 from seko_kernels.triton.fp8_expand import (
     EXPAND_GROUP,
     EXPAND_TILE,
     EXPAND_WARPS,
     fp8_expand_kernel,
 )
-from seko_kernels.triton.v_transpose import TRANSPOSE_TILE, TRANSPOSE_WARPS, v_transpose_kernel
 
 
 class KeyRotation(NamedTuple):
@@ -92,15 +90,16 @@ def fp8_expand(
     v_out: Tensor,
     rotation: KeyRotation | None = None,
 ) -> None:
-    """Expand the past of an NVFP4 cache into the fp8 scratch, in place.
+    """Expand the past of an NVFP4 cache into the fp8 scratch, in place and without gaps.
 
-    Written are the places below ``valid_tokens[b]`` that lie in none of the slots ``write_slots[b]``: those belong to
-    the chunk that is being made, whose keys and values attention sees as they are.
+    The past are the places below ``valid_tokens[b]`` that lie in none of the slots ``write_slots[b]``: those belong to
+    the chunk that is being made, whose keys and values attention sees as they are. In their order they go to the first
+    ``valid_tokens[b] - F * frame_tokens`` places of the scratch; what lies behind is left as it was.
 
     Parameters
     ----------
     k_codes, v_codes : Tensor
-        ``[B * N, H, D // 2]`` uint8, contiguous; D a power of two.
+        ``[B * N, H, D // 2]`` uint8, contiguous; D a power of two; N a whole number of slots.
     k_scales, v_scales : Tensor
         ``[B * N, H, D // 16]`` uint8, contiguous.
     k_global_scale, v_global_scale : Tensor
@@ -109,15 +108,15 @@ def fp8_expand(
         ``[H]`` float32, powers of two; `fused_reference.fp8_scale` of the global ones, or `fp8_key_scale` where keys
         are rotated, keep all from saturating.
     write_slots : Tensor
-        ``[B, F]`` int64.
+        ``[B, F]`` int64, each slot once, below ``valid_tokens[b]``.
     valid_tokens : Tensor
         ``[B]`` int64.
     frame_tokens : int
         Places of a slot.
     k_out : Tensor
-        ``[B, N, H, D]`` e4m3, contiguous; mutated.
+        ``[B, P, H, D]`` e4m3, contiguous, ``P = N - F * frame_tokens``; mutated.
     v_out : Tensor
-        ``[B, H, D, v_columns(N)]`` e4m3, contiguous; mutated.
+        ``[B, H, D, v_columns(P)]`` e4m3, contiguous; mutated.
     rotation : KeyRotation, optional
         For keys that were stored before RoPE; without it they are taken as they lie.
 
@@ -129,15 +128,17 @@ def fp8_expand(
         As in `attention.attention_fp8`.
     """
     expect_dims("k_out", k_out, 4, "[batch, tokens, heads, head_dim]")
-    batch, tokens, heads, head_dim = k_out.shape
-    _expect_scratch(k_out, v_out, batch, tokens, heads, head_dim)
+    batch, past_tokens, heads, head_dim = k_out.shape
+    _expect_scratch(k_out, v_out, batch, past_tokens, heads, head_dim)
+    expect_dims("write_slots", write_slots, 2, "[batch, chunk frames]")
+    tokens = past_tokens + write_slots.shape[1] * frame_tokens
+    _expect_slots(write_slots, batch, tokens, frame_tokens)
     for name, codes, scales in (("k", k_codes, k_scales), ("v", v_codes, v_scales)):
         expect(f"{name}_codes", codes, (batch * tokens, heads, head_dim // 2), torch.uint8)
         expect(f"{name}_scales", scales, (batch * tokens, heads, head_dim // NVFP4_BLOCK), torch.uint8)
     constants = (k_global_scale, v_global_scale, k_fp8_scale, v_fp8_scale)
     for scale in constants:
         expect("a head's scale", scale, (heads,), torch.float32)
-    _expect_slots(write_slots, batch, tokens, frame_tokens)
     expect("valid_tokens", valid_tokens, (batch,), torch.int64)
     turned: tuple[Tensor, ...] = rotation or ()
     if rotation is not None:
@@ -152,62 +153,18 @@ def fp8_expand(
             *(write_slots, valid_tokens, frame_tokens, k_out, v_out),
         )
         return
-    past = fused_reference.past_places(write_slots, valid_tokens, tokens, frame_tokens)  # [B, N]
+    place = fused_reference.past_places(write_slots, tokens, frame_tokens)  # [B, P]
+    row = torch.arange(batch, device=place.device)[:, None] * tokens
     k = fused_reference.fp8_expand(k_codes, k_scales, k_global_scale, k_fp8_scale, rotation)
     v = fused_reference.fp8_expand(v_codes, v_scales, v_global_scale, v_fp8_scale)
     # Bytes, since few CPU ops know e4m3.
-    new_k, new_v = (x.view(torch.uint8).view(k_out.shape) for x in (k, v))
+    new_k, new_v = (x.view(torch.uint8)[place + row] for x in (k, v))  # each [B, P, H, D]
+    past = torch.arange(past_tokens, device=place.device) < (valid_tokens - (tokens - past_tokens))[:, None]
     old_k, old_v = k_out.view(torch.uint8), v_out.view(torch.uint8)
     old_k.copy_(torch.where(past[:, :, None, None], new_k, old_k))
-    new_v = torch.nn.functional.pad(new_v.permute(0, 2, 3, 1), (0, v_out.shape[3] - tokens))
-    columns = torch.nn.functional.pad(past, (0, v_out.shape[3] - tokens))
-    old_v.copy_(torch.where(columns[:, None, None, :], new_v, old_v))
-
-
-def v_transpose(
-    v: Tensor, write_slots: Tensor, v_fp8_scale: Tensor, frame_tokens: int, v_out: Tensor
-) -> None:
-    """Put a chunk's own values into the transposed fp8 scratch, in place.
-
-    Parameters
-    ----------
-    v : Tensor
-        ``[B, T, H * D]`` float32 or bfloat16; rows may lie at any one stride, as in the output of a fused projection.
-    write_slots : Tensor
-        ``[B, F]`` int64, ``T = F * frame_tokens``. The CUDA kernel leaves out slots outside the cache.
-    v_fp8_scale : Tensor
-        ``[H]`` float32, powers of two.
-    frame_tokens : int
-        Places of a slot.
-    v_out : Tensor
-        ``[B, H, D, v_columns(N)]`` e4m3, contiguous; mutated.
-
-    Raises
-    ------
-    OpShapeError, OpDtypeError, KvDeviceError, ArchError
-        As in `fp8_expand`.
-    """
-    expect_dims("v_out", v_out, 4, "[batch, heads, head_dim, columns]")
-    batch, heads, head_dim, columns = v_out.shape
-    expect_dtype("v", v, *FLOAT_DTYPES)
-    expect_dims("v", v, 3, "[batch, tokens, heads * head_dim]")
-    _expect_slots(write_slots, batch, columns, frame_tokens)
-    tokens = write_slots.shape[1] * frame_tokens
-    if tuple(v.shape) != (batch, tokens, heads * head_dim):
-        raise OpShapeError(f"v has shape {tuple(v.shape)}, expected {(batch, tokens, heads * head_dim)}")
-    if v.stride(2) != 1 or (batch > 1 and v.stride(0) != tokens * v.stride(1)):
-        raise OpShapeError(f"v is strided {v.stride()}, expected rows of contiguous numbers at one stride")
-    expect("v_out", v_out, (batch, heads, head_dim, columns), FP8)
-    expect("v_fp8_scale", v_fp8_scale, (heads,), torch.float32)
-    if takes_kernels(v, write_slots, v_fp8_scale, v_out):
-        expect_fp8(v_out.device)
-        _v_transpose_cuda(v, write_slots, v_fp8_scale, frame_tokens, v_out)
-        return
-    scaled = v.float().unflatten(-1, (heads, head_dim)) * v_fp8_scale.reciprocal()[:, None]
-    values = fused_reference.e4m3_cast(scaled).view(torch.uint8).permute(0, 2, 3, 1)  # [B, H, D, T]
-    place = write_slots[..., None] * frame_tokens + torch.arange(frame_tokens, device=v.device)
-    index = place.flatten(1)[:, None, None].expand(values.shape)
-    v_out.view(torch.uint8).scatter_(3, index, values)
+    padding = (0, v_out.shape[3] - past_tokens)
+    new_v = torch.nn.functional.pad(new_v.permute(0, 2, 3, 1), padding)
+    old_v.copy_(torch.where(torch.nn.functional.pad(past, padding)[:, None, None, :], new_v, old_v))
 
 
 @triton_op("seko::fp8_expand", mutates_args={"k_out", "v_out"})
@@ -229,9 +186,9 @@ def _fp8_expand_cuda(
     k_out: Tensor,
     v_out: Tensor,
 ) -> None:
-    batch, tokens, heads, head_dim = k_out.shape
+    batch, past_tokens, heads, head_dim = k_out.shape
     group = EXPAND_GROUP if heads % EXPAND_GROUP == 0 else 1
-    grid = ((tokens + EXPAND_TILE - 1) // EXPAND_TILE, heads // group, batch)
+    grid = ((past_tokens + EXPAND_TILE - 1) // EXPAND_TILE, heads // group, batch)
     # A pointer that a variant does not read still needs a tensor: a scale stands in.
     wrap_triton(fp8_expand_kernel)[grid](
         k_codes,
@@ -249,7 +206,8 @@ def _fp8_expand_cuda(
         valid_tokens,
         k_out,
         v_out,
-        tokens,
+        k_codes.shape[0] // batch,
+        past_tokens,
         v_out.shape[3],
         HEADS=heads,
         HEAD_DIM=head_dim,
@@ -260,31 +218,6 @@ def _fp8_expand_cuda(
         TILE=EXPAND_TILE,
         INTEGER=False,
         num_warps=EXPAND_WARPS,
-    )
-
-
-@triton_op("seko::v_transpose", mutates_args={"v_out"})
-def _v_transpose_cuda(
-    v: Tensor, write_slots: Tensor, v_fp8_scale: Tensor, frame_tokens: int, v_out: Tensor
-) -> None:
-    batch, heads, head_dim, columns = v_out.shape
-    frames = write_slots.shape[1]
-    grid = ((frame_tokens + TRANSPOSE_TILE - 1) // TRANSPOSE_TILE, heads, batch * frames)
-    wrap_triton(v_transpose_kernel)[grid](
-        v,
-        write_slots,
-        v_fp8_scale,
-        v_out,
-        v.stride(1),
-        columns,
-        columns,
-        HEADS=heads,
-        HEAD_DIM=head_dim,
-        FRAME_TOKENS=frame_tokens,
-        CHUNK_FRAMES=frames,
-        TILE=TRANSPOSE_TILE,
-        INTEGER=False,
-        num_warps=TRANSPOSE_WARPS,
     )
 
 
@@ -301,8 +234,6 @@ def _expect_rotation(
     expect("mean", rotation.mean, (heads, head_dim), torch.float32)
     expect_dims("slot_rotary", rotation.slot_rotary, 3, "[slots, pairs, 2]")
     pairs = rotation.slot_rotary.shape[1]
-    if tokens % frame_tokens:
-        raise OpShapeError(f"a cache of {tokens} tokens is no whole number of slots of {frame_tokens}")
     if not 0 < pairs < head_dim // 2:
         raise OpShapeError(
             f"slot_rotary has {pairs} pairs, expected 1 to {head_dim // 2 - 1} of {head_dim // 2}"
@@ -314,7 +245,8 @@ def _expect_rotation(
 
 
 def _expect_slots(write_slots: Tensor, batch: int, tokens: int, frame_tokens: int) -> None:
-    expect_dims("write_slots", write_slots, 2, "[batch, chunk frames]")
     expect("write_slots", write_slots, (batch, write_slots.shape[1]), torch.int64)
-    if not 1 <= frame_tokens <= tokens:
-        raise OpShapeError(f"frame_tokens must be in 1..{tokens}, the cache's tokens, got {frame_tokens}")
+    if not 1 <= frame_tokens <= tokens or tokens % frame_tokens:
+        raise OpShapeError(
+            f"frame_tokens must be in 1..{tokens} and divide that, the cache's tokens, got {frame_tokens}"
+        )

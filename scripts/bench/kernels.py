@@ -3,9 +3,10 @@
     python scripts/bench/kernels.py --seconds 280 --admit --rows docs/benchmarks/h200.jsonl
 
 Each line of output is a JSON object, the last one the summary. Order: candidates compile in processes of their own (a
-compiler or a kernel that crashes or hangs takes one candidate with it); attention, each candidate after
-`admission.admit`, never before; cuDNN's; the others, each compared with the same op in plain torch. What the budget
-leaves out is named in the summary. `--admit` writes the fastest admitted tiles of each shape class to
+compiler or a kernel that crashes or hangs takes one candidate with it); attention, with a chunk's own tokens in bf16
+as engines launch it, each candidate after `admission.admit`, never before, and beside it the same with all in fp8
+(`all_fp8_ms`), which no engine takes; cuDNN's; the others, each compared with the same op in plain torch. What the
+budget leaves out is named in the summary. `--admit` writes the fastest admitted tiles of each shape class to
 `tuned_attention.json`.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import faulthandler
+import functools
 import json
 import math
 import os
@@ -43,7 +45,7 @@ from torch import Tensor
 
 from seko_kernels import plain_torch, scratch
 from seko_kernels.admission import admit, distance
-from seko_kernels.attention import attention_fp8, v_columns
+from seko_kernels.attention import OwnTokens, attention_fp8, v_columns
 from seko_kernels.fused_reference import FP8, e4m3_cast
 from seko_kernels.tuned import TABLE, AttentionTiles, safe_tiles, shape_class, table_row, write_table
 
@@ -122,7 +124,9 @@ def compile_one(tiles: AttentionTiles, shapes: Iterable[Shape]) -> None:
     """
     seen = set()
     for shape in shapes:
-        attention_fp8(*attention_inputs(shape, zeros=True), tiles)
+        arguments, own = attention_inputs(shape, zeros=True)
+        attention_fp8(*arguments, tiles, own)
+        attention_fp8(*attention_inputs(shape, zeros=True, own=False)[0], tiles)
         if shape.heads not in seen:
             seen.add(shape.heads)
             verdict = admit(tiles, shape.head_dim, "cuda", (shape.heads, *SMALL_SIZE))
@@ -131,24 +135,28 @@ def compile_one(tiles: AttentionTiles, shapes: Iterable[Shape]) -> None:
     torch.cuda.synchronize()
 
 
-def attention_inputs(shape: Shape, *, zeros: bool = False) -> tuple[Tensor, ...]:
-    """q, k and transposed v of a full cache, scales of one."""
+def attention_inputs(
+    shape: Shape, *, zeros: bool = False, own: bool = True
+) -> tuple[tuple[Tensor, ...], OwnTokens | None]:
+    """q, k and transposed v of a full cache and scales of one; own tokens in bf16, or in the cache as all others."""
     generator = torch.Generator("cuda").manual_seed(0)
 
     def normal(*size: int) -> Tensor:
-        if zeros:
-            return torch.zeros(size, device="cuda", dtype=torch.uint8).view(FP8)
-        return e4m3_cast(torch.randn(size, generator=generator, device="cuda"))
+        draw = torch.zeros if zeros else functools.partial(torch.randn, generator=generator)
+        return draw(size, device="cuda")
 
     s = shape
     ones = torch.ones(s.heads, device="cuda")
-    return (
-        normal(1, s.tokens, s.heads, s.head_dim),
-        normal(1, s.cache_tokens, s.heads, s.head_dim),
-        normal(1, s.heads, s.head_dim, v_columns(s.cache_tokens)),
-        *(ones, ones, ones),
-        torch.tensor([s.cache_tokens], device="cuda"),
-    )
+    held = s.cache_tokens - (s.tokens if own else 0)
+    q = normal(1, s.tokens, s.heads, s.head_dim)
+    k = e4m3_cast(normal(1, held, s.heads, s.head_dim))
+    v = e4m3_cast(normal(1, s.heads, s.head_dim, v_columns(held)))
+    valid = torch.tensor([s.cache_tokens], device="cuda")
+    if not own:
+        return (e4m3_cast(q), k, v, ones, ones, ones, valid), None
+    projected = normal(1, s.tokens, 3 * s.width).bfloat16()
+    tokens = OwnTokens(normal(*q.shape).bfloat16(), projected.chunk(3, dim=-1)[2])
+    return (q.bfloat16(), k, v, ones, ones, ones, valid), tokens
 
 
 class Bench:
@@ -200,7 +208,8 @@ class Bench:
     def attention(self, shape: Shape, wanted: list[AttentionTiles]) -> None:
         """Time cuDNN's attention, then admit and time each candidate."""
         self.time(shape, cudnn_attention(shape, "cuda"), compare=False)
-        arguments = attention_inputs(shape)
+        arguments, own = attention_inputs(shape)
+        in_fp8, _ = attention_inputs(shape, own=False)
         rows = self.admitted.setdefault(shape.name, [])
         for tiles in wanted:
             if not self.has_time(f"{shape.name} attention {tiles}"):
@@ -210,10 +219,12 @@ class Bench:
             if verdict.refusal:
                 emit(kind="attention", shape=shape.name, **line, refusal=verdict.refusal)
                 continue
-            ms = milliseconds(lambda tiles=tiles: attention_fp8(*arguments, tiles))  # type: ignore[misc]
+            ms = milliseconds(lambda tiles=tiles: attention_fp8(*arguments, tiles, own))  # type: ignore[misc]
             half = (*arguments[:-1], arguments[-1] // 2)
-            half_ms = milliseconds(lambda half=half, tiles=tiles: attention_fp8(*half, tiles))  # type: ignore[misc]
+            half_ms = milliseconds(lambda half=half, tiles=tiles: attention_fp8(*half, tiles, own))  # type: ignore[misc]
+            fp8_ms = milliseconds(lambda tiles=tiles: attention_fp8(*in_fp8, tiles))  # type: ignore[misc]
             row = {**line, "ms": ms, "tflops": shape.attention_flops / ms / 1e9, "half_full_ms": half_ms}
+            row["all_fp8_ms"] = fp8_ms  # of tiles that were admitted for the other: a time, no result
             emit(kind="attention", shape=shape.name, **row)
             rows.append({**row, "key": tiles})
 
@@ -278,6 +289,7 @@ class Bench:
                 "tiles": asdict(top["key"]),
                 "ms": top["ms"],
                 "cudnn_ms": cudnn,
+                "all_fp8_ms": top.get("all_fp8_ms"),
                 "ratio": top["ms"] / cudnn,
             }
             best[shape.name] = entry
@@ -297,7 +309,7 @@ class Bench:
                     )
                     append_row(
                         *(options.rows, figure, sizes, entry["ratio_with_expand"]),
-                        *("(expand from FP4 + fp8 attention) / cuDNN bf16", bar),
+                        *("(expand from FP4 + fp8 attention, own tokens in bf16) / cuDNN bf16", bar),
                         attention_ms=top["ms"], expand_ms=expand, cudnn_ms=cudnn, tiles=entry["tiles"],
                     )  # fmt: skip
         if options.admit and table:

@@ -2,9 +2,9 @@
 
 With torch's attention (`RowFusedBlock`, any cache) norms, modulation, residuals and RoPE are ours, and nothing is
 rounded otherwise than in `Block`. With fp8 attention (`FusedBlock`, an FP4 cache) the past is expanded straight to an
-fp8 scratch, the chunk's own keys and values are put into their places there without going through FP4
-(docs/adr/0004), and one kernel attends to both. The scratch is made in each call and let go behind it, so all layers
-share one; attention reads how far it is filled on the device, so full and filling rows share one engine.
+fp8 scratch, and one kernel attends to it and to the chunk's own keys and values, which are left as they are
+(docs/adr/0004). The scratch is made in each call and let go behind it, so all layers share one; attention reads how
+far it is filled on the device, so full and filling rows share one engine.
 
 Shapes as in `causal_dit`. Where there is no GPU each op is its reference in plain torch.
 """
@@ -27,7 +27,7 @@ from seko_export.models.causal_dit import (
 )
 from seko_export.models.ring_places import in_window, rows_of
 from seko_export.models.rotary import rotate
-from seko_kernels.attention import attention_fp8, v_columns
+from seko_kernels.attention import OwnTokens, attention_fp8, v_columns
 from seko_kernels.fused_reference import FP8
 from seko_kernels.kv_formats import KvFormat
 from seko_kernels.matmul import fp8_linear
@@ -42,7 +42,7 @@ from seko_kernels.rows import (
     quantise_rows,
     residual_norm_modulate,
 )
-from seko_kernels.scratch import KeyRotation, fp8_expand, v_transpose
+from seko_kernels.scratch import KeyRotation, fp8_expand
 
 # Rows of a layer's modulation.
 SHIFT_1, SCALE_1, GATE_1, SHIFT_2, SCALE_2, GATE_2 = range(6)
@@ -56,7 +56,6 @@ class LayerOps:
     residual_norm_modulate = staticmethod(residual_norm_modulate)
     gated_residual = staticmethod(gated_residual)
     qk_norm_rope = staticmethod(qk_norm_rope)
-    v_transpose = staticmethod(v_transpose)
     fp8_expand = staticmethod(fp8_expand)
     attention_fp8 = staticmethod(attention_fp8)
     quantise_rows = staticmethod(quantise_rows)
@@ -172,21 +171,18 @@ class FusedLayer(BlockWeights):
         raise NotImplementedError
 
     def _norm_rope(
-        self,
-        qkv: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        slots: Tensor,
-        q_scale: Tensor,
-        k_scale: Tensor,
-        k_out: Tensor,
-        plain_keys: str,
-    ) -> tuple[Tensor, Tensor]:
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, plain_keys: str
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q and k as attention takes them, [B, T, H, D], and the keys that `plain_keys` asks for."""
+        batch, s = qkv.shape[0], self.stream
         weights = (self.self_attn.norm_q.weight, self.self_attn.norm_k.weight)
-        n, eps = self.stream.frame_tokens, self.model.norm_eps
-        return self.ops.qk_norm_rope(
-            qkv, *weights, cos, sin, slots, q_scale, k_scale, n, eps, k_out, plain_keys
+        # To a chunk of its own, not to the cache: the compiler copies whole what is written through a view.
+        k = qkv.new_empty((batch, s.chunk_tokens, self.model.heads, self.model.head_dim))
+        slots = torch.arange(s.chunk_frames, device=qkv.device).expand(batch, -1).contiguous()
+        q, keys = self.ops.qk_norm_rope(
+            qkv, *weights, cos, sin, slots, s.frame_tokens, self.model.norm_eps, k, plain_keys
         )
+        return q, k, keys
 
     def _window(self, caches: Mapping[str, Tensor], rows: Tensor | None, held: int) -> Mapping[str, Tensor]:
         """Return the caches of the call's rows, of ``held`` that they have."""
@@ -206,7 +202,7 @@ class FusedLayer(BlockWeights):
 
 
 class FusedBlock(FusedLayer):
-    """One transformer layer over an NVFP4 cache, with fp8 attention: a chunk sees itself rounded to fp8, too.
+    """One transformer layer over an NVFP4 cache, with fp8 attention to the past: a chunk sees itself as it is.
 
     Parameters
     ----------
@@ -247,14 +243,13 @@ class FusedBlock(FusedLayer):
         if write_slots is None or self.writes != (token_index is not None):
             raise TypeError("a layer over an FP4 cache takes write_slots, and token_index if it writes")
         ops, s, heads, head_dim = self.ops, self.stream, self.model.heads, self.model.head_dim
-        batch, tokens, n = qkv.shape[0], s.cache_tokens, s.frame_tokens
+        batch, past_tokens, n = qkv.shape[0], s.cache_tokens - s.chunk_tokens, s.frame_tokens
         values = qkv.chunk(3, dim=-1)[2]
-        k_out = torch.empty((batch, tokens, heads, head_dim), dtype=FP8, device=qkv.device)
-        v_out = torch.empty((batch, heads, head_dim, v_columns(tokens)), dtype=FP8, device=qkv.device)
+        k_out = torch.empty((batch, past_tokens, heads, head_dim), dtype=FP8, device=qkv.device)
+        v_out = torch.empty((batch, heads, head_dim, v_columns(past_tokens)), dtype=FP8, device=qkv.device)
         q_scale, k_scale, v_scale = (scales[f"{name}_fp8_scale"] for name in "qkv")
         kept = "before_rope" if self.writes else "none"
-        q, keys = self._norm_rope(qkv, cos, sin, write_slots, q_scale, k_scale, k_out, kept)
-        ops.v_transpose(values, write_slots, v_scale, n, v_out)
+        q, k, keys = self._norm_rope(qkv, cos, sin, kept)
         window = self._window(caches, rows, held)
         ops.fp8_expand(
             window["k_codes"],
@@ -272,7 +267,9 @@ class FusedBlock(FusedLayer):
             v_out,
             KeyRotation(scales["k_mean"], places["slot_rotary"], places["patch_rotary"]),
         )
-        y = ops.attention_fp8(q, k_out, v_out, q_scale, k_scale, v_scale, valid_tokens)
+        y = ops.attention_fp8(
+            q, k_out, v_out, q_scale, k_scale, v_scale, valid_tokens, own=OwnTokens(k, values)
+        )
         if token_index is not None:  # behind the read: what is read are the engine's inputs as they came
             own = (keys.flatten(0, 1), self.split_heads(values).flatten(0, 1))
             self.kv.write(caches, scales, token_index, *own)
@@ -320,13 +317,8 @@ class RowFusedBlock(FusedLayer):
         if token_index is None:
             raise TypeError("a layer with torch's attention always writes: it takes token_index")
         s, batch = self.stream, qkv.shape[0]
-        # To a chunk of its own, not to the cache: the compiler copies whole what is written through a view.
-        k = qkv.new_empty((batch, s.chunk_tokens, self.model.heads, self.model.head_dim))
-        slots = torch.arange(s.chunk_frames, device=qkv.device).expand(batch, -1).contiguous()
-        unread = self.self_attn.norm_q.weight.narrow(0, 0, self.model.heads)  # scales of fp8 alone
         before = self.kv.keys_before_rope
-        kept = "before_rope" if before else "none"
-        q, unturned = self._norm_rope(qkv, cos, sin, slots, unread, unread, k, kept)
+        q, k, unturned = self._norm_rope(qkv, cos, sin, "before_rope" if before else "none")
         values = self.split_heads(qkv.chunk(3, dim=-1)[2]).flatten(0, 1)
         own = (k.flatten(0, 1), values)  # [B*T, H, D]
         self.kv.write(caches, scales, token_index, unturned.flatten(0, 1) if before else own[0], values)

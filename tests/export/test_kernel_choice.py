@@ -13,7 +13,7 @@ from seko_export.errors import UsageError
 from seko_export.models.sampler import Schedule
 from seko_export.options import plan_build
 from seko_export.pieces import BuildConfig
-from seko_kernels.tuned import AttentionTiles, shape_class, tiles_for, tuned_table
+from seko_kernels.tuned import SAFE, AttentionTiles, shape_class, tiles_for, tuned_table
 
 
 def test_what_the_options_mean() -> None:
@@ -63,6 +63,7 @@ def test_what_the_options_mean() -> None:
 )
 def test_the_doctor_says_which_kernels(arch: str | None, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_table, "local_gpu_arch", lambda: arch)
+    monkeypatch.setattr(kernel_table, "tuned_table", lambda: {("sm_90", 128, "some"): SAFE})
     line = kernel_table.examine_kernels()
     assert found in line.found
     assert line.ok  # each GPU has some

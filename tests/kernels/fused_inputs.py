@@ -46,11 +46,10 @@ class Ring:
         return torch.tensor(self.valid_frames) * self.frame_tokens
 
     def scratch(self) -> tuple[Tensor, Tensor]:
-        """K and transposed V of NaN."""
-        k = torch.full(
-            (self.batch, self.cache_tokens, self.heads, self.head_dim), NAN_BYTE, dtype=torch.uint8
-        )
-        columns = v_columns(self.cache_tokens)
+        """K and transposed V of the past, of NaN."""
+        past = self.cache_tokens - self.tokens
+        k = torch.full((self.batch, past, self.heads, self.head_dim), NAN_BYTE, dtype=torch.uint8)
+        columns = v_columns(past)
         v = torch.full((self.batch, self.heads, self.head_dim, columns), NAN_BYTE, dtype=torch.uint8)
         return k.view(FP8), v.view(FP8)
 
@@ -95,9 +94,6 @@ class Chunk:
     k_weight: Tensor
     cos: Tensor
     sin: Tensor
-    q_scale: Tensor
-    k_scale: Tensor
-    v_scale: Tensor
 
 
 def chunk_of(ring: Ring, dtype: torch.dtype) -> Chunk:
@@ -109,5 +105,4 @@ def chunk_of(ring: Ring, dtype: torch.dtype) -> Chunk:
     q_weight, k_weight = 1 + 0.3 * torch.randn(2, width)
     k_weight[1] = 12
     angle = torch.rand(ring.batch, ring.tokens, ring.head_dim // 2) * 6.3
-    q_scale, k_scale, v_scale = 2.0 ** torch.randint(-2, 3, (3, ring.heads)).float()
-    return Chunk(qkv.to(dtype), q_weight, k_weight, angle.cos(), angle.sin(), q_scale, k_scale, v_scale)
+    return Chunk(qkv.to(dtype), q_weight, k_weight, angle.cos(), angle.sin())

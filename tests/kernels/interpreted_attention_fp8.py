@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from seko_kernels.admission import Case, distance, expected, make_case
+from seko_kernels.attention import own_block
 from seko_kernels.triton.attention_fp8 import attention_combine_kernel, attention_fp8_kernel
 from seko_kernels.tuned import AttentionTiles
 
@@ -31,20 +32,25 @@ CASES = [
 
 @pytest.mark.parametrize("tiles", TILES, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_kernel_is_as_near_as_the_same_dtype_torch_computation(tiles: AttentionTiles, case: Case) -> None:
-    arguments = make_case(case, HEAD_DIM, "cpu")
-    q, k, v_t, *_ = arguments
+@pytest.mark.parametrize("own", [True, False], ids=["own", "all in fp8"])
+def test_kernel_is_as_near_as_the_same_dtype_torch_computation(
+    tiles: AttentionTiles, case: Case, own: bool
+) -> None:
+    arguments = make_case(case, HEAD_DIM, "cpu", own=own)
+    q, k, v_t, *others, valid = arguments[:7]
+    k_own, v_own = arguments[7:] if own else (q, q)
     batch, tokens, heads, _ = q.shape
     # float32 results: the interpreter's cast to bfloat16 truncates.
     parts = torch.full((batch * tiles.splits, tokens, heads, HEAD_DIM), float("nan"))
     lse = torch.full((batch * tiles.splits, heads, tokens), float("nan"))
     attention_fp8_kernel[(-(-tokens // tiles.block_m), heads, batch * tiles.splits)](
-        *arguments,
+        *(q, k, v_t, k_own, v_own, *others, valid),
         parts,
         lse,
         tokens,
         k.shape[1],
         v_t.shape[3],
+        v_own.stride(1),
         HEADS=heads,
         HEAD_DIM=HEAD_DIM,
         SOFTMAX_SCALE=HEAD_DIM**-0.5 * math.log2(math.e),
@@ -57,6 +63,7 @@ def test_kernel_is_as_near_as_the_same_dtype_torch_computation(tiles: AttentionT
         WHOLE=tiles.whole,
         PEEL=tiles.peel,
         FMA_EXPS=0,  # the interpreter knows no assembly
+        OWN_N=own_block(tiles.block_n) if own else 0,
         INTEGER=True,
     )
     out = parts
@@ -66,7 +73,7 @@ def test_kernel_is_as_near_as_the_same_dtype_torch_computation(tiles: AttentionT
             parts, lse, out, tokens, HEADS=heads, HEAD_DIM=HEAD_DIM, SPLITS=tiles.splits, BLOCK_H=4
         )
     truth, rounded = expected(*arguments)
-    for row, filled in enumerate(case.valid_tokens):
+    for row, filled in enumerate(valid.tolist()):
         if not filled:
             assert not out[row].any()
             continue

@@ -50,7 +50,7 @@ def test_every_call_runs_and_agrees_with_itself(
             at_work.time(tiny(bench), timed)
     at_work.time(tiny(bench), bench.cudnn_attention(tiny(bench), "cpu"), compare=False)
     printed = lines(capsys)
-    assert len(printed) == 7 + 8 + 9 + 8 + 1
+    assert len(printed) == 5 + 8 + 9 + 8 + 1
     for line in printed:
         assert line["kind"] == "kernel", line  # none failed
         assert line.get("difference", 0.0) == 0.0

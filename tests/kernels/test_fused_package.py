@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seko_kernels.attention import attention_fp8
+from seko_kernels.attention import OwnTokens, attention_fp8
 from seko_kernels.fused_reference import fp8_key_scale
 from seko_kernels.matmul import fp8_linear, quantise_weight
 from seko_kernels.qk_norm_rope import qk_norm_rope
@@ -22,7 +22,7 @@ from seko_kernels.rows import (
     quantise_rows,
     residual_norm_modulate,
 )
-from seko_kernels.scratch import KeyRotation, fp8_expand, v_transpose
+from seko_kernels.scratch import KeyRotation, fp8_expand
 from seko_kernels.tuned import AttentionTiles
 from tests.kernels.fused_inputs import Ring, chunk_of, fp4_cache, key_rotation
 from tests.tolerances import FP8_CHAIN, relative_error
@@ -30,7 +30,7 @@ from tests.tolerances import FP8_CHAIN, relative_error
 EPS = 1e-6
 SMALL = Ring(2, 32, 13, 9, ((7, 8, 3),), (9,))
 LAYER = Ring(12, 128, 390, 7, ((4, 5, 6), (0, 1, 2)), (7, 3))
-SPECIALISED = AttentionTiles(128, 256, stages=2, warps=4, warp_specialize=True, tail_n=64)
+SPECIALISED = AttentionTiles(128, 128, stages=2, warps=4, warp_specialize=True, tail_n=64)
 
 
 class FusedLayer(torch.nn.Module):
@@ -47,11 +47,12 @@ class FusedLayer(torch.nn.Module):
         modulation = Modulation(t["frames_modulation"], t["layer_modulation"])
         rows = norm_modulate(x, modulation, 0, 1, EPS, fp8=True)
         qkv = fp8_linear(rows, t["qkv"], t["qkv_scale"], t["qkv_bias"], x.dtype)
+        k = qkv.new_empty((ring.batch, ring.tokens, ring.heads, ring.head_dim))
+        frames = torch.arange(t["slots"].shape[1], device=x.device).expand(ring.batch, -1).contiguous()
         q, keys = qk_norm_rope(
-            *(qkv, t["q_weight"], t["k_weight"], t["cos"], t["sin"], t["slots"], t["ones"], t["k_fp8_scale"]),
-            *(ring.frame_tokens, EPS, k_out, "before_rope"),
+            *(qkv, t["q_weight"], t["k_weight"], t["cos"], t["sin"], frames),
+            *(ring.frame_tokens, EPS, k, "before_rope"),
         )
-        v_transpose(qkv.chunk(3, dim=-1)[2], t["slots"], t["v_fp8_scale"], ring.frame_tokens, v_out)
         fp8_expand(
             *(
                 t["k_codes"],
@@ -65,7 +66,8 @@ class FusedLayer(torch.nn.Module):
             KeyRotation(t["mean"], t["slot_rotary"], t["patch_rotary"]),
         )
         scales = (t["ones"], t["k_fp8_scale"], t["v_fp8_scale"])
-        y = attention_fp8(q, k_out, v_out, *scales, t["valid"], self.tiles)
+        own = OwnTokens(k, qkv.chunk(3, dim=-1)[2])
+        y = attention_fp8(q, k_out, v_out, *scales, t["valid"], self.tiles, own)
         y = fp8_linear(quantise_rows(y), t["o"], t["o_scale"], t["o_bias"], x.dtype)
         hidden, rows = gated_residual_norm(
             x, y, modulation, 2, t["norm_weight"], t["norm_bias"], EPS, fp8=True

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 
-from seko_kernels.attention import attention_fp8
+from seko_kernels.attention import OwnTokens, attention_fp8
 from seko_kernels.fused_reference import FP8
 from seko_kernels.matmul import fp8_linear
 from seko_kernels.qk_norm_rope import qk_norm_rope
@@ -30,7 +30,7 @@ from seko_kernels.rows import (
     quantise_rows,
     residual_norm_modulate,
 )
-from seko_kernels.scratch import KeyRotation, fp8_expand, v_transpose
+from seko_kernels.scratch import KeyRotation, fp8_expand
 from seko_kernels.tuned import AttentionTiles
 
 H, D, T, N, FRAME = 12, 128, 390, 2730, 130
@@ -83,16 +83,17 @@ def slots() -> Tensor:
 
 
 def scratch_pair() -> tuple[Tensor, Tensor]:
-    return on_gpu(1, N, H, D, dtype=FP8), on_gpu(1, H, D, 2816, dtype=FP8)
+    return on_gpu(1, N - T, H, D, dtype=FP8), on_gpu(1, H, D, 2432, dtype=FP8)
 
 
+@pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("splits", [1, 2])
-def test_attention(launches: Launches, splits: int) -> None:
+def test_attention(launches: Launches, splits: int, own: bool) -> None:
     tiles = AttentionTiles(128, 128, 2, 4, warp_specialize=True, splits=splits, fma_exps=splits - 1)
-    q = on_gpu(1, T, H, D, dtype=FP8)
-    out = attention_fp8(
-        q, *scratch_pair(), *(on_gpu(H) for _ in range(3)), on_gpu(1, dtype=torch.int64), tiles
-    )
+    q = on_gpu(1, T, H, D, dtype=torch.bfloat16 if own else FP8)
+    tokens = OwnTokens(q.clone(), on_gpu(1, T, 3 * WIDTH, dtype=torch.bfloat16).chunk(3, -1)[2])
+    scales, valid = (on_gpu(H) for _ in range(3)), on_gpu(1, dtype=torch.int64)
+    out = attention_fp8(q, *scratch_pair(), *scales, valid, tiles, tokens if own else None)
     assert (out.shape, out.dtype) == ((1, T, WIDTH), torch.bfloat16)
     combined = [("attention_combine_kernel", ["OUT"])]
     assert launches == [("attention_fp8_kernel", ["LSE", "OUT"][2 - splits :]), *combined[2 - splits :]]
@@ -135,14 +136,14 @@ def test_rows_of_one_step(launches: Launches) -> None:
     assert launches == [(row, ["HIDDEN"]), (row, quantised), ("row_gelu_kernel", quantised)]
 
 
-@pytest.mark.parametrize("dtype", [FP8, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("plain", ["none", "before_rope"])
-def test_norm_and_rotation(launches: Launches, dtype: torch.dtype, plain: str) -> None:
-    k_out = on_gpu(1, N, H, D, dtype=dtype)
+def test_norm_and_rotation(launches: Launches, plain: str) -> None:
+    k_out = on_gpu(1, N, H, D, dtype=torch.bfloat16)
     qkv, table = on_gpu(1, T, 3 * WIDTH, dtype=torch.bfloat16), on_gpu(1, T, D // 2)
-    weights, scales = (on_gpu(WIDTH), on_gpu(WIDTH)), (on_gpu(H), on_gpu(H))
-    q, keys = qk_norm_rope(qkv, *weights, table, table, slots(), *scales, FRAME, EPS, k_out, plain)
-    assert (q.shape, q.dtype) == ((1, T, H, D), dtype)
+    q, keys = qk_norm_rope(
+        *(qkv, on_gpu(WIDTH), on_gpu(WIDTH), table, table, slots(), FRAME, EPS, k_out, plain)
+    )
+    assert (q.shape, q.dtype) == ((1, T, H, D), torch.bfloat16)
     assert keys.shape == ((0,) if plain == "none" else (1, T, H, D))
     kept = [] if plain == "none" else ["K_PLAIN"]
     assert launches == [("qk_norm_rope_kernel", ["K_OUT", *kept, "Q_OUT"])]
@@ -151,9 +152,6 @@ def test_norm_and_rotation(launches: Launches, dtype: torch.dtype, plain: str) -
 @pytest.mark.parametrize("rotated", [True, False])
 def test_scratch(launches: Launches, rotated: bool) -> None:
     k_out, v_out = scratch_pair()
-    v_transpose(
-        on_gpu(1, T, 3 * WIDTH, dtype=torch.bfloat16).chunk(3, -1)[2], slots(), on_gpu(H), FRAME, v_out
-    )
     codes, scales = on_gpu(N, H, D // 2, dtype=torch.uint8), on_gpu(N, H, D // 16, dtype=torch.uint8)
     cache = (codes, scales, on_gpu(H), codes, scales, on_gpu(H), on_gpu(H), on_gpu(H))
     turn = (
@@ -162,4 +160,4 @@ def test_scratch(launches: Launches, rotated: bool) -> None:
         else None
     )
     fp8_expand(*cache, slots(), on_gpu(1, dtype=torch.int64), FRAME, k_out, v_out, turn)
-    assert launches == [("v_transpose_kernel", ["V_OUT"]), ("fp8_expand_kernel", ["K_OUT", "V_OUT"])]
+    assert launches == [("fp8_expand_kernel", ["K_OUT", "V_OUT"])]

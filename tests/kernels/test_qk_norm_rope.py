@@ -12,7 +12,6 @@ from torch import Tensor
 
 from seko_export.models.rotary import rotate
 from seko_kernels.errors import OpDtypeError, OpShapeError
-from seko_kernels.fused_reference import FP8, e4m3_cast
 from seko_kernels.qk_norm_rope import PLAIN_KEYS, qk_norm_rope
 from seko_kernels.triton.qk_norm_rope import NORM_ROPE_WARPS, qk_norm_rope_kernel
 from tests.kernels.fused_inputs import RINGS, Chunk, Ring, chunk_of
@@ -22,15 +21,14 @@ from tests.tolerances import relative_error
 EPS = 1e-6
 
 
-def run(ring: Ring, chunk: Chunk, dtype: torch.dtype, plain: str, device: str = "cpu") -> tuple[Tensor, ...]:
-    """q, plain keys and the scratch, which held 7 everywhere."""
+def run(
+    ring: Ring, chunk: Chunk, plain: str, device: str = "cpu", dtype: torch.dtype | None = None
+) -> tuple[Tensor, ...]:
+    """q, plain keys and the rotated ones at their places in what held 7 everywhere, of the chunk's dtype or another."""
     shape = (ring.batch, ring.cache_tokens, ring.heads, ring.head_dim)
-    k_out = torch.full(shape, 7.0).to(dtype).to(device)
+    k_out = torch.full(shape, 7.0, dtype=dtype or chunk.qkv.dtype, device=device)
     arguments = (chunk.qkv, chunk.q_weight, chunk.k_weight, chunk.cos, chunk.sin, ring.slots())
-    scales = (chunk.q_scale, chunk.k_scale)
-    q, keys = qk_norm_rope(
-        *(x.to(device) for x in (*arguments, *scales)), ring.frame_tokens, EPS, k_out, plain
-    )
+    q, keys = qk_norm_rope(*(x.to(device) for x in arguments), ring.frame_tokens, EPS, k_out, plain)
     return q.cpu(), keys.cpu(), k_out.cpu()
 
 
@@ -47,87 +45,69 @@ def test_it_is_the_models_norm_and_rotation(ring: Ring, plain: str) -> None:
     chunk = chunk_of(ring, torch.bfloat16)
     _, q_true = model(ring, chunk, 0, chunk.q_weight)
     k_before, k_true = model(ring, chunk, 1, chunk.k_weight)
-    for dtype in (FP8, torch.bfloat16):
-        q, keys, k_out = run(ring, chunk, dtype, plain)
-        expected_k = torch.full(k_out.shape, 7.0).to(dtype)
-        if dtype == FP8:
-            q_expected = e4m3_cast(q_true / chunk.q_scale[:, None])
-            k_rows = e4m3_cast(k_true / chunk.k_scale[:, None])
-        else:
-            q_expected, k_rows = q_true.to(dtype), k_true.to(dtype)
-        n = ring.frame_tokens
-        for row, slots in enumerate(ring.write_slots):
-            for frame, slot in enumerate(slots):
-                expected_k[row, slot * n : (slot + 1) * n] = k_rows[row, frame * n : (frame + 1) * n]
-        assert torch.equal(q.float(), q_expected.float())
-        assert torch.equal(k_out.float(), expected_k.float())
-        if plain == "none":
-            assert keys.numel() == 0
-        else:
-            truth = k_before if plain == "before_rope" else k_true
-            assert torch.equal(keys, truth.to(torch.bfloat16))
+    q, keys, k_out = run(ring, chunk, plain)
+    expected_k = torch.full_like(k_out, 7.0)
+    n = ring.frame_tokens
+    for row, slots in enumerate(ring.write_slots):
+        for frame, slot in enumerate(slots):
+            expected_k[row, slot * n : (slot + 1) * n] = k_true[row, frame * n : (frame + 1) * n]
+    assert torch.equal(q, q_true.to(torch.bfloat16))
+    assert torch.equal(k_out, expected_k)
+    if plain == "none":
+        assert keys.numel() == 0
+    else:
+        truth = k_before if plain == "before_rope" else k_true
+        assert torch.equal(keys, truth.to(torch.bfloat16))
 
 
 def test_wrong_tensors_are_refused() -> None:
     ring = RINGS[0]
     chunk = chunk_of(ring, torch.float32)
     with pytest.raises(OpShapeError, match="plain_keys"):
-        run(ring, chunk, FP8, "all")
+        run(ring, chunk, "all")
     with pytest.raises(OpDtypeError, match="k_out is"):
-        run(ring, chunk, torch.bfloat16, "none")  # an exact cache has the model's dtype
+        run(ring, chunk, "none", dtype=torch.bfloat16)
     with pytest.raises(OpShapeError, match="cos has shape"):
-        run(ring, Chunk(**vars(chunk) | {"cos": chunk.cos[:, 1:]}), FP8, "none")
+        run(ring, Chunk(**vars(chunk) | {"cos": chunk.cos[:, 1:]}), "none")
     with pytest.raises(OpShapeError, match="qkv has shape"):
-        run(ring, Chunk(**vars(chunk) | {"qkv": chunk.qkv[:, 1:]}), FP8, "none")
+        run(ring, Chunk(**vars(chunk) | {"qkv": chunk.qkv[:, 1:]}), "none")
 
 
 def test_kernel_compiles_without_spills(
     cross_compile: Callable[..., Any], sass_of: Callable[[Any], list[str]], compile_archs: tuple[int, ...]
 ) -> None:
-    for fp8 in (True, False):
-        out = "*fp8e4nv" if fp8 else "*bf16"
-        signature = {
-            "QKV": "*bf16",
-            **dict.fromkeys(("Q_WEIGHT", "K_WEIGHT", "COS", "SIN"), "*fp32"),
-            "WRITE_SLOTS": "*i64",
-            **dict.fromkeys(("Q_SCALE", "K_SCALE"), "*fp32"),
-            **dict.fromkeys(("Q_OUT", "K_OUT"), out),
-            "K_PLAIN": "*bf16",
-            **dict.fromkeys(("tokens", "cache_tokens"), "i32"),
-        }
-        for heads, block in ((12, 2048), (40, 8192)):
-            constants = {"EPS": EPS, "HEADS": heads, "HEAD_DIM": 128, "FRAME_TOKENS": 1560, "BLOCK": block}
-            constants |= {"FP8": fp8, "PLAIN": 1, "INTEGER": False}
-            for arch in compile_archs if heads == 12 else (90,):
-                if fp8 and arch == 80:
-                    continue
-                compiled = cross_compile(qk_norm_rope_kernel, signature, constants, arch, NORM_ROPE_WARPS)
-                if arch == 90:
-                    assert not {"LDL", "STL"} & set(sass_of(compiled)), f"{heads} heads spill"
+    signature = {
+        "QKV": "*bf16",
+        **dict.fromkeys(("Q_WEIGHT", "K_WEIGHT", "COS", "SIN"), "*fp32"),
+        "WRITE_SLOTS": "*i64",
+        **dict.fromkeys(("Q_OUT", "K_OUT", "K_PLAIN"), "*bf16"),
+        **dict.fromkeys(("tokens", "cache_tokens"), "i32"),
+    }
+    for heads, block in ((12, 2048), (40, 8192)):
+        constants = {"EPS": EPS, "HEADS": heads, "HEAD_DIM": 128, "FRAME_TOKENS": 1560, "BLOCK": block}
+        for arch in compile_archs if heads == 12 else (90,):
+            compiled = cross_compile(
+                qk_norm_rope_kernel, signature, constants | {"PLAIN": 1}, arch, NORM_ROPE_WARPS
+            )
+            if arch == 90:
+                assert not {"LDL", "STL"} & set(sass_of(compiled)), f"{heads} heads spill"
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("plain", PLAIN_KEYS)
-@pytest.mark.parametrize("dtype", [FP8, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("ring", [*RINGS, FULL, FULL_ROWS], ids=str)
-def test_gpu_is_as_near_as_the_same_dtype_torch_computation(
-    ring: Ring, dtype: torch.dtype, plain: str
-) -> None:
+def test_gpu_is_as_near_as_the_same_dtype_torch_computation(ring: Ring, plain: str) -> None:
     chunk = chunk_of(ring, torch.bfloat16)
-    ours, same_dtype = run(ring, chunk, dtype, plain, "cuda"), run(ring, chunk, dtype, plain)
+    ours, same_dtype = run(ring, chunk, plain, "cuda"), run(ring, chunk, plain)
     _, q_true = model(ring, chunk, 0, chunk.q_weight)
     k_before, k_true = model(ring, chunk, 1, chunk.k_weight)
-    scale = chunk.q_scale[:, None] if dtype == FP8 else torch.ones(1)
-    assert relative_error(ours[0].float() * scale, q_true) <= 2 * relative_error(
-        same_dtype[0].float() * scale, q_true
-    )
+    assert relative_error(ours[0].float(), q_true) <= 2 * relative_error(same_dtype[0].float(), q_true)
     if plain != "none":
         truth = k_before if plain == "before_rope" else k_true
         assert relative_error(ours[1], truth) <= 2 * relative_error(same_dtype[1], truth)
     rows = ring.slots()[..., None] * ring.frame_tokens + torch.arange(ring.frame_tokens)
     rows = rows.flatten(1)[..., None, None].expand(k_true.shape)
-    scale = chunk.k_scale[:, None] if dtype == FP8 else torch.ones(1)
-    mine, same = (x[2].float().gather(1, rows) * scale for x in (ours, same_dtype))
+    mine, same = (x[2].float().gather(1, rows) for x in (ours, same_dtype))
     assert relative_error(mine, k_true) <= 2 * relative_error(same, k_true)
     others = torch.ones(ring.batch, ring.cache_tokens, dtype=torch.bool)
     others.scatter_(1, rows[..., 0, 0], False)
@@ -138,7 +118,7 @@ def test_gpu_is_as_near_as_the_same_dtype_torch_computation(
 def test_gpu_skips_slots_outside_the_cache() -> None:
     ring = RINGS[0]
     outside = Ring(ring.heads, ring.head_dim, ring.frame_tokens, ring.cache_frames, ((-1, 9, 8),), (9,))
-    _, _, k_out = run(outside, chunk_of(outside, torch.bfloat16), FP8, "none", "cuda")
+    _, _, k_out = run(outside, chunk_of(outside, torch.bfloat16), "none", "cuda")
     n = ring.frame_tokens
     assert bool((k_out[:, : 8 * n].float() == 7).all())
     assert not bool((k_out[:, 8 * n :].float() == 7).all())

@@ -1,4 +1,4 @@
-"""fp8_expand and v_transpose: what they write and what they leave alone; bytes on CPU and GPU; what compiles."""
+"""fp8_expand: what it writes and what it leaves alone; bytes on CPU and GPU; what compiles."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from torch import Tensor
 from seko_kernels.errors import OpDtypeError, OpShapeError
 from seko_kernels.fused_reference import FP8, fp8_key_scale, fp8_scale
 from seko_kernels.reference import nvfp4_decode, nvfp4_decode_keys
-from seko_kernels.scratch import KeyRotation, fp8_expand, v_transpose
+from seko_kernels.scratch import KeyRotation, fp8_expand
 from seko_kernels.triton.fp8_expand import EXPAND_GROUP, EXPAND_TILE, EXPAND_WARPS, fp8_expand_kernel
-from seko_kernels.triton.v_transpose import TRANSPOSE_TILE, TRANSPOSE_WARPS, v_transpose_kernel
-from tests.kernels.fused_inputs import NAN_BYTE, RINGS, Ring, chunk_of, fp4_cache, key_rotation
+from tests.kernels.fused_inputs import NAN_BYTE, RINGS, Ring, fp4_cache, key_rotation
 
 FULL = Ring(12, 128, 1560, 21, ((18, 19, 20),), (21,))  # S1
 FULL_ROWS = Ring(
@@ -42,7 +41,7 @@ def expanded(ring: Ring, device: str = "cpu", *, rotated: bool = False) -> tuple
 
 @pytest.mark.parametrize("rotated", [True, False])
 @pytest.mark.parametrize("ring", RINGS, ids=str)
-def test_expand_writes_the_past_and_nothing_else(ring: Ring, rotated: bool) -> None:
+def test_expand_writes_the_past_without_gaps_and_nothing_else(ring: Ring, rotated: bool) -> None:
     k, v = expanded(ring, rotated=rotated)
     cache = fp4_cache(ring)
     windows = []
@@ -55,17 +54,14 @@ def test_expand_writes_the_past_and_nothing_else(ring: Ring, rotated: bool) -> N
         window = (window / (8 * g)[:, None]).clamp(-448, 448).to(FP8)
         windows.append(window.view(ring.batch, ring.cache_tokens, ring.heads, ring.head_dim))
     for row in range(ring.batch):
-        for place in range(v.shape[3]):
-            slot = place // ring.frame_tokens
-            past = slot < ring.valid_frames[row] and slot not in ring.write_slots[row]
-            ours = (
-                (v[row, :, :, place],) if place >= ring.cache_tokens else (k[row, place], v[row, :, :, place])
-            )
-            for mine, window in zip(ours, windows[-len(ours) :], strict=True):
-                if past:
-                    assert torch.equal(mine.view(torch.uint8), window[row, place].view(torch.uint8))
-                else:
-                    assert bool((mine.contiguous().view(torch.uint8) == NAN_BYTE).all())
+        slots = [s for s in range(ring.valid_frames[row]) if s not in ring.write_slots[row]]
+        past = [s * ring.frame_tokens + token for s in slots for token in range(ring.frame_tokens)]
+        assert len(past) == (ring.valid_frames[row] - len(ring.write_slots[row])) * ring.frame_tokens
+        assert torch.equal(k[row, : len(past)].view(torch.uint8), windows[0][row, past].view(torch.uint8))
+        seen = v[row, :, :, : len(past)].permute(2, 0, 1).contiguous()
+        assert torch.equal(seen.view(torch.uint8), windows[1][row, past].view(torch.uint8))
+        behind = (k[row, len(past) :], v[row, :, :, len(past) :])
+        assert all(bool((x.contiguous().view(torch.uint8) == NAN_BYTE).all()) for x in behind)
 
 
 def test_no_key_saturates_however_it_is_rotated() -> None:
@@ -90,23 +86,6 @@ def test_no_number_that_nvfp4_holds_saturates() -> None:
     assert float((largest / fp8_scale(g)).max()) == 336.0
 
 
-@pytest.mark.parametrize("ring", RINGS, ids=str)
-def test_transpose_writes_its_slots_and_nothing_else(ring: Ring) -> None:
-    chunk = chunk_of(ring, torch.bfloat16)
-    v = chunk.qkv.chunk(3, dim=-1)[2]
-    _, out = ring.scratch()
-    v_transpose(v, ring.slots(), chunk.v_scale, ring.frame_tokens, out)
-    _, expected = ring.scratch()
-    n = ring.frame_tokens
-    for row, slots in enumerate(ring.write_slots):
-        for frame, slot in enumerate(slots):
-            part = v[row, frame * n : (frame + 1) * n].float().unflatten(-1, (ring.heads, -1))
-            part = (part / chunk.v_scale[:, None]).clamp(-448, 448).to(FP8)
-            columns = part.view(torch.uint8).permute(1, 2, 0)
-            expected.view(torch.uint8)[row, :, :, slot * n : (slot + 1) * n] = columns
-    assert torch.equal(out.view(torch.uint8), expected.view(torch.uint8))
-
-
 def test_wrong_tensors_are_refused() -> None:
     ring = RINGS[0]
     cache, (k, v) = fp4_cache(ring), ring.scratch()
@@ -127,12 +106,6 @@ def test_wrong_tensors_are_refused() -> None:
         fp8_expand(**cache, **rest, k_out=k, v_out=v, rotation=wrong)
     with pytest.raises(OpShapeError, match="frame_tokens"):
         fp8_expand(**cache, **rest | {"frame_tokens": 10_000}, k_out=k, v_out=v)
-    chunk = chunk_of(ring, torch.float32)
-    values = chunk.qkv.chunk(3, dim=-1)[2]
-    with pytest.raises(OpShapeError, match="v has shape"):
-        v_transpose(values[:, 1:], ring.slots(), chunk.v_scale, ring.frame_tokens, v)
-    with pytest.raises(OpShapeError, match="one stride"):
-        v_transpose(values.transpose(1, 2).contiguous().mT, ring.slots(), chunk.v_scale, ring.frame_tokens, v)
 
 
 def test_kernels_compile_without_spills_where_there_is_fp8(
@@ -148,14 +121,7 @@ def test_kernels_compile_without_spills_where_there_is_fp8(
         ),
         **dict.fromkeys(("WRITE_SLOTS", "VALID_TOKENS"), "*i64"),
         **dict.fromkeys(("K_OUT", "V_OUT"), "*fp8e4nv"),
-        **dict.fromkeys(("cache_tokens", "v_columns"), "i32"),
-    }
-    transpose = {
-        "V": "*bf16",
-        "WRITE_SLOTS": "*i64",
-        "V_SCALE": "*fp32",
-        "V_OUT": "*fp8e4nv",
-        **dict.fromkeys(("v_token_stride", "cache_tokens", "v_columns"), "i32"),
+        **dict.fromkeys(("cache_tokens", "past_tokens", "v_columns"), "i32"),
     }
     turned, plain = ({"SLOT_PAIRS": pairs, "GROUP": EXPAND_GROUP, "TILE": EXPAND_TILE} for pairs in (22, 0))
     for arch in compile_archs:
@@ -164,20 +130,13 @@ def test_kernels_compile_without_spills_where_there_is_fp8(
         for kernel, signature, constants, warps, aligned in (
             (fp8_expand_kernel, expand, turned, EXPAND_WARPS, ("v_columns",)),
             (fp8_expand_kernel, expand, plain, EXPAND_WARPS, ("v_columns",)),
-            (
-                v_transpose_kernel,
-                transpose,
-                {"TILE": TRANSPOSE_TILE},
-                TRANSPOSE_WARPS,
-                ("v_columns", "v_token_stride"),
-            ),
         ):
             compiled = cross_compile(kernel, signature, {**shared, **constants}, arch, warps, aligned)
             if arch == 90:
                 opcodes = sass_of(compiled)
                 assert "F2FP" in opcodes  # the hardware's cast
                 assert not {"LDL", "STL"} & set(opcodes), "the kernel spills to local memory"
-                assert "st.global.v4.b32" in compiled.asm["ptx"] or kernel is v_transpose_kernel
+                assert "st.global.v4.b32" in compiled.asm["ptx"]
 
 
 @pytest.mark.gpu
@@ -187,18 +146,3 @@ def test_gpu_expands_to_the_bytes_of_the_reference(ring: Ring, rotated: bool) ->
     on_gpu, on_cpu = expanded(ring, "cuda", rotated=rotated), expanded(ring, rotated=rotated)
     for ours, expected in zip(on_gpu, on_cpu, strict=True):
         assert torch.equal(ours.view(torch.uint8), expected.view(torch.uint8))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("ring", [*RINGS, FULL, FULL_ROWS], ids=str)
-def test_gpu_transposes_to_the_bytes_of_the_reference(ring: Ring) -> None:
-    chunk = chunk_of(ring, torch.bfloat16)
-    (_, ours), (_, expected) = ring.scratch(), ring.scratch()
-    ours = ours.cuda()
-    v_transpose(
-        *(chunk.qkv.cuda().chunk(3, dim=-1)[2], ring.slots().cuda(), chunk.v_scale.cuda()),
-        ring.frame_tokens,
-        ours,
-    )
-    v_transpose(chunk.qkv.chunk(3, dim=-1)[2], ring.slots(), chunk.v_scale, ring.frame_tokens, expected)
-    assert torch.equal(ours.cpu().view(torch.uint8), expected.view(torch.uint8))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from seko_kernels.triton.e4m3_cast import to_e4m3
+from seko_kernels.triton.e4m3_cast import power_of_two_inverse, to_e4m3
 
 COMBINE_WARPS = 4
 
@@ -92,7 +92,7 @@ def _exp2(x, FMA_EXPS: tl.constexpr):  # type: ignore[no-untyped-def]
 def _attend(  # type: ignore[no-untyped-def]
     q,
     k,
-    v_t,
+    v,
     valid_here,
     m,
     total,
@@ -102,10 +102,11 @@ def _attend(  # type: ignore[no-untyped-def]
     FMA_EXPS: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
-    """One tile of keys: scores, running maximum and sum, and P V added to `acc` outside the matmul.
+    """One tile of keys and values [N, D]: scores, running maximum and sum, and P V added to `acc` outside the matmul.
 
     The probabilities are taken times 256 (2**8 in the exponent, so it costs nothing): with the row's maximum at
-    256, e4m3 keeps 14 binary orders of them at full precision. The sum carries the same 256, so it cancels.
+    256, e4m3 keeps 14 binary orders of them at full precision. The sum carries the same 256, so it cancels. They are
+    rounded to what the values are.
     """
     s = tl.dot(q, k.T)
     if MASK:
@@ -115,7 +116,10 @@ def _attend(  # type: ignore[no-untyped-def]
     decay = tl.exp2(m - m_new)
     total = total * decay + tl.sum(p, 1)
     # Two levels: Hopper's fp8 accumulator keeps about 14 bits, so one tile's product at most is summed in it.
-    acc = acc * decay[:, None] + tl.dot(to_e4m3(p, INTEGER), v_t.T)
+    if v.dtype == tl.float8e4nv:
+        acc = acc * decay[:, None] + tl.dot(to_e4m3(p, INTEGER), v)
+    else:
+        acc = acc * decay[:, None] + tl.dot(p.to(v.dtype), v)
     return m_new, total, acc
 
 
@@ -124,6 +128,8 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     Q,
     K,
     V_T,
+    K_OWN,
+    V_OWN,
     Q_SCALE,
     K_SCALE,
     V_SCALE,
@@ -133,6 +139,7 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     query_tokens,
     cache_tokens,
     v_columns,
+    v_own_stride,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     SOFTMAX_SCALE: tl.constexpr,
@@ -145,9 +152,11 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     WHOLE: tl.constexpr,
     PEEL: tl.constexpr,
     FMA_EXPS: tl.constexpr,
+    OWN_N: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
-    """Write ``softmax(q k^T * SOFTMAX_SCALE) v`` over the first ``VALID_TOKENS[b]`` keys of each row.
+    """Write ``softmax(q k^T * SOFTMAX_SCALE) v`` over the first ``VALID_TOKENS[b]`` keys of each row,
+    or, where OWN_N, over the first ``VALID_TOKENS[b] - T`` in fp8 and T own ones as they are.
 
     `seko_kernels.fused_reference.attention_fp8` is the definition. One program a tile of queries, a head, a row
     and a split. All tiles come through tensor descriptors whose shape ends at the last valid token: what lies
@@ -157,30 +166,38 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     must not depend on the program id (wrong numbers, no error), hence an equal count of tiles for all splits
     and an offset inside; no tensor pointer load may feed the loop; V must be [D, N].
 
+    The own keys stand before the loop, where nothing else is alive yet, and q is cast behind them.
+
     Parameters
     ----------
-    Q : pointer to fp8
-        ``[B, T, H, D]``, contiguous.
+    Q : pointer to fp8, or where OWN_N to bf16
+        ``[B, T, H, D]``, contiguous; as bf16 the real numbers.
     K : pointer to fp8
         ``[B, N, H, D]``, contiguous.
     V_T : pointer to fp8
         ``[B, H, D, v_columns]``, contiguous; v_columns >= N, a multiple of 16 (a descriptor's rows must be).
+    K_OWN : pointer to bf16
+        ``[B, T, H, D]``, contiguous, the real numbers; read where OWN_N.
+    V_OWN : pointer to bf16
+        ``[B * T, ...]``, rows of H * D contiguous real numbers at a stride; read where OWN_N.
     Q_SCALE, K_SCALE, V_SCALE : pointer to fp32
-        ``[H]``: what a head's numbers are multiplied by to be the real ones.
+        ``[H]``, powers of two: what a head's numbers are multiplied by to be the real ones.
     VALID_TOKENS : pointer to int64
         ``[B]``. A row with 0 gives zeros.
     OUT : pointer to bf16
         ``[B * SPLITS, T, H, D]``, contiguous.
     LSE : pointer to fp32
         ``[B * SPLITS, H, T]``, base-2 logarithm of the sum of a split; written where SPLITS > 1.
-    query_tokens, cache_tokens, v_columns : int
-        T, N and the columns of V_T.
+    query_tokens, cache_tokens, v_columns, v_own_stride : int
+        T, N, the columns of V_T and the numbers between two tokens of V_OWN.
     HEADS, HEAD_DIM : constexpr int
         H, D; D a power of two, at least 32.
     SOFTMAX_SCALE : constexpr float
         ``D ** -0.5 * log2(e)``. A run-time float would arrive as fp64 in an AOTInductor package.
     BLOCK_M, BLOCK_N, STAGES, WARP_SPECIALIZE, SPLITS, TAIL_N, WHOLE, PEEL, FMA_EXPS : constexpr
         See `tuned.AttentionTiles`.
+    OWN_N : constexpr int
+        Own keys of a tile; 0: there are none, and the cache holds all.
     INTEGER : constexpr bool
         See `to_e4m3`.
     """
@@ -189,7 +206,10 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     part = tl.program_id(2)
     row = part // SPLITS
     split = part % SPLITS
-    valid = tl.minimum(tl.load(VALID_TOKENS + row).to(tl.int32), cache_tokens)
+    valid = tl.load(VALID_TOKENS + row).to(tl.int32)
+    if OWN_N > 0:
+        valid = tl.maximum(valid - query_tokens, 0)
+    valid = tl.minimum(valid, cache_tokens)
     factor = tl.load(Q_SCALE + head) * tl.load(K_SCALE + head) * SOFTMAX_SCALE
 
     width: tl.constexpr = HEADS * HEAD_DIM
@@ -206,6 +226,23 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     m = tl.full((BLOCK_M,), -1e30, tl.float32)  # finite, so that a tile masked as a whole gives 0, not NaN
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
+    if OWN_N > 0:
+        k_own_base = K_OWN + row64 * query_tokens * width + head * HEAD_DIM
+        v_own_base = V_OWN + row64 * query_tokens * v_own_stride + head * HEAD_DIM
+        own_rows = [query_tokens, HEAD_DIM]
+        k_own = tl.make_tensor_descriptor(k_own_base, own_rows, [width, 1], [OWN_N, HEAD_DIM])
+        v_own = tl.make_tensor_descriptor(v_own_base, own_rows, [v_own_stride, 1], [OWN_N, HEAD_DIM])
+        own = query_tokens
+        if SPLITS > 1:
+            own = tl.where(split == 0, query_tokens, 0)
+        for start in tl.range(0, own, OWN_N, num_stages=2):
+            k = k_own.load([start, 0])
+            v = v_own.load([start, 0])
+            m, total, acc = _attend(
+                q, k, v, query_tokens - start, m, total, acc, SOFTMAX_SCALE, True, FMA_EXPS, INTEGER
+            )
+        acc = acc * power_of_two_inverse(tl.load(V_SCALE + head))
+        q = to_e4m3(q.to(tl.float32) * power_of_two_inverse(tl.load(Q_SCALE + head)), INTEGER)
     MASK: tl.constexpr = TAIL_N == 0 and not PEEL
     looped = valid
     if WHOLE:
@@ -215,21 +252,21 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
         start = tiles * BLOCK_N
         k = k_tiles.load([start, 0])
         v = v_tiles.load([0, start])
-        m, total, acc = _attend(q, k, v, valid - start, m, total, acc, factor, True, FMA_EXPS, INTEGER)
+        m, total, acc = _attend(q, k, v.T, valid - start, m, total, acc, factor, True, FMA_EXPS, INTEGER)
     elif TAIL_N == 0:
         tiles = (looped + BLOCK_N * SPLITS - 1) // (BLOCK_N * SPLITS)
     for i in tl.range(0, tiles, num_stages=STAGES, warp_specialize=WARP_SPECIALIZE):
         start = (split * tiles + i) * BLOCK_N
         k = k_tiles.load([start, 0])
         v = v_tiles.load([0, start])
-        m, total, acc = _attend(q, k, v, valid - start, m, total, acc, factor, MASK, FMA_EXPS, INTEGER)
+        m, total, acc = _attend(q, k, v.T, valid - start, m, total, acc, factor, MASK, FMA_EXPS, INTEGER)
     if TAIL_N > 0:
         k_tail = tl.make_tensor_descriptor(k_base, [ends, HEAD_DIM], [width, 1], [TAIL_N, HEAD_DIM])
         v_tail = tl.make_tensor_descriptor(v_base, [HEAD_DIM, ends], [v_columns, 1], [HEAD_DIM, TAIL_N])
         for start in tl.range(tiles * BLOCK_N, valid, TAIL_N, num_stages=1):
             k = k_tail.load([start, 0])
             v = v_tail.load([0, start])
-            m, total, acc = _attend(q, k, v, valid - start, m, total, acc, factor, True, FMA_EXPS, INTEGER)
+            m, total, acc = _attend(q, k, v.T, valid - start, m, total, acc, factor, True, FMA_EXPS, INTEGER)
 
     acc = acc * (tl.load(V_SCALE + head) / tl.where(total > 0.0, total, 1.0))[:, None]
     part64 = part.to(tl.int64)

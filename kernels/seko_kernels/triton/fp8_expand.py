@@ -178,9 +178,11 @@ def _expand_tile(  # type: ignore[no-untyped-def]
     K_OUT,
     V_OUT,
     place,
+    source_place,
     keep,
     row,
     cache_tokens,
+    past_tokens,
     v_columns,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -194,11 +196,12 @@ def _expand_tile(  # type: ignore[no-untyped-def]
     """Keys and values of one tile of a group of heads."""
     channel = tl.arange(0, HEAD_DIM)
     if SLOT_PAIRS > 0:
-        slot = row * (cache_tokens // FRAME_TOKENS) + place // FRAME_TOKENS
-        cos, sin = _angles(SLOT_ROTARY, PATCH_ROTARY, slot, place % FRAME_TOKENS, keep, HEAD_DIM, SLOT_PAIRS)
+        slot = row * (cache_tokens // FRAME_TOKENS) + source_place // FRAME_TOKENS
+        patch = source_place % FRAME_TOKENS
+        cos, sin = _angles(SLOT_ROTARY, PATCH_ROTARY, slot, patch, keep, HEAD_DIM, SLOT_PAIRS)
     for turn in range(GROUP):
         head = tl.program_id(1) * GROUP + turn
-        source = (row * cache_tokens + place) * HEADS + head
+        source = (row * cache_tokens + source_place) * HEADS + head
         k_fp8 = power_of_two_inverse(tl.load(K_FP8_SCALE + head))
         k_factor = tl.load(K_GLOBAL_SCALE + head) * k_fp8
         if SLOT_PAIRS > 0:
@@ -211,7 +214,8 @@ def _expand_tile(  # type: ignore[no-untyped-def]
             k = to_e4m3(tl.interleave(even * cos - odd * sin, even * sin + odd * cos), INTEGER)
         else:
             k = _quantised(K_CODES, K_SCALES, source, k_factor, keep, HEAD_DIM, TILE, MASKED, INTEGER)
-        k_place = K_OUT + (source[:, None] * HEAD_DIM + channel[None, :])
+        target = (row * past_tokens + place) * HEADS + head
+        k_place = K_OUT + (target[:, None] * HEAD_DIM + channel[None, :])
         v_factor = tl.load(V_GLOBAL_SCALE + head) * power_of_two_inverse(tl.load(V_FP8_SCALE + head))
         v_row = ((row * HEADS + head) * HEAD_DIM + channel) * v_columns
         v_place = V_OUT + (v_row[:, None] + place[None, :])
@@ -244,6 +248,7 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     K_OUT,
     V_OUT,
     cache_tokens,
+    past_tokens,
     v_columns,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -254,13 +259,14 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     TILE: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
-    """Write ``e4m3(number / fp8_scale)`` of the past: places below VALID_TOKENS that are not of WRITE_SLOTS.
+    """Write ``e4m3(number / fp8_scale)`` of the past: of places below VALID_TOKENS that are not of WRITE_SLOTS.
 
     `seko_kernels.fused_reference.fp8_expand` is the definition. Keys that were stored before RoPE get their mean
     back and are rotated on the way, by products that are exact in fp32, so fused or not they give its bytes. Scales
     are powers of two, so the quotient is exact and the cast rounds once. Memory-bound: 0.5625 bytes read for each
-    byte written. A tile that is kept as a whole is stored without a mask, since a mask made from slots would break
-    stores into single bytes; only tiles at the border of a slot or of the fill pay for that.
+    byte written. What is written has no gaps: the places of the slots left out are closed up, so that attention needs
+    no mask for them. A program is of places that are written, so its stores are aligned wherever it reads; only the
+    tile at the end of the past is masked.
 
     Parameters
     ----------
@@ -274,40 +280,47 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
         ``[B * slots, SLOT_PAIRS, 2]`` and ``[FRAME_TOKENS, D/2 - SLOT_PAIRS, 2]``: cosine and sine of the first pairs
         of channels by slot, of the others by the place in a latent frame; read where SLOT_PAIRS.
     WRITE_SLOTS : pointer to int64
-        ``[B, CHUNK_FRAMES]``: slots of FRAME_TOKENS places that are left alone.
+        ``[B, CHUNK_FRAMES]``: slots of FRAME_TOKENS places that are left out, all below VALID_TOKENS.
     VALID_TOKENS : pointer to int64
         ``[B]``.
     K_OUT : pointer to fp8
-        ``[B, N, H, D]``, contiguous.
+        ``[B, P, H, D]``, contiguous; ``P = N - CHUNK_FRAMES * FRAME_TOKENS``.
     V_OUT : pointer to fp8
         ``[B, H, D, v_columns]``, contiguous.
-    cache_tokens, v_columns : int
-        N and the columns of V_OUT. The grid is (tiles of TILE tokens, H / GROUP, B).
+    cache_tokens, past_tokens, v_columns : int
+        N, P and the columns of V_OUT. The grid is (tiles of TILE tokens of P, H / GROUP, B).
     HEADS, HEAD_DIM, FRAME_TOKENS, CHUNK_FRAMES, GROUP, TILE : constexpr int
-        H, D (a power of two), tokens of a slot, slots left alone, heads and tokens per program.
+        H, D (a power of two), tokens of a slot, slots left out, heads and tokens per program.
     SLOT_PAIRS : constexpr int
         Pairs of channels that turn with the slot; 0: keys were stored after RoPE, without a mean.
     INTEGER : constexpr bool
         See `to_e4m3`.
     """
     batch = tl.program_id(2)
-    valid = tl.minimum(tl.load(VALID_TOKENS + batch).to(tl.int32), cache_tokens)
+    past = tl.load(VALID_TOKENS + batch).to(tl.int32) - CHUNK_FRAMES * FRAME_TOKENS
     place = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    keep = place < valid
-    for frame in tl.static_range(CHUNK_FRAMES):
-        own = tl.load(WRITE_SLOTS + batch * CHUNK_FRAMES + frame).to(tl.int32) * FRAME_TOKENS
-        keep = keep & ((place < own) | (place >= own + FRAME_TOKENS))
+    keep = place < tl.minimum(past, past_tokens)
+    # The slot that stands behind as many of the past as the place does: it is too low by the slots left out up to
+    # it, and each turn finds at least one of those that the turn before it did not.
+    slot = place // FRAME_TOKENS
+    for _ in tl.static_range(CHUNK_FRAMES):
+        left_out = tl.zeros((TILE,), tl.int32)
+        for frame in tl.static_range(CHUNK_FRAMES):
+            own = tl.load(WRITE_SLOTS + batch * CHUNK_FRAMES + frame).to(tl.int32)
+            left_out += (own <= slot).to(tl.int32)
+        slot = place // FRAME_TOKENS + left_out
+    source = slot * FRAME_TOKENS + place % FRAME_TOKENS
     kept = tl.sum(keep.to(tl.int32), 0)
     row = batch.to(tl.int64)
     if kept == TILE:
         _expand_tile(
             K_CODES, K_SCALES, K_GLOBAL_SCALE, K_MEAN, V_CODES, V_SCALES, V_GLOBAL_SCALE, K_FP8_SCALE, V_FP8_SCALE,
-            SLOT_ROTARY, PATCH_ROTARY, K_OUT, V_OUT, place, keep, row, cache_tokens, v_columns,
-            HEADS, HEAD_DIM, FRAME_TOKENS, SLOT_PAIRS, GROUP, TILE, False, INTEGER,
+            SLOT_ROTARY, PATCH_ROTARY, K_OUT, V_OUT, place, source, keep, row, cache_tokens, past_tokens,
+            v_columns, HEADS, HEAD_DIM, FRAME_TOKENS, SLOT_PAIRS, GROUP, TILE, False, INTEGER,
         )  # fmt: skip
     elif kept > 0:
         _expand_tile(
             K_CODES, K_SCALES, K_GLOBAL_SCALE, K_MEAN, V_CODES, V_SCALES, V_GLOBAL_SCALE, K_FP8_SCALE, V_FP8_SCALE,
-            SLOT_ROTARY, PATCH_ROTARY, K_OUT, V_OUT, place, keep, row, cache_tokens, v_columns,
-            HEADS, HEAD_DIM, FRAME_TOKENS, SLOT_PAIRS, GROUP, TILE, True, INTEGER,
+            SLOT_ROTARY, PATCH_ROTARY, K_OUT, V_OUT, place, source, keep, row, cache_tokens, past_tokens,
+            v_columns, HEADS, HEAD_DIM, FRAME_TOKENS, SLOT_PAIRS, GROUP, TILE, True, INTEGER,
         )  # fmt: skip

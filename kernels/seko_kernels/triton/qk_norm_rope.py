@@ -5,8 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from seko_kernels.triton.e4m3_cast import power_of_two_inverse, to_e4m3
-
 NORM_ROPE_WARPS = 4
 PLAIN_NONE, PLAIN_ROTATED, PLAIN_BEFORE = 0, 1, 2  # which keys are also given out unquantised
 
@@ -27,23 +25,15 @@ def _store_pairs(  # type: ignore[no-untyped-def]
     TARGET,
     even,
     odd,
-    SCALE,
     keep,
     WIDTH: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
     BLOCK: tl.constexpr,
-    FP8: tl.constexpr,
-    INTEGER: tl.constexpr,
 ):
-    """Store one row; where FP8, each head divided by its scale, a power of two."""
+    """Store one row."""
     channel = tl.arange(0, BLOCK)
     live = (channel < WIDTH) & keep
     x = tl.reshape(tl.join(even, odd), (BLOCK,))
-    if FP8:
-        scale = tl.load(SCALE + channel // HEAD_DIM, mask=channel < WIDTH, other=1.0)
-        tl.store(TARGET + channel, to_e4m3(x * power_of_two_inverse(scale), INTEGER), mask=live)
-    else:
-        tl.store(TARGET + channel, x.to(TARGET.dtype.element_ty), mask=live)
+    tl.store(TARGET + channel, x.to(TARGET.dtype.element_ty), mask=live)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -54,8 +44,6 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
     COS,
     SIN,
     WRITE_SLOTS,
-    Q_SCALE,
-    K_SCALE,
     Q_OUT,
     K_OUT,
     K_PLAIN,
@@ -66,9 +54,7 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
     HEAD_DIM: tl.constexpr,
     FRAME_TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
-    FP8: tl.constexpr,
     PLAIN: tl.constexpr,
-    INTEGER: tl.constexpr,
 ):
     """Write ``rope(rms_norm(q))`` of each token, and the same of k at its place in the ring.
 
@@ -85,9 +71,7 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
         ``[B * T, D/2]``.
     WRITE_SLOTS : pointer to int64
         ``[B, T / FRAME_TOKENS]``. A token whose place is outside the cache is not written.
-    Q_SCALE, K_SCALE : pointer to fp32
-        ``[H]``, powers of two; read where FP8.
-    Q_OUT : pointer to fp8 or bf16 or fp32
+    Q_OUT : pointer to bf16 or fp32
         ``[B * T, H * D]``.
     K_OUT : pointer to the same
         ``[B, N, H * D]``.
@@ -97,8 +81,6 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
         T and N. The grid is (B * T, 2).
     EPS, HEADS, HEAD_DIM, FRAME_TOKENS, BLOCK : constexpr
         Of the norm; H; D; tokens of a slot; the power of two from H * D up.
-    FP8, INTEGER : constexpr bool
-        Whether the results are fp8; see `to_e4m3`.
     PLAIN : constexpr int
         Which keys K_PLAIN takes: none, rotated, or before rotation.
     """
@@ -115,19 +97,19 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
         even, odd = _normalised_pairs(source, Q_WEIGHT, EPS, width, BLOCK)
         target = Q_OUT + token64 * width
         turned, other = even * cos - odd * sin, even * sin + odd * cos
-        _store_pairs(target, turned, other, Q_SCALE, True, width, HEAD_DIM, BLOCK, FP8, INTEGER)
+        _store_pairs(target, turned, other, True, width, BLOCK)
     else:
         even, odd = _normalised_pairs(source + width, K_WEIGHT, EPS, width, BLOCK)
         plain = K_PLAIN + token64 * width
         if PLAIN == 2:
-            _store_pairs(plain, even, odd, K_SCALE, True, width, HEAD_DIM, BLOCK, False, INTEGER)
+            _store_pairs(plain, even, odd, True, width, BLOCK)
         turned, other = even * cos - odd * sin, even * sin + odd * cos
         if PLAIN == 1:
-            _store_pairs(plain, turned, other, K_SCALE, True, width, HEAD_DIM, BLOCK, False, INTEGER)
+            _store_pairs(plain, turned, other, True, width, BLOCK)
         row = token // tokens
         position = token % tokens
         slot = tl.load(WRITE_SLOTS + row * (tokens // FRAME_TOKENS) + position // FRAME_TOKENS)
         place = slot * FRAME_TOKENS + position % FRAME_TOKENS
         inside = (slot >= 0) & (place < cache_tokens)
         target = K_OUT + (row.to(tl.int64) * cache_tokens + place) * width
-        _store_pairs(target, turned, other, K_SCALE, inside, width, HEAD_DIM, BLOCK, FP8, INTEGER)
+        _store_pairs(target, turned, other, inside, width, BLOCK)
