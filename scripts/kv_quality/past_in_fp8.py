@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,9 @@ WORDS = {
     "q2": "the same as the sum of two e4m3 numbers",
     "k": "the past's keys to e4m3",
     "km": "the same less their mean over tokens, whose product with q is added in float32",
+    "qi": "q of the past's scores to int8, a scale a token and head",
+    "ki": "the past's keys to int8, a scale a token and head",
+    "kc": "the past's keys to int8, a scale a pair of channels, by which q is multiplied before it is rounded",
     "v": "the past's values to e4m3",
     "vm": "the same less their mean over tokens",
     "p": "the past's probabilities to e4m3, 256 at the row's maximum",
@@ -73,6 +76,19 @@ def attend(
     def e4m3(x: Tensor, scale: Tensor | float) -> Tensor:
         return e4m3_cast(x / scale).float() * scale
 
+    def int8(x: Tensor) -> Tensor:
+        step = x.abs().amax(-1, keepdim=True).clamp(min=1e-20) / 127
+        return (x / step).round() * step
+
+    if "kc" in words:
+        pairs = k.unflatten(-1, (-1, 2)).abs().amax((0, 2, 4), keepdim=True)  # [1, H, 1, D/2, 1]
+        step = (pairs.expand(*pairs.shape[:-1], 2).flatten(-2) / 127).clamp(min=1e-20)
+        past_k = (k / step).round()
+        past_q = q * step
+    if "qi" in words:
+        past_q = int8(past_q)
+    if "ki" in words:
+        past_k = int8(k)
     if "q" in words or "q2" in words:
         past_q = e4m3(q, Q_SCALE)
         if "q2" in words:
@@ -118,9 +134,11 @@ def attend(
 class Rounded(TorchFunctionMode):
     """Puts `attend` in the place of each attention over the cache; those over the text stand between them."""
 
-    def __init__(self, config: BuildConfig, scales: list[dict[str, Tensor]], words: frozenset[str]) -> None:
+    def __init__(self, config: BuildConfig, scales: list[dict[str, Tensor]], words: frozenset[str], also: Sequence[frozenset[str]] = ()) -> None:
         super().__init__()
         self._config, self._scales, self._words, self._calls = config, scales, words, 0
+        self.errors = dict.fromkeys(also, torch.zeros((), dtype=torch.float64))
+        self.norm = torch.zeros((), dtype=torch.float64)
 
     def __torch_function__(
         self,
@@ -141,10 +159,15 @@ class Rounded(TorchFunctionMode):
         q, k, v = args[:3]
         if k.shape[2] != len(own):
             raise RuntimeError(f"attention over {k.shape[2]} keys, expected the cache's {len(own)}")
+        bias, scales = (kwargs or {}).get("attn_mask"), self._scales[number % layers]
         with torch._C.DisableTorchFunction():
-            return attend(
-                q, k, v, (kwargs or {}).get("attn_mask"), own, self._words, self._scales[number % layers]
-            )
+            result = attend(q, k, v, bias, own, self._words, scales)
+            if number >= layers * passes:  # the first chunk has no past
+                self.norm = self.norm + result.double().square().sum()
+                for words in self.errors:
+                    off = attend(q, k, v, bias, own, words, scales) - result
+                    self.errors[words] = self.errors[words] + off.double().square().sum()
+        return result
 
 
 def main() -> None:
@@ -153,18 +176,26 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--chunks", type=int, default=7)
     parser.add_argument("--ways", default="fp4,q,k,v,p,q+k+v,q+k+v+p")
+    parser.add_argument("--attention", action="store_true", help="each way's error of attention alone, in one stream")
     options = parser.parse_args()
     sample = open_sample(options.sample)
     text = sample.embed(draw_prompts(options.prompts, 0, held_out=True))
-    exact = sample.build(options.prompts, "cpu")
+    exact, seeds = sample.build(options.prompts, "cpu"), list(range(options.prompts))
     fp4 = replace(exact, kv_scheme="fp4")
     held = built_scales(fp4.kv, sample, "cpu")
     scales = [
         {"k": fp8_key_scale(c["k_global_scale"], c["k_mean"]), "v": fp8_scale(c["v_global_scale"])}
         for c in held
     ]
+    if options.attention:
+        ways = {way: frozenset(way.split("+")) - {"fp4"} for way in options.ways.split(",")}
+        mode = Rounded(fp4, scales, frozenset(), tuple(ways.values()))
+        with mode:
+            run_stream(sample, fp4, text, seeds, options.chunks, held)
+        print(json.dumps({way: float((mode.errors[words] / mode.norm).sqrt()) for way, words in ways.items()}))
+        return
     decode = sample.decoder(options.chunks * sample.stream.chunk_frames, "cpu")
-    seeds, frames = list(range(options.prompts)), sample.stream.chunk_frames
+    frames = sample.stream.chunk_frames
     truth = run_stream(sample, exact, text, seeds, options.chunks)
     video = decoded(decode, truth)
     found = {}
