@@ -27,8 +27,7 @@ def layer_constants(config: BuildConfig, tensors: Mapping[str, Tensor]) -> dict[
     made: dict[str, Tensor] = {}
     for layer in range(config.model.layers if config.fp8_attention else 0):
         known = {c.name: tensors[f"blocks.{layer}.kv.{c.name}"].cpu() for c in config.kv.scale_tensors}
-        q_weight = tensors[f"blocks.{layer}.self_attn.norm_q.weight"].cpu()
-        made |= {f"blocks.{layer}.kv.{n}": t for n, t in scratch_constants(known, q_weight).items()}
+        made |= {f"blocks.{layer}.kv.{n}": t for n, t in scratch_constants(known).items()}
     return made
 
 

@@ -133,7 +133,6 @@ class CountedOps(LayerOps):
         v_codes: Tensor,
         v_scales: Tensor,
         v_global_scale: Tensor,
-        k_fp8_scale: Tensor,
         v_fp8_scale: Tensor,
         write_slots: Tensor,
         valid_tokens: Tensor,
@@ -146,33 +145,33 @@ class CountedOps(LayerOps):
         del frame_tokens
         past = k_out.shape[0] * k_out.shape[1]  # of tokens
         caches = (x[:past] for x in (k_codes, k_scales, v_codes, v_scales))
-        constants = (k_global_scale, v_global_scale, k_fp8_scale, v_fp8_scale)
+        constants = (k_global_scale, v_global_scale, v_fp8_scale)
         ins = [*caches, *constants, write_slots, valid_tokens, *(rotation or ())]
         written = k_out.numel()
-        self._take_down(FP8_EXPAND, ins, [], parts=[(k_out, written), (v_out, written)])
+        self._take_down(FP8_EXPAND, ins, [], parts=[(k_out, written * k_out.itemsize), (v_out, written)])
 
     def attention_fp8(
         self,
         q: Tensor,
         k: Tensor,
         v_t: Tensor,
-        q_scale: Tensor,
-        k_scale: Tensor,
+        q_scale: Tensor | None,
+        k_scale: Tensor | None,
         v_scale: Tensor,
         valid_tokens: Tensor,
         tiles: AttentionTiles | None = None,
         own: OwnTokens | None = None,
     ) -> Tensor:
-        """Count `attention.attention_fp8` over the whole window: q k^T, then the weighted v.
-
-        Own tokens count twice, since what is not fp8 takes its matrix units twice as long.
-        """
+        """Count `attention.attention_fp8` over the whole window: q k^T, then the weighted v."""
         del tiles
         out = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device).flatten(2)
         tokens = k.shape[1]
-        ins = [q, k, v_t[..., :tokens], q_scale, k_scale, v_scale, valid_tokens, *(own or ())]
-        seen = tokens if own is None else tokens + 2 * own.k.shape[1]
-        self._take_down(FP8_ATTENTION, ins, [out], flops=4 * q.numel() * seen)
+        scales = [scale for scale in (q_scale, k_scale, v_scale) if scale is not None]
+        ins = [q, k, v_t[..., :tokens], *scales, valid_tokens, *(own or ())]
+        a_key = (
+            2 * tokens if own is None else 3 * tokens + 4 * own.k.shape[1]
+        )  # matmuls of each key, in fp8's time
+        self._take_down(FP8_ATTENTION, ins, [out], flops=2 * q.numel() * a_key)
         return out
 
     def quantise_rows(self, x: Tensor) -> Rows:

@@ -268,7 +268,7 @@ def launch_seconds(launch: Launch, gpu: Gpu) -> float:
     rate = {
         ATTENTION: gpu.bf16 * ATTENTION_SHARE,
         MASKED_ATTENTION: gpu.bf16 * MASKED_ATTENTION_SHARE,
-        FP8_ATTENTION: gpu.fp8 * FP8_ATTENTION_SHARE,
+        FP8_ATTENTION: gpu.bf16 * FP8_ATTENTION_SHARE,
         CONVOLUTION: gpu.bf16 * CONVOLUTION_SHARE,
         MATMUL: gpu.bf16 * MATMUL_SHARE,
         FP8_MATMUL: gpu.fp8 * FP8_MATMUL_SHARE,

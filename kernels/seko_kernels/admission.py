@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -125,11 +126,11 @@ def admit(
     return worst or Admission(float("nan"), float("nan"), "no case")
 
 
-def make_case(case: Case, head_dim: int, device: str, *, own: bool = False) -> tuple[Tensor, ...]:
+def make_case(case: Case, head_dim: int, device: str, *, own: bool = False) -> tuple[Any, ...]:
     """Return the arguments of `attention_fp8`: seeded, NaN behind the valid tokens, scales of different size.
 
-    With `own` also the own keys and values, the latter with a stride as they have in an engine; then q, they and the
-    result are bfloat16, on a CPU float32.
+    With `own` also the own keys and values, the latter with a stride as they have in an engine; then q, they, all keys
+    and the result are bfloat16, on a CPU float32, and those of q and k have no scales.
     """
     generator = torch.Generator(device).manual_seed(case.query_tokens + case.cache_tokens)
     batch, heads = len(case.valid_tokens), case.heads
@@ -154,24 +155,27 @@ def make_case(case: Case, head_dim: int, device: str, *, own: bool = False) -> t
         k_own[..., 5] *= 20
         v_own[..., 3] *= 20
     valid = torch.tensor(case.valid_tokens, device=device)
-    k, v = (e4m3_cast(x) for x in (k, v))
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    k, v = k.to(dtype) if own else e4m3_cast(k), e4m3_cast(v)
     for row, filled in enumerate(case.valid_tokens):
-        k[row, filled:].view(torch.uint8).fill_(NAN_BYTE)
+        if own:
+            k[row, filled:].fill_(torch.nan)
+        else:
+            k[row, filled:].view(torch.uint8).fill_(NAN_BYTE)
         v[row, ..., filled:].view(torch.uint8).fill_(NAN_BYTE)
     scales = 2.0 ** torch.randint(-1, 2, (3, heads), generator=generator, device=device).float()
     if not own:
         return e4m3_cast(q), k, v, *scales, valid
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
     values = v_own.to(dtype).flatten(2)[..., : heads * head_dim]
-    return q.to(dtype), k, v, *scales, valid + case.query_tokens, k_own.to(dtype), values
+    return q.to(dtype), k, v, None, None, scales[2], valid + case.query_tokens, k_own.to(dtype), values
 
 
 def expected(
     q: Tensor,
     k: Tensor,
     v_t: Tensor,
-    q_scale: Tensor,
-    k_scale: Tensor,
+    q_scale: Tensor | None,
+    k_scale: Tensor | None,
     v_scale: Tensor,
     valid_tokens: Tensor,
     k_own: Tensor | None = None,
@@ -197,13 +201,11 @@ def expected(
         for head in range(q.shape[2]):
             keys = k[row, :filled, head].float()
             values = v_t[row, head, :, :filled].float().T * v_scale[head]
-            asks = real = q[row, :, head].float()
-            if k_own is not None:
-                asks = e4m3_cast(real / q_scale[head]).float()
-            scores = asks @ keys.T * (q_scale[head] * k_scale[head])
+            scores = q[row, :, head].float() @ keys.T
+            if q_scale is not None and k_scale is not None:
+                scores *= q_scale[head] * k_scale[head]
             if k_own is not None and v_own is not None:
-                own_keys = k_own[row, :, head].float()
-                scores = torch.cat((scores, real @ own_keys.T), -1)
+                scores = torch.cat((scores, q[row, :, head].float() @ k_own[row, :, head].float().T), -1)
                 values = torch.cat((values, v_own[row].float().unflatten(-1, q.shape[2:])[:, head]))
             scores *= q.shape[3] ** -0.5
             weights = torch.exp(scores - scores.amax(-1, keepdim=True))
@@ -221,7 +223,7 @@ def distance(actual: Tensor, truth: Tensor) -> float:
 
 
 @lru_cache(maxsize=16)
-def _prepared(case: Case, head_dim: int, device: str) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+def _prepared(case: Case, head_dim: int, device: str) -> tuple[tuple[Any, ...], Tensor, Tensor]:
     """Arguments and both expectations of a case, kept for the next tiles: they take longer than the kernel."""
     arguments = make_case(case, head_dim, device, own=True)
     return arguments, *expected(*arguments)

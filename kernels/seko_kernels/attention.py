@@ -53,8 +53,8 @@ def attention_fp8(
     q: Tensor,
     k: Tensor,
     v_t: Tensor,
-    q_scale: Tensor,
-    k_scale: Tensor,
+    q_scale: Tensor | None,
+    k_scale: Tensor | None,
     v_scale: Tensor,
     valid_tokens: Tensor,
     tiles: AttentionTiles | None = None,
@@ -63,8 +63,8 @@ def attention_fp8(
     """Attend to the first ``valid_tokens[b]`` keys of each row; what lies behind may be any bytes.
 
     With `own` the queries' own keys and values, as many as there are queries, stand apart from the past and are taken
-    as they are, with q, scores and probabilities of bfloat16 (docs/adr/0006): a row's past are the first
-    ``valid_tokens[b] - T`` of `k` and `v_t`, and q is cast to e4m3 for it alone.
+    as they are (docs/adr/0006): a row's past are the first ``valid_tokens[b] - T`` of `k` and `v_t`. Then q and all
+    keys are bfloat16, since three bits of mantissa in them cost pictures, and only the past's values are e4m3.
 
     K is token-major because the cache is: what expands it, and what writes a chunk's own keys, copy whole rows of
     all heads, and a tile of one head is as good for a tensor descriptor (rows of D bytes, D a multiple of 32) as a
@@ -76,11 +76,12 @@ def attention_fp8(
         ``[B, T, H, D]`` e4m3, contiguous; D a power of two, at least 32. With `own` the real numbers, bfloat16 (on a
         CPU float32, too).
     k : Tensor
-        ``[B, N, H, D]`` e4m3, contiguous.
+        ``[B, N, H, D]`` of q's dtype, contiguous.
     v_t : Tensor
         ``[B, H, D, v_columns(N)]`` e4m3, contiguous.
     q_scale, k_scale, v_scale : Tensor
-        ``[H]`` float32, powers of two: what a head's numbers are multiplied by to be the real ones.
+        ``[H]`` float32, powers of two: what a head's numbers are multiplied by to be the real ones. With `own` those of
+        q and k are None.
     valid_tokens : Tensor
         ``[B]`` int64 on the device, at most N; a row with 0 gives zeros. With `own` its T tokens count, too.
     tiles : AttentionTiles, optional
@@ -112,16 +113,22 @@ def attention_fp8(
     expect("q", q, (batch, query_tokens, heads, head_dim), *([FP8] if own is None else FLOAT_DTYPES))
     if own is not None:
         _expect_own(own, q)
-    expect("k", k, (batch, cache_tokens, heads, head_dim), FP8)
+    expect("k", k, (batch, cache_tokens, heads, head_dim), q.dtype)
     expect("v_t", v_t, (batch, heads, head_dim, v_columns(cache_tokens)), FP8)
-    for name, scale in (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale)):
+    scales = [("v_scale", v_scale)]
+    for name, scale in (("q_scale", q_scale), ("k_scale", k_scale)):
+        if (scale is None) != (own is not None):
+            raise OpShapeError(f"{name} belongs to q and k in fp8: with own tokens it is None, else a tensor")
+        scales += [] if scale is None else [(name, scale)]
+    for name, scale in scales:
         expect(name, scale, (heads,), torch.float32)
     expect("valid_tokens", valid_tokens, (batch,), torch.int64)
     arguments = (q, k, v_t, q_scale, k_scale, v_scale, valid_tokens)
-    if not takes_kernels(*arguments, *(own or ())):
-        if own is None:
-            return fused_reference.attention_fp8(*arguments)
-        return fused_reference.attention_fp8_own(*arguments, *own)
+    if not takes_kernels(*(x for x in arguments if x is not None), *(own or ())):
+        if own is not None:
+            return fused_reference.attention_fp8_own(q, k, v_t, v_scale, valid_tokens, *own)
+        if q_scale is not None and k_scale is not None:
+            return fused_reference.attention_fp8(q, k, v_t, q_scale, k_scale, v_scale, valid_tokens)
     if own is not None:
         expect_dtype("q", q, torch.bfloat16)
     major, minor = expect_fp8(q.device)
@@ -149,8 +156,8 @@ def _attention_fp8_cuda(
     q: Tensor,
     k: Tensor,
     v_t: Tensor,
-    q_scale: Tensor,
-    k_scale: Tensor,
+    q_scale: Tensor | None,
+    k_scale: Tensor | None,
     v_scale: Tensor,
     valid_tokens: Tensor,
     k_own: Tensor | None,
@@ -180,10 +187,10 @@ def _attention_fp8_cuda(
         q,
         k,
         v_t,
-        q if k_own is None else k_own,  # not read then; a tensor must stand there
+        q if k_own is None else k_own,  # what is not read needs a tensor all the same
         q if v_own is None else v_own,
-        q_scale,
-        k_scale,
+        v_scale if q_scale is None else q_scale,
+        v_scale if k_scale is None else k_scale,
         v_scale,
         valid_tokens,
         parts,
@@ -226,7 +233,7 @@ def _attention_fp8_cuda(
 
 
 def own_block(block_n: int) -> int:
-    """Return how many own keys a tile has beside `block_n` of the past: as many bytes of them."""
+    """Return how many own keys a tile has beside `block_n` of the past: no more shared memory, and values are wider."""
     return block_n // 2
 
 

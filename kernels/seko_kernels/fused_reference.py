@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
-from seko_kernels.formats import E2M1_MAX, E4M3_MAX
-from seko_kernels.reference import nvfp4_decode, nvfp4_decode_keys
+from seko_kernels.formats import E4M3_MAX
+from seko_kernels.reference import nvfp4_decode
 
 FP8 = torch.float8_e4m3fn
 LEAST_ROW_SCALE = 2.0**-100  # of a row of zeros: its inverse is finite
@@ -64,21 +64,21 @@ def attention_fp8_own(
     q: Tensor,
     k: Tensor,
     v_t: Tensor,
-    q_scale: Tensor,
-    k_scale: Tensor,
     v_scale: Tensor,
     valid_tokens: Tensor,
     k_own: Tensor,
     v_own: Tensor,
 ) -> Tensor:
-    """Softmax attention over the first ``valid_tokens[b] - T`` keys of the past in fp8 and T own ones as they are.
+    """Softmax attention over the first ``valid_tokens[b] - T`` keys of the past, its values in fp8, and T own ones.
 
     Parameters
     ----------
     q : Tensor
-        ``[B, T, H, D]`` float32 or bfloat16, the real numbers; cast to e4m3 for the past.
-    k, v_t, q_scale, k_scale, v_scale
-        As `attention_fp8` takes them; scales powers of two.
+        ``[B, T, H, D]`` float32 or bfloat16.
+    k : Tensor
+        ``[B, N, H, D]`` of q's dtype.
+    v_t, v_scale
+        As `attention_fp8` takes them.
     valid_tokens : Tensor
         ``[B]`` int64, own tokens included.
     k_own : Tensor
@@ -91,9 +91,9 @@ def attention_fp8_own(
     Tensor
         ``[B, T, H * D]`` of q's dtype.
     """
-    rounded = e4m3_cast(q.float() * q_scale.reciprocal()[:, None]).float()
     past = (valid_tokens - q.shape[1]).clamp(min=0)
-    scores, values = _past_in_fp8(rounded, k, v_t, q_scale, k_scale, v_scale, past)
+    one = torch.ones_like(v_scale)
+    scores, values = _past_in_fp8(q.float(), k, v_t, one, one, v_scale, past)
     own = torch.einsum("bthd,bnhd->bhtn", q.float(), k_own.float()) * q.shape[3] ** -0.5
     own_values = v_own.float().unflatten(-1, tuple(q.shape[2:])).permute(0, 2, 3, 1)  # [B, H, D, T]
     both = _weighted(torch.cat((scores, own), -1), torch.cat((values, own_values), -1))
@@ -133,24 +133,7 @@ def fp8_scale(global_scale: Tensor) -> Tensor:
     return global_scale * FP8_SCALE_OF_GLOBAL
 
 
-def fp8_key_scale(global_scale: Tensor, mean: Tensor) -> Tensor:
-    """Return the fp8 scale ``[H]`` of keys that NVFP4 holds less a mean ``[H, D]``: none saturates, however rotated.
-
-    A power of two of at least ``1.5 * (6 * 448 * g + |mean|) / 448``: a rotation makes a number at most 1.42 times
-    as large.
-    """
-    largest = E2M1_MAX * E4M3_MAX * global_scale + mean.abs().amax(-1)
-    _, exponent = torch.frexp(largest * (1.5 / E4M3_MAX))
-    return ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
-
-
-def fp8_expand(
-    codes: Tensor,
-    scales: Tensor,
-    global_scale: Tensor,
-    fp8_scale: Tensor,
-    rotation: tuple[Tensor, Tensor, Tensor] | None = None,
-) -> Tensor:
+def fp8_expand(codes: Tensor, scales: Tensor, global_scale: Tensor, fp8_scale: Tensor) -> Tensor:
     """Return ``e4m3(number / fp8_scale)``, ``[N, H, D]``, of an NVFP4 cache.
 
     Parameters
@@ -159,13 +142,8 @@ def fp8_expand(
         As in `reference.nvfp4_decode`.
     fp8_scale : Tensor
         ``[H]`` float32, powers of two.
-    rotation : tuple of Tensor, optional
-        Mean, slot_rotary and patch_rotary of `reference.nvfp4_decode_keys`, for keys stored before RoPE.
     """
-    if rotation is not None:
-        number = nvfp4_decode_keys(codes, scales, global_scale, *rotation, torch.float32)
-    else:
-        number = nvfp4_decode(codes, scales, global_scale, torch.float32)
+    number = nvfp4_decode(codes, scales, global_scale, torch.float32)
     return e4m3_cast(number * fp8_scale.reciprocal()[:, None])
 
 

@@ -1,7 +1,7 @@
-"""The op that fills the fp8 scratch which attention reads: the past, from an NVFP4 cache. A chunk's own is not in it.
+"""The op that fills the scratch which attention reads: the past, from an NVFP4 cache. A chunk's own is not in it.
 
-One scratch serves all layers, one after another: K ``[B, P, H, D]`` and V transposed, ``[B, H, D, v_columns(P)]``,
-both e4m3 with a power of two as scale a head.
+One scratch serves all layers, one after another: K ``[B, P, H, D]`` in bfloat16, and V transposed,
+``[B, H, D, v_columns(P)]``, in e4m3 with a power of two as scale a head.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from seko_kernels.attention import v_columns
 from seko_kernels.checks import expect, expect_dims, expect_fp8
 from seko_kernels.errors import OpShapeError
 from seko_kernels.formats import NVFP4_BLOCK, ScaleTensor
-from seko_kernels.fused_reference import FP8, LEAST_ROW_SCALE
-from seko_kernels.ops import takes_kernels
+from seko_kernels.fused_reference import FP8
+from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
+from seko_kernels.reference import nvfp4_decode, nvfp4_decode_keys
 from seko_kernels.triton.fp8_expand import (
     EXPAND_GROUP,
     EXPAND_TILE,
@@ -47,31 +48,19 @@ class KeyRotation(NamedTuple):
 
 
 def scratch_scales(heads: int) -> tuple[ScaleTensor, ...]:
-    """Return what an fp8 scratch needs beside the constants of its cache: a power of two a head of q, k and v."""
-    return tuple(ScaleTensor(f"{name}_fp8_scale", (heads,), torch.float32) for name in "qkv")
+    """Return what the scratch needs beside the constants of its cache: a power of two a head, of v."""
+    return (ScaleTensor("v_fp8_scale", (heads,), torch.float32),)
 
 
-def scratch_constants(constants: Mapping[str, Tensor], q_weight: Tensor) -> dict[str, Tensor]:
-    """Return the tensors that `scratch_scales` names, of one layer.
-
-    Nothing that the cache can hold saturates in the scratch. Of q there is no such bound: after RMSNorm its numbers
-    are the norm's weights times something near 1, and those of a head's largest weight are put near 1, where e4m3
-    holds 448 times as much, and a 64th at full precision.
+def scratch_constants(constants: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors that `scratch_scales` names, of one layer; nothing that the cache can hold saturates.
 
     Parameters
     ----------
     constants : Mapping[str, Tensor]
-        ``k_global_scale``, ``k_mean`` and ``v_global_scale`` of the cache format.
-    q_weight : Tensor
-        ``[H * D]`` float32, the weight of q's norm.
+        ``v_global_scale`` of the cache format.
     """
-    largest = q_weight.float().unflatten(0, (len(constants["k_global_scale"]), -1)).abs().amax(-1)
-    _, exponent = torch.frexp(largest.clamp(min=LEAST_ROW_SCALE))
-    return {
-        "q_fp8_scale": torch.ldexp(torch.ones_like(largest), exponent),
-        "k_fp8_scale": fused_reference.fp8_key_scale(constants["k_global_scale"], constants["k_mean"]),
-        "v_fp8_scale": fused_reference.fp8_scale(constants["v_global_scale"]),
-    }
+    return {"v_fp8_scale": fused_reference.fp8_scale(constants["v_global_scale"])}
 
 
 def fp8_expand(
@@ -81,7 +70,6 @@ def fp8_expand(
     v_codes: Tensor,
     v_scales: Tensor,
     v_global_scale: Tensor,
-    k_fp8_scale: Tensor,
     v_fp8_scale: Tensor,
     write_slots: Tensor,
     valid_tokens: Tensor,
@@ -90,7 +78,7 @@ def fp8_expand(
     v_out: Tensor,
     rotation: KeyRotation | None = None,
 ) -> None:
-    """Expand the past of an NVFP4 cache into the fp8 scratch, in place and without gaps.
+    """Expand the past of an NVFP4 cache into the scratch, in place and without gaps.
 
     The past are the places below ``valid_tokens[b]`` that lie in none of the slots ``write_slots[b]``: those belong to
     the chunk that is being made, whose keys and values attention sees as they are. In their order they go to the first
@@ -104,9 +92,8 @@ def fp8_expand(
         ``[B * N, H, D // 16]`` uint8, contiguous.
     k_global_scale, v_global_scale : Tensor
         ``[H]`` float32, powers of two.
-    k_fp8_scale, v_fp8_scale : Tensor
-        ``[H]`` float32, powers of two; `fused_reference.fp8_scale` of the global ones, or `fp8_key_scale` where keys
-        are rotated, keep all from saturating.
+    v_fp8_scale : Tensor
+        ``[H]`` float32, powers of two; `fused_reference.fp8_scale` of the global ones keeps all from saturating.
     write_slots : Tensor
         ``[B, F]`` int64, each slot once, below ``valid_tokens[b]``.
     valid_tokens : Tensor
@@ -114,7 +101,7 @@ def fp8_expand(
     frame_tokens : int
         Places of a slot.
     k_out : Tensor
-        ``[B, P, H, D]`` e4m3, contiguous, ``P = N - F * frame_tokens``; mutated.
+        ``[B, P, H, D]`` bfloat16 or float32, contiguous, ``P = N - F * frame_tokens``; mutated.
     v_out : Tensor
         ``[B, H, D, v_columns(P)]`` e4m3, contiguous; mutated.
     rotation : KeyRotation, optional
@@ -136,7 +123,7 @@ def fp8_expand(
     for name, codes, scales in (("k", k_codes, k_scales), ("v", v_codes, v_scales)):
         expect(f"{name}_codes", codes, (batch * tokens, heads, head_dim // 2), torch.uint8)
         expect(f"{name}_scales", scales, (batch * tokens, heads, head_dim // NVFP4_BLOCK), torch.uint8)
-    constants = (k_global_scale, v_global_scale, k_fp8_scale, v_fp8_scale)
+    constants = (k_global_scale, v_global_scale, v_fp8_scale)
     for scale in constants:
         expect("a head's scale", scale, (heads,), torch.float32)
     expect("valid_tokens", valid_tokens, (batch,), torch.int64)
@@ -149,19 +136,22 @@ def fp8_expand(
         mean, slot_rotary, patch_rotary = rotation or (None, None, None)
         _fp8_expand_cuda(
             *(k_codes, k_scales, k_global_scale, mean, v_codes, v_scales, v_global_scale),
-            *(k_fp8_scale, v_fp8_scale, slot_rotary, patch_rotary),
+            *(v_fp8_scale, slot_rotary, patch_rotary),
             *(write_slots, valid_tokens, frame_tokens, k_out, v_out),
         )
         return
     place = fused_reference.past_places(write_slots, tokens, frame_tokens)  # [B, P]
     row = torch.arange(batch, device=place.device)[:, None] * tokens
-    k = fused_reference.fp8_expand(k_codes, k_scales, k_global_scale, k_fp8_scale, rotation)
+    if rotation is None:
+        k = nvfp4_decode(k_codes, k_scales, k_global_scale, k_out.dtype)
+    else:
+        k = nvfp4_decode_keys(k_codes, k_scales, k_global_scale, *rotation, k_out.dtype)
     v = fused_reference.fp8_expand(v_codes, v_scales, v_global_scale, v_fp8_scale)
     # Bytes, since few CPU ops know e4m3.
-    new_k, new_v = (x.view(torch.uint8)[place + row] for x in (k, v))  # each [B, P, H, D]
+    new_k, new_v = k[place + row], v.view(torch.uint8)[place + row]  # each [B, P, H, D]
     past = torch.arange(past_tokens, device=place.device) < (valid_tokens - (tokens - past_tokens))[:, None]
-    old_k, old_v = k_out.view(torch.uint8), v_out.view(torch.uint8)
-    old_k.copy_(torch.where(past[:, :, None, None], new_k, old_k))
+    old_v = v_out.view(torch.uint8)
+    k_out.copy_(torch.where(past[:, :, None, None], new_k, k_out))
     padding = (0, v_out.shape[3] - past_tokens)
     new_v = torch.nn.functional.pad(new_v.permute(0, 2, 3, 1), padding)
     old_v.copy_(torch.where(torch.nn.functional.pad(past, padding)[:, None, None, :], new_v, old_v))
@@ -176,7 +166,6 @@ def _fp8_expand_cuda(
     v_codes: Tensor,
     v_scales: Tensor,
     v_global_scale: Tensor,
-    k_fp8_scale: Tensor,
     v_fp8_scale: Tensor,
     slot_rotary: Tensor | None,
     patch_rotary: Tensor | None,
@@ -198,7 +187,6 @@ def _fp8_expand_cuda(
         v_codes,
         v_scales,
         v_global_scale,
-        k_fp8_scale,
         v_fp8_scale,
         k_global_scale if slot_rotary is None else slot_rotary,
         k_global_scale if patch_rotary is None else patch_rotary,
@@ -224,7 +212,7 @@ def _fp8_expand_cuda(
 def _expect_scratch(k_out: Tensor, v_out: Tensor, batch: int, tokens: int, heads: int, head_dim: int) -> None:
     if head_dim < NVFP4_BLOCK or head_dim & (head_dim - 1):
         raise OpShapeError(f"head_dim must be a power of two of at least {NVFP4_BLOCK}, got {head_dim}")
-    expect("k_out", k_out, (batch, tokens, heads, head_dim), FP8)
+    expect("k_out", k_out, (batch, tokens, heads, head_dim), *FLOAT_DTYPES)
     expect("v_out", v_out, (batch, heads, head_dim, v_columns(tokens)), FP8)
 
 

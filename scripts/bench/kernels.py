@@ -3,8 +3,8 @@
     python scripts/bench/kernels.py --seconds 280 --admit --rows docs/benchmarks/h200.jsonl
 
 Each line of output is a JSON object, the last one the summary. Order: candidates compile in processes of their own (a
-compiler or a kernel that crashes or hangs takes one candidate with it); attention, with a chunk's own tokens in bf16
-as engines launch it, each candidate after `admission.admit`, never before, and beside it the same with all in fp8
+compiler or a kernel that crashes or hangs takes one candidate with it); attention as engines launch it, only the
+past's values in fp8, each candidate after `admission.admit`, never before, and beside it the same with all in fp8
 (`all_fp8_ms`), which no engine takes; cuDNN's; the others, each compared with the same op in plain torch. What the
 budget leaves out is named in the summary. `--admit` writes the fastest admitted tiles of each shape class to
 `tuned_attention.json`.
@@ -137,8 +137,8 @@ def compile_one(tiles: AttentionTiles, shapes: Iterable[Shape]) -> None:
 
 def attention_inputs(
     shape: Shape, *, zeros: bool = False, own: bool = True
-) -> tuple[tuple[Tensor, ...], OwnTokens | None]:
-    """q, k and transposed v of a full cache and scales of one; own tokens in bf16, or in the cache as all others."""
+) -> tuple[tuple[Any, ...], OwnTokens | None]:
+    """q, k and transposed v of a full cache and scales of one; as engines have them, or all in fp8 and in the cache."""
     generator = torch.Generator("cuda").manual_seed(0)
 
     def normal(*size: int) -> Tensor:
@@ -149,14 +149,14 @@ def attention_inputs(
     ones = torch.ones(s.heads, device="cuda")
     held = s.cache_tokens - (s.tokens if own else 0)
     q = normal(1, s.tokens, s.heads, s.head_dim)
-    k = e4m3_cast(normal(1, held, s.heads, s.head_dim))
+    k = normal(1, held, s.heads, s.head_dim)
     v = e4m3_cast(normal(1, s.heads, s.head_dim, v_columns(held)))
     valid = torch.tensor([s.cache_tokens], device="cuda")
     if not own:
-        return (e4m3_cast(q), k, v, ones, ones, ones, valid), None
+        return (e4m3_cast(q), e4m3_cast(k), v, ones, ones, ones, valid), None
     projected = normal(1, s.tokens, 3 * s.width).bfloat16()
     tokens = OwnTokens(normal(*q.shape).bfloat16(), projected.chunk(3, dim=-1)[2])
-    return (q.bfloat16(), k, v, ones, ones, ones, valid), tokens
+    return (q.bfloat16(), k.bfloat16(), v, None, None, ones, valid), tokens
 
 
 class Bench:
@@ -309,7 +309,7 @@ class Bench:
                     )
                     append_row(
                         *(options.rows, figure, sizes, entry["ratio_with_expand"]),
-                        *("(expand from FP4 + fp8 attention, own tokens in bf16) / cuDNN bf16", bar),
+                        *("(expand from FP4 + attention, past values in fp8) / cuDNN bf16", bar),
                         attention_ms=top["ms"], expand_ms=expand, cudnn_ms=cudnn, tiles=entry["tiles"],
                     )  # fmt: skip
         if options.admit and table:

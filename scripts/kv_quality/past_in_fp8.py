@@ -26,7 +26,7 @@ from scripts.kv_quality.measures import psnr, relative_error
 from scripts.kv_quality.sample import decoded, draw_prompts, open_sample
 from scripts.kv_quality.streams import places, run_stream
 from seko_export.piece import BuildConfig
-from seko_kernels.fused_reference import e4m3_cast, fp8_key_scale, fp8_scale
+from seko_kernels.fused_reference import e4m3_cast, fp8_scale
 
 WORDS = {
     "q": "q of the past's scores to e4m3",
@@ -134,7 +134,13 @@ def attend(
 class Rounded(TorchFunctionMode):
     """Puts `attend` in the place of each attention over the cache; those over the text stand between them."""
 
-    def __init__(self, config: BuildConfig, scales: list[dict[str, Tensor]], words: frozenset[str], also: Sequence[frozenset[str]] = ()) -> None:
+    def __init__(
+        self,
+        config: BuildConfig,
+        scales: list[dict[str, Tensor]],
+        words: frozenset[str],
+        also: Sequence[frozenset[str]] = (),
+    ) -> None:
         super().__init__()
         self._config, self._scales, self._words, self._calls = config, scales, words, 0
         self.errors = dict.fromkeys(also, torch.zeros((), dtype=torch.float64))
@@ -176,23 +182,24 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--chunks", type=int, default=7)
     parser.add_argument("--ways", default="fp4,q,k,v,p,q+k+v,q+k+v+p")
-    parser.add_argument("--attention", action="store_true", help="each way's error of attention alone, in one stream")
+    parser.add_argument(
+        "--attention", action="store_true", help="each way's error of attention alone, in one stream"
+    )
     options = parser.parse_args()
     sample = open_sample(options.sample)
     text = sample.embed(draw_prompts(options.prompts, 0, held_out=True))
     exact, seeds = sample.build(options.prompts, "cpu"), list(range(options.prompts))
     fp4 = replace(exact, kv_scheme="fp4")
     held = built_scales(fp4.kv, sample, "cpu")
-    scales = [
-        {"k": fp8_key_scale(c["k_global_scale"], c["k_mean"]), "v": fp8_scale(c["v_global_scale"])}
-        for c in held
-    ]
+    scales = [{"k": fp8_scale(c["k_global_scale"]), "v": fp8_scale(c["v_global_scale"])} for c in held]
     if options.attention:
         ways = {way: frozenset(way.split("+")) - {"fp4"} for way in options.ways.split(",")}
         mode = Rounded(fp4, scales, frozenset(), tuple(ways.values()))
         with mode:
             run_stream(sample, fp4, text, seeds, options.chunks, held)
-        print(json.dumps({way: float((mode.errors[words] / mode.norm).sqrt()) for way, words in ways.items()}))
+        print(
+            json.dumps({way: float((mode.errors[words] / mode.norm).sqrt()) for way, words in ways.items()})
+        )
         return
     decode = sample.decoder(options.chunks * sample.stream.chunk_frames, "cpu")
     frames = sample.stream.chunk_frames

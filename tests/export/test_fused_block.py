@@ -30,7 +30,6 @@ from seko_export.models.fused_block import RowFusedBlock
 from seko_export.models.sampler import Schedule
 from seko_export.options import plan_build
 from seko_export.pieces import BuildConfig, FlatModule, make_pieces, make_programs
-from seko_kernels.fused_reference import fp8_key_scale
 from seko_kernels.scratch import scratch_constants
 from seko_runtime import open_artifact
 from tests.export.test_causal_dit import random_inputs
@@ -328,23 +327,11 @@ def test_a_gpu_build_over_an_exact_cache_keeps_torchs_attention(monkeypatch: pyt
     assert ours == ["seko::row_norm", "seko::qk_norm_rope", *["seko::row_norm"] * 3]
 
 
-def test_the_scratch_holds_whatever_the_cache_can_and_q_of_any_norm() -> None:
-    heads = 3
-    mean = torch.randn(heads, 32) * 5
-    constants = {
-        "k_global_scale": torch.tensor([0.25, 2.0, 2.0**-9]),
-        "k_mean": mean,
-        "v_global_scale": torch.tensor([1.0, 0.5, 4.0]),
-    }
-    weight = torch.ones(heads, 32)
-    weight[1] *= 3000.0
-    weight[2] *= 1e-4
-    made = scratch_constants(constants, weight.flatten())
-    assert torch.equal(made["k_fp8_scale"], fp8_key_scale(constants["k_global_scale"], mean))
-    assert torch.equal(made["v_fp8_scale"], constants["v_global_scale"] * 8)
-    scaled = weight.amax(-1) / made["q_fp8_scale"]
-    assert ((scaled >= 0.5) & (scaled < 1)).all()
-    assert all(torch.equal(torch.frexp(scale)[0], torch.full((heads,), 0.5)) for scale in made.values())
+def test_the_scratch_holds_whatever_the_cache_can() -> None:
+    scale = torch.tensor([1.0, 0.5, 4.0])
+    made = scratch_constants({"v_global_scale": scale})
+    assert made.keys() == {"v_fp8_scale"}
+    assert torch.equal(made["v_fp8_scale"], scale * 8)  # 6 * 448 / 8 is below 448
 
 
 # -- builds ----------------------------------------------------------------------------------------------------

@@ -176,18 +176,20 @@ def test_a_fused_layer_expands_to_fp8_once_and_reads_it_in_fp8(name, keeps):
     assert (piece.module.kv, piece.module.ops) == (config.kv, own)
     (expand,) = [launch for launch in counted.launches if launch.kind == FP8_EXPAND]
     past = s.cache_tokens - s.chunk_tokens
-    constants = 4 * (4 * m.heads + m.heads * m.head_dim) + 8 * (s.chunk_frames + 1)
+    constants = 4 * (3 * m.heads + m.heads * m.head_dim) + 8 * (s.chunk_frames + 1)
     tables = 4 * 2 * (22 * s.cache_frames + 42 * s.frame_tokens)
     assert expand.bytes_read == pool_bytes(config.kv, 1, past) + constants + tables
-    assert expand.bytes_written == 2 * past * m.dim
+    assert expand.bytes_written == 3 * past * m.dim  # keys in bf16, values in fp8
     (attention,) = [launch for launch in counted.launches if launch.kind == FP8_ATTENTION]
-    assert attention.flops == 4 * s.chunk_tokens * (past + 2 * s.chunk_tokens) * m.dim  # own ones are not fp8
+    in_fp8 = 3 * past + 4 * s.chunk_tokens  # of the past only P V is: the others count twice
+    assert attention.flops == 2 * s.chunk_tokens * in_fp8 * m.dim
     own_bytes = 3 * s.chunk_tokens * 2  # q, k, v in bf16
-    assert attention.bytes_read == (own_bytes + 2 * past) * m.dim + 4 * 3 * m.heads + 8
+    assert attention.bytes_read == (own_bytes + 3 * past) * m.dim + 4 * m.heads + 8
     stored = [launch for launch in counted.launches if launch.kind == CACHE_WRITE]
     assert [launch.bytes_written for launch in stored] == [pool_bytes(config.kv, 1, s.chunk_tokens)] * keeps
-    # Two pasts in fp8 and what qkv is made to lie in less than the feed-forward's: inside and GELU of it, in and out.
-    chunk, window = s.chunk_tokens * m.dim * 2, past + v_columns(past)
+    # Keys in bf16, values in fp8 and what qkv is made to lie in less than the feed-forward's: inside and GELU of it,
+    # in and out.
+    chunk, window = s.chunk_tokens * m.dim * 2, 2 * past + v_columns(past)
     feed_forward = 2 * s.chunk_tokens * m.ffn_dim * 2 + 2 * chunk
     assert window * m.dim + 7 * chunk < feed_forward == counted.scratch_bytes
     matmuls = sum(launch.flops for launch in counted.launches if launch.kind == MATMUL)

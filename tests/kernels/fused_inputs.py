@@ -45,13 +45,13 @@ class Ring:
     def valid(self) -> Tensor:
         return torch.tensor(self.valid_frames) * self.frame_tokens
 
-    def scratch(self) -> tuple[Tensor, Tensor]:
+    def scratch(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         """K and transposed V of the past, of NaN."""
         past = self.cache_tokens - self.tokens
-        k = torch.full((self.batch, past, self.heads, self.head_dim), NAN_BYTE, dtype=torch.uint8)
+        k = torch.full((self.batch, past, self.heads, self.head_dim), torch.nan, dtype=dtype)
         columns = v_columns(past)
         v = torch.full((self.batch, self.heads, self.head_dim, columns), NAN_BYTE, dtype=torch.uint8)
-        return k.view(FP8), v.view(FP8)
+        return k, v.view(FP8)
 
 
 RINGS = [
@@ -71,7 +71,8 @@ def fp4_cache(ring: Ring) -> dict[str, Tensor]:
         x[:, :, 3] *= 40
         g = nvfp4_global_scale(x.abs().amax((0, 2)))
         cache[f"{name}_codes"], cache[f"{name}_scales"] = nvfp4_encode(x, g)
-        cache[f"{name}_global_scale"], cache[f"{name}_fp8_scale"] = g, fp8_scale(g)
+        cache[f"{name}_global_scale"] = g
+    cache["v_fp8_scale"] = fp8_scale(cache["v_global_scale"])
     return cache
 
 

@@ -37,14 +37,23 @@ def test_kernel_is_as_near_as_the_same_dtype_torch_computation(
     tiles: AttentionTiles, case: Case, own: bool
 ) -> None:
     arguments = make_case(case, HEAD_DIM, "cpu", own=own)
-    q, k, v_t, *others, valid = arguments[:7]
+    q, k, v_t, *scales, v_scale, valid = arguments[:7]
     k_own, v_own = arguments[7:] if own else (q, q)
     batch, tokens, heads, _ = q.shape
     # float32 results: the interpreter's cast to bfloat16 truncates.
     parts = torch.full((batch * tiles.splits, tokens, heads, HEAD_DIM), float("nan"))
     lse = torch.full((batch * tiles.splits, heads, tokens), float("nan"))
     attention_fp8_kernel[(-(-tokens // tiles.block_m), heads, batch * tiles.splits)](
-        *(q, k, v_t, k_own, v_own, *others, valid),
+        *(
+            q,
+            k,
+            v_t,
+            k_own,
+            v_own,
+            *(v_scale if scale is None else scale for scale in scales),
+            v_scale,
+            valid,
+        ),
         parts,
         lse,
         tokens,

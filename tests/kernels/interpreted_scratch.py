@@ -32,7 +32,7 @@ def test_expand_gives_the_bytes_of_the_reference(ring: Ring, tile: int, rotated:
     )
     group = 2 if ring.heads % 2 == 0 else 1
     mean, slot_rotary, patch_rotary = rotation or (cache["k_global_scale"],) * 3
-    order = ("v_codes", "v_scales", "v_global_scale", "k_fp8_scale", "v_fp8_scale")
+    order = ("v_codes", "v_scales", "v_global_scale", "v_fp8_scale")
     fp8_expand_kernel[(-(-ours[0].shape[1] // tile), ring.heads // group, ring.batch)](
         *(cache[name] for name in ("k_codes", "k_scales", "k_global_scale")),
         mean,

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from seko_kernels.attention import OwnTokens, attention_fp8
-from seko_kernels.fused_reference import fp8_key_scale
 from seko_kernels.matmul import fp8_linear, quantise_weight
 from seko_kernels.qk_norm_rope import qk_norm_rope
 from seko_kernels.rows import (
@@ -62,10 +61,10 @@ class FusedLayer(torch.nn.Module):
                 t["v_scales"],
                 t["v_global_scale"],
             ),
-            *(t["k_fp8_scale"], t["v_fp8_scale"], t["slots"], t["valid"], ring.frame_tokens, k_out, v_out),
+            *(t["v_fp8_scale"], t["slots"], t["valid"], ring.frame_tokens, k_out, v_out),
             KeyRotation(t["mean"], t["slot_rotary"], t["patch_rotary"]),
         )
-        scales = (t["ones"], t["k_fp8_scale"], t["v_fp8_scale"])
+        scales = (None, None, t["v_fp8_scale"])
         own = OwnTokens(k, qkv.chunk(3, dim=-1)[2])
         y = attention_fp8(q, k_out, v_out, *scales, t["valid"], self.tiles, own)
         y = fp8_linear(quantise_rows(y), t["o"], t["o_scale"], t["o_bias"], x.dtype)
@@ -84,14 +83,12 @@ def layer_inputs(ring: Ring, device: str) -> tuple[Tensor, dict[str, Tensor], Te
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     chunk, cache, rotation = chunk_of(ring, dtype), fp4_cache(ring), key_rotation(ring)
     width, frames = ring.heads * ring.head_dim, len(ring.write_slots[0])
-    cache["k_fp8_scale"] = fp8_key_scale(cache["k_global_scale"], rotation.mean)
     tensors = {
         **cache,
         **rotation._asdict(),
         **{name: getattr(chunk, name) for name in ("q_weight", "k_weight", "cos", "sin")},
         "slots": ring.slots(),
         "valid": ring.valid(),
-        "ones": torch.ones(ring.heads),
         "frames_modulation": torch.randn(ring.batch, frames, 6, width) * 0.3,
         "layer_modulation": torch.randn(6, width) * 0.3,
         "norm_weight": torch.rand(width) + 0.5,
@@ -106,7 +103,7 @@ def layer_inputs(ring: Ring, device: str) -> tuple[Tensor, dict[str, Tensor], Te
         tensors[name], tensors[f"{name}_scale"] = quantise_weight(torch.randn(outer, inner) * inner**-0.5)
         tensors[f"{name}_bias"] = (torch.randn(outer) * 0.1).to(dtype)
     x = torch.randn(ring.batch, ring.tokens, width).to(dtype)
-    k_out, v_out = ring.scratch()
+    k_out, v_out = ring.scratch(dtype)
     return x.to(device), {n: t.to(device) for n, t in tensors.items()}, k_out.to(device), v_out.to(device)
 
 
@@ -140,7 +137,7 @@ def test_gpu_package_agrees_with_eager_and_its_capture_repeats_it(
     layer = FusedLayer(LAYER, tiles)
     expected = layer(x, tensors, k_out, v_out)
     scratch = k_out.clone(), v_out.clone()
-    engine = package_runner(layer, (x, tensors, *(s.cuda() for s in LAYER.scratch())))
+    engine = package_runner(layer, (x, tensors, *(s.cuda() for s in LAYER.scratch(torch.bfloat16))))
     arguments = [x, *tensors.values(), k_out, v_out]
 
     def forget() -> None:

@@ -82,8 +82,8 @@ def slots() -> Tensor:
     return on_gpu(1, 3, dtype=torch.int64)
 
 
-def scratch_pair() -> tuple[Tensor, Tensor]:
-    return on_gpu(1, N - T, H, D, dtype=FP8), on_gpu(1, H, D, 2432, dtype=FP8)
+def scratch_pair(k_dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
+    return on_gpu(1, N - T, H, D, dtype=k_dtype), on_gpu(1, H, D, 2432, dtype=FP8)
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -92,8 +92,9 @@ def test_attention(launches: Launches, splits: int, own: bool) -> None:
     tiles = AttentionTiles(128, 128, 2, 4, warp_specialize=True, splits=splits, fma_exps=splits - 1)
     q = on_gpu(1, T, H, D, dtype=torch.bfloat16 if own else FP8)
     tokens = OwnTokens(q.clone(), on_gpu(1, T, 3 * WIDTH, dtype=torch.bfloat16).chunk(3, -1)[2])
-    scales, valid = (on_gpu(H) for _ in range(3)), on_gpu(1, dtype=torch.int64)
-    out = attention_fp8(q, *scratch_pair(), *scales, valid, tiles, tokens if own else None)
+    scales = (None, None, on_gpu(H)) if own else (on_gpu(H), on_gpu(H), on_gpu(H))
+    valid = on_gpu(1, dtype=torch.int64)
+    out = attention_fp8(q, *scratch_pair(q.dtype), *scales, valid, tiles, tokens if own else None)
     assert (out.shape, out.dtype) == ((1, T, WIDTH), torch.bfloat16)
     combined = [("attention_combine_kernel", ["OUT"])]
     assert launches == [("attention_fp8_kernel", ["LSE", "OUT"][2 - splits :]), *combined[2 - splits :]]
@@ -153,7 +154,7 @@ def test_norm_and_rotation(launches: Launches, plain: str) -> None:
 def test_scratch(launches: Launches, rotated: bool) -> None:
     k_out, v_out = scratch_pair()
     codes, scales = on_gpu(N, H, D // 2, dtype=torch.uint8), on_gpu(N, H, D // 16, dtype=torch.uint8)
-    cache = (codes, scales, on_gpu(H), codes, scales, on_gpu(H), on_gpu(H), on_gpu(H))
+    cache = (codes, scales, on_gpu(H), codes, scales, on_gpu(H), on_gpu(H))
     turn = (
         KeyRotation(on_gpu(H, D), on_gpu(N // FRAME, 22, 2), on_gpu(FRAME, D // 2 - 22, 2))
         if rotated

@@ -156,7 +156,7 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     INTEGER: tl.constexpr,
 ):
     """Write ``softmax(q k^T * SOFTMAX_SCALE) v`` over the first ``VALID_TOKENS[b]`` keys of each row,
-    or, where OWN_N, over the first ``VALID_TOKENS[b] - T`` in fp8 and T own ones as they are.
+    or, where OWN_N, over the first ``VALID_TOKENS[b] - T``, of which the values alone are fp8, and T own ones in bf16.
 
     `seko_kernels.fused_reference.attention_fp8` is the definition. One program a tile of queries, a head, a row
     and a split. All tiles come through tensor descriptors whose shape ends at the last valid token: what lies
@@ -166,13 +166,13 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     must not depend on the program id (wrong numbers, no error), hence an equal count of tiles for all splits
     and an offset inside; no tensor pointer load may feed the loop; V must be [D, N].
 
-    The own keys stand before the loop, where nothing else is alive yet, and q is cast behind them.
+    The own keys stand before the loop, where nothing else is alive yet.
 
     Parameters
     ----------
     Q : pointer to fp8, or where OWN_N to bf16
         ``[B, T, H, D]``, contiguous; as bf16 the real numbers.
-    K : pointer to fp8
+    K : pointer to the same
         ``[B, N, H, D]``, contiguous.
     V_T : pointer to fp8
         ``[B, H, D, v_columns]``, contiguous; v_columns >= N, a multiple of 16 (a descriptor's rows must be).
@@ -181,7 +181,8 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     V_OWN : pointer to bf16
         ``[B * T, ...]``, rows of H * D contiguous real numbers at a stride; read where OWN_N.
     Q_SCALE, K_SCALE, V_SCALE : pointer to fp32
-        ``[H]``, powers of two: what a head's numbers are multiplied by to be the real ones.
+        ``[H]``, powers of two: what a head's numbers are multiplied by to be the real ones; where OWN_N only V_SCALE is
+        read.
     VALID_TOKENS : pointer to int64
         ``[B]``. A row with 0 gives zeros.
     OUT : pointer to bf16
@@ -210,7 +211,9 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     if OWN_N > 0:
         valid = tl.maximum(valid - query_tokens, 0)
     valid = tl.minimum(valid, cache_tokens)
-    factor = tl.load(Q_SCALE + head) * tl.load(K_SCALE + head) * SOFTMAX_SCALE
+    factor = tl.full((), SOFTMAX_SCALE, tl.float32)
+    if OWN_N == 0:
+        factor = tl.load(Q_SCALE + head) * tl.load(K_SCALE + head) * SOFTMAX_SCALE
 
     width: tl.constexpr = HEADS * HEAD_DIM
     row64 = row.to(tl.int64)
@@ -239,10 +242,9 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
             k = k_own.load([start, 0])
             v = v_own.load([start, 0])
             m, total, acc = _attend(
-                q, k, v, query_tokens - start, m, total, acc, SOFTMAX_SCALE, True, FMA_EXPS, INTEGER
+                q, k, v, query_tokens - start, m, total, acc, factor, True, FMA_EXPS, INTEGER
             )
         acc = acc * power_of_two_inverse(tl.load(V_SCALE + head))
-        q = to_e4m3(q.to(tl.float32) * power_of_two_inverse(tl.load(Q_SCALE + head)), INTEGER)
     MASK: tl.constexpr = TAIL_N == 0 and not PEEL
     looped = valid
     if WHOLE:

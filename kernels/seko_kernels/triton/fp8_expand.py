@@ -171,7 +171,6 @@ def _expand_tile(  # type: ignore[no-untyped-def]
     V_CODES,
     V_SCALES,
     V_GLOBAL_SCALE,
-    K_FP8_SCALE,
     V_FP8_SCALE,
     SLOT_ROTARY,
     PATCH_ROTARY,
@@ -202,18 +201,17 @@ def _expand_tile(  # type: ignore[no-untyped-def]
     for turn in range(GROUP):
         head = tl.program_id(1) * GROUP + turn
         source = (row * cache_tokens + source_place) * HEADS + head
-        k_fp8 = power_of_two_inverse(tl.load(K_FP8_SCALE + head))
-        k_factor = tl.load(K_GLOBAL_SCALE + head) * k_fp8
+        low, high, scale = _loaded(K_CODES, K_SCALES, source, keep, HEAD_DIM, MASKED, INTEGER)
+        each = _each(scale * (tl.load(K_GLOBAL_SCALE + head) * 16384.0), HEAD_DIM, TILE)
+        even, odd = low.to(tl.float32) * each, high.to(tl.float32) * each
         if SLOT_PAIRS > 0:
-            # The fp8 scale is a power of two: divided by at once, not number by number, the bits are the same.
-            low, high, scale = _loaded(K_CODES, K_SCALES, source, keep, HEAD_DIM, MASKED, INTEGER)
-            each = _each(scale * (k_factor * 16384.0), HEAD_DIM, TILE)
             at_mean = K_MEAN + head * HEAD_DIM + tl.arange(0, HEAD_DIM // 2) * 2
-            even = _factor(low.to(tl.float32) * each + (tl.load(at_mean) * k_fp8)[None, :])
-            odd = _factor(high.to(tl.float32) * each + (tl.load(at_mean + 1) * k_fp8)[None, :])
-            k = to_e4m3(tl.interleave(even * cos - odd * sin, even * sin + odd * cos), INTEGER)
+            even = _factor(even + tl.load(at_mean)[None, :])
+            odd = _factor(odd + tl.load(at_mean + 1)[None, :])
+            k = tl.interleave(even * cos - odd * sin, even * sin + odd * cos)
         else:
-            k = _quantised(K_CODES, K_SCALES, source, k_factor, keep, HEAD_DIM, TILE, MASKED, INTEGER)
+            k = tl.interleave(even, odd)
+        k = k.to(K_OUT.dtype.element_ty)
         target = (row * past_tokens + place) * HEADS + head
         k_place = K_OUT + (target[:, None] * HEAD_DIM + channel[None, :])
         v_factor = tl.load(V_GLOBAL_SCALE + head) * power_of_two_inverse(tl.load(V_FP8_SCALE + head))
@@ -239,7 +237,6 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     V_CODES,
     V_SCALES,
     V_GLOBAL_SCALE,
-    K_FP8_SCALE,
     V_FP8_SCALE,
     SLOT_ROTARY,
     PATCH_ROTARY,
@@ -259,20 +256,19 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     TILE: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
-    """Write ``e4m3(number / fp8_scale)`` of the past: of places below VALID_TOKENS that are not of WRITE_SLOTS.
+    """Write keys in bf16 and ``e4m3(value / V_FP8_SCALE)`` of the past: places below VALID_TOKENS, not of WRITE_SLOTS.
 
-    `seko_kernels.fused_reference.fp8_expand` is the definition. Keys that were stored before RoPE get their mean
-    back and are rotated on the way, by products that are exact in fp32, so fused or not they give its bytes. Scales
-    are powers of two, so the quotient is exact and the cast rounds once. Memory-bound: 0.5625 bytes read for each
-    byte written. What is written has no gaps: the places of the slots left out are closed up, so that attention needs
-    no mask for them. A program is of places that are written, so its stores are aligned wherever it reads; only the
-    tile at the end of the past is masked.
+    `seko_kernels.scratch.fp8_expand` is the definition. Keys that were stored before RoPE get their mean back and are
+    rotated on the way, by products that are exact in fp32, so fused or not they give its bytes. Scales are powers of
+    two, so the quotient is exact and the cast rounds once. What is written has no gaps: the places of the slots left
+    out are closed up, so that attention needs no mask for them. A program is of places that are written, so its stores
+    are aligned wherever it reads; only the tile at the end of the past is masked.
 
     Parameters
     ----------
     K_CODES, K_SCALES, V_CODES, V_SCALES : pointer to uint8
         ``[B * N, H, D/2]`` and ``[B * N, H, D/16]``, contiguous.
-    K_GLOBAL_SCALE, V_GLOBAL_SCALE, K_FP8_SCALE, V_FP8_SCALE : pointer to fp32
+    K_GLOBAL_SCALE, V_GLOBAL_SCALE, V_FP8_SCALE : pointer to fp32
         ``[H]``, powers of two.
     K_MEAN : pointer to fp32
         ``[H, D]``; read where SLOT_PAIRS.
@@ -283,7 +279,7 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
         ``[B, CHUNK_FRAMES]``: slots of FRAME_TOKENS places that are left out, all below VALID_TOKENS.
     VALID_TOKENS : pointer to int64
         ``[B]``.
-    K_OUT : pointer to fp8
+    K_OUT : pointer to bf16 or fp32
         ``[B, P, H, D]``, contiguous; ``P = N - CHUNK_FRAMES * FRAME_TOKENS``.
     V_OUT : pointer to fp8
         ``[B, H, D, v_columns]``, contiguous.
@@ -314,13 +310,13 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     row = batch.to(tl.int64)
     if kept == TILE:
         _expand_tile(
-            K_CODES, K_SCALES, K_GLOBAL_SCALE, K_MEAN, V_CODES, V_SCALES, V_GLOBAL_SCALE, K_FP8_SCALE, V_FP8_SCALE,
+            K_CODES, K_SCALES, K_GLOBAL_SCALE, K_MEAN, V_CODES, V_SCALES, V_GLOBAL_SCALE, V_FP8_SCALE,
             SLOT_ROTARY, PATCH_ROTARY, K_OUT, V_OUT, place, source, keep, row, cache_tokens, past_tokens,
             v_columns, HEADS, HEAD_DIM, FRAME_TOKENS, SLOT_PAIRS, GROUP, TILE, False, INTEGER,
         )  # fmt: skip
     elif kept > 0:
         _expand_tile(
-            K_CODES, K_SCALES, K_GLOBAL_SCALE, K_MEAN, V_CODES, V_SCALES, V_GLOBAL_SCALE, K_FP8_SCALE, V_FP8_SCALE,
+            K_CODES, K_SCALES, K_GLOBAL_SCALE, K_MEAN, V_CODES, V_SCALES, V_GLOBAL_SCALE, V_FP8_SCALE,
             SLOT_ROTARY, PATCH_ROTARY, K_OUT, V_OUT, place, source, keep, row, cache_tokens, past_tokens,
             v_columns, HEADS, HEAD_DIM, FRAME_TOKENS, SLOT_PAIRS, GROUP, TILE, True, INTEGER,
         )  # fmt: skip
