@@ -78,7 +78,8 @@ ATTENTION_SHARE = 0.55  # measured alone, cuDNN: 1.73 ms at 12 heads, 5.74 ms at
 FP8_ATTENTION_SHARE = 0.55
 MASKED_ATTENTION_SHARE = 0.37  # measured alone, cuDNN with a bias: 2.64 and 8.26 ms (docs/adr/0002)
 EXPAND_SHARE = 0.88  # of the bandwidth; measured alone: FP4 to fp8 in 37 us at 12 heads, 122 us at 40
-# Of the bandwidth; measured alone: the same rows, 118 and 369 us, keys in fp8. Bound by instructions, which turn the keys.
+# Of the bandwidth; measured alone: the same rows, 118 and 369 us, keys in fp8. Bound by instructions, which turn
+# them.
 FP8_EXPAND_SHARE = 0.25
 # Of the bandwidth; measured alone: 13 us for a norm in bf16, 22 for QK norm with RoPE, 40 for GELU with fp8 rows at 12
 # heads (docs/LOG.md), which is .46, .45 and .66; a norm with fp8 rows, at 23 us, reaches .2.

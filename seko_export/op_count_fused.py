@@ -168,10 +168,8 @@ class CountedOps(LayerOps):
         tokens = k.shape[1]
         scales = [scale for scale in (q_scale, k_scale, v_scale) if scale is not None]
         ins = [q, k, v_t[..., :tokens], *scales, valid_tokens, *(own or ())]
-        a_key = (
-            2 * tokens if own is None else 3 * tokens + 4 * own.k.shape[1]
-        )  # matmuls of each key, in fp8's time
-        self._take_down(FP8_ATTENTION, ins, [out], flops=2 * q.numel() * a_key)
+        seen = tokens if own is None else tokens + own.k.shape[1]
+        self._take_down(FP8_ATTENTION, ins, [out], flops=4 * q.numel() * seen)
         return out
 
     def quantise_rows(self, x: Tensor) -> Rows:

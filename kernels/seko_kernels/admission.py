@@ -101,11 +101,16 @@ def admit(
     worst: Admission | None = None
     for case in cases(head_dim, full):
         arguments, truth, rounded = _prepared(case, head_dim, device)
+        q, k, v_t, q_scale, k_scale, v_scale, valid, *own = arguments
         try:
             runs = []
             for _ in range(RUNS):
                 _leave_nan_behind(case, head_dim, device)
-                runs.append(attention_fp8(*arguments[:7], tiles=tiles, own=OwnTokens(*arguments[7:])))
+                runs.append(
+                    attention_fp8(
+                        q, k, v_t, q_scale, k_scale, v_scale, valid, tiles=tiles, own=OwnTokens(*own)
+                    )
+                )
             if device == "cuda":
                 torch.cuda.synchronize()
         except Exception as fault:  # whatever a compiler raises: it is the finding

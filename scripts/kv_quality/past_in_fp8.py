@@ -1,9 +1,10 @@
 """What each rounding of the past costs where a chunk sees itself exactly: simulated in the plain layers of the sample.
 
-    python -m scripts.kv_quality.past_in_fp8 --sample seko_export/sample --prompts 16 --ways q,k,v,p,all
+    python -m scripts.kv_quality.past_in_fp8 --sample seko_export/sample --prompts 4 --attention --ways q,k,v,p,v+p
 
 The past comes from an FP4 cache. Each way is a set of words out of `WORDS`, joined by ``+``; ``fp4`` rounds no more.
-The last line of output is one JSON object.
+With `--attention` each is the error that it adds to attention's output in one and the same stream: streams are chaotic,
+so that means of PSNR tell apart only what is far apart. The last line of output is one JSON object.
 """
 
 from __future__ import annotations

@@ -68,6 +68,8 @@ def test_twelve_chunks_past_the_wrap_are_those_of_the_plain_layers(
             error = relative_error(other.velocity, one.velocity)
             worst(f"fused layers, fp8 attention{' and matmuls' * fp8}, against plain ones, a pass", error)
             assert error <= bound
+            if number == 0 and not fp8:  # nothing but the chunk, which sees itself as it is (docs/adr/0004)
+                assert error <= STEP[torch.float32]
     assert config.stream.cache_frames < 24  # the ring went round
 
 
