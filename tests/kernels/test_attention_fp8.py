@@ -166,7 +166,7 @@ def test_wrong_tensors_are_refused() -> None:
         (AttentionTiles(128, 128, stages=3, warps=8, splits=2), True),
         (SPECIALISED, True),
         (replace(SPECIALISED, fma_exps=2), True),
-        (replace(SPECIALISED, tail_n=0, peel=True), True),
+        (replace(SPECIALISED, tail_n=0, peel=True), False),
         (SAFE_HOPPER, True),
         (SAFE_HOPPER, False),
         (SPECIALISED, False),

@@ -102,7 +102,7 @@ def _attend(  # type: ignore[no-untyped-def]
     FMA_EXPS: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
-    """One tile of keys and values [N, D]: scores, running maximum and sum, and P V added to `acc` outside the matmul.
+    """One tile of keys [N, D] and of values, [D, N] in fp8: scores, running maximum and sum, P V added to `acc`.
 
     The probabilities are taken times 256 (2**8 in the exponent, so it costs nothing): with the row's maximum at
     256, e4m3 keeps 14 binary orders of them at full precision. The sum carries the same 256, so it cancels. They are
@@ -117,7 +117,7 @@ def _attend(  # type: ignore[no-untyped-def]
     total = total * decay + tl.sum(p, 1)
     # Two levels: Hopper's fp8 accumulator keeps about 14 bits, so one tile's product at most is summed in it.
     if v.dtype == tl.float8e4nv:
-        acc = acc * decay[:, None] + tl.dot(to_e4m3(p, INTEGER), v)
+        acc = acc * decay[:, None] + tl.dot(to_e4m3(p, INTEGER), v.T)
     else:
         acc = acc * decay[:, None] + tl.dot(p.to(v.dtype), v)
     return m_new, total, acc
@@ -254,21 +254,21 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
         start = tiles * BLOCK_N
         k = k_tiles.load([start, 0])
         v = v_tiles.load([0, start])
-        m, total, acc = _attend(q, k, v.T, valid - start, m, total, acc, factor, True, FMA_EXPS, INTEGER)
+        m, total, acc = _attend(q, k, v, valid - start, m, total, acc, factor, True, FMA_EXPS, INTEGER)
     elif TAIL_N == 0:
         tiles = (looped + BLOCK_N * SPLITS - 1) // (BLOCK_N * SPLITS)
     for i in tl.range(0, tiles, num_stages=STAGES, warp_specialize=WARP_SPECIALIZE):
         start = (split * tiles + i) * BLOCK_N
         k = k_tiles.load([start, 0])
         v = v_tiles.load([0, start])
-        m, total, acc = _attend(q, k, v.T, valid - start, m, total, acc, factor, MASK, FMA_EXPS, INTEGER)
+        m, total, acc = _attend(q, k, v, valid - start, m, total, acc, factor, MASK, FMA_EXPS, INTEGER)
     if TAIL_N > 0:
         k_tail = tl.make_tensor_descriptor(k_base, [ends, HEAD_DIM], [width, 1], [TAIL_N, HEAD_DIM])
         v_tail = tl.make_tensor_descriptor(v_base, [HEAD_DIM, ends], [v_columns, 1], [HEAD_DIM, TAIL_N])
         for start in tl.range(tiles * BLOCK_N, valid, TAIL_N, num_stages=1):
             k = k_tail.load([start, 0])
             v = v_tail.load([0, start])
-            m, total, acc = _attend(q, k, v.T, valid - start, m, total, acc, factor, True, FMA_EXPS, INTEGER)
+            m, total, acc = _attend(q, k, v, valid - start, m, total, acc, factor, True, FMA_EXPS, INTEGER)
 
     acc = acc * (tl.load(V_SCALE + head) / tl.where(total > 0.0, total, 1.0))[:, None]
     part64 = part.to(tl.int64)
