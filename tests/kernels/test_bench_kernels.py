@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from seko_kernels import tuned
+from seko_kernels.formats import NUMBER_FORMATS
 from seko_kernels.tuned import SAFE, read_table
 
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"
@@ -34,7 +35,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def tiny(bench: ModuleType) -> object:
     """A shape that a CPU runs at once."""
-    return bench.Shape("S1", heads=2, ffn=96, frame_tokens=5, cache_frames=4, head_dim=32)
+    return bench.Shape("S1", heads=2, ffn=96, frame_tokens=5, cache_frames=4)
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
@@ -50,7 +51,7 @@ def test_every_call_runs_and_agrees_with_itself(
             at_work.time(tiny(bench), timed)
     at_work.time(tiny(bench), bench.cudnn_attention(tiny(bench), "cpu"), compare=False)
     printed = lines(capsys)
-    assert len(printed) == 5 + 8 + 9 + 8 + 1
+    assert len(printed) == 5 + 2 * len(NUMBER_FORMATS) + 9 + 8 + 1
     for line in printed:
         assert line["kind"] == "kernel", line  # none failed
         assert line.get("difference", 0.0) == 0.0
