@@ -177,9 +177,16 @@ class BuildConfig:
             return f"it reads an FP4 cache, this build's is {self.kv_scheme}"
         if size < SMALLEST_HEAD_DIM or size & (size - 1):
             return f"it takes heads of a power of two of at least {SMALLEST_HEAD_DIM} channels, not {size}"
-        least = self.stream.sink_frames + min(kind.ring_frames for kind in self.kinds)
+        least = self.stream.pinned_frames + min(kind.ring_frames for kind in self.kinds)
         if least == self.stream.chunk_frames:
             return f"it reads the past in fp8, and a cache of {least} frames holds the chunk alone"
+        references, chunk = self.stream.reference_frames, self.stream.chunk_frames
+        if (
+            references % chunk
+        ):  # what fills up their last chunk lies behind the fill: no other attention sees it
+            return (
+                f"a chunk sees all of itself, so reference frames come in chunks of {chunk}, not {references}"
+            )
         return None
 
     @property

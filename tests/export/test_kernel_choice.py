@@ -98,3 +98,18 @@ def test_which_gpus_have_fp8() -> None:
     archs = {"sm_80": False, "sm_86": False, "sm_89": True, "sm_90": True, "sm_100": True, "sm_120": True}
     assert {arch: has_fp8(Target("cuda", arch)) for arch in archs} == archs
     assert not has_fp8(Target("cpu", "x86_64"))
+
+
+def test_what_fp8_attention_does_not_take() -> None:
+    preset = PRESETS["self-forcing-1.3b"]
+
+    def refused(**stream: int) -> str | None:
+        layout = replace(preset.stream, **stream)
+        config = BuildConfig(preset.model, layout, Schedule.warped(), "fp4", "cuda", fused=True)
+        return config.no_fp8_attention
+
+    chunk = preset.stream.chunk_frames
+    assert refused() is None
+    assert refused(reference_frames=chunk) is None
+    assert "reference frames" in str(refused(reference_frames=chunk - 1))
+    assert "the chunk alone" in str(refused(sink_frames=0, ring_frames=chunk))
