@@ -96,7 +96,7 @@ LAUNCH_S = (
 # Of the bandwidth, in the kernels between the matmuls: row step_vs_eager of docs/benchmarks/h200.jsonl, S1 in bf16.
 ROWS_SHARE = 0.31
 # Of the bf16 peak, in the VAE's convolutions: row vae_vs_eager of docs/benchmarks/h200.jsonl, without cudnn.benchmark.
-CONVOLUTION_SHARE = 0.37
+CONVOLUTION_SHARE = 0.44
 # Scratch of a piece with convolutions, in units of what lies between its launches: engine_peak_bytes of the same row.
 # What is more than 1 has not been taken apart: cuDNN's workspaces, or copies into the order that it wants.
 CONVOLUTION_SCRATCH = 2.0

@@ -24,7 +24,7 @@ from seko_kernels.kv_schemes import KvScheme, scheme_names
 SAMPLE, RANDOM = "sample", "tiny"  # what is built where no checkpoint is named: the first, if it is there
 EXACT = "bf16"  # as options spell the exact scheme of any device
 KERNELS = ("auto", "plain", "fused")  # auto: fused where the GPU, the backend and the model allow it
-ATTENTIONS = ("auto", "torch", "fp8")  # auto: fp8 beside fp8 matmuls alone
+ATTENTIONS = ("torch", "fp8")
 FUSED_BACKEND = "aoti"
 DEFAULT_BUCKETS = (1, 2, 4)  # each costs the build two block engines
 
@@ -146,7 +146,7 @@ def plan_build(
     fp8_gpu: bool = False,
     fp8: bool = False,
     fp8_except: str | None = None,
-    attention: str = "auto",
+    attention: str = "torch",
 ) -> BuildPlan:
     """Return what the options of `seko-export build` mean.
 
@@ -239,7 +239,7 @@ def plan_build(
         raise UsageError(f"--kv {config.kv_scheme}: {error}") from None
     fused = _fused(config, kernels, backend)
     config = replace(config, fused=fused, fp8=fp8, fp8_except=_layers(fp8_except))
-    config = replace(config, fp8_attention=_fp8_attention(config, attention))
+    config = replace(config, fp8_attention=_fp8_attention(attention))
     if config.device == "cuda" and (config.fp8 or config.fp8_attention) and not fp8_gpu:
         raise UsageError(
             f"{'--fp8' if config.fp8 else '--attention fp8'}: this GPU has no fp8 numbers, which begin with sm_89; "
@@ -299,14 +299,10 @@ def _fused(config: BuildConfig, kernels: str, backend: str) -> bool:
     return kernels == "fused"
 
 
-def _fp8_attention(config: BuildConfig, attention: str) -> bool:
-    """Return whether a build attends in fp8: where that is asked for, or its matmuls are fp8 and it can."""
+def _fp8_attention(attention: str) -> bool:
+    """Return whether a build attends in fp8: never unasked (docs/adr/0006)."""
     if attention not in ATTENTIONS:
         raise UsageError(f"--attention {attention!r} is not known: expected one of {', '.join(ATTENTIONS)}")
-    if (
-        attention == "auto"
-    ):  # a chunk that sees itself rounded is another picture (docs/adr/0006): never unasked
-        return config.fp8 and config.no_fp8_attention is None
     return attention == "fp8"
 
 

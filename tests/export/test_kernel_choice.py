@@ -30,12 +30,11 @@ def test_what_the_options_mean() -> None:
     assert planned(gpu=False, kv="bf16").fused
     assert planned(gpu=True, kv="int8-fp4").fused
     assert not planned(gpu=True, backend="compile").fused
-    # Nobody's chunk is rounded unasked: fp8 attention comes with fp8 matmuls, or by name.
+    # fp8 attention comes by name alone.
     assert not planned(gpu=True).fp8_attention
     assert planned(gpu=True, attention="fp8").fp8_attention
-    assert planned(gpu=True, fp8=True).fp8_attention
-    assert not planned(gpu=True, fp8=True, attention="torch").fp8_attention
-    assert not planned(gpu=True, fp8=True, kv="bf16").fp8_attention
+    assert not planned(gpu=True, fp8=True).fp8_attention
+    assert planned(gpu=True, fp8=True, attention="fp8").fp8_attention
     refused: list[tuple[dict[str, object], str]] = [
         ({"gpu": False, "attention": "fp8"}, "no fp8 numbers"),
         ({"gpu": False, "fp8": True, "kv": "bf16"}, "no fp8 numbers"),
@@ -45,7 +44,7 @@ def test_what_the_options_mean() -> None:
         ({"kernels": "plain", "gpu": True, "fp8": True}, "layers are plain"),
         ({"kernels": "fused", "backend": "onnx"}, "not of onnx"),
         ({"kernels": "fast"}, "auto, plain, fused"),
-        ({"attention": "fast"}, "auto, torch, fp8"),
+        ({"attention": "fast"}, "torch, fp8"),
     ]
     for options, words in refused:
         with pytest.raises(UsageError, match=words):

@@ -42,6 +42,7 @@ H200_ROWS = ROOT / "docs" / "benchmarks" / "h200.jsonl"
 MISS = 0.15  # of the measured value: issue 4's bar for the H200
 S1 = "S1: 1.3B, 480x832, chunk 3, ring 21, B=1"
 VAE = "Wan VAE, base_dim 96, 480x832, 3 latents, bf16"
+S3 = {"height": 320, "width": 576, "ring_frames": 12}
 BF16, F32 = torch.bfloat16, torch.float32
 
 
@@ -52,6 +53,27 @@ BF16, F32 = torch.bfloat16, torch.float32
 def test_a_step_is_near_its_newest_row(scheme):
     row = newest("step_vs_eager", f"{S1}, {scheme}")
     assert near(predicted(scheme, kernels_of(row))["step_s"] * 1e3, row["engine_step_ms"])
+
+
+@pytest.mark.parametrize(
+    ("figure", "row_shape", "layout", "wish"),
+    [
+        ("s1_exact_vs_b3", "S1: self-forcing-1.3b, 480x832, chunk 3, ring 21, exact", {}, {}),
+        ("s1_fp4_vs_b3", "S1: self-forcing-1.3b, 480x832, chunk 3, ring 21, fp4", {}, {"kv_scheme": "fp4"}),
+        (
+            "s1_fp4_fp8_vs_b3",
+            "S1: self-forcing-1.3b, 480x832, chunk 3, ring 21, fp4_fp8",
+            {},
+            {"kv_scheme": "fp4", "fp8": True, "attention": "fp8"},
+        ),
+        ("s3_vs_eager", "S3: self-forcing-1.3b, 320x576, chunk 3, ring 12, exact", S3, {}),
+        ("s3_vs_eager", "S3: self-forcing-1.3b, 320x576, chunk 3, ring 12, fp4", S3, {"kv_scheme": "fp4"}),
+    ],
+)
+def test_a_step_of_fused_layers_is_near_its_newest_row(figure, row_shape, layout, wish):
+    """Nothing of the prediction was calibrated on these rows."""
+    asked = replace(S1_WISH, layout=layout, **wish)
+    assert near(predict(asked)["step_s"] * 1e3, newest(figure, row_shape)["engine_step_ms"])
 
 
 @pytest.mark.parametrize("scheme", ["bf16", "fp4"])
