@@ -33,7 +33,8 @@ def _head(report: Mapping[str, Any]) -> Iterator[str]:
         f"{s['height']}x{s['width']}, chunk {s['chunk_frames']}, {reference}sink {s['sink_frames']}, "
         f"ring {s['ring_frames']}, "
         f"batch {s['batch']}, KV {report['kv']}, matmuls {'fp8' if report['fp8'] else 'bf16'}, "
-        f"attention {report['attention']}, kernels {report['kernels']}, {report['passes']} passes and the context pass"
+        f"attention {report['attention']}, kernels {report['kernels']}, {report['passes']} passes"
+        + (", a cache each" if s["pass_caches"] else " and the context pass")
     )
 
 
@@ -70,7 +71,8 @@ def _time(report: Mapping[str, Any]) -> Iterator[str]:
     yield _row("a step while the cache fills", *blank, f"{report['fill_step_s'] * 1e3:.2f}")
     if report["decode_s"]:
         yield _row("decoding a chunk", *blank, f"{report['decode_s'] * 1e3:.2f}")
-    yield _row(f"a chunk: {report['passes'] + 1} steps{', decoding' * bool(report['decode_s'])}", *blank,
+    steps = report["passes"] + (not report["stream"]["pass_caches"])
+    yield _row(f"a chunk: {steps} steps{', decoding' * bool(report['decode_s'])}", *blank,
                f"{report['chunk_s'] * 1e3:.2f}")  # fmt: skip
     if report["stream_bytes"]:
         moved, seconds = report["stream_bytes"] / 1e9, report["stream_s"] * 1e3

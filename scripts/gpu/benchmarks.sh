@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The figures that only a GPU gives, on a GPU box with its own torch; each appends its rows to docs/benchmarks/ itself.
 #     SEKO_PYTHON=/path/to/python bash scripts/gpu/benchmarks.sh [SECTION...]       without: all, in this order
-# Sections of one lane run one after another, since the next one needs what the last one left (peers take the tiles that
-# kernels admitted); lanes run side by side where there are several GPUs. SEKO_SECONDS bounds each section (default 480).
+# Sections of one lane run one after another; lanes are dealt out to the GPUs that there are. SEKO_SECONDS bounds each
+# section (default 480). Builds of several lanes at a time want 16 cores a lane: a section that they starve runs out of time.
 # Logs stand in $SEKO_WORK (default /tmp/seko-bench), its last lines are printed; the exit code counts what failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -11,7 +11,7 @@ export CXX=${SEKO_CXX:-/usr/bin/g++} PYTHONUNBUFFERED=1
 seko_make_venv dev || exit
 work=${SEKO_WORK:-/tmp/seko-bench} seconds=${SEKO_SECONDS:-480} rows=docs/benchmarks/h200.jsonl
 mkdir -p "$work"
-lanes=("kernels peers" "quality" "pipeline stream pool" "step vae layers")
+lanes=("vae pipeline stream" "peers" "peers14" "pool" "quality" "pool1" "peers3 kernels" "fit" "fit14" "step layers")
 wanted=" ${*:-${lanes[*]}} "
 read -ra gpus <<<"$("$PYTHON" -c 'import torch; print(*range(torch.cuda.device_count()))')"
 for name in $wanted; do
@@ -23,17 +23,36 @@ if [ "${#gpus[@]}" -eq 0 ]; then
 fi
 
 limit=(timeout --kill-after=10 "$seconds" "$PYTHON")
+compare() { # SHAPE OPTIONS...: peers and engines at one shape
+    "${limit[@]}" scripts/bench_peers.py --shapes "$1" "${@:2}" --seconds $((seconds - 20)) --work "$work/peers-$1" --rows "$rows"
+}
+
+pool_of() { # FOLDER FIGURES OPTIONS...: builds a pool with an FP4 cache and measures it
+    "${limit[@]}" -m seko_export build --fp4-kv "${@:3}" -o "$1" --force --json &&
+        "${limit[@]}" scripts/bench/pool.py "$1" --figures "$2" --seconds $((seconds / 2)) --rows "$rows"
+}
+
+full_size() { # a checkpoint of the 1.3B model's size
+    [ -e "$work/1.3b.pt" ] || "${limit[@]}" scripts/make_checkpoint.py --preset self-forcing-1.3b --format self-forcing \
+        --device cuda -o "$work/1.3b.pt"
+}
+
 section() { # NAME
     case $1 in
     kernels) "${limit[@]}" scripts/bench/kernels.py --seconds $((seconds - 60)) --shapes S1,S5,S3 --admit --rows "$rows" ;;
-    peers) "${limit[@]}" scripts/bench_peers.py --shapes S1,S3 --seconds $((seconds - 20)) --work "$work/peers" --rows "$rows" \
-        --plot docs/images/peers.png ;;
+    peers) compare S1 --engines exact,exact_plain,fp4,fp4_plain,fp4_fp8 --plot docs/images/peers.png ;;
+    peers3) compare S3 --peers B0,B3 ;;
+    peers14) compare S5 --engines fp4,fp4_fp8 --peers B3 --extras '' --chunks 8 ;;
     quality) "${limit[@]}" -m scripts.kv_quality --sample seko_export/sample --rows docs/benchmarks/kv-quality.jsonl \
         --pictures docs/images --prompts 200 --chunks 7,20,100 --batch 200 --device cuda ;;
     pipeline) "${limit[@]}" scripts/bench/pipeline.py --full --work "$work/pipeline" --rows "$rows" ;;
     stream) "${limit[@]}" scripts/bench/long_stream.py "$work/pipeline/sample" --rows "$rows" --picture docs/images/long-stream.png ;;
-    pool) "${limit[@]}" -m seko_export build --fp4-kv --no-text --no-vae --sessions 8 --batch 1,2,4 -o "$work/pool" --force --json &&
-        "${limit[@]}" scripts/bench/pool.py "$work/pool" --seconds $((seconds / 4)) --rows "$rows" ;;
+    pool) pool_of "$work/pool" busy,slope,soak --no-text --no-vae --sessions 12 --batch 1,2,4 ;;
+    pool1) full_size && pool_of "$work/pool1" offload,latencies,batch "$work/1.3b.pt" --preset self-forcing-1.3b --sessions 9 \
+        --batch 1,2,4,8 && pool_of "$work/pool3" batch "$work/1.3b.pt" --preset self-forcing-1.3b --sessions 9 --batch 1,2,4,8 \
+        --height 320 --width 576 --ring-frames 12 ;;
+    fit) "${limit[@]}" scripts/bench/sessions_fit.py --preset self-forcing-1.3b --work "$work/fit" --rows "$rows" ;;
+    fit14) "${limit[@]}" scripts/bench/sessions_fit.py --preset wan-14b --kv fp4 --work "$work/fit14" --rows "$rows" ;;
     step) "${limit[@]}" scripts/bench/main_job.py --work "$work/step" --rows "$rows" ;;
     vae) "${limit[@]}" scripts/bench/vae.py --work "$work/vae" --rows "$rows" ;;
     layers) "${limit[@]}" scripts/bench/layer_streaming.py --work "$work/layers" --rows "$rows" ;;
@@ -56,20 +75,22 @@ lane() { # GPU NAMES...: its sections that are wanted, one after another; return
     return "$failed"
 }
 
-failed=0
-if [ "${#gpus[@]}" -lt "${#lanes[@]}" ]; then
-    read -ra every <<<"${lanes[*]}"
-    lane "${gpus[0]}" "${every[@]}" || failed=$?
-else
-    pids=()
-    for i in "${!lanes[@]}"; do
-        read -ra names <<<"${lanes[i]}"
-        lane "${gpus[i]}" "${names[@]}" &
-        pids+=($!)
+dealt=() turn=0 # by GPU, the sections of its lanes
+for one in "${lanes[@]}"; do
+    for name in $one; do
+        [[ $wanted == *" $name "* ]] || continue
+        dealt[turn++ % ${#gpus[@]}]+=" $one"
+        break
     done
-    for pid in "${pids[@]}"; do
-        wait "$pid" || failed=$((failed + $?))
-    done
-fi
+done
+failed=0 pids=()
+for i in "${!dealt[@]}"; do
+    read -ra names <<<"${dealt[i]}"
+    lane "${gpus[i]}" "${names[@]}" &
+    pids+=($!)
+done
+for pid in "${pids[@]}"; do
+    wait "$pid" || failed=$((failed + $?))
+done
 "$PYTHON" scripts/bench/table.py README.md docs/performance.md docs/sessions.md docs/kv-quality.md
 exit "$failed"

@@ -33,6 +33,7 @@ from seko_export.options import build_config
 from seko_export.piece import Argument, BuildConfig, Piece
 from seko_export.pieces import make_pieces
 from seko_export.roofline import Wish, launch_seconds, predict, weight_bytes
+from seko_export.roofline_table import show
 from seko_kernels.attention import v_columns
 from seko_kernels.kv_formats import KvFormat
 from seko_runtime.manifest_reader import parse_manifest
@@ -74,6 +75,12 @@ def test_a_step_of_fused_layers_is_near_its_newest_row(figure, row_shape, layout
     """Nothing of the prediction was calibrated on these rows."""
     asked = replace(S1_WISH, layout=layout, **wish)
     assert near(predict(asked)["step_s"] * 1e3, newest(figure, row_shape)["engine_step_ms"])
+
+
+def test_the_table_tells_of_a_cache_a_pass():
+    shown = show(predict(replace(S1_WISH, layout={"pass_caches": True})))
+    assert "4 passes, a cache each" in shown
+    assert "a chunk: 4 steps" in shown
 
 
 @pytest.mark.parametrize("scheme", ["bf16", "fp4"])
