@@ -17,11 +17,33 @@ from seko_runtime.errors import (
 from seko_runtime.manifest import Target
 
 CPUINFO = Path("/proc/cpuinfo")
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")  # of version 2, as a container sees its own
 
 
 def free_host_bytes() -> int:
-    """Return the bytes of this machine's memory that nothing uses, caches of files included in what does."""
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Return the bytes of memory that can still be taken: caches of files make way, a container's limit counts."""
+    machine = _numbers(MEMINFO, ":").get("MemAvailable")
+    found = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if machine is None else machine * 1024
+    try:
+        limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+    except (OSError, ValueError):  # no container, or one without a limit, which is called max
+        return found
+    return max(0, min(found, limit - used + _numbers(CGROUP / "memory.stat", " ").get("inactive_file", 0)))
+
+
+def _numbers(file: Path, mark: str) -> dict[str, int]:
+    """Return the first number behind each name of a file of such lines; nothing if it cannot be read."""
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    pairs = (line.partition(mark) for line in lines)
+    return {
+        name: int(rest.split()[0])
+        for name, _, rest in pairs
+        if rest.split()[:1] and rest.split()[0].isdecimal()
+    }
 
 
 def cpu_flags() -> frozenset[str]:
