@@ -58,8 +58,8 @@ class KvStatistics:
     """What each channel of K and V is like, per layer, seen while the exact track runs.
 
     Only what the context pass writes of the stream counts: no later chunk reads anything else, and of references there
-    may be as much filling up their chunk. Where each pass has a cache of its
-    own, all of them count. Keys are turned back to what they were before RoPE where the format stores them so.
+    may be as much filling up their chunk. Where each pass has a cache of its own, all of them count. Keys are turned
+    back to what they were before RoPE where the format stores them so.
 
     Parameters
     ----------

@@ -73,13 +73,12 @@ GPUS = {gpu.name: gpu for gpu in _TABLE}
 MATMUL_SHARE = 0.69  # measured alone: 643 to 730 TFLOP/s at the model's sizes, the middle
 FP8_MATMUL_SHARE = 0.56  # measured alone, torch._scaled_mm by rows: 920 to 1300 TFLOP/s, the middle
 ATTENTION_SHARE = 0.55  # measured alone, cuDNN: 1.73 ms at 12 heads, 5.74 ms at 40 (docs/adr/0002)
-# Of the bf16 peak, assumed: as cuDNN's. The rows attn_h12_vs_cudnn and attn_h40_vs_cudnn are of a kernel with keys in
-# fp8, too (635 and 684 TFLOP/s); with the past's values alone in fp8 (docs/adr/0006) it has not been measured.
+# Of the bf16 peak, with the past's values alone in fp8 (docs/adr/0006); measured alone: rows attn_h12_vs_cudnn and
+# attn_h40_vs_cudnn, 515 and 556 TFLOP/s, as cuDNN.
 FP8_ATTENTION_SHARE = 0.55
 MASKED_ATTENTION_SHARE = 0.37  # measured alone, cuDNN with a bias: 2.64 and 8.26 ms (docs/adr/0002)
 EXPAND_SHARE = 0.88  # of the bandwidth; measured alone: FP4 to fp8 in 37 us at 12 heads, 122 us at 40
-# Of the bandwidth; measured alone: the same rows, 118 and 369 us, keys in fp8. Bound by instructions, which turn
-# them.
+# Of the bandwidth; measured alone: the same rows, 127 and 401 us. Bound by instructions, which turn the keys.
 FP8_EXPAND_SHARE = 0.25
 # Of the bandwidth; measured alone: 13 us for a norm in bf16, 22 for QK norm with RoPE, 40 for GELU with fp8 rows at 12
 # heads (docs/LOG.md), which is .46, .45 and .66; a norm with fp8 rows, at 23 us, reaches .2.

@@ -181,9 +181,8 @@ class BuildConfig:
         if least == self.stream.chunk_frames:
             return f"it reads the past in fp8, and a cache of {least} frames holds the chunk alone"
         references, chunk = self.stream.reference_frames, self.stream.chunk_frames
-        if (
-            references % chunk
-        ):  # what fills up their last chunk lies behind the fill: no other attention sees it
+        if references % chunk:
+            # What fills up their last chunk lies behind the fill: no other attention sees it.
             return (
                 f"a chunk sees all of itself, so reference frames come in chunks of {chunk}, not {references}"
             )

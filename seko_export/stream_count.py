@@ -16,8 +16,6 @@ def chunk_stream_bytes(config: BuildConfig) -> int:
 
     Each pass fetches every layer of its cache once, and each layer goes back once: after the last pass that writes it.
     """
-    homes, passes = home_bytes(config), len(config.schedule.timesteps)
-    fetches = (
-        1 if config.stream.pass_caches else passes + 1
-    )  # of a cache a pass, each is fetched by its own alone
-    return homes * (fetches + 1)
+    # Of a cache a pass, each is fetched by its own alone.
+    fetches = 1 if config.stream.pass_caches else len(config.schedule.timesteps) + 1
+    return home_bytes(config) * (fetches + 1)

@@ -370,9 +370,8 @@ class KeysAndValues(nn.Module):
         turns = Modulation(modulation, self.modulation.squeeze(0))
         x = self.ops.norm_modulate(hidden, turns, SHIFT_1, SCALE_1, m.norm_eps, fp8=self.fp8)
         layer, norm = self.self_attn.qkv, self.self_attn.norm_k
-        if isinstance(
-            layer, Fp8Linear
-        ):  # q too, for nothing: torch 2.11 lowers no scaled matmul of parts of weights
+        if isinstance(layer, Fp8Linear):
+            # q too, for nothing: torch 2.11 lowers no scaled matmul of parts of weights.
             wide = self.ops.fp8_linear(x, layer.weight_fp8, layer.weight_scale, layer.bias, dtype)
             _, k, v = wide.chunk(3, dim=-1)  # each [B, T, d]
         else:
