@@ -5,7 +5,6 @@ Read here is the text of the Dockerfiles: sources, versions, users. That they bu
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -19,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from seko_runtime.__main__ import _parser
+from tests.loaded import load_script
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "scripts" / "container"
@@ -132,12 +132,7 @@ def test_what_a_reader_would_object_to(tmp_path, was, becomes, objection):
 
 @pytest.fixture
 def sizes() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("sizes", FOLDER / "sizes.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(FOLDER / "sizes.py")
 
 
 def test_a_hidden_package_cannot_be_imported_and_comes_back(sizes, tmp_path):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.loaded import load_script
 
 ROOT = Path(__file__).parents[1]
 UNLISTED = {
@@ -26,11 +27,7 @@ PAGES = sorted(
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_figures_are_the_rows_of_the_benchmark(page: Path) -> None:
-    spec = importlib.util.spec_from_file_location("table", ROOT / "scripts" / "bench" / "table.py")
-    assert spec is not None
-    assert spec.loader is not None
-    table = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(table)
+    table = load_script(ROOT / "scripts" / "bench" / "table.py")
     text = page.read_text(encoding="utf-8")
     assert table.with_tables(text) == text
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from argparse import Namespace
 from dataclasses import replace
@@ -15,6 +14,7 @@ import torch
 from seko_export.config import PRESETS
 from seko_export.models.sampler import Schedule
 from seko_export.pieces import BuildConfig
+from tests.loaded import load_script
 
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"
 LAYERS = 4
@@ -24,11 +24,7 @@ LAYERS = 4
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script with builds and clocks taken out: 10 ms streamed, 5 resident; a bus of 1 GB/s in, 0.5 out."""
     monkeypatch.syspath_prepend(str(BENCH))
-    spec = importlib.util.spec_from_file_location("layer_streaming", BENCH / "layer_streaming.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_script(BENCH / "layer_streaming.py")
     monkeypatch.setattr(module, "build_artifact", lambda *_, **__: None)
     monkeypatch.setattr(module, "resident_copy", lambda *_: None)
     monkeypatch.setattr(module, "copy_rates", lambda: {"in": 1e9, "out": 5e8})

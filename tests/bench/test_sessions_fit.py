@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.loaded import load_script
 
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"
 
@@ -15,12 +16,7 @@ BENCH = Path(__file__).parents[2] / "scripts" / "bench"
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCH))
-    spec = importlib.util.spec_from_file_location("sessions_fit", BENCH / "sessions_fit.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(BENCH / "sessions_fit.py")
 
 
 @pytest.mark.parametrize(

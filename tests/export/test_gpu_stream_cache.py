@@ -17,6 +17,7 @@ from seko_export.config import PRESETS
 from seko_export.models.sampler import Schedule
 from seko_export.pieces import BuildConfig
 from seko_runtime import Session, open_artifact
+from tests.one_launch import events_of_one_launch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -66,15 +67,7 @@ def test_chunks_in_a_hurry_give_the_same_bytes(built: tuple[Path, Path]) -> None
 
 def test_a_chunk_is_one_graph_launch_with_its_copies_in_it(built: tuple[Path, Path]) -> None:
     with open_artifact(built[0]) as artifact, artifact.open_session() as session:
-        for _ in range(5):
-            session.run_chunk()
-        torch.cuda.synchronize()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            session.run_chunk()
-            torch.cuda.synchronize()
-        names = [event.name for event in profile.events()]
-        assert names.count("cudaGraphLaunch") == 1
-        assert not [name for name in names if name.startswith("cudaLaunchKernel")]
+        names = events_of_one_launch(session)
         layers = [one for one in artifact.manifest.buffers if one.device_layers]
         passes = artifact.manifest.schedule.denoise_passes + 1
         fetched = [name for name in names if "Memcpy HtoD" in name]

@@ -15,6 +15,7 @@ from seko_runtime.artifact import OpenArtifact, open_artifact
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import DeviceMissingError
 from seko_runtime.session import Session
+from tests.one_launch import events_of_one_launch
 
 from . import toy
 
@@ -61,15 +62,7 @@ def test_a_chunk_is_one_graph_launch(built_cuda_toy: Path) -> None:
     with open_artifact(built_cuda_toy) as artifact, artifact.open_session() as session:
         if not captured(artifact):
             pytest.skip("cudagraph trees launch one graph an engine call")
-        for _ in range(5):
-            session.run_chunk()
-        torch.cuda.synchronize()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            session.run_chunk()
-            torch.cuda.synchronize()
-        names = [event.name for event in profile.events()]
-        assert names.count("cudaGraphLaunch") == 1
-        assert not [name for name in names if name.startswith("cudaLaunchKernel")]
+        events_of_one_launch(session)
         assert session.stats.graph_launches == session.stats.chunks == 6
         assert session.stats.captured_graphs == 2
 

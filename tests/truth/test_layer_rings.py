@@ -20,8 +20,8 @@ from seko_runtime.errors import ManifestError
 from seko_runtime.manifest_reader import parse_manifest
 from tests.export.test_pool_pieces import eager_pool
 from tests.tolerances import STEP, relative_error
+from tests.truth.against_naive import hold_to_naive, naive_models
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
-from tests.truth.naive_dit import ShiftingDit
 from tests.truth.test_pass_caches import session_weights
 
 RINGS = (2, 2, 5)
@@ -43,16 +43,7 @@ def test_each_layer_sees_its_own_window(rings, chunk, sink, pass_caches, worst):
     config = dataclasses.replace(config, stream=stream)
     weights, text = random_wan_weights(config.model), random_text(config.model, 1)
     static = EagerStream(config, weights, text)
-    naive = [ShiftingDit(config.model, config.stream, weights, text[0]) for _ in range(1 + pass_caches)]
-    for number in range(2 * (sink + max(rings)) // chunk + 2):
-        for turn, done in enumerate(static.run_chunk([number * chunk], [3])):
-            model = naive[turn if pass_caches else 0]
-            commit = pass_caches or done.velocity is None
-            velocity = model.step(done.latents[0], done.timestep, number * chunk, commit=commit)
-            if done.velocity is not None:
-                error = relative_error(done.velocity[0], velocity)
-                worst("layers of different rings, velocity", error)
-                assert error <= STEP[torch.float32], (number, done.timestep)
+    hold_to_naive(static, naive_models(config, weights, text), worst, "layers of different rings")
 
 
 @pytest.mark.parametrize("scheme", ["fp32", "fp4", "int8-sink"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +19,11 @@ from seko_export.pieces import BuildConfig
 from seko_runtime.errors import UsageError
 from seko_runtime.manifest import REFERENCE_VERSION, FileEntry
 from seko_runtime.manifest_reader import parse_manifest
+from seko_runtime.session import Session
 from tests.export.test_pool_pieces import eager_pool
-from tests.tolerances import STEP, relative_error
+from tests.tolerances import relative_error
+from tests.truth.against_naive import hold_to_naive, naive_models
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
-from tests.truth.naive_dit import ShiftingDit
 from tests.truth.test_pass_caches import session_weights
 
 
@@ -64,23 +67,15 @@ def test_a_stream_sees_its_references_past_the_wrap(chunk, sink, ring, reference
     """The naive model takes them as chunks before the stream's; a short last chunk is short there."""
     config = config_of(chunk, sink, ring, references, **stream)
     weights, text = random_wan_weights(config.model), random_text(config.model, 1)
-    static, apart = EagerStream(config, weights, text), config.stream.pass_caches
+    static = EagerStream(config, weights, text)
     reference = random_reference(config)
     static.write_references(reference)
-    naive = [ShiftingDit(config.model, config.stream, weights, text[0]) for _ in range(2 if apart else 1)]
+    naive = naive_models(config, weights, text)
     for model in naive:
         for first in range(-references, 0, chunk):
             part = reference[0][:, references + first :][:, :chunk]
             model.step(part, config.schedule.context_timestep, first, commit=True)
-    for number in range(2 * (sink + ring) // chunk + 2):
-        for turn, done in enumerate(static.run_chunk([number * chunk], [3])):
-            commit = apart or done.velocity is None
-            model = naive[turn if apart else 0]
-            velocity = model.step(done.latents[0], done.timestep, number * chunk, commit=commit)
-            if done.velocity is not None:
-                error = relative_error(done.velocity[0], velocity)
-                worst("reference frames, velocity", error)
-                assert error <= STEP[torch.float32], (number, done.timestep)
+    hold_to_naive(static, naive, worst, "reference frames")
     assert all(c.frame < 0 for model in naive for cached in model.cached for c in cached[:references])
 
 
@@ -131,30 +126,32 @@ def test_sessions_write_them_and_rows_keep_their_own(scheme, stream):
             assert np.array_equal(found[1], changed[number][1])
 
 
-def test_a_rebuilt_cache_has_them_again():
-    """Nothing was evicted yet and the prompt is the same: rebuilt from nothing, the stream goes on as it would."""
+@contextmanager
+def two_rows_after_three_chunks() -> Iterator[tuple[Session, np.ndarray, list[np.ndarray]]]:
+    """A session, its text, and four chunks that it would make from the beginning; three of them it has made."""
     config = config_of(2, 2, 6, 3, batch=2)
     weights, text, reference = weights_of(config), random_text(config.model, 2), random_reference(config)
     wanted = streams_of(config, weights, reference, 4)
     with eager_session(config, weights, text, [5, 6], reference=reference) as session:
         for chunk in wanted[:3]:
             assert np.array_equal(session.run_chunk().to_host(), chunk)
+        yield session, text.numpy(), wanted
+
+
+def test_a_rebuilt_cache_has_them_again():
+    """Nothing was evicted yet and the prompt is the same: rebuilt from nothing, the stream goes on as it would."""
+    with two_rows_after_three_chunks() as (session, text, wanted):
         for row in range(2):
             session._streams.live().clear_cache(row)
-        session.set_text(text.numpy(), recache=True)
+        session.set_text(text, recache=True)
         assert np.array_equal(session.run_chunk().to_host(), wanted[3])
 
 
 def test_a_row_without_a_chunk_has_them_after_others_were_rebuilt():
     """Rebuilding writes into such a row and clears it; its references come back."""
-    config = config_of(2, 2, 6, 3, batch=2)
-    weights, text, reference = weights_of(config), random_text(config.model, 2), random_reference(config)
-    wanted = streams_of(config, weights, reference, 4)
-    with eager_session(config, weights, text, [5, 6], reference=reference) as session:
-        for chunk in wanted[:3]:
-            assert np.array_equal(session.run_chunk().to_host(), chunk)
+    with two_rows_after_three_chunks() as (session, text, wanted):
         session.restart_row(1)
-        session.set_text(text.numpy(), recache=True)
+        session.set_text(text, recache=True)
         found = session.run_chunk().to_host()
     assert np.array_equal(found[0], wanted[3][0])
     assert np.array_equal(found[1], wanted[0][1])

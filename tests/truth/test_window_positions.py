@@ -17,9 +17,9 @@ from seko_export.pieces import BuildConfig, make_pieces
 from seko_export.roofline import Wish, predict
 from seko_runtime.clocks import RowClocks
 from seko_runtime.ring import Ring
-from tests.tolerances import STEP, relative_error
+from tests.tolerances import relative_error
+from tests.truth.against_naive import hold_to_naive, naive_models
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
-from tests.truth.naive_dit import ShiftingDit
 from tests.truth.test_pass_caches import session_weights
 
 
@@ -45,17 +45,8 @@ def config_of(
 def test_a_frames_position_is_its_place_in_the_window(chunk, sink, ring, stream, worst):
     config = config_of(chunk, sink, ring, layers=3, **stream)
     weights, text = random_wan_weights(config.model), random_text(config.model, 1)
-    static, apart = EagerStream(config, weights, text), config.stream.pass_caches
-    naive = [ShiftingDit(config.model, config.stream, weights, text[0]) for _ in range(1 + apart)]
-    for number in range(2 * (sink + ring) // chunk + 2):
-        for turn, done in enumerate(static.run_chunk([number * chunk], [3])):
-            commit = apart or done.velocity is None
-            model = naive[turn if apart else 0]
-            velocity = model.step(done.latents[0], done.timestep, number * chunk, commit=commit)
-            if done.velocity is not None:
-                error = relative_error(done.velocity[0], velocity)
-                worst("positions within the window, velocity", error)
-                assert error <= STEP[torch.float32], (number, done.timestep)
+    static = EagerStream(config, weights, text)
+    hold_to_naive(static, naive_models(config, weights, text), worst, "positions within the window")
 
 
 def test_a_long_stream_stays_where_it_was_trained():

@@ -1,0 +1,21 @@
+"""What the profiler sees of a chunk on a GPU: one launch of a graph."""
+
+from __future__ import annotations
+
+import torch
+
+from seko_runtime import Session
+
+
+def events_of_one_launch(session: Session) -> list[str]:
+    """Names of what happens in a chunk once the graphs are captured, which one launch of one of them sets off."""
+    for _ in range(5):
+        session.run_chunk()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        session.run_chunk()
+        torch.cuda.synchronize()
+    names = [event.name for event in profile.events()]
+    assert names.count("cudaGraphLaunch") == 1
+    assert not [name for name in names if name.startswith("cudaLaunchKernel")]
+    return names
