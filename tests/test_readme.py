@@ -18,18 +18,13 @@ UNLISTED = {
 }  # say nothing of their own; a package's face may still be listed
 
 
-PAGES = sorted(
-    path
-    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    if "<!-- figures:" in path.read_text()
-)
+TABLE = load_script(ROOT / "scripts" / "bench" / "table.py")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", TABLE.pages(), ids=lambda page: page.name)
 def test_the_figures_are_the_rows_of_the_benchmark(page: Path) -> None:
-    table = load_script(ROOT / "scripts" / "bench" / "table.py")
     text = page.read_text(encoding="utf-8")
-    assert table.with_tables(text) == text
+    assert TABLE.with_tables(text) == text
 
 
 def test_the_file_tree_names_every_file_and_nothing_else() -> None:

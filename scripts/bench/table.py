@@ -1,6 +1,6 @@
 """Write measured figures into pages, from docs/benchmarks: a page repeats rows, it holds none.
 
-    python scripts/bench/table.py README.md docs/performance.md
+    python scripts/bench/table.py
 
 A block between ``<!-- figures:NAME PATTERN ... -->`` and ``<!-- /figures -->`` gets the newest row of each figure and
 shape of docs/benchmarks/NAME.jsonl whose figure fits one of the patterns (``*`` stands for anything).
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks"
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "docs" / "benchmarks"
 BLOCK = re.compile(
     r"(?P<head><!-- figures:(?P<name>[\w-]+) (?P<patterns>[^>]+) -->\n).*?(?P<foot><!-- /figures -->)",
     re.DOTALL,
@@ -23,9 +23,15 @@ BLOCK = re.compile(
 
 
 def main() -> None:
-    """Rewrite the blocks of each page that was named."""
-    for page in map(Path, sys.argv[1:]):
+    """Rewrite the blocks of each page that has some."""
+    for page in pages():
         page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def pages() -> list[Path]:
+    """Return README and the pages of docs that have a block."""
+    every = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [page for page in every if BLOCK.search(page.read_text(encoding="utf-8"))]
 
 
 def with_tables(text: str, benchmarks: Path = BENCHMARKS) -> str:

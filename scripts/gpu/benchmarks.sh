@@ -92,5 +92,5 @@ done
 for pid in "${pids[@]}"; do
     wait "$pid" || failed=$((failed + $?))
 done
-"$PYTHON" scripts/bench/table.py README.md docs/performance.md docs/sessions.md docs/kv-quality.md
+"$PYTHON" scripts/bench/table.py
 exit "$failed"

@@ -113,9 +113,8 @@ def _measure(options: argparse.Namespace, sample: Sample) -> None:
     report.append_streams(options.rows, build.kv_scheme, after, judged, bits)
     plots.draw_streams(options.pictures, latents, build.kv_scheme, sample.stream.chunk_frames, after)
     shipped = next((name for name in latents if name.startswith("fp4")), list(latents)[1])
-    shown = list(
-        dict.fromkeys([build.kv_scheme, shipped, list(latents)[-1]])
-    )  # exact, the default, the last idea
+    # Exact, the default, the last idea.
+    shown = list(dict.fromkeys([build.kv_scheme, shipped, list(latents)[-1]]))
     plots.draw_frames(options.pictures, sample, latents, shown, prompts, options.chunks, options.device)
     report.print_tables(table, after, judged, build.kv_scheme)
     show("done")
