@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 import shutil
 import statistics
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from bus import copy_rates, elapsed_ms
 from resident_copy import resident_copy
 from rows import append_row
 
@@ -29,7 +29,6 @@ from seko_export.stream_count import chunk_stream_bytes, home_bytes
 from seko_runtime import open_artifact
 
 PRESET = "self-forcing-1.3b"
-PROBE_BYTES = 1 << 30  # of the plain copy that the bus is measured by
 
 
 def main() -> None:
@@ -110,27 +109,6 @@ def timed(folder: Path, chunks: int) -> dict[str, Any]:
         "peak_bytes": peak,
         "latents": latents,
     }
-
-
-def copy_rates() -> dict[str, float]:
-    """Return bytes a second of a plain copy between the device and page-locked memory, each way."""
-    host = torch.empty(PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
-    device = torch.empty(PROBE_BYTES, dtype=torch.uint8, device="cuda")
-    ways = {
-        "in": lambda: device.copy_(host, non_blocking=True),
-        "out": lambda: host.copy_(device, non_blocking=True),
-    }
-    return {way: PROBE_BYTES / (1e-3 * min(elapsed_ms(work) for _ in range(5))) for way, work in ways.items()}
-
-
-def elapsed_ms(work: Callable[[], object]) -> float:
-    """Return the milliseconds that the device takes for what is queued by ``work``."""
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    work()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end))
 
 
 if __name__ == "__main__":

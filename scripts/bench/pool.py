@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from bus import copy_rates
 from rows import append_row
 
 from seko_export.inspection import percentile
@@ -28,7 +29,6 @@ from seko_runtime import Pool, PooledSession, open_artifact
 
 FIGURES = ("soak", "busy", "slope", "offload", "latencies", "batch")
 SLOPE_CHUNKS = 5000
-PROBE_BYTES = 1 << 30  # of the plain copy that moving a session is measured by
 
 
 @dataclass
@@ -229,23 +229,18 @@ def offload(load: Load, rows: Path, shape: str, repeats: int = 10) -> None:
     if not torch.cuda.is_available():
         print("offload_bandwidth_share needs a GPU: left out", flush=True)
         return
-    host = torch.empty(PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
-    device = torch.empty(PROBE_BYTES, dtype=torch.uint8, device="cuda")
-    plain = {
-        "out": PROBE_BYTES / min(_timed(lambda: host.copy_(device, non_blocking=True)) for _ in range(5)),
-        "in": PROBE_BYTES / min(_timed(lambda: device.copy_(host, non_blocking=True)) for _ in range(5)),
-    }
+    plain = copy_rates()
     size, times = load.pool.session_bytes, {"out": [], "in": []}
     with load.open(0, 0) as session:
         for _ in range(repeats + 1):
             times["out"].append(_timed(session.pause))
             times["in"].append(_timed(session.resume))
     shares = {
-        way: size / statistics.median(times[way][1:]) / plain[way] for way in plain
+        way: 1e3 * size / statistics.median(times[way][1:]) / plain[way] for way in plain
     }  # the first one pins
     append_row(
         rows, "offload_bandwidth_share", shape, min(shares.values()), "of a plain pinned copy, the worse way", None,
-        floor=0.85, shares=shares, plain_gb_s={way: one / 1e6 for way, one in plain.items()}, session_bytes=size,
+        floor=0.85, shares=shares, plain_gb_s={way: one / 1e9 for way, one in plain.items()}, session_bytes=size,
     )  # fmt: skip
 
 
