@@ -17,8 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from seko_export import progress
 from seko_export.cli_delivery import DELIVERY
-from seko_export.cli_json import json_option, print_json
 from seko_export.cli_questions import QUESTIONS
+from seko_export.cli_shared import json_option, print_json
 from seko_export.gpus import GPUS
 
 KV_HELP = (

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from seko_export.cli_json import json_option, print_json
+from seko_export.cli_shared import artifact_argument, json_option, print_json
 
 
 @click.command()
-@click.argument("artifact", type=click.Path(path_type=Path))
+@artifact_argument
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The tar to write.")
 @click.option("--force", is_flag=True, help="Replace a file that is already there.")
 @json_option
@@ -58,7 +58,7 @@ def keygen(output: Path, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("artifact", type=click.Path(path_type=Path))
+@artifact_argument
 @click.option("--key", type=click.Path(path_type=Path), required=True, help="What keygen made.")
 @json_option
 def sign(artifact: Path, key: Path, as_json: bool) -> None:

@@ -10,11 +10,11 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from seko_export.cli_json import json_option, print_json
+from seko_export.cli_shared import artifact_argument, json_option, print_json
 
 
 @click.command()
-@click.argument("artifact", type=click.Path(path_type=Path))
+@artifact_argument
 @json_option
 def inspect(artifact: Path, as_json: bool) -> None:
     """Show what ARTIFACT holds, after checking every hash; no engine is loaded."""
@@ -29,7 +29,7 @@ def inspect(artifact: Path, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("artifact", type=click.Path(path_type=Path))
+@artifact_argument
 @json_option
 def verify(artifact: Path, as_json: bool) -> None:
     """Replay the goldens of ARTIFACT; exit code 6 and the worst error when they differ."""
@@ -54,7 +54,7 @@ def verify(artifact: Path, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("artifact", type=click.Path(path_type=Path))
+@artifact_argument
 @click.option(
     "--chunks",
     type=click.IntRange(min=1),
@@ -95,7 +95,7 @@ def doctor(as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("artifact", type=click.Path(path_type=Path))
+@artifact_argument
 @click.option(
     "--chunks",
     type=click.IntRange(min=1),

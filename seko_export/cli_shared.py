@@ -1,12 +1,14 @@
-"""What every command has: `--json`, and one JSON object as the last line of stdout."""
+"""What several commands have: ARTIFACT, and `--json` with one JSON object as the last line of stdout."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import click
 
+artifact_argument = click.argument("artifact", type=click.Path(path_type=Path))
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
 
 
