@@ -1,0 +1,209 @@
+"""What `seko-export plan` counts is what a build makes: arithmetic, traffic, scratch, bytes of an artifact."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from seko_export.models.wan_vae import VaeConfig
+from seko_export.op_count import (
+    ATTENTION,
+    CACHE_WRITE,
+    EXPAND,
+    MASKED_ATTENTION,
+    MATMUL,
+    ROWS,
+    PieceCount,
+    count_piece,
+)
+from seko_export.op_count_fused import FP8_ATTENTION, FP8_EXPAND, FP8_MATMUL
+from seko_export.options import build_config
+from seko_export.piece import Argument, Piece
+from seko_export.pieces import make_pieces
+from seko_export.roofline import weight_bytes
+from seko_kernels.attention import v_columns
+from seko_kernels.kv_formats import KvFormat
+from seko_runtime.manifest_reader import parse_manifest
+from tests.export.planned import on_gpu
+
+BF16, F32 = torch.bfloat16, torch.float32
+
+
+@pytest.mark.parametrize(("preset", "batch"), [("self-forcing-1.3b", 1), ("wan-14b", 1), ("tiny", 3)])
+def test_flops_of_a_block_are_those_of_its_formula(preset, batch):
+    config = on_gpu(preset, batch=batch)
+    m, s = config.model, config.stream
+    tokens = batch * s.chunk_tokens
+    flops: dict[str, int] = {}
+    for launch in count_piece(make_pieces(config)["block"]).launches:
+        flops[launch.kind] = flops.get(launch.kind, 0) + launch.flops
+    assert flops[MATMUL] == 2 * tokens * (6 * m.dim * m.dim + 2 * m.dim * m.ffn_dim)
+    assert flops[MASKED_ATTENTION] == 4 * tokens * s.cache_tokens * m.dim
+    assert flops[ATTENTION] == 4 * tokens * m.text_tokens * m.dim
+    assert flops[ROWS] == flops[CACHE_WRITE] == 0
+
+
+def test_flops_of_decoding_are_torchs_own_count():
+    """Attention, which torch's counter does not see on this device, is one head over the places of each frame."""
+    vae = VaeConfig(base_dim=16)
+    config = replace(on_gpu("tiny"), vae=vae)
+    piece = make_pieces(config)["vae_decode"]
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from seko_export.piece import FlatModule
+
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        FlatModule(piece)(*piece.example_inputs("meta"))
+    assert sum(launch.flops for launch in count_piece(piece).launches) == counter.get_total_flops()
+
+
+def test_a_step_reads_window_and_weights_once():
+    config = on_gpu("self-forcing-1.3b")
+    m, s = config.model, config.stream
+    launches = count_piece(make_pieces(config)["block_full"]).launches
+    window, chunk = 2 * s.cache_tokens * m.dim * 2, s.chunk_tokens * m.dim * 2
+    own = [launch for launch in launches if launch.kind == ATTENTION and "caches.k" in launch.inputs]
+    assert [(launch.bytes_read, launch.bytes_written) for launch in own] == [(chunk + window, chunk)]
+    readers: dict[str, int] = {}
+    for launch in launches:
+        for name in launch.inputs:
+            readers[name] = readers.get(name, 0) + 1
+    matrices = [a.name for a in make_pieces(config)["block_full"].parameters if len(a.shape) == 2]
+    assert [readers[name] for name in matrices] == [1] * len(matrices)
+
+
+def test_a_lossy_cache_is_read_once_and_expanded_once():
+    config = on_gpu("self-forcing-1.3b", scheme="fp4")
+    m, s = config.model, config.stream
+    piece = make_pieces(config)["block_full"]
+    launches = count_piece(piece).launches
+    assert piece.module.kv == config.kv  # counting put its own format back
+    (expand,) = [launch for launch in launches if launch.kind == EXPAND]
+    scales = 4 * (
+        2 * m.heads + m.heads * m.head_dim
+    )  # a head's of K and of V, and a mean for each channel of K
+    tables = 4 * 2 * (22 * s.cache_frames + 42 * s.frame_tokens)  # cosines and sines of slots and of patches
+    assert expand.bytes_read == pool_bytes(config.kv, 1, s.cache_tokens) + scales + tables
+    assert expand.bytes_written == 2 * s.cache_tokens * m.dim * 2
+    stored, *over = [launch for launch in launches if launch.kind == CACHE_WRITE]
+    assert stored.bytes_written == pool_bytes(config.kv, 1, s.chunk_tokens)
+    assert [launch.bytes_written for launch in over] == [
+        s.chunk_tokens * m.dim * 2
+    ] * 2  # K and V as they are
+
+
+@pytest.mark.parametrize(("name", "keeps"), [("block", False), ("block_context", True)])
+def test_a_fused_layer_expands_to_fp8_once_and_reads_it_in_fp8(name, keeps):
+    config = replace(on_gpu("self-forcing-1.3b", scheme="fp4"), fused=True, fp8_attention=True)
+    m, s = config.model, config.stream
+    piece = make_pieces(config)[name]
+    own = piece.module.ops
+    counted = count_piece(piece)
+    assert (piece.module.kv, piece.module.ops) == (config.kv, own)
+    (expand,) = [launch for launch in counted.launches if launch.kind == FP8_EXPAND]
+    past = s.cache_tokens - s.chunk_tokens
+    constants = 4 * (3 * m.heads + m.heads * m.head_dim) + 8 * (s.chunk_frames + 1)
+    tables = 4 * 2 * (22 * s.cache_frames + 42 * s.frame_tokens)
+    assert expand.bytes_read == pool_bytes(config.kv, 1, past) + constants + tables
+    assert expand.bytes_written == 3 * past * m.dim  # keys in bf16, values in fp8
+    (attention,) = [launch for launch in counted.launches if launch.kind == FP8_ATTENTION]
+    assert attention.flops == 4 * s.chunk_tokens * s.cache_tokens * m.dim
+    own_bytes = 3 * s.chunk_tokens * 2  # q, k, v in bf16
+    assert attention.bytes_read == (own_bytes + 3 * past) * m.dim + 4 * m.heads + 8
+    stored = [launch for launch in counted.launches if launch.kind == CACHE_WRITE]
+    assert [launch.bytes_written for launch in stored] == [pool_bytes(config.kv, 1, s.chunk_tokens)] * keeps
+    # Keys of the past in bf16 and its values in fp8; beside them the hidden state, qkv, q and k, and keys before RoPE.
+    chunk, window = s.chunk_tokens * m.dim * 2, 2 * past + v_columns(past)
+    feed_forward = 2 * s.chunk_tokens * m.ffn_dim * 2 + 2 * chunk
+    assert window * m.dim + (6 + keeps) * chunk == counted.scratch_bytes > feed_forward
+    matmuls = sum(launch.flops for launch in counted.launches if launch.kind == MATMUL)
+    assert matmuls == 2 * s.chunk_tokens * (6 * m.dim * m.dim + 2 * m.dim * m.ffn_dim)
+
+
+class Toy(nn.Module):
+    """Matmul, three elementwise ops and a norm, matmul, residual: five launches in all but name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32, dtype=BF16), nn.Linear(32, 8, dtype=BF16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(x).float() * 2 + 1
+        y = torch.nn.functional.layer_norm(y, (32,)).to(BF16)
+        kept = x.float()  # used at the end: computed there, not held from here
+        return (kept + self.down(y).float()).to(BF16)
+
+
+def test_what_lies_between_two_matmuls_is_one_launch():
+    counted = toy_count()
+    kinds = [launch.kind for launch in counted.launches]
+    assert kinds == [MATMUL, ROWS, MATMUL, ROWS]
+    x, wide = 4 * 8 * 2, 4 * 32 * 2  # bytes
+    up, down = (32 * 8 + 32) * 2, (8 * 32 + 8) * 2
+    moved = [(launch.bytes_read, launch.bytes_written) for launch in counted.launches]
+    assert moved == [(x + up, wide), (wide, wide), (wide + down, x), (x + x, x)]
+    assert [launch.flops for launch in counted.launches] == [2 * 4 * 8 * 32, 0, 2 * 4 * 8 * 32, 0]
+    assert counted.launches[3].inputs == {"x"}
+
+
+def test_scratch_is_what_lies_between_two_launches():
+    """Beside the norm lie what it reads and what it writes; inputs are not scratch."""
+    assert toy_count().scratch_bytes == 2 * 4 * 32 * 2
+
+
+@pytest.mark.parametrize("built", ["fp4", "rows"])
+def test_bytes_are_those_of_a_real_artifact(built, request):
+    artifact = request.getfixturevalue(built)
+    manifest = parse_manifest((artifact.folder / "manifest.json").read_bytes())
+    layout = {
+        "height": manifest.stream.height,
+        "width": manifest.stream.width,
+        "batch": manifest.stream.batch,
+    }
+    kv = None if built == "rows" else "fp4"
+    config = build_config(False, "tiny", kv, False, "cpu", layout)
+    weights = weight_bytes(config, make_pieces(config))
+    assert weights == {"transformer": sum(weight.nbytes for weight in manifest.weights), "text": 0, "vae": 0}
+    slots = layout["batch"] * config.stream.cache_frames
+    frames = 8 * slots if config.kv.keys_before_rope else 0  # which frame each slot holds
+    tokens = slots * config.stream.frame_tokens
+    assert pool_bytes(config.kv, 2, tokens) + frames == manifest.kv.pool_bytes
+
+
+def test_fp8_halves_the_matrices_of_the_blocks_alone():
+    fused = replace(on_gpu("self-forcing-1.3b", scheme="fp4"), fused=True)
+    wide, narrow = (
+        weight_bytes(config, make_pieces(config))["transformer"]
+        for config in (fused, replace(fused, fp8=True))
+    )
+    m = fused.model
+    numbers, channels = 6 * m.dim * m.dim + 2 * m.dim * m.ffn_dim, 7 * m.dim + m.ffn_dim
+    assert wide - narrow == m.layers * (numbers - 4 * channels)
+
+
+def test_fp8_matmuls_have_the_flops_of_bf16_ones_and_half_of_their_operands():
+    config = replace(on_gpu("self-forcing-1.3b", scheme="fp4"), fused=True, fp8=True, fp8_attention=True)
+    m, tokens = config.model, config.stream.chunk_tokens
+    launches = count_piece(make_pieces(config)["block"]).launches
+    matmuls = [launch for launch in launches if launch.kind == FP8_MATMUL]
+    assert sum(launch.flops for launch in matmuls) == 2 * tokens * (6 * m.dim * m.dim + 2 * m.dim * m.ffn_dim)
+    assert not [launch for launch in launches if launch.kind == MATMUL]
+    (qkv, *_) = matmuls
+    vectors = 4 * tokens + 3 * m.dim * (4 + 2)  # scales of rows and channels, the bias
+    assert qkv.bytes_read == tokens * m.dim + 3 * m.dim * m.dim + vectors
+    assert qkv.bytes_written == tokens * 3 * m.dim * 2
+
+
+def toy_count() -> PieceCount:
+    with torch.device("meta"):
+        module = Toy()
+    x, y = (Argument(name, f"value:{name}", (4, 8), BF16) for name in "xy")
+    return count_piece(Piece("toy", module, "", 0, (x,), (y,), positional=True))
+
+
+def pool_bytes(form: KvFormat, layers: int, tokens: int) -> int:
+    """Bytes of so many layers and tokens in a format."""
+    return layers * tokens * sum(tensor.token_bytes for tensor in form.cache_tensors)
