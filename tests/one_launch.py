@@ -12,7 +12,8 @@ def events_of_one_launch(session: Session) -> list[str]:
     for _ in range(5):
         session.run_chunk()
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    # One cycle, so nothing accumulates; without it torch 2.11 warns that events are cleared between cycles.
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         session.run_chunk()
         torch.cuda.synchronize()
     names = [event.name for event in profile.events()]

@@ -3,7 +3,8 @@
     python scripts/container/sizes.py                       the sizes
     python scripts/container/sizes.py --artifact DIR --hide  and what `verify` says without each
 
-Hiding renames the package's files in this very environment and back again: use one that can be thrown away.
+Hiding renames the package's files in this very environment and back again: use one that can be thrown away. A package
+whose libraries were loaded from elsewhere, from the system's own CUDA say, counts as needed: nothing was shown.
 """
 
 from __future__ import annotations
@@ -20,6 +21,14 @@ from pathlib import Path
 HIDDEN = ".seko-hidden"
 KEPT = ("seko-runtime", "numpy", "torch")  # without these nothing can run
 TIMEOUT_S = 600
+_VERIFY = """
+import json, sys
+from seko_runtime.__main__ import main
+code = main(["verify", sys.argv[1]])
+with open("/proc/self/maps", encoding="utf-8") as maps:
+    print(json.dumps(sorted({line.split(maxsplit=5)[5].strip() for line in maps if ".so" in line})))
+sys.exit(code)
+"""
 
 
 def main() -> None:
@@ -40,14 +49,14 @@ def main() -> None:
     sizes = {name: sum(file.stat().st_size for file in files) for name, files in packages.items()}
     rows = []
     if options.hide:
-        told = verify(options.artifact)
+        told = verify(options.artifact, [])
         if not told["runs"]:
             raise SystemExit(f"the artifact does not verify with everything there: {told['says']}")
     for name in sorted(sizes, key=lambda one: -sizes[one]):
         row: dict[str, object] = {"package": name, "bytes": sizes[name]}
         if options.hide and name not in KEPT and sizes[name] >= options.at_least:
             with hidden(packages[name]):
-                row |= verify(options.artifact)
+                row |= verify(options.artifact, packages[name])
         rows.append(row)
         print(f"{sizes[name]:14,}  {name:40} {_words(row)}", flush=True)
     without = sum(int(str(row["bytes"])) for row in rows if row.get("runs"))
@@ -87,19 +96,22 @@ def restore(packages: Iterable[list[Path]]) -> None:
                 _away(path).rename(path)
 
 
-def verify(artifact: Path) -> dict[str, object]:
-    """Replay the goldens in a fresh process; say whether that works and, if not, its last words."""
-    command = [sys.executable, "-m", "seko_runtime", "verify", str(artifact)]
+def verify(artifact: Path, away: list[Path]) -> dict[str, object]:
+    """Replay the goldens in a fresh process; say whether that works without the files `away` and, if not, why."""
+    command = [sys.executable, "-c", _VERIFY, str(artifact)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return {"runs": False, "says": f"no end after {TIMEOUT_S} s"}
-    if done.returncode == 0:
-        return {"runs": True}
-    return {
-        "runs": False,
-        "says": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:160],
-    }
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return {"runs": False, "says": last[:160]}
+    loaded = json.loads(done.stdout.strip().splitlines()[-1])
+    names = {path.name for path in away}
+    elsewhere = [path for path in loaded if Path(path).name in names]
+    if elsewhere:
+        return {"runs": False, "says": f"another copy was loaded: {elsewhere[0]}"}
+    return {"runs": True}
 
 
 def _away(path: Path) -> Path:
