@@ -13,7 +13,9 @@ def events_of_one_launch(session: Session) -> list[str]:
         session.run_chunk()
     torch.cuda.synchronize()
     # One cycle, so nothing accumulates; without it torch 2.11 warns that events are cleared between cycles.
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True
+    ) as profile:
         session.run_chunk()
         torch.cuda.synchronize()
     names = [event.name for event in profile.events()]

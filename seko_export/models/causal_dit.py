@@ -20,6 +20,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 from seko_export.config import PATCH, ModelConfig, StreamConfig
+from seko_export.models.attention_waves import cut_attention, waves_on
 from seko_export.models.ring_places import chunk_places, in_window, rows_of
 from seko_export.models.rotary import rotate
 from seko_kernels.kv_formats import KvFormat
@@ -348,7 +349,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
 def window_attention(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor | None) -> Tensor:
     """Return `attention` to the first ``valid_tokens`` [B] keys of each row, or to all: then without a bias."""
     if valid_tokens is None:
-        return attention(q, k, v, None)
+        waves = waves_on(q.device, q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+        return attention(q, k, v, None) if waves is None else cut_attention(q, k, v, waves).flatten(2)
     # A bias alone would let a NaN through: NaN - inf is NaN, and so is 0 * NaN.
     tokens = k.shape[1]
     empty = ~is_filled(valid_tokens, tokens)[:, :, None, None]
