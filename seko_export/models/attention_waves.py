@@ -74,17 +74,20 @@ def cut_attention(q: Tensor, k: Tensor, v: Tensor, waves: Waves) -> Tensor:
     shape = (q.shape[0], waves.splits)
     weights = lse.unflatten(0, shape).softmax(dim=1)  # [B, S, R, H]
     summed = (parts.unflatten(0, shape).float() * weights.unsqueeze(-1)).sum(dim=1)  # [B, R, H, D]
-    return torch.cat((whole.transpose(1, 2), summed.to(q.dtype)), dim=1)
+    joined: Tensor = torch.cat((whole.transpose(1, 2), summed.to(q.dtype)), dim=1)
+    return joined
 
 
 def queries_in_parts(q: Tensor, splits: int) -> Tensor:
     """Return [B*S, R, H, D], the same queries [B, R, H, D] for each part of the keys."""
-    return q.unsqueeze(1).expand(-1, splits, -1, -1, -1).flatten(0, 1)
+    parts: Tensor = q.unsqueeze(1).expand(-1, splits, -1, -1, -1).flatten(0, 1)
+    return parts
 
 
 def keys_in_parts(x: Tensor, splits: int) -> Tensor:
     """Return [B*S, N/S, H, D] of keys or values [B, N, H, D]: a view."""
-    return x.unflatten(1, (splits, -1)).flatten(0, 1)
+    parts: Tensor = x.unflatten(1, (splits, -1))
+    return parts.flatten(0, 1)
 
 
 def attention_with_lse(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
