@@ -5,7 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+from collections import deque
+from collections.abc import Iterable
 from typing import Any
+
+LINES_SAID = 20  # of stderr, in the error of a child that failed
 
 
 def last_json(*arguments: str) -> dict[str, Any]:
@@ -21,14 +26,27 @@ def last_json(*arguments: str) -> dict[str, Any]:
 
 
 def run_python(*arguments: str) -> str:
-    """Run Python with these arguments and return its output.
+    """Run Python with these arguments and return its output; what it says on stderr is passed on as it comes.
 
     Raises
     ------
     SystemExit
-        If it fails, with the end of its output.
+        If it fails, with the end of its output and, last, of what it said on stderr: there stands why.
     """
-    done = subprocess.run([sys.executable, *arguments], stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(arguments)[:200]} ended with {done.returncode}\n{done.stdout[-2000:]}")
-    return done.stdout
+    said: deque[str] = deque(maxlen=LINES_SAID)
+
+    def pass_on(lines: Iterable[str]) -> None:
+        for line in lines:
+            said.append(line)
+            sys.stderr.write(line)
+
+    command = [sys.executable, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        beside = threading.Thread(target=pass_on, args=(child.stderr,))
+        beside.start()
+        output = child.stdout.read() if child.stdout is not None else ""
+        beside.join()
+    if child.returncode:
+        ending = f"{output[-2000:]}{''.join(said)}".rstrip()
+        raise SystemExit(f"{' '.join(arguments)[:200]} ended with {child.returncode}\n{ending}")
+    return output

@@ -85,10 +85,10 @@ def main() -> None:
 
 
 def fitting(options: argparse.Namespace, checkpoint: Path, scheme: str) -> dict[str, Any]:
-    """Return what the largest pool says that could be filled."""
+    """Return what the largest pool says that could be filled; 0 sessions and why, where not even one could."""
     alone = tried(options, checkpoint, scheme, 1)
-    if "refused" in alone:
-        return alone
+    if "refused" in alone:  # at its build it says nothing else
+        return {"sessions": 0, "refused_above": [alone.pop("refused")]} | alone
     count = min(options.most, 1 + alone["free_after"] // alone["row_bytes"])
     refused = []
     for sessions in range(count, max(1, count - FEWER), -1):
@@ -107,7 +107,7 @@ def tried(options: argparse.Namespace, checkpoint: Path, scheme: str, sessions: 
                   *options.layout.split(), "--sessions", str(sessions), "--batch", "1", "-o", str(artifact), "--force",
                   "--json")  # fmt: skip
     except SystemExit as fault:  # the new artifact is replayed at the end of its build, as large as it is
-        return {"refused": f"{sessions} sessions at the build: {str(fault)[-300:]}"}
+        return {"refused": f"{sessions} sessions at the build: {str(fault)[-500:]}"}
     return last_json("-c", _TRY, str(artifact))
 
 

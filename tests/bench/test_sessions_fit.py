@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,40 @@ def test_the_largest_pool_that_holds_is_found(
     assert (found["sessions"], len(found["refused_above"])) == (sessions, refusals)
 
 
-def test_a_model_of_which_not_one_fits_is_told(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script, "tried", lambda *_: {"sessions": 0, "refused": "a pool of 1 takes too much"})
-    assert script.fitting(Namespace(most=9), Path("none"), "fp4")["sessions"] == 0
+@pytest.mark.parametrize("place", ["at the build", "when it was opened"])
+def test_a_model_of_which_not_one_fits_is_a_row_of_none_with_the_reason(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
+) -> None:
+    """A build that ends in an error says nothing but that; a pool that cannot be opened also how much was free."""
+
+    def last_json(*arguments: str) -> dict[str, Any]:
+        if "build" not in arguments:
+            return {"sessions": 0, "free_before": 7, "refused": "too little when it was opened"}
+        if place == "at the build":
+            raise SystemExit("too little at the build")
+        return {}
+
+    rows = tmp_path / "rows.jsonl"
+    (tmp_path / "self-forcing-1.3b.pt").touch()
+    monkeypatch.setattr(script, "last_json", last_json)
+    monkeypatch.setattr("sys.argv", ["sessions_fit.py", "--kv", "fp4,bf16", "--work", str(tmp_path),
+                                     "--rows", str(rows)])  # fmt: skip
+    script.main()
+    told = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert [(row["figure"], row["value"]) for row in told] == [
+        ("sessions_fit_1p3b_fp4", 0),
+        ("sessions_fit_1p3b_bf16", 0),
+    ]
+    for row in told:
+        assert [f"too little {place}" in reason for reason in row["refused_above"]] == [True]
+
+
+def test_why_a_build_was_refused_reaches_the_row(
+    script: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A build whose checkpoint is not there: its own words, which it says on stderr."""
+    options = Namespace(work=tmp_path, preset="tiny", layout="--chunk-frames 3")
+    told = script.tried(options, tmp_path / "none.pt", "fp4", 1)["refused"]
+    assert told.startswith("1 sessions at the build: ")
+    assert str(tmp_path / "none.pt") in told.splitlines()[-1]
+    assert told.splitlines()[-1] in capfd.readouterr().err
