@@ -67,9 +67,9 @@ def cut_attention(q: Tensor, k: Tensor, v: Tensor, waves: Waves) -> Tensor:
 
     The parts are rounded to q's dtype, each at most as large as the values are, and summed in float32.
     """
-    rest = queries_in_parts(q[:, waves.whole :], waves.splits)
+    rest = queries_in_parts(q.narrow(1, waves.whole, q.shape[1] - waves.whole), waves.splits)
     parts, lse = attention_with_lse(rest, keys_in_parts(k, waves.splits), keys_in_parts(v, waves.splits))
-    first = q[:, : waves.whole].transpose(1, 2)
+    first = q.narrow(1, 0, waves.whole).transpose(1, 2)
     whole = F.scaled_dot_product_attention(first, k.transpose(1, 2), v.transpose(1, 2))
     shape = (q.shape[0], waves.splits)
     weights = lse.unflatten(0, shape).softmax(dim=1)  # [B, S, R, H]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -318,7 +319,11 @@ def test_a_gpu_build_launches_each_kernel_once(name: str, fp8: bool, monkeypatch
 
 
 def test_a_gpu_build_over_an_exact_cache_keeps_torchs_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of full rows; torch cannot index by None what has no memory, as a mask's making does."""
+    """Of full rows; torch cannot index by None what has no memory, as a mask's making does. The last wave is cut."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(multi_processor_count=132)
+    )
     monkeypatch.setattr(triton.runtime.driver, "_active", Hopper())
     preset = PRESETS["self-forcing-1.3b"]
     config = BuildConfig(preset.model, preset.stream, Schedule.warped(), "bf16", "cuda", fused=True)
@@ -327,6 +332,8 @@ def test_a_gpu_build_over_an_exact_cache_keeps_torchs_attention(monkeypatch: pyt
     called = [node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
     ours = [target._schema.name for target in called if target.namespace == "seko"]
     assert ours == ["seko::row_norm", "seko::qk_norm_rope", *["seko::row_norm"] * 3]
+    cut = [target for target in called if target is torch.ops.aten._scaled_dot_product_cudnn_attention.default]
+    assert len(cut) == 1
 
 
 def test_the_scratch_holds_whatever_the_cache_can() -> None:
