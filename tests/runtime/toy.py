@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ class Step(torch.nn.Module):
     ) -> torch.Tensor:
         batch, tokens = latents.shape[0], CACHE * TOKENS
         x = latents.permute(0, 2, 3, 4, 1).reshape(batch, CHUNK * TOKENS, CHANNELS)
-        x = x @ weight + mean[:, None]
+        x = times(x, weight) + mean[:, None]
         token = torch.arange(TOKENS, device=latents.device)
         row = torch.arange(batch, device=latents.device)[:, None, None] * tokens
         index = (row + slots[:, :, None] * TOKENS + token).reshape(-1)
@@ -76,6 +77,15 @@ class Step(torch.nn.Module):
         out = torch.tanh(x + context[:, None] * gain)
         shape = (batch, CHUNK, ROWS, COLUMNS, CHANNELS)
         return out.reshape(shape).permute(0, 4, 1, 2, 3).contiguous()
+
+
+def times(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return x [B, T, C] @ weight [C, C] by products and sums in one order: a row's bits are the same in any batch.
+
+    A library's matmul promises no such thing: another number of rows or another layout takes another kernel, and the
+    permuted tokens of one row are a view where those of two are a copy.
+    """
+    return reduce(torch.add, (x[..., i, None] * weight[i] for i in range(CHANNELS)))
 
 
 def toy_manifest(batch: int = 1, *, layers: int = LAYERS, **changes: object) -> Manifest:

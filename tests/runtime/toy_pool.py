@@ -61,7 +61,7 @@ class StepRows(torch.nn.Module):
     ) -> torch.Tensor:
         batch, tokens = latents.shape[0], toy.CACHE * toy.TOKENS
         x = latents.permute(0, 2, 3, 4, 1).reshape(batch, CHUNK * toy.TOKENS, CHANNELS)
-        x = x @ weight + mean.index_select(0, rows)[:, None]
+        x = toy.times(x, weight) + mean.index_select(0, rows)[:, None]
         token = torch.arange(toy.TOKENS, device=latents.device)
         index = (rows[:, None, None] * tokens + slots[:, :, None] * toy.TOKENS + token).reshape(-1)
         cache.index_copy_(0, index, x.reshape(-1, CHANNELS))
