@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 CONV_HISTORY = 2  # frames that a causal kernel of three sees before the current one
+WIDE = 192  # channels from which on cuDNN's convolution in time is as fast as one of pictures a tap, and a sum less
 FUSED_HEAD = 256  # channels of a head at most in torch's fused attention on CUDA
 
 
@@ -87,12 +88,12 @@ class CausalConv3d(Streamed):
             caches.starts and x.shape[2] == 1
         ):  # only the last tap meets anything but zeros: a third of the work
             return F.conv3d(x, self.weight[:, :, -1:], self.bias, padding=self._padding)
-        if x.is_cuda and x.shape[0] == 1 and self._padding[1]:
+        if x.is_cuda and x.shape[0] == 1 and self._padding[1] and x.shape[1] < WIDE:
             return self._tap_by_tap(joined, x.shape[2])
         return F.conv3d(joined, self.weight, self.bias, padding=self._padding)
 
     def _tap_by_tap(self, joined: Tensor, frames: int) -> Tensor:
-        """Return the same as a sum of one convolution of pictures a tap: cuDNN has faster kernels for these.
+        """Return the same as a sum of one convolution of pictures a tap: of few channels cuDNN is faster at these.
 
         The sum is fused with what follows. A CPU takes longer for it where there are few channels. The windows of the
         taps are cut out of memory as such: of a slice of something not computed yet, torch's compiler makes a copy.

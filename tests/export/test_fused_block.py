@@ -332,7 +332,9 @@ def test_a_gpu_build_over_an_exact_cache_keeps_torchs_attention(monkeypatch: pyt
     called = [node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
     ours = [target._schema.name for target in called if target.namespace == "seko"]
     assert ours == ["seko::row_norm", "seko::qk_norm_rope", *["seko::row_norm"] * 3]
-    cut = [target for target in called if target is torch.ops.aten._scaled_dot_product_cudnn_attention.default]
+    cut = [
+        target for target in called if target is torch.ops.aten._scaled_dot_product_cudnn_attention.default
+    ]
     assert len(cut) == 1
 
 
