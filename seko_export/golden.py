@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,8 +16,10 @@ from torch import Tensor
 
 from seko_export.artifact_writer import save_tensors
 from seko_export.backends.aoti import attention_backends
+from seko_export.cache_room import buffer_room, home_bytes, placed_buffers
 from seko_export.calibration import KvStatistics, layer_constants
 from seko_export.describe import describe
+from seko_export.golden_bounds import EagerChunk, golden_bound
 from seko_export.media_pieces import video_table
 from seko_export.models.wan_vae import PICTURE_CHANNELS
 from seko_export.pieces import BuildConfig, FlatModule, Piece, dtype_name, make_buffers, make_pieces
@@ -25,7 +27,7 @@ from seko_export.progress import Progress
 from seko_export.sensitivity import SHAKEN, shaken
 from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.backends.torch_memory import torch_dtype
-from seko_runtime.golden import cache_error, cache_tensor, relative_error, video_error, video_tensor
+from seko_runtime.golden import cache_tensor, video_tensor
 from seko_runtime.manifest import Golden, GoldenBound, Weight
 from seko_runtime.session import Session
 
@@ -36,53 +38,7 @@ GOLDEN_PROMPT = (
     "a red disc bouncing on a dark background"  # in the words of the sample's grammar; any encoder reads it
 )
 LIVE_TEXT_TOKENS = 24  # the rest of the text is zero padding, as a short prompt's is
-
-# How far an engine may be from the eager model over a golden chunk, as |a - b| / |b|. The two sum in other orders,
-# and a chunk is five passes that feed on each other; with a quantised cache a rounding can also flip a code.
-# Measured: float32 2.4e-7 with random weights, 1.8e-5 with the sample's trained ones; bfloat16 at full size 1.3e-2
-# (docs/LOG.md). Planted faults in the tiny model give 0.02 (a stale ring) to 0.14 (layers swapped;
-# docs/benchmarks/cpu.jsonl): too little for bfloat16's bound to see. So the cache is recorded too: there the same
-# faults give 1 or more, in any format.
-TOLERANCES = {
-    torch.float32: {"exact": 1e-4, "lossy": 1e-3},
-    torch.bfloat16: {"exact": 4e-2, "lossy": 4e-2},
-}
-# Root mean square difference of the decoded frames, in levels of 255. They are rounded to whole levels, and in bfloat16
-# thirty layers stand between latents and pixels.
-VIDEO_TOLERANCES = {
-    torch.float32: {"exact": 0.1, "lossy": 1.0},
-    torch.bfloat16: {"exact": 6.0, "lossy": 6.0},
-}
-MOST_CODES = 0.85  # of a token's codes; an unrelated token has more of them wrong
-CHAOTIC_CODES = 0.7  # from here on another draw of the last bits may pass the bound above
-UNJUDGED = 1.0  # all of them
 VIDEO_BYTES = 1_000_000  # of one recorded chunk's frames at most
-CACHE_TOLERANCES = {
-    torch.float32: {"exact": 1e-4, "lossy": 0.05},
-    torch.bfloat16: {
-        "exact": 0.1,
-        "lossy": 0.5,
-    },  # measured at full size: 0.024, and 0.22 of a token's FP4 bytes
-}
-
-
-@dataclass(frozen=True)
-class EagerChunk:
-    """One chunk of the eager model.
-
-    Parameters
-    ----------
-    latents : Tensor
-        [B, C, F, h, w] float32.
-    cache : dict of str to Tensor
-        By buffer, in its dtype: the first token of every slot after the chunk, [L, B*cache_frames, ...].
-    video : Tensor or None
-        [B, T, rows, columns, 3] uint8, every `video_step`-th pixel of both sides; None without a VAE.
-    """
-
-    latents: Tensor
-    cache: dict[str, Tensor]
-    video: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -188,6 +144,9 @@ def record(
         on_device |= {name: tensor.to(config.device) for name, tensor in scales.items()}
         made = run_eager(config, on_device, text, seeds, chunks, progress, None)
         other = run_eager(config, on_device, text, seeds, chunks, progress, None, shake=True)
+    on_device.clear()
+    if config.device == "cuda":
+        torch.cuda.empty_cache()  # what compiles engines and verifies the artifact are other processes
     return Record(
         text,
         seeds,
@@ -233,8 +192,11 @@ def run_eager(
     dtypes = {buffer.name: torch_dtype(buffer.dtype) for buffer in make_buffers(config)}
     step = video_step(config)
     with eager_session(config, weights, text, seeds, statistics, shake=shake) as session:
+        beside = home_bytes(session.manifest.buffers)
+        told = f"{config.kv_scheme}{', shaken' * shake}"
+        told += f", {beside / 1e9:.1f} GB of its cache on the host" * bool(beside)
         for index in range(chunks[-1] + 1):
-            progress(f"recording goldens ({config.kv_scheme}{', shaken' * shake})", index, chunks[-1] + 1)
+            progress(f"recording goldens ({told})", index, chunks[-1] + 1)
             chunk = session.run_chunk()
             if index in chunks:
                 sample = session.cache_sample(config.stream.frame_tokens)
@@ -284,9 +246,10 @@ def eager_session(
     if statistics is not None:
         engines |= {name: statistics.watch(engines[name]) for name in engines if name.startswith("block")}
     table = tuple(Weight(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in weights.items())
-    manifest = describe(config, "eager", table, {})
     memory = torch_memory(torch.device(config.device))
     memory.captures = False
+    manifest = describe(config, "eager", table, {})
+    manifest = replace(manifest, buffers=placed_buffers(config, buffer_room(config, memory)))
     held = golden_reference(config) if reference is None else reference
     given = None if held is None else held.numpy()
     with (
@@ -301,51 +264,6 @@ def eager_engine(piece: Piece) -> Callable[[list[Tensor]], Sequence[Tensor]]:
     """Return one piece as the callable that the session takes: plain eager torch."""
     module = FlatModule(piece)
     return lambda inputs: module(*inputs)
-
-
-def golden_bound(config: BuildConfig, made: EagerChunk, other: EagerChunk, exact: EagerChunk) -> GoldenBound:
-    """Return how far an engine may miss one chunk.
-
-    Parameters
-    ----------
-    config : BuildConfig
-        The build.
-    made, other, exact : EagerChunk
-        The recorded chunk; the same with other last bits; the same on the exact track. All one for an exact format.
-
-    Returns
-    -------
-    GoldenBound
-        The least bound of the format and dtype; with a lossy cache also twice what the last bits do, and where its
-        roundings are in play, what two independent draws of them are apart: sqrt(2) times the distance to the exact
-        track. Then a token's codes fall anyhow, and only another token's are told from it; not even those where the
-        last bits alone exchange nearly all codes of some token (trained weights, a text of no encoder).
-    """
-    kind = "exact" if config.lossless else "lossy"
-    least = tuple(table[config.dtype][kind] for table in (TOLERANCES, CACHE_TOLERANCES, VIDEO_TOLERANCES))
-    last_bits, loss = difference(config, other, made), difference(config, exact, made)
-    rounded = loss.latents > least[0]  # the first chunk's is 0: no past
-    codes = MOST_CODES if last_bits.cache < CHAOTIC_CODES else UNJUDGED
-    return GoldenBound(
-        max(least[0], 2 * last_bits.latents, 2**0.5 * loss.latents),
-        codes if rounded else min(MOST_CODES, max(least[1], 2 * last_bits.cache)),
-        max(least[2], 2 * last_bits.video, 2**0.5 * loss.video) if config.vae else 0.0,
-    )
-
-
-def difference(config: BuildConfig, found: EagerChunk, wanted: EagerChunk) -> GoldenBound:
-    """Return how far two chunks are apart in latents, in the worst cache token and in video, as `verify` measures it.
-
-    Caches of other formats are not compared.
-    """
-    cache, video = 0.0, 0.0
-    for buffer in make_buffers(config):
-        if buffer.role == "cache" and buffer.name in found.cache:
-            ours, theirs = (chunk.cache[buffer.name].float().numpy() for chunk in (found, wanted))
-            cache = max(cache, cache_error(ours, theirs, buffer.dtype, layered=buffer.layered))
-    if found.video is not None and wanted.video is not None:
-        video = video_error(found.video.numpy(), wanted.video.numpy(), step=1)  # both are sampled already
-    return GoldenBound(relative_error(found.latents.numpy(), wanted.latents.numpy()), cache, video)
 
 
 def golden_text(config: BuildConfig) -> Tensor:

@@ -201,9 +201,18 @@ class BuildConfig:
 
     @property
     def as_exact(self) -> BuildConfig:
-        """The same model on the exact track, in plain torch: what a lossy build is calibrated on and compared with."""
+        """The same model on the exact track, in plain torch: what a lossy build is calibrated on and compared with.
+
+        Where its cache lies is not the artifact's matter.
+        """
         return replace(
-            self, kv_scheme=self.exact_scheme, fused=False, fp8=False, fp8_except=(), fp8_attention=False
+            self,
+            kv_scheme=self.exact_scheme,
+            stream=replace(self.stream, stream_cache=False),
+            fused=False,
+            fp8=False,
+            fp8_except=(),
+            fp8_attention=False,
         )
 
     @property

@@ -17,6 +17,7 @@ from rows import append_row
 from seko_export import golden
 from seko_export.checkpoints import load_checkpoint, write_random_checkpoint
 from seko_export.config import PRESETS
+from seko_export.golden_bounds import difference
 from seko_export.models.sampler import Schedule
 from seko_export.pieces import BuildConfig, make_pieces
 from seko_export.progress import silent
@@ -56,7 +57,7 @@ def _errors(
 ) -> tuple[float, float]:
     """Errors of the latents and of the cache, as `verify` measures them."""
     made = golden.run_eager(config, weights, record.text, record.seeds, tuple(record.chunks), silent, None)
-    apart = [golden.difference(config, made[number], right) for number, right in record.chunks.items()]
+    apart = [difference(config, made[number], right) for number, right in record.chunks.items()]
     return max(one.latents for one in apart), max(one.cache for one in apart)
 
 

@@ -91,8 +91,6 @@ def build_plans(forms: Path, engines: Path, arch: str, progress: Progress) -> di
     from seko_export.plans.builder import build_plan
     from seko_export.plans.form import plan_form
 
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()  # what the goldens took; the builder allocates beside torch
     engines.mkdir()
     seconds = {}
     for path in sorted(forms.glob(f"*{FORM_SUFFIX}")):

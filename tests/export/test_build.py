@@ -25,7 +25,8 @@ from torch import Tensor
 
 from seko_export.backends.aoti import local_prefixes, use_private_cache
 from seko_export.config import PRESETS, StreamConfig
-from seko_export.golden import CACHE_TOLERANCES, TOLERANCES, eager_session, golden_text
+from seko_export.golden import eager_session, golden_text
+from seko_export.golden_bounds import CACHE_TOLERANCES, TOLERANCES
 from seko_export.models.sampler import Schedule
 from seko_export.pieces import BuildConfig, FlatModule, Piece, make_pieces
 from seko_runtime import open_artifact

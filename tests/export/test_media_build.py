@@ -13,14 +13,8 @@ from torch import Tensor
 
 from seko_export.config import PRESETS, StreamConfig
 from seko_export.errors import NumericError
-from seko_export.golden import (
-    GOLDEN_PROMPT,
-    TOLERANCES,
-    VIDEO_TOLERANCES,
-    eager_session,
-    encoded_text,
-    video_step,
-)
+from seko_export.golden import GOLDEN_PROMPT, eager_session, encoded_text, video_step
+from seko_export.golden_bounds import TOLERANCES, VIDEO_TOLERANCES
 from seko_export.lowering.agree import LEVELS, check_agrees, random_inputs
 from seko_export.models.sampler import Schedule
 from seko_export.models.wan_vae import VaeDecode, VaeEncode

@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from seko_export import golden
-from seko_export.golden import TOLERANCES, difference, golden_bound, run_eager
+from seko_export.golden import run_eager
+from seko_export.golden_bounds import (
+    CACHE_TOLERANCES,
+    MOST_CODES,
+    TOLERANCES,
+    UNJUDGED,
+    EagerChunk,
+    difference,
+    golden_bound,
+)
 from seko_export.progress import silent
 from seko_export.sensitivity import shaken
 from seko_export.weights import model_weights
@@ -31,13 +40,13 @@ def test_the_last_bit_of_the_hidden_state_is_shaken(dtype):
 
 def test_a_lossy_chunk_is_bounded_by_the_least_by_last_bits_and_by_its_loss():
     config = dataclasses.replace(small_config(3, 1, 6, passes=2), kv_scheme="fp4")
-    least = golden.TOLERANCES[torch.float32]["lossy"]
+    least = TOLERANCES[torch.float32]["lossy"]
     codes = torch.zeros(2, 7, 2, 64, dtype=torch.uint8)
 
-    def chunk(latents: float, flipped: int = 0) -> golden.EagerChunk:
+    def chunk(latents: float, flipped: int = 0) -> EagerChunk:
         cache = {name: codes.clone() for name in ("kv.k_codes", "kv.v_codes", "kv.k_scales", "kv.v_scales")}
         cache["kv.k_codes"][0, 0].view(-1)[:flipped] = 1
-        return golden.EagerChunk(torch.full((1, 16, 3, 4, 4), latents), cache)
+        return EagerChunk(torch.full((1, 16, 3, 4, 4), latents), cache)
 
     plain = chunk(1.0)
     first = golden_bound(config, plain, chunk(1.0, 12), plain)  # 12 of 128 codes: more than the least
@@ -46,12 +55,12 @@ def test_a_lossy_chunk_is_bounded_by_the_least_by_last_bits_and_by_its_loss():
     assert shaky.latents == 0.5
     later = golden_bound(config, plain, chunk(1.0, 1), chunk(2.0))
     assert later.latents == pytest.approx(2**0.5)
-    assert later.cache == golden.MOST_CODES
-    assert golden_bound(config, plain, chunk(1.0, 100), chunk(2.0)).cache == golden.UNJUDGED
+    assert later.cache == MOST_CODES
+    assert golden_bound(config, plain, chunk(1.0, 100), chunk(2.0)).cache == UNJUDGED
     exact = dataclasses.replace(config, kv_scheme="fp32")
     bound = golden_bound(exact, plain, plain, plain)
-    assert bound.latents == golden.TOLERANCES[torch.float32]["exact"]
-    assert bound.cache == golden.CACHE_TOLERANCES[torch.float32]["exact"]
+    assert bound.latents == TOLERANCES[torch.float32]["exact"]
+    assert bound.cache == CACHE_TOLERANCES[torch.float32]["exact"]
 
 
 def test_with_random_weights_rounding_stays_rounding():

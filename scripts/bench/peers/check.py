@@ -18,7 +18,8 @@ from scripts.bench.peers.network import RandomWan, device_weights
 from scripts.bench.peers.peers import Stream
 from scripts.bench.peers.shapes import Shape
 from seko_export.config import StreamConfig
-from seko_export.golden import CACHE_TOLERANCES, TOLERANCES, eager_session, golden_text
+from seko_export.golden import eager_session, golden_text
+from seko_export.golden_bounds import CACHE_TOLERANCES, TOLERANCES
 from seko_runtime.ring import Ring
 
 # A lossy peer rounds the chunk that it is making too, in every layer. Rounding to 4 bits moves a token by about a

@@ -1,0 +1,274 @@
+"""Recording goldens: what the eager streams take of the device."""
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from seko_export import cache_room, golden
+from seko_export.cache_room import BUFFER_SHARE, device_bytes, home_bytes, placed_buffers
+from seko_export.config import PRESETS
+from seko_export.errors import MachineError
+from seko_export.gpus import GPUS
+from seko_export.models.sampler import Schedule
+from seko_export.pieces import BuildConfig, make_buffers, make_pieces
+from seko_export.progress import silent
+from seko_export.roofline import weight_bytes
+from seko_export.weights import model_weights
+from seko_runtime.backends.in_order import InOrderCopies
+from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.manifest import TensorSpec
+from tests.truth.eager_stream import random_wan_weights, small_config
+
+SHARES = {"some of them": 0.7, "none": 0.1}  # how much of the exact track's buffers fits on the device
+LAYOUTS: dict[str, dict[str, object]] = {
+    "a cache a pass": {"pass_caches": True},
+    "rings": {"layer_rings": (2, 3, 3)},
+    "on the host anyway": {"stream_cache": True, "pass_caches": True},
+}
+GB = 10**9
+CONTEXT = GB  # what CUDA itself takes of a GPU for a process, rounded up
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of a device's tensors that ops made and that are alive, but for those made inside of `apart`."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__()
+        self._device = device
+        self.now = self.most = 0
+        self._counts, self._known = True, set[int]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._see((args, kwargs), made=False)
+        made = func(*args, **(kwargs or {}))
+        self._see(made, made=self._counts)
+        return made
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        self._counts = False
+        yield
+        self._counts = True
+
+    def _see(self, tensors: Any, *, made: bool) -> None:
+        for tensor in tree_leaves(tensors):
+            if not isinstance(tensor, torch.Tensor) or tensor.device.type != self._device:
+                continue
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key in self._known:
+                continue
+            self._known.add(key)
+            nbytes = storage.nbytes() * made
+            self.now += nbytes
+            self.most = max(self.most, self.now)
+            weakref.finalize(storage, self._forget, key, nbytes)
+
+    def _forget(self, key: int, nbytes: int) -> None:
+        self._known.discard(key)
+        self.now -= nbytes
+
+
+class TwoMemories(CpuMemory):
+    """A device with memory of its own: what a copy queue allocates lies on its host."""
+
+    def __init__(self, live: LiveBytes) -> None:
+        super().__init__()
+        self._live = live
+
+    def copy_queue(self) -> InOrderCopies:
+        live = self._live
+
+        class HostCopies(InOrderCopies):
+            def allocate(self, spec: TensorSpec) -> torch.Tensor:
+                with live.apart():
+                    home: torch.Tensor = super().allocate(spec)
+                return home
+
+        return HostCopies(self)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A record; of each of its tracks the bytes that were alive before it and most in it; what was told."""
+
+    record: golden.Record
+    tracks: list[tuple[int, int]]
+    told: list[str]
+
+
+def config_of(scheme: str, **layout: object) -> BuildConfig:
+    config = small_config(2, 0, 3, scheme=scheme, passes=2, layers=6)
+    return replace(config, stream=replace(config.stream, **layout))  # type: ignore[arg-type]
+
+
+def recorded(config: BuildConfig, room: int | None) -> Recorded:
+    """Record goldens where a stream's buffers may take ``room`` bytes of the device."""
+    weights, told = weights_of(config), list[str]()
+    tracks: list[tuple[int, int]] = []
+    live, run_eager = LiveBytes(), golden.run_eager
+
+    def watched(*args: Any, **options: Any) -> Any:
+        gc.collect()
+        before = live.most = live.now
+        made = run_eager(*args, **options)
+        tracks.append((before, live.most))
+        return made
+
+    with pytest.MonkeyPatch.context() as patch, live:
+        patch.setattr(golden, "torch_memory", lambda _: TwoMemories(live))
+        patch.setattr(golden, "buffer_room", lambda *_: room)
+        patch.setattr(golden, "run_eager", watched)
+        record = golden.record(config, weights, lambda step, *_: told.append(step))
+    return Recorded(record, tracks, told)
+
+
+def weights_of(config: BuildConfig) -> dict[str, torch.Tensor]:
+    weights = dict(model_weights(make_pieces(config), random_wan_weights(config.model)))
+    return weights | config.schedule.tables(config.stream)
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def resident(request: pytest.FixtureRequest) -> tuple[BuildConfig, Recorded]:
+    """A record whose tracks lie wholly on the device, but for what the artifact has on the host itself."""
+    config = config_of("fp4", **LAYOUTS[request.param])
+    return config, recorded(config, None)
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_caches_that_exceed_the_device_are_recorded_from_the_host_byte_for_byte(
+    resident: tuple[BuildConfig, Recorded], share: str
+) -> None:
+    config, with_all = resident
+    whole = device_bytes(make_buffers(config.as_exact))
+    room = int(SHARES[share] * whole)
+    with_less = recorded(config, room)
+    buffers = placed_buffers(config.as_exact, room)
+    assert home_bytes(buffers) > 0
+    if share == "some of them":
+        assert device_bytes(buffers) <= room
+    # What the exact track takes beside its buffers is what it was.
+    (before, most), (before_all, most_all) = with_less.tracks[0], with_all.tracks[0]
+    assert most - before - device_bytes(buffers) <= most_all - before_all - whole
+    exact = [step for step in with_less.told if config.exact_scheme in step]
+    assert exact
+    assert all(" of its cache on the host" in step for step in exact)
+    assert not any(config.exact_scheme in step and "host" in step for step in with_all.told)
+
+    assert_equal_records(with_less.record, with_all.record)
+
+
+def test_a_track_has_given_its_memory_back_before_the_next_one_begins(
+    resident: tuple[BuildConfig, Recorded],
+) -> None:
+    """What is alive then is what was recorded: samples of the caches, latents, scales."""
+    config, found = resident
+    record, least = found.record, device_bytes(make_buffers(replace(config, kv_scheme="fp4")))
+    kept = sum(
+        one.latents.nbytes + sum(t.nbytes for t in one.cache.values()) for one in record.exact.values()
+    )
+    assert len(found.tracks) == 3
+    begun = [before - found.tracks[0][0] for before, _ in found.tracks]
+    assert all(now < recordings * kept + least / 4 for recordings, now in enumerate(begun))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_too_and_the_device_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(config_of("fp4", pass_caches=True), device="cuda")
+    records = []
+    for room in (None, 0):
+        monkeypatch.setattr(golden, "buffer_room", lambda *_, room=room: room)
+        records.append(golden.record(config, weights_of(config), silent))
+        reserved = torch.cuda.memory_reserved()
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() == reserved
+    assert_equal_records(*records)
+
+
+def assert_equal_records(ours: golden.Record, theirs: golden.Record) -> None:
+    assert (ours.seeds, ours.bounds) == (theirs.seeds, theirs.bounds)
+    assert ours.error_vs_exact == theirs.error_vs_exact
+    assert equal_tensors(ours.scales, theirs.scales)
+    for made, wanted in ((ours.chunks, theirs.chunks), (ours.exact, theirs.exact)):
+        assert made.keys() == wanted.keys() != set()
+        for number, chunk in wanted.items():
+            assert torch.equal(made[number].latents, chunk.latents)
+            assert equal_tensors(made[number].cache, chunk.cache)
+
+
+def equal_tensors(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> bool:
+    """Whether both have the same names and numbers."""
+    return ours.keys() == theirs.keys() and all(
+        ours[name].dtype == one.dtype and torch.equal(ours[name], one) for name, one in theirs.items()
+    )
+
+
+def test_14b_with_fp4_and_a_cache_a_pass_is_recorded_on_one_h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 480x832 and 34,320 tokens; the ops of a layer run on the meta device, so their sizes are true ones."""
+    monkeypatch.setattr(cache_room, "free_host_bytes", lambda: 50 * GB)
+    stream = replace(PRESETS["wan-14b"].stream, sink_frames=1, pass_caches=True)
+    config = BuildConfig(PRESETS["wan-14b"].model, stream, Schedule.warped(), "fp4", "cuda")
+    held = CONTEXT + sum(weight_bytes(config, make_pieces(config)).values())
+    free = GPUS["h200"].memory_bytes - held
+    assert device_bytes(make_buffers(config.as_exact)) > free  # so the device alone is too small
+    scratch = layer_scratch(config.as_exact)
+    for others in (0, 10 * GB):  # what the engines' compilers hold when the track begins
+        room = int(BUFFER_SHARE * (free - others))
+        exact = placed_buffers(config.as_exact, room)
+        assert held + device_bytes(exact) + scratch + others < 135 * GB
+        assert home_bytes(exact) < 43 * GB  # of 128 beside the GPU: checkpoint and compilers are there too
+        assert placed_buffers(config, room) == make_buffers(config)
+    assert held + device_bytes(make_buffers(config)) < 65 * GB
+
+
+def layer_scratch(config: BuildConfig) -> int:
+    """Return the most bytes that a layer's ops have alive, beside what it is given.
+
+    Of the attention its result: a GPU's keeps no scores.
+    """
+    most, live = 0, LiveBytes("meta")
+    for name in ("block", "block_full"):
+        piece = make_pieces(config)[name]
+        inputs = piece.example_inputs("meta")
+        attention = mock.patch("torch.nn.functional.scaled_dot_product_attention", scoreless)
+        with live, torch.no_grad(), attention:
+            golden.eager_engine(piece)([*inputs])
+        most = max(most, live.most)
+    assert most > math.prod(piece.outputs[0].shape)
+    return most
+
+
+def scoreless(q: torch.Tensor, *_: torch.Tensor, **__: object) -> torch.Tensor:
+    return torch.empty_like(q)
+
+
+def test_caches_for_which_the_host_has_no_room_are_refused_with_the_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exact = config_of("fp4", pass_caches=True).as_exact
+    whole = device_bytes(make_buffers(exact))
+    monkeypatch.setattr(cache_room, "free_host_bytes", lambda: 1000)
+    assert placed_buffers(exact, whole) == make_buffers(exact)
+    with pytest.raises(
+        MachineError, match=r"fp32 cache .* must lie on the host, where 0\.0 GB are free; end other"
+    ):
+        placed_buffers(exact, whole - 1)
+
+
+def test_on_a_cpu_nothing_is_moved() -> None:
+    exact = config_of("fp4", pass_caches=True).as_exact
+    room = cache_room.buffer_room(exact, CpuMemory())
+    assert placed_buffers(exact, room) == make_buffers(exact)
