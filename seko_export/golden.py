@@ -248,6 +248,7 @@ def eager_session(
     table = tuple(Weight(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in weights.items())
     memory = torch_memory(torch.device(config.device))
     memory.captures = False
+    memory.warm_up_runs = 0  # for captures alone; the statistics would take its passes for the stream's
     manifest = describe(config, "eager", table, {})
     manifest = replace(manifest, buffers=placed_buffers(config, buffer_room(config, memory)))
     held = golden_reference(config) if reference is None else reference

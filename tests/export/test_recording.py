@@ -1,4 +1,4 @@
-"""Recording goldens: what the eager streams take of the device."""
+"""Recording goldens: what the eager streams take of the device, and what the exact track's statistics see."""
 
 from __future__ import annotations
 
@@ -272,3 +272,11 @@ def test_on_a_cpu_nothing_is_moved() -> None:
     exact = config_of("fp4", pass_caches=True).as_exact
     room = cache_room.buffer_room(exact, CpuMemory())
     assert placed_buffers(exact, room) == make_buffers(exact)
+
+
+def test_what_a_session_runs_at_its_beginning_is_no_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where sessions run their programs once before they capture them."""
+    config = config_of("fp4")
+    cold = golden.record(config, weights_of(config), silent).scales
+    monkeypatch.setattr(CpuMemory, "warm_up_runs", 1)
+    assert equal_tensors(golden.record(config, weights_of(config), silent).scales, cold)
