@@ -138,6 +138,7 @@ class CountedOps(LayerOps):
         valid_tokens: Tensor,
         frame_tokens: int,
         k_out: Tensor,
+        k_out_scale: Tensor,
         v_out: Tensor,
         rotation: KeyRotation | None = None,
     ) -> None:
@@ -148,28 +149,27 @@ class CountedOps(LayerOps):
         constants = (k_global_scale, v_global_scale, v_fp8_scale)
         ins = [*caches, *constants, write_slots, valid_tokens, *(rotation or ())]
         written = k_out.numel()
-        self._take_down(FP8_EXPAND, ins, [], parts=[(k_out, written * k_out.itemsize), (v_out, written)])
+        scales = written // k_out.shape[3] * k_out_scale.itemsize
+        parts = [(k_out, written), (k_out_scale, scales), (v_out, written)]
+        self._take_down(FP8_EXPAND, ins, [], parts=parts)
 
     def attention_fp8(
         self,
         q: Tensor,
         k: Tensor,
+        k_scale: Tensor,
         v_t: Tensor,
-        q_scale: Tensor | None,
-        k_scale: Tensor | None,
         v_scale: Tensor,
         valid_tokens: Tensor,
+        own: OwnTokens,
         tiles: AttentionTiles | None = None,
-        own: OwnTokens | None = None,
     ) -> Tensor:
         """Count `attention.attention_fp8` over the whole window: q k^T, then the weighted v."""
         del tiles
         out = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device).flatten(2)
         tokens = k.shape[1]
-        scales = [scale for scale in (q_scale, k_scale, v_scale) if scale is not None]
-        ins = [q, k, v_t[..., :tokens], *scales, valid_tokens, *(own or ())]
-        seen = tokens if own is None else tokens + own.k.shape[1]
-        self._take_down(FP8_ATTENTION, ins, [out], flops=4 * q.numel() * seen)
+        ins = [q, k, k_scale[..., :tokens], v_t[..., :tokens], v_scale, valid_tokens, *own]
+        self._take_down(FP8_ATTENTION, ins, [out], flops=4 * q.numel() * (tokens + own.k.shape[1]))
         return out
 
     def quantise_rows(self, x: Tensor) -> Rows:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from seko_kernels.attention import OwnTokens, attention_fp8, v_columns
-from seko_kernels.fused_reference import e4m3_cast
+from seko_kernels.fused_reference import e4m3_cast, int8_rows
 from seko_kernels.tuned import AttentionTiles
 
 NAN_BYTE = 0x7F
@@ -30,7 +29,7 @@ class Admission:
     Parameters
     ----------
     error : float
-        Relative to float32 attention on the same fp8 numbers, in the 2-norm, of the row that is nearest its bound.
+        Relative to float32 attention on the same numbers, in the 2-norm, of the row that is nearest its bound.
     bound : float
         What that row is allowed.
     refusal : str
@@ -101,16 +100,12 @@ def admit(
     worst: Admission | None = None
     for case in cases(head_dim, full):
         arguments, truth, rounded = _prepared(case, head_dim, device)
-        q, k, v_t, q_scale, k_scale, v_scale, valid, *own = arguments
+        q, k, k_scale, v_t, v_scale, valid, *own = arguments
         try:
             runs = []
             for _ in range(RUNS):
                 _leave_nan_behind(case, head_dim, device)
-                runs.append(
-                    attention_fp8(
-                        q, k, v_t, q_scale, k_scale, v_scale, valid, tiles=tiles, own=OwnTokens(*own)
-                    )
-                )
+                runs.append(attention_fp8(q, k, k_scale, v_t, v_scale, valid, OwnTokens(*own), tiles))
             if device == "cuda":
                 torch.cuda.synchronize()
         except Exception as fault:  # whatever a compiler raises: it is the finding
@@ -131,11 +126,10 @@ def admit(
     return worst or Admission(float("nan"), float("nan"), "no case")
 
 
-def make_case(case: Case, head_dim: int, device: str, *, own: bool = False) -> tuple[Any, ...]:
-    """Return the arguments of `attention_fp8`: seeded, NaN behind the valid tokens, scales of different size.
+def make_case(case: Case, head_dim: int, device: str) -> tuple[Tensor, ...]:
+    """Return the arguments of `fused_reference.attention_fp8`: seeded, NaN behind the valid tokens, uneven scales.
 
-    With `own` also the own keys and values, the latter with a stride as they have in an engine; then q, they, all keys
-    and the result are bfloat16, on a CPU float32, and those of q and k have no scales.
+    Own values have a stride as they have in an engine; q and own tokens are bfloat16, on a CPU float32.
     """
     generator = torch.Generator(device).manual_seed(case.query_tokens + case.cache_tokens)
     batch, heads = len(case.valid_tokens), case.heads
@@ -161,35 +155,33 @@ def make_case(case: Case, head_dim: int, device: str, *, own: bool = False) -> t
         v_own[..., 3] *= 20
     valid = torch.tensor(case.valid_tokens, device=device)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    k, v = k.to(dtype) if own else e4m3_cast(k), e4m3_cast(v)
+    codes, scale = int8_rows(k)
+    k_scale = torch.full((batch, heads, v.shape[3]), torch.nan, device=device)
+    k_scale[..., : case.cache_tokens] = scale.transpose(1, 2)
+    v = e4m3_cast(v)
     for row, filled in enumerate(case.valid_tokens):
-        if own:
-            k[row, filled:].fill_(torch.nan)
-        else:
-            k[row, filled:].view(torch.uint8).fill_(NAN_BYTE)
+        codes[row, filled:].fill_(-127)
+        k_scale[row, :, filled:].fill_(torch.nan)
         v[row, ..., filled:].view(torch.uint8).fill_(NAN_BYTE)
-    scales = 2.0 ** torch.randint(-1, 2, (3, heads), generator=generator, device=device).float()
-    if not own:
-        return e4m3_cast(q), k, v, *scales, valid
+    v_scale = 2.0 ** torch.randint(-1, 2, (heads,), generator=generator, device=device).float()
     values = v_own.to(dtype).flatten(2)[..., : heads * head_dim]
-    return q.to(dtype), k, v, None, None, scales[2], valid + case.query_tokens, k_own.to(dtype), values
+    return q.to(dtype), codes, k_scale, v, v_scale, valid + case.query_tokens, k_own.to(dtype), values
 
 
 def expected(
     q: Tensor,
     k: Tensor,
+    k_scale: Tensor,
     v_t: Tensor,
-    q_scale: Tensor | None,
-    k_scale: Tensor | None,
     v_scale: Tensor,
     valid_tokens: Tensor,
-    k_own: Tensor | None = None,
-    v_own: Tensor | None = None,
+    k_own: Tensor,
+    v_own: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return the attention in float32, and the same with the roundings that the kernel asks for.
 
-    Those are: probabilities, 256 at a row's maximum, to e4m3, those of own tokens to q's dtype, and the result to
-    bfloat16. A head and a row at a time, since the scores of all of them would not fit into memory.
+    Those are: queries of the past to int8; probabilities, 256 at a row's maximum, to e4m3, those of own tokens to q's
+    dtype; the result to bfloat16. A head and a row at a time, since all of their scores would not fit into memory.
 
     Returns
     -------
@@ -198,28 +190,31 @@ def expected(
     """
     truth = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     rounded = torch.zeros(q.shape, dtype=torch.bfloat16, device=q.device)
-    own_tokens = 0 if k_own is None else k_own.shape[1]
+    codes, q_scale = int8_rows(q.float())
+    coarse_q = codes.float() * q_scale.unsqueeze(-1)
+    own_tokens = k_own.shape[1]
     for row, valid in enumerate(valid_tokens.tolist()):
         filled = valid - own_tokens
-        if not valid:
-            continue
         for head in range(q.shape[2]):
-            keys = k[row, :filled, head].float()
-            values = v_t[row, head, :, :filled].float().T * v_scale[head]
-            scores = q[row, :, head].float() @ keys.T
-            if q_scale is not None and k_scale is not None:
-                scores *= q_scale[head] * k_scale[head]
-            if k_own is not None and v_own is not None:
-                scores = torch.cat((scores, q[row, :, head].float() @ k_own[row, :, head].float().T), -1)
-                values = torch.cat((values, v_own[row].float().unflatten(-1, q.shape[2:])[:, head]))
-            scores *= q.shape[3] ** -0.5
-            weights = torch.exp(scores - scores.amax(-1, keepdim=True))
-            total = weights.sum(-1, keepdim=True)
+            past = k[row, :filled, head].float() * k_scale[row, head, :filled, None]
+            keys = torch.cat((past, k_own[row, :, head].float()))
+            own_values = v_own[row].float().unflatten(-1, q.shape[2:])[:, head]
+            values = torch.cat((v_t[row, head, :, :filled].float().T * v_scale[head], own_values))
+            asks = q[row, :, head].float()
+            weights, total = _softmax_parts(asks @ keys.T * q.shape[3] ** -0.5)
             truth[row, :, head] = weights @ values / total
-            past, own = (weights * 256).split((filled, own_tokens), -1)
-            coarse = torch.cat((e4m3_cast(past).float(), own.to(q.dtype).float() if own_tokens else own), -1)
+            scores = torch.cat((coarse_q[row, :, head] @ past.T, asks @ keys[filled:].T), -1)
+            weights, total = _softmax_parts(scores * q.shape[3] ** -0.5)
+            seen, own = (weights * 256).split((filled, own_tokens), -1)
+            coarse = torch.cat((e4m3_cast(seen).float(), own.to(q.dtype).float()), -1)
             rounded[row, :, head] = (coarse @ values / (total * 256)).to(torch.bfloat16)
     return truth.flatten(2), rounded.flatten(2)
+
+
+def _softmax_parts(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the probabilities before they are divided by their sum, and that sum."""
+    weights = torch.exp(scores - scores.amax(-1, keepdim=True))
+    return weights, weights.sum(-1, keepdim=True)
 
 
 def distance(actual: Tensor, truth: Tensor) -> float:
@@ -228,9 +223,9 @@ def distance(actual: Tensor, truth: Tensor) -> float:
 
 
 @lru_cache(maxsize=16)
-def _prepared(case: Case, head_dim: int, device: str) -> tuple[tuple[Any, ...], Tensor, Tensor]:
+def _prepared(case: Case, head_dim: int, device: str) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
     """Arguments and both expectations of a case, kept for the next tiles: they take longer than the kernel."""
-    arguments = make_case(case, head_dim, device, own=True)
+    arguments = make_case(case, head_dim, device)
     return arguments, *expected(*arguments)
 
 

@@ -1,4 +1,4 @@
-"""The fp8 attention as an op: checks, tiles, then Triton on CUDA or the reference on a CPU. No arithmetic."""
+"""The 8-bit attention as an op: checks, tiles, then Triton on CUDA or the reference on a CPU. No arithmetic."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from seko_kernels.triton.attention_fp8 import (
     attention_fp8_kernel,
 )
 from seko_kernels.tuned import AttentionTiles, shape_class, tiles_for
+from seko_kernels.waves import Waves, cut
 
 # Columns of a transposed V scratch are a multiple of this: a descriptor's rows must begin on 16 bytes, and on a
 # whole cache line they cost no second one.
 COLUMN_UNIT = 128
 DESCRIPTOR_UNIT = 8  # bfloat16 numbers between two rows of a descriptor: 16 bytes
 SMALLEST_HEAD_DIM = 32  # of an fp8 matrix instruction
+SPLITS = range(2, 17)
 
 
 class OwnTokens(NamedTuple):
@@ -52,48 +54,46 @@ def v_columns(tokens: int) -> int:
 def attention_fp8(
     q: Tensor,
     k: Tensor,
+    k_scale: Tensor,
     v_t: Tensor,
-    q_scale: Tensor | None,
-    k_scale: Tensor | None,
     v_scale: Tensor,
     valid_tokens: Tensor,
+    own: OwnTokens,
     tiles: AttentionTiles | None = None,
-    own: OwnTokens | None = None,
 ) -> Tensor:
-    """Attend to the first ``valid_tokens[b]`` keys of each row; what lies behind may be any bytes.
+    """Attend to the past in 8 bits and to the queries' own tokens as they are (docs/adr/0006).
 
-    With `own` the queries' own keys and values, as many as there are queries, stand apart from the past and are taken
-    as they are (docs/adr/0006): a row's past are the first ``valid_tokens[b] - T`` of `k` and `v_t`. Then q and all
-    keys are bfloat16, since three bits of mantissa in them cost pictures, and only the past's values are e4m3.
+    A row's past are the first ``valid_tokens[b] - T`` keys; what lies behind may be any bytes. Its keys are int8 with a
+    scale a token and head, and so are the queries for it, rounded on the way; its values are e4m3. Three bits of
+    mantissa, as e4m3 has, would cost pictures in keys and queries.
 
-    K is token-major because the cache is: what expands it, and what writes a chunk's own keys, copy whole rows of
-    all heads, and a tile of one head is as good for a tensor descriptor (rows of D bytes, D a multiple of 32) as a
-    head-major one. V is transposed because the fp8 matrix instruction takes its second factor in no other order.
+    K is token-major because the cache is: what expands it copies whole rows of all heads, and a tile of one head is as
+    good for a tensor descriptor (rows of D bytes, D a multiple of 32) as a head-major one. V is transposed because the
+    fp8 matrix instruction takes its second factor in no other order.
 
     Parameters
     ----------
     q : Tensor
-        ``[B, T, H, D]`` e4m3, contiguous; D a power of two, at least 32. With `own` the real numbers, bfloat16 (on a
-        CPU float32, too).
+        ``[B, T, H, D]`` bfloat16 (on a CPU float32, too), contiguous; D a power of two, at least 32.
     k : Tensor
-        ``[B, N, H, D]`` of q's dtype, contiguous.
+        ``[B, N, H, D]`` int8, contiguous.
+    k_scale : Tensor
+        ``[B, H, v_columns(N)]`` float32, contiguous: what a token's numbers are multiplied by to be the real ones.
     v_t : Tensor
         ``[B, H, D, v_columns(N)]`` e4m3, contiguous.
-    q_scale, k_scale, v_scale : Tensor
-        ``[H]`` float32, powers of two: what a head's numbers are multiplied by to be the real ones. With `own` those of
-        q and k are None.
+    v_scale : Tensor
+        ``[H]`` float32, powers of two: what a head's values are multiplied by to be the real ones.
     valid_tokens : Tensor
-        ``[B]`` int64 on the device, at most N; a row with 0 gives zeros. With `own` its T tokens count, too.
+        ``[B]`` int64 on the device, from T to N + T: the T own tokens count.
+    own : OwnTokens
+        The queries' own.
     tiles : AttentionTiles, optional
         Chosen from `tuned` if absent. Only `admission` and benchmarks name them.
-    own : OwnTokens, optional
-        Without it all keys and values are e4m3, the queries' own among them; no build asks for that, since a chunk
-        does not bear it. Benchmarks compare the two.
 
     Returns
     -------
     Tensor
-        ``[B, T, H * D]`` bfloat16, with `own` of q's dtype.
+        ``[B, T, H * D]`` of q's dtype.
 
     Raises
     ------
@@ -110,43 +110,30 @@ def attention_fp8(
     cache_tokens = k.shape[1]
     if head_dim < SMALLEST_HEAD_DIM or head_dim & (head_dim - 1):
         raise OpShapeError(f"head_dim must be a power of two of at least {SMALLEST_HEAD_DIM}, got {head_dim}")
-    expect("q", q, (batch, query_tokens, heads, head_dim), *([FP8] if own is None else FLOAT_DTYPES))
-    if own is not None:
-        _expect_own(own, q)
-    expect("k", k, (batch, cache_tokens, heads, head_dim), q.dtype)
+    expect("q", q, (batch, query_tokens, heads, head_dim), *FLOAT_DTYPES)
+    _expect_own(own, q)
+    expect("k", k, (batch, cache_tokens, heads, head_dim), torch.int8)
+    expect("k_scale", k_scale, (batch, heads, v_columns(cache_tokens)), torch.float32)
     expect("v_t", v_t, (batch, heads, head_dim, v_columns(cache_tokens)), FP8)
-    scales = [("v_scale", v_scale)]
-    for name, scale in (("q_scale", q_scale), ("k_scale", k_scale)):
-        if (scale is None) != (own is not None):
-            raise OpShapeError(f"{name} belongs to q and k in fp8: with own tokens it is None, else a tensor")
-        scales += [] if scale is None else [(name, scale)]
-    for name, scale in scales:
-        expect(name, scale, (heads,), torch.float32)
+    expect("v_scale", v_scale, (heads,), torch.float32)
     expect("valid_tokens", valid_tokens, (batch,), torch.int64)
-    arguments = (q, k, v_t, q_scale, k_scale, v_scale, valid_tokens)
-    if not takes_kernels(*(x for x in arguments if x is not None), *(own or ())):
-        if own is not None:
-            return fused_reference.attention_fp8_own(q, k, v_t, v_scale, valid_tokens, *own)
-        if q_scale is not None and k_scale is not None:
-            return fused_reference.attention_fp8(q, k, v_t, q_scale, k_scale, v_scale, valid_tokens)
-    if own is not None:
-        expect_dtype("q", q, torch.bfloat16)
+    arguments = (q, k, k_scale, v_t, v_scale, valid_tokens, *own)
+    if not takes_kernels(*arguments):
+        return fused_reference.attention_fp8(*arguments)
+    expect_dtype("q", q, torch.bfloat16)
     major, minor = expect_fp8(q.device)
     if tiles is None:
         tiles = tiles_for(f"sm_{major}{minor}", head_dim, shape_class(batch, heads, query_tokens))
+    slots = torch.cuda.get_device_properties(q.device).multi_processor_count * tiles.resident
+    waves = cut(batch * heads, query_tokens, cache_tokens + query_tokens, tiles.block_m, slots, SPLITS)
     out: Tensor = _attention_fp8_cuda(
         *arguments,
-        *(own or (None, None)),
         tiles.block_m,
         tiles.block_n,
+        tiles.own_n,
         tiles.stages,
         tiles.warps,
-        tiles.warp_specialize,
-        tiles.splits,
-        tiles.tail_n,
-        tiles.whole,
-        tiles.peel,
-        tiles.fma_exps,
+        *(waves or Waves(query_tokens, 1)),
     )
     return out
 
@@ -155,86 +142,73 @@ def attention_fp8(
 def _attention_fp8_cuda(
     q: Tensor,
     k: Tensor,
+    k_scale: Tensor,
     v_t: Tensor,
-    q_scale: Tensor | None,
-    k_scale: Tensor | None,
     v_scale: Tensor,
     valid_tokens: Tensor,
-    k_own: Tensor | None,
-    v_own: Tensor | None,
+    k_own: Tensor,
+    v_own: Tensor,
     block_m: int,
     block_n: int,
+    own_n: int,
     stages: int,
     warps: int,
-    warp_specialize: bool,
+    whole: int,
     splits: int,
-    tail_n: int,
-    whole: bool,
-    peel: bool,
-    fma_exps: int,
 ) -> Tensor:
     batch, query_tokens, heads, head_dim = q.shape
-    cache_tokens = k.shape[1]
     # Tensor descriptors live in global memory that Triton asks its host for; a compiled engine brings its own.
     triton.set_allocator(_descriptor_memory)
-    parts = torch.empty(
-        (batch * splits, query_tokens, heads, head_dim), dtype=torch.bfloat16, device=q.device
-    )
-    lse_size = (batch * splits, heads, query_tokens) if splits > 1 else (1, 1, 1)
-    lse = torch.empty(lse_size, dtype=torch.float32, device=q.device)
-    grid = ((query_tokens + block_m - 1) // block_m, heads, batch * splits)
-    wrap_triton(attention_fp8_kernel)[grid](
-        q,
-        k,
-        v_t,
-        q if k_own is None else k_own,  # what is not read needs a tensor all the same
-        q if v_own is None else v_own,
-        v_scale if q_scale is None else q_scale,
-        v_scale if k_scale is None else k_scale,
-        v_scale,
-        valid_tokens,
-        parts,
-        lse,
-        query_tokens,
-        cache_tokens,
-        v_t.shape[3],
-        0 if v_own is None else v_own.stride(1),
-        HEADS=heads,
-        HEAD_DIM=head_dim,
-        SOFTMAX_SCALE=head_dim**-0.5 * math.log2(math.e),
-        BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        STAGES=stages,
-        WARP_SPECIALIZE=warp_specialize,
-        SPLITS=splits,
-        TAIL_N=tail_n,
-        WHOLE=whole,
-        PEEL=peel,
-        FMA_EXPS=fma_exps,
-        OWN_N=0 if k_own is None else own_block(block_n),
-        INTEGER=False,
-        num_warps=warps,
-    )
-    if splits == 1:
-        return parts.view(batch, query_tokens, heads * head_dim)
-    out = torch.empty((batch, query_tokens, heads * head_dim), dtype=torch.bfloat16, device=q.device)
-    wrap_triton(attention_combine_kernel)[(query_tokens, batch)](
-        parts,
-        lse,
-        out,
-        query_tokens,
-        HEADS=heads,
-        HEAD_DIM=head_dim,
-        SPLITS=splits,
-        BLOCK_H=triton.next_power_of_2(heads),
-        num_warps=COMBINE_WARPS,
-    )
-    return out
-
-
-def own_block(block_n: int) -> int:
-    """Return how many own keys a tile has beside `block_n` of the past: no more shared memory, and values are wider."""
-    return block_n // 2
+    rest = query_tokens - whole
+    out = torch.empty((batch, query_tokens, heads, head_dim), dtype=torch.bfloat16, device=q.device)
+    parts = torch.empty((batch * splits, rest, heads, head_dim), dtype=torch.bfloat16, device=q.device)
+    lse = torch.empty((batch * splits, heads, max(rest, 1)), dtype=torch.float32, device=q.device)
+    launches = [(0, whole, query_tokens, 1, out)]
+    if rest:
+        launches.append((whole, rest, rest, splits, parts))
+    for first, queries, out_tokens, cuts, target in launches:
+        wrap_triton(attention_fp8_kernel)[(-(-queries // block_m), heads, batch * cuts)](
+            q,
+            k,
+            k_scale,
+            v_t,
+            k_own,
+            v_own,
+            v_scale,
+            valid_tokens,
+            target,
+            lse,
+            query_tokens,
+            k.shape[1],
+            v_t.shape[3],
+            v_own.stride(1),
+            first,
+            out_tokens,
+            HEADS=heads,
+            HEAD_DIM=head_dim,
+            SOFTMAX_SCALE=head_dim**-0.5 * math.log2(math.e),
+            BLOCK_M=block_m,
+            BLOCK_N=block_n,
+            OWN_N=own_n,
+            STAGES=stages,
+            SPLITS=cuts,
+            INTEGER=False,
+            num_warps=warps,
+        )
+    if rest:
+        wrap_triton(attention_combine_kernel)[(rest, batch)](
+            parts,
+            lse,
+            out,
+            rest,
+            query_tokens,
+            HEADS=heads,
+            HEAD_DIM=head_dim,
+            SPLITS=splits,
+            BLOCK_H=triton.next_power_of_2(heads),
+            num_warps=COMBINE_WARPS,
+        )
+    return out.view(batch, query_tokens, heads * head_dim)
 
 
 def _expect_own(own: OwnTokens, q: Tensor) -> None:

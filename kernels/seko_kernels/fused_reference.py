@@ -1,7 +1,7 @@
 """The fused and fp8 operations in plain torch: what each kernel means. No kernels, no checks, no cache formats.
 
-All is computed in float32, with one rounding where a result is stored; a quantised result has the bytes of
-`e4m3_cast`. Scales of fp8 tensors are powers of two a head, so that multiplying by them is exact.
+All is computed in float32, with one rounding where a result is stored; one in fp8 has the bytes of `e4m3_cast`. Scales
+of fp8 tensors are powers of two a head, so that multiplying by them is exact.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from seko_kernels.reference import nvfp4_decode
 
 FP8 = torch.float8_e4m3fn
 LEAST_ROW_SCALE = 2.0**-100  # of a row of zeros: its inverse is finite
+INT8_MAX, INT8_BITS = 127, 7  # of either sign
 # An NVFP4 number is at most 6 * 448 times its head's global scale, which is at most 336 in units of eight of them.
 FP8_SCALE_OF_GLOBAL = 8.0
 
@@ -24,61 +25,52 @@ def e4m3_cast(x: Tensor) -> Tensor:
     return x.clamp(-E4M3_MAX, E4M3_MAX).to(FP8)
 
 
-def attention_fp8(
-    q: Tensor,
-    k: Tensor,
-    v_t: Tensor,
-    q_scale: Tensor,
-    k_scale: Tensor,
-    v_scale: Tensor,
-    valid_tokens: Tensor,
-    out_dtype: torch.dtype = torch.bfloat16,
-) -> Tensor:
-    """Softmax attention over the first ``valid_tokens[b]`` keys; a row with none gives zeros.
+def int8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantise rows: ``codes = clamp(round(x / scale), -127, 127)``, ties to even; the largest is at least 64.
 
     Parameters
     ----------
-    q : Tensor
-        ``[B, T, H, D]`` e4m3.
-    k : Tensor
-        ``[B, N, H, D]`` e4m3.
-    v_t : Tensor
-        ``[B, H, D, columns]`` e4m3, columns >= N; those from N up are not read.
-    q_scale, k_scale, v_scale : Tensor
-        ``[H]`` float32.
-    valid_tokens : Tensor
-        ``[B]`` int64.
-    out_dtype : torch.dtype
-        Of the result.
+    x : Tensor
+        ``[..., D]`` float32, finite.
 
     Returns
     -------
-    Tensor
-        ``[B, T, H * D]`` of `out_dtype`.
+    codes : Tensor
+        ``[..., D]`` int8.
+    scale : Tensor
+        ``[...]`` float32, powers of two, so that the quotient is exact: what a row is multiplied by to be the real one.
     """
-    scores, values = _past_in_fp8(q.float(), k, v_t, q_scale, k_scale, v_scale, valid_tokens)
-    return _weighted(scores, values).flatten(2).to(out_dtype)
+    amax = x.abs().amax(-1).clamp(min=LEAST_ROW_SCALE)
+    _, exponent = torch.frexp(amax)  # amax = m * 2**exponent, m from 0.5 up to 1
+    scale = torch.ldexp(torch.ones_like(amax), exponent - INT8_BITS)
+    codes = (x / scale.unsqueeze(-1)).round().clamp(-INT8_MAX, INT8_MAX)
+    return codes.to(torch.int8), scale
 
 
-def attention_fp8_own(
+def attention_fp8(
     q: Tensor,
     k: Tensor,
+    k_scale: Tensor,
     v_t: Tensor,
     v_scale: Tensor,
     valid_tokens: Tensor,
     k_own: Tensor,
     v_own: Tensor,
 ) -> Tensor:
-    """Softmax attention over the first ``valid_tokens[b] - T`` keys of the past, its values in fp8, and T own ones.
+    """Softmax attention over the first ``valid_tokens[b] - T`` keys of the past, in 8 bits, and T own ones.
 
     Parameters
     ----------
     q : Tensor
-        ``[B, T, H, D]`` float32 or bfloat16.
+        ``[B, T, H, D]`` float32 or bfloat16; for the past it is rounded by `int8_rows`.
     k : Tensor
-        ``[B, N, H, D]`` of q's dtype.
-    v_t, v_scale
-        As `attention_fp8` takes them.
+        ``[B, N, H, D]`` int8.
+    k_scale : Tensor
+        ``[B, H, columns]`` float32, columns >= N; those from N up are not read.
+    v_t : Tensor
+        ``[B, H, D, columns]`` e4m3.
+    v_scale : Tensor
+        ``[H]`` float32.
     valid_tokens : Tensor
         ``[B]`` int64, own tokens included.
     k_own : Tensor
@@ -91,32 +83,19 @@ def attention_fp8_own(
     Tensor
         ``[B, T, H * D]`` of q's dtype.
     """
-    past = (valid_tokens - q.shape[1]).clamp(min=0)
-    one = torch.ones_like(v_scale)
-    scores, values = _past_in_fp8(q.float(), k, v_t, one, one, v_scale, past)
-    own = torch.einsum("bthd,bnhd->bhtn", q.float(), k_own.float()) * q.shape[3] ** -0.5
-    own_values = v_own.float().unflatten(-1, tuple(q.shape[2:])).permute(0, 2, 3, 1)  # [B, H, D, T]
-    both = _weighted(torch.cat((scores, own), -1), torch.cat((values, own_values), -1))
-    return both.flatten(2).to(q.dtype)
-
-
-def _past_in_fp8(
-    q: Tensor,
-    k: Tensor,
-    v_t: Tensor,
-    q_scale: Tensor,
-    k_scale: Tensor,
-    v_scale: Tensor,
-    valid_tokens: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Return scores ``[B, H, T, N]``, -inf behind the valid tokens, and real values ``[B, H, D, N]``; q float32."""
     tokens, head_dim = k.shape[1], k.shape[3]
-    live = torch.arange(tokens, device=k.device) < valid_tokens[:, None]  # [B, N]
-    keys = torch.where(live[:, :, None, None], k.float(), 0.0)  # bytes never written may be NaN
+    live = torch.arange(tokens, device=k.device) < (valid_tokens - q.shape[1])[:, None]  # [B, N]
+    # Bytes never written may be NaN.
+    scale = torch.where(live[:, None, :], k_scale[..., :tokens], 0.0)  # [B, H, N]
     values = torch.where(live[:, None, None, :], v_t[..., :tokens].float(), 0.0)  # [B, H, D, N]
-    factor = (q_scale * k_scale)[:, None, None] * head_dim**-0.5
-    scores = torch.einsum("bthd,bnhd->bhtn", q, keys) * factor
-    return torch.where(live[:, None, None, :], scores, -torch.inf), values * v_scale[:, None, None]
+    codes, q_scale = int8_rows(q.float())
+    products = torch.einsum("bthd,bnhd->bhtn", codes.float(), k.float())
+    scores = products * scale.unsqueeze(2) * q_scale.transpose(1, 2).unsqueeze(3)
+    scores = torch.where(live[:, None, None, :], scores, -torch.inf)
+    own = torch.einsum("bthd,bnhd->bhtn", q.float(), k_own.float())
+    own_values = v_own.float().unflatten(-1, tuple(q.shape[2:])).permute(0, 2, 3, 1)  # [B, H, D, T]
+    values = torch.cat((values * v_scale[:, None, None], own_values), -1)
+    return _weighted(torch.cat((scores, own), -1) * head_dim**-0.5, values).flatten(2).to(q.dtype)
 
 
 def _weighted(scores: Tensor, values: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The op that fills the scratch which attention reads: the past, from an NVFP4 cache. A chunk's own is not in it.
 
-One scratch serves all layers, one after another: K ``[B, P, H, D]`` in bfloat16, and V transposed,
-``[B, H, D, v_columns(P)]``, in e4m3 with a power of two as scale a head.
+One scratch serves all layers, one after another: K ``[B, P, H, D]`` in int8 with a scale a token and head,
+``[B, H, v_columns(P)]``, and V transposed, ``[B, H, D, v_columns(P)]``, in e4m3 with a power of two as scale a head.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from seko_kernels.checks import expect, expect_dims, expect_fp8
 from seko_kernels.errors import OpShapeError
 from seko_kernels.formats import NVFP4_BLOCK, ScaleTensor
 from seko_kernels.fused_reference import FP8
-from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
+from seko_kernels.ops import takes_kernels
 from seko_kernels.reference import nvfp4_decode, nvfp4_decode_keys
 from seko_kernels.triton.fp8_expand import (
     EXPAND_GROUP,
@@ -75,6 +75,7 @@ def fp8_expand(
     valid_tokens: Tensor,
     frame_tokens: int,
     k_out: Tensor,
+    k_out_scale: Tensor,
     v_out: Tensor,
     rotation: KeyRotation | None = None,
 ) -> None:
@@ -101,7 +102,9 @@ def fp8_expand(
     frame_tokens : int
         Places of a slot.
     k_out : Tensor
-        ``[B, P, H, D]`` bfloat16 or float32, contiguous, ``P = N - F * frame_tokens``; mutated.
+        ``[B, P, H, D]`` int8, contiguous, ``P = N - F * frame_tokens``; mutated. By `fused_reference.int8_rows`.
+    k_out_scale : Tensor
+        ``[B, H, v_columns(P)]`` float32, contiguous; mutated.
     v_out : Tensor
         ``[B, H, D, v_columns(P)]`` e4m3, contiguous; mutated.
     rotation : KeyRotation, optional
@@ -116,7 +119,7 @@ def fp8_expand(
     """
     expect_dims("k_out", k_out, 4, "[batch, tokens, heads, head_dim]")
     batch, past_tokens, heads, head_dim = k_out.shape
-    _expect_scratch(k_out, v_out, batch, past_tokens, heads, head_dim)
+    _expect_scratch(k_out, k_out_scale, v_out, batch, past_tokens, heads, head_dim)
     expect_dims("write_slots", write_slots, 2, "[batch, chunk frames]")
     tokens = past_tokens + write_slots.shape[1] * frame_tokens
     _expect_slots(write_slots, batch, tokens, frame_tokens)
@@ -131,33 +134,36 @@ def fp8_expand(
     if rotation is not None:
         _expect_rotation(rotation, batch, tokens, heads, head_dim, frame_tokens)
     caches = (k_codes, k_scales, v_codes, v_scales)
-    if takes_kernels(*caches, *constants, *turned, write_slots, valid_tokens, k_out, v_out):
+    if takes_kernels(*caches, *constants, *turned, write_slots, valid_tokens, k_out, k_out_scale, v_out):
         expect_fp8(k_out.device)
         mean, slot_rotary, patch_rotary = rotation or (None, None, None)
         _fp8_expand_cuda(
             *(k_codes, k_scales, k_global_scale, mean, v_codes, v_scales, v_global_scale),
             *(v_fp8_scale, slot_rotary, patch_rotary),
-            *(write_slots, valid_tokens, frame_tokens, k_out, v_out),
+            *(write_slots, valid_tokens, frame_tokens, k_out, k_out_scale, v_out),
         )
         return
     place = fused_reference.past_places(write_slots, tokens, frame_tokens)  # [B, P]
     row = torch.arange(batch, device=place.device)[:, None] * tokens
     if rotation is None:
-        k = nvfp4_decode(k_codes, k_scales, k_global_scale, k_out.dtype)
+        k = nvfp4_decode(k_codes, k_scales, k_global_scale, torch.float32)
     else:
-        k = nvfp4_decode_keys(k_codes, k_scales, k_global_scale, *rotation, k_out.dtype)
+        k = nvfp4_decode_keys(k_codes, k_scales, k_global_scale, *rotation, torch.float32)
     v = fused_reference.fp8_expand(v_codes, v_scales, v_global_scale, v_fp8_scale)
-    # Bytes, since few CPU ops know e4m3.
-    new_k, new_v = k[place + row], v.view(torch.uint8)[place + row]  # each [B, P, H, D]
+    codes, scale = fused_reference.int8_rows(k)  # [B * N, H, D] and [B * N, H]
     past = torch.arange(past_tokens, device=place.device) < (valid_tokens - (tokens - past_tokens))[:, None]
-    old_v = v_out.view(torch.uint8)
-    k_out.copy_(torch.where(past[:, :, None, None], new_k, k_out))
+    k_out.copy_(torch.where(past[:, :, None, None], codes[place + row], k_out))
     padding = (0, v_out.shape[3] - past_tokens)
-    new_v = torch.nn.functional.pad(new_v.permute(0, 2, 3, 1), padding)
-    old_v.copy_(torch.where(torch.nn.functional.pad(past, padding)[:, None, None, :], new_v, old_v))
+    past = torch.nn.functional.pad(past, padding)  # [B, columns]
+    new_scale = torch.nn.functional.pad(scale[place + row].transpose(1, 2), padding)
+    k_out_scale.copy_(torch.where(past[:, None, :], new_scale, k_out_scale))
+    # Bytes, since few CPU ops know e4m3.
+    new_v = torch.nn.functional.pad(v.view(torch.uint8)[place + row].permute(0, 2, 3, 1), padding)
+    old_v = v_out.view(torch.uint8)
+    old_v.copy_(torch.where(past[:, None, None, :], new_v, old_v))
 
 
-@triton_op("seko::fp8_expand", mutates_args={"k_out", "v_out"})
+@triton_op("seko::fp8_expand", mutates_args={"k_out", "k_out_scale", "v_out"})
 def _fp8_expand_cuda(
     k_codes: Tensor,
     k_scales: Tensor,
@@ -173,6 +179,7 @@ def _fp8_expand_cuda(
     valid_tokens: Tensor,
     frame_tokens: int,
     k_out: Tensor,
+    k_out_scale: Tensor,
     v_out: Tensor,
 ) -> None:
     batch, past_tokens, heads, head_dim = k_out.shape
@@ -193,6 +200,7 @@ def _fp8_expand_cuda(
         write_slots,
         valid_tokens,
         k_out,
+        k_out_scale,
         v_out,
         k_codes.shape[0] // batch,
         past_tokens,
@@ -209,10 +217,13 @@ def _fp8_expand_cuda(
     )
 
 
-def _expect_scratch(k_out: Tensor, v_out: Tensor, batch: int, tokens: int, heads: int, head_dim: int) -> None:
+def _expect_scratch(
+    k_out: Tensor, k_out_scale: Tensor, v_out: Tensor, batch: int, tokens: int, heads: int, head_dim: int
+) -> None:
     if head_dim < NVFP4_BLOCK or head_dim & (head_dim - 1):
         raise OpShapeError(f"head_dim must be a power of two of at least {NVFP4_BLOCK}, got {head_dim}")
-    expect("k_out", k_out, (batch, tokens, heads, head_dim), *FLOAT_DTYPES)
+    expect("k_out", k_out, (batch, tokens, heads, head_dim), torch.int8)
+    expect("k_out_scale", k_out_scale, (batch, heads, v_columns(tokens)), torch.float32)
     expect("v_out", v_out, (batch, heads, head_dim, v_columns(tokens)), FP8)
 
 

@@ -1,4 +1,4 @@
-"""Tiles of the fp8 attention: what they may be, which are safe, and the table of those that were measured.
+"""Tiles of the 8-bit attention: what they may be, which are safe, and the table of those that were measured.
 
 `tuned_attention.json` is written by `scripts/bench/kernels.py --admit`, never by hand, and holds only tiles that
 passed `admission.admit` on the GPU that they are for. It is read while an engine is built; opening an artifact
@@ -16,87 +16,57 @@ from typing import Any
 from seko_kernels.errors import TilesError
 
 TABLE = Path(__file__).with_name("tuned_attention.json")
-SPECIALISED_WARPS = 4  # with any other number Triton 3.6 ignores warp specialisation in silence
 # Upper ends of the classes: tiles of 128 queries over all heads and rows. An H200 runs 132 at a time, so `few` is
 # up to two waves (where splitting the keys may pay), `some` up to eight, `many` the rest.
 CLASS_ENDS = {"few": 264, "some": 1056}
 LAST_CLASS = "many"
+MOST_KEYS = 128  # of a tile
 
 
 @dataclass(frozen=True)
 class AttentionTiles:
-    """How the fp8 attention is cut into tiles.
+    """How the 8-bit attention is cut into tiles.
 
     Parameters
     ----------
     block_m, block_n : int
-        Queries and keys of a tile; powers of two.
+        Queries, and keys of the past, of a tile; powers of two. `block_n` is at most 128.
+    own_n : int
+        Own keys of a tile, whose keys and values are twice as wide; a power of two.
     stages : int
-        Tiles of keys in flight.
+        Tiles of the past's keys in flight.
     warps : int
-        Warps of a program; under warp specialisation Triton adds those of the loader.
-    warp_specialize : bool
-        Loads and matmuls in warps of their own (Hopper); needs 4 warps.
-    splits : int
-        Parts into which the keys are cut, combined by a second kernel: fills a GPU that has too few query tiles.
-    tail_n : int
-        0: every tile is masked. Otherwise the loop takes whole tiles without a mask, and the rest in masked tiles
-        of this many keys behind it; needs splits = 1.
-    whole : bool
-        Loop over the whole cache and mask what lies behind the valid tokens, instead of stopping there; needs
-        tail_n = 0. For GPUs on which the bound that is read from memory does not pass admission.
-    peel : bool
-        Take the rest as one masked tile of block_n keys before the loop, which then has no mask; needs splits = 1 and
-        neither tail_n nor whole. Under warp specialisation a loop behind the loop gives NaN (docs/LOG.md).
-    fma_exps : int
-        How many of each four exponentials are polynomials, so that the exponential unit is no bottleneck: 0, 1 or 2.
+        Warps of a program.
+    resident : int
+        Programs that a multiprocessor runs at a time.
 
     Raises
     ------
     TilesError
-        If two of them contradict each other.
+        If one of them cannot be.
     """
 
     block_m: int
     block_n: int
+    own_n: int
     stages: int
     warps: int
-    warp_specialize: bool = False
-    splits: int = 1
-    tail_n: int = 0
-    whole: bool = False
-    peel: bool = False
-    fma_exps: int = 0
+    resident: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("block_m", 16), ("block_n", 32), ("warps", 1), ("tail_n", 32)):
+        for name, least in (("block_m", 16), ("block_n", 32), ("own_n", 16), ("warps", 1)):
             value = getattr(self, name)
-            if (value or name != "tail_n") and (value < least or value & (value - 1)):
+            if value < least or value & (value - 1):
                 raise TilesError(f"{name} must be a power of two of at least {least}, got {value}")
-        if self.stages < 1 or self.splits < 1:
-            raise TilesError(f"stages {self.stages} and splits {self.splits} must be at least 1")
-        if self.fma_exps not in (0, 1, 2):
-            raise TilesError(f"fma_exps must be 0, 1 or 2 of each four, got {self.fma_exps}")
-        if self.warp_specialize and self.warps != SPECIALISED_WARPS:
-            raise TilesError(f"warp specialisation takes {SPECIALISED_WARPS} warps, got {self.warps}")
-        if self.tail_n and (self.splits > 1 or self.whole):
-            raise TilesError(
-                f"tail_n {self.tail_n} needs splits = 1 and whole = False, got {self.splits} and {self.whole}: "
-                "the tail is behind one loop that stops at the last whole tile"
-            )
-        if self.peel and (self.tail_n or self.splits > 1 or self.whole):
-            raise TilesError(
-                "peel needs tail_n = 0, splits = 1 and whole = False, "
-                f"got {self.tail_n}, {self.splits} and {self.whole}"
-            )
-        if self.tail_n > self.block_n:
-            raise TilesError(f"tail_n {self.tail_n} is larger than block_n {self.block_n}")
+        if self.block_n > MOST_KEYS:  # scales of a tile are read whole, and end with their columns
+            raise TilesError(f"block_n must be at most {MOST_KEYS}, got {self.block_n}")
+        if self.stages < 1 or self.resident < 1:
+            raise TilesError(f"stages {self.stages} and resident {self.resident} must be at least 1")
 
 
-# Compile without spills on their architectures (tests/kernels/test_attention_fp8.py) and use nothing of facts that
-# Triton gets wrong: no warp specialisation, a mask in every tile.
-SAFE_HOPPER = AttentionTiles(128, 128, stages=3, warps=8)
-SAFE = AttentionTiles(128, 64, stages=2, warps=8)
+# Compile without spills on their architectures (tests/kernels/test_attention_fp8.py).
+SAFE_HOPPER = AttentionTiles(64, 128, own_n=64, stages=3, warps=4, resident=2)
+SAFE = AttentionTiles(64, 64, own_n=32, stages=2, warps=4)
 
 
 def safe_tiles(arch: str) -> AttentionTiles:

@@ -3,10 +3,9 @@
     python scripts/bench/kernels.py --seconds 280 --admit --rows docs/benchmarks/h200.jsonl
 
 Each line of output is a JSON object, the last one the summary. Order: candidates compile in processes of their own (a
-compiler or a kernel that crashes or hangs takes one candidate with it); attention as engines launch it, only the
-past's values in fp8, each candidate after `admission.admit`, never before, and beside it the same with all in fp8
-(`all_fp8_ms`), which no engine takes; cuDNN's; the others, each compared with the same op in plain torch. What the
-budget leaves out is named in the summary. `--admit` writes the fastest admitted tiles of each shape class to
+compiler or a kernel that crashes or hangs takes one candidate with it); attention, each candidate after
+`admission.admit`, never before; cuDNN's; the others, each compared with the same op in plain torch. What the budget
+leaves out is named in the summary. `--admit` writes the fastest admitted tiles of each shape class to
 `tuned_attention.json`.
 """
 
@@ -46,7 +45,7 @@ from torch import Tensor
 from seko_kernels import plain_torch, scratch
 from seko_kernels.admission import admit, distance
 from seko_kernels.attention import OwnTokens, attention_fp8, v_columns
-from seko_kernels.fused_reference import FP8, e4m3_cast
+from seko_kernels.fused_reference import FP8, e4m3_cast, int8_rows
 from seko_kernels.tuned import TABLE, AttentionTiles, safe_tiles, shape_class, table_row, write_table
 
 BARS = {"S1": ("attn_h12_vs_cudnn", 0.72), "S5": ("attn_h40_vs_cudnn", 0.72)}  # ratios, expansion included
@@ -59,23 +58,17 @@ EXPAND_VARIANTS = ((16, 2), (16, 4), (32, 4), (64, 4))  # tokens and warps
 def candidates() -> list[AttentionTiles]:
     """Tiles worth a try, the likeliest first.
 
-    Without what was refused or did not compile wherever it was tried (docs/LOG.md): warp specialisation with a tail,
-    splits, a part taken before the loop or three stages; 256 keys a tile, whose bf16 keys do not fit.
+    Without warp specialisation, polynomials for exponentials and 256 keys a tile: refused, wrong or no faster wherever
+    they were tried (docs/LOG.md).
     """
-    found = [AttentionTiles(64, 128, 3, 4, fma_exps=share) for share in (0, 1)]
-    found += [
-        AttentionTiles(128, 128, stages, 8, tail_n=64, fma_exps=share)
-        for stages in (3, 2)
-        for share in (0, 1)
+    return [
+        AttentionTiles(64, 128, own_n, stages, 4, resident=2) for own_n in (64, 32) for stages in (3, 2)
+    ] + [
+        AttentionTiles(64, 64, 64, 4, 4, resident=2),
+        AttentionTiles(128, 128, 64, 3, 8),
+        AttentionTiles(128, 128, 128, 2, 8),
+        AttentionTiles(128, 64, 64, 4, 8),
     ]
-    for block_n, share in ((128, 0), (128, 1), (64, 0)):
-        found.append(AttentionTiles(128, block_n, 2, 4, warp_specialize=True, fma_exps=share))
-    found += [AttentionTiles(128, 128, stages, 8, fma_exps=share) for stages in (3, 2) for share in (0, 1)]
-    found += [AttentionTiles(128, 64, stages, 8, fma_exps=share) for stages in (4, 3) for share in (0, 1)]
-    found += [AttentionTiles(64, 128, 2, 4, fma_exps=share) for share in (0, 1)]
-    found += [AttentionTiles(64, 64, stages, 4, fma_exps=share) for stages in (4, 3) for share in (0, 1)]
-    found.append(AttentionTiles(128, 128, 3, 8, splits=2))
-    return found
 
 
 def main() -> None:
@@ -114,9 +107,7 @@ def compile_one(tiles: AttentionTiles, shapes: Iterable[Shape]) -> None:
     """
     seen = set()
     for shape in shapes:
-        arguments, own = attention_inputs(shape, zeros=True)
-        attention_fp8(*arguments, tiles, own)
-        attention_fp8(*attention_inputs(shape, zeros=True, own=False)[0], tiles)
+        attention_fp8(*attention_inputs(shape, zeros=True), tiles)
         if shape.heads not in seen:
             seen.add(shape.heads)
             verdict = admit(tiles, shape.head_dim, "cuda", (shape.heads, *SMALL_SIZE))
@@ -125,10 +116,8 @@ def compile_one(tiles: AttentionTiles, shapes: Iterable[Shape]) -> None:
     torch.cuda.synchronize()
 
 
-def attention_inputs(
-    shape: Shape, *, zeros: bool = False, own: bool = True
-) -> tuple[tuple[Any, ...], OwnTokens | None]:
-    """q, k and transposed v of a full cache and scales of one; as engines have them, or all in fp8 and in the cache."""
+def attention_inputs(shape: Shape, *, zeros: bool = False) -> tuple[Any, ...]:
+    """Arguments of `attention_fp8` over a full cache."""
     generator = torch.Generator("cuda").manual_seed(0)
 
     def normal(*size: int) -> Tensor:
@@ -136,17 +125,15 @@ def attention_inputs(
         return draw(size, device="cuda")
 
     s = shape
-    ones = torch.ones(s.heads, device="cuda")
-    held = s.cache_tokens - (s.tokens if own else 0)
-    q = normal(1, s.tokens, s.heads, s.head_dim)
-    k = normal(1, held, s.heads, s.head_dim)
+    held = s.cache_tokens - s.tokens
+    q = normal(1, s.tokens, s.heads, s.head_dim).bfloat16()
+    codes, scale = int8_rows(normal(1, held, s.heads, s.head_dim))
+    k_scale = torch.nn.functional.pad(scale.transpose(1, 2), (0, v_columns(held) - held))
     v = e4m3_cast(normal(1, s.heads, s.head_dim, v_columns(held)))
-    valid = torch.tensor([s.cache_tokens], device="cuda")
-    if not own:
-        return (e4m3_cast(q), e4m3_cast(k), v, ones, ones, ones, valid), None
+    ones, valid = torch.ones(s.heads, device="cuda"), torch.tensor([s.cache_tokens], device="cuda")
     projected = normal(1, s.tokens, 3 * s.width).bfloat16()
-    tokens = OwnTokens(normal(*q.shape).bfloat16(), projected.chunk(3, dim=-1)[2])
-    return (q.bfloat16(), k.bfloat16(), v, None, None, ones, valid), tokens
+    own = OwnTokens(normal(*q.shape).bfloat16(), projected.chunk(3, dim=-1)[2])
+    return q, codes, k_scale, v, ones, valid, own
 
 
 class Bench:
@@ -198,8 +185,7 @@ class Bench:
     def attention(self, shape: Shape, wanted: list[AttentionTiles]) -> None:
         """Time cuDNN's attention, then admit and time each candidate."""
         self.time(shape, cudnn_attention(shape, "cuda"), compare=False)
-        arguments, own = attention_inputs(shape)
-        in_fp8, _ = attention_inputs(shape, own=False)
+        *arguments, valid, own = attention_inputs(shape)
         rows = self.admitted.setdefault(shape.name, [])
         for tiles in wanted:
             if not self.has_time(f"{shape.name} attention {tiles}"):
@@ -209,12 +195,11 @@ class Bench:
             if verdict.refusal:
                 emit(kind="attention", shape=shape.name, **line, refusal=verdict.refusal)
                 continue
-            ms = milliseconds(lambda tiles=tiles: attention_fp8(*arguments, tiles, own))  # type: ignore[misc]
-            half = (*arguments[:-1], arguments[-1] // 2)
-            half_ms = milliseconds(lambda half=half, tiles=tiles: attention_fp8(*half, tiles, own))  # type: ignore[misc]
-            fp8_ms = milliseconds(lambda tiles=tiles: attention_fp8(*in_fp8, tiles))  # type: ignore[misc]
+            ms, half_ms = (
+                milliseconds(lambda tiles=tiles, seen=seen: attention_fp8(*arguments, seen, own, tiles))  # type: ignore[misc]
+                for seen in (valid, valid // 2)
+            )
             row = {**line, "ms": ms, "tflops": shape.attention_flops / ms / 1e9, "half_full_ms": half_ms}
-            row["all_fp8_ms"] = fp8_ms  # of tiles that were admitted for the other: a time, no result
             emit(kind="attention", shape=shape.name, **row)
             rows.append({**row, "key": tiles})
 
@@ -279,7 +264,6 @@ class Bench:
                 "tiles": asdict(top["key"]),
                 "ms": top["ms"],
                 "cudnn_ms": cudnn,
-                "all_fp8_ms": top.get("all_fp8_ms"),
                 "ratio": top["ms"] / cudnn,
             }
             best[shape.name] = entry
@@ -299,7 +283,7 @@ class Bench:
                     )
                     append_row(
                         *(options.rows, figure, sizes, entry["ratio_with_expand"]),
-                        *("(expand from FP4 + attention, past values in fp8) / cuDNN bf16", bar),
+                        *("(expand from FP4 + attention, the past in 8 bits) / cuDNN bf16", bar),
                         attention_ms=top["ms"], expand_ms=expand, cudnn_ms=cudnn, tiles=entry["tiles"],
                     )  # fmt: skip
         if options.admit and table:
@@ -316,7 +300,7 @@ def compared(timed: Timed) -> dict[str, float]:
     for mine, truth in zip(ours, expected, strict=True):
         if not mine.numel():
             continue
-        if mine.dtype == FP8:
+        if mine.dtype in (FP8, torch.int8):
             differ = float((mine.view(torch.uint8) != truth.view(torch.uint8)).float().mean())
             worst["bytes_that_differ"] = max(worst.get("bytes_that_differ", 0.0), differ)
         else:

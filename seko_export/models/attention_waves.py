@@ -1,57 +1,25 @@
-"""Attention whose query tiles fill a GPU's last wave, too: the rest of the queries attends to parts of the keys.
+"""Torch's attention cut so that its query tiles fill a GPU's last wave, too (`seko_kernels.waves`).
 
-cuDNN's attention on Hopper gives each tile of 128 queries of a head to one multiprocessor, from the first key to the
-last. At 12 heads and 4,680 queries these are 444 tiles on 132 multiprocessors: three whole waves, and a fourth in which
-two thirds of the GPU have nothing to do. So as many queries as fill whole waves go as they are; each tile that is left
-takes a part of the keys, as many parts as fill the GPU, and what they give is summed by its weight in the softmax.
+cuDNN's attention on Hopper gives each tile of 128 queries of a head to one multiprocessor, from the first to the last
+key.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
+from seko_kernels.waves import Waves, cut
+
 TILE = 128  # queries that cuDNN gives to a multiprocessor (sm_90, head_dim 128; steps of its time over the queries)
 MOST_SPLITS = 24
-# Of a launch more, of short loops over keys, and of the sum: in keys that a tile could attend to in the meantime.
-SPLIT_COST_KEYS = 5000
-LEAST_GAIN = 0.03  # of the time: less is not worth two more launches
-
-
-class Waves(NamedTuple):
-    """How an attention is cut.
-
-    Parameters
-    ----------
-    whole : int
-        Queries of each row that attend to all keys at once.
-    splits : int
-        Parts of the keys for the others; divides the keys.
-    """
-
-    whole: int
-    splits: int
 
 
 def waves_for(batch: int, heads: int, queries: int, keys: int, slots: int) -> Waves | None:
     """Return how to cut an attention on a GPU that runs `slots` tiles at a time; None where whole tiles do as well."""
-    tiles = -(-queries // TILE)
-    pairs = batch * heads
-    rounds = pairs * tiles // slots  # whole waves
-    plain = -(-pairs * tiles // slots)
-    per_pair = rounds * slots // pairs
-    left = pairs * (tiles - per_pair)
-    if not rounds or not left:
-        return None
-    found = {s: -(-left * s // slots) / s for s in range(2, MOST_SPLITS + 1) if keys % s == 0}
-    if not found:
-        return None
-    splits = min(found, key=found.__getitem__)
-    cost = rounds + found[splits] + SPLIT_COST_KEYS / keys
-    return Waves(per_pair * TILE, splits) if cost <= (1 - LEAST_GAIN) * plain else None
+    splits = [number for number in range(2, MOST_SPLITS + 1) if keys % number == 0]
+    return cut(batch * heads, queries, keys, TILE, slots, splits)
 
 
 def waves_on(device: torch.device, batch: int, heads: int, queries: int, keys: int) -> Waves | None:

@@ -2,9 +2,9 @@
 
 With torch's attention (`RowFusedBlock`, any cache) norms, modulation, residuals and RoPE are ours, and nothing is
 rounded otherwise than in `Block`. With fp8 attention (`FusedBlock`, an FP4 cache) the past is expanded straight to a
-scratch, its values in fp8, and one kernel attends to it and to the chunk's own keys and values, which are left as they
-are (docs/adr/0004). The scratch is made in each call and let go behind it, so all layers share one; attention reads how
-far it is filled on the device, so full and filling rows share one engine.
+scratch, its keys in int8 and its values in fp8, and one kernel attends to it and to the chunk's own keys and values,
+which are left as they are (docs/adr/0004). The scratch is made in each call and let go behind it, so all layers share
+one; attention reads how far it is filled on the device, so full and filling rows share one engine.
 
 Shapes as in `causal_dit`. Where there is no GPU each op is its reference in plain torch.
 """
@@ -202,7 +202,7 @@ class FusedLayer(BlockWeights):
 
 
 class FusedBlock(FusedLayer):
-    """One transformer layer over an NVFP4 cache, the past's values in fp8: a chunk sees itself as it is.
+    """One transformer layer over an NVFP4 cache, the past in 8 bits: a chunk sees itself as it is.
 
     Parameters
     ----------
@@ -245,8 +245,10 @@ class FusedBlock(FusedLayer):
         ops, s, heads, head_dim = self.ops, self.stream, self.model.heads, self.model.head_dim
         batch, past_tokens, n = qkv.shape[0], s.cache_tokens - s.chunk_tokens, s.frame_tokens
         values = qkv.chunk(3, dim=-1)[2]
-        k_out = qkv.new_empty((batch, past_tokens, heads, head_dim))
-        v_out = torch.empty((batch, heads, head_dim, v_columns(past_tokens)), dtype=FP8, device=qkv.device)
+        columns, device = v_columns(past_tokens), qkv.device
+        k_out = torch.empty((batch, past_tokens, heads, head_dim), dtype=torch.int8, device=device)
+        k_scale = torch.empty((batch, heads, columns), dtype=torch.float32, device=device)
+        v_out = torch.empty((batch, heads, head_dim, columns), dtype=FP8, device=device)
         v_scale = scales["v_fp8_scale"]
         kept = "before_rope" if self.writes else "none"
         q, k, keys = self._norm_rope(qkv, cos, sin, kept)
@@ -263,10 +265,11 @@ class FusedBlock(FusedLayer):
             valid_tokens,
             n,
             k_out,
+            k_scale,
             v_out,
             KeyRotation(scales["k_mean"], places["slot_rotary"], places["patch_rotary"]),
         )
-        y = ops.attention_fp8(q, k_out, v_out, None, None, v_scale, valid_tokens, own=OwnTokens(k, values))
+        y = ops.attention_fp8(q, k_out, k_scale, v_out, v_scale, valid_tokens, OwnTokens(k, values))
         if token_index is not None:  # behind the read: what is read are the engine's inputs as they came
             own = (keys.flatten(0, 1), self.split_heads(values).flatten(0, 1))
             self.kv.write(caches, scales, token_index, *own)

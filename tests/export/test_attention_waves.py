@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seko_export.models import causal_dit
-from seko_export.models.attention_waves import TILE, Waves, cut_attention, waves_for, waves_on
+from seko_export.models.attention_waves import TILE, cut_attention, waves_for, waves_on
+from seko_kernels.waves import Waves
 
 H200 = 132
 

@@ -295,12 +295,19 @@ class Hopper:
         return GPUTarget("cuda", 90, 32)
 
 
+def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(multi_processor_count=132)
+    )
+    monkeypatch.setattr(triton.runtime.driver, "_active", Hopper())
+
+
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_gpu_build_launches_each_kernel_once(name: str, fp8: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced at full size for sm_90 with tensors that have no memory: it can be lowered, and nothing else is ours."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    monkeypatch.setattr(triton.runtime.driver, "_active", Hopper())
+    on_hopper(monkeypatch)
     preset = PRESETS["self-forcing-1.3b"]
     config = BuildConfig(
         preset.model, preset.stream, Schedule.warped(), "fp4", "cuda", fused=True, fp8=fp8, fp8_attention=True
@@ -320,11 +327,7 @@ def test_a_gpu_build_launches_each_kernel_once(name: str, fp8: bool, monkeypatch
 
 def test_a_gpu_build_over_an_exact_cache_keeps_torchs_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of full rows; torch cannot index by None what has no memory, as a mask's making does. The last wave is cut."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(multi_processor_count=132)
-    )
-    monkeypatch.setattr(triton.runtime.driver, "_active", Hopper())
+    on_hopper(monkeypatch)
     preset = PRESETS["self-forcing-1.3b"]
     config = BuildConfig(preset.model, preset.stream, Schedule.warped(), "bf16", "cuda", fused=True)
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -108,17 +108,19 @@ def test_a_fused_layer_expands_to_fp8_once_and_reads_it_in_fp8(name, keeps):
     constants = 4 * (3 * m.heads + m.heads * m.head_dim) + 8 * (s.chunk_frames + 1)
     tables = 4 * 2 * (22 * s.cache_frames + 42 * s.frame_tokens)
     assert expand.bytes_read == pool_bytes(config.kv, 1, past) + constants + tables
-    assert expand.bytes_written == 3 * past * m.dim  # keys in bf16, values in fp8
+    scratch = past * (2 * m.dim + 4 * m.heads)  # keys in int8 with a scale a head, values in fp8
+    assert expand.bytes_written == scratch
     (attention,) = [launch for launch in counted.launches if launch.kind == FP8_ATTENTION]
     assert attention.flops == 4 * s.chunk_tokens * s.cache_tokens * m.dim
     own_bytes = 3 * s.chunk_tokens * 2  # q, k, v in bf16
-    assert attention.bytes_read == (own_bytes + 3 * past) * m.dim + 4 * m.heads + 8
+    assert attention.bytes_read == own_bytes * m.dim + scratch + 4 * m.heads + 8
     stored = [launch for launch in counted.launches if launch.kind == CACHE_WRITE]
     assert [launch.bytes_written for launch in stored] == [pool_bytes(config.kv, 1, s.chunk_tokens)] * keeps
-    # Keys of the past in bf16 and its values in fp8; beside them the hidden state, qkv, q and k, and keys before RoPE.
-    chunk, window = s.chunk_tokens * m.dim * 2, 2 * past + v_columns(past)
+    # The past's keys, their scales and values; beside them the hidden state, qkv, q and k, and keys before RoPE.
+    chunk, columns = s.chunk_tokens * m.dim * 2, v_columns(past)
+    window = (past + columns) * m.dim + 4 * m.heads * columns
     feed_forward = 2 * s.chunk_tokens * m.ffn_dim * 2 + 2 * chunk
-    assert window * m.dim + (6 + keeps) * chunk == counted.scratch_bytes > feed_forward
+    assert counted.scratch_bytes == feed_forward > window + (6 + keeps) * chunk
     matmuls = sum(launch.flops for launch in counted.launches if launch.kind == MATMUL)
     assert matmuls == 2 * s.chunk_tokens * (6 * m.dim * m.dim + 2 * m.dim * m.ffn_dim)
 

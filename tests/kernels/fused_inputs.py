@@ -45,13 +45,14 @@ class Ring:
     def valid(self) -> Tensor:
         return torch.tensor(self.valid_frames) * self.frame_tokens
 
-    def scratch(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """K and transposed V of the past, of NaN."""
+    def scratch(self) -> tuple[Tensor, Tensor, Tensor]:
+        """K, its scales and transposed V of the past, of NaN and its byte."""
         past = self.cache_tokens - self.tokens
-        k = torch.full((self.batch, past, self.heads, self.head_dim), torch.nan, dtype=dtype)
+        k = torch.full((self.batch, past, self.heads, self.head_dim), NAN_BYTE, dtype=torch.int8)
         columns = v_columns(past)
+        scale = torch.full((self.batch, self.heads, columns), torch.nan)
         v = torch.full((self.batch, self.heads, self.head_dim, columns), NAN_BYTE, dtype=torch.uint8)
-        return k, v.view(FP8)
+        return k, scale, v.view(FP8)
 
 
 RINGS = [

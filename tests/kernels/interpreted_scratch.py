@@ -21,15 +21,8 @@ def test_expand_gives_the_bytes_of_the_reference(ring: Ring, tile: int, rotated:
     cache = fp4_cache(ring)
     rotation = key_rotation(ring) if rotated else None
     ours, expected = ring.scratch(), ring.scratch()
-    fp8_expand(
-        **cache,
-        write_slots=ring.slots(),
-        valid_tokens=ring.valid(),
-        frame_tokens=ring.frame_tokens,
-        k_out=expected[0],
-        v_out=expected[1],
-        rotation=rotation,
-    )
+    where = (ring.slots(), ring.valid(), ring.frame_tokens)
+    fp8_expand(*cache.values(), *where, *expected, rotation)
     group = 2 if ring.heads % 2 == 0 else 1
     mean, slot_rotary, patch_rotary = rotation or (cache["k_global_scale"],) * 3
     order = ("v_codes", "v_scales", "v_global_scale", "v_fp8_scale")
@@ -44,7 +37,7 @@ def test_expand_gives_the_bytes_of_the_reference(ring: Ring, tile: int, rotated:
         *ours,
         ring.cache_tokens,
         ours[0].shape[1],
-        ours[1].shape[3],
+        ours[2].shape[3],
         HEADS=ring.heads,
         HEAD_DIM=ring.head_dim,
         FRAME_TOKENS=ring.frame_tokens,

@@ -22,25 +22,23 @@ from seko_kernels.rows import (
     residual_norm_modulate,
 )
 from seko_kernels.scratch import KeyRotation, fp8_expand
-from seko_kernels.tuned import AttentionTiles
 from tests.kernels.fused_inputs import Ring, chunk_of, fp4_cache, key_rotation
 from tests.tolerances import FP8_CHAIN, relative_error
 
 EPS = 1e-6
 SMALL = Ring(2, 32, 13, 9, ((7, 8, 3),), (9,))
 LAYER = Ring(12, 128, 390, 7, ((4, 5, 6), (0, 1, 2)), (7, 3))
-SPECIALISED = AttentionTiles(128, 128, stages=2, warps=4, warp_specialize=True, tail_n=64)
 
 
 class FusedLayer(torch.nn.Module):
     """The self-attention and the feed-forward of a block, with every fused op once; no cross-attention."""
 
-    def __init__(self, ring: Ring, tiles: AttentionTiles | None) -> None:
+    def __init__(self, ring: Ring) -> None:
         super().__init__()
-        self.ring, self.tiles = ring, tiles
+        self.ring = ring
 
     def forward(
-        self, x: Tensor, tensors: dict[str, Tensor], k_out: Tensor, v_out: Tensor
+        self, x: Tensor, tensors: dict[str, Tensor], k_out: Tensor, k_out_scale: Tensor, v_out: Tensor
     ) -> tuple[Tensor, Tensor]:
         t, ring = tensors, self.ring
         modulation = Modulation(t["frames_modulation"], t["layer_modulation"])
@@ -61,12 +59,11 @@ class FusedLayer(torch.nn.Module):
                 t["v_scales"],
                 t["v_global_scale"],
             ),
-            *(t["v_fp8_scale"], t["slots"], t["valid"], ring.frame_tokens, k_out, v_out),
+            *(t["v_fp8_scale"], t["slots"], t["valid"], ring.frame_tokens, k_out, k_out_scale, v_out),
             KeyRotation(t["mean"], t["slot_rotary"], t["patch_rotary"]),
         )
-        scales = (None, None, t["v_fp8_scale"])
         own = OwnTokens(k, qkv.chunk(3, dim=-1)[2])
-        y = attention_fp8(q, k_out, v_out, *scales, t["valid"], self.tiles, own)
+        y = attention_fp8(q, k_out, k_out_scale, v_out, t["v_fp8_scale"], t["valid"], own)
         y = fp8_linear(quantise_rows(y), t["o"], t["o_scale"], t["o_bias"], x.dtype)
         hidden, rows = gated_residual_norm(
             x, y, modulation, 2, t["norm_weight"], t["norm_bias"], EPS, fp8=True
@@ -78,7 +75,7 @@ class FusedLayer(torch.nn.Module):
         return gated_residual(hidden, y, modulation, 5), keys
 
 
-def layer_inputs(ring: Ring, device: str) -> tuple[Tensor, dict[str, Tensor], Tensor, Tensor]:
+def layer_inputs(ring: Ring, device: str) -> tuple[Tensor, dict[str, Tensor], list[Tensor]]:
     """Arguments of `FusedLayer`, bf16 on a GPU and float32 on a CPU."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     chunk, cache, rotation = chunk_of(ring, dtype), fp4_cache(ring), key_rotation(ring)
@@ -103,8 +100,8 @@ def layer_inputs(ring: Ring, device: str) -> tuple[Tensor, dict[str, Tensor], Te
         tensors[name], tensors[f"{name}_scale"] = quantise_weight(torch.randn(outer, inner) * inner**-0.5)
         tensors[f"{name}_bias"] = (torch.randn(outer) * 0.1).to(dtype)
     x = torch.randn(ring.batch, ring.tokens, width).to(dtype)
-    k_out, v_out = ring.scratch(dtype)
-    return x.to(device), {n: t.to(device) for n, t in tensors.items()}, k_out.to(device), v_out.to(device)
+    scratch = [part.to(device) for part in ring.scratch()]
+    return x.to(device), {name: tensor.to(device) for name, tensor in tensors.items()}, scratch
 
 
 def near(ours: Sequence[Tensor], expected: Sequence[Tensor], *scratches: Sequence[Tensor]) -> None:
@@ -120,28 +117,27 @@ def bytes_of(*tensors: Tensor) -> list[Tensor]:
 
 
 def test_cpu_package_agrees_with_eager(package_runner: Callable[..., Any]) -> None:
-    x, tensors, k_out, v_out = layer_inputs(SMALL, "cpu")
-    layer = FusedLayer(SMALL, None)
-    expected = layer(x, tensors, *(scratch := SMALL.scratch()))
+    x, tensors, scratch = layer_inputs(SMALL, "cpu")
+    layer = FusedLayer(SMALL)
+    expected = layer(x, tensors, *(eager := SMALL.scratch()))
     engine = package_runner(layer, (x, tensors, *SMALL.scratch()))
-    ours = engine([x, *tensors.values(), k_out, v_out])
-    near(ours, expected, (k_out, v_out), scratch)
+    ours = engine([x, *tensors.values(), *scratch])
+    near(ours, expected, scratch, eager)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tiles", [None, SPECIALISED], ids=["picked", "specialised"])
 def test_gpu_package_agrees_with_eager_and_its_capture_repeats_it(
-    package_runner: Callable[..., Any], tiles: AttentionTiles | None
+    package_runner: Callable[..., Any],
 ) -> None:
-    x, tensors, k_out, v_out = layer_inputs(LAYER, "cuda")
-    layer = FusedLayer(LAYER, tiles)
-    expected = layer(x, tensors, k_out, v_out)
-    scratch = k_out.clone(), v_out.clone()
-    engine = package_runner(layer, (x, tensors, *(s.cuda() for s in LAYER.scratch(torch.bfloat16))))
-    arguments = [x, *tensors.values(), k_out, v_out]
+    x, tensors, scratch = layer_inputs(LAYER, "cuda")
+    layer = FusedLayer(LAYER)
+    expected = layer(x, tensors, *scratch)
+    eager = [part.clone() for part in scratch]
+    engine = package_runner(layer, (x, tensors, *(part.cuda() for part in LAYER.scratch())))
+    arguments = [x, *tensors.values(), *scratch]
 
     def forget() -> None:
-        for part in (k_out, v_out):
+        for part in scratch:
             part.view(torch.uint8).fill_(0x7F)
 
     stream = torch.cuda.Stream()
@@ -150,8 +146,8 @@ def test_gpu_package_agrees_with_eager_and_its_capture_repeats_it(
     with torch.cuda.stream(stream):
         direct = engine(list(arguments))
     torch.cuda.synchronize()
-    near(direct, expected, (k_out, v_out), scratch)
-    first = bytes_of(*direct, k_out, v_out)
+    near(direct, expected, scratch, eager)
+    first = bytes_of(*direct, *scratch)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         captured = engine(list(arguments))
@@ -159,5 +155,5 @@ def test_gpu_package_agrees_with_eager_and_its_capture_repeats_it(
     captured[0].fill_(float("nan"))
     graph.replay()
     torch.cuda.synchronize()
-    for replayed, once in zip(bytes_of(*captured, k_out, v_out), first, strict=True):
+    for replayed, once in zip(bytes_of(*captured, *scratch), first, strict=True):
         assert torch.equal(replayed, once)

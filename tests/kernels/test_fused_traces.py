@@ -7,6 +7,7 @@ cannot be read counts as writing everything it is given, and the engine would co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 
+from seko_kernels import waves
 from seko_kernels.attention import OwnTokens, attention_fp8
 from seko_kernels.fused_reference import FP8
 from seko_kernels.matmul import fp8_linear
@@ -82,22 +84,25 @@ def slots() -> Tensor:
     return on_gpu(1, 3, dtype=torch.int64)
 
 
-def scratch_pair(k_dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
-    return on_gpu(1, N - T, H, D, dtype=k_dtype), on_gpu(1, H, D, 2432, dtype=FP8)
+def scratch() -> tuple[Tensor, Tensor, Tensor]:
+    past, columns = N - T, 2432
+    return on_gpu(1, past, H, D, dtype=torch.int8), on_gpu(1, H, columns), on_gpu(1, H, D, columns, dtype=FP8)
 
 
-@pytest.mark.parametrize("own", [True, False])
-@pytest.mark.parametrize("splits", [1, 2])
-def test_attention(launches: Launches, splits: int, own: bool) -> None:
-    tiles = AttentionTiles(128, 128, 2, 4, warp_specialize=True, splits=splits, fma_exps=splits - 1)
-    q = on_gpu(1, T, H, D, dtype=torch.bfloat16 if own else FP8)
-    tokens = OwnTokens(q.clone(), on_gpu(1, T, 3 * WIDTH, dtype=torch.bfloat16).chunk(3, -1)[2])
-    scales = (None, None, on_gpu(H)) if own else (on_gpu(H), on_gpu(H), on_gpu(H))
+@pytest.mark.parametrize("slots", [132, 50])
+def test_attention(launches: Launches, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU whose last wave is not full, the queries that are left over take parts of the keys."""
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(multi_processor_count=slots)
+    )
+    monkeypatch.setattr(waves, "CUT_COST_KEYS", 1)
+    q = on_gpu(1, T, H, D, dtype=torch.bfloat16)
+    own = OwnTokens(q.clone(), on_gpu(1, T, 3 * WIDTH, dtype=torch.bfloat16).chunk(3, -1)[2])
     valid = on_gpu(1, dtype=torch.int64)
-    out = attention_fp8(q, *scratch_pair(q.dtype), *scales, valid, tiles, tokens if own else None)
+    out = attention_fp8(q, *scratch(), on_gpu(H), valid, own, AttentionTiles(64, 128, 64, 3, 4))
     assert (out.shape, out.dtype) == ((1, T, WIDTH), torch.bfloat16)
-    combined = [("attention_combine_kernel", ["OUT"])]
-    assert launches == [("attention_fp8_kernel", ["LSE", "OUT"][2 - splits :]), *combined[2 - splits :]]
+    whole, parts = ("attention_fp8_kernel", ["OUT"]), ("attention_fp8_kernel", ["LSE", "OUT"])
+    assert launches == ([whole] if slots == 132 else [whole, parts, ("attention_combine_kernel", ["OUT"])])
 
 
 @pytest.mark.parametrize("fp8", [True, False])
@@ -152,7 +157,6 @@ def test_norm_and_rotation(launches: Launches, plain: str) -> None:
 
 @pytest.mark.parametrize("rotated", [True, False])
 def test_scratch(launches: Launches, rotated: bool) -> None:
-    k_out, v_out = scratch_pair()
     codes, scales = on_gpu(N, H, D // 2, dtype=torch.uint8), on_gpu(N, H, D // 16, dtype=torch.uint8)
     cache = (codes, scales, on_gpu(H), codes, scales, on_gpu(H), on_gpu(H))
     turn = (
@@ -160,5 +164,5 @@ def test_scratch(launches: Launches, rotated: bool) -> None:
         if rotated
         else None
     )
-    fp8_expand(*cache, slots(), on_gpu(1, dtype=torch.int64), FRAME, k_out, v_out, turn)
-    assert launches == [("fp8_expand_kernel", ["K_OUT", "V_OUT"])]
+    fp8_expand(*cache, slots(), on_gpu(1, dtype=torch.int64), FRAME, *scratch(), turn)
+    assert launches == [("fp8_expand_kernel", ["K_OUT", "K_OUT_SCALE", "V_OUT"])]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from seko_kernels.errors import OpDtypeError, OpShapeError
-from seko_kernels.fused_reference import FP8, fp8_scale
+from seko_kernels.fused_reference import FP8, fp8_scale, int8_rows
 from seko_kernels.reference import nvfp4_decode, nvfp4_decode_keys
 from seko_kernels.scratch import KeyRotation, fp8_expand
 from seko_kernels.triton.fp8_expand import EXPAND_GROUP, EXPAND_TILE, EXPAND_WARPS, fp8_expand_kernel
@@ -22,29 +22,20 @@ FULL_ROWS = Ring(
 )  # S3, rows at different chunks
 
 
-def expanded(
-    ring: Ring, device: str = "cpu", *, rotated: bool = False, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
+def expanded(ring: Ring, device: str = "cpu", *, rotated: bool = False) -> list[Tensor]:
     """The scratch after an expansion over NaN."""
-    k, v = (x.to(device) for x in ring.scratch(dtype))
+    scratch = [x.to(device) for x in ring.scratch()]
     rotation = KeyRotation(*(x.to(device) for x in key_rotation(ring))) if rotated else None
     cache = {name: x.to(device) for name, x in fp4_cache(ring).items()}
-    fp8_expand(
-        **cache,
-        write_slots=ring.slots().to(device),
-        valid_tokens=ring.valid().to(device),
-        frame_tokens=ring.frame_tokens,
-        k_out=k,
-        v_out=v,
-        rotation=rotation,
-    )
-    return k.cpu(), v.cpu()
+    where = (ring.slots().to(device), ring.valid().to(device), ring.frame_tokens)
+    fp8_expand(*cache.values(), *where, *scratch, rotation)
+    return [x.cpu() for x in scratch]
 
 
 @pytest.mark.parametrize("rotated", [True, False])
 @pytest.mark.parametrize("ring", RINGS, ids=str)
 def test_expand_writes_the_past_without_gaps_and_nothing_else(ring: Ring, rotated: bool) -> None:
-    k, v = expanded(ring, rotated=rotated)
+    k, k_scale, v = expanded(ring, rotated=rotated)
     cache = fp4_cache(ring)
     windows = []
     for name in ("k", "v"):
@@ -60,10 +51,13 @@ def test_expand_writes_the_past_without_gaps_and_nothing_else(ring: Ring, rotate
         slots = [s for s in range(ring.valid_frames[row]) if s not in ring.write_slots[row]]
         past = [s * ring.frame_tokens + token for s in slots for token in range(ring.frame_tokens)]
         assert len(past) == (ring.valid_frames[row] - len(ring.write_slots[row])) * ring.frame_tokens
-        assert torch.equal(k[row, : len(past)], windows[0][row, past])
+        codes, scale = int8_rows(windows[0][row, past])
+        assert torch.equal(k[row, : len(past)], codes)
+        assert torch.equal(k_scale[row, :, : len(past)], scale.T)
         seen = v[row, :, :, : len(past)].permute(2, 0, 1).contiguous()
         assert torch.equal(seen.view(torch.uint8), windows[1][row, past].view(torch.uint8))
-        assert bool(k[row, len(past) :].isnan().all())
+        assert bool((k[row, len(past) :] == NAN_BYTE).all())
+        assert bool(k_scale[row, :, len(past) :].isnan().all())
         assert bool((v[row, :, :, len(past) :].contiguous().view(torch.uint8) == NAN_BYTE).all())
 
 
@@ -80,24 +74,25 @@ def test_no_number_that_nvfp4_holds_saturates() -> None:
 
 def test_wrong_tensors_are_refused() -> None:
     ring = RINGS[0]
-    cache, (k, v) = fp4_cache(ring), ring.scratch()
-    rest = {"write_slots": ring.slots(), "valid_tokens": ring.valid(), "frame_tokens": ring.frame_tokens}
-    fp8_expand(**cache, **rest, k_out=k, v_out=v)
-    with pytest.raises(OpShapeError, match="v_out has shape"):
-        fp8_expand(**cache, **rest, k_out=k, v_out=v[..., :100])
-    with pytest.raises(OpDtypeError, match="k_out is"):
-        fp8_expand(**cache, **rest, k_out=k.to(FP8), v_out=v)
-    with pytest.raises(OpShapeError, match="k_codes has shape"):
-        fp8_expand(**cache | {"k_codes": cache["k_codes"][1:]}, **rest, k_out=k, v_out=v)
+    cache, (k, k_scale, v) = fp4_cache(ring), ring.scratch()
+    where = {"write_slots": ring.slots(), "valid_tokens": ring.valid(), "frame_tokens": ring.frame_tokens}
+    right = {**cache, **where, "k_out": k, "k_out_scale": k_scale, "v_out": v}
+    fp8_expand(**right)
     turn = key_rotation(ring)
-    wrong = turn._replace(patch_rotary=turn.patch_rotary[1:])
-    with pytest.raises(OpShapeError, match="patch_rotary has shape"):
-        fp8_expand(**cache, **rest, k_out=k, v_out=v, rotation=wrong)
-    wrong = turn._replace(slot_rotary=turn.slot_rotary[:, :0])
-    with pytest.raises(OpShapeError, match="pairs, expected"):
-        fp8_expand(**cache, **rest, k_out=k, v_out=v, rotation=wrong)
-    with pytest.raises(OpShapeError, match="frame_tokens"):
-        fp8_expand(**cache, **rest | {"frame_tokens": 10_000}, k_out=k, v_out=v)
+    no_patch = turn._replace(patch_rotary=turn.patch_rotary[1:])
+    no_slot = turn._replace(slot_rotary=turn.slot_rotary[:, :0])
+    wrong: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (OpShapeError, "v_out has shape", {"v_out": v[..., :100]}),
+        (OpDtypeError, "k_out is", {"k_out": k.to(FP8)}),
+        (OpShapeError, "k_out_scale has shape", {"k_out_scale": k_scale[..., :100]}),
+        (OpShapeError, "k_codes has shape", {"k_codes": cache["k_codes"][1:]}),
+        (OpShapeError, "patch_rotary has shape", {"rotation": no_patch}),
+        (OpShapeError, "pairs, expected", {"rotation": no_slot}),
+        (OpShapeError, "frame_tokens", {"frame_tokens": 10_000}),
+    ]
+    for error, match, change in wrong:
+        with pytest.raises(error, match=match):
+            fp8_expand(**right | change)
 
 
 def test_kernels_compile_without_spills_where_there_is_fp8(
@@ -110,7 +105,8 @@ def test_kernels_compile_without_spills_where_there_is_fp8(
         **dict.fromkeys(("V_CODES", "V_SCALES"), "*u8"),
         **dict.fromkeys(("V_GLOBAL_SCALE", "V_FP8_SCALE", "SLOT_ROTARY", "PATCH_ROTARY"), "*fp32"),
         **dict.fromkeys(("WRITE_SLOTS", "VALID_TOKENS"), "*i64"),
-        "K_OUT": "*bf16",
+        "K_OUT": "*i8",
+        "K_OUT_SCALE": "*fp32",
         "V_OUT": "*fp8e4nv",
         **dict.fromkeys(("cache_tokens", "past_tokens", "v_columns"), "i32"),
     }
@@ -134,8 +130,6 @@ def test_kernels_compile_without_spills_where_there_is_fp8(
 @pytest.mark.parametrize("rotated", [True, False])
 @pytest.mark.parametrize("ring", [*RINGS, FULL, FULL_ROWS], ids=str)
 def test_gpu_expands_to_the_bytes_of_the_reference(ring: Ring, rotated: bool) -> None:
-    on_gpu, on_cpu = (
-        expanded(ring, device, rotated=rotated, dtype=torch.bfloat16) for device in ("cuda", "cpu")
-    )
+    on_gpu, on_cpu = (expanded(ring, device, rotated=rotated) for device in ("cuda", "cpu"))
     for ours, expected in zip(on_gpu, on_cpu, strict=True):
         assert torch.equal(ours.view(torch.uint8), expected.view(torch.uint8))

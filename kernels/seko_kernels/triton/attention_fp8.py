@@ -1,4 +1,4 @@
-"""The fp8 attention kernel and the kernel that combines its splits. Checks and tiles are in `attention` and `tuned`."""
+"""The 8-bit attention kernel and the kernel that sums its parts. Checks are in `attention`, tiles in `tuned`."""
 
 from __future__ import annotations
 
@@ -6,132 +6,32 @@ import triton
 import triton.language as tl
 
 from seko_kernels.triton.e4m3_cast import power_of_two_inverse, to_e4m3
+from seko_kernels.triton.int8_rows import int8_rows
 
 COMBINE_WARPS = 4
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _exp2(x, FMA_EXPS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """2**x, of FMA_EXPS in each four numbers by a polynomial instead of the exponential unit.
+@triton.jit
+def _weights(s, factor, m, total, acc):  # type: ignore[no-untyped-def]
+    """Probabilities of the scores ``s * factor`` [M, N] (log2), times 256; maximum, sum and `acc` brought up to them.
 
-    That unit gives 16 numbers a clock, so at D = 128 it takes as long as both fp8 matmuls together, while the
-    multiply-add pipes idle. x = n + f with f in [0, 1): n goes to the exponent, and 2**f is
-    1 + f (0.695146143 + f (0.227564394 + f 0.077119090)), off by 9e-5 of it at most (FlashAttention-4's polynomial);
-    the result is rounded to 2**-4 of itself anyway. Below -126 it stays at 2**-126, which e4m3 rounds to 0.
+    256 is 2**8 in the exponent, so it costs nothing: with the row's maximum at 256, e4m3 keeps 14 binary orders of
+    them at full precision. The sum carries the same 256, so it cancels.
     """
-    if FMA_EXPS == 1:
-        return tl.inline_asm_elementwise(
-            """
-            {
-            .reg .f32 r, f, p;
-            .reg .s32 i;
-            ex2.approx.ftz.f32 $0, $4;
-            ex2.approx.ftz.f32 $1, $5;
-            ex2.approx.ftz.f32 $2, $6;
-            max.f32 f, $7, 0fC2FC0000;
-            add.rm.f32 r, f, 0f4B400000;
-            mov.b32 i, r;
-            sub.f32 r, r, 0f4B400000;
-            sub.f32 f, f, r;
-            fma.rn.f32 p, f, 0f3D9DF09D, 0f3E6906A4;
-            fma.rn.f32 p, p, f, 0f3F31F519;
-            fma.rn.f32 p, p, f, 0f3F800000;
-            shl.b32 i, i, 23;
-            mov.b32 $3, p;
-            add.s32 $3, $3, i;
-            }
-            """,
-            "=r,=r,=r,=r,r,r,r,r",
-            [x],
-            dtype=tl.float32,
-            is_pure=True,
-            pack=4,
-        )
-    if FMA_EXPS == 2:
-        return tl.inline_asm_elementwise(
-            """
-            {
-            .reg .f32 r, f, p;
-            .reg .s32 i;
-            ex2.approx.ftz.f32 $0, $4;
-            ex2.approx.ftz.f32 $1, $5;
-            max.f32 f, $6, 0fC2FC0000;
-            add.rm.f32 r, f, 0f4B400000;
-            mov.b32 i, r;
-            sub.f32 r, r, 0f4B400000;
-            sub.f32 f, f, r;
-            fma.rn.f32 p, f, 0f3D9DF09D, 0f3E6906A4;
-            fma.rn.f32 p, p, f, 0f3F31F519;
-            fma.rn.f32 p, p, f, 0f3F800000;
-            shl.b32 i, i, 23;
-            mov.b32 $2, p;
-            add.s32 $2, $2, i;
-            max.f32 f, $7, 0fC2FC0000;
-            add.rm.f32 r, f, 0f4B400000;
-            mov.b32 i, r;
-            sub.f32 r, r, 0f4B400000;
-            sub.f32 f, f, r;
-            fma.rn.f32 p, f, 0f3D9DF09D, 0f3E6906A4;
-            fma.rn.f32 p, p, f, 0f3F31F519;
-            fma.rn.f32 p, p, f, 0f3F800000;
-            shl.b32 i, i, 23;
-            mov.b32 $3, p;
-            add.s32 $3, $3, i;
-            }
-            """,
-            "=r,=r,=r,=r,r,r,r,r",
-            [x],
-            dtype=tl.float32,
-            is_pure=True,
-            pack=4,
-        )
-    return tl.exp2(x)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _attend(  # type: ignore[no-untyped-def]
-    q,
-    k,
-    v,
-    valid_here,
-    m,
-    total,
-    acc,
-    factor,
-    MASK: tl.constexpr,
-    FMA_EXPS: tl.constexpr,
-    INTEGER: tl.constexpr,
-):
-    """One tile of keys [N, D] and of values, [D, N] in fp8: scores, running maximum and sum, P V added to `acc`.
-
-    The probabilities are taken times 256 (2**8 in the exponent, so it costs nothing): with the row's maximum at
-    256, e4m3 keeps 14 binary orders of them at full precision. The sum carries the same 256, so it cancels. They are
-    rounded to what the values are.
-    """
-    s = tl.dot(q, k.T)
-    if MASK:
-        s = tl.where((tl.arange(0, k.shape[0]) < valid_here)[None, :], s, float("-inf"))
     m_new = tl.maximum(m, tl.max(s, 1) * factor)
-    p = _exp2(s * factor - (m_new - 8.0)[:, None], FMA_EXPS)
+    p = tl.exp2(s * factor[:, None] - (m_new - 8.0)[:, None])
     decay = tl.exp2(m - m_new)
-    total = total * decay + tl.sum(p, 1)
-    # Two levels: Hopper's fp8 accumulator keeps about 14 bits, so one tile's product at most is summed in it.
-    if v.dtype == tl.float8e4nv:
-        acc = acc * decay[:, None] + tl.dot(to_e4m3(p, INTEGER), v.T)
-    else:
-        acc = acc * decay[:, None] + tl.dot(p.to(v.dtype), v)
-    return m_new, total, acc
+    return p, m_new, total * decay + tl.sum(p, 1), acc * decay[:, None]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     Q,
     K,
+    K_SCALE,
     V_T,
     K_OWN,
     V_OWN,
-    Q_SCALE,
-    K_SCALE,
     V_SCALE,
     VALID_TOKENS,
     OUT,
@@ -140,145 +40,131 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     cache_tokens,
     v_columns,
     v_own_stride,
+    first_query,
+    out_tokens,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     SOFTMAX_SCALE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr,
-    WARP_SPECIALIZE: tl.constexpr,
-    SPLITS: tl.constexpr,
-    TAIL_N: tl.constexpr,
-    WHOLE: tl.constexpr,
-    PEEL: tl.constexpr,
-    FMA_EXPS: tl.constexpr,
     OWN_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    SPLITS: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
-    """Write ``softmax(q k^T * SOFTMAX_SCALE) v`` over the first ``VALID_TOKENS[b]`` keys of each row,
-    or, where OWN_N, over the first ``VALID_TOKENS[b] - T``, of which the values alone are fp8, and T own ones in bf16.
+    """Write ``softmax(q k^T * SOFTMAX_SCALE) v`` over ``VALID_TOKENS[b] - T`` keys of the past and T own ones.
 
-    `seko_kernels.fused_reference.attention_fp8` is the definition. One program a tile of queries, a head, a row
-    and a split. All tiles come through tensor descriptors whose shape ends at the last valid token: what lies
-    behind reads as zero, so bytes never written (NaN among them) cannot enter; scores there are masked.
-
-    Traps of Triton 3.6 on sm_90 that shape this (each measured): under warp specialisation the loop's bounds
-    must not depend on the program id (wrong numbers, no error), hence an equal count of tiles for all splits
-    and an offset inside; no tensor pointer load may feed the loop; V must be [D, N].
+    `seko_kernels.fused_reference.attention_fp8` is the definition. One program a tile of queries, a head, a row and a
+    part of the keys. A tile of queries is rounded to int8, by its own largest numbers, once it has seen its own keys;
+    its products with the past's keys are whole numbers. All tiles come through tensor descriptors whose shape ends at
+    the last valid token: what lies behind reads as zero, so bytes never written (NaN among them) cannot enter; scores
+    there are masked, in the one tile that has them: a mask in each takes an eighth of the time.
 
     The own keys stand before the loop, where nothing else is alive yet.
 
     Parameters
     ----------
-    Q : pointer to fp8, or where OWN_N to bf16
-        ``[B, T, H, D]``, contiguous; as bf16 the real numbers.
-    K : pointer to the same
+    Q : pointer to bf16
+        ``[B, T, H, D]``, contiguous.
+    K : pointer to int8
         ``[B, N, H, D]``, contiguous.
+    K_SCALE : pointer to fp32
+        ``[B, H, v_columns]``, contiguous: what a token's numbers of a head are multiplied by to be the real ones.
     V_T : pointer to fp8
-        ``[B, H, D, v_columns]``, contiguous; v_columns >= N, a multiple of 16 (a descriptor's rows must be).
+        ``[B, H, D, v_columns]``, contiguous; v_columns a multiple of BLOCK_N that holds N.
     K_OWN : pointer to bf16
-        ``[B, T, H, D]``, contiguous, the real numbers; read where OWN_N.
+        ``[B, T, H, D]``, contiguous.
     V_OWN : pointer to bf16
-        ``[B * T, ...]``, rows of H * D contiguous real numbers at a stride; read where OWN_N.
-    Q_SCALE, K_SCALE, V_SCALE : pointer to fp32
-        ``[H]``, powers of two: what a head's numbers are multiplied by to be the real ones; where OWN_N only V_SCALE is
-        read.
+        ``[B * T, ...]``, rows of H * D contiguous numbers at a stride.
+    V_SCALE : pointer to fp32
+        ``[H]``, powers of two: what a head's values are multiplied by to be the real ones.
     VALID_TOKENS : pointer to int64
-        ``[B]``. A row with 0 gives zeros.
+        ``[B]``, own tokens counted.
     OUT : pointer to bf16
-        ``[B * SPLITS, T, H, D]``, contiguous.
+        ``[B * SPLITS, out_tokens, H, D]``, contiguous.
     LSE : pointer to fp32
-        ``[B * SPLITS, H, T]``, base-2 logarithm of the sum of a split; written where SPLITS > 1.
+        ``[B * SPLITS, H, out_tokens]``, base-2 logarithm of the sum of a part; written where SPLITS > 1.
     query_tokens, cache_tokens, v_columns, v_own_stride : int
         T, N, the columns of V_T and the numbers between two tokens of V_OWN.
+    first_query, out_tokens : int
+        The query of the first program, and how many OUT has: all, from the first, or where SPLITS > 1 those alone that
+        this launch makes.
     HEADS, HEAD_DIM : constexpr int
         H, D; D a power of two, at least 32.
     SOFTMAX_SCALE : constexpr float
         ``D ** -0.5 * log2(e)``. A run-time float would arrive as fp64 in an AOTInductor package.
-    BLOCK_M, BLOCK_N, STAGES, WARP_SPECIALIZE, SPLITS, TAIL_N, WHOLE, PEEL, FMA_EXPS : constexpr
+    BLOCK_M, BLOCK_N, OWN_N, STAGES : constexpr int
         See `tuned.AttentionTiles`.
-    OWN_N : constexpr int
-        Own keys of a tile; 0: there are none, and the cache holds all.
+    SPLITS : constexpr int
+        Parts into which the keys are cut.
     INTEGER : constexpr bool
         See `to_e4m3`.
     """
-    tile = tl.program_id(0)
     head = tl.program_id(1)
     part = tl.program_id(2)
     row = part // SPLITS
     split = part % SPLITS
-    valid = tl.load(VALID_TOKENS + row).to(tl.int32)
-    if OWN_N > 0:
-        valid = tl.maximum(valid - query_tokens, 0)
-    valid = tl.minimum(valid, cache_tokens)
-    factor = tl.full((), SOFTMAX_SCALE, tl.float32)
-    if OWN_N == 0:
-        factor = tl.load(Q_SCALE + head) * tl.load(K_SCALE + head) * SOFTMAX_SCALE
+    past = tl.maximum(tl.load(VALID_TOKENS + row).to(tl.int32) - query_tokens, 0)
+    past = tl.minimum(past, cache_tokens)
 
     width: tl.constexpr = HEADS * HEAD_DIM
+    query = first_query + tl.program_id(0) * BLOCK_M
     row64 = row.to(tl.int64)
     q_base = Q + row64 * query_tokens * width + head * HEAD_DIM
     k_base = K + row64 * cache_tokens * width + head * HEAD_DIM
+    scale_base = K_SCALE + (row64 * HEADS + head) * v_columns
     v_base = V_T + (row64 * HEADS + head) * HEAD_DIM * v_columns
-    ends = tl.maximum(valid, 1)  # a descriptor of no rows is not legal
-    q_tiles = tl.make_tensor_descriptor(q_base, [query_tokens, HEAD_DIM], [width, 1], [BLOCK_M, HEAD_DIM])
+    k_own_base = K_OWN + row64 * query_tokens * width + head * HEAD_DIM
+    v_own_base = V_OWN + row64 * query_tokens * v_own_stride + head * HEAD_DIM
+    ends = tl.maximum(past, 1)  # a descriptor of no rows is not legal
+    own_rows = [query_tokens, HEAD_DIM]
+    q_tiles = tl.make_tensor_descriptor(q_base, own_rows, [width, 1], [BLOCK_M, HEAD_DIM])
     k_tiles = tl.make_tensor_descriptor(k_base, [ends, HEAD_DIM], [width, 1], [BLOCK_N, HEAD_DIM])
     v_tiles = tl.make_tensor_descriptor(v_base, [HEAD_DIM, ends], [v_columns, 1], [HEAD_DIM, BLOCK_N])
+    k_own = tl.make_tensor_descriptor(k_own_base, own_rows, [width, 1], [OWN_N, HEAD_DIM])
+    v_own = tl.make_tensor_descriptor(v_own_base, own_rows, [v_own_stride, 1], [OWN_N, HEAD_DIM])
 
-    q = q_tiles.load([tile * BLOCK_M, 0])
-    m = tl.full((BLOCK_M,), -1e30, tl.float32)  # finite, so that a tile masked as a whole gives 0, not NaN
+    q = q_tiles.load([query, 0])
+    m = tl.full((BLOCK_M,), -1e30, tl.float32)  # finite, so that a part without a key gives 0, not NaN
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
-    if OWN_N > 0:
-        k_own_base = K_OWN + row64 * query_tokens * width + head * HEAD_DIM
-        v_own_base = V_OWN + row64 * query_tokens * v_own_stride + head * HEAD_DIM
-        own_rows = [query_tokens, HEAD_DIM]
-        k_own = tl.make_tensor_descriptor(k_own_base, own_rows, [width, 1], [OWN_N, HEAD_DIM])
-        v_own = tl.make_tensor_descriptor(v_own_base, own_rows, [v_own_stride, 1], [OWN_N, HEAD_DIM])
-        own = query_tokens
-        if SPLITS > 1:
-            own = tl.where(split == 0, query_tokens, 0)
-        for start in tl.range(0, own, OWN_N, num_stages=2):
-            k = k_own.load([start, 0])
-            v = v_own.load([start, 0])
-            m, total, acc = _attend(
-                q, k, v, query_tokens - start, m, total, acc, factor, True, FMA_EXPS, INTEGER
-            )
-        acc = acc * power_of_two_inverse(tl.load(V_SCALE + head))
-    MASK: tl.constexpr = TAIL_N == 0 and not PEEL
-    looped = valid
-    if WHOLE:
-        looped = cache_tokens
-    tiles = looped // BLOCK_N  # whole ones
-    if PEEL:  # even where it is empty: a branch would be one more thing to specialise
-        start = tiles * BLOCK_N
-        k = k_tiles.load([start, 0])
-        v = v_tiles.load([0, start])
-        m, total, acc = _attend(q, k, v, valid - start, m, total, acc, factor, True, FMA_EXPS, INTEGER)
-    elif TAIL_N == 0:
-        tiles = (looped + BLOCK_N * SPLITS - 1) // (BLOCK_N * SPLITS)
-    for i in tl.range(0, tiles, num_stages=STAGES, warp_specialize=WARP_SPECIALIZE):
-        start = (split * tiles + i) * BLOCK_N
-        k = k_tiles.load([start, 0])
-        v = v_tiles.load([0, start])
-        m, total, acc = _attend(q, k, v, valid - start, m, total, acc, factor, MASK, FMA_EXPS, INTEGER)
-    if TAIL_N > 0:
-        k_tail = tl.make_tensor_descriptor(k_base, [ends, HEAD_DIM], [width, 1], [TAIL_N, HEAD_DIM])
-        v_tail = tl.make_tensor_descriptor(v_base, [HEAD_DIM, ends], [v_columns, 1], [HEAD_DIM, TAIL_N])
-        for start in tl.range(tiles * BLOCK_N, valid, TAIL_N, num_stages=1):
-            k = k_tail.load([start, 0])
-            v = v_tail.load([0, start])
-            m, total, acc = _attend(q, k, v, valid - start, m, total, acc, factor, True, FMA_EXPS, INTEGER)
+
+    own_tiles = tl.cdiv(query_tokens, OWN_N)
+    factor = tl.full((BLOCK_M,), SOFTMAX_SCALE, tl.float32)
+    for i in tl.range(split * own_tiles // SPLITS, (split + 1) * own_tiles // SPLITS, num_stages=2):
+        k = k_own.load([i * OWN_N, 0])
+        v = v_own.load([i * OWN_N, 0])
+        s = tl.dot(q, k.T)
+        if i == own_tiles - 1:
+            s = tl.where((i * OWN_N + tl.arange(0, OWN_N) < query_tokens)[None, :], s, float("-inf"))
+        p, m, total, acc = _weights(s, factor, m, total, acc)
+        acc += tl.dot(p.to(v.dtype), v)
+    acc = acc * power_of_two_inverse(tl.load(V_SCALE + head))
+
+    codes, q_scale = int8_rows(q.to(tl.float32))
+    factor = q_scale * SOFTMAX_SCALE
+    tiles = tl.cdiv(past, BLOCK_N)
+    for i in tl.range(split * tiles // SPLITS, (split + 1) * tiles // SPLITS, num_stages=STAGES):
+        k = k_tiles.load([i * BLOCK_N, 0])
+        v = v_tiles.load([0, i * BLOCK_N])
+        place = i * BLOCK_N + tl.arange(0, BLOCK_N)
+        s = tl.dot(codes, k.T, out_dtype=tl.int32).to(tl.float32) * tl.load(scale_base + place)[None, :]
+        if i == tiles - 1:
+            s = tl.where((place < past)[None, :], s, float("-inf"))
+        p, m, total, acc = _weights(s, factor, m, total, acc)
+        # Two levels: Hopper's fp8 accumulator keeps about 14 bits, so one tile's product at most is summed in it.
+        acc += tl.dot(to_e4m3(p, INTEGER), v.T)
 
     acc = acc * (tl.load(V_SCALE + head) / tl.where(total > 0.0, total, 1.0))[:, None]
-    part64 = part.to(tl.int64)
-    out_base = OUT + part64 * query_tokens * width + head * HEAD_DIM
-    out_tiles = tl.make_tensor_descriptor(out_base, [query_tokens, HEAD_DIM], [width, 1], [BLOCK_M, HEAD_DIM])
-    out_tiles.store([tile * BLOCK_M, 0], acc.to(OUT.dtype.element_ty))
+    out_base = OUT + part.to(tl.int64) * out_tokens * width + head * HEAD_DIM
+    out_tiles = tl.make_tensor_descriptor(out_base, [out_tokens, HEAD_DIM], [width, 1], [BLOCK_M, HEAD_DIM])
     if SPLITS > 1:
-        query = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+        query -= first_query
+        target = query + tl.arange(0, BLOCK_M)
         lse = tl.where(total > 0.0, m + tl.log2(total) - 8.0, float("-inf"))
-        tl.store(LSE + (part64 * HEADS + head) * query_tokens + query, lse, mask=query < query_tokens)
+        at = LSE + (part.to(tl.int64) * HEADS + head) * out_tokens + target
+        tl.store(at, lse, mask=target < out_tokens)
+    out_tiles.store([query, 0], acc.to(OUT.dtype.element_ty))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -286,26 +172,27 @@ def attention_combine_kernel(  # type: ignore[no-untyped-def]
     PARTS,
     LSE,
     OUT,
-    query_tokens,
+    part_tokens,
+    out_tokens,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    """Write ``sum_s 2**(lse_s - max) * part_s / sum_s 2**(lse_s - max)``: the attention over all splits.
+    """Write ``sum_s 2**(lse_s - max) * part_s / sum_s 2**(lse_s - max)``: the last queries' attention to all keys.
 
     Parameters
     ----------
     PARTS : pointer to bf16
-        ``[B * SPLITS, T, H, D]``, contiguous.
+        ``[B * SPLITS, part_tokens, H, D]``, contiguous.
     LSE : pointer to fp32
-        ``[B * SPLITS, H, T]``.
+        ``[B * SPLITS, H, part_tokens]``.
     OUT : pointer to bf16
-        ``[B, T, H, D]``, contiguous.
-    query_tokens : int
-        T; the grid is (T, B).
+        ``[B, out_tokens, H, D]``, contiguous; its last part_tokens are written.
+    part_tokens, out_tokens : int
+        See PARTS and OUT; the grid is (part_tokens, B).
     HEADS, HEAD_DIM, SPLITS, BLOCK_H : constexpr int
-        H, D (a power of two), splits, the power of two from H up.
+        H, D (a power of two), parts, the power of two from H up.
     """
     query = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
@@ -313,18 +200,18 @@ def attention_combine_kernel(  # type: ignore[no-untyped-def]
     live = head < HEADS
     top = tl.full((BLOCK_H,), -1e30, tl.float32)
     for split in tl.static_range(SPLITS):
-        place = ((row * SPLITS + split) * HEADS + head) * query_tokens + query
+        place = ((row * SPLITS + split) * HEADS + head) * part_tokens + query
         top = tl.maximum(top, tl.load(LSE + place, mask=live, other=float("-inf")))
     total = tl.zeros((BLOCK_H,), tl.float32)
     acc = tl.zeros((BLOCK_H, HEAD_DIM), tl.float32)
     number = head[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
     for split in tl.static_range(SPLITS):
         part = row * SPLITS + split
-        place = (part * HEADS + head) * query_tokens + query
+        place = (part * HEADS + head) * part_tokens + query
         weight = tl.exp2(tl.load(LSE + place, mask=live, other=float("-inf")) - top)
-        start = (part * query_tokens + query) * HEADS * HEAD_DIM
+        start = (part * part_tokens + query) * HEADS * HEAD_DIM
         total += weight
         acc += tl.load(PARTS + start + number, mask=live[:, None], other=0.0).to(tl.float32) * weight[:, None]
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    start = (row * query_tokens + query) * HEADS * HEAD_DIM
+    start = ((row + 1) * out_tokens - part_tokens + query) * HEADS * HEAD_DIM
     tl.store(OUT + start + number, acc.to(OUT.dtype.element_ty), mask=live[:, None])

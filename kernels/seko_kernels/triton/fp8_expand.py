@@ -1,4 +1,4 @@
-"""The kernel that expands an NVFP4 cache to the fp8 scratch that attention reads. Checks are in `scratch`."""
+"""The kernel that expands an NVFP4 cache to the 8-bit scratch that attention reads. Checks are in `scratch`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import triton.language as tl
 
 from seko_kernels.triton.e4m3_cast import power_of_two_inverse, to_e4m3
 from seko_kernels.triton.e4m3_scale import e4m3_scale_decode
+from seko_kernels.triton.int8_rows import int8_rows
 
 # Tokens per program. A channel's tokens are then one sector of transposed V; a thread takes 104 registers where keys
 # are rotated; 64 tokens take 183 (sm_90). On an H200 at 12 heads this takes 118 us; 16 tokens with 4 warps take 106,
@@ -175,6 +176,7 @@ def _expand_tile(  # type: ignore[no-untyped-def]
     SLOT_ROTARY,
     PATCH_ROTARY,
     K_OUT,
+    K_OUT_SCALE,
     V_OUT,
     place,
     source_place,
@@ -211,7 +213,8 @@ def _expand_tile(  # type: ignore[no-untyped-def]
             k = tl.interleave(even * cos - odd * sin, even * sin + odd * cos)
         else:
             k = tl.interleave(even, odd)
-        k = k.to(K_OUT.dtype.element_ty)
+        k, k_scale = int8_rows(k)
+        scale_place = K_OUT_SCALE + (row * HEADS + head) * v_columns + place
         target = (row * past_tokens + place) * HEADS + head
         k_place = K_OUT + (target[:, None] * HEAD_DIM + channel[None, :])
         v_factor = tl.load(V_GLOBAL_SCALE + head) * power_of_two_inverse(tl.load(V_FP8_SCALE + head))
@@ -219,8 +222,10 @@ def _expand_tile(  # type: ignore[no-untyped-def]
         v_place = V_OUT + (v_row[:, None] + place[None, :])
         if MASKED:
             tl.store(k_place, k, mask=keep[:, None])
+            tl.store(scale_place, k_scale, mask=keep)
         else:
             tl.store(k_place, k)
+            tl.store(scale_place, k_scale)
         v = tl.trans(_quantised(V_CODES, V_SCALES, source, v_factor, keep, HEAD_DIM, TILE, MASKED, INTEGER))
         if MASKED:
             tl.store(v_place, v, mask=keep[None, :])
@@ -243,6 +248,7 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     WRITE_SLOTS,
     VALID_TOKENS,
     K_OUT,
+    K_OUT_SCALE,
     V_OUT,
     cache_tokens,
     past_tokens,
@@ -256,7 +262,7 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     TILE: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
-    """Write keys in bf16 and ``e4m3(value / V_FP8_SCALE)`` of the past: places below VALID_TOKENS, not of WRITE_SLOTS.
+    """Write keys in int8 and ``e4m3(value / V_FP8_SCALE)`` of the past: places below VALID_TOKENS, not of WRITE_SLOTS.
 
     `seko_kernels.scratch.fp8_expand` is the definition. Keys that were stored before RoPE get their mean back and are
     rotated on the way, by products that are exact in fp32, so fused or not they give its bytes. Scales are powers of
@@ -279,8 +285,10 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
         ``[B, CHUNK_FRAMES]``: slots of FRAME_TOKENS places that are left out, all below VALID_TOKENS.
     VALID_TOKENS : pointer to int64
         ``[B]``.
-    K_OUT : pointer to bf16 or fp32
+    K_OUT : pointer to int8
         ``[B, P, H, D]``, contiguous; ``P = N - CHUNK_FRAMES * FRAME_TOKENS``.
+    K_OUT_SCALE : pointer to fp32
+        ``[B, H, v_columns]``, contiguous: what a token's numbers of a head are multiplied by to be the real ones.
     V_OUT : pointer to fp8
         ``[B, H, D, v_columns]``, contiguous.
     cache_tokens, past_tokens, v_columns : int
@@ -311,12 +319,12 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     if kept == TILE:
         _expand_tile(
             K_CODES, K_SCALES, K_GLOBAL_SCALE, K_MEAN, V_CODES, V_SCALES, V_GLOBAL_SCALE, V_FP8_SCALE,
-            SLOT_ROTARY, PATCH_ROTARY, K_OUT, V_OUT, place, source, keep, row, cache_tokens, past_tokens,
+            SLOT_ROTARY, PATCH_ROTARY, K_OUT, K_OUT_SCALE, V_OUT, place, source, keep, row, cache_tokens, past_tokens,
             v_columns, HEADS, HEAD_DIM, FRAME_TOKENS, SLOT_PAIRS, GROUP, TILE, False, INTEGER,
         )  # fmt: skip
     elif kept > 0:
         _expand_tile(
             K_CODES, K_SCALES, K_GLOBAL_SCALE, K_MEAN, V_CODES, V_SCALES, V_GLOBAL_SCALE, V_FP8_SCALE,
-            SLOT_ROTARY, PATCH_ROTARY, K_OUT, V_OUT, place, source, keep, row, cache_tokens, past_tokens,
+            SLOT_ROTARY, PATCH_ROTARY, K_OUT, K_OUT_SCALE, V_OUT, place, source, keep, row, cache_tokens, past_tokens,
             v_columns, HEADS, HEAD_DIM, FRAME_TOKENS, SLOT_PAIRS, GROUP, TILE, True, INTEGER,
         )  # fmt: skip

@@ -29,6 +29,7 @@ ENGINES: dict[str, tuple[str, ...]] = {
     "fp4_fp8": ("--fp4-kv", "--fp8"),
     "exact_plain": ("--kv", "bf16", "--kernels", "plain"),
     "fp4_attention8": ("--fp4-kv", "--attention", "fp8"),
+    "fp4_fp8_attention8": ("--fp4-kv", "--fp8", "--attention", "fp8"),
     "fp4_plain": ("--fp4-kv", "--kernels", "plain"),
 }
 USUAL_ENGINES = ("exact", "fp4", "fp4_fp8")  # the others say what fusing gained

@@ -1,0 +1,60 @@
+"""How an attention's tiles of queries are cut so that they fill a GPU's last wave, too. Arithmetic of sizes alone.
+
+A multiprocessor takes a tile of queries from the first key to the last. At 12 heads and 4,680 queries these are 444
+tiles of 128, on 132 multiprocessors three whole waves, and a fourth in which two thirds of the GPU have nothing to do.
+So as many queries as fill whole waves go as they are; each tile that is left takes a part of the keys, as many parts as
+fill the GPU, and what they give is summed by its weight in the softmax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+# Of a launch more, of short loops over keys, and of the sum: in keys that a tile could attend to in the meantime.
+CUT_COST_KEYS = 5000
+LEAST_GAIN = 0.03  # of the time: less is not worth two more launches
+
+
+class Waves(NamedTuple):
+    """How an attention is cut.
+
+    Parameters
+    ----------
+    whole : int
+        Queries of each row that attend to all keys at once.
+    splits : int
+        Parts of the keys for the others.
+    """
+
+    whole: int
+    splits: int
+
+
+def cut(pairs: int, queries: int, keys: int, tile: int, slots: int, splits: Iterable[int]) -> Waves | None:
+    """Return how to cut an attention, or None where whole tiles do as well.
+
+    Parameters
+    ----------
+    pairs : int
+        Rows times heads.
+    queries, keys : int
+        Of each pair.
+    tile : int
+        Queries of a tile.
+    slots : int
+        Tiles that the GPU runs at a time.
+    splits : iterable of int
+        Numbers of parts that are possible.
+    """
+    tiles = -(-queries // tile)
+    rounds = pairs * tiles // slots  # whole waves
+    per_pair = rounds * slots // pairs
+    left = pairs * (tiles - per_pair)
+    found = {number: -(-left * number // slots) / number for number in splits}
+    if not rounds or not left or not found:
+        return None
+    best = min(found, key=found.__getitem__)
+    cost = rounds + found[best] + CUT_COST_KEYS / keys
+    plain = -(-pairs * tiles // slots)
+    return Waves(per_pair * tile, best) if cost <= (1 - LEAST_GAIN) * plain else None
