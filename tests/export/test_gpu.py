@@ -102,7 +102,8 @@ def test_full_and_filling_rows_share_one_graph_of_fused_layers(checkpoint: Path,
 
 
 @pytest.mark.parametrize(
-    ("fp8", "more"), [(False, golden_bounds.TOLERANCES[torch.bfloat16]["lossy"]), (True, 2 * FP8_MATMULS_PASS)]
+    ("fp8", "more"),
+    [(False, golden_bounds.TOLERANCES[torch.bfloat16]["lossy"]), (True, 2 * FP8_MATMULS_PASS)],
 )
 def test_fused_layers_of_full_width_are_as_near_to_the_exact_track_as_plain_ones(
     fp8: bool, more: float, tmp_path: Path
@@ -176,7 +177,10 @@ def test_text_and_video_in_bfloat16(checkpoint: Path, tmp_path: Path) -> None:
     half.load_state_dict(dict(load_vae(vae, VAE, half="decoder").items()), strict=False)
     wanted = ((half(torch.cat(latents, dim=2))[0].double() + 1) * 127.5).permute(0, 2, 3, 4, 1)
     got = torch.cat(frames, dim=1).double()
-    assert float((got - wanted).square().mean().sqrt()) <= golden_bounds.VIDEO_TOLERANCES[torch.bfloat16]["exact"]
+    assert (
+        float((got - wanted).square().mean().sqrt())
+        <= golden_bounds.VIDEO_TOLERANCES[torch.bfloat16]["exact"]
+    )
 
 
 def needs_fp8() -> None:
