@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seko_export.lowering.agree import check_agrees
 from seko_export.lowering.descriptor_scratch import scratch_of_the_whole_grid
+from seko_export.lowering.int_arrays import arrays_declared_where_used
 from seko_export.lowering.package import slim_package
 from seko_export.lowering.trace import trace
 from seko_export.media_pieces import MEDIA_PROGRAMS
@@ -71,7 +72,8 @@ def compile_piece(config: BuildConfig, name: str, package: str) -> float:
     piece = make_pieces(config)[name]
     with torch.no_grad(), attention_backends(config.device), scratch_of_the_whole_grid():
         program = trace(piece, config.device)
-        torch._inductor.aoti_compile_and_package(program, package_path=package)
+        with arrays_declared_where_used():
+            torch._inductor.aoti_compile_and_package(program, package_path=package)
     slim_package(Path(package), local_prefixes())
     if name in MEDIA_PROGRAMS.values():
         with attention_backends(config.device):
