@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from seko_runtime import errors
 from seko_runtime.__main__ import main
 from seko_runtime.artifact import open_artifact
+from seko_runtime.backends import check_backend
 from seko_runtime.backends.aoti import AotiBackend
 from seko_runtime.manifest import Manifest, Target
 from seko_runtime.manifest_reader import parse_manifest
@@ -218,6 +220,27 @@ def test_a_backend_that_cannot_run_here(
         open_artifact(artifact)
     assert main(["verify", str(artifact)]) == 5
     assert loads == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (ModuleNotFoundError("no torch", name="torch"), r"which is not installed; pip install"),
+        (ModuleNotFoundError("no networkx", name="networkx"), r"torch needs networkx"),
+        (ImportError("libcublas.so.13: cannot open"), r"is installed and cannot be loaded: libcublas"),
+        (OSError("libcudnn.so.9: file too short"), r"is installed and cannot be loaded: libcudnn"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else type(one).__name__,
+)
+def test_a_library_that_cannot_be_imported_is_told_from_one_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, fault: Exception, told: str
+) -> None:
+    def refuse(_name: str) -> None:
+        raise fault
+
+    monkeypatch.setattr("seko_runtime.backends.importlib", SimpleNamespace(import_module=refuse))
+    with pytest.raises(errors.BackendMissingError, match=told):
+        check_backend("aoti")
 
 
 def rewrite_weights(artifact: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:

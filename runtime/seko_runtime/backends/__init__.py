@@ -46,7 +46,7 @@ def check_backend(name: str) -> None:
     Raises
     ------
     BackendMissingError
-        If it is unknown, or its library is not installed.
+        If it is unknown, or its library is not installed or cannot be loaded.
     """
     library = _LIBRARIES.get(name)
     if library is None:
@@ -55,9 +55,15 @@ def check_backend(name: str) -> None:
         )
     try:
         importlib.import_module(library)
-    except ImportError:
+    except ModuleNotFoundError as fault:
+        if fault.name != library:
+            raise BackendMissingError(f"backend {name!r}: {_EXTRAS[library]} needs {fault.name}") from None
         raise BackendMissingError(
             f"backend {name!r} needs {_EXTRAS[library]}, which is not installed; pip install 'seko-runtime[{name}]'"
+        ) from None
+    except (ImportError, OSError) as fault:  # a shared library of its own is missing, or another's
+        raise BackendMissingError(
+            f"backend {name!r}: {_EXTRAS[library]} is installed and cannot be loaded: {fault}"
         ) from None
 
 
