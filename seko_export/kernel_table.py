@@ -30,25 +30,29 @@ def kernel_table(config: BuildConfig, target: Target) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``layers``: ``fused`` or ``plain``; ``matmuls``: ``fp8`` or the compute dtype; ``fp8_except``; ``attention``: of
-        each size of call the tiles of the fp8 attention, and whether they were measured on such a GPU or are safe ones;
-        empty where torch's attention runs.
+        ``layers``: ``fused`` or ``plain``; ``matmuls``: ``fp8`` or the compute dtype; ``fp8_except``; ``attention``:
+        `attention_tiles`, empty where torch's attention runs.
     """
-    calls = (config.stream.batch,) if config.pool is None else config.pool.buckets
-    model = config.model
-    attention = []
-    for rows in calls if config.fp8_attention and target.device == "cuda" else ():
-        shape = shape_class(rows, model.heads, config.stream.chunk_tokens)
-        tiles = tiles_for(target.arch, model.head_dim, shape)
-        measured = (target.arch, model.head_dim, shape) in tuned_table()
-        attention.append({"rows": rows, "shape_class": shape, "measured": measured, "tiles": asdict(tiles)})
+    taken = config.fp8_attention and target.device == "cuda"
     return {
         "arch": target.arch,
         "layers": "fused" if config.fused else "plain",
         "matmuls": "fp8" if config.fp8 else str(config.dtype).removeprefix("torch."),
         "fp8_except": list(config.fp8_except),
-        "attention": attention,
+        "attention": attention_tiles(config, target) if taken else [],
     }
+
+
+def attention_tiles(config: BuildConfig, target: Target) -> list[dict[str, Any]]:
+    """Return of each size of call the tiles that 8-bit attention has on a GPU, and whether they were measured there."""
+    calls = (config.stream.batch,) if config.pool is None else config.pool.buckets
+    model, found = config.model, []
+    for rows in calls:
+        shape = shape_class(rows, model.heads, config.stream.chunk_tokens)
+        tiles = tiles_for(target.arch, model.head_dim, shape)
+        measured = (target.arch, model.head_dim, shape) in tuned_table()
+        found.append({"rows": rows, "shape_class": shape, "measured": measured, "tiles": asdict(tiles)})
+    return found
 
 
 def write_kernel_table(folder: Path, config: BuildConfig, target: Target) -> None:
@@ -71,5 +75,7 @@ def examine_kernels() -> Finding:
     rest = f"else safe ones, {safe.block_m} x {safe.block_n}"
     measured = f"tiles measured for heads of {'; '.join(sizes)}" if sizes else f"no tiles measured for {arch}"
     return Finding(
-        "kernels", True, f"fused layers; with --fp8 also fp8 attention over an FP4 cache ({measured}; {rest})"
+        "kernels",
+        True,
+        f"fused layers; 8-bit attention over an FP4 cache where measured ({measured}; {rest})",
     )

@@ -9,8 +9,9 @@ from typing import Any
 
 from seko_export.checkpoints.dimensions import text_config_of, vae_config_of
 from seko_export.config import PRESETS, PoolConfig, Preset, StreamConfig
-from seko_export.environment import has_fp8, resolve_target
+from seko_export.environment import Target, has_fp8, resolve_target
 from seko_export.errors import UsageError
+from seko_export.kernel_table import attention_tiles
 from seko_export.models.sampler import Schedule
 from seko_export.models.umt5 import TextEncoderConfig
 from seko_export.models.wan_vae import VaeConfig
@@ -24,7 +25,7 @@ from seko_kernels.kv_schemes import KvScheme, scheme_names
 SAMPLE, RANDOM = "sample", "tiny"  # what is built where no checkpoint is named: the first, if it is there
 EXACT = "bf16"  # as options spell the exact scheme of any device
 KERNELS = ("auto", "plain", "fused")  # auto: fused where the GPU, the backend and the model allow it
-ATTENTIONS = ("torch", "fp8")
+ATTENTIONS = ("auto", "torch", "fp8")
 FUSED_BACKEND = "aoti"
 DEFAULT_BUCKETS = (1, 2, 4)  # each costs the build two block engines
 
@@ -143,10 +144,10 @@ def plan_build(
     rows: RowOptions | None = None,
     kernels: str = "auto",
     backend: str = "aoti",
-    fp8_gpu: bool = False,
+    arch: str | None = None,
     fp8: bool = False,
     fp8_except: str | None = None,
-    attention: str = "torch",
+    attention: str = "auto",
 ) -> BuildPlan:
     """Return what the options of `seko-export build` mean.
 
@@ -176,8 +177,8 @@ def plan_build(
         ``--kernels``: one of `KERNELS`.
     backend : str
         ``--backend``: fused kernels are in AOTInductor's packages alone.
-    fp8_gpu : bool
-        Beside ``device``: whether that machine's GPU has fp8 numbers.
+    arch : str, optional
+        Beside ``device``: of that machine's GPU, ``sm_NN``.
     fp8 : bool
         ``--fp8``.
     fp8_except : str, optional
@@ -211,9 +212,8 @@ def plan_build(
     if fp4_kv and kv_scheme not in (None, "fp4"):
         raise UsageError(f"--fp4-kv contradicts --kv {kv_scheme}: give one of them")
     wanted = _kv_scheme("fp4" if fp4_kv else kv_scheme or EXACT)
-    if device is None:
-        resolved = resolve_target(target)
-        device, fp8_gpu = resolved.device, has_fp8(resolved)
+    machine = resolve_target(target) if device is None else Target(device, arch or "")
+    device = machine.device
     sample = read_sample(sample_folder) if preset == SAMPLE else None
     chosen = Preset(sample.model, sample.stream) if sample else PRESETS[preset]
     if layout.get("layer_rings") and layout.get("ring_frames") is None:
@@ -239,8 +239,8 @@ def plan_build(
         raise UsageError(f"--kv {config.kv_scheme}: {error}") from None
     fused = _fused(config, kernels, backend)
     config = replace(config, fused=fused, fp8=fp8, fp8_except=_layers(fp8_except))
-    config = replace(config, fp8_attention=_fp8_attention(attention))
-    if config.device == "cuda" and (config.fp8 or config.fp8_attention) and not fp8_gpu:
+    config = replace(config, fp8_attention=_fp8_attention(config, attention, machine))
+    if config.device == "cuda" and (config.fp8 or config.fp8_attention) and not has_fp8(machine):
         raise UsageError(
             f"{'--fp8' if config.fp8 else '--attention fp8'}: this GPU has no fp8 numbers, which begin with sm_89; "
             "leave it out"
@@ -299,10 +299,13 @@ def _fused(config: BuildConfig, kernels: str, backend: str) -> bool:
     return kernels == "fused"
 
 
-def _fp8_attention(attention: str) -> bool:
-    """Return whether a build attends in fp8: never unasked (docs/adr/0006)."""
+def _fp8_attention(config: BuildConfig, attention: str, machine: Target) -> bool:
+    """Return whether a build attends to its past in 8 bits: unasked where tiles were measured (docs/adr/0006)."""
     if attention not in ATTENTIONS:
         raise UsageError(f"--attention {attention!r} is not known: expected one of {', '.join(ATTENTIONS)}")
+    if attention == "auto":
+        takes = config.device == "cuda" and config.no_fp8_attention is None
+        return takes and all(one["measured"] for one in attention_tiles(config, machine))
     return attention == "fp8"
 
 

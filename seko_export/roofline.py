@@ -98,7 +98,7 @@ class Wish:
     no_vae: bool = False
     no_text: bool = False
     kernels: str = "auto"
-    attention: str = "torch"
+    attention: str = "auto"
 
 
 def predict(wish: Wish) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def config_of(wish: Wish) -> tuple[BuildConfig, list[str]]:
         *(None, wish.preset, wish.kv_scheme, wish.fp4_kv, "auto", layout, media),
         device="cuda",
         kernels=wish.kernels,
-        fp8_gpu=bool(find_gpu(wish.gpu).fp8),
+        arch=find_gpu(wish.gpu).arch,
         fp8=wish.fp8,
         attention=wish.attention,
     ).config
@@ -365,7 +365,7 @@ def _notes(gpu: Gpu, config: BuildConfig) -> list[str]:
     if not gpu.measured:
         notes.append(f"not measured on this GPU: the H200's shares of the peak are taken for {gpu.title}")
     if config.stream.stream_cache:
-        notes.append("streamed cache: the share of the host link is assumed, and one session has all of it")
+        notes.append("streamed cache: one session has all of the host link")
     if config.fp8 and not config.fp8_attention:
         notes.append("fp8 matmuls: measured beside fp8 attention, not yet beside torch's")
     return notes

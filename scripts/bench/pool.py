@@ -182,7 +182,9 @@ def again(load: Load, story: Story) -> list[bytes]:
     return gave
 
 
-def busy(load: Load, rows: Path, shape: str, chunks: int = 200, every_s: float = 1.0) -> None:
+def busy(
+    load: Load, rows: Path, shape: str, chunks: int = 200, every_s: float = 1.0, least_moves: int = 20
+) -> None:
     """Chunk times of a full call of streams while another session joins or leaves every second."""
     sessions = [load.open(i, i) for i in range(load.size)]
     fill = -(-load.pool.manifest.stream.cache_frames // load.pool.manifest.stream.chunk_frames)
@@ -191,7 +193,7 @@ def busy(load: Load, rows: Path, shape: str, chunks: int = 200, every_s: float =
     calm = [_timed(lambda: load.pool.run(sessions)) for _ in range(chunks)]
     guest: PooledSession | None = None
     moves, times, due = 0, [], time.monotonic()
-    while len(times) < chunks:
+    while len(times) < chunks or moves < least_moves:
         if time.monotonic() >= due:
             due, moves = due + every_s, moves + 1
             if guest is None:
@@ -207,7 +209,7 @@ def busy(load: Load, rows: Path, shape: str, chunks: int = 200, every_s: float =
     append_row(
         rows, "busy_pool_p99", shape, percentile(times, 0.99) / statistics.median(calm), "p99 / calm median of a chunk",
         None, calm_ms=statistics.median(calm), busy_ms=statistics.median(times), p99_ms=percentile(times, 0.99),
-        joins_and_leaves=moves, chunks=chunks,
+        joins_and_leaves=moves, chunks=len(times),
     )  # fmt: skip
 
 

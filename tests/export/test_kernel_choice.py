@@ -11,7 +11,7 @@ from seko_export.config import PRESETS, PoolConfig
 from seko_export.environment import Target, has_fp8
 from seko_export.errors import UsageError
 from seko_export.models.sampler import Schedule
-from seko_export.options import plan_build
+from seko_export.options import RowOptions, plan_build
 from seko_export.pieces import BuildConfig
 from seko_kernels.tuned import SAFE, AttentionTiles, shape_class, tiles_for, tuned_table
 
@@ -20,7 +20,7 @@ def test_what_the_options_mean() -> None:
     def planned(
         kernels: str = "auto", *, kv: str = "fp4", gpu: bool | None = None, **more: object
     ) -> BuildConfig:
-        device = {} if gpu is None else {"device": "cuda", "fp8_gpu": gpu}
+        device = {} if gpu is None else {"device": "cuda", "arch": "sm_89" if gpu else "sm_80"}
         return plan_build(None, "tiny", kv, False, "cpu", {}, kernels=kernels, **device, **more).config
 
     assert not planned().fused
@@ -30,7 +30,7 @@ def test_what_the_options_mean() -> None:
     assert planned(gpu=False, kv="bf16").fused
     assert planned(gpu=True, kv="int8-fp4").fused
     assert not planned(gpu=True, backend="compile").fused
-    # fp8 attention comes by name alone.
+    # No tiles were measured for sm_89, so 8-bit attention comes by name alone there.
     assert not planned(gpu=True).fp8_attention
     assert planned(gpu=True, attention="fp8").fp8_attention
     assert not planned(gpu=True, fp8=True).fp8_attention
@@ -44,11 +44,31 @@ def test_what_the_options_mean() -> None:
         ({"kernels": "plain", "gpu": True, "fp8": True}, "layers are plain"),
         ({"kernels": "fused", "backend": "onnx"}, "not of onnx"),
         ({"kernels": "fast"}, "auto, plain, fused"),
-        ({"attention": "fast"}, "torch, fp8"),
+        ({"attention": "fast"}, "auto, torch, fp8"),
     ]
     for options, words in refused:
         with pytest.raises(UsageError, match=words):
             planned(**options)  # type: ignore[arg-type]
+
+
+def test_attention_in_8_bits_is_taken_where_its_tiles_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken(
+        arch: str = "sm_90", kv: str = "fp4", attention: str = "auto", rows: RowOptions | None = None
+    ) -> bool:
+        arguments = (None, "self-forcing-1.3b", kv, False, "auto", {})
+        plan = plan_build(*arguments, device="cuda", arch=arch, attention=attention, rows=rows)
+        return plan.config.fp8_attention
+
+    monkeypatch.setattr(kernel_table, "tuned_table", lambda: {("sm_90", 128, "some"): SAFE})
+    assert taken()
+    assert not taken(attention="torch")
+    assert not taken(kv="bf16")
+    assert not taken(kv="fp4-int8")
+    assert not taken("sm_89")
+    assert not taken("sm_80")
+    assert taken("sm_89", attention="fp8")
+    assert taken(rows=RowOptions(sessions=4, batch="1,2"))
+    assert not taken(rows=RowOptions(sessions=4, batch="1,4"))  # calls of four are of another class
 
 
 @pytest.mark.parametrize(
@@ -57,7 +77,7 @@ def test_what_the_options_mean() -> None:
         (None, "torch's own: there is no GPU"),
         ("sm_80", "no fp8, since sm_80 has no such numbers"),
         ("sm_90", "tiles measured for heads of 128 channels, "),
-        ("sm_89", "no tiles measured for sm_89; else safe ones, 128 x 64"),
+        ("sm_89", "no tiles measured for sm_89; else safe ones, 64 x 64"),
     ],
 )
 def test_the_doctor_says_which_kernels(arch: str | None, found: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,7 @@ def test_a_streamed_cache_takes_the_longer_of_compute_and_bus():
         for stream in (False, True)
     ]
     assert small[0]["chunk_s"] == small[1]["chunk_s"]  # FP4 ones come beside the layers
-    assert any("host link is assumed" in note for note in streamed["notes"])
+    assert any("all of the host link" in note for note in streamed["notes"])
     of_pass = predict(replace(S1_WISH, layout={"stream_cache": True, "pass_caches": True}))
     assert of_pass["stream_bytes"] == 2 * of_pass["host_bytes"] == 2 * 4 * kv
 
