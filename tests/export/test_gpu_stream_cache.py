@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from seko_export.config import PRESETS
 from seko_export.models.sampler import Schedule
 from seko_export.pieces import BuildConfig
 from seko_runtime import Session, open_artifact
+from tests.no_host_sync import no_host_sync
 from tests.one_launch import events_of_one_launch
 
 pytestmark = [
@@ -135,12 +135,3 @@ def life_of(session: Session) -> Iterator[bytes]:
 def requested_bytes() -> int:
     """Bytes of all tensors on the device, as they were asked for."""
     return int(torch.cuda.memory_stats()["requested_bytes.all.current"])
-
-
-@contextmanager
-def no_host_sync() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from seko_runtime import open_artifact
 from seko_runtime.pool import Pool, PooledSession
 from tests.conftest import Built, build_tiny
+from tests.no_host_sync import no_host_sync
 
 SESSIONS = 3
 
@@ -165,15 +165,10 @@ class TestGpu:
             launches = pool.stats.graph_launches
             torch.cuda.synchronize()
             before = torch.cuda.memory_stats()["allocation.all.allocated"]
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch calls this mode a prototype
-                torch.cuda.set_sync_debug_mode("error")
-            try:
+            with no_host_sync():
                 for _ in range(6):
                     pool.run([b, c])
                     pool.run([a])
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
             assert pool.stats.graph_launches == launches + 12
             assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +13,7 @@ from seko_runtime.artifact import OpenArtifact, open_artifact
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import DeviceMissingError
 from seko_runtime.session import Session
+from tests.no_host_sync import no_host_sync
 from tests.one_launch import events_of_one_launch
 
 from . import toy
@@ -24,15 +23,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.filterwarnings("default"),  # torch's compiler warns of its own future
 ]
-
-
-@contextmanager
-def no_host_sync() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def eager_chunks(count: int, seed: int) -> list[np.ndarray]:

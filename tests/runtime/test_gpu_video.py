@@ -17,9 +17,9 @@ from seko_runtime.artifact import OpenArtifact, open_artifact, read_manifest
 from seko_runtime.backends.cuda_memory import CudaLane, CudaMemory
 from seko_runtime.decoding import FRAME_BLOCKS
 from seko_runtime.session import Session
+from tests.no_host_sync import no_host_sync
 
 from . import toy_whole
-from .test_gpu import no_host_sync
 from .toy_whole import CHUNK_VIDEO, FIRST_FRAMES, open_whole
 
 pytestmark = [
