@@ -236,10 +236,9 @@ def test_any_two_rows_of_a_pool_give_the_bytes_of_a_batch_of_two(scheme: str) ->
     batch = fused(batch)
     config = replace(batch, stream=POOL_STREAM, pool=PoolConfig(3, (1, 2)))
     weights = seeded(config)
-    wanted = batch_latents(batch, weights, (7, 4), 6)
     with eager_pool(config, weights) as pool:
         a, b, c = (pool.open_session(seed=number, text=text_of(number)) for number in (4, 9, 7))
-        for chunk in wanted:
+        for chunk in batch_latents(batch, weights, {7: c, 4: a}, 6):
             found = pool.run([c, a])
             assert np.array_equal(found[0].to_host()[0], chunk[0])
             assert np.array_equal(found[1].to_host()[0], chunk[1])
