@@ -16,7 +16,9 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 CONV_HISTORY = 2  # frames that a causal kernel of three sees before the current one
-WIDE = 192  # channels from which on cuDNN's convolution in time is as fast as one of pictures a tap, and a sum less
+# Of these channels cuDNN convolves in time as fast as pictures a tap, and without their sum (docs/LOG.md).
+CHANNELS_IN_TIME = 192
+FEWEST_FILTERS = 8  # channels out for which cuDNN has a fast kernel
 FUSED_HEAD = 256  # channels of a head at most in torch's fused attention on CUDA
 
 
@@ -84,32 +86,50 @@ class CausalConv3d(Streamed):
         """Return [B, channels_out, T, H, W] from ``x`` [B, channels_in, T, H, W]."""
         joined = torch.cat((caches.before(x, CONV_HISTORY), x), dim=2)
         caches.keep(joined[:, :, -CONV_HISTORY:])
-        if (
-            caches.starts and x.shape[2] == 1
-        ):  # only the last tap meets anything but zeros: a third of the work
-            return F.conv3d(x, self.weight[:, :, -1:], self.bias, padding=self._padding)
-        if x.is_cuda and x.shape[0] == 1 and self._padding[1] and x.shape[1] < WIDE:
-            return self._tap_by_tap(joined, x.shape[2])
-        return F.conv3d(joined, self.weight, self.bias, padding=self._padding)
+        if caches.starts and x.shape[2] == 1:
+            # Only the last tap meets anything but zeros: a third of the work.
+            return self._convolved(x, self.weight[:, :, -1:])
+        return self._convolved(joined, self.weight)
 
-    def _tap_by_tap(self, joined: Tensor, frames: int) -> Tensor:
-        """Return the same as a sum of one convolution of pictures a tap: of few channels cuDNN is faster at these.
+    def _convolved(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return the convolution of those frames of ``x`` [B, channels_in, T', H, W] whose past is in it, too.
+
+        cuDNN is asked for what it is fast at: a few filters are filled up with zeros and their results cut off again,
+        and most kernels in time are one of pictures for each tap.
+        """
+        if not by_cudnn(x):
+            return F.conv3d(x, weight, self.bias, padding=self._padding)
+        filters = len(weight)
+        bias: Tensor = self.bias
+        missing = max(0, FEWEST_FILTERS - filters)
+        if missing:
+            weight, bias = F.pad(weight, (0, 0) * 4 + (0, missing)), F.pad(bias, (0, missing))
+        in_time = weight.shape[2] == 1 or weight.shape[1] == CHANNELS_IN_TIME
+        if in_time or x.shape[0] > 1 or weight.shape[-1] == 1:
+            y = F.conv3d(x, weight, bias, padding=self._padding)
+        else:
+            y = self._tap_by_tap(x, weight, bias)
+        return y[:, :filters] if missing else y
+
+    def _tap_by_tap(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Return the same of one row as a sum of one convolution of pictures a tap: mostly cuDNN is faster at these.
 
         The sum is fused with what follows. A CPU takes longer for it where there are few channels. The windows of the
         taps are cut out of memory as such: of a slice of something not computed yet, torch's compiler makes a copy.
         """
-        _, channels, _, height, width = joined.shape
-        memory = joined.permute(0, 2, 3, 4, 1).contiguous()
+        _, channels, frames, height, width = x.shape
+        memory = x.permute(0, 2, 3, 4, 1).contiguous()
+        size = (frames - CONV_HISTORY, channels, height, width)
         strides = (height * width * channels, 1, width * channels, channels)
         taps = [
             F.conv2d(
-                memory.as_strided((frames, channels, height, width), strides, at * strides[0]),
-                self.weight[:, :, at],
+                memory.as_strided(size, strides, at * strides[0]),
+                weight[:, :, at],
                 padding=self._padding[1:],
             )
             for at in range(1 + CONV_HISTORY)
         ]
-        return as_clip(sum(taps[1:], taps[0]) + self.bias.view(-1, 1, 1), 1)
+        return as_clip(sum(taps[1:], taps[0]) + bias.view(-1, 1, 1), 1)
 
 
 class RmsNorm(nn.Module):
@@ -233,6 +253,11 @@ class HalvingTimeConv(Streamed):
             return x
         y = F.conv3d(window, self.weight, self.bias, stride=(2, 1, 1))
         return torch.cat((x[:, :, :1], y), dim=2) if caches.starts else y
+
+
+def by_cudnn(x: Tensor) -> bool:
+    """Tell whether cuDNN convolves ``x``; tests say so of a CPU, to hold what is done for cuDNN to plain maths."""
+    return x.is_cuda
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
