@@ -93,9 +93,9 @@ class Chunk:
 class SessionStats:
     """Counters of a session.
 
-    ``graph_launches`` counts launches of captured chunks; it equals ``chunks`` where the backend captures, and leaves
-    out the launches of captured decoding. ``prompt_cache_hits`` and ``prompt_cache_misses`` count the different
-    prompts of each `set_prompt`.
+    ``graph_launches`` counts launches of captured chunks; where the backend captures, it equals ``chunks`` but for a
+    pool's calls of both full and filling rows, which may be two. It leaves out the launches of captured decoding.
+    ``prompt_cache_hits`` and ``prompt_cache_misses`` count the different prompts of each `set_prompt`.
     """
 
     chunks: int

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.buffers_check import (
-    CALL_ROWS,
-    GIVEN_FRAMES,
-    GIVEN_LATENTS,
-    REFERENCE_LATENTS,
-    TEXT_BUFFER,
-    kind_buffer,
-)
+from seko_runtime.buffers_check import GIVEN_LATENTS, REFERENCE_LATENTS, TEXT_BUFFER
 from seko_runtime.clocks import KeptChunk, RowClocks
 from seko_runtime.decoding import Decoder
 from seko_runtime.errors import UsageError
 from seko_runtime.layer_stream import LayerStream
 from seko_runtime.manifest import EngineSpec, Manifest, TensorSpec
 from seko_runtime.memory import Engine, Memory, Tensor
+from seko_runtime.positions import Positions
 from seko_runtime.program import BoundProgram, BoundTensors
 from seko_runtime.programs_check import Programs, bucket_program
 
-Call = tuple[int, bool]  # a call's bucket, and whether its rows' caches are all full
+Call = tuple[int, bool]  # a launch's bucket, and whether the caches of all rows that it is for are full
 
 
 class Live:
@@ -153,79 +146,46 @@ class Live:
                 sample[spec.name] = read[(slice(None),) * axis + (slice(-(-tokens // step)),)]
         return sample
 
-    def send_positions(
-        self,
-        rows: Sequence[int],
-        seeds: NDArray[np.int64],
-        frames: NDArray[np.int64],
-        slot_firsts: Sequence[int],
-        given: NDArray[np.int64] | None = None,
-    ) -> Call:
-        """Write a call's small tensors; return which one it is. Places behind the rows stand for the spare row.
+    def run_chunk(self, positions: Positions) -> int:
+        """Queue the next chunk of a call's rows, and copies of its latents to where the clocks keep them.
 
-        Parameters
-        ----------
-        rows : sequence of int
-            k of them, distinct.
-        seeds : numpy.ndarray
-            int64 [k].
-        frames : numpy.ndarray
-            int64 [k, F], absolute.
-        slot_firsts : sequence of int
-            Frames in each row's cache before this chunk, evicted ones included.
-        given : numpy.ndarray, optional
-            int64 [k], leading frames that are given; none without it.
+        Which engines a row of a pool goes through depends on that row alone: those of full rows may round otherwise
+        than those with a mask. So a call of full rows and of filling ones is two launches of its bucket. A row has
+        the same place in both; in the one that is not for it, the spare row has.
+
+        Returns
+        -------
+        int
+            Launches of captures that this took.
         """
-        ring, pool = self._clocks.ring, self._manifest.pool
-        bucket = len(rows) if pool is None else pool.bucket(len(rows))
-        spare = bucket - len(rows)
-        firsts = [*slot_firsts, *[0] * spare]
-        valid = [ring.valid_frames(first) for first in firsts]
-        host, stream = self.host.acquire(), self._manifest.stream
-        rings = {kind: replace(ring, ring_frames=own) for kind, own in stream.rings.items()}
-        of_kinds = [
-            pair
-            for kind, own in rings.items()
-            for pair in (
-                (kind_buffer("write_slots", kind), [own.write_slots(first) for first in firsts]),
-                (
-                    kind_buffer("valid_tokens", kind),
-                    [own.valid_frames(first) * stream.frame_tokens for first in firsts],
-                ),
-            )
-        ]
-        for name, values in (
-            *of_kinds,
-            ("seeds", [*seeds, *[0] * spare]),
-            ("frames", [*frames, *[np.arange(ring.chunk_frames)] * spare]),
-            ("write_slots", [ring.write_slots(first) for first in firsts]),
-            ("valid_tokens", [count * stream.frame_tokens for count in valid]),
-            (GIVEN_FRAMES, [*(given if given is not None else [0] * len(rows)), *[0] * spare]),
-            (CALL_ROWS, [*rows, *[stream.batch - 1] * spare]),
-        ):
+        rows, everyone = positions.rows, list(range(len(positions.rows)))
+        by_fill = self._manifest.pool is not None and (self._bucket(rows), True) in self.chunk
+        launches = positions.launches(self._clocks.ring) if by_fill else [everyone]
+        for places in launches:
+            call = self.send_positions(positions, places)
+            self._layers.arm()
+            if self.replays:
+                self.replays[call]()
+            else:
+                self._run_all(self.chunk[call])
+            self._keep(rows, places)
+        for places in launches[:-1]:  # the last launch left the spare row's latents in their places
+            for at in places:
+                kept = self._kept[self._clocks.next_place(rows[at])]
+                self._memory.copy(self._row(self.latents, at), self._row(kept, rows[at]))
+        return len(launches) if self.replays else 0
+
+    def send_positions(self, positions: Positions, places: Sequence[int] | None = None) -> Call:
+        """Write the small tensors of a launch for some places of a call, or for all; return which launch it is."""
+        ring, bucket = self._clocks.ring, self._bucket(positions.rows)
+        places = range(len(positions.rows)) if places is None else places
+        host = self.host.acquire()
+        for name, values in positions.values(ring, self._manifest.stream, bucket, places).items():
             if name in host:
                 host[name][:bucket] = values
         self.host.send()
-        full = (bucket, True) in self.chunk and min(valid[: len(rows)]) == ring.cache_frames
-        return bucket, full
-
-    def run_chunk(self, call: Call) -> bool:
-        """Queue begin, all passes and context; return whether that was one launch of a capture."""
-        self._layers.arm()
-        if self.replays:
-            self.replays[call]()
-            return True
-        self._run_all(self.chunk[call])
-        return False
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Queue copies of the chunk's latents to where the clocks keep them."""
-        places = [self._clocks.next_place(row) for row in rows]
-        if self._every_row(rows) and len(set(places)) == 1:
-            self._memory.copy(self._kept[places[0]], self.latents)
-            return
-        for at, (row, place) in enumerate(zip(rows, places, strict=True)):
-            self._memory.copy(self._row(self._kept[place], row), self._row(self.latents, at))
+        full = positions.full(ring)
+        return bucket, (bucket, True) in self.chunk and all(full[at] for at in places)
 
     def rebuild_caches(self, rows: Sequence[int], seeds: NDArray[np.int64]) -> None:
         """Queue context passes over the rows' kept chunks, oldest first, into caches that begin anew.
@@ -243,7 +203,8 @@ class Live:
             self._load_kept(rows, entries)
             firsts = np.array([entry.first_frame for entry in entries], np.int64)
             frames = firsts[:, None] + np.arange(self._clocks.ring.chunk_frames)
-            call = self.send_positions(rows, seeds, frames, [entry.slot_first for entry in entries])
+            slot_firsts = [entry.slot_first for entry in entries]
+            call = self.send_positions(Positions(rows, seeds, frames, slot_firsts))
             self._layers.arm()
             self._run_all(self.chunk[call][-1:])
         empty = self._clocks.rebuilt(rows) if steps else []
@@ -269,7 +230,9 @@ class Live:
                     frames[at] = np.arange(first, first + ring.chunk_frames)
                     self._load_reference(at, row, first)
             given = np.full(len(called), ring.chunk_frames)
-            call = self.send_positions(called, np.zeros(len(called), np.int64), frames, firsts, given)
+            call = self.send_positions(
+                Positions(called, np.zeros(len(called), np.int64), frames, firsts, given)
+            )
             self._layers.arm()
             self._run_all(self.chunk[call][-1 if self._manifest.has_context else 1 :])
 
@@ -323,6 +286,19 @@ class Live:
         self._kept.clear()
         del self.host
 
+    def _bucket(self, rows: Sequence[int]) -> int:
+        pool = self._manifest.pool
+        return len(rows) if pool is None else pool.bucket(len(rows))
+
+    def _keep(self, rows: Sequence[int], places: Sequence[int]) -> None:
+        """Queue copies of the latents in some places of a call to where the clocks keep their rows'."""
+        kept = [self._clocks.next_place(row) for row in rows]
+        if self._every_row(rows) and len(places) == len(rows) and len(set(kept)) == 1:
+            self._memory.copy(self._kept[kept[0]], self.latents)
+            return
+        for at in places:
+            self._memory.copy(self._row(self._kept[kept[at]], rows[at]), self._row(self.latents, at))
+
     def _load_kept(self, rows: Sequence[int], entries: Sequence[KeptChunk]) -> None:
         places = {entry.place for entry in entries}
         if self._every_row(rows) and len(places) == 1 and None not in places:
@@ -356,7 +332,9 @@ class Live:
         for (bucket, full), programs in self.chunk.items():
             first = ring.cache_frames if full else 0
             frames = np.full((bucket, 1), first) + np.arange(ring.chunk_frames)
-            self.send_positions(range(bucket), np.zeros(bucket, np.int64), frames, [first] * bucket)
+            self.send_positions(
+                Positions(range(bucket), np.zeros(bucket, np.int64), frames, [first] * bucket)
+            )
             for _ in range(memory.warm_up_runs):
                 self._run_all([programs[0], programs[1], programs[-1]])  # begin, a denoise pass, what is last
         for spec in self._manifest.buffers:

@@ -1,4 +1,4 @@
-"""A pool: sessions of one stream each that come and go, run a few at a time in one launch.
+"""A pool: sessions of one stream each that come and go, run a few at a time in one call.
 
 Membership is explicit. A session ends by `PooledSession.close`, by its lease running out, or when nobody holds it any
 more; never because a call went without it.
@@ -129,10 +129,11 @@ class Pool:
                 return self._open_on(row, name, lease_s)
 
     def run(self, sessions: Sequence[PooledSession]) -> list[Chunk]:
-        """Make the next chunk of each of some sessions, in one launch.
+        """Make the next chunk of each of some sessions, in one call.
 
-        They may stand at different chunks, prompts and fill levels. If it fails, none has moved on, and running them
-        again gives the same bytes.
+        They may stand at different chunks, prompts and fill levels. Where full caches have engines of their own, a call
+        of full ones and filling ones is two launches, else one. If it fails, none has moved on, and running them again
+        gives the same bytes.
 
         Parameters
         ----------

@@ -18,6 +18,7 @@ from seko_runtime.given import GivenFrames
 from seko_runtime.live import Live
 from seko_runtime.manifest import Manifest, TensorSpec
 from seko_runtime.memory import Engine, Memory, Tensor
+from seko_runtime.positions import Positions
 from seko_runtime.programs_check import Programs, resolve_programs
 from seko_runtime.prompts import PROMPT_CACHE, RowPrompts
 from seko_runtime.reference import set_reference
@@ -132,9 +133,7 @@ class Streams:
                 self._rebuild_caches(live, due)
                 slot_firsts = [int(clocks.slot_first[row]) for row in rows]
             given = self.given.of_chunk(rows, first_frames)
-            call = live.send_positions(rows, seeds, frames, slot_firsts, given)
-            self._launches += live.run_chunk(call)
-            live.keep(rows)
+            self._launches += live.run_chunk(Positions(rows, seeds, frames, slot_firsts, given))
             if live.decoder is not None:
                 live.decoder.feed(rows, live.latents)
         numbers = () if live.decoder is None else live.decoder.decode(rows, begins)
@@ -399,8 +398,9 @@ class Streams:
             self._rebuild_caches(live, rows)
 
     def _rebuild_caches(self, live: Live, rows: Sequence[int]) -> None:
-        largest = self.manifest.call_rows
-        for first in range(0, len(rows), largest):
-            part = rows[first : first + largest]
+        # A pool's rows are rebuilt one by one: in a bucket that depends on nobody else.
+        most = 1 if self.manifest.pool is not None else self.manifest.call_rows
+        for first in range(0, len(rows), most):
+            part = rows[first : first + most]
             live.rebuild_caches(part, self.seeds[list(part)])
             self._rebuild_due.difference_update(part)

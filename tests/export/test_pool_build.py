@@ -172,6 +172,33 @@ class TestGpu:
             assert pool.stats.graph_launches == launches + 12
             assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
+    def test_a_call_of_full_and_filling_rows_waits_for_nothing_and_allocates_nothing(
+        self, gpu_pool: Path
+    ) -> None:
+        with opened(gpu_pool) as pool:
+            a, b, c = (open_numbered(pool, number) for number in range(3))
+            stream = pool.manifest.stream
+            fill = -(-stream.cache_frames // stream.chunk_frames)
+            for _ in range(fill):
+                pool.run([a, b])
+            pool.run([c, a])
+            launches, chunks = pool.stats.graph_launches, pool.stats.chunks
+            assert launches == chunks + 1
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_stats()["allocation.all.allocated"]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch calls this mode a prototype
+                torch.cuda.set_sync_debug_mode("error")
+            try:
+                for _ in range(2 * fill):
+                    pool.run([b, c])
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            assert pool.stats.graph_launches - launches == 2 * fill + (
+                fill - 2
+            )  # c is full in its fill-th chunk
+            assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
     def test_sessions_that_come_and_go_leave_no_memory(self, gpu_pool: Path) -> None:
         with opened(gpu_pool) as pool:
             for number in range(3):

@@ -5,16 +5,17 @@ from __future__ import annotations
 import gc
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from seko_runtime.errors import (
@@ -25,11 +26,12 @@ from seko_runtime.errors import (
 )
 from seko_runtime.pool import Pool, PooledSession, SessionLeakWarning
 
-from . import toy_pool
-from .toy_pool import BUCKETS, SESSIONS, open_pool, pool_manifest
-from .toy_whole import open_whole
+from . import toy, toy_pool
+from .order_watch import FakeMemory, World
+from .toy_pool import BUCKETS, SESSIONS, open_alone, open_pool, pool_manifest
 
 PROMPTS = ("a red disc", "a blue ring", "a green square bounces")
+FILL_CHUNKS = -(-toy.CACHE // toy.CHUNK)  # the last of them finds a full cache
 
 
 @contextmanager
@@ -55,7 +57,7 @@ class Story:
     def alone(self) -> list[bytes]:
         """The bytes of the same requests to a session of its own."""
         gave = []
-        with open_whole(1, seeds=[self.seed], prompt=self.prompt) as session:
+        with open_alone(seeds=[self.seed], prompt=self.prompt) as session:
             for what, *rest in self.asked:
                 if what == "run":
                     chunk = session.run_chunk()
@@ -73,7 +75,14 @@ def take(chunk: Any) -> bytes:
 
 
 ACTIONS = st.one_of(
-    st.tuples(st.just("run"), st.lists(st.integers(0, 9), min_size=1, max_size=BUCKETS[-1], unique=True)),
+    *(
+        st.tuples(
+            st.just("run"),
+            st.lists(st.integers(0, 9), min_size=1, max_size=most, unique=True),
+            st.integers(1, FILL_CHUNKS),  # chunks in a row: so full rows meet those that fill
+        )
+        for most in (1, 3, BUCKETS[-1])
+    ),
     st.tuples(st.just("open"), st.integers(0, 3), st.sampled_from(PROMPTS)),
     st.tuples(st.just("close"), st.integers(0, 9)),
     st.tuples(st.just("prompt"), st.integers(0, 9), st.sampled_from(PROMPTS), st.booleans()),
@@ -85,7 +94,8 @@ ACTIONS = st.one_of(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(ACTIONS, max_size=40))
+@given(st.lists(ACTIONS, min_size=12, max_size=40))
+@example([("run", [0], FILL_CHUNKS), ("run", [0, 1], FILL_CHUNKS), ("run", [1, 0], 1)])
 def test_a_sessions_bytes_are_those_of_a_stream_alone(
     tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[Any, ...]]
 ) -> None:
@@ -94,15 +104,16 @@ def test_a_sessions_bytes_are_those_of_a_stream_alone(
     ended: list[Story] = []
     file = tmp_path_factory.mktemp("snapshot") / "session"
     with closing(open_pool()) as pool:
-        for what, *rest in [("open", 0, PROMPTS[0]), *actions, ("run", [0])]:
+        for what, *rest in [("open", 0, PROMPTS[0]), ("open", 1, PROMPTS[1]), *actions, ("run", [0], 1)]:
             running = [pair for pair in stories if not pair[0].paused]
             if what == "open" and pool.free:
                 stories.append((pool.open_session(seed=rest[0], prompt=rest[1]), Story(*rest)))
             elif what == "run" and running:
                 chosen = [running[i] for i in dict.fromkeys(one % len(running) for one in rest[0])]
-                for (_, story), chunk in zip(chosen, pool.run([one for one, _ in chosen]), strict=True):
-                    story.asked.append(("run",))
-                    story.gave.append(take(chunk))
+                for _ in range(rest[1]):
+                    for (_, story), chunk in zip(chosen, pool.run([one for one, _ in chosen]), strict=True):
+                        story.asked.append(("run",))
+                        story.gave.append(take(chunk))
             elif what == "close" and stories:
                 session, story = stories.pop(rest[0] % len(stories))
                 session.close()
@@ -149,14 +160,15 @@ def test_sessions_that_a_call_goes_without_keep_their_state() -> None:
 
 
 class Failing:
-    """An engine that fails in its n-th call from now on, after it has run."""
+    """Engines that fail in their n-th call from now on, counted together, after it has run."""
 
-    def __init__(self, name: str) -> None:
-        self._real = toy_pool.pool_engines()[name]
+    def __init__(self, *names: str) -> None:
+        real = toy_pool.pool_engines()
+        self.engines = {name: partial(self._call, real[name]) for name in names}
         self.calls_left = -1
 
-    def __call__(self, inputs: list[Any]) -> list[Any]:
-        out = self._real(inputs)
+    def _call(self, real: Callable[[list[Any]], list[Any]], inputs: list[Any]) -> list[Any]:
+        out = real(inputs)
         self.calls_left -= 1
         if self.calls_left == 0:
             raise RuntimeError("planted")
@@ -164,15 +176,21 @@ class Failing:
 
 
 @pytest.mark.parametrize(
-    ("engine", "call"),
+    ("engines", "call"),
     [
-        ("begin.2", 1),
-        *((name, call) for name in ("step.2", "store.2", "copy.2", "vae_decode") for call in (1, 2)),
+        (("begin.2",), 1),
+        *(
+            (names, call)
+            for names in (("step.2", "step_full.2"), ("store.2",), ("copy.2",), ("vae_decode",))
+            for call in (1, 2)
+        ),
     ],
 )
-def test_a_chunk_that_fails_leaves_its_sessions_at_the_chunk_before(engine: str, call: int) -> None:
-    failing = Failing(engine)
-    with closing(open_pool(engines={engine: failing})) as pool:
+def test_a_chunk_that_fails_leaves_its_sessions_at_the_chunk_before(
+    engines: tuple[str, ...], call: int
+) -> None:
+    failing = Failing(*engines)
+    with closing(open_pool(engines=failing.engines)) as pool:
         a, b, c = (pool.open_session(seed=i, prompt=PROMPTS[i]) for i in range(3))
         stories = [Story(i, PROMPTS[i]) for i in range(3)]
         for turn in range(6):
@@ -189,6 +207,110 @@ def test_a_chunk_that_fails_leaves_its_sessions_at_the_chunk_before(engine: str,
                 story.gave.append(take(chunk))
         for story in stories:
             assert story.gave == story.alone()
+
+
+@pytest.mark.parametrize(
+    ("engine", "call"),
+    [
+        *(("begin.2", call) for call in (1, 2)),  # the noise of each launch
+        *((f"step{full}.2", call) for full in ("", "_full") for call in (1, toy.LAYERS * (toy.PASSES + 1))),
+        *(("store.2", call) for call in range(1, 2 * toy.PASSES + 1)),
+        *(("vae_decode", call) for call in (1, 2)),  # when both launches are done
+    ],
+)
+def test_a_call_of_two_launches_fails_as_one(engine: str, call: int) -> None:
+    """In whichever launch: neither the full row nor the filling one has moved on, nor has anybody's state."""
+    failing = Failing(engine)
+    with closing(open_pool(engines=failing.engines)) as pool:
+        stories = [Story(i, PROMPTS[i]) for i in range(2)]
+
+        def run(*chosen: int) -> None:
+            for one, chunk in zip(chosen, pool.run([sessions[one] for one in chosen]), strict=True):
+                stories[one].asked.append(("run",))
+                stories[one].gave.append(take(chunk))
+
+        sessions = [pool.open_session(seed=i, prompt=PROMPTS[i]) for i in range(2)]
+        for _ in range(FILL_CHUNKS):
+            run(1)
+        run(0)
+        failing.calls_left = call
+        with pytest.raises(RuntimeError, match="planted"):
+            run(0, 1)
+        failing.calls_left = -1
+        assert [pool._streams.clocks.made(session._running_row()) for session in sessions] == [1, FILL_CHUNKS]
+        run(1)  # each goes on as if nothing had been, alone and together
+        run(0, 1)
+        sessions[0].set_prompt(PROMPTS[2], recache=True)
+        stories[0].asked.append(("prompt", PROMPTS[2], True))
+        run(1, 0)
+        for story in stories:
+            assert story.gave == story.alone()
+
+
+def test_a_call_is_a_launch_for_each_kind_of_rows_in_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions that fill, that are full, or both; the host allocates nothing for it and waits for nothing."""
+    memory = FakeMemory(world)
+    with closing(open_pool(memory=memory)) as pool:
+        a, b, c, d, e = (pool.open_session(seed=i, prompt=PROMPTS[0]) for i in range(5))
+
+        def launches(*sessions: PooledSession) -> int:
+            before = pool.stats.graph_launches
+            pool.run(sessions)
+            return pool.stats.graph_launches - before
+
+        captured, waits = pool.stats.captured_graphs, world.device_waits
+        monkeypatch.setattr(memory, "allocate", None)
+        assert [launches(a, b) for _ in range(FILL_CHUNKS + 1)] == [1] * (FILL_CHUNKS + 1)
+        assert launches(c, d, e) == 1  # in a bucket of four, as all that follows
+        assert launches(a, b, c) == 2
+        assert launches(a, b, c) == 1  # c is full now, and the place that nobody fills is of no kind
+        assert launches(d, c, e, a) == 2
+        assert launches(d, c, e, a) == 1
+        c.restart()
+        assert launches(d, c, e, a) == 2
+        assert launches(c) == 1
+        assert (pool.stats.captured_graphs, world.device_waits) == (captured, waits)
+        assert pool.stats.graph_launches == pool.stats.chunks + 3
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_cache_is_rebuilt_in_a_bucket_that_depends_on_no_other_row(full: bool) -> None:
+    """Buckets round otherwise here. One row's rebuilding failed, or both rows': the next call makes up for it."""
+    real = toy_pool.pool_engines()
+
+    def rounds_otherwise(inputs: list[Any], name: str) -> list[Any]:
+        return [real[name](inputs)[0] * (1 - 2.0**-9)]
+
+    two = {name: partial(rounds_otherwise, name=name) for name in ("step.2", "step_full.2")}
+    gave = []
+    for both in (False, True):
+        failing = Failing("step.1")
+        with closing(open_pool(engines={**two, **failing.engines})) as pool:
+            pair = [pool.open_session(seed=i, prompt=PROMPTS[i]) for i in range(2)]
+            for _ in range(FILL_CHUNKS if full else 1):
+                pool.run(pair)
+            for session in pair[: 1 + both]:
+                failing.calls_left = 1
+                with pytest.raises(RuntimeError, match="planted"):
+                    session.set_prompt(PROMPTS[2], recache=True)
+                failing.calls_left = -1
+            gave.append([take(pool.run(pair)[0]) for _ in range(3)])
+    assert gave[0] == gave[1]
+
+
+def test_what_reads_the_fill_on_the_device_is_one_launch(world: World) -> None:
+    """Without engines for full rows there is one kind of rows."""
+    base = pool_manifest()
+    programs = {name: calls for name, calls in base.programs.items() if "_full" not in name}
+    with closing(open_pool(memory=FakeMemory(world), manifest=replace(base, programs=programs))) as pool:
+        old, new = (pool.open_session(seed=i, prompt=PROMPTS[0]) for i in range(2))
+        for _ in range(FILL_CHUNKS):
+            old.run_chunk()
+        before = pool.stats.graph_launches
+        pool.run([old, new])
+        assert pool.stats.graph_launches == before + 1
 
 
 def test_nothing_of_an_owner_is_left_for_the_next() -> None:
@@ -367,7 +489,7 @@ def test_frames_of_a_session_stay_while_others_run() -> None:
 
 
 def test_a_stream_of_a_pooled_session_and_its_latents() -> None:
-    with closing(open_pool()) as pool, open_whole(1, seeds=[5], prompt=PROMPTS[0]) as alone:
+    with closing(open_pool()) as pool, open_alone(seeds=[5], prompt=PROMPTS[0]) as alone:
         session = pool.open_session(seed=5, prompt=PROMPTS[0])
         for got, wanted in zip(session.stream(chunks=3), alone.stream(chunks=3), strict=True):
             assert np.array_equal(got, wanted)
@@ -381,18 +503,20 @@ def test_a_stream_of_a_pooled_session_and_its_latents() -> None:
 
 def test_a_batch_session_over_a_pools_artifact() -> None:
     """What `verify` and the command `run` open: as many streams as the largest call."""
-    with (
-        open_whole(4, prompt=[*PROMPTS, PROMPTS[0]]) as plain,
-        toy_pool.open_batch(prompt=[*PROMPTS, PROMPTS[0]]) as pooled,
-    ):
+    prompts = [*PROMPTS, PROMPTS[0]]
+    stories = [Story(i, prompt) for i, prompt in enumerate(prompts)]
+    with toy_pool.open_batch(prompt=prompts) as pooled:
         for turn in range(7):
             if turn == 4:
-                plain.restart_row(1, seed=9)
                 pooled.restart_row(1, seed=9)
-            ours, theirs = pooled.run_chunk(), plain.run_chunk()
-            assert np.array_equal(ours.to_host(), theirs.to_host())
-            for a, b in zip(ours.video_rows(), theirs.video_rows(), strict=True):
-                assert np.array_equal(a, b)
+                stories[1].asked.append(("restart", 9))
+            chunk = pooled.run_chunk()
+            latents, pictures = chunk.to_host(), chunk.video_rows()
+            for row, story in enumerate(stories):
+                story.asked.append(("run",))
+                story.gave.append(latents[row].tobytes() + pictures[row].tobytes())
+    for story in stories:
+        assert story.gave == story.alone()
 
 
 def test_a_pool_larger_than_what_is_free_is_refused_before_anything_is_allocated() -> None:

@@ -21,6 +21,7 @@ from .toy_whole import CHUNK_VIDEO, FIRST_FRAMES, HEIGHT, WIDTH
 
 BUCKETS = (1, 2, 4)
 SESSIONS = 5
+ANOTHER_ROUNDING = 1 + 2.0**-10  # of engines without a mask beside those with one; large, so that it is seen
 
 
 class PromptRow(torch.nn.Module):
@@ -71,6 +72,28 @@ class StepRows(torch.nn.Module):
         out = torch.tanh(x + context[:, None] * gain)
         shape = (batch, CHUNK, ROWS, COLUMNS, CHANNELS)
         return out.reshape(shape).permute(0, 4, 1, 2, 3).contiguous()
+
+
+class Unmasked(torch.nn.Module):
+    """step_full: a step that takes every slot for filled, and rounds otherwise."""
+
+    def __init__(self, step: torch.nn.Module) -> None:
+        super().__init__()
+        self.step = step
+
+    def forward(
+        self,
+        latents: torch.Tensor,
+        weight: torch.Tensor,
+        gain: torch.Tensor,
+        mean: torch.Tensor,
+        slots: torch.Tensor,
+        valid: torch.Tensor,
+        *more: torch.Tensor,
+    ) -> torch.Tensor:
+        every = torch.full_like(valid, toy.CACHE * toy.TOKENS)
+        out: torch.Tensor = self.step(latents, weight, gain, mean, slots, every, *more)
+        return out * ANOTHER_ROUNDING
 
 
 class StoreRows(torch.nn.Module):
@@ -132,6 +155,9 @@ def pool_manifest(
         engines += [
             EngineSpec(f"begin.{b}", f"engines/begin.{b}.pt2", begin, (replace(x, name="noise"),)),
             EngineSpec(f"step.{b}", f"engines/step.{b}.pt2", step, (replace(x, name="out"),), ("cache",)),
+            EngineSpec(
+                f"step_full.{b}", f"engines/step_full.{b}.pt2", step, (replace(x, name="out"),), ("cache",)
+            ),
             EngineSpec(f"copy.{b}", f"engines/copy.{b}.pt2", (x,), (replace(x, name="y"),)),
             EngineSpec(
                 f"store.{b}",
@@ -158,14 +184,15 @@ def pool_manifest(
             layers=toy.LAYERS,
         )
         store = Call(f"store.{b}", ("value:hidden", *given_refs), ("buffer:latents[bucket]",))
+        full_steps = replace(steps, engine=f"step_full.{b}")
         drop = Call(f"copy.{b}", ("value:hidden",), ("value:nothing",))
         inputs = ("buffer:seeds[bucket]", "buffer:frames[bucket]", "weight:cell", *given_refs)
         programs |= {
             f"begin.{b}": (Call(f"begin.{b}", inputs, ("buffer:latents[bucket]",)),),
             f"denoise.{b}": (load, steps, store),
             f"context.{b}": (load, steps, drop),
-            f"denoise_full.{b}": (load, steps, store),
-            f"context_full.{b}": (load, steps, drop),
+            f"denoise_full.{b}": (load, full_steps, store),
+            f"context_full.{b}": (load, full_steps, drop),
         }
     pool_bytes = toy.LAYERS * cache[0] * CHANNELS * 4
     fields: dict[str, Any] = {
@@ -217,7 +244,13 @@ def pool_engines(buckets: tuple[int, ...] = BUCKETS) -> dict[str, Callable[[list
         return lambda inputs: [module(*inputs)]
 
     engines = toy_whole.eager_engines() | {"prompt": plain(PromptRow())}
-    kinds = {"begin": BeginRows, "step": StepRows, "copy": toy.Copy, "store": StoreRows}
+    kinds: dict[str, Callable[[], torch.nn.Module]] = {
+        "begin": BeginRows,
+        "step": StepRows,
+        "step_full": lambda: Unmasked(StepRows()),
+        "copy": toy.Copy,
+        "store": StoreRows,
+    }
     return engines | {f"{name}.{b}": plain(kind()) for b in buckets for name, kind in kinds.items()}
 
 
@@ -227,13 +260,14 @@ def open_pool(
     *,
     engines: Mapping[str, Callable[[list[Any]], list[Any]]] | None = None,
     memory: Memory | None = None,
+    manifest: Manifest | None = None,
     digest: str = "0" * 64,
     overlap: bool = True,
     **more: Any,
 ) -> OpenPool:
     """A pool of the toy over plain callables; ``more`` is the pool's."""
     streams = Streams(
-        pool_manifest(sessions, buckets),
+        pool_manifest(sessions, buckets) if manifest is None else manifest,
         {**pool_engines(buckets), **(engines or {})},
         pool_weights(buckets),
         CpuMemory() if memory is None else memory,
@@ -243,6 +277,28 @@ def open_pool(
     )
     streams.prepare()
     return OpenPool(streams, digest=digest, **more)
+
+
+def open_alone(**more: Any) -> Session:
+    """A session of one stream of the whole toy, with the same two kinds of engines as the pool's."""
+    base = toy_whole.whole_manifest(1)
+    step = next(engine for engine in base.engines if engine.name == "step")
+    full = {
+        name: tuple(
+            replace(call, engine="step_full") if call.engine == "step" else call
+            for call in base.programs[name]
+        )
+        for name in ("denoise_full", "context_full")
+    }
+    manifest = replace(
+        base,
+        engines=(*base.engines, replace(step, name="step_full", file="engines/step_full.pt2")),
+        programs={**base.programs, **full},
+    )
+    unmasked = Unmasked(toy.Step())
+    return toy_whole.open_whole(
+        manifest=manifest, engines={"step_full": lambda inputs: [unmasked(*inputs)]}, **more
+    )
 
 
 def open_batch(buckets: tuple[int, ...] = BUCKETS, **more: Any) -> Session:
