@@ -152,7 +152,9 @@ def test_the_options_and_the_plan_take_them():
         ("ring3", 3, 20),
     ]
     whole, hybrid = (
-        predict(Wish("self-forcing-1.3b", "h200", "fp4", layout=one, no_vae=True, no_text=True))
+        predict(
+            Wish("self-forcing-1.3b", "h200", "fp4", layout=one, no_vae=True, no_text=True, attention="torch")
+        )
         for one in ({}, layout)
     )
     share = (10 * 21 + 20 * 3) / (30 * 21)
