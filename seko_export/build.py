@@ -25,6 +25,7 @@ from seko_export.checkpoints.load import Checkpoint, load_checkpoint
 from seko_export.describe import describe, engine_suffix
 from seko_export.errors import ExportError, NumericError, UsageError
 from seko_export.kernel_table import write_kernel_table
+from seko_export.manifest_json import manifest_json
 from seko_export.media_pieces import TOKENIZER_FILE
 from seko_export.options import FUSED_BACKEND
 from seko_export.pieces import BuildConfig, make_pieces
@@ -236,7 +237,7 @@ def _write_manifest(
 ) -> Manifest:
     """Write `manifest.json` over what the folder holds now."""
     manifest = describe(config, backend, weights, hash_files(folder), table)
-    (folder / "manifest.json").write_bytes(manifest.to_json())
+    (folder / "manifest.json").write_bytes(manifest_json(manifest))
     return manifest
 
 

@@ -11,6 +11,7 @@ import torch
 from seko_export import environment
 from seko_export.config import VAE_TEMPORAL_STRIDE
 from seko_export.kernel_table import KERNEL_TABLE
+from seko_export.manifest_json import least_version
 from seko_export.media_pieces import text_table, video_table
 from seko_export.onnx_form.functional import functional_piece
 from seko_export.pieces import BuildConfig, Piece, make_buffers, make_pieces, make_programs
@@ -111,7 +112,7 @@ def describe(
         files=dict(files),
         extra={key: file for key, file in _EXTRA_FILES.items() if file in files} | _versions(backend),
     )
-    return replace(manifest, format_version=manifest.least_version)
+    return replace(manifest, format_version=least_version(manifest))
 
 
 def _versions(backend: str) -> dict[str, str]:

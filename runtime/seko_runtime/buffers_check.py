@@ -18,8 +18,8 @@ PICTURE_CHANNELS = 3
 
 
 def kind_buffer(name: str, kind: str) -> str:
-    """Return the chunk buffer of a kind of layers that has a ring of its own; see `Stream.rings`."""
-    return f"{name}.{kind}"
+    """Return the chunk buffer of a kind of layers: "" is that without a ring of its own; see `Stream.rings`."""
+    return f"{name}.{kind}" if kind else name
 
 
 def check_buffers(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
@@ -73,8 +73,8 @@ def check_buffers(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
 def _check_chunk_inputs(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
     rows = manifest.call_rows
     frames = (rows, manifest.stream.chunk_frames)
-    host = {"seeds": (rows,), "frames": frames, "write_slots": frames, "valid_tokens": (rows,)}
-    for kind in manifest.stream.rings:
+    host = {"seeds": (rows,), "frames": frames}
+    for kind in ("", *manifest.stream.rings):
         host[kind_buffer("write_slots", kind)], host[kind_buffer("valid_tokens", kind)] = frames, (rows,)
     host[GIVEN_FRAMES] = (rows,)
     if manifest.pool is not None:

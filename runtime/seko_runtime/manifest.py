@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 FORMAT_VERSION = 4
 # What brought pools; artifacts without a context pass, whose denoise passes have a cache of their own each; calls that
@@ -68,7 +66,7 @@ class Buffer(TensorSpec):
         """What of it lies on the device."""
         if not self.device_layers:
             return self
-        return dataclasses.replace(self, shape=(self.device_layers, *self.shape[1:]), device_layers=0)
+        return replace(self, shape=(self.device_layers, *self.shape[1:]), device_layers=0)
 
 
 @dataclass(frozen=True)
@@ -309,19 +307,6 @@ class Manifest:
         return any(name.partition(".")[0] == "context" for name in self.programs)
 
     @property
-    def least_version(self) -> int:
-        """The oldest format version that has all that the manifest says."""
-        if self.stream.reference_frames:
-            return REFERENCE_VERSION
-        if not self.has_context:
-            return PASS_CACHE_VERSION
-        if self.stream.rings or any(call.first_layer for calls in self.programs.values() for call in calls):
-            return FIRST_LAYER_VERSION
-        if self.streams_cache:
-            return STREAMED_VERSION
-        return 1 if self.pool is None else POOL_VERSION
-
-    @property
     def streams_cache(self) -> bool:
         """Whether layers of the cache go to and from the device in every pass."""
         return any(buffer.device_layers for buffer in self.buffers)
@@ -340,36 +325,3 @@ class Manifest:
     def call_rows(self) -> int:
         """Rows that the largest call carries."""
         return self.stream.batch if self.pool is None else self.pool.buckets[-1]
-
-    def to_json(self) -> bytes:
-        """Return the manifest as UTF-8 JSON with sorted keys: the same manifest gives the same bytes."""
-        table = dataclasses.asdict(self)
-        least = 1
-        if self.pool is None:
-            del table["pool"]
-        else:
-            least = POOL_VERSION
-        if self.stream.rings:
-            least = FIRST_LAYER_VERSION
-        else:
-            del table["stream"]["rings"]
-        for buffer in table["buffers"]:
-            if buffer["device_layers"]:
-                least = STREAMED_VERSION
-            else:
-                del buffer["device_layers"]
-        if self.stream.reference_frames:
-            least = REFERENCE_VERSION
-        else:
-            del table["stream"]["reference_frames"]
-        if self.golden is not None and self.golden.reference is None:
-            del table["golden"]["reference"]
-        for call in (call for calls in table["programs"].values() for call in calls):
-            for first in ("first_layer", "first_place"):
-                if call[first]:
-                    least = max(least, FIRST_LAYER_VERSION)
-                else:
-                    del call[first]
-        table["format_version"] = max(self.format_version, least)
-        text = json.dumps(table, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
-        return text.encode("utf-8") + b"\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from seko_runtime.buffers_check import CALL_ROWS, GIVEN_FRAMES, kind_buffer
 from seko_runtime.manifest import Stream
 from seko_runtime.ring import Ring
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -53,42 +51,27 @@ class Positions:
     def values(
         self, ring: Ring, stream: Stream, bucket: int, places: Sequence[int]
     ) -> dict[str, NDArray[np.int64]]:
-        """Return the chunk buffers of a launch for some places, int64 [bucket, ...]; others are the spare row's.
+        """Return the chunk buffers of a launch of ``bucket`` places for some; the others are the spare row's."""
+        own = list(places)
 
-        Parameters
-        ----------
-        ring : Ring
-            The stream's.
-        stream : Stream
-            Has the rings of other kinds of layers, and the spare row last.
-        bucket : int
-            Places of the launch, at least as many as rows.
-        places : sequence of int
-            Those that the launch is for.
-        """
-
-        def at_places(values: Sequence[T] | NDArray[np.int64], empty: T) -> list[T]:
-            filled = [empty] * bucket
-            for place in places:
-                filled[place] = values[place]
+        def placed(values: Sequence[Any] | NDArray[np.int64], empty: Any) -> NDArray[np.int64]:
+            filled = np.array([empty] * bucket, np.int64)
+            filled[own] = np.asarray(values, np.int64)[own]
             return filled
 
-        firsts = at_places(self.slot_firsts, 0)
         given = [0] * len(self.rows) if self.given is None else self.given
-        written: dict[str, list[Any]] = {
-            "seeds": at_places(self.seeds, 0),
-            "frames": at_places(self.frames, np.arange(ring.chunk_frames)),
-            GIVEN_FRAMES: at_places(given, 0),
-            CALL_ROWS: at_places(self.rows, stream.batch - 1),
+        firsts = placed(self.slot_firsts, 0)
+        written = {
+            "seeds": placed(self.seeds, 0),
+            "frames": placed(self.frames, range(ring.chunk_frames)),
+            GIVEN_FRAMES: placed(given, 0),
+            CALL_ROWS: placed(self.rows, stream.batch - 1),
         }
-        kinds = {kind: replace(ring, ring_frames=own) for kind, own in stream.rings.items()}
-        for own, slots, valid in (
-            (ring, "write_slots", "valid_tokens"),
-            *(
-                (own, kind_buffer("write_slots", kind), kind_buffer("valid_tokens", kind))
-                for kind, own in kinds.items()
-            ),
-        ):
-            written[slots] = [own.write_slots(first) for first in firsts]
-            written[valid] = [own.valid_frames(first) * stream.frame_tokens for first in firsts]
-        return {name: np.array(values, np.int64) for name, values in written.items()}
+        for kind, frames in {"": ring.ring_frames, **stream.rings}.items():
+            held = replace(ring, ring_frames=frames)
+            valid = [held.valid_frames(first) * stream.frame_tokens for first in firsts]
+            written[kind_buffer("write_slots", kind)] = np.array(
+                [held.write_slots(first) for first in firsts]
+            )
+            written[kind_buffer("valid_tokens", kind)] = np.array(valid)
+        return written

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from seko_export.manifest_json import least_version, manifest_json
 from seko_runtime.manifest_reader import parse_manifest
 
 
@@ -33,5 +34,7 @@ def resident_copy(streamed: Path, goal: Path) -> Path:
     manifest = parse_manifest((streamed / "manifest.json").read_bytes())
     buffers = tuple(replace(buffer, device_layers=0) for buffer in manifest.buffers)
     resident = replace(manifest, buffers=buffers, format_version=1)
-    (goal / "manifest.json").write_bytes(replace(resident, format_version=resident.least_version).to_json())
+    (goal / "manifest.json").write_bytes(
+        manifest_json(replace(resident, format_version=least_version(resident)))
+    )
     return goal

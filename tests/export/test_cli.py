@@ -22,6 +22,7 @@ from seko_export import environment
 from seko_export.artifact_writer import hash_files
 from seko_export.checkpoints import write_random_checkpoint
 from seko_export.config import PRESETS
+from seko_export.manifest_json import manifest_json
 from seko_runtime.manifest_reader import parse_manifest
 from tests.conftest import SEKO_EXPORT
 
@@ -421,7 +422,7 @@ def processes_with(mark: str) -> list[str]:
 def rewrite_manifest(folder: Path) -> None:
     """Give the manifest the hashes of what is in the folder now."""
     manifest = parse_manifest((folder / "manifest.json").read_bytes())
-    (folder / "manifest.json").write_bytes(replace(manifest, files=hash_files(folder)).to_json())
+    (folder / "manifest.json").write_bytes(manifest_json(replace(manifest, files=hash_files(folder))))
 
 
 def test_targets_are_the_machines_own(invoke, monkeypatch, workplace):

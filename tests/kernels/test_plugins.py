@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from ctypes import c_int32
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import triton
 
 from seko_kernels.errors import PluginFormError
 from seko_kernels.plugins import compile_plugin, without_hidden_parameters
-from seko_runtime.backends.cuda_driver import CudaDriver
+from tests.kernel_driver import KernelDriver
 from tests.kernels.interpreter import run_interpreted
 
 from .plugin_cases import PluginCase, cases
@@ -91,7 +92,7 @@ def test_the_driver_launches_it_as_tensorrt_would_and_gets_the_references_bytes(
         for plugin, one in zip(case.plugin.outputs, expected, strict=True)
     ]
     torch.cuda.synchronize()
-    driver = CudaDriver(torch.cuda.current_device())
+    driver = KernelDriver(torch.cuda.current_device())
     module = driver.load_module(kernel.ptx.encode())
     stream = driver.create_stream()
     driver.launch(
@@ -102,7 +103,7 @@ def test_the_driver_launches_it_as_tensorrt_would_and_gets_the_references_bytes(
         stream=stream,
         arguments=[
             *(one.data_ptr() for one in given.values()),
-            *map(driver.int32, launch.scalars),
+            *map(c_int32, launch.scalars),
             *(one.data_ptr() for one in outputs),
         ],
     )

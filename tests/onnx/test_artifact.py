@@ -17,6 +17,7 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, checker, helper
 
+from seko_export.manifest_json import manifest_json
 from seko_export.onnx_form.form_check import all_nodes, open_shapes
 from seko_runtime import open_artifact
 from seko_runtime.artifact import check_artifact
@@ -237,4 +238,4 @@ def _edit(folder: Path, change: Callable[[Manifest], Manifest] = lambda manifest
     """Rewrite the manifest with the hashes that the files have now."""
     manifest = change(parse_manifest((folder / "manifest.json").read_bytes()))
     manifest = replace(manifest, files=file_entries(folder))
-    (folder / "manifest.json").write_bytes(manifest.to_json())
+    (folder / "manifest.json").write_bytes(manifest_json(manifest))

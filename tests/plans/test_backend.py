@@ -20,6 +20,7 @@ from seko_export.backends import tensorrt as backend
 from seko_export.config import PoolConfig
 from seko_export.describe import describe
 from seko_export.errors import OnnxMissingError, TensorRtMissingError, UsageError
+from seko_export.manifest_json import manifest_json
 from seko_export.pieces import dtype_name, make_pieces
 from seko_export.plans import registration
 from seko_runtime.manifest import FileEntry, Weight
@@ -93,7 +94,7 @@ def test_the_manifest_of_plans_is_consistent() -> None:
     manifest = replace(manifest, weights=tuple(weights), files={**files, "w": FileEntry("0" * 64, 1)})
     programs = resolve_programs(manifest)
     assert {"denoise", "denoise_full", "context", "context_full"} <= set(programs)
-    assert parse_manifest(manifest.to_json()) == manifest
+    assert parse_manifest(manifest_json(manifest)) == manifest
 
 
 def test_forms_become_plans_one_by_one_and_timings_are_kept(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from seko_export.manifest_json import manifest_json
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.manifest import Manifest, Target
 from seko_runtime.manifest_reader import parse_manifest
@@ -98,7 +99,7 @@ def edit_manifest() -> Edit:
     def edit(folder: Path, change: Callable[[Manifest], Manifest]) -> None:
         manifest = change(parse_manifest((folder / "manifest.json").read_bytes()))
         manifest = replace(manifest, files=toy.file_entries(folder))
-        (folder / "manifest.json").write_bytes(manifest.to_json())
+        (folder / "manifest.json").write_bytes(manifest_json(manifest))
 
     return edit
 
@@ -156,5 +157,5 @@ def finish_artifact(folder: Path, manifest: Manifest) -> Path:
                 golden[f"latents.{chunk}"] = golden[f"exact.{chunk}"] = latents
     toy.write_safetensors(folder / toy.GOLDEN.file, golden)
     manifest = replace(manifest, files=toy.file_entries(folder))
-    (folder / "manifest.json").write_bytes(manifest.to_json())
+    (folder / "manifest.json").write_bytes(manifest_json(manifest))
     return folder

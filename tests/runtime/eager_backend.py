@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from seko_export.manifest_json import manifest_json
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.manifest import Golden, Manifest
 from seko_runtime.memory import Engine, Memory
@@ -51,7 +52,7 @@ def write_whole(folder: Path, manifest: Manifest) -> Path:
     if manifest.golden is not None:
         toy.write_safetensors(folder / manifest.golden.file, golden_tensors(manifest.golden))
     manifest = replace(manifest, files=toy.file_entries(folder))
-    (folder / "manifest.json").write_bytes(manifest.to_json())
+    (folder / "manifest.json").write_bytes(manifest_json(manifest))
     return folder
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -119,9 +119,6 @@ class HostDriver:
     def wait_for(self, event: int) -> None:
         assert event in self.live
 
-    def is_done(self, event: int) -> bool:
-        return event in self.live
-
     def begin_capture(self, stream: int) -> None:
         self._recording[stream] = []
 
@@ -139,31 +136,6 @@ class HostDriver:
 
     def destroy_graph(self, graph: int) -> None:
         del self.live[graph]
-
-    def load_module(self, code: bytes) -> int:
-        raise NotImplementedError("the double runs no PTX")
-
-    def unload_module(self, module: int) -> None:
-        raise NotImplementedError("the double runs no PTX")
-
-    def function(self, module: int, name: str) -> int:
-        raise NotImplementedError("the double runs no PTX")
-
-    def launch(
-        self,
-        function: int,
-        *,
-        grid: tuple[int, int, int],
-        threads: int,
-        shared_bytes: int,
-        stream: int,
-        arguments: Sequence[Any],
-    ) -> None:
-        raise NotImplementedError("the double runs no PTX")
-
-    @staticmethod
-    def int32(value: int) -> ctypes.c_int32:
-        return ctypes.c_int32(value)
 
     def _handle(self, kind: str) -> int:
         number = next(self._numbers)

@@ -6,6 +6,7 @@ Each engine is there twice: as PTX that the driver launches, and as the torch re
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from ctypes import c_int32
 from typing import Any
 
 import numpy as np
@@ -141,7 +142,7 @@ def kernel_engines(driver: Any, arch: int, specs: Mapping[str, EngineSpec]) -> d
                 stream=queue.stream,
                 arguments=[
                     *(one.address for one in inputs),
-                    *map(driver.int32, launch.scalars),
+                    *map(c_int32, launch.scalars),
                     *(one.address for one in results),
                 ],
             )

@@ -25,6 +25,7 @@ from seko_runtime.manifest import Buffer, TensorSpec
 from seko_runtime.memory import Memory
 from seko_runtime.safetensors_map import MappedTensor
 from seko_runtime.session import Session
+from tests.kernel_driver import KernelDriver
 from tests.tolerances import STEP, relative_error
 
 from . import kernel_stream, toy_whole
@@ -250,7 +251,7 @@ def test_a_stream_of_two_engines_over_the_double(driver: Any) -> None:
 @pytest.mark.gpu
 def test_a_stream_of_two_kernels_is_captured_and_replayed_by_the_driver() -> None:
     """Buffers, uploads, capture and replay without torch; the bytes are the torch reference's on the same device."""
-    driver = CudaDriver(torch.cuda.current_device())
+    driver = KernelDriver(torch.cuda.current_device())
     specs = {engine.name: engine for engine in kernel_stream.manifest().engines}
     major, minor = torch.cuda.get_device_capability()
     engines = kernel_stream.kernel_engines(driver, major * 10 + minor, specs)

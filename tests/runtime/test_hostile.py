@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from seko_export.manifest_json import manifest_json
 from seko_runtime import errors
 from seko_runtime.__main__ import main
 from seko_runtime.artifact import open_artifact
@@ -75,7 +76,7 @@ def test_a_wrong_hash_in_the_manifest(artifact: Path, loads: list[str]) -> None:
     path = artifact / "manifest.json"
     manifest = parse_manifest(path.read_bytes())
     files = {**manifest.files, ENGINE: replace(manifest.files[ENGINE], sha256="0" * 64)}
-    path.write_bytes(replace(manifest, files=files).to_json())
+    path.write_bytes(manifest_json(replace(manifest, files=files)))
     refused(artifact, errors.FileHashError, "the manifest says 0000", loads)
 
 

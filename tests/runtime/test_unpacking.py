@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from seko_export.manifest_json import manifest_json
 from seko_export.packing import pack_artifact
 from seko_runtime import errors
 from seko_runtime.__main__ import main
@@ -44,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (made / name).parent.mkdir(exist_ok=True)
         (made / name).write_bytes(b"" if name.endswith("empty") else b"content of " + name.encode())
     manifest = replace(parse_manifest((made / "manifest.json").read_bytes()), files=toy.file_entries(made))
-    (made / "manifest.json").write_bytes(manifest.to_json())
+    (made / "manifest.json").write_bytes(manifest_json(manifest))
     return made
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_int32, c_size_t, c_uint, c_void_p
+from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
 from typing import Any
 
@@ -15,14 +15,11 @@ from seko_runtime.errors import DeviceFaultError, DeviceMemoryError, DeviceMissi
 LIBRARY = "libcuda.so.1"
 # Values of the driver's enums, as cuda.h numbers them.
 OUT_OF_MEMORY = 2
-NOT_READY = 600
 STREAM_NON_BLOCKING = 1
 EVENT_DISABLE_TIMING = 2
 CAPTURE_THREAD_LOCAL = 1
 MEMORY_HOST, MEMORY_DEVICE = 1, 2
 ATTRIBUTE_MAJOR, ATTRIBUTE_MINOR = 75, 76
-FUNCTION_MAX_DYNAMIC_SHARED = 8
-STATIC_SHARED_BYTES = 48 << 10  # more must be asked for
 
 _Handle = c_void_p
 _Out = POINTER(c_void_p)
@@ -58,17 +55,11 @@ _ENTRIES: dict[str, tuple[Any, ...]] = {
     "cuEventCreate": (_Out, c_uint),
     "cuEventDestroy_v2": (_Handle,),
     "cuEventRecord": (_Handle, _Handle),
-    "cuEventQuery": (_Handle,),
     "cuEventSynchronize": (_Handle,),
     "cuGraphInstantiateWithFlags": (_Out, _Handle, ctypes.c_ulonglong),
     "cuGraphDestroy": (_Handle,),
     "cuGraphExecDestroy": (_Handle,),
     "cuGraphLaunch": (_Handle, _Handle),
-    "cuModuleLoadData": (_Out, c_char_p),
-    "cuModuleUnload": (_Handle,),
-    "cuModuleGetFunction": (_Out, _Handle, c_char_p),
-    "cuFuncSetAttribute": (_Handle, c_int, c_int),
-    "cuLaunchKernel": (_Handle, *[c_uint] * 7, _Handle, POINTER(c_void_p), POINTER(c_void_p)),
 }
 
 
@@ -267,9 +258,6 @@ class CudaDriver:
         """Let the host wait for an event."""
         self._call("cuEventSynchronize", event)
 
-    def is_done(self, event: int) -> bool:
-        return self._call("cuEventQuery", event, also=NOT_READY) == 0
-
     def begin_capture(self, stream: int) -> None:
         self._call("cuStreamBeginCapture_v2", stream, CAPTURE_THREAD_LOCAL)
 
@@ -294,38 +282,6 @@ class CudaDriver:
     def destroy_graph(self, graph: int) -> None:
         self._call("cuGraphExecDestroy", graph)
 
-    def load_module(self, code: bytes) -> int:
-        """Load PTX or a cubin."""
-        return self._made("cuModuleLoadData", code)
-
-    def unload_module(self, module: int) -> None:
-        self._call("cuModuleUnload", module)
-
-    def function(self, module: int, name: str) -> int:
-        return self._made("cuModuleGetFunction", module, name.encode())
-
-    def launch(
-        self,
-        function: int,
-        *,
-        grid: tuple[int, int, int],
-        threads: int,
-        shared_bytes: int,
-        stream: int,
-        arguments: Sequence[int | c_int32],
-    ) -> None:
-        """Queue a kernel; an argument is an address, or an `int32`."""
-        if shared_bytes > STATIC_SHARED_BYTES:
-            self._call("cuFuncSetAttribute", function, FUNCTION_MAX_DYNAMIC_SHARED, shared_bytes)
-        values = [c_void_p(one) if isinstance(one, int) else one for one in arguments]
-        places = (c_void_p * len(values))(*(ctypes.addressof(one) for one in values))
-        self._call("cuLaunchKernel", function, *grid, threads, 1, 1, shared_bytes, stream, places, None)
-
-    @staticmethod
-    def int32(value: int) -> c_int32:
-        """A scalar argument of a kernel."""
-        return c_int32(value)
-
     def _retain(self, device: int) -> int:
         context = c_void_p()
         _check(self._library, "cuDevicePrimaryCtxRetain", byref(context), device)
@@ -337,16 +293,16 @@ class CudaDriver:
         self._call(name, *((*arguments, byref(handle)) if last else (byref(handle), *arguments)))
         return handle.value or 0
 
-    def _call(self, name: str, *arguments: Any, also: int = 0) -> int:
+    def _call(self, name: str, *arguments: Any) -> None:
         with self.current():
-            return _check(self._library, name, *arguments, also=also)
+            _check(self._library, name, *arguments)
 
 
-def _check(library: Any, name: str, *arguments: Any, also: int = 0) -> int:
-    """Call an entry; raise unless it gives 0 or ``also``."""
+def _check(library: Any, name: str, *arguments: Any) -> None:
+    """Call an entry; raise unless it gives 0."""
     result: int = getattr(library, name)(*arguments)
-    if result in (0, also):
-        return result
+    if result == 0:
+        return
     if result == OUT_OF_MEMORY:
         raise DeviceMemoryError(
             f"{name} found too little memory; close other sessions and programs on the device"
