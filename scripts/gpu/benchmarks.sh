@@ -40,7 +40,7 @@ full_size() { # a checkpoint of the 1.3B model's size
 section() { # NAME
     case $1 in
     kernels) "${limit[@]}" scripts/bench/kernels.py --seconds $((seconds - 60)) --shapes S1,S5,S3 --admit --rows "$rows" ;;
-    peers) compare S1 --engines exact,exact_plain,fp4,fp4_plain,fp4_fp8 --plot docs/images/peers.png ;;
+    peers) compare S1 --engines exact,exact_plain,fp4,fp4_torch,fp4_plain,fp4_fp8 --plot docs/images/peers.png ;;
     peers3) compare S3 --peers B0,B3 ;;
     peers14) compare S5 --engines fp4,fp4_fp8 --peers B3 --extras '' --chunks 8 ;;
     quality) "${limit[@]}" -m scripts.kv_quality --sample seko_export/sample --rows docs/benchmarks/kv-quality.jsonl \

@@ -190,9 +190,7 @@ def test_engines_are_asked_of_the_command():
     } <= today
     with_fp8 = running.engines_available(today | {"--fp8"})
     without = running.engines_available(today - {"--fp8"})
-    assert with_fp8 == dict.fromkeys(
-        ("exact", "fp4", "fp4_fp8", "exact_plain", "fp4_attention8", "fp4_fp8_attention8", "fp4_plain")
-    )
+    assert with_fp8 == dict.fromkeys(("exact", "fp4", "fp4_fp8", "exact_plain", "fp4_torch", "fp4_plain"))
     assert {*running.USUAL_ENGINES} < with_fp8.keys()
     assert without["fp4_fp8"] == "seko-export build has no --fp8"
     for option in running.build_arguments(SHAPES["S2"], "exact", Path("c.pt"), Path("out")):
