@@ -350,6 +350,10 @@ def test_the_scratch_holds_whatever_the_cache_can() -> None:
 # -- builds ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.12",
+    reason="torch 2.11 writes fp8 types into C++ for CPUs that its headers do not declare",
+)
 def test_a_fused_build_for_this_cpu_keeps_its_goldens(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Every room: model, lowering, packages, manifest, replay by the runtime in a process of its own."""
     folder = tmp_path_factory.mktemp("fused")
