@@ -1,14 +1,10 @@
-"""A pool's sessions: each one's bytes are those of a stream alone, whoever comes, goes, fails or shares its launch."""
+"""A pool's sessions: each one's bytes are those of a stream alone, whoever comes, goes or shares its launch."""
 
 from __future__ import annotations
 
 import gc
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,55 +20,11 @@ from seko_runtime.errors import (
     SessionClosedError,
     UsageError,
 )
-from seko_runtime.pool import Pool, PooledSession, SessionLeakWarning
+from seko_runtime.pool import PooledSession, SessionLeakWarning
 
-from . import toy, toy_pool
-from .order_watch import FakeMemory, World
+from . import toy_pool
+from .pool_stories import FILL_CHUNKS, PROMPTS, Story, closing, take
 from .toy_pool import BUCKETS, SESSIONS, open_alone, open_pool, pool_manifest
-
-PROMPTS = ("a red disc", "a blue ring", "a green square bounces")
-FILL_CHUNKS = -(-toy.CACHE // toy.CHUNK)  # the last of them finds a full cache
-
-
-@contextmanager
-def closing(pool: Pool) -> Iterator[Pool]:
-    """Give a pool and end it with its sessions."""
-    try:
-        yield pool
-    finally:
-        for session in pool.sessions:
-            session.close()
-        pool.close()
-
-
-@dataclass
-class Story:
-    """What was asked of one session, in order, and the bytes that it gave."""
-
-    seed: int
-    prompt: str
-    asked: list[tuple[Any, ...]] = field(default_factory=list)
-    gave: list[bytes] = field(default_factory=list)
-
-    def alone(self) -> list[bytes]:
-        """The bytes of the same requests to a session of its own."""
-        gave = []
-        with open_alone(seeds=[self.seed], prompt=self.prompt) as session:
-            for what, *rest in self.asked:
-                if what == "run":
-                    chunk = session.run_chunk()
-                    gave.append(chunk.to_host().tobytes() + chunk.video().tobytes())
-                elif what == "prompt":
-                    session.set_prompt(rest[0], recache=rest[1])
-                else:
-                    session.restart_row(0, seed=rest[0])
-        return gave
-
-
-def take(chunk: Any) -> bytes:
-    assert chunk.frames.shape[0] == 1
-    return bytes(chunk.to_host().tobytes() + chunk.video().tobytes())
-
 
 ACTIONS = st.one_of(
     *(
@@ -157,160 +109,6 @@ def test_sessions_that_a_call_goes_without_keep_their_state() -> None:
                 stories[session].gave.append(take(chunk))
         for story in stories.values():
             assert story.gave == story.alone()
-
-
-class Failing:
-    """Engines that fail in their n-th call from now on, counted together, after it has run."""
-
-    def __init__(self, *names: str) -> None:
-        real = toy_pool.pool_engines()
-        self.engines = {name: partial(self._call, real[name]) for name in names}
-        self.calls_left = -1
-
-    def _call(self, real: Callable[[list[Any]], list[Any]], inputs: list[Any]) -> list[Any]:
-        out = real(inputs)
-        self.calls_left -= 1
-        if self.calls_left == 0:
-            raise RuntimeError("planted")
-        return out
-
-
-@pytest.mark.parametrize(
-    ("engines", "call"),
-    [
-        (("begin.2",), 1),
-        *(
-            (names, call)
-            for names in (("step.2", "step_full.2"), ("store.2",), ("copy.2",), ("vae_decode",))
-            for call in (1, 2)
-        ),
-    ],
-)
-def test_a_chunk_that_fails_leaves_its_sessions_at_the_chunk_before(
-    engines: tuple[str, ...], call: int
-) -> None:
-    failing = Failing(*engines)
-    with closing(open_pool(engines=failing.engines)) as pool:
-        a, b, c = (pool.open_session(seed=i, prompt=PROMPTS[i]) for i in range(3))
-        stories = [Story(i, PROMPTS[i]) for i in range(3)]
-        for turn in range(6):
-            if turn in (1, 4):
-                failing.calls_left = call
-                with pytest.raises(RuntimeError, match="planted"):
-                    pool.run([a, b])
-                failing.calls_left = -1
-                other = pool.run([c])  # whom it does not touch
-                stories[2].asked.append(("run",))
-                stories[2].gave.append(take(other[0]))
-            for story, chunk in zip(stories, pool.run([a, b]), strict=False):
-                story.asked.append(("run",))
-                story.gave.append(take(chunk))
-        for story in stories:
-            assert story.gave == story.alone()
-
-
-@pytest.mark.parametrize(
-    ("engine", "call"),
-    [
-        *(("begin.2", call) for call in (1, 2)),  # the noise of each launch
-        *((f"step{full}.2", call) for full in ("", "_full") for call in (1, toy.LAYERS * (toy.PASSES + 1))),
-        *(("store.2", call) for call in range(1, 2 * toy.PASSES + 1)),
-        *(("vae_decode", call) for call in (1, 2)),  # when both launches are done
-    ],
-)
-def test_a_call_of_two_launches_fails_as_one(engine: str, call: int) -> None:
-    """In whichever launch: neither the full row nor the filling one has moved on, nor has anybody's state."""
-    failing = Failing(engine)
-    with closing(open_pool(engines=failing.engines)) as pool:
-        stories = [Story(i, PROMPTS[i]) for i in range(2)]
-
-        def run(*chosen: int) -> None:
-            for one, chunk in zip(chosen, pool.run([sessions[one] for one in chosen]), strict=True):
-                stories[one].asked.append(("run",))
-                stories[one].gave.append(take(chunk))
-
-        sessions = [pool.open_session(seed=i, prompt=PROMPTS[i]) for i in range(2)]
-        for _ in range(FILL_CHUNKS):
-            run(1)
-        run(0)
-        failing.calls_left = call
-        with pytest.raises(RuntimeError, match="planted"):
-            run(0, 1)
-        failing.calls_left = -1
-        assert [pool._streams.clocks.made(session._running_row()) for session in sessions] == [1, FILL_CHUNKS]
-        run(1)  # each goes on as if nothing had been, alone and together
-        run(0, 1)
-        sessions[0].set_prompt(PROMPTS[2], recache=True)
-        stories[0].asked.append(("prompt", PROMPTS[2], True))
-        run(1, 0)
-        for story in stories:
-            assert story.gave == story.alone()
-
-
-def test_a_call_is_a_launch_for_each_kind_of_rows_in_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sessions that fill, that are full, or both; the host allocates nothing for it and waits for nothing."""
-    memory = FakeMemory(world)
-    with closing(open_pool(memory=memory)) as pool:
-        a, b, c, d, e = (pool.open_session(seed=i, prompt=PROMPTS[0]) for i in range(5))
-
-        def launches(*sessions: PooledSession) -> int:
-            before = pool.stats.graph_launches
-            pool.run(sessions)
-            return pool.stats.graph_launches - before
-
-        captured, waits = pool.stats.captured_graphs, world.device_waits
-        monkeypatch.setattr(memory, "allocate", None)
-        assert [launches(a, b) for _ in range(FILL_CHUNKS + 1)] == [1] * (FILL_CHUNKS + 1)
-        assert launches(c, d, e) == 1  # in a bucket of four, as all that follows
-        assert launches(a, b, c) == 2
-        assert launches(a, b, c) == 1  # c is full now, and the place that nobody fills is of no kind
-        assert launches(d, c, e, a) == 2
-        assert launches(d, c, e, a) == 1
-        c.restart()
-        assert launches(d, c, e, a) == 2
-        assert launches(c) == 1
-        assert (pool.stats.captured_graphs, world.device_waits) == (captured, waits)
-        assert pool.stats.graph_launches == pool.stats.chunks + 3
-
-
-@pytest.mark.parametrize("full", [False, True])
-def test_a_cache_is_rebuilt_in_a_bucket_that_depends_on_no_other_row(full: bool) -> None:
-    """Buckets round otherwise here. One row's rebuilding failed, or both rows': the next call makes up for it."""
-    real = toy_pool.pool_engines()
-
-    def rounds_otherwise(inputs: list[Any], name: str) -> list[Any]:
-        return [real[name](inputs)[0] * (1 - 2.0**-9)]
-
-    two = {name: partial(rounds_otherwise, name=name) for name in ("step.2", "step_full.2")}
-    gave = []
-    for both in (False, True):
-        failing = Failing("step.1")
-        with closing(open_pool(engines={**two, **failing.engines})) as pool:
-            pair = [pool.open_session(seed=i, prompt=PROMPTS[i]) for i in range(2)]
-            for _ in range(FILL_CHUNKS if full else 1):
-                pool.run(pair)
-            for session in pair[: 1 + both]:
-                failing.calls_left = 1
-                with pytest.raises(RuntimeError, match="planted"):
-                    session.set_prompt(PROMPTS[2], recache=True)
-                failing.calls_left = -1
-            gave.append([take(pool.run(pair)[0]) for _ in range(3)])
-    assert gave[0] == gave[1]
-
-
-def test_what_reads_the_fill_on_the_device_is_one_launch(world: World) -> None:
-    """Without engines for full rows there is one kind of rows."""
-    base = pool_manifest()
-    programs = {name: calls for name, calls in base.programs.items() if "_full" not in name}
-    with closing(open_pool(memory=FakeMemory(world), manifest=replace(base, programs=programs))) as pool:
-        old, new = (pool.open_session(seed=i, prompt=PROMPTS[0]) for i in range(2))
-        for _ in range(FILL_CHUNKS):
-            old.run_chunk()
-        before = pool.stats.graph_launches
-        pool.run([old, new])
-        assert pool.stats.graph_launches == before + 1
 
 
 def test_nothing_of_an_owner_is_left_for_the_next() -> None:
