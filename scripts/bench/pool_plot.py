@@ -44,7 +44,7 @@ def draw(path: Path, rows: Iterable[dict[str, Any]]) -> None:
         if row["figure"] == "batch_scaling":
             pool, _, size = row["shape"].rpartition(", calls of ")
             scaling.setdefault(pool, {})[int(size)] = row["value"]
-    wanted = [*FITS.values(), *(f"pool_{name}_ms" for name in LATENCIES)]
+    wanted = [*FITS.values(), *(f"pool_{name}_ms" for name in LATENCIES), "offload_bandwidth_share"]
     missing = [name for name in wanted if name not in newest] + ["batch_scaling"] * (not scaling)
     if missing:
         raise ValueError(f"no row of {', '.join(missing)}")
