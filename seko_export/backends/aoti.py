@@ -6,7 +6,9 @@ import contextlib
 import os
 import site
 import sys
+import tempfile
 import time
+from collections.abc import Generator
 from pathlib import Path
 
 import torch
@@ -72,9 +74,9 @@ def compile_piece(config: BuildConfig, name: str, package: str) -> float:
     piece = make_pieces(config)[name]
     with torch.no_grad(), attention_backends(config.device), scratch_of_the_whole_grid():
         program = trace(piece, config.device)
-        with arrays_declared_where_used():
+        with arrays_declared_where_used(), outputs_of_its_own() as outputs:
             torch._inductor.aoti_compile_and_package(program, package_path=package)
-    slim_package(Path(package), local_prefixes())
+    slim_package(Path(package), [*local_prefixes(), outputs])
     if name in MEDIA_PROGRAMS.values():
         with attention_backends(config.device):
             check_agrees(piece, Path(package), config.device)
@@ -87,6 +89,24 @@ def attention_backends(device: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
     context: contextlib.AbstractContextManager[None] = sdpa_kernel(list(CUDA_ATTENTION), set_priority=True)
     return context
+
+
+@contextlib.contextmanager
+def outputs_of_its_own() -> Generator[Path]:
+    """Have the compiler write what goes into a package to a folder that no other process writes to.
+
+    By default that folder is named after the code that is compiled, in the cache that all builds of a user share, and
+    each file is written there anew: a build beside another one of the same code packed files that the other had just
+    emptied.
+    """
+    options = torch._inductor.config.aot_inductor
+    before = options.output_path
+    with tempfile.TemporaryDirectory(prefix="seko-") as folder:
+        options.output_path = folder
+        try:
+            yield Path(folder)
+        finally:
+            options.output_path = before
 
 
 def local_prefixes() -> list[Path]:

@@ -20,6 +20,8 @@ _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that zip knows: equal inputs
 _PATH_STAND_IN = b"/seko"
 _SERIAL = ".data/serialization_id"  # torch's checksum of the package as it was, local paths and all
 _SERIAL_DIGITS = 40
+# The second source and its copy of the metadata: no loader needs them, and their names are hashes of a local path.
+_SPARE = (".kernel.cpp", ".kernel_metadata.json")
 _SHORTEST_PREFIX = 8  # bytes; a shorter one could be met by chance in machine code
 
 
@@ -45,6 +47,8 @@ def slim_package(package: Path, local_prefixes: Iterable[Path]) -> None:
     with zipfile.ZipFile(package) as source, zipfile.ZipFile(slim, "w", zipfile.ZIP_STORED) as target:
         # the serial last: it is made anew from all that is kept, so that equal code gives equal bytes
         for entry in sorted(source.infolist(), key=lambda entry: entry.filename.endswith(_SERIAL)):
+            if entry.filename.endswith(_SPARE):
+                continue
             content = source.read(entry)
             if entry.filename.endswith(".cpp"):
                 content = b""  # the name must stay: torch 2.11's loader finds the metadata beside it
@@ -59,7 +63,7 @@ def slim_package(package: Path, local_prefixes: Iterable[Path]) -> None:
 
 
 def strip_symbols(shared_object: bytes) -> bytes:
-    """Return the shared object without symbols and debug data that loading does not need."""
+    """Return the shared object without symbols, debug data and the linker's hash of them, local paths and all."""
     tool = shutil.which("strip")
     if tool is None:
         raise MachineError("binutils' strip was not found: install binutils (it comes with g++)")
@@ -67,7 +71,10 @@ def strip_symbols(shared_object: bytes) -> bytes:
         file.write(shared_object)
         file.flush()
         done = subprocess.run(
-            [tool, "--strip-unneeded", file.name], capture_output=True, text=True, check=False
+            [tool, "--strip-unneeded", "--remove-section=.note.gnu.build-id", file.name],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             raise MachineError(f"{tool} failed with exit code {done.returncode}: {done.stderr.strip()}")

@@ -106,8 +106,9 @@ def test_building_leaves_nothing_beside_the_artifact(fp4, rows):
 
 
 def test_a_piece_compiled_again_elsewhere_has_equal_bytes(fp4, tmp_path):
-    """Another process, folder and hash seed."""
-    again = tmp_path / "head.pt2"
+    """Another process, folder, hash seed and cache. What goes into a package is not in the cache, where a build of the
+    same code beside it would write the same files."""
+    again, cache = tmp_path / "head.pt2", tmp_path / "cache"
     script = (
         "import sys\n"
         "from seko_export.backends.aoti import compile_piece\n"
@@ -116,11 +117,16 @@ def test_a_piece_compiled_again_elsewhere_has_equal_bytes(fp4, tmp_path):
         "    compile_piece(FP4, 'head', sys.argv[1])\n"
     )
     root = Path(__file__).parents[2]
-    environ = os.environ | {"PYTHONPATH": str(root), "PYTHONHASHSEED": "1"}
+    environ = os.environ | {
+        "PYTHONPATH": str(root),
+        "PYTHONHASHSEED": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(cache),
+    }
     command = [sys.executable, "-c", script, str(again)]
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert again.read_bytes() == (fp4.folder / "engines/head.pt2").read_bytes()
+    assert [*cache.rglob("*_metadata.json")] == []
 
 
 def test_the_compilers_cache_is_the_users_own(monkeypatch, tmp_path):

@@ -32,19 +32,22 @@ def shared_object(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def write_package(path: Path, shared_object: bytes, serial: str) -> Path:
     with zipfile.ZipFile(path, "w") as package:
         package.writestr(f"{FOLDER}/a.wrapper.cpp", f"// {HOME}")
+        package.writestr(f"{FOLDER}/b.kernel.cpp", f"// in {HOME}/a.wrapper.cpp")
         package.writestr(f"{FOLDER}/a.wrapper_metadata.json", "{}")
+        package.writestr(f"{FOLDER}/b.kernel_metadata.json", "{}")
         package.writestr("block/.data/serialization_id", serial)
         package.writestr(f"{FOLDER}/a.wrapper.so", shared_object)
     return path
 
 
 def test_slimming_keeps_the_code_and_drops_the_rest(shared_object, tmp_path):
-    """Same entries; sources empty; the object smaller, loadable, without the path of the machine."""
+    """One source, empty, with its metadata; the object smaller, loadable, without the path of the machine."""
     package = write_package(tmp_path / "block.pt2", shared_object, "1" * 40)
     slim_package(package, [HOME])
     with zipfile.ZipFile(package) as slim:
         content = {entry.filename: slim.read(entry) for entry in slim.infolist()}
         assert {entry.compress_type for entry in slim.infolist()} == {zipfile.ZIP_STORED}
+    assert not [name for name in content if "kernel" in name]
     assert content[f"{FOLDER}/a.wrapper.cpp"] == b""
     assert content[f"{FOLDER}/a.wrapper_metadata.json"] == b"{}"
     kept = content[f"{FOLDER}/a.wrapper.so"]
