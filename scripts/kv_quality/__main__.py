@@ -22,6 +22,7 @@ from scripts.kv_quality.compare import WINDOW_CHUNKS, compare
 from scripts.kv_quality.ideas import STREAMED, find, ideas, schemes
 from scripts.kv_quality.sample import Sample, draw_prompts, open_sample
 from scripts.kv_quality.streams import Scales, first_full_chunk, places, run_stream, with_format
+from seko_export.piece import BuildConfig
 from seko_kernels.kv_formats import KvFormat
 
 CALIBRATION_SEED = 1  # of training scenes; what is measured is held out, of seed 0
@@ -43,6 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--formats",
         default=",".join(STREAMED),
         help="ideas that run as streams beside every lossy scheme; an exact scheme is a control",
+    )
+    parser.add_argument(
+        "--only", help="a lossy scheme by its name: its streams alone, without activations and pictures"
     )
     parser.add_argument("--batch", type=int, default=100, help="streams at once")
     parser.add_argument("--capture-prompts", type=int, default=8, help="whose activations are captured")
@@ -80,7 +84,8 @@ def _measure(options: argparse.Namespace, sample: Sample) -> None:
         print(f"{time.monotonic() - began:7.1f} s  {text}", file=sys.stderr, flush=True)
 
     build = sample.build(1, options.device)
-    streamed = schemes(build) + find(options.formats, build)
+    shipped, tried = _wanted(options, build)
+    streamed = shipped + find(options.formats, build)
     prompts = draw_prompts(options.prompts, 0, held_out=True)
     text = sample.embed(prompts)
 
@@ -91,16 +96,17 @@ def _measure(options: argparse.Namespace, sample: Sample) -> None:
     captured = sample.build(rows, options.device)
     seen = capture(sample, captured, text[:rows], list(range(rows)), options.capture_chunk)
     layout = places(captured, options.capture_chunk)
-    plots.draw_activations(options.pictures, seen, layout)
     table = {}
     constants = {}
-    for form in [*schemes(build), *ideas(build)]:
+    for form in [*shipped, *tried]:
         show(f"attention error of {form.name}")
         constants[form.name] = scales_of(form, statistics, sample, options.device)
         found = errors(form, seen, layout, constants[form.name])
         report.append_activations(options.rows, form, found, options.capture_chunk, rows)
         table[form.name] = (form.bits_per_number, found)
-    plots.draw_attention_errors(options.pictures, table, {form.name for form in schemes(build)})
+    if not options.only:
+        plots.draw_activations(options.pictures, seen, layout)
+        plots.draw_attention_errors(options.pictures, table, {form.name for form in shipped})
 
     latents = {build.kv_scheme: _streams(options, sample, text)}
     bits = {}
@@ -111,13 +117,26 @@ def _measure(options: argparse.Namespace, sample: Sample) -> None:
         bits[name] = form.bits_per_number
     after, judged = compare(sample, latents, build.kv_scheme, prompts, options.chunks, options.device, show)
     report.append_streams(options.rows, build.kv_scheme, after, judged, bits)
-    plots.draw_streams(options.pictures, latents, build.kv_scheme, sample.stream.chunk_frames, after)
-    shipped = next((name for name in latents if name.startswith("fp4")), list(latents)[1])
-    # Exact, the default, the last idea.
-    shown = list(dict.fromkeys([build.kv_scheme, shipped, list(latents)[-1]]))
-    plots.draw_frames(options.pictures, sample, latents, shown, prompts, options.chunks, options.device)
+    if not options.only:
+        plots.draw_streams(options.pictures, latents, build.kv_scheme, sample.stream.chunk_frames, after)
+        default = next((name for name in latents if name.startswith("fp4")), list(latents)[1])
+        # Exact, the default, the last idea.
+        shown = list(dict.fromkeys([build.kv_scheme, default, list(latents)[-1]]))
+        plots.draw_frames(options.pictures, sample, latents, shown, prompts, options.chunks, options.device)
     report.print_tables(table, after, judged, build.kv_scheme)
     show("done")
+
+
+def _wanted(options: argparse.Namespace, build: BuildConfig) -> tuple[list[KvFormat], list[KvFormat]]:
+    """Return the schemes that are measured, and the ideas of which only the attention's error is."""
+    found = schemes(build)
+    if not options.only:
+        return found, ideas(build)
+    options.formats = []
+    named = [form for form in found if form.name == options.only]
+    if not named:
+        raise ValueError(f"--only {options.only}: expected one of {', '.join(form.name for form in found)}")
+    return named, []
 
 
 def _calibrated(options: argparse.Namespace, sample: Sample) -> list[LayerStatistics]:

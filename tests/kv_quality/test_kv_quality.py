@@ -106,6 +106,25 @@ def test_the_whole_script(folder, tmp_path, capsys):
     assert max(file.stat().st_size for file in pictures.iterdir() if file.stem != "kv-frames") < 150_000
     assert "| fp4-before-rope | 4 |" in capsys.readouterr().out
 
+    alone, none = tmp_path / "alone.jsonl", tmp_path / "none"
+    paths = [
+        "--sample",
+        str(folder),
+        "--rows",
+        str(alone),
+        "--pictures",
+        str(none),
+        "--only",
+        "fp4-before-rope",
+    ]
+    assert script.main([*paths, *options]) == 0
+    same = [json.loads(line) for line in alone.read_text().splitlines()]
+    assert {row["shape"].split(", ")[1] for row in same} == {"fp4-before-rope", "fp32"}
+    assert [row["value"] for row in same if row["figure"] == "kv_psnr"][-1] == found["kv_psnr", lossy][
+        "value"
+    ]
+    assert not none.exists()
+
 
 def test_what_fp8_attention_costs(folder, capsys):
     """FP4 leaves the first chunk as it is, up to the order of sums, and so does fp8 attention, but not fp8 matmuls."""
@@ -320,6 +339,12 @@ def test_what_cannot_be_measured_is_refused(folder, sample, tmp_path):
     with pytest.raises(ValueError, match="leave the other two out"):
         TrialKv("fp4", 2, 32, torch.float32, 0, 10, EXACT, EXACT, ("turning-mean", "k-mean"))
     paths = ["--sample", str(folder), "--rows", str(tmp_path / "r"), "--pictures", str(tmp_path)]
-    for odd in (["--chunks", "8,20"], ["--chunks", "7,7"], ["--chunks", "7", "--capture-chunk", "2"]):
+    odds = (
+        ["--chunks", "8,20"],
+        ["--chunks", "7,7"],
+        ["--chunks", "7", "--capture-chunk", "2"],
+        ["--only", "fp5"],
+    )
+    for odd in odds:
         with pytest.raises(ValueError, match=odd[-2]):
             script.main([*paths, *odd])
