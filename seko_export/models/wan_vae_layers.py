@@ -10,6 +10,7 @@ table can state without strides. Attribute names are the original checkpoint's. 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import product
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 CONV_HISTORY = 2  # frames that a causal kernel of three sees before the current one
 # Of these channels cuDNN convolves in time as fast as pictures a tap, and without their sum (docs/LOG.md).
 CHANNELS_IN_TIME = 192
-FEWEST_FILTERS = 8  # channels out for which cuDNN has a fast kernel
+FEWEST_FILTERS = 8  # channels out from which on cuDNN has a fast kernel
 FUSED_HEAD = 256  # channels of a head at most in torch's fused attention on CUDA
 
 
@@ -94,24 +95,19 @@ class CausalConv3d(Streamed):
     def _convolved(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return the convolution of those frames of ``x`` [B, channels_in, T', H, W] whose past is in it, too.
 
-        cuDNN is asked for what it is fast at: a few filters are filled up with zeros and their results cut off again,
-        and most kernels in time are one of pictures for each tap.
+        cuDNN is asked for what it is fast at: a few filters are a matmul instead, and most kernels in time are one of
+        pictures for each tap.
         """
         if not by_cudnn(x):
             return F.conv3d(x, weight, self.bias, padding=self._padding)
-        filters = len(weight)
-        bias: Tensor = self.bias
-        missing = max(0, FEWEST_FILTERS - filters)
-        if missing:
-            weight, bias = F.pad(weight, (0, 0) * 4 + (0, missing)), F.pad(bias, (0, missing))
+        if len(weight) < FEWEST_FILTERS:
+            return conv_of_few_filters(x, weight, self.bias)
         in_time = weight.shape[2] == 1 or weight.shape[1] == CHANNELS_IN_TIME
         if in_time or x.shape[0] > 1 or weight.shape[-1] == 1:
-            y = F.conv3d(x, weight, bias, padding=self._padding)
-        else:
-            y = self._tap_by_tap(x, weight, bias)
-        return y[:, :filters] if missing else y
+            return F.conv3d(x, weight, self.bias, padding=self._padding)
+        return self._tap_by_tap(x, weight)
 
-    def _tap_by_tap(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def _tap_by_tap(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return the same of one row as a sum of one convolution of pictures a tap: mostly cuDNN is faster at these.
 
         The sum is fused with what follows. A CPU takes longer for it where there are few channels. The windows of the
@@ -129,7 +125,7 @@ class CausalConv3d(Streamed):
             )
             for at in range(1 + CONV_HISTORY)
         ]
-        return as_clip(sum(taps[1:], taps[0]) + bias.view(-1, 1, 1), 1)
+        return as_clip(sum(taps[1:], taps[0]) + self.bias.view(-1, 1, 1), 1)
 
 
 class RmsNorm(nn.Module):
@@ -258,6 +254,45 @@ class HalvingTimeConv(Streamed):
 def by_cudnn(x: Tensor) -> bool:
     """Tell whether cuDNN convolves ``x``; tests say so of a CPU, to hold what is done for cuDNN to plain maths."""
     return x.is_cuda
+
+
+def conv_of_few_filters(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return a convolution as one matmul of all taps with all places, and the sum of its shifted rows.
+
+    cuDNN has no fast kernel for it: the VAE's last one, 96 channels to 3 at 480x832, took 3.7 ms of an H200 for 12
+    frames, and turning memory around for it 1.5 (docs/LOG.md), where reading ``x`` takes 0.25 of its bandwidth.
+
+    Between matmul and sum lie taps * O numbers a place, less than ``x`` has where O is 3 and C is 96. Every one is
+    read once, in the order of memory: a row is one tap of one filter. The compiler makes one loop of the sum and of
+    what follows; the margins are conditions of its reads, no copy.
+
+    Parameters
+    ----------
+    x : Tensor
+        [B, C, T + t - 1, H, W], the past in it, in channels-last memory: in any other it is copied.
+    weight : Tensor
+        [O, C, t, r, c], the dtype of ``x``; r and c odd.
+    bias : Tensor
+        [O].
+
+    Returns
+    -------
+    Tensor
+        [B, O, T, H, W], the dtype of ``x``: zeros around each frame, as of ``F.conv3d`` with r // 2 and c // 2. In half
+        precision each tap is rounded once; the sum is in float32, and rounded once.
+    """
+    filters, channels, *taps = weight.shape
+    batch, _, given, height, width = x.shape
+    frames, above, beside = given - taps[0] + 1, taps[1] // 2, taps[2] // 2
+    places = x.permute(0, 2, 3, 4, 1).contiguous().view(-1, channels)  # [B*(T+t-1)*H*W, C]
+    rows = weight.permute(2, 3, 4, 0, 1).reshape(-1, channels)  # [t*r*c*O, C]
+    products = torch.mm(rows, places.mT).view(-1, filters, batch, given, height, width)
+    padded = F.pad(products, (beside, beside, above, above))
+    wide = torch.promote_types(x.dtype, torch.float32)
+    y = bias.to(wide).view(-1, 1, 1, 1, 1)
+    for tap, (t, r, c) in zip(padded, product(*map(range, taps)), strict=True):
+        y = y + tap[:, :, t : t + frames, r : r + height, c : c + width].to(wide)
+    return y.to(x.dtype).transpose(0, 1)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

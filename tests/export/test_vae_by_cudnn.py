@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import re
+import shutil
+import warnings
+
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from seko_export.lowering.check import check_replayable
 from seko_export.models import wan_vae_layers
 from seko_export.models.wan_vae import VaeConfig, VaeDecode, VaeEncode
-from seko_export.models.wan_vae_layers import CausalConv3d, FrameCaches
+from seko_export.models.wan_vae_layers import CausalConv3d, FrameCaches, channels_last, conv_of_few_filters
 from tests.export.test_wan_vae import some_latents, some_video, traced
 from tests.export.vae_oracle import VaeOracle, stream
 from tests.tolerances import VAE, relative_error
@@ -72,21 +78,93 @@ def test_a_stream_is_the_plain_convolution(
     assert all(torch.equal(*pair) for pair in zip(kept, plainly_kept, strict=True))
 
 
+def some_convolution(
+    rows: int, frames: int, side: tuple[int, int], taps: tuple[int, int, int], dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Activations with their past, the weight and the bias of three filters over twelve channels."""
+    generator = torch.Generator().manual_seed(sum(side))
+    shapes = ((rows, 12, frames + taps[0] - 1, *side), (3, 12, *taps), (3,))
+    x, weight, bias = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    return channels_last(x.to(dtype)), weight.to(dtype), bias.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("taps", [(3, 3, 3), (1, 3, 3), (3, 1, 1), (2, 3, 5)])
+@pytest.mark.parametrize("side", [(1, 1), (1, 4), (5, 7), (6, 9)])
+@pytest.mark.parametrize("frames", [1, 3])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_few_filters_are_a_matmul(
+    rows: int, frames: int, side: tuple[int, int], taps: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    x, weight, bias = some_convolution(rows, frames, side, taps, dtype)
+    expected = F.conv3d(x, weight, bias, padding=(0, taps[1] // 2, taps[2] // 2))
+    found = conv_of_few_filters(x, weight, bias)
+    assert found.shape == expected.shape
+    assert found.dtype is dtype
+    assert relative_error(found, expected) <= VAE[dtype]
+
+
+def test_the_sum_of_taps_is_not_rounded_on_the_way() -> None:
+    """FlashAttention's rule: off by at most twice what the convolution in the same dtype is, which rounds once."""
+    x, weight, bias = some_convolution(1, 3, (25, 31), (3, 3, 3), torch.bfloat16)
+    expected = F.conv3d(x.double(), weight.double(), bias.double(), padding=(0, 1, 1))
+    same_dtype = relative_error(F.conv3d(x, weight, bias, padding=(0, 1, 1)), expected)
+    assert relative_error(conv_of_few_filters(x, weight, bias), expected) <= 2 * same_dtype
+
+
+def test_the_matmul_takes_activations_where_they_lie() -> None:
+    """A copy of them would cost as much as the matmul."""
+    operands = []
+
+    class Keeping(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if getattr(function, "__name__", "") == "mm":
+                operands.append(args[1])
+            return function(*args, **(kwargs or {}))
+
+    x, weight, bias = some_convolution(2, 3, (5, 7), (3, 3, 3), torch.float32)
+    with Keeping():
+        conv_of_few_filters(x, weight, bias)
+    assert [operand.data_ptr() for operand in operands] == [x.data_ptr()]
+
+
+def test_compiled_the_products_lie_in_memory_once(tmp_path, monkeypatch) -> None:
+    """Neither their copy with margins nor sums on the way: the compiler takes both into the loop of the sum."""
+    if shutil.which("g++") is None:
+        pytest.skip("no C++ compiler")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    given = some_convolution(1, 3, (5, 7), (3, 3, 3), torch.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler's own, of its parts
+        from torch._inductor import config
+        from torch._inductor.utils import run_and_get_code
+
+        with config.patch(compile_threads=1):
+            found, (code,) = run_and_get_code(torch.compile(conv_of_few_filters, fullgraph=True), *given)
+    assert relative_error(found, conv_of_few_filters(*given)) <= VAE[torch.float32]
+    allocated = re.findall(r"= empty_strided_cpu\(\(([\d, ]+)\)", code)
+    numbers = [math.prod(map(int, filter(None, shape.split(", ")))) for shape in allocated]
+    weight, products, result = 81 * 12, 81 * 5 * 35, found.numel()
+    assert sorted(numbers) == sorted((weight, products, result))
+
+
 class Asked(TorchFunctionMode):
-    """Takes down the convolutions: the name and the weight's shape."""
+    """Takes down the convolutions and matmuls: the name and the weight's shape."""
+
+    WEIGHT_AT = {"conv2d": 1, "conv3d": 1, "mm": 0}  # noqa: RUF012 - nobody writes it
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[str, tuple[int, ...]]] = []
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        if (name := getattr(function, "__name__", "")) in ("conv2d", "conv3d"):
-            self.calls.append((name, tuple(args[1].shape)))
+        if (name := getattr(function, "__name__", "")) in self.WEIGHT_AT:
+            self.calls.append((name, tuple(args[self.WEIGHT_AT[name]].shape)))
         return function(*args, **(kwargs or {}))
 
 
 def asked_of(channels_in: int, channels_out: int, side: int = 3, rows: int = 1, first: int = 0) -> list:
-    """The convolutions of a call of two frames in a stream, or of the ``first`` ones of it."""
+    """The calls for a call of two frames in a stream, or of the ``first`` ones of it."""
     with torch.device("meta"), Asked() as asked:
         layer = CausalConv3d(channels_in, channels_out, side)
         past = None if first else [torch.empty(rows, 2, HEIGHT, WIDTH, channels_in)]
@@ -102,10 +180,9 @@ def test_what_cudnn_is_asked_for() -> None:
         assert asked_of(channels_in, channels_out) == [("conv2d", (channels_out, channels_in, 3, 3))] * 3
     for channels_out in (384, 192):
         assert asked_of(192, channels_out) == [("conv3d", (channels_out, 192, 3, 3, 3))]
-    assert asked_of(96, 3) == [("conv2d", (8, 96, 3, 3))] * 3
-    assert asked_of(96, 3, rows=2) == [("conv3d", (8, 96, 3, 3, 3))]
-    assert asked_of(96, 3, first=1) == [("conv3d", (8, 96, 1, 3, 3))]
-    assert asked_of(96, 3, first=2) == [("conv2d", (8, 96, 3, 3))] * 3
+    for first, rows in ((0, 1), (0, 2), (2, 1)):
+        assert asked_of(96, 3, first=first, rows=rows) == [("mm", (27 * 3, 96))]
+    assert asked_of(96, 3, first=1) == [("mm", (9 * 3, 96))]
     assert asked_of(384, 768, side=1) == [("conv3d", (768, 384, 3, 1, 1))]
     assert asked_of(96, 8) == [("conv2d", (8, 96, 3, 3))] * 3
 
@@ -123,7 +200,7 @@ def test_the_whole_vae_is_diffusers(cut: tuple[int, ...]) -> None:
     latents, video = some_latents(sum(cut))[:1], some_video(sum(cut))[:1]
     with Asked() as asked:
         decoded = stream(oracle, VaeDecode, latents, cut)
-    assert {name for name, _ in asked.calls} == {"conv2d", "conv3d"}
+    assert {name for name, _ in asked.calls} == {"conv2d", "conv3d", "mm"}
     assert relative_error(decoded, oracle.decode(latents)) <= VAE[torch.float64]
     assert relative_error(stream(oracle, VaeEncode, video, cut), oracle.encode(video)) <= VAE[torch.float64]
 
@@ -131,13 +208,13 @@ def test_the_whole_vae_is_diffusers(cut: tuple[int, ...]) -> None:
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("first", [True, False])
 def test_the_traced_call_can_be_replayed(first: bool) -> None:
-    """The zeros beside the filters are computed: a constant would be the engine's own, which the runtime refuses."""
+    """Without constants: they would be the engine's own, which the runtime refuses."""
     config = VaeConfig(base_dim=8, num_res_blocks=1)
     program, eager, inputs = traced(VaeDecode, first=first, frames=2, config=config)
     check_replayable(program, "vae", cache_inputs=())
     assert not program.constants
     assert not program.graph_signature.user_inputs_to_mutate
-    last = [node for node in program.graph.nodes if "conv2d" in str(node.target)][-1]
-    assert last.args[1].meta["val"].shape[0] == 8
+    (last,) = (node for node in program.graph.nodes if node.target is torch.ops.aten.mm.default)
+    assert last.args[0].meta["val"].shape == (27 * 3, 8)
     for found, expected in zip(program.module()(*inputs), eager(*inputs), strict=True):
         assert relative_error(found, expected) <= VAE[torch.float32]
