@@ -260,7 +260,7 @@ def conv_of_few_filters(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return a convolution as one matmul of all taps with all places, and the sum of its shifted rows.
 
     cuDNN has no fast kernel for it: the VAE's last one, 96 channels to 3 at 480x832, took 3.7 ms of an H200 for 12
-    frames, and turning memory around for it 1.5 (docs/LOG.md), where reading ``x`` takes 0.25 of its bandwidth.
+    frames, and turning memory around for it 1.5 (docs/LOG.md), where reading ``x`` takes 0.25 by its bandwidth.
 
     Between matmul and sum lie taps * O numbers a place, less than ``x`` has where O is 3 and C is 96. Every one is
     read once, in the order of memory: a row is one tap of one filter. The compiler makes one loop of the sum and of
