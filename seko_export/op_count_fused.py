@@ -149,7 +149,7 @@ class CountedOps(LayerOps):
         constants = (k_global_scale, v_global_scale, v_fp8_scale)
         ins = [*caches, *constants, write_slots, valid_tokens, *(rotation or ())]
         written = k_out.numel()
-        scales = written // k_out.shape[3] * k_out_scale.itemsize
+        scales = k_out_scale.numel() * k_out_scale.itemsize
         parts = [(k_out, written), (k_out_scale, scales), (v_out, written)]
         self._take_down(FP8_EXPAND, ins, [], parts=parts)
 
@@ -168,7 +168,7 @@ class CountedOps(LayerOps):
         del tiles
         out = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device).flatten(2)
         tokens = k.shape[1]
-        ins = [q, k, k_scale[..., :tokens], v_t[..., :tokens], v_scale, valid_tokens, *own]
+        ins = [q, k, k_scale, v_t[..., :tokens], v_scale, valid_tokens, *own]
         self._take_down(FP8_ATTENTION, ins, [out], flops=4 * q.numel() * (tokens + own.k.shape[1]))
         return out
 

@@ -13,8 +13,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from seko_kernels.attention import OwnTokens, attention_fp8, v_columns
-from seko_kernels.fused_reference import e4m3_cast, int8_rows
+from seko_kernels.attention import OwnTokens, attention_fp8, key_tiles, v_columns
+from seko_kernels.fused_reference import e4m3_cast, int8_rows, int8_tiles, largest_of_tiles, of_places
 from seko_kernels.tuned import AttentionTiles
 
 NAN_BYTE = 0x7F
@@ -155,13 +155,13 @@ def make_case(case: Case, head_dim: int, device: str) -> tuple[Tensor, ...]:
         v_own[..., 3] *= 20
     valid = torch.tensor(case.valid_tokens, device=device)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    codes, scale = int8_rows(k)
-    k_scale = torch.full((batch, heads, v.shape[3]), torch.nan, device=device)
-    k_scale[..., : case.cache_tokens] = scale.transpose(1, 2)
+    codes, k_scale = int8_tiles(k, largest_of_tiles(k))
+    # So that the scale of another tile is seen.
+    k_scale = k_scale * (torch.rand(k_scale.shape, generator=generator, device=device) + 0.5)
     v = e4m3_cast(v)
     for row, filled in enumerate(case.valid_tokens):
         codes[row, filled:].fill_(-127)
-        k_scale[row, :, filled:].fill_(torch.nan)
+        k_scale[row, :, key_tiles(filled) :].fill_(torch.nan)
         v[row, ..., filled:].view(torch.uint8).fill_(NAN_BYTE)
     v_scale = 2.0 ** torch.randint(-1, 2, (heads,), generator=generator, device=device).float()
     values = v_own.to(dtype).flatten(2)[..., : heads * head_dim]
@@ -192,11 +192,11 @@ def expected(
     rounded = torch.zeros(q.shape, dtype=torch.bfloat16, device=q.device)
     codes, q_scale = int8_rows(q.float())
     coarse_q = codes.float() * q_scale.unsqueeze(-1)
-    own_tokens = k_own.shape[1]
+    own_tokens, key_scale = k_own.shape[1], of_places(k_scale, k.shape[1])
     for row, valid in enumerate(valid_tokens.tolist()):
         filled = valid - own_tokens
         for head in range(q.shape[2]):
-            past = k[row, :filled, head].float() * k_scale[row, head, :filled, None]
+            past = k[row, :filled, head].float() * key_scale[row, head, :filled, None]
             keys = torch.cat((past, k_own[row, :, head].float()))
             own_values = v_own[row].float().unflatten(-1, q.shape[2:])[:, head]
             values = torch.cat((v_t[row, head, :, :filled].float().T * v_scale[head], own_values))

@@ -13,6 +13,7 @@ from torch.library import triton_op, wrap_triton
 from seko_kernels import fused_reference
 from seko_kernels.checks import expect, expect_dims, expect_dtype, expect_fp8
 from seko_kernels.errors import OpShapeError
+from seko_kernels.formats import KEY_TILE
 from seko_kernels.fused_reference import FP8
 from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
 from seko_kernels.triton.attention_fp8 import (
@@ -23,9 +24,9 @@ from seko_kernels.triton.attention_fp8 import (
 from seko_kernels.tuned import AttentionTiles, shape_class, tiles_for
 from seko_kernels.waves import Waves, cut
 
-# Columns of a transposed V scratch are a multiple of this: a descriptor's rows must begin on 16 bytes, and on a
-# whole cache line they cost no second one.
-COLUMN_UNIT = 128
+# Columns of a transposed V scratch are a multiple of this, so that they end with a tile of keys. A descriptor's rows
+# must begin on 16 bytes, and on a whole cache line, as here, they cost no second one.
+COLUMN_UNIT = KEY_TILE
 DESCRIPTOR_UNIT = 8  # bfloat16 numbers between two rows of a descriptor: 16 bytes
 SMALLEST_HEAD_DIM = 32  # of an fp8 matrix instruction
 SPLITS = range(2, 17)
@@ -51,6 +52,11 @@ def v_columns(tokens: int) -> int:
     return -(-tokens // COLUMN_UNIT) * COLUMN_UNIT
 
 
+def key_tiles(tokens: int) -> int:
+    """Return the tiles of `tokens` keys that have a scale each."""
+    return v_columns(tokens) // KEY_TILE
+
+
 def attention_fp8(
     q: Tensor,
     k: Tensor,
@@ -64,7 +70,8 @@ def attention_fp8(
     """Attend to the past in 8 bits and to the queries' own tokens as they are (docs/adr/0006).
 
     A row's past are the first ``valid_tokens[b] - T`` keys; what lies behind may be any bytes. Its keys are int8 with a
-    scale a token and head, and so are the queries for it, rounded on the way; its values are e4m3. Three bits of
+    scale a tile of `KEY_TILE` places and head, which costs a tile of scores one product a query; the queries for it are
+    rounded to int8 by rows on the way; its values are e4m3. Three bits of
     mantissa, as e4m3 has, would cost pictures in keys and queries.
 
     K is token-major because the cache is: what expands it copies whole rows of all heads, and a tile of one head is as
@@ -78,7 +85,7 @@ def attention_fp8(
     k : Tensor
         ``[B, N, H, D]`` int8, contiguous.
     k_scale : Tensor
-        ``[B, H, v_columns(N)]`` float32, contiguous: what a token's numbers are multiplied by to be the real ones.
+        ``[B, H, key_tiles(N)]`` float32, contiguous: what a tile's numbers are multiplied by to be the real ones.
     v_t : Tensor
         ``[B, H, D, v_columns(N)]`` e4m3, contiguous.
     v_scale : Tensor
@@ -113,7 +120,7 @@ def attention_fp8(
     expect("q", q, (batch, query_tokens, heads, head_dim), *FLOAT_DTYPES)
     _expect_own(own, q)
     expect("k", k, (batch, cache_tokens, heads, head_dim), torch.int8)
-    expect("k_scale", k_scale, (batch, heads, v_columns(cache_tokens)), torch.float32)
+    expect("k_scale", k_scale, (batch, heads, key_tiles(cache_tokens)), torch.float32)
     expect("v_t", v_t, (batch, heads, head_dim, v_columns(cache_tokens)), FP8)
     expect("v_scale", v_scale, (heads,), torch.float32)
     expect("valid_tokens", valid_tokens, (batch,), torch.int64)
@@ -187,6 +194,7 @@ def _attention_fp8_cuda(
             HEADS=heads,
             HEAD_DIM=head_dim,
             SOFTMAX_SCALE=head_dim**-0.5 * math.log2(math.e),
+            KEY_TILE=KEY_TILE,
             BLOCK_M=block_m,
             BLOCK_N=block_n,
             OWN_N=own_n,

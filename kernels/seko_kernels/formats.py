@@ -56,6 +56,12 @@ HADAMARD_CHANNELS = 128
 # of two each, which rounds nothing; 1/sqrt(128), the normalised transform's factor, would.
 HADAMARD_WRITE_FACTOR, HADAMARD_READ_FACTOR = 2.0**-4, 2.0**-3
 
+# --- the 8-bit scratch that attention reads: int8 keys, one fp32 scale per tile of places and head
+
+KEY_TILE = (
+    128  # places; a tile of the attention's keys lies in one of them, so a tile's scores have one factor
+)
+
 # --- keys stored before RoPE: what a read multiplies
 
 # Significant bits of a key and of a cosine or sine before they are multiplied: their product is then exact in fp32

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
-from seko_kernels.formats import E4M3_MAX
-from seko_kernels.reference import nvfp4_decode
+from seko_kernels.formats import E2M1_MAX, E4M3_MAX, KEY_TILE
+from seko_kernels.reference import e4m3_decode, nvfp4_decode, round_factor
 
 FP8 = torch.float8_e4m3fn
 LEAST_ROW_SCALE = 2.0**-100  # of a row of zeros: its inverse is finite
@@ -47,6 +47,89 @@ def int8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return codes.to(torch.int8), scale
 
 
+def int8_tiles(k: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantise keys by tiles of places: ``scale = max(bound / 127, 2**-100)``, ``codes = round(k * (1 / scale))``.
+
+    Ties go to even. Codes that would lie above 127 are 127; where `bound` is one of `key_bounds` none does.
+
+    Parameters
+    ----------
+    k : Tensor
+        ``[B, P, H, D]`` float32, finite.
+    bound : Tensor
+        ``[B, H, tiles]`` float32, tiles of `KEY_TILE` places that hold P: what no key of a tile and head exceeds.
+
+    Returns
+    -------
+    codes : Tensor
+        ``[B, P, H, D]`` int8.
+    scale : Tensor
+        ``[B, H, tiles]`` float32, contiguous: what a tile's codes are multiplied by to be the real ones.
+    """
+    scale = (bound * (1.0 / INT8_MAX)).clamp(min=LEAST_ROW_SCALE).contiguous()
+    inverse = of_places(scale.reciprocal(), k.shape[1]).transpose(1, 2)  # [B, P, H]
+    codes = (k * inverse.unsqueeze(-1)).round().clamp(-INT8_MAX, INT8_MAX)
+    return codes.to(torch.int8), scale
+
+
+def of_places(scale: Tensor, places: int) -> Tensor:
+    """Return a scale of tiles ``[B, H, tiles]`` for each place, ``[B, H, places]``."""
+    each: Tensor = scale.repeat_interleave(KEY_TILE, -1)[..., :places]
+    return each
+
+
+def by_tiles(x: Tensor) -> Tensor:
+    """Return places ``[B, P, ...]`` as ``[B, tiles, KEY_TILE, ...]``, zeros behind the last."""
+    tiles = -(-x.shape[1] // KEY_TILE)
+    behind = x.new_zeros((x.shape[0], tiles * KEY_TILE - x.shape[1], *x.shape[2:]))
+    return torch.cat((x, behind), 1).view(x.shape[0], tiles, KEY_TILE, *x.shape[2:])
+
+
+def largest_of_tiles(k: Tensor) -> Tensor:
+    """Return the least bound of keys ``[B, P, H, D]``: their largest magnitudes, ``[B, H, tiles]``."""
+    return by_tiles(k.abs()).amax((2, 4)).transpose(1, 2)
+
+
+def key_bounds(scales: Tensor, live: Tensor, global_scale: Tensor, mean: Tensor | None) -> Tensor:
+    """Return a bound of the magnitudes of each tile's keys from their scale bytes alone: no code is read for it.
+
+    A block's numbers are at most ``r = 6 * e4m3(byte) * global_scale``, so a pair of channels of keys that get a mean m
+    back lies within ``a = |m_even| + r`` and ``b = |m_odd| + r``, and turned by any angle within ``hypot(a, b)``. In
+    place of that root stand two chords, exact where a or b is 0 and 3 % above it at most: with t = max(a, b) and
+    s = min(a, b), ``max(t + s / 4, 53 / 64 * t + 19 / 32 * s)``. With a and b rounded to 12 bits, like all that a
+    rotation multiplies, each product is exact and each sum rounds once, fused or not; a maximum has no order. So every
+    program that computes a tile's bound finds the same bits.
+
+    The roundings of the key, of cosine and sine and of a and b add up to less than a thousandth, which int8 has room
+    for: `int8_tiles` divides by 127, and a code is rounded to more only from 127.5 on.
+
+    Parameters
+    ----------
+    scales : Tensor
+        ``[B, P, H, D/16]`` uint8, e4m3 bits without sign, of the places in their order.
+    live : Tensor
+        ``[B, P]`` bool: the places that count.
+    global_scale : Tensor
+        ``[H]`` float32, powers of two.
+    mean : Tensor or None
+        ``[H, D]`` float32, of keys that are rotated; None of keys that are taken as they lie.
+
+    Returns
+    -------
+    Tensor
+        ``[B, H, tiles]`` float32.
+    """
+    # Bytes without sign rise with their numbers.
+    byte = by_tiles(torch.where(live[:, :, None, None], scales, 0)).amax(2)  # [B, tiles, H, D/16]
+    r = e4m3_decode(byte) * (E2M1_MAX * global_scale)[:, None]
+    if mean is not None:
+        pair = mean.abs().unflatten(-1, (r.shape[-1], -1, 2))  # [H, D/16, 8, 2]
+        a, b = round_factor(pair + r[..., None, None]).unbind(-1)  # [B, tiles, H, D/16, 8]
+        top, low = torch.maximum(a, b), torch.minimum(a, b)
+        r = torch.maximum(top + 0.25 * low, 0.828125 * top + 0.59375 * low).amax(-1)
+    return r.amax(-1).transpose(1, 2)
+
+
 def attention_fp8(
     q: Tensor,
     k: Tensor,
@@ -66,9 +149,9 @@ def attention_fp8(
     k : Tensor
         ``[B, N, H, D]`` int8.
     k_scale : Tensor
-        ``[B, H, columns]`` float32, columns >= N; those from N up are not read.
+        ``[B, H, tiles]`` float32, by `int8_tiles`; those of tiles without a valid token are not read.
     v_t : Tensor
-        ``[B, H, D, columns]`` e4m3.
+        ``[B, H, D, columns]`` e4m3, columns >= N; those from N up are not read.
     v_scale : Tensor
         ``[H]`` float32.
     valid_tokens : Tensor
@@ -86,7 +169,7 @@ def attention_fp8(
     tokens, head_dim = k.shape[1], k.shape[3]
     live = torch.arange(tokens, device=k.device) < (valid_tokens - q.shape[1])[:, None]  # [B, N]
     # Bytes never written may be NaN.
-    scale = torch.where(live[:, None, :], k_scale[..., :tokens], 0.0)  # [B, H, N]
+    scale = torch.where(live[:, None, :], of_places(k_scale, tokens), 0.0)  # [B, H, N]
     values = torch.where(live[:, None, None, :], v_t[..., :tokens].float(), 0.0)  # [B, H, D, N]
     codes, q_scale = int8_rows(q.float())
     products = torch.einsum("bthd,bnhd->bhtn", codes.float(), k.float())

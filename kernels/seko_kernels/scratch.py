@@ -1,7 +1,8 @@
 """The op that fills the scratch which attention reads: the past, from an NVFP4 cache. A chunk's own is not in it.
 
-One scratch serves all layers, one after another: K ``[B, P, H, D]`` in int8 with a scale a token and head,
-``[B, H, v_columns(P)]``, and V transposed, ``[B, H, D, v_columns(P)]``, in e4m3 with a power of two as scale a head.
+One scratch serves all layers, one after another: K ``[B, P, H, D]`` in int8 with a scale a tile of places and
+head, ``[B, H, key_tiles(P)]``, and V transposed, ``[B, H, D, v_columns(P)]``, in e4m3 with a power of two as scale a
+head.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 from seko_kernels import fused_reference
-from seko_kernels.attention import v_columns
+from seko_kernels.attention import key_tiles, v_columns
 from seko_kernels.checks import expect, expect_dims, expect_fp8
 from seko_kernels.errors import OpShapeError
-from seko_kernels.formats import NVFP4_BLOCK, ScaleTensor
+from seko_kernels.formats import KEY_TILE, NVFP4_BLOCK, ScaleTensor
 from seko_kernels.fused_reference import FP8
 from seko_kernels.ops import takes_kernels
 from seko_kernels.reference import nvfp4_decode, nvfp4_decode_keys
@@ -85,6 +86,9 @@ def fp8_expand(
     the chunk that is being made, whose keys and values attention sees as they are. In their order they go to the first
     ``valid_tokens[b] - F * frame_tokens`` places of the scratch; what lies behind is left as it was.
 
+    Keys of a tile of `KEY_TILE` places and head have one scale, of the bound that their format gives
+    (`fused_reference.key_bounds`): their largest numbers themselves would take a pass of their own.
+
     Parameters
     ----------
     k_codes, v_codes : Tensor
@@ -102,9 +106,9 @@ def fp8_expand(
     frame_tokens : int
         Places of a slot.
     k_out : Tensor
-        ``[B, P, H, D]`` int8, contiguous, ``P = N - F * frame_tokens``; mutated. By `fused_reference.int8_rows`.
+        ``[B, P, H, D]`` int8, contiguous, ``P = N - F * frame_tokens``; mutated. By `fused_reference.int8_tiles`.
     k_out_scale : Tensor
-        ``[B, H, v_columns(P)]`` float32, contiguous; mutated.
+        ``[B, H, key_tiles(P)]`` float32, contiguous; mutated.
     v_out : Tensor
         ``[B, H, D, v_columns(P)]`` e4m3, contiguous; mutated.
     rotation : KeyRotation, optional
@@ -150,13 +154,15 @@ def fp8_expand(
     else:
         k = nvfp4_decode_keys(k_codes, k_scales, k_global_scale, *rotation, torch.float32)
     v = fused_reference.fp8_expand(v_codes, v_scales, v_global_scale, v_fp8_scale)
-    codes, scale = fused_reference.int8_rows(k)  # [B * N, H, D] and [B * N, H]
     past = torch.arange(past_tokens, device=place.device) < (valid_tokens - (tokens - past_tokens))[:, None]
-    k_out.copy_(torch.where(past[:, :, None, None], codes[place + row], k_out))
+    mean = None if rotation is None else rotation.mean
+    bound = fused_reference.key_bounds(k_scales[place + row], past, k_global_scale, mean)
+    codes, scale = fused_reference.int8_tiles(k[place + row], bound)
+    k_out.copy_(torch.where(past[:, :, None, None], codes, k_out))
+    written = fused_reference.by_tiles(past).any(2)  # [B, tiles]
+    k_out_scale.copy_(torch.where(written[:, None, :], scale, k_out_scale))
     padding = (0, v_out.shape[3] - past_tokens)
     past = torch.nn.functional.pad(past, padding)  # [B, columns]
-    new_scale = torch.nn.functional.pad(scale[place + row].transpose(1, 2), padding)
-    k_out_scale.copy_(torch.where(past[:, None, :], new_scale, k_out_scale))
     # Bytes, since few CPU ops know e4m3.
     new_v = torch.nn.functional.pad(v.view(torch.uint8)[place + row].permute(0, 2, 3, 1), padding)
     old_v = v_out.view(torch.uint8)
@@ -212,6 +218,7 @@ def _fp8_expand_cuda(
         SLOT_PAIRS=0 if slot_rotary is None else slot_rotary.shape[1],
         GROUP=group,
         TILE=EXPAND_TILE,
+        KEY_TILE=KEY_TILE,
         INTEGER=False,
         num_warps=EXPAND_WARPS,
     )
@@ -223,7 +230,7 @@ def _expect_scratch(
     if head_dim < NVFP4_BLOCK or head_dim & (head_dim - 1):
         raise OpShapeError(f"head_dim must be a power of two of at least {NVFP4_BLOCK}, got {head_dim}")
     expect("k_out", k_out, (batch, tokens, heads, head_dim), torch.int8)
-    expect("k_out_scale", k_out_scale, (batch, heads, v_columns(tokens)), torch.float32)
+    expect("k_out_scale", k_out_scale, (batch, heads, key_tiles(tokens)), torch.float32)
     expect("v_out", v_out, (batch, heads, head_dim, v_columns(tokens)), FP8)
 
 

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from seko_kernels.errors import TilesError
+from seko_kernels.formats import KEY_TILE
 
 TABLE = Path(__file__).with_name("tuned_attention.json")
 # Upper ends of the classes: tiles of 128 queries over all heads and rows. An H200 runs 132 at a time, so `few` is
 # up to two waves (where splitting the keys may pay), `some` up to eight, `many` the rest.
 CLASS_ENDS = {"few": 264, "some": 1056}
 LAST_CLASS = "many"
-MOST_KEYS = 128  # of a tile
+MOST_KEYS = KEY_TILE  # of a tile: they have one scale
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class AttentionTiles:
             value = getattr(self, name)
             if value < least or value & (value - 1):
                 raise TilesError(f"{name} must be a power of two of at least {least}, got {value}")
-        if self.block_n > MOST_KEYS:  # scales of a tile are read whole, and end with their columns
+        if self.block_n > MOST_KEYS:
             raise TilesError(f"block_n must be at most {MOST_KEYS}, got {self.block_n}")
         if self.stages < 1 or self.resident < 1:
             raise TilesError(f"stages {self.stages} and resident {self.resident} must be at least 1")

@@ -45,7 +45,7 @@ from torch import Tensor
 from seko_kernels import plain_torch, scratch
 from seko_kernels.admission import admit, distance
 from seko_kernels.attention import OwnTokens, attention_fp8, v_columns
-from seko_kernels.fused_reference import FP8, e4m3_cast, int8_rows
+from seko_kernels.fused_reference import FP8, e4m3_cast, int8_tiles, largest_of_tiles
 from seko_kernels.tuned import TABLE, AttentionTiles, safe_tiles, shape_class, table_row, write_table
 
 BARS = {"S1": ("attn_h12_vs_cudnn", 0.72), "S5": ("attn_h40_vs_cudnn", 0.72)}  # ratios, expansion included
@@ -127,8 +127,9 @@ def attention_inputs(shape: Shape, *, zeros: bool = False) -> tuple[Any, ...]:
     s = shape
     held = s.cache_tokens - s.tokens
     q = normal(1, s.tokens, s.heads, s.head_dim).bfloat16()
-    codes, scale = int8_rows(normal(1, held, s.heads, s.head_dim))
-    k_scale = torch.nn.functional.pad(scale.transpose(1, 2), (0, v_columns(held) - held))
+    keys = normal(1, held, s.heads, s.head_dim)
+    codes, k_scale = int8_tiles(keys, largest_of_tiles(keys))
+    del keys
     v = e4m3_cast(normal(1, s.heads, s.head_dim, v_columns(held)))
     ones, valid = torch.ones(s.heads, device="cuda"), torch.tensor([s.cache_tokens], device="cuda")
     projected = normal(1, s.tokens, 3 * s.width).bfloat16()

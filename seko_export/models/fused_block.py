@@ -27,7 +27,7 @@ from seko_export.models.causal_dit import (
 )
 from seko_export.models.ring_places import in_window, rows_of
 from seko_export.models.rotary import rotate
-from seko_kernels.attention import OwnTokens, attention_fp8, v_columns
+from seko_kernels.attention import OwnTokens, attention_fp8, key_tiles, v_columns
 from seko_kernels.fused_reference import FP8
 from seko_kernels.kv_formats import KvFormat
 from seko_kernels.matmul import fp8_linear
@@ -245,9 +245,9 @@ class FusedBlock(FusedLayer):
         ops, s, heads, head_dim = self.ops, self.stream, self.model.heads, self.model.head_dim
         batch, past_tokens, n = qkv.shape[0], s.cache_tokens - s.chunk_tokens, s.frame_tokens
         values = qkv.chunk(3, dim=-1)[2]
-        columns, device = v_columns(past_tokens), qkv.device
+        columns, tiles, device = v_columns(past_tokens), key_tiles(past_tokens), qkv.device
         k_out = torch.empty((batch, past_tokens, heads, head_dim), dtype=torch.int8, device=device)
-        k_scale = torch.empty((batch, heads, columns), dtype=torch.float32, device=device)
+        k_scale = torch.empty((batch, heads, tiles), dtype=torch.float32, device=device)
         v_out = torch.empty((batch, heads, head_dim, columns), dtype=FP8, device=device)
         v_scale = scales["v_fp8_scale"]
         kept = "before_rope" if self.writes else "none"

@@ -108,7 +108,9 @@ def test_a_fused_layer_expands_to_fp8_once_and_reads_it_in_fp8(name, keeps):
     constants = 4 * (3 * m.heads + m.heads * m.head_dim) + 8 * (s.chunk_frames + 1)
     tables = 4 * 2 * (22 * s.cache_frames + 42 * s.frame_tokens)
     assert expand.bytes_read == pool_bytes(config.kv, 1, past) + constants + tables
-    scratch = past * (2 * m.dim + 4 * m.heads)  # keys in int8 with a scale a head, values in fp8
+    columns = v_columns(past)
+    scales = 4 * m.heads * columns // 128
+    scratch = past * 2 * m.dim + scales  # keys in int8 with a scale a head and 128 tokens, values in fp8
     assert expand.bytes_written == scratch
     (attention,) = [launch for launch in counted.launches if launch.kind == FP8_ATTENTION]
     assert attention.flops == 4 * s.chunk_tokens * s.cache_tokens * m.dim
@@ -117,8 +119,8 @@ def test_a_fused_layer_expands_to_fp8_once_and_reads_it_in_fp8(name, keeps):
     stored = [launch for launch in counted.launches if launch.kind == CACHE_WRITE]
     assert [launch.bytes_written for launch in stored] == [pool_bytes(config.kv, 1, s.chunk_tokens)] * keeps
     # The past's keys, their scales and values; beside them the hidden state, qkv, q and k, and keys before RoPE.
-    chunk, columns = s.chunk_tokens * m.dim * 2, v_columns(past)
-    window = (past + columns) * m.dim + 4 * m.heads * columns
+    chunk = s.chunk_tokens * m.dim * 2
+    window = (past + columns) * m.dim + scales
     feed_forward = 2 * s.chunk_tokens * m.ffn_dim * 2 + 2 * chunk
     assert counted.scratch_bytes == feed_forward > window + (6 + keeps) * chunk
     matmuls = sum(launch.flops for launch in counted.launches if launch.kind == MATMUL)

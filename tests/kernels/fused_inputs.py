@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seko_kernels.attention import v_columns
+from seko_kernels.attention import key_tiles, v_columns
 from seko_kernels.fused_reference import FP8, fp8_scale
 from seko_kernels.reference import nvfp4_encode, nvfp4_global_scale
 from seko_kernels.scratch import KeyRotation
@@ -49,16 +49,17 @@ class Ring:
         """K, its scales and transposed V of the past, of NaN and its byte."""
         past = self.cache_tokens - self.tokens
         k = torch.full((self.batch, past, self.heads, self.head_dim), NAN_BYTE, dtype=torch.int8)
-        columns = v_columns(past)
-        scale = torch.full((self.batch, self.heads, columns), torch.nan)
-        v = torch.full((self.batch, self.heads, self.head_dim, columns), NAN_BYTE, dtype=torch.uint8)
+        scale = torch.full((self.batch, self.heads, key_tiles(past)), torch.nan)
+        v = torch.full((self.batch, self.heads, self.head_dim, v_columns(past)), NAN_BYTE, dtype=torch.uint8)
         return k, scale, v.view(FP8)
 
 
 RINGS = [
     Ring(2, 32, 13, 9, ((7, 8, 3),), (9,)),  # wrapped; no size a multiple of a tile
     Ring(3, 16, 20, 6, ((0, 1), (4, 5)), (2, 6)),  # rows at different fill
-    Ring(1, 64, 64, 4, ((3,),), (4,)),  # whole tiles
+    Ring(1, 64, 64, 4, ((3,),), (4,)),  # half a tile of keys behind a whole one
+    Ring(4, 128, 50, 9, ((2, 5), (0, 3)), (9, 6)),  # tiles of keys that lie around slots left out; rows apart
+    Ring(1, 64, 32, 13, ((4,), (0,), (7,)), (13, 1, 9)),  # whole tiles of keys; a row without a past
 ]
 
 
@@ -75,6 +76,26 @@ def fp4_cache(ring: Ring) -> dict[str, Tensor]:
         cache[f"{name}_global_scale"] = g
     cache["v_fp8_scale"] = fp8_scale(cache["v_global_scale"])
     return cache
+
+
+def poisoned(ring: Ring, cache: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The cache with NaN as scale, or the largest one, of every place that is not of the past."""
+    filler = torch.full((ring.cache_frames,), NAN_BYTE, dtype=torch.uint8)
+    filler[1::2] = NAN_BYTE - 1
+    slot = torch.arange(ring.cache_frames)
+    past = torch.stack(
+        [
+            (slot < valid) & ~(slot[:, None] == torch.tensor(own)).any(1)
+            for valid, own in zip(ring.valid_frames, ring.write_slots, strict=True)
+        ]
+    )  # [B, slots]
+    keep, filler = (x.repeat_interleave(ring.frame_tokens, -1) for x in (past, filler.expand(past.shape)))
+    changed = dict(cache)
+    for name in ("k_scales", "v_scales"):
+        changed[name] = torch.where(
+            keep.flatten()[:, None, None], cache[name], filler.flatten()[:, None, None]
+        )
+    return changed
 
 
 def key_rotation(ring: Ring) -> KeyRotation:

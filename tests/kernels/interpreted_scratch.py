@@ -7,22 +7,24 @@ import torch
 import triton
 import triton.language as tl
 
+from seko_kernels.formats import KEY_TILE
 from seko_kernels.fused_reference import e4m3_cast
 from seko_kernels.scratch import fp8_expand
 from seko_kernels.triton.e4m3_cast import to_e4m3
 from seko_kernels.triton.fp8_expand import fp8_expand_kernel
-from tests.kernels.fused_inputs import RINGS, Ring, fp4_cache, key_rotation
+from tests.kernels.fused_inputs import RINGS, Ring, fp4_cache, key_rotation, poisoned
 
 
 @pytest.mark.parametrize("rotated", [True, False])
 @pytest.mark.parametrize("tile", [16, 64])
 @pytest.mark.parametrize("ring", RINGS, ids=str)
 def test_expand_gives_the_bytes_of_the_reference(ring: Ring, tile: int, rotated: bool) -> None:
-    cache = fp4_cache(ring)
+    clean = fp4_cache(ring)
+    cache = poisoned(ring, clean)
     rotation = key_rotation(ring) if rotated else None
     ours, expected = ring.scratch(), ring.scratch()
     where = (ring.slots(), ring.valid(), ring.frame_tokens)
-    fp8_expand(*cache.values(), *where, *expected, rotation)
+    fp8_expand(*clean.values(), *where, *expected, rotation)
     group = 2 if ring.heads % 2 == 0 else 1
     mean, slot_rotary, patch_rotary = rotation or (cache["k_global_scale"],) * 3
     order = ("v_codes", "v_scales", "v_global_scale", "v_fp8_scale")
@@ -45,6 +47,7 @@ def test_expand_gives_the_bytes_of_the_reference(ring: Ring, tile: int, rotated:
         SLOT_PAIRS=slot_rotary.shape[1] if rotated else 0,
         GROUP=group,
         TILE=tile,
+        KEY_TILE=KEY_TILE,
         INTEGER=True,
     )
     for mine, truth in zip(ours, expected, strict=True):

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from seko_kernels import admission, tuned
 from seko_kernels.admission import Case, admit, distance, expected, make_case
-from seko_kernels.attention import OwnTokens, attention_fp8, v_columns
+from seko_kernels.attention import OwnTokens, attention_fp8, key_tiles, v_columns
 from seko_kernels.errors import KvDeviceError, OpDtypeError, OpShapeError, TilesError
+from seko_kernels.formats import KEY_TILE
 from seko_kernels.fused_reference import e4m3_cast, int8_rows
 from seko_kernels.triton.attention_fp8 import (
     COMBINE_WARPS,
@@ -56,6 +57,7 @@ def compile_attention(
         "HEADS": 12,
         "HEAD_DIM": 128,
         "SOFTMAX_SCALE": 128**-0.5 * math.log2(math.e),
+        "KEY_TILE": KEY_TILE,
         "BLOCK_M": tiles.block_m,
         "BLOCK_N": tiles.block_n,
         "OWN_N": tiles.own_n,
@@ -83,7 +85,7 @@ def test_the_reference_is_sdpa_on_the_real_numbers() -> None:
     assert ours.dtype == q.dtype
     none = attend(q, k, k_scale, v_t, v_scale, valid * 0 + q.shape[1], k_own, v_own)
     for row, filled in enumerate(ROWS.valid_tokens):
-        real_k = k[row, :filled] * k_scale[row, :, :filled].T.unsqueeze(-1)
+        real_k = k[row, :filled] * k_scale[row].repeat_interleave(KEY_TILE, 1)[:, :filled].T.unsqueeze(-1)
         real_v = (v_t[row, :, :, :filled].float() * v_scale[:, None, None]).transpose(1, 2)
         own_v = v_own[row].unflatten(-1, (3, 32)).transpose(0, 1)
         keys = torch.cat((real_k, k_own[row])).transpose(0, 1)
@@ -125,7 +127,7 @@ def test_wrong_tensors_are_refused() -> None:
     refused(OpDtypeError, "q is", 0, e4m3_cast(q))
     refused(OpShapeError, "k has shape", 1, k[:, :, :2])
     refused(OpDtypeError, "k is", 1, k.float())
-    refused(OpShapeError, "k_scale has shape", 2, k_scale[..., :150])
+    refused(OpShapeError, "k_scale has shape", 2, k_scale[..., :1])
     refused(OpShapeError, "v_t has shape", 3, v_t[..., :150])
     refused(OpShapeError, "v_scale has shape", 4, v_scale[:2])
     refused(OpDtypeError, "int64", 5, valid.int())
@@ -142,7 +144,7 @@ def test_bytes_behind_the_valid_tokens_do_not_matter() -> None:
     assert not plain.isnan().any()
     for row, filled in enumerate(ROWS.valid_tokens):
         arguments[1][row, filled:].fill_(100)
-        arguments[2][row, :, filled:].fill_(7.0)
+        arguments[2][row, :, key_tiles(filled) :].fill_(7.0)
         arguments[3][row, ..., filled:].view(torch.uint8).fill_(0x41)
     assert torch.equal(attend(*arguments), plain)
 
@@ -282,7 +284,7 @@ def test_admission_refuses_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> Non
         past = valid - q.shape[1]
         some = torch.where(past > 0, -(-past // 64) * 64, 0).clamp(max=k.shape[1])
         behind = torch.arange(v_t.shape[3]) >= past[:, None]
-        k_scale = k_scale.masked_fill(behind[:, None, :], 0)
+        k = k.masked_fill(behind[:, : k.shape[1], None, None], 0)
         v_t = torch.where(behind[:, None, None], 0.0, v_t.float()).to(v_t.dtype)
         return attention_fp8(q, k, k_scale, v_t, v_scale, some + q.shape[1], own)
 

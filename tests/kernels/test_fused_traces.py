@@ -86,7 +86,8 @@ def slots() -> Tensor:
 
 def scratch() -> tuple[Tensor, Tensor, Tensor]:
     past, columns = N - T, 2432
-    return on_gpu(1, past, H, D, dtype=torch.int8), on_gpu(1, H, columns), on_gpu(1, H, D, columns, dtype=FP8)
+    k, k_scale = on_gpu(1, past, H, D, dtype=torch.int8), on_gpu(1, H, columns // 128)
+    return k, k_scale, on_gpu(1, H, D, columns, dtype=FP8)
 
 
 @pytest.mark.parametrize("slots", [132, 50])

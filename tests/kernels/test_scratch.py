@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from seko_kernels.errors import OpDtypeError, OpShapeError
-from seko_kernels.fused_reference import FP8, fp8_scale, int8_rows
-from seko_kernels.reference import nvfp4_decode, nvfp4_decode_keys
+from seko_kernels.formats import KEY_TILE
+from seko_kernels.fused_reference import FP8, by_tiles, fp8_scale, int8_tiles, key_bounds
+from seko_kernels.reference import e4m3_decode, nvfp4_decode, nvfp4_decode_keys, turn_keys
 from seko_kernels.scratch import KeyRotation, fp8_expand
 from seko_kernels.triton.fp8_expand import EXPAND_GROUP, EXPAND_TILE, EXPAND_WARPS, fp8_expand_kernel
-from tests.kernels.fused_inputs import NAN_BYTE, RINGS, Ring, fp4_cache, key_rotation
+from tests.kernels.fused_inputs import NAN_BYTE, RINGS, Ring, fp4_cache, key_rotation, poisoned
 
 FULL = Ring(12, 128, 1560, 21, ((18, 19, 20),), (21,))  # S1
 FULL_ROWS = Ring(
@@ -22,11 +25,12 @@ FULL_ROWS = Ring(
 )  # S3, rows at different chunks
 
 
-def expanded(ring: Ring, device: str = "cpu", *, rotated: bool = False) -> list[Tensor]:
-    """The scratch after an expansion over NaN."""
+def expanded(ring: Ring, device: str = "cpu", *, rotated: bool = False, clean: bool = True) -> list[Tensor]:
+    """The scratch after an expansion over NaN; not `clean`: with poison in every place that is not of the past."""
     scratch = [x.to(device) for x in ring.scratch()]
     rotation = KeyRotation(*(x.to(device) for x in key_rotation(ring))) if rotated else None
-    cache = {name: x.to(device) for name, x in fp4_cache(ring).items()}
+    cache = fp4_cache(ring) if clean else poisoned(ring, fp4_cache(ring))
+    cache = {name: x.to(device) for name, x in cache.items()}
     where = (ring.slots().to(device), ring.valid().to(device), ring.frame_tokens)
     fp8_expand(*cache.values(), *where, *scratch, rotation)
     return [x.cpu() for x in scratch]
@@ -51,14 +55,71 @@ def test_expand_writes_the_past_without_gaps_and_nothing_else(ring: Ring, rotate
         slots = [s for s in range(ring.valid_frames[row]) if s not in ring.write_slots[row]]
         past = [s * ring.frame_tokens + token for s in slots for token in range(ring.frame_tokens)]
         assert len(past) == (ring.valid_frames[row] - len(ring.write_slots[row])) * ring.frame_tokens
-        codes, scale = int8_rows(windows[0][row, past])
-        assert torch.equal(k[row, : len(past)], codes)
-        assert torch.equal(k_scale[row, :, : len(past)], scale.T)
+        tiles = -(-len(past) // KEY_TILE)
+        bytes_ = cache["k_scales"].view(ring.batch, ring.cache_tokens, ring.heads, -1)[row, past]
+        mean = key_rotation(ring).mean if rotated else None
+        for tile in range(tiles):
+            place = slice(tile * KEY_TILE, min((tile + 1) * KEY_TILE, len(past)))
+            keys, scale = windows[0][row, past][place], k_scale[row, :, tile]
+            assert torch.equal(k[row, place], (keys * (1 / scale)[:, None]).round().to(torch.int8))
+            bound = exact_bound(bytes_[place], cache["k_global_scale"], mean)
+            assert bool((scale * 127 >= bound * (1 - 2.0**-10)).all())
+            assert bool((scale * 127 <= bound * (1.032 if rotated else 1 + 2.0**-20)).all())
         seen = v[row, :, :, : len(past)].permute(2, 0, 1).contiguous()
         assert torch.equal(seen.view(torch.uint8), windows[1][row, past].view(torch.uint8))
         assert bool((k[row, len(past) :] == NAN_BYTE).all())
-        assert bool(k_scale[row, :, len(past) :].isnan().all())
+        assert bool(k_scale[row, :, tiles:].isnan().all())
         assert bool((v[row, :, :, len(past) :].contiguous().view(torch.uint8) == NAN_BYTE).all())
+
+
+def exact_bound(scales: Tensor, global_scale: Tensor, mean: Tensor | None) -> Tensor:
+    """What no key [H] of these places' blocks can exceed, in float64."""
+    r = 6.0 * e4m3_decode(scales).double().amax(0) * global_scale[:, None]  # [H, D/16]
+    if mean is None:
+        return r.amax(-1)
+    even, odd = (mean.double().abs() + r.repeat_interleave(16, -1)).unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.hypot(even, odd).amax(-1)
+
+
+@pytest.mark.parametrize("rotated", [True, False])
+@pytest.mark.parametrize("ring", RINGS, ids=str)
+def test_scales_of_places_that_are_not_of_the_past_never_enter(ring: Ring, rotated: bool) -> None:
+    for ours, truth in zip(
+        expanded(ring, rotated=rotated, clean=False), expanded(ring, rotated=rotated), strict=True
+    ):
+        assert torch.equal(ours.view(torch.uint8), truth.view(torch.uint8))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**31), st.integers(-100, 100), st.sampled_from([0.0, 0.1, 1.0, 30.0]))
+def test_the_bound_of_a_tile_keeps_every_code_within_127(seed: int, exponent: int, mean_size: float) -> None:
+    """Keys as large as their bytes let them be, turned by any angle: what is rounded is never above 127."""
+    generator = torch.Generator().manual_seed(seed)
+    g = torch.tensor([2.0**exponent, 2.0 ** (exponent // 2)])
+    scales = torch.randint(0, 0x7F, (KEY_TILE, 2, 4), generator=generator).to(torch.uint8)
+    scales[:, 1] = scales[:, 1] // 16  # a head of small numbers beside one of large ones
+    mean = torch.randn(2, 64, generator=generator) * g[:, None] * mean_size * 300
+    sign = torch.randint(0, 2, (KEY_TILE, 2, 64), generator=generator) * 2.0 - 1
+    sign[::2] = mean.sign()  # as far from zero as can be
+    keys = sign * 6 * (e4m3_decode(scales) * g[:, None]).repeat_interleave(16, -1)
+    angle = torch.rand(1, 5, generator=generator) * 6.3, torch.rand(KEY_TILE, 27, generator=generator) * 6.3
+    angle[1][::4] = torch.atan2(*(keys[::4] + mean).unflatten(-1, (-1, 2)).unbind(-1))[:, 0, 5:]
+    tables = (torch.stack((a.cos(), a.sin()), -1) for a in angle)
+    live = torch.ones(1, KEY_TILE, dtype=torch.bool)
+    for turned, added in ((turn_keys(keys, mean, *tables, torch.float32), mean), (keys, None)):
+        bound = key_bounds(scales[None], live, g, added)
+        codes, scale = int8_tiles(turned[None], bound)
+        real = turned[None] / scale.transpose(1, 2).unsqueeze(-1)
+        assert float(real.abs().max()) < 127.25
+        assert bool(((codes - real).abs() <= 0.501).all())
+        assert bool((scale >= bound * (1 / 127)).all())
+
+
+def test_a_tile_of_zeros_has_a_scale_whose_inverse_is_finite() -> None:
+    codes, scale = int8_tiles(torch.zeros(1, 130, 1, 16), torch.zeros(1, 1, 2))
+    assert not codes.any()
+    assert bool((scale == 2.0**-100).all())
+    assert by_tiles(codes).shape == (1, 2, KEY_TILE, 1, 16)
 
 
 def test_no_number_that_nvfp4_holds_saturates() -> None:
@@ -84,7 +145,7 @@ def test_wrong_tensors_are_refused() -> None:
     wrong: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (OpShapeError, "v_out has shape", {"v_out": v[..., :100]}),
         (OpDtypeError, "k_out is", {"k_out": k.to(FP8)}),
-        (OpShapeError, "k_out_scale has shape", {"k_out_scale": k_scale[..., :100]}),
+        (OpShapeError, "k_out_scale has shape", {"k_out_scale": k_scale[..., 1:]}),
         (OpShapeError, "k_codes has shape", {"k_codes": cache["k_codes"][1:]}),
         (OpShapeError, "patch_rotary has shape", {"rotation": no_patch}),
         (OpShapeError, "pairs, expected", {"rotation": no_slot}),
@@ -98,7 +159,7 @@ def test_wrong_tensors_are_refused() -> None:
 def test_kernels_compile_without_spills_where_there_is_fp8(
     cross_compile: Callable[..., Any], sass_of: Callable[[Any], list[str]], compile_archs: tuple[int, ...]
 ) -> None:
-    shared = {"HEADS": 12, "HEAD_DIM": 128, "FRAME_TOKENS": 1560, "CHUNK_FRAMES": 3, "INTEGER": False}
+    shared = {"HEADS": 12, "HEAD_DIM": 128, "FRAME_TOKENS": 1560, "CHUNK_FRAMES": 3, "KEY_TILE": KEY_TILE}
     expand = {
         **dict.fromkeys(("K_CODES", "K_SCALES"), "*u8"),
         **dict.fromkeys(("K_GLOBAL_SCALE", "K_MEAN"), "*fp32"),
@@ -110,6 +171,7 @@ def test_kernels_compile_without_spills_where_there_is_fp8(
         "V_OUT": "*fp8e4nv",
         **dict.fromkeys(("cache_tokens", "past_tokens", "v_columns"), "i32"),
     }
+    shared["INTEGER"] = False
     turned, plain = ({"SLOT_PAIRS": pairs, "GROUP": EXPAND_GROUP, "TILE": EXPAND_TILE} for pairs in (22, 0))
     for arch in compile_archs:
         if arch == 80:

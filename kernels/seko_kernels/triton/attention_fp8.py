@@ -9,19 +9,25 @@ from seko_kernels.triton.e4m3_cast import power_of_two_inverse, to_e4m3
 from seko_kernels.triton.int8_rows import int8_rows
 
 COMBINE_WARPS = 4
+# A whole number below 2**22 in magnitude is a float when this is added to its bits, but 1.5 * 2**23 too large: an
+# addition where a conversion has a quarter of the rate. Such floats' bits have their order, so maxima are of integers.
+WHOLE_BITS = tl.constexpr(0x4B400000)
+WHOLE_ZERO = tl.constexpr(12582912.0)
+MINUS_INFINITY_BITS = tl.constexpr(-0x800000)  # the least of them as an integer, too
+LEAST_FACTOR = tl.constexpr(7.888609052210118e-31)  # 2**-100; times minus infinity a factor of 0 would be NaN
 
 
 @triton.jit
-def _weights(s, factor, m, total, acc):  # type: ignore[no-untyped-def]
-    """Probabilities of the scores ``s * factor`` [M, N] (log2), times 256; maximum, sum and `acc` brought up to them.
+def _weights(s, factor, zero, top, m, total):  # type: ignore[no-untyped-def]
+    """Probabilities of the scores ``s * factor - zero`` [M, N] (log2), times 256; maximum and sum brought up to them.
 
-    256 is 2**8 in the exponent, so it costs nothing: with the row's maximum at 256, e4m3 keeps 14 binary orders of
-    them at full precision. The sum carries the same 256, so it cancels.
+    `top` [M] is the largest score of each row. 256 is 2**8 in the exponent, so it costs nothing: with the row's maximum
+    at 256, e4m3 keeps 14 binary orders of them at full precision. The sum carries the same 256, so it cancels.
     """
-    m_new = tl.maximum(m, tl.max(s, 1) * factor)
-    p = tl.exp2(s * factor[:, None] - (m_new - 8.0)[:, None])
+    m_new = tl.maximum(m, top)
+    p = tl.exp2(s * factor[:, None] - (m_new - 8.0 + zero)[:, None])
     decay = tl.exp2(m - m_new)
-    return p, m_new, total * decay + tl.sum(p, 1), acc * decay[:, None]
+    return p, m_new, total * decay + tl.sum(p, 1), decay
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -45,6 +51,7 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     SOFTMAX_SCALE: tl.constexpr,
+    KEY_TILE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     OWN_N: tl.constexpr,
@@ -56,9 +63,10 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
 
     `seko_kernels.fused_reference.attention_fp8` is the definition. One program a tile of queries, a head, a row and a
     part of the keys. A tile of queries is rounded to int8, by its own largest numbers, once it has seen its own keys;
-    its products with the past's keys are whole numbers. All tiles come through tensor descriptors whose shape ends at
-    the last valid token: what lies behind reads as zero, so bytes never written (NaN among them) cannot enter; scores
-    there are masked, in the one tile that has them: a mask in each takes an eighth of the time.
+    its products with the past's keys are whole numbers. A tile of keys has one scale, which is part of the factor that
+    a score has anyway. All tiles come through tensor descriptors whose shape ends at the last valid token: what lies
+    behind reads as zero, so bytes never written (NaN among them) cannot enter; scores there are masked, in the one tile
+    that has them: a mask in each takes an eighth of the time.
 
     The own keys stand before the loop, where nothing else is alive yet.
 
@@ -69,7 +77,7 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     K : pointer to int8
         ``[B, N, H, D]``, contiguous.
     K_SCALE : pointer to fp32
-        ``[B, H, v_columns]``, contiguous: what a token's numbers of a head are multiplied by to be the real ones.
+        ``[B, H, v_columns / KEY_TILE]``, contiguous: what a tile's numbers are multiplied by to be the real ones.
     V_T : pointer to fp8
         ``[B, H, D, v_columns]``, contiguous; v_columns a multiple of BLOCK_N that holds N.
     K_OWN : pointer to bf16
@@ -93,6 +101,8 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
         H, D; D a power of two, at least 32.
     SOFTMAX_SCALE : constexpr float
         ``D ** -0.5 * log2(e)``. A run-time float would arrive as fp64 in an AOTInductor package.
+    KEY_TILE : constexpr int
+        Places that share a scale, a multiple of BLOCK_N.
     BLOCK_M, BLOCK_N, OWN_N, STAGES : constexpr int
         See `tuned.AttentionTiles`.
     SPLITS : constexpr int
@@ -100,6 +110,8 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     INTEGER : constexpr bool
         See `to_e4m3`.
     """
+    tl.static_assert(HEAD_DIM <= 256, "127 * 127 * HEAD_DIM must stay below 2**22")
+    tl.static_assert(KEY_TILE % BLOCK_N == 0, "keys of a tile have one scale")
     head = tl.program_id(1)
     part = tl.program_id(2)
     row = part // SPLITS
@@ -112,7 +124,7 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     row64 = row.to(tl.int64)
     q_base = Q + row64 * query_tokens * width + head * HEAD_DIM
     k_base = K + row64 * cache_tokens * width + head * HEAD_DIM
-    scale_base = K_SCALE + (row64 * HEADS + head) * v_columns
+    scale_base = K_SCALE + (row64 * HEADS + head) * (v_columns // KEY_TILE)
     v_base = V_T + (row64 * HEADS + head) * HEAD_DIM * v_columns
     k_own_base = K_OWN + row64 * query_tokens * width + head * HEAD_DIM
     v_own_base = V_OWN + row64 * query_tokens * v_own_stride + head * HEAD_DIM
@@ -137,21 +149,27 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
         s = tl.dot(q, k.T)
         if i == own_tiles - 1:
             s = tl.where((i * OWN_N + tl.arange(0, OWN_N) < query_tokens)[None, :], s, float("-inf"))
-        p, m, total, acc = _weights(s, factor, m, total, acc)
-        acc += tl.dot(p.to(v.dtype), v)
+        p, m, total, decay = _weights(s, factor, 0.0, tl.max(s, 1) * factor, m, total)
+        # A product of its own, not one that begins at acc: then ptxas runs all of the kernel's products one by one.
+        product = tl.dot(p.to(v.dtype), v)
+        acc = tl.fma(acc, tl.broadcast_to(decay[:, None], acc.shape), product)
     acc = acc * power_of_two_inverse(tl.load(V_SCALE + head))
 
     codes, q_scale = int8_rows(q.to(tl.float32))
-    factor = q_scale * SOFTMAX_SCALE
+    q_factor = q_scale * SOFTMAX_SCALE
     tiles = tl.cdiv(past, BLOCK_N)
     for i in tl.range(split * tiles // SPLITS, (split + 1) * tiles // SPLITS, num_stages=STAGES):
         k = k_tiles.load([i * BLOCK_N, 0])
         v = v_tiles.load([0, i * BLOCK_N])
-        place = i * BLOCK_N + tl.arange(0, BLOCK_N)
-        s = tl.dot(codes, k.T, out_dtype=tl.int32).to(tl.float32) * tl.load(scale_base + place)[None, :]
+        bits = tl.dot(codes, k.T, out_dtype=tl.int32) + WHOLE_BITS
         if i == tiles - 1:
-            s = tl.where((place < past)[None, :], s, float("-inf"))
-        p, m, total, acc = _weights(s, factor, m, total, acc)
+            place = i * BLOCK_N + tl.arange(0, BLOCK_N)
+            bits = tl.where((place < past)[None, :], bits, MINUS_INFINITY_BITS)
+        factor = tl.maximum(q_factor * tl.load(scale_base + i * BLOCK_N // KEY_TILE), LEAST_FACTOR)
+        top = (tl.max(bits, 1).to(tl.float32, bitcast=True) - WHOLE_ZERO) * factor
+        s = bits.to(tl.float32, bitcast=True)
+        p, m, total, decay = _weights(s, factor, factor * WHOLE_ZERO, top, m, total)
+        acc = acc * decay[:, None]
         # Two levels: Hopper's fp8 accumulator keeps about 14 bits, so one tile's product at most is summed in it.
         acc += tl.dot(to_e4m3(p, INTEGER), v.T)
 

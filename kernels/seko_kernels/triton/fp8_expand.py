@@ -7,7 +7,7 @@ import triton.language as tl
 
 from seko_kernels.triton.e4m3_cast import power_of_two_inverse, to_e4m3
 from seko_kernels.triton.e4m3_scale import e4m3_scale_decode
-from seko_kernels.triton.int8_rows import int8_rows
+from seko_kernels.triton.int8_rows import to_int8
 
 # Tokens per program. A channel's tokens are then one sector of transposed V; a thread takes 104 registers where keys
 # are rotated; 64 tokens take 183 (sm_90). On an H200 at 12 heads this takes 118 us; 16 tokens with 4 warps take 106,
@@ -164,6 +164,54 @@ def _angles(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _sources(place, WRITE_SLOTS, FRAME_TOKENS: tl.constexpr, CHUNK_FRAMES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Places of the cache that stand behind as many of the past as `place` says; WRITE_SLOTS is of one row."""
+    # The slot is too low by the slots left out up to it, and each turn finds at least one of those that the turn before
+    # it did not.
+    slot = place // FRAME_TOKENS
+    for _ in tl.static_range(CHUNK_FRAMES):
+        left_out = tl.zeros(place.shape, tl.int32)
+        for frame in tl.static_range(CHUNK_FRAMES):
+            own = tl.load(WRITE_SLOTS + frame).to(tl.int32)
+            left_out += (own <= slot).to(tl.int32)
+        slot = place // FRAME_TOKENS + left_out
+    return slot * FRAME_TOKENS + place % FRAME_TOKENS
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _key_scales(  # type: ignore[no-untyped-def]
+    K_SCALES,
+    K_GLOBAL_SCALE,
+    K_MEAN,
+    source,
+    live,
+    head,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    SLOT_PAIRS: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Scales [GROUP] of the heads from `head` on, of a tile's places `source` (int64) that are `live`.
+
+    `seko_kernels.fused_reference.key_bounds` and `int8_tiles` are the definition. The blocks of a head and of the next
+    lie side by side, so the whole group's bytes are read and reduced at once.
+    """
+    BLOCKS: tl.constexpr = HEAD_DIM // 16
+    block = tl.arange(0, GROUP * BLOCKS)
+    at = (source * HEADS + head)[:, None] * BLOCKS + block[None, :]
+    byte = tl.max(tl.load(K_SCALES + at, mask=live[:, None], other=0).to(tl.int32), 0)
+    bound = e4m3_scale_decode(byte) * (tl.load(K_GLOBAL_SCALE + head + block // BLOCKS) * 6.0)
+    if SLOT_PAIRS > 0:
+        at_mean = K_MEAN + head * HEAD_DIM + block[:, None] * 16 + tl.arange(0, 8)[None, :] * 2
+        a = _factor(tl.abs(tl.load(at_mean)) + bound[:, None])
+        b = _factor(tl.abs(tl.load(at_mean + 1)) + bound[:, None])
+        top, low = tl.maximum(a, b), tl.minimum(a, b)
+        bound = tl.max(tl.maximum(top + 0.25 * low, 0.828125 * top + 0.59375 * low), 1)
+    bound = tl.max(tl.reshape(bound, (GROUP, BLOCKS)), 1)
+    return tl.maximum(bound * (1.0 / 127.0), 7.888609052210118e-31)  # 2**-100: its inverse is finite
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _expand_tile(  # type: ignore[no-untyped-def]
     K_CODES,
     K_SCALES,
@@ -176,8 +224,8 @@ def _expand_tile(  # type: ignore[no-untyped-def]
     SLOT_ROTARY,
     PATCH_ROTARY,
     K_OUT,
-    K_OUT_SCALE,
     V_OUT,
+    k_inverse,
     place,
     source_place,
     keep,
@@ -213,8 +261,7 @@ def _expand_tile(  # type: ignore[no-untyped-def]
             k = tl.interleave(even * cos - odd * sin, even * sin + odd * cos)
         else:
             k = tl.interleave(even, odd)
-        k, k_scale = int8_rows(k)
-        scale_place = K_OUT_SCALE + (row * HEADS + head) * v_columns + place
+        k = to_int8(k * tl.sum(tl.where(tl.arange(0, GROUP) == turn, k_inverse, 0.0), 0))
         target = (row * past_tokens + place) * HEADS + head
         k_place = K_OUT + (target[:, None] * HEAD_DIM + channel[None, :])
         v_factor = tl.load(V_GLOBAL_SCALE + head) * power_of_two_inverse(tl.load(V_FP8_SCALE + head))
@@ -222,10 +269,8 @@ def _expand_tile(  # type: ignore[no-untyped-def]
         v_place = V_OUT + (v_row[:, None] + place[None, :])
         if MASKED:
             tl.store(k_place, k, mask=keep[:, None])
-            tl.store(scale_place, k_scale, mask=keep)
         else:
             tl.store(k_place, k)
-            tl.store(scale_place, k_scale)
         v = tl.trans(_quantised(V_CODES, V_SCALES, source, v_factor, keep, HEAD_DIM, TILE, MASKED, INTEGER))
         if MASKED:
             tl.store(v_place, v, mask=keep[None, :])
@@ -260,13 +305,16 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     SLOT_PAIRS: tl.constexpr,
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
+    KEY_TILE: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
     """Write keys in int8 and ``e4m3(value / V_FP8_SCALE)`` of the past: places below VALID_TOKENS, not of WRITE_SLOTS.
 
     `seko_kernels.scratch.fp8_expand` is the definition. Keys that were stored before RoPE get their mean back and are
-    rotated on the way, by products that are exact in fp32, so fused or not they give its bytes. Scales are powers of
-    two, so the quotient is exact and the cast rounds once. What is written has no gaps: the places of the slots left
+    rotated on the way, by products that are exact in fp32, so fused or not they give its bytes. Scales of values are
+    powers of two, so the quotient is exact and the cast rounds once. The scale of keys is that of KEY_TILE places: all
+    programs of a tile find the same one, from the scale bytes of the whole tile (an eighth of the codes' bytes, and
+    mostly in L2), and the first one stores it. What is written has no gaps: the places of the slots left
     out are closed up, so that attention needs no mask for them. A program is of places that are written, so its stores
     are aligned wherever it reads; only the tile at the end of the past is masked.
 
@@ -288,7 +336,7 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     K_OUT : pointer to int8
         ``[B, P, H, D]``, contiguous; ``P = N - CHUNK_FRAMES * FRAME_TOKENS``.
     K_OUT_SCALE : pointer to fp32
-        ``[B, H, v_columns]``, contiguous: what a token's numbers of a head are multiplied by to be the real ones.
+        ``[B, H, v_columns / KEY_TILE]``, contiguous: what a tile's numbers are multiplied by to be the real ones.
     V_OUT : pointer to fp8
         ``[B, H, D, v_columns]``, contiguous.
     cache_tokens, past_tokens, v_columns : int
@@ -297,34 +345,42 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
         H, D (a power of two), tokens of a slot, slots left out, heads and tokens per program.
     SLOT_PAIRS : constexpr int
         Pairs of channels that turn with the slot; 0: keys were stored after RoPE, without a mean.
+    KEY_TILE : constexpr int
+        Places of K_OUT that share a scale, a multiple of TILE.
     INTEGER : constexpr bool
         See `to_e4m3`.
     """
+    tl.static_assert(KEY_TILE % TILE == 0, "a program's keys have one scale")
     batch = tl.program_id(2)
     past = tl.load(VALID_TOKENS + batch).to(tl.int32) - CHUNK_FRAMES * FRAME_TOKENS
     place = tl.program_id(0) * TILE + tl.arange(0, TILE)
     keep = place < tl.minimum(past, past_tokens)
-    # The slot that stands behind as many of the past as the place does: it is too low by the slots left out up to
-    # it, and each turn finds at least one of those that the turn before it did not.
-    slot = place // FRAME_TOKENS
-    for _ in tl.static_range(CHUNK_FRAMES):
-        left_out = tl.zeros((TILE,), tl.int32)
-        for frame in tl.static_range(CHUNK_FRAMES):
-            own = tl.load(WRITE_SLOTS + batch * CHUNK_FRAMES + frame).to(tl.int32)
-            left_out += (own <= slot).to(tl.int32)
-        slot = place // FRAME_TOKENS + left_out
-    source = slot * FRAME_TOKENS + place % FRAME_TOKENS
     kept = tl.sum(keep.to(tl.int32), 0)
     row = batch.to(tl.int64)
-    if kept == TILE:
-        _expand_tile(
-            K_CODES, K_SCALES, K_GLOBAL_SCALE, K_MEAN, V_CODES, V_SCALES, V_GLOBAL_SCALE, V_FP8_SCALE,
-            SLOT_ROTARY, PATCH_ROTARY, K_OUT, K_OUT_SCALE, V_OUT, place, source, keep, row, cache_tokens, past_tokens,
-            v_columns, HEADS, HEAD_DIM, FRAME_TOKENS, SLOT_PAIRS, GROUP, TILE, False, INTEGER,
+    if kept > 0:
+        own_slots = WRITE_SLOTS + batch * CHUNK_FRAMES
+        key_tile = tl.program_id(0) * TILE // KEY_TILE
+        head = tl.program_id(1) * GROUP
+        tile_place = key_tile * KEY_TILE + tl.arange(0, KEY_TILE)
+        tile_source = row * cache_tokens + _sources(tile_place, own_slots, FRAME_TOKENS, CHUNK_FRAMES)
+        k_scale = _key_scales(
+            K_SCALES, K_GLOBAL_SCALE, K_MEAN, tile_source, tile_place < tl.minimum(past, past_tokens), head,
+            HEADS, HEAD_DIM, SLOT_PAIRS, GROUP,
         )  # fmt: skip
-    elif kept > 0:
-        _expand_tile(
-            K_CODES, K_SCALES, K_GLOBAL_SCALE, K_MEAN, V_CODES, V_SCALES, V_GLOBAL_SCALE, V_FP8_SCALE,
-            SLOT_ROTARY, PATCH_ROTARY, K_OUT, K_OUT_SCALE, V_OUT, place, source, keep, row, cache_tokens, past_tokens,
-            v_columns, HEADS, HEAD_DIM, FRAME_TOKENS, SLOT_PAIRS, GROUP, TILE, True, INTEGER,
-        )  # fmt: skip
+        if tl.program_id(0) * TILE % KEY_TILE == 0:
+            at = (row * HEADS + head + tl.arange(0, GROUP)) * (v_columns // KEY_TILE) + key_tile
+            tl.store(K_OUT_SCALE + at, k_scale)
+        k_inverse = tl.div_rn(tl.full((GROUP,), 1.0, tl.float32), k_scale)
+        source = _sources(place, own_slots, FRAME_TOKENS, CHUNK_FRAMES)
+        if kept == TILE:
+            _expand_tile(
+                K_CODES, K_SCALES, K_GLOBAL_SCALE, K_MEAN, V_CODES, V_SCALES, V_GLOBAL_SCALE, V_FP8_SCALE,
+                SLOT_ROTARY, PATCH_ROTARY, K_OUT, V_OUT, k_inverse, place, source, keep, row, cache_tokens, past_tokens,
+                v_columns, HEADS, HEAD_DIM, FRAME_TOKENS, SLOT_PAIRS, GROUP, TILE, False, INTEGER,
+            )  # fmt: skip
+        else:
+            _expand_tile(
+                K_CODES, K_SCALES, K_GLOBAL_SCALE, K_MEAN, V_CODES, V_SCALES, V_GLOBAL_SCALE, V_FP8_SCALE,
+                SLOT_ROTARY, PATCH_ROTARY, K_OUT, V_OUT, k_inverse, place, source, keep, row, cache_tokens, past_tokens,
+                v_columns, HEADS, HEAD_DIM, FRAME_TOKENS, SLOT_PAIRS, GROUP, TILE, True, INTEGER,
+            )  # fmt: skip
