@@ -7,7 +7,7 @@ configuration is nothing before it has passed here, on the device that it is for
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from seko_kernels.attention import OwnTokens, attention_fp8, key_tiles, v_columns
 from seko_kernels.fused_reference import e4m3_cast, int8_rows, int8_tiles, largest_of_tiles, of_places
+from seko_kernels.hopper_attention import KEY_GROUP
 from seko_kernels.tuned import AttentionTiles
 
 NAN_BYTE = 0x7F
@@ -98,7 +99,9 @@ def admit(
         With a refusal where it does not compile or run, differs between runs, gives NaN, or is too far off.
     """
     worst: Admission | None = None
+    unit = KEY_GROUP if tiles and tiles.specialised else 1
     for case in cases(head_dim, full):
+        case = replace(case, cache_tokens=-(-case.cache_tokens // unit) * unit)
         arguments, truth, rounded = _prepared(case, head_dim, device)
         q, k, k_scale, v_t, v_scale, valid, *own = arguments
         try:

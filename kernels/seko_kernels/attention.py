@@ -15,13 +15,15 @@ from seko_kernels.checks import expect, expect_dims, expect_dtype, expect_fp8
 from seko_kernels.errors import OpShapeError
 from seko_kernels.formats import KEY_TILE
 from seko_kernels.fused_reference import FP8
+from seko_kernels.hopper_attention import HEAD_DIM as HOPPER_HEAD_DIM
+from seko_kernels.hopper_attention import KEY_GROUP, attention_hopper_outline
 from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
 from seko_kernels.triton.attention_fp8 import (
     COMBINE_WARPS,
     attention_combine_kernel,
     attention_fp8_kernel,
 )
-from seko_kernels.tuned import AttentionTiles, shape_class, tiles_for
+from seko_kernels.tuned import AttentionTiles, safe_tiles, shape_class, tiles_for
 from seko_kernels.waves import Waves, cut
 
 # Columns of a transposed V scratch are a multiple of this, so that they end with a tile of keys. A descriptor's rows
@@ -130,7 +132,15 @@ def attention_fp8(
     expect_dtype("q", q, torch.bfloat16)
     major, minor = expect_fp8(q.device)
     if tiles is None:
-        tiles = tiles_for(f"sm_{major}{minor}", head_dim, shape_class(batch, heads, query_tokens))
+        arch = f"sm_{major}{minor}"
+        tiles = tiles_for(arch, head_dim, shape_class(batch, heads, query_tokens))
+        if tiles.specialised and not takes_hopper(head_dim, cache_tokens):
+            tiles = safe_tiles(arch)
+    elif tiles.specialised and not takes_hopper(head_dim, cache_tokens):
+        raise OpShapeError(
+            f"specialised tiles take heads of {HOPPER_HEAD_DIM} and a multiple of {KEY_GROUP} keys, got {head_dim} "
+            f"and {cache_tokens}"
+        )
     slots = torch.cuda.get_device_properties(q.device).multi_processor_count * tiles.resident
     waves = cut(batch * heads, query_tokens, cache_tokens + query_tokens, tiles.block_m, slots, SPLITS)
     out: Tensor = _attention_fp8_cuda(
@@ -141,8 +151,14 @@ def attention_fp8(
         tiles.stages,
         tiles.warps,
         *(waves or Waves(query_tokens, 1)),
+        tiles.specialised,
     )
     return out
+
+
+def takes_hopper(head_dim: int, cache_tokens: int) -> bool:
+    """Tell whether `hopper_attention` can read such a scratch: it takes keys by groups."""
+    return head_dim == HOPPER_HEAD_DIM and cache_tokens % KEY_GROUP == 0
 
 
 @triton_op("seko::attention_fp8", mutates_args=())
@@ -162,47 +178,64 @@ def _attention_fp8_cuda(
     warps: int,
     whole: int,
     splits: int,
+    specialised: bool,
 ) -> Tensor:
     batch, query_tokens, heads, head_dim = q.shape
     # Tensor descriptors live in global memory that Triton asks its host for; a compiled engine brings its own.
     triton.set_allocator(_descriptor_memory)
     rest = query_tokens - whole
     out = torch.empty((batch, query_tokens, heads, head_dim), dtype=torch.bfloat16, device=q.device)
-    parts = torch.empty((batch * splits, rest, heads, head_dim), dtype=torch.bfloat16, device=q.device)
+    parts = torch.empty(
+        (batch * splits, max(rest, 1), heads, head_dim), dtype=torch.bfloat16, device=q.device
+    )
     lse = torch.empty((batch * splits, heads, max(rest, 1)), dtype=torch.float32, device=q.device)
-    launches = [(0, whole, query_tokens, 1, out)]
-    if rest:
-        launches.append((whole, rest, rest, splits, parts))
-    for first, queries, out_tokens, cuts, target in launches:
-        wrap_triton(attention_fp8_kernel)[(-(-queries // block_m), heads, batch * cuts)](
-            q,
-            k,
-            k_scale,
-            v_t,
-            k_own,
-            v_own,
-            v_scale,
-            valid_tokens,
-            target,
+    inputs = (q, k, k_scale, v_t, k_own, v_own, v_scale, valid_tokens)
+    strides = (query_tokens, k.shape[1], v_t.shape[3], v_own.stride(1))
+    if specialised:
+        tiles = -(-whole // block_m)
+        whole_programs = tiles * heads * batch
+        programs = whole_programs + -(-rest // block_m) * heads * batch * splits
+        wrap_triton(attention_hopper_outline)[(programs,)](
+            *inputs,
+            out,
+            parts,
             lse,
-            query_tokens,
-            k.shape[1],
-            v_t.shape[3],
-            v_own.stride(1),
-            first,
-            out_tokens,
+            *strides,
+            max(tiles, 1),
+            whole_programs,
+            whole,
+            splits,
+            rest,
             HEADS=heads,
-            HEAD_DIM=head_dim,
             SOFTMAX_SCALE=head_dim**-0.5 * math.log2(math.e),
-            KEY_TILE=KEY_TILE,
-            BLOCK_M=block_m,
-            BLOCK_N=block_n,
             OWN_N=own_n,
             STAGES=stages,
-            SPLITS=cuts,
-            INTEGER=False,
             num_warps=warps,
         )
+    else:
+        launches = [(0, whole, query_tokens, 1, out)]
+        if rest:
+            launches.append((whole, rest, rest, splits, parts))
+        for first, queries, out_tokens, cuts, target in launches:
+            wrap_triton(attention_fp8_kernel)[(-(-queries // block_m), heads, batch * cuts)](
+                *inputs,
+                target,
+                lse,
+                *strides,
+                first,
+                out_tokens,
+                HEADS=heads,
+                HEAD_DIM=head_dim,
+                SOFTMAX_SCALE=head_dim**-0.5 * math.log2(math.e),
+                KEY_TILE=KEY_TILE,
+                BLOCK_M=block_m,
+                BLOCK_N=block_n,
+                OWN_N=own_n,
+                STAGES=stages,
+                SPLITS=cuts,
+                INTEGER=False,
+                num_warps=warps,
+            )
     if rest:
         wrap_triton(attention_combine_kernel)[(rest, batch)](
             parts,

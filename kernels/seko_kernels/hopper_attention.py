@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806, ARG001 - kernels name pointers and sizes in capitals; the outline has all of the kernel's
-"""The 8-bit attention for Hopper, in Gluon: kernel, outline for torch's compiler, launch. Checks are in `attention`.
+"""The 8-bit attention for Hopper, in Gluon: a kernel, and its outline for torch's compiler. Checks are in `attention`.
 
 Four warpgroups: one fetches tiles into a ring of shared memory, three have 64 queries each. Gluon, because Triton gives
 no say in who waits for what and in what order a matrix instruction finds its first factor.
@@ -7,18 +7,15 @@ no say in who waits for what and in what order a matrix instruction finds its fi
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
 
-from seko_kernels.errors import ArchError, OpShapeError
-from seko_kernels.triton.attention_fp8 import COMBINE_WARPS, attention_combine_kernel
-from seko_kernels.waves import Waves, cut
+from seko_kernels.errors import ArchError
 
 try:
     from triton.experimental import gluon
@@ -38,15 +35,12 @@ else:
     _GLUON_FAULT = None
     _gluon = gluon
 
-HOPPER = (9, 0)
-QUERIES_OF_A_PROGRAM = 192
-KEYS_OF_A_TILE = 128  # and of a scale
-KEY_GROUP = 16  # tokens whose order among themselves a tile changes
+QUERIES = 192  # of a program
+KEY_GROUP = 16  # tokens whose order among themselves a tile changes: a scratch holds a multiple of them
 HEAD_DIM = 128
 OWN_KEYS = 64  # of a tile: bf16 takes twice the memory
 STAGES = 4  # of the ring: 128 KiB of 227
-PRODUCER_WARPS = 4  # Gluon's number of warps; the three other warpgroups come on top
-SPLITS = range(2, 17)
+WARPS = 4  # Gluon's number of warps, which fetch; the three other warpgroups come on top
 RUNTIME_INTS = (
     "query_tokens",
     "cache_tokens",
@@ -240,7 +234,19 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
     )
 
 
-@triton.jit(do_not_specialize=RUNTIME_INTS)  # type: ignore[untyped-decorator]
+class _Outline(JITFunction):  # type: ignore[misc]
+    """A Triton kernel that shows what a Gluon kernel reads and writes; run as it is, the Gluon kernel runs."""
+
+    def run(self, *arguments: Any, **named: Any) -> Any:
+        _require_gluon()
+        return attention_hopper_kernel.run(*arguments, **named)
+
+
+def _outline(function: Callable[..., None]) -> _Outline:
+    return _Outline(function, do_not_specialize=RUNTIME_INTS)
+
+
+@_outline
 def attention_hopper_outline(  # type: ignore[no-untyped-def]
     Q,
     K,
@@ -267,7 +273,7 @@ def attention_hopper_outline(  # type: ignore[no-untyped-def]
     OWN_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Read what `attention_hopper_kernel` reads and write what it writes; never run.
+    """Read what `attention_hopper_kernel` reads and write what it writes; never compiled as it is.
 
     torch's compiler learns from a kernel's Triton IR which tensors it changes, and it knows no Gluon. So it is shown
     this kernel, and `gluon_twin` takes its place before it is compiled.
@@ -304,126 +310,12 @@ def gluon_twin(source: Any) -> Any | None:
     return GluonASTSource(attention_hopper_kernel, source.signature, source.constants, source.attrs)
 
 
-def launch(
-    q: Tensor,
-    k: Tensor,
-    k_scale: Tensor,
-    v_t: Tensor,
-    v_scale: Tensor,
-    valid_tokens: Tensor,
-    k_own: Tensor,
-    v_own: Tensor,
-) -> Tensor:
-    """Attend on a Hopper GPU; arguments are as of `attention.attention_fp8`, but for the scales of keys.
-
-    Parameters
-    ----------
-    q, k_own : Tensor
-        ``[B, T, H, 128]`` bfloat16, contiguous.
-    k : Tensor
-        ``[B, N, H, 128]`` int8, contiguous; N a multiple of 16.
-    k_scale : Tensor
-        ``[B, H, v_columns(N) / 128]`` float32, contiguous.
-    v_t : Tensor
-        ``[B, H, 128, v_columns(N)]`` e4m3, contiguous.
-    v_scale : Tensor
-        ``[H]`` float32.
-    valid_tokens : Tensor
-        ``[B]`` int64.
-    v_own : Tensor
-        ``[B, T, H * 128]`` bfloat16, rows of contiguous numbers at one stride.
-
-    Returns
-    -------
-    Tensor
-        ``[B, T, H * 128]`` bfloat16.
-
-    Raises
-    ------
-    ArchError
-        If the GPU is no Hopper, or this triton has no Gluon as of 3.6.
-    OpShapeError
-        If a head has not 128 numbers, N is no multiple of 16, or the scales are not one a tile of 128 keys.
-    """
-    batch, query_tokens, heads, head_dim = q.shape
-    cache_tokens, columns = k.shape[1], v_t.shape[3]
-    if head_dim != HEAD_DIM:
-        raise OpShapeError(f"head_dim must be {HEAD_DIM}, got {head_dim}")
-    if cache_tokens % KEY_GROUP:
-        raise OpShapeError(f"k has {cache_tokens} tokens a row, expected a multiple of {KEY_GROUP}")
-    scales = (batch, heads, columns // KEYS_OF_A_TILE)
-    if tuple(k_scale.shape) != scales:
-        raise OpShapeError(f"k_scale has shape {tuple(k_scale.shape)}, expected {scales}")
-    _require_gluon()
-    capability = torch.cuda.get_device_capability(q.device)
-    if capability != HOPPER:
-        raise ArchError(f"this GPU is sm_{capability[0]}{capability[1]}; the kernel is for sm_90 alone")
-    slots = torch.cuda.get_device_properties(q.device).multi_processor_count
-    keys = cache_tokens + query_tokens
-    waves = cut(batch * heads, query_tokens, keys, QUERIES_OF_A_PROGRAM, slots, SPLITS)
-    whole, splits = waves or Waves(query_tokens, 1)
-    rest = query_tokens - whole
-    tiles = triton.cdiv(whole, QUERIES_OF_A_PROGRAM)
-    whole_ctas = tiles * heads * batch
-    rest_ctas = triton.cdiv(rest, QUERIES_OF_A_PROGRAM) * heads * batch * splits
-
-    triton.set_allocator(_descriptor_memory)
-    out = torch.empty_like(q)
-    parts = torch.empty((batch * splits, max(rest, 1), heads, head_dim), dtype=q.dtype, device=q.device)
-    lse = torch.empty((batch * splits, heads, max(rest, 1)), dtype=torch.float32, device=q.device)
-    attention_hopper_kernel[(whole_ctas + rest_ctas,)](
-        q,
-        k,
-        k_scale,
-        v_t,
-        k_own,
-        v_own,
-        v_scale,
-        valid_tokens,
-        out,
-        parts,
-        lse,
-        query_tokens,
-        cache_tokens,
-        columns,
-        v_own.stride(1),
-        max(tiles, 1),
-        whole_ctas,
-        whole,
-        splits,
-        rest,
-        HEADS=heads,
-        SOFTMAX_SCALE=head_dim**-0.5 * math.log2(math.e),
-        OWN_N=OWN_KEYS,
-        STAGES=STAGES,
-        num_warps=PRODUCER_WARPS,
-    )
-    if rest:
-        attention_combine_kernel[(rest, batch)](
-            parts,
-            lse,
-            out,
-            rest,
-            query_tokens,
-            HEADS=heads,
-            HEAD_DIM=head_dim,
-            SPLITS=splits,
-            BLOCK_H=triton.next_power_of_2(heads),
-            num_warps=COMBINE_WARPS,
-        )
-    return out.view(batch, query_tokens, heads * head_dim)
-
-
 def _require_gluon() -> None:
     if _GLUON_FAULT is not None:
         raise ArchError(
             f"triton {triton.__version__} has no Gluon as this kernel takes it from 3.6 ({_GLUON_FAULT}); use "
             "attention.attention_fp8"
         ) from _GLUON_FAULT
-
-
-def _descriptor_memory(size: int, alignment: int, stream: int | None) -> Tensor:  # Triton's protocol
-    return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
 @_gluon.jit  # type: ignore[untyped-decorator]

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from seko_kernels import hopper_attention as hopper
 from seko_kernels.errors import TilesError
 from seko_kernels.formats import KEY_TILE
 
@@ -22,6 +23,8 @@ TABLE = Path(__file__).with_name("tuned_attention.json")
 CLASS_ENDS = {"few": 264, "some": 1056}
 LAST_CLASS = "many"
 MOST_KEYS = KEY_TILE  # of a tile: they have one scale
+# Of the kernel in `hopper_attention`, in the order of `AttentionTiles`.
+HOPPER_SIZES = (hopper.QUERIES, KEY_TILE, hopper.OWN_KEYS, hopper.STAGES, hopper.WARPS, 1)
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class AttentionTiles:
     Parameters
     ----------
     block_m, block_n : int
-        Queries, and keys of the past, of a tile; powers of two. `block_n` is at most 128.
+        Queries, and keys of the past, of a tile; powers of two, but for `specialised`. `block_n` is at most 128.
     own_n : int
         Own keys of a tile, whose keys and values are twice as wide; a power of two.
     stages : int
@@ -40,6 +43,8 @@ class AttentionTiles:
         Warps of a program.
     resident : int
         Programs that a multiprocessor runs at a time.
+    specialised : bool
+        By `hopper_attention`, whose warpgroups have jobs of their own; only as `SPECIALISED`.
 
     Raises
     ------
@@ -53,8 +58,14 @@ class AttentionTiles:
     stages: int
     warps: int
     resident: int = 1
+    specialised: bool = False
 
     def __post_init__(self) -> None:
+        if self.specialised:
+            sizes = self.block_m, self.block_n, self.own_n, self.stages, self.warps, self.resident
+            if sizes != HOPPER_SIZES:
+                raise TilesError(f"a specialised kernel has tiles of {HOPPER_SIZES}, got {sizes}")
+            return
         for name, least in (("block_m", 16), ("block_n", 32), ("own_n", 16), ("warps", 1)):
             value = getattr(self, name)
             if value < least or value & (value - 1):
@@ -65,6 +76,7 @@ class AttentionTiles:
             raise TilesError(f"stages {self.stages} and resident {self.resident} must be at least 1")
 
 
+SPECIALISED = AttentionTiles(*HOPPER_SIZES, specialised=True)
 # Compile without spills on their architectures (tests/kernels/test_attention_fp8.py).
 SAFE_HOPPER = AttentionTiles(64, 128, own_n=64, stages=3, warps=4, resident=2)
 SAFE = AttentionTiles(64, 64, own_n=32, stages=2, warps=4)

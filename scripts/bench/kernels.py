@@ -46,7 +46,15 @@ from seko_kernels import plain_torch, scratch
 from seko_kernels.admission import admit, distance
 from seko_kernels.attention import OwnTokens, attention_fp8, v_columns
 from seko_kernels.fused_reference import FP8, e4m3_cast, int8_tiles, largest_of_tiles
-from seko_kernels.tuned import TABLE, AttentionTiles, safe_tiles, shape_class, table_row, write_table
+from seko_kernels.tuned import (
+    SPECIALISED,
+    TABLE,
+    AttentionTiles,
+    safe_tiles,
+    shape_class,
+    table_row,
+    write_table,
+)
 
 BARS = {"S1": ("attn_h12_vs_cudnn", 0.72), "S5": ("attn_h40_vs_cudnn", 0.72)}  # ratios, expansion included
 COMPILE_SECONDS = 120  # of one candidate for all shapes; more is a hang
@@ -58,17 +66,19 @@ EXPAND_VARIANTS = ((16, 2), (16, 4), (32, 4), (64, 4))  # tokens and warps
 def candidates() -> list[AttentionTiles]:
     """Tiles worth a try, the likeliest first.
 
-    Without warp specialisation, polynomials for exponentials and 256 keys a tile: refused, wrong or no faster wherever
-    they were tried (docs/LOG.md).
+    Without Triton's own warp specialisation, polynomials for exponentials and 256 keys a tile: refused, wrong or no
+    faster wherever they were tried (docs/LOG.md).
     """
-    return [
-        AttentionTiles(64, 128, own_n, stages, 4, resident=2) for own_n in (64, 32) for stages in (3, 2)
-    ] + [
-        AttentionTiles(64, 64, 64, 4, 4, resident=2),
-        AttentionTiles(128, 128, 64, 3, 8),
-        AttentionTiles(128, 128, 128, 2, 8),
-        AttentionTiles(128, 64, 64, 4, 8),
-    ]
+    return (
+        [SPECIALISED]
+        + [AttentionTiles(64, 128, own_n, stages, 4, resident=2) for own_n in (64, 32) for stages in (3, 2)]
+        + [
+            AttentionTiles(64, 64, 64, 4, 4, resident=2),
+            AttentionTiles(128, 128, 64, 3, 8),
+            AttentionTiles(128, 128, 128, 2, 8),
+            AttentionTiles(128, 64, 64, 4, 8),
+        ]
+    )
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from seko_export.lowering.agree import check_agrees
 from seko_export.lowering.descriptor_scratch import scratch_of_the_whole_grid
 from seko_export.lowering.int_arrays import arrays_declared_where_used
+from seko_export.lowering.outlined_kernels import gluon_behind_outlines
 from seko_export.lowering.package import slim_package
 from seko_export.lowering.trace import trace
 from seko_export.media_pieces import MEDIA_PROGRAMS
@@ -74,7 +75,7 @@ def compile_piece(config: BuildConfig, name: str, package: str) -> float:
     piece = make_pieces(config)[name]
     with torch.no_grad(), attention_backends(config.device), scratch_of_the_whole_grid():
         program = trace(piece, config.device)
-        with arrays_declared_where_used(), outputs_of_its_own() as outputs:
+        with arrays_declared_where_used(), gluon_behind_outlines(), outputs_of_its_own() as outputs:
             torch._inductor.aoti_compile_and_package(program, package_path=package)
     slim_package(Path(package), [*local_prefixes(), outputs])
     if name in MEDIA_PROGRAMS.values():
