@@ -32,6 +32,7 @@ COLUMN_UNIT = KEY_TILE
 DESCRIPTOR_UNIT = 8  # bfloat16 numbers between two rows of a descriptor: 16 bytes
 SMALLEST_HEAD_DIM = 32  # of an fp8 matrix instruction
 SPLITS = range(2, 17)
+PARTS_COST_KEYS = 2000  # of `waves.cut`, where the parts run in the launch of the whole tiles
 
 
 class OwnTokens(NamedTuple):
@@ -142,7 +143,8 @@ def attention_fp8(
             f"and {cache_tokens}"
         )
     slots = torch.cuda.get_device_properties(q.device).multi_processor_count * tiles.resident
-    waves = cut(batch * heads, query_tokens, cache_tokens + query_tokens, tiles.block_m, slots, SPLITS)
+    keys, cost = cache_tokens + query_tokens, PARTS_COST_KEYS if tiles.specialised else None
+    waves = cut(batch * heads, query_tokens, keys, tiles.block_m, slots, SPLITS, cost)
     out: Tensor = _attention_fp8_cuda(
         *arguments,
         tiles.block_m,

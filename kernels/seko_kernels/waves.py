@@ -31,7 +31,15 @@ class Waves(NamedTuple):
     splits: int
 
 
-def cut(pairs: int, queries: int, keys: int, tile: int, slots: int, splits: Iterable[int]) -> Waves | None:
+def cut(
+    pairs: int,
+    queries: int,
+    keys: int,
+    tile: int,
+    slots: int,
+    splits: Iterable[int],
+    cost_keys: int | None = None,
+) -> Waves | None:
     """Return how to cut an attention, or None where whole tiles do as well.
 
     Parameters
@@ -46,6 +54,8 @@ def cut(pairs: int, queries: int, keys: int, tile: int, slots: int, splits: Iter
         Tiles that the GPU runs at a time.
     splits : iterable of int
         Numbers of parts that are possible.
+    cost_keys : int, optional
+        What cutting costs, in keys that a tile could attend to in the meantime; else `CUT_COST_KEYS`.
     """
     tiles = -(-queries // tile)
     rounds = pairs * tiles // slots  # whole waves
@@ -55,6 +65,6 @@ def cut(pairs: int, queries: int, keys: int, tile: int, slots: int, splits: Iter
     if not rounds or not left or not found:
         return None
     best = min(found, key=found.__getitem__)
-    cost = rounds + found[best] + CUT_COST_KEYS / keys
+    cost = rounds + found[best] + (CUT_COST_KEYS if cost_keys is None else cost_keys) / keys
     plain = -(-pairs * tiles // slots)
     return Waves(per_pair * tile, best) if cost <= (1 - LEAST_GAIN) * plain else None

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 
-from seko_kernels import waves
+from seko_kernels import attention, waves
 from seko_kernels.attention import OwnTokens, attention_fp8
+from seko_kernels.errors import OpShapeError
 from seko_kernels.fused_reference import FP8
 from seko_kernels.matmul import fp8_linear
 from seko_kernels.qk_norm_rope import qk_norm_rope
@@ -33,7 +34,7 @@ from seko_kernels.rows import (
     residual_norm_modulate,
 )
 from seko_kernels.scratch import KeyRotation, fp8_expand
-from seko_kernels.tuned import AttentionTiles
+from seko_kernels.tuned import SPECIALISED, AttentionTiles
 
 H, D, T, N, FRAME = 12, 128, 390, 2730, 130
 WIDTH = H * D
@@ -84,8 +85,8 @@ def slots() -> Tensor:
     return on_gpu(1, 3, dtype=torch.int64)
 
 
-def scratch() -> tuple[Tensor, Tensor, Tensor]:
-    past, columns = N - T, 2432
+def scratch(past: int = N - T) -> tuple[Tensor, Tensor, Tensor]:
+    columns = 2432
     k, k_scale = on_gpu(1, past, H, D, dtype=torch.int8), on_gpu(1, H, columns // 128)
     return k, k_scale, on_gpu(1, H, D, columns, dtype=FP8)
 
@@ -104,6 +105,26 @@ def test_attention(launches: Launches, slots: int, monkeypatch: pytest.MonkeyPat
     assert (out.shape, out.dtype) == ((1, T, WIDTH), torch.bfloat16)
     whole, parts = ("attention_fp8_kernel", ["OUT"]), ("attention_fp8_kernel", ["LSE", "OUT"])
     assert launches == ([whole] if slots == 132 else [whole, parts, ("attention_combine_kernel", ["OUT"])])
+
+
+@pytest.mark.parametrize("slots", [132, 32])
+def test_attention_of_specialised_warpgroups(
+    launches: Launches, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One launch for whole queries and for parts of keys, by the outline."""
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(multi_processor_count=slots)
+    )
+    q = on_gpu(1, T, H, D, dtype=torch.bfloat16)
+    own = OwnTokens(q.clone(), on_gpu(1, T, 3 * WIDTH, dtype=torch.bfloat16).chunk(3, -1)[2])
+    valid = on_gpu(1, dtype=torch.int64)
+    monkeypatch.setattr(attention, "PARTS_COST_KEYS", 1)
+    out = attention_fp8(q, *scratch(2352), on_gpu(H), valid, own, SPECIALISED)
+    assert (out.shape, out.dtype) == ((1, T, WIDTH), torch.bfloat16)
+    both = ("attention_hopper_outline", ["OUT", "PART_LSE", "PART_OUT"])
+    assert launches == ([both] if slots == 132 else [both, ("attention_combine_kernel", ["OUT"])])
+    with pytest.raises(OpShapeError, match="multiple of 16"):
+        attention_fp8(q, *scratch(), on_gpu(H), valid, own, SPECIALISED)
 
 
 @pytest.mark.parametrize("fp8", [True, False])
