@@ -27,7 +27,15 @@ from seko_kernels.triton.attention_fp8 import (
     attention_combine_kernel,
     attention_fp8_kernel,
 )
-from seko_kernels.tuned import SAFE, SAFE_HOPPER, AttentionTiles, read_table, tiles_for, write_table
+from seko_kernels.tuned import (
+    SAFE,
+    SAFE_HOPPER,
+    SPECIALISED,
+    AttentionTiles,
+    read_table,
+    tiles_for,
+    write_table,
+)
 from tests.tolerances import ROUNDED_TO_BF16, STEP
 
 SIGNATURE = {
@@ -198,6 +206,7 @@ def test_combine_compiles_everywhere(
         ({"block_n": 256}, "block_n must be at most 128"),
         ({"stages": 0}, "at least 1"),
         ({"resident": 0}, "at least 1"),
+        ({"specialised": True}, "tiles of \\(192"),
     ],
 )
 def test_tiles_that_cannot_be_are_refused(change: dict[str, int], message: str) -> None:
@@ -310,8 +319,12 @@ def test_admission_refuses_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> Non
 class AttentionModule(torch.nn.Module):
     """The attention as an engine's graph sees it."""
 
+    def __init__(self, tiles: AttentionTiles | None) -> None:
+        super().__init__()
+        self.tiles = tiles
+
     def forward(self, *arguments: Tensor) -> Tensor:
-        return attend(*arguments) + 0.0
+        return attention_fp8(*arguments[:6], OwnTokens(*arguments[6:]), self.tiles) + 0.0
 
 
 @pytest.mark.gpu
@@ -328,12 +341,23 @@ def test_gpu_admits_the_safe_tiles() -> None:
 
 
 @pytest.mark.gpu
+def test_gpu_admits_specialised_warpgroups() -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the Gluon kernel is for sm_90 alone")
+    assert admit(SPECIALISED, full=(12, 4680, 28080)).refusal == ""
+    assert admit(SPECIALISED, full=(40, 4680, 28080)).refusal == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tiles", [None, SPECIALISED], ids=["tuned", "specialised"])
 def test_gpu_package_and_its_capture_read_the_fill_from_the_device(
-    package_runner: Callable[..., Any],
+    package_runner: Callable[..., Any], tiles: AttentionTiles | None
 ) -> None:
-    case = Case("filling", 390, 12, 2340, (1000, 2340))
+    if tiles is not None and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the Gluon kernel is for sm_90 alone")
+    case = Case("filling", 390, 12, 2352, (1000, 2340))
     arguments = make_case(case, 128, "cuda")
-    engine = package_runner(AttentionModule(), arguments)
+    engine = package_runner(AttentionModule(tiles), arguments)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         (direct,) = engine(list(arguments))
