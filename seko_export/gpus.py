@@ -103,13 +103,13 @@ GPUS = {gpu.name: gpu for gpu in _TABLE}
 MATMUL_SHARE = 0.69  # measured alone: 643 to 730 TFLOP/s at the model's sizes, the middle
 FP8_MATMUL_SHARE = 0.56  # measured alone, torch._scaled_mm by rows: 920 to 1300 TFLOP/s, the middle
 ATTENTION_SHARE = 0.55  # measured alone, cuDNN: 1.73 ms at 12 heads, 5.74 ms at 40 (docs/adr/0002)
-# Of the bf16 peak, with the past in 8 bits (docs/adr/0006); measured alone: rows attn_h12_vs_cudnn and
-# attn_h40_vs_cudnn, 607 and 616 TFLOP/s.
-FP8_ATTENTION_SHARE = 0.62
+# Of the bf16 peak, with the past in 8 bits (docs/adr/0006); measured alone: row attn_h12_vs_cudnn and `ms` of
+# kernels/seko_kernels/tuned_attention.json at 40 heads, 806 and 816 TFLOP/s.
+FP8_ATTENTION_SHARE = 0.81
 MASKED_ATTENTION_SHARE = 0.37  # measured alone, cuDNN with a bias: 2.64 and 8.26 ms (docs/adr/0002)
 EXPAND_SHARE = 0.88  # of the bandwidth; measured alone: FP4 to fp8 in 37 us at 12 heads, 122 us at 40
-# Of the bandwidth; measured alone: the same rows, 123 and 380 us. Bound by instructions, which turn the keys.
-FP8_EXPAND_SHARE = 0.24
+# Of the bandwidth; measured alone: 114 us at 12 heads (docs/LOG.md). Bound by instructions, which turn the keys.
+FP8_EXPAND_SHARE = 0.26
 # Of the bandwidth; measured alone: 13 us for a norm in bf16, 22 for QK norm with RoPE, 40 for GELU with fp8 rows at 12
 # heads (docs/LOG.md), which is .46, .45 and .66; a norm with fp8 rows, at 23 us, reaches .2.
 ROW_KERNEL_SHARE = 0.5
@@ -125,7 +125,7 @@ LAUNCH_S = (
 # Of the bandwidth, in the kernels between the matmuls: row step_vs_eager of docs/benchmarks/h200.jsonl, S1 in bf16.
 ROWS_SHARE = 0.31
 # Of the bf16 peak, in the VAE's convolutions: row vae_vs_eager of docs/benchmarks/h200.jsonl, without cudnn.benchmark.
-CONVOLUTION_SHARE = 0.47
+CONVOLUTION_SHARE = 0.51
 # Scratch of a piece with convolutions, in units of what lies between its launches: engine_peak_bytes of the same row.
 # What is more than 1 has not been taken apart: cuDNN's workspaces, or copies into the order that it wants.
 CONVOLUTION_SCRATCH = 1.36

@@ -9,11 +9,10 @@ from seko_kernels.triton.e4m3_cast import power_of_two_inverse, to_e4m3
 from seko_kernels.triton.e4m3_scale import e4m3_scale_decode
 from seko_kernels.triton.int8_rows import to_int8
 
-# Tokens per program. A channel's tokens are then one sector of transposed V; a thread takes 104 registers where keys
-# are rotated; 64 tokens take 183 (sm_90). On an H200 at 12 heads this takes 118 us; 16 tokens with 4 warps take 106,
-# 64 tokens with 4 and 8 warps 112 and 150.
-EXPAND_TILE = 32
-EXPAND_WARPS = 8
+# Tokens per program, and its warps. On an H200 at 12 heads, keys rotated, 114 us; 16 tokens with 4 warps take 130, 32
+# with 4 and 8 warps 149 and 136, 64 with 4 warps 117.
+EXPAND_TILE = 16
+EXPAND_WARPS = 2
 EXPAND_GROUP = (
     4  # heads that a program rotates by the cosines and sines it has loaded, where that divides the heads
 )
