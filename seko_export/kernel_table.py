@@ -12,7 +12,8 @@ from typing import Any
 
 from seko_export.environment import Finding, Target, has_fp8, local_gpu_arch
 from seko_export.piece import BuildConfig
-from seko_kernels.tuned import safe_tiles, shape_class, tiles_for, tuned_table
+from seko_kernels import tuned
+from seko_kernels.tuned import measured_tiles, safe_tiles, shape_class, tiles_for
 
 KERNEL_TABLE = "engines/kernels.json"
 
@@ -44,14 +45,21 @@ def kernel_table(config: BuildConfig, target: Target) -> dict[str, Any]:
 
 
 def attention_tiles(config: BuildConfig, target: Target) -> list[dict[str, Any]]:
-    """Return of each size of call the tiles that 8-bit attention has on a GPU, and whether they were measured there."""
+    """Return the tiles that 8-bit attention has on a GPU, and whether they were measured there.
+
+    One entry a size of call and a size of past, of which layers of different rings have several.
+    """
     calls = (config.stream.batch,) if config.pool is None else config.pool.buckets
+    streams = [config.of_kind(kind).stream for kind in config.kinds]
+    pasts = sorted({stream.cache_tokens - stream.chunk_tokens for stream in streams}, reverse=True)
     model, found = config.model, []
     for rows in calls:
         shape = shape_class(rows, model.heads, config.stream.chunk_tokens)
-        tiles = tiles_for(target.arch, model.head_dim, shape)
-        measured = (target.arch, model.head_dim, shape) in tuned_table()
-        found.append({"rows": rows, "shape_class": shape, "measured": measured, "tiles": asdict(tiles)})
+        for past in pasts:
+            place = (target.arch, model.head_dim, shape, past)
+            measured = measured_tiles(*place) is not None
+            entry = {"rows": rows, "past_tokens": past, "shape_class": shape, "measured": measured}
+            found.append({**entry, "tiles": asdict(tiles_for(*place))})
     return found
 
 
@@ -70,7 +78,7 @@ def examine_kernels() -> Finding:
     if not has_fp8(Target("cuda", arch)):
         found = f"fused layers with torch's attention; no fp8, since {arch} has no such numbers"
         return Finding("kernels", True, found)
-    sizes = [f"{dim} channels, {shape}" for (a, dim, shape) in sorted(tuned_table()) if a == arch]
+    sizes = [f"{dim} channels, {shape}" for (a, dim, shape) in sorted(tuned.tuned_table()) if a == arch]
     safe = safe_tiles(arch)
     rest = f"else safe ones, {safe.block_m} x {safe.block_n}"
     measured = f"tiles measured for heads of {'; '.join(sizes)}" if sizes else f"no tiles measured for {arch}"

@@ -10,20 +10,19 @@ import triton
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from seko_kernels import fused_reference
+from seko_kernels import fused_reference, hopper_attention
 from seko_kernels.checks import expect, expect_dims, expect_dtype, expect_fp8
 from seko_kernels.errors import OpShapeError
 from seko_kernels.formats import KEY_TILE
 from seko_kernels.fused_reference import FP8
-from seko_kernels.hopper_attention import HEAD_DIM as HOPPER_HEAD_DIM
-from seko_kernels.hopper_attention import KEY_GROUP, attention_hopper_outline
+from seko_kernels.hopper_attention import attention_hopper_outline
 from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
 from seko_kernels.triton.attention_fp8 import (
     COMBINE_WARPS,
     attention_combine_kernel,
     attention_fp8_kernel,
 )
-from seko_kernels.tuned import AttentionTiles, safe_tiles, shape_class, tiles_for
+from seko_kernels.tuned import AttentionTiles, shape_class, tiles_for
 from seko_kernels.waves import Waves, cut
 
 # Columns of a transposed V scratch are a multiple of this, so that they end with a tile of keys. A descriptor's rows
@@ -133,14 +132,12 @@ def attention_fp8(
     expect_dtype("q", q, torch.bfloat16)
     major, minor = expect_fp8(q.device)
     if tiles is None:
-        arch = f"sm_{major}{minor}"
-        tiles = tiles_for(arch, head_dim, shape_class(batch, heads, query_tokens))
-        if tiles.specialised and not takes_hopper(head_dim, cache_tokens):
-            tiles = safe_tiles(arch)
-    elif tiles.specialised and not takes_hopper(head_dim, cache_tokens):
+        shape = shape_class(batch, heads, query_tokens)
+        tiles = tiles_for(f"sm_{major}{minor}", head_dim, shape, cache_tokens)
+    elif tiles.specialised and not hopper_attention.takes(head_dim, cache_tokens):
         raise OpShapeError(
-            f"specialised tiles take heads of {HOPPER_HEAD_DIM} and a multiple of {KEY_GROUP} keys, got {head_dim} "
-            f"and {cache_tokens}"
+            f"specialised tiles take heads of {hopper_attention.HEAD_DIM} and a multiple of "
+            f"{hopper_attention.KEY_GROUP} keys, got {head_dim} and {cache_tokens}"
         )
     slots = torch.cuda.get_device_properties(q.device).multi_processor_count * tiles.resident
     keys, cost = cache_tokens + query_tokens, PARTS_COST_KEYS if tiles.specialised else None
@@ -156,11 +153,6 @@ def attention_fp8(
         tiles.specialised,
     )
     return out
-
-
-def takes_hopper(head_dim: int, cache_tokens: int) -> bool:
-    """Tell whether `hopper_attention` can read such a scratch: it takes keys by groups."""
-    return head_dim == HOPPER_HEAD_DIM and cache_tokens % KEY_GROUP == 0
 
 
 @triton_op("seko::attention_fp8", mutates_args=())

@@ -310,6 +310,11 @@ def gluon_twin(source: Any) -> Any | None:
     return GluonASTSource(attention_hopper_kernel, source.signature, source.constants, source.attrs)
 
 
+def takes(head_dim: int, cache_tokens: int) -> bool:
+    """Tell whether the kernel is there and can read a scratch of so many tokens."""
+    return _GLUON_FAULT is None and head_dim == HEAD_DIM and cache_tokens % KEY_GROUP == 0
+
+
 def _require_gluon() -> None:
     if _GLUON_FAULT is not None:
         raise ArchError(

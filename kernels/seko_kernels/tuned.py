@@ -87,9 +87,29 @@ def safe_tiles(arch: str) -> AttentionTiles:
     return SAFE_HOPPER if arch == "sm_90" else SAFE
 
 
-def tiles_for(arch: str, head_dim: int, shape: str) -> AttentionTiles:
-    """Return the fastest admitted tiles of this architecture, head_dim and shape class, or the safe ones."""
-    return tuned_table().get((arch, head_dim, shape)) or safe_tiles(arch)
+def measured_tiles(arch: str, head_dim: int, shape: str, past_tokens: int) -> AttentionTiles | None:
+    """Return the fastest admitted tiles of this architecture, head_dim and shape class, or None.
+
+    Parameters
+    ----------
+    arch : str
+        As ``"sm_90"``.
+    head_dim : int
+        D.
+    shape : str
+        See `shape_class`.
+    past_tokens : int
+        What the scratch holds a row: `hopper_attention` takes a multiple of its groups alone.
+    """
+    tiles = tuned_table().get((arch, head_dim, shape))
+    if tiles is not None and tiles.specialised and not hopper.takes(head_dim, past_tokens):
+        return None
+    return tiles
+
+
+def tiles_for(arch: str, head_dim: int, shape: str, past_tokens: int) -> AttentionTiles:
+    """Return `measured_tiles`, or the safe ones."""
+    return measured_tiles(arch, head_dim, shape, past_tokens) or safe_tiles(arch)
 
 
 def shape_class(batch: int, heads: int, query_tokens: int) -> str:

@@ -13,7 +13,8 @@ from seko_export.errors import UsageError
 from seko_export.models.sampler import Schedule
 from seko_export.options import RowOptions, plan_build
 from seko_export.pieces import BuildConfig
-from seko_kernels.tuned import SAFE, AttentionTiles, shape_class, tiles_for, tuned_table
+from seko_kernels import tuned
+from seko_kernels.tuned import SAFE, SPECIALISED, AttentionTiles, measured_tiles, shape_class, tiles_for
 
 
 def test_what_the_options_mean() -> None:
@@ -59,7 +60,7 @@ def test_attention_in_8_bits_is_taken_where_its_tiles_were_measured(monkeypatch:
         plan = plan_build(*arguments, device="cuda", arch=arch, attention=attention, rows=rows)
         return plan.config.fp8_attention
 
-    monkeypatch.setattr(kernel_table, "tuned_table", lambda: {("sm_90", 128, "some"): SAFE})
+    monkeypatch.setattr(tuned, "tuned_table", lambda: {("sm_90", 128, "some"): SAFE})
     assert taken()
     assert not taken(attention="torch")
     assert not taken(kv="bf16")
@@ -69,6 +70,27 @@ def test_attention_in_8_bits_is_taken_where_its_tiles_were_measured(monkeypatch:
     assert taken("sm_89", attention="fp8")
     assert taken(rows=RowOptions(sessions=4, batch="1,2"))
     assert not taken(rows=RowOptions(sessions=4, batch="1,4"))  # calls of four are of another class
+
+    # The kernel of specialised warpgroups, which is all that was measured, takes no past of 18 frames of 390 tokens.
+    monkeypatch.setattr(
+        tuned, "tuned_table", lambda: {("sm_90", 128, "some"): SPECIALISED, ("sm_90", 128, "few"): SAFE}
+    )
+    assert taken()
+    monkeypatch.setattr(
+        tuned, "tuned_table", lambda: {("sm_90", 128, name): SPECIALISED for name in ("few", "some")}
+    )
+    plan = plan_build(
+        None,
+        "self-forcing-1.3b",
+        "fp4",
+        False,
+        "auto",
+        {"height": 208, "width": 480},
+        device="cuda",
+        arch="sm_90",
+    )
+    assert not plan.config.fp8_attention
+    assert plan.config.stream.frame_tokens == 390
 
 
 @pytest.mark.parametrize(
@@ -82,7 +104,7 @@ def test_attention_in_8_bits_is_taken_where_its_tiles_were_measured(monkeypatch:
 )
 def test_the_doctor_says_which_kernels(arch: str | None, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_table, "local_gpu_arch", lambda: arch)
-    monkeypatch.setattr(kernel_table, "tuned_table", lambda: {("sm_90", 128, "some"): SAFE})
+    monkeypatch.setattr(tuned, "tuned_table", lambda: {("sm_90", 128, "some"): SAFE})
     line = kernel_table.examine_kernels()
     assert found in line.found
     assert line.ok  # each GPU has some
@@ -106,8 +128,9 @@ def test_the_table_of_kernels_says_what_the_op_picks() -> None:
     assert [entry["rows"] for entry in table["attention"]] == [1, 4]
     for entry in table["attention"]:
         shape = shape_class(entry["rows"], 12, preset.stream.chunk_tokens)
-        assert AttentionTiles(**entry["tiles"]) == tiles_for("sm_90", 128, shape)
-        assert entry["measured"] == (("sm_90", 128, shape) in tuned_table())
+        assert entry["past_tokens"] == preset.stream.cache_tokens - preset.stream.chunk_tokens
+        assert AttentionTiles(**entry["tiles"]) == tiles_for("sm_90", 128, shape, entry["past_tokens"])
+        assert entry["measured"] == (measured_tiles("sm_90", 128, shape, entry["past_tokens"]) is not None)
     assert not kernel_table.kernel_table(config, Target("cuda", "sm_120"))["attention"][0]["measured"]
     exact = replace(config, kv_scheme="bf16", fp8=False, fp8_attention=False)
     assert kernel_table.kernel_table(exact, Target("cuda", "sm_90"))["attention"] == []

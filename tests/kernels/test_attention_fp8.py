@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from seko_kernels import admission, tuned
+from seko_kernels import admission, hopper_attention, tuned
 from seko_kernels.admission import Case, admit, distance, expected, make_case
 from seko_kernels.attention import OwnTokens, attention_fp8, key_tiles, v_columns
 from seko_kernels.errors import KvDeviceError, OpDtypeError, OpShapeError, TilesError
@@ -215,7 +215,7 @@ def test_tiles_that_cannot_be_are_refused(change: dict[str, int], message: str) 
 
 
 def test_a_gpu_without_measured_tiles_gets_safe_ones() -> None:
-    assert tiles_for("sm_91", 128, "some") == SAFE
+    assert tiles_for("sm_91", 128, "some", 28080) == SAFE
     assert tuned.safe_tiles("sm_90") == SAFE_HOPPER
 
 
@@ -227,7 +227,18 @@ def test_shape_classes_follow_how_far_a_gpu_is_filled() -> None:
 
 def test_the_table_that_ships_can_be_read() -> None:
     for (arch, head_dim, shape), tiles in read_table(tuned.TABLE).items():
-        assert tiles_for(arch, head_dim, shape) == tiles
+        assert tiles_for(arch, head_dim, shape, 28080) == tiles
+
+
+def test_a_past_that_specialised_warpgroups_cannot_read_gets_safe_tiles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tuned, "tuned_table", lambda: {("sm_90", 128, "some"): SPECIALISED})
+    assert tiles_for("sm_90", 128, "some", 28080) == SPECIALISED
+    assert tiles_for("sm_90", 128, "some", 28072) == SAFE_HOPPER
+    assert tuned.measured_tiles("sm_90", 128, "some", 28072) is None
+    monkeypatch.setattr(hopper_attention, "_GLUON_FAULT", ImportError("moved"))  # a triton without it
+    assert tiles_for("sm_90", 128, "some", 28080) == SAFE_HOPPER
 
 
 def test_a_table_round_trips_and_keeps_other_rows(tmp_path: Path) -> None:
