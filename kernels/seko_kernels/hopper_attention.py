@@ -1,13 +1,10 @@
-# ruff: noqa: N803, N806, ARG001 - kernels name pointers and sizes in capitals; the outline has all of the kernel's
-"""The 8-bit attention for Hopper, in Gluon: a kernel, and its outline for torch's compiler. Checks are in `attention`.
-
-Four warpgroups: one fetches tiles into a ring of shared memory, three have 64 queries each. Gluon, because Triton gives
-no say in who waits for what and in what order a matrix instruction finds its first factor.
-"""
+# ruff: noqa: N803, ARG001 - the outline has all of the kernel's parameters, in capitals
+"""Hopper's 8-bit attention as torch's compiler and the op see it: an outline, its Gluon kernel, what it takes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import triton
@@ -16,24 +13,6 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from seko_kernels.errors import ArchError
-
-try:
-    from triton.experimental import gluon
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon._runtime import GluonASTSource
-    from triton.experimental.gluon.language.nvidia.hopper import (
-        fence_async_shared,
-        mbarrier,
-        tma,
-        warpgroup_mma,
-        warpgroup_mma_wait,
-    )
-except ImportError as reason:  # an experimental interface: a triton may move it
-    _GLUON_FAULT: ImportError | None = reason
-    _gluon = triton  # never compiled: `_require_gluon` comes first
-else:
-    _GLUON_FAULT = None
-    _gluon = gluon
 
 QUERIES = 192  # of a program
 KEY_GROUP = 16  # tokens whose order among themselves a tile changes: a scratch holds a multiple of them
@@ -54,192 +33,11 @@ RUNTIME_INTS = (
 )
 
 
-@_gluon.jit(do_not_specialize=RUNTIME_INTS)  # type: ignore[untyped-decorator]
-def attention_hopper_kernel(  # type: ignore[no-untyped-def]
-    Q,
-    K,
-    K_SCALE,
-    V_T,
-    K_OWN,
-    V_OWN,
-    V_SCALE,
-    VALID_TOKENS,
-    OUT,
-    PART_OUT,
-    PART_LSE,
-    query_tokens,
-    cache_tokens,
-    v_columns,
-    v_own_stride,
-    tiles,
-    whole_ctas,
-    first_query,
-    splits,
-    rest_tokens,
-    HEADS: gl.constexpr,
-    SOFTMAX_SCALE: gl.constexpr,
-    OWN_N: gl.constexpr,
-    STAGES: gl.constexpr,
-):
-    """Write ``softmax(q k^T * SOFTMAX_SCALE) v`` over ``VALID_TOKENS[b] - T`` keys of the past and T own ones.
-
-    `triton.attention_fp8.attention_fp8_kernel` says what is computed; here a tile of 128 keys has one scale. A program
-    has 192 queries of a head and a row. Programs from `whole_ctas` on have a part of the keys and queries from
-    `first_query` on: one launch for both, so that parts fill multiprocessors as whole tiles leave them.
-
-    What lies behind the last valid token reads as zero, but for up to 15 keys, which are in K because N is a multiple
-    of 16. Scores there are masked in the last tile.
-
-    Parameters
-    ----------
-    Q : pointer to bf16
-        ``[B, T, H, 128]``, contiguous.
-    K : pointer to int8
-        ``[B, N, H, 128]``, contiguous.
-    K_SCALE : pointer to fp32
-        ``[B, H, v_columns / 128]``, contiguous: what a tile's numbers of a head are multiplied by to be the real
-        ones. Behind the past's last tile it is not read.
-    V_T : pointer to fp8
-        ``[B, H, 128, v_columns]``, contiguous; v_columns a multiple of 128 that holds N.
-    K_OWN : pointer to bf16
-        ``[B, T, H, 128]``, contiguous.
-    V_OWN : pointer to bf16
-        ``[B * T, ...]``, rows of H * 128 contiguous numbers at a stride.
-    V_SCALE : pointer to fp32
-        ``[H]``, powers of two: what a head's values are multiplied by to be the real ones.
-    VALID_TOKENS : pointer to int64
-        ``[B]``, own tokens counted.
-    OUT : pointer to bf16
-        ``[B, T, H, 128]``, contiguous; the first tiles * 192 queries are written.
-    PART_OUT : pointer to bf16
-        ``[B * splits, rest_tokens, H, 128]``, contiguous.
-    PART_LSE : pointer to fp32
-        ``[B * splits, H, rest_tokens]``, base-2 logarithm of the sum of a part.
-    query_tokens, cache_tokens, v_columns, v_own_stride : int
-        T, N (a multiple of 16), the columns of V_T and the numbers between two tokens of V_OWN.
-    tiles, whole_ctas : int
-        Tiles of queries that see all keys, at least 1 even if none does, and how many programs have one.
-    first_query, splits, rest_tokens : int
-        Of the other programs: their first query, the parts of the keys, the number of their queries.
-    HEADS : constexpr int
-        H.
-    SOFTMAX_SCALE : constexpr float
-        ``128 ** -0.5 * log2(e)``. A run-time float would arrive as fp64 in an AOTInductor package.
-    OWN_N : constexpr int
-        Own keys of a tile.
-    STAGES : constexpr int
-        Tiles of the past in the ring; ``STAGES * 64 / OWN_N`` own ones lie in the same memory before.
-    """
-    number = gl.program_id(0)
-    parts = number >= whole_ctas
-    number = gl.where(parts, number - whole_ctas, number)
-    per = gl.where(parts, gl.cdiv(rest_tokens, 192), tiles)
-    tile = number % per
-    head = (number // per) % HEADS
-    part = number // per // HEADS
-    cuts = gl.where(parts, splits, 1)
-    row = part // cuts
-    split = part % cuts
-    out_query = tile * 192
-    query = gl.where(parts, first_query, 0) + out_query
-
-    past = gl.load(VALID_TOKENS + row).to(gl.int32) - query_tokens
-    past = gl.minimum(gl.maximum(past, 0), cache_tokens)
-    ends = gl.maximum(past, 1)  # a descriptor of no rows is not legal
-    row64 = row.to(gl.int64)
-    width: gl.constexpr = HEADS * 128
-
-    INT8: gl.constexpr = gl.NVMMASharedLayout(128, 8, rank=2)
-    GROUPED: gl.constexpr = gl.NVMMASharedLayout(128, 8, rank=5)
-    BF16: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    OWN_STAGES: gl.constexpr = STAGES * 64 // OWN_N
-
-    own_rows = [query_tokens, 128]
-    q_base = Q + row64 * query_tokens * width + head * 128
-    q_tiles = tma.make_tensor_descriptor(q_base, own_rows, [width, 1], [64, 128], BF16)
-    # Token 16 a + 4 t + 2 b + c lands in row 16 a + 8 b + 2 t + c. So a thread's scores, which lie as a product's
-    # result does, become probabilities that lie as the next product's first factor must: nothing moves.
-    k_base = K + row64 * cache_tokens * width + head * 128
-    k_tiles = tma.make_tensor_descriptor(
-        k_base,
-        [(ends + 15) // 16, 2, 4, 2, 128],
-        [16 * width, 2 * width, 4 * width, width, 1],
-        [8, 2, 4, 2, 128],
-        GROUPED,
-    )
-    v_base = V_T + (row64 * HEADS + head) * 128 * v_columns
-    v_tiles = tma.make_tensor_descriptor(v_base, [128, ends], [v_columns, 1], [128, 128], INT8)
-    k_own_base = K_OWN + row64 * query_tokens * width + head * 128
-    k_own = tma.make_tensor_descriptor(k_own_base, own_rows, [width, 1], [OWN_N, 128], BF16)
-    v_own_base = V_OWN + row64 * query_tokens * v_own_stride + head * 128
-    v_own = tma.make_tensor_descriptor(v_own_base, own_rows, [v_own_stride, 1], [OWN_N, 128], BF16)
-    scales = K_SCALE + (row64 * HEADS + head) * (v_columns // 128)
-
-    q_ring = gl.allocate_shared_memory(gl.bfloat16, [3, 64, 128], BF16)
-    codes_ring = gl.allocate_shared_memory(gl.int8, [3, 64, 128], INT8)
-    k_ring = gl.allocate_shared_memory(gl.int8, [STAGES, 128, 128], INT8)
-    v_ring = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, 128, 128], INT8)
-    q_ready = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    own_k_ready = gl.allocate_shared_memory(gl.int64, [OWN_STAGES, 1], BARRIER)
-    own_v_ready = gl.allocate_shared_memory(gl.int64, [OWN_STAGES, 1], BARRIER)
-    own_empty = gl.allocate_shared_memory(gl.int64, [OWN_STAGES, 1], BARRIER)
-    mbarrier.init(q_ready, count=1)
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(k_ready.index(stage), count=1)
-        mbarrier.init(v_ready.index(stage), count=1)
-        mbarrier.init(empty.index(stage), count=3)
-    for stage in gl.static_range(OWN_STAGES):
-        mbarrier.init(own_k_ready.index(stage), count=1)
-        mbarrier.init(own_v_ready.index(stage), count=1)
-        mbarrier.init(own_empty.index(stage), count=3)
-    fence_async_shared()
-
-    own_tiles = gl.cdiv(query_tokens, OWN_N)
-    own_first = split * own_tiles // cuts
-    own_last = (split + 1) * own_tiles // cuts
-    key_tiles = gl.cdiv(past, 128)
-    first = split * key_tiles // cuts
-    last = (split + 1) * key_tiles // cuts
-    limit = gl.minimum(past, last * 128)
-    # The last tile is the masked one. A program that has none takes one behind all keys, where zeros come.
-    none = last == first
-    first = gl.where(none, 1 << 16, first)
-    last = gl.where(none, first + 1, last)
-
-    out_tokens = gl.where(parts, rest_tokens, query_tokens)
-    if parts:
-        out_base = PART_OUT + part.to(gl.int64) * rest_tokens * width + head * 128
-    else:
-        out_base = OUT + row64 * query_tokens * width + head * 128
-    lse_base = PART_LSE + (part.to(gl.int64) * HEADS + head) * rest_tokens
-
-    rings = (q_ring, codes_ring, k_ring, v_ring)
-    barriers = (q_ready, k_ready, v_ready, empty, own_k_ready, own_v_ready, own_empty)
-    tiles_of = (q_tiles, k_tiles, v_tiles, k_own, v_own)
-    places = (own_first, own_last, first, last)
-    target = (scales, V_SCALE + head, out_base, lse_base, out_query, out_tokens, query_tokens, limit, parts)
-    gl.warp_specialize(
-        [
-            (_fetch, (tiles_of, rings, barriers, query, places, OWN_N, STAGES)),
-            (_attend, (rings, barriers, places, target, width, SOFTMAX_SCALE, OWN_N, STAGES, 0)),
-            (_attend, (rings, barriers, places, target, width, SOFTMAX_SCALE, OWN_N, STAGES, 1)),
-            (_attend, (rings, barriers, places, target, width, SOFTMAX_SCALE, OWN_N, STAGES, 2)),
-        ],
-        [4, 4, 4],
-        [160, 160, 160],  # of 512 that four threads share
-    )
-
-
 class _Outline(JITFunction):  # type: ignore[misc]
     """A Triton kernel that shows what a Gluon kernel reads and writes; run as it is, the Gluon kernel runs."""
 
     def run(self, *arguments: Any, **named: Any) -> Any:
-        _require_gluon()
-        return attention_hopper_kernel.run(*arguments, **named)
+        return kernel().run(*arguments, **named)
 
 
 def _outline(function: Callable[..., None]) -> _Outline:
@@ -306,270 +104,41 @@ def gluon_twin(source: Any) -> Any | None:
     """
     if not isinstance(source, ASTSource) or source.fn.__name__ != attention_hopper_outline.__name__:
         return None
-    _require_gluon()
-    return GluonASTSource(attention_hopper_kernel, source.signature, source.constants, source.attrs)
+    twin = kernel()
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    return GluonASTSource(twin, source.signature, source.constants, source.attrs)
 
 
 def takes(head_dim: int, cache_tokens: int) -> bool:
     """Tell whether the kernel is there and can read a scratch of so many tokens."""
-    return _GLUON_FAULT is None and head_dim == HEAD_DIM and cache_tokens % KEY_GROUP == 0
+    return gluon_fault() is None and head_dim == HEAD_DIM and cache_tokens % KEY_GROUP == 0
 
 
-def _require_gluon() -> None:
-    if _GLUON_FAULT is not None:
+@cache
+def gluon_fault() -> ImportError | None:
+    """Return why this triton's Gluon is not that of 3.6, or None: an experimental interface may move."""
+    try:
+        from seko_kernels.gluon import attention_fp8  # noqa: F401
+    except ImportError as reason:
+        return reason
+    return None
+
+
+def kernel() -> Any:
+    """Return the Gluon kernel.
+
+    Raises
+    ------
+    ArchError
+        If this triton has no Gluon as of 3.6.
+    """
+    fault = gluon_fault()
+    if fault is not None:
         raise ArchError(
-            f"triton {triton.__version__} has no Gluon as this kernel takes it from 3.6 ({_GLUON_FAULT}); use "
+            f"triton {triton.__version__} has no Gluon as this kernel takes it from 3.6 ({fault}); use "
             "attention.attention_fp8"
-        ) from _GLUON_FAULT
+        ) from fault
+    from seko_kernels.gluon.attention_fp8 import attention_hopper_kernel
 
-
-@_gluon.jit  # type: ignore[untyped-decorator]
-def _fetch(  # type: ignore[no-untyped-def]
-    tiles_of, rings, barriers, query, places, OWN_N: gl.constexpr, STAGES: gl.constexpr
-):
-    """Fetch queries, own tiles, tiles of the past, as fast as the ring empties."""
-    OWN_STAGES: gl.constexpr = STAGES * 64 // OWN_N
-    BF16: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    q_tiles, k_tiles, v_tiles, k_own, v_own = tiles_of
-    q_ring, _, k_ring, v_ring = rings
-    q_ready, k_ready, v_ready, empty, own_k_ready, own_v_ready, own_empty = barriers
-    own_first, own_last, first, last = places
-
-    mbarrier.expect(q_ready, 3 * 64 * 128 * 2)
-    for group in gl.static_range(3):
-        tma.async_copy_global_to_shared(q_tiles, [query + group * 64, 0], q_ready, q_ring.index(group))
-    own_k_ring = k_ring._reinterpret(gl.bfloat16, [OWN_STAGES, OWN_N, 128], BF16)
-    own_v_ring = v_ring._reinterpret(gl.bfloat16, [OWN_STAGES, OWN_N, 128], BF16)
-    stage = 0
-    phase = 1  # of a barrier that nobody has used, this one counts as past
-    for i in range(own_first, own_last):
-        mbarrier.wait(own_empty.index(stage), phase)
-        mbarrier.expect(own_k_ready.index(stage), OWN_N * 128 * 2)
-        tma.async_copy_global_to_shared(
-            k_own, [i * OWN_N, 0], own_k_ready.index(stage), own_k_ring.index(stage)
-        )
-        mbarrier.expect(own_v_ready.index(stage), OWN_N * 128 * 2)
-        tma.async_copy_global_to_shared(
-            v_own, [i * OWN_N, 0], own_v_ready.index(stage), own_v_ring.index(stage)
-        )
-        stage, phase = _next(stage, phase, OWN_STAGES)
-    for _ in gl.static_range(
-        OWN_STAGES
-    ):  # the past comes into the same memory: the own tiles must have been read
-        mbarrier.wait(own_empty.index(stage), phase)
-        stage, phase = _next(stage, phase, OWN_STAGES)
-    stage = 0
-    phase = 1
-    for i in range(first, last):
-        mbarrier.wait(empty.index(stage), phase)
-        mbarrier.expect(k_ready.index(stage), 128 * 128)
-        k = k_ring.index(stage)._reinterpret(gl.int8, [8, 2, 4, 2, 128], k_tiles.layout)
-        tma.async_copy_global_to_shared(k_tiles, [i * 8, 0, 0, 0, 0], k_ready.index(stage), k)
-        mbarrier.expect(v_ready.index(stage), 128 * 128)
-        tma.async_copy_global_to_shared(v_tiles, [0, i * 128], v_ready.index(stage), v_ring.index(stage))
-        stage, phase = _next(stage, phase, STAGES)
-
-
-@_gluon.jit  # type: ignore[untyped-decorator]
-def _attend(  # type: ignore[no-untyped-def]
-    rings,
-    barriers,
-    places,
-    target,
-    WIDTH: gl.constexpr,
-    SOFTMAX_SCALE: gl.constexpr,
-    OWN_N: gl.constexpr,
-    STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
-):
-    """Attend with the 64 queries of a warpgroup: to the own tiles, then to those of the past."""
-    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
-    ROW: gl.constexpr = gl.SliceLayout(1, ACC)
-    CODES: gl.constexpr = gl.DotOperandLayout(0, ACC, 4)
-    TOKENS: gl.constexpr = gl.DistributedLinearLayout(
-        [[1], [2], [16], [32], [64]], [[4], [8], [0], [0], [0]], [[0], [0]], [], [128]
-    )
-    OWN_S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OWN_N, 16])
-    OWN_ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
-    BF16: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    OWN_STAGES: gl.constexpr = STAGES * 64 // OWN_N
-    q_ring, codes_ring, k_ring, v_ring = rings
-    q_ready, k_ready, v_ready, empty, own_k_ready, own_v_ready, own_empty = barriers
-    own_first, own_last, first, last = places
-    scales, v_scale_at, out_base, lse_base, out_query, out_tokens, query_tokens, limit, parts = target
-
-    mbarrier.wait(q_ready, 0)
-    q = q_ring.index(GROUP)
-    m = gl.full([64], -1e30, gl.float32, gl.SliceLayout(1, OWN_S))  # finite: no key gives 0, not NaN
-    total = _lane_sums(gl.zeros([64, OWN_N], gl.float32, OWN_S))
-    acc = gl.zeros([64, 128], gl.float32, OWN_ACC)
-    own_k = k_ring._reinterpret(gl.bfloat16, [OWN_STAGES, OWN_N, 128], BF16)
-    own_v = v_ring._reinterpret(gl.bfloat16, [OWN_STAGES, OWN_N, 128], BF16)
-    own = (own_k, own_v, own_k_ready, own_v_ready, own_empty)
-    own_full = gl.minimum(own_last, query_tokens // OWN_N)
-    stage = 0
-    phase = 0
-    for i in range(own_first, own_full):
-        m, total, acc = _own_tile(q, own, i, stage, phase, query_tokens, m, total, acc, SOFTMAX_SCALE, False)
-        stage, phase = _next(stage, phase, OWN_STAGES)
-    for i in range(gl.maximum(own_first, own_full), own_last):
-        m, total, acc = _own_tile(q, own, i, stage, phase, query_tokens, m, total, acc, SOFTMAX_SCALE, True)
-        stage, phase = _next(stage, phase, OWN_STAGES)
-
-    v_scale = gl.load(v_scale_at)
-    acc = gl.convert_layout(acc * (1.0 / v_scale), ACC)
-    m = gl.convert_layout(m, ROW)
-    like = _lane_sums(gl.zeros([64, 128], gl.float32, ACC))
-    total = gl.convert_layout(total, like.type.layout)
-
-    # `int8_rows`, in the bits of powers of two; 1.5 * 2**23 rounds to a whole number in a float's last bits.
-    values = q.load(CODES).to(gl.float32)
-    top = gl.maximum(gl.max(gl.abs(values), 1), 7.888609052210118e-31)
-    scale_bits = (top.to(gl.int32, bitcast=True) & 0x7F800000) - 0x03000000
-    inverse = (0x7F000000 - scale_bits).to(gl.float32, bitcast=True)
-    rounded = gl.minimum(gl.maximum(values * gl.expand_dims(inverse, 1), -127.0), 127.0)
-    codes = codes_ring.index(GROUP)
-    codes.store((rounded + 12582912.0).to(gl.int32, bitcast=True).to(gl.int8))
-    fence_async_shared()
-    factor = gl.convert_layout(scale_bits.to(gl.float32, bitcast=True), ROW) * SOFTMAX_SCALE
-
-    tokens = gl.permute(gl.reshape(gl.arange(0, 128, TOKENS), [8, 4, 2, 2]), [0, 2, 1, 3])
-    tokens = gl.convert_layout(gl.reshape(tokens, [128]), gl.SliceLayout(0, ACC))
-    ring = (k_ring, v_ring, k_ready, v_ready, empty)
-    stage = 0
-    phase = 0
-    for i in range(first, last - 1):
-        m, total, acc = _past_tile(
-            codes, factor, scales, ring, i, stage, phase, tokens, limit, m, total, acc, False
-        )
-        stage, phase = _next(stage, phase, STAGES)
-    m, total, acc = _past_tile(
-        codes, factor, scales, ring, last - 1, stage, phase, tokens, limit, m, total, acc, True
-    )
-
-    total = gl.convert_layout(gl.sum(total, 1), ROW)
-    query = out_query + GROUP * 64 + gl.arange(0, 64, ROW)
-    if parts:
-        lse = gl.where(total > 0.0, m + gl.log2(total) - 8.0, float("-inf"))
-        gl.store(lse_base + query, lse, mask=query < out_tokens)
-    acc = acc * gl.expand_dims(v_scale / gl.where(total > 0.0, total, 1.0), 1)
-    at = gl.expand_dims(query, 1) * WIDTH + gl.expand_dims(gl.arange(0, 128, gl.SliceLayout(0, ACC)), 0)
-    gl.store(out_base + at, acc.to(gl.bfloat16), mask=gl.expand_dims(query < out_tokens, 1))
-
-
-@_gluon.jit  # type: ignore[untyped-decorator]
-def _own_tile(  # type: ignore[no-untyped-def]
-    q, own, i, stage, phase, query_tokens, m, total, acc, SOFTMAX_SCALE: gl.constexpr, MASK: gl.constexpr
-):
-    """Maximum, sums and `acc` [64, 128] after own tile i, in bf16. As `attention_fp8_kernel`: times 256."""
-    own_k, own_v, k_ready, v_ready, empty = own
-    OWN_N: gl.constexpr = own_k.shape[1]
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OWN_N, 16])
-    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
-    mbarrier.wait(k_ready.index(stage), phase)
-    s = gl.zeros([64, OWN_N], gl.float32, SCORES)
-    s = warpgroup_mma(q, own_k.index(stage).permute((1, 0)), s, use_acc=False, is_async=True)
-    s = warpgroup_mma_wait(0, deps=(s,))
-    if MASK:
-        live = i * OWN_N + gl.arange(0, OWN_N, gl.SliceLayout(0, SCORES)) < query_tokens
-        s = gl.where(gl.expand_dims(live, 0), s, float("-inf"))
-    m_new = gl.maximum(m, gl.max(s, 1) * SOFTMAX_SCALE)
-    scale = gl.full([64, OWN_N], SOFTMAX_SCALE, gl.float32, SCORES)
-    p = _exp2(gl.fma(s, scale, gl.expand_dims(8.0 - m_new, 1)))
-    decay = _exp2(m - m_new)
-    total = _decayed(total, decay) + _lane_sums(p)
-    acc = acc * gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(1, ACC)), 1)
-    p = gl.convert_layout(p.to(gl.bfloat16), gl.DotOperandLayout(0, ACC, 2))
-    mbarrier.wait(v_ready.index(stage), phase)
-    acc = warpgroup_mma(p, own_v.index(stage), acc, is_async=True)
-    acc = warpgroup_mma_wait(0, deps=(acc,))
-    mbarrier.arrive(empty.index(stage), count=1)
-    return m_new, total, acc
-
-
-@_gluon.jit  # type: ignore[untyped-decorator]
-def _past_tile(  # type: ignore[no-untyped-def]
-    codes, factor, scales, ring, i, stage, phase, tokens, limit, m, total, acc, MASK: gl.constexpr
-):
-    """Maximum, sums and `acc` [64, 128] after tile i of the past.
-
-    Whole numbers are counted from 0x4B400000 on, the bits of 1.5 * 2**23: then they are floats as they lie, 1.5 * 2**23
-    too large, in the same order, and no instruction converts them. The exponent's subtrahend takes it off again.
-    """
-    k_ring, v_ring, k_ready, v_ready, empty = ring
-    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
-    ROW: gl.constexpr = gl.SliceLayout(1, ACC)
-    if MASK:
-        # A tile behind all keys has no scale; one of zeros may have 0, which times a masked place would be NaN.
-        factor = gl.maximum(factor * gl.load(scales + i, mask=i * 128 < limit, other=1.0), 1e-37)
-    else:
-        factor = factor * gl.load(scales + i)
-    mbarrier.wait(k_ready.index(stage), phase)
-    start = gl.full([64, 128], 0x4B400000, gl.int32, ACC)
-    s = warpgroup_mma(codes, k_ring.index(stage).permute((1, 0)), start, is_async=True)
-    s = warpgroup_mma_wait(0, deps=(s,))
-    if MASK:
-        s = gl.where(gl.expand_dims(i * 128 + tokens < limit, 0), s, -0x800000)  # bits of -inf
-    top = gl.max(s, 1).to(gl.float32, bitcast=True) - 12582912.0
-    m_new = gl.maximum(m, top * factor)
-    minus = gl.fma(factor, gl.full([64], 12582912.0, gl.float32, ROW), m_new - 8.0)
-    p = _exp2(s.to(gl.float32, bitcast=True) * gl.expand_dims(factor, 1) - gl.expand_dims(minus, 1))
-    decay = _exp2(m - m_new)
-    total = _decayed(total, decay) + _lane_sums(p)
-    by_token = gl.reshape(gl.permute(gl.reshape(p, [64, 8, 2, 4, 2]), [0, 1, 3, 2, 4]), [64, 128])
-    p8 = _e4m3(gl.convert_layout(by_token, gl.DotOperandLayout(0, ACC, 4)))
-    mbarrier.wait(v_ready.index(stage), phase)
-    # Two levels: Hopper's fp8 accumulator keeps about 14 bits, so one tile's product at most is summed in it.
-    none = gl.zeros([64, 128], gl.float32, ACC)
-    product = warpgroup_mma(p8, v_ring.index(stage).permute((1, 0)), none, use_acc=False, is_async=True)
-    product = warpgroup_mma_wait(0, deps=(product,))
-    mbarrier.arrive(empty.index(stage), count=1)
-    acc = acc * gl.expand_dims(gl.convert_layout(decay, ROW), 1) + product
-    return m_new, total, acc
-
-
-@_gluon.jit
-def _lane_sums(p):  # type: ignore[no-untyped-def]
-    """Sums of what a thread holds of a row of `p` [64, N]: [64, 4]. The four threads are asked once, at the end."""
-    N: gl.constexpr = p.shape[1]
-    return gl.sum(gl.sum(gl.reshape(p, [64, N // 8, 4, 2]), 3), 1)
-
-
-@_gluon.jit
-def _decayed(total, decay):  # type: ignore[no-untyped-def]
-    """`total` [64, 4] times `decay` [64]."""
-    LANES: gl.constexpr = total.type.layout
-    return total * gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(1, LANES)), 1)
-
-
-@_gluon.jit
-def _exp2(x):  # type: ignore[no-untyped-def]
-    """2 ** x in one instruction: `gl.exp2` scales around results below 2**-126, which are 0 here."""
-    return gl.inline_asm_elementwise(
-        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
-    )
-
-
-@_gluon.jit
-def _e4m3(x):  # type: ignore[no-untyped-def]
-    """Four numbers side by side in a thread become the bytes of one register.
-
-    Not pure, so that it stays before what comes behind it: the compiler would move it behind a wait.
-    """
-    return gl.inline_asm_elementwise(
-        "{ .reg .b16 lo, hi; cvt.rn.satfinite.e4m3x2.f32 lo, $2, $1; cvt.rn.satfinite.e4m3x2.f32 hi, $4, $3; "
-        "mov.b32 $0, {lo, hi}; }",
-        "=r,f,f,f,f",
-        [x],
-        dtype=gl.float8e4nv,
-        is_pure=False,
-        pack=4,
-    )
-
-
-@_gluon.jit  # type: ignore[untyped-decorator]
-def _next(stage, phase, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Stage and phase of the ring's next tile."""
-    stage += 1
-    last = stage == STAGES
-    return gl.where(last, 0, stage), gl.where(last, phase ^ 1, phase)
+    return attention_hopper_kernel

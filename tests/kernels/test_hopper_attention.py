@@ -82,7 +82,7 @@ def test_the_twin_compiles_for_hopper(
 
 
 def test_the_outline_has_the_kernels_parameters() -> None:
-    kernel, shown = hopper.attention_hopper_kernel, hopper.attention_hopper_outline
+    kernel, shown = hopper.kernel(), hopper.attention_hopper_outline
     assert kernel.arg_names == shown.arg_names
     constexprs = [
         [place for place, one in enumerate(each.params) if one.is_constexpr] for each in (kernel, shown)
@@ -116,7 +116,7 @@ def test_torch_learns_from_the_outline_what_is_written(monkeypatch: pytest.Monke
 def test_only_the_outline_has_a_twin() -> None:
     source = outline()
     twin = hopper.gluon_twin(source)
-    assert twin.fn is hopper.attention_hopper_kernel
+    assert twin.fn is hopper.kernel()
     assert (twin.signature, twin.constants, twin.attrs) == (source.signature, source.constants, source.attrs)
     signature = dict.fromkeys(attention_combine_kernel.arg_names, "i32")
     assert hopper.gluon_twin(ASTSource(attention_combine_kernel, signature)) is None

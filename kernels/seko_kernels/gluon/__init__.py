@@ -1,0 +1,1 @@
+"""Device code in Gluon, an experimental interface of Triton: imported when it is asked for, never before."""
