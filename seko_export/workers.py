@@ -5,8 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.connection
 import os
+import shutil
 import signal
+import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -17,7 +20,10 @@ from seko_export.errors import ExportError
 from seko_export.pieces import BuildConfig, make_pieces
 from seko_export.progress import Progress
 
-EngineMaker = Callable[[BuildConfig, str, str], float]  # build, name of the piece, path to write
+# Takes a build, the name of a piece and the path to write, in a folder of its own; returns the seconds.
+EngineMaker = Callable[[BuildConfig, str, str], float]
+
+_REMOVALS = 100  # tries, a twentieth of a second apart: an ended compiler may write for a moment longer
 
 
 @contextmanager
@@ -56,10 +62,14 @@ def compiled_beside(
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_quiet_worker)
     by_cost = sorted(pieces, key=lambda name: not name.startswith(("block", "vae_")))  # the slowest first
     finished = False
+    workshop = None
     try:
-        with _ctrl_c_held():
+        with _held(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # else it could be made and not known
+            # The compilers' files, in the parent's hands: a worker that is ended removes nothing.
+            workshop = Path(tempfile.mkdtemp(prefix="seko-"))
+        with _held(signal.SIGINT):  # workers inherit that: the parent alone answers Ctrl-C, afterwards
             futures: dict[Future[float], str] = {
-                pool.submit(_told, make, config, name, str(folder / f"{name}{suffix}")): name
+                pool.submit(_told, make, config, name, workshop / name, folder / f"{name}{suffix}"): name
                 for name in by_cost
             }
         yield lambda: _wait_for_all(futures, progress)
@@ -70,12 +80,18 @@ def compiled_beside(
             for process in list((pool._processes or {}).values()):
                 _end_with_children(process.pid)
         pool.shutdown(wait=True, cancel_futures=True)
+        if workshop is not None:
+            _remove(workshop)
 
 
-def _told(make: EngineMaker, config: BuildConfig, name: str, path: str) -> float:
+def _told(make: EngineMaker, config: BuildConfig, name: str, workplace: Path, goal: Path) -> float:
     """Make one piece in a worker; what a compiler raises comes back as text, since it may hold what cannot travel."""
     try:
-        return make(config, name, path)
+        workplace.mkdir()
+        made = workplace / goal.name
+        seconds = make(config, name, str(made))
+        shutil.move(made, goal)
+        return seconds
     except (ExportError, OSError):  # these travel
         raise
     except Exception as fault:
@@ -98,9 +114,9 @@ def _wait_for_all(futures: dict[Future[float], str], progress: Progress) -> dict
 
 
 @contextmanager
-def _ctrl_c_held() -> Iterator[None]:
-    """Hold Ctrl-C back while workers start: they inherit that, and the parent alone answers it, afterwards."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _held(*signals: signal.Signals) -> Iterator[None]:
+    """Hold signals back until the block ends."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
     finally:
@@ -113,6 +129,16 @@ def _end_with_children(worker: int | None) -> None:
         if worker is not None:
             # its own group once `_quiet_worker` ran; before that it has no children
             (os.killpg if os.getpgid(worker) == worker else os.kill)(worker, signal.SIGTERM)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder that a process which is just ending may still write to."""
+    for _ in range(_REMOVALS):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(0.05)
+    warnings.warn(f"{folder} could not be removed", stacklevel=2)
 
 
 def _quiet_worker() -> None:

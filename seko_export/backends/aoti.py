@@ -6,9 +6,7 @@ import contextlib
 import os
 import site
 import sys
-import tempfile
 import time
-from collections.abc import Generator
 from pathlib import Path
 
 import torch
@@ -50,7 +48,7 @@ def compile_piece(config: BuildConfig, name: str, package: str) -> float:
     name : str
         Which piece.
     package : str
-        Path of the ``.pt2`` to write.
+        Path of the ``.pt2`` to write, in a folder of its own: what the compiler writes is left beside it.
 
     Returns
     -------
@@ -72,12 +70,15 @@ def compile_piece(config: BuildConfig, name: str, package: str) -> float:
     if config.device == "cuda":
         # Finding out what vector code the compiler can make takes half a minute, for a host side that has no loops.
         torch._inductor.config.cpp.vec_isa_ok = False
+    # By default what goes into a package is written to a folder named after its code, in the cache that all builds of
+    # a user share, each time anew: a build beside another one of the same code packed files that were just emptied.
+    outputs_beside = torch._inductor.config.patch({"aot_inductor.output_path": str(Path(package).parent)})
     piece = make_pieces(config)[name]
     with torch.no_grad(), attention_backends(config.device), scratch_of_the_whole_grid():
         program = trace(piece, config.device)
-        with arrays_declared_where_used(), gluon_behind_outlines(), outputs_of_its_own() as outputs:
+        with arrays_declared_where_used(), gluon_behind_outlines(), outputs_beside:
             torch._inductor.aoti_compile_and_package(program, package_path=package)
-    slim_package(Path(package), [*local_prefixes(), outputs])
+    slim_package(Path(package), [*local_prefixes(), Path(package).parent])
     if name in MEDIA_PROGRAMS.values():
         with attention_backends(config.device):
             check_agrees(piece, Path(package), config.device)
@@ -90,24 +91,6 @@ def attention_backends(device: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
     context: contextlib.AbstractContextManager[None] = sdpa_kernel(list(CUDA_ATTENTION), set_priority=True)
     return context
-
-
-@contextlib.contextmanager
-def outputs_of_its_own() -> Generator[Path]:
-    """Have the compiler write what goes into a package to a folder that no other process writes to.
-
-    By default that folder is named after the code that is compiled, in the cache that all builds of a user share, and
-    each file is written there anew: a build beside another one of the same code packed files that the other had just
-    emptied.
-    """
-    options = torch._inductor.config.aot_inductor
-    before = options.output_path
-    with tempfile.TemporaryDirectory(prefix="seko-") as folder:
-        options.output_path = folder
-        try:
-            yield Path(folder)
-        finally:
-            options.output_path = before
 
 
 def local_prefixes() -> list[Path]:
