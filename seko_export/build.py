@@ -221,7 +221,7 @@ def build_artifact(
             (row["video"] for row in report["errors"] if row.get("video") is not None), default=None
         ),
         kernels="fused" if config.fused else "plain",
-        attention="fp8" if config.fp8_attention else "torch",
+        attention=config.attention,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from seko_export.environment import Finding, Target, has_fp8, local_gpu_arch
 from seko_export.piece import BuildConfig
-from seko_kernels import tuned
+from seko_kernels import tuned, tuned_bf16
 from seko_kernels.tuned import measured_tiles, safe_tiles, shape_class, tiles_for
 
 KERNEL_TABLE = "engines/kernels.json"
@@ -31,16 +31,17 @@ def kernel_table(config: BuildConfig, target: Target) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``layers``: ``fused`` or ``plain``; ``matmuls``: ``fp8`` or the compute dtype; ``fp8_except``; ``attention``:
-        `attention_tiles`, empty where torch's attention runs.
+        ``layers``: ``fused`` or ``plain``; ``matmuls``: ``fp8`` or the compute dtype; ``fp8_except``; ``attention``: as
+        `BuildConfig` has it; ``attention_tiles``: of the 8-bit one.
     """
-    taken = config.fp8_attention and target.device == "cuda"
+    tiled = config.attention == "fp8" and target.device == "cuda"
     return {
         "arch": target.arch,
         "layers": "fused" if config.fused else "plain",
         "matmuls": "fp8" if config.fp8 else str(config.dtype).removeprefix("torch."),
         "fp8_except": list(config.fp8_except),
-        "attention": attention_tiles(config, target) if taken else [],
+        "attention": config.attention,
+        "attention_tiles": attention_tiles(config, target) if tiled else [],
     }
 
 
@@ -49,18 +50,29 @@ def attention_tiles(config: BuildConfig, target: Target) -> list[dict[str, Any]]
 
     One entry a size of call and a size of past, of which layers of different rings have several.
     """
-    calls = (config.stream.batch,) if config.pool is None else config.pool.buckets
     streams = [config.of_kind(kind).stream for kind in config.kinds]
     pasts = sorted({stream.cache_tokens - stream.chunk_tokens for stream in streams}, reverse=True)
     model, found = config.model, []
-    for rows in calls:
-        shape = shape_class(rows, model.heads, config.stream.chunk_tokens)
+    for rows, shape in _calls(config):
         for past in pasts:
             place = (target.arch, model.head_dim, shape, past)
             measured = measured_tiles(*place) is not None
             entry = {"rows": rows, "past_tokens": past, "shape_class": shape, "measured": measured}
             found.append({**entry, "tiles": asdict(tiles_for(*place))})
     return found
+
+
+def bf16_is_faster(config: BuildConfig, target: Target) -> bool:
+    """Tell whether the 16-bit attention was measured to be faster than torch's for each size of call of a build."""
+    head_dim = config.model.head_dim
+    return all(tuned_bf16.is_faster(target.arch, head_dim, shape) for _, shape in _calls(config))
+
+
+def _calls(config: BuildConfig) -> list[tuple[int, str]]:
+    """Return the rows of each size of call, and the `shape_class` of its attention."""
+    sizes = (config.stream.batch,) if config.pool is None else config.pool.buckets
+    tokens = config.stream.chunk_tokens
+    return [(rows, shape_class(rows, config.model.heads, tokens)) for rows in sizes]
 
 
 def write_kernel_table(folder: Path, config: BuildConfig, target: Target) -> None:
@@ -82,8 +94,10 @@ def examine_kernels() -> Finding:
     safe = safe_tiles(arch)
     rest = f"else safe ones, {safe.block_m} x {safe.block_n}"
     measured = f"tiles measured for heads of {'; '.join(sizes)}" if sizes else f"no tiles measured for {arch}"
+    classes = ", ".join(shape for (a, _, shape) in sorted(tuned_bf16.faster_table()) if a == arch)
+    exact = f"; 16-bit attention over other caches in calls of class {classes}" if classes else ""
     return Finding(
         "kernels",
         True,
-        f"fused layers; 8-bit attention over an FP4 cache where measured ({measured}; {rest})",
+        f"fused layers; 8-bit attention over an FP4 cache where measured ({measured}; {rest}){exact}",
     )

@@ -127,13 +127,15 @@ class LayerArguments:
             blocks.append(replace(piece, mutates=mutated if writes else (), among=self._among))
 
         def fused_blocks(ending: str, *, fp8: bool) -> None:
-            if (
-                config.fp8_attention
-            ):  # which reads on the device how far a row is filled: no engine for full rows
+            # Our kernels read on the device how far a row is filled: no engine for full rows.
+            if config.attention == "fp8":
                 kinds = (("block", True),) if s.pass_caches else (("block", False), (CONTEXT_BLOCK, True))
                 for name, writes in kinds:
                     make = partial(FusedBlock, m, s, kv, dtype, writes=writes, fp8=fp8)
                     block(f"{name}{ending}", make, self.write_slots, writes=writes)
+            elif config.attention == "bf16":
+                make_any = partial(RowFusedBlock, m, s, kv, dtype, masked=True, kernel=True, fp8=fp8)
+                block(f"block{ending}", make_any)
             else:
                 block(f"block{ending}", lambda: RowFusedBlock(m, s, kv, dtype, masked=True, fp8=fp8))
                 if config.device == "cuda":

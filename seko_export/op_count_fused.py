@@ -20,7 +20,7 @@ from seko_kernels.scratch import KeyRotation
 from seko_kernels.tuned import AttentionTiles
 
 EXPAND, FP8_EXPAND, ROW_KERNEL = "expand", "expand to fp8", "row kernels"
-FP8_ATTENTION, FP8_MATMUL = "attention, fp8", "matmul, fp8"
+BF16_ATTENTION, FP8_ATTENTION, FP8_MATMUL = "attention, bf16", "attention, fp8", "matmul, fp8"
 
 
 class TakeDown(Protocol):
@@ -170,6 +170,12 @@ class CountedOps(LayerOps):
         tokens = k.shape[1]
         ins = [q, k, k_scale, v_t[..., :tokens], v_scale, valid_tokens, *own]
         self._take_down(FP8_ATTENTION, ins, [out], flops=4 * q.numel() * (tokens + own.k.shape[1]))
+        return out
+
+    def attention_bf16(self, q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Tensor:
+        """Count `attention_bf16.attention_bf16` over the whole window."""
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device).flatten(2)
+        self._take_down(BF16_ATTENTION, [q, k, v, valid_tokens], [out], flops=4 * q.numel() * k.shape[1])
         return out
 
     def quantise_rows(self, x: Tensor) -> Rows:

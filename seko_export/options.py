@@ -11,13 +11,14 @@ from seko_export.checkpoints.dimensions import text_config_of, vae_config_of
 from seko_export.config import PRESETS, PoolConfig, Preset, StreamConfig
 from seko_export.environment import Target, has_fp8, resolve_target
 from seko_export.errors import UsageError
-from seko_export.kernel_table import attention_tiles
+from seko_export.kernel_table import attention_tiles, bf16_is_faster
 from seko_export.models.sampler import Schedule
 from seko_export.models.umt5 import TextEncoderConfig
 from seko_export.models.wan_vae import VaeConfig
 from seko_export.piece import BuildConfig
 from seko_export.sample import SAMPLE_FOLDER, Sample, read_sample
 from seko_export.sources import MediaSources, find_tokenizer
+from seko_kernels import hopper_attention_bf16
 from seko_kernels.errors import KernelsError, KvSchemeError
 from seko_kernels.formats import NUMBER_FORMATS
 from seko_kernels.kv_schemes import KvScheme, scheme_names
@@ -25,7 +26,7 @@ from seko_kernels.kv_schemes import KvScheme, scheme_names
 SAMPLE, RANDOM = "sample", "tiny"  # what is built where no checkpoint is named: the first, if it is there
 EXACT = "bf16"  # as options spell the exact scheme of any device
 KERNELS = ("auto", "plain", "fused")  # auto: fused where the GPU, the backend and the model allow it
-ATTENTIONS = ("auto", "torch", "fp8")
+ATTENTIONS = ("auto", "torch", "bf16", "fp8")
 FUSED_BACKEND = "aoti"
 DEFAULT_BUCKETS = (1, 2, 4)  # each costs the build two block engines
 
@@ -239,8 +240,8 @@ def plan_build(
         raise UsageError(f"--kv {config.kv_scheme}: {error}") from None
     fused = _fused(config, kernels, backend)
     config = replace(config, fused=fused, fp8=fp8, fp8_except=_layers(fp8_except))
-    config = replace(config, fp8_attention=_fp8_attention(config, attention, machine))
-    if config.device == "cuda" and (config.fp8 or config.fp8_attention) and not has_fp8(machine):
+    config = replace(config, attention=_attention(config, attention, machine))
+    if config.device == "cuda" and (config.fp8 or config.attention == "fp8") and not has_fp8(machine):
         raise UsageError(
             f"{'--fp8' if config.fp8 else '--attention fp8'}: this GPU has no fp8 numbers, which begin with sm_89; "
             "leave it out"
@@ -299,14 +300,22 @@ def _fused(config: BuildConfig, kernels: str, backend: str) -> bool:
     return kernels == "fused"
 
 
-def _fp8_attention(config: BuildConfig, attention: str, machine: Target) -> bool:
-    """Return whether a build attends to its past in 8 bits: unasked where tiles were measured (docs/adr/0006)."""
-    if attention not in ATTENTIONS:
-        raise UsageError(f"--attention {attention!r} is not known: expected one of {', '.join(ATTENTIONS)}")
-    if attention == "auto":
-        takes = config.device == "cuda" and config.no_fp8_attention is None
-        return takes and all(one["measured"] for one in attention_tiles(config, machine))
-    return attention == "fp8"
+def _attention(config: BuildConfig, wish: str, machine: Target) -> str:
+    """Return the attention of a build: unasked the fastest that was measured on such a GPU (docs/adr/0006, 0013)."""
+    if wish not in ATTENTIONS:
+        raise UsageError(f"--attention {wish!r} is not known: expected one of {', '.join(ATTENTIONS)}")
+    if wish == "bf16" and machine.device == "cuda" and machine.arch != hopper_attention_bf16.ARCH:
+        raise UsageError(
+            f"--attention bf16: its kernel is for {hopper_attention_bf16.ARCH}, this GPU is {machine.arch}; take "
+            "--attention torch"
+        )
+    if wish != "auto":
+        return wish
+    if config.device != "cuda":
+        return "torch"
+    if config.no_fp8_attention is None and all(one["measured"] for one in attention_tiles(config, machine)):
+        return "fp8"
+    return "bf16" if config.no_bf16_attention is None and bf16_is_faster(config, machine) else "torch"
 
 
 def _media(

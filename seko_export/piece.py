@@ -21,6 +21,7 @@ from seko_export.errors import UsageError
 from seko_export.models.sampler import Schedule
 from seko_export.models.umt5 import TextEncoderConfig
 from seko_export.models.wan_vae import VaeConfig
+from seko_kernels import hopper_attention_bf16
 from seko_kernels.attention import SMALLEST_HEAD_DIM
 from seko_kernels.formats import ScaleTensor
 from seko_kernels.kv_formats import KvFormat
@@ -57,8 +58,9 @@ class BuildConfig:
         Whether the matmuls of fused layers are fp8, weights and activations.
     fp8_except : tuple of int
         Layers whose matmuls are not, rising.
-    fp8_attention : bool
-        Whether fused layers over an FP4 cache attend to the past in fp8; the chunk that is made sees itself as it is.
+    attention : str
+        ``torch``; ``bf16``, a kernel of ours for full and filling rows; ``fp8``, which reads the past of an FP4 cache
+        in 8 bits, while the chunk that is made sees itself as it is.
 
     Raises
     ------
@@ -77,7 +79,7 @@ class BuildConfig:
     fused: bool = False
     fp8: bool = False
     fp8_except: tuple[int, ...] = ()
-    fp8_attention: bool = False
+    attention: str = "torch"
 
     def __post_init__(self) -> None:
         if not all(kind.layers for kind in self.kinds):
@@ -87,8 +89,9 @@ class BuildConfig:
             )
         if self.stream.stream_cache:
             self._check_streaming()
-        if self.fp8_attention and (refusal := self.no_fp8_attention):
-            raise UsageError(f"--attention fp8: {refusal}; take --attention torch")
+        refusals = {"fp8": self.no_fp8_attention, "bf16": self.no_bf16_attention}
+        if refusal := refusals.get(self.attention):
+            raise UsageError(f"--attention {self.attention}: {refusal}; take --attention torch")
         if self.fp8 or self.fp8_except:
             self._check_fp8()
         if self.text is not None and self.text.dim != self.model.text_dim:
@@ -189,6 +192,15 @@ class BuildConfig:
         return None
 
     @property
+    def no_bf16_attention(self) -> str | None:
+        """Why the kernel of 16-bit attention does not take this build, whatever the GPU; None where it does."""
+        if not self.fused:
+            return "it is of fused layers, and this build's are plain"
+        if self.device == "cuda" and self.model.head_dim != hopper_attention_bf16.HEAD_DIM:
+            return f"it takes heads of {hopper_attention_bf16.HEAD_DIM} channels, not {self.model.head_dim}"
+        return None
+
+    @property
     def lossless(self) -> bool:
         """Whether the build is of the exact track."""
         return self.kv_scheme == self.exact_scheme and not self.fp8
@@ -196,7 +208,7 @@ class BuildConfig:
     @property
     def scales(self) -> tuple[ScaleTensor, ...]:
         """Constants of one layer: the cache format's, and those of the fused kernels."""
-        own = scratch_scales(self.model.heads) if self.fp8_attention else ()
+        own = scratch_scales(self.model.heads) if self.attention == "fp8" else ()
         return (*self.kv.scale_tensors, *own)
 
     @property
@@ -212,7 +224,7 @@ class BuildConfig:
             fused=False,
             fp8=False,
             fp8_except=(),
-            fp8_attention=False,
+            attention="torch",
         )
 
     @property

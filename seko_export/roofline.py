@@ -17,6 +17,7 @@ from seko_export.config import VAE_TEMPORAL_STRIDE
 from seko_export.errors import UsageError
 from seko_export.gpus import (
     ATTENTION_SHARE,
+    BF16_ATTENTION_SHARE,
     CONVOLUTION_SCRATCH,
     CONVOLUTION_SHARE,
     CUBLAS_WORKSPACE,
@@ -49,7 +50,7 @@ from seko_export.op_count import (
     PieceCount,
     count_piece,
 )
-from seko_export.op_count_fused import FP8_ATTENTION, FP8_EXPAND, FP8_MATMUL, ROW_KERNEL
+from seko_export.op_count_fused import BF16_ATTENTION, FP8_ATTENTION, FP8_EXPAND, FP8_MATMUL, ROW_KERNEL
 from seko_export.options import MediaOptions, plan_build
 from seko_export.piece import Argument, BuildConfig, Piece
 from seko_export.pieces import make_buffers, make_pieces, make_programs
@@ -139,7 +140,7 @@ def predict(wish: Wish) -> dict[str, Any]:
             "kv": config.kv_scheme,
             "fp8": wish.fp8,
             "kernels": "fused" if config.fused else "plain",
-            "attention": "fp8" if config.fp8_attention else "torch",
+            "attention": config.attention,
             "passes": len(config.schedule.timesteps),
             "stream": asdict(config.stream),
         }
@@ -268,6 +269,7 @@ def launch_seconds(launch: Launch, gpu: Gpu) -> float:
     rate = {
         ATTENTION: gpu.bf16 * ATTENTION_SHARE,
         MASKED_ATTENTION: gpu.bf16 * MASKED_ATTENTION_SHARE,
+        BF16_ATTENTION: gpu.bf16 * BF16_ATTENTION_SHARE,
         FP8_ATTENTION: gpu.bf16 * FP8_ATTENTION_SHARE,
         CONVOLUTION: gpu.bf16 * CONVOLUTION_SHARE,
         MATMUL: gpu.bf16 * MATMUL_SHARE,
@@ -345,7 +347,7 @@ def _parts(work: Work, gpu: Gpu, runs: Mapping[str, int]) -> dict[str, dict[str,
 
 
 def _part_name(launch: Launch) -> str:
-    if launch.kind in (ATTENTION, MASKED_ATTENTION, FP8_ATTENTION):
+    if launch.kind in (ATTENTION, MASKED_ATTENTION, BF16_ATTENTION, FP8_ATTENTION):
         return CROSS_ATTENTION if "text_k" in launch.inputs else SELF_ATTENTION
     return OTHER_MATMUL if launch.kind == MATMUL and launch.dtype != torch.bfloat16 else launch.kind
 
@@ -366,8 +368,8 @@ def _notes(gpu: Gpu, config: BuildConfig) -> list[str]:
         notes.append(f"not measured on this GPU: the H200's shares of the peak are taken for {gpu.title}")
     if config.stream.stream_cache:
         notes.append("streamed cache: one session has all of the host link")
-    if config.fp8 and not config.fp8_attention:
-        notes.append("fp8 matmuls: measured beside fp8 attention, not yet beside torch's")
+    if config.fp8 and config.attention != "fp8":
+        notes.append("fp8 matmuls: measured beside fp8 attention, not yet beside another")
     return notes
 
 

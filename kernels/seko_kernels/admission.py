@@ -1,4 +1,4 @@
-"""Are these attention tiles right on this GPU? Asked before tiles enter the table; never while an artifact opens.
+"""Is this attention right on this GPU? Asked before it enters a table; never while an artifact opens.
 
 Triton compiles some tiles to kernels that give wrong numbers without an error (docs/LOG.md), so a tuned
 configuration is nothing before it has passed here, on the device that it is for.
@@ -6,19 +6,29 @@ configuration is nothing before it has passed here, on the device that it is for
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from seko_kernels.attention import OwnTokens, attention_fp8, key_tiles, v_columns
-from seko_kernels.fused_reference import e4m3_cast, int8_rows, int8_tiles, largest_of_tiles, of_places
+from seko_kernels import hopper_attention_bf16
+from seko_kernels.admission_cases import (
+    Case,
+    cases,
+    distance,
+    expected,
+    expected_bf16,
+    make_case,
+    make_case_bf16,
+)
+from seko_kernels.attention import OwnTokens, attention_fp8
+from seko_kernels.attention_bf16 import attention_bf16
 from seko_kernels.hopper_attention import KEY_GROUP
 from seko_kernels.tuned import AttentionTiles
 
-NAN_BYTE = 0x7F
 SAME_DTYPE_FACTOR = 2.0  # FlashAttention's rule: at most twice the error of the same-dtype torch computation
 RUNS = 3  # a race between warps shows as runs that differ
 
@@ -40,38 +50,6 @@ class Admission:
     error: float
     bound: float
     refusal: str = ""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One attention to check: its sizes, what makes it hard, and the fill of its rows, own tokens not counted."""
-
-    name: str
-    query_tokens: int
-    heads: int
-    cache_tokens: int
-    valid_tokens: tuple[int, ...]
-    key_offset: float = 0.0  # added along each query's mean direction: scores far from 0
-    outliers: bool = False
-
-
-def cases(head_dim: int, full: tuple[int, int, int] | None) -> Iterator[Case]:
-    """Yield the cases; `full` is the size (heads, query tokens, cache tokens) that is to be tuned.
-
-    Sizes of the small ones are no multiples of 16, as in most presets: Triton compiles those anew.
-    """
-    heads = full[0] if full else 2
-    yield Case("whole tiles", 200, heads, 1000, (768,))
-    yield Case("no size a multiple of a tile", 200, heads, 1000, (1000,))
-    yield Case("rows of different fill", 130, heads, 1500, (1, 777, 1500, 256))
-    yield Case("an empty row", 60, heads, 300, (0, 300))
-    # Scores of -60 and less: a masked place whose score counted as 0 would take all the weight.
-    yield Case("scores far below zero", 130, heads, 700, (523,), key_offset=-8.0 * head_dim**0.5)
-    yield Case("outlier channels", 130, heads, 700, (523,), outliers=True)
-    if full is not None:
-        _, query_tokens, cache_tokens = full
-        yield Case("full size", query_tokens, heads, cache_tokens, (cache_tokens,))
-        yield Case("full size, filling", query_tokens, heads, cache_tokens, (cache_tokens * 2 // 5 + 3,))
 
 
 def admit(
@@ -98,17 +76,58 @@ def admit(
     Admission
         With a refusal where it does not compile or run, differs between runs, gives NaN, or is too far off.
     """
-    worst: Admission | None = None
     unit = KEY_GROUP if tiles and tiles.specialised else 1
-    for case in cases(head_dim, full):
+
+    def prepare(case: Case) -> Prepared:
         case = replace(case, cache_tokens=-(-case.cache_tokens // unit) * unit)
         arguments, truth, rounded = _prepared(case, head_dim, device)
         q, k, k_scale, v_t, v_scale, valid, *own = arguments
+        return Prepared(
+            lambda: attention_fp8(q, k, k_scale, v_t, v_scale, valid, OwnTokens(*own), tiles), truth, rounded
+        )
+
+    return _judge(cases(head_dim, full), prepare, head_dim, device)
+
+
+def admit_bf16(device: str = "cuda", full: tuple[int, int, int] | None = None) -> Admission:
+    """Run the 16-bit attention on every case, as `admit` does; `device` and `full` are `admit`'s."""
+    head_dim = hopper_attention_bf16.HEAD_DIM
+
+    def prepare(case: Case) -> Prepared:
+        arguments, truth, rounded = _prepared_bf16(case, head_dim, device)
+        return Prepared(partial(attention_bf16, *arguments), truth, rounded)
+
+    return _judge(cases(head_dim, full), prepare, head_dim, device)
+
+
+class Prepared(NamedTuple):
+    """A case as it is run.
+
+    Parameters
+    ----------
+    run : callable
+        Gives the attention ``[B, T, H * D]``.
+    truth, rounded : Tensor
+        What it should give, and what it may differ as much as.
+    """
+
+    run: Callable[[], Tensor]
+    truth: Tensor
+    rounded: Tensor
+
+
+def _judge(
+    every: Iterable[Case], prepare: Callable[[Case], Prepared], head_dim: int, device: str
+) -> Admission:
+    """Run every case, and return the first refusal or the row that is nearest its bound."""
+    worst: Admission | None = None
+    for case in every:
+        run, truth, rounded = prepare(case)
         try:
             runs = []
             for _ in range(RUNS):
                 _leave_nan_behind(case, head_dim, device)
-                runs.append(attention_fp8(q, k, k_scale, v_t, v_scale, valid, OwnTokens(*own), tiles))
+                runs.append(run())
             if device == "cuda":
                 torch.cuda.synchronize()
         except Exception as fault:  # whatever a compiler raises: it is the finding
@@ -129,107 +148,18 @@ def admit(
     return worst or Admission(float("nan"), float("nan"), "no case")
 
 
-def make_case(case: Case, head_dim: int, device: str) -> tuple[Tensor, ...]:
-    """Return the arguments of `fused_reference.attention_fp8`: seeded, NaN behind the valid tokens, uneven scales.
-
-    Own values have a stride as they have in an engine; q and own tokens are bfloat16, on a CPU float32.
-    """
-    generator = torch.Generator(device).manual_seed(case.query_tokens + case.cache_tokens)
-    batch, heads = len(case.valid_tokens), case.heads
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, device=device)
-
-    q = normal(batch, case.query_tokens, heads, head_dim)
-    k = normal(batch, case.cache_tokens, heads, head_dim)
-    v = normal(batch, heads, head_dim, v_columns(case.cache_tokens))
-    k_own = normal(batch, case.query_tokens, heads, head_dim)
-    v_own = normal(batch, case.query_tokens, heads, 3 * head_dim)
-    if case.key_offset:
-        direction = normal(heads, head_dim)
-        direction = direction / direction.norm(dim=-1, keepdim=True)
-        q = q * 0.3 + direction * head_dim**0.5 / 2
-        k, k_own = k + direction * case.key_offset, k_own + direction * case.key_offset
-    if case.outliers:
-        k[..., 5] *= 20
-        q[..., 7] *= 5
-        v[:, :, 3] *= 20
-        k_own[..., 5] *= 20
-        v_own[..., 3] *= 20
-    valid = torch.tensor(case.valid_tokens, device=device)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    codes, k_scale = int8_tiles(k, largest_of_tiles(k))
-    # So that the scale of another tile is seen.
-    k_scale = k_scale * (torch.rand(k_scale.shape, generator=generator, device=device) + 0.5)
-    v = e4m3_cast(v)
-    for row, filled in enumerate(case.valid_tokens):
-        codes[row, filled:].fill_(-127)
-        k_scale[row, :, key_tiles(filled) :].fill_(torch.nan)
-        v[row, ..., filled:].view(torch.uint8).fill_(NAN_BYTE)
-    v_scale = 2.0 ** torch.randint(-1, 2, (heads,), generator=generator, device=device).float()
-    values = v_own.to(dtype).flatten(2)[..., : heads * head_dim]
-    return q.to(dtype), codes, k_scale, v, v_scale, valid + case.query_tokens, k_own.to(dtype), values
-
-
-def expected(
-    q: Tensor,
-    k: Tensor,
-    k_scale: Tensor,
-    v_t: Tensor,
-    v_scale: Tensor,
-    valid_tokens: Tensor,
-    k_own: Tensor,
-    v_own: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Return the attention in float32, and the same with the roundings that the kernel asks for.
-
-    Those are: queries of the past to int8; probabilities, 256 at a row's maximum, to e4m3, those of own tokens to q's
-    dtype; the result to bfloat16. A head and a row at a time, since all of their scores would not fit into memory.
-
-    Returns
-    -------
-    truth, rounded : Tensor
-        ``[B, T, H * D]`` float32 and bfloat16.
-    """
-    truth = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
-    rounded = torch.zeros(q.shape, dtype=torch.bfloat16, device=q.device)
-    codes, q_scale = int8_rows(q.float())
-    coarse_q = codes.float() * q_scale.unsqueeze(-1)
-    own_tokens, key_scale = k_own.shape[1], of_places(k_scale, k.shape[1])
-    for row, valid in enumerate(valid_tokens.tolist()):
-        filled = valid - own_tokens
-        for head in range(q.shape[2]):
-            past = k[row, :filled, head].float() * key_scale[row, head, :filled, None]
-            keys = torch.cat((past, k_own[row, :, head].float()))
-            own_values = v_own[row].float().unflatten(-1, q.shape[2:])[:, head]
-            values = torch.cat((v_t[row, head, :, :filled].float().T * v_scale[head], own_values))
-            asks = q[row, :, head].float()
-            weights, total = _softmax_parts(asks @ keys.T * q.shape[3] ** -0.5)
-            truth[row, :, head] = weights @ values / total
-            scores = torch.cat((coarse_q[row, :, head] @ past.T, asks @ keys[filled:].T), -1)
-            weights, total = _softmax_parts(scores * q.shape[3] ** -0.5)
-            seen, own = (weights * 256).split((filled, own_tokens), -1)
-            coarse = torch.cat((e4m3_cast(seen).float(), own.to(q.dtype).float()), -1)
-            rounded[row, :, head] = (coarse @ values / (total * 256)).to(torch.bfloat16)
-    return truth.flatten(2), rounded.flatten(2)
-
-
-def _softmax_parts(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the probabilities before they are divided by their sum, and that sum."""
-    weights = torch.exp(scores - scores.amax(-1, keepdim=True))
-    return weights, weights.sum(-1, keepdim=True)
-
-
-def distance(actual: Tensor, truth: Tensor) -> float:
-    """Return ``|actual - truth| / |truth|`` in the 2-norm; NaN anywhere gives NaN."""
-    return float((actual.double() - truth.double()).norm() / truth.double().norm())
-
-
 @lru_cache(maxsize=16)
 def _prepared(case: Case, head_dim: int, device: str) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
     """Arguments and both expectations of a case, kept for the next tiles: they take longer than the kernel."""
     arguments = make_case(case, head_dim, device)
     return arguments, *expected(*arguments)
+
+
+@lru_cache(maxsize=16)
+def _prepared_bf16(case: Case, head_dim: int, device: str) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+    """As `_prepared`, of the 16-bit attention."""
+    arguments = make_case_bf16(case, head_dim, device)
+    return arguments, *expected_bf16(*arguments)
 
 
 def _leave_nan_behind(case: Case, head_dim: int, device: str) -> None:

@@ -6,7 +6,6 @@ import math
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
@@ -17,11 +16,8 @@ from seko_kernels.formats import KEY_TILE
 from seko_kernels.fused_reference import FP8
 from seko_kernels.hopper_attention import attention_hopper_outline
 from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
-from seko_kernels.triton.attention_fp8 import (
-    COMBINE_WARPS,
-    attention_combine_kernel,
-    attention_fp8_kernel,
-)
+from seko_kernels.parts import PARTS_COST_KEYS, SPLITS, Parts, use_torchs_memory
+from seko_kernels.triton.attention_fp8 import attention_fp8_kernel
 from seko_kernels.tuned import AttentionTiles, shape_class, tiles_for
 from seko_kernels.waves import Waves, cut
 
@@ -30,8 +26,6 @@ from seko_kernels.waves import Waves, cut
 COLUMN_UNIT = KEY_TILE
 DESCRIPTOR_UNIT = 8  # bfloat16 numbers between two rows of a descriptor: 16 bytes
 SMALLEST_HEAD_DIM = 32  # of an fp8 matrix instruction
-SPLITS = range(2, 17)
-PARTS_COST_KEYS = 2000  # of `waves.cut`, where the parts run in the launch of the whole tiles
 
 
 class OwnTokens(NamedTuple):
@@ -175,14 +169,10 @@ def _attention_fp8_cuda(
     specialised: bool,
 ) -> Tensor:
     batch, query_tokens, heads, head_dim = q.shape
-    # Tensor descriptors live in global memory that Triton asks its host for; a compiled engine brings its own.
-    triton.set_allocator(_descriptor_memory)
+    use_torchs_memory()
     rest = query_tokens - whole
     out = torch.empty((batch, query_tokens, heads, head_dim), dtype=torch.bfloat16, device=q.device)
-    parts = torch.empty(
-        (batch * splits, max(rest, 1), heads, head_dim), dtype=torch.bfloat16, device=q.device
-    )
-    lse = torch.empty((batch * splits, heads, max(rest, 1)), dtype=torch.float32, device=q.device)
+    parts = Parts.of(out, rest, splits)
     inputs = (q, k, k_scale, v_t, k_own, v_own, v_scale, valid_tokens)
     strides = (query_tokens, k.shape[1], v_t.shape[3], v_own.stride(1))
     if specialised:
@@ -192,8 +182,8 @@ def _attention_fp8_cuda(
         wrap_triton(attention_hopper_outline)[(programs,)](
             *inputs,
             out,
-            parts,
-            lse,
+            parts.out,
+            parts.lse,
             *strides,
             max(tiles, 1),
             whole_programs,
@@ -209,12 +199,12 @@ def _attention_fp8_cuda(
     else:
         launches = [(0, whole, query_tokens, 1, out)]
         if rest:
-            launches.append((whole, rest, rest, splits, parts))
+            launches.append((whole, rest, rest, splits, parts.out))
         for first, queries, out_tokens, cuts, target in launches:
             wrap_triton(attention_fp8_kernel)[(-(-queries // block_m), heads, batch * cuts)](
                 *inputs,
                 target,
-                lse,
+                parts.lse,
                 *strides,
                 first,
                 out_tokens,
@@ -230,19 +220,7 @@ def _attention_fp8_cuda(
                 INTEGER=False,
                 num_warps=warps,
             )
-    if rest:
-        wrap_triton(attention_combine_kernel)[(rest, batch)](
-            parts,
-            lse,
-            out,
-            rest,
-            query_tokens,
-            HEADS=heads,
-            HEAD_DIM=head_dim,
-            SPLITS=splits,
-            BLOCK_H=triton.next_power_of_2(heads),
-            num_warps=COMBINE_WARPS,
-        )
+    parts.combine(out)
     return out.view(batch, query_tokens, heads * head_dim)
 
 
@@ -259,7 +237,3 @@ def _expect_own(own: OwnTokens, q: Tensor) -> None:
             f"own values are strided {own.v.stride()}, expected rows of contiguous numbers at one stride, a multiple "
             f"of {DESCRIPTOR_UNIT}"
         )
-
-
-def _descriptor_memory(size: int, alignment: int, stream: int | None) -> Tensor:  # noqa: ARG001 - Triton's protocol
-    return torch.empty(size, dtype=torch.int8, device="cuda")

@@ -181,6 +181,30 @@ def attention_fp8(
     return _weighted(torch.cat((scores, own), -1) * head_dim**-0.5, values).flatten(2).to(q.dtype)
 
 
+def attention_bf16(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Tensor:
+    """Softmax attention over the first ``valid_tokens[b]`` keys, summed in float32.
+
+    Parameters
+    ----------
+    q : Tensor
+        ``[B, T, H, D]`` float32 or bfloat16.
+    k, v : Tensor
+        ``[B, N, H, D]`` of the same; those behind the valid ones may be any bytes.
+    valid_tokens : Tensor
+        ``[B]`` int64.
+
+    Returns
+    -------
+    Tensor
+        ``[B, T, H * D]`` of q's dtype.
+    """
+    live = torch.arange(k.shape[1], device=k.device) < valid_tokens[:, None]  # [B, N]
+    values = torch.where(live[:, :, None, None], v.float(), 0.0).permute(0, 2, 3, 1)  # [B, H, D, N]
+    scores = torch.einsum("bthd,bnhd->bhtn", q.float(), k.float()) * q.shape[-1] ** -0.5
+    scores = torch.where(live[:, None, None, :], scores, -torch.inf)
+    return _weighted(scores, values).flatten(2).to(q.dtype)
+
+
 def _weighted(scores: Tensor, values: Tensor) -> Tensor:
     """Return ``softmax(scores) values`` as ``[B, T, H, D]``, zeros where all scores are -inf."""
     top = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)

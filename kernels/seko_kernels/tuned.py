@@ -165,6 +165,12 @@ def table_row(
 
 def write_table(file: Path, rows: list[dict[str, Any]]) -> None:
     """Put `rows` into the table in the place of rows with the same architecture, head_dim and shape class."""
+    merge_rows(file, rows)
+    read_table(file)
+
+
+def merge_rows(file: Path, rows: list[dict[str, Any]]) -> None:
+    """Write a JSON list of what a file has and of `rows`, the later one of each architecture, head_dim and class."""
 
     def key(row: dict[str, Any]) -> tuple[str, int, str]:
         return row["arch"], row["head_dim"], row["shape_class"]
@@ -173,4 +179,3 @@ def write_table(file: Path, rows: list[dict[str, Any]]) -> None:
     merged = {key(row): row for row in [*old, *rows]}
     lines = ",\n".join(json.dumps(merged[place], sort_keys=True) for place in sorted(merged))
     file.write_text(f"[\n{lines}\n]\n" if lines else "[]\n", encoding="utf-8")
-    read_table(file)

@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from seko_export.models.causal_dit import window_attention
 from seko_kernels import ChannelStatistics, KvFormat, kv_format, nvfp4_write
 from seko_kernels.attention import key_tiles, v_columns
 from seko_kernels.formats import NUMBER_FORMATS
@@ -117,6 +118,30 @@ def cudnn_attention(shape: Shape, device: str) -> Timed:
             return F.scaled_dot_product_attention(q, k, v)
 
     return Timed("sdpa_cudnn_bf16", run, shape.attention_flops, "TFLOP/s")
+
+
+def torchs_attention(shape: Shape, device: str) -> Timed:
+    """Torch's attention as an exact engine takes it: cut to whole waves where that gains, compiled."""
+    q, k, v = exact_window(shape, device)[:3]
+    attend = torch.compile(window_attention) if device == "cuda" else window_attention
+    backend = SDPBackend.CUDNN_ATTENTION if device == "cuda" else SDPBackend.MATH
+
+    def run() -> Tensor:
+        with sdpa_kernel([backend]):
+            y: Tensor = attend(q, k, v, None)
+            return y
+
+    return Timed("sdpa_bf16, whole waves", run, shape.attention_flops, "TFLOP/s")
+
+
+def exact_window(shape: Shape, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Arguments of `attention_bf16` over a full cache."""
+    torch.manual_seed(0)
+    q, k, v = (
+        torch.randn(1, tokens, shape.heads, shape.head_dim, device=device, dtype=torch.bfloat16)
+        for tokens in (shape.tokens, shape.cache_tokens, shape.cache_tokens)
+    )
+    return q, k, v, torch.tensor([shape.cache_tokens], device=device)
 
 
 def cache_calls(shape: Shape, device: str) -> list[Timed]:

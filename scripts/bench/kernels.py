@@ -4,9 +4,9 @@
 
 Each line of output is a JSON object, the last one the summary. Order: candidates compile in processes of their own (a
 compiler or a kernel that crashes or hangs takes one candidate with it); attention, each candidate after
-`admission.admit`, never before; cuDNN's; the others, each compared with the same op in plain torch. What the budget
-leaves out is named in the summary. `--admit` writes the fastest admitted tiles of each shape class to
-`tuned_attention.json`.
+`admission.admit`, never before; cuDNN's; the 16-bit one; the others, each compared with the same op in plain torch.
+What the budget leaves out is named in the summary. `--admit` writes the fastest admitted tiles of each shape class to
+`tuned_attention.json`, and where the 16-bit attention is faster than torch's to `tuned_attention_bf16.json`.
 """
 
 from __future__ import annotations
@@ -35,16 +35,20 @@ from kernel_shapes import (
     Timed,
     cache_calls,
     cudnn_attention,
+    exact_window,
     matmul_calls,
     row_calls,
     scheme_calls,
+    torchs_attention,
 )
 from rows import append_row
 from torch import Tensor
 
-from seko_kernels import plain_torch, scratch
-from seko_kernels.admission import admit, distance
+from seko_kernels import plain_torch, scratch, tuned_bf16
+from seko_kernels.admission import admit, admit_bf16
+from seko_kernels.admission_cases import distance
 from seko_kernels.attention import OwnTokens, attention_fp8, v_columns
+from seko_kernels.attention_bf16 import attention_bf16
 from seko_kernels.fused_reference import FP8, e4m3_cast, int8_tiles, largest_of_tiles
 from seko_kernels.tuned import (
     SPECIALISED,
@@ -95,7 +99,8 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device: there is nothing to time")
     if options.compile_one:
-        compile_one(AttentionTiles(**json.loads(options.compile_one)), shapes)
+        tiles = json.loads(options.compile_one)
+        compile_one(AttentionTiles(**tiles) if tiles else None, shapes)
         return
     faulthandler.dump_traceback_later(
         options.seconds + GRACE_SECONDS, exit=True
@@ -106,21 +111,29 @@ def main() -> None:
         for shape in shapes:
             bench.attention(shape, tiles)
         for shape in shapes:
+            bench.attention_bf16(shape)
+        for shape in shapes:
             bench.others(shape)
     bench.summary(options, shapes)
 
 
-def compile_one(tiles: AttentionTiles, shapes: Iterable[Shape]) -> None:
+def compile_one(tiles: AttentionTiles | None, shapes: Iterable[Shape]) -> None:
     """Compile a candidate for each shape by running it on zeros, and admit it on small cases; refused: exit with why.
+
+    Without tiles it is the 16-bit attention.
 
     Here and not in the timing process, because a wrong candidate may hang. What was compiled stays in Triton's cache.
     """
     seen = set()
     for shape in shapes:
-        attention_fp8(*attention_inputs(shape, zeros=True), tiles)
+        small = (shape.heads, *SMALL_SIZE)
+        if tiles is not None:
+            attention_fp8(*attention_inputs(shape, zeros=True), tiles)
         if shape.heads not in seen:
             seen.add(shape.heads)
-            verdict = admit(tiles, shape.head_dim, "cuda", (shape.heads, *SMALL_SIZE))
+            verdict = (
+                admit_bf16("cuda", small) if tiles is None else admit(tiles, shape.head_dim, "cuda", small)
+            )
             if verdict.refusal:
                 raise SystemExit(f"{shape.heads} heads: {verdict.refusal}")
     torch.cuda.synchronize()
@@ -162,17 +175,19 @@ class Bench:
         self.arch = f"sm_{major}{minor}"
         self.left_out: list[str] = []
         self.times: dict[tuple[str, str], float] = {}  # (shape, name) to ms
+        self.no_16_bits = ""  # why the 16-bit attention is not tried
+        self.exact: dict[str, dict[str, Any]] = {}  # shape class to its row of the 16-bit attention
         self.admitted: dict[str, list[dict[str, Any]]] = {}  # shape to its admitted candidates
 
     def compiled(self, options: argparse.Namespace) -> list[AttentionTiles]:
         """Compile all candidates side by side and return those that did not fail, the safe one among them."""
 
-        def child(tiles: AttentionTiles) -> str:
+        def child(tiles: AttentionTiles | None) -> str:
             command = [sys.executable, __file__, "--shapes", options.shapes, "--compile-one"]
             limit = min(COMPILE_SECONDS, max(1.0, self.deadline - time.monotonic()))
             try:
                 done = subprocess.run(
-                    [*command, json.dumps(asdict(tiles))],
+                    [*command, json.dumps(tiles and asdict(tiles))],
                     capture_output=True,
                     text=True,
                     timeout=limit,
@@ -186,7 +201,7 @@ class Bench:
         started = time.monotonic()
         wanted = list(dict.fromkeys([safe_tiles(self.arch), *candidates()]))
         with ThreadPoolExecutor(options.processes) as pool:
-            failures = list(pool.map(child, wanted))
+            self.no_16_bits, *failures = pool.map(child, [None, *wanted])
         emit(kind="compiled", seconds=time.monotonic() - started, candidates=len(wanted))
         for tiles, failure in zip(wanted, failures, strict=True):
             if failure:
@@ -213,6 +228,33 @@ class Bench:
             row = {**line, "ms": ms, "tflops": shape.attention_flops / ms / 1e9, "half_full_ms": half_ms}
             emit(kind="attention", shape=shape.name, **row)
             rows.append({**row, "key": tiles})
+
+    def attention_bf16(self, shape: Shape) -> None:
+        """Admit the 16-bit attention, then time it beside torch's as an engine has it."""
+        if self.no_16_bits:
+            emit(kind="attention, 16 bits", shape=shape.name, refusal=self.no_16_bits)
+            return
+        self.time(shape, torchs_attention(shape, "cuda"), compare=False)
+        torch_ms = self.times.get((shape.name, "sdpa_bf16, whole waves"))
+        if torch_ms is None or not self.has_time(f"{shape.name} 16-bit attention"):
+            return
+        verdict = admit_bf16("cuda", (shape.heads, shape.tokens, shape.cache_tokens - shape.tokens))
+        if verdict.refusal:
+            emit(kind="attention, 16 bits", shape=shape.name, refusal=verdict.refusal)
+            return
+        *arguments, valid = exact_window(shape, "cuda")
+        ms, half_ms = (
+            milliseconds(lambda seen=seen: attention_bf16(*arguments, seen))  # type: ignore[misc]
+            for seen in (valid, valid // 2)
+        )
+        place = shape_class(1, shape.heads, shape.tokens)
+        found = {"error": verdict.error, "bound": verdict.bound, "ms": ms, "torch_ms": torch_ms}
+        rates = {"tflops": shape.attention_flops / ms / 1e9, "half_full_ms": half_ms}
+        emit(kind="attention, 16 bits", shape=shape.name, **found, **rates)
+        self.exact.setdefault(place, {
+            "arch": self.arch, "head_dim": shape.head_dim, "shape_class": place, **found,
+            "measured_on": shape.name, **measured_here(),
+        })  # fmt: skip
 
     def others(self, shape: Shape) -> None:
         """Time all else of a layer, and compare it with plain torch."""
@@ -282,8 +324,7 @@ class Bench:
             # S4 and S5 share a class: the longer cache, which stands first, decides.
             table.setdefault(place, table_row(
                 self.arch, shape.head_dim, place, top["key"], top["error"], top["bound"],
-                ms=top["ms"], measured_on=shape.name, gpu=torch.cuda.get_device_name(), triton=triton.__version__,
-                date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+                ms=top["ms"], measured_on=shape.name, **measured_here(),
             ))  # fmt: skip
             if expand is not None:
                 entry["ratio_with_expand"] = (top["ms"] + expand) / cudnn
@@ -299,7 +340,19 @@ class Bench:
                     )  # fmt: skip
         if options.admit and table:
             write_table(TABLE, list(table.values()))
+        if options.admit and self.exact:
+            faster = [row for row in self.exact.values() if row["ms"] < row["torch_ms"]]
+            tuned_bf16.write_table(tuned_bf16.TABLE, faster)
         emit(kind="summary", best=best, left_out=self.left_out, gpu=torch.cuda.get_device_name())
+
+
+def measured_here() -> dict[str, str]:
+    """Return what a row of a table says of the place and the day."""
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "triton": triton.__version__,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
 
 
 def compared(timed: Timed) -> dict[str, float]:

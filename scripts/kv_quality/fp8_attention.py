@@ -42,8 +42,8 @@ def measure(sample: Sample, options: argparse.Namespace) -> dict[str, object]:
     fp4 = replace(exact, kv_scheme="fp4")
     ways = {
         "fp4": replace(fp4, fused=True),
-        "fp8 attention": replace(fp4, fused=True, fp8_attention=True),
-        "fp8 attention and matmuls": replace(fp4, fused=True, fp8_attention=True, fp8=True),
+        "fp8 attention": replace(fp4, fused=True, attention="fp8"),
+        "fp8 attention and matmuls": replace(fp4, fused=True, attention="fp8", fp8=True),
     }
     held = built_scales(fp4.kv, sample, options.device)
     decode = sample.decoder(options.chunks * sample.stream.chunk_frames, options.device)

@@ -15,9 +15,7 @@ from typing import Any
 import triton
 
 from seko_export.errors import LoweringError
-from seko_kernels.hopper_attention import attention_hopper_outline, gluon_twin
-
-OUTLINE = attention_hopper_outline.__name__
+from seko_kernels.outlines import TWINS, gluon_twin
 
 
 @contextmanager
@@ -42,7 +40,8 @@ def gluon_behind_outlines() -> Iterator[None]:
         return compiled
 
     def compile_here(self: AsyncCompile, kernel_name: str, source_code: str, *rest: Any, **more: Any) -> Any:
-        if OUTLINE not in source_code:
+        shown = [name for name in TWINS if name in source_code]
+        if not shown:
             return known_triton(self, kernel_name, source_code, *rest, **more)
         compiler.use_process_pool = classmethod(lambda _: False)  # a process of the pool knows no twins
         seen.clear()
@@ -52,7 +51,7 @@ def gluon_behind_outlines() -> Iterator[None]:
             compiler.use_process_pool = pooled
         if not all(seen or [False]):
             raise LoweringError(
-                f"this torch compiles {OUTLINE} in an unknown way: the engine would compute nothing"
+                f"this torch compiles {shown[0]} in an unknown way: the engine would compute nothing"
             )
         return made
 

@@ -28,6 +28,7 @@ from seko_export.models.causal_dit import (
 from seko_export.models.ring_places import in_window, rows_of
 from seko_export.models.rotary import rotate
 from seko_kernels.attention import OwnTokens, attention_fp8, key_tiles, v_columns
+from seko_kernels.attention_bf16 import attention_bf16
 from seko_kernels.fused_reference import FP8
 from seko_kernels.kv_formats import KvFormat
 from seko_kernels.matmul import fp8_linear
@@ -58,6 +59,7 @@ class LayerOps:
     qk_norm_rope = staticmethod(qk_norm_rope)
     fp8_expand = staticmethod(fp8_expand)
     attention_fp8 = staticmethod(attention_fp8)
+    attention_bf16 = staticmethod(attention_bf16)
     quantise_rows = staticmethod(quantise_rows)
     gelu_quantise = staticmethod(gelu_quantise)
     fp8_linear = staticmethod(fp8_linear)
@@ -277,12 +279,14 @@ class FusedBlock(FusedLayer):
 
 
 class RowFusedBlock(FusedLayer):
-    """One transformer layer over any cache, with torch's attention: nothing is rounded otherwise than in `Block`.
+    """One transformer layer over any cache, with 16-bit attention: nothing is rounded otherwise than in `Block`.
 
     Parameters
     ----------
     masked : bool
         As `Block` takes it.
+    kernel : bool
+        Whether the attention is our kernel, which needs no mask to see filled places alone; else it is torch's.
     fp8 : bool
         As `FusedLayer` takes it.
     """
@@ -295,10 +299,11 @@ class RowFusedBlock(FusedLayer):
         dtype: torch.dtype,
         *,
         masked: bool,
+        kernel: bool = False,
         fp8: bool = False,
     ) -> None:
         super().__init__(model, stream, kv, dtype, fp8=fp8)
-        self.masked = masked
+        self.masked, self.kernel = masked, kernel
 
     def _attend(
         self,
@@ -315,7 +320,7 @@ class RowFusedBlock(FusedLayer):
         held: int,
     ) -> Tensor:
         if token_index is None:
-            raise TypeError("a layer with torch's attention always writes: it takes token_index")
+            raise TypeError("a layer with 16-bit attention always writes: it takes token_index")
         s, batch = self.stream, qkv.shape[0]
         before = self.kv.keys_before_rope
         q, k, unturned = self._norm_rope(qkv, cos, sin, "before_rope" if before else "none")
@@ -331,6 +336,8 @@ class RowFusedBlock(FusedLayer):
             (window if exact else window.index_copy(0, token_index, x)).unflatten(0, (batch, s.cache_tokens))
             for window, x, exact in zip(windows, own, self.kv.exact, strict=True)
         )
+        if self.kernel:
+            return self.ops.attention_bf16(q, keys, seen, valid_tokens)
         return window_attention(q, keys, seen, valid_tokens if self.masked else None)
 
 

@@ -50,7 +50,7 @@ BLOCKS = ("block", "block_context")
 
 
 def fused(config: BuildConfig, *, fp8: bool = False) -> BuildConfig:
-    return replace(config, fused=True, fp8=fp8, fp8_attention=config.kv_scheme == "fp4")
+    return replace(config, fused=True, fp8=fp8, attention="fp8" if config.kv_scheme == "fp4" else "torch")
 
 
 @pytest.mark.parametrize(("fp8", "bound"), [(False, FP8_PASS), (True, FP8_MATMULS_PASS)])
@@ -74,27 +74,29 @@ def test_twelve_chunks_past_the_wrap_are_those_of_the_plain_layers(
     assert config.stream.cache_frames < 24  # the ring went round
 
 
+@pytest.mark.parametrize("attention", ["torch", "bf16"])
 @pytest.mark.parametrize(
     ("scheme", "window_positions"),
     [("fp32", False), ("fp4", False), ("int8-fp4-sink", False), ("fp32", True)],
 )
-def test_with_torchs_attention_nothing_is_rounded_otherwise(
-    scheme: str, window_positions: bool, worst: Callable[[str, float], None]
+def test_with_16_bit_attention_nothing_is_rounded_otherwise(
+    scheme: str, window_positions: bool, attention: str, worst: Callable[[str, float], None]
 ) -> None:
     """Up to the order of sums; of a lossy cache a code next to a border may fall otherwise, so less is asked."""
     config = small_config(2, 1, 4, batch=2, passes=2, scheme=scheme)
     config = replace(config, stream=replace(config.stream, window_positions=window_positions))
     weights, text = random_wan_weights(config.model), random_text(config.model, 2)
     plain = EagerStream(config, weights, text)
-    ours = EagerStream(replace(config, fused=True), weights, text)
+    ours = EagerStream(replace(config, fused=True, attention=attention), weights, text)
     assert isinstance(ours.pieces["block"].module, RowFusedBlock)
+    assert ours.pieces["block"].module.kernel == (attention == "bf16")
     for number in range(6):
         first = [2 * number, 2 * (number if number < 3 else number - 3)]
         wanted = plain.run_chunk(first, [1, 2])
         made = ours.run_chunk(first, [1, 2], feed=[one.latents for one in wanted])
         for one, other in zip(wanted[:-1], made[:-1], strict=True):
             error = relative_error(other.velocity, one.velocity)
-            worst(f"fused layers with torch's attention against plain ones, {scheme}, a pass", error)
+            worst(f"fused layers with {attention} attention against plain ones, {scheme}, a pass", error)
             assert error <= STEP[torch.float32] if scheme == "fp32" or not number else FP8_PASS / 20
         for name, cache in ours.caches().items():
             if cache.dtype.is_floating_point:
@@ -309,7 +311,7 @@ def test_a_gpu_build_launches_each_kernel_once(name: str, fp8: bool, monkeypatch
     on_hopper(monkeypatch)
     preset = PRESETS["self-forcing-1.3b"]
     config = BuildConfig(
-        preset.model, preset.stream, Schedule.warped(), "fp4", "cuda", fused=True, fp8=fp8, fp8_attention=True
+        preset.model, preset.stream, Schedule.warped(), "fp4", "cuda", fused=True, fp8=fp8, attention="fp8"
     )
     with FakeTensorMode(allow_non_fake_inputs=True):
         graph = trace(make_pieces(config)[name], "cuda").graph
@@ -340,6 +342,28 @@ def test_a_gpu_build_over_an_exact_cache_keeps_torchs_attention(monkeypatch: pyt
     assert len(cut) == 1
 
 
+def test_a_gpu_build_over_an_exact_cache_attends_in_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full or filling: there is one engine, and the cache goes into the kernel as it lies."""
+    on_hopper(monkeypatch)
+    preset = PRESETS["self-forcing-1.3b"]
+    config = BuildConfig(
+        preset.model, preset.stream, Schedule.warped(), "bf16", "cuda", fused=True, attention="bf16"
+    )
+    pieces = make_pieces(config)
+    assert {name for name in pieces if "block" in name} == {"block", "block_last"}
+    assert {*make_programs(pieces)} >= {"denoise", "context"}
+    assert not {"denoise_full", "context_full"} & {*make_programs(pieces)}
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        graph = trace(pieces["block"], "cuda").graph
+    called = [node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+    ours = [target._schema.name for target in called if target.namespace == "seko"]
+    assert ours == ["seko::row_norm", "seko::qk_norm_rope", "seko::attention_bf16", *["seko::row_norm"] * 3]
+    (attends,) = (node for node in graph.nodes if "attention_bf16" in str(node.target))
+    for given in attends.args[1:3]:
+        assert given.meta["val"].numel() == config.stream.cache_tokens * preset.model.dim
+        assert given.meta["val"].is_contiguous()
+
+
 def test_the_scratch_holds_whatever_the_cache_can() -> None:
     scale = torch.tensor([1.0, 0.5, 4.0])
     made = scratch_constants({"v_global_scale": scale})
@@ -367,7 +391,7 @@ def test_a_fused_build_for_this_cpu_keeps_its_goldens(tmp_path_factory: pytest.T
         fused=True,
         fp8=True,
         fp8_except=(0,),
-        fp8_attention=True,
+        attention="fp8",
     )
     write_random_checkpoint(folder / "tiny.pt", model, format="self-forcing", seed=0, dtype=torch.float32)
     result = build_artifact(config, folder / "tiny.pt", folder / "artifact")

@@ -53,12 +53,12 @@ def fp4_artifact(
     request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     fused, fp8 = request.param != "plain", request.param == "fused fp8"
-    fp8_attention = fp8 or request.param == "fused attention"
-    if fp8_attention:
+    in_8_bits = fp8 or request.param == "fused attention"
+    if in_8_bits:
         needs_fp8()
     goal = tmp_path_factory.mktemp("fp4") / "artifact"
     config = dataclasses.replace(
-        gpu_config("fp4", batch=2), fused=fused, fp8=fp8, fp8_attention=fp8_attention
+        gpu_config("fp4", batch=2), fused=fused, fp8=fp8, attention="fp8" if in_8_bits else "torch"
     )
     result = build_artifact(config, checkpoint, goal)
     assert result.kernels == ("fused" if fused else "plain")
@@ -93,12 +93,29 @@ def test_a_chunk_is_one_launch_of_two_captured_graphs(exact_artifact: Path) -> N
 
 def test_full_and_filling_rows_share_one_graph_of_fused_layers(checkpoint: Path, tmp_path: Path) -> None:
     needs_fp8()
-    config = dataclasses.replace(gpu_config("fp4", batch=1), fused=True, fp8_attention=True)
+    config = dataclasses.replace(gpu_config("fp4", batch=1), fused=True, attention="fp8")
     build_artifact(config, checkpoint, tmp_path / "artifact")
     with open_artifact(tmp_path / "artifact") as artifact, artifact.open_session() as session:
         for _ in range(CHUNKS):
             session.run_chunk()
         assert (session.stats.captured_graphs, session.stats.graph_launches) == (1, CHUNKS)
+
+
+def test_full_and_filling_rows_share_one_graph_of_16_bit_attention(tmp_path: Path) -> None:
+    """Over an exact cache, and as near to it as torch's attention: the build's goldens say so."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the kernel is for sm_90 alone")
+    wide = dataclasses.replace(model(), dim=256, heads=2)
+    write_random_checkpoint(tmp_path / "wide.pt", wide, format="self-forcing", seed=0, dtype=torch.float32)
+    config = dataclasses.replace(gpu_config("bf16", batch=2), model=wide, fused=True, attention="bf16")
+    result = build_artifact(config, tmp_path / "wide.pt", tmp_path / "artifact")
+    assert result.attention == "bf16"
+    with open_artifact(tmp_path / "artifact") as artifact:
+        assert all(error.within for error in artifact.verify())
+        with artifact.open_session(seeds=[0, 1]) as session:
+            for _ in range(CHUNKS):
+                session.run_chunk()
+            assert (session.stats.captured_graphs, session.stats.graph_launches) == (1, CHUNKS)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +136,7 @@ def test_fused_layers_of_full_width_are_as_near_to_the_exact_track_as_plain_ones
     plain = BuildConfig(model, stream, Schedule.warped(2), "fp4", "cuda")
     write_random_checkpoint(tmp_path / "wide.pt", model, format="self-forcing", seed=0, dtype=torch.float32)
     fused = build_artifact(
-        dataclasses.replace(plain, fused=True, fp8=fp8, fp8_attention=True),
+        dataclasses.replace(plain, fused=True, fp8=fp8, attention="fp8"),
         tmp_path / "wide.pt",
         tmp_path / "artifact",
     )

@@ -13,7 +13,7 @@ from seko_export.errors import UsageError
 from seko_export.models.sampler import Schedule
 from seko_export.options import RowOptions, plan_build
 from seko_export.pieces import BuildConfig
-from seko_kernels import tuned
+from seko_kernels import tuned, tuned_bf16
 from seko_kernels.tuned import SAFE, SPECIALISED, AttentionTiles, measured_tiles, shape_class, tiles_for
 
 
@@ -32,10 +32,10 @@ def test_what_the_options_mean() -> None:
     assert planned(gpu=True, kv="int8-fp4").fused
     assert not planned(gpu=True, backend="compile").fused
     # No tiles were measured for sm_89, so 8-bit attention comes by name alone there.
-    assert not planned(gpu=True).fp8_attention
-    assert planned(gpu=True, attention="fp8").fp8_attention
-    assert not planned(gpu=True, fp8=True).fp8_attention
-    assert planned(gpu=True, fp8=True, attention="fp8").fp8_attention
+    assert planned(gpu=True).attention == "torch"
+    assert planned(gpu=True, attention="fp8").attention == "fp8"
+    assert planned(gpu=True, fp8=True).attention == "torch"
+    assert planned(gpu=True, fp8=True, attention="fp8").attention == "fp8"
     refused: list[tuple[dict[str, object], str]] = [
         ({"gpu": False, "attention": "fp8"}, "no fp8 numbers"),
         ({"gpu": False, "fp8": True, "kv": "bf16"}, "no fp8 numbers"),
@@ -45,7 +45,9 @@ def test_what_the_options_mean() -> None:
         ({"kernels": "plain", "gpu": True, "fp8": True}, "layers are plain"),
         ({"kernels": "fused", "backend": "onnx"}, "not of onnx"),
         ({"kernels": "fast"}, "auto, plain, fused"),
-        ({"attention": "fast"}, "auto, torch, fp8"),
+        ({"gpu": True, "attention": "bf16"}, "for sm_90, this GPU is sm_89"),
+        ({"kernels": "plain", "attention": "bf16"}, "of fused layers"),
+        ({"attention": "fast"}, "auto, torch, bf16, fp8"),
     ]
     for options, words in refused:
         with pytest.raises(UsageError, match=words):
@@ -58,7 +60,7 @@ def test_attention_in_8_bits_is_taken_where_its_tiles_were_measured(monkeypatch:
     ) -> bool:
         arguments = (None, "self-forcing-1.3b", kv, False, "auto", {})
         plan = plan_build(*arguments, device="cuda", arch=arch, attention=attention, rows=rows)
-        return plan.config.fp8_attention
+        return plan.config.attention == "fp8"
 
     monkeypatch.setattr(tuned, "tuned_table", lambda: {("sm_90", 128, "some"): SAFE})
     assert taken()
@@ -89,8 +91,37 @@ def test_attention_in_8_bits_is_taken_where_its_tiles_were_measured(monkeypatch:
         device="cuda",
         arch="sm_90",
     )
-    assert not plan.config.fp8_attention
+    assert plan.config.attention == "torch"
     assert plan.config.stream.frame_tokens == 390
+
+
+def test_16_bit_attention_is_taken_where_it_was_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken(arch: str = "sm_90", kv: str = "bf16", wish: str = "auto", **more: object) -> str:
+        arguments = (None, "self-forcing-1.3b", kv, False, "auto", {})
+        return plan_build(*arguments, device="cuda", arch=arch, attention=wish, **more).config.attention  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tuned, "tuned_table", lambda: {("sm_90", 128, "some"): SAFE})
+    monkeypatch.setattr(tuned_bf16, "faster_table", lambda: frozenset({("sm_90", 128, "some")}))
+    assert taken() == taken(kv="int8") == taken(wish="bf16") == "bf16"
+    assert taken(kv="fp4") == "fp8"
+    assert taken(kv="fp4", wish="bf16") == "bf16"
+    assert taken(wish="torch") == taken("sm_89") == taken(kernels="plain") == "torch"
+    assert taken(rows=RowOptions(sessions=4, batch="1,2")) == "bf16"
+    assert taken(rows=RowOptions(sessions=4, batch="1,4")) == "torch"  # calls of four are of another class
+    monkeypatch.setattr(tuned_bf16, "faster_table", frozenset)
+    assert taken() == "torch"
+    assert taken(wish="bf16") == "bf16"
+
+
+def test_what_16_bit_attention_does_not_take() -> None:
+    preset = PRESETS["self-forcing-1.3b"]
+    config = BuildConfig(preset.model, preset.stream, Schedule.warped(), "bf16", "cuda", fused=True)
+    assert config.no_bf16_attention is None
+    assert "of fused layers" in str(replace(config, fused=False).no_bf16_attention)
+    narrow = replace(config, model=replace(preset.model, heads=2 * preset.model.heads))
+    assert "heads of 128 channels, not 64" in str(narrow.no_bf16_attention)
+    with pytest.raises(UsageError, match="--attention bf16: it takes heads"):
+        replace(narrow, attention="bf16")
 
 
 @pytest.mark.parametrize(
@@ -120,20 +151,20 @@ def test_the_table_of_kernels_says_what_the_op_picks() -> None:
         "cuda",
         fused=True,
         fp8=True,
-        fp8_attention=True,
+        attention="fp8",
     )
     pool = replace(config, pool=PoolConfig(4, (1, 4)), fp8_except=(3,))
     table = kernel_table.kernel_table(pool, Target("cuda", "sm_90"))
     assert (table["layers"], table["matmuls"], table["fp8_except"]) == ("fused", "fp8", [3])
-    assert [entry["rows"] for entry in table["attention"]] == [1, 4]
-    for entry in table["attention"]:
+    assert [entry["rows"] for entry in table["attention_tiles"]] == [1, 4]
+    for entry in table["attention_tiles"]:
         shape = shape_class(entry["rows"], 12, preset.stream.chunk_tokens)
         assert entry["past_tokens"] == preset.stream.cache_tokens - preset.stream.chunk_tokens
         assert AttentionTiles(**entry["tiles"]) == tiles_for("sm_90", 128, shape, entry["past_tokens"])
         assert entry["measured"] == (measured_tiles("sm_90", 128, shape, entry["past_tokens"]) is not None)
-    assert not kernel_table.kernel_table(config, Target("cuda", "sm_120"))["attention"][0]["measured"]
-    exact = replace(config, kv_scheme="bf16", fp8=False, fp8_attention=False)
-    assert kernel_table.kernel_table(exact, Target("cuda", "sm_90"))["attention"] == []
+    assert not kernel_table.kernel_table(config, Target("cuda", "sm_120"))["attention_tiles"][0]["measured"]
+    exact = replace(config, kv_scheme="bf16", fp8=False, attention="torch")
+    assert kernel_table.kernel_table(exact, Target("cuda", "sm_90"))["attention_tiles"] == []
 
 
 def test_which_gpus_have_fp8() -> None:

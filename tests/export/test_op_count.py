@@ -97,7 +97,7 @@ def test_a_lossy_cache_is_read_once_and_expanded_once():
 
 @pytest.mark.parametrize(("name", "keeps"), [("block", False), ("block_context", True)])
 def test_a_fused_layer_expands_to_fp8_once_and_reads_it_in_fp8(name, keeps):
-    config = replace(on_gpu("self-forcing-1.3b", scheme="fp4"), fused=True, fp8_attention=True)
+    config = replace(on_gpu("self-forcing-1.3b", scheme="fp4"), fused=True, attention="fp8")
     m, s = config.model, config.stream
     piece = make_pieces(config)[name]
     own = piece.module.ops
@@ -189,7 +189,7 @@ def test_fp8_halves_the_matrices_of_the_blocks_alone():
 
 
 def test_fp8_matmuls_have_the_flops_of_bf16_ones_and_half_of_their_operands():
-    config = replace(on_gpu("self-forcing-1.3b", scheme="fp4"), fused=True, fp8=True, fp8_attention=True)
+    config = replace(on_gpu("self-forcing-1.3b", scheme="fp4"), fused=True, fp8=True, attention="fp8")
     m, tokens = config.model, config.stream.chunk_tokens
     launches = count_piece(make_pieces(config)["block"]).launches
     matmuls = [launch for launch in launches if launch.kind == FP8_MATMUL]

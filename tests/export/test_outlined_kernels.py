@@ -13,6 +13,7 @@ from seko_export.errors import LoweringError
 from seko_export.lowering import outlined_kernels
 from seko_export.lowering.outlined_kernels import gluon_behind_outlines
 from seko_kernels import hopper_attention as hopper
+from seko_kernels.outlines import kernel_of
 
 SIZES = {"HEADS": 2, "SOFTMAX_SCALE": 0.1, "OWN_N": hopper.OWN_KEYS, "STAGES": hopper.STAGES}
 POINTERS = dict(zip(("Q", "K", "K_SCALE", "V_T"), ("*bf16", "*i8", "*fp32", "*fp8e4nv"), strict=True))
@@ -34,7 +35,7 @@ def test_while_it_is_entered_the_twin_is_compiled(tmp_path: Path, monkeypatch: p
     target, options = GPUTarget("cuda", 90, 32), {"num_warps": hopper.WARPS}
     with gluon_behind_outlines():
         made = triton.compile(outline(), target=target, options=options)
-    assert made.src.fn is hopper.kernel()
+    assert made.src.fn is kernel_of(hopper.attention_hopper_outline.__name__)
     assert made.metadata.name == "attention_hopper_kernel"
     shown = triton.compile(outline(), target=target, options=options)
     assert shown.metadata.name == "attention_hopper_outline"
@@ -63,8 +64,9 @@ def test_torchs_compiler_compiles_outlines_here_and_says_if_it_does_not(
         AsyncCompile().triton("ours", "def attention_hopper_outline(): ...")
         with pytest.raises(LoweringError, match="unknown way"):
             AsyncCompile().triton("ours", "def attention_hopper_outline(): never")
+        AsyncCompile().triton("ours", "def attention_bf16_outline(): ...")
         monkeypatch.setattr(outlined_kernels, "gluon_twin", lambda _: None)
         with pytest.raises(LoweringError, match="unknown way"):
             AsyncCompile().triton("ours", "def attention_hopper_outline(): ...")
-    assert [how for _, how in seen] == ["pool", "here", "here", "here"]
+    assert [how for _, how in seen] == ["pool", *["here"] * 4]
     assert AsyncCompile.use_process_pool()

@@ -278,7 +278,7 @@ def near(value: float, measured: float) -> bool:
 
 def step_seconds(gpu: Gpu) -> float:
     """Of engines in which each of a GPU's figures counts."""
-    config = replace(on_gpu("self-forcing-1.3b", scheme="fp4"), fused=True, fp8=True, fp8_attention=True)
+    config = replace(on_gpu("self-forcing-1.3b", scheme="fp4"), fused=True, fp8=True, attention="fp8")
     pieces = make_pieces(config)
     return sum(
         launch_seconds(launch, gpu)

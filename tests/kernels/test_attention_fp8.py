@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from seko_kernels import admission, hopper_attention, tuned
-from seko_kernels.admission import Case, admit, distance, expected, make_case
+from seko_kernels.admission import admit
+from seko_kernels.admission_cases import Case, distance, expected, make_case
 from seko_kernels.attention import OwnTokens, attention_fp8, key_tiles, v_columns
 from seko_kernels.errors import KvDeviceError, OpDtypeError, OpShapeError, TilesError
 from seko_kernels.formats import KEY_TILE

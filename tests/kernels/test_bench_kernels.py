@@ -11,9 +11,10 @@ from types import ModuleType
 import pytest
 import torch
 
-from seko_kernels import tuned
+from seko_kernels import tuned, tuned_bf16
 from seko_kernels.formats import NUMBER_FORMATS
 from seko_kernels.tuned import SAFE, read_table
+from seko_kernels.tuned_bf16 import read_table as read_bf16_table
 
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"
 
@@ -49,9 +50,10 @@ def test_every_call_runs_and_agrees_with_itself(
     for make in (bench.cache_calls, bench.scheme_calls, bench.row_calls, bench.matmul_calls):
         for timed in make(tiny(bench), "cpu"):
             at_work.time(tiny(bench), timed)
-    at_work.time(tiny(bench), bench.cudnn_attention(tiny(bench), "cpu"), compare=False)
+    for make in (bench.cudnn_attention, bench.torchs_attention):
+        at_work.time(tiny(bench), make(tiny(bench), "cpu"), compare=False)
     printed = lines(capsys)
-    assert len(printed) == 5 + 2 * len(NUMBER_FORMATS) + 9 + 8 + 1
+    assert len(printed) == 5 + 2 * len(NUMBER_FORMATS) + 9 + 8 + 2
     for line in printed:
         assert line["kind"] == "kernel", line  # none failed
         assert line.get("difference", 0.0) == 0.0
@@ -89,3 +91,27 @@ def test_the_fastest_admitted_tiles_enter_the_table(
     row = json.loads((tmp_path / "rows.jsonl").read_text())
     assert row["figure"] == "attn_h12_vs_cudnn"
     assert row["value"] == 0.55
+
+
+def test_16_bit_attention_enters_its_table_where_it_is_faster(
+    bench: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "table.json"
+    monkeypatch.setattr(tuned_bf16, "TABLE", table)
+    for name in ("torchs_attention", "exact_window"):
+        make = getattr(bench, name)
+        monkeypatch.setattr(bench, name, lambda shape, _, make=make: make(shape, "cpu"))
+    admit = bench.admit_bf16
+    monkeypatch.setattr(bench, "admit_bf16", lambda _, full: admit("cpu", full))
+    at_work = bench.Bench(deadline=float("inf"))
+    shape = bench.Shape("S1", heads=2, ffn=96, frame_tokens=5, cache_frames=4, head_dim=128)
+    at_work.attention_bf16(shape)
+    at_work.summary(Namespace(admit=True, rows=None), [])
+    assert read_bf16_table(table) == frozenset()  # each takes a millisecond here
+    at_work.exact["few"]["torch_ms"] = 1.5
+    at_work.summary(Namespace(admit=True, rows=None), [])
+    assert read_bf16_table(table) == {("sm_90", 128, "few")}
+    assert [line["kind"] for line in lines(capsys)][:2] == ["kernel", "attention, 16 bits"]
+    at_work.no_16_bits = "not compiled after 9 s"
+    at_work.attention_bf16(shape)
+    assert lines(capsys)[-1]["refusal"] == "not compiled after 9 s"

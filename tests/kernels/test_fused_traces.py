@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 
-from seko_kernels import attention, waves
+from seko_kernels import attention, attention_bf16, waves
 from seko_kernels.attention import OwnTokens, attention_fp8
 from seko_kernels.errors import OpShapeError
 from seko_kernels.fused_reference import FP8
@@ -125,6 +125,21 @@ def test_attention_of_specialised_warpgroups(
     assert launches == ([both] if slots == 132 else [both, ("attention_combine_kernel", ["OUT"])])
     with pytest.raises(OpShapeError, match="multiple of 16"):
         attention_fp8(q, *scratch(), on_gpu(H), valid, own, SPECIALISED)
+
+
+@pytest.mark.parametrize("slots", [132, 32])
+def test_16_bit_attention(launches: Launches, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One launch for whole queries and for parts of keys, by the outline."""
+    properties = SimpleNamespace(multi_processor_count=slots)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: properties)
+    monkeypatch.setattr(attention_bf16, "PARTS_COST_KEYS", 1)
+    q = on_gpu(1, T, H, D, dtype=torch.bfloat16)
+    k, v = on_gpu(2, 1, N, H, D, dtype=torch.bfloat16)
+    out = attention_bf16.attention_bf16(q, k, v, on_gpu(1, dtype=torch.int64))
+    assert (out.shape, out.dtype) == ((1, T, WIDTH), torch.bfloat16)
+    both = ("attention_bf16_outline", ["OUT", "PART_LSE", "PART_OUT"])
+    assert launches == ([both] if slots == 132 else [both, ("attention_combine_kernel", ["OUT"])])
 
 
 @pytest.mark.parametrize("fp8", [True, False])

@@ -1,4 +1,4 @@
-"""attention_hopper: what compiles for sm_90a, what torch's compiler is told, a triton without Gluon. No GPU."""
+"""Hopper's attention kernels: what compiles for sm_90a, what torch's compiler is told, a triton without Gluon."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,82 +17,125 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from seko_kernels import hopper_attention as hopper
+from seko_kernels import hopper_attention, hopper_attention_bf16
+from seko_kernels.outlines import Outline, gluon_twin, kernel_of
 from seko_kernels.triton.attention_fp8 import attention_combine_kernel
 
-POINTERS = {
-    "Q": "*bf16",
-    "K": "*i8",
-    "K_SCALE": "*fp32",
-    "V_T": "*fp8e4nv",
-    "K_OWN": "*bf16",
-    "V_OWN": "*bf16",
-    "V_SCALE": "*fp32",
-    "VALID_TOKENS": "*i64",
-    "OUT": "*bf16",
-    "PART_OUT": "*bf16",
-    "PART_LSE": "*fp32",
-}
-CONSTANTS = {
-    "HEADS": 12,
-    "SOFTMAX_SCALE": 128**-0.5 * math.log2(math.e),
-    "OWN_N": hopper.OWN_KEYS,
-    "STAGES": hopper.STAGES,
-}
 ONES = {"splits": 1, "tiles": 1}  # torch's compiler makes constants of ints that are 1
-ALL_WARPS = 16  # three warpgroups and the one that fetches
 HOPPER_SHARED = 227 * 1024  # bytes of a multiprocessor
-DESCRIPTORS = 5 * 128  # bytes of global memory a program
 FEW_CONVERSIONS = 32  # a tile has 64 scores a thread; there are divisions by run-time numbers, too
 MOST_SPILT = 10  # instructions, all before and behind the loops
+SOFTMAX_SCALE = 128**-0.5 * math.log2(math.e)
 
 
-def outline(**ones: int) -> ASTSource:
-    """The outline as torch's compiler would have it compiled."""
-    constants = {**CONSTANTS, **ones}
-    names = hopper.attention_hopper_outline.arg_names
-    signature = {name: POINTERS.get(name, "constexpr" if name in constants else "i32") for name in names}
-    divisible = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(names) if name in POINTERS}
-    return ASTSource(hopper.attention_hopper_outline, signature, constants, divisible)
+@dataclass(frozen=True)
+class Shown:
+    """An outline, what its parameters are, and what its twin should compile to."""
+
+    module: ModuleType
+    outline: Outline
+    pointers: dict[str, str]
+    constants: dict[str, float]
+    warps: int  # those of the fetching warpgroup and of the others
+    descriptors: int
+    opcodes: set[str]
+
+    def source(self, **ones: int) -> ASTSource:
+        """The outline as torch's compiler would have it compiled."""
+        constants = {**self.constants, **ones}
+        names = self.outline.arg_names
+        signature = {
+            name: self.pointers.get(name, "constexpr" if name in constants else "i32") for name in names
+        }
+        divisible = {
+            (place,): [["tt.divisibility", 16]] for place, name in enumerate(names) if name in self.pointers
+        }
+        return ASTSource(self.outline, signature, constants, divisible)
+
+
+OUTPUTS = {"OUT": "*bf16", "PART_OUT": "*bf16", "PART_LSE": "*fp32"}
+EIGHT_BITS = Shown(
+    hopper_attention,
+    hopper_attention.attention_hopper_outline,
+    {
+        "Q": "*bf16",
+        "K": "*i8",
+        "K_SCALE": "*fp32",
+        "V_T": "*fp8e4nv",
+        "K_OWN": "*bf16",
+        "V_OWN": "*bf16",
+        "V_SCALE": "*fp32",
+        "VALID_TOKENS": "*i64",
+        **OUTPUTS,
+    },
+    {
+        "HEADS": 12,
+        "SOFTMAX_SCALE": SOFTMAX_SCALE,
+        "OWN_N": hopper_attention.OWN_KEYS,
+        "STAGES": hopper_attention.STAGES,
+    },
+    warps=16,
+    descriptors=5,
+    opcodes={"HGMMA", "IGMMA", "QGMMA"},
+)
+SIXTEEN_BITS = Shown(
+    hopper_attention_bf16,
+    hopper_attention_bf16.attention_bf16_outline,
+    {"Q": "*bf16", "K": "*bf16", "V": "*bf16", "VALID_TOKENS": "*i64", **OUTPUTS},
+    {
+        "HEADS": 12,
+        "SOFTMAX_SCALE": SOFTMAX_SCALE,
+        "KEYS": hopper_attention_bf16.KEYS,
+        "STAGES": hopper_attention_bf16.STAGES,
+    },
+    warps=12,
+    descriptors=3,
+    opcodes={"HGMMA"},
+)
+each_kernel = pytest.mark.parametrize("shown", [EIGHT_BITS, SIXTEEN_BITS], ids=["8 bits", "16 bits"])
 
 
 def compiled(source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A source as an sm_90 binary, afresh."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": hopper.WARPS})
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
 
 
+@each_kernel
 @pytest.mark.parametrize("ones", [{}, ONES], ids=["as given", "ones are constants"])
 def test_the_twin_compiles_for_hopper(
+    shown: Shown,
     ones: dict[str, int],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     sass_of: Callable[[Any], list[str]],
 ) -> None:
-    made = compiled(hopper.gluon_twin(outline(**ones)), tmp_path, monkeypatch)
+    assert shown.module.WARPS == 4
+    made = compiled(gluon_twin(shown.source(**ones)), tmp_path, monkeypatch)
     assert ".target sm_90a" in made.asm["ptx"]
-    assert made.metadata.num_warps == ALL_WARPS
-    assert (
-        f".reqntid {ALL_WARPS * 32}" in made.asm["ptx"]
-    )  # what a launch must have is what the metadata says
+    assert made.metadata.num_warps == shown.warps
+    # what a launch must have is what the metadata says
+    assert f".reqntid {shown.warps * 32}" in made.asm["ptx"]
     assert made.metadata.shared <= HOPPER_SHARED
-    assert made.metadata.global_scratch_size == DESCRIPTORS
+    assert made.metadata.global_scratch_size == shown.descriptors * 128  # bytes of global memory a program
     opcodes = sass_of(made)
-    assert {"HGMMA", "IGMMA", "QGMMA", "UTMALDG", "USETMAXREG"} <= set(opcodes)
+    assert {*shown.opcodes, "UTMALDG", "USETMAXREG"} <= set(opcodes)
     assert opcodes.count("I2FP") < FEW_CONVERSIONS  # scores are floats as they lie
     assert opcodes.count("STL") + opcodes.count("LDL") <= MOST_SPILT
 
 
-def test_the_outline_has_the_kernels_parameters() -> None:
-    kernel, shown = hopper.kernel(), hopper.attention_hopper_outline
-    assert kernel.arg_names == shown.arg_names
+@each_kernel
+def test_the_outline_has_the_kernels_parameters(shown: Shown) -> None:
+    kernel = kernel_of(shown.outline.__name__)
+    assert kernel.arg_names == shown.outline.arg_names
     constexprs = [
-        [place for place, one in enumerate(each.params) if one.is_constexpr] for each in (kernel, shown)
+        [place for place, one in enumerate(each.params) if one.is_constexpr]
+        for each in (kernel, shown.outline)
     ]
     assert constexprs[0] == constexprs[1]
-    assert [kernel.arg_names[place] for place in constexprs[0]] == list(CONSTANTS)
-    fixed = [[one.name for one in each.params if one.do_not_specialize] for each in (kernel, shown)]
-    assert fixed == [list(hopper.RUNTIME_INTS)] * 2
+    assert [kernel.arg_names[place] for place in constexprs[0]] == list(shown.constants)
+    fixed = [[one.name for one in each.params if one.do_not_specialize] for each in (kernel, shown.outline)]
+    assert fixed == [list(shown.module.RUNTIME_INTS)] * 2
 
 
 class Hopper:
@@ -100,43 +145,49 @@ class Hopper:
         return GPUTarget("cuda", 90, 32)
 
 
-def test_torch_learns_from_the_outline_what_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+@each_kernel
+def test_torch_learns_from_the_outline_what_is_written(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._higher_order_ops.triton_kernel_wrap import get_mutated_tensors, kernel_side_table
 
     monkeypatch.setattr(triton.runtime.driver, "_active", Hopper())
     dtypes = {"*bf16": torch.bfloat16, "*i8": torch.int8, "*fp32": torch.float32, "*i64": torch.int64}
     dtypes["*fp8e4nv"] = torch.float8_e4m3fn
-    tensors = {name: torch.zeros(16, dtype=dtypes[kind]) for name, kind in POINTERS.items()}
-    numbers = kernel_side_table.add_constant_args({**dict.fromkeys(hopper.RUNTIME_INTS, 192), **CONSTANTS})
-    kernel = kernel_side_table.add_kernel(hopper.attention_hopper_outline)
+    tensors = {name: torch.zeros(16, dtype=dtypes[kind]) for name, kind in shown.pointers.items()}
+    ints = dict.fromkeys(shown.module.RUNTIME_INTS, 192)
+    numbers = kernel_side_table.add_constant_args({**ints, **shown.constants})
+    kernel = kernel_side_table.add_kernel(shown.outline)
     written = get_mutated_tensors(kernel, numbers, tensors, {})
     assert sorted(written) == ["OUT", "PART_LSE", "PART_OUT"]
 
 
-def test_only_the_outline_has_a_twin() -> None:
-    source = outline()
-    twin = hopper.gluon_twin(source)
-    assert twin.fn is hopper.kernel()
+@each_kernel
+def test_only_outlines_have_a_twin(shown: Shown) -> None:
+    source = shown.source()
+    twin = gluon_twin(source)
+    assert twin.fn is kernel_of(shown.outline.__name__)
     assert (twin.signature, twin.constants, twin.attrs) == (source.signature, source.constants, source.attrs)
     signature = dict.fromkeys(attention_combine_kernel.arg_names, "i32")
-    assert hopper.gluon_twin(ASTSource(attention_combine_kernel, signature)) is None
-    assert hopper.gluon_twin(twin) is None
+    assert gluon_twin(ASTSource(attention_combine_kernel, signature)) is None
+    assert gluon_twin(twin) is None
 
 
-def test_a_triton_without_gluon_is_named_when_the_kernel_is_asked_for() -> None:
-    script = """
+@pytest.mark.parametrize("module", ["hopper_attention", "hopper_attention_bf16"])
+def test_a_triton_without_gluon_is_named_when_the_kernel_is_asked_for(module: str) -> None:
+    script = f"""
 import sys
 import seko_kernels
-assert "seko_kernels.hopper_attention" not in sys.modules
+assert "seko_kernels.{module}" not in sys.modules
 for name in [name for name in sys.modules if name.startswith("triton.experimental")]:
     del sys.modules[name]
 sys.modules["triton.experimental"] = None  # importing from it fails
-from seko_kernels import hopper_attention as hopper
+from seko_kernels import {module} as hopper
 from seko_kernels.errors import ArchError
+from seko_kernels.outlines import Outline, gluon_twin
 from triton.compiler import ASTSource
-source = ASTSource(hopper.attention_hopper_outline, dict.fromkeys(hopper.attention_hopper_outline.arg_names, "i32"))
+(outline,) = (one for one in vars(hopper).values() if isinstance(one, Outline))
+source = ASTSource(outline, dict.fromkeys(outline.arg_names, "i32"))
 try:
-    hopper.gluon_twin(source)
+    gluon_twin(source)
 except ArchError as reason:
     assert "has no Gluon" in str(reason), reason
 else:

@@ -116,7 +116,7 @@ def test_gpu_builds_have_engines_for_full_rows_of_each_kind():
         *("block_full_ring2", "block_full", "block_full_ring2"),
     ]
     fused = make_programs(
-        make_pieces(dataclasses.replace(config, kv_scheme="fp4", fused=True, fp8_attention=True))
+        make_pieces(dataclasses.replace(config, kv_scheme="fp4", fused=True, attention="fp8"))
     )
     assert [(c.engine, c.first_layer, c.layers, c.first_place) for c in fused["context"]][2:] == [
         ("block_context_ring2", 0, 2, 0),

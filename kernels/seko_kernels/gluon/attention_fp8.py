@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from seko_kernels.gluon.softmax import decayed, exp2, lane_sums, next_stage
 from seko_kernels.hopper_attention import RUNTIME_INTS
 
 
@@ -228,12 +229,12 @@ def _fetch(  # type: ignore[no-untyped-def]
         tma.async_copy_global_to_shared(
             v_own, [i * OWN_N, 0], own_v_ready.index(stage), own_v_ring.index(stage)
         )
-        stage, phase = _next(stage, phase, OWN_STAGES)
+        stage, phase = next_stage(stage, phase, OWN_STAGES)
     for _ in gl.static_range(
         OWN_STAGES
     ):  # the past comes into the same memory: the own tiles must have been read
         mbarrier.wait(own_empty.index(stage), phase)
-        stage, phase = _next(stage, phase, OWN_STAGES)
+        stage, phase = next_stage(stage, phase, OWN_STAGES)
     stage = 0
     phase = 1
     for i in range(first, last):
@@ -243,7 +244,7 @@ def _fetch(  # type: ignore[no-untyped-def]
         tma.async_copy_global_to_shared(k_tiles, [i * 8, 0, 0, 0, 0], k_ready.index(stage), k)
         mbarrier.expect(v_ready.index(stage), 128 * 128)
         tma.async_copy_global_to_shared(v_tiles, [0, i * 128], v_ready.index(stage), v_ring.index(stage))
-        stage, phase = _next(stage, phase, STAGES)
+        stage, phase = next_stage(stage, phase, STAGES)
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
@@ -277,7 +278,7 @@ def _attend(  # type: ignore[no-untyped-def]
     mbarrier.wait(q_ready, 0)
     q = q_ring.index(GROUP)
     m = gl.full([64], -1e30, gl.float32, gl.SliceLayout(1, OWN_S))  # finite: no key gives 0, not NaN
-    total = _lane_sums(gl.zeros([64, OWN_N], gl.float32, OWN_S))
+    total = lane_sums(gl.zeros([64, OWN_N], gl.float32, OWN_S))
     acc = gl.zeros([64, 128], gl.float32, OWN_ACC)
     own_k = k_ring._reinterpret(gl.bfloat16, [OWN_STAGES, OWN_N, 128], BF16)
     own_v = v_ring._reinterpret(gl.bfloat16, [OWN_STAGES, OWN_N, 128], BF16)
@@ -287,15 +288,15 @@ def _attend(  # type: ignore[no-untyped-def]
     phase = 0
     for i in range(own_first, own_full):
         m, total, acc = _own_tile(q, own, i, stage, phase, query_tokens, m, total, acc, SOFTMAX_SCALE, False)
-        stage, phase = _next(stage, phase, OWN_STAGES)
+        stage, phase = next_stage(stage, phase, OWN_STAGES)
     for i in range(gl.maximum(own_first, own_full), own_last):
         m, total, acc = _own_tile(q, own, i, stage, phase, query_tokens, m, total, acc, SOFTMAX_SCALE, True)
-        stage, phase = _next(stage, phase, OWN_STAGES)
+        stage, phase = next_stage(stage, phase, OWN_STAGES)
 
     v_scale = gl.load(v_scale_at)
     acc = gl.convert_layout(acc * (1.0 / v_scale), ACC)
     m = gl.convert_layout(m, ROW)
-    like = _lane_sums(gl.zeros([64, 128], gl.float32, ACC))
+    like = lane_sums(gl.zeros([64, 128], gl.float32, ACC))
     total = gl.convert_layout(total, like.type.layout)
 
     # `int8_rows`, in the bits of powers of two; 1.5 * 2**23 rounds to a whole number in a float's last bits.
@@ -318,7 +319,7 @@ def _attend(  # type: ignore[no-untyped-def]
         m, total, acc = _past_tile(
             codes, factor, scales, ring, i, stage, phase, tokens, limit, m, total, acc, False
         )
-        stage, phase = _next(stage, phase, STAGES)
+        stage, phase = next_stage(stage, phase, STAGES)
     m, total, acc = _past_tile(
         codes, factor, scales, ring, last - 1, stage, phase, tokens, limit, m, total, acc, True
     )
@@ -351,9 +352,9 @@ def _own_tile(  # type: ignore[no-untyped-def]
         s = gl.where(gl.expand_dims(live, 0), s, float("-inf"))
     m_new = gl.maximum(m, gl.max(s, 1) * SOFTMAX_SCALE)
     scale = gl.full([64, OWN_N], SOFTMAX_SCALE, gl.float32, SCORES)
-    p = _exp2(gl.fma(s, scale, gl.expand_dims(8.0 - m_new, 1)))
-    decay = _exp2(m - m_new)
-    total = _decayed(total, decay) + _lane_sums(p)
+    p = exp2(gl.fma(s, scale, gl.expand_dims(8.0 - m_new, 1)))
+    decay = exp2(m - m_new)
+    total = decayed(total, decay) + lane_sums(p)
     acc = acc * gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(1, ACC)), 1)
     p = gl.convert_layout(p.to(gl.bfloat16), gl.DotOperandLayout(0, ACC, 2))
     mbarrier.wait(v_ready.index(stage), phase)
@@ -389,9 +390,9 @@ def _past_tile(  # type: ignore[no-untyped-def]
     top = gl.max(s, 1).to(gl.float32, bitcast=True) - 12582912.0
     m_new = gl.maximum(m, top * factor)
     minus = gl.fma(factor, gl.full([64], 12582912.0, gl.float32, ROW), m_new - 8.0)
-    p = _exp2(s.to(gl.float32, bitcast=True) * gl.expand_dims(factor, 1) - gl.expand_dims(minus, 1))
-    decay = _exp2(m - m_new)
-    total = _decayed(total, decay) + _lane_sums(p)
+    p = exp2(s.to(gl.float32, bitcast=True) * gl.expand_dims(factor, 1) - gl.expand_dims(minus, 1))
+    decay = exp2(m - m_new)
+    total = decayed(total, decay) + lane_sums(p)
     by_token = gl.reshape(gl.permute(gl.reshape(p, [64, 8, 2, 4, 2]), [0, 1, 3, 2, 4]), [64, 128])
     p8 = _e4m3(gl.convert_layout(by_token, gl.DotOperandLayout(0, ACC, 4)))
     mbarrier.wait(v_ready.index(stage), phase)
@@ -402,28 +403,6 @@ def _past_tile(  # type: ignore[no-untyped-def]
     mbarrier.arrive(empty.index(stage), count=1)
     acc = acc * gl.expand_dims(gl.convert_layout(decay, ROW), 1) + product
     return m_new, total, acc
-
-
-@gluon.jit
-def _lane_sums(p):  # type: ignore[no-untyped-def]
-    """Sums of what a thread holds of a row of `p` [64, N]: [64, 4]. The four threads are asked once, at the end."""
-    N: gl.constexpr = p.shape[1]
-    return gl.sum(gl.sum(gl.reshape(p, [64, N // 8, 4, 2]), 3), 1)
-
-
-@gluon.jit
-def _decayed(total, decay):  # type: ignore[no-untyped-def]
-    """`total` [64, 4] times `decay` [64]."""
-    LANES: gl.constexpr = total.type.layout
-    return total * gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(1, LANES)), 1)
-
-
-@gluon.jit
-def _exp2(x):  # type: ignore[no-untyped-def]
-    """2 ** x in one instruction: `gl.exp2` scales around results below 2**-126, which are 0 here."""
-    return gl.inline_asm_elementwise(
-        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
-    )
 
 
 @gluon.jit
@@ -441,11 +420,3 @@ def _e4m3(x):  # type: ignore[no-untyped-def]
         is_pure=False,
         pack=4,
     )
-
-
-@gluon.jit  # type: ignore[untyped-decorator]
-def _next(stage, phase, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Stage and phase of the ring's next tile."""
-    stage += 1
-    last = stage == STAGES
-    return gl.where(last, 0, stage), gl.where(last, phase ^ 1, phase)

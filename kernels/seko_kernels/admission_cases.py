@@ -1,0 +1,193 @@
+"""Attentions that kernels are admitted by: their sizes, arguments, and what they should give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seko_kernels.attention import key_tiles, v_columns
+from seko_kernels.fused_reference import e4m3_cast, int8_rows, int8_tiles, largest_of_tiles, of_places
+
+NAN_BYTE = 0x7F
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attention to check: its sizes, what makes it hard, and the fill of its rows, own tokens not counted."""
+
+    name: str
+    query_tokens: int
+    heads: int
+    cache_tokens: int
+    valid_tokens: tuple[int, ...]
+    key_offset: float = 0.0  # added along each query's mean direction: scores far from 0
+    outliers: bool = False
+
+
+def cases(head_dim: int, full: tuple[int, int, int] | None) -> Iterator[Case]:
+    """Yield the cases; `full` is the size (heads, query tokens, cache tokens) that is to be tuned.
+
+    Sizes of the small ones are no multiples of 16, as in most presets: Triton compiles those anew.
+    """
+    heads = full[0] if full else 2
+    yield Case("whole tiles", 200, heads, 1000, (768,))
+    yield Case("no size a multiple of a tile", 200, heads, 1000, (1000,))
+    yield Case("rows of different fill", 130, heads, 1500, (1, 777, 1500, 256))
+    yield Case("an empty row", 60, heads, 300, (0, 300))
+    # Scores of -60 and less: a masked place whose score counted as 0 would take all the weight.
+    yield Case("scores far below zero", 130, heads, 700, (523,), key_offset=-8.0 * head_dim**0.5)
+    yield Case("outlier channels", 130, heads, 700, (523,), outliers=True)
+    if full is not None:
+        _, query_tokens, cache_tokens = full
+        yield Case("full size", query_tokens, heads, cache_tokens, (cache_tokens,))
+        yield Case("full size, filling", query_tokens, heads, cache_tokens, (cache_tokens * 2 // 5 + 3,))
+
+
+def make_case(case: Case, head_dim: int, device: str) -> tuple[Tensor, ...]:
+    """Return the arguments of `fused_reference.attention_fp8`: seeded, NaN behind the valid tokens, uneven scales.
+
+    Own values have a stride as they have in an engine; q and own tokens are bfloat16, on a CPU float32.
+    """
+    generator = torch.Generator(device).manual_seed(case.query_tokens + case.cache_tokens)
+    batch, heads = len(case.valid_tokens), case.heads
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device=device)
+
+    q = normal(batch, case.query_tokens, heads, head_dim)
+    k = normal(batch, case.cache_tokens, heads, head_dim)
+    v = normal(batch, heads, head_dim, v_columns(case.cache_tokens))
+    k_own = normal(batch, case.query_tokens, heads, head_dim)
+    v_own = normal(batch, case.query_tokens, heads, 3 * head_dim)
+    if case.key_offset:
+        direction = normal(heads, head_dim)
+        direction = direction / direction.norm(dim=-1, keepdim=True)
+        q = q * 0.3 + direction * head_dim**0.5 / 2
+        k, k_own = k + direction * case.key_offset, k_own + direction * case.key_offset
+    if case.outliers:
+        k[..., 5] *= 20
+        q[..., 7] *= 5
+        v[:, :, 3] *= 20
+        k_own[..., 5] *= 20
+        v_own[..., 3] *= 20
+    valid = torch.tensor(case.valid_tokens, device=device)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    codes, k_scale = int8_tiles(k, largest_of_tiles(k))
+    # So that the scale of another tile is seen.
+    k_scale = k_scale * (torch.rand(k_scale.shape, generator=generator, device=device) + 0.5)
+    v = e4m3_cast(v)
+    for row, filled in enumerate(case.valid_tokens):
+        codes[row, filled:].fill_(-127)
+        k_scale[row, :, key_tiles(filled) :].fill_(torch.nan)
+        v[row, ..., filled:].view(torch.uint8).fill_(NAN_BYTE)
+    v_scale = 2.0 ** torch.randint(-1, 2, (heads,), generator=generator, device=device).float()
+    values = v_own.to(dtype).flatten(2)[..., : heads * head_dim]
+    return q.to(dtype), codes, k_scale, v, v_scale, valid + case.query_tokens, k_own.to(dtype), values
+
+
+def expected(
+    q: Tensor,
+    k: Tensor,
+    k_scale: Tensor,
+    v_t: Tensor,
+    v_scale: Tensor,
+    valid_tokens: Tensor,
+    k_own: Tensor,
+    v_own: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return the attention in float32, and the same with the roundings that the kernel asks for.
+
+    Those are: queries of the past to int8; probabilities, 256 at a row's maximum, to e4m3, those of own tokens to q's
+    dtype; the result to bfloat16. A head and a row at a time, since all of their scores would not fit into memory.
+
+    Returns
+    -------
+    truth, rounded : Tensor
+        ``[B, T, H * D]`` float32 and bfloat16.
+    """
+    truth = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    rounded = torch.zeros(q.shape, dtype=torch.bfloat16, device=q.device)
+    codes, q_scale = int8_rows(q.float())
+    coarse_q = codes.float() * q_scale.unsqueeze(-1)
+    own_tokens, key_scale = k_own.shape[1], of_places(k_scale, k.shape[1])
+    for row, valid in enumerate(valid_tokens.tolist()):
+        filled = valid - own_tokens
+        for head in range(q.shape[2]):
+            past = k[row, :filled, head].float() * key_scale[row, head, :filled, None]
+            keys = torch.cat((past, k_own[row, :, head].float()))
+            own_values = v_own[row].float().unflatten(-1, q.shape[2:])[:, head]
+            values = torch.cat((v_t[row, head, :, :filled].float().T * v_scale[head], own_values))
+            asks = q[row, :, head].float()
+            weights, total = _softmax_parts(asks @ keys.T * q.shape[3] ** -0.5)
+            truth[row, :, head] = weights @ values / total
+            scores = torch.cat((coarse_q[row, :, head] @ past.T, asks @ keys[filled:].T), -1)
+            weights, total = _softmax_parts(scores * q.shape[3] ** -0.5)
+            seen, own = (weights * 256).split((filled, own_tokens), -1)
+            coarse = torch.cat((e4m3_cast(seen).float(), own.to(q.dtype).float()), -1)
+            rounded[row, :, head] = (coarse @ values / (total * 256)).to(torch.bfloat16)
+    return truth.flatten(2), rounded.flatten(2)
+
+
+def make_case_bf16(case: Case, head_dim: int, device: str) -> tuple[Tensor, ...]:
+    """Return the arguments of `fused_reference.attention_bf16`: seeded, NaN behind the valid tokens.
+
+    The case's own tokens stand behind those of its past, as they do in a cache. bfloat16, on a CPU float32.
+    """
+    generator = torch.Generator(device).manual_seed(case.query_tokens + case.cache_tokens)
+    batch, tokens = len(case.valid_tokens), case.cache_tokens + case.query_tokens
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device=device)
+
+    q = normal(batch, case.query_tokens, case.heads, head_dim)
+    k, v = normal(2, batch, tokens, case.heads, head_dim)
+    if case.key_offset:
+        direction = normal(case.heads, head_dim)
+        direction = direction / direction.norm(dim=-1, keepdim=True)
+        q = q * 0.3 + direction * head_dim**0.5 / 2
+        k = k + direction * case.key_offset
+    if case.outliers:
+        k[..., 5] *= 20
+        q[..., 7] *= 5
+        v[..., 3] *= 20
+    valid = torch.tensor(case.valid_tokens, device=device) + case.query_tokens
+    for row, filled in enumerate(valid.tolist()):
+        k[row, filled:].fill_(torch.nan)
+        v[row, filled:].fill_(torch.nan)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    return q.to(dtype), k.to(dtype), v.to(dtype), valid
+
+
+def expected_bf16(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the attention in float32, and the same with what the kernel rounds: probabilities and result to bfloat16.
+
+    A head and a row at a time, since all of their scores would not fit into memory.
+
+    Returns
+    -------
+    truth, rounded : Tensor
+        ``[B, T, H * D]`` float32 and bfloat16.
+    """
+    truth = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    rounded = torch.zeros(q.shape, dtype=torch.bfloat16, device=q.device)
+    for row, filled in enumerate(valid_tokens.tolist()):
+        for head in range(q.shape[2]):
+            asks, keys, values = (x[row, :, head].float() for x in (q, k[:, :filled], v[:, :filled]))
+            weights, total = _softmax_parts(asks @ keys.T * q.shape[3] ** -0.5)
+            truth[row, :, head] = weights @ values / total
+            rounded[row, :, head] = (weights.bfloat16().float() @ values / total).bfloat16()
+    return truth.flatten(2), rounded.flatten(2)
+
+
+def _softmax_parts(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the probabilities before they are divided by their sum, and that sum."""
+    weights = torch.exp(scores - scores.amax(-1, keepdim=True))
+    return weights, weights.sum(-1, keepdim=True)
+
+
+def distance(actual: Tensor, truth: Tensor) -> float:
+    """Return ``|actual - truth| / |truth|`` in the 2-norm; NaN anywhere gives NaN."""
+    return float((actual.double() - truth.double()).norm() / truth.double().norm())

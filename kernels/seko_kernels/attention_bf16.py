@@ -1,0 +1,108 @@
+"""The 16-bit attention as an op: checks, then Gluon on Hopper or the reference on a CPU. No arithmetic."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+from seko_kernels import fused_reference
+from seko_kernels.checks import expect, expect_dims, expect_dtype
+from seko_kernels.errors import ArchError, OpShapeError
+from seko_kernels.hopper_attention_bf16 import (
+    ARCH,
+    HEAD_DIM,
+    KEYS,
+    QUERIES,
+    STAGES,
+    WARPS,
+    attention_bf16_outline,
+)
+from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
+from seko_kernels.parts import PARTS_COST_KEYS, SPLITS, Parts, use_torchs_memory
+from seko_kernels.waves import Waves, cut
+
+
+def attention_bf16(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Tensor:
+    """Attend to the first ``valid_tokens[b]`` keys of each row; what lies behind may be any bytes.
+
+    Parameters
+    ----------
+    q : Tensor
+        ``[B, T, H, D]`` bfloat16 (on a CPU float32, too), contiguous; on a GPU D is 128.
+    k, v : Tensor
+        ``[B, N, H, D]`` of q's dtype, contiguous.
+    valid_tokens : Tensor
+        ``[B]`` int64 on the device.
+
+    Returns
+    -------
+    Tensor
+        ``[B, T, H * D]`` of q's dtype.
+
+    Raises
+    ------
+    OpShapeError, OpDtypeError
+        If a tensor is not as above.
+    KvDeviceError
+        If the tensors lie on different devices, or on one that is neither CPU nor CUDA.
+    ArchError
+        If the GPU is no Hopper, or triton has no Gluon as of 3.6.
+    """
+    expect_dims("q", q, 4, "[batch, tokens, heads, head_dim]")
+    expect_dims("k", k, 4, "[batch, tokens, heads, head_dim]")
+    batch, query_tokens, heads, head_dim = q.shape
+    cache_tokens = k.shape[1]
+    expect("q", q, tuple(q.shape), *FLOAT_DTYPES)
+    for name, tensor in (("k", k), ("v", v)):
+        expect(name, tensor, (batch, cache_tokens, heads, head_dim), q.dtype)
+    expect("valid_tokens", valid_tokens, (batch,), torch.int64)
+    if not takes_kernels(q, k, v, valid_tokens):
+        return fused_reference.attention_bf16(q, k, v, valid_tokens)
+    expect_dtype("q", q, torch.bfloat16)
+    if head_dim != HEAD_DIM:
+        raise OpShapeError(f"head_dim must be {HEAD_DIM} on a GPU, got {head_dim}")
+    major, minor = torch.cuda.get_device_capability(q.device)
+    if f"sm_{major}{minor}" != ARCH:
+        raise ArchError(f"this GPU is sm_{major}{minor}, the 16-bit attention is for {ARCH}; use torch's")
+    slots = torch.cuda.get_device_properties(q.device).multi_processor_count
+    waves = cut(batch * heads, query_tokens, cache_tokens, QUERIES, slots, SPLITS, PARTS_COST_KEYS)
+    out: Tensor = _attention_bf16_cuda(q, k, v, valid_tokens, *(waves or Waves(query_tokens, 1)))
+    return out
+
+
+@triton_op("seko::attention_bf16", mutates_args=())
+def _attention_bf16_cuda(
+    q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor, whole: int, splits: int
+) -> Tensor:
+    batch, query_tokens, heads, head_dim = q.shape
+    use_torchs_memory()
+    out = torch.empty((batch, query_tokens, heads, head_dim), dtype=torch.bfloat16, device=q.device)
+    parts = Parts.of(out, query_tokens - whole, splits)
+    tiles, rest_tiles = -(-whole // QUERIES), -(-parts.tokens // QUERIES)
+    whole_programs = tiles * heads * batch
+    wrap_triton(attention_bf16_outline)[(whole_programs + rest_tiles * heads * batch * splits,)](
+        q,
+        k,
+        v,
+        valid_tokens,
+        out,
+        parts.out,
+        parts.lse,
+        query_tokens,
+        k.shape[1],
+        max(tiles, 1),
+        whole_programs,
+        whole,
+        splits,
+        parts.tokens,
+        HEADS=heads,
+        SOFTMAX_SCALE=head_dim**-0.5 * math.log2(math.e),
+        KEYS=KEYS,
+        STAGES=STAGES,
+        num_warps=WARPS,
+    )
+    parts.combine(out)
+    return out.view(batch, query_tokens, heads * head_dim)

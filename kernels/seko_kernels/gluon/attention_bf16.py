@@ -1,0 +1,306 @@
+"""The 16-bit attention kernel for Hopper. Outline, sizes and what it takes are in `hopper_attention_bf16`.
+
+Three warpgroups: one fetches tiles into a ring of shared memory, two have 64 queries each. A warpgroup asks for the
+scores of the next tile, and for the values of this one, before it takes the softmax of those scores: so its matrix unit
+is not idle meanwhile. The order of FlashAttention-3 (arXiv 2407.08608, algorithm 2).
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from seko_kernels.gluon.softmax import decayed, exp2, lane_sums, next_stage
+from seko_kernels.hopper_attention_bf16 import RUNTIME_INTS
+
+
+@gluon.jit(do_not_specialize=RUNTIME_INTS)  # type: ignore[untyped-decorator]
+def attention_bf16_kernel(  # type: ignore[no-untyped-def]
+    Q,
+    K,
+    V,
+    VALID_TOKENS,
+    OUT,
+    PART_OUT,
+    PART_LSE,
+    query_tokens,
+    cache_tokens,
+    tiles,
+    whole_ctas,
+    first_query,
+    splits,
+    rest_tokens,
+    HEADS: gl.constexpr,
+    SOFTMAX_SCALE: gl.constexpr,
+    KEYS: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Write ``softmax(q k^T * SOFTMAX_SCALE) v`` over the first ``VALID_TOKENS[b]`` keys.
+
+    A program has 128 queries of a head and a row. Programs from `whole_ctas` on have a part of the keys and queries
+    from `first_query` on: one launch for both, so that parts fill multiprocessors as whole tiles leave them. What lies
+    behind the last valid token reads as zero; its scores are masked in the last tile.
+
+    Parameters
+    ----------
+    Q : pointer to bf16
+        ``[B, T, H, 128]``, contiguous.
+    K, V : pointer to bf16
+        ``[B, N, H, 128]``, contiguous.
+    VALID_TOKENS : pointer to int64
+        ``[B]``.
+    OUT : pointer to bf16
+        ``[B, T, H, 128]``, contiguous; the first tiles * 128 queries are written.
+    PART_OUT : pointer to bf16
+        ``[B * splits, rest_tokens, H, 128]``, contiguous.
+    PART_LSE : pointer to fp32
+        ``[B * splits, H, rest_tokens]``, base-2 logarithm of the sum of a part.
+    query_tokens, cache_tokens : int
+        T and N.
+    tiles, whole_ctas : int
+        Tiles of queries that see all keys, at least 1 even if none does, and how many programs have one.
+    first_query, splits, rest_tokens : int
+        Of the other programs: their first query, the parts of the keys, the number of their queries.
+    HEADS : constexpr int
+        H.
+    SOFTMAX_SCALE : constexpr float
+        ``128 ** -0.5 * log2(e)``. A run-time float would arrive as fp64 in an AOTInductor package.
+    KEYS : constexpr int
+        Keys of a tile.
+    STAGES : constexpr int
+        Tiles in the ring.
+    """
+    number = gl.program_id(0)
+    parts = number >= whole_ctas
+    number = gl.where(parts, number - whole_ctas, number)
+    per = gl.where(parts, gl.cdiv(rest_tokens, 128), tiles)
+    tile = number % per
+    head = (number // per) % HEADS
+    part = number // per // HEADS
+    cuts = gl.where(parts, splits, 1)
+    row = part // cuts
+    split = part % cuts
+    out_query = tile * 128
+    query = gl.where(parts, first_query, 0) + out_query
+
+    seen = gl.load(VALID_TOKENS + row).to(gl.int32)
+    seen = gl.minimum(gl.maximum(seen, 0), cache_tokens)
+    ends = gl.maximum(seen, 1)  # a descriptor of no rows is not legal
+    row64 = row.to(gl.int64)
+    width: gl.constexpr = HEADS * 128
+
+    BF16: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    q_base = Q + row64 * query_tokens * width + head * 128
+    q_tiles = tma.make_tensor_descriptor(q_base, [query_tokens, 128], [width, 1], [64, 128], BF16)
+    window = row64 * cache_tokens * width + head * 128
+    k_tiles = tma.make_tensor_descriptor(K + window, [ends, 128], [width, 1], [KEYS, 128], BF16)
+    v_tiles = tma.make_tensor_descriptor(V + window, [ends, 128], [width, 1], [KEYS, 128], BF16)
+
+    q_ring = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 128], BF16)
+    k_ring = gl.allocate_shared_memory(gl.bfloat16, [STAGES, KEYS, 128], BF16)
+    v_ring = gl.allocate_shared_memory(gl.bfloat16, [STAGES, KEYS, 128], BF16)
+    q_ready = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
+    k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    mbarrier.init(q_ready, count=1)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(k_ready.index(stage), count=1)
+        mbarrier.init(v_ready.index(stage), count=1)
+        mbarrier.init(k_empty.index(stage), count=2)
+        mbarrier.init(v_empty.index(stage), count=2)
+    fence_async_shared()
+
+    key_tiles = gl.cdiv(seen, KEYS)
+    first = split * key_tiles // cuts
+    last = (split + 1) * key_tiles // cuts
+    limit = gl.minimum(seen, last * KEYS)
+    # The last tile is a masked one. A program that has none takes one behind all keys, where zeros come.
+    none = last == first
+    first = gl.where(none, 1 << 16, first)
+    last = gl.where(none, first + 1, last)
+
+    out_tokens = gl.where(parts, rest_tokens, query_tokens)
+    if parts:
+        out_base = PART_OUT + part.to(gl.int64) * rest_tokens * width + head * 128
+    else:
+        out_base = OUT + row64 * query_tokens * width + head * 128
+    lse_base = PART_LSE + (part.to(gl.int64) * HEADS + head) * rest_tokens
+
+    rings = (q_ring, k_ring, v_ring)
+    barriers = (q_ready, k_ready, v_ready, k_empty, v_empty)
+    places = (first, last, limit)
+    target = (out_base, lse_base, out_query, out_tokens, parts)
+    gl.warp_specialize(
+        [
+            (_fetch, ((q_tiles, k_tiles, v_tiles), rings, barriers, query, places, KEYS, STAGES)),
+            (_attend, (rings, barriers, places, target, width, SOFTMAX_SCALE, KEYS, STAGES, 0)),
+            (_attend, (rings, barriers, places, target, width, SOFTMAX_SCALE, KEYS, STAGES, 1)),
+        ],
+        [4, 4],
+        [240, 240],  # of 512 that four threads share
+    )
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def _fetch(  # type: ignore[no-untyped-def]
+    tiles_of, rings, barriers, query, places, KEYS: gl.constexpr, STAGES: gl.constexpr
+):
+    """Fetch queries, then tiles of keys and values, as fast as the ring empties."""
+    q_tiles, k_tiles, v_tiles = tiles_of
+    q_ring, k_ring, v_ring = rings
+    q_ready, k_ready, v_ready, k_empty, v_empty = barriers
+    first, last, _ = places
+    mbarrier.expect(q_ready, 2 * 64 * 128 * 2)
+    for group in gl.static_range(2):
+        tma.async_copy_global_to_shared(q_tiles, [query + group * 64, 0], q_ready, q_ring.index(group))
+    stage = 0
+    phase = 1  # of a barrier that nobody has used, this one counts as past
+    for i in range(first, last):
+        mbarrier.wait(k_empty.index(stage), phase)
+        mbarrier.expect(k_ready.index(stage), KEYS * 128 * 2)
+        tma.async_copy_global_to_shared(k_tiles, [i * KEYS, 0], k_ready.index(stage), k_ring.index(stage))
+        mbarrier.wait(v_empty.index(stage), phase)
+        mbarrier.expect(v_ready.index(stage), KEYS * 128 * 2)
+        tma.async_copy_global_to_shared(v_tiles, [i * KEYS, 0], v_ready.index(stage), v_ring.index(stage))
+        stage, phase = next_stage(stage, phase, STAGES)
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def _attend(  # type: ignore[no-untyped-def]
+    rings,
+    barriers,
+    places,
+    target,
+    WIDTH: gl.constexpr,
+    SOFTMAX_SCALE: gl.constexpr,
+    KEYS: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+):
+    """Attend with the 64 queries of a warpgroup."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
+    ROW: gl.constexpr = gl.SliceLayout(1, ACC)
+    q_ring, k_ring, v_ring = rings
+    q_ready, k_ready, v_ready, k_empty, _ = barriers
+    first, last, limit = places
+    out_base, lse_base, out_query, out_tokens, parts = target
+
+    mbarrier.wait(q_ready, 0)
+    q = q_ring.index(GROUP)
+    m = gl.full([64], -1e30, gl.float32, gl.SliceLayout(1, SCORES))  # finite: no key gives 0, not NaN
+    total = lane_sums(gl.zeros([64, KEYS], gl.float32, SCORES))
+    acc = gl.zeros([64, 128], gl.float32, ACC)
+    mbarrier.wait(k_ready.index(0), 0)
+    s = gl.zeros([64, KEYS], gl.float32, SCORES)
+    s = warpgroup_mma(q, k_ring.index(0).permute((1, 0)), s, use_acc=False, is_async=True)
+    s = warpgroup_mma_wait(0, deps=(s,))
+    mbarrier.arrive(k_empty.index(0), count=1)
+    p, m, total, _ = _softmax(s, first, limit, m, total, SOFTMAX_SCALE, True)
+    p = gl.convert_layout(p.to(gl.bfloat16), gl.DotOperandLayout(0, ACC, 2))
+    # The tile whose probabilities `p` are lies where the values are asked for; the next one's keys a stage on.
+    before = 0
+    before_phase = 0
+    stage, phase = next_stage(0, 0, STAGES)
+    for i in range(first + 1, last - 1):
+        m, total, acc, p = _next_tile(
+            q,
+            rings,
+            barriers,
+            i,
+            (stage, phase, before, before_phase),
+            limit,
+            m,
+            total,
+            acc,
+            p,
+            SOFTMAX_SCALE,
+            False,
+        )
+        before = stage
+        before_phase = phase
+        stage, phase = next_stage(stage, phase, STAGES)
+    for i in range(gl.maximum(first + 1, last - 1), last):
+        m, total, acc, p = _next_tile(
+            q,
+            rings,
+            barriers,
+            i,
+            (stage, phase, before, before_phase),
+            limit,
+            m,
+            total,
+            acc,
+            p,
+            SOFTMAX_SCALE,
+            True,
+        )
+        before = stage
+        before_phase = phase
+        stage, phase = next_stage(stage, phase, STAGES)
+    mbarrier.wait(v_ready.index(before), before_phase)
+    acc = warpgroup_mma(p, v_ring.index(before), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, deps=(acc,))
+
+    m = gl.convert_layout(m, ROW)
+    total = gl.convert_layout(gl.sum(total, 1), ROW)
+    query = out_query + GROUP * 64 + gl.arange(0, 64, ROW)
+    if parts:
+        lse = gl.where(total > 0.0, m + gl.log2(total), float("-inf"))
+        gl.store(lse_base + query, lse, mask=query < out_tokens)
+    acc = acc * gl.expand_dims(1.0 / gl.where(total > 0.0, total, 1.0), 1)
+    at = gl.expand_dims(query, 1) * WIDTH + gl.expand_dims(gl.arange(0, 128, gl.SliceLayout(0, ACC)), 0)
+    gl.store(out_base + at, acc.to(gl.bfloat16), mask=gl.expand_dims(query < out_tokens, 1))
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def _next_tile(  # type: ignore[no-untyped-def]
+    q, rings, barriers, i, at, limit, m, total, acc, p, SOFTMAX_SCALE: gl.constexpr, MASK: gl.constexpr
+):
+    """Maximum and sums after tile i, `acc` [64, 128] after the tile before it, and tile i's probabilities."""
+    _, k_ring, v_ring = rings
+    _, k_ready, v_ready, k_empty, v_empty = barriers
+    stage, phase, before, before_phase = at
+    KEYS: gl.constexpr = k_ring.shape[1]
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
+    mbarrier.wait(k_ready.index(stage), phase)
+    s = gl.zeros([64, KEYS], gl.float32, SCORES)
+    s = warpgroup_mma(q, k_ring.index(stage).permute((1, 0)), s, use_acc=False, is_async=True)
+    mbarrier.wait(v_ready.index(before), before_phase)
+    acc = warpgroup_mma(p, v_ring.index(before), acc, is_async=True)
+    s = warpgroup_mma_wait(1, deps=(s,))
+    mbarrier.arrive(k_empty.index(stage), count=1)
+    p_next, m, total, decay = _softmax(s, i, limit, m, total, SOFTMAX_SCALE, MASK)
+    acc = warpgroup_mma_wait(0, deps=(acc,))
+    mbarrier.arrive(v_empty.index(before), count=1)
+    acc = acc * gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(1, ACC)), 1)
+    p_next = gl.convert_layout(p_next.to(gl.bfloat16), gl.DotOperandLayout(0, ACC, 2))
+    return m, total, acc, p_next
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def _softmax(  # type: ignore[no-untyped-def]
+    s, i, limit, m, total, SOFTMAX_SCALE: gl.constexpr, MASK: gl.constexpr
+):
+    """Probabilities of tile i's scores `s` [64, KEYS]; maximum and sums behind it; what the sums before it decay by."""
+    KEYS: gl.constexpr = s.shape[1]
+    SCORES: gl.constexpr = s.type.layout
+    if MASK:
+        live = i * KEYS + gl.arange(0, KEYS, gl.SliceLayout(0, SCORES)) < limit
+        s = gl.where(gl.expand_dims(live, 0), s, float("-inf"))
+    m_new = gl.maximum(m, gl.max(s, 1) * SOFTMAX_SCALE)
+    scale = gl.full([64, KEYS], SOFTMAX_SCALE, gl.float32, SCORES)
+    p = exp2(gl.fma(s, scale, gl.expand_dims(-m_new, 1)))
+    decay = exp2(m - m_new)
+    return p, m_new, decayed(total, decay) + lane_sums(p), decay

@@ -1,0 +1,53 @@
+# ruff: noqa: N803, ARG001 - the outline has all of the kernel's parameters, in capitals
+"""Hopper's 16-bit attention as torch's compiler and the op see it: an outline, and what its Gluon kernel takes."""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from seko_kernels.outlines import outline
+
+ARCH = "sm_90"
+HEAD_DIM = 128
+QUERIES = 128  # of a program
+KEYS = 128  # of a tile
+STAGES = 2  # of the ring: 128 KiB of 227
+WARPS = 4  # Gluon's number of warps, which fetch; the two other warpgroups come on top
+RUNTIME_INTS = (
+    "query_tokens",
+    "cache_tokens",
+    "tiles",
+    "whole_ctas",
+    "first_query",
+    "splits",
+    "rest_tokens",
+)
+
+
+@outline(RUNTIME_INTS)
+def attention_bf16_outline(  # type: ignore[no-untyped-def]
+    Q,
+    K,
+    V,
+    VALID_TOKENS,
+    OUT,
+    PART_OUT,
+    PART_LSE,
+    query_tokens,
+    cache_tokens,
+    tiles,
+    whole_ctas,
+    first_query,
+    splits,
+    rest_tokens,
+    HEADS: tl.constexpr,
+    SOFTMAX_SCALE: tl.constexpr,
+    KEYS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Read what `gluon.attention_bf16.attention_bf16_kernel` reads, write what it writes; never compiled as it is."""
+    x = tl.load(Q).to(tl.float32) + tl.load(K).to(tl.float32) + tl.load(V).to(tl.float32)
+    x += tl.load(VALID_TOKENS).to(tl.float32)
+    tl.store(OUT, x.to(OUT.dtype.element_ty))
+    tl.store(PART_OUT, x.to(PART_OUT.dtype.element_ty))
+    tl.store(PART_LSE, x)

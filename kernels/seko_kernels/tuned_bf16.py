@@ -1,0 +1,61 @@
+"""Where the 16-bit attention was measured to be faster than torch's.
+
+`tuned_attention_bf16.json` is written by `scripts/bench/kernels.py --admit`, never by hand, and holds a row for each
+class of sizes in which the kernel passed `admission.admit_bf16` on the GPU and took less time there than what an engine
+has without it. It is read while an engine is built; opening an artifact reads nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from seko_kernels.errors import TilesError
+from seko_kernels.outlines import gluon_fault
+from seko_kernels.tuned import CLASS_ENDS, LAST_CLASS, merge_rows
+
+TABLE = Path(__file__).with_name("tuned_attention_bf16.json")
+
+
+def is_faster(arch: str, head_dim: int, shape: str) -> bool:
+    """Tell whether the kernel is there and was faster on an architecture (``"sm_90"``) in a `tuned.shape_class`."""
+    return gluon_fault() is None and (arch, head_dim, shape) in faster_table()
+
+
+@cache
+def faster_table() -> frozenset[tuple[str, int, str]]:
+    """Return architecture, head_dim and shape class of each row; see `read_table`."""
+    return read_table(TABLE)
+
+
+def read_table(file: Path) -> frozenset[tuple[str, int, str]]:
+    """Read a table that `write_table` wrote.
+
+    Raises
+    ------
+    TilesError
+        If it is no such table, or an entry was not admitted or not faster.
+    """
+    try:
+        found = set()
+        for row in json.loads(file.read_text(encoding="utf-8")):
+            if not row["error"] <= row["bound"]:  # NaN too
+                raise TilesError(f"{file.name}: error {row['error']} is above its bound {row['bound']}")
+            if not row["ms"] < row["torch_ms"]:
+                raise TilesError(f"{file.name}: {row['ms']} ms is no less than torch's {row['torch_ms']}")
+            if row["shape_class"] not in (*CLASS_ENDS, LAST_CLASS):
+                raise TilesError(f"{file.name}: no shape class {row['shape_class']!r}")
+            found.add((str(row["arch"]), int(row["head_dim"]), str(row["shape_class"])))
+    except (KeyError, TypeError, ValueError) as fault:
+        if isinstance(fault, TilesError):
+            raise
+        raise TilesError(f"{file.name} is no table of faster attention: {fault!r}") from fault
+    return frozenset(found)
+
+
+def write_table(file: Path, rows: list[dict[str, Any]]) -> None:
+    """Put `rows` into the table in the place of rows with the same architecture, head_dim and shape class."""
+    merge_rows(file, rows)
+    read_table(file)
