@@ -16,7 +16,13 @@ from seko_kernels.formats import KEY_TILE
 from seko_kernels.fused_reference import FP8, by_tiles, fp8_scale, int8_tiles, key_bounds
 from seko_kernels.reference import e4m3_decode, nvfp4_decode, nvfp4_decode_keys, turn_keys
 from seko_kernels.scratch import KeyRotation, fp8_expand
-from seko_kernels.triton.fp8_expand import EXPAND_GROUP, EXPAND_TILE, EXPAND_WARPS, fp8_expand_kernel
+from seko_kernels.triton.fp8_expand import (
+    EXPAND_GROUP,
+    EXPAND_TILE,
+    EXPAND_TURNS,
+    EXPAND_WARPS,
+    fp8_expand_kernel,
+)
 from tests.kernels.fused_inputs import NAN_BYTE, RINGS, Ring, fp4_cache, key_rotation, poisoned
 
 FULL = Ring(12, 128, 1560, 21, ((18, 19, 20),), (21,))  # S1
@@ -172,7 +178,8 @@ def test_kernels_compile_without_spills_where_there_is_fp8(
         **dict.fromkeys(("cache_tokens", "past_tokens", "v_columns"), "i32"),
     }
     shared["INTEGER"] = False
-    turned, plain = ({"SLOT_PAIRS": pairs, "GROUP": EXPAND_GROUP, "TILE": EXPAND_TILE} for pairs in (22, 0))
+    shared |= {"GROUP": EXPAND_GROUP, "TILE": EXPAND_TILE, "TURNS": EXPAND_TURNS}
+    turned, plain = ({"SLOT_PAIRS": pairs} for pairs in (22, 0))
     for arch in compile_archs:
         if arch == 80:
             continue

@@ -13,6 +13,7 @@ from seko_kernels.triton.int8_rows import to_int8
 # with 4 and 8 warps 149 and 136, 64 with 4 warps 117.
 EXPAND_TILE = 16
 EXPAND_WARPS = 2
+EXPAND_TURNS = 1  # of a program: scales are found once for all
 EXPAND_GROUP = (
     4  # heads that a program rotates by the cosines and sines it has loaded, where that divides the heads
 )
@@ -304,6 +305,7 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     SLOT_PAIRS: tl.constexpr,
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
+    TURNS: tl.constexpr,
     KEY_TILE: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
@@ -339,47 +341,50 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     V_OUT : pointer to fp8
         ``[B, H, D, v_columns]``, contiguous.
     cache_tokens, past_tokens, v_columns : int
-        N, P and the columns of V_OUT. The grid is (tiles of TILE tokens of P, H / GROUP, B).
-    HEADS, HEAD_DIM, FRAME_TOKENS, CHUNK_FRAMES, GROUP, TILE : constexpr int
-        H, D (a power of two), tokens of a slot, slots left out, heads and tokens per program.
+        N, P and the columns of V_OUT. The grid is (parts of TILE * TURNS tokens of P, H / GROUP, B).
+    HEADS, HEAD_DIM, FRAME_TOKENS, CHUNK_FRAMES, GROUP, TILE, TURNS : constexpr int
+        H, D (a power of two), tokens of a slot, slots left out, heads of a program, tokens that it does at once, and
+        how many times.
     SLOT_PAIRS : constexpr int
         Pairs of channels that turn with the slot; 0: keys were stored after RoPE, without a mean.
     KEY_TILE : constexpr int
-        Places of K_OUT that share a scale, a multiple of TILE.
+        Places of K_OUT that share a scale, a multiple of TILE * TURNS.
     INTEGER : constexpr bool
         See `to_e4m3`.
     """
-    tl.static_assert(KEY_TILE % TILE == 0, "a program's keys have one scale")
+    tl.static_assert(KEY_TILE % (TILE * TURNS) == 0, "a program's keys have one scale")
     batch = tl.program_id(2)
     past = tl.load(VALID_TOKENS + batch).to(tl.int32) - CHUNK_FRAMES * FRAME_TOKENS
-    place = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    keep = place < tl.minimum(past, past_tokens)
-    kept = tl.sum(keep.to(tl.int32), 0)
+    end = tl.minimum(past, past_tokens)
+    first = tl.program_id(0) * (TILE * TURNS)
     row = batch.to(tl.int64)
-    if kept > 0:
+    if first < end:
         own_slots = WRITE_SLOTS + batch * CHUNK_FRAMES
-        key_tile = tl.program_id(0) * TILE // KEY_TILE
+        key_tile = first // KEY_TILE
         head = tl.program_id(1) * GROUP
         tile_place = key_tile * KEY_TILE + tl.arange(0, KEY_TILE)
         tile_source = row * cache_tokens + _sources(tile_place, own_slots, FRAME_TOKENS, CHUNK_FRAMES)
         k_scale = _key_scales(
-            K_SCALES, K_GLOBAL_SCALE, K_MEAN, tile_source, tile_place < tl.minimum(past, past_tokens), head,
-            HEADS, HEAD_DIM, SLOT_PAIRS, GROUP,
+            K_SCALES, K_GLOBAL_SCALE, K_MEAN, tile_source, tile_place < end, head, HEADS, HEAD_DIM, SLOT_PAIRS, GROUP,
         )  # fmt: skip
-        if tl.program_id(0) * TILE % KEY_TILE == 0:
+        if first % KEY_TILE == 0:
             at = (row * HEADS + head + tl.arange(0, GROUP)) * (v_columns // KEY_TILE) + key_tile
             tl.store(K_OUT_SCALE + at, k_scale)
         k_inverse = tl.div_rn(tl.full((GROUP,), 1.0, tl.float32), k_scale)
-        source = _sources(place, own_slots, FRAME_TOKENS, CHUNK_FRAMES)
-        if kept == TILE:
-            _expand_tile(
-                K_CODES, K_SCALES, K_GLOBAL_SCALE, K_MEAN, V_CODES, V_SCALES, V_GLOBAL_SCALE, V_FP8_SCALE,
-                SLOT_ROTARY, PATCH_ROTARY, K_OUT, V_OUT, k_inverse, place, source, keep, row, cache_tokens, past_tokens,
-                v_columns, HEADS, HEAD_DIM, FRAME_TOKENS, SLOT_PAIRS, GROUP, TILE, False, INTEGER,
-            )  # fmt: skip
-        else:
-            _expand_tile(
-                K_CODES, K_SCALES, K_GLOBAL_SCALE, K_MEAN, V_CODES, V_SCALES, V_GLOBAL_SCALE, V_FP8_SCALE,
-                SLOT_ROTARY, PATCH_ROTARY, K_OUT, V_OUT, k_inverse, place, source, keep, row, cache_tokens, past_tokens,
-                v_columns, HEADS, HEAD_DIM, FRAME_TOKENS, SLOT_PAIRS, GROUP, TILE, True, INTEGER,
-            )  # fmt: skip
+        for turn in range(TURNS):
+            place = first + turn * TILE + tl.arange(0, TILE)
+            keep = place < end
+            kept = tl.sum(keep.to(tl.int32), 0)
+            source = _sources(place, own_slots, FRAME_TOKENS, CHUNK_FRAMES)
+            if kept == TILE:
+                _expand_tile(
+                    K_CODES, K_SCALES, K_GLOBAL_SCALE, K_MEAN, V_CODES, V_SCALES, V_GLOBAL_SCALE, V_FP8_SCALE,
+                    SLOT_ROTARY, PATCH_ROTARY, K_OUT, V_OUT, k_inverse, place, source, keep, row, cache_tokens,
+                    past_tokens, v_columns, HEADS, HEAD_DIM, FRAME_TOKENS, SLOT_PAIRS, GROUP, TILE, False, INTEGER,
+                )  # fmt: skip
+            elif kept > 0:
+                _expand_tile(
+                    K_CODES, K_SCALES, K_GLOBAL_SCALE, K_MEAN, V_CODES, V_SCALES, V_GLOBAL_SCALE, V_FP8_SCALE,
+                    SLOT_ROTARY, PATCH_ROTARY, K_OUT, V_OUT, k_inverse, place, source, keep, row, cache_tokens,
+                    past_tokens, v_columns, HEADS, HEAD_DIM, FRAME_TOKENS, SLOT_PAIRS, GROUP, TILE, True, INTEGER,
+                )  # fmt: skip
