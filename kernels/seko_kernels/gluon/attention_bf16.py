@@ -163,16 +163,24 @@ def _fetch(  # type: ignore[no-untyped-def]
     mbarrier.expect(q_ready, 2 * 64 * 128 * 2)
     for group in gl.static_range(2):
         tma.async_copy_global_to_shared(q_tiles, [query + group * 64, 0], q_ready, q_ring.index(group))
+    # Keys come a tile ahead of values, as they are asked for. At first all stages are empty.
+    mbarrier.expect(k_ready.index(0), KEYS * 128 * 2)
+    tma.async_copy_global_to_shared(k_tiles, [first * KEYS, 0], k_ready.index(0), k_ring.index(0))
     stage = 0
     phase = 1  # of a barrier that nobody has used, this one counts as past
     for i in range(first, last):
-        mbarrier.wait(k_empty.index(stage), phase)
-        mbarrier.expect(k_ready.index(stage), KEYS * 128 * 2)
-        tma.async_copy_global_to_shared(k_tiles, [i * KEYS, 0], k_ready.index(stage), k_ring.index(stage))
+        ahead, ahead_phase = next_stage(stage, phase, STAGES)
+        if i + 1 < last:
+            mbarrier.wait(k_empty.index(ahead), ahead_phase)
+            mbarrier.expect(k_ready.index(ahead), KEYS * 128 * 2)
+            tma.async_copy_global_to_shared(
+                k_tiles, [(i + 1) * KEYS, 0], k_ready.index(ahead), k_ring.index(ahead)
+            )
         mbarrier.wait(v_empty.index(stage), phase)
         mbarrier.expect(v_ready.index(stage), KEYS * 128 * 2)
         tma.async_copy_global_to_shared(v_tiles, [i * KEYS, 0], v_ready.index(stage), v_ring.index(stage))
-        stage, phase = next_stage(stage, phase, STAGES)
+        stage = ahead
+        phase = ahead_phase
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
@@ -212,38 +220,20 @@ def _attend(  # type: ignore[no-untyped-def]
     before = 0
     before_phase = 0
     stage, phase = next_stage(0, 0, STAGES)
+    if first + 1 < last:
+        mbarrier.wait(k_ready.index(stage), phase)
     for i in range(first + 1, last - 1):
+        at = (stage, phase, before, before_phase)
         m, total, acc, p = _next_tile(
-            q,
-            rings,
-            barriers,
-            i,
-            (stage, phase, before, before_phase),
-            limit,
-            m,
-            total,
-            acc,
-            p,
-            SOFTMAX_SCALE,
-            False,
+            q, rings, barriers, i, places, at, m, total, acc, p, SOFTMAX_SCALE, False
         )
         before = stage
         before_phase = phase
         stage, phase = next_stage(stage, phase, STAGES)
     for i in range(gl.maximum(first + 1, last - 1), last):
+        at = (stage, phase, before, before_phase)
         m, total, acc, p = _next_tile(
-            q,
-            rings,
-            barriers,
-            i,
-            (stage, phase, before, before_phase),
-            limit,
-            m,
-            total,
-            acc,
-            p,
-            SOFTMAX_SCALE,
-            True,
+            q, rings, barriers, i, places, at, m, total, acc, p, SOFTMAX_SCALE, True
         )
         before = stage
         before_phase = phase
@@ -265,16 +255,21 @@ def _attend(  # type: ignore[no-untyped-def]
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def _next_tile(  # type: ignore[no-untyped-def]
-    q, rings, barriers, i, at, limit, m, total, acc, p, SOFTMAX_SCALE: gl.constexpr, MASK: gl.constexpr
+    q, rings, barriers, i, places, at, m, total, acc, p, SOFTMAX_SCALE: gl.constexpr, MASK: gl.constexpr
 ):
-    """Maximum and sums after tile i, `acc` [64, 128] after the tile before it, and tile i's probabilities."""
+    """Maximum and sums after tile i, `acc` [64, 128] after the tile before it, and tile i's probabilities.
+
+    Tile i's keys are there. Those of the next one are awaited between the softmax and the product that runs beside it:
+    the branch in that wait keeps the assembler from moving the wait for the product in front of the softmax.
+    """
     _, k_ring, v_ring = rings
     _, k_ready, v_ready, k_empty, v_empty = barriers
+    _, last, limit = places
     stage, phase, before, before_phase = at
+    STAGES: gl.constexpr = k_ring.shape[0]
     KEYS: gl.constexpr = k_ring.shape[1]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
-    mbarrier.wait(k_ready.index(stage), phase)
     s = gl.zeros([64, KEYS], gl.float32, SCORES)
     s = warpgroup_mma(q, k_ring.index(stage).permute((1, 0)), s, use_acc=False, is_async=True)
     mbarrier.wait(v_ready.index(before), before_phase)
@@ -282,7 +277,10 @@ def _next_tile(  # type: ignore[no-untyped-def]
     s = warpgroup_mma_wait(1, deps=(s,))
     mbarrier.arrive(k_empty.index(stage), count=1)
     p_next, m, total, decay = _softmax(s, i, limit, m, total, SOFTMAX_SCALE, MASK)
-    acc = warpgroup_mma_wait(0, deps=(acc,))
+    next_at, next_phase = next_stage(stage, phase, STAGES)
+    more = i + 1 < last  # else these keys again, which are there
+    mbarrier.wait(k_ready.index(gl.where(more, next_at, stage)), gl.where(more, next_phase, phase))
+    acc, p_next = warpgroup_mma_wait(0, deps=(acc, p_next))
     mbarrier.arrive(v_empty.index(before), count=1)
     acc = acc * gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(1, ACC)), 1)
     p_next = gl.convert_layout(p_next.to(gl.bfloat16), gl.DotOperandLayout(0, ACC, 2))
