@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -122,6 +123,17 @@ def test_the_twin_compiles_for_hopper(
     assert {*shown.opcodes, "UTMALDG", "USETMAXREG"} <= set(opcodes)
     assert opcodes.count("I2FP") < FEW_CONVERSIONS  # scores are floats as they lie
     assert opcodes.count("STL") + opcodes.count("LDL") <= MOST_SPILT
+
+
+def test_the_16_bit_softmax_runs_beside_the_product_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sass_of: Callable[[Any], list[str]]
+) -> None:
+    """Between the waits for the scores and for that product stand a tile's exponentials: the assembler likes to have
+    both waits first."""
+    opcodes = sass_of(compiled(gluon_twin(SIXTEEN_BITS.source()), tmp_path, monkeypatch))
+    marks = {"WARPGROUP": "w", "HGMMA": "h", "MUFU": "m"}  # the first: a fence before products, and the waits
+    order = "".join(marks.get(opcode, "") for opcode in opcodes)
+    assert re.search("wh{8}wh{8}wm{64,}w", order)
 
 
 @each_kernel
