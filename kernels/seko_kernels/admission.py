@@ -33,6 +33,9 @@ SAME_DTYPE_FACTOR = 2.0  # FlashAttention's rule: at most twice the error of the
 RUNS = 3  # a race between warps shows as runs that differ
 
 
+Arguments = tuple[Tensor, ...]
+
+
 @dataclass(frozen=True)
 class Admission:
     """What the check of one configuration gave.
@@ -80,7 +83,7 @@ def admit(
 
     def prepare(case: Case) -> Prepared:
         case = replace(case, cache_tokens=-(-case.cache_tokens // unit) * unit)
-        arguments, truth, rounded = _prepared(case, head_dim, device)
+        arguments, truth, rounded = _prepared(make_case, expected, case, head_dim, device)
         q, k, k_scale, v_t, v_scale, valid, *own = arguments
         return Prepared(
             lambda: attention_fp8(q, k, k_scale, v_t, v_scale, valid, OwnTokens(*own), tiles), truth, rounded
@@ -94,7 +97,7 @@ def admit_bf16(device: str = "cuda", full: tuple[int, int, int] | None = None) -
     head_dim = hopper_attention_bf16.HEAD_DIM
 
     def prepare(case: Case) -> Prepared:
-        arguments, truth, rounded = _prepared_bf16(case, head_dim, device)
+        arguments, truth, rounded = _prepared(make_case_bf16, expected_bf16, case, head_dim, device)
         return Prepared(partial(attention_bf16, *arguments), truth, rounded)
 
     return _judge(cases(head_dim, full), prepare, head_dim, device)
@@ -149,17 +152,16 @@ def _judge(
 
 
 @lru_cache(maxsize=16)
-def _prepared(case: Case, head_dim: int, device: str) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+def _prepared(
+    make: Callable[[Case, int, str], Arguments],
+    expect: Callable[..., tuple[Tensor, Tensor]],
+    case: Case,
+    head_dim: int,
+    device: str,
+) -> tuple[Arguments, Tensor, Tensor]:
     """Arguments and both expectations of a case, kept for the next tiles: they take longer than the kernel."""
-    arguments = make_case(case, head_dim, device)
-    return arguments, *expected(*arguments)
-
-
-@lru_cache(maxsize=16)
-def _prepared_bf16(case: Case, head_dim: int, device: str) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
-    """As `_prepared`, of the 16-bit attention."""
-    arguments = make_case_bf16(case, head_dim, device)
-    return arguments, *expected_bf16(*arguments)
+    arguments = make(case, head_dim, device)
+    return arguments, *expect(*arguments)
 
 
 def _leave_nan_behind(case: Case, head_dim: int, device: str) -> None:

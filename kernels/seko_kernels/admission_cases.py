@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -62,17 +62,7 @@ def make_case(case: Case, head_dim: int, device: str) -> tuple[Tensor, ...]:
     v = normal(batch, heads, head_dim, v_columns(case.cache_tokens))
     k_own = normal(batch, case.query_tokens, heads, head_dim)
     v_own = normal(batch, case.query_tokens, heads, 3 * head_dim)
-    if case.key_offset:
-        direction = normal(heads, head_dim)
-        direction = direction / direction.norm(dim=-1, keepdim=True)
-        q = q * 0.3 + direction * head_dim**0.5 / 2
-        k, k_own = k + direction * case.key_offset, k_own + direction * case.key_offset
-    if case.outliers:
-        k[..., 5] *= 20
-        q[..., 7] *= 5
-        v[:, :, 3] *= 20
-        k_own[..., 5] *= 20
-        v_own[..., 3] *= 20
+    q, k, k_own = _made_hard(case, normal, q, (k, k_own), (v.transpose(2, 3), v_own))
     valid = torch.tensor(case.valid_tokens, device=device)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     codes, k_scale = int8_tiles(k, largest_of_tiles(k))
@@ -131,6 +121,28 @@ def expected(
     return truth.flatten(2), rounded.flatten(2)
 
 
+def _made_hard(
+    case: Case,
+    normal: Callable[..., Tensor],
+    q: Tensor,
+    keys: tuple[Tensor, ...],
+    values: tuple[Tensor, ...],
+) -> tuple[Tensor, ...]:
+    """Return queries and keys [..., H, D] as the case has them; outlier channels of values [..., D] come in place."""
+    if case.key_offset:
+        direction = normal(*q.shape[2:])
+        direction = direction / direction.norm(dim=-1, keepdim=True)
+        q = q * 0.3 + direction * q.shape[-1] ** 0.5 / 2
+        keys = tuple(k + direction * case.key_offset for k in keys)
+    if case.outliers:
+        q[..., 7] *= 5
+        for k in keys:
+            k[..., 5] *= 20
+        for v in values:
+            v[..., 3] *= 20
+    return q, *keys
+
+
 def make_case_bf16(case: Case, head_dim: int, device: str) -> tuple[Tensor, ...]:
     """Return the arguments of `fused_reference.attention_bf16`: seeded, NaN behind the valid tokens.
 
@@ -144,15 +156,7 @@ def make_case_bf16(case: Case, head_dim: int, device: str) -> tuple[Tensor, ...]
 
     q = normal(batch, case.query_tokens, case.heads, head_dim)
     k, v = normal(2, batch, tokens, case.heads, head_dim)
-    if case.key_offset:
-        direction = normal(case.heads, head_dim)
-        direction = direction / direction.norm(dim=-1, keepdim=True)
-        q = q * 0.3 + direction * head_dim**0.5 / 2
-        k = k + direction * case.key_offset
-    if case.outliers:
-        k[..., 5] *= 20
-        q[..., 7] *= 5
-        v[..., 3] *= 20
+    q, k = _made_hard(case, normal, q, (k,), (v,))
     valid = torch.tensor(case.valid_tokens, device=device) + case.query_tokens
     for row, filled in enumerate(valid.tolist()):
         k[row, filled:].fill_(torch.nan)

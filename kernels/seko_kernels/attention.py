@@ -176,20 +176,14 @@ def _attention_fp8_cuda(
     inputs = (q, k, k_scale, v_t, k_own, v_own, v_scale, valid_tokens)
     strides = (query_tokens, k.shape[1], v_t.shape[3], v_own.stride(1))
     if specialised:
-        tiles = -(-whole // block_m)
-        whole_programs = tiles * heads * batch
-        programs = whole_programs + -(-rest // block_m) * heads * batch * splits
+        programs, places = parts.programs(whole, block_m, batch, heads)
         wrap_triton(attention_hopper_outline)[(programs,)](
             *inputs,
             out,
             parts.out,
             parts.lse,
             *strides,
-            max(tiles, 1),
-            whole_programs,
-            whole,
-            splits,
-            rest,
+            *places,
             HEADS=heads,
             SOFTMAX_SCALE=head_dim**-0.5 * math.log2(math.e),
             OWN_N=own_n,

@@ -81,9 +81,8 @@ def _attention_bf16_cuda(
     use_torchs_memory()
     out = torch.empty((batch, query_tokens, heads, head_dim), dtype=torch.bfloat16, device=q.device)
     parts = Parts.of(out, query_tokens - whole, splits)
-    tiles, rest_tiles = -(-whole // QUERIES), -(-parts.tokens // QUERIES)
-    whole_programs = tiles * heads * batch
-    wrap_triton(attention_bf16_outline)[(whole_programs + rest_tiles * heads * batch * splits,)](
+    programs, places = parts.programs(whole, QUERIES, batch, heads)
+    wrap_triton(attention_bf16_outline)[(programs,)](
         q,
         k,
         v,
@@ -93,11 +92,7 @@ def _attention_bf16_cuda(
         parts.lse,
         query_tokens,
         k.shape[1],
-        max(tiles, 1),
-        whole_programs,
-        whole,
-        splits,
-        parts.tokens,
+        *places,
         HEADS=heads,
         SOFTMAX_SCALE=head_dim**-0.5 * math.log2(math.e),
         KEYS=KEYS,

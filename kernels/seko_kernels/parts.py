@@ -42,6 +42,23 @@ class Parts(NamedTuple):
         lse = torch.empty((rows[0], heads, rows[1]), dtype=torch.float32, device=whole.device)
         return cls(out, lse, tokens, splits)
 
+    def programs(self, whole_tokens: int, tile: int, batch: int, heads: int) -> tuple[int, tuple[int, ...]]:
+        """Return how many programs one launch of whole tiles and parts has, and the last ints that its kernel takes.
+
+        Parameters
+        ----------
+        whole_tokens : int
+            Queries that see all keys at once.
+        tile : int
+            Queries of a program.
+        batch, heads : int
+            B and H.
+        """
+        tiles, rest_tiles = -(-whole_tokens // tile), -(-self.tokens // tile)
+        whole = tiles * heads * batch
+        ints = (max(tiles, 1), whole, whole_tokens, self.splits, self.tokens)
+        return whole + rest_tiles * heads * batch * self.splits, ints
+
     def combine(self, whole: Tensor) -> None:
         """Write the last queries of ``whole`` ``[B, T, H, D]``, if any see the keys in parts."""
         batch, query_tokens, heads, head_dim = whole.shape

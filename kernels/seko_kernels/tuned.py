@@ -8,6 +8,8 @@ reads nothing, since the tiles are in the engine.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -132,20 +134,32 @@ def read_table(file: Path) -> dict[tuple[str, int, str], AttentionTiles]:
     TilesError
         If it is no such table, or an entry has no error within its bound: it was not admitted.
     """
+    with table_faults(file):
+        return {
+            (row["arch"], int(row["head_dim"]), row["shape_class"]): AttentionTiles(**row["tiles"])
+            for row in admitted_rows(file)
+        }
+
+
+def admitted_rows(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield a table's rows; raises `TilesError` at one that was not admitted or has no known shape class."""
+    for row in json.loads(file.read_text(encoding="utf-8")):
+        if not row["error"] <= row["bound"]:  # NaN too
+            raise TilesError(f"{file.name}: error {row['error']} is above its bound {row['bound']}")
+        if row["shape_class"] not in (*CLASS_ENDS, LAST_CLASS):
+            raise TilesError(f"{file.name}: no shape class {row['shape_class']!r}")
+        yield row
+
+
+@contextmanager
+def table_faults(file: Path) -> Iterator[None]:
+    """Raise what reading a file that is no table raises as `TilesError`."""
     try:
-        rows = json.loads(file.read_text(encoding="utf-8"))
-        table = {}
-        for row in rows:
-            if not row["error"] <= row["bound"]:  # NaN too
-                raise TilesError(f"{file.name}: error {row['error']} is above its bound {row['bound']}")
-            if row["shape_class"] not in (*CLASS_ENDS, LAST_CLASS):
-                raise TilesError(f"{file.name}: no shape class {row['shape_class']!r}")
-            table[row["arch"], int(row["head_dim"]), row["shape_class"]] = AttentionTiles(**row["tiles"])
+        yield
+    except TilesError:
+        raise
     except (KeyError, TypeError, ValueError) as fault:
-        if isinstance(fault, TilesError):
-            raise
-        raise TilesError(f"{file.name} is no table of attention tiles: {fault!r}") from fault
-    return table
+        raise TilesError(f"{file.name} is no table of attention on GPUs: {fault!r}") from fault
 
 
 def table_row(

@@ -7,14 +7,13 @@ has without it. It is read while an engine is built; opening an artifact reads n
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from seko_kernels.errors import TilesError
 from seko_kernels.outlines import gluon_fault
-from seko_kernels.tuned import CLASS_ENDS, LAST_CLASS, merge_rows
+from seko_kernels.tuned import admitted_rows, merge_rows, table_faults
 
 TABLE = Path(__file__).with_name("tuned_attention_bf16.json")
 
@@ -38,20 +37,12 @@ def read_table(file: Path) -> frozenset[tuple[str, int, str]]:
     TilesError
         If it is no such table, or an entry was not admitted or not faster.
     """
-    try:
-        found = set()
-        for row in json.loads(file.read_text(encoding="utf-8")):
-            if not row["error"] <= row["bound"]:  # NaN too
-                raise TilesError(f"{file.name}: error {row['error']} is above its bound {row['bound']}")
+    found = set()
+    with table_faults(file):
+        for row in admitted_rows(file):
             if not row["ms"] < row["torch_ms"]:
                 raise TilesError(f"{file.name}: {row['ms']} ms is no less than torch's {row['torch_ms']}")
-            if row["shape_class"] not in (*CLASS_ENDS, LAST_CLASS):
-                raise TilesError(f"{file.name}: no shape class {row['shape_class']!r}")
             found.add((str(row["arch"]), int(row["head_dim"]), str(row["shape_class"])))
-    except (KeyError, TypeError, ValueError) as fault:
-        if isinstance(fault, TilesError):
-            raise
-        raise TilesError(f"{file.name} is no table of faster attention: {fault!r}") from fault
     return frozenset(found)
 
 

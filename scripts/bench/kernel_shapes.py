@@ -103,35 +103,27 @@ class Timed:
 
 
 def cudnn_attention(shape: Shape, device: str) -> Timed:
-    """SDPA pinned to cuDNN, bf16, a full cache, without a bias: what an exact engine takes."""
-    torch.manual_seed(0)
-    q, k, v = (
-        torch.randn(1, tokens, shape.heads, shape.head_dim, device=device, dtype=torch.bfloat16).transpose(
-            1, 2
-        )
-        for tokens in (shape.tokens, shape.cache_tokens, shape.cache_tokens)
-    )
-
-    def run() -> Tensor:
-        backend = SDPBackend.CUDNN_ATTENTION if device == "cuda" else SDPBackend.MATH
-        with sdpa_kernel([backend]):
-            return F.scaled_dot_product_attention(q, k, v)
-
-    return Timed("sdpa_cudnn_bf16", run, shape.attention_flops, "TFLOP/s")
+    """SDPA pinned to cuDNN, bf16, a full cache, without a bias."""
+    q, k, v = (x.transpose(1, 2) for x in exact_window(shape, device)[:3])
+    attend = F.scaled_dot_product_attention
+    return _by_cudnn("sdpa_cudnn_bf16", shape, device, lambda: attend(q, k, v))
 
 
 def torchs_attention(shape: Shape, device: str) -> Timed:
-    """Torch's attention as an exact engine takes it: cut to whole waves where that gains, compiled."""
-    q, k, v = exact_window(shape, device)[:3]
+    """The same as an exact engine takes it: cut to whole waves where that gains, compiled."""
+    q, k, v, _ = exact_window(shape, device)
     attend = torch.compile(window_attention) if device == "cuda" else window_attention
+    return _by_cudnn("sdpa_bf16, whole waves", shape, device, lambda: attend(q, k, v, None))
+
+
+def _by_cudnn(name: str, shape: Shape, device: str, attend: Callable[[], Tensor]) -> Timed:
     backend = SDPBackend.CUDNN_ATTENTION if device == "cuda" else SDPBackend.MATH
 
     def run() -> Tensor:
         with sdpa_kernel([backend]):
-            y: Tensor = attend(q, k, v, None)
-            return y
+            return attend()
 
-    return Timed("sdpa_bf16, whole waves", run, shape.attention_flops, "TFLOP/s")
+    return Timed(name, run, shape.attention_flops, "TFLOP/s")
 
 
 def exact_window(shape: Shape, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:

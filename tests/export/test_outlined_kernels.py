@@ -7,37 +7,23 @@ from pathlib import Path
 import pytest
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from seko_export.errors import LoweringError
 from seko_export.lowering import outlined_kernels
 from seko_export.lowering.outlined_kernels import gluon_behind_outlines
-from seko_kernels import hopper_attention as hopper
 from seko_kernels.outlines import kernel_of
-
-SIZES = {"HEADS": 2, "SOFTMAX_SCALE": 0.1, "OWN_N": hopper.OWN_KEYS, "STAGES": hopper.STAGES}
-POINTERS = dict(zip(("Q", "K", "K_SCALE", "V_T"), ("*bf16", "*i8", "*fp32", "*fp8e4nv"), strict=True))
-POINTERS |= {"K_OWN": "*bf16", "V_OWN": "*bf16", "V_SCALE": "*fp32", "VALID_TOKENS": "*i64"}
-POINTERS |= {"OUT": "*bf16", "PART_OUT": "*bf16", "PART_LSE": "*fp32"}
-
-
-def outline() -> ASTSource:
-    """The outline, as torch's compiler asks for it."""
-    names = hopper.attention_hopper_outline.arg_names
-    signature = {name: POINTERS.get(name, "constexpr" if name in SIZES else "i32") for name in names}
-    aligned = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(names) if name in POINTERS}
-    return ASTSource(hopper.attention_hopper_outline, signature, SIZES, aligned)
+from tests.kernels.outlined import EIGHT_BITS
 
 
 def test_while_it_is_entered_the_twin_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By whatever name torch calls Triton's compiler; and outside, an outline is what it is."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    target, options = GPUTarget("cuda", 90, 32), {"num_warps": hopper.WARPS}
+    target, options = GPUTarget("cuda", 90, 32), {"num_warps": EIGHT_BITS.module.WARPS}
     with gluon_behind_outlines():
-        made = triton.compile(outline(), target=target, options=options)
-    assert made.src.fn is kernel_of(hopper.attention_hopper_outline.__name__)
+        made = triton.compile(EIGHT_BITS.source(), target=target, options=options)
+    assert made.src.fn is kernel_of(EIGHT_BITS.outline.__name__)
     assert made.metadata.name == "attention_hopper_kernel"
-    shown = triton.compile(outline(), target=target, options=options)
+    shown = triton.compile(EIGHT_BITS.source(), target=target, options=options)
     assert shown.metadata.name == "attention_hopper_outline"
 
 

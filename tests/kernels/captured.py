@@ -9,9 +9,11 @@ from torch import Tensor
 
 
 def run_and_replay(
-    engine: Callable[[list[Tensor]], list[Tensor]], inputs: Sequence[Tensor]
+    engine: Callable[[list[Tensor]], list[Tensor]],
+    inputs: Sequence[Tensor],
+    change: Callable[[], object] = lambda: None,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the outputs of a call, and those of a replay of its capture over NaN."""
+    """Return the outputs of a call, and those of a replay of its capture over NaN, once ``change`` was made."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         direct = engine(list(inputs))
@@ -19,6 +21,7 @@ def run_and_replay(
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         captured = engine(list(inputs))
+    change()
     for output in captured:
         output.fill_(float("nan"))
     graph.replay()

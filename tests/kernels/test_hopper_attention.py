@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,81 +15,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from seko_kernels import hopper_attention, hopper_attention_bf16
-from seko_kernels.outlines import Outline, gluon_twin, kernel_of
+from seko_kernels.outlines import gluon_twin, kernel_of
 from seko_kernels.triton.attention_fp8 import attention_combine_kernel
+from tests.kernels.outlined import EIGHT_BITS, SIXTEEN_BITS, Shown
 
 ONES = {"splits": 1, "tiles": 1}  # torch's compiler makes constants of ints that are 1
 HOPPER_SHARED = 227 * 1024  # bytes of a multiprocessor
 FEW_CONVERSIONS = 32  # a tile has 64 scores a thread; there are divisions by run-time numbers, too
 MOST_SPILT = 10  # instructions, all before and behind the loops
-SOFTMAX_SCALE = 128**-0.5 * math.log2(math.e)
 
 
-@dataclass(frozen=True)
-class Shown:
-    """An outline, what its parameters are, and what its twin should compile to."""
-
-    module: ModuleType
-    outline: Outline
-    pointers: dict[str, str]
-    constants: dict[str, float]
-    warps: int  # those of the fetching warpgroup and of the others
-    descriptors: int
-    opcodes: set[str]
-
-    def source(self, **ones: int) -> ASTSource:
-        """The outline as torch's compiler would have it compiled."""
-        constants = {**self.constants, **ones}
-        names = self.outline.arg_names
-        signature = {
-            name: self.pointers.get(name, "constexpr" if name in constants else "i32") for name in names
-        }
-        divisible = {
-            (place,): [["tt.divisibility", 16]] for place, name in enumerate(names) if name in self.pointers
-        }
-        return ASTSource(self.outline, signature, constants, divisible)
-
-
-OUTPUTS = {"OUT": "*bf16", "PART_OUT": "*bf16", "PART_LSE": "*fp32"}
-EIGHT_BITS = Shown(
-    hopper_attention,
-    hopper_attention.attention_hopper_outline,
-    {
-        "Q": "*bf16",
-        "K": "*i8",
-        "K_SCALE": "*fp32",
-        "V_T": "*fp8e4nv",
-        "K_OWN": "*bf16",
-        "V_OWN": "*bf16",
-        "V_SCALE": "*fp32",
-        "VALID_TOKENS": "*i64",
-        **OUTPUTS,
-    },
-    {
-        "HEADS": 12,
-        "SOFTMAX_SCALE": SOFTMAX_SCALE,
-        "OWN_N": hopper_attention.OWN_KEYS,
-        "STAGES": hopper_attention.STAGES,
-    },
-    warps=16,
-    descriptors=5,
-    opcodes={"HGMMA", "IGMMA", "QGMMA"},
-)
-SIXTEEN_BITS = Shown(
-    hopper_attention_bf16,
-    hopper_attention_bf16.attention_bf16_outline,
-    {"Q": "*bf16", "K": "*bf16", "V": "*bf16", "VALID_TOKENS": "*i64", **OUTPUTS},
-    {
-        "HEADS": 12,
-        "SOFTMAX_SCALE": SOFTMAX_SCALE,
-        "KEYS": hopper_attention_bf16.KEYS,
-        "STAGES": hopper_attention_bf16.STAGES,
-    },
-    warps=12,
-    descriptors=3,
-    opcodes={"HGMMA"},
-)
 each_kernel = pytest.mark.parametrize("shown", [EIGHT_BITS, SIXTEEN_BITS], ids=["8 bits", "16 bits"])
 
 

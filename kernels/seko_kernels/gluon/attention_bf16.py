@@ -17,7 +17,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from seko_kernels.gluon.softmax import decayed, exp2, lane_sums, next_stage
+from seko_kernels.gluon.warpgroups import (
+    decayed,
+    exp2,
+    lane_sums,
+    never_none,
+    next_stage,
+    place_of,
+    targets,
+    tiles_of_part,
+    write_result,
+)
 from seko_kernels.hopper_attention_bf16 import RUNTIME_INTS
 
 
@@ -77,18 +87,9 @@ def attention_bf16_kernel(  # type: ignore[no-untyped-def]
     STAGES : constexpr int
         Tiles in the ring.
     """
-    number = gl.program_id(0)
-    parts = number >= whole_ctas
-    number = gl.where(parts, number - whole_ctas, number)
-    per = gl.where(parts, gl.cdiv(rest_tokens, 128), tiles)
-    tile = number % per
-    head = (number // per) % HEADS
-    part = number // per // HEADS
-    cuts = gl.where(parts, splits, 1)
-    row = part // cuts
-    split = part % cuts
-    out_query = tile * 128
-    query = gl.where(parts, first_query, 0) + out_query
+    parts, head, row, part, cuts, split, out_query, query = place_of(
+        tiles, whole_ctas, first_query, splits, rest_tokens, 128, HEADS
+    )
 
     seen = gl.load(VALID_TOKENS + row).to(gl.int32)
     seen = gl.minimum(gl.maximum(seen, 0), cache_tokens)
@@ -121,20 +122,15 @@ def attention_bf16_kernel(  # type: ignore[no-untyped-def]
     fence_async_shared()
 
     key_tiles = gl.cdiv(seen, KEYS)
-    first = split * key_tiles // cuts
-    last = (split + 1) * key_tiles // cuts
+    first, last = tiles_of_part(split, cuts, key_tiles)
     limit = gl.minimum(seen, last * KEYS)
-    # The last tile is a masked one. A program that has none takes one behind all keys, where zeros come.
-    none = last == first
-    first = gl.where(none, 1 << 16, first)
-    last = gl.where(none, first + 1, last)
+    # The last tile is a masked one, so a program has one.
+    first, last = never_none(first, last)
 
     out_tokens = gl.where(parts, rest_tokens, query_tokens)
-    if parts:
-        out_base = PART_OUT + part.to(gl.int64) * rest_tokens * width + head * 128
-    else:
-        out_base = OUT + row64 * query_tokens * width + head * 128
-    lse_base = PART_LSE + (part.to(gl.int64) * HEADS + head) * rest_tokens
+    out_base, lse_base = targets(
+        OUT, PART_OUT, PART_LSE, parts, part, row64, head, query_tokens, rest_tokens, HEADS
+    )
 
     rings = (q_ring, k_ring, v_ring)
     barriers = (q_ready, k_ready, v_ready, k_empty, v_empty)
@@ -202,7 +198,6 @@ def _attend(  # type: ignore[no-untyped-def]
     q_ring, k_ring, v_ring = rings
     q_ready, k_ready, v_ready, k_empty, _ = barriers
     first, last, limit = places
-    out_base, lse_base, out_query, out_tokens, parts = target
 
     mbarrier.wait(q_ready, 0)
     q = q_ring.index(GROUP)
@@ -217,47 +212,34 @@ def _attend(  # type: ignore[no-untyped-def]
     p, m, total, _ = _softmax(s, first, limit, m, total, SOFTMAX_SCALE, True)
     p = gl.convert_layout(p.to(gl.bfloat16), gl.DotOperandLayout(0, ACC, 2))
     # The tile whose probabilities `p` are lies where the values are asked for; the next one's keys a stage on.
-    before = 0
-    before_phase = 0
     stage, phase = next_stage(0, 0, STAGES)
     if first + 1 < last:
         mbarrier.wait(k_ready.index(stage), phase)
+    at = (stage, phase, 0, 0)
     for i in range(first + 1, last - 1):
-        at = (stage, phase, before, before_phase)
-        m, total, acc, p = _next_tile(
+        at, m, total, acc, p = _next_tile(
             q, rings, barriers, i, places, at, m, total, acc, p, SOFTMAX_SCALE, False
         )
-        before = stage
-        before_phase = phase
-        stage, phase = next_stage(stage, phase, STAGES)
     for i in range(gl.maximum(first + 1, last - 1), last):
-        at = (stage, phase, before, before_phase)
-        m, total, acc, p = _next_tile(
+        at, m, total, acc, p = _next_tile(
             q, rings, barriers, i, places, at, m, total, acc, p, SOFTMAX_SCALE, True
         )
-        before = stage
-        before_phase = phase
-        stage, phase = next_stage(stage, phase, STAGES)
+    _, _, before, before_phase = at
     mbarrier.wait(v_ready.index(before), before_phase)
     acc = warpgroup_mma(p, v_ring.index(before), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=(acc,))
 
     m = gl.convert_layout(m, ROW)
     total = gl.convert_layout(gl.sum(total, 1), ROW)
-    query = out_query + GROUP * 64 + gl.arange(0, 64, ROW)
-    if parts:
-        lse = gl.where(total > 0.0, m + gl.log2(total), float("-inf"))
-        gl.store(lse_base + query, lse, mask=query < out_tokens)
-    acc = acc * gl.expand_dims(1.0 / gl.where(total > 0.0, total, 1.0), 1)
-    at = gl.expand_dims(query, 1) * WIDTH + gl.expand_dims(gl.arange(0, 128, gl.SliceLayout(0, ACC)), 0)
-    gl.store(out_base + at, acc.to(gl.bfloat16), mask=gl.expand_dims(query < out_tokens, 1))
+    write_result(acc, m, total, 1.0, target, WIDTH, GROUP, 0)
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def _next_tile(  # type: ignore[no-untyped-def]
     q, rings, barriers, i, places, at, m, total, acc, p, SOFTMAX_SCALE: gl.constexpr, MASK: gl.constexpr
 ):
-    """Maximum and sums after tile i, `acc` [64, 128] after the tile before it, and tile i's probabilities.
+    """Maximum and sums after tile i, `acc` [64, 128] after the tile before it, tile i's probabilities; first, where the
+    next tile and this one lie in the ring.
 
     Tile i's keys are there. Those of the next one are awaited between the softmax and the product that runs beside it:
     the branch in that wait keeps the assembler from moving the wait for the product in front of the softmax.
@@ -284,7 +266,7 @@ def _next_tile(  # type: ignore[no-untyped-def]
     mbarrier.arrive(v_empty.index(before), count=1)
     acc = acc * gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(1, ACC)), 1)
     p_next = gl.convert_layout(p_next.to(gl.bfloat16), gl.DotOperandLayout(0, ACC, 2))
-    return m, total, acc, p_next
+    return (next_at, next_phase, stage, phase), m, total, acc, p_next
 
 
 @gluon.jit  # type: ignore[untyped-decorator]

@@ -16,7 +16,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from seko_kernels.gluon.softmax import decayed, exp2, lane_sums, next_stage
+from seko_kernels.gluon.warpgroups import (
+    decayed,
+    exp2,
+    lane_sums,
+    never_none,
+    next_stage,
+    place_of,
+    targets,
+    tiles_of_part,
+    write_result,
+)
 from seko_kernels.hopper_attention import RUNTIME_INTS
 
 
@@ -96,18 +106,9 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
     STAGES : constexpr int
         Tiles of the past in the ring; ``STAGES * 64 / OWN_N`` own ones lie in the same memory before.
     """
-    number = gl.program_id(0)
-    parts = number >= whole_ctas
-    number = gl.where(parts, number - whole_ctas, number)
-    per = gl.where(parts, gl.cdiv(rest_tokens, 192), tiles)
-    tile = number % per
-    head = (number // per) % HEADS
-    part = number // per // HEADS
-    cuts = gl.where(parts, splits, 1)
-    row = part // cuts
-    split = part % cuts
-    out_query = tile * 192
-    query = gl.where(parts, first_query, 0) + out_query
+    parts, head, row, part, cuts, split, out_query, query = place_of(
+        tiles, whole_ctas, first_query, splits, rest_tokens, 192, HEADS
+    )
 
     past = gl.load(VALID_TOKENS + row).to(gl.int32) - query_tokens
     past = gl.minimum(gl.maximum(past, 0), cache_tokens)
@@ -165,23 +166,17 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
     fence_async_shared()
 
     own_tiles = gl.cdiv(query_tokens, OWN_N)
-    own_first = split * own_tiles // cuts
-    own_last = (split + 1) * own_tiles // cuts
+    own_first, own_last = tiles_of_part(split, cuts, own_tiles)
     key_tiles = gl.cdiv(past, 128)
-    first = split * key_tiles // cuts
-    last = (split + 1) * key_tiles // cuts
+    first, last = tiles_of_part(split, cuts, key_tiles)
     limit = gl.minimum(past, last * 128)
-    # The last tile is the masked one. A program that has none takes one behind all keys, where zeros come.
-    none = last == first
-    first = gl.where(none, 1 << 16, first)
-    last = gl.where(none, first + 1, last)
+    # The last tile is a masked one, so a program has one.
+    first, last = never_none(first, last)
 
     out_tokens = gl.where(parts, rest_tokens, query_tokens)
-    if parts:
-        out_base = PART_OUT + part.to(gl.int64) * rest_tokens * width + head * 128
-    else:
-        out_base = OUT + row64 * query_tokens * width + head * 128
-    lse_base = PART_LSE + (part.to(gl.int64) * HEADS + head) * rest_tokens
+    out_base, lse_base = targets(
+        OUT, PART_OUT, PART_LSE, parts, part, row64, head, query_tokens, rest_tokens, HEADS
+    )
 
     rings = (q_ring, codes_ring, k_ring, v_ring)
     barriers = (q_ready, k_ready, v_ready, empty, own_k_ready, own_v_ready, own_empty)
@@ -325,13 +320,8 @@ def _attend(  # type: ignore[no-untyped-def]
     )
 
     total = gl.convert_layout(gl.sum(total, 1), ROW)
-    query = out_query + GROUP * 64 + gl.arange(0, 64, ROW)
-    if parts:
-        lse = gl.where(total > 0.0, m + gl.log2(total) - 8.0, float("-inf"))
-        gl.store(lse_base + query, lse, mask=query < out_tokens)
-    acc = acc * gl.expand_dims(v_scale / gl.where(total > 0.0, total, 1.0), 1)
-    at = gl.expand_dims(query, 1) * WIDTH + gl.expand_dims(gl.arange(0, 128, gl.SliceLayout(0, ACC)), 0)
-    gl.store(out_base + at, acc.to(gl.bfloat16), mask=gl.expand_dims(query < out_tokens, 1))
+    written = (out_base, lse_base, out_query, out_tokens, parts)
+    write_result(acc, m, total, v_scale, written, WIDTH, GROUP, 8)
 
 
 @gluon.jit  # type: ignore[untyped-decorator]

@@ -1,0 +1,114 @@
+"""What attention kernels of specialised warpgroups share: a program's place, row sums, exponentials, results."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.jit
+def lane_sums(p):  # type: ignore[no-untyped-def]
+    """Sums of what a thread holds of a row of `p` [64, N]: [64, 4]. The four threads are asked once, at the end."""
+    N: gl.constexpr = p.shape[1]
+    return gl.sum(gl.sum(gl.reshape(p, [64, N // 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
+def decayed(total, decay):  # type: ignore[no-untyped-def]
+    """`total` [64, 4] times `decay` [64]."""
+    LANES: gl.constexpr = total.type.layout
+    return total * gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(1, LANES)), 1)
+
+
+@gluon.jit
+def exp2(x):  # type: ignore[no-untyped-def]
+    """2 ** x in one instruction: `gl.exp2` scales around results below 2**-126, which are 0 here."""
+    return gl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def next_stage(stage, phase, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Stage and phase of the ring's next tile."""
+    stage += 1
+    last = stage == STAGES
+    return gl.where(last, 0, stage), gl.where(last, phase ^ 1, phase)
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def place_of(  # type: ignore[no-untyped-def]
+    tiles,
+    whole_ctas,
+    first_query,
+    splits,
+    rest_tokens,
+    QUERIES: gl.constexpr,
+    HEADS: gl.constexpr,
+):
+    """Whether this program has a part of the keys; its head, row, part of all, of how many, and number among those; its
+    first query where it writes, and where it reads.
+
+    Programs below `whole_ctas` have a tile of queries and all keys. The others have one of the `rest_tokens` queries
+    from `first_query` on, and one of `splits` parts of the keys.
+    """
+    number = gl.program_id(0)
+    parts = number >= whole_ctas
+    number = gl.where(parts, number - whole_ctas, number)
+    per = gl.where(parts, gl.cdiv(rest_tokens, QUERIES), tiles)
+    tile = number % per
+    head = (number // per) % HEADS
+    part = number // per // HEADS
+    cuts = gl.where(parts, splits, 1)
+    row = part // cuts
+    split = part % cuts
+    out_query = tile * QUERIES
+    query = gl.where(parts, first_query, 0) + out_query
+    return parts, head, row, part, cuts, split, out_query, query
+
+
+@gluon.jit
+def tiles_of_part(split, cuts, tiles):  # type: ignore[no-untyped-def]
+    """First tile of keys of a part, and the one behind its last."""
+    return split * tiles // cuts, (split + 1) * tiles // cuts
+
+
+@gluon.jit
+def never_none(first, last):  # type: ignore[no-untyped-def]
+    """`first` and `last`, or where those are none a tile behind all keys, where zeros come that are masked."""
+    none = last == first
+    first = gl.where(none, 1 << 16, first)
+    return first, gl.where(none, first + 1, last)
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def targets(  # type: ignore[no-untyped-def]
+    OUT, PART_OUT, PART_LSE, parts, part, row64, head, query_tokens, rest_tokens, HEADS: gl.constexpr
+):
+    """Where a head's results of this row, or part, begin, and those of its logarithms."""
+    width: gl.constexpr = HEADS * 128
+    if parts:
+        out_base = PART_OUT + part.to(gl.int64) * rest_tokens * width + head * 128
+    else:
+        out_base = OUT + row64 * query_tokens * width + head * 128
+    return out_base, PART_LSE + (part.to(gl.int64) * HEADS + head) * rest_tokens
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def write_result(  # type: ignore[no-untyped-def]
+    acc, m, total, scale, target, WIDTH: gl.constexpr, GROUP: gl.constexpr, WEIGHT_BITS: gl.constexpr
+):
+    """Write what a warpgroup's 64 queries found: `acc` [64, 128] over `total` times `scale`; of a part its logarithm.
+
+    Weights, and so sums, are 2 ** WEIGHT_BITS times as large as `m` says.
+    """
+    ROW: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    out_base, lse_base, out_query, out_tokens, parts = target
+    query = out_query + GROUP * 64 + gl.arange(0, 64, ROW)
+    if parts:
+        lse = gl.where(total > 0.0, m + gl.log2(total) - WEIGHT_BITS, float("-inf"))
+        gl.store(lse_base + query, lse, mask=query < out_tokens)
+    acc = acc * gl.expand_dims(scale / gl.where(total > 0.0, total, 1.0), 1)
+    column = gl.arange(0, 128, gl.SliceLayout(0, acc.type.layout))
+    at = gl.expand_dims(query, 1) * WIDTH + gl.expand_dims(column, 0)
+    gl.store(out_base + at, acc.to(gl.bfloat16), mask=gl.expand_dims(query < out_tokens, 1))

@@ -1,0 +1,80 @@
+"""The outlines of Gluon kernels, what their parameters are, and what their twins should compile to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from types import ModuleType
+
+from triton.compiler import ASTSource
+
+from seko_kernels import hopper_attention, hopper_attention_bf16
+from seko_kernels.outlines import Outline
+
+SOFTMAX_SCALE = 128**-0.5 * math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An outline, what its parameters are, and what its twin should compile to."""
+
+    module: ModuleType
+    outline: Outline
+    pointers: dict[str, str]
+    constants: dict[str, float]
+    warps: int  # those of the fetching warpgroup and of the others
+    descriptors: int
+    opcodes: set[str]
+
+    def source(self, **ones: int) -> ASTSource:
+        """The outline as torch's compiler would have it compiled."""
+        constants = {**self.constants, **ones}
+        names = self.outline.arg_names
+        signature = {
+            name: self.pointers.get(name, "constexpr" if name in constants else "i32") for name in names
+        }
+        divisible = {
+            (place,): [["tt.divisibility", 16]] for place, name in enumerate(names) if name in self.pointers
+        }
+        return ASTSource(self.outline, signature, constants, divisible)
+
+
+OUTPUTS = {"OUT": "*bf16", "PART_OUT": "*bf16", "PART_LSE": "*fp32"}
+EIGHT_BITS = Shown(
+    hopper_attention,
+    hopper_attention.attention_hopper_outline,
+    {
+        "Q": "*bf16",
+        "K": "*i8",
+        "K_SCALE": "*fp32",
+        "V_T": "*fp8e4nv",
+        "K_OWN": "*bf16",
+        "V_OWN": "*bf16",
+        "V_SCALE": "*fp32",
+        "VALID_TOKENS": "*i64",
+        **OUTPUTS,
+    },
+    {
+        "HEADS": 12,
+        "SOFTMAX_SCALE": SOFTMAX_SCALE,
+        "OWN_N": hopper_attention.OWN_KEYS,
+        "STAGES": hopper_attention.STAGES,
+    },
+    warps=16,
+    descriptors=5,
+    opcodes={"HGMMA", "IGMMA", "QGMMA"},
+)
+SIXTEEN_BITS = Shown(
+    hopper_attention_bf16,
+    hopper_attention_bf16.attention_bf16_outline,
+    {"Q": "*bf16", "K": "*bf16", "V": "*bf16", "VALID_TOKENS": "*i64", **OUTPUTS},
+    {
+        "HEADS": 12,
+        "SOFTMAX_SCALE": SOFTMAX_SCALE,
+        "KEYS": hopper_attention_bf16.KEYS,
+        "STAGES": hopper_attention_bf16.STAGES,
+    },
+    warps=12,
+    descriptors=3,
+    opcodes={"HGMMA"},
+)
