@@ -30,9 +30,10 @@ def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     data=st.data(),
 )
 def test_a_cut_attention_is_the_attention(batch, queries, part, splits, seed, data):
+    """Scores of 20, weights orders apart. At numbers twice as large plain float32 breaks the bound itself."""
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (
-        4 * torch.randn(batch, tokens, 2, 8, generator=generator)
+        2 * torch.randn(batch, tokens, 2, 8, generator=generator)
         for tokens in (queries, part * splits, part * splits)
     )
     waves = Waves(data.draw(st.integers(1, queries - 1)), splits)
