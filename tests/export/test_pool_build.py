@@ -29,18 +29,28 @@ def pool_artifact(tmp_path_factory: pytest.TempPathFactory) -> Built:
     )
 
 
-@pytest.fixture(scope="module")
-def gpu_pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def gpu_build(goal: Path, *further: str) -> Path:
     """The same for this machine's GPU."""
     from click.testing import CliRunner
 
     from seko_export.cli import main
 
-    goal = tmp_path_factory.mktemp("gpu_pool") / "artifact"
     options = ["build", "--preset", "tiny", "--fp4-kv", "--sessions", "3", "--batch", "1,2", "-o", str(goal)]
-    done = CliRunner().invoke(main, options)
+    done = CliRunner().invoke(main, [*options, *further])
     assert done.exit_code == 0, done.output
     return goal
+
+
+@pytest.fixture(scope="module")
+def gpu_pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the attention that such a build takes there: one engine for full and filling rows."""
+    return gpu_build(tmp_path_factory.mktemp("gpu_pool") / "artifact")
+
+
+@pytest.fixture(scope="module")
+def masked_pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With torch's attention, so one engine with a mask and one without."""
+    return gpu_build(tmp_path_factory.mktemp("masked_pool") / "artifact", "--attention", "torch")
 
 
 @contextmanager
@@ -172,10 +182,11 @@ class TestGpu:
             assert pool.stats.graph_launches == launches + 12
             assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
+    @pytest.mark.parametrize(("artifact", "mixed_launches"), [("gpu_pool", 1), ("masked_pool", 2)])
     def test_a_call_of_full_and_filling_rows_waits_for_nothing_and_allocates_nothing(
-        self, gpu_pool: Path
+        self, artifact: str, mixed_launches: int, request: pytest.FixtureRequest
     ) -> None:
-        with opened(gpu_pool) as pool:
+        with opened(request.getfixturevalue(artifact)) as pool:
             a, b, c = (open_numbered(pool, number) for number in range(3))
             stream = pool.manifest.stream
             fill = -(-stream.cache_frames // stream.chunk_frames)
@@ -183,14 +194,14 @@ class TestGpu:
                 pool.run([a, b])
             pool.run([c, a])
             launches, chunks = pool.stats.graph_launches, pool.stats.chunks
-            assert launches == chunks + 1
+            assert launches == chunks + mixed_launches - 1
             torch.cuda.synchronize()
             before = torch.cuda.memory_stats()["allocation.all.allocated"]
             with no_host_sync():
                 for _ in range(2 * fill):
                     pool.run([b, c])
             filling = fill - 2  # chunks of c: it has made one, and is full in its fill-th
-            assert pool.stats.graph_launches - launches == 2 * fill + filling
+            assert pool.stats.graph_launches - launches == 2 * fill + filling * (mixed_launches - 1)
             assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
     def test_sessions_that_come_and_go_leave_no_memory(self, gpu_pool: Path) -> None:
