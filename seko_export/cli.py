@@ -126,6 +126,11 @@ def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="torch; bf16: a kernel of ours for Hopper; fp8: the past in 8 bits, from an FP4 cache; auto: the fastest that "
     "was measured.",
 )
+@click.option(
+    "--resident-window",
+    is_flag=True,
+    help="Bring the past to 8 bits once a chunk, for all layers at once: faster passes, more memory.",
+)
 @click.option("--fp8-except", help="Layers that --fp8 leaves out: numbers from 0, with commas.")
 @click.option("--backend", default="aoti", show_default=True, help="aoti, compile, onnx or tensorrt.")
 @click.option(
@@ -169,6 +174,7 @@ def build(
     fp8: bool,
     fp8_except: str | None,
     attention: str,
+    resident_window: bool,
     backend: str,
     kernels: str,
     target: str,
@@ -204,6 +210,7 @@ def build(
         fp8=fp8,
         fp8_except=fp8_except,
         attention=attention,
+        resident_window=resident_window,
     )
     check_goal(output, replace=force)  # before random weights are written, which may be large
     with _checkpoint(plan.checkpoint, plan.config.model) as source, _progress(quiet=as_json) as tell:
@@ -249,6 +256,7 @@ for command in (*QUESTIONS, *DELIVERY):
 @click.option("--fp8", is_flag=True, help="As in build.")
 @click.option("--kernels", default="auto", show_default=True, help="As in build.")
 @click.option("--attention", default="auto", show_default=True, help="As in build.")
+@click.option("--resident-window", is_flag=True, help="As in build.")
 @click.option("--steps", type=int, help="Denoise passes of a chunk.")
 @click.option("--fps", type=int, help="Video frames per second that are to be kept up with.")
 @layout_options
@@ -264,6 +272,7 @@ def plan(
     fp8: bool,
     kernels: str,
     attention: str,
+    resident_window: bool,
     steps: int | None,
     no_vae: bool,
     no_text: bool,
@@ -275,7 +284,20 @@ def plan(
     from seko_export.roofline_table import show
 
     report = predict(
-        Wish(preset, gpu, kv_scheme, fp4_kv, fp8, steps, layout, no_vae, no_text, kernels, attention)
+        Wish(
+            preset,
+            gpu,
+            kv_scheme,
+            fp4_kv,
+            fp8,
+            steps,
+            layout,
+            no_vae,
+            no_text,
+            kernels,
+            attention,
+            resident_window,
+        )
     )
     if as_json:
         print_json(report)

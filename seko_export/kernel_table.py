@@ -32,7 +32,7 @@ def kernel_table(config: BuildConfig, target: Target) -> dict[str, Any]:
     -------
     dict
         ``layers``: ``fused`` or ``plain``; ``matmuls``: ``fp8`` or the compute dtype; ``fp8_except``; ``attention``: as
-        `BuildConfig` has it; ``attention_tiles``: of the 8-bit one.
+        `BuildConfig` has it, and ``resident_window``; ``attention_tiles``: of the 8-bit one.
     """
     tiled = config.attention == "fp8" and target.device == "cuda"
     return {
@@ -41,6 +41,7 @@ def kernel_table(config: BuildConfig, target: Target) -> dict[str, Any]:
         "matmuls": "fp8" if config.fp8 else str(config.dtype).removeprefix("torch."),
         "fp8_except": list(config.fp8_except),
         "attention": config.attention,
+        "resident_window": config.resident_window,
         "attention_tiles": attention_tiles(config, target) if tiled else [],
     }
 

@@ -12,6 +12,7 @@ from torch import nn
 from seko_export.config import LayerKind
 from seko_export.models.causal_dit import Block
 from seko_export.models.fused_block import FusedBlock, KeysAndValues, RowFusedBlock
+from seko_export.models.past_window import PastWindow, WindowExpand
 from seko_export.models.ring_places import RingPlaces
 from seko_export.models.rotary import side_channels
 from seko_export.piece import Argument, BuildConfig, Piece, on_meta
@@ -22,6 +23,7 @@ SLOT_FRAMES = "kv.slot_frames"
 # Blocks of fused layers, beside "block": those that the context pass takes, of which LAST_BLOCK is the last layer's,
 # and what ends the name of one whose layers are excepted from fp8.
 CONTEXT_BLOCK, LAST_BLOCK, WIDE = "block_context", "block_last", "_wide"
+PLACES, WINDOW = "places", "window"  # where a chunk lies in caches; what fills a layer's resident window
 
 
 class LayerArguments:
@@ -65,6 +67,10 @@ class LayerArguments:
             Argument(f"scales.{c.name}", f"weight:{LAYER}kv.{c.name}", c.shape, c.dtype)
             for c in config.scales
         )
+        self.window = tuple(
+            Argument(f"window.{name}", f"buffer:{window}{place}{part}", tuple(one.shape), one.dtype)
+            for name, window, one in resident_windows(config, kind, b)
+        )
         self.turns = turns
         self.filled: tuple[Argument, ...] = ()  # what positions within the window hang on
         self.slot_frames: tuple[Argument, ...] = ()  # what only a cache of keys before RoPE needs to be read
@@ -84,15 +90,30 @@ class LayerArguments:
             )
 
     def places_piece(self, frames: Argument, rows: tuple[Argument, ...]) -> Piece:
-        """Return what says where a chunk lies in these layers' caches; `Embed` says it of the largest ring."""
+        """Return what says where a chunk lies in its layers' caches; in a pass `Embed` says it of the largest ring."""
         return Piece(
-            bucket_program(f"places_{self._kind.name}", self._bucket),
+            self._engine(PLACES),
             RingPlaces(self._config.model, self._config.stream),
             "",
             0,
             (frames, self.write_slots, *self.slot_frames, *self.filled, *rows),
             (*(self.turns if self.filled else ()), self.token_index, *self.places),
             tuple(a.name for a in self.slot_frames),
+        )
+
+    def window_piece(self, rows: tuple[Argument, ...]) -> Piece:
+        """Return what fills these layers' resident windows before a chunk's first pass."""
+        taken = (self.write_slots, self._valid, *self._caches, *self._scales, *self.places, *self.window)
+        return Piece(
+            self._engine(WINDOW),
+            WindowExpand(self._config.stream),
+            LAYER,
+            self._config.model.layers,
+            (*taken, *rows),
+            (),
+            tuple(one.name for one in self.window),
+            only=self._among or None,
+            among=self._among,
         )
 
     def blocks(
@@ -122,7 +143,10 @@ class LayerArguments:
 
         def block(name: str, make: Callable[[], nn.Module], *inputs: Argument, writes: bool = True) -> None:
             chunk = (hidden, *tables, *([self.token_index] if writes else []), self._valid)
-            taken = (*chunk, *text_kv, *self._caches, *self._scales, *self.places, *inputs, *rows)
+            past = (*self._caches, *self._scales, *self.places, *inputs)
+            if self.window and not writes:
+                past = (*self._scales[len(kv.scale_tensors) :], *self.window)
+            taken = (*chunk, *text_kv, *past, *rows)
             piece = Piece(self._engine(name), on_meta(make), LAYER, m.layers, taken, (hidden,))
             blocks.append(replace(piece, mutates=mutated if writes else (), among=self._among))
 
@@ -179,6 +203,14 @@ class LayerArguments:
         if name.startswith(CONTEXT_BLOCK) and config.model.layers - 1 in layers:
             layers.remove(config.model.layers - 1)  # LAST_BLOCK's
         return None if len(layers) == config.model.layers else tuple(layers)
+
+
+def resident_windows(config: BuildConfig, kind: LayerKind, rows: int) -> list[tuple[str, str, torch.Tensor]]:
+    """Return name, buffer and meta tensor of each part of a layer's resident window for calls of ``rows``, if any."""
+    if not config.resident_window:
+        return []
+    one = PastWindow.empty(config.model, config.of_kind(kind).stream, rows, torch.device("meta"))
+    return [(name, kind.own(f"window.{name}"), tensor) for name, tensor in one._asdict().items()]
 
 
 def cache_name(name: str, kind: LayerKind, of_pass: str | None) -> str:

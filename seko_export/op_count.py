@@ -23,6 +23,7 @@ from torch.utils.flop_counter import flop_registry
 
 from seko_export.models.causal_dit import BlockWeights
 from seko_export.models.fused_block import FusedLayer, KeysAndValues
+from seko_export.models.past_window import WindowExpand
 from seko_export.op_count_fused import EXPAND, CountedOps
 from seko_export.piece import FlatModule, Piece
 from seko_kernels.kv_formats import ExactKv
@@ -92,7 +93,7 @@ def _counted_kv(module: nn.Module, recorder: _Recorder) -> Iterator[None]:
     if isinstance(module, BlockWeights | KeysAndValues) and not isinstance(module.kv, ExactKv):
         kept["kv"] = module.kv
         object.__setattr__(module, "kv", _CountedKv(module, recorder))
-    if isinstance(module, FusedLayer | KeysAndValues):
+    if isinstance(module, FusedLayer | KeysAndValues | WindowExpand):
         kept["ops"] = module.ops
         module.ops = CountedOps(recorder.add)
     try:

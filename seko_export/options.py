@@ -149,6 +149,7 @@ def plan_build(
     fp8: bool = False,
     fp8_except: str | None = None,
     attention: str = "auto",
+    resident_window: bool = False,
 ) -> BuildPlan:
     """Return what the options of `seko-export build` mean.
 
@@ -186,6 +187,8 @@ def plan_build(
         ``--fp8-except``: numbers of layers, with commas.
     attention : str
         ``--attention``: one of `ATTENTIONS`.
+    resident_window : bool
+        ``--resident-window``.
 
     Returns
     -------
@@ -240,7 +243,9 @@ def plan_build(
         raise UsageError(f"--kv {config.kv_scheme}: {error}") from None
     fused = _fused(config, kernels, backend)
     config = replace(config, fused=fused, fp8=fp8, fp8_except=_layers(fp8_except))
-    config = replace(config, attention=_attention(config, attention, machine))
+    config = replace(
+        config, attention=_attention(config, attention, machine), resident_window=resident_window
+    )
     if config.device == "cuda" and (config.fp8 or config.attention == "fp8") and not has_fp8(machine):
         raise UsageError(
             f"{'--fp8' if config.fp8 else '--attention fp8'}: this GPU has no fp8 numbers, which begin with sm_89; "

@@ -61,6 +61,8 @@ class BuildConfig:
     attention : str
         ``torch``; ``bf16``, a kernel of ours for full and filling rows; ``fp8``, which reads the past of an FP4 cache
         in 8 bits, while the chunk that is made sees itself as it is.
+    resident_window : bool
+        Whether that past is brought to 8 bits once a chunk, for all layers at once, instead of in every pass.
 
     Raises
     ------
@@ -80,6 +82,7 @@ class BuildConfig:
     fp8: bool = False
     fp8_except: tuple[int, ...] = ()
     attention: str = "torch"
+    resident_window: bool = False
 
     def __post_init__(self) -> None:
         if not all(kind.layers for kind in self.kinds):
@@ -92,6 +95,8 @@ class BuildConfig:
         refusals = {"fp8": self.no_fp8_attention, "bf16": self.no_bf16_attention}
         if refusal := refusals.get(self.attention):
             raise UsageError(f"--attention {self.attention}: {refusal}; take --attention torch")
+        if self.resident_window and (refusal := self.no_resident_window):
+            raise UsageError(f"--resident-window: {refusal}; leave it out")
         if self.fp8 or self.fp8_except:
             self._check_fp8()
         if self.text is not None and self.text.dim != self.model.text_dim:
@@ -192,6 +197,17 @@ class BuildConfig:
         return None
 
     @property
+    def no_resident_window(self) -> str | None:
+        """Why layers cannot keep the past in 8 bits for all passes of a chunk; None where they can."""
+        if self.attention != "fp8":
+            return f"it holds what 8-bit attention reads, this build's attention is {self.attention}"
+        if self.stream.pass_caches:
+            return "each denoise pass has a cache of its own, whose past no other pass reads"
+        if self.stream.stream_cache:
+            return "its cache lies on the host to spare the memory that the window takes"
+        return None
+
+    @property
     def no_bf16_attention(self) -> str | None:
         """Why the kernel of 16-bit attention does not take this build, whatever the GPU; None where it does."""
         if not self.fused:
@@ -225,6 +241,7 @@ class BuildConfig:
             fp8=False,
             fp8_except=(),
             attention="torch",
+            resident_window=False,
         )
 
     @property

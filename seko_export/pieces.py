@@ -15,10 +15,13 @@ from seko_export.layer_pieces import (
     CONTEXT_BLOCK,
     LAST_BLOCK,
     LAYER,
+    PLACES,
     SLOT_FRAMES,
     WIDE,
+    WINDOW,
     LayerArguments,
     cache_name,
+    resident_windows,
 )
 from seko_export.media_pieces import MEDIA_PROGRAMS, media_buffers, media_pieces
 from seko_export.models.causal_dit import Embed, Head, Prompt, PromptKv
@@ -102,7 +105,8 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
     )
     modulation = Argument("modulation", "value:modulation", (b, f, 6, m.dim), f32)
     turns = tuple(Argument(x, f"value:{x}", (b, t, m.head_dim // 2), f32) for x in ("cos", "sin"))
-    main, *others = (LayerArguments(config, kind, bucket, turns) for kind in config.kinds)
+    kinds = [LayerArguments(config, kind, bucket, turns) for kind in config.kinds]
+    main, windows = kinds[0], [one for one in kinds if one.window]
 
     return [
         Piece(
@@ -124,8 +128,9 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
             (hidden, modulation, time, *main.turns, main.token_index, *main.places),
             tuple(a.name for a in main.slot_frames),
         ),
-        *(one.places_piece(frames, rows) for one in others),
-        *(piece for one in (main, *others) for piece in one.blocks(hidden, modulation, text_kv, rows)),
+        *(one.places_piece(frames, rows) for one in kinds if one is not main or windows),
+        *(one.window_piece(rows) for one in windows),
+        *(piece for one in kinds for piece in one.blocks(hidden, modulation, text_kv, rows)),
         Piece(
             bucket_program("head", bucket),
             on_meta(lambda: Head(m, s)),
@@ -177,8 +182,8 @@ def make_programs(pieces: dict[str, Piece]) -> dict[str, tuple[Call, ...]]:
 
     def rings(bucket: int | None, before: str) -> list[str]:
         """Return the kinds of layers that have a ring of their own."""
-        split = [split_program(name) for name in pieces]
-        return [before + n.removeprefix("places_") for n, b in split if b == (bucket or 0) and "places_" in n]
+        split, own = [split_program(name) for name in pieces], f"{PLACES}_"
+        return [before + n.removeprefix(own) for n, b in split if b == (bucket or 0) and n.startswith(own)]
 
     programs = {"prompt": calls("prompt", "prompt_kv")}
     buckets = [split_program(name)[1] or None for name in pieces if split_program(name)[0] == "embed"]
@@ -191,7 +196,7 @@ def make_programs(pieces: dict[str, Piece]) -> dict[str, tuple[Call, ...]]:
             # Engines that return what they write mutate nothing.
             writes = first.mutates or any(one.name.startswith("caches.") for one in first.outputs)
             writer = block if writes else CONTEXT_BLOCK
-            embed = calls("embed", *rings(bucket, "places_"), bucket=bucket)
+            embed = calls("embed", *rings(bucket, f"{PLACES}_"), bucket=bucket)
             names = [f"{block}{wide}{ring}" for wide in ("", WIDE) for ring in ("", *rings(bucket, "_"))]
             denoise = _through_layers(pieces, names, bucket)
             head = calls("head", "advance", bucket=bucket)
@@ -201,7 +206,11 @@ def make_programs(pieces: dict[str, Piece]) -> dict[str, tuple[Call, ...]]:
                 names = [f"{writer}{wide}{ring}" for wide in ("", WIDE) for ring in ("", *rings(bucket, "_"))]
                 context = _through_layers(pieces, [*names, LAST_BLOCK], bucket)
                 programs[bucket_program(f"context{ending}", bucket)] = (*embed, *context)
-        programs[bucket_program("begin", bucket)] = calls("noise", bucket=bucket)
+        begin = calls("noise", bucket=bucket)
+        if bucket_program(PLACES, bucket) in pieces:
+            begin += calls(PLACES, *rings(bucket, f"{PLACES}_"), bucket=bucket)
+            begin += _through_layers(pieces, [WINDOW, *rings(bucket, f"{WINDOW}_")], bucket)
+        programs[bucket_program("begin", bucket)] = begin
     return programs | {name: calls(piece) for name, piece in MEDIA_PROGRAMS.items() if piece in pieces}
 
 
@@ -256,6 +265,11 @@ def make_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
         *([] if config.pool is None else [Buffer(CALL_ROWS, (b,), "int64", "chunk", False)]),
         Buffer(GIVEN_LATENTS, (held, *latent), "float32", "prompt", False),
         *([Buffer(REFERENCE_LATENTS, reference, "float32", "prompt", False)] if s.reference_frames else []),
+        *(
+            Buffer(name, (len(kind.layers), *one.shape), dtype_name(one.dtype), "state", True)
+            for kind in config.kinds
+            for _, name, one in resident_windows(config, kind, b)
+        ),
         Buffer("latents", (b, *latent), "float32", "state", False),
         *media_buffers(config),
     )

@@ -87,6 +87,8 @@ class Wish:
         Leave out the Wan VAE, the UMT5-XXL encoder.
     kernels, attention : str
         ``--kernels`` and ``--attention``, as `seko-export build` takes them.
+    resident_window : bool
+        ``--resident-window``, likewise.
     """
 
     preset: str | None
@@ -100,6 +102,7 @@ class Wish:
     no_text: bool = False
     kernels: str = "auto"
     attention: str = "auto"
+    resident_window: bool = False
 
 
 def predict(wish: Wish) -> dict[str, Any]:
@@ -109,13 +112,13 @@ def predict(wish: Wish) -> dict[str, Any]:
     -------
     dict
         Plain data. What was asked: ``preset``, ``gpu``, ``gpu_title``, ``measured_gpu``, ``kv``, ``fp8``, ``kernels``,
-        ``attention``, ``passes`` (denoise passes), ``stream``. Bytes: ``weight_bytes`` (shared by all sessions),
-        ``session_bytes``, ``peak_bytes`` of one session, ``memory_bytes`` of the GPU, ``fits``, ``sessions_fit``;
-        ``host_bytes`` of a session's streamed cache, ``stream_bytes`` that a chunk moves of it. Seconds: ``step`` (the
-        mean of a chunk's passes, by kind of launch), ``stream_s`` (those bytes over the host link, beside the steps:
-        a step takes the longer of both), ``step_s``, ``fill_step_s`` (while the cache fills), ``decode_s``
-        (a chunk's video, all rows), ``chunk_s``, ``video_s`` (how long that chunk plays); ``real_time_factor``,
-        ``real_time``, ``sessions_real_time``. ``notes``: sentences on what the figures do not say.
+        ``attention``, ``resident_window``, ``passes`` (denoise passes), ``stream``. Bytes: ``weight_bytes`` (shared by
+        all sessions), ``session_bytes``, ``peak_bytes`` of one session, ``memory_bytes`` of the GPU, ``fits``,
+        ``sessions_fit``; ``host_bytes`` of a session's streamed cache, ``stream_bytes`` that a chunk moves of it.
+        Seconds: ``step`` (the mean of a chunk's passes, by kind of launch), ``stream_s`` (those bytes over the host
+        link, beside the steps: a step takes the longer of both), ``step_s``, ``fill_step_s`` (while the cache fills),
+        ``decode_s`` (a chunk's video, all rows), ``chunk_s``, ``video_s`` (how long that chunk plays);
+        ``real_time_factor``, ``real_time``, ``sessions_real_time``. ``notes``: sentences on what they do not say.
 
     Raises
     ------
@@ -141,6 +144,7 @@ def predict(wish: Wish) -> dict[str, Any]:
             "fp8": wish.fp8,
             "kernels": "fused" if config.fused else "plain",
             "attention": config.attention,
+            "resident_window": config.resident_window,
             "passes": len(config.schedule.timesteps),
             "stream": asdict(config.stream),
         }
@@ -161,6 +165,7 @@ def config_of(wish: Wish) -> tuple[BuildConfig, list[str]]:
         arch=find_gpu(wish.gpu).arch,
         fp8=wish.fp8,
         attention=wish.attention,
+        resident_window=wish.resident_window,
     ).config
     notes = []
     if built.vae is None and not wish.no_vae:
@@ -239,6 +244,7 @@ def session_bytes(config: BuildConfig, work: Work) -> dict[str, int]:
         return sum(buffer.on_device.nbytes for buffer in buffers if buffer.role in roles)
 
     s = config.stream
+    window = sum(buffer.nbytes for buffer in buffers if buffer.role == "state" and buffer.layered)
     latents = next(buffer for buffer in buffers if buffer.name == "latents")
     kept = RowClocks(Ring(s.sink_frames, s.ring_frames, s.chunk_frames), s.batch).places * latents.nbytes
     steps = ("begin", "denoise", "denoise_full", "context", "context_full")
@@ -246,7 +252,8 @@ def session_bytes(config: BuildConfig, work: Work) -> dict[str, int]:
         "kv": of("cache"),
         "prompt": of("prompt"),
         "prompt_cache": PROMPT_CACHE * _prompt_entry(config, buffers, work),
-        "latents": of("chunk", "state") + kept,
+        "latents": of("chunk", "state") - window + kept,
+        "window": window,
         "decode": of("decode"),
         "scratch_step": work.scratch_bytes(*steps),
         "scratch_decode": work.scratch_bytes("decode_first", "decode"),

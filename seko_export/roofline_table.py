@@ -11,6 +11,7 @@ _SESSION = {
     "prompt": "prompt",
     "prompt_cache": "prompt cache, when full",
     "latents": "latents and positions",
+    "window": "resident 8-bit window",
     "decode": "VAE caches and video",
     "scratch_step": "scratch of a step",
     "scratch_decode": "scratch of decoding",

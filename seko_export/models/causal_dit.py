@@ -108,7 +108,7 @@ class Embed(nn.Module):
 class BlockWeights(nn.Module):
     """The parameters of one transformer layer, whichever way it is computed."""
 
-    groups = ("caches", "scales", "places")  # arguments that are mappings
+    groups: tuple[str, ...] = ("caches", "scales", "places")  # arguments that are mappings
 
     def __init__(self, model: ModelConfig, stream: StreamConfig, kv: KvFormat, dtype: torch.dtype) -> None:
         super().__init__()

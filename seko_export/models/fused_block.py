@@ -4,7 +4,8 @@ With torch's attention (`RowFusedBlock`, any cache) norms, modulation, residuals
 rounded otherwise than in `Block`. With fp8 attention (`FusedBlock`, an FP4 cache) the past is expanded straight to a
 scratch, its keys in int8 and its values in fp8, and one kernel attends to it and to the chunk's own keys and values,
 which are left as they are (docs/adr/0004). The scratch is made in each call and let go behind it, so all layers share
-one; attention reads how far it is filled on the device, so full and filling rows share one engine.
+one; or a resident window stands in its place, which `past_window.WindowExpand` fills once a chunk. Attention reads how
+far it is filled on the device, so full and filling rows share one engine.
 
 Shapes as in `causal_dit`. Where there is no GPU each op is its reference in plain torch.
 """
@@ -12,6 +13,7 @@ Shapes as in `causal_dit`. Where there is no GPU each op is its reference in pla
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
@@ -25,44 +27,17 @@ from seko_export.models.causal_dit import (
     rms_norm,
     window_attention,
 )
+from seko_export.models.layer_ops import LayerOps
+from seko_export.models.past_window import PastWindow, expand_past
 from seko_export.models.ring_places import in_window, rows_of
 from seko_export.models.rotary import rotate
-from seko_kernels.attention import OwnTokens, attention_fp8, key_tiles, v_columns
-from seko_kernels.attention_bf16 import attention_bf16
+from seko_kernels.attention import OwnTokens
 from seko_kernels.fused_reference import FP8
 from seko_kernels.kv_formats import KvFormat
-from seko_kernels.matmul import fp8_linear
-from seko_kernels.qk_norm_rope import qk_norm_rope
-from seko_kernels.rows import (
-    Modulation,
-    Rows,
-    gated_residual,
-    gated_residual_norm,
-    gelu_quantise,
-    norm_modulate,
-    quantise_rows,
-    residual_norm_modulate,
-)
-from seko_kernels.scratch import KeyRotation, fp8_expand
+from seko_kernels.rows import Modulation, Rows
 
 # Rows of a layer's modulation.
 SHIFT_1, SCALE_1, GATE_1, SHIFT_2, SCALE_2, GATE_2 = range(6)
-
-
-class LayerOps:
-    """The ops of a layer; `op_count` puts others in their place, which take down what these would cost."""
-
-    norm_modulate = staticmethod(norm_modulate)
-    gated_residual_norm = staticmethod(gated_residual_norm)
-    residual_norm_modulate = staticmethod(residual_norm_modulate)
-    gated_residual = staticmethod(gated_residual)
-    qk_norm_rope = staticmethod(qk_norm_rope)
-    fp8_expand = staticmethod(fp8_expand)
-    attention_fp8 = staticmethod(attention_fp8)
-    attention_bf16 = staticmethod(attention_bf16)
-    quantise_rows = staticmethod(quantise_rows)
-    gelu_quantise = staticmethod(gelu_quantise)
-    fp8_linear = staticmethod(fp8_linear)
 
 
 class Fp8Linear(nn.Module):
@@ -75,6 +50,25 @@ class Fp8Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outer, dtype=dtype))
 
 
+class Past(NamedTuple):
+    """What a layer attends to beside its chunk: `FusedLayer.forward`'s arguments, and the rows that its caches hold."""
+
+    valid_tokens: Tensor
+    caches: Mapping[str, Tensor]
+    scales: Mapping[str, Tensor]
+    places: Mapping[str, Tensor]
+    window: Mapping[str, Tensor]
+    rows: Tensor | None
+    held: int
+
+    @property
+    def of_rows(self) -> Mapping[str, Tensor]:
+        """The caches of the call's rows."""
+        if self.rows is None:
+            return self.caches
+        return {name: rows_of(one, self.rows, len(one) // self.held) for name, one in self.caches.items()}
+
+
 class FusedLayer(BlockWeights):
     """What the layers of this file have in common: all but self-attention.
 
@@ -83,6 +77,8 @@ class FusedLayer(BlockWeights):
     fp8 : bool
         Whether weights and activations of its matmuls are fp8; the text's keys and values are not of the layer.
     """
+
+    groups = (*BlockWeights.groups, "window")
 
     def __init__(
         self, model: ModelConfig, stream: StreamConfig, kv: KvFormat, dtype: torch.dtype, *, fp8: bool
@@ -107,6 +103,7 @@ class FusedLayer(BlockWeights):
         caches: Mapping[str, Tensor],
         scales: Mapping[str, Tensor],
         places: Mapping[str, Tensor],
+        window: Mapping[str, Tensor],
         write_slots: Tensor | None = None,
         token_index: Tensor | None = None,
         rows: Tensor | None = None,
@@ -121,8 +118,11 @@ class FusedLayer(BlockWeights):
             As `Block` takes them.
         scales : Mapping[str, Tensor]
             The cache format's constants, and of an FP4 cache those that `scratch.scratch_scales` names.
+        window : Mapping[str, Tensor]
+            A resident window, by `PastWindow`'s names; empty without one.
         write_slots : Tensor, optional
-            [B, F] int64, the ring slot of each latent frame of the chunk, in its own row's cache; of an FP4 cache.
+            [B, F] int64, the ring slot of each latent frame of the chunk, in its own row's cache; of an FP4 cache that
+            this layer expands.
         token_index : Tensor, optional
             [B*T] int64 from `Embed`, where the layer writes.
 
@@ -139,8 +139,8 @@ class FusedLayer(BlockWeights):
         held = text_k.shape[0]  # rows of the caches
         if rows is not None:
             text_k, text_v = text_k.index_select(0, rows), text_v.index_select(0, rows)
-        where = (write_slots, token_index, rows, held)
-        y = self._attend(qkv, cos, sin, valid_tokens, caches, scales, places, *where)
+        past = Past(valid_tokens, caches, scales, places, window, rows, held)
+        y = self._attend(qkv, cos, sin, past, write_slots, token_index)
         y = self._matmul(self.self_attn.o, self._as_rows(y.to(dtype)), dtype)
         hidden, x = ops.gated_residual_norm(
             hidden, y, turns, GATE_1, self.norm3.weight, self.norm3.bias, eps, fp8=self.fp8
@@ -160,14 +160,9 @@ class FusedLayer(BlockWeights):
         qkv: Tensor,
         cos: Tensor,
         sin: Tensor,
-        valid_tokens: Tensor,
-        caches: Mapping[str, Tensor],
-        scales: Mapping[str, Tensor],
-        places: Mapping[str, Tensor],
+        past: Past,
         write_slots: Tensor | None,
         token_index: Tensor | None,
-        rows: Tensor | None,
-        held: int,
     ) -> Tensor:
         """Return what attention to cache and chunk gives, [B, T, d], and write what is to be written."""
         raise NotImplementedError
@@ -185,12 +180,6 @@ class FusedLayer(BlockWeights):
             qkv, *weights, cos, sin, slots, s.frame_tokens, self.model.norm_eps, k, plain_keys
         )
         return q, k, keys
-
-    def _window(self, caches: Mapping[str, Tensor], rows: Tensor | None, held: int) -> Mapping[str, Tensor]:
-        """Return the caches of the call's rows, of ``held`` that they have."""
-        if rows is None:
-            return caches
-        return {name: rows_of(cache, rows, len(cache) // held) for name, cache in caches.items()}
 
     def _matmul(self, layer: nn.Module, x: Rows, dtype: torch.dtype) -> Tensor:
         """Return [B, T, out] of `dtype`."""
@@ -233,48 +222,27 @@ class FusedBlock(FusedLayer):
         qkv: Tensor,
         cos: Tensor,
         sin: Tensor,
-        valid_tokens: Tensor,
-        caches: Mapping[str, Tensor],
-        scales: Mapping[str, Tensor],
-        places: Mapping[str, Tensor],
+        past: Past,
         write_slots: Tensor | None,
         token_index: Tensor | None,
-        rows: Tensor | None,
-        held: int,
     ) -> Tensor:
-        if write_slots is None or self.writes != (token_index is not None):
-            raise TypeError("a layer over an FP4 cache takes write_slots, and token_index if it writes")
-        ops, s, heads, head_dim = self.ops, self.stream, self.model.heads, self.model.head_dim
-        batch, past_tokens, n = qkv.shape[0], s.cache_tokens - s.chunk_tokens, s.frame_tokens
-        values = qkv.chunk(3, dim=-1)[2]
-        columns, tiles, device = v_columns(past_tokens), key_tiles(past_tokens), qkv.device
-        k_out = torch.empty((batch, past_tokens, heads, head_dim), dtype=torch.int8, device=device)
-        k_scale = torch.empty((batch, heads, tiles), dtype=torch.float32, device=device)
-        v_out = torch.empty((batch, heads, head_dim, columns), dtype=FP8, device=device)
-        v_scale = scales["v_fp8_scale"]
-        kept = "before_rope" if self.writes else "none"
-        q, k, keys = self._norm_rope(qkv, cos, sin, kept)
-        window = self._window(caches, rows, held)
-        ops.fp8_expand(
-            window["k_codes"],
-            window["k_scales"],
-            scales["k_global_scale"],
-            window["v_codes"],
-            window["v_scales"],
-            scales["v_global_scale"],
-            v_scale,
-            write_slots,
-            valid_tokens,
-            n,
-            k_out,
-            k_scale,
-            v_out,
-            KeyRotation(scales["k_mean"], places["slot_rotary"], places["patch_rotary"]),
-        )
-        y = ops.attention_fp8(q, k_out, k_scale, v_out, v_scale, valid_tokens, OwnTokens(k, values))
+        if self.writes != (token_index is not None):
+            raise TypeError("a layer over an FP4 cache takes token_index if it writes, and only then")
+        q, k, keys = self._norm_rope(qkv, cos, sin, "before_rope" if self.writes else "none")
+        values, scales = qkv.chunk(3, dim=-1)[2], past.scales
+        if past.window:
+            window = PastWindow(**past.window)
+        elif write_slots is None:
+            raise TypeError("a layer without a resident window expands its own, and takes write_slots for it")
+        else:
+            window = PastWindow.empty(self.model, self.stream, len(qkv), qkv.device)
+            of_rows, valid, places = past.of_rows, past.valid_tokens, past.places
+            expand_past(self.ops, window, of_rows, scales, places, write_slots, valid, self.stream)
+        own = OwnTokens(k, values)
+        y = self.ops.attention_fp8(q, *window, scales["v_fp8_scale"], past.valid_tokens, own)
         if token_index is not None:  # behind the read: what is read are the engine's inputs as they came
-            own = (keys.flatten(0, 1), self.split_heads(values).flatten(0, 1))
-            self.kv.write(caches, scales, token_index, *own)
+            written = (keys.flatten(0, 1), self.split_heads(values).flatten(0, 1))
+            self.kv.write(past.caches, scales, token_index, *written)
         return y
 
 
@@ -310,35 +278,29 @@ class RowFusedBlock(FusedLayer):
         qkv: Tensor,
         cos: Tensor,
         sin: Tensor,
-        valid_tokens: Tensor,
-        caches: Mapping[str, Tensor],
-        scales: Mapping[str, Tensor],
-        places: Mapping[str, Tensor],
+        past: Past,
         write_slots: Tensor | None,  # noqa: ARG002 - of fp8 attention
         token_index: Tensor | None,
-        rows: Tensor | None,
-        held: int,
     ) -> Tensor:
         if token_index is None:
             raise TypeError("a layer with 16-bit attention always writes: it takes token_index")
         s, batch = self.stream, qkv.shape[0]
+        scales, rows = past.scales, past.rows
         before = self.kv.keys_before_rope
         q, k, unturned = self._norm_rope(qkv, cos, sin, "before_rope" if before else "none")
         values = self.split_heads(qkv.chunk(3, dim=-1)[2]).flatten(0, 1)
         own = (k.flatten(0, 1), values)  # [B*T, H, D]
-        self.kv.write(caches, scales, token_index, unturned.flatten(0, 1) if before else own[0], values)
+        self.kv.write(past.caches, scales, token_index, unturned.flatten(0, 1) if before else own[0], values)
         if rows is not None:
             token_index = in_window(token_index, rows, s)
-        windows = self.kv.window(
-            self._window(caches, rows, held), scales, places, q.dtype
-        )  # each [B*N, H, D]
+        windows = self.kv.window(past.of_rows, scales, past.places, q.dtype)  # each [B*N, H, D]
         keys, seen = (  # a chunk sees itself as it is: only its past went through the format
             (window if exact else window.index_copy(0, token_index, x)).unflatten(0, (batch, s.cache_tokens))
             for window, x, exact in zip(windows, own, self.kv.exact, strict=True)
         )
         if self.kernel:
-            return self.ops.attention_bf16(q, keys, seen, valid_tokens)
-        return window_attention(q, keys, seen, valid_tokens if self.masked else None)
+            return self.ops.attention_bf16(q, keys, seen, past.valid_tokens)
+        return window_attention(q, keys, seen, past.valid_tokens if self.masked else None)
 
 
 class _KeysAndValuesWeights(nn.Module):

@@ -83,6 +83,13 @@ def test_figures_are_ratios_of_what_was_measured():
     assert set(figures.BARS) >= {name for name, _ in found}
 
 
+def test_a_resident_windows_step_is_a_row_where_it_is_asked_for():
+    s1 = {"B3": measured(80.0), "fp4_fp8_resident": measured(52.0)}
+    found = by_name({"S1": s1}, ("S1",), ("fp4_fp8_resident",))
+    assert found["s1_fp4_fp8_vs_b3", "fp4_fp8_resident"].value == pytest.approx(0.65)
+    assert ("s1_fp4_fp8_vs_b3", "fp4_fp8_resident") not in by_name({"S1": s1}, ("S1",), ("exact",))
+
+
 def test_what_fusing_gained_is_asked_for_by_the_name_of_the_plain_engine():
     s1 = {"exact": measured(66.0), "exact_plain": measured(60.0), "fp4_plain": measured(80.0)}
     found = by_name({"S1": s1}, ("S1",), ("exact_plain", "fp4_plain", "exact"))
@@ -190,7 +197,8 @@ def test_engines_are_asked_of_the_command():
     } <= today
     with_fp8 = running.engines_available(today | {"--fp8"})
     without = running.engines_available(today - {"--fp8"})
-    assert with_fp8 == dict.fromkeys(("exact", "fp4", "fp4_fp8", "exact_plain", "fp4_torch", "fp4_plain"))
+    usual, told = ("exact", "fp4", "fp4_fp8"), ("exact_plain", "fp4_torch", "fp4_plain")
+    assert with_fp8 == dict.fromkeys((*usual, "fp4_resident", "fp4_fp8_resident", *told))
     assert {*running.USUAL_ENGINES} < with_fp8.keys()
     assert without["fp4_fp8"] == "seko-export build has no --fp8"
     for option in running.build_arguments(SHAPES["S2"], "exact", Path("c.pt"), Path("out")):

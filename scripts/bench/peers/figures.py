@@ -33,6 +33,11 @@ _STEPS = (  # figure, shape, engine, what it is divided by
     ("s3_vs_eager", "S3", "fp4", "B0"),
     ("s3_vs_eager", "S3", "fp4_fp8", "B0"),
 )
+_ASKED_STEPS = (  # likewise, of engines that are measured where they are named
+    ("s1_fp4_vs_b3", "S1", "fp4_resident", "B3"),
+    ("s1_fp4_fp8_vs_b3", "S1", "fp4_fp8_resident", "B3"),
+    ("s5_fp4_fp8_vs_b3", "S5", "fp4_fp8_resident", "B3"),
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,8 @@ class Figure:
 
 def figures(results: Results, shapes: tuple[str, ...], engines: tuple[str, ...]) -> Iterator[Figure]:
     """Yield every figure of these shapes and engines, with its value or with what it lacks."""
-    for name, shape, engine, peer in _STEPS:
+    asked = [step for step in _ASKED_STEPS if step[2] in engines]
+    for name, shape, engine, peer in (*_STEPS, *asked):
         if shape in shapes:
             yield _step_ratio(results.get(shape, {}), name, shape, engine, peer)
     for plain in (name for name in engines if name.endswith(PLAIN)):

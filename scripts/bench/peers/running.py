@@ -27,6 +27,8 @@ ENGINES: dict[str, tuple[str, ...]] = {
     "exact": ("--kv", "bf16"),
     "fp4": ("--fp4-kv",),
     "fp4_fp8": ("--fp4-kv", "--fp8"),
+    "fp4_resident": ("--fp4-kv", "--resident-window"),  # the past in 8 bits once a chunk, not in every pass
+    "fp4_fp8_resident": ("--fp4-kv", "--fp8", "--resident-window"),
     "exact_plain": ("--kv", "bf16", "--kernels", "plain"),
     "fp4_torch": (
         "--fp4-kv",

@@ -1,0 +1,33 @@
+"""The ops that fused layers are made of, by name, so that counting can put its own in their place."""
+
+from __future__ import annotations
+
+from seko_kernels.attention import attention_fp8
+from seko_kernels.attention_bf16 import attention_bf16
+from seko_kernels.matmul import fp8_linear
+from seko_kernels.qk_norm_rope import qk_norm_rope
+from seko_kernels.rows import (
+    gated_residual,
+    gated_residual_norm,
+    gelu_quantise,
+    norm_modulate,
+    quantise_rows,
+    residual_norm_modulate,
+)
+from seko_kernels.scratch import fp8_expand
+
+
+class LayerOps:
+    """The ops of a layer; `op_count` puts others in their place, which take down what these would cost."""
+
+    norm_modulate = staticmethod(norm_modulate)
+    gated_residual_norm = staticmethod(gated_residual_norm)
+    residual_norm_modulate = staticmethod(residual_norm_modulate)
+    gated_residual = staticmethod(gated_residual)
+    qk_norm_rope = staticmethod(qk_norm_rope)
+    fp8_expand = staticmethod(fp8_expand)
+    attention_fp8 = staticmethod(attention_fp8)
+    attention_bf16 = staticmethod(attention_bf16)
+    quantise_rows = staticmethod(quantise_rows)
+    gelu_quantise = staticmethod(gelu_quantise)
+    fp8_linear = staticmethod(fp8_linear)

@@ -1,0 +1,208 @@
+"""A resident window: the bytes of a stream are those without it, and its passes expand nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from seko_export import golden_bounds
+from seko_export.config import PRESETS, PoolConfig
+from seko_export.errors import UsageError
+from seko_export.kernel_table import KERNEL_TABLE
+from seko_export.lowering.trace import trace
+from seko_export.models.sampler import Schedule
+from seko_export.options import plan_build
+from seko_export.pieces import BuildConfig, make_buffers, make_pieces
+from seko_export.roofline import Wish, predict
+from seko_kernels.attention import key_tiles, v_columns
+from seko_runtime import open_artifact
+from seko_runtime.buffers_check import TEXT_BUFFER
+from tests.conftest import build_tiny
+from tests.export.test_fused_block import fused, on_hopper, seeded
+from tests.export.test_pool_pieces import MODEL as POOL_MODEL
+from tests.export.test_pool_pieces import STREAM as POOL_STREAM
+from tests.export.test_pool_pieces import eager_pool, text_of
+from tests.no_host_sync import no_host_sync
+from tests.tolerances import relative_error
+from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, same_bytes, small_config
+
+
+def resident(config: BuildConfig) -> BuildConfig:
+    return replace(config, resident_window=True)
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("window_positions", [False, True])
+@pytest.mark.parametrize("rings", [(), (2, 4)])
+def test_every_pass_is_the_one_of_a_window_made_anew(
+    rings: tuple[int, ...], window_positions: bool, fp8: bool
+) -> None:
+    """Two rows, the second begun anew behind the third chunk; the ring goes round."""
+    config = small_config(2, 1, 4, batch=2, scheme="fp4", passes=3)
+    stream = replace(config.stream, layer_rings=rings, window_positions=window_positions)
+    config = fused(replace(config, stream=stream), fp8=fp8)
+    weights, text = random_wan_weights(config.model), random_text(config.model, 2)
+    anew, ours = EagerStream(config, weights, text), EagerStream(resident(config), weights, text)
+    for name, buffer in ours.buffers.items():
+        if name.startswith("window"):
+            buffer.view(torch.uint8).fill_(0x7F)  # e4m3's NaN: what is not written is not read
+    for number in range(8):
+        first = [2 * number, 2 * (number if number < 3 else number - 3)]
+        wanted, made = anew.run_chunk(first, [1, 2]), ours.run_chunk(first, [1, 2])
+        for one, other in zip(wanted, made, strict=True):
+            assert same_bytes(other.latents, one.latents)
+            assert one.latents.isfinite().all()
+    for name, cache in ours.caches().items():
+        assert same_bytes(cache, anew.caches()[name]), name
+    assert config.stream.cache_frames < 16  # the ring went round
+
+
+def test_the_denoise_passes_take_no_cache() -> None:
+    config = resident(fused(small_config(2, 1, 4, scheme="fp4")))
+    ours = EagerStream(config, random_wan_weights(config.model), random_text(config.model, 1))
+    assert [call.engine for call in ours.programs["begin"]] == ["noise", "places", "window"]
+    taken = {argument.name for argument in ours.pieces["block"].inputs}
+    assert {"window.k", "window.k_scale", "window.v", "scales.v_fp8_scale"} < taken
+    assert not any(name.startswith(("caches.", "places.")) or name == "write_slots" for name in taken)
+    assert any(argument.name.startswith("caches.") for argument in ours.pieces["block_context"].inputs)
+
+
+@pytest.mark.parametrize("buckets", [(1, 2), (2,)])
+def test_a_pools_sessions_share_it_and_see_their_own_past(buckets: tuple[int, ...]) -> None:
+    """Calls of one and of two, sessions in any place of a call."""
+    base = BuildConfig(
+        replace(POOL_MODEL, dim=64), replace(POOL_STREAM, batch=2), Schedule.warped(2), "fp4", "cpu"
+    )
+    config = replace(fused(base), stream=POOL_STREAM, pool=PoolConfig(3, buckets))
+    weights = seeded(config)
+    chunks: list[list[np.ndarray]] = []
+    for build in (config, resident(config)):
+        with eager_pool(build, weights) as pool:
+            a, b, c = (pool.open_session(seed=number, text=text_of(number)) for number in (4, 9, 7))
+            calls = [[a, b], [c], [b, c], [c, a], [a], [b, a], [a, c], [c, b]]
+            chunks.append([latents.to_host() for rows in calls for latents in pool.run(rows)])
+    for one, other in zip(*chunks, strict=True):
+        assert np.isfinite(one).all()
+        assert np.array_equal(one, other)
+
+
+def test_a_build_streams_and_recaches_with_it(tmp_path: Path) -> None:
+    """AOTInductor packages on a CPU: chunks are those of a build without, before and behind a new prompt."""
+    made: list[list[np.ndarray]] = []
+    options = ("--fp4-kv", "--kernels", "fused", "--attention", "fp8")
+    for folder, more in (("anew", ()), ("resident", ("--resident-window",))):
+        built = build_tiny(tmp_path / folder, *options, *more)
+        assert built.report["golden_error"] < 1e-3
+        table = json.loads((built.folder / KERNEL_TABLE).read_text())
+        assert table["resident_window"] == bool(more)
+        with open_artifact(built.folder) as artifact:
+            shape = next(b.shape for b in artifact.manifest.buffers if b.name == TEXT_BUFFER)
+            draw = np.random.default_rng(1).standard_normal
+            first, second = (draw(shape).astype(np.float32) for _ in range(2))
+            with artifact.open_session([5], first) as session:
+                made.append([session.run_chunk().to_host() for _ in range(4)])
+                session.set_text(second, recache=True)
+                made[-1] += [session.run_chunk().to_host() for _ in range(2)]
+    for one, other in zip(*made, strict=True):
+        assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"attention": "torch", "kernels": "fused"}, "attention is torch"),
+        ({"attention": "fp8", "kernels": "fused", "layout": {"pass_caches": True}}, "cache of its own"),
+        ({"kernels": "plain"}, "attention is torch"),
+    ],
+)
+def test_what_it_does_not_go_with(options: dict, words: str) -> None:
+    layout = options.pop("layout", {})
+    with pytest.raises(UsageError, match=f"--resident-window: .*{words}"):
+        plan_build(None, "tiny", "fp4", False, "cpu", layout, resident_window=True, **options)
+
+
+def test_the_plan_tells_its_memory_and_its_time() -> None:
+    """Of calls, not of sessions: keys, scales and values of the past of every layer."""
+    wish = Wish("self-forcing-1.3b", "h200", fp4_kv=True, no_vae=True, no_text=True)
+    without, report = predict(wish), predict(replace(wish, resident_window=True))
+    preset = PRESETS["self-forcing-1.3b"]
+    past = preset.stream.cache_tokens - preset.stream.chunk_tokens
+    heads, size = preset.model.heads, preset.model.head_dim
+    one = heads * (size * (past + v_columns(past)) + 4 * key_tiles(past))
+    assert report["session_bytes"]["window"] == preset.model.layers * one
+    assert without["session_bytes"]["window"] == 0
+    saved = without["step"]["expand to fp8"]["seconds"] - report["step"]["expand to fp8"]["seconds"]
+    passes = report["passes"]
+    assert saved == pytest.approx(
+        without["step"]["expand to fp8"]["seconds"] * (passes - 1) / (passes + 1), rel=0.02
+    )
+    assert without["step_s"] - report["step_s"] == pytest.approx(saved, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["window", "block"])
+def test_a_gpu_build_launches_each_kernel_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced at full size for sm_90 with tensors that have no memory."""
+    on_hopper(monkeypatch)
+    preset = PRESETS["self-forcing-1.3b"]
+    config = BuildConfig(
+        preset.model, preset.stream, Schedule.warped(), "fp4", "cuda", fused=True, attention="fp8"
+    )
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        graph = trace(make_pieces(resident(config))[name], "cuda").graph
+    called = [node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+    ours = [target._schema.name for target in called if target.namespace == "seko"]
+    row = "seko::row_norm"
+    wanted = {
+        "window": ["seko::fp8_expand"],
+        "block": [row, "seko::qk_norm_rope", "seko::attention_fp8", *[row] * 3],
+    }
+    assert ours == wanted[name]
+
+
+def test_buffers_are_of_the_largest_call() -> None:
+    config = fused(small_config(2, 1, 4, batch=3, scheme="fp4"))
+    names = {buffer.name: buffer for buffer in make_buffers(resident(config))}
+    extra = names.keys() - {buffer.name for buffer in make_buffers(config)}
+    assert extra == {"window.k", "window.k_scale", "window.v"}
+    assert all(
+        (names[one].role, names[one].layered, names[one].shape[:2]) == ("state", True, (2, 3))
+        for one in extra
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_a_pools_call_is_one_launch_of_its_own_past(invoke, tmp_path: Path) -> None:
+    """Its kernels are those of a window made anew, so chunks are near; each call fills its window in its graph."""
+    chunks = []
+    for folder, more in (("anew", ()), ("resident", ("--resident-window",))):
+        options = ("--preset", "tiny", "--fp4-kv", "--sessions", 3, "--batch", "1,2", "-o", tmp_path / folder)
+        built = invoke("build", *options, *more)
+        assert built.exit_code == 0, built.output
+        with open_artifact(tmp_path / folder) as artifact:
+            assert all(error.within for error in artifact.verify())
+            with artifact.open_pool() as pool:
+                shape = next(one.shape for one in artifact.manifest.buffers if one.name == TEXT_BUFFER)
+                texts = [
+                    np.random.default_rng(n).standard_normal((1, *shape[1:])).astype(np.float32)
+                    for n in range(3)
+                ]
+                a, b, c = (pool.open_session(seed=number, text=text) for number, text in enumerate(texts))
+                calls = [[a, b], [c], [b, c], [c, a], [a], [b, a], [a, c], [c, b]]
+                for rows in calls[:2]:
+                    pool.run(rows)
+                with no_host_sync():
+                    made = [pool.run(rows) for rows in calls[2:]]
+                chunks.append([latents.to_host() for latents in made[-1]])
+                assert pool.stats.graph_launches == pool.stats.chunks == len(calls)
+                for session in pool.sessions:
+                    session.close()
+    for one, other in zip(*chunks, strict=True):
+        difference = relative_error(torch.from_numpy(other), torch.from_numpy(one))
+        assert difference <= golden_bounds.TOLERANCES[torch.bfloat16]["lossy"]
