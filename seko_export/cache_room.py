@@ -50,11 +50,13 @@ def placed_buffers(config: BuildConfig, room: int | None) -> tuple[Buffer, ...]:
     buffers = make_buffers(config)
     if room is None or config.pool is not None or not any(kind.device_layers for kind in config.kinds):
         return buffers
-    on_host = make_buffers(replace(config, stream=replace(config.stream, stream_cache=True)))
+    streamed = replace(config, stream=replace(config.stream, stream_cache=True), resident_window=False)
+    on_host = {moved.name: moved for moved in make_buffers(streamed)}
     held, placed = device_bytes(buffers), list(buffers)
-    for at, (one, moved) in enumerate(zip(buffers, on_host, strict=True)):
+    for at, one in enumerate(buffers):
         if held <= room:
             break
+        moved = on_host.get(one.name, one)  # a resident window has no home there
         held -= one.on_device.nbytes - moved.on_device.nbytes
         placed[at] = moved
     homes, free = home_bytes(placed) - home_bytes(buffers), free_host_bytes()

@@ -144,8 +144,8 @@ class LayerArguments:
         def block(name: str, make: Callable[[], nn.Module], *inputs: Argument, writes: bool = True) -> None:
             chunk = (hidden, *tables, *([self.token_index] if writes else []), self._valid)
             past = (*self._caches, *self._scales, *self.places, *inputs)
-            if self.window and not writes:
-                past = (*self._scales[len(kv.scale_tensors) :], *self.window)
+            if self.window:
+                past = (*(self._caches if writes else ()), *self._scales, *self.window)
             taken = (*chunk, *text_kv, *past, *rows)
             piece = Piece(self._engine(name), on_meta(make), LAYER, m.layers, taken, (hidden,))
             blocks.append(replace(piece, mutates=mutated if writes else (), among=self._among))

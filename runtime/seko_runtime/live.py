@@ -200,11 +200,12 @@ class Live:
         self.write_references(rows)
         steps = self._clocks.rebuild(rows)
         for entries in steps:
-            self._load_kept(rows, entries)
             firsts = np.array([entry.first_frame for entry in entries], np.int64)
             frames = firsts[:, None] + np.arange(self._clocks.ring.chunk_frames)
             slot_firsts = [entry.slot_first for entry in entries]
             call = self.send_positions(Positions(rows, seeds, frames, slot_firsts))
+            self.chunk[call][0].run()  # the context pass may read what begin makes of the cache
+            self._load_kept(rows, entries)
             self._layers.arm()
             self._run_all(self.chunk[call][-1:])
         empty = self._clocks.rebuilt(rows) if steps else []
@@ -225,14 +226,16 @@ class Live:
         for first in range(-ring.reference_frames, 0, ring.chunk_frames):
             firsts = [first if row in rows else int(clocks.slot_first[row]) for row in called]
             frames = clocks.frames(called)
-            for at, row in enumerate(called):
-                if row in rows:
-                    frames[at] = np.arange(first, first + ring.chunk_frames)
-                    self._load_reference(at, row, first)
+            written = [(at, row) for at, row in enumerate(called) if row in rows]
+            for at, _ in written:
+                frames[at] = np.arange(first, first + ring.chunk_frames)
             given = np.full(len(called), ring.chunk_frames)
             call = self.send_positions(
                 Positions(called, np.zeros(len(called), np.int64), frames, firsts, given)
             )
+            self.chunk[call][0].run()
+            for at, row in written:
+                self._load_reference(at, row, first)
             self._layers.arm()
             self._run_all(self.chunk[call][-1 if self._manifest.has_context else 1 :])
 

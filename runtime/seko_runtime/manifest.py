@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 # What brought pools; artifacts without a context pass, whose denoise passes have a cache of their own each; calls that
 # begin with another layer than 0, and layers with rings of their own; caches whose layers are streamed; reference
-# frames. An artifact without them is written as the version before, for older runtimes.
+# frames; context passes that read what begin makes of the cache, in layered state. An artifact without them is written
+# as the version before, for older runtimes.
 POOL_VERSION, PASS_CACHE_VERSION, FIRST_LAYER_VERSION, STREAMED_VERSION, REFERENCE_VERSION = 2, 3, 3, 3, 4
+WINDOW_VERSION = 5
 MANIFEST_FILE = "manifest.json"
 SIGNATURE_FILE = "manifest.sig"  # may lie beside it; no table lists it, since it signs the table
 DTYPE_BYTES = {

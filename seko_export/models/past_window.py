@@ -1,8 +1,7 @@
 """The past of a layer in 8 bits, as fp8 attention reads it: made anew in each pass, or once a chunk for all of them.
 
-Nothing of an FP4 cache changes while a chunk is denoised, so a window that stays holds for all of its denoise passes.
-It is of the call's rows, whichever sessions those are: the next chunk fills it anew. The context pass makes its own:
-it also runs alone, over kept chunks.
+The past of a chunk is the same in all its passes, so one that stays holds for all of them. It is of the call's rows,
+whichever sessions those are: the next chunk fills it anew.
 """
 
 from __future__ import annotations

@@ -225,9 +225,11 @@ def test_frame_numbers_go_on_and_slots_begin_again() -> None:
             session.run_chunk()
         session.set_prompt("a blue ring", recache=True)
         session.run_chunk()
-    assert [frames for frames, _, _ in seen] == [[2 * i, 2 * i + 1] for i in range(6)]
+    made, fed = [*seen[:5], seen[-1]], seen[5:-1]
+    assert [frames for frames, _, _ in made] == [[2 * i, 2 * i + 1] for i in range(6)]
     assert seen[4][1:] == ([4, 1], 5)
-    assert seen[5][1:] == ([2, 3], 5)  # three chunks were fed: the next one is written as chunk 3
+    assert [slots for _, slots, _ in fed] == [[0, 1], [2, 3], [4, 1]]
+    assert seen[-1][1:] == ([2, 3], 5)  # three chunks were fed: the next one is written as chunk 3
 
 
 def test_an_endless_stream_counts_frames_past_any_table() -> None:

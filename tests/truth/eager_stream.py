@@ -115,8 +115,9 @@ class EagerStream:
         self.buffers["given_frames"].fill_(s.chunk_frames)
         for first in range(-s.reference_frames, 0, s.chunk_frames):
             part = reference[:, :, s.reference_frames + first :][:, :, : s.chunk_frames]
-            self.buffers["latents"].zero_()[:, :, : part.shape[2]] = part
             self._stand_at([first] * s.batch)
+            self._run(self.programs["begin"], number=0)
+            self.buffers["latents"].zero_()[:, :, : part.shape[2]] = part
             passes = len(self.config.schedule.timesteps)
             for number in range(passes) if s.pass_caches else (passes,):
                 self._run(self.programs["denoise" if s.pass_caches else "context"], number)
