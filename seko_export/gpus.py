@@ -103,7 +103,8 @@ GPUS = {gpu.name: gpu for gpu in _TABLE}
 MATMUL_SHARE = 0.69  # measured alone: 643 to 730 TFLOP/s at the model's sizes, the middle
 FP8_MATMUL_SHARE = 0.56  # measured alone, torch._scaled_mm by rows: 920 to 1300 TFLOP/s, the middle
 ATTENTION_SHARE = 0.55  # measured alone, cuDNN: 1.73 ms at 12 heads, 5.74 ms at 40 (docs/adr/0002)
-BF16_ATTENTION_SHARE = ATTENTION_SHARE  # assumed: our kernel over 16-bit keys is not timed yet
+# Measured alone: `ms` of kernels/seko_kernels/tuned_attention_bf16.json, 595 TFLOP/s at 12 heads, 598 at 40.
+BF16_ATTENTION_SHARE = 0.6
 # Of the bf16 peak, with the past in 8 bits (docs/adr/0006); measured alone: row attn_h12_vs_cudnn and `ms` of
 # kernels/seko_kernels/tuned_attention.json at 40 heads, 806 and 816 TFLOP/s.
 FP8_ATTENTION_SHARE = 0.81

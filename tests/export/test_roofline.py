@@ -46,7 +46,18 @@ def test_a_step_is_near_its_newest_row(scheme):
     [
         ("s1_exact_vs_b3", "S1: self-forcing-1.3b, 480x832, chunk 3, ring 21, exact", {}, {}),
         ("s1_fp4_vs_b3", "S1: self-forcing-1.3b, 480x832, chunk 3, ring 21, fp4", {}, {"kv_scheme": "fp4"}),
-        # Not s1_fp4_fp8_vs_b3: its newest row is of an attention that no build has any more (docs/adr/0012).
+        (
+            "s1_fp4_fp8_vs_b3",
+            "S1: self-forcing-1.3b, 480x832, chunk 3, ring 21, fp4_fp8",
+            {},
+            {"kv_scheme": "fp4", "fp8": True},
+        ),
+        (
+            "s1_fp4_fp8_vs_b3",
+            "S1: self-forcing-1.3b, 480x832, chunk 3, ring 21, fp4_fp8_resident",
+            {},
+            {"kv_scheme": "fp4", "fp8": True, "resident_window": True},
+        ),
         ("s3_vs_eager", "S3: self-forcing-1.3b, 320x576, chunk 3, ring 12, exact", S3, {}),
         ("s3_vs_eager", "S3: self-forcing-1.3b, 320x576, chunk 3, ring 12, fp4", S3, {"kv_scheme": "fp4"}),
     ],
