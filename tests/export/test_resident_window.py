@@ -12,6 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from seko_export import golden_bounds
+from seko_export.cache_room import device_bytes, placed_buffers
 from seko_export.config import PRESETS, PoolConfig
 from seko_export.errors import UsageError
 from seko_export.kernel_table import KERNEL_TABLE
@@ -175,6 +176,19 @@ def test_buffers_are_of_the_largest_call() -> None:
         (names[one].role, names[one].layered, names[one].shape[:2]) == ("state", True, (2, 3))
         for one in extra
     )
+
+
+def test_a_build_on_a_full_gpu_records_with_caches_on_the_host_and_the_window_where_it_is() -> None:
+    config = fused(small_config(2, 1, 4, scheme="fp4", layers=6))
+    buffers = make_buffers(resident(config))
+    placed = placed_buffers(resident(config), room=0)
+    assert [buffer.name for buffer in placed] == [buffer.name for buffer in buffers]
+    streamed = {one.name for one in placed if one.device_layers}
+    assert streamed == {one.name for one in placed_buffers(config, room=0) if one.device_layers} != set()
+    assert device_bytes(placed) < device_bytes(buffers)
+    assert [one for one in placed if one.name.startswith("window")] == [
+        one for one in buffers if one.name.startswith("window")
+    ]
 
 
 @pytest.mark.gpu
