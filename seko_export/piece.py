@@ -200,7 +200,10 @@ class BuildConfig:
     def no_resident_window(self) -> str | None:
         """Why layers cannot keep the past in 8 bits for all passes of a chunk; None where they can."""
         if self.attention != "fp8":
-            return f"it holds what 8-bit attention reads, this build's attention is {self.attention}"
+            return (
+                "it holds what 8-bit attention reads (--attention fp8, over an FP4 cache), and this build's attention "
+                f"is {self.attention}"
+            )
         if self.stream.pass_caches:
             return "each denoise pass has a cache of its own, whose past no other pass reads"
         if self.stream.stream_cache:
