@@ -25,7 +25,6 @@ from seko_kernels.reference import nvfp4_decode, nvfp4_decode_keys
 from seko_kernels.triton.fp8_expand import (
     EXPAND_GROUP,
     EXPAND_TILE,
-    EXPAND_TURNS,
     EXPAND_WARPS,
     fp8_expand_kernel,
 )
@@ -191,8 +190,7 @@ def _fp8_expand_cuda(
 ) -> None:
     batch, past_tokens, heads, head_dim = k_out.shape
     group = EXPAND_GROUP if heads % EXPAND_GROUP == 0 else 1
-    tokens = EXPAND_TILE * EXPAND_TURNS
-    grid = ((past_tokens + tokens - 1) // tokens, heads // group, batch)
+    grid = ((past_tokens + EXPAND_TILE - 1) // EXPAND_TILE, heads // group, batch)
     # A pointer that a variant does not read still needs a tensor: a scale stands in.
     wrap_triton(fp8_expand_kernel)[grid](
         k_codes,
@@ -220,7 +218,6 @@ def _fp8_expand_cuda(
         SLOT_PAIRS=0 if slot_rotary is None else slot_rotary.shape[1],
         GROUP=group,
         TILE=EXPAND_TILE,
-        TURNS=EXPAND_TURNS,
         KEY_TILE=KEY_TILE,
         INTEGER=False,
         num_warps=EXPAND_WARPS,

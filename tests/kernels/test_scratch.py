@@ -19,7 +19,6 @@ from seko_kernels.scratch import KeyRotation, fp8_expand
 from seko_kernels.triton.fp8_expand import (
     EXPAND_GROUP,
     EXPAND_TILE,
-    EXPAND_TURNS,
     EXPAND_WARPS,
     fp8_expand_kernel,
 )
@@ -178,7 +177,7 @@ def test_kernels_compile_without_spills_where_there_is_fp8(
         **dict.fromkeys(("cache_tokens", "past_tokens", "v_columns"), "i32"),
     }
     shared["INTEGER"] = False
-    shared |= {"GROUP": EXPAND_GROUP, "TILE": EXPAND_TILE, "TURNS": EXPAND_TURNS}
+    shared |= {"GROUP": EXPAND_GROUP, "TILE": EXPAND_TILE}
     turned, plain = ({"SLOT_PAIRS": pairs} for pairs in (22, 0))
     for arch in compile_archs:
         if arch == 80:

@@ -10,10 +10,10 @@ from seko_kernels.triton.e4m3_scale import e4m3_scale_decode
 from seko_kernels.triton.int8_rows import to_int8
 
 # Tokens per program, and its warps. On an H200 at 12 heads, keys rotated, 114 us; 16 tokens with 4 warps take 130, 32
-# with 4 and 8 warps 149 and 136, 64 with 4 warps 117.
+# with 4 and 8 warps 149 and 136, 64 with 4 warps 117. Several tiles a program, whose scales are then found once, take
+# longer (docs/LOG.md).
 EXPAND_TILE = 16
 EXPAND_WARPS = 2
-EXPAND_TURNS = 1  # of a program: scales are found once for all
 EXPAND_GROUP = (
     4  # heads that a program rotates by the cosines and sines it has loaded, where that divides the heads
 )
@@ -305,7 +305,6 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     SLOT_PAIRS: tl.constexpr,
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
-    TURNS: tl.constexpr,
     KEY_TILE: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
@@ -341,22 +340,21 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     V_OUT : pointer to fp8
         ``[B, H, D, v_columns]``, contiguous.
     cache_tokens, past_tokens, v_columns : int
-        N, P and the columns of V_OUT. The grid is (parts of TILE * TURNS tokens of P, H / GROUP, B).
-    HEADS, HEAD_DIM, FRAME_TOKENS, CHUNK_FRAMES, GROUP, TILE, TURNS : constexpr int
-        H, D (a power of two), tokens of a slot, slots left out, heads of a program, tokens that it does at once, and
-        how many times.
+        N, P and the columns of V_OUT. The grid is (tiles of P, H / GROUP, B).
+    HEADS, HEAD_DIM, FRAME_TOKENS, CHUNK_FRAMES, GROUP, TILE : constexpr int
+        H, D (a power of two), tokens of a slot, slots left out, heads and tokens of a program.
     SLOT_PAIRS : constexpr int
         Pairs of channels that turn with the slot; 0: keys were stored after RoPE, without a mean.
     KEY_TILE : constexpr int
-        Places of K_OUT that share a scale, a multiple of TILE * TURNS.
+        Places of K_OUT that share a scale, a multiple of TILE.
     INTEGER : constexpr bool
         See `to_e4m3`.
     """
-    tl.static_assert(KEY_TILE % (TILE * TURNS) == 0, "a program's keys have one scale")
+    tl.static_assert(KEY_TILE % TILE == 0, "a program's keys have one scale")
     batch = tl.program_id(2)
     past = tl.load(VALID_TOKENS + batch).to(tl.int32) - CHUNK_FRAMES * FRAME_TOKENS
     end = tl.minimum(past, past_tokens)
-    first = tl.program_id(0) * (TILE * TURNS)
+    first = tl.program_id(0) * TILE
     row = batch.to(tl.int64)
     if first < end:
         own_slots = WRITE_SLOTS + batch * CHUNK_FRAMES
@@ -371,20 +369,18 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
             at = (row * HEADS + head + tl.arange(0, GROUP)) * (v_columns // KEY_TILE) + key_tile
             tl.store(K_OUT_SCALE + at, k_scale)
         k_inverse = tl.div_rn(tl.full((GROUP,), 1.0, tl.float32), k_scale)
-        for turn in range(TURNS):
-            place = first + turn * TILE + tl.arange(0, TILE)
-            keep = place < end
-            kept = tl.sum(keep.to(tl.int32), 0)
-            source = _sources(place, own_slots, FRAME_TOKENS, CHUNK_FRAMES)
-            if kept == TILE:
-                _expand_tile(
-                    K_CODES, K_SCALES, K_GLOBAL_SCALE, K_MEAN, V_CODES, V_SCALES, V_GLOBAL_SCALE, V_FP8_SCALE,
-                    SLOT_ROTARY, PATCH_ROTARY, K_OUT, V_OUT, k_inverse, place, source, keep, row, cache_tokens,
-                    past_tokens, v_columns, HEADS, HEAD_DIM, FRAME_TOKENS, SLOT_PAIRS, GROUP, TILE, False, INTEGER,
-                )  # fmt: skip
-            elif kept > 0:
-                _expand_tile(
-                    K_CODES, K_SCALES, K_GLOBAL_SCALE, K_MEAN, V_CODES, V_SCALES, V_GLOBAL_SCALE, V_FP8_SCALE,
-                    SLOT_ROTARY, PATCH_ROTARY, K_OUT, V_OUT, k_inverse, place, source, keep, row, cache_tokens,
-                    past_tokens, v_columns, HEADS, HEAD_DIM, FRAME_TOKENS, SLOT_PAIRS, GROUP, TILE, True, INTEGER,
-                )  # fmt: skip
+        place = first + tl.arange(0, TILE)
+        keep = place < end
+        source = _sources(place, own_slots, FRAME_TOKENS, CHUNK_FRAMES)
+        if first + TILE <= end:
+            _expand_tile(
+                K_CODES, K_SCALES, K_GLOBAL_SCALE, K_MEAN, V_CODES, V_SCALES, V_GLOBAL_SCALE, V_FP8_SCALE,
+                SLOT_ROTARY, PATCH_ROTARY, K_OUT, V_OUT, k_inverse, place, source, keep, row, cache_tokens,
+                past_tokens, v_columns, HEADS, HEAD_DIM, FRAME_TOKENS, SLOT_PAIRS, GROUP, TILE, False, INTEGER,
+            )  # fmt: skip
+        else:
+            _expand_tile(
+                K_CODES, K_SCALES, K_GLOBAL_SCALE, K_MEAN, V_CODES, V_SCALES, V_GLOBAL_SCALE, V_FP8_SCALE,
+                SLOT_ROTARY, PATCH_ROTARY, K_OUT, V_OUT, k_inverse, place, source, keep, row, cache_tokens,
+                past_tokens, v_columns, HEADS, HEAD_DIM, FRAME_TOKENS, SLOT_PAIRS, GROUP, TILE, True, INTEGER,
+            )  # fmt: skip
