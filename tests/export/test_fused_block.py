@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -252,10 +253,11 @@ def seeded(config: BuildConfig) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(5)
     made: dict[str, Tensor] = {}
     for piece in make_pieces(config.as_batch).values():
-        for argument in piece.parameters:
+        for argument, layer in product(piece.parameters, piece.served or (0,)):
             noise = torch.randn(argument.shape, generator=generator)
             scaled = 1 + 0.1 * noise if len(argument.shape) == 1 else 0.3 * noise
-            made[argument.ref.removeprefix("weight:").replace("{layer}", "0")] = scaled.to(argument.dtype)
+            name = argument.ref.removeprefix("weight:").replace("{layer}", str(layer))
+            made[name] = scaled.to(argument.dtype)
     made |= config.schedule.tables(config.as_batch.stream)
     if config.lossless:
         return made
