@@ -100,6 +100,26 @@ def test_a_pools_sessions_share_it_and_see_their_own_past(buckets: tuple[int, ..
         assert np.array_equal(one, other)
 
 
+def test_reference_frames_see_each_other_through_it() -> None:
+    """Two chunks of them, written where the window of another session lies."""
+    stream = replace(POOL_STREAM, reference_frames=2 * POOL_STREAM.chunk_frames)
+    base = BuildConfig(
+        replace(POOL_MODEL, layers=2), replace(stream, batch=2), Schedule.warped(2), "fp4", "cpu"
+    )
+    config = replace(fused(base), stream=stream, pool=PoolConfig(3, (1, 2)))
+    weights, made = seeded(config), []
+    given = np.random.default_rng(2).standard_normal((2, 1, 16, stream.reference_frames, 4, 4))
+    for build in (config, resident(config)):
+        with eager_pool(build, weights) as pool:
+            a = pool.open_session(seed=4, text=text_of(4), reference=given[0].astype(np.float32))
+            made.append([pool.run([a])[0].to_host() for _ in range(4)])
+            b = pool.open_session(seed=9, text=text_of(9), reference=given[1].astype(np.float32))
+            made[-1] += [latents.to_host() for rows in ([b], [a, b]) for latents in pool.run(rows)]
+    for one, other in zip(*made, strict=True):
+        assert np.isfinite(one).all()
+        assert np.array_equal(one, other)
+
+
 def test_a_build_verifies_and_says_that_it_has_one(tmp_path: Path) -> None:
     """AOTInductor packages on a CPU: engines that write into what other engines read."""
     options = ("--fp4-kv", "--kernels", "fused", "--attention", "fp8", "--resident-window")
