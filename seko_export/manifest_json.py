@@ -50,7 +50,7 @@ def _least_of_fields(manifest: Manifest) -> int:
     """Return the oldest format version whose readers see every field that says something."""
     calls = (call for calls in manifest.programs.values() for call in calls)
     needed = (
-        (WINDOW_VERSION, any(one.role == "state" and one.layered for one in manifest.buffers)),
+        (WINDOW_VERSION, any(one.made_by_begin for one in manifest.buffers)),
         (REFERENCE_VERSION, bool(manifest.stream.reference_frames)),
         (
             FIRST_LAYER_VERSION,

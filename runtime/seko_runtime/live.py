@@ -203,11 +203,8 @@ class Live:
             firsts = np.array([entry.first_frame for entry in entries], np.int64)
             frames = firsts[:, None] + np.arange(self._clocks.ring.chunk_frames)
             slot_firsts = [entry.slot_first for entry in entries]
-            call = self.send_positions(Positions(rows, seeds, frames, slot_firsts))
-            self.chunk[call][0].run()  # the context pass may read what begin makes of the cache
-            self._load_kept(rows, entries)
-            self._layers.arm()
-            self._run_all(self.chunk[call][-1:])
+            positions = Positions(rows, seeds, frames, slot_firsts)
+            self._write_caches(positions, partial(self._load_kept, rows, entries))
         empty = self._clocks.rebuilt(rows) if steps else []
         for row in empty:
             self.clear_cache(row)
@@ -230,14 +227,19 @@ class Live:
             for at, _ in written:
                 frames[at] = np.arange(first, first + ring.chunk_frames)
             given = np.full(len(called), ring.chunk_frames)
-            call = self.send_positions(
-                Positions(called, np.zeros(len(called), np.int64), frames, firsts, given)
-            )
-            self.chunk[call][0].run()
-            for at, row in written:
-                self._load_reference(at, row, first)
-            self._layers.arm()
-            self._run_all(self.chunk[call][-1 if self._manifest.has_context else 1 :])
+            positions = Positions(called, np.zeros(len(called), np.int64), frames, firsts, given)
+            self._write_caches(positions, partial(self._load_references, written, first))
+
+    def _write_caches(self, positions: Positions, load: Callable[[], None]) -> None:
+        """Queue what writes the caches of a call at these positions, over the latents that ``load`` puts in place.
+
+        `begin` comes first: such a pass may read what it makes of the cache, and `load` replaces the latents it draws.
+        """
+        call = self.send_positions(positions)
+        self.chunk[call][0].run()
+        load()
+        self._layers.arm()
+        self._run_all(self.chunk[call][-1 if self._manifest.has_context else 1 :])
 
     def clear_cache(self, row: int) -> None:
         """Queue zeros into a row's part of every cache.
@@ -314,14 +316,16 @@ class Live:
             else:
                 self._memory.copy(target, self._row(self._kept[entry.place], row))
 
-    def _load_reference(self, place: int, row: int, first: int) -> None:
+    def _load_references(self, written: Sequence[tuple[int, int]], first: int) -> None:
+        """Queue the reference frames from ``first`` on, of rows to their places in a call: pairs of place and row."""
         memory, ring = self._memory, self._clocks.ring
-        target = self._row(self.latents, place)  # [C, F, h, w]
-        held = self._row(self.buffers[REFERENCE_LATENTS], row)  # [C, R, h, w]
-        memory.zero(target)
-        for offset in range(min(ring.chunk_frames, -first)):
-            source = memory.row(held, 1, ring.reference_frames + first + offset, ring.reference_frames)
-            memory.copy(memory.row(target, 1, offset, ring.chunk_frames), source)
+        for place, row in written:
+            target = self._row(self.latents, place)  # [C, F, h, w]
+            held = self._row(self.buffers[REFERENCE_LATENTS], row)  # [C, R, h, w]
+            memory.zero(target)
+            for offset in range(min(ring.chunk_frames, -first)):
+                source = memory.row(held, 1, ring.reference_frames + first + offset, ring.reference_frames)
+                memory.copy(memory.row(target, 1, offset, ring.chunk_frames), source)
 
     def _row(self, tensor: Tensor, row: int) -> Tensor:
         return self._memory.index(tensor, (row,))

@@ -11,4 +11,5 @@ seko_make_venv dev
 # several processes (-n 8 --dist worksteal), and warnings are errors.
 "$PYTHON" -m pytest -p no:benchmark -m gpu tests/runtime tests/kernels tests/checkpoints tests/export/test_gpu.py \
     tests/export/test_attention_waves.py tests/export/test_gpu_stream_cache.py tests/export/test_profiling.py \
-    tests/export/test_pool_build.py tests/export/test_resident_window.py tests/train_sample/test_graphs.py tests/bench/test_peers.py "$@"
+    tests/export/test_pool_build.py tests/export/test_resident_window.py \
+    tests/train_sample/test_graphs.py tests/bench/test_peers.py "$@"

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from seko_export import golden_bounds
 from seko_export.cache_room import device_bytes, placed_buffers
-from seko_export.config import PRESETS, PoolConfig
+from seko_export.config import PRESETS, PoolConfig, StreamConfig
 from seko_export.errors import UsageError
 from seko_export.kernel_table import KERNEL_TABLE
 from seko_export.lowering.trace import trace
@@ -37,6 +37,12 @@ from tests.truth.eager_stream import EagerStream, random_text, random_wan_weight
 
 def resident(config: BuildConfig) -> BuildConfig:
     return replace(config, resident_window=True)
+
+
+def pool_of(stream: StreamConfig, buckets: tuple[int, ...]) -> BuildConfig:
+    """Three sessions of a model of two layers: what the first one attends to shows in the second one's keys."""
+    one = BuildConfig(replace(POOL_MODEL, layers=2), stream, Schedule.warped(2), "fp4", "cpu")
+    return replace(fused(one), pool=PoolConfig(3, buckets))
 
 
 @pytest.mark.parametrize("fp8", [False, True])
@@ -81,10 +87,7 @@ def test_no_pass_reads_a_cache() -> None:
 @pytest.mark.parametrize("buckets", [(1, 2), (2,)])
 def test_a_pools_sessions_share_it_and_see_their_own_past(buckets: tuple[int, ...]) -> None:
     """Calls of one and of two, sessions in any place of a call; one of them gets its cache rebuilt."""
-    base = BuildConfig(
-        replace(POOL_MODEL, layers=2), replace(POOL_STREAM, batch=2), Schedule.warped(2), "fp4", "cpu"
-    )
-    config = replace(fused(base), stream=POOL_STREAM, pool=PoolConfig(3, buckets))
+    config = pool_of(POOL_STREAM, buckets)
     weights = seeded(config)
     chunks: list[list[np.ndarray]] = []
     for build in (config, resident(config)):
@@ -103,10 +106,7 @@ def test_a_pools_sessions_share_it_and_see_their_own_past(buckets: tuple[int, ..
 def test_reference_frames_see_each_other_through_it() -> None:
     """Two chunks of them, written where the window of another session lies."""
     stream = replace(POOL_STREAM, reference_frames=2 * POOL_STREAM.chunk_frames)
-    base = BuildConfig(
-        replace(POOL_MODEL, layers=2), replace(stream, batch=2), Schedule.warped(2), "fp4", "cpu"
-    )
-    config = replace(fused(base), stream=stream, pool=PoolConfig(3, (1, 2)))
+    config = pool_of(stream, (1, 2))
     weights, made = seeded(config), []
     given = np.random.default_rng(2).standard_normal((2, 1, 16, stream.reference_frames, 4, 4))
     for build in (config, resident(config)):
