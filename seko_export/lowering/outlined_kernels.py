@@ -17,6 +17,9 @@ import triton
 from seko_export.errors import LoweringError
 from seko_kernels.outlines import TWINS, gluon_twin
 
+# Sources of this process whose twins were compiled. Torch keeps what it compiled and does not compile it again.
+_COMPILED: set[str] = set()
+
 
 @contextmanager
 def gluon_behind_outlines() -> Iterator[None]:
@@ -49,10 +52,11 @@ def gluon_behind_outlines() -> Iterator[None]:
             made = known_triton(self, kernel_name, source_code, *rest, **more)
         finally:
             compiler.use_process_pool = pooled
-        if not all(seen or [False]):
+        if not all(seen or [source_code in _COMPILED]):
             raise LoweringError(
                 f"this torch compiles {shown[0]} in an unknown way: the engine would compute nothing"
             )
+        _COMPILED.add(source_code)
         return made
 
     seen: list[bool] = []

@@ -33,11 +33,13 @@ def test_torchs_compiler_compiles_outlines_here_and_says_if_it_does_not(
     from torch._inductor.async_compile import AsyncCompile
 
     seen = []
+    kept = set()
 
     def compile_kernel(_: AsyncCompile, name: str, source: str) -> str:
         pooled = "pool" if AsyncCompile.use_process_pool() else "here"
-        if "never" not in source:
+        if "never" not in source and source not in kept:
             triton.compile("a source")
+            kept.add(source)
         seen.append((name, pooled))
         return pooled
 
@@ -45,14 +47,20 @@ def test_torchs_compiler_compiles_outlines_here_and_says_if_it_does_not(
     monkeypatch.setattr(AsyncCompile, "use_process_pool", classmethod(lambda _: True))
     monkeypatch.setattr(triton, "compile", lambda source: source)
     monkeypatch.setattr(outlined_kernels, "gluon_twin", lambda source: source)
+    monkeypatch.setattr(outlined_kernels, "_COMPILED", set())
     with gluon_behind_outlines():
         AsyncCompile().triton("other", "def other(): ...")
         AsyncCompile().triton("ours", "def attention_hopper_outline(): ...")
         with pytest.raises(LoweringError, match="unknown way"):
             AsyncCompile().triton("ours", "def attention_hopper_outline(): never")
         AsyncCompile().triton("ours", "def attention_bf16_outline(): ...")
+    with gluon_behind_outlines():
+        AsyncCompile().triton("ours", "def attention_bf16_outline(): ...")  # a second build: torch kept it
+        kept.add("def attention_bf16_outline(): before the first")
+        with pytest.raises(LoweringError, match="unknown way"):
+            AsyncCompile().triton("ours", "def attention_bf16_outline(): before the first")
         monkeypatch.setattr(outlined_kernels, "gluon_twin", lambda _: None)
         with pytest.raises(LoweringError, match="unknown way"):
-            AsyncCompile().triton("ours", "def attention_hopper_outline(): ...")
-    assert [how for _, how in seen] == ["pool", *["here"] * 4]
+            AsyncCompile().triton("ours", "def attention_hopper_outline(): another")
+    assert [how for _, how in seen] == ["pool", *["here"] * 6]
     assert AsyncCompile.use_process_pool()
