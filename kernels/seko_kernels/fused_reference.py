@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
-from seko_kernels.formats import E2M1_MAX, E4M3_MAX, KEY_TILE
-from seko_kernels.reference import e4m3_decode, nvfp4_decode, round_factor
+from seko_kernels.formats import E2M1_MAX, E4M3_MAX, KEY_TILE, NVFP4_BLOCK
+from seko_kernels.reference import e2m1_decode, e4m3_decode, nvfp4_decode, round_factor
 
 FP8 = torch.float8_e4m3fn
 LEAST_ROW_SCALE = 2.0**-100  # of a row of zeros: its inverse is finite
@@ -66,10 +66,67 @@ def int8_tiles(k: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
     scale : Tensor
         ``[B, H, tiles]`` float32, contiguous: what a tile's codes are multiplied by to be the real ones.
     """
-    scale = (bound * (1.0 / INT8_MAX)).clamp(min=LEAST_ROW_SCALE).contiguous()
+    scale = int8_scale(bound)
     inverse = of_places(scale.reciprocal(), k.shape[1]).transpose(1, 2)  # [B, P, H]
     codes = (k * inverse.unsqueeze(-1)).round().clamp(-INT8_MAX, INT8_MAX)
     return codes.to(torch.int8), scale
+
+
+def int8_scale(bound: Tensor) -> Tensor:
+    """Return ``max(bound / 127, 2**-100)``, contiguous: what codes of numbers up to `bound` are multiplied by."""
+    scale: Tensor = (bound * (1.0 / INT8_MAX)).clamp(min=LEAST_ROW_SCALE)
+    return scale.contiguous()
+
+
+def key_codes(
+    codes: Tensor,
+    scales: Tensor,
+    global_scale: Tensor,
+    inverse: Tensor,
+    turn: tuple[Tensor, Tensor, Tensor] | None,
+) -> Tensor:
+    """Quantise the keys of an NVFP4 cache, which are never computed as such: int8 from fp16 numbers in int8's units.
+
+    A key's number is ``x = fma(e2m1(code), s, m)`` with a block's ``s = fp16(e4m3(scale) * (global_scale * inverse))``
+    and ``m = fp16(mean * inverse)``, and a pair of them becomes ``fma(x_even, cos, -fp16(x_odd * sin))`` and
+    ``fma(x_even, sin, fp16(x_odd * cos))``, cosine and sine in fp16; a code is the nearest whole number, ties to even.
+    All operations are those of fp16 (an fma rounds once), so a byte is the same wherever it is made. Keys that are not
+    turned are the nearest whole numbers to ``e2m1(code) * s``.
+
+    Parameters
+    ----------
+    codes, scales : Tensor
+        ``[B, P, H, D // 2]`` and ``[B, P, H, D // 16]`` uint8, as in `reference.nvfp4_decode`.
+    global_scale : Tensor
+        ``[H]`` float32, powers of two.
+    inverse : Tensor
+        ``[B, P, H]`` float32, one over what the codes are multiplied by to be the real ones.
+    turn : tuple of Tensor, optional
+        Mean ``[H, D]``, cosines and sines ``[B, P, D // 2]``, float32; None: keys that are taken as they lie.
+
+    Returns
+    -------
+    Tensor
+        ``[B, P, H, D]`` int8; where `inverse` is of a bound by `key_bounds`, none was above 127.
+    """
+    factor = e4m3_decode(scales) * (global_scale * inverse)[..., None]
+    factor = factor.clamp(max=torch.finfo(torch.float16).max).half().double()[..., None]  # [B, P, H, D/16, 1]
+    number = e2m1_decode(torch.stack([codes & 15, codes >> 4], dim=-1)).double()
+    product: Tensor = number.flatten(-2).unflatten(-1, (-1, NVFP4_BLOCK)) * factor
+    if turn is None:
+        return product.round().flatten(-2).to(torch.int8)
+    mean, cos, sin = turn
+    added = (mean * inverse[..., None]).half().double().unflatten(-1, (-1, NVFP4_BLOCK))
+    even, odd = _fp16(product + added).flatten(-2).unflatten(-1, (-1, 2)).unbind(-1)  # [B, P, H, D/2]
+    cos, sin = (x.half().double().unsqueeze(2) for x in (cos, sin))
+    turned = torch.stack((even * cos - _fp16(odd * sin), even * sin + _fp16(odd * cos)), dim=-1)
+    return _fp16(turned).round().flatten(-2).to(torch.int8)
+
+
+def _fp16(x: Tensor) -> Tensor:
+    """Round float64 to the nearest number that fp16 has, ties to even: torch's own cast rounds to fp32 before."""
+    step = torch.ldexp(torch.ones_like(x), torch.frexp(x).exponent.clamp(min=-13) - 11)
+    return (x / step).round() * step
 
 
 def of_places(scale: Tensor, places: int) -> Tensor:
@@ -100,8 +157,8 @@ def key_bounds(scales: Tensor, live: Tensor, global_scale: Tensor, mean: Tensor 
     rotation multiplies, each product is exact and each sum rounds once, fused or not; a maximum has no order. So every
     program that computes a tile's bound finds the same bits.
 
-    The roundings of the key, of cosine and sine and of a and b add up to less than a thousandth, which int8 has room
-    for: `int8_tiles` divides by 127, and a code is rounded to more only from 127.5 on.
+    The roundings of `key_codes` and of a and b add up to less than 1/300, which int8 has room for: a bound is divided
+    by 127, and a code is rounded to more only from 127.5 on.
 
     Parameters
     ----------

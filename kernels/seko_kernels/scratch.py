@@ -21,7 +21,6 @@ from seko_kernels.errors import OpShapeError
 from seko_kernels.formats import KEY_TILE, NVFP4_BLOCK, ScaleTensor
 from seko_kernels.fused_reference import FP8
 from seko_kernels.ops import takes_kernels
-from seko_kernels.reference import nvfp4_decode, nvfp4_decode_keys
 from seko_kernels.triton.fp8_expand import (
     EXPAND_GROUP,
     EXPAND_TILE,
@@ -46,6 +45,13 @@ class KeyRotation(NamedTuple):
     mean: Tensor
     slot_rotary: Tensor
     patch_rotary: Tensor
+
+    def of_places(self, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the mean, and cosines and sines ``[B, P, D/2]`` of places ``[B, P]`` of all rows' caches."""
+        patches = len(self.patch_rotary)
+        rotary = torch.cat((self.slot_rotary[place // patches], self.patch_rotary[place % patches]), dim=2)
+        cos, sin = rotary.unbind(-1)
+        return self.mean, cos, sin
 
 
 def scratch_scales(heads: int) -> tuple[ScaleTensor, ...]:
@@ -84,7 +90,8 @@ def fp8_expand(
 
     The past are the places below ``valid_tokens[b]`` that lie in none of the slots ``write_slots[b]``: those belong to
     the chunk that is being made, whose keys and values attention sees as they are. In their order they go to the first
-    ``valid_tokens[b] - F * frame_tokens`` places of the scratch; what lies behind is left as it was.
+    ``valid_tokens[b] - F * frame_tokens`` places of the scratch; what lies behind is left as it was, but for values
+    that share a word of four places with the last one.
 
     Keys of a tile of `KEY_TILE` places and head have one scale, of the bound that their format gives
     (`fused_reference.key_bounds`): their largest numbers themselves would take a pass of their own.
@@ -106,7 +113,7 @@ def fp8_expand(
     frame_tokens : int
         Places of a slot.
     k_out : Tensor
-        ``[B, P, H, D]`` int8, contiguous, ``P = N - F * frame_tokens``; mutated. By `fused_reference.int8_tiles`.
+        ``[B, P, H, D]`` int8, contiguous, ``P = N - F * frame_tokens``; mutated. By `fused_reference.key_codes`.
     k_out_scale : Tensor
         ``[B, H, key_tiles(P)]`` float32, contiguous; mutated.
     v_out : Tensor
@@ -148,25 +155,24 @@ def fp8_expand(
         )
         return
     place = fused_reference.past_places(write_slots, tokens, frame_tokens)  # [B, P]
-    row = torch.arange(batch, device=place.device)[:, None] * tokens
-    if rotation is None:
-        k = nvfp4_decode(k_codes, k_scales, k_global_scale, torch.float32)
-    else:
-        k = nvfp4_decode_keys(k_codes, k_scales, k_global_scale, *rotation, torch.float32)
-    v = fused_reference.fp8_expand(v_codes, v_scales, v_global_scale, v_fp8_scale)
+    source = place + torch.arange(batch, device=place.device)[:, None] * tokens
     past = torch.arange(past_tokens, device=place.device) < (valid_tokens - (tokens - past_tokens))[:, None]
     mean = None if rotation is None else rotation.mean
-    bound = fused_reference.key_bounds(k_scales[place + row], past, k_global_scale, mean)
-    codes, scale = fused_reference.int8_tiles(k[place + row], bound)
+    bound = fused_reference.key_bounds(k_scales[source], past, k_global_scale, mean)
+    scale = fused_reference.int8_scale(bound)
+    inverse = fused_reference.of_places(scale.reciprocal(), past_tokens).transpose(1, 2)  # [B, P, H]
+    turn = None if rotation is None else rotation.of_places(source)
+    codes = fused_reference.key_codes(k_codes[source], k_scales[source], k_global_scale, inverse, turn)
     k_out.copy_(torch.where(past[:, :, None, None], codes, k_out))
+    v = fused_reference.fp8_expand(v_codes, v_scales, v_global_scale, v_fp8_scale)
     written = fused_reference.by_tiles(past).any(2)  # [B, tiles]
     k_out_scale.copy_(torch.where(written[:, None, :], scale, k_out_scale))
-    padding = (0, v_out.shape[3] - past_tokens)
-    past = torch.nn.functional.pad(past, padding)  # [B, columns]
-    # Bytes, since few CPU ops know e4m3.
-    new_v = torch.nn.functional.pad(v.view(torch.uint8)[place + row].permute(0, 2, 3, 1), padding)
-    old_v = v_out.view(torch.uint8)
-    old_v.copy_(torch.where(past[:, None, None, :], new_v, old_v))
+    # Of values words of four places are written, the last one filled up with the last place.
+    column = torch.arange(v_out.shape[3], device=place.device)
+    last = past.sum(1, keepdim=True) - 1  # [B, 1]
+    new_v = v.view(torch.uint8)[source.gather(1, column.minimum(last.clamp(min=0)))]  # [B, columns, H, D]
+    old_v = v_out.view(torch.uint8)  # bytes, since few CPU ops know e4m3
+    old_v.copy_(torch.where((column <= last | 3)[:, None, None, :], new_v.permute(0, 2, 3, 1), old_v))
 
 
 @triton_op("seko::fp8_expand", mutates_args={"k_out", "k_out_scale", "v_out"})
@@ -190,7 +196,7 @@ def _fp8_expand_cuda(
 ) -> None:
     batch, past_tokens, heads, head_dim = k_out.shape
     group = EXPAND_GROUP if heads % EXPAND_GROUP == 0 else 1
-    grid = ((past_tokens + EXPAND_TILE - 1) // EXPAND_TILE, heads // group, batch)
+    grid = ((past_tokens + EXPAND_TILE - 1) // EXPAND_TILE, 2 * heads // group, batch)
     # A pointer that a variant does not read still needs a tensor: a scale stands in.
     wrap_triton(fp8_expand_kernel)[grid](
         k_codes,
@@ -210,7 +216,6 @@ def _fp8_expand_cuda(
         v_out,
         k_codes.shape[0] // batch,
         past_tokens,
-        v_out.shape[3],
         HEADS=heads,
         HEAD_DIM=head_dim,
         FRAME_TOKENS=frame_tokens,
@@ -219,6 +224,7 @@ def _fp8_expand_cuda(
         GROUP=group,
         TILE=EXPAND_TILE,
         KEY_TILE=KEY_TILE,
+        V_COLUMNS=v_out.shape[3],
         INTEGER=False,
         num_warps=EXPAND_WARPS,
     )

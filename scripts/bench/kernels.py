@@ -64,7 +64,7 @@ BARS = {"S1": ("attn_h12_vs_cudnn", 0.72), "S5": ("attn_h40_vs_cudnn", 0.72)}  #
 COMPILE_SECONDS = 120  # of one candidate for all shapes; more is a hang
 SMALL_SIZE = (200, 1000)  # queries and keys; no multiples of 16, so no more code than S1 and S5 take
 GRACE_SECONDS = 90  # beyond the budget, for what was begun within it
-EXPAND_VARIANTS = ((16, 4), (32, 4), (32, 8), (64, 4))  # tokens and warps of a program
+EXPAND_VARIANTS = ((16, 1), (32, 4), (64, 4), (128, 8))  # tokens and warps of a program
 
 
 def candidates() -> list[AttentionTiles]:

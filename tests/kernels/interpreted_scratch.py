@@ -11,12 +11,11 @@ from seko_kernels.formats import KEY_TILE
 from seko_kernels.fused_reference import e4m3_cast
 from seko_kernels.scratch import fp8_expand
 from seko_kernels.triton.e4m3_cast import to_e4m3
-from seko_kernels.triton.fp8_expand import fp8_expand_kernel
+from seko_kernels.triton.fp8_expand import EXPAND_TILE, fp8_expand_kernel
 from tests.kernels.fused_inputs import RINGS, Ring, fp4_cache, key_rotation, poisoned
 
 
-@pytest.mark.parametrize("rotated", [True, False])
-@pytest.mark.parametrize("tile", [16, 64])
+@pytest.mark.parametrize(("tile", "rotated"), [(EXPAND_TILE, True), (2 * EXPAND_TILE, False)])
 @pytest.mark.parametrize("ring", RINGS, ids=str)
 def test_expand_gives_the_bytes_of_the_reference(ring: Ring, tile: int, rotated: bool) -> None:
     clean = fp4_cache(ring)
@@ -28,7 +27,7 @@ def test_expand_gives_the_bytes_of_the_reference(ring: Ring, tile: int, rotated:
     group = 2 if ring.heads % 2 == 0 else 1
     mean, slot_rotary, patch_rotary = rotation or (cache["k_global_scale"],) * 3
     order = ("v_codes", "v_scales", "v_global_scale", "v_fp8_scale")
-    fp8_expand_kernel[(-(-ours[0].shape[1] // tile), ring.heads // group, ring.batch)](
+    fp8_expand_kernel[(-(-ours[0].shape[1] // tile), 2 * ring.heads // group, ring.batch)](
         *(cache[name] for name in ("k_codes", "k_scales", "k_global_scale")),
         mean,
         *(cache[name] for name in order),
@@ -39,7 +38,6 @@ def test_expand_gives_the_bytes_of_the_reference(ring: Ring, tile: int, rotated:
         *ours,
         ring.cache_tokens,
         ours[0].shape[1],
-        ours[2].shape[3],
         HEADS=ring.heads,
         HEAD_DIM=ring.head_dim,
         FRAME_TOKENS=ring.frame_tokens,
@@ -48,6 +46,7 @@ def test_expand_gives_the_bytes_of_the_reference(ring: Ring, tile: int, rotated:
         GROUP=group,
         TILE=tile,
         KEY_TILE=KEY_TILE,
+        V_COLUMNS=ours[2].shape[3],
         INTEGER=True,
     )
     for mine, truth in zip(ours, expected, strict=True):

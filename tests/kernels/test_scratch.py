@@ -13,7 +13,16 @@ from torch import Tensor
 
 from seko_kernels.errors import OpDtypeError, OpShapeError
 from seko_kernels.formats import KEY_TILE
-from seko_kernels.fused_reference import FP8, by_tiles, fp8_scale, int8_tiles, key_bounds
+from seko_kernels.fused_reference import (
+    FP8,
+    by_tiles,
+    fp8_scale,
+    int8_scale,
+    int8_tiles,
+    key_bounds,
+    key_codes,
+    of_places,
+)
 from seko_kernels.reference import e4m3_decode, nvfp4_decode, nvfp4_decode_keys, turn_keys
 from seko_kernels.scratch import KeyRotation, fp8_expand
 from seko_kernels.triton.fp8_expand import (
@@ -44,6 +53,7 @@ def expanded(ring: Ring, device: str = "cpu", *, rotated: bool = False, clean: b
 @pytest.mark.parametrize("rotated", [True, False])
 @pytest.mark.parametrize("ring", RINGS, ids=str)
 def test_expand_writes_the_past_without_gaps_and_nothing_else(ring: Ring, rotated: bool) -> None:
+    """Values to the byte; a key's code is within half of its real one and what fp16 in int8's units loses."""
     k, k_scale, v = expanded(ring, rotated=rotated)
     cache = fp4_cache(ring)
     windows = []
@@ -66,7 +76,8 @@ def test_expand_writes_the_past_without_gaps_and_nothing_else(ring: Ring, rotate
         for tile in range(tiles):
             place = slice(tile * KEY_TILE, min((tile + 1) * KEY_TILE, len(past)))
             keys, scale = windows[0][row, past][place], k_scale[row, :, tile]
-            assert torch.equal(k[row, place], (keys * (1 / scale)[:, None]).round().to(torch.int8))
+            assert bool(((k[row, place] - keys / scale[:, None]).abs() < 0.8).all())
+            assert float((k[row, place] - keys / scale[:, None]).square().mean()) < 1.05 / 12
             bound = exact_bound(bytes_[place], cache["k_global_scale"], mean)
             assert bool((scale * 127 >= bound * (1 - 2.0**-10)).all())
             assert bool((scale * 127 <= bound * (1.032 if rotated else 1 + 2.0**-20)).all())
@@ -74,7 +85,8 @@ def test_expand_writes_the_past_without_gaps_and_nothing_else(ring: Ring, rotate
         assert torch.equal(seen.view(torch.uint8), windows[1][row, past].view(torch.uint8))
         assert bool((k[row, len(past) :] == NAN_BYTE).all())
         assert bool(k_scale[row, :, tiles:].isnan().all())
-        assert bool((v[row, :, :, len(past) :].contiguous().view(torch.uint8) == NAN_BYTE).all())
+        words = -(-len(past) // 4) * 4
+        assert bool((v[row, :, :, words:].contiguous().view(torch.uint8) == NAN_BYTE).all())
 
 
 def exact_bound(scales: Tensor, global_scale: Tensor, mean: Tensor | None) -> Tensor:
@@ -105,18 +117,25 @@ def test_the_bound_of_a_tile_keeps_every_code_within_127(seed: int, exponent: in
     scales[:, 1] = scales[:, 1] // 16  # a head of small numbers beside one of large ones
     mean = torch.randn(2, 64, generator=generator) * g[:, None] * mean_size * 300
     sign = torch.randint(0, 2, (KEY_TILE, 2, 64), generator=generator) * 2.0 - 1
-    sign[::2] = mean.sign()  # as far from zero as can be
+    sign[::2] = torch.where(mean < 0, -1.0, 1.0)  # as far from zero as can be
     keys = sign * 6 * (e4m3_decode(scales) * g[:, None]).repeat_interleave(16, -1)
     angle = torch.rand(1, 5, generator=generator) * 6.3, torch.rand(KEY_TILE, 27, generator=generator) * 6.3
     angle[1][::4] = torch.atan2(*(keys[::4] + mean).unflatten(-1, (-1, 2)).unbind(-1))[:, 0, 5:]
-    tables = (torch.stack((a.cos(), a.sin()), -1) for a in angle)
+    tables = [torch.stack((a.cos(), a.sin()), -1) for a in angle]
     live = torch.ones(1, KEY_TILE, dtype=torch.bool)
+    cos, sin = torch.cat([x.expand(KEY_TILE, -1, 2) for x in tables], 1).unbind(-1)
+    codes = torch.where(sign < 0, 15, 7).view(KEY_TILE, 2, 32, 2)  # of 6, with their signs
+    codes = (codes[..., 0] | codes[..., 1] << 4).to(torch.uint8)
     for turned, added in ((turn_keys(keys, mean, *tables, torch.float32), mean), (keys, None)):
         bound = key_bounds(scales[None], live, g, added)
-        codes, scale = int8_tiles(turned[None], bound)
-        real = turned[None] / scale.transpose(1, 2).unsqueeze(-1)
-        assert float(real.abs().max()) < 127.25
-        assert bool(((codes - real).abs() <= 0.501).all())
+        scale = int8_scale(bound)
+        inverse = of_places(scale.reciprocal(), KEY_TILE).transpose(1, 2)
+        turn = None if added is None else (mean, cos[None], sin[None])
+        found = key_codes(codes[None], scales[None], g, inverse, turn)
+        real = turned[None] * inverse.unsqueeze(-1)
+        assert float(real.abs().max()) < 127.05
+        # Of 127: half an int8 step, and the roundings of fp16 numbers, each at most 2**-11 of a pair's length.
+        assert float((found - real).abs().max()) < 0.5 + 6 * 127 * 2.0**-11
         assert bool((scale >= bound * (1 / 127)).all())
 
 
@@ -174,24 +193,21 @@ def test_kernels_compile_without_spills_where_there_is_fp8(
         "K_OUT": "*i8",
         "K_OUT_SCALE": "*fp32",
         "V_OUT": "*fp8e4nv",
-        **dict.fromkeys(("cache_tokens", "past_tokens", "v_columns"), "i32"),
+        **dict.fromkeys(("cache_tokens", "past_tokens"), "i32"),
     }
-    shared["INTEGER"] = False
+    shared |= {"V_COLUMNS": 28160, "INTEGER": False}
     shared |= {"GROUP": EXPAND_GROUP, "TILE": EXPAND_TILE}
     turned, plain = ({"SLOT_PAIRS": pairs} for pairs in (22, 0))
     for arch in compile_archs:
         if arch == 80:
             continue
-        for kernel, signature, constants, warps, aligned in (
-            (fp8_expand_kernel, expand, turned, EXPAND_WARPS, ("v_columns",)),
-            (fp8_expand_kernel, expand, plain, EXPAND_WARPS, ("v_columns",)),
-        ):
-            compiled = cross_compile(kernel, signature, {**shared, **constants}, arch, warps, aligned)
+        for constants in (turned, plain):
+            compiled = cross_compile(fp8_expand_kernel, expand, shared | constants, arch, EXPAND_WARPS)
             if arch == 90:
                 opcodes = sass_of(compiled)
                 assert "F2FP" in opcodes  # the hardware's cast
                 assert not {"LDL", "STL"} & set(opcodes), "the kernel spills to local memory"
-                assert "st.global.v4.b32" in compiled.asm["ptx"]
+                assert "st.global.v2.b64" in compiled.asm["ptx"]
 
 
 @pytest.mark.gpu

@@ -5,135 +5,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from seko_kernels.triton.e4m3_cast import power_of_two_inverse, to_e4m3
+from seko_kernels.triton.e4m3_cast import power_of_two_inverse
 from seko_kernels.triton.e4m3_scale import e4m3_scale_decode
-from seko_kernels.triton.int8_rows import to_int8
+from seko_kernels.triton.nvfp4_blocks import block_scale, plain_codes, turned_codes, two_pairs, value_words
 
-# Tokens per program, and its warps. On an H200 at 12 heads, keys rotated, 114 us; 16 tokens with 4 warps take 130, 32
-# with 4 and 8 warps 149 and 136, 64 with 4 warps 117. Several tiles a program, whose scales are then found once, take
-# longer (docs/LOG.md).
-EXPAND_TILE = 16
+# Tokens of a program and its warps, and its heads where that divides the heads: they share cosines and sines. On an
+# H200 at 12 heads, keys rotated, 54 us; 64 tokens with 4 warps take 61, 128 with 8 warps 81, 32 with 4 warps 65, 16
+# with one warp 99, and 2 heads 57.
+EXPAND_TILE = 32
 EXPAND_WARPS = 2
-EXPAND_GROUP = (
-    4  # heads that a program rotates by the cosines and sines it has loaded, where that divides the heads
-)
+EXPAND_GROUP = 4
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _halves(packed, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Even and odd numbers (fp16) of bytes of two codes, times 2**-14: a code's bits at the same fields of fp16.
-
-    The assembly does two numbers at once. INTEGER is the same one by one, for the interpreter.
-    """
-    if INTEGER:
-        bits = packed.to(tl.int16)
-        low = (((bits & 7) << 9) | ((bits & 8) << 12)).to(tl.float16, bitcast=True)
-        high = (((bits & 0x70) << 5) | ((bits & 0x80) << 8)).to(tl.float16, bitcast=True)
-        return low, high
-    return tl.inline_asm_elementwise(
-        """
-        {
-        .reg .b32 a, b, s, t;
-        prmt.b32 a, $4, 0, 0x4140;
-        prmt.b32 b, $4, 0, 0x4342;
-        and.b32 s, a, 0x00070007;
-        shl.b32 s, s, 9;
-        and.b32 t, a, 0x00080008;
-        shl.b32 t, t, 12;
-        or.b32 $0, s, t;
-        and.b32 s, b, 0x00070007;
-        shl.b32 s, s, 9;
-        and.b32 t, b, 0x00080008;
-        shl.b32 t, t, 12;
-        or.b32 $1, s, t;
-        and.b32 s, a, 0x00700070;
-        shl.b32 s, s, 5;
-        and.b32 t, a, 0x00800080;
-        shl.b32 t, t, 8;
-        or.b32 $2, s, t;
-        and.b32 s, b, 0x00700070;
-        shl.b32 s, s, 5;
-        and.b32 t, b, 0x00800080;
-        shl.b32 t, t, 8;
-        or.b32 $3, s, t;
-        }
-        """,
-        "=r,=r,=r,=r,r",
-        [packed],
-        dtype=(tl.float16, tl.float16),
-        is_pure=True,
-        pack=4,
-    )
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _scaled_e4m3(number, scale, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
-    """e4m3 of ``number * 2**14 * scale``, both fp16: six bits of product, so fp16 holds it wherever e4m3 is not 0."""
-    if INTEGER:
-        return to_e4m3((number * 16384.0).to(tl.float32) * scale.to(tl.float32), True)
-    return tl.inline_asm_elementwise(
-        """
-        {
-        .reg .b32 c, s;
-        .reg .b16 x, y;
-        mov.b32 c, 0x74007400;
-        mul.rn.f16x2 s, $1, c;
-        mul.rn.f16x2 s, s, $3;
-        cvt.rn.satfinite.e4m3x2.f16x2 x, s;
-        mul.rn.f16x2 s, $2, c;
-        mul.rn.f16x2 s, s, $4;
-        cvt.rn.satfinite.e4m3x2.f16x2 y, s;
-        mov.b32 $0, {x, y};
-        }
-        """,
-        "=r,r,r,r,r",
-        [number, scale],
-        dtype=tl.float8e4nv,
-        is_pure=True,
-        pack=4,
-    )
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _loaded(CODES, SCALES, row, keep, HEAD_DIM: tl.constexpr, MASKED: tl.constexpr, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Even and odd numbers of the token-heads `row` (int64) as `_halves` gives them, and scales (fp32)."""
-    byte = row[:, None] * (HEAD_DIM // 2) + tl.arange(0, HEAD_DIM // 2)[None, :]
-    part = row[:, None] * (HEAD_DIM // 16) + tl.arange(0, HEAD_DIM // 16)[None, :]
-    if MASKED:
-        packed = tl.load(CODES + byte, mask=keep[:, None], other=0)
-        scale = e4m3_scale_decode(tl.load(SCALES + part, mask=keep[:, None], other=0))
-    else:
-        packed = tl.load(CODES + byte)
-        scale = e4m3_scale_decode(tl.load(SCALES + part))
-    low, high = _halves(packed, INTEGER)
-    return low, high, scale
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _each(scale, HEAD_DIM: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """``[TILE, HEAD_DIM / 2]`` of a scale ``[TILE, HEAD_DIM / 16]``: eight even, or eight odd, channels have one."""
-    return tl.reshape(
-        tl.broadcast_to(tl.expand_dims(scale, 2), (TILE, HEAD_DIM // 16, 8)), (TILE, HEAD_DIM // 2)
-    )
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _quantised(  # type: ignore[no-untyped-def]
-    CODES,
-    SCALES,
-    row,
-    factor,
-    keep,
-    HEAD_DIM: tl.constexpr,
-    TILE: tl.constexpr,
-    MASKED: tl.constexpr,
-    INTEGER: tl.constexpr,
-):
-    """e4m3 numbers ``[TILE, HEAD_DIM]`` of the token-heads `row`, times `factor`, a power of two."""
-    low, high, scale = _loaded(CODES, SCALES, row, keep, HEAD_DIM, MASKED, INTEGER)
-    # Above fp16 e4m3 saturates as well, and infinity times a code of zero would be none.
-    half = _each(tl.minimum(scale * factor, 65504.0).to(tl.float16), HEAD_DIM, TILE)
-    return tl.interleave(_scaled_e4m3(low, half, INTEGER), _scaled_e4m3(high, half, INTEGER))
+def _angles(at_slot, at_patch, block, two: tl.constexpr, SLOT_PAIRS: tl.constexpr, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Cosines and sines (as of `two_pairs`) of pairs ``2 * two`` and the next one of each block."""
+    pair = block * 8 + 2 * two
+    return two_pairs(tl.where(pair < SLOT_PAIRS, at_slot, at_patch) + pair * 8, 1.0, INTEGER)
 
 
 @triton.jit
@@ -143,38 +31,18 @@ def _factor(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _angles(  # type: ignore[no-untyped-def]
-    SLOT_ROTARY,
-    PATCH_ROTARY,
-    slot,
-    patch,
-    keep,
-    HEAD_DIM: tl.constexpr,
-    SLOT_PAIRS: tl.constexpr,
-):
-    """Cosine and sine ``[TILE, HEAD_DIM / 2]`` of each place: of its slot for the first pairs, then of its patch."""
-    pair = tl.arange(0, HEAD_DIM // 2)[None, :]
-    in_slot = keep[:, None] & (pair < SLOT_PAIRS)
-    in_patch = keep[:, None] & (pair >= SLOT_PAIRS)
-    at_slot = SLOT_ROTARY + (slot[:, None] * SLOT_PAIRS + pair) * 2
-    at_patch = PATCH_ROTARY + (patch[:, None] * (HEAD_DIM // 2 - SLOT_PAIRS) + pair - SLOT_PAIRS) * 2
-    cos = tl.load(at_slot, mask=in_slot, other=0.0) + tl.load(at_patch, mask=in_patch, other=0.0)
-    sin = tl.load(at_slot + 1, mask=in_slot, other=0.0) + tl.load(at_patch + 1, mask=in_patch, other=0.0)
-    return _factor(cos), _factor(sin)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def _sources(place, WRITE_SLOTS, FRAME_TOKENS: tl.constexpr, CHUNK_FRAMES: tl.constexpr):  # type: ignore[no-untyped-def]
     """Places of the cache that stand behind as many of the past as `place` says; WRITE_SLOTS is of one row."""
-    # The slot is too low by the slots left out up to it, and each turn finds at least one of those that the turn before
-    # it did not.
+    # Of slots left out in rising order, the i-th stands before those whose number among the rest is it less i or more.
     slot = place // FRAME_TOKENS
-    for _ in tl.static_range(CHUNK_FRAMES):
-        left_out = tl.zeros(place.shape, tl.int32)
-        for frame in tl.static_range(CHUNK_FRAMES):
-            own = tl.load(WRITE_SLOTS + frame).to(tl.int32)
-            left_out += (own <= slot).to(tl.int32)
-        slot = place // FRAME_TOKENS + left_out
+    left_out = tl.zeros(place.shape, tl.int32)
+    for frame in tl.static_range(CHUNK_FRAMES):
+        own = tl.load(WRITE_SLOTS + frame).to(tl.int32)
+        below = 0
+        for other in tl.static_range(CHUNK_FRAMES):
+            below += (tl.load(WRITE_SLOTS + other).to(tl.int32) < own).to(tl.int32)
+        left_out += (own - below <= slot).to(tl.int32)
+    slot += left_out
     return slot * FRAME_TOKENS + place % FRAME_TOKENS
 
 
@@ -193,7 +61,7 @@ def _key_scales(  # type: ignore[no-untyped-def]
 ):
     """Scales [GROUP] of the heads from `head` on, of a tile's places `source` (int64) that are `live`.
 
-    `seko_kernels.fused_reference.key_bounds` and `int8_tiles` are the definition. The blocks of a head and of the next
+    `seko_kernels.fused_reference.key_bounds` and `int8_scale` are the definition. The blocks of a head and of the next
     lie side by side, so the whole group's bytes are read and reduced at once.
     """
     BLOCKS: tl.constexpr = HEAD_DIM // 16
@@ -212,70 +80,148 @@ def _key_scales(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _expand_tile(  # type: ignore[no-untyped-def]
+def _expand_keys(  # type: ignore[no-untyped-def]
     K_CODES,
     K_SCALES,
     K_GLOBAL_SCALE,
     K_MEAN,
+    SLOT_ROTARY,
+    PATCH_ROTARY,
+    K_OUT,
+    k_inverse,
+    first,
+    end,
+    own_slots,
+    row,
+    cache_tokens,
+    past_tokens,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    FRAME_TOKENS: tl.constexpr,
+    CHUNK_FRAMES: tl.constexpr,
+    SLOT_PAIRS: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+    INTEGER: tl.constexpr,
+):
+    """Keys of one tile of a group of heads, a block of sixteen channels at a time."""
+    BLOCKS: tl.constexpr = HEAD_DIM // 16
+    place = tl.minimum(
+        first + tl.arange(0, TILE), end - 1
+    )  # behind the end the last one again, to the same bytes
+    place_source = _sources(place, own_slots, FRAME_TOKENS, CHUNK_FRAMES)
+    # Said to be contiguous nowhere, all tensors of blocks have one layout: a thread's words go to memory as they are.
+    block = tl.arange(0, BLOCKS)[:, None]
+    if SLOT_PAIRS > 0:
+        slot = row * (cache_tokens // FRAME_TOKENS) + place_source // FRAME_TOKENS
+        patch = (place_source % FRAME_TOKENS).to(tl.int64)
+        at_slot = SLOT_ROTARY.to(tl.int64) + (slot * (SLOT_PAIRS * 8))[None, :]
+        at_patch = (
+            PATCH_ROTARY.to(tl.int64) + (patch * ((HEAD_DIM // 2 - SLOT_PAIRS) * 8) - SLOT_PAIRS * 8)[None, :]
+        )
+        c0, s0 = _angles(at_slot, at_patch, block, 0, SLOT_PAIRS, INTEGER)
+        c1, s1 = _angles(at_slot, at_patch, block, 1, SLOT_PAIRS, INTEGER)
+        c2, s2 = _angles(at_slot, at_patch, block, 2, SLOT_PAIRS, INTEGER)
+        c3, s3 = _angles(at_slot, at_patch, block, 3, SLOT_PAIRS, INTEGER)
+    first_head = tl.program_id(1) // 2 * GROUP
+    at = ((row * cache_tokens + place_source) * HEADS + first_head)[None, :] * BLOCKS + block
+    at = tl.max_contiguous(at, (1, 1))
+    at_codes, at_scales = K_CODES.to(tl.pointer_type(tl.int64)) + at, K_SCALES + at
+    target = ((row * past_tokens + place) * HEADS + first_head)[None, :] * (2 * BLOCKS) + block * 2
+    at_out = K_OUT.to(tl.pointer_type(tl.int64)) + (target[:, :, None] + tl.arange(0, 2)[None, None, :])
+    at_means = K_MEAN.to(tl.int64) + first_head * (HEAD_DIM * 4) + block * 64
+    # The next head's numbers are asked for before this one's are stored: no load passes a store on its way up.
+    word, byte = tl.load(at_codes), tl.load(at_scales)
+    for turn in tl.static_range(GROUP):
+        if turn + 1 < GROUP:
+            next_word, next_byte = (
+                tl.load(at_codes + (turn + 1) * BLOCKS),
+                tl.load(at_scales + (turn + 1) * BLOCKS),
+            )
+        inverse = tl.sum(tl.where(tl.arange(0, GROUP) == turn, k_inverse, 0.0), 0)
+        scale = block_scale(byte, tl.load(K_GLOBAL_SCALE + first_head + turn) * inverse, INTEGER)
+        if SLOT_PAIRS > 0:
+            at_mean = at_means + turn * (HEAD_DIM * 4)
+            e0, o0 = two_pairs(at_mean, inverse, INTEGER)
+            e1, o1 = two_pairs(at_mean + 16, inverse, INTEGER)
+            e2, o2 = two_pairs(at_mean + 32, inverse, INTEGER)
+            e3, o3 = two_pairs(at_mean + 48, inverse, INTEGER)
+            low, high = turned_codes(
+                word, scale, (e0, e1, e2, e3), (o0, o1, o2, o3), (c0, c1, c2, c3), (s0, s1, s2, s3), INTEGER
+            )
+        else:
+            low, high = plain_codes(word, scale, INTEGER)
+        where = at_out + turn * (2 * BLOCKS)
+        tl.store(where, tl.join(low, high))
+        if turn + 1 < GROUP:
+            word, byte = next_word, next_byte
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _expand_values(  # type: ignore[no-untyped-def]
     V_CODES,
     V_SCALES,
     V_GLOBAL_SCALE,
     V_FP8_SCALE,
-    SLOT_ROTARY,
-    PATCH_ROTARY,
-    K_OUT,
     V_OUT,
-    k_inverse,
-    place,
-    source_place,
-    keep,
+    first,
+    end,
+    own_slots,
     row,
     cache_tokens,
-    past_tokens,
-    v_columns,
+    V_COLUMNS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     FRAME_TOKENS: tl.constexpr,
-    SLOT_PAIRS: tl.constexpr,
+    CHUNK_FRAMES: tl.constexpr,
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
-    MASKED: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
-    """Keys and values of one tile of a group of heads."""
-    channel = tl.arange(0, HEAD_DIM)
-    if SLOT_PAIRS > 0:
-        slot = row * (cache_tokens // FRAME_TOKENS) + source_place // FRAME_TOKENS
-        patch = source_place % FRAME_TOKENS
-        cos, sin = _angles(SLOT_ROTARY, PATCH_ROTARY, slot, patch, keep, HEAD_DIM, SLOT_PAIRS)
-    for turn in range(GROUP):
-        head = tl.program_id(1) * GROUP + turn
-        source = (row * cache_tokens + source_place) * HEADS + head
-        low, high, scale = _loaded(K_CODES, K_SCALES, source, keep, HEAD_DIM, MASKED, INTEGER)
-        each = _each(scale * (tl.load(K_GLOBAL_SCALE + head) * 16384.0), HEAD_DIM, TILE)
-        even, odd = low.to(tl.float32) * each, high.to(tl.float32) * each
-        if SLOT_PAIRS > 0:
-            at_mean = K_MEAN + head * HEAD_DIM + tl.arange(0, HEAD_DIM // 2) * 2
-            even = _factor(even + tl.load(at_mean)[None, :])
-            odd = _factor(odd + tl.load(at_mean + 1)[None, :])
-            k = tl.interleave(even * cos - odd * sin, even * sin + odd * cos)
-        else:
-            k = tl.interleave(even, odd)
-        k = to_int8(k * tl.sum(tl.where(tl.arange(0, GROUP) == turn, k_inverse, 0.0), 0))
-        target = (row * past_tokens + place) * HEADS + head
-        k_place = K_OUT + (target[:, None] * HEAD_DIM + channel[None, :])
-        v_factor = tl.load(V_GLOBAL_SCALE + head) * power_of_two_inverse(tl.load(V_FP8_SCALE + head))
-        v_row = ((row * HEADS + head) * HEAD_DIM + channel) * v_columns
-        v_place = V_OUT + (v_row[:, None] + place[None, :])
-        if MASKED:
-            tl.store(k_place, k, mask=keep[:, None])
-        else:
-            tl.store(k_place, k)
-        v = tl.trans(_quantised(V_CODES, V_SCALES, source, v_factor, keep, HEAD_DIM, TILE, MASKED, INTEGER))
-        if MASKED:
-            tl.store(v_place, v, mask=keep[None, :])
-        else:
-            tl.store(v_place, v)
+    """Values of one tile of a group of heads, sixteen channels of four tokens at a time."""
+    BLOCKS: tl.constexpr = HEAD_DIM // 16
+    block = tl.arange(0, BLOCKS)[None, :]
+    four = tl.minimum(first + 4 * tl.arange(0, TILE // 4), (end - 1) // 4 * 4)  # as in `_expand_keys`
+    t0 = row * cache_tokens + _sources(tl.minimum(four, end - 1), own_slots, FRAME_TOKENS, CHUNK_FRAMES)
+    t1 = row * cache_tokens + _sources(tl.minimum(four + 1, end - 1), own_slots, FRAME_TOKENS, CHUNK_FRAMES)
+    t2 = row * cache_tokens + _sources(tl.minimum(four + 2, end - 1), own_slots, FRAME_TOKENS, CHUNK_FRAMES)
+    t3 = row * cache_tokens + _sources(tl.minimum(four + 3, end - 1), own_slots, FRAME_TOKENS, CHUNK_FRAMES)
+    first_head = tl.program_id(1) // 2 * GROUP
+    c0, s0 = _token(V_CODES, V_SCALES, t0, first_head, block, HEADS, BLOCKS)
+    c1, s1 = _token(V_CODES, V_SCALES, t1, first_head, block, HEADS, BLOCKS)
+    c2, s2 = _token(V_CODES, V_SCALES, t2, first_head, block, HEADS, BLOCKS)
+    c3, s3 = _token(V_CODES, V_SCALES, t3, first_head, block, HEADS, BLOCKS)
+    at = ((row * HEADS + first_head) * HEAD_DIM + block * 16) * (V_COLUMNS // 4) + (four // 4)[:, None]
+    at_out = V_OUT.to(tl.pointer_type(tl.int32)) + tl.max_contiguous(at, (1, 1))
+    w0, b0 = tl.load(c0), tl.load(s0)
+    w1, b1 = tl.load(c1), tl.load(s1)
+    w2, b2 = tl.load(c2), tl.load(s2)
+    w3, b3 = tl.load(c3), tl.load(s3)
+    for turn in tl.static_range(GROUP):
+        factor = tl.load(V_GLOBAL_SCALE + first_head + turn) * power_of_two_inverse(
+            tl.load(V_FP8_SCALE + first_head + turn)
+        )
+        if turn + 1 < GROUP:
+            next0, next_b0 = tl.load(c0 + (turn + 1) * BLOCKS), tl.load(s0 + (turn + 1) * BLOCKS)
+            next1, next_b1 = tl.load(c1 + (turn + 1) * BLOCKS), tl.load(s1 + (turn + 1) * BLOCKS)
+            next2, next_b2 = tl.load(c2 + (turn + 1) * BLOCKS), tl.load(s2 + (turn + 1) * BLOCKS)
+            next3, next_b3 = tl.load(c3 + (turn + 1) * BLOCKS), tl.load(s3 + (turn + 1) * BLOCKS)
+        f0, f1 = block_scale(b0, factor, INTEGER), block_scale(b1, factor, INTEGER)
+        f2, f3 = block_scale(b2, factor, INTEGER), block_scale(b3, factor, INTEGER)
+        out = value_words((w0, w1, w2, w3), (f0, f1, f2, f3), INTEGER)
+        for channel in tl.static_range(16):
+            where = at_out + (turn * HEAD_DIM + channel) * (V_COLUMNS // 4)
+            tl.store(where, out[channel])
+        if turn + 1 < GROUP:
+            w0, w1, w2, w3 = next0, next1, next2, next3
+            b0, b1, b2, b3 = next_b0, next_b1, next_b2, next_b3
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _token(CODES, SCALES, token, head, block, HEADS: tl.constexpr, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where codes (int64) and scale bytes of a head's blocks of tokens lie."""
+    at = tl.max_contiguous((token * HEADS + head)[:, None] * BLOCKS + block, (1, 1))
+    return CODES.to(tl.pointer_type(tl.int64)) + at, SCALES + at
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -297,7 +243,7 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     V_OUT,
     cache_tokens,
     past_tokens,
-    v_columns,
+    V_COLUMNS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     FRAME_TOKENS: tl.constexpr,
@@ -310,13 +256,12 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
 ):
     """Write keys in int8 and ``e4m3(value / V_FP8_SCALE)`` of the past: places below VALID_TOKENS, not of WRITE_SLOTS.
 
-    `seko_kernels.scratch.fp8_expand` is the definition. Keys that were stored before RoPE get their mean back and are
-    rotated on the way, by products that are exact in fp32, so fused or not they give its bytes. Scales of values are
-    powers of two, so the quotient is exact and the cast rounds once. The scale of keys is that of KEY_TILE places: all
-    programs of a tile find the same one, from the scale bytes of the whole tile (an eighth of the codes' bytes, and
-    mostly in L2), and the first one stores it. What is written has no gaps: the places of the slots left
-    out are closed up, so that attention needs no mask for them. A program is of places that are written, so its stores
-    are aligned wherever it reads; only the tile at the end of the past is masked.
+    `seko_kernels.scratch.fp8_expand` is the definition. A program is of keys or of values. Keys go from their codes to
+    int8 in fp16, in units of int8 (`seko_kernels.fused_reference.key_codes`); scales of values are powers of two, so
+    the quotient is exact and the cast rounds once. The scale of keys is that of KEY_TILE places: all programs of a tile
+    find the same one, from the scale bytes of the whole tile (an eighth of the codes' bytes, and mostly in L2), and the
+    first one stores it. What is written has no gaps: the places of the slots left out are closed up, so that attention
+    needs no mask for them. A program is of places that are written, so its stores are aligned wherever it reads.
 
     Parameters
     ----------
@@ -336,15 +281,15 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     K_OUT : pointer to int8
         ``[B, P, H, D]``, contiguous; ``P = N - CHUNK_FRAMES * FRAME_TOKENS``.
     K_OUT_SCALE : pointer to fp32
-        ``[B, H, v_columns / KEY_TILE]``, contiguous: what a tile's numbers are multiplied by to be the real ones.
+        ``[B, H, V_COLUMNS / KEY_TILE]``, contiguous: what a tile's numbers are multiplied by to be the real ones.
     V_OUT : pointer to fp8
-        ``[B, H, D, v_columns]``, contiguous.
-    cache_tokens, past_tokens, v_columns : int
-        N, P and the columns of V_OUT. The grid is (tiles of P, H / GROUP, B).
-    HEADS, HEAD_DIM, FRAME_TOKENS, CHUNK_FRAMES, GROUP, TILE : constexpr int
-        H, D (a power of two), tokens of a slot, slots left out, heads and tokens of a program.
+        ``[B, H, D, V_COLUMNS]``, contiguous.
+    cache_tokens, past_tokens : int
+        N and P. The grid is (tiles of P, 2 H / GROUP, B): by turns a group's keys and its values.
+    V_COLUMNS, HEADS, HEAD_DIM, FRAME_TOKENS, CHUNK_FRAMES, GROUP, TILE : constexpr int
+        Columns of V_OUT, H, D (a power of two), tokens of a slot, slots left out, heads and tokens of a program.
     SLOT_PAIRS : constexpr int
-        Pairs of channels that turn with the slot; 0: keys were stored after RoPE, without a mean.
+        Pairs of channels that turn with the slot, an even number; 0: keys were stored after RoPE, without a mean.
     KEY_TILE : constexpr int
         Places of K_OUT that share a scale, a multiple of TILE.
     INTEGER : constexpr bool
@@ -358,29 +303,26 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     row = batch.to(tl.int64)
     if first < end:
         own_slots = WRITE_SLOTS + batch * CHUNK_FRAMES
-        key_tile = first // KEY_TILE
-        head = tl.program_id(1) * GROUP
-        tile_place = key_tile * KEY_TILE + tl.arange(0, KEY_TILE)
-        tile_source = row * cache_tokens + _sources(tile_place, own_slots, FRAME_TOKENS, CHUNK_FRAMES)
-        k_scale = _key_scales(
-            K_SCALES, K_GLOBAL_SCALE, K_MEAN, tile_source, tile_place < end, head, HEADS, HEAD_DIM, SLOT_PAIRS, GROUP,
-        )  # fmt: skip
-        if first % KEY_TILE == 0:
-            at = (row * HEADS + head + tl.arange(0, GROUP)) * (v_columns // KEY_TILE) + key_tile
-            tl.store(K_OUT_SCALE + at, k_scale)
-        k_inverse = tl.div_rn(tl.full((GROUP,), 1.0, tl.float32), k_scale)
-        place = first + tl.arange(0, TILE)
-        keep = place < end
-        source = _sources(place, own_slots, FRAME_TOKENS, CHUNK_FRAMES)
-        if first + TILE <= end:
-            _expand_tile(
-                K_CODES, K_SCALES, K_GLOBAL_SCALE, K_MEAN, V_CODES, V_SCALES, V_GLOBAL_SCALE, V_FP8_SCALE,
-                SLOT_ROTARY, PATCH_ROTARY, K_OUT, V_OUT, k_inverse, place, source, keep, row, cache_tokens,
-                past_tokens, v_columns, HEADS, HEAD_DIM, FRAME_TOKENS, SLOT_PAIRS, GROUP, TILE, False, INTEGER,
+        if tl.program_id(1) % 2 == 0:
+            key_tile = first // KEY_TILE
+            head = tl.program_id(1) // 2 * GROUP
+            tile_place = key_tile * KEY_TILE + tl.arange(0, KEY_TILE)
+            tile_source = row * cache_tokens + _sources(tile_place, own_slots, FRAME_TOKENS, CHUNK_FRAMES)
+            k_scale = _key_scales(
+                K_SCALES, K_GLOBAL_SCALE, K_MEAN, tile_source, tile_place < end, head, HEADS, HEAD_DIM, SLOT_PAIRS,
+                GROUP,
+            )  # fmt: skip
+            if first % KEY_TILE == 0:
+                at = (row * HEADS + head + tl.arange(0, GROUP)) * (V_COLUMNS // KEY_TILE) + key_tile
+                tl.store(K_OUT_SCALE + at, k_scale)
+            k_inverse = tl.div_rn(tl.full((GROUP,), 1.0, tl.float32), k_scale)
+            _expand_keys(
+                K_CODES, K_SCALES, K_GLOBAL_SCALE, K_MEAN, SLOT_ROTARY, PATCH_ROTARY, K_OUT, k_inverse, first, end,
+                own_slots, row, cache_tokens, past_tokens, HEADS, HEAD_DIM, FRAME_TOKENS, CHUNK_FRAMES, SLOT_PAIRS,
+                GROUP, TILE, INTEGER,
             )  # fmt: skip
         else:
-            _expand_tile(
-                K_CODES, K_SCALES, K_GLOBAL_SCALE, K_MEAN, V_CODES, V_SCALES, V_GLOBAL_SCALE, V_FP8_SCALE,
-                SLOT_ROTARY, PATCH_ROTARY, K_OUT, V_OUT, k_inverse, place, source, keep, row, cache_tokens,
-                past_tokens, v_columns, HEADS, HEAD_DIM, FRAME_TOKENS, SLOT_PAIRS, GROUP, TILE, True, INTEGER,
+            _expand_values(
+                V_CODES, V_SCALES, V_GLOBAL_SCALE, V_FP8_SCALE, V_OUT, first, end, own_slots, row, cache_tokens,
+                V_COLUMNS, HEADS, HEAD_DIM, FRAME_TOKENS, CHUNK_FRAMES, GROUP, TILE, INTEGER,
             )  # fmt: skip

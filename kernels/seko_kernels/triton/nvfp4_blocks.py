@@ -1,0 +1,261 @@
+"""Blocks of sixteen NVFP4 numbers, whole words at a time, in assembly: to int8 keys and to e4m3 values.
+
+A block's codes are one 64-bit word, its channels in rising order. A permutation of bytes looks up four codes at once in
+a table of the eight magnitudes; with the codes' signs on top, its bytes are the high halves of fp16 numbers, whose low
+halves are zero, or e4m3 numbers, if the table is that of a block's own scale. INTEGER gives the same bytes one number
+at a time, for Triton's interpreter.
+
+A *pair* is a key's even and odd channel, which are rotated together. The fp16 numbers of two pairs, or one number
+twice, lie in an int32.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from seko_kernels.triton.e4m3_cast import to_e4m3
+from seko_kernels.triton.e4m3_scale import e4m3_scale_decode
+
+
+def _looked_up(word: str, first: str, second: str) -> str:
+    """Assembly: bytes of the eight codes of `word`, by the table ``{lo, hi}`` of their magnitudes and their signs."""
+    return f"""
+        and.b32 m, {word}, 0x77777777;
+        prmt.b32 {first}, lo, hi, m;
+        shr.u32 m, m, 16;
+        prmt.b32 {second}, lo, hi, m;
+        shl.b32 m, {word}, 4;
+        prmt.b32 s, m, {word}, 0xD9C8;
+        and.b32 s, s, 0x80808080;
+        or.b32 {first}, {first}, s;
+        prmt.b32 s, m, {word}, 0xFBEA;
+        and.b32 s, s, 0x80808080;
+        or.b32 {second}, {second}, s;"""
+
+
+# Of two pairs: x = e * cos - o * sin, y = e * sin + o * cos, and whole numbers by adding 1.5 * 2**10.
+_TURN = """
+        fma.rn.f16x2 e, e, $3, {even};
+        fma.rn.f16x2 o, o, $3, {odd};
+        mul.rn.f16x2 t, o, {sin};
+        neg.f16x2 t, t;
+        fma.rn.f16x2 x, e, {cos}, t;
+        mul.rn.f16x2 t, o, {cos};
+        fma.rn.f16x2 y, e, {sin}, t;
+        add.rn.f16x2 x, x, c;
+        add.rn.f16x2 y, y, c;"""
+_TAKE = """
+        fma.rn.f16x2 x, e, $3, c;
+        fma.rn.f16x2 y, o, $3, c;"""
+
+
+def _keys(turned: bool) -> str:
+    """Assembly of `turned_codes` or `plain_codes`."""
+    text = """
+        .reg .b32 m, s, lo, hi, low, high, w<4>, e, o, t, x, y, c;
+        mov.b32 lo, 0x3E3C3800;
+        mov.b32 hi, 0x46444240;
+        mov.b32 c, 0x66006600;
+        mov.b64 {low, high}, $2;"""
+    text += _looked_up("low", "w0", "w1") + _looked_up("high", "w2", "w3")
+    for two in range(4):
+        text += f"prmt.b32 e, w{two}, 0, 0x2404; prmt.b32 o, w{two}, 0, 0x3414;"
+        even, odd, cos, sin = (f"${4 + 4 * kind + two}" for kind in range(4))
+        text += _TURN.format(even=even, odd=odd, cos=cos, sin=sin) if turned else _TAKE
+        text += f"prmt.b32 w{two}, x, y, 0x6240;"
+    return text + "mov.b64 $0, {w0, w1}; mov.b64 $1, {w2, w3};"
+
+
+def _values() -> str:
+    """Assembly of `value_words`: a table for each token, its bytes, and these turned around by four tokens."""
+    text = ".reg .b32 m, s, a, b, lo, hi, low, high, w<16>, t<4>; .reg .b16 x, y;"
+    for token in range(4):
+        text += f"mov.b64 {{low, high}}, ${16 + token};"
+        for table, first, second in (("lo", 0x38000000, 0x3E003C00), ("hi", 0x42004000, 0x46004400)):
+            text += f"""
+        mov.b32 a, {first:#x};
+        mul.rn.f16x2 a, a, ${20 + token};
+        cvt.rn.satfinite.e4m3x2.f16x2 x, a;
+        mov.b32 b, {second:#x};
+        mul.rn.f16x2 b, b, ${20 + token};
+        cvt.rn.satfinite.e4m3x2.f16x2 y, b;
+        mov.b32 {table}, {{x, y}};"""
+        text += _looked_up("low", f"w{token}", f"w{4 + token}")
+        text += _looked_up("high", f"w{8 + token}", f"w{12 + token}")
+    for four in range(0, 16, 4):
+        text += f"""
+        prmt.b32 t0, w{four}, w{four + 1}, 0x5140;
+        prmt.b32 t1, w{four + 2}, w{four + 3}, 0x5140;
+        prmt.b32 t2, w{four}, w{four + 1}, 0x7362;
+        prmt.b32 t3, w{four + 2}, w{four + 3}, 0x7362;
+        prmt.b32 ${four}, t0, t1, 0x5410;
+        prmt.b32 ${four + 1}, t0, t1, 0x7632;
+        prmt.b32 ${four + 2}, t2, t3, 0x5410;
+        prmt.b32 ${four + 3}, t2, t3, 0x7632;"""
+    return text
+
+
+def _scope(text: str) -> tl.constexpr:
+    """Assembly in a scope of its own, as one line: torch's compiler copies such a string without its escapes."""
+    return tl.constexpr("{ " + " ".join(text.split()) + " }")
+
+
+_KEYS_TURNED = _scope(_keys(turned=True))
+_KEYS_PLAIN = _scope(_keys(turned=False))
+_VALUES = _scope(_values())
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _code(word, channel: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One of the sixteen e2m1 codes of a word, as fp16; for the interpreter."""
+    bits = (word >> (4 * channel)).to(tl.int16)
+    return (((bits & 7) << 9) | ((bits & 8) << 12)).to(tl.float16, bitcast=True) * 16384.0
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _lane(pair, lane: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One of the two fp16 numbers of an int32; for the interpreter."""
+    return (pair >> (16 * lane)).to(tl.int16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def _fma(a, b, c):  # type: ignore[no-untyped-def]
+    """``a * b + c`` of fp16 with one rounding; for the interpreter."""
+    return (a.to(tl.float64) * b.to(tl.float64) + c.to(tl.float64)).to(tl.float16)
+
+
+@triton.jit
+def _packed(first, second):  # type: ignore[no-untyped-def]
+    """Two fp32 numbers as fp16 in an int32, the first one low; for the interpreter."""
+    low = first.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+    return low | (second.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) << 16)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def two_pairs(address, factor, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Even and odd numbers (`_packed`) of the two fp32 pairs at `address` (int64, aligned to 16), times `factor`."""
+    if INTEGER:
+        at = address.to(tl.pointer_type(tl.float32))
+        even, next_even = tl.load(at) * factor, tl.load(at + 2) * factor
+        odd, next_odd = tl.load(at + 1) * factor, tl.load(at + 3) * factor
+        return _packed(even, next_even), _packed(odd, next_odd)
+    # In assembly, since what is read as constant may be fetched before stores that stand in front of it.
+    return tl.inline_asm_elementwise(
+        """
+        {
+        .reg .f32 a, b, c, d;
+        ld.global.nc.v4.f32 {a, b, c, d}, [$2];
+        mul.rn.f32 a, a, $3;
+        mul.rn.f32 b, b, $3;
+        mul.rn.f32 c, c, $3;
+        mul.rn.f32 d, d, $3;
+        cvt.rn.f16x2.f32 $0, c, a;
+        cvt.rn.f16x2.f32 $1, d, b;
+        }
+        """,
+        "=r,=r,l,f",
+        [address, factor],
+        dtype=(tl.int32, tl.int32),
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def turned_codes(word, scale, even, odd, cos, sin, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Int8 codes, two int64 of eight, of a block of keys; `seko_kernels.fused_reference.key_codes` is the definition.
+
+    Parameters
+    ----------
+    word : int64
+        e2m1 codes.
+    scale : int32
+        By `block_scale`, over the scale of int8.
+    even, odd : tuple of four int32
+        By `two_pairs`: the mean, over the scale of int8.
+    cos, sin : tuple of four int32
+        By `two_pairs`.
+    """
+    if INTEGER:
+        factor = _lane(scale, 0)
+        low, high = word & 0, word & 0
+        for pair in tl.static_range(8):
+            two, lane = pair // 2, pair % 2
+            e = _fma(_code(word, 2 * pair), factor, _lane(even[two], lane))
+            o = _fma(_code(word, 2 * pair + 1), factor, _lane(odd[two], lane))
+            c, s = _lane(cos[two], lane), _lane(sin[two], lane)
+            x, y = _fma(e, c, -(o * s)), _fma(e, s, o * c)
+            both = ((x + 1536.0).to(tl.int16, bitcast=True).to(tl.int64) & 0xFF) | (
+                ((y + 1536.0).to(tl.int16, bitcast=True).to(tl.int64) & 0xFF) << 8
+            )
+            if pair < 4:
+                low |= both << (16 * pair)
+            else:
+                high |= both << (16 * (pair - 4))
+        return low, high
+    return tl.inline_asm_elementwise(
+        _KEYS_TURNED,
+        "=l,=l,l,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
+        [word, scale, even[0], even[1], even[2], even[3], odd[0], odd[1], odd[2], odd[3],
+         cos[0], cos[1], cos[2], cos[3], sin[0], sin[1], sin[2], sin[3]],
+        dtype=(tl.int64, tl.int64),
+        is_pure=True,
+        pack=1,
+    )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def plain_codes(word, scale, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
+    """As `turned_codes`, of keys that are taken as they lie."""
+    if INTEGER:
+        low, high = word & 0, word & 0
+        for channel in tl.static_range(16):
+            x = _fma(_code(word, channel), _lane(scale, 0), tl.full((), 1536.0, tl.float16))
+            byte = x.to(tl.int16, bitcast=True).to(tl.int64) & 0xFF
+            if channel < 8:
+                low |= byte << (8 * channel)
+            else:
+                high |= byte << (8 * (channel - 8))
+        return low, high
+    return tl.inline_asm_elementwise(
+        _KEYS_PLAIN, "=l,=l,l,r", [word, scale], dtype=(tl.int64, tl.int64), is_pure=True, pack=1
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def value_words(words, scales, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
+    """e4m3 numbers of four tokens' blocks: sixteen int32, a channel each, of a byte a token.
+
+    The product of a code and a scale (`block_scale`) has six bits, so fp16 holds it wherever e4m3 is not 0.
+    """
+    if INTEGER:
+        out = ()
+        for channel in tl.static_range(16):
+            word = words[0].to(tl.int32) & 0
+            for token in tl.static_range(4):
+                number = _code(words[token], channel).to(tl.float32) * _lane(scales[token], 0).to(tl.float32)
+                byte = to_e4m3(number, True).to(tl.uint8, bitcast=True).to(tl.int32)
+                word |= byte << (8 * token)
+            out = (*out, word)  # type: ignore[assignment]
+        return out
+    return tl.inline_asm_elementwise(
+        _VALUES,
+        "=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,=r,l,l,l,l,r,r,r,r",
+        [words[0], words[1], words[2], words[3], scales[0], scales[1], scales[2], scales[3]],
+        dtype=(tl.int32,) * 16,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def block_scale(byte, factor, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A block's scale times `factor`, at most fp16's largest number, twice in an int32 (`_packed`)."""
+    # Above fp16 e4m3 saturates as well, and infinity times a code of zero would be none.
+    scale = tl.minimum(e4m3_scale_decode(byte) * factor, 65504.0)
+    if INTEGER:
+        return _packed(scale, scale)
+    return tl.inline_asm_elementwise(
+        "cvt.rn.f16x2.f32 $0, $1, $1;", "=r,f", [scale], dtype=tl.int32, is_pure=True, pack=1
+    )
