@@ -110,8 +110,8 @@ BF16_ATTENTION_SHARE = 0.6
 FP8_ATTENTION_SHARE = 0.81
 MASKED_ATTENTION_SHARE = 0.37  # measured alone, cuDNN with a bias: 2.64 and 8.26 ms (docs/adr/0002)
 EXPAND_SHARE = 0.88  # of the bandwidth; measured alone: FP4 to fp8 in 37 us at 12 heads, 122 us at 40
-# Of the bandwidth; measured alone: 114 us at 12 heads (docs/LOG.md). Bound by instructions, which turn the keys.
-FP8_EXPAND_SHARE = 0.26
+# Of the bandwidth; measured alone: 54 us at 12 heads, 178 at 40 (docs/adr/0015).
+FP8_EXPAND_SHARE = 0.52
 # Of the bandwidth; measured alone: 13 us for a norm in bf16, 22 for QK norm with RoPE, 40 for GELU with fp8 rows at 12
 # heads (docs/LOG.md), which is .46, .45 and .66; a norm with fp8 rows, at 23 us, reaches .2.
 ROW_KERNEL_SHARE = 0.5

@@ -110,22 +110,26 @@ def key_codes(
         ``[B, P, H, D]`` int8; where `inverse` is of a bound by `key_bounds`, none was above 127.
     """
     factor = e4m3_decode(scales) * (global_scale * inverse)[..., None]
-    factor = factor.clamp(max=torch.finfo(torch.float16).max).half().double()[..., None]  # [B, P, H, D/16, 1]
+    factor = _fp16(factor.clamp(max=torch.finfo(torch.float16).max).double())[..., None]  # [B, P, H, D/16, 1]
     number = e2m1_decode(torch.stack([codes & 15, codes >> 4], dim=-1)).double()
     product: Tensor = number.flatten(-2).unflatten(-1, (-1, NVFP4_BLOCK)) * factor
     if turn is None:
         return product.round().flatten(-2).to(torch.int8)
     mean, cos, sin = turn
-    added = (mean * inverse[..., None]).half().double().unflatten(-1, (-1, NVFP4_BLOCK))
+    added = _fp16((mean * inverse[..., None]).double()).unflatten(-1, (-1, NVFP4_BLOCK))
     even, odd = _fp16(product + added).flatten(-2).unflatten(-1, (-1, 2)).unbind(-1)  # [B, P, H, D/2]
-    cos, sin = (x.half().double().unsqueeze(2) for x in (cos, sin))
+    cos, sin = (_fp16(x.double()).unsqueeze(2) for x in (cos, sin))
     turned = torch.stack((even * cos - _fp16(odd * sin), even * sin + _fp16(odd * cos)), dim=-1)
     return _fp16(turned).round().flatten(-2).to(torch.int8)
 
 
 def _fp16(x: Tensor) -> Tensor:
-    """Round float64 to the nearest number that fp16 has, ties to even: torch's own cast rounds to fp32 before."""
-    step = torch.ldexp(torch.ones_like(x), torch.frexp(x).exponent.clamp(min=-13) - 11)
+    """Round float64 to the nearest number that fp16 has, ties to even.
+
+    Torch's own cast rounds to fp32 before, and its compiler takes a cast to fp16 and back for none.
+    """
+    power = (x.view(torch.int64) & 0x7FF0000000000000).view(torch.float64)  # of two, not above the number
+    step = (power * 2.0**-10).clamp(min=2.0**-24)
     return (x / step).round() * step
 
 

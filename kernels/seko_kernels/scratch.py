@@ -37,7 +37,8 @@ class KeyRotation(NamedTuple):
     mean : Tensor
         ``[H, D]`` float32, what was taken off.
     slot_rotary : Tensor
-        ``[B * slots, A, 2]`` float32, 0 < A < D/2: cosine and sine of the first A pairs, by what each slot holds.
+        ``[B * slots, A, 2]`` float32, A even, 0 < A < D/2: cosine and sine of the first A pairs, by what each slot
+        holds.
     patch_rotary : Tensor
         ``[frame_tokens, D/2 - A, 2]`` float32: of the other pairs, by the place in a latent frame.
     """
@@ -95,6 +96,8 @@ def fp8_expand(
 
     Keys of a tile of `KEY_TILE` places and head have one scale, of the bound that their format gives
     (`fused_reference.key_bounds`): their largest numbers themselves would take a pass of their own.
+
+    On a GPU all tensors begin at multiples of 16 bytes, as torch's own allocations do.
 
     Parameters
     ----------
@@ -246,9 +249,9 @@ def _expect_rotation(
     expect("mean", rotation.mean, (heads, head_dim), torch.float32)
     expect_dims("slot_rotary", rotation.slot_rotary, 3, "[slots, pairs, 2]")
     pairs = rotation.slot_rotary.shape[1]
-    if not 0 < pairs < head_dim // 2:
+    if not 0 < pairs < head_dim // 2 or pairs % 2:
         raise OpShapeError(
-            f"slot_rotary has {pairs} pairs, expected 1 to {head_dim // 2 - 1} of {head_dim // 2}"
+            f"slot_rotary has {pairs} pairs, expected an even number from 2 to {head_dim // 2 - 2} of {head_dim // 2}"
         )
     slots = batch * tokens // frame_tokens
     expect("slot_rotary", rotation.slot_rotary, (slots, pairs, 2), torch.float32)

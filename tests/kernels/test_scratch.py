@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import seko_kernels.triton
+from seko_kernels import fused_reference
 from seko_kernels.errors import OpDtypeError, OpShapeError
 from seko_kernels.formats import KEY_TILE
 from seko_kernels.fused_reference import (
@@ -139,6 +145,16 @@ def test_the_bound_of_a_tile_keeps_every_code_within_127(seed: int, exponent: in
         assert bool((scale >= bound * (1 / 127)).all())
 
 
+def test_numbers_are_rounded_to_those_of_fp16_once() -> None:
+    """As NumPy does: every number of fp16, what lies in the middle, and beside it by less than fp32 can tell."""
+    grid = torch.arange(0x7C00, dtype=torch.int16).view(torch.float16).double()
+    middle = (grid[1:] + grid[:-1]) / 2
+    x = torch.cat([grid, middle, middle * (1 + 2.0**-40), middle * (1 - 2.0**-40)])
+    x = torch.cat([x, -x])
+    expected = x.numpy().astype(np.float16).astype(np.float64)
+    assert np.array_equal(fused_reference._fp16(x).numpy(), expected)
+
+
 def test_a_tile_of_zeros_has_a_scale_whose_inverse_is_finite() -> None:
     codes, scale = int8_tiles(torch.zeros(1, 130, 1, 16), torch.zeros(1, 1, 2))
     assert not codes.any()
@@ -166,6 +182,7 @@ def test_wrong_tensors_are_refused() -> None:
     turn = key_rotation(ring)
     no_patch = turn._replace(patch_rotary=turn.patch_rotary[1:])
     no_slot = turn._replace(slot_rotary=turn.slot_rotary[:, :0])
+    odd_slot = turn._replace(slot_rotary=turn.slot_rotary[:, :5])
     wrong: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (OpShapeError, "v_out has shape", {"v_out": v[..., :100]}),
         (OpDtypeError, "k_out is", {"k_out": k.to(FP8)}),
@@ -173,11 +190,23 @@ def test_wrong_tensors_are_refused() -> None:
         (OpShapeError, "k_codes has shape", {"k_codes": cache["k_codes"][1:]}),
         (OpShapeError, "patch_rotary has shape", {"rotation": no_patch}),
         (OpShapeError, "pairs, expected", {"rotation": no_slot}),
+        (OpShapeError, "has 5 pairs, expected an even number", {"rotation": odd_slot}),
         (OpShapeError, "frame_tokens", {"frame_tokens": 10_000}),
     ]
     for error, match, change in wrong:
         with pytest.raises(error, match=match):
             fp8_expand(**right | change)
+
+
+def test_assembly_of_the_package_has_nothing_that_a_copy_of_it_would_lose() -> None:
+    """Torch's compiler writes the globals of a kernel into a string in a file: an escape becomes what it stands for."""
+    found = 0
+    for module in pkgutil.iter_modules(seko_kernels.triton.__path__, "seko_kernels.triton."):
+        for value in vars(importlib.import_module(module.name)).values():
+            if isinstance(value, tl.constexpr) and isinstance(value.value, str):
+                found += 1
+                assert repr(value.value) == f"'{value.value}'"
+    assert found >= 3
 
 
 def test_kernels_compile_without_spills_where_there_is_fp8(

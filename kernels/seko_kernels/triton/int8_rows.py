@@ -1,4 +1,4 @@
-"""Numbers as int8: by a scale that is given, or rows by their own for kernels that hold a whole row."""
+"""Rows as int8 by a scale of their own, for kernels that hold a whole row."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def int8_rows(x):  # type: ignore[no-untyped-def]
     """Codes [M, D] int8 and scales [M], powers of two, of fp32 rows; `seko_kernels.fused_reference.int8_rows`."""
     top = tl.maximum(tl.max(tl.abs(x), 1), 7.888609052210118e-31)  # 2**-100
     scale = ((top.to(tl.int32, bitcast=True) & 0x7F800000) - 0x03000000).to(tl.float32, bitcast=True)
-    return to_int8(x * power_of_two_inverse(scale)[:, None]), scale
+    return _to_int8(x * power_of_two_inverse(scale)[:, None]), scale
 
 
 @triton.jit
-def to_int8(x):  # type: ignore[no-untyped-def]
+def _to_int8(x):  # type: ignore[no-untyped-def]
     """Nearest whole number of fp32 `x`, ties to even, from -127 to 127.
 
     The clamp also keeps the compiler from fusing a product that `x` is with the sum, which would round once instead of
