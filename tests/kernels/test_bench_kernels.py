@@ -65,6 +65,22 @@ def test_candidates_are_distinct_and_can_be_written_down(bench: ModuleType) -> N
     assert len(set(found)) == len(found)
 
 
+def test_the_expansion_is_timed_before_all_that_no_figure_needs(
+    bench: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("cache_calls", "scheme_calls", "row_calls", "matmul_calls"):
+        make = getattr(bench, name)
+        monkeypatch.setattr(bench, name, lambda shape, _, make=make: make(shape, "cpu"))
+    monkeypatch.setattr(bench, "EXPAND_VARIANTS", ())
+    at_work = bench.Bench(deadline=float("inf"))
+    at_work.expansion(tiny(bench))
+    at_work.others(tiny(bench))
+    names = [line["name"] for line in lines(capsys)]
+    assert names[0] == "fp8_expand"
+    assert names.count("fp8_expand") == 1
+    assert len(names) > 10
+
+
 def test_a_spent_budget_is_named(bench: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     at_work = bench.Bench(deadline=0.0)
     at_work.summary(Namespace(admit=False, rows=None), [tiny(bench)])
