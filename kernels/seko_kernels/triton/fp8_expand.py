@@ -106,38 +106,33 @@ def _expand_keys(  # type: ignore[no-untyped-def]
 ):
     """Keys of one tile of a group of heads, a block of sixteen channels at a time."""
     BLOCKS: tl.constexpr = HEAD_DIM // 16
-    place = tl.minimum(
-        first + tl.arange(0, TILE), end - 1
-    )  # behind the end the last one again, to the same bytes
+    place = tl.minimum(first + tl.arange(0, TILE), end - 1)  # behind the end, the last one again
     place_source = _sources(place, own_slots, FRAME_TOKENS, CHUNK_FRAMES)
-    # Said to be contiguous nowhere, all tensors of blocks have one layout: a thread's words go to memory as they are.
     block = tl.arange(0, BLOCKS)[:, None]
     if SLOT_PAIRS > 0:
         slot = row * (cache_tokens // FRAME_TOKENS) + place_source // FRAME_TOKENS
         patch = (place_source % FRAME_TOKENS).to(tl.int64)
+        patch_bytes: tl.constexpr = (HEAD_DIM // 2 - SLOT_PAIRS) * 8
         at_slot = SLOT_ROTARY.to(tl.int64) + (slot * (SLOT_PAIRS * 8))[None, :]
-        at_patch = (
-            PATCH_ROTARY.to(tl.int64) + (patch * ((HEAD_DIM // 2 - SLOT_PAIRS) * 8) - SLOT_PAIRS * 8)[None, :]
-        )
+        at_patch = PATCH_ROTARY.to(tl.int64) + (patch * patch_bytes - SLOT_PAIRS * 8)[None, :]
         c0, s0 = _angles(at_slot, at_patch, block, 0, SLOT_PAIRS, INTEGER)
         c1, s1 = _angles(at_slot, at_patch, block, 1, SLOT_PAIRS, INTEGER)
         c2, s2 = _angles(at_slot, at_patch, block, 2, SLOT_PAIRS, INTEGER)
         c3, s3 = _angles(at_slot, at_patch, block, 3, SLOT_PAIRS, INTEGER)
     first_head = tl.program_id(1) // 2 * GROUP
+    # Said to be contiguous nowhere, blocks have one layout in all of this: a thread's words go to memory as they are.
     at = ((row * cache_tokens + place_source) * HEADS + first_head)[None, :] * BLOCKS + block
     at = tl.max_contiguous(at, (1, 1))
     at_codes, at_scales = K_CODES.to(tl.pointer_type(tl.int64)) + at, K_SCALES + at
     target = ((row * past_tokens + place) * HEADS + first_head)[None, :] * (2 * BLOCKS) + block * 2
     at_out = K_OUT.to(tl.pointer_type(tl.int64)) + (target[:, :, None] + tl.arange(0, 2)[None, None, :])
     at_means = K_MEAN.to(tl.int64) + first_head * (HEAD_DIM * 4) + block * 64
-    # The next head's numbers are asked for before this one's are stored: no load passes a store on its way up.
+    # The next head's numbers are asked for before this one's are stored: the compiler moves no load over a store.
     word, byte = tl.load(at_codes), tl.load(at_scales)
     for turn in tl.static_range(GROUP):
         if turn + 1 < GROUP:
-            next_word, next_byte = (
-                tl.load(at_codes + (turn + 1) * BLOCKS),
-                tl.load(at_scales + (turn + 1) * BLOCKS),
-            )
+            next_word = tl.load(at_codes + (turn + 1) * BLOCKS)
+            next_byte = tl.load(at_scales + (turn + 1) * BLOCKS)
         inverse = tl.sum(tl.where(tl.arange(0, GROUP) == turn, k_inverse, 0.0), 0)
         scale = block_scale(byte, tl.load(K_GLOBAL_SCALE + first_head + turn) * inverse, INTEGER)
         if SLOT_PAIRS > 0:
@@ -151,8 +146,7 @@ def _expand_keys(  # type: ignore[no-untyped-def]
             )
         else:
             low, high = plain_codes(word, scale, INTEGER)
-        where = at_out + turn * (2 * BLOCKS)
-        tl.store(where, tl.join(low, high))
+        tl.store(at_out + turn * (2 * BLOCKS), tl.join(low, high))
         if turn + 1 < GROUP:
             word, byte = next_word, next_byte
 
@@ -198,9 +192,8 @@ def _expand_values(  # type: ignore[no-untyped-def]
     w2, b2 = tl.load(c2), tl.load(s2)
     w3, b3 = tl.load(c3), tl.load(s3)
     for turn in tl.static_range(GROUP):
-        factor = tl.load(V_GLOBAL_SCALE + first_head + turn) * power_of_two_inverse(
-            tl.load(V_FP8_SCALE + first_head + turn)
-        )
+        fp8_scale = tl.load(V_FP8_SCALE + first_head + turn)
+        factor = tl.load(V_GLOBAL_SCALE + first_head + turn) * power_of_two_inverse(fp8_scale)
         if turn + 1 < GROUP:
             next0, next_b0 = tl.load(c0 + (turn + 1) * BLOCKS), tl.load(s0 + (turn + 1) * BLOCKS)
             next1, next_b1 = tl.load(c1 + (turn + 1) * BLOCKS), tl.load(s1 + (turn + 1) * BLOCKS)
@@ -210,8 +203,7 @@ def _expand_values(  # type: ignore[no-untyped-def]
         f2, f3 = block_scale(b2, factor, INTEGER), block_scale(b3, factor, INTEGER)
         out = value_words((w0, w1, w2, w3), (f0, f1, f2, f3), INTEGER)
         for channel in tl.static_range(16):
-            where = at_out + (turn * HEAD_DIM + channel) * (V_COLUMNS // 4)
-            tl.store(where, out[channel])
+            tl.store(at_out + (turn * HEAD_DIM + channel) * (V_COLUMNS // 4), out[channel])
         if turn + 1 < GROUP:
             w0, w1, w2, w3 = next0, next1, next2, next3
             b0, b1, b2, b3 = next_b0, next_b1, next_b2, next_b3
