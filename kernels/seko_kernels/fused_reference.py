@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
 from seko_kernels.formats import E2M1_MAX, E4M3_MAX, KEY_TILE, NVFP4_BLOCK
-from seko_kernels.reference import e2m1_decode, e4m3_decode, nvfp4_decode, round_factor
+from seko_kernels.reference import e2m1_decode, e4m3_decode, nvfp4_decode, round_factor, unpacked
 
 FP8 = torch.float8_e4m3fn
 LEAST_ROW_SCALE = 2.0**-100  # of a row of zeros: its inverse is finite
@@ -67,7 +67,7 @@ def int8_tiles(k: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
         ``[B, H, tiles]`` float32, contiguous: what a tile's codes are multiplied by to be the real ones.
     """
     scale = int8_scale(bound)
-    inverse = of_places(scale.reciprocal(), k.shape[1]).transpose(1, 2)  # [B, P, H]
+    inverse = _inverse_of_places(scale, k.shape[1])
     codes = (k * inverse.unsqueeze(-1)).round().clamp(-INT8_MAX, INT8_MAX)
     return codes.to(torch.int8), scale
 
@@ -78,20 +78,25 @@ def int8_scale(bound: Tensor) -> Tensor:
     return scale.contiguous()
 
 
+def _inverse_of_places(scale: Tensor, places: int) -> Tensor:
+    """Return one over a scale of tiles ``[B, H, tiles]`` for each place, ``[B, places, H]``."""
+    return of_places(scale.reciprocal(), places).transpose(1, 2)
+
+
 def key_codes(
     codes: Tensor,
     scales: Tensor,
     global_scale: Tensor,
-    inverse: Tensor,
+    key_scale: Tensor,
     turn: tuple[Tensor, Tensor, Tensor] | None,
 ) -> Tensor:
     """Quantise the keys of an NVFP4 cache, which are never computed as such: int8 from fp16 numbers in int8's units.
 
-    A key's number is ``x = fma(e2m1(code), s, m)`` with a block's ``s = fp16(e4m3(scale) * (global_scale * inverse))``
-    and ``m = fp16(mean * inverse)``, and a pair of them becomes ``fma(x_even, cos, -fp16(x_odd * sin))`` and
-    ``fma(x_even, sin, fp16(x_odd * cos))``, cosine and sine in fp16; a code is the nearest whole number, ties to even.
-    All operations are those of fp16 (an fma rounds once), so a byte is the same wherever it is made. Keys that are not
-    turned are the nearest whole numbers to ``e2m1(code) * s``.
+    With ``i = 1 / key_scale`` of its tile, a key's number is ``x = fma(e2m1(code), s, m)`` with a block's
+    ``s = fp16(e4m3(scale) * (global_scale * i))`` and ``m = fp16(mean * i)``, and a pair of them becomes
+    ``fma(x_even, cos, -fp16(x_odd * sin))`` and ``fma(x_even, sin, fp16(x_odd * cos))``, cosine and sine in fp16; a
+    code is the nearest whole number, ties to even. All operations are those of fp16 (an fma rounds once), so a byte is
+    the same wherever it is made. Keys that are not turned are the nearest whole numbers to ``e2m1(code) * s``.
 
     Parameters
     ----------
@@ -99,20 +104,21 @@ def key_codes(
         ``[B, P, H, D // 2]`` and ``[B, P, H, D // 16]`` uint8, as in `reference.nvfp4_decode`.
     global_scale : Tensor
         ``[H]`` float32, powers of two.
-    inverse : Tensor
-        ``[B, P, H]`` float32, one over what the codes are multiplied by to be the real ones.
+    key_scale : Tensor
+        ``[B, H, tiles]`` float32: what a tile's codes are multiplied by to be the real ones.
     turn : tuple of Tensor, optional
         Mean ``[H, D]``, cosines and sines ``[B, P, D // 2]``, float32; None: keys that are taken as they lie.
 
     Returns
     -------
     Tensor
-        ``[B, P, H, D]`` int8; where `inverse` is of a bound by `key_bounds`, none was above 127.
+        ``[B, P, H, D]`` int8; where `key_scale` is of a bound by `key_bounds`, none was above 127.
     """
+    inverse = _inverse_of_places(key_scale, codes.shape[1])
     factor = e4m3_decode(scales) * (global_scale * inverse)[..., None]
     factor = _fp16(factor.clamp(max=torch.finfo(torch.float16).max).double())[..., None]  # [B, P, H, D/16, 1]
-    number = e2m1_decode(torch.stack([codes & 15, codes >> 4], dim=-1)).double()
-    product: Tensor = number.flatten(-2).unflatten(-1, (-1, NVFP4_BLOCK)) * factor
+    number = e2m1_decode(unpacked(codes).flatten(-2).unflatten(-1, (-1, NVFP4_BLOCK))).double()
+    product: Tensor = number * factor
     if turn is None:
         return product.round().flatten(-2).to(torch.int8)
     mean, cos, sin = turn

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from seko_kernels.formats import E4M3_MAX, HADAMARD_READ_FACTOR, HADAMARD_WRITE_FACTOR, NumberFormat
-from seko_kernels.reference import e4m3_decode, e4m3_encode
+from seko_kernels.reference import e4m3_decode, e4m3_encode, unpacked
 
 LARGEST_STEP_BYTE = 0x7E  # 448
 INT8_MOST, INT4_MOST = 127, 15
@@ -96,7 +96,7 @@ def decode(
         numbers = codes.to(torch.int32).unflatten(-1, (-1, form.group))
         steps = scales
     else:
-        nibbles = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2).to(torch.int32)
+        nibbles = unpacked(codes).flatten(-2).to(torch.int32)
         steps, zeros = scales.chunk(2, dim=-1)
         numbers = nibbles.unflatten(-1, (-1, form.group)) - zeros.to(torch.int32)[..., None]
     values: Tensor = numbers.to(torch.float32) * (e4m3_decode(steps) * g)[..., None]

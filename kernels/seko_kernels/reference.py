@@ -135,9 +135,13 @@ def nvfp4_decode(codes: Tensor, scales: Tensor, global_scale: Tensor, dtype: tor
     """
     tokens, heads, half_dim = codes.shape
     scale = e4m3_decode(scales) * global_scale[:, None]  # [N, H, D/16] fp32
-    nibbles = torch.stack([codes & 15, codes >> 4], dim=-1)  # [N, H, D/2, 2]
-    values = e2m1_decode(nibbles.reshape(tokens, heads, -1, NVFP4_BLOCK)) * scale[..., None]
+    values = e2m1_decode(unpacked(codes).reshape(tokens, heads, -1, NVFP4_BLOCK)) * scale[..., None]
     return values.reshape(tokens, heads, half_dim * 2).to(dtype)
+
+
+def unpacked(codes: Tensor) -> Tensor:
+    """Return the codes of bytes of two ``[..., D // 2]``: ``[..., D // 2, 2]``, the even channel's first."""
+    return torch.stack([codes & 15, codes >> 4], dim=-1)
 
 
 def nvfp4_decode_keys(

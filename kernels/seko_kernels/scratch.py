@@ -163,9 +163,8 @@ def fp8_expand(
     mean = None if rotation is None else rotation.mean
     bound = fused_reference.key_bounds(k_scales[source], past, k_global_scale, mean)
     scale = fused_reference.int8_scale(bound)
-    inverse = fused_reference.of_places(scale.reciprocal(), past_tokens).transpose(1, 2)  # [B, P, H]
     turn = None if rotation is None else rotation.of_places(source)
-    codes = fused_reference.key_codes(k_codes[source], k_scales[source], k_global_scale, inverse, turn)
+    codes = fused_reference.key_codes(k_codes[source], k_scales[source], k_global_scale, scale, turn)
     k_out.copy_(torch.where(past[:, :, None, None], codes, k_out))
     v = fused_reference.fp8_expand(v_codes, v_scales, v_global_scale, v_fp8_scale)
     written = fused_reference.by_tiles(past).any(2)  # [B, tiles]

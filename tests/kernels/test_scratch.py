@@ -137,7 +137,7 @@ def test_the_bound_of_a_tile_keeps_every_code_within_127(seed: int, exponent: in
         scale = int8_scale(bound)
         inverse = of_places(scale.reciprocal(), KEY_TILE).transpose(1, 2)
         turn = None if added is None else (mean, cos[None], sin[None])
-        found = key_codes(codes[None], scales[None], g, inverse, turn)
+        found = key_codes(codes[None], scales[None], g, scale, turn)
         real = turned[None] * inverse.unsqueeze(-1)
         assert float(real.abs().max()) < 127.05
         # Of 127: half an int8 step, and the roundings of fp16 numbers, each at most 2**-11 of a pair's length.

@@ -8,6 +8,7 @@ import triton.language as tl
 from seko_kernels.triton.e4m3_cast import power_of_two_inverse
 from seko_kernels.triton.e4m3_scale import e4m3_scale_decode
 from seko_kernels.triton.nvfp4_blocks import block_scale, plain_codes, turned_codes, two_pairs, value_words
+from seko_kernels.triton.nvfp4_expand_keys import rotary_factor
 
 # Tokens of a program and its warps, and its heads where that divides the heads: they share cosines and sines. On an
 # H200 at 12 heads, keys rotated, 54 us; 64 tokens with 4 warps take 61, 128 with 8 warps 81, 32 with 4 warps 65, 16
@@ -22,12 +23,6 @@ def _angles(at_slot, at_patch, block, two: tl.constexpr, SLOT_PAIRS: tl.constexp
     """Cosines and sines (as of `two_pairs`) of pairs ``2 * two`` and the next one of each block."""
     pair = block * 8 + 2 * two
     return two_pairs(tl.where(pair < SLOT_PAIRS, at_slot, at_patch) + pair * 8, 1.0, INTEGER)
-
-
-@triton.jit
-def _factor(x):  # type: ignore[no-untyped-def]
-    """Round fp32 to 12 significant bits, ties away from zero; `seko_kernels.reference.round_factor`."""
-    return ((x.to(tl.int32, bitcast=True) + 0x800) & -0x1000).to(tl.float32, bitcast=True)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -71,8 +66,8 @@ def _key_scales(  # type: ignore[no-untyped-def]
     bound = e4m3_scale_decode(byte) * (tl.load(K_GLOBAL_SCALE + head + block // BLOCKS) * 6.0)
     if SLOT_PAIRS > 0:
         at_mean = K_MEAN + head * HEAD_DIM + block[:, None] * 16 + tl.arange(0, 8)[None, :] * 2
-        a = _factor(tl.abs(tl.load(at_mean)) + bound[:, None])
-        b = _factor(tl.abs(tl.load(at_mean + 1)) + bound[:, None])
+        a = rotary_factor(tl.abs(tl.load(at_mean)) + bound[:, None])
+        b = rotary_factor(tl.abs(tl.load(at_mean + 1)) + bound[:, None])
         top, low = tl.maximum(a, b), tl.minimum(a, b)
         bound = tl.max(tl.maximum(top + 0.25 * low, 0.828125 * top + 0.59375 * low), 1)
     bound = tl.max(tl.reshape(bound, (GROUP, BLOCKS)), 1)

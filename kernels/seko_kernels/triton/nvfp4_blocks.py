@@ -125,6 +125,15 @@ def _fma(a, b, c):  # type: ignore[no-untyped-def]
     return (a.to(tl.float64) * b.to(tl.float64) + c.to(tl.float64)).to(tl.float16)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _with_byte(low, high, x, channel: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Two words of eight bytes with that of a channel put in: the last bits of an fp16 number; for the interpreter."""
+    byte = x.to(tl.int16, bitcast=True).to(tl.int64) & 0xFF
+    if channel < 8:
+        return low | (byte << (8 * channel)), high
+    return low, high | (byte << (8 * (channel - 8)))
+
+
 @triton.jit
 def _packed(first, second):  # type: ignore[no-untyped-def]
     """Two fp32 numbers as fp16 in an int32, the first one low; for the interpreter."""
@@ -185,14 +194,8 @@ def turned_codes(word, scale, even, odd, cos, sin, INTEGER: tl.constexpr):  # ty
             e = _fma(_code(word, 2 * pair), factor, _lane(even[two], lane))
             o = _fma(_code(word, 2 * pair + 1), factor, _lane(odd[two], lane))
             c, s = _lane(cos[two], lane), _lane(sin[two], lane)
-            x, y = _fma(e, c, -(o * s)), _fma(e, s, o * c)
-            both = ((x + 1536.0).to(tl.int16, bitcast=True).to(tl.int64) & 0xFF) | (
-                ((y + 1536.0).to(tl.int16, bitcast=True).to(tl.int64) & 0xFF) << 8
-            )
-            if pair < 4:
-                low |= both << (16 * pair)
-            else:
-                high |= both << (16 * (pair - 4))
+            low, high = _with_byte(low, high, _fma(e, c, -(o * s)) + 1536.0, 2 * pair)
+            low, high = _with_byte(low, high, _fma(e, s, o * c) + 1536.0, 2 * pair + 1)
         return low, high
     return tl.inline_asm_elementwise(
         _KEYS_TURNED,
@@ -212,11 +215,7 @@ def plain_codes(word, scale, INTEGER: tl.constexpr):  # type: ignore[no-untyped-
         low, high = word & 0, word & 0
         for channel in tl.static_range(16):
             x = _fma(_code(word, channel), _lane(scale, 0), tl.full((), 1536.0, tl.float16))
-            byte = x.to(tl.int16, bitcast=True).to(tl.int64) & 0xFF
-            if channel < 8:
-                low |= byte << (8 * channel)
-            else:
-                high |= byte << (8 * (channel - 8))
+            low, high = _with_byte(low, high, x, channel)
         return low, high
     return tl.inline_asm_elementwise(
         _KEYS_PLAIN, "=l,=l,l,r", [word, scale], dtype=(tl.int64, tl.int64), is_pure=True, pack=1
