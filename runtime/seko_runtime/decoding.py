@@ -140,7 +140,9 @@ class Decoder:
         return self._queued[row] - FRAME_BLOCKS <= number < self._queued[row]
 
     def frames(self, row: int, number: int) -> NDArray[np.uint8]:
-        """Copy of a row's frames of one chunk, uint8 [T, H, W, 3]; waits for them.
+        """A row's frames of one chunk, uint8 [T, H, W, 3], as they lie on the host; waits for them.
+
+        Chunks that are queued later overwrite them: a caller that keeps them copies them.
 
         Raises
         ------
@@ -152,7 +154,7 @@ class Decoder:
                 f"the frames of chunk {number} of row {row} were overwritten: the last {FRAME_BLOCKS} chunks' are "
                 "kept; read them before queueing more"
             )
-        return self._blocks.wait(row, number % FRAME_BLOCKS).copy()
+        return self._blocks.wait(row, number % FRAME_BLOCKS)
 
     def close(self) -> None:
         """Let go of graphs and programs; called after the memory's `wait`."""
