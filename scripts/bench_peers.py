@@ -96,9 +96,10 @@ class Comparison:
     def _measure_figures(self, shape: Shape) -> None:
         """Measure what the figures' steps are made of."""
         if _large(shape):
-            self._reference(shape)
+            tasks = [lambda: self._reference(shape)]
             if self.engines and shape.preset is not None:
-                self._checkpoint(shape.preset)
+                tasks.append(lambda preset=shape.preset: self._checkpoint(preset))
+            self.runner.together(tasks)
         for name in FIRST[:1]:
             if name in self.options.peers:
                 self._peer(shape, name)

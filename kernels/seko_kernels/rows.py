@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
@@ -18,7 +17,7 @@ from seko_kernels.checks import expect, expect_dims, expect_fp8
 from seko_kernels.errors import OpShapeError
 from seko_kernels.fused_reference import FP8
 from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
-from seko_kernels.triton.row_gelu import GELU_WARPS, gelu_parts, row_gelu_kernel
+from seko_kernels.triton.row_gelu import gelu_parts, gelu_warps, row_gelu_kernel
 from seko_kernels.triton.row_norm import (
     ADD_GATED,
     ADD_NONE,
@@ -26,8 +25,8 @@ from seko_kernels.triton.row_norm import (
     NORM_AFFINE,
     NORM_MODULATED,
     NORM_NONE,
-    ROW_WARPS,
     row_norm_kernel,
+    row_tiles,
 )
 
 
@@ -226,9 +225,10 @@ def _row_norm_cuda(
     hidden = torch.empty(x.shape if add else (0,), dtype=x.dtype, device=x.device)
     values = torch.empty(x.shape if made else (0,), dtype=FP8 if fp8 else x.dtype, device=x.device)
     scale = torch.empty((batch * tokens, 1) if fp8 else (0,), dtype=torch.float32, device=x.device)
-    frames = 1 if frames_modulation is None else frames_modulation.shape[1]
+    frame_tokens = tokens if frames_modulation is None else tokens // frames_modulation.shape[1]
+    tiles = row_tiles(width, frame_tokens, norm)
     # A pointer that a variant does not read still needs a tensor: x stands in.
-    wrap_triton(row_norm_kernel)[(batch * tokens,)](
+    wrap_triton(row_norm_kernel)[(batch * tokens // tiles.rows,)](
         x,
         x if y is None else y,
         x if frames_modulation is None else frames_modulation,
@@ -240,16 +240,16 @@ def _row_norm_cuda(
         scale if fp8 else x,
         EPS=eps,
         WIDTH=width,
-        BLOCK=triton.next_power_of_2(width),
-        FRAME_TOKENS=tokens // frames,
+        FRAME_TOKENS=frame_tokens,
         ADD=add,
         NORM=norm,
         QUANTISE=fp8,
         GATE_AT=gate_at,
         SHIFT_AT=shift_at,
         SCALE_AT=scale_at,
+        **tiles.constants,
         INTEGER=False,
-        num_warps=ROW_WARPS,
+        num_warps=tiles.warps,
     )
     return hidden, values, scale
 
@@ -269,6 +269,6 @@ def _row_gelu_cuda(x: Tensor) -> tuple[Tensor, Tensor]:
         PART_1=parts[1],
         PART_2=parts[2],
         INTEGER=False,
-        num_warps=GELU_WARPS,
+        num_warps=gelu_warps(width),
     )
     return values, scale

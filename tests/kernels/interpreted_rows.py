@@ -11,7 +11,7 @@ from seko_kernels.qk_norm_rope import PLAIN_KEYS, qk_norm_rope
 from seko_kernels.rows import gelu_quantise
 from seko_kernels.triton.qk_norm_rope import qk_norm_rope_kernel
 from seko_kernels.triton.row_gelu import gelu_parts, row_gelu_kernel
-from seko_kernels.triton.row_norm import row_norm_kernel
+from seko_kernels.triton.row_norm import row_norm_kernel, row_tiles
 from tests.kernels.fused_inputs import RINGS, Ring, chunk_of
 from tests.kernels.row_variants import EPS, VARIANTS, Variant, reference_of, row_inputs
 from tests.tolerances import FUSED, relative_error
@@ -49,27 +49,29 @@ def test_norm_and_rotation_agree_with_the_reference(ring: Ring, plain: str) -> N
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-@pytest.mark.parametrize("width", [64, 100])
+@pytest.mark.parametrize("width", [64, 100, 640, 3072])
 def test_row_kernel_agrees_with_the_reference(variant: Variant, width: int) -> None:
-    inputs = row_inputs(2, 3, 5, width, torch.float32)
+    frame_tokens = 6
+    inputs = row_inputs(2, 3, frame_tokens, width, torch.float32)
     hidden, values, scale = reference_of(variant, inputs)
-    rows = 2 * 3 * 5
+    rows = 2 * 3 * frame_tokens
     ours = [torch.full((rows, width), 7.0), torch.full((rows, width), 7.0), torch.full((rows, 1), 7.0)]
     if variant.fp8:
         ours[1] = ours[1].to(FP8)
-    row_norm_kernel[(rows,)](
+    tiles = row_tiles(width, frame_tokens, variant.norm)
+    row_norm_kernel[(rows // tiles.rows,)](
         *(inputs.x, inputs.y, inputs.modulation.frames, inputs.modulation.layer, inputs.weight, inputs.bias),
         *ours,
         EPS=EPS,
         WIDTH=width,
-        BLOCK=128,
-        FRAME_TOKENS=5,
+        FRAME_TOKENS=frame_tokens,
         ADD=variant.add,
         NORM=variant.norm,
         QUANTISE=variant.fp8,
         GATE_AT=variant.gate_at,
         SHIFT_AT=variant.shift_at,
         SCALE_AT=variant.scale_at,
+        **tiles.constants,
         INTEGER=True,
     )
     if variant.add:

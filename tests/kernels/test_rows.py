@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +17,8 @@ from seko_export.models import causal_dit
 from seko_kernels.errors import OpDtypeError, OpShapeError
 from seko_kernels.fused_reference import FP8, LEAST_ROW_SCALE, e4m3_rows
 from seko_kernels.rows import Modulation, gated_residual, gelu_quantise, norm_modulate, quantise_rows
-from seko_kernels.triton.row_gelu import GELU_WARPS, gelu_parts, row_gelu_kernel
-from seko_kernels.triton.row_norm import ROW_WARPS, row_norm_kernel
+from seko_kernels.triton.row_gelu import gelu_parts, gelu_warps, row_gelu_kernel
+from seko_kernels.triton.row_norm import row_norm_kernel, row_tiles
 from tests.kernels.row_variants import EPS, VARIANTS, RowInputs, Variant, row_inputs, run
 from tests.tolerances import relative_error
 
@@ -138,7 +139,8 @@ def test_kernels_compile_without_spills(
                 assert not {"LDL", "STL"} & set(opcodes), f"{kernel.__name__} spills with {constants}"
                 assert ("F2FP" in opcodes) or not fp8
 
-    for variant in VARIANTS[:1] + VARIANTS[5:6]:
+    for variant, width in itertools.product(VARIANTS[:1] + VARIANTS[5:6], (1536, 5120)):
+        tiles = row_tiles(width, 1560, variant.norm)
         signature = {
             **dict.fromkeys(("X", "Y"), "*bf16"),
             **dict.fromkeys(("MODULATION", "LAYER_MODULATION", "WEIGHT", "BIAS"), "*fp32"),
@@ -146,14 +148,14 @@ def test_kernels_compile_without_spills(
             "OUT": "*fp8e4nv" if variant.fp8 else "*bf16",
             "OUT_SCALE": "*fp32",
         }
-        constants = {"EPS": EPS, "WIDTH": 5120, "BLOCK": 8192, "FRAME_TOKENS": 1560, "INTEGER": False}
+        constants = {"EPS": EPS, "WIDTH": width, "FRAME_TOKENS": 1560, "INTEGER": False}
         constants |= {"ADD": variant.add, "NORM": variant.norm, "QUANTISE": variant.fp8}
         constants |= {"GATE_AT": variant.gate_at, "SHIFT_AT": variant.shift_at, "SCALE_AT": variant.scale_at}
-        check(row_norm_kernel, signature, constants, ROW_WARPS, variant.fp8)
+        check(row_norm_kernel, signature, constants | tiles.constants, tiles.warps, variant.fp8)
     signature = {"X": "*bf16", "OUT": "*fp8e4nv", "OUT_SCALE": "*fp32"}
     parts = gelu_parts(13824)
     constants = {"WIDTH": 13824, "PART_0": parts[0], "PART_1": parts[1], "PART_2": parts[2], "INTEGER": False}
-    check(row_gelu_kernel, signature, constants, GELU_WARPS, True)
+    check(row_gelu_kernel, signature, constants, gelu_warps(13824), True)
 
 
 @pytest.mark.gpu

@@ -1,11 +1,15 @@
-"""The part of the CUDA upload that needs no GPU: windows over a packed block put every byte in its place."""
+"""The parts of CUDA memory that need no GPU: windows over a packed block, and what the environment is told."""
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seko_runtime.backends import cuda_memory
 from seko_runtime.backends.blocks import ALIGNMENT, block_places, fill_window
 from seko_runtime.safetensors_map import MappedTensor
 
@@ -32,3 +36,14 @@ def test_windows_of_any_size_assemble_every_tensor(sizes: list[int], window_byte
         assert place % ALIGNMENT == 0
         wanted = content[tensor.offset : tensor.offset + tensor.nbytes]
         assert np.array_equal(block[place : place + tensor.nbytes], wanted)
+
+
+@pytest.mark.parametrize(("asked", "kept"), [(None, "0"), ("4096", "4096")])
+def test_matmuls_have_no_workspace_unless_the_environment_gives_one(
+    monkeypatch: pytest.MonkeyPatch, asked: str | None, kept: str
+) -> None:
+    monkeypatch.setenv(cuda_memory.MATMUL_WORKSPACE, asked or "")  # put back at the test's end
+    if asked is None:
+        monkeypatch.delenv(cuda_memory.MATMUL_WORKSPACE)
+    cuda_memory.forgo_matmul_workspace()
+    assert os.environ[cuda_memory.MATMUL_WORKSPACE] == kept

@@ -1,6 +1,11 @@
 """One kernel for what stands between two matmuls: residual, LayerNorm, modulation, quantisation, each optional."""
 
+# mypy: disable-error-code="assignment"
+# (tuples of a row's parts grow)
 from __future__ import annotations
+
+import math
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -9,14 +14,97 @@ from seko_kernels.triton.e4m3_cast import row_scale, to_e4m3
 
 ADD_NONE, ADD_PLAIN, ADD_GATED = 0, 1, 2
 NORM_NONE, NORM_MODULATED, NORM_AFFINE = 0, 1, 2
-ROW_WARPS = 4
+SHORT_ROW, SHORT_PART, LONG_PART = 2048, 512, 1024
+LEAST_PART = 128  # a row that is no multiple of it is one part, filled up
+
+
+class RowTiles(NamedTuple):
+    """How rows are cut.
+
+    Parameters
+    ----------
+    rows : int
+        Rows of a program, all of one latent frame.
+    part, parts : int
+        A power of two of numbers, and how many of these hold a row.
+    warps : int
+        Of a program.
+    """
+
+    rows: int
+    part: int
+    parts: int
+    warps: int
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What the kernel takes of it."""
+        return {"ROWS": self.rows, "PART": self.part, "PARTS": self.parts}
+
+
+def row_tiles(width: int, frame_tokens: int, norm: int) -> RowTiles:
+    """Return the tiles for rows of `width` numbers, so many of a latent frame; no part is filled up if that can be.
+
+    On an H200 with 4,680 rows of 1,536 and 5,120 as fp8, us: residual, norm and modulation one row a program 17 and
+    54, two 16 and 46, four 16 and 58; with gate and an affine norm 16 and 52, 18 and 73, 19 and 65.
+    """
+    part = min(width & -width, LONG_PART if width > SHORT_ROW else SHORT_PART)
+    if part < LEAST_PART:
+        return RowTiles(1, triton.next_power_of_2(width), 1, 4)
+    rows = math.gcd(frame_tokens, 2) if norm == NORM_MODULATED else 1
+    return RowTiles(rows, part, width // part, part // LEAST_PART)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _modulation(MODULATION, LAYER_MODULATION, frame, which: tl.constexpr, channel, live, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _row(SOURCE, WIDTH: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A row in its parts, fp32, zeros behind its end."""
+    row = ()
+    for part in tl.static_range(PARTS):
+        channel = part * PART + tl.arange(0, PART)
+        if PART * PARTS != WIDTH:
+            x = tl.load(SOURCE + channel, mask=channel < WIDTH, other=0.0)
+        else:
+            x = tl.load(SOURCE + channel)
+        row += (x.to(tl.float32),)
+    return row
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _modulation(  # type: ignore[no-untyped-def]
+    MODULATION,
+    LAYER_MODULATION,
+    frame,
+    which: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+):
     """Row `which` of the six of a latent frame, plus the layer's own."""
-    own = tl.load(LAYER_MODULATION + which * WIDTH + channel, mask=live, other=0.0)
-    return own + tl.load(MODULATION + (frame * 6 + which) * WIDTH + channel, mask=live, other=0.0)
+    own = _row(LAYER_MODULATION + which * WIDTH, WIDTH, PART, PARTS)
+    of_frame = _row(MODULATION + (frame * 6 + which) * WIDTH, WIDTH, PART, PARTS)
+    row = ()
+    for part in tl.static_range(PARTS):
+        row += (own[part] + of_frame[part],)
+    return row
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _store(TARGET, x, part: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Store a part of a row."""
+    channel = part * PART + tl.arange(0, PART)
+    if PART * PARTS != WIDTH:
+        tl.store(TARGET + channel, x, mask=channel < WIDTH)
+    else:
+        tl.store(TARGET + channel, x)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _sum(row, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Sum of a row."""
+    total = row[0]
+    for part in tl.static_range(1, PARTS):
+        total += row[part]
+    return tl.sum(total, 0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -32,7 +120,6 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
     OUT_SCALE,
     EPS: tl.constexpr,
     WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
     FRAME_TOKENS: tl.constexpr,
     ADD: tl.constexpr,
     NORM: tl.constexpr,
@@ -40,12 +127,15 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
     GATE_AT: tl.constexpr,
     SHIFT_AT: tl.constexpr,
     SCALE_AT: tl.constexpr,
+    ROWS: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
-    """Write ``hidden = x + y * gate`` and ``out = layer_norm(hidden) * (1 + scale) + shift``, one row a program.
+    """Write ``hidden = x + y * gate`` and ``out = layer_norm(hidden) * (1 + scale) + shift``.
 
-    `seko_kernels.fused_reference.row_norm` is the definition. All in fp32; hidden is rounded to its dtype before
-    it is normalised, as it is where it is read again.
+    `seko_kernels.fused_reference` has the definitions. All in fp32; hidden is rounded to its dtype before it is
+    normalised, as it is where it is read again. A program has some rows, one after another.
 
     Parameters
     ----------
@@ -62,38 +152,70 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
         ``[B * T, WIDTH]``, written unless NORM and QUANTISE are both 0.
     OUT_SCALE : pointer to fp32
         ``[B * T]``, written where QUANTISE: what a row is multiplied by to be the real one.
-    EPS, WIDTH, BLOCK, FRAME_TOKENS : constexpr
-        Of the norm; d; the power of two from d up; tokens of a latent frame.
+    EPS, WIDTH, FRAME_TOKENS : constexpr
+        Of the norm; d; tokens of a latent frame.
+    ROWS, PART, PARTS : constexpr int
+        See `RowTiles`.
     ADD, NORM : constexpr int
         Nothing, plain or gated; none, modulated or affine.
     QUANTISE, INTEGER : constexpr bool
         Whether OUT is fp8, rowwise; see `to_e4m3`.
     """
-    token = tl.program_id(0)
-    start = token.to(tl.int64) * WIDTH
-    frame = (token // FRAME_TOKENS).to(tl.int64)
-    channel = tl.arange(0, BLOCK)
-    live = channel < WIDTH
-    x = tl.load(X + start + channel, mask=live, other=0.0).to(tl.float32)
+    first = tl.program_id(0) * ROWS
+    frame = (first // FRAME_TOKENS).to(tl.int64)
+    start = first.to(tl.int64) * WIDTH
+    xs = _row(X + start, WIDTH, PART, PARTS)
     if ADD > 0:
-        y = tl.load(Y + start + channel, mask=live, other=0.0).to(tl.float32)
-        if ADD == 2:
-            y = y * _modulation(MODULATION, LAYER_MODULATION, frame, GATE_AT, channel, live, WIDTH)
-        hidden = (x + y).to(HIDDEN.dtype.element_ty)
-        tl.store(HIDDEN + start + channel, hidden, mask=live)
-        x = hidden.to(tl.float32)
-    if NORM > 0:
-        x = tl.where(live, x - tl.sum(x, 0) / WIDTH, 0.0)
-        x = x * tl.rsqrt(tl.sum(x * x, 0) / WIDTH + EPS)
-        if NORM == 1:
-            x = x * (1.0 + _modulation(MODULATION, LAYER_MODULATION, frame, SCALE_AT, channel, live, WIDTH))
-            x = x + _modulation(MODULATION, LAYER_MODULATION, frame, SHIFT_AT, channel, live, WIDTH)
-        else:
-            x = x * tl.load(WEIGHT + channel, mask=live, other=0.0)
-            x = x + tl.load(BIAS + channel, mask=live, other=0.0)
-    if QUANTISE:
-        scale, inverse = row_scale(tl.max(tl.abs(x), 0))
-        tl.store(OUT_SCALE + token, scale)
-        tl.store(OUT + start + channel, to_e4m3(x * inverse, INTEGER), mask=live)
-    elif NORM > 0:
-        tl.store(OUT + start + channel, x.to(OUT.dtype.element_ty), mask=live)
+        ys = _row(Y + start, WIDTH, PART, PARTS)
+    # What rows share stays in registers: read anew for each, it would be most of what a short row reads.
+    if ADD == 2:
+        gate = _modulation(MODULATION, LAYER_MODULATION, frame, GATE_AT, WIDTH, PART, PARTS)
+    if NORM == 1:
+        factor = _modulation(MODULATION, LAYER_MODULATION, frame, SCALE_AT, WIDTH, PART, PARTS)
+        added = _modulation(MODULATION, LAYER_MODULATION, frame, SHIFT_AT, WIDTH, PART, PARTS)
+    elif NORM == 2:
+        factor, added = _row(WEIGHT, WIDTH, PART, PARTS), _row(BIAS, WIDTH, PART, PARTS)
+    for turn in tl.static_range(ROWS):
+        # The next row is asked for before this one is stored: the compiler moves no load over a store.
+        if turn + 1 < ROWS:
+            next_xs = _row(X + start + WIDTH, WIDTH, PART, PARTS)
+            if ADD > 0:
+                next_ys = _row(Y + start + WIDTH, WIDTH, PART, PARTS)
+        if ADD > 0:
+            sums = ()
+            for part in tl.static_range(PARTS):
+                y = ys[part] * gate[part] if ADD == 2 else ys[part]
+                hidden = (xs[part] + y).to(HIDDEN.dtype.element_ty)
+                _store(HIDDEN + start, hidden, part, WIDTH, PART, PARTS)
+                sums += (hidden.to(tl.float32),)
+            xs = sums
+        if NORM > 0:
+            mean = _sum(xs, PARTS) / WIDTH
+            centred, squares = (), ()
+            for part in tl.static_range(PARTS):
+                x = xs[part] - mean
+                if PART * PARTS != WIDTH:
+                    x = tl.where(part * PART + tl.arange(0, PART) < WIDTH, x, 0.0)
+                centred += (x,)
+                squares += (x * x,)
+            inverse = tl.rsqrt(_sum(squares, PARTS) / WIDTH + EPS)
+            xs = ()
+            for part in tl.static_range(PARTS):
+                by = 1.0 + factor[part] if NORM == 1 else factor[part]
+                xs += (centred[part] * inverse * by + added[part],)
+        if QUANTISE:
+            largest = tl.abs(xs[0])
+            for part in tl.static_range(1, PARTS):
+                largest = tl.maximum(largest, tl.abs(xs[part]))
+            scale, inverse_scale = row_scale(tl.max(largest, 0))
+            tl.store(OUT_SCALE + first + turn, scale)
+            for part in tl.static_range(PARTS):
+                _store(OUT + start, to_e4m3(xs[part] * inverse_scale, INTEGER), part, WIDTH, PART, PARTS)
+        elif NORM > 0:
+            for part in tl.static_range(PARTS):
+                _store(OUT + start, xs[part].to(OUT.dtype.element_ty), part, WIDTH, PART, PARTS)
+        if turn + 1 < ROWS:
+            start += WIDTH
+            xs = next_xs
+            if ADD > 0:
+                ys = next_ys
