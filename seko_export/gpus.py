@@ -101,7 +101,8 @@ GPUS = {gpu.name: gpu for gpu in _TABLE}
 # -- shares of the peak that were reached on the H200 (docs/LOG.md, 2026-11-20, "What the plan's shares rest on")
 
 MATMUL_SHARE = 0.69  # measured alone: 643 to 730 TFLOP/s at the model's sizes, the middle
-# Measured as a layer's six in a captured graph, torch._scaled_mm by rows: 301 us at 12 heads, 2,167 at 40 (docs/LOG.md).
+# Measured as a layer's six in a captured graph, torch._scaled_mm by rows: 301 us at 12 heads, 2,167 at 40
+# (docs/LOG.md).
 FP8_MATMUL_SHARE = 0.65
 ATTENTION_SHARE = 0.55  # measured alone, cuDNN: 1.73 ms at 12 heads, 5.74 ms at 40 (docs/adr/0002)
 # Measured alone: `ms` of kernels/seko_kernels/tuned_attention_bf16.json, 595 TFLOP/s at 12 heads, 598 at 40.

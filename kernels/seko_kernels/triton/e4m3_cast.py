@@ -34,10 +34,10 @@ def power_of_two_inverse(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def row_scale(largest):  # type: ignore[no-untyped-def]
-    """Scales of rows quantised to e4m3 and their inverses, of the rows' largest magnitudes (fp32, finite).
+    """Scale of a row quantised to e4m3 and its inverse, of the row's largest magnitude (fp32, finite).
 
     `seko_kernels.fused_reference.e4m3_rows` is the definition. The least scale, 2**-100, keeps the inverse of a
     row of zeros finite.
     """
     scale = tl.maximum(largest * (1.0 / 448.0), 7.888609052210118e-31)
-    return scale, tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
+    return scale, tl.div_rn(tl.full((), 1.0, tl.float32), scale)

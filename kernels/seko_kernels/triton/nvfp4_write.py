@@ -111,9 +111,8 @@ def _rounded(x, wanted_scale, g, inverse_power):  # type: ignore[no-untyped-def]
     scale_byte = e4m3_scale_encode(wanted_scale)
     scale = e4m3_scale_decode(scale_byte) * g * inverse_power  # not above 1, unlike the last two alone
     up = tl.expand_dims(scale * 8.507059173023462e37, 1)  # 2**126
-    down = tl.expand_dims(
-        1.1754943508222875e-38 / tl.maximum(scale, 7.888609052210118e-31), 1
-    )  # 2**-126, 2**-100
+    least = tl.maximum(scale, 7.888609052210118e-31)  # 2**-100
+    down = tl.expand_dims(1.1754943508222875e-38 / least, 1)  # 2**-126
     below = (x * down).to(tl.int32, bitcast=True) >> 22
     midpoint = ((below << 22) + (1 << 21)).to(tl.float32, bitcast=True) * up
     # Bits rise with their numbers; at the midpoint itself an odd code gives way.

@@ -8,7 +8,7 @@ import triton.language as tl
 from seko_kernels.triton.e4m3_cast import row_scale, to_e4m3
 
 GELU_PARTS = 3
-LONG_ROW = 12288
+LONG_ROW = 12288  # from here on fewer warps are faster
 
 
 def gelu_warps(width: int) -> int:

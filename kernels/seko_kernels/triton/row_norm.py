@@ -14,8 +14,8 @@ from seko_kernels.triton.e4m3_cast import row_scale, to_e4m3
 
 ADD_NONE, ADD_PLAIN, ADD_GATED = 0, 1, 2
 NORM_NONE, NORM_MODULATED, NORM_AFFINE = 0, 1, 2
-SHORT_ROW, SHORT_PART, LONG_PART = 2048, 512, 1024
-LEAST_PART = 128  # a row that is no multiple of it is one part, filled up
+SHORT_ROW, SHORT_PART, LONG_PART = 2048, 512, 1024  # the largest parts of rows up to that, and of longer ones
+LEAST_PART = 128  # of a warp; a row that is no multiple of it is one part, filled up
 
 
 class RowTiles(NamedTuple):
