@@ -66,7 +66,8 @@ class Chunk:
         SessionClosedError
             If the session is closed.
         """
-        rows = self._frames()
+        decoder = self.streams.decoder()
+        rows = [decoder.frames(row, number) for row, number in self.pictures]
         fewest = min(len(one) for one in rows)
         if any(len(one) > fewest for one in rows):
             begun = [row for row, one in enumerate(rows) if len(one) == fewest]
@@ -78,7 +79,8 @@ class Chunk:
 
     def video_rows(self) -> list[NDArray[np.uint8]]:
         """Return each row's video frames, uint8 copies [T, H, W, 3]; as `video`, but rows may differ in T."""
-        return [frames.copy() for frames in self._frames()]
+        decoder = self.streams.decoder()
+        return [decoder.frames(row, number).copy() for row, number in self.pictures]
 
     def of_row(self, place: int, index: int) -> Chunk:
         """Return the part of one of the chunk's rows as a chunk of its own, numbered ``index``."""
@@ -86,11 +88,6 @@ class Chunk:
         latents = memory.row(self.latents, 0, place, len(self.frames))
         pictures = self.pictures[place : place + 1]
         return Chunk(index, self.frames[place : place + 1], latents, self.streams, self.serial, pictures)
-
-    def _frames(self) -> list[NDArray[np.uint8]]:
-        """Return each row's video frames where they lie."""
-        decoder = self.streams.decoder()
-        return [decoder.frames(row, number) for row, number in self.pictures]
 
 
 @dataclass(frozen=True)

@@ -140,9 +140,7 @@ class Decoder:
         return self._queued[row] - FRAME_BLOCKS <= number < self._queued[row]
 
     def frames(self, row: int, number: int) -> NDArray[np.uint8]:
-        """A row's frames of one chunk, uint8 [T, H, W, 3], as they lie on the host; waits for them.
-
-        Chunks that are queued later overwrite them: a caller that keeps them copies them.
+        """A row's frames of one chunk, uint8 [T, H, W, 3]; waits for them. Chunks that come later overwrite them.
 
         Raises
         ------

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.chunk import Chunk
 from seko_runtime.errors import SessionClosedError, UsageError
-from seko_runtime.session import queued_ahead
+from seko_runtime.session import video_stream
 from seko_runtime.snapshot import RowState, write_snapshot
 
 if TYPE_CHECKING:
@@ -55,13 +55,7 @@ class PooledSession:
         self, prompt: str | None = None, *, chunks: int | None = None, recache: bool = False
     ) -> Iterator[NDArray[np.uint8]]:
         """Make chunks and give their video frames, uint8 [1, T, H, W, 3]; as `Session.stream`."""
-        decoder = self._pool._streams.decoder()
-        if prompt is not None:
-            self.set_prompt(prompt, recache=recache)
-        elif recache:
-            raise UsageError("recache without a prompt does nothing; give both, or neither")
-        made = queued_ahead(self.run_chunk, self._ahead, int(decoder.overlaps), chunks)
-        return (chunk.video() for chunk in made)
+        return video_stream(self, self._pool._streams.decoder(), prompt, chunks, recache)
 
     def set_prompt(self, prompt: str, *, recache: bool = False) -> None:
         """Set the prompt by a sentence, from the next chunk on; see `Streams.set_prompt`."""

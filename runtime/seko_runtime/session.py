@@ -6,12 +6,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.chunk import Chunk, SessionStats
 from seko_runtime.clocks import checked_seeds
+from seko_runtime.decoding import Decoder
 from seko_runtime.errors import UsageError
 from seko_runtime.manifest import Manifest
 from seko_runtime.memory import Engine, Memory, Tensor
@@ -154,13 +156,7 @@ class Session:
         SessionClosedError
             After `close()`.
         """
-        decoder = self._streams.decoder()
-        if prompt is not None:
-            self.set_prompt(prompt, recache=recache)
-        elif recache:
-            raise UsageError("recache without a prompt does nothing; give both, or neither")
-        made = queued_ahead(self.run_chunk, self._ahead, int(decoder.overlaps), chunks)
-        return (chunk.video() for chunk in made)
+        return video_stream(self, self._streams.decoder(), prompt, chunks, recache)
 
     def set_prompt(self, prompt: str | Sequence[str], *, recache: bool = False) -> None:
         """Set the rows' prompts by sentences, from the next chunk on.
@@ -274,22 +270,26 @@ class Session:
         self.close()
 
 
-def queued_ahead(
+def video_stream(
+    session: Any,
+    decoder: Decoder,
+    prompt: str | Sequence[str] | None,
+    chunks: int | None,
+    recache: bool,
+) -> Iterator[NDArray[np.uint8]]:
+    """What `Session.stream` gives, of a session of its own or in a pool."""
+    if prompt is not None:
+        session.set_prompt(prompt, recache=recache)
+    elif recache:
+        raise UsageError("recache without a prompt does nothing; give both, or neither")
+    made = _queued_ahead(session.run_chunk, session._ahead, int(decoder.overlaps), chunks)
+    return (chunk.video() for chunk in made)
+
+
+def _queued_ahead(
     run_chunk: Callable[[], Chunk], queued: deque[Chunk], ahead: int, chunks: int | None
 ) -> Iterator[Chunk]:
-    """Give chunks in order, so many queued ahead of the one that is given out.
-
-    Parameters
-    ----------
-    run_chunk : callable
-        Queues the next chunk.
-    queued : deque of Chunk
-        Those that were queued and not given out; what is left there comes first.
-    ahead : int
-        How many to queue beside the one that is given.
-    chunks : int or None
-        How many to give; None: no end.
-    """
+    """Give so many chunks (None: no end) in order, those in ``queued`` first, with ``ahead`` more queued."""
     for given in count() if chunks is None else range(chunks):
         wanted = 1 + ahead if chunks is None else min(1 + ahead, chunks - given)
         while len(queued) < wanted:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import tarfile
 import tempfile
@@ -71,7 +72,18 @@ def unpack(source: Path, goal: Path) -> None:
     """
     for path in sorted(source.glob(f"{goal.name}.*.tar")):
         with tarfile.open(path) as tar:
-            tar.extractall(goal, filter="data")
+            for member in tar:
+                _extract(tar, member, goal)
+
+
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, goal: Path) -> None:
+    """Write one packed file; tarfile's own filters are younger than Python 3.11."""
+    target, data = (goal / member.name).resolve(), tar.extractfile(member)
+    if data is None or not target.is_relative_to(goal.resolve()):
+        raise ValueError(f"{tar.name} holds {member.name!r}, which is no file of a run")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with data, target.open("wb") as out:
+        shutil.copyfileobj(data, out)
 
 
 def main(arguments: list[str] | None = None) -> int:

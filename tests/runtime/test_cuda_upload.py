@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,5 +47,7 @@ def test_matmuls_have_no_workspace_unless_the_environment_gives_one(
     monkeypatch.setenv(cuda_memory.MATMUL_WORKSPACE, asked or "")  # put back at the test's end
     if asked is None:
         monkeypatch.delenv(cuda_memory.MATMUL_WORKSPACE)
-    cuda_memory.forgo_matmul_workspace()
+    monkeypatch.setattr(cuda_memory, "_cuda", SimpleNamespace(Event=object))
+    monkeypatch.setattr(cuda_memory, "borrow_stream", lambda _: None)
+    cuda_memory.CudaMemory(torch.device("cuda", 0))
     assert os.environ[cuda_memory.MATMUL_WORKSPACE] == kept

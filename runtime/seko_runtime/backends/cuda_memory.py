@@ -30,7 +30,7 @@ from seko_runtime.safetensors_map import MappedTensor
 
 _cuda: Any = torch.cuda  # its streams, events and pools carry no types
 ENGINE_ALIGNMENT = 16  # bytes that compiled kernels were told to expect; else each call copies the input
-MATMUL_WORKSPACE = "CUBLASLT_WORKSPACE_SIZE"  # torch reads it at the process's first matmul of cuBLASLt
+MATMUL_WORKSPACE = "CUBLASLT_WORKSPACE_SIZE"  # torch reads it once
 
 
 class CudaMemory(CpuMemory):
@@ -41,7 +41,7 @@ class CudaMemory(CpuMemory):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        forgo_matmul_workspace()
+        os.environ.setdefault(MATMUL_WORKSPACE, "0")  # docs/adr/0016
         index = _cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
         self.stream = borrow_stream(self.device)
@@ -304,15 +304,6 @@ class _PinnedFrames(HostFrames):
 
     def _host_like(self, source: torch.Tensor) -> torch.Tensor:
         return pinned(super()._host_like(source))
-
-
-def forgo_matmul_workspace() -> None:
-    """Have cuBLASLt choose among matmuls without a workspace, unless the environment says otherwise.
-
-    Those with one hand their tiles out by a counter that a node of its own clears before each of them: 2.6 us a matmul
-    in a captured chunk, and none was faster for it. It holds for the process, so the environment has the last word.
-    """
-    os.environ.setdefault(MATMUL_WORKSPACE, "0")
 
 
 def _captured(work: Callable[[], None], device: torch.device, stream: Any, pool: Any) -> torch.cuda.CUDAGraph:
