@@ -1,4 +1,4 @@
-"""Run a program in a root of its own: folders bound read-only, a tmpfs, no network, no root, no home. No tests.
+"""Run a program in a root of its own: folders and files read-only, a tmpfs, no network, no root, no home. No tests.
 
 `enter` runs inside `unshare --map-root-user --mount --net`, through this file as a script.
 """
@@ -33,7 +33,7 @@ def why_not(root: Path) -> str | None:
 def run(
     root: Path, command: list[str], folders: list[Path], environment: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command in a box made of ``folders``, at their own places, read-only; /tmp is a tmpfs, and empty."""
+    """Run a command in a box made of ``folders`` or files, at their own places, read-only; /tmp is an empty tmpfs."""
     spec = {
         "root": str(root),
         "command": command,
@@ -59,7 +59,11 @@ def enter(spec: dict) -> None:
     mount("tmp", f"{root}/tmp", "tmpfs", data=f"size={TMPFS_BYTES}")
     mount("/proc", f"{root}/proc", flags=_BIND | _REC)
     for folder in spec["folders"]:
-        os.makedirs(root + folder, exist_ok=True)
+        if os.path.isdir(folder):
+            os.makedirs(root + folder, exist_ok=True)
+        else:
+            os.makedirs(os.path.dirname(root + folder), exist_ok=True)
+            Path(root + folder).touch()
         mount(folder, root + folder, flags=_BIND)
         had = os.statvfs(folder).f_flag
         kept = sum(mounts for stat, mounts in _KEPT.items() if had & stat)
