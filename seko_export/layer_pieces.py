@@ -11,7 +11,7 @@ from torch import nn
 
 from seko_export.config import LayerKind
 from seko_export.models.causal_dit import Block
-from seko_export.models.fused_block import FusedBlock, KeysAndValues, RowFusedBlock
+from seko_export.models.fused_block import FusedBlock, KeysAndValues, LastUpdate, RowFusedBlock
 from seko_export.models.past_window import PastWindow, WindowExpand
 from seko_export.models.ring_places import RingPlaces
 from seko_export.models.rotary import side_channels
@@ -23,6 +23,7 @@ SLOT_FRAMES = "kv.slot_frames"
 # Blocks of fused layers, beside "block": those that the context pass takes, of which LAST_BLOCK is the last layer's,
 # and what ends the name of one whose layers are excepted from fp8.
 CONTEXT_BLOCK, LAST_BLOCK, WIDE = "block_context", "block_last", "_wide"
+LAST_UPDATE = "last_update"  # what comes between fused layers and the head
 PLACES, WINDOW = "places", "window"  # where a chunk lies in caches; what fills a layer's resident window
 
 
@@ -118,7 +119,7 @@ class LayerArguments:
 
     def blocks(
         self,
-        hidden: Argument,
+        state: tuple[Argument, ...],
         modulation: Argument,
         text_kv: tuple[Argument, ...],
         rows: tuple[Argument, ...],
@@ -127,8 +128,8 @@ class LayerArguments:
 
         Parameters
         ----------
-        hidden : Argument
-            The hidden state.
+        state : tuple of Argument
+            What goes from layer to layer.
         modulation : Argument
             Of the chunk's frames.
         text_kv : tuple of Argument
@@ -142,12 +143,12 @@ class LayerArguments:
         blocks: list[Piece] = []
 
         def block(name: str, make: Callable[[], nn.Module], *inputs: Argument, writes: bool = True) -> None:
-            chunk = (hidden, *tables, *([self.token_index] if writes else []), self._valid)
+            chunk = (*state, *tables, *([self.token_index] if writes else []), self._valid)
             past = (*self._caches, *self._scales, *self.places, *inputs)
             if self.window:
                 past = (*(self._caches if writes else ()), *self._scales, *self.window)
             taken = (*chunk, *text_kv, *past, *rows)
-            piece = Piece(self._engine(name), on_meta(make), LAYER, m.layers, taken, (hidden,))
+            piece = Piece(self._engine(name), on_meta(make), LAYER, m.layers, taken, state)
             blocks.append(replace(piece, mutates=mutated if writes else (), among=self._among))
 
         def fused_blocks(ending: str, *, fp8: bool) -> None:
@@ -184,7 +185,7 @@ class LayerArguments:
         if not s.pass_caches and last in self._kind.layers:
             turned = () if kv.keys_before_rope else tables[1:]
             scales = self._scales[: len(kv.scale_tensors)]
-            inputs = (hidden, tables[0], self.token_index, *self._caches, *scales, *turned)
+            inputs = (*state, tables[0], self.token_index, *self._caches, *scales, *turned)
             fp8 = config.fp8 and last not in config.fp8_except
             module = on_meta(lambda: KeysAndValues(m, s, kv, dtype, fp8=fp8))
             name = bucket_program(LAST_BLOCK, self._bucket)
@@ -203,6 +204,16 @@ class LayerArguments:
         if name.startswith(CONTEXT_BLOCK) and config.model.layers - 1 in layers:
             layers.remove(config.model.layers - 1)  # LAST_BLOCK's
         return None if len(layers) == config.model.layers else tuple(layers)
+
+
+def last_update(
+    config: BuildConfig, bucket: int | None, state: tuple[Argument, ...], modulation: Argument
+) -> Piece:
+    """Return what adds a fused last layer's last update."""
+    m = config.model
+    module = on_meta(lambda: LastUpdate(m))
+    name, taken, only = bucket_program(LAST_UPDATE, bucket), (*state, modulation), (m.layers - 1,)
+    return Piece(name, module, LAYER, m.layers, taken, state[:1], only=only)
 
 
 def resident_windows(config: BuildConfig, kind: LayerKind, rows: int) -> list[tuple[str, str, torch.Tensor]]:

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from seko_export.models.causal_dit import BlockWeights
-from seko_export.models.fused_block import FusedLayer, KeysAndValues
+from seko_export.models.fused_block import FusedLayer, KeysAndValues, LastUpdate
 from seko_export.models.past_window import WindowExpand
 from seko_export.op_count_fused import EXPAND, CountedOps
 from seko_export.piece import FlatModule, Piece
@@ -93,7 +93,7 @@ def _counted_kv(module: nn.Module, recorder: _Recorder) -> Iterator[None]:
     if isinstance(module, BlockWeights | KeysAndValues) and not isinstance(module.kv, ExactKv):
         kept["kv"] = module.kv
         object.__setattr__(module, "kv", _CountedKv(module, recorder))
-    if isinstance(module, FusedLayer | KeysAndValues | WindowExpand):
+    if isinstance(module, FusedLayer | KeysAndValues | LastUpdate | WindowExpand):
         kept["ops"] = module.ops
         module.ops = CountedOps(recorder.add)
     try:
@@ -177,23 +177,27 @@ class _Recorder(TorchDispatchMode):
 
     def count(self, results: Iterable[Tensor]) -> PieceCount:
         """Return the launches of what was taken down; ``results``: what the piece gives back."""
-        given_back = {self._maker.get(self._storage(t)) for t in results}
-        self._delay(given_back)
+        results = list(results)
+        self._delay({self._maker.get(self._storage(t)) for t in results})
         groups = self._fused()
         order = sorted(
             groups, key=lambda first: (self._ops[first].level, self._ops[first].kind == ROWS, first)
         )
         end = len(order)
-        last_use = dict.fromkeys(given_back, end)  # of what leaves its group
+        # Of what leaves its group, by the op that wrote it.
+        last_use = {(self._maker.get(self._storage(t)), self._storage(t)): end for t in results}
         for turn, group in enumerate(order):
             for read in self._outside(groups[group]):
-                last_use[read.maker] = max(turn, last_use.get(read.maker, 0))
+                made = read.maker, read.storage
+                last_use[made] = max(turn, last_use.get(made, 0))
         launches, alive, most = [], dict[int, int](), 0
         for turn, group in enumerate(order):
-            leaving = [number for number in groups[group] if number in last_use]
+            written = {n: [s for s in self._ops[n].writes if (n, s) in last_use] for n in groups[group]}
+            leaving = [number for number, storages in written.items() if storages]
             for number in leaving:
-                for storage in self._ops[number].writes.keys() - self._names.keys():
-                    alive[storage] = max(last_use[number], alive.get(storage, 0))
+                for storage in written[number]:
+                    if storage not in self._names:
+                        alive[storage] = max(last_use[number, storage], alive.get(storage, 0))
             most = max(most, sum(self._size[storage] for storage in alive))
             alive = {storage: last for storage, last in alive.items() if last > turn}
             launches.append(self._launch(groups[group], leaving))

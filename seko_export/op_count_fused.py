@@ -50,13 +50,6 @@ class CountedOps(LayerOps):
     def __init__(self, take_down: TakeDown) -> None:
         self._take_down = take_down
 
-    def norm_modulate(
-        self, x: Tensor, modulation: Modulation, shift_at: int, scale_at: int, eps: float, *, fp8: bool
-    ) -> Rows:
-        """Count `rows.norm_modulate`."""
-        del shift_at, scale_at, eps
-        return self._rows(x, [x, *modulation], fp8=fp8)[1]
-
     def residual_norm_modulate(
         self,
         x: Tensor,
@@ -87,6 +80,23 @@ class CountedOps(LayerOps):
         """Count `rows.gated_residual_norm`."""
         del gate_at, eps
         return self._rows(x, [x, y, *modulation, weight, bias], fp8=fp8, hidden=True)
+
+    def gated_residual_norm_modulate(
+        self,
+        x: Tensor,
+        y: Tensor,
+        before: Tensor,
+        gate_at: int,
+        modulation: Modulation,
+        shift_at: int,
+        scale_at: int,
+        eps: float,
+        *,
+        fp8: bool,
+    ) -> tuple[Tensor, Rows]:
+        """Count `rows.gated_residual_norm_modulate`."""
+        del gate_at, shift_at, scale_at, eps
+        return self._rows(x, [x, y, before, *modulation], fp8=fp8, hidden=True)
 
     def gated_residual(self, x: Tensor, y: Tensor, modulation: Modulation, gate_at: int) -> Tensor:
         """Count `rows.gated_residual`."""

@@ -7,6 +7,7 @@ from the configs, and travels as data in the manifest. Text encoder and VAE add 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from seko_export.layer_pieces import (
     CONTEXT_BLOCK,
     LAST_BLOCK,
+    LAST_UPDATE,
     LAYER,
     PLACES,
     SLOT_FRAMES,
@@ -21,6 +23,7 @@ from seko_export.layer_pieces import (
     WINDOW,
     LayerArguments,
     cache_name,
+    last_update,
     resident_windows,
 )
 from seko_export.media_pieces import MEDIA_PROGRAMS, media_buffers, media_pieces
@@ -96,6 +99,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
     given_frames = Argument("given_frames", f"buffer:{GIVEN_FRAMES}{part}", (b,), i64)
     rows = () if bucket is None else (Argument("rows", f"buffer:{CALL_ROWS}{part}", (b,), i64),)
     hidden = Argument("hidden", "value:hidden", (b, t, m.dim), dtype)
+    state = (hidden, replace(hidden, name="update", ref="value:update")) if config.fused else (hidden,)
     time = Argument("time", "value:time", (b, f, m.dim), f32)
     velocity = Argument("velocity", "value:velocity", (b, m.out_channels, *latent[1:]), f32)
     draw = Argument("draw", "weight:schedule.draw[pass]", (1,), i64)
@@ -111,7 +115,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
     return [
         Piece(
             bucket_program("embed", bucket),
-            on_meta(lambda: Embed(m, s, dtype, places=config.kv.keys_before_rope)),
+            on_meta(lambda: Embed(m, s, dtype, places=config.kv.keys_before_rope, update=config.fused)),
             "",
             0,
             (
@@ -125,12 +129,13 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
                 *main.filled,
                 *rows,
             ),
-            (hidden, modulation, time, *main.turns, main.token_index, *main.places),
+            (*state, modulation, time, *main.turns, main.token_index, *main.places),
             tuple(a.name for a in main.slot_frames),
         ),
         *(one.places_piece(frames, rows) for one in kinds if one is not main or windows),
         *(one.window_piece(rows) for one in windows),
-        *(piece for one in kinds for piece in one.blocks(hidden, modulation, text_kv, rows)),
+        *(piece for one in kinds for piece in one.blocks(state, modulation, text_kv, rows)),
+        *([last_update(config, bucket, state, modulation)] if config.fused else ()),
         Piece(
             bucket_program("head", bucket),
             on_meta(lambda: Head(m, s)),
@@ -199,8 +204,10 @@ def make_programs(pieces: dict[str, Piece]) -> dict[str, tuple[Call, ...]]:
             embed = calls("embed", *rings(bucket, f"{PLACES}_"), bucket=bucket)
             names = [f"{block}{wide}{ring}" for wide in ("", WIDE) for ring in ("", *rings(bucket, "_"))]
             denoise = _through_layers(pieces, names, bucket)
+            ends = pieces.get(bucket_program(LAST_UPDATE, bucket))
+            end = () if ends is None else (ends.call(ends.served[0], 1),)
             head = calls("head", "advance", bucket=bucket)
-            programs[bucket_program(f"denoise{ending}", bucket)] = (*embed, *denoise, *head)
+            programs[bucket_program(f"denoise{ending}", bucket)] = (*embed, *denoise, *end, *head)
             refs = [argument.ref for argument in pieces[bucket_program(block, bucket)].inputs]
             if not any("{pass}" in ref for ref in refs):  # else the passes wrote their own caches
                 names = [f"{writer}{wide}{ring}" for wide in ("", WIDE) for ring in ("", *rings(bucket, "_"))]

@@ -14,6 +14,7 @@ from seko_export.models.wan_vae import VaeConfig, latent_statistics
 from seko_export.pieces import Piece
 from seko_kernels.matmul import quantise_weight
 
+BEFORE = ".before"  # of `fused_block.FusedLayer`
 _FP8_WEIGHT, _FP8_SCALE = ".weight_fp8", ".weight_scale"  # of a `fused_block.Fp8Linear`, quantised here
 
 
@@ -95,6 +96,10 @@ def model_weights(
 
 
 def _gather(name: str, checkpoint: WanTensors) -> Tensor:
+    if name.endswith(BEFORE):  # of the layer before; the first one's gate meets an update of zeros
+        before = int(name.split(".")[1]) - 1
+        held = checkpoint[f"blocks.{max(before, 0)}.modulation"]
+        return held.clone() if before >= 0 else torch.zeros_like(held)  # files hold no tensor twice
     if ".self_attn.qkv." in name:
         return torch.cat([checkpoint[name.replace(".qkv.", f".{part}.")] for part in "qkv"])
     return checkpoint[name]

@@ -60,14 +60,14 @@ class Modulation(NamedTuple):
     layer: Tensor
 
 
-def norm_modulate(
-    x: Tensor, modulation: Modulation, shift_at: int, scale_at: int, eps: float, *, fp8: bool
-) -> Rows:
-    """Return ``layer_norm(x) * (1 + scale) + shift``.
+def residual_norm_modulate(
+    x: Tensor, y: Tensor, modulation: Modulation, shift_at: int, scale_at: int, eps: float, *, fp8: bool
+) -> tuple[Tensor, Rows]:
+    """Return ``hidden = x + y`` and ``layer_norm(hidden) * (1 + scale) + shift``.
 
     Parameters
     ----------
-    x : Tensor
+    x, y : Tensor
         ``[B, T, d]`` float32 or bfloat16, contiguous.
     modulation : Modulation
         Of this layer.
@@ -80,21 +80,35 @@ def norm_modulate(
 
     Returns
     -------
-    Rows
+    hidden : Tensor
+        As `x`, summed in float32.
+    rows : Rows
 
     Raises
     ------
     OpShapeError, OpDtypeError, KvDeviceError, ArchError
         If a tensor is not as above, or the GPU has no fp8 numbers.
     """
-    return _row_norm(x, None, modulation, None, -1, shift_at, scale_at, eps, fp8=fp8)[1]
-
-
-def residual_norm_modulate(
-    x: Tensor, y: Tensor, modulation: Modulation, shift_at: int, scale_at: int, eps: float, *, fp8: bool
-) -> tuple[Tensor, Rows]:
-    """Return ``hidden = x + y`` and its `norm_modulate`. `y` is as `x`; for the rest see there."""
     return _row_norm(x, y, modulation, None, -1, shift_at, scale_at, eps, fp8=fp8)
+
+
+def gated_residual_norm_modulate(
+    x: Tensor,
+    y: Tensor,
+    before: Tensor,
+    gate_at: int,
+    modulation: Modulation,
+    shift_at: int,
+    scale_at: int,
+    eps: float,
+    *,
+    fp8: bool,
+) -> tuple[Tensor, Rows]:
+    """As `residual_norm_modulate`, of ``hidden = x + y * gate``: the end of a layer and the beginning of the next.
+
+    `before` is the ``[6, d]`` float32 of the layer before, which the gate is of.
+    """
+    return _row_norm(x, y, modulation, None, gate_at, shift_at, scale_at, eps, fp8=fp8, before=before)
 
 
 def gated_residual_norm(
@@ -144,8 +158,12 @@ def _row_norm(
     eps: float,
     *,
     fp8: bool,
+    before: Tensor | None = None,
 ) -> tuple[Tensor, Rows]:
-    """Check, then run the one kernel, or the same in plain torch. An index of -1 means that the step is left out."""
+    """Check, then run the one kernel, or the same in plain torch. An index of -1 means that the step is left out.
+
+    The gate is of the modulation's layer, or of the one that `before` is of.
+    """
     expect_dims("x", x, 3, "[batch, tokens, width]")
     batch, tokens, width = x.shape
     expect("x", x, (batch, tokens, width), *FLOAT_DTYPES)
@@ -162,6 +180,9 @@ def _row_norm(
         if not all(-1 <= place < 6 for place in (gate_at, shift_at, scale_at)):
             raise OpShapeError(f"a modulation has rows 0 to 5, got {gate_at}, {shift_at}, {scale_at}")
         tensors += modulation
+    if before is not None:
+        expect("before", before, (6, width), torch.float32)
+        tensors.append(before)
     if affine is not None:
         for name, vector in zip(("weight", "bias"), affine, strict=True):
             expect(name, vector, (width,), torch.float32)
@@ -174,6 +195,7 @@ def _row_norm(
             y,
             None if modulation is None else modulation.frames,
             None if modulation is None else modulation.layer,
+            before,
             None if affine is None else affine[0],
             None if affine is None else affine[1],
             gate_at,
@@ -184,14 +206,15 @@ def _row_norm(
         )
         return hidden, Rows(values, scale)
 
-    def row(which: int) -> Tensor:
+    def row(which: int, layer: Tensor | None = None) -> Tensor:
         if modulation is None:
             raise OpShapeError(f"row {which} of a modulation was asked for, but none was given")
-        return fused_reference.of_frames(modulation.frames, modulation.layer, which, tokens)
+        layer = modulation.layer if layer is None else layer
+        return fused_reference.of_frames(modulation.frames, layer, which, tokens)
 
     hidden = x
     if y is not None:
-        step = y.float() * row(gate_at) if gate_at >= 0 else y.float()
+        step = y.float() * row(gate_at, before) if gate_at >= 0 else y.float()
         hidden = (x.float() + step).to(x.dtype)
     normed = hidden.float()
     if affine is not None:
@@ -210,6 +233,7 @@ def _row_norm_cuda(
     y: Tensor | None,
     frames_modulation: Tensor | None,
     layer_modulation: Tensor | None,
+    before_modulation: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
     gate_at: int,
@@ -233,6 +257,7 @@ def _row_norm_cuda(
         x if y is None else y,
         x if frames_modulation is None else frames_modulation,
         x if layer_modulation is None else layer_modulation,
+        next((one for one in (before_modulation, layer_modulation) if one is not None), x),
         x if weight is None else weight,
         x if bias is None else bias,
         hidden if add else x,

@@ -23,8 +23,8 @@ from seko_kernels.rows import (
     Rows,
     gated_residual,
     gated_residual_norm,
+    gated_residual_norm_modulate,
     gelu_quantise,
-    norm_modulate,
     quantise_rows,
     residual_norm_modulate,
 )
@@ -265,9 +265,11 @@ def row_calls(shape: Shape, device: str) -> list[Timed]:
         kind = "fp8" if fp8 else "bf16"
         calls += [
             Timed(
-                f"norm_modulate {kind}",
-                lambda fp8=fp8: norm_modulate(x, modulation, 0, 1, EPS, fp8=fp8),  # type: ignore[misc]
-                numbers * (2 + out),
+                f"gated_residual_norm_modulate {kind}",
+                lambda fp8=fp8: gated_residual_norm_modulate(  # type: ignore[misc]
+                    x, y, modulation.layer, 5, modulation, 0, 1, EPS, fp8=fp8
+                ),
+                numbers * (6 + out),
                 "GB/s",
             ),
             Timed(

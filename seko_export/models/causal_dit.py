@@ -33,11 +33,21 @@ class Embed(nn.Module):
     ----------
     places : bool
         Whether the blocks need to know what each slot of the cache holds: where keys are stored before RoPE.
+    update : bool
+        Whether the blocks take what the layer before gave last beside the hidden state; before the first one, zeros.
     """
 
-    def __init__(self, model: ModelConfig, stream: StreamConfig, dtype: torch.dtype, *, places: bool) -> None:
+    def __init__(
+        self,
+        model: ModelConfig,
+        stream: StreamConfig,
+        dtype: torch.dtype,
+        *,
+        places: bool,
+        update: bool = False,
+    ) -> None:
         super().__init__()
-        self.model, self.stream, self.places = model, stream, places
+        self.model, self.stream, self.places, self.update = model, stream, places, update
         d = model.dim
         self.patch_embedding = nn.Linear(model.in_channels * PATCH * PATCH, d, dtype=dtype)
         self.time_embedding = nn.Sequential(nn.Linear(model.freq_dim, d), nn.SiLU(), nn.Linear(d, d))
@@ -84,6 +94,8 @@ class Embed(nn.Module):
         -------
         hidden : Tensor
             [B, T, d] in the compute dtype.
+        update : Tensor
+            With `update` alone: zeros of the same.
         modulation : Tensor
             [B, F, 6, d] float32, shift, scale and gate of both halves of a block, per latent frame.
         time : Tensor
@@ -102,7 +114,8 @@ class Embed(nn.Module):
         time = self.time_embedding(sinusoid(timestep, self.model.freq_dim))  # [B, F, d]
         modulation = self.time_projection(time).unflatten(-1, (6, self.model.dim))
         places = chunk_places(self.model, self.stream, frames, write_slots, slot_frames, valid_tokens, rows)
-        return (hidden, modulation, time, *places)
+        state = (hidden, torch.zeros_like(hidden)) if self.update else (hidden,)
+        return (*state, modulation, time, *places)
 
 
 class BlockWeights(nn.Module):

@@ -85,6 +85,7 @@ class FusedLayer(BlockWeights):
     ) -> None:
         super().__init__(model, stream, kv, dtype)
         self.fp8, self.ops = fp8, LayerOps()
+        self.before = nn.Parameter(torch.empty(1, 6, model.dim))  # the modulation of the layer before
         if fp8:
             d, inner = model.dim, model.ffn_dim
             self.self_attn.qkv, self.self_attn.o = Fp8Linear(d, 3 * d, dtype), Fp8Linear(d, d, dtype)
@@ -94,6 +95,7 @@ class FusedLayer(BlockWeights):
     def forward(
         self,
         hidden: Tensor,
+        update: Tensor,
         modulation: Tensor,
         cos: Tensor,
         sin: Tensor,
@@ -107,13 +109,17 @@ class FusedLayer(BlockWeights):
         write_slots: Tensor | None = None,
         token_index: Tensor | None = None,
         rows: Tensor | None = None,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         """Advance the hidden state by one layer; with `token_index` put this layer's K and V into the cache.
+
+        What the layer before gave last is not in `hidden` yet: its gate and this layer's norm are one kernel.
 
         Parameters
         ----------
         hidden, modulation, cos, sin : Tensor
             From `Embed`.
+        update : Tensor
+            [B, T, d], what the layer before gave last, as it left the matmul; zeros before the first one.
         valid_tokens, text_k, text_v, caches, places, rows : Tensor or mapping
             As `Block` takes them.
         scales : Mapping[str, Tensor]
@@ -128,13 +134,15 @@ class FusedLayer(BlockWeights):
 
         Returns
         -------
-        Tensor
-            [B, T, d], the next hidden state.
+        hidden, update : Tensor
+            As it takes them.
         """
         ops, eps, dtype = self.ops, self.model.norm_eps, hidden.dtype
         turns = Modulation(modulation, self.modulation.squeeze(0))
 
-        x = ops.norm_modulate(hidden, turns, SHIFT_1, SCALE_1, eps, fp8=self.fp8)
+        hidden, x = ops.gated_residual_norm_modulate(
+            hidden, update, self.before.squeeze(0), GATE_2, turns, SHIFT_1, SCALE_1, eps, fp8=self.fp8
+        )
         qkv = self._matmul(self.self_attn.qkv, x, dtype)  # [B, T, 3*d]
         held = text_k.shape[0]  # rows of the caches
         if rows is not None:
@@ -153,7 +161,7 @@ class FusedLayer(BlockWeights):
 
         inner = self._matmul(self.ffn[0], x, dtype)
         x = ops.gelu_quantise(inner) if self.fp8 else _plain_rows(self.ffn[1](inner))
-        return ops.gated_residual(hidden, self._matmul(self.ffn[2], x, dtype), turns, GATE_2)
+        return hidden, self._matmul(self.ffn[2], x, dtype)
 
     def _attend(
         self,
@@ -324,12 +332,13 @@ class KeysAndValues(nn.Module):
         super().__init__()
         self.model, self.stream, self.kv, self.fp8, self.ops = model, stream, kv, fp8, LayerOps()
         d = model.dim
-        self.modulation = nn.Parameter(torch.empty(1, 6, d))
+        self.modulation, self.before = (nn.Parameter(torch.empty(1, 6, d)) for _ in range(2))
         self.self_attn = _KeysAndValuesWeights(model, dtype, fp8=fp8)
 
     def forward(
         self,
         hidden: Tensor,
+        update: Tensor,
         modulation: Tensor,
         token_index: Tensor,
         caches: Mapping[str, Tensor],
@@ -340,7 +349,9 @@ class KeysAndValues(nn.Module):
         """Write this layer's K and V. Arguments are `FusedLayer`'s; cosines and sines where RoPE comes first."""
         m, dtype = self.model, hidden.dtype
         turns = Modulation(modulation, self.modulation.squeeze(0))
-        x = self.ops.norm_modulate(hidden, turns, SHIFT_1, SCALE_1, m.norm_eps, fp8=self.fp8)
+        _, x = self.ops.gated_residual_norm_modulate(
+            hidden, update, self.before.squeeze(0), GATE_2, turns, SHIFT_1, SCALE_1, m.norm_eps, fp8=self.fp8
+        )
         layer, norm = self.self_attn.qkv, self.self_attn.norm_k
         if isinstance(layer, Fp8Linear):
             # q too, for nothing: torch 2.11 lowers no scaled matmul of parts of weights.
@@ -356,6 +367,20 @@ class KeysAndValues(nn.Module):
         own = (keys.to(dtype).flatten(0, 1), v.unflatten(-1, heads).flatten(0, 1))  # [B*T, H, D]
         self.kv.write(caches, scales, token_index, *own)
         return ()
+
+
+class LastUpdate(nn.Module):
+    """What the last layer gave last, gated and added: the hidden state that the head takes."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        self.modulation, self.ops = nn.Parameter(torch.empty(1, 6, model.dim)), LayerOps()
+
+    def forward(self, hidden: Tensor, update: Tensor, modulation: Tensor) -> Tensor:
+        """Return the hidden state [B, T, d]. Arguments are `FusedLayer`'s."""
+        return self.ops.gated_residual(
+            hidden, update, Modulation(modulation, self.modulation.squeeze(0)), GATE_2
+        )
 
 
 def _plain_rows(x: Tensor) -> Rows:

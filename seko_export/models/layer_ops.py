@@ -9,8 +9,8 @@ from seko_kernels.qk_norm_rope import qk_norm_rope
 from seko_kernels.rows import (
     gated_residual,
     gated_residual_norm,
+    gated_residual_norm_modulate,
     gelu_quantise,
-    norm_modulate,
     quantise_rows,
     residual_norm_modulate,
 )
@@ -20,10 +20,10 @@ from seko_kernels.scratch import fp8_expand
 class LayerOps:
     """The ops of a layer; `op_count` puts others in their place, which take down what these would cost."""
 
-    norm_modulate = staticmethod(norm_modulate)
     gated_residual_norm = staticmethod(gated_residual_norm)
     residual_norm_modulate = staticmethod(residual_norm_modulate)
     gated_residual = staticmethod(gated_residual)
+    gated_residual_norm_modulate = staticmethod(gated_residual_norm_modulate)
     qk_norm_rope = staticmethod(qk_norm_rope)
     fp8_expand = staticmethod(fp8_expand)
     attention_fp8 = staticmethod(attention_fp8)

@@ -60,7 +60,8 @@ def test_row_kernel_agrees_with_the_reference(variant: Variant, width: int) -> N
         ours[1] = ours[1].to(FP8)
     tiles = row_tiles(width, frame_tokens, variant.norm)
     row_norm_kernel[(rows // tiles.rows,)](
-        *(inputs.x, inputs.y, inputs.modulation.frames, inputs.modulation.layer, inputs.weight, inputs.bias),
+        *(inputs.x, inputs.y, inputs.modulation.frames, inputs.modulation.layer),
+        *(inputs.before if variant.spans_layers else inputs.modulation.layer, inputs.weight, inputs.bias),
         *ours,
         EPS=EPS,
         WIDTH=width,

@@ -11,7 +11,7 @@ from seko_kernels.rows import (
     Modulation,
     gated_residual,
     gated_residual_norm,
-    norm_modulate,
+    gated_residual_norm_modulate,
     quantise_rows,
     residual_norm_modulate,
 )
@@ -40,6 +40,11 @@ class Variant:
     scale_at: int = -1
     exact: bool = False  # nothing but a quantisation: bytes are equal
 
+    @property
+    def spans_layers(self) -> bool:
+        """Whether its gate is of the layer before."""
+        return self.gate_at >= 0 and self.scale_at >= 0
+
     def __str__(self) -> str:
         return f"{self.op}{'-fp8' if self.fp8 else ''}"
 
@@ -48,7 +53,9 @@ VARIANTS = [
     variant
     for fp8 in (False, True)
     for variant in (
-        Variant("norm_modulate", fp8, norm=NORM_MODULATED, shift_at=0, scale_at=1),
+        Variant(
+            "gated_residual_norm_modulate", fp8, ADD_GATED, NORM_MODULATED, gate_at=5, shift_at=0, scale_at=1
+        ),
         Variant("gated_residual_norm", fp8, ADD_GATED, NORM_AFFINE, gate_at=2),
         Variant("residual_norm_modulate", fp8, ADD_PLAIN, NORM_MODULATED, shift_at=3, scale_at=4),
         Variant("quantise_rows", True, exact=True)
@@ -64,6 +71,7 @@ class RowInputs:
 
     x: Tensor
     y: Tensor
+    before: Tensor  # the gate's layer's, where that is another one
     modulation: Modulation
     weight: Tensor
     bias: Tensor
@@ -72,6 +80,7 @@ class RowInputs:
         return RowInputs(
             self.x.cuda(),
             self.y.cuda(),
+            self.before.cuda(),
             Modulation(self.modulation.frames.cuda(), self.modulation.layer.cuda()),
             self.weight.cuda(),
             self.bias.cuda(),
@@ -88,16 +97,19 @@ def row_inputs(batch: int, frames: int, frame_tokens: int, width: int, dtype: to
     y = torch.randn(shape)
     y[0, 1] = 0
     modulation = Modulation(torch.randn(batch, frames, 6, width) * 0.3, torch.randn(6, width) * 0.3)
-    return RowInputs(x.to(dtype), y.to(dtype), modulation, 1 + 0.2 * torch.randn(width), torch.randn(width))
+    weight, bias, before = 1 + 0.2 * torch.randn(width), torch.randn(width), torch.randn(6, width) * 0.3
+    return RowInputs(x.to(dtype), y.to(dtype), before, modulation, weight, bias)
 
 
 def run(variant: Variant, inputs: RowInputs) -> tuple[Tensor, Tensor, Tensor]:
     """Call the variant's op; returns hidden (or x, or empty), values and scales (or empty)."""
     i, none = inputs, inputs.x.new_empty(0)
-    if variant.op == "norm_modulate":
-        return none, *norm_modulate(
-            i.x, i.modulation, variant.shift_at, variant.scale_at, EPS, fp8=variant.fp8
+    if variant.op == "gated_residual_norm_modulate":
+        at = (variant.shift_at, variant.scale_at, EPS)
+        hidden, rows = gated_residual_norm_modulate(
+            i.x, i.y, i.before, variant.gate_at, i.modulation, *at, fp8=variant.fp8
         )
+        return hidden, *rows
     if variant.op == "gated_residual_norm":
         hidden, rows = gated_residual_norm(
             i.x, i.y, i.modulation, variant.gate_at, i.weight, i.bias, EPS, fp8=variant.fp8

@@ -85,7 +85,7 @@ def test_a_spent_budget_is_named(bench: ModuleType, capsys: pytest.CaptureFixtur
     at_work = bench.Bench(deadline=0.0)
     at_work.summary(Namespace(admit=False, rows=None), [tiny(bench)])
     at_work.time(tiny(bench), bench.row_calls(tiny(bench), "cpu")[0])
-    assert at_work.left_out == ["S1 norm_modulate bf16"]
+    assert at_work.left_out == ["S1 gated_residual_norm_modulate bf16"]
     assert lines(capsys)[-1]["kind"] == "summary"
 
 

@@ -16,8 +16,8 @@ from seko_kernels.rows import (
     Modulation,
     gated_residual,
     gated_residual_norm,
+    gated_residual_norm_modulate,
     gelu_quantise,
-    norm_modulate,
     quantise_rows,
     residual_norm_modulate,
 )
@@ -42,7 +42,9 @@ class FusedLayer(torch.nn.Module):
     ) -> tuple[Tensor, Tensor]:
         t, ring = tensors, self.ring
         modulation = Modulation(t["frames_modulation"], t["layer_modulation"])
-        rows = norm_modulate(x, modulation, 0, 1, EPS, fp8=True)
+        x, rows = gated_residual_norm_modulate(
+            x, t["update"], t["before"], 5, modulation, 0, 1, EPS, fp8=True
+        )
         qkv = fp8_linear(rows, t["qkv"], t["qkv_scale"], t["qkv_bias"], x.dtype)
         k = qkv.new_empty((ring.batch, ring.tokens, ring.heads, ring.head_dim))
         frames = torch.arange(t["slots"].shape[1], device=x.device).expand(ring.batch, -1).contiguous()
@@ -88,6 +90,8 @@ def layer_inputs(ring: Ring, device: str) -> tuple[Tensor, dict[str, Tensor], li
         "valid": ring.valid(),
         "frames_modulation": torch.randn(ring.batch, frames, 6, width) * 0.3,
         "layer_modulation": torch.randn(6, width) * 0.3,
+        "before": torch.randn(6, width) * 0.3,
+        "update": torch.randn(ring.batch, ring.tokens, width).to(dtype),
         "norm_weight": torch.rand(width) + 0.5,
         "norm_bias": torch.randn(width),
     }

@@ -16,7 +16,14 @@ from torch import Tensor
 from seko_export.models import causal_dit
 from seko_kernels.errors import OpDtypeError, OpShapeError
 from seko_kernels.fused_reference import FP8, LEAST_ROW_SCALE, e4m3_rows
-from seko_kernels.rows import Modulation, gated_residual, gelu_quantise, norm_modulate, quantise_rows
+from seko_kernels.rows import (
+    Modulation,
+    gated_residual,
+    gated_residual_norm_modulate,
+    gelu_quantise,
+    quantise_rows,
+    residual_norm_modulate,
+)
 from seko_kernels.triton.row_gelu import gelu_parts, gelu_warps, row_gelu_kernel
 from seko_kernels.triton.row_norm import row_norm_kernel, row_tiles
 from tests.kernels.row_variants import EPS, VARIANTS, RowInputs, Variant, row_inputs, run
@@ -32,7 +39,8 @@ def by_the_model(variant: Variant, inputs: RowInputs) -> tuple[Tensor, Tensor]:
     rows = (i.modulation.layer + i.modulation.frames).unsqueeze(3).unbind(2)  # six of [B, F, 1, d]
     hidden = i.x
     if variant.gate_at >= 0:
-        hidden = causal_dit.gated_residual(i.x, i.y, rows[variant.gate_at])
+        gates = (i.before + i.modulation.frames).unsqueeze(3).unbind(2) if variant.spans_layers else rows
+        hidden = causal_dit.gated_residual(i.x, i.y, gates[variant.gate_at])
     elif variant.add:
         hidden = i.x + i.y
     if variant.scale_at >= 0:
@@ -114,10 +122,13 @@ def test_wrong_tensors_are_refused() -> None:
         gated_residual(inputs.x, inputs.y.bfloat16(), modulation, 2)
     with pytest.raises(OpShapeError, match="rows 0 to 5"):
         gated_residual(inputs.x, inputs.y, modulation, 6)
+    five, short = Modulation(modulation.frames, modulation.layer[:5]), inputs.x[:, :14].contiguous()
     with pytest.raises(OpShapeError, match="layer has shape"):
-        norm_modulate(inputs.x, Modulation(modulation.frames, modulation.layer[:5]), 0, 1, EPS, fp8=False)
+        residual_norm_modulate(inputs.x, inputs.y, five, 0, 1, EPS, fp8=False)
+    with pytest.raises(OpShapeError, match="before has shape"):
+        gated_residual_norm_modulate(inputs.x, inputs.y, five.layer, 5, modulation, 0, 1, EPS, fp8=False)
     with pytest.raises(OpShapeError, match="multiple of 3"):
-        norm_modulate(inputs.x[:, :14].contiguous(), modulation, 0, 1, EPS, fp8=False)
+        residual_norm_modulate(short, short, modulation, 0, 1, EPS, fp8=False)
     with pytest.raises(OpShapeError, match="strided"):
         quantise_rows(inputs.x.transpose(0, 1))
     with pytest.raises(OpDtypeError, match="float16"):
@@ -143,7 +154,7 @@ def test_kernels_compile_without_spills(
         tiles = row_tiles(width, 1560, variant.norm)
         signature = {
             **dict.fromkeys(("X", "Y"), "*bf16"),
-            **dict.fromkeys(("MODULATION", "LAYER_MODULATION", "WEIGHT", "BIAS"), "*fp32"),
+            **dict.fromkeys(("MODULATION", "LAYER_MODULATION", "GATE_MODULATION", "WEIGHT", "BIAS"), "*fp32"),
             "HIDDEN": "*bf16",
             "OUT": "*fp8e4nv" if variant.fp8 else "*bf16",
             "OUT_SCALE": "*fp32",
@@ -167,7 +178,9 @@ def test_gpu_is_as_near_as_the_same_dtype_torch_computation(
     inputs = row_inputs(*shape, torch.bfloat16)
     ours = [x.cpu() for x in run(variant, inputs.cuda())]
     same = run(variant, inputs)
-    in_fp32 = RowInputs(inputs.x.float(), inputs.y.float(), inputs.modulation, inputs.weight, inputs.bias)
+    in_fp32 = RowInputs(
+        inputs.x.float(), inputs.y.float(), inputs.before, inputs.modulation, inputs.weight, inputs.bias
+    )
     true_hidden, truth = by_the_model(variant, in_fp32)
     if variant.add:
         assert relative_error(ours[0], true_hidden) <= 2 * relative_error(same[0], true_hidden)

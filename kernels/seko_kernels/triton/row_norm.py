@@ -113,6 +113,7 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
     Y,
     MODULATION,
     LAYER_MODULATION,
+    GATE_MODULATION,
     WEIGHT,
     BIAS,
     HIDDEN,
@@ -141,9 +142,9 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
     ----------
     X, Y : pointer to bf16 or fp32
         ``[B * T, WIDTH]``, contiguous; Y is read where ADD is not 0.
-    MODULATION, LAYER_MODULATION : pointer to fp32
-        ``[B, F, 6, WIDTH]`` and ``[6, WIDTH]``; gate, shift and scale are rows GATE_AT, SHIFT_AT and SCALE_AT
-        of their sum.
+    MODULATION, LAYER_MODULATION, GATE_MODULATION : pointer to fp32
+        ``[B, F, 6, WIDTH]``, and twice ``[6, WIDTH]``; shift and scale are rows SHIFT_AT and SCALE_AT of the sum of the
+        first two, the gate is row GATE_AT of that of the first and the last.
     WEIGHT, BIAS : pointer to fp32
         ``[WIDTH]``, of an affine norm: ``out = layer_norm(hidden) * weight + bias``.
     HIDDEN : pointer to X's dtype
@@ -169,7 +170,7 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
         ys = _row(Y + start, WIDTH, PART, PARTS)
     # What rows share stays in registers: read anew for each, it would be most of what a short row reads.
     if ADD == 2:
-        gate = _modulation(MODULATION, LAYER_MODULATION, frame, GATE_AT, WIDTH, PART, PARTS)
+        gate = _modulation(MODULATION, GATE_MODULATION, frame, GATE_AT, WIDTH, PART, PARTS)
     if NORM == 1:
         factor = _modulation(MODULATION, LAYER_MODULATION, frame, SCALE_AT, WIDTH, PART, PARTS)
         added = _modulation(MODULATION, LAYER_MODULATION, frame, SHIFT_AT, WIDTH, PART, PARTS)
