@@ -16,7 +16,7 @@ from seko_kernels.formats import KEY_TILE
 from seko_kernels.fused_reference import FP8
 from seko_kernels.hopper_attention import attention_hopper_outline
 from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
-from seko_kernels.parts import PARTS_COST_KEYS, SPLITS, Parts, use_torchs_memory
+from seko_kernels.parts import SPLITS, WAVE_OF_PARTS_KEYS, Parts, use_torchs_memory
 from seko_kernels.triton.attention_fp8 import attention_fp8_kernel
 from seko_kernels.tuned import AttentionTiles, shape_class, tiles_for
 from seko_kernels.waves import Waves, cut
@@ -134,8 +134,10 @@ def attention_fp8(
             f"{hopper_attention.KEY_GROUP} keys, got {head_dim} and {cache_tokens}"
         )
     slots = torch.cuda.get_device_properties(q.device).multi_processor_count * tiles.resident
-    keys, cost = cache_tokens + query_tokens, PARTS_COST_KEYS if tiles.specialised else None
-    waves = cut(batch * heads, query_tokens, keys, tiles.block_m, slots, SPLITS, cost)
+    costs = (0, WAVE_OF_PARTS_KEYS) if tiles.specialised else ()
+    waves = cut(
+        batch * heads, query_tokens, cache_tokens + query_tokens, tiles.block_m, slots, SPLITS, *costs
+    )
     out: Tensor = _attention_fp8_cuda(
         *arguments,
         tiles.block_m,

@@ -21,7 +21,7 @@ from seko_kernels.hopper_attention_bf16 import (
     attention_bf16_outline,
 )
 from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
-from seko_kernels.parts import PARTS_COST_KEYS, SPLITS, Parts, use_torchs_memory
+from seko_kernels.parts import SPLITS, WAVE_OF_PARTS_KEYS, Parts, use_torchs_memory
 from seko_kernels.waves import Waves, cut
 
 
@@ -68,7 +68,7 @@ def attention_bf16(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Ten
     if f"sm_{major}{minor}" != ARCH:
         raise ArchError(f"this GPU is sm_{major}{minor}, the 16-bit attention is for {ARCH}; use torch's")
     slots = torch.cuda.get_device_properties(q.device).multi_processor_count
-    waves = cut(batch * heads, query_tokens, cache_tokens, QUERIES, slots, SPLITS, PARTS_COST_KEYS)
+    waves = cut(batch * heads, query_tokens, cache_tokens, QUERIES, slots, SPLITS, 0, WAVE_OF_PARTS_KEYS)
     out: Tensor = _attention_bf16_cuda(q, k, v, valid_tokens, *(waves or Waves(query_tokens, 1)))
     return out
 

@@ -10,7 +10,7 @@ from seko_kernels.outlines import gluon_fault, outline
 QUERIES = 192  # of a program
 KEY_GROUP = 16  # tokens whose order among themselves a tile changes: a scratch holds a multiple of them
 HEAD_DIM = 128
-OWN_KEYS = 64  # of a tile: bf16 takes twice the memory
+OWN_KEYS = 128  # of a tile, which has two stages of the ring: bf16 takes twice the memory
 STAGES = 4  # of the ring: 128 KiB of 227
 WARPS = 4  # Gluon's number of warps, which fetch; the three other warpgroups come on top
 RUNTIME_INTS = (

@@ -12,7 +12,8 @@ from torch.library import wrap_triton
 from seko_kernels.triton.attention_fp8 import COMBINE_WARPS, attention_combine_kernel
 
 SPLITS = range(2, 17)
-PARTS_COST_KEYS = 2000  # of `waves.cut`, where the parts run in the launch of the whole tiles
+# Of `waves.cut`, where the parts run in the launch of the whole tiles: what a wave of them costs besides its keys.
+WAVE_OF_PARTS_KEYS = 1600
 
 
 class Parts(NamedTuple):

@@ -14,6 +14,7 @@ from typing import NamedTuple
 # Of a launch more, of short loops over keys, and of the sum: in keys that a tile could attend to in the meantime.
 CUT_COST_KEYS = 5000
 LEAST_GAIN = 0.03  # of the time: less is not worth two more launches
+NEAR = 0.02  # of a wave: where two numbers of parts differ by less, the smaller one wins as long as a cache fills
 
 
 class Waves(NamedTuple):
@@ -39,6 +40,7 @@ def cut(
     slots: int,
     splits: Iterable[int],
     cost_keys: int | None = None,
+    wave_keys: int = 0,
 ) -> Waves | None:
     """Return how to cut an attention, or None where whole tiles do as well.
 
@@ -56,15 +58,19 @@ def cut(
         Numbers of parts that are possible.
     cost_keys : int, optional
         What cutting costs, in keys that a tile could attend to in the meantime; else `CUT_COST_KEYS`.
+    wave_keys : int
+        What each wave of parts costs besides its keys, in the same.
     """
     tiles = -(-queries // tile)
     rounds = pairs * tiles // slots  # whole waves
     per_pair = rounds * slots // pairs
     left = pairs * (tiles - per_pair)
-    found = {number: -(-left * number // slots) / number for number in splits}
-    if not rounds or not left or not found:
+    waves = {number: -(-left * number // slots) for number in splits}
+    if not rounds or not left or not waves:
         return None
-    best = min(found, key=found.__getitem__)
+    found = {number: many * (1 / number + wave_keys / keys) for number, many in waves.items()}
+    least = min(found.values())
+    best = min(number for number, cost in found.items() if cost <= least + NEAR)
     cost = rounds + found[best] + (CUT_COST_KEYS if cost_keys is None else cost_keys) / keys
     plain = -(-pairs * tiles // slots)
     return Waves(per_pair * tile, best) if cost <= (1 - LEAST_GAIN) * plain else None

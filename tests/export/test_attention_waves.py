@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from seko_export.models import causal_dit
 from seko_export.models.attention_waves import TILE, cut_attention, waves_for, waves_on
-from seko_kernels.waves import Waves
+from seko_kernels.parts import SPLITS, WAVE_OF_PARTS_KEYS
+from seko_kernels.waves import Waves, cut
 
 H200 = 132
 
@@ -63,6 +64,33 @@ def test_what_is_cut_fills_whole_waves_and_takes_less_time(batch, heads, queries
 
 def test_a_shape_whose_last_wave_is_a_third_full_is_cut():
     assert waves_for(1, 12, 4680, 32760, H200) == Waves(33 * TILE, 8)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "queries", "keys", "waves"),
+    [
+        (12, 4680, 37440, Waves(22 * 192, 3)),  # 11 parts, of three waves, are as fast once the cache is full
+        (40, 4680, 37440, Waves(23 * 192, 3)),
+        (12, 2160, 10800, Waves(11 * 192, 10)),
+        (48, 2160, 10800, Waves(11 * 192, 2)),  # one wave of long parts, not four of short ones
+    ],
+)
+def test_parts_in_the_launch_of_whole_tiles_are_few(pairs, queries, keys, waves):
+    assert cut(pairs, queries, keys, 192, H200, SPLITS, 0, WAVE_OF_PARTS_KEYS) == waves
+
+
+@settings(max_examples=200, deadline=None)
+@given(pairs=st.integers(1, 160), queries=st.integers(1, 9000), keys=st.integers(1, 40_000))
+def test_what_waves_of_parts_cost_is_less_than_what_they_gain(pairs, queries, keys):
+    waves = cut(pairs, queries, keys, 192, H200, SPLITS, 0, WAVE_OF_PARTS_KEYS)
+    if waves is None:
+        return
+    assert 0 < waves.whole < queries
+    assert waves.whole % 192 == 0
+    left = pairs * -(-(queries - waves.whole) // 192)
+    plain = -(-(pairs * waves.whole // 192 + left) // H200)
+    of_parts = -(-left * waves.splits // H200) * (1 / waves.splits + WAVE_OF_PARTS_KEYS / keys)
+    assert -(-pairs * waves.whole // 192 // H200) + of_parts < plain
 
 
 @pytest.mark.parametrize(

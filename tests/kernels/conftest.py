@@ -22,6 +22,8 @@ from seko_export.lowering.outlined_kernels import gluon_behind_outlines
 ARCHS = (80, 89, 90, 100, 120)
 WARP_THREADS = 32
 
+INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)", re.MULTILINE)
+
 
 @pytest.fixture
 def cross_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
@@ -54,17 +56,47 @@ def cross_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[.
 
 
 @pytest.fixture
-def sass_of(tmp_path: Path) -> Callable[[Any], list[str]]:
-    """Return ``sass(compiled)``: the opcodes of a compiled kernel, by the disassembler in Triton's wheel."""
+def disassembled(tmp_path: Path) -> Callable[[Any], str]:
+    """Return ``text(compiled)``: a compiled kernel's instructions and labels, by the disassembler in Triton's wheel."""
 
-    def disassemble(compiled: Any) -> list[str]:
+    def disassemble(compiled: Any) -> str:
         cubin = tmp_path / "kernel.cubin"
         cubin.write_bytes(compiled.asm["cubin"])
         tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
-        text = subprocess.run([tool, "-c", cubin], capture_output=True, text=True, check=True).stdout
-        return re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)", text, re.MULTILINE)
+        return subprocess.run([tool, "-c", cubin], capture_output=True, text=True, check=True).stdout
 
     return disassemble
+
+
+@pytest.fixture
+def sass_of(disassembled: Callable[[Any], str]) -> Callable[[Any], list[str]]:
+    """Return ``sass(compiled)``: the opcodes of a compiled kernel."""
+    return lambda compiled: INSTRUCTION.findall(disassembled(compiled))
+
+
+@pytest.fixture
+def loops_of(disassembled: Callable[[Any], str]) -> Callable[[Any], list[list[str]]]:
+    """Return ``loops(compiled)``: the opcodes of each of its loops that has no other in it."""
+
+    def innermost(compiled: Any) -> list[list[str]]:
+        opcodes: list[str] = []
+        labels: dict[str, int] = {}
+        loops: list[tuple[int, int]] = []
+        for line in disassembled(compiled).splitlines():
+            if label := re.match(r"(\.L\w+):", line.strip()):
+                labels[label[1]] = len(opcodes)
+            elif opcode := INSTRUCTION.match(line):
+                opcodes.append(opcode[1])
+                back = re.search(r"\bBRA\b.*\((\.L\w+)\)", line)
+                if back and back[1] in labels:
+                    loops.append((labels[back[1]], len(opcodes)))
+        return [
+            opcodes[first:end]
+            for first, end in loops
+            if not any(first <= a and b <= end and (a, b) != (first, end) for a, b in loops)
+        ]
+
+    return innermost
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ from seko_kernels.rows import (
     Modulation,
     gated_residual,
     gated_residual_norm,
+    gated_residual_norm_modulate,
     gelu_quantise,
-    norm_modulate,
     quantise_rows,
     residual_norm_modulate,
 )
@@ -118,7 +118,7 @@ def test_attention_of_specialised_warpgroups(
     q = on_gpu(1, T, H, D, dtype=torch.bfloat16)
     own = OwnTokens(q.clone(), on_gpu(1, T, 3 * WIDTH, dtype=torch.bfloat16).chunk(3, -1)[2])
     valid = on_gpu(1, dtype=torch.int64)
-    monkeypatch.setattr(attention, "PARTS_COST_KEYS", 1)
+    monkeypatch.setattr(attention, "WAVE_OF_PARTS_KEYS", 1)
     out = attention_fp8(q, *scratch(2352), on_gpu(H), valid, own, SPECIALISED)
     assert (out.shape, out.dtype) == ((1, T, WIDTH), torch.bfloat16)
     both = ("attention_hopper_outline", ["OUT", "PART_LSE", "PART_OUT"])
@@ -133,7 +133,7 @@ def test_16_bit_attention(launches: Launches, slots: int, monkeypatch: pytest.Mo
     properties = SimpleNamespace(multi_processor_count=slots)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: properties)
-    monkeypatch.setattr(attention_bf16, "PARTS_COST_KEYS", 1)
+    monkeypatch.setattr(attention_bf16, "WAVE_OF_PARTS_KEYS", 1)
     q = on_gpu(1, T, H, D, dtype=torch.bfloat16)
     k, v = on_gpu(2, 1, N, H, D, dtype=torch.bfloat16)
     out = attention_bf16.attention_bf16(q, k, v, on_gpu(1, dtype=torch.int64))
@@ -146,7 +146,12 @@ def test_16_bit_attention(launches: Launches, slots: int, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("op", "written"),
     [
-        (lambda fp8: (norm_modulate(hidden(), modulation(), 0, 1, EPS, fp8=fp8),), ["OUT"]),
+        (
+            lambda fp8: gated_residual_norm_modulate(
+                hidden(), hidden(), on_gpu(6, WIDTH), 5, modulation(), 0, 1, EPS, fp8=fp8
+            ),
+            ["HIDDEN", "OUT"],
+        ),
         (
             lambda fp8: residual_norm_modulate(hidden(), hidden(), modulation(), 3, 4, EPS, fp8=fp8),
             ["HIDDEN", "OUT"],
@@ -158,7 +163,7 @@ def test_16_bit_attention(launches: Launches, slots: int, monkeypatch: pytest.Mo
             ["HIDDEN", "OUT"],
         ),
     ],
-    ids=["norm_modulate", "residual_norm_modulate", "gated_residual_norm"],
+    ids=["gated_residual_norm_modulate", "residual_norm_modulate", "gated_residual_norm"],
 )
 def test_rows(launches: Launches, op: Callable[[bool], Any], written: list[str], fp8: bool) -> None:
     rows = op(fp8)[-1]

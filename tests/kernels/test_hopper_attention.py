@@ -22,7 +22,8 @@ from tests.kernels.outlined import EIGHT_BITS, SIXTEEN_BITS, Shown
 ONES = {"splits": 1, "tiles": 1}  # torch's compiler makes constants of ints that are 1
 HOPPER_SHARED = 227 * 1024  # bytes of a multiprocessor
 FEW_CONVERSIONS = 32  # a tile has 64 scores a thread; there are divisions by run-time numbers, too
-MOST_SPILT = 10  # instructions, all before and behind the loops
+MOST_SPILT = 10  # instructions a warpgroup, all before and behind the loops over whole tiles
+PRODUCTS = {"HGMMA", "IGMMA", "QGMMA"}
 
 
 each_kernel = pytest.mark.parametrize("shown", [EIGHT_BITS, SIXTEEN_BITS], ids=["8 bits", "16 bits"])
@@ -42,6 +43,7 @@ def test_the_twin_compiles_for_hopper(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     sass_of: Callable[[Any], list[str]],
+    loops_of: Callable[[Any], list[list[str]]],
 ) -> None:
     assert shown.module.WARPS == 4
     made = compiled(gluon_twin(shown.source(**ones)), tmp_path, monkeypatch)
@@ -51,10 +53,13 @@ def test_the_twin_compiles_for_hopper(
     assert f".reqntid {shown.warps * 32}" in made.asm["ptx"]
     assert made.metadata.shared <= HOPPER_SHARED
     assert made.metadata.global_scratch_size == shown.descriptors * 128  # bytes of global memory a program
-    opcodes = sass_of(made)
+    opcodes, attending = sass_of(made), shown.warps // 4 - 1
     assert {*shown.opcodes, "UTMALDG", "USETMAXREG"} <= set(opcodes)
     assert opcodes.count("I2FP") < FEW_CONVERSIONS  # scores are floats as they lie
-    assert opcodes.count("STL") + opcodes.count("LDL") <= MOST_SPILT
+    assert opcodes.count("STL") + opcodes.count("LDL") <= MOST_SPILT * attending
+    loops = [loop for loop in loops_of(made) if PRODUCTS & set(loop)]
+    assert len(loops) >= attending  # one a warpgroup and kind of tile
+    assert not any({"STL", "LDL"} & set(loop) for loop in loops)
 
 
 def test_the_16_bit_softmax_runs_beside_the_product_before_it(

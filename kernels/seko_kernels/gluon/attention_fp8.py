@@ -254,6 +254,46 @@ def _attend(  # type: ignore[no-untyped-def]
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
 ):
+    """Attend with the 64 queries of a warpgroup; let the tiles pass where none of them is there."""
+    _, _, _, _, out_query, out_tokens, _, _, _ = target
+    if out_query + GROUP * 64 < out_tokens:
+        _attend_all(rings, barriers, places, target, WIDTH, SOFTMAX_SCALE, OWN_N, STAGES, GROUP)
+    else:
+        _let_all_pass(barriers, places, OWN_N, STAGES)
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def _let_all_pass(barriers, places, OWN_N: gl.constexpr, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Give all tiles back as they come: the fetching warpgroup waits for three."""
+    _, _, v_ready, empty, _, own_v_ready, own_empty = barriers
+    own_first, own_last, first, last = places
+    _let_pass(own_v_ready, own_empty, own_last - own_first, STAGES * 64 // OWN_N)
+    _let_pass(v_ready, empty, last - first, STAGES)
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def _let_pass(ready, empty, tiles, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Give so many tiles of a ring back, each once its values are there."""
+    stage = 0
+    phase = 0
+    for _ in range(tiles):
+        mbarrier.wait(ready.index(stage), phase)
+        mbarrier.arrive(empty.index(stage), count=1)
+        stage, phase = next_stage(stage, phase, STAGES)
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def _attend_all(  # type: ignore[no-untyped-def]
+    rings,
+    barriers,
+    places,
+    target,
+    WIDTH: gl.constexpr,
+    SOFTMAX_SCALE: gl.constexpr,
+    OWN_N: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+):
     """Attend with the 64 queries of a warpgroup: to the own tiles, then to those of the past."""
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     ROW: gl.constexpr = gl.SliceLayout(1, ACC)
@@ -284,9 +324,10 @@ def _attend(  # type: ignore[no-untyped-def]
     for i in range(own_first, own_full):
         m, total, acc = _own_tile(q, own, i, stage, phase, query_tokens, m, total, acc, SOFTMAX_SCALE, False)
         stage, phase = next_stage(stage, phase, OWN_STAGES)
-    for i in range(gl.maximum(own_first, own_full), own_last):
-        m, total, acc = _own_tile(q, own, i, stage, phase, query_tokens, m, total, acc, SOFTMAX_SCALE, True)
-        stage, phase = next_stage(stage, phase, OWN_STAGES)
+    if gl.maximum(own_first, own_full) < own_last:
+        m, total, acc = _own_tile(
+            q, own, own_full, stage, phase, query_tokens, m, total, acc, SOFTMAX_SCALE, True
+        )
 
     v_scale = gl.load(v_scale_at)
     acc = gl.convert_layout(acc * (1.0 / v_scale), ACC)
