@@ -228,6 +228,21 @@ def test_planted_syncs_are_counted():
     assert counting.count_syncs(lambda: x + 1) == 0
 
 
+@pytest.mark.parametrize(
+    ("later", "share"),
+    [
+        ("30 0 10 80 0 0 0 0 0 0", 0.2),
+        ("10 0 10 40 30 10 20 0 0 0", 0.3),  # waiting for a disk is no work, serving interrupts is
+        ("10 0 10 0 0 0 0 0 0 0", None),
+    ],
+)
+def test_how_busy_the_host_was_is_of_all_its_processors(later, share, monkeypatch):
+    lines = iter(["cpu  10 0 10 0 0 0 0 0 0 0", f"cpu  {later}"])
+    monkeypatch.setattr(counting.Path, "read_text", lambda _: next(lines) + "\ncpu0 1 1 1 1 1 1 1 1 1 1")
+    found = counting.busy_share(counting.processor_ticks())
+    assert found == (share if share is None else pytest.approx(share))
+
+
 def test_planted_recompiles_are_counted():
     @torch.compile(backend="eager", dynamic=False)
     def scaled(x, factor):

@@ -102,8 +102,10 @@ def measure_peer(kind: Any, network: Any, compiler: Any, job: dict[str, Any]) ->
             return chunk
 
         run()
+        before = counting.processor_ticks()
         chunk_ms = counting.spread(counting.chunk_times(run, job["chunks"]))
         report |= {
+            "host_busy": counting.busy_share(before),
             "what": kind.what,
             "verdict": asdict(verdict) | {"ok": verdict.ok},
             "chunk_ms": chunk_ms,

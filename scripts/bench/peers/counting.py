@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -92,6 +93,24 @@ def busy_host() -> Iterator[None]:
         for burner in burners:
             burner.kill()
             burner.wait()
+
+
+def processor_ticks() -> tuple[int, int]:
+    """Return how long all processors of the host have worked, and how long they have been there, in clock ticks."""
+    user, nice, system, idle, iowait, *others = map(
+        int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9]
+    )
+    busy = user + nice + system + sum(others)
+    return busy, busy + idle + iowait
+
+
+def busy_share(before: tuple[int, int]) -> float | None:
+    """Return the share of the host's processors that worked since `processor_ticks` said ``before``; None: too short.
+
+    A peer that launches each kernel from the host is as fast as that host is let alone.
+    """
+    (busy, there), (busy_before, there_before) = processor_ticks(), before
+    return (busy - busy_before) / (there - there_before) if there > there_before else None
 
 
 def peak_bytes() -> int:

@@ -112,6 +112,7 @@ def _step_ratio(found: Mapping[str, Any], name: str, shape: str, engine: str, pe
     parts = {
         "engine_step_ms": ours["median"], "engine_step_p90_ms": ours["p90"],
         "peer_step_ms": theirs["median"], "peer_step_p90_ms": theirs["p90"], "peer": found[peer]["what"],
+        "peer_host_busy": found[peer].get("host_busy"),
         "engine_kv_bytes": found[engine]["kv_bytes"], "peer_kv_bytes": found[peer]["kv_bytes"],
     }  # fmt: skip
     return Figure(name, row, (), ours["median"] / theirs["median"], f"engine / {peer}, a step", parts)
