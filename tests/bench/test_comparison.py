@@ -58,7 +58,7 @@ def by_name(results, shapes=("S1", "S3"), engines=("exact", "fp4")):
 
 
 def test_figures_are_ratios_of_what_was_measured():
-    profile = {"buckets": {"attention": {"share": 0.5}, "kv_read": {"share": 0.1}}}
+    profile = {"buckets": {"attention": {"share": 0.5}, "kv_read": {"share": 0.1}}, "top": []}
     s1 = {
         "B3": measured(70.0),
         "exact": measured(63.0, fill_ms=[1.0]),
@@ -99,8 +99,19 @@ def test_what_fusing_gained_is_asked_for_by_the_name_of_the_plain_engine():
     assert not any(name == "fused_vs_plain" for name, _ in by_name({"S1": s1}))
 
 
+def test_attention_to_the_text_does_not_grow_with_the_fill():
+    kernels = [("attention_hopper_kernel", 0.39), ("cudnn_sdpa", 0.1), ("attention_combine_kernel", 0.01)]
+    profile = {
+        "buckets": {"attention": {"share": 0.5}, "kv_read": {"share": 0.1}},
+        "top": [{"name": name, "share": share} for name, share in kernels],
+    }
+    s1 = {"fp4": measured(49.0, 250.0, fill_ms=[150.0, 210.0]), "profile fp4": profile}
+    # 125 fixed, 125 of attention: predicted 166.7 at a third, 208.3 at two thirds.
+    assert by_name({"S1": s1})["fill_linearity", "fp4"].value == pytest.approx(210 / (125 + 125 * 2 / 3))
+
+
 def test_a_profile_that_shows_no_attention_gives_no_linearity():
-    nothing = {"buckets": {"attention": {"share": 0.0}, "kv_read": {"share": 0.0}}}
+    nothing = {"buckets": {"attention": {"share": 0.0}, "kv_read": {"share": 0.0}}, "top": []}
     found = by_name({"S1": {"exact": measured(63.0, fill_ms=[1.0]), "profile exact": nothing}})
     assert found["fill_linearity", "exact"].missing == ("attention in the profile of exact",)
 
@@ -246,7 +257,7 @@ def quick(name):
     more = {"fill_ms": [100.0] * 6, "first_frames": [9, 6, 3, 0], "first_chunk_s": 1.0, "serial_ms": 300.0}
     more |= {"overlapped_ms": 250.0, "decode_ms": 250.0}
     share = {"share": 0.5}
-    return measured(step, **more, buckets={"attention": share, "kv_read": share})
+    return measured(step, **more, buckets={"attention": share, "kv_read": share}, top=[])
 
 
 def test_rows_of_two_shapes_and_the_order_of_work(tmp_path, canned, capsys):
