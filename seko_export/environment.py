@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 
 from seko_export.errors import MachineError, TensorRtMissingError, UsageError
 from seko_export.plans.library import require_tensorrt
+from seko_export.workshop import workshop
 from seko_kernels.checks import FP8_ARCH
 from seko_runtime import host
 
@@ -153,11 +153,13 @@ def probe_compiler() -> None:
     advice = "install g++, or set CXX to a compiler that links the system's libstdc++ (CXX=/usr/bin/g++)"
     if compiler is None:
         raise MachineError(f"no C++ compiler: {compiler_command()!r} was not found; {advice}")
-    with tempfile.TemporaryDirectory(prefix="seko-probe-") as folder:
-        source, library = Path(folder, "probe.cpp"), Path(folder, "probe.so")
+    with workshop("seko-probe-") as folder:
+        source, library = folder / "probe.cpp", folder / "probe.so"
         source.write_text(_PROBE_SOURCE)
         command = [compiler, "-shared", "-fPIC", "-O1", "-std=c++20", str(source), "-o", str(library)]
-        environ = os.environ | {"TMPDIR": folder}  # a compiler that is ended leaves its own temporary files
+        environ = os.environ | {
+            "TMPDIR": str(folder)
+        }  # a compiler that is ended leaves its own temporary files
         try:
             built = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
         except OSError as fault:

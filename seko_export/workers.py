@@ -7,9 +7,7 @@ import multiprocessing.connection
 import os
 import shutil
 import signal
-import tempfile
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -19,11 +17,10 @@ from pathlib import Path
 from seko_export.errors import ExportError
 from seko_export.pieces import BuildConfig, make_pieces
 from seko_export.progress import Progress
+from seko_export.workshop import held, workshop
 
 # Takes a build, the name of a piece and the path to write, in a folder of its own; returns the seconds.
 EngineMaker = Callable[[BuildConfig, str, str], float]
-
-_REMOVALS = 100  # tries, a twentieth of a second apart: an ended compiler may write for a moment longer
 
 
 @contextmanager
@@ -62,26 +59,21 @@ def compiled_beside(
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_quiet_worker)
     by_cost = sorted(pieces, key=lambda name: not name.startswith(("block", "vae_")))  # the slowest first
     finished = False
-    workshop = None
-    try:
-        with _held(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # else it could be made and not known
-            # The compilers' files, in the parent's hands: a worker that is ended removes nothing.
-            workshop = Path(tempfile.mkdtemp(prefix="seko-"))
-        with _held(signal.SIGINT):  # workers inherit that: the parent alone answers Ctrl-C, afterwards
-            futures: dict[Future[float], str] = {
-                pool.submit(_told, make, config, name, workshop / name, folder / f"{name}{suffix}"): name
-                for name in by_cost
-            }
-        yield lambda: _wait_for_all(futures, progress)
-        finished = True
-    finally:
-        if not finished:
-            # no public way to end running workers before 3.14
-            for process in list((pool._processes or {}).values()):
-                _end_with_children(process.pid)
-        pool.shutdown(wait=True, cancel_futures=True)
-        if workshop is not None:
-            _remove(workshop)
+    with workshop("seko-") as bench:
+        try:
+            with held(signal.SIGINT):  # workers inherit that: the parent alone answers Ctrl-C, afterwards
+                futures: dict[Future[float], str] = {
+                    pool.submit(_told, make, config, name, bench / name, folder / f"{name}{suffix}"): name
+                    for name in by_cost
+                }
+            yield lambda: _wait_for_all(futures, progress)
+            finished = True
+        finally:
+            if not finished:
+                # no public way to end running workers before 3.14
+                for process in list((pool._processes or {}).values()):
+                    _end_with_children(process.pid)
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _told(make: EngineMaker, config: BuildConfig, name: str, workplace: Path, goal: Path) -> float:
@@ -113,32 +105,12 @@ def _wait_for_all(futures: dict[Future[float], str], progress: Progress) -> dict
     return {name: future.result() for future, name in futures.items()}
 
 
-@contextmanager
-def _held(*signals: signal.Signals) -> Iterator[None]:
-    """Hold signals back until the block ends."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _end_with_children(worker: int | None) -> None:
     """End a worker and the compilers that it runs."""
     with suppress(ProcessLookupError):
         if worker is not None:
             # its own group once `_quiet_worker` ran; before that it has no children
             (os.killpg if os.getpgid(worker) == worker else os.kill)(worker, signal.SIGTERM)
-
-
-def _remove(folder: Path) -> None:
-    """Remove a folder that a process which is just ending may still write to."""
-    for _ in range(_REMOVALS):
-        shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
-            return
-        time.sleep(0.05)
-    warnings.warn(f"{folder} could not be removed", stacklevel=2)
 
 
 def _quiet_worker() -> None:

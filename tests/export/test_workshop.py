@@ -1,0 +1,93 @@
+"""The folder of compilers is gone whatever ends the block, at whatever moment."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from seko_export import workshop as module
+from seko_export.workshop import workshop
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("ended_by", [None, ValueError, KeyboardInterrupt])
+def test_it_is_gone_after_the_block(place, ended_by):
+    def work():
+        with workshop("seko-x-") as folder:
+            assert folder.parent == place
+            assert folder.name.startswith("seko-x-")
+            (folder / "half.o").touch()
+            if ended_by is not None:
+                raise ended_by
+
+    if ended_by is None:
+        work()
+    else:
+        with pytest.raises(ended_by):
+            work()
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("moment", ["made", "removed"])
+def test_a_signal_while_it_is_made_or_removed_waits(place, monkeypatch, moment):
+    make, remove = tempfile.mkdtemp, shutil.rmtree
+
+    def made(**options):
+        folder = make(**options)
+        if moment == "made":
+            interrupt()  # there, and nobody knows of it
+        return folder
+
+    def removed(folder, **options):
+        if moment == "removed":
+            interrupt()
+        remove(folder, **options)
+
+    monkeypatch.setattr(module.tempfile, "mkdtemp", made)
+    monkeypatch.setattr(module.shutil, "rmtree", removed)
+    entered = []
+    with pytest.raises(KeyboardInterrupt), workshop("seko-x-") as folder:
+        entered.append(folder)
+    assert len(entered) == (moment == "removed")
+    assert list(place.iterdir()) == []
+
+
+def test_what_a_compiler_writes_while_it_ends_goes_too(place):
+    """It goes on writing for a fifth of a second after the block has ended."""
+    writing = (
+        "import pathlib, sys, time\n"
+        "end = time.monotonic() + .2\n"
+        "number = 0\n"
+        "while time.monotonic() < end:\n"
+        "    number += 1\n"
+        "    try: pathlib.Path(sys.argv[1], str(number)).touch()\n"
+        "    except FileNotFoundError: break\n"
+    )
+    with workshop("seko-x-") as folder:
+        compiler = subprocess.Popen([sys.executable, "-c", writing, str(folder)])
+        while not any(folder.iterdir()):
+            assert compiler.poll() is None
+    compiler.wait(timeout=60)
+    assert list(place.iterdir()) == []
+
+
+def test_a_folder_that_stays_is_told(monkeypatch):
+    monkeypatch.setattr(module, "_REMOVALS", 2)
+    monkeypatch.setattr(module.shutil, "rmtree", lambda *_, **__: None)
+    with pytest.warns(UserWarning, match="could not be removed"), workshop("seko-x-"):
+        pass
