@@ -17,7 +17,7 @@ from pathlib import Path
 from seko_export.errors import ExportError
 from seko_export.pieces import BuildConfig, make_pieces
 from seko_export.progress import Progress
-from seko_export.workshop import held, workshop
+from seko_export.workshop import workshop
 
 # Takes a build, the name of a piece and the path to write, in a folder of its own; returns the seconds.
 EngineMaker = Callable[[BuildConfig, str, str], float]
@@ -61,7 +61,7 @@ def compiled_beside(
     finished = False
     with workshop("seko-") as bench:
         try:
-            with held(signal.SIGINT):  # workers inherit that: the parent alone answers Ctrl-C, afterwards
+            with _masked(signal.SIGINT):  # workers inherit that: the parent alone answers Ctrl-C, afterwards
                 futures: dict[Future[float], str] = {
                     pool.submit(_told, make, config, name, bench / name, folder / f"{name}{suffix}"): name
                     for name in by_cost
@@ -103,6 +103,16 @@ def _wait_for_all(futures: dict[Future[float], str], progress: Progress) -> dict
             if fault is not None:  # a worker that was killed
                 raise ExportError(f"engine {futures[future]!r} did not compile: {fault}") from fault
     return {name: future.result() for future, name in futures.items()}
+
+
+@contextmanager
+def _masked(number: signal.Signals) -> Iterator[None]:
+    """Keep a signal from this thread, and from the processes that it starts, until the block ends."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end_with_children(worker: int | None) -> None:

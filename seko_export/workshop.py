@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -33,23 +34,36 @@ def workshop(prefix: str) -> Iterator[Path]:
     """
     folder = None
     try:
-        with held(*_ENDING):  # else it could be made and not known
+        with _held(*_ENDING):  # else it could be made and not known
             folder = Path(tempfile.mkdtemp(prefix=prefix))
         yield folder
     finally:
         if folder is not None:
-            with held(*_ENDING):
+            with _held(*_ENDING):
                 _remove(folder)
 
 
 @contextmanager
-def held(*signals: signal.Signals) -> Iterator[None]:
-    """Hold signals back until the block ends."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+def _held(*signals: signal.Signals) -> Iterator[None]:
+    """Let signals wait until the block ends.
+
+    By handlers, not by the thread's mask: any other thread may take a signal, and Python then raises in the main one.
+    """
+    if threading.current_thread() is not threading.main_thread():  # nothing is raised there
+        yield
+        return
+    came: list[int] = []
+    found = {number: signal.getsignal(number) for number in signals}
+    before = {number: handler for number, handler in found.items() if handler not in (None, signal.SIG_IGN)}
     try:
+        for number in before:
+            signal.signal(number, lambda number, _: came.append(number))
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 def _remove(folder: Path) -> None:

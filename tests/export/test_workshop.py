@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 
 import pytest
 
@@ -21,8 +22,40 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def interrupt():
-    os.kill(os.getpid(), signal.SIGINT)
+@pytest.fixture
+def bystander():
+    """A thread that does nothing, and may be the one that takes a signal."""
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    yield thread
+    end.set()
+    thread.join()
+
+
+def interrupt(thread):
+    """Send this thread a signal; Python handles it in the main one, before this returns there."""
+    signal.pthread_kill(thread.ident, signal.SIGINT)
+    time.sleep(0.2)
+
+
+def test_handlers_are_those_of_before(place):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    with workshop("seko-x-"):
+        assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+    assert list(place.iterdir()) == []
+
+
+def test_beside_the_main_thread_it_is_made_and_removed_too(place):
+    def work():
+        with workshop("seko-x-") as folder:
+            assert folder.is_dir()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert list(place.iterdir()) == []
 
 
 @pytest.mark.parametrize("ended_by", [None, ValueError, KeyboardInterrupt])
@@ -43,19 +76,21 @@ def test_it_is_gone_after_the_block(place, ended_by):
     assert list(place.iterdir()) == []
 
 
+@pytest.mark.parametrize("taken_by", ["main", "another"])
 @pytest.mark.parametrize("moment", ["made", "removed"])
-def test_a_signal_while_it_is_made_or_removed_waits(place, monkeypatch, moment):
+def test_a_signal_while_it_is_made_or_removed_waits(place, monkeypatch, moment, taken_by, bystander):
+    thread = threading.main_thread() if taken_by == "main" else bystander
     make, remove = tempfile.mkdtemp, shutil.rmtree
 
     def made(**options):
         folder = make(**options)
         if moment == "made":
-            interrupt()  # there, and nobody knows of it
+            interrupt(thread)  # there, and nobody knows of it
         return folder
 
     def removed(folder, **options):
         if moment == "removed":
-            interrupt()
+            interrupt(thread)
         remove(folder, **options)
 
     monkeypatch.setattr(module.tempfile, "mkdtemp", made)
