@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -312,10 +311,11 @@ def _checkpoint(named: Path | None, model: Any) -> Iterator[Path]:
         yield named
         return
     from seko_export.checkpoints.random import write_random_checkpoint
+    from seko_export.workshop import workshop
     from seko_runtime.whole_files import disk_faults
 
-    with tempfile.TemporaryDirectory(prefix="seko-sample-") as folder:
-        path = Path(folder, "sample.pt")
+    with workshop("seko-sample-") as folder:
+        path = folder / "sample.pt"
         with disk_faults(path):
             write_random_checkpoint(path, model, format="self-forcing", seed=0)
         click.echo("no checkpoint named: using seeded random weights (noise, not video)", err=True)

@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from rich.table import Table
 
 from seko_export.errors import MachineError, UsageError
 from seko_export.profile_trace import CHUNK_RANGE, ENGINE_RANGE, Digest, digest_trace, scrubbed
+from seko_export.workshop import workshop
 from seko_runtime import OpenArtifact, open_artifact
 from seko_runtime.backends import Backend
 from seko_runtime.manifest import Manifest
@@ -237,8 +237,8 @@ def _traced(session: Session, chunks: int, on_device: bool) -> tuple[dict[str, A
         for _ in range(chunks):
             with record_function(CHUNK_RANGE):
                 times.append(_timed_chunk(session))
-    with tempfile.TemporaryDirectory(prefix="seko-profile-") as folder:
-        exported = Path(folder, "trace.json")
+    with workshop("seko-profile-") as folder:
+        exported = folder / "trace.json"
         profiler.export_chrome_trace(str(exported))
         text = exported.read_text(encoding="utf-8", errors="replace")
     trace: dict[str, Any] = json.loads(text, strict=False)

@@ -34,18 +34,18 @@ def workshop(prefix: str) -> Iterator[Path]:
     """
     folder = None
     try:
-        with _held(*_ENDING):  # else it could be made and not known
+        with _held():  # else it could be made and not known
             folder = Path(tempfile.mkdtemp(prefix=prefix))
         yield folder
     finally:
         if folder is not None:
-            with _held(*_ENDING):
+            with _held():
                 _remove(folder)
 
 
 @contextmanager
-def _held(*signals: signal.Signals) -> Iterator[None]:
-    """Let signals wait until the block ends.
+def _held() -> Iterator[None]:
+    """Let signals that end a build wait until the block ends.
 
     By handlers, not by the thread's mask: any other thread may take a signal, and Python then raises in the main one.
     """
@@ -53,7 +53,7 @@ def _held(*signals: signal.Signals) -> Iterator[None]:
         yield
         return
     came: list[int] = []
-    found = {number: signal.getsignal(number) for number in signals}
+    found = {number: signal.getsignal(number) for number in _ENDING}
     before = {number: handler for number, handler in found.items() if handler not in (None, signal.SIG_IGN)}
     try:
         for number in before:

@@ -304,8 +304,8 @@ def test_large_models_are_built_one_at_a_time_and_removed(tmp_path, canned):
         tmp_path, quick, "--shapes", "S5", "--engines", "exact,fp4", "--peers", "B3", "--extras", ""
     )
     assert code == 0
-    assert called == ["S5 reference", "checkpoint wan-14b", "S5 B3", "S5 build exact", "S5 exact", "S5 build fp4",
-                      "S5 fp4", "S5 B3 warm"]  # fmt: skip
+    assert set(called[:2]) == {"S5 reference", "checkpoint wan-14b"}  # side by side
+    assert called[2:] == ["S5 B3", "S5 build exact", "S5 exact", "S5 build fp4", "S5 fp4", "S5 B3 warm"]
     assert not list((tmp_path / "work").glob("S5-*"))
 
 

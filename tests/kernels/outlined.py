@@ -25,6 +25,7 @@ class Shown:
     warps: int  # those of the fetching warpgroup and of the others
     descriptors: int
     opcodes: set[str]
+    most_spilt: int  # instructions, all before and behind the loops over whole tiles
 
     def source(self, **ones: int) -> ASTSource:
         """The outline as torch's compiler would have it compiled."""
@@ -63,6 +64,7 @@ EIGHT_BITS = Shown(
     warps=16,
     descriptors=5,
     opcodes={"HGMMA", "IGMMA", "QGMMA"},
+    most_spilt=30,
 )
 SIXTEEN_BITS = Shown(
     hopper_attention_bf16,
@@ -77,4 +79,5 @@ SIXTEEN_BITS = Shown(
     warps=12,
     descriptors=3,
     opcodes={"HGMMA"},
+    most_spilt=10,
 )

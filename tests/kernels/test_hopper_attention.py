@@ -22,7 +22,6 @@ from tests.kernels.outlined import EIGHT_BITS, SIXTEEN_BITS, Shown
 ONES = {"splits": 1, "tiles": 1}  # torch's compiler makes constants of ints that are 1
 HOPPER_SHARED = 227 * 1024  # bytes of a multiprocessor
 FEW_CONVERSIONS = 32  # a tile has 64 scores a thread; there are divisions by run-time numbers, too
-MOST_SPILT = 10  # instructions a warpgroup, all before and behind the loops over whole tiles
 PRODUCTS = {"HGMMA", "IGMMA", "QGMMA"}
 
 
@@ -56,7 +55,7 @@ def test_the_twin_compiles_for_hopper(
     opcodes, attending = sass_of(made), shown.warps // 4 - 1
     assert {*shown.opcodes, "UTMALDG", "USETMAXREG"} <= set(opcodes)
     assert opcodes.count("I2FP") < FEW_CONVERSIONS  # scores are floats as they lie
-    assert opcodes.count("STL") + opcodes.count("LDL") <= MOST_SPILT * attending
+    assert opcodes.count("STL") + opcodes.count("LDL") <= shown.most_spilt
     loops = [loop for loop in loops_of(made) if PRODUCTS & set(loop)]
     assert len(loops) >= attending  # one a warpgroup and kind of tile
     assert not any({"STL", "LDL"} & set(loop) for loop in loops)
