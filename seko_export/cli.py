@@ -259,7 +259,8 @@ for command in (*QUESTIONS, *DELIVERY):
 @click.option("--steps", type=int, help="Denoise passes of a chunk.")
 @click.option("--fps", type=int, help="Video frames per second that are to be kept up with.")
 @layout_options
-@click.option("--batch", type=int, help="Rows that one engine call carries.")
+@click.option("--batch", help="Rows of a call, as in build.")
+@click.option("--sessions", type=int, help="A pool, as in build.")
 @click.option("--no-vae", is_flag=True, help="Leave out the Wan VAE: latents come out.")
 @click.option("--no-text", is_flag=True, help="Leave out the UMT5-XXL encoder: embeddings go in.")
 @json_option
@@ -273,12 +274,15 @@ def plan(
     attention: str,
     resident_window: bool,
     steps: int | None,
+    batch: str | None,
+    sessions: int | None,
     no_vae: bool,
     no_text: bool,
     as_json: bool,
     **layout: int | None,
 ) -> None:
     """Predict memory and time of a build on a GPU: does it fit, is it real-time, for how many sessions."""
+    from seko_export.options import RowOptions
     from seko_export.roofline import Wish, predict
     from seko_export.roofline_table import show
 
@@ -296,6 +300,7 @@ def plan(
             kernels,
             attention,
             resident_window,
+            RowOptions(batch, sessions),
         )
     )
     if as_json:

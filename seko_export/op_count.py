@@ -2,7 +2,7 @@
 
 The module runs once on the meta device, where nothing is computed. Matmuls, attention, convolutions and what touches
 a cache are launches of their own; all between them is fused as far as its data allows, and each tensor that crosses
-from launch to launch is written once and read once. Seconds are not here: they are in `roofline.py`.
+from launch to launch is written once and read once. Seconds are not here: they are in `roofline_time.py`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from seko_export.piece import FlatModule, Piece
 from seko_kernels.kv_formats import ExactKv
 
 ATTENTION, MASKED_ATTENTION, MATMUL, CONVOLUTION = "attention", "masked attention", "matmul", "convolution"
-CACHE_WRITE, ROWS = "cache write", "rows"
+CACHE_WRITE, GATHER, ROWS = "cache write", "gather", "rows"
 
+_GATHERS = ("aten::index_select",)
 _SCATTERS = ("aten::index_copy_", "aten::index_copy")
 _UNFILLED = ("aten::empty", "aten::new_empty")  # empty, empty_like, empty_strided: memory without content
 
@@ -50,7 +51,7 @@ class Launch:
     bytes_read, bytes_written : int
         Every tensor, or the part of it that is touched, once.
     inputs : frozenset of str
-        Names of the piece's inputs that it reads.
+        Names of the piece's inputs that it reads, or parts of them that were gathered.
     """
 
     kind: str
@@ -133,7 +134,8 @@ class _Recorder(TorchDispatchMode):
         self._alias: dict[int, int] = {}
         self._size: dict[int, int] = {}
         self._kept: list[Tensor] = list(inputs)  # an address stands for a storage: none may be freed
-        self._names = {self._storage(t): name for t, name in zip(inputs, names, strict=True)}
+        self._inputs = {self._storage(t): name for t, name in zip(inputs, names, strict=True)}
+        self._names = dict(self._inputs)  # with what was gathered of them
 
     def __torch_dispatch__(
         self, func: Any, _types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -148,6 +150,11 @@ class _Recorder(TorchDispatchMode):
             target, _, index, source = args
             self._alias[_address(out)] = self._storage(target)  # compilers do it in place
             self.add(CACHE_WRITE, [index, source], [], parts=[(target, _nbytes(source))])
+        elif name in _GATHERS:
+            source, _, index = args
+            self.add(GATHER, [index], outs, taken=[(source, _nbytes(out))])
+            if (storage := self._storage(source)) in self._names:
+                self._names[self._storage(out)] = self._names[storage]
         elif func._overloadpacket in flop_registry:
             kind = CONVOLUTION if func._overloadpacket is torch.ops.aten.convolution else MATMUL
             flops = flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=out)
@@ -164,10 +171,12 @@ class _Recorder(TorchDispatchMode):
         *,
         flops: int = 0,
         parts: Sequence[tuple[Tensor, int]] = (),
+        taken: Sequence[tuple[Tensor, int]] = (),
     ) -> None:
-        """Take down an op; ``parts``: tensors of which it writes so many bytes."""
+        """Take down an op; ``parts`` and ``taken``: tensors of which it writes, and reads, so many bytes."""
         number = len(self._ops)
         reads = [self._read(t, _nbytes(t)) for t in ins] + [self._read(t, 0) for t, _ in parts]
+        reads += [self._read(t, nbytes) for t, nbytes in taken]
         writes = {self._storage(t): nbytes for t, nbytes in (*((t, _nbytes(t)) for t in outs), *parts)}
         before = [self._ops[read.maker] for read in reads if read.maker is not None]
         level = max((op.level for op in before), default=0) + (kind != ROWS)
@@ -196,7 +205,7 @@ class _Recorder(TorchDispatchMode):
             leaving = [number for number, storages in written.items() if storages]
             for number in leaving:
                 for storage in written[number]:
-                    if storage not in self._names:
+                    if storage not in self._inputs:
                         alive[storage] = max(last_use[number, storage], alive.get(storage, 0))
             most = max(most, sum(self._size[storage] for storage in alive))
             alive = {storage: last for storage, last in alive.items() if last > turn}

@@ -18,6 +18,11 @@ _SESSION = {
     "scratch_prompt": "scratch of prompt and picture",
     "workspace": "cuBLAS workspaces",
 }
+_CALLS = _SESSION | {
+    "kv": "spare row of the KV cache",
+    "prompt": "spare row of the prompt",
+    "latents": "a call's chunk",
+}
 _LABEL, _COLUMN = 31, 9  # columns
 
 
@@ -32,8 +37,7 @@ def _head(report: Mapping[str, Any]) -> Iterator[str]:
     reference = f"reference {s['reference_frames']}, " if s["reference_frames"] else ""
     yield (
         f"{s['height']}x{s['width']}, chunk {s['chunk_frames']}, {reference}sink {s['sink_frames']}, "
-        f"ring {s['ring_frames']}, "
-        f"batch {s['batch']}, KV {report['kv']}, matmuls {'fp8' if report['fp8'] else 'bf16'}, "
+        f"ring {s['ring_frames']}, {_rows(report)}, KV {report['kv']}, matmuls {'fp8' if report['fp8'] else 'bf16'}, "
         f"attention {report['attention']}, kernels {report['kernels']}, {report['passes']} passes"
         + (", a cache each" if s["pass_caches"] else " and the context pass")
     )
@@ -42,23 +46,30 @@ def _head(report: Mapping[str, Any]) -> Iterator[str]:
 def _memory(report: Mapping[str, Any]) -> Iterator[str]:
     for title, sizes, labels in (
         ("weights, for all sessions", report["weight_bytes"], _WEIGHTS),
+        ("the pool, for all its calls", report["call_bytes"], _CALLS),
         ("a session", report["session_bytes"], _SESSION),
     ):
-        yield _row(title, "MB")
+        if sizes:
+            yield _row(title, "MB")
         yield from (_row(f"  {labels[name]}", f"{size / 1e6:.1f}") for name, size in sizes.items() if size)
     if report["host_bytes"]:
         yield _row("a session, on the host", "MB")
         yield _row("  KV cache", f"{report['host_bytes'] / 1e6:.1f}")
     peak, memory = report["peak_bytes"] / 1e9, report["memory_bytes"] / 1e9
-    yield _row("weights and one session", f"{peak * 1e3:.1f}")
+    pool, fit = report["pool"], _sessions(report["sessions_fit"])
+    all_of_it = "one session" if pool is None else f"a pool of {pool['sessions']}"
+    yield _row(f"weights and {all_of_it}", f"{peak * 1e3:.1f}")
     if report["fits"]:
-        yield f"fits into {memory:.0f} GB: {_sessions(report['sessions_fit'])}"
+        yield f"fits into {memory:.0f} GB: {fit}" + (" would" if pool is not None else "")
     else:
-        yield f"does not fit into {memory:.0f} GB: {peak - memory:.2f} GB too much"
+        would = f"; {fit} would fit" if report["sessions_fit"] else ""
+        yield f"does not fit into {memory:.0f} GB: {peak - memory:.2f} GB too much{would}"
 
 
 def _time(report: Mapping[str, Any]) -> Iterator[str]:
-    yield _row("a step, the cache full", "launches", "TFLOP", "GB", "ms")
+    pool = report["pool"]
+    rows = "" if pool is None else f" of {pool['buckets'][-1]}"
+    yield _row(f"a step{rows}, the cache full", "launches", "TFLOP", "GB", "ms")
     for name, part in report["step"].items():
         yield _row(
             f"  {name}",
@@ -78,15 +89,22 @@ def _time(report: Mapping[str, Any]) -> Iterator[str]:
     if report["stream_bytes"]:
         moved, seconds = report["stream_bytes"] / 1e9, report["stream_s"] * 1e3
         yield _row("  layers over PCIe, beside it", "", "", f"{moved:.3f}", f"{seconds:.2f}")
-    factor, fps = report["real_time_factor"], report["stream"]["fps"]
-    yield (
-        f"{report['video_s'] * 1e3:.0f} ms of video at {fps} fps: {factor:.2f} x real time, "
-        + (
-            f"so {_sessions(report['sessions_real_time'])} in real time"
-            if report["real_time"]
-            else "too slow"
-        )
-    )
+    if pool is not None:
+        yield _row("a chunk, by size of the call", *blank[:2], "all", "each")
+        for size, call in report["calls"].items():
+            all_of_it = call["chunk_s"] * 1e3
+            yield _row(f"  {size}", *blank[:2], f"{all_of_it:.2f}", f"{all_of_it / int(size):.2f}")
+    yield f"{report['video_s'] * 1e3:.0f} ms of video at {report['stream']['fps']} fps: {_pace(report)}"
+
+
+def _pace(report: Mapping[str, Any]) -> str:
+    pool, keep_up = report["pool"], report["sessions_real_time"]
+    if pool is None:
+        told = f"so {_sessions(keep_up)} in real time" if report["real_time"] else "too slow"
+        return f"{report['real_time_factor']:.2f} x real time, {told}"
+    told = "in real time" if report["real_time"] else "too slow"
+    factor = f"{report['real_time_factor']:.2f} x real time"
+    return f"{_sessions(pool['sessions'])} at {factor}, {told}; {keep_up} would keep up"
 
 
 def _notes(report: Mapping[str, Any]) -> Iterator[str]:
@@ -95,6 +113,13 @@ def _notes(report: Mapping[str, Any]) -> Iterator[str]:
 
 def _row(label: str, *cells: str) -> str:
     return (label.ljust(_LABEL) + "".join(cell.rjust(_COLUMN) for cell in cells)).rstrip()
+
+
+def _rows(report: Mapping[str, Any]) -> str:
+    pool = report["pool"]
+    if pool is None:
+        return f"batch {report['stream']['batch']}"
+    return f"{_sessions(pool['sessions'])} in calls of {', '.join(map(str, pool['buckets']))}"
 
 
 def _sessions(count: int) -> str:

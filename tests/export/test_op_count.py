@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from seko_export.config import PoolConfig
 from seko_export.models.wan_vae import VaeConfig
 from seko_export.op_count import (
     ATTENTION,
     CACHE_WRITE,
     EXPAND,
+    GATHER,
     MASKED_ATTENTION,
     MATMUL,
     ROWS,
@@ -23,7 +25,7 @@ from seko_export.op_count_fused import FP8_ATTENTION, FP8_EXPAND, FP8_MATMUL
 from seko_export.options import build_config
 from seko_export.piece import Argument, Piece
 from seko_export.pieces import make_pieces
-from seko_export.roofline import weight_bytes
+from seko_export.roofline_memory import weight_bytes
 from seko_kernels.attention import v_columns
 from seko_kernels.kv_formats import KvFormat
 from seko_runtime.manifest_reader import parse_manifest
@@ -73,6 +75,25 @@ def test_a_step_reads_window_and_weights_once():
             readers[name] = readers.get(name, 0) + 1
     matrices = [a.name for a in make_pieces(config)["block_full"].parameters if len(a.shape) == 2]
     assert [readers[name] for name in matrices] == [1] * len(matrices)
+
+
+def test_a_pools_call_gathers_its_own_rows_alone():
+    """Two rows of seven and the spare one: codes, scales and text of these two are copied, and then read as a batch."""
+    config = replace(on_gpu("self-forcing-1.3b", scheme="fp4"), pool=PoolConfig(7, (1, 2)))
+    m, s = config.model, config.stream
+    launches = count_piece(make_pieces(config)["block_full.2"]).launches
+    gathers = [launch for launch in launches if launch.kind == GATHER]
+    moved = pool_bytes(config.kv, 2, s.cache_tokens) + 2 * 2 * m.text_tokens * m.dim * 2
+    rows = 8 * 2  # which rows they are, int64
+    assert sum(launch.bytes_written for launch in gathers) == moved
+    assert sum(launch.bytes_read for launch in gathers) == moved + len(gathers) * rows
+    alone = count_piece(
+        make_pieces(on_gpu("self-forcing-1.3b", scheme="fp4", batch=2))["block_full"]
+    ).launches
+    for kind in (ATTENTION, EXPAND):
+        taken, own = ([x for x in of if x.kind == kind] for of in (launches, alone))
+        assert [(x.flops, x.bytes_read) for x in taken] == [(x.flops, x.bytes_read) for x in own]
+        assert [{"text_k"} & x.inputs for x in taken] == [{"text_k"} & x.inputs for x in own]
 
 
 def test_a_lossy_cache_is_read_once_and_expanded_once():

@@ -24,7 +24,7 @@ from seko_export.gpus import GPUS
 from seko_export.models.sampler import Schedule
 from seko_export.pieces import BuildConfig, make_buffers, make_pieces
 from seko_export.progress import silent
-from seko_export.roofline import weight_bytes
+from seko_export.roofline_memory import weight_bytes
 from seko_export.weights import model_weights
 from seko_runtime.backends.in_order import InOrderCopies
 from seko_runtime.backends.torch_memory import CpuMemory

@@ -18,9 +18,11 @@ from seko_export.models.wan_vae import VaeConfig
 from seko_export.op_count import (
     count_piece,
 )
+from seko_export.options import RowOptions
 from seko_export.pieces import make_pieces
-from seko_export.roofline import Wish, launch_seconds, predict
+from seko_export.roofline import Wish, predict
 from seko_export.roofline_table import show
+from seko_export.roofline_time import launch_seconds
 from tests.export.planned import on_gpu
 
 ROOT = Path(__file__).parents[2]
@@ -116,6 +118,37 @@ def test_decoding_a_first_chunk_is_near_its_newest_row():
     assert near(seconds * 1e3, newest("vae_vs_eager", VAE)["first_engine_ms"])
 
 
+@pytest.mark.parametrize(
+    ("name", "preset", "scheme"),
+    [
+        ("1p3b_fp4", "self-forcing-1.3b", "fp4"),
+        ("1p3b_bf16", "self-forcing-1.3b", "bf16"),
+        ("14b_fp4", "wan-14b", "fp4"),
+    ],
+)
+def test_a_full_pool_is_near_what_the_one_that_was_filled_took(name, preset, scheme):
+    options = "--chunk-frames 3 --sink-frames 1 --ring-frames 21 --pass-caches"
+    row = newest(f"sessions_fit_{name}", f"{preset}, {options}, {scheme}")
+    layout = {"sink_frames": 1, "ring_frames": 21, "pass_caches": True}
+    rows = RowOptions("1", row["value"])
+    report = predict(replace(S1_WISH, preset=preset, kv_scheme=scheme, layout=layout, rows=rows))
+    assert near(report["peak_bytes"], row["free_before"] - row["free_after"])
+    one = predict(replace(S1_WISH, preset=preset, kv_scheme=scheme, layout=layout, rows=RowOptions("1", 1)))
+    assert one["sessions_fit"] == report["sessions_fit"]  # whatever the pool that is asked for
+    assert row["value"] - one["sessions_fit"] in (0, 1)  # the sheet's GB are read as 10^9 bytes
+
+
+def test_a_pools_calls_and_sessions_are_near_their_newest_rows():
+    """The rows are from before 8-bit attention was the usual one."""
+    shape = "self-forcing-1.3b-fp4-sm_90, 480x832, ring 21, 9 sessions in calls of 4"
+    report = predict(replace(S1_WISH, kv_scheme="fp4", attention="torch", rows=RowOptions("1,2,4", 9)))
+    for size, call in report["calls"].items():
+        row = newest("batch_scaling", f"{shape}, calls of {size}")
+        assert near(call["chunk_s"] * 1e3, row["call_ms"])
+    row = newest("offload_bandwidth_share", shape)
+    assert sum(report["session_bytes"].values()) == row["session_bytes"]
+
+
 # -- what is predicted -----------------------------------------------------------------------------------------
 
 
@@ -154,6 +187,57 @@ def test_sessions_share_the_weights_and_must_keep_up():
     assert slow["real_time_factor"] == pytest.approx(16 * predict(S1_WISH)["real_time_factor"])
     fast = predict(replace(S1_WISH, layout={"fps": 60}))
     assert (fast["real_time"], fast["sessions_real_time"]) == (False, 0)
+
+
+def test_a_pool_has_once_what_its_calls_share():
+    def pool(sessions: int, sizes: str = "1,2,4", **layout: int) -> dict[str, Any]:
+        return predict(
+            replace(
+                S1_WISH,
+                kv_scheme="fp4",
+                resident_window=True,
+                layout=layout,
+                rows=RowOptions(sizes, sessions),
+            )
+        )
+
+    eight, nine, alone = pool(8), pool(9), predict(replace(S1_WISH, kv_scheme="fp4", resident_window=True))
+    for name in ("weight_bytes", "call_bytes", "session_bytes", "sessions_fit", "calls"):
+        assert eight[name] == nine[name], name
+    assert nine["peak_bytes"] - eight["peak_bytes"] == sum(nine["session_bytes"].values())
+    once, each, own = nine["call_bytes"], nine["session_bytes"], alone["session_bytes"]
+    assert (once["kv"], each["kv"]) == (own["kv"], own["kv"])  # the spare row, and a session's
+    assert (once["window"], each["window"]) == (4 * own["window"], 0)  # of the largest call
+    assert each["scratch_step"] == each["workspace"] == 0
+    fit, held = nine["sessions_fit"], sum(nine["weight_bytes"].values()) + sum(once.values())
+    session = sum(each.values())
+    assert held + fit * session <= nine["memory_bytes"] < held + (fit + 1) * session
+    assert pool(fit)["fits"]
+    assert not pool(fit + 1)["fits"]
+    chunk = {size: call["chunk_s"] for size, call in nine["calls"].items()}
+    assert nine["video_s"] / nine["real_time_factor"] == pytest.approx(2 * chunk["4"] + chunk["1"])
+    slow = pool(9, fps=4)
+    assert slow["video_s"] == 3.0
+    last, most = divmod(slow["sessions_real_time"], 4), slow["sessions_real_time"] + 1
+    for (whole, rest), in_time in ((last, True), (divmod(most, 4), False)):
+        smallest = min((size for size in (1, 2, 4) if size >= rest > 0), default=None)
+        seconds = whole * chunk["4"] + (chunk[str(smallest)] if smallest else 0)
+        assert (seconds <= 3.0) is in_time
+
+
+def test_the_table_of_a_pool(invoke):
+    wish = ("plan", "--preset", "self-forcing-1.3b", "--gpu", "rtx4090", "--fp4-kv", "--no-text", "--no-vae")
+    told = invoke(*wish, "--sessions", 12, "--batch", "1,2")
+    report = json.loads(invoke(*wish, "--sessions", 12, "--batch", "1,2", "--json").stdout)
+    assert report["pool"] == {"sessions": 12, "buckets": [1, 2]}
+    assert "12 sessions in calls of 1, 2, KV fp4" in told.stdout
+    surplus = (report["peak_bytes"] - report["memory_bytes"]) / 1e9
+    assert f"24 GB: {surplus:.2f} GB too much; {report['sessions_fit']} sessions would fit" in told.stdout
+    assert re.search(r"the pool, for all its calls +MB\n  spare row of the KV cache +1698\.3\n", told.stdout)
+    pair = report["calls"]["2"]["chunk_s"] * 1e3
+    assert re.search(rf"\n  2 +{pair:.2f} +{pair / 2:.2f}\n", told.stdout)
+    assert f"12 sessions at {report['real_time_factor']:.2f} x real time, too slow; 0 would" in told.stdout
+    assert "pool" not in invoke(*wish).stdout
 
 
 def test_passes_are_counted():
@@ -220,6 +304,11 @@ def test_the_plan_prints_what_lies_on_the_host(invoke):
         ("--chunk-frames", "7"),
         ("--sink-frames", "9"),
         ("--batch", "0"),
+        ("--batch", "1,2"),
+        ("--sessions", "0"),
+        ("--sessions", "2", "--batch", "4"),
+        ("--sessions", "2", "--batch", "2,1"),
+        ("--sessions", "2", "--stream-cache"),
         ("--kv", "int3"),
         ("--kv", "bf16-sink"),
         ("--kv", "fp4-sink", "--sink-frames", "0"),

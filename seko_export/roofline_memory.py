@@ -1,0 +1,112 @@
+"""What a build takes of a GPU's memory, for `seko-export plan`: out of the buffer table and the counted pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from seko_export.gpus import CUBLAS_WORKSPACE, Gpu
+from seko_export.media_pieces import TEXT_WEIGHTS, VAE_WEIGHTS
+from seko_export.piece import BuildConfig, Piece
+from seko_export.pieces import make_buffers
+from seko_export.roofline_work import Work, nbytes
+from seko_export.stream_count import home_bytes
+from seko_runtime.buffers_check import TEXT_BUFFER
+from seko_runtime.clocks import RowClocks
+from seko_runtime.manifest import Buffer
+from seko_runtime.prompts import PROMPT_CACHE
+from seko_runtime.ring import Ring
+
+_CHUNK = ("begin", "denoise", "denoise_full", "context", "context_full")
+
+
+def memory_report(config: BuildConfig, gpu: Gpu, work: Work) -> dict[str, Any]:
+    """Return the bytes of `roofline.predict`'s report."""
+    weights = weight_bytes(config, work.pieces)
+    once, each = rows_bytes(config, work)
+    fixed, session = sum(weights.values()) + sum(once.values()), sum(each.values())
+    peak = fixed + session * (1 if config.pool is None else config.pool.sessions)
+    return {
+        "weight_bytes": weights,
+        "call_bytes": once,
+        "session_bytes": each,
+        "peak_bytes": peak,
+        "memory_bytes": gpu.memory_bytes,
+        "fits": peak <= gpu.memory_bytes,
+        "sessions_fit": max(0, (gpu.memory_bytes - fixed) // session),
+        "host_bytes": home_bytes(config),
+    }
+
+
+def weight_bytes(config: BuildConfig, pieces: Mapping[str, Piece]) -> dict[str, int]:
+    """Return the bytes of the artifact's weights: ``transformer`` (tables and scales with it), ``text``, ``vae``."""
+    tables = config.schedule.tables(config.stream)
+    sizes = {f"weight:{name}": table.nbytes for name, table in tables.items()}
+    for piece in pieces.values():
+        for argument in piece.signature:
+            pattern = argument.ref.partition("[")[0]
+            for layer in piece.served or (0,):
+                name = pattern.replace("{layer}", str(layer))
+                if name.startswith("weight:") and name not in sizes:
+                    sizes[name] = nbytes(argument)
+    shares = {"text": TEXT_WEIGHTS, "vae": VAE_WEIGHTS}
+    total = {
+        share: sum(size for name, size in sizes.items() if name.startswith(f"weight:{prefix}"))
+        for share, prefix in shares.items()
+    }
+    return {"transformer": sum(sizes.values()) - sum(total.values()), **total}
+
+
+def rows_bytes(config: BuildConfig, work: Work) -> tuple[dict[str, int], dict[str, int]]:
+    """Return what is allocated beside the weights, by what it is for.
+
+    Returns
+    -------
+    dict of str to int
+        What a pool has once, whatever its sessions: for its calls, and the spare row. Without a pool nothing.
+    dict of str to int
+        What a session adds: without a pool all that it allocates.
+    """
+    held = _held_bytes(config, work)
+    if config.pool is None:
+        return {}, held
+    sessions = config.pool.sessions
+    larger = _held_bytes(replace(config, pool=replace(config.pool, sessions=sessions + 1)), work)
+    each = {name: larger[name] - size for name, size in held.items()}
+    return {name: size - sessions * each[name] for name, size in held.items()}, each
+
+
+def _held_bytes(config: BuildConfig, work: Work) -> dict[str, int]:
+    """Return what a session without a pool, or a whole pool, allocates."""
+    buffers = make_buffers(config)
+
+    def of(*roles: str) -> int:
+        return sum(buffer.on_device.nbytes for buffer in buffers if buffer.role in roles)
+
+    s = config.stream
+    window = sum(buffer.nbytes for buffer in buffers if buffer.made_by_begin)
+    latents = next(buffer for buffer in buffers if buffer.name == "latents")
+    kept = RowClocks(Ring(s.sink_frames, s.ring_frames, s.chunk_frames), config.rows).places
+    return {
+        "kv": of("cache"),
+        "prompt": of("prompt"),
+        "prompt_cache": PROMPT_CACHE * _prompt_entry(config, buffers, work),
+        "latents": of("chunk", "state") - window + kept * config.rows * latents.nbytes // config.call_rows,
+        "window": window,
+        "decode": of("decode"),
+        "scratch_step": work.scratch_bytes(_CHUNK),
+        "scratch_decode": work.scratch_bytes(("decode_first", "decode")),
+        "scratch_prompt": work.scratch_bytes(("prompt", "text", "encode")),
+        "workspace": CUBLAS_WORKSPACE * (1 + (config.vae is not None)),
+    }
+
+
+def _prompt_entry(config: BuildConfig, buffers: tuple[Buffer, ...], work: Work) -> int:
+    """Return the bytes that are kept of one prompt: a row's embeddings and what is made of them."""
+    if config.text is None:
+        return 0
+    made = {
+        ref.removeprefix("buffer:").partition("[")[0] for c in work.programs["prompt"] for ref in c.outputs
+    }
+    return sum(b.nbytes for b in buffers if b.name in made | {TEXT_BUFFER}) // config.slots

@@ -1,0 +1,169 @@
+"""How long a build's chunks take on a GPU, for `seko-export plan`.
+
+A launch takes the longer of its arithmetic and its traffic, and a launch's own time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import takewhile
+from typing import Any
+
+import torch
+
+from seko_export.config import VAE_TEMPORAL_STRIDE
+from seko_export.gpus import (
+    ATTENTION_SHARE,
+    BF16_ATTENTION_SHARE,
+    CONVOLUTION_SHARE,
+    EXPAND_SHARE,
+    FP8_ATTENTION_SHARE,
+    FP8_EXPAND_SHARE,
+    FP8_MATMUL_SHARE,
+    FP32_MATMUL_SHARE,
+    GATHER_SHARE,
+    HOST_LINK_SHARE,
+    LAUNCH_S,
+    MASKED_ATTENTION_SHARE,
+    MATMUL_SHARE,
+    ROW_KERNEL_SHARE,
+    ROWS_SHARE,
+    Gpu,
+)
+from seko_export.op_count import (
+    ATTENTION,
+    CACHE_WRITE,
+    CONVOLUTION,
+    GATHER,
+    MASKED_ATTENTION,
+    MATMUL,
+    ROWS,
+    Launch,
+)
+from seko_export.op_count_fused import BF16_ATTENTION, FP8_ATTENTION, FP8_EXPAND, FP8_MATMUL, ROW_KERNEL
+from seko_export.piece import BuildConfig
+from seko_export.roofline_work import Work
+from seko_export.stream_count import chunk_stream_bytes
+from seko_runtime.manifest import Pool
+from seko_runtime.programs_check import bucket_program
+
+SELF_ATTENTION, CROSS_ATTENTION, OTHER_MATMUL = "self-attention", "cross-attention", "matmul, float32"
+
+
+def time_report(config: BuildConfig, gpu: Gpu, work: Work, sessions_fit: int) -> dict[str, Any]:
+    """Return the seconds of `roofline.predict`'s report; ``sessions_fit`` bounds how many may keep up."""
+    s = config.stream
+    sizes = (s.batch,) if config.pool is None else config.pool.buckets
+    calls = {rows: _call(config, gpu, work, rows) for rows in sizes}
+    chunk_s: dict[int, float] = {rows: call["chunk_s"] for rows, call in calls.items()}
+    video_s = s.chunk_frames * VAE_TEMPORAL_STRIDE / s.fps
+
+    def seconds(sessions: int) -> float:
+        """Of a chunk of each: a call each, or a pool's largest ones and the smallest that carries the rest."""
+        if config.pool is None:
+            return sessions * chunk_s[s.batch]
+        whole, rest = divmod(sessions, sizes[-1])
+        return whole * chunk_s[sizes[-1]] + (chunk_s[Pool(sizes).bucket(rest)] if rest else 0.0)
+
+    keep_up = takewhile(lambda sessions: seconds(sessions) <= video_s, range(1, sessions_fit + 1))
+    stream_bytes = chunk_stream_bytes(config)
+    factor = video_s / seconds(1 if config.pool is None else config.pool.sessions)
+    return {
+        **calls[sizes[-1]],
+        "calls": {} if config.pool is None else {str(rows): _times(call) for rows, call in calls.items()},
+        "stream_bytes": stream_bytes,
+        "stream_s": _stream_seconds(stream_bytes, gpu),
+        "video_s": video_s,
+        "real_time_factor": factor,
+        "real_time": factor >= 1,
+        "sessions_real_time": max(keep_up, default=0),
+    }
+
+
+def _call(config: BuildConfig, gpu: Gpu, work: Work, rows: int) -> dict[str, Any]:
+    """Return what a chunk of so many rows takes."""
+    passes, bucket = len(config.schedule.timesteps), None if config.pool is None else rows
+    # engines of full rows alone, where there are any
+    full = "_full" if bucket_program("denoise_full", bucket) in work.programs else ""
+    steady, fill = (
+        _parts(work, gpu, {bucket_program(name, bucket): times for name, times in runs.items()})
+        for runs in (_runs(config, passes, kind) for kind in (full, ""))
+    )
+    decode = _parts(work, gpu, {"decode": rows}) if config.vae else {}
+    steps_s, fill_s, decode_s = (sum(part["seconds"] for part in p.values()) for p in (steady, fill, decode))
+    stream_s = _stream_seconds(chunk_stream_bytes(config), gpu)
+    steps_s, fill_s = max(steps_s, stream_s), max(fill_s, stream_s)
+    runs = passes + (not config.stream.pass_caches)
+    return {
+        "step": {
+            name: {field: value / runs for field, value in part.items()} for name, part in steady.items()
+        },
+        "step_s": steps_s / runs,
+        "fill_step_s": fill_s / runs,
+        "decode_s": decode_s,
+        "chunk_s": steps_s + decode_s,
+    }
+
+
+def _runs(config: BuildConfig, passes: int, kind: str) -> dict[str, int]:
+    """Return how often a chunk runs each program, with engines of a kind of rows."""
+    return {"begin": 1, f"denoise{kind}": passes} | (
+        {} if config.stream.pass_caches else {f"context{kind}": 1}
+    )
+
+
+def _times(call: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in call.items() if name != "step"}
+
+
+def _stream_seconds(stream_bytes: int, gpu: Gpu) -> float:
+    return stream_bytes / (gpu.host_link * HOST_LINK_SHARE)
+
+
+def launch_seconds(launch: Launch, gpu: Gpu) -> float:
+    """Return the time of one launch inside a graph."""
+    moved = launch.bytes_read + launch.bytes_written
+    share = {
+        ROWS: ROWS_SHARE,
+        CACHE_WRITE: ROWS_SHARE,
+        ROW_KERNEL: ROW_KERNEL_SHARE,
+        FP8_EXPAND: FP8_EXPAND_SHARE,
+        GATHER: GATHER_SHARE,
+    }.get(launch.kind)
+    if share is not None:
+        return LAUNCH_S + moved / (gpu.bandwidth * share)
+    rate = {
+        ATTENTION: gpu.bf16 * ATTENTION_SHARE,
+        MASKED_ATTENTION: gpu.bf16 * MASKED_ATTENTION_SHARE,
+        BF16_ATTENTION: gpu.bf16 * BF16_ATTENTION_SHARE,
+        FP8_ATTENTION: gpu.bf16 * FP8_ATTENTION_SHARE,
+        CONVOLUTION: gpu.bf16 * CONVOLUTION_SHARE,
+        MATMUL: gpu.bf16 * MATMUL_SHARE,
+        FP8_MATMUL: gpu.fp8 * FP8_MATMUL_SHARE,
+    }.get(launch.kind, gpu.fp32)  # an expansion has no FLOPs
+    if launch.kind == MATMUL and launch.dtype != torch.bfloat16:
+        rate = gpu.fp32 * FP32_MATMUL_SHARE
+    return LAUNCH_S + max(launch.flops / rate, moved / (gpu.bandwidth * EXPAND_SHARE))
+
+
+def _parts(work: Work, gpu: Gpu, runs: Mapping[str, int]) -> dict[str, dict[str, float]]:
+    """Return launches, FLOPs, bytes and seconds of so many runs of each program, by kind of launch."""
+    parts: dict[str, dict[str, float]] = {}
+    for program, times in runs.items():
+        for call in work.programs[program]:
+            calls = times * max(1, call.layers)
+            for launch in work.counts[call.engine].launches:
+                part = parts.setdefault(
+                    _part_name(launch), dict.fromkeys(("launches", "flops", "bytes", "seconds"), 0.0)
+                )
+                part["launches"] += calls
+                part["flops"] += calls * launch.flops
+                part["bytes"] += calls * (launch.bytes_read + launch.bytes_written)
+                part["seconds"] += calls * launch_seconds(launch, gpu)
+    return dict(sorted(parts.items(), key=lambda pair: -pair[1]["seconds"]))
+
+
+def _part_name(launch: Launch) -> str:
+    if launch.kind in (ATTENTION, MASKED_ATTENTION, BF16_ATTENTION, FP8_ATTENTION):
+        return CROSS_ATTENTION if "text_k" in launch.inputs else SELF_ATTENTION
+    return OTHER_MATMUL if launch.kind == MATMUL and launch.dtype != torch.bfloat16 else launch.kind

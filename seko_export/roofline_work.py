@@ -1,0 +1,50 @@
+"""The pieces of a build, counted for `seko-export plan`: what is launched, and what lies between two launches."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from seko_export.gpus import CONVOLUTION_SCRATCH
+from seko_export.op_count import CONVOLUTION, PieceCount, count_piece
+from seko_export.piece import Argument, BuildConfig, Piece
+from seko_export.pieces import make_pieces, make_programs
+from seko_runtime.manifest import Call
+from seko_runtime.programs_check import split_program
+
+
+@dataclass(frozen=True)
+class Work:
+    """The pieces of a build, counted."""
+
+    pieces: Mapping[str, Piece]
+    programs: Mapping[str, tuple[Call, ...]]
+    counts: Mapping[str, PieceCount]
+
+    @classmethod
+    def of(cls, config: BuildConfig) -> Work:
+        """Count every piece of a build for a GPU."""
+        pieces = make_pieces(config)
+        return cls(pieces, make_programs(pieces), {name: count_piece(one) for name, one in pieces.items()})
+
+    def scratch_bytes(self, programs: Collection[str]) -> int:
+        """Most that lies between the launches of these programs, of calls of any size, of which one runs at a time."""
+        asked = (calls for name, calls in self.programs.items() if split_program(name)[0] in programs)
+        return max(map(self._scratch, asked), default=0)
+
+    def _scratch(self, calls: tuple[Call, ...]) -> int:
+        most, values = 0, dict[str, int]()
+        for call in calls:
+            count = self.counts[call.engine]
+            convolves = any(launch.kind == CONVOLUTION for launch in count.launches)
+            scratch = round(count.scratch_bytes * (CONVOLUTION_SCRATCH if convolves else 1))
+            most = max(most, sum(values.values()) + scratch)
+            outputs = self.pieces[call.engine].outputs
+            values |= {a.ref: nbytes(a) for a in outputs if a.ref.startswith("value:")}
+        return most
+
+
+def nbytes(argument: Argument) -> int:
+    """Return the bytes of a piece's input or output."""
+    return prod(argument.shape) * argument.dtype.itemsize
