@@ -263,6 +263,6 @@ def _fill_compiler_cache(folder: Path) -> None:
 def _run_child(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a module; strings hash alike in every child, so that sets keep their order and equal builds their bytes."""
     command = [sys.executable, "-m", module, *arguments]
-    environ = os.environ | {"PYTHONHASHSEED": "0"}
+    environ = os.environ | {"PYTHONHASHSEED": "0", aoti.CACHE_VARIABLE: aoti.private_cache()}
     environ.pop(TRUST_VARIABLE, None)  # what is being built cannot be signed yet
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environ)

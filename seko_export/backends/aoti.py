@@ -32,6 +32,7 @@ CUDA_ATTENTION = (
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 )
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 LARGE_PIECES = ("block", "vae_")
 BLOCK_THREADS = max(1, (os.cpu_count() or 1) // 3)
 
@@ -63,7 +64,7 @@ def compile_piece(config: BuildConfig, name: str, package: str) -> float:
         If the engine is one that no golden chunk goes through, and differs from its module.
     """
     started = time.monotonic()
-    use_private_cache()
+    os.environ[CACHE_VARIABLE] = private_cache()
     # By default each compiler process starts a pool as large as the machine: with a process a piece, that is cores
     # times pieces interpreters that import torch. Only blocks and the VAE have kernels enough to share out.
     torch._inductor.config.compile_threads = BLOCK_THREADS if name.startswith(LARGE_PIECES) else 1
@@ -73,6 +74,9 @@ def compile_piece(config: BuildConfig, name: str, package: str) -> float:
     # By default what goes into a package is written to a folder named after its code, in the cache that all builds of
     # a user share, each time anew: a build beside another one of the same code packed files that were just emptied.
     outputs_beside = torch._inductor.config.patch({"aot_inductor.output_path": str(Path(package).parent)})
+    # By default headers are compiled once, into 270 MB of that same folder below /tmp whatever the cache; it saves no
+    # time (docs/LOG.md).
+    torch._inductor.config.aot_inductor.precompile_headers = False
     piece = make_pieces(config)[name]
     with torch.no_grad(), attention_backends(config.device), scratch_of_the_whole_grid():
         program = trace(piece, config.device)
@@ -98,18 +102,20 @@ def local_prefixes() -> list[Path]:
     folders = [
         sys.prefix,
         sys.base_prefix,
-        os.environ.get("TORCHINDUCTOR_CACHE_DIR", "."),
+        os.environ.get(CACHE_VARIABLE, "."),
         *site.getsitepackages(),
     ]
     return [Path(__file__).resolve().parents[2], Path.home(), Path.cwd(), *map(Path, folders)]
 
 
-def use_private_cache() -> None:
-    """Point the compiler's cache at this user's own folder, so that a second build finds the first one's work.
+def private_cache() -> str:
+    """Return the folder for the compiler's cache: this user's own, so that a second build finds the first one's work.
 
     Torch's own choice, which importing it writes into the environment, is a folder below /tmp that another user
     may have made first; and what lies in the cache is loaded and run. Another choice of the user's stays.
     """
+    chosen = os.environ.get(CACHE_VARIABLE, default_cache_dir())
+    if chosen != default_cache_dir():
+        return chosen
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    if os.environ.get("TORCHINDUCTOR_CACHE_DIR", default_cache_dir()) == default_cache_dir():
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(base / "seko" / "inductor")
+    return str(base / "seko" / "inductor")

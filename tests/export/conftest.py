@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from seko_export.cli import main
-from tests.conftest import Built, build_tiny
+from tests.conftest import Built, build_once
 from tests.export.media_files import write_text_encoder, write_vae
 
 
@@ -23,10 +23,10 @@ def artifact(fp4: Built, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def media(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """The tiny model with text encoder and VAE, two rows of 32x32 pixels, AOTInductor engines."""
-    home = tmp_path_factory.mktemp("media")
+    home = tmp_path_factory.mktemp("media_files")
     vae, text = write_vae(home / "vae"), write_text_encoder(home / "text_encoder")
     options = ("--vae", str(vae), "--text-encoder", str(text), "--height", "32", "--width", "32")
-    return build_tiny(home / "built" / "artifact", *options, "--batch", "2")
+    return build_once(tmp_path_factory, "media", *options, "--batch", "2")
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from seko_export.backends.aoti import local_prefixes, use_private_cache
+from seko_export.backends.aoti import CACHE_VARIABLE, local_prefixes, private_cache
 from seko_export.config import PRESETS, StreamConfig
 from seko_export.golden import eager_session, golden_text
 from seko_export.golden_bounds import CACHE_TOLERANCES, TOLERANCES
@@ -116,8 +116,9 @@ def workplace() -> Iterator[Path]:
 
 def test_a_piece_compiled_again_elsewhere_has_equal_bytes(fp4, tmp_path, workplace):
     """Another process, folder, hash seed and cache. What goes into a package is not in the cache, where a build of the
-    same code beside it would write the same files."""
-    again, cache = workplace / "head.pt2", tmp_path / "cache"
+    same code beside it would write the same files; and nothing lies where another user could have put it before."""
+    again, cache, shared = workplace / "head.pt2", tmp_path / "cache", tmp_path / "shared"
+    shared.mkdir()
     script = (
         "import sys\n"
         "from seko_export.backends.aoti import compile_piece\n"
@@ -129,13 +130,15 @@ def test_a_piece_compiled_again_elsewhere_has_equal_bytes(fp4, tmp_path, workpla
     environ = os.environ | {
         "PYTHONPATH": str(root),
         "PYTHONHASHSEED": "1",
-        "TORCHINDUCTOR_CACHE_DIR": str(cache),
+        CACHE_VARIABLE: str(cache),
+        "TMPDIR": str(shared),
     }
     command = [sys.executable, "-c", script, str(again)]
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert again.read_bytes() == (fp4.folder / "engines/head.pt2").read_bytes()
     assert [*cache.rglob("*_metadata.json")] == []
+    assert [path for path in shared.rglob("*") if not path.is_dir()] == []
 
 
 def test_the_compilers_cache_is_the_users_own(monkeypatch, tmp_path):
@@ -143,12 +146,13 @@ def test_the_compilers_cache_is_the_users_own(monkeypatch, tmp_path):
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())  # as importing torch leaves it
-    use_private_cache()
-    assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(tmp_path)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/chosen")
-    use_private_cache()
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/chosen"
+    for unchosen in (default_cache_dir(), None):  # as importing torch leaves it, and without it
+        monkeypatch.delenv(CACHE_VARIABLE) if unchosen is None else monkeypatch.setenv(
+            CACHE_VARIABLE, unchosen
+        )
+        assert Path(private_cache()).is_relative_to(tmp_path)
+    monkeypatch.setenv(CACHE_VARIABLE, "/chosen")
+    assert private_cache() == "/chosen"
 
 
 @pytest.mark.parametrize("name", sorted(make_pieces(FP4)))

@@ -34,6 +34,7 @@ from seko_export.options import plan_build
 from seko_export.pieces import BuildConfig, FlatModule, make_pieces, make_programs
 from seko_kernels.scratch import scratch_constants
 from seko_runtime import open_artifact
+from seko_runtime.manifest import WINDOW_VERSION
 from tests.export.test_causal_dit import random_inputs
 from tests.export.test_pool_pieces import MODEL as POOL_MODEL
 from tests.export.test_pool_pieces import STREAM as POOL_STREAM
@@ -389,7 +390,10 @@ def test_the_scratch_holds_whatever_the_cache_can() -> None:
     reason="torch 2.11 writes fp8 types into C++ for CPUs that its headers do not declare",
 )
 def test_a_fused_build_for_this_cpu_keeps_its_goldens(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Every room: model, lowering, packages, manifest, replay by the runtime in a process of its own."""
+    """Every room: model, lowering, packages, manifest, replay by the runtime in a process of its own.
+
+    With a resident window: an engine writes into what others read.
+    """
     folder = tmp_path_factory.mktemp("fused")
     model = replace(PRESETS["tiny"].model, layers=2, dim=64, heads=2, ffn_dim=64)
     config = BuildConfig(
@@ -402,6 +406,7 @@ def test_a_fused_build_for_this_cpu_keeps_its_goldens(tmp_path_factory: pytest.T
         fp8=True,
         fp8_except=(0,),
         attention="fp8",
+        resident_window=True,
     )
     write_random_checkpoint(folder / "tiny.pt", model, format="self-forcing", seed=0, dtype=torch.float32)
     result = build_artifact(config, folder / "tiny.pt", folder / "artifact")
@@ -409,9 +414,10 @@ def test_a_fused_build_for_this_cpu_keeps_its_goldens(tmp_path_factory: pytest.T
     with open_artifact(folder / "artifact", device="cpu") as artifact:
         blocks = {e.name for e in artifact.manifest.engines if e.name.startswith("block")}
         assert blocks == {"block", "block_wide", "block_context_wide", "block_last"}
-        assert artifact.manifest.format_version == 3
+        assert artifact.manifest.format_version == WINDOW_VERSION
         told = json.loads((folder / "artifact" / artifact.manifest.extra["kernels"]).read_text())
         assert (told["layers"], told["matmuls"], told["fp8_except"]) == ("fused", "fp8", [0])
+        assert told["resident_window"] is True
         stored = {w.name: w for w in artifact.manifest.weights if w.dtype == "float8_e4m3fn"}
         matrices = ("self_attn.qkv", "self_attn.o", "cross_attn.q", "cross_attn.o", "ffn.0", "ffn.2")
         assert stored.keys() == {f"blocks.1.{matrix}.weight_fp8" for matrix in matrices}

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from click.testing import Result
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from seko_export import golden_bounds
 from seko_export.cache_room import device_bytes, placed_buffers
 from seko_export.config import PRESETS, PoolConfig, StreamConfig
 from seko_export.errors import UsageError
-from seko_export.kernel_table import KERNEL_TABLE
 from seko_export.lowering.trace import trace
 from seko_export.models.sampler import Schedule
 from seko_export.options import plan_build
@@ -24,8 +24,6 @@ from seko_export.roofline import Wish, predict
 from seko_kernels.attention import key_tiles, v_columns
 from seko_runtime import open_artifact
 from seko_runtime.buffers_check import TEXT_BUFFER
-from seko_runtime.manifest import WINDOW_VERSION
-from tests.conftest import build_tiny
 from tests.export.test_fused_block import fused, on_hopper, seeded
 from tests.export.test_pool_pieces import MODEL as POOL_MODEL
 from tests.export.test_pool_pieces import STREAM as POOL_STREAM
@@ -120,16 +118,6 @@ def test_reference_frames_see_each_other_through_it() -> None:
         assert np.array_equal(one, other)
 
 
-def test_a_build_verifies_and_says_that_it_has_one(tmp_path: Path) -> None:
-    """AOTInductor packages on a CPU: engines that write into what other engines read."""
-    options = ("--fp4-kv", "--kernels", "fused", "--attention", "fp8", "--resident-window")
-    built = build_tiny(tmp_path / "artifact", *options)
-    assert built.report["golden_error"] < 1e-3
-    assert json.loads((built.folder / KERNEL_TABLE).read_text())["resident_window"] is True
-    manifest = json.loads((built.folder / "manifest.json").read_text())
-    assert manifest["format_version"] == WINDOW_VERSION
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -142,6 +130,15 @@ def test_what_it_does_not_go_with(options: dict, words: str) -> None:
     layout = options.pop("layout", {})
     with pytest.raises(UsageError, match=f"--resident-window: .*{words}"):
         plan_build(None, "tiny", "fp4", False, "cpu", layout, resident_window=True, **options)
+
+
+def test_the_command_asks_for_it(invoke: Callable[..., Result], tmp_path: Path) -> None:
+    """What a build with one gives is in test_fused_block.py."""
+    asked = invoke(
+        "build", "--preset", "tiny", "--target", "cpu", "--resident-window", "-o", tmp_path / "artifact"
+    )
+    assert (asked.exit_code, asked.stdout) == (2, "")
+    assert "--resident-window: " in asked.stderr
 
 
 def test_the_plan_tells_its_memory_and_its_time() -> None:
