@@ -54,7 +54,7 @@ def compiled_beside(
     """
     folder.mkdir()
     pieces = list(make_pieces(config))
-    workers = min(len(pieces), os.cpu_count() or 1)
+    workers = min(len(pieces), len(os.sched_getaffinity(0)))
     # spawn: a forked child must not use the GPU, and must not hold the parent's threads' locks
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_quiet_worker)
     by_cost = sorted(pieces, key=lambda name: not name.startswith(("block", "vae_")))  # the slowest first

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import platform
+import subprocess
 from pathlib import Path
 
 import torch
+
+COMMIT = "SEKO_COMMIT"
 
 
 def append_row(
@@ -36,6 +40,7 @@ def append_row(
         "bar": bar,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "versions": _versions(),
+        "commit": measured_commit(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         **more,
     }
@@ -43,6 +48,30 @@ def append_row(
     with file.open("a", encoding="utf-8") as lines:
         lines.write(json.dumps(row, sort_keys=True) + "\n")
     print(json.dumps(row, sort_keys=True), flush=True)
+
+
+def measured_commit() -> str | None:
+    """Return the commit of the code that is measured, with ``+`` behind it where files differ from it.
+
+    ``SEKO_COMMIT`` says it where the repository's files were copied without their history; None: nobody knows.
+    """
+    if told := os.environ.get(COMMIT):
+        return told
+    asked = (
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--exclude=*",
+        "--abbrev=12",
+        "--dirty=+",
+    )
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _versions() -> dict[str, str]:

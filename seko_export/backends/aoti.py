@@ -34,7 +34,7 @@ CUDA_ATTENTION = (
 )
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 LARGE_PIECES = ("block", "vae_")
-BLOCK_THREADS = max(1, (os.cpu_count() or 1) // 3)
+BLOCK_THREADS = max(1, len(os.sched_getaffinity(0)) // 3)
 
 
 def compile_piece(config: BuildConfig, name: str, package: str) -> float:

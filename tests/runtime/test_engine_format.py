@@ -33,6 +33,10 @@ ERRORS: dict[str, type[Exception]] = dict(inspect.getmembers(errors, inspect.isc
 Table = list[list[str]]
 
 
+def test_the_page_is_of_all_formats_that_are_read() -> None:
+    assert PAGE.startswith(f"# The artifact, format versions 1 to {manifest.FORMAT_VERSION}\n")
+
+
 def test_every_record_of_the_manifest_has_a_table_of_exactly_its_fields() -> None:
     documented = {}
     for section in re.split(r"^### ", PAGE, flags=re.MULTILINE)[1:]:
