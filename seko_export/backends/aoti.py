@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch._inductor.config
+from torch._inductor import codecache
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -64,7 +65,7 @@ def compile_piece(config: BuildConfig, name: str, package: str) -> float:
         If the engine is one that no golden chunk goes through, and differs from its module.
     """
     started = time.monotonic()
-    os.environ[CACHE_VARIABLE] = private_cache()
+    use_private_cache()
     # By default each compiler process starts a pool as large as the machine: with a process a piece, that is cores
     # times pieces interpreters that import torch. Only blocks and the VAE have kernels enough to share out.
     torch._inductor.config.compile_threads = BLOCK_THREADS if name.startswith(LARGE_PIECES) else 1
@@ -74,9 +75,6 @@ def compile_piece(config: BuildConfig, name: str, package: str) -> float:
     # By default what goes into a package is written to a folder named after its code, in the cache that all builds of
     # a user share, each time anew: a build beside another one of the same code packed files that were just emptied.
     outputs_beside = torch._inductor.config.patch({"aot_inductor.output_path": str(Path(package).parent)})
-    # By default headers are compiled once, into 270 MB of that same folder below /tmp whatever the cache; it saves no
-    # time (docs/LOG.md).
-    torch._inductor.config.aot_inductor.precompile_headers = False
     piece = make_pieces(config)[name]
     with torch.no_grad(), attention_backends(config.device), scratch_of_the_whole_grid():
         program = trace(piece, config.device)
@@ -106,6 +104,16 @@ def local_prefixes() -> list[Path]:
         *site.getsitepackages(),
     ]
     return [Path(__file__).resolve().parents[2], Path.home(), Path.cwd(), *map(Path, folders)]
+
+
+def use_private_cache() -> None:
+    """Let this process's compiler use that cache, for the headers too that it compiles once for all engines."""
+    os.environ[CACHE_VARIABLE] = private_cache()
+    if hasattr(codecache, "_HEADER_DIR"):  # else below /tmp, whatever the cache
+        headers = Path(os.environ[CACHE_VARIABLE], "precompiled_headers")
+        vars(codecache).update(_HEADER_DIR=str(headers), _HEADER_LOCK_DIR=str(headers / "locks"))
+    else:
+        torch._inductor.config.aot_inductor.precompile_headers = False
 
 
 def private_cache() -> str:

@@ -15,7 +15,7 @@ import torch
 from torch._dynamo.repro import after_aot
 from torch.export import ExportedProgram
 
-from seko_export.backends.aoti import attention_backends
+from seko_export.backends.aoti import attention_backends, use_private_cache
 from seko_export.describe import COMPILER_CACHE
 from seko_export.errors import MachineError
 from seko_export.lowering.trace import trace
@@ -94,4 +94,5 @@ def fill_cache(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    use_private_cache()
     fill_cache(Path(sys.argv[1]))

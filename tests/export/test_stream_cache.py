@@ -6,22 +6,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from scripts.bench.resident_copy import resident_copy
 from seko_export.build import build_artifact
-from seko_export.checkpoints import write_random_checkpoint
-from seko_export.config import PRESETS, PoolConfig
+from seko_export.config import PoolConfig
 from seko_export.describe import describe
 from seko_export.errors import UsageError
 from seko_export.golden import eager_session
 from seko_export.manifest_json import manifest_json
-from seko_export.models.sampler import Schedule
 from seko_export.pieces import BuildConfig, make_buffers
-from seko_runtime import Session, open_artifact
-from seko_runtime.manifest_reader import parse_manifest
+from seko_runtime import Session
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
 
 CHUNKS = 14  # of 3 frames into a sink of 1 and a ring of 6: the first that evicts is the third
@@ -122,44 +117,3 @@ def test_other_backends_refuse(backend: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--stream-cache is for packages of --backend aoti"):
         build_artifact(streamed(config_of()), tmp_path / "none", tmp_path / "artifact", backend=backend)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with five layers, built for this machine's CPU with its FP4 cache on the host."""
-    home = tmp_path_factory.mktemp("streamed")
-    tiny = PRESETS["tiny"]
-    model = replace(tiny.model, layers=5)
-    config = BuildConfig(model, tiny.stream, Schedule.warped(2), "fp4", "cpu")
-    write_random_checkpoint(home / "tiny.pt", model, format="self-forcing", seed=0, dtype=torch.float32)
-    build_artifact(streamed(config), home / "tiny.pt", home / "artifact")
-    return home / "artifact"
-
-
-def test_a_built_artifact_gives_the_bytes_of_its_copy_without_the_option(built: Path, tmp_path: Path) -> None:
-    lives = []
-    for folder in (built, resident_copy(built, tmp_path / "resident")):
-        with open_artifact(folder) as artifact:
-            assert all(error.within for error in artifact.verify())
-            with artifact.open_session(seeds=[3]) as session:
-                chunks = [session.run_chunk().to_host() for _ in range(CHUNKS)]
-                caches = session.cache_sample(1)
-            lives.append((chunks, caches))
-    (chunks, caches), (others, resident) = lives
-    assert all(np.array_equal(*pair) for pair in zip(chunks, others, strict=True))
-    assert {name: cache.tobytes() for name, cache in caches.items()} == {
-        name: cache.tobytes() for name, cache in resident.items()
-    }
-
-
-def test_info_and_inspect_say_it(built: Path, invoke, capsys) -> None:
-    from seko_runtime.__main__ import main
-
-    shown = invoke("inspect", built)
-    assert shown.exit_code == 0
-    manifest = parse_manifest((built / "manifest.json").read_bytes())
-    assert f'"device_bytes": {manifest.device_pool_bytes}' in shown.output
-    assert main(["info", str(built)]) == 0
-    assert f"on the host, streamed layer by layer; {manifest.device_pool_bytes} bytes on the device" in (
-        capsys.readouterr().out
-    )

@@ -1,0 +1,101 @@
+"""An artifact with its cache on the host and reference frames: built and verified, replayed and run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import Result
+from safetensors.numpy import load_file
+
+from scripts.bench.resident_copy import resident_copy
+from seko_export.build import build_artifact
+from seko_export.checkpoints import write_random_checkpoint
+from seko_export.config import PRESETS
+from seko_export.models.sampler import Schedule
+from seko_export.pieces import BuildConfig
+from seko_runtime import open_artifact
+from seko_runtime.__main__ import main
+from seko_runtime.manifest_reader import parse_manifest
+
+CHUNKS = 6  # of 3 frames into 2 of reference, a sink of 1 and a ring of 6: the first that evicts is the third
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with five layers, of which the device holds two; references are two of a chunk of three frames."""
+    home = tmp_path_factory.mktemp("streamed")
+    tiny = PRESETS["tiny"]
+    model = replace(tiny.model, layers=5)
+    stream = replace(tiny.stream, height=32, width=48, reference_frames=2, stream_cache=True)
+    config = BuildConfig(model, stream, Schedule.warped(2), "int4-hadamard-int4-sink", "cpu")
+    write_random_checkpoint(home / "tiny.pt", model, format="self-forcing", seed=0, dtype=torch.float32)
+    build_artifact(config, home / "tiny.pt", home / "artifact")
+    return home / "artifact"
+
+
+@pytest.fixture(scope="module")
+def reference(built: Path) -> np.ndarray:
+    """Reference frames [1, C, 2, h, w] that the goldens were recorded with."""
+    return load_file(built / "golden/golden.safetensors")["reference"]
+
+
+def test_it_gives_the_bytes_of_its_copy_without_the_option(
+    built: Path, reference: np.ndarray, tmp_path: Path
+) -> None:
+    lives = []
+    for folder in (built, resident_copy(built, tmp_path / "resident")):
+        with open_artifact(folder) as artifact:
+            assert all(error.within for error in artifact.verify())
+            with artifact.open_session(seeds=[3], reference=reference) as session:
+                chunks = [session.run_chunk().to_host() for _ in range(CHUNKS)]
+                caches = session.cache_sample(1)
+            lives.append((chunks, caches))
+    (chunks, caches), (others, resident) = lives
+    assert all(np.array_equal(*pair) for pair in zip(chunks, others, strict=True))
+    assert {name: cache.tobytes() for name, cache in caches.items()} == {
+        name: cache.tobytes() for name, cache in resident.items()
+    }
+
+
+def test_run_takes_latents_and_falls_back_on_the_goldens(
+    built: Path, reference: np.ndarray, tmp_path: Path
+) -> None:
+    assert reference.shape == (1, 16, 2, 4, 6)
+    np.save(tmp_path / "same.npy", reference)
+    np.save(tmp_path / "other.npy", -reference[0])
+    np.save(tmp_path / "wide.npy", reference.astype(np.float64))
+
+    def run(*options: str) -> bytes:
+        goal = tmp_path / "out.npy"
+        assert main(["run", str(built), "--chunks", "5", *options, "-o", str(goal)]) == 0
+        return goal.read_bytes()
+
+    plain = run()
+    assert run("--reference", str(tmp_path / "same.npy")) == plain
+    assert run("--reference", str(tmp_path / "other.npy")) != plain
+    refused = ["run", str(built), "--reference", str(tmp_path / "wide.npy"), "-o", str(tmp_path / "no.npy")]
+    assert main(refused) == 2
+
+
+def test_info_and_inspect_say_it(
+    built: Path, invoke: Callable[..., Result], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = invoke("inspect", built)
+    assert shown.exit_code == 0
+    manifest = parse_manifest((built / "manifest.json").read_bytes())
+    assert manifest.format_version == 4
+    assert f'"device_bytes": {manifest.device_pool_bytes}' in shown.output
+    assert main(["info", str(built)]) == 0
+    told = capsys.readouterr().out
+    assert f"on the host, streamed layer by layer; {manifest.device_pool_bytes} bytes on the device" in told
+    assert "reference 2, sink 1, ring 6" in told
+
+
+def test_the_command_asks_for_references(invoke: Callable[..., Result]) -> None:
+    told = invoke("plan", "--preset", "tiny", "--gpu", "h200", "--reference-frames", 2, "--no-text")
+    assert "reference 2, sink 1, ring 6" in told.stdout
