@@ -78,6 +78,11 @@ class Target:
     arch: str
 
 
+def user_cache() -> Path:
+    """Return the folder of what this user's builds keep for the next ones."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "seko"
+
+
 def resolve_target(wanted: str) -> Target:
     """Return the target for ``auto``, ``cpu`` or ``sm_NN``, or refuse one that this machine cannot compile for.
 

@@ -112,9 +112,7 @@ BF16_ATTENTION_SHARE = 0.6
 FP8_ATTENTION_SHARE = 0.86
 MASKED_ATTENTION_SHARE = 0.37  # measured alone, cuDNN with a bias: 2.64 and 8.26 ms (docs/adr/0002)
 EXPAND_SHARE = 0.88  # of the bandwidth; measured alone: FP4 to fp8 in 37 us at 12 heads, 122 us at 40
-GATHER_SHARE = (
-    0.8  # assumed: rows of a pool's caches, plain copies; a call's chunk was measured within what it says
-)
+GATHER_SHARE = 0.8  # of the bandwidth; assumed: rows of a pool's caches, plain copies
 # Of the bandwidth; measured alone: 54 us at 12 heads, 178 at 40 (docs/adr/0015).
 FP8_EXPAND_SHARE = 0.52
 # Of the bandwidth; measured alone at 12 heads (docs/LOG.md): norms with fp8 rows .39 to .66, quantisation .64, gate and

@@ -54,7 +54,9 @@ def time_report(config: BuildConfig, gpu: Gpu, work: Work, sessions_fit: int) ->
     """Return the seconds of `roofline.predict`'s report; ``sessions_fit`` bounds how many may keep up."""
     s = config.stream
     sizes = (s.batch,) if config.pool is None else config.pool.buckets
-    calls = {rows: _call(config, gpu, work, rows) for rows in sizes}
+    stream_bytes = chunk_stream_bytes(config)
+    stream_s = stream_bytes / (gpu.host_link * HOST_LINK_SHARE)
+    calls = {rows: _call(config, gpu, work, rows, stream_s) for rows in sizes}
     chunk_s: dict[int, float] = {rows: call["chunk_s"] for rows, call in calls.items()}
     video_s = s.chunk_frames * VAE_TEMPORAL_STRIDE / s.fps
 
@@ -66,13 +68,12 @@ def time_report(config: BuildConfig, gpu: Gpu, work: Work, sessions_fit: int) ->
         return whole * chunk_s[sizes[-1]] + (chunk_s[Pool(sizes).bucket(rest)] if rest else 0.0)
 
     keep_up = takewhile(lambda sessions: seconds(sessions) <= video_s, range(1, sessions_fit + 1))
-    stream_bytes = chunk_stream_bytes(config)
     factor = video_s / seconds(1 if config.pool is None else config.pool.sessions)
     return {
         **calls[sizes[-1]],
         "calls": {} if config.pool is None else {str(rows): _times(call) for rows, call in calls.items()},
         "stream_bytes": stream_bytes,
-        "stream_s": _stream_seconds(stream_bytes, gpu),
+        "stream_s": stream_s,
         "video_s": video_s,
         "real_time_factor": factor,
         "real_time": factor >= 1,
@@ -80,8 +81,8 @@ def time_report(config: BuildConfig, gpu: Gpu, work: Work, sessions_fit: int) ->
     }
 
 
-def _call(config: BuildConfig, gpu: Gpu, work: Work, rows: int) -> dict[str, Any]:
-    """Return what a chunk of so many rows takes."""
+def _call(config: BuildConfig, gpu: Gpu, work: Work, rows: int, stream_s: float) -> dict[str, Any]:
+    """Return what a chunk of so many rows takes, ``stream_s`` of it at least for its layers' copies."""
     passes, bucket = len(config.schedule.timesteps), None if config.pool is None else rows
     # engines of full rows alone, where there are any
     full = "_full" if bucket_program("denoise_full", bucket) in work.programs else ""
@@ -91,7 +92,6 @@ def _call(config: BuildConfig, gpu: Gpu, work: Work, rows: int) -> dict[str, Any
     )
     decode = _parts(work, gpu, {"decode": rows}) if config.vae else {}
     steps_s, fill_s, decode_s = (sum(part["seconds"] for part in p.values()) for p in (steady, fill, decode))
-    stream_s = _stream_seconds(chunk_stream_bytes(config), gpu)
     steps_s, fill_s = max(steps_s, stream_s), max(fill_s, stream_s)
     runs = passes + (not config.stream.pass_caches)
     return {
@@ -114,10 +114,6 @@ def _runs(config: BuildConfig, passes: int, kind: str) -> dict[str, int]:
 
 def _times(call: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in call.items() if name != "step"}
-
-
-def _stream_seconds(stream_bytes: int, gpu: Gpu) -> float:
-    return stream_bytes / (gpu.host_link * HOST_LINK_SHARE)
 
 
 def launch_seconds(launch: Launch, gpu: Gpu) -> float:

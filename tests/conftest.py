@@ -21,8 +21,6 @@ __all__ = ["lone_python", "wheel"]  # fixtures for all
 _worst: dict[str, float] = {}
 
 SEKO_EXPORT = str(Path(sysconfig.get_path("scripts"), "seko-export"))
-# Of packages that tests make of modules: their host code is run once or twice.
-QUICK_PACKAGES = {"aot_inductor.compile_wrapper_opt_level": "O0"}
 ROWS_LAYOUT = ("--batch", "2", "--height", "32", "--width", "32")
 
 

@@ -15,6 +15,7 @@ from torch._inductor import codecache
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from seko_export.environment import user_cache
 from seko_export.lowering.agree import check_agrees
 from seko_export.lowering.descriptor_scratch import scratch_of_the_whole_grid
 from seko_export.lowering.int_arrays import arrays_declared_where_used
@@ -107,7 +108,7 @@ def local_prefixes() -> list[Path]:
 
 
 def use_private_cache() -> None:
-    """Let this process's compiler use that cache, for the headers too that it compiles once for all engines."""
+    """Let this process's compiler use `private_cache`, for the headers too that it compiles once for all engines."""
     os.environ[CACHE_VARIABLE] = private_cache()
     if hasattr(codecache, "_HEADER_DIR"):  # else below /tmp, whatever the cache
         headers = Path(os.environ[CACHE_VARIABLE], "precompiled_headers")
@@ -125,5 +126,4 @@ def private_cache() -> str:
     chosen = os.environ.get(CACHE_VARIABLE, default_cache_dir())
     if chosen != default_cache_dir():
         return chosen
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return str(base / "seko" / "inductor")
+    return str(user_cache() / "inductor")

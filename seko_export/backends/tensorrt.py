@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from seko_export.describe import engine_suffix
+from seko_export.environment import user_cache
 from seko_export.errors import TensorRtMissingError, UsageError
 from seko_export.onnx_form.translate import require_onnx
 from seko_export.plans.library import require_tensorrt
@@ -113,8 +114,7 @@ def build_plans(forms: Path, engines: Path, arch: str, progress: Progress) -> di
 
 def timing_cache_file(piece: str, arch: str) -> Path:
     """Return where this user's timings of a piece on a kind of GPU are kept: one file a version of TensorRT."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "seko" / "tensorrt" / f"{require_tensorrt()}-{arch}" / f"{piece}.timing"
+    return user_cache() / "tensorrt" / f"{require_tensorrt()}-{arch}" / f"{piece}.timing"
 
 
 def local_arch() -> str:

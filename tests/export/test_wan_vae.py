@@ -22,7 +22,6 @@ from seko_export.models.wan_vae import (
     decoder_cache_shapes,
     encoder_cache_shapes,
 )
-from tests.conftest import QUICK_PACKAGES
 from tests.export.vae_oracle import SMALL, VaeOracle, stream
 from tests.tolerances import VAE, relative_error
 
@@ -281,7 +280,7 @@ def test_the_engine_equals_the_eager_call(tmp_path, monkeypatch) -> None:
 
         with torch.no_grad(), torch._inductor.config.patch(compile_threads=1):
             package = torch._inductor.aoti_compile_and_package(
-                program, package_path=str(tmp_path / "vae.pt2"), inductor_configs=QUICK_PACKAGES
+                program, package_path=str(tmp_path / "vae.pt2")
             )
     loader = torch._C._aoti.AOTIModelPackageLoader(package, "model", True, 1, -1)
     assert not loader.get_constant_fqns()

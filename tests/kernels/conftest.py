@@ -18,7 +18,6 @@ from triton.compiler import ASTSource
 
 from seko_export.lowering.descriptor_scratch import scratch_of_the_whole_grid
 from seko_export.lowering.outlined_kernels import gluon_behind_outlines
-from tests.conftest import QUICK_PACKAGES
 
 ARCHS = (80, 89, 90, 100, 120)
 WARP_THREADS = 32
@@ -111,9 +110,7 @@ def package_runner(tmp_path: Path) -> Callable[..., Callable[[list[Tensor]], lis
             warnings.simplefilter("ignore")
             program = torch.export.export(module, args)
             with scratch_of_the_whole_grid(), gluon_behind_outlines():
-                torch._inductor.aoti_compile_and_package(
-                    program, package_path=str(path), inductor_configs=QUICK_PACKAGES
-                )
+                torch._inductor.aoti_compile_and_package(program, package_path=str(path))
         loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)
         return loader.boxed_run  # type: ignore[no-any-return]
 
