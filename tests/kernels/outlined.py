@@ -62,9 +62,9 @@ EIGHT_BITS = Shown(
         "STAGES": hopper_attention.STAGES,
     },
     warps=16,
-    descriptors=5,
+    descriptors=4,
     opcodes={"HGMMA", "IGMMA", "QGMMA"},
-    most_spilt=30,
+    most_spilt=40,
 )
 SIXTEEN_BITS = Shown(
     hopper_attention_bf16,
@@ -77,7 +77,7 @@ SIXTEEN_BITS = Shown(
         "STAGES": hopper_attention_bf16.STAGES,
     },
     warps=12,
-    descriptors=3,
+    descriptors=2,
     opcodes={"HGMMA"},
     most_spilt=10,
 )

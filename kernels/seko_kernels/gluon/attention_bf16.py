@@ -21,6 +21,7 @@ from seko_kernels.gluon.warpgroups import (
     decayed,
     exp2,
     lane_sums,
+    load_queries,
     never_none,
     next_stage,
     place_of,
@@ -93,27 +94,21 @@ def attention_bf16_kernel(  # type: ignore[no-untyped-def]
 
     seen = gl.load(VALID_TOKENS + row).to(gl.int32)
     seen = gl.minimum(gl.maximum(seen, 0), cache_tokens)
-    ends = gl.maximum(seen, 1)  # a descriptor of no rows is not legal
     row64 = row.to(gl.int64)
     width: gl.constexpr = HEADS * 128
 
     BF16: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     q_base = Q + row64 * query_tokens * width + head * 128
-    q_tiles = tma.make_tensor_descriptor(q_base, [query_tokens, 128], [width, 1], [64, 128], BF16)
     window = row64 * cache_tokens * width + head * 128
-    k_tiles = tma.make_tensor_descriptor(K + window, [ends, 128], [width, 1], [KEYS, 128], BF16)
-    v_tiles = tma.make_tensor_descriptor(V + window, [ends, 128], [width, 1], [KEYS, 128], BF16)
 
     q_ring = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 128], BF16)
     k_ring = gl.allocate_shared_memory(gl.bfloat16, [STAGES, KEYS, 128], BF16)
     v_ring = gl.allocate_shared_memory(gl.bfloat16, [STAGES, KEYS, 128], BF16)
-    q_ready = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
     k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    mbarrier.init(q_ready, count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(k_ready.index(stage), count=1)
         mbarrier.init(v_ready.index(stage), count=1)
@@ -133,14 +128,15 @@ def attention_bf16_kernel(  # type: ignore[no-untyped-def]
     )
 
     rings = (q_ring, k_ring, v_ring)
-    barriers = (q_ready, k_ready, v_ready, k_empty, v_empty)
+    barriers = (k_ready, v_ready, k_empty, v_empty)
+    queries = (q_base, query, query_tokens)
     places = (first, last, limit)
     target = (out_base, lse_base, out_query, out_tokens, parts)
     gl.warp_specialize(
         [
-            (_fetch, ((q_tiles, k_tiles, v_tiles), rings, barriers, query, places, KEYS, STAGES)),
-            (_attend, (rings, barriers, places, target, width, SOFTMAX_SCALE, KEYS, STAGES, 0)),
-            (_attend, (rings, barriers, places, target, width, SOFTMAX_SCALE, KEYS, STAGES, 1)),
+            (_fetch, ((K + window, V + window, seen), rings, barriers, places, width, KEYS, STAGES)),
+            (_attend, (rings, barriers, places, queries, target, width, SOFTMAX_SCALE, KEYS, STAGES, 0)),
+            (_attend, (rings, barriers, places, queries, target, width, SOFTMAX_SCALE, KEYS, STAGES, 1)),
         ],
         [4, 4],
         [240, 240],  # of 512 that four threads share
@@ -149,16 +145,17 @@ def attention_bf16_kernel(  # type: ignore[no-untyped-def]
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def _fetch(  # type: ignore[no-untyped-def]
-    tiles_of, rings, barriers, query, places, KEYS: gl.constexpr, STAGES: gl.constexpr
+    sources, rings, barriers, places, WIDTH: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr
 ):
-    """Fetch queries, then tiles of keys and values, as fast as the ring empties."""
-    q_tiles, k_tiles, v_tiles = tiles_of
-    q_ring, k_ring, v_ring = rings
-    q_ready, k_ready, v_ready, k_empty, v_empty = barriers
+    """Fetch tiles of keys and values, as fast as the ring empties."""
+    BF16: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    k_base, v_base, seen = sources
+    _, k_ring, v_ring = rings
+    k_ready, v_ready, k_empty, v_empty = barriers
     first, last, _ = places
-    mbarrier.expect(q_ready, 2 * 64 * 128 * 2)
-    for group in gl.static_range(2):
-        tma.async_copy_global_to_shared(q_tiles, [query + group * 64, 0], q_ready, q_ring.index(group))
+    ends = gl.maximum(seen, 1)  # a descriptor of no rows is not legal
+    k_tiles = tma.make_tensor_descriptor(k_base, [ends, 128], [WIDTH, 1], [KEYS, 128], BF16)
+    v_tiles = tma.make_tensor_descriptor(v_base, [ends, 128], [WIDTH, 1], [KEYS, 128], BF16)
     # Keys come a tile ahead of values, as they are asked for. At first all stages are empty.
     mbarrier.expect(k_ready.index(0), KEYS * 128 * 2)
     tma.async_copy_global_to_shared(k_tiles, [first * KEYS, 0], k_ready.index(0), k_ring.index(0))
@@ -184,6 +181,7 @@ def _attend(  # type: ignore[no-untyped-def]
     rings,
     barriers,
     places,
+    queries,
     target,
     WIDTH: gl.constexpr,
     SOFTMAX_SCALE: gl.constexpr,
@@ -196,11 +194,12 @@ def _attend(  # type: ignore[no-untyped-def]
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
     ROW: gl.constexpr = gl.SliceLayout(1, ACC)
     q_ring, k_ring, v_ring = rings
-    q_ready, k_ready, v_ready, k_empty, _ = barriers
+    k_ready, v_ready, k_empty, _ = barriers
     first, last, limit = places
+    q_base, query, query_tokens = queries
 
-    mbarrier.wait(q_ready, 0)
     q = q_ring.index(GROUP)
+    load_queries(q, q_base, query + GROUP * 64, query_tokens, WIDTH)
     m = gl.full([64], -1e30, gl.float32, gl.SliceLayout(1, SCORES))  # finite: no key gives 0, not NaN
     total = lane_sums(gl.zeros([64, KEYS], gl.float32, SCORES))
     acc = gl.zeros([64, 128], gl.float32, ACC)
@@ -245,7 +244,7 @@ def _next_tile(  # type: ignore[no-untyped-def]
     the branch in that wait keeps the assembler from moving the wait for the product in front of the softmax.
     """
     _, k_ring, v_ring = rings
-    _, k_ready, v_ready, k_empty, v_empty = barriers
+    k_ready, v_ready, k_empty, v_empty = barriers
     _, last, limit = places
     stage, phase, before, before_phase = at
     STAGES: gl.constexpr = k_ring.shape[0]

@@ -20,7 +20,7 @@ from seko_kernels.gluon.warpgroups import (
     decayed,
     exp2,
     lane_sums,
-    never_none,
+    load_queries,
     next_stage,
     place_of,
     targets,
@@ -112,49 +112,31 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
 
     past = gl.load(VALID_TOKENS + row).to(gl.int32) - query_tokens
     past = gl.minimum(gl.maximum(past, 0), cache_tokens)
-    ends = gl.maximum(past, 1)  # a descriptor of no rows is not legal
     row64 = row.to(gl.int64)
     width: gl.constexpr = HEADS * 128
 
     INT8: gl.constexpr = gl.NVMMASharedLayout(128, 8, rank=2)
-    GROUPED: gl.constexpr = gl.NVMMASharedLayout(128, 8, rank=5)
     BF16: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     OWN_STAGES: gl.constexpr = STAGES * 64 // OWN_N
 
-    own_rows = [query_tokens, 128]
     q_base = Q + row64 * query_tokens * width + head * 128
-    q_tiles = tma.make_tensor_descriptor(q_base, own_rows, [width, 1], [64, 128], BF16)
-    # Token 16 a + 4 t + 2 b + c lands in row 16 a + 8 b + 2 t + c. So a thread's scores, which lie as a product's
-    # result does, become probabilities that lie as the next product's first factor must: nothing moves.
     k_base = K + row64 * cache_tokens * width + head * 128
-    k_tiles = tma.make_tensor_descriptor(
-        k_base,
-        [(ends + 15) // 16, 2, 4, 2, 128],
-        [16 * width, 2 * width, 4 * width, width, 1],
-        [8, 2, 4, 2, 128],
-        GROUPED,
-    )
     v_base = V_T + (row64 * HEADS + head) * 128 * v_columns
-    v_tiles = tma.make_tensor_descriptor(v_base, [128, ends], [v_columns, 1], [128, 128], INT8)
     k_own_base = K_OWN + row64 * query_tokens * width + head * 128
-    k_own = tma.make_tensor_descriptor(k_own_base, own_rows, [width, 1], [OWN_N, 128], BF16)
     v_own_base = V_OWN + row64 * query_tokens * v_own_stride + head * 128
-    v_own = tma.make_tensor_descriptor(v_own_base, own_rows, [v_own_stride, 1], [OWN_N, 128], BF16)
     scales = K_SCALE + (row64 * HEADS + head) * (v_columns // 128)
 
     q_ring = gl.allocate_shared_memory(gl.bfloat16, [3, 64, 128], BF16)
     codes_ring = gl.allocate_shared_memory(gl.int8, [3, 64, 128], INT8)
     k_ring = gl.allocate_shared_memory(gl.int8, [STAGES, 128, 128], INT8)
     v_ring = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, 128, 128], INT8)
-    q_ready = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
     k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     own_k_ready = gl.allocate_shared_memory(gl.int64, [OWN_STAGES, 1], BARRIER)
     own_v_ready = gl.allocate_shared_memory(gl.int64, [OWN_STAGES, 1], BARRIER)
     own_empty = gl.allocate_shared_memory(gl.int64, [OWN_STAGES, 1], BARRIER)
-    mbarrier.init(q_ready, count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(k_ready.index(stage), count=1)
         mbarrier.init(v_ready.index(stage), count=1)
@@ -170,8 +152,6 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
     key_tiles = gl.cdiv(past, 128)
     first, last = tiles_of_part(split, cuts, key_tiles)
     limit = gl.minimum(past, last * 128)
-    # The last tile is a masked one, so a program has one.
-    first, last = never_none(first, last)
 
     out_tokens = gl.where(parts, rest_tokens, query_tokens)
     out_base, lse_base = targets(
@@ -179,16 +159,17 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
     )
 
     rings = (q_ring, codes_ring, k_ring, v_ring)
-    barriers = (q_ready, k_ready, v_ready, empty, own_k_ready, own_v_ready, own_empty)
-    tiles_of = (q_tiles, k_tiles, v_tiles, k_own, v_own)
+    barriers = (k_ready, v_ready, empty, own_k_ready, own_v_ready, own_empty)
+    sources = (k_base, v_base, k_own_base, v_own_base, past, query_tokens, v_columns, v_own_stride)
+    queries = (q_base, query, query_tokens)
     places = (own_first, own_last, first, last)
-    target = (scales, V_SCALE + head, out_base, lse_base, out_query, out_tokens, query_tokens, limit, parts)
+    target = (scales, V_SCALE + head, out_base, lse_base, out_query, out_tokens, limit, parts)
     gl.warp_specialize(
         [
-            (_fetch, (tiles_of, rings, barriers, query, places, OWN_N, STAGES)),
-            (_attend, (rings, barriers, places, target, width, SOFTMAX_SCALE, OWN_N, STAGES, 0)),
-            (_attend, (rings, barriers, places, target, width, SOFTMAX_SCALE, OWN_N, STAGES, 1)),
-            (_attend, (rings, barriers, places, target, width, SOFTMAX_SCALE, OWN_N, STAGES, 2)),
+            (_fetch, (sources, rings, barriers, places, width, OWN_N, STAGES)),
+            (_attend, (rings, barriers, places, queries, target, width, SOFTMAX_SCALE, OWN_N, STAGES, 0)),
+            (_attend, (rings, barriers, places, queries, target, width, SOFTMAX_SCALE, OWN_N, STAGES, 1)),
+            (_attend, (rings, barriers, places, queries, target, width, SOFTMAX_SCALE, OWN_N, STAGES, 2)),
         ],
         [4, 4, 4],
         [160, 160, 160],  # of 512 that four threads share
@@ -197,19 +178,24 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def _fetch(  # type: ignore[no-untyped-def]
-    tiles_of, rings, barriers, query, places, OWN_N: gl.constexpr, STAGES: gl.constexpr
+    sources, rings, barriers, places, WIDTH: gl.constexpr, OWN_N: gl.constexpr, STAGES: gl.constexpr
 ):
-    """Fetch queries, own tiles, tiles of the past, as fast as the ring empties."""
+    """Fetch own tiles, then tiles of the past, as fast as the ring empties.
+
+    Descriptors are made where they are needed, those of the past while own tiles are attended to.
+    """
     OWN_STAGES: gl.constexpr = STAGES * 64 // OWN_N
+    INT8: gl.constexpr = gl.NVMMASharedLayout(128, 8, rank=2)
+    GROUPED: gl.constexpr = gl.NVMMASharedLayout(128, 8, rank=5)
     BF16: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    q_tiles, k_tiles, v_tiles, k_own, v_own = tiles_of
-    q_ring, _, k_ring, v_ring = rings
-    q_ready, k_ready, v_ready, empty, own_k_ready, own_v_ready, own_empty = barriers
+    k_base, v_base, k_own_base, v_own_base, past, query_tokens, v_columns, v_own_stride = sources
+    _, _, k_ring, v_ring = rings
+    k_ready, v_ready, empty, own_k_ready, own_v_ready, own_empty = barriers
     own_first, own_last, first, last = places
 
-    mbarrier.expect(q_ready, 3 * 64 * 128 * 2)
-    for group in gl.static_range(3):
-        tma.async_copy_global_to_shared(q_tiles, [query + group * 64, 0], q_ready, q_ring.index(group))
+    own_rows = [query_tokens, 128]
+    k_own = tma.make_tensor_descriptor(k_own_base, own_rows, [WIDTH, 1], [OWN_N, 128], BF16)
+    v_own = tma.make_tensor_descriptor(v_own_base, own_rows, [v_own_stride, 1], [OWN_N, 128], BF16)
     own_k_ring = k_ring._reinterpret(gl.bfloat16, [OWN_STAGES, OWN_N, 128], BF16)
     own_v_ring = v_ring._reinterpret(gl.bfloat16, [OWN_STAGES, OWN_N, 128], BF16)
     stage = 0
@@ -225,6 +211,17 @@ def _fetch(  # type: ignore[no-untyped-def]
             v_own, [i * OWN_N, 0], own_v_ready.index(stage), own_v_ring.index(stage)
         )
         stage, phase = next_stage(stage, phase, OWN_STAGES)
+    ends = gl.maximum(past, 1)  # a descriptor of no rows is not legal
+    # Token 16 a + 4 t + 2 b + c lands in row 16 a + 8 b + 2 t + c. So a thread's scores, which lie as a product's
+    # result does, become probabilities that lie as the next product's first factor must: nothing moves.
+    k_tiles = tma.make_tensor_descriptor(
+        k_base,
+        [(ends + 15) // 16, 2, 4, 2, 128],
+        [16 * WIDTH, 2 * WIDTH, 4 * WIDTH, WIDTH, 1],
+        [8, 2, 4, 2, 128],
+        GROUPED,
+    )
+    v_tiles = tma.make_tensor_descriptor(v_base, [128, ends], [v_columns, 1], [128, 128], INT8)
     for _ in gl.static_range(
         OWN_STAGES
     ):  # the past comes into the same memory: the own tiles must have been read
@@ -235,7 +232,7 @@ def _fetch(  # type: ignore[no-untyped-def]
     for i in range(first, last):
         mbarrier.wait(empty.index(stage), phase)
         mbarrier.expect(k_ready.index(stage), 128 * 128)
-        k = k_ring.index(stage)._reinterpret(gl.int8, [8, 2, 4, 2, 128], k_tiles.layout)
+        k = k_ring.index(stage)._reinterpret(gl.int8, [8, 2, 4, 2, 128], GROUPED)
         tma.async_copy_global_to_shared(k_tiles, [i * 8, 0, 0, 0, 0], k_ready.index(stage), k)
         mbarrier.expect(v_ready.index(stage), 128 * 128)
         tma.async_copy_global_to_shared(v_tiles, [0, i * 128], v_ready.index(stage), v_ring.index(stage))
@@ -247,6 +244,7 @@ def _attend(  # type: ignore[no-untyped-def]
     rings,
     barriers,
     places,
+    queries,
     target,
     WIDTH: gl.constexpr,
     SOFTMAX_SCALE: gl.constexpr,
@@ -255,9 +253,17 @@ def _attend(  # type: ignore[no-untyped-def]
     GROUP: gl.constexpr,
 ):
     """Attend with the 64 queries of a warpgroup; let the tiles pass where none of them is there."""
-    _, _, _, _, out_query, out_tokens, _, _, _ = target
+    _, _, _, _, out_query, out_tokens, _, _ = target
+    _, _, first, last = places
     if out_query + GROUP * 64 < out_tokens:
-        _attend_all(rings, barriers, places, target, WIDTH, SOFTMAX_SCALE, OWN_N, STAGES, GROUP)
+        if first < last:
+            _attend_all(
+                rings, barriers, places, queries, target, WIDTH, SOFTMAX_SCALE, OWN_N, STAGES, GROUP, True
+            )
+        else:
+            _attend_all(
+                rings, barriers, places, queries, target, WIDTH, SOFTMAX_SCALE, OWN_N, STAGES, GROUP, False
+            )
     else:
         _let_all_pass(barriers, places, OWN_N, STAGES)
 
@@ -265,7 +271,7 @@ def _attend(  # type: ignore[no-untyped-def]
 @gluon.jit  # type: ignore[untyped-decorator]
 def _let_all_pass(barriers, places, OWN_N: gl.constexpr, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
     """Give all tiles back as they come: the fetching warpgroup waits for three."""
-    _, _, v_ready, empty, _, own_v_ready, own_empty = barriers
+    _, v_ready, empty, _, own_v_ready, own_empty = barriers
     own_first, own_last, first, last = places
     _let_pass(own_v_ready, own_empty, own_last - own_first, STAGES * 64 // OWN_N)
     _let_pass(v_ready, empty, last - first, STAGES)
@@ -287,12 +293,14 @@ def _attend_all(  # type: ignore[no-untyped-def]
     rings,
     barriers,
     places,
+    queries,
     target,
     WIDTH: gl.constexpr,
     SOFTMAX_SCALE: gl.constexpr,
     OWN_N: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
+    PAST: gl.constexpr,
 ):
     """Attend with the 64 queries of a warpgroup: to the own tiles, then to those of the past."""
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
@@ -306,12 +314,13 @@ def _attend_all(  # type: ignore[no-untyped-def]
     BF16: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     OWN_STAGES: gl.constexpr = STAGES * 64 // OWN_N
     q_ring, codes_ring, k_ring, v_ring = rings
-    q_ready, k_ready, v_ready, empty, own_k_ready, own_v_ready, own_empty = barriers
+    k_ready, v_ready, empty, own_k_ready, own_v_ready, own_empty = barriers
     own_first, own_last, first, last = places
-    scales, v_scale_at, out_base, lse_base, out_query, out_tokens, query_tokens, limit, parts = target
+    scales, v_scale_at, out_base, lse_base, out_query, out_tokens, limit, parts = target
+    q_base, query, query_tokens = queries
 
-    mbarrier.wait(q_ready, 0)
     q = q_ring.index(GROUP)
+    load_queries(q, q_base, query + GROUP * 64, query_tokens, WIDTH)
     m = gl.full([64], -1e30, gl.float32, gl.SliceLayout(1, OWN_S))  # finite: no key gives 0, not NaN
     total = lane_sums(gl.zeros([64, OWN_N], gl.float32, OWN_S))
     acc = gl.zeros([64, 128], gl.float32, OWN_ACC)
@@ -335,30 +344,32 @@ def _attend_all(  # type: ignore[no-untyped-def]
     like = lane_sums(gl.zeros([64, 128], gl.float32, ACC))
     total = gl.convert_layout(total, like.type.layout)
 
-    # `int8_rows`, in the bits of powers of two; 1.5 * 2**23 rounds to a whole number in a float's last bits.
-    values = q.load(CODES).to(gl.float32)
-    top = gl.maximum(gl.max(gl.abs(values), 1), 7.888609052210118e-31)
-    scale_bits = (top.to(gl.int32, bitcast=True) & 0x7F800000) - 0x03000000
-    inverse = (0x7F000000 - scale_bits).to(gl.float32, bitcast=True)
-    rounded = gl.minimum(gl.maximum(values * gl.expand_dims(inverse, 1), -127.0), 127.0)
-    codes = codes_ring.index(GROUP)
-    codes.store((rounded + 12582912.0).to(gl.int32, bitcast=True).to(gl.int8))
-    fence_async_shared()
-    factor = gl.convert_layout(scale_bits.to(gl.float32, bitcast=True), ROW) * SOFTMAX_SCALE
+    if PAST:
+        # `int8_rows`, in the bits of powers of two; 1.5 * 2**23 rounds to a whole number in a float's last bits.
+        values = q.load(CODES).to(gl.float32)
+        top = gl.maximum(gl.max(gl.abs(values), 1), 7.888609052210118e-31)
+        scale_bits = (top.to(gl.int32, bitcast=True) & 0x7F800000) - 0x03000000
+        inverse = (0x7F000000 - scale_bits).to(gl.float32, bitcast=True)
+        rounded = gl.minimum(gl.maximum(values * gl.expand_dims(inverse, 1), -127.0), 127.0)
+        codes = codes_ring.index(GROUP)
+        codes.store((rounded + 12582912.0).to(gl.int32, bitcast=True).to(gl.int8))
+        fence_async_shared()
+        gl.thread_barrier()
+        factor = gl.convert_layout(scale_bits.to(gl.float32, bitcast=True), ROW) * SOFTMAX_SCALE
 
-    tokens = gl.permute(gl.reshape(gl.arange(0, 128, TOKENS), [8, 4, 2, 2]), [0, 2, 1, 3])
-    tokens = gl.convert_layout(gl.reshape(tokens, [128]), gl.SliceLayout(0, ACC))
-    ring = (k_ring, v_ring, k_ready, v_ready, empty)
-    stage = 0
-    phase = 0
-    for i in range(first, last - 1):
+        tokens = gl.permute(gl.reshape(gl.arange(0, 128, TOKENS), [8, 4, 2, 2]), [0, 2, 1, 3])
+        tokens = gl.convert_layout(gl.reshape(tokens, [128]), gl.SliceLayout(0, ACC))
+        ring = (k_ring, v_ring, k_ready, v_ready, empty)
+        stage = 0
+        phase = 0
+        for i in range(first, last - 1):
+            m, total, acc = _past_tile(
+                codes, factor, scales, ring, i, stage, phase, tokens, limit, m, total, acc, False
+            )
+            stage, phase = next_stage(stage, phase, STAGES)
         m, total, acc = _past_tile(
-            codes, factor, scales, ring, i, stage, phase, tokens, limit, m, total, acc, False
+            codes, factor, scales, ring, last - 1, stage, phase, tokens, limit, m, total, acc, True
         )
-        stage, phase = next_stage(stage, phase, STAGES)
-    m, total, acc = _past_tile(
-        codes, factor, scales, ring, last - 1, stage, phase, tokens, limit, m, total, acc, True
-    )
 
     total = gl.convert_layout(gl.sum(total, 1), ROW)
     written = (out_base, lse_base, out_query, out_tokens, parts)
