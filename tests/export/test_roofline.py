@@ -27,7 +27,6 @@ from tests.export.planned import on_gpu
 
 ROOT = Path(__file__).parents[2]
 H200_ROWS = ROOT / "docs" / "benchmarks" / "h200.jsonl"
-BUSY_ROWS = ROOT / "docs" / "benchmarks" / "h200-busy-host.jsonl"  # of which the engines' times hold alone
 MISS = 0.15  # of the measured value: issue 4's bar for the H200
 S1 = "S1: 1.3B, 480x832, chunk 3, ring 21, B=1"
 VAE = "Wan VAE, base_dim 96, 480x832, 3 latents, bf16"
@@ -63,12 +62,18 @@ def test_a_step_is_near_its_newest_row(scheme):
         ),
         ("s3_vs_eager", "S3: self-forcing-1.3b, 320x576, chunk 3, ring 12, exact", S3, {}),
         ("s3_vs_eager", "S3: self-forcing-1.3b, 320x576, chunk 3, ring 12, fp4", S3, {"kv_scheme": "fp4"}),
+        (
+            "s3_vs_eager",
+            "S3: self-forcing-1.3b, 320x576, chunk 3, ring 12, fp4_fp8",
+            S3,
+            {"kv_scheme": "fp4", "fp8": True},
+        ),
     ],
 )
 def test_a_step_of_fused_layers_is_near_its_newest_row(figure, row_shape, layout, wish):
     """Nothing of the prediction was calibrated on these rows."""
     asked = replace(S1_WISH, layout=layout, **wish)
-    row = newest(figure, row_shape, H200_ROWS, BUSY_ROWS)
+    row = newest(figure, row_shape)
     assert near(predict(asked)["step_s"] * 1e3, row["engine_step_ms"])
 
 
@@ -366,8 +371,8 @@ def kernels_of(row: dict[str, Any]) -> str:
     return str(row.get("kernels", "plain"))
 
 
-def newest(figure: str, shape: str, *files: Path) -> dict[str, Any]:
-    lines = [line for file in files or (H200_ROWS,) for line in file.read_text(encoding="utf-8").splitlines()]
+def newest(figure: str, shape: str) -> dict[str, Any]:
+    lines = H200_ROWS.read_text(encoding="utf-8").splitlines()
     rows = [row for row in map(json.loads, lines) if (row["figure"], row["shape"]) == (figure, shape)]
     return sorted(rows, key=lambda row: row["date"])[-1]
 

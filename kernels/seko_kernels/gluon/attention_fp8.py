@@ -23,6 +23,7 @@ from seko_kernels.gluon.warpgroups import (
     load_queries,
     next_stage,
     place_of,
+    seen_by_products,
     targets,
     tiles_of_part,
     write_result,
@@ -222,9 +223,8 @@ def _fetch(  # type: ignore[no-untyped-def]
         GROUPED,
     )
     v_tiles = tma.make_tensor_descriptor(v_base, [128, ends], [v_columns, 1], [128, 128], INT8)
-    for _ in gl.static_range(
-        OWN_STAGES
-    ):  # the past comes into the same memory: the own tiles must have been read
+    # The past comes into the same memory: the own tiles must have been read.
+    for _ in gl.static_range(OWN_STAGES):
         mbarrier.wait(own_empty.index(stage), phase)
         stage, phase = next_stage(stage, phase, OWN_STAGES)
     stage = 0
@@ -252,7 +252,10 @@ def _attend(  # type: ignore[no-untyped-def]
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
 ):
-    """Attend with the 64 queries of a warpgroup; let the tiles pass where none of them is there."""
+    """Attend with the 64 queries of a warpgroup; let the tiles pass where none of them is there.
+
+    Without a past it is code of its own: a branch around a tile of it makes the loop over the others slower.
+    """
     _, _, _, _, out_query, out_tokens, _, _ = target
     _, _, first, last = places
     if out_query + GROUP * 64 < out_tokens:
@@ -302,13 +305,9 @@ def _attend_all(  # type: ignore[no-untyped-def]
     GROUP: gl.constexpr,
     PAST: gl.constexpr,
 ):
-    """Attend with the 64 queries of a warpgroup: to the own tiles, then to those of the past."""
+    """Attend with the 64 queries of a warpgroup: to the own tiles, then, with PAST, to those of the past."""
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     ROW: gl.constexpr = gl.SliceLayout(1, ACC)
-    CODES: gl.constexpr = gl.DotOperandLayout(0, ACC, 4)
-    TOKENS: gl.constexpr = gl.DistributedLinearLayout(
-        [[1], [2], [16], [32], [64]], [[4], [8], [0], [0], [0]], [[0], [0]], [], [128]
-    )
     OWN_S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OWN_N, 16])
     OWN_ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
     BF16: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
@@ -345,30 +344,9 @@ def _attend_all(  # type: ignore[no-untyped-def]
     total = gl.convert_layout(total, like.type.layout)
 
     if PAST:
-        # `int8_rows`, in the bits of powers of two; 1.5 * 2**23 rounds to a whole number in a float's last bits.
-        values = q.load(CODES).to(gl.float32)
-        top = gl.maximum(gl.max(gl.abs(values), 1), 7.888609052210118e-31)
-        scale_bits = (top.to(gl.int32, bitcast=True) & 0x7F800000) - 0x03000000
-        inverse = (0x7F000000 - scale_bits).to(gl.float32, bitcast=True)
-        rounded = gl.minimum(gl.maximum(values * gl.expand_dims(inverse, 1), -127.0), 127.0)
-        codes = codes_ring.index(GROUP)
-        codes.store((rounded + 12582912.0).to(gl.int32, bitcast=True).to(gl.int8))
-        fence_async_shared()
-        gl.thread_barrier()
-        factor = gl.convert_layout(scale_bits.to(gl.float32, bitcast=True), ROW) * SOFTMAX_SCALE
-
-        tokens = gl.permute(gl.reshape(gl.arange(0, 128, TOKENS), [8, 4, 2, 2]), [0, 2, 1, 3])
-        tokens = gl.convert_layout(gl.reshape(tokens, [128]), gl.SliceLayout(0, ACC))
         ring = (k_ring, v_ring, k_ready, v_ready, empty)
-        stage = 0
-        phase = 0
-        for i in range(first, last - 1):
-            m, total, acc = _past_tile(
-                codes, factor, scales, ring, i, stage, phase, tokens, limit, m, total, acc, False
-            )
-            stage, phase = next_stage(stage, phase, STAGES)
-        m, total, acc = _past_tile(
-            codes, factor, scales, ring, last - 1, stage, phase, tokens, limit, m, total, acc, True
+        m, total, acc = _past_tiles(
+            q, codes_ring.index(GROUP), scales, ring, first, last, limit, m, total, acc, SOFTMAX_SCALE
         )
 
     total = gl.convert_layout(gl.sum(total, 1), ROW)
@@ -404,6 +382,43 @@ def _own_tile(  # type: ignore[no-untyped-def]
     acc = warpgroup_mma_wait(0, deps=(acc,))
     mbarrier.arrive(empty.index(stage), count=1)
     return m_new, total, acc
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def _past_tiles(  # type: ignore[no-untyped-def]
+    q, codes, scales, ring, first, last, limit, m, total, acc, SOFTMAX_SCALE: gl.constexpr
+):
+    """Maximum, sums and `acc` [64, 128] after all tiles of the past; `codes` [64, 128] takes the queries in int8."""
+    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
+    ROW: gl.constexpr = gl.SliceLayout(1, ACC)
+    CODES: gl.constexpr = gl.DotOperandLayout(0, ACC, 4)
+    TOKENS: gl.constexpr = gl.DistributedLinearLayout(
+        [[1], [2], [16], [32], [64]], [[4], [8], [0], [0], [0]], [[0], [0]], [], [128]
+    )
+    STAGES: gl.constexpr = ring[0].shape[0]
+    # `int8_rows`, in the bits of powers of two; 1.5 * 2**23 rounds to a whole number in a float's last bits.
+    values = q.load(CODES).to(gl.float32)
+    top = gl.maximum(gl.max(gl.abs(values), 1), 7.888609052210118e-31)
+    scale_bits = (top.to(gl.int32, bitcast=True) & 0x7F800000) - 0x03000000
+    inverse = (0x7F000000 - scale_bits).to(gl.float32, bitcast=True)
+    rounded = gl.minimum(gl.maximum(values * gl.expand_dims(inverse, 1), -127.0), 127.0)
+    codes.store((rounded + 12582912.0).to(gl.int32, bitcast=True).to(gl.int8))
+    seen_by_products()
+    factor = gl.convert_layout(scale_bits.to(gl.float32, bitcast=True), ROW) * SOFTMAX_SCALE
+
+    tokens = gl.permute(gl.reshape(gl.arange(0, 128, TOKENS), [8, 4, 2, 2]), [0, 2, 1, 3])
+    tokens = gl.convert_layout(gl.reshape(tokens, [128]), gl.SliceLayout(0, ACC))
+    stage = 0
+    phase = 0
+    for i in range(first, last - 1):
+        m, total, acc = _past_tile(
+            codes, factor, scales, ring, i, stage, phase, tokens, limit, m, total, acc, False
+        )
+        stage, phase = next_stage(stage, phase, STAGES)
+    m, total, acc = _past_tile(
+        codes, factor, scales, ring, last - 1, stage, phase, tokens, limit, m, total, acc, True
+    )
+    return m, total, acc
 
 
 @gluon.jit  # type: ignore[untyped-decorator]

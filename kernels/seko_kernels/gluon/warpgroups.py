@@ -95,6 +95,16 @@ def targets(  # type: ignore[no-untyped-def]
     return out_base, PART_LSE + (part.to(gl.int64) * HEADS + head) * rest_tokens
 
 
+@gluon.jit
+def seen_by_products():  # type: ignore[no-untyped-def]
+    """Let products of this warpgroup read what all its threads have stored to shared memory.
+
+    With a barrier here, since else the compiler puts one in front of the product that reads it, in each turn of a loop.
+    """
+    fence_async_shared()
+    gl.thread_barrier()
+
+
 @gluon.jit  # type: ignore[untyped-decorator]
 def load_queries(to, base, query, query_tokens, WIDTH: gl.constexpr):  # type: ignore[no-untyped-def]
     """Copy a warpgroup's queries, from `query` on, to its shared memory `to` [64, 128]; zeros behind the last one.
@@ -106,8 +116,7 @@ def load_queries(to, base, query, query_tokens, WIDTH: gl.constexpr):  # type: i
     columns = gl.arange(0, 128, gl.SliceLayout(0, LINES))
     at = gl.expand_dims(rows, 1) * WIDTH + gl.expand_dims(columns, 0)
     to.store(gl.load(base + at, mask=gl.expand_dims(rows < query_tokens, 1), other=0.0))
-    fence_async_shared()
-    gl.thread_barrier()
+    seen_by_products()
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
