@@ -7,9 +7,19 @@ source scripts/venv.sh
 export CXX=${SEKO_CXX:-/usr/bin/g++} PYTHONUNBUFFERED=1 # a compiler that links the system's libstdc++
 seko_make_venv dev
 "$PYTHON" -m seko_export doctor
-# By folder: the other tests need packages that a GPU box may lack. No pytest-benchmark: where it is installed, it warns of
-# several processes (-n 8 --dist worksteal), and warnings are errors.
-"$PYTHON" -m pytest -p no:benchmark -m gpu tests/runtime tests/kernels tests/checkpoints tests/export/test_gpu.py \
-    tests/export/test_attention_waves.py tests/export/test_gpu_stream_cache.py tests/export/test_profiling.py \
-    tests/export/test_pool_build.py tests/export/test_resident_window.py \
-    tests/train_sample/test_graphs.py tests/bench/test_peers.py "$@"
+# By folder: the other tests need packages that a GPU box may lack. What builds comes first. Processes get four cores and a
+# GPU each, five at most a GPU, and tests that share a build run in one. No pytest-benchmark: where it is installed, it warns of
+# several processes, and warnings are errors.
+export SEKO_GPUS
+SEKO_GPUS=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')
+if [ "$SEKO_GPUS" -eq 0 ]; then
+    echo "no CUDA device: there is nothing to test" >&2
+    exit 5
+fi
+processes=$(($(nproc) / 4 < 5 * SEKO_GPUS ? $(nproc) / 4 : 5 * SEKO_GPUS))
+"$PYTHON" -m pytest -p no:benchmark -p tests.dealt_machine -n $((processes > 1 ? processes : 1)) --dist loadgroup \
+    --no-loadscope-reorder -v -m gpu \
+    tests/export/test_gpu.py tests/export/test_gpu_stream_cache.py tests/export/test_pool_build.py \
+    tests/export/test_resident_window.py tests/export/test_profiling.py tests/export/test_recording.py \
+    tests/export/test_attention_waves.py tests/runtime tests/train_sample/test_graphs.py tests/bench/test_peers.py \
+    tests/checkpoints tests/kernels "$@"

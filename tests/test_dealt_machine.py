@@ -1,0 +1,62 @@
+"""Shares of a machine: all of it is dealt out, nobody goes without; what shares a build runs in one process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.dealt_machine import group_of, share_of
+
+ROOT = Path(__file__).parents[1]
+
+
+@given(processes=st.integers(1, 40), gpus=st.integers(1, 8), cores=st.sets(st.integers(0, 99), min_size=1))
+def test_every_core_is_somebodys_and_everybody_has_one(processes: int, gpus: int, cores: set[int]) -> None:
+    shares = [share_of(number, processes, gpus, sorted(cores)) for number in range(processes)]
+    assert set.union(*(mine for _, mine in shares)) == cores
+    assert all(mine for _, mine in shares)
+    if processes <= len(cores):
+        assert sum(len(mine) for _, mine in shares) == len(cores)
+        assert max(len(mine) for _, mine in shares) - min(len(mine) for _, mine in shares) <= 1
+    users = [sum(gpu == each for gpu, _ in shares) for each in range(gpus)]
+    assert max(users) - min(users) <= 1
+
+
+def test_tests_with_the_same_shared_fixtures_are_a_group() -> None:
+    plain = {"artifact": ("module", "plain"), "tmp": ("function", None)}
+    assert group_of("a.py", plain) == group_of("a.py", {"artifact": ("module", "plain")})
+    assert group_of("a.py", plain) != group_of("a.py", {"artifact": ("module", "fused")})
+    assert group_of("a.py", plain) != group_of("b.py", plain)
+    assert group_of("a.py", {**plain, "weights": ("module", None)}) == group_of("a.py", plain)
+    assert group_of("a.py", {"pool": ("module", None)}) != group_of("a.py", {"weights": ("module", None)})
+    assert group_of("a.py", {"tmp": ("function", None)}) is None
+
+
+def test_a_run_deals_itself_out_and_tells_failures_at_once(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text("""
+import os
+import pytest
+
+@pytest.mark.parametrize("number", range(4))
+def test_one(number):
+    print("on", os.environ["CUDA_VISIBLE_DEVICES"], len(os.sched_getaffinity(0)))
+    assert number != 2, "two is not liked"
+""")
+    options = ["-p", "tests.dealt_machine", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadgroup", "-rP"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(tmp_path)],
+        capture_output=True, text=True, check=False, cwd=ROOT, env=_environment(),
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.index("two is not liked") < done.stdout.index("= FAILURES =")
+    assert {line.split()[1] for line in done.stdout.splitlines() if line.startswith("on ")} == {"0", "1"}
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    return kept | {"SEKO_GPUS": "2"}
