@@ -12,6 +12,7 @@ from seko_runtime.manifest import (
     REFERENCE_VERSION,
     STREAMED_VERSION,
     WINDOW_VERSION,
+    Buffer,
     Manifest,
 )
 
@@ -46,11 +47,16 @@ def manifest_json(manifest: Manifest) -> bytes:
     return text.encode("utf-8") + b"\n"
 
 
+def made_by_begin(buffer: Buffer) -> bool:
+    """Tell whether begin makes it of the caches, layer by layer, for the passes of one chunk (`WINDOW_VERSION`)."""
+    return buffer.role == "state" and buffer.layered
+
+
 def _least_of_fields(manifest: Manifest) -> int:
     """Return the oldest format version whose readers see every field that says something."""
     calls = (call for calls in manifest.programs.values() for call in calls)
     needed = (
-        (WINDOW_VERSION, any(one.made_by_begin for one in manifest.buffers)),
+        (WINDOW_VERSION, any(made_by_begin(one) for one in manifest.buffers)),
         (REFERENCE_VERSION, bool(manifest.stream.reference_frames)),
         (
             FIRST_LAYER_VERSION,

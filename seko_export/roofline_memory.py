@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from seko_export.gpus import CUBLAS_WORKSPACE, Gpu
+from seko_export.manifest_json import made_by_begin
 from seko_export.media_pieces import TEXT_WEIGHTS, VAE_WEIGHTS
 from seko_export.piece import BuildConfig, Piece
 from seko_export.pieces import make_buffers
@@ -85,7 +86,7 @@ def _held_bytes(config: BuildConfig, work: Work) -> dict[str, int]:
         return sum(buffer.on_device.nbytes for buffer in buffers if buffer.role in roles)
 
     s = config.stream
-    window = sum(buffer.nbytes for buffer in buffers if buffer.made_by_begin)
+    window = sum(buffer.nbytes for buffer in buffers if made_by_begin(buffer))
     latents = next(buffer for buffer in buffers if buffer.name == "latents")
     kept = RowClocks(Ring(s.sink_frames, s.ring_frames, s.chunk_frames), config.rows).places
     return {

@@ -66,8 +66,7 @@ class Chunk:
         SessionClosedError
             If the session is closed.
         """
-        decoder = self.streams.decoder()
-        rows = [decoder.frames(row, number) for row, number in self.pictures]
+        rows = self._pictures()
         fewest = min(len(one) for one in rows)
         if any(len(one) > fewest for one in rows):
             begun = [row for row, one in enumerate(rows) if len(one) == fewest]
@@ -79,8 +78,11 @@ class Chunk:
 
     def video_rows(self) -> list[NDArray[np.uint8]]:
         """Return each row's video frames, uint8 copies [T, H, W, 3]; as `video`, but rows may differ in T."""
+        return [one.copy() for one in self._pictures()]
+
+    def _pictures(self) -> list[NDArray[np.uint8]]:
         decoder = self.streams.decoder()
-        return [decoder.frames(row, number).copy() for row, number in self.pictures]
+        return [decoder.frames(row, number) for row, number in self.pictures]
 
     def of_row(self, place: int, index: int) -> Chunk:
         """Return the part of one of the chunk's rows as a chunk of its own, numbered ``index``."""

@@ -70,11 +70,6 @@ class Buffer(TensorSpec):
             return self
         return replace(self, shape=(self.device_layers, *self.shape[1:]), device_layers=0)
 
-    @property
-    def made_by_begin(self) -> bool:
-        """Whether begin makes it of the caches, layer by layer, for the passes of one chunk (`WINDOW_VERSION`)."""
-        return self.role == "state" and self.layered
-
 
 @dataclass(frozen=True)
 class Weight(TensorSpec):

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
@@ -88,9 +87,7 @@ class ChunkWriter:
     def __enter__(self) -> ChunkWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         try:
             self._sink.close()
             if kind is None:

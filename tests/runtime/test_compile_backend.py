@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -117,3 +119,36 @@ def test_a_cache_that_is_no_file_of_the_artifact_is_refused(
     edit_manifest(folder, change)
     with pytest.raises(errors.MissingFileError, match="compiler_cache names 'engines/none'"):
         open_artifact(folder)
+
+
+@pytest.mark.parametrize("which", ["the cache", "where headers go", "another user's", "own ones"])
+def test_code_is_not_compiled_where_others_may_write(
+    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What torch finds there it loads and runs. Headers go to its own choice, whatever the cache is."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    from seko_runtime.backends.compile import CompileBackend
+
+    cache, temporary = tmp_path / "cache", tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    own = Path(default_cache_dir())
+    assert own.parent == temporary
+    for folder in (cache, own):
+        folder.mkdir()
+    if which == "the cache":
+        cache.chmod(0o777)
+    elif which == "where headers go":
+        own.chmod(0o777)
+    elif which == "another user's":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a folder away")
+        os.chown(own, 4711, 4711)
+    else:
+        assert CompileBackend("cpu").load_engines(toy.toy_manifest(engines=()), {}) == {}
+        return
+    named = re.escape(str(cache if which == "the cache" else own))
+    with pytest.raises(errors.EngineLoadError, match=f"others may write to {named}.*TORCHINDUCTOR_CACHE_DIR"):
+        CompileBackend("cpu").load_engines(toy.toy_manifest(), {})

@@ -1,9 +1,10 @@
-"""Many tensors in one block of device memory: where each lies, and how a window of it is filled. No device here."""
+"""Many tensors in one block of device memory: where each lies, and how windows of it are filled. No device here."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from operator import itemgetter
 
@@ -26,6 +27,15 @@ def block_places(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
         places[name] = end
         end += -(-size // ALIGNMENT) * ALIGNMENT
     return places, end
+
+
+def upload_in_shares(total: int, upload: Callable[[Sequence[int]], None]) -> None:
+    """Call ``upload`` with the places where a share of a block's windows begins, each share on a thread of its own."""
+    windows = range(0, total, UPLOAD_WINDOW)
+    threads = min(UPLOAD_THREADS, len(windows))
+    if threads:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(upload, [windows[first::threads] for first in range(threads)]))
 
 
 def fill_window(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +14,7 @@ from typing import Any
 import torch
 import torch._dynamo
 from torch._dynamo.utils import counters
+from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
 
 from seko_runtime.backends.cuda_memory import CudaMemory
 from seko_runtime.backends.torch_memory import CpuMemory
@@ -49,8 +52,9 @@ class CompileBackend:
         MissingFileError
             If the manifest names a compiler cache that is not among its files.
         EngineLoadError
-            If torch refuses a program.
+            If torch refuses a program, or compiles where others may write.
         """
+        _refuse_shared_folders()
         self._counted = _counters()
         cache = manifest.extra.get(CACHE_KEY)
         if cache is not None:
@@ -103,6 +107,19 @@ class CompileCudaMemory(CudaMemory):
     def program_begins(self) -> None:
         # No value crosses a program: what lasts was copied into a static buffer. So recorded outputs may be reused.
         _torch.compiler.cudagraph_mark_step_begin()
+
+
+def _refuse_shared_folders() -> None:
+    """Refuse torch's folders of compiled code if others may write there: it is loaded and run."""
+    for folder in (cache_dir(), default_cache_dir()):
+        with contextlib.suppress(OSError):
+            os.makedirs(folder, 0o700, exist_ok=True)
+            found = os.stat(folder)
+            if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o002:
+                raise EngineLoadError(
+                    f"others may write to {folder}, where torch keeps what it compiles; set TMPDIR and "
+                    "TORCHINDUCTOR_CACHE_DIR to folders of your own"
+                )
 
 
 def _compiled(spec: EngineSpec, program: memoryview) -> Engine:

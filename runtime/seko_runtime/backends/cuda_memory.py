@@ -6,7 +6,6 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -17,10 +16,10 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.blocks import (
     CHUNKS_IN_FLIGHT,
-    UPLOAD_THREADS,
     UPLOAD_WINDOW,
     block_places,
     fill_window,
+    upload_in_shares,
 )
 from seko_runtime.backends.cuda_streams import CudaCopies, borrow_stream, queued_on, return_stream
 from seko_runtime.backends.torch_memory import CpuMemory, HostCopies, HostFrames, torch_dtype
@@ -64,12 +63,7 @@ class CudaMemory(CpuMemory):
             block = torch.empty(max(total, 1), dtype=torch.uint8, device=self.device)
         self.wait()  # the copies below run on streams of their own
         spans = [(places[name], mapped) for name, mapped in tensors.items()]
-        windows = range(0, total, UPLOAD_WINDOW)
-        threads = min(UPLOAD_THREADS, len(windows))
-        if threads:
-            with ThreadPoolExecutor(threads) as pool:
-                shares = [windows[first::threads] for first in range(threads)]
-                list(pool.map(partial(_upload_windows, block, spans), shares))
+        upload_in_shares(total, partial(_upload_windows, block, spans))
         return {
             name: block[place : place + mapped.nbytes].view(torch_dtype(mapped.dtype)).reshape(mapped.shape)
             for place, mapped in spans

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
@@ -13,10 +12,10 @@ from numpy.typing import NDArray
 from seko_runtime.backends.blocks import (
     ALIGNMENT,
     CHUNKS_IN_FLIGHT,
-    UPLOAD_THREADS,
     UPLOAD_WINDOW,
     block_places,
     fill_window,
+    upload_in_shares,
 )
 from seko_runtime.backends.cuda_driver import CudaDriver
 from seko_runtime.backends.device_tensor import DeviceTensor, contiguous_strides, to_bytes, to_floats
@@ -77,12 +76,7 @@ class DriverMemory:
         places, total = block_places({name: mapped.nbytes for name, mapped in tensors.items()})
         block = Block(self.driver, total)
         spans = [(places[name], mapped) for name, mapped in tensors.items()]
-        windows = range(0, total, UPLOAD_WINDOW)
-        threads = min(UPLOAD_THREADS, len(windows))
-        if threads:
-            with ThreadPoolExecutor(threads) as pool:
-                shares = [windows[first::threads] for first in range(threads)]
-                list(pool.map(partial(_upload_windows, self.driver, block, total, spans), shares))
+        upload_in_shares(total, partial(_upload_windows, self.driver, block, total, spans))
         return {
             name: DeviceTensor(
                 block.address + places[name],
