@@ -22,6 +22,14 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture(autouse=True)
+def heard():
+    """What runs the tests may have SIGINT ignored, as a shell's background job has."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def bystander():
     """A thread that does nothing, and may be the one that takes a signal."""
