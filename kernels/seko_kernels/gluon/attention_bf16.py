@@ -22,7 +22,6 @@ from seko_kernels.gluon.warpgroups import (
     exp2,
     lane_sums,
     load_queries,
-    never_none,
     next_stage,
     place_of,
     targets,
@@ -120,7 +119,7 @@ def attention_bf16_kernel(  # type: ignore[no-untyped-def]
     first, last = tiles_of_part(split, cuts, key_tiles)
     limit = gl.minimum(seen, last * KEYS)
     # The last tile is a masked one, so a program has one.
-    first, last = never_none(first, last)
+    first, last = _never_none(first, last)
 
     out_tokens = gl.where(parts, rest_tokens, query_tokens)
     out_base, lse_base = targets(
@@ -283,3 +282,11 @@ def _softmax(  # type: ignore[no-untyped-def]
     p = exp2(gl.fma(s, scale, gl.expand_dims(-m_new, 1)))
     decay = exp2(m - m_new)
     return p, m_new, decayed(total, decay) + lane_sums(p), decay
+
+
+@gluon.jit
+def _never_none(first, last):  # type: ignore[no-untyped-def]
+    """`first` and `last`, or where those are none a tile behind all keys, where zeros come that are masked."""
+    none = last == first
+    first = gl.where(none, 1 << 16, first)
+    return first, gl.where(none, first + 1, last)

@@ -74,14 +74,6 @@ def tiles_of_part(split, cuts, tiles):  # type: ignore[no-untyped-def]
     return split * tiles // cuts, (split + 1) * tiles // cuts
 
 
-@gluon.jit
-def never_none(first, last):  # type: ignore[no-untyped-def]
-    """`first` and `last`, or where those are none a tile behind all keys, where zeros come that are masked."""
-    none = last == first
-    first = gl.where(none, 1 << 16, first)
-    return first, gl.where(none, first + 1, last)
-
-
 @gluon.jit  # type: ignore[untyped-decorator]
 def targets(  # type: ignore[no-untyped-def]
     OUT, PART_OUT, PART_LSE, parts, part, row64, head, query_tokens, rest_tokens, HEADS: gl.constexpr
