@@ -6,25 +6,25 @@
 # Logs stand in $SEKO_WORK (default /tmp/seko-bench), its last lines are printed; the exit code counts what failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
+lanes=("vae pipeline stream" "peers" "parts" "peers14" "pool" "quality" "pool1" "peers3 kernels" "fit" "fit14" "step layers")
+wanted=" ${*:-${lanes[*]}} "
+for name in $wanted; do
+    [[ " ${lanes[*]} " == *" $name "* ]] || { echo "no section $name: expected some of ${lanes[*]}" >&2 && exit 2; }
+done
 source scripts/venv.sh
 export CXX=${SEKO_CXX:-/usr/bin/g++} PYTHONUNBUFFERED=1
 seko_make_venv dev || exit
 work=${SEKO_WORK:-/tmp/seko-bench} seconds=${SEKO_SECONDS:-480} rows=docs/benchmarks/h200.jsonl
 mkdir -p "$work"
-lanes=("vae pipeline stream" "peers" "peers14" "pool" "quality" "pool1" "peers3 kernels" "fit" "fit14" "step layers")
-wanted=" ${*:-${lanes[*]}} "
 read -ra gpus <<<"$("$PYTHON" -c 'import torch; print(*range(torch.cuda.device_count()))')"
-for name in $wanted; do
-    [[ " ${lanes[*]} " == *" $name "* ]] || { echo "no section $name: expected some of ${lanes[*]}" >&2 && exit 2; }
-done
 if [ "${#gpus[@]}" -eq 0 ]; then
     echo "no CUDA device: there is nothing to measure" >&2
     exit 5
 fi
 
 limit=(timeout --kill-after=10 "$seconds" "$PYTHON")
-compare() { # SHAPE OPTIONS...: peers and engines at one shape
-    "${limit[@]}" scripts/bench_peers.py --shapes "$1" "${@:2}" --seconds $((seconds - 20)) --work "$work/peers-$1" --rows "$rows"
+compare() { # SECTION SHAPE OPTIONS...: peers and engines at one shape
+    "${limit[@]}" scripts/bench_peers.py --shapes "$2" "${@:3}" --seconds $((seconds - 20)) --work "$work/$1" --rows "$rows"
 }
 
 pool_of() { # FOLDER FIGURES OPTIONS...: builds a pool with an FP4 cache and measures it
@@ -40,9 +40,10 @@ full_size() { # a checkpoint of the 1.3B model's size
 section() { # NAME
     case $1 in
     kernels) "${limit[@]}" scripts/bench/kernels.py --seconds $((seconds - 60)) --shapes S1,S5,S3 --admit --rows "$rows" ;;
-    peers) compare S1 --engines exact,exact_plain,fp4,fp4_torch,fp4_plain,fp4_fp8 --plot docs/images/peers.png ;;
-    peers3) compare S3 --peers B0,B3 ;;
-    peers14) compare S5 --engines fp4,fp4_fp8 --peers B3 --extras '' --chunks 8 ;;
+    peers) compare "$1" S1 --engines exact,fp4,fp4_fp8,fp4_fp8_resident --plot docs/images/peers.png ;;
+    parts) compare "$1" S1 --engines exact,exact_plain,fp4,fp4_torch,fp4_plain --peers '' --extras '' ;;
+    peers3) compare "$1" S3 --engines exact,fp4,fp4_fp8,fp4_fp8_resident --peers B0,B3 ;;
+    peers14) compare "$1" S5 --engines fp4_fp8,fp4_fp8_resident --peers B3 --extras '' --chunks 8 ;;
     quality) "${limit[@]}" -m scripts.kv_quality --sample seko_export/sample --rows docs/benchmarks/kv-quality.jsonl \
         --pictures docs/images --prompts 200 --chunks 7,20,100 --batch 200 --device cuda ;;
     pipeline) "${limit[@]}" scripts/bench/pipeline.py --full --work "$work/pipeline" --rows "$rows" ;;
