@@ -1,4 +1,4 @@
-# Sourced by quickstart.sh and test.sh: makes .venv with the three distributions, or reuses it. Sets $PYTHON.
+# Sourced by the other scripts: makes .venv with the three distributions, or reuses it. Sets $PYTHON.
 # A GPU box that brings its own torch: SEKO_PYTHON=/path/to/python uses that interpreter and installs nothing.
 
 seko_find_python() {
@@ -35,4 +35,12 @@ seko_make_venv() { # $1: the extra to install, "" or "dev"
     "${install[@]}" "$(grep '^torch==' scripts/constraints.txt)" || return
     "${install[@]}" -e "./runtime[video,text]" -e ./kernels -e ".${extra:+[$extra]}" || return
     echo "$wanted" >"$stamp"
+}
+
+seko_need_gpu() { # $1: what there is nothing to do without one; exports how many there are as $SEKO_GPUS
+    SEKO_GPUS=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())') || return
+    export SEKO_GPUS
+    [ "$SEKO_GPUS" -gt 0 ] && return 0
+    echo "no CUDA device: there is nothing to $1" >&2
+    return 5
 }

@@ -14,13 +14,9 @@ done
 source scripts/venv.sh
 export CXX=${SEKO_CXX:-/usr/bin/g++} PYTHONUNBUFFERED=1
 seko_make_venv dev || exit
+seko_need_gpu measure || exit
 work=${SEKO_WORK:-/tmp/seko-bench} seconds=${SEKO_SECONDS:-480} rows=docs/benchmarks/h200.jsonl
 mkdir -p "$work"
-read -ra gpus <<<"$("$PYTHON" -c 'import torch; print(*range(torch.cuda.device_count()))')"
-if [ "${#gpus[@]}" -eq 0 ]; then
-    echo "no CUDA device: there is nothing to measure" >&2
-    exit 5
-fi
 
 limit=(timeout --kill-after=10 "$seconds" "$PYTHON")
 compare() { # SECTION SHAPE OPTIONS...: peers and engines at one shape
@@ -80,14 +76,14 @@ dealt=() turn=0 # by GPU, the sections of its lanes
 for one in "${lanes[@]}"; do
     for name in $one; do
         [[ $wanted == *" $name "* ]] || continue
-        dealt[turn++ % ${#gpus[@]}]+=" $one"
+        dealt[turn++ % SEKO_GPUS]+=" $one"
         break
     done
 done
 failed=0 pids=()
 for i in "${!dealt[@]}"; do
     read -ra names <<<"${dealt[i]}"
-    lane "${gpus[i]}" "${names[@]}" &
+    lane "$i" "${names[@]}" &
     pids+=($!)
 done
 for pid in "${pids[@]}"; do

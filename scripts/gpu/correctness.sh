@@ -6,16 +6,11 @@ cd "$(dirname "$0")/../.."
 source scripts/venv.sh
 export CXX=${SEKO_CXX:-/usr/bin/g++} PYTHONUNBUFFERED=1 # a compiler that links the system's libstdc++
 seko_make_venv dev
+seko_need_gpu test
 "$PYTHON" -m seko_export doctor
 # By folder: the other tests need packages that a GPU box may lack. What builds comes first. Processes get four cores and a
 # GPU each, five at most a GPU, and tests that share a build run in one. No pytest-benchmark: where it is installed, it warns of
 # several processes, and warnings are errors.
-export SEKO_GPUS
-SEKO_GPUS=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')
-if [ "$SEKO_GPUS" -eq 0 ]; then
-    echo "no CUDA device: there is nothing to test" >&2
-    exit 5
-fi
 processes=$(($(nproc) / 4 < 5 * SEKO_GPUS ? $(nproc) / 4 : 5 * SEKO_GPUS))
 "$PYTHON" -m pytest -p no:benchmark -p tests.dealt_machine -n $((processes > 1 ? processes : 1)) --dist loadgroup \
     --no-loadscope-reorder -v -m gpu \

@@ -120,7 +120,6 @@ def build_packages(
             torch._inductor.aoti_compile_and_package(
                 torch.export.export(module(), toy.example_inputs(name, device, manifest)),
                 package_path=str(folder / f"engines/{name}.pt2"),
-                inductor_configs={"aot_inductor.compile_wrapper_opt_level": "O0"},
             )
 
 
