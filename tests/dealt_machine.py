@@ -1,18 +1,32 @@
 """A pytest plugin for GPU boxes: to each process of a run its GPU and its cores, to one process what shares a build.
 
-    SEKO_GPUS=2 python -m pytest -p tests.dealt_machine -n 8 --dist loadgroup -m gpu tests/export
+    SEKO_GPUS=2 python -m pytest -p tests.dealt_machine -n 8 -m gpu tests/export
 
 A build takes as many processes as it may have cores, each with a CUDA context: several builds that all take a whole
 machine run out of its cores and its GPU's memory. Failures are told when they happen: such a run may meet a time limit.
+
+What shares a build is known where tests are collected, in the processes: they leave it in a file for the one that deals
+them out. (xdist's own groups stand behind the tests' names, where not every pytest takes them.)
 """
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.workermanage import WorkerController
+
+_GROUPS = pytest.StashKey[Path]()
 _SHARED = ("module", "session")  # scopes of what is made once a process
 
 
@@ -39,23 +53,55 @@ def group_of(file: str, fixtures: Mapping[str, tuple[str, object]]) -> str | Non
     return " ".join([file, *(chosen or shared)]) if shared else None
 
 
+class GroupScheduling(LoadScopeScheduling):
+    """A group's tests go to one process, in the order of the groups' first tests; a test without one is its own."""
+
+    def __init__(self, config: pytest.Config, log: Producer, groups: Path) -> None:
+        super().__init__(config, log)
+        self._groups = groups
+
+    def schedule(self) -> None:
+        """Deal out what all processes have collected."""
+        self._group_of = json.loads(self._groups.read_text())
+        super().schedule()
+
+    def _split_scope(self, nodeid: str) -> str:
+        return str(self._group_of.get(nodeid, nodeid))
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Take this process's share, before anything asks for a GPU."""
+    """Take this process's share, before anything asks for a GPU; where the others are started, a place for groups."""
     worker = getattr(config, "workerinput", None)
     if worker is None:
+        folder = tempfile.TemporaryDirectory()
+        config.add_cleanup(folder.cleanup)
+        config.stash[_GROUPS] = Path(folder.name) / "groups.json"
         return
+    config.stash[_GROUPS] = Path(worker["groups"])
     number, cores = int(worker["workerid"].removeprefix("gw")), sorted(os.sched_getaffinity(0))
     gpu, mine = share_of(number, worker["workercount"], int(os.environ.get("SEKO_GPUS", "1")), cores)
     os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
     os.sched_setaffinity(0, mine)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group the tests, for ``--dist loadgroup``."""
-    for item in items:
-        group = group_of(item.nodeid.split("::")[0], _fixtures(item))
-        if group is not None:
-            item.add_marker(pytest.mark.xdist_group(group))
+def pytest_configure_node(node: WorkerController) -> None:
+    """Tell a process where to leave the groups."""
+    node.workerinput["groups"] = str(node.config.stash[_GROUPS])
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling:
+    """Deal out groups, whatever ``--dist`` says."""
+    return GroupScheduling(config, log, config.stash[_GROUPS])
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist says that this process has collected
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Leave the groups for the process that deals; each process finds the same ones."""
+    if hasattr(session.config, "workerinput"):
+        path = session.config.stash[_GROUPS]
+        mine = path.with_suffix(f".{os.getpid()}")
+        mine.write_text(json.dumps(dict(_groups(session.items))))
+        mine.replace(path)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -64,8 +110,19 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         print(f"\n{report.nodeid}, {report.when}:\n{report.longreprtext}", flush=True)
 
 
+def _groups(items: Sequence[pytest.Item]) -> Iterator[tuple[str, str]]:
+    for item in items:
+        group = group_of(item.nodeid.split("::")[0], _fixtures(item))
+        if group is not None:
+            yield item.nodeid, group
+
+
 def _fixtures(item: pytest.Item) -> dict[str, tuple[str, object]]:
     found = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
     params = item.callspec.params if hasattr(item, "callspec") else {}
-    ours = {name: defs[-1] for name, defs in found.items() if defs[-1].func.__module__.startswith("tests.")}
+    ours = {
+        name: defs[-1]
+        for name, defs in found.items()
+        if Path(inspect.getfile(defs[-1].func)).is_relative_to(item.config.rootpath)
+    }
     return {name: (each.scope, params.get(name)) for name, each in ours.items()}

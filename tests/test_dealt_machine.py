@@ -42,19 +42,34 @@ def test_a_run_deals_itself_out_and_tells_failures_at_once(tmp_path: Path) -> No
 import os
 import pytest
 
+@pytest.fixture(scope="module", params=["plain", "fused"])
+def artifact(request):
+    print("built", request.param, "by", os.getpid())
+    return request.param
+
 @pytest.mark.parametrize("number", range(4))
 def test_one(number):
     print("on", os.environ["CUDA_VISIBLE_DEVICES"], len(os.sched_getaffinity(0)))
     assert number != 2, "two is not liked"
+
+@pytest.mark.parametrize("number", range(8))
+def test_built(artifact, number):
+    print("of", artifact, "by", os.getpid())
 """)
-    options = ["-p", "tests.dealt_machine", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadgroup", "-rP"]
+    options = ["-p", "tests.dealt_machine", "-p", "no:cacheprovider", "-n", "2", "-rP"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(tmp_path)],
         capture_output=True, text=True, check=False, cwd=ROOT, env=_environment(),
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout.index("two is not liked") < done.stdout.index("= FAILURES =")
-    assert {line.split()[1] for line in done.stdout.splitlines() if line.startswith("on ")} == {"0", "1"}
+    said = [line.split() for line in done.stdout.splitlines()]
+    assert {words[1] for words in said if words[:1] == ["on"]} == {"0", "1"}
+    built = [words[1:] for words in said if words[:1] == ["built"]]
+    assert sorted(words[0] for words in built) == ["fused", "plain"]  # once each
+    used = [words[1:] for words in said if words[:1] == ["of"]]
+    assert len(used) == 16
+    assert all(words in built for words in used)
 
 
 def _environment() -> dict[str, str]:
