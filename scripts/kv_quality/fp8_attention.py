@@ -1,8 +1,10 @@
-"""What fp8 attention costs the sample, beside the FP4 cache alone: PSNR of streams against the exact track.
+"""What fused layers over an FP4 cache cost, beside the plain ones: errors against the exact track, and the PSNR lost.
 
-    python -m scripts.kv_quality.fp8_attention --sample seko_export/sample --prompts 8 --chunks 7
+    python -m scripts.kv_quality.fp8_attention --sample seko_export/sample --prompts 24 --chunks 1,7
+    python -m scripts.kv_quality.fp8_attention --sample seko_export/sample --prompts 4 --chunks 1,7,20 --planted
 
-The bar is what the fused path may lose beside the unfused one: 0.5 dB. The last line of output is one JSON object.
+The bar is what the fused path may lose beside the plain one: 0.5 dB. With `--planted` weights of the sample's sizes are
+drawn, with outlier channels in keys and values; no picture is made of those. The last line of output is JSON.
 """
 
 from __future__ import annotations
@@ -14,57 +16,107 @@ from pathlib import Path
 
 import torch
 
+from scripts.bench.rows import append_row
 from scripts.kv_quality.activations import built_scales
 from scripts.kv_quality.measures import psnr, relative_error
 from scripts.kv_quality.sample import Sample, decoded, draw_prompts, open_sample
 from scripts.kv_quality.streams import Scales, run_stream
 from seko_export.calibration import layer_constants
+from seko_export.checkpoints.random import random_weight
 from seko_export.piece import BuildConfig
 
 BAR_DB = 0.5
+PLAIN, FUSED = "fp4, plain layers", "fp4, 8-bit attention"
+OUTLIERS = (8, 32)  # how many times as large, and every how many channels
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run every way to compute and print how far each is from the exact track."""
+    """Run every way to compute, print how far each is from the exact track, append rows where that is asked for."""
     parser = argparse.ArgumentParser(prog="python -m scripts.kv_quality.fp8_attention", description=__doc__)
     parser.add_argument("--sample", type=Path, required=True, help="folder that export_sample.py wrote")
     parser.add_argument("--prompts", type=int, default=8, help="held-out ones, a stream each, all at once")
-    parser.add_argument("--chunks", type=int, default=7)
+    parser.add_argument("--chunks", default="1,7", help="after how many to look, rising")
+    parser.add_argument("--planted", action="store_true", help="random weights with outlier channels")
+    parser.add_argument("--rows", type=Path, help="docs/benchmarks/NAME.jsonl, appended to")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args(arguments)
-    print(json.dumps(measure(open_sample(options.sample), options)))
+    options.chunks = [int(count) for count in options.chunks.split(",")]
+    sample = open_sample(options.sample)
+    report = measure(planted(sample) if options.planted else sample, options)
+    if options.rows is not None:
+        _append_rows(report, options)
+    print(json.dumps(report))
+
+
+def planted(sample: Sample) -> Sample:
+    """Return a model of the sample's sizes with random weights, some channels of keys and values far too large."""
+    weights = {
+        name: random_weight(name, tuple(tensor.shape), seed=0, dtype=torch.float32)
+        for name, tensor in sample.checkpoint.items()
+    }
+    factor, every = OUTLIERS
+    for name, tensor in weights.items():
+        if name.endswith(("self_attn.norm_k.weight", "self_attn.v.weight")):
+            tensor[::every] *= factor
+    return replace(sample, checkpoint=weights)
 
 
 def measure(sample: Sample, options: argparse.Namespace) -> dict[str, object]:
-    """Return for each way its PSNR and the error of the first and the last chunk's latents, means over prompts."""
+    """Return for each way the relative error of a step and of the latents after so many chunks, means over prompts.
+
+    A step is one denoise pass of a second chunk, over a cache that holds the first. Latents are those of the last chunk
+    of so many. Of the sample also the whole stream's PSNR, and what the fused path loses of it.
+    """
     text = sample.embed(draw_prompts(options.prompts, 0, held_out=True))
     exact = sample.build(options.prompts, options.device)
     fp4 = replace(exact, kv_scheme="fp4")
     ways = {
-        "fp4": replace(fp4, fused=True),
-        "fp8 attention": replace(fp4, fused=True, attention="fp8"),
-        "fp8 attention and matmuls": replace(fp4, fused=True, attention="fp8", fp8=True),
+        PLAIN: fp4,
+        FUSED: replace(fp4, fused=True, attention="fp8"),
+        f"{FUSED} and fp8 matmuls": replace(fp4, fused=True, attention="fp8", fp8=True),
     }
     held = built_scales(fp4.kv, sample, options.device)
-    decode = sample.decoder(options.chunks * sample.stream.chunk_frames, options.device)
-    seeds = list(range(options.prompts))
-    truth = run_stream(sample, exact, text, seeds, options.chunks)
-    video, frames = decoded(decode, truth), sample.stream.chunk_frames
+    frames, seeds, last = sample.stream.chunk_frames, list(range(options.prompts)), options.chunks[-1]
+    once = replace(sample.schedule, timesteps=sample.schedule.timesteps[:1])
+    ends = {number: slice((number - 1) * frames, number * frames) for number in options.chunks}
+    truth = run_stream(sample, exact, text, seeds, last)
+    step = run_stream(sample, replace(exact, schedule=once), text, seeds, 2)[:, :, frames:]
     found: dict[str, dict[str, float]] = {}
     for name, config in ways.items():
-        made = run_stream(sample, config, text, seeds, options.chunks, _constants(sample, config, held))
-        ends = ((made[:, :, part], truth[:, :, part]) for part in (slice(frames), slice(-frames, None)))
-        first, last = (float(relative_error(*end).mean()) for end in ends)
-        decibels = float(psnr(decoded(decode, made), video).mean())
-        found[name] = {"psnr_db": decibels, "first_chunk": first, "last_chunk": last}
-    lost = found["fp4"]["psnr_db"] - found["fp8 attention"]["psnr_db"]
-    return {
-        "prompts": options.prompts,
-        "chunks": options.chunks,
-        "ways": found,
-        "lost_db": lost,
-        "bar_db": BAR_DB,
-    }
+        constants = _constants(sample, config, held)
+        made = run_stream(sample, config, text, seeds, last, constants)
+        a_step = run_stream(sample, replace(config, schedule=once), text, seeds, 2, constants)[:, :, frames:]
+        found[name] = {"step": float(relative_error(a_step, step).mean())}
+        for number, part in ends.items():
+            error = relative_error(made[:, :, part], truth[:, :, part])
+            found[name][f"after {number}"] = float(error.mean())
+        if not options.planted:
+            decode = sample.decoder(last * frames, options.device)
+            found[name]["psnr_db"] = float(psnr(decoded(decode, made), decoded(decode, truth)).mean())
+    report: dict[str, object] = {"prompts": options.prompts, "chunks": options.chunks, "ways": found}
+    if not options.planted:
+        report |= {"lost_db": found[PLAIN]["psnr_db"] - found[FUSED]["psnr_db"], "bar_db": BAR_DB}
+    return report
+
+
+def _append_rows(report: dict[str, object], options: argparse.Namespace) -> None:
+    model = "random, outlier channels" if options.planted else "sample"
+    ways: dict[str, dict[str, float]] = report["ways"]  # type: ignore[assignment]
+    for way, errors in ways.items():
+        for name, error in errors.items():
+            if name == "psnr_db":
+                continue
+            figure = "fused_step_error" if name == "step" else "fused_latent_error"
+            shape = f"{model}, {way}" if name == "step" else f"{model}, {way}, {name} chunks"
+            unit = "relative, against exact, mean of prompts"
+            append_row(options.rows, figure, shape, error, unit, None, prompts=options.prompts)
+    if "lost_db" in report:
+        shape = f"{model}, {FUSED}, after {options.chunks[-1]} chunks"
+        more = {way: errors["psnr_db"] for way, errors in ways.items()}
+        append_row(
+            options.rows, "fused_psnr_loss", shape, float(report["lost_db"]),  # type: ignore[arg-type]
+            "dB beside plain layers over FP4", BAR_DB, prompts=options.prompts, psnr_db=more,
+        )  # fmt: skip
 
 
 def _constants(sample: Sample, config: BuildConfig, held: Scales) -> Scales:

@@ -126,16 +126,35 @@ def test_the_whole_script(folder, tmp_path, capsys):
     assert not none.exists()
 
 
-def test_what_fp8_attention_costs(folder, capsys):
+def test_what_fp8_attention_costs(folder, tmp_path, capsys):
     """FP4 leaves the first chunk as it is, up to the order of sums, and so does fp8 attention, but not fp8 matmuls."""
-    fp8_attention.main(["--sample", str(folder), "--prompts", "2", "--chunks", "2"])
+    rows = tmp_path / "rows.jsonl"
+    fp8_attention.main(["--sample", str(folder), "--prompts", "2", "--chunks", "1,2", "--rows", str(rows)])
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     ways = report["ways"]
-    exact, rounded = ways["fp4"], ways["fp8 attention"]
-    assert max(exact["first_chunk"], rounded["first_chunk"]) <= STEP[torch.float32]
-    assert ways["fp8 attention and matmuls"]["first_chunk"] > STEP[torch.float32]
-    assert abs(rounded["last_chunk"] - exact["last_chunk"]) > STEP[torch.float32]  # which has a past
-    assert report["lost_db"] == ways["fp4"]["psnr_db"] - ways["fp8 attention"]["psnr_db"]
+    exact, rounded = ways[fp8_attention.PLAIN], ways[fp8_attention.FUSED]
+    assert max(exact["after 1"], rounded["after 1"]) <= STEP[torch.float32]
+    assert ways[f"{fp8_attention.FUSED} and fp8 matmuls"]["after 1"] > STEP[torch.float32]
+    for name in ("step", "after 2"):  # which have a past
+        assert min(exact[name], rounded[name]) > STEP[torch.float32]
+        assert rounded[name] != exact[name]
+    assert report["lost_db"] == exact["psnr_db"] - rounded["psnr_db"]
+    written = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert [row["figure"] for row in written] == 3 * ["fused_step_error", *2 * ["fused_latent_error"]] + [
+        "fused_psnr_loss"
+    ]
+    assert written[-1]["value"] == round(report["lost_db"], 6)
+
+
+def test_outlier_channels_are_where_they_are_planted(folder):
+    sample = open_sample(folder)
+    weights = fp8_attention.planted(sample).checkpoint
+    assert weights.keys() == sample.checkpoint.keys()
+    keys = weights["blocks.1.self_attn.norm_k.weight"]
+    assert keys[::32].abs().mean() > 4 * keys.abs().median()
+    values = weights["blocks.1.self_attn.v.weight"].norm(dim=1)
+    assert values[::32].min() > 4 * values.median()
+    assert not torch.equal(weights["head.head.weight"], sample.checkpoint["head.head.weight"])
 
 
 def test_a_chunk_that_sees_itself_exactly_is_exact_until_it_reads_the_cache(sample):
