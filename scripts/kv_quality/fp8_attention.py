@@ -37,10 +37,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=8, help="held-out ones, a stream each, all at once")
     parser.add_argument("--chunks", default="1,7", help="after how many to look, rising")
     parser.add_argument("--planted", action="store_true", help="random weights with outlier channels")
+    parser.add_argument(
+        "--latents", action="store_true", help="no pictures, so no PSNR; always so with --planted"
+    )
     parser.add_argument("--rows", type=Path, help="docs/benchmarks/NAME.jsonl, appended to")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args(arguments)
     options.chunks = [int(count) for count in options.chunks.split(",")]
+    options.latents |= options.planted
     sample = open_sample(options.sample)
     report = measure(planted(sample) if options.planted else sample, options)
     if options.rows is not None:
@@ -90,11 +94,11 @@ def measure(sample: Sample, options: argparse.Namespace) -> dict[str, object]:
         for number, part in ends.items():
             error = relative_error(made[:, :, part], truth[:, :, part])
             found[name][f"after {number}"] = float(error.mean())
-        if not options.planted:
+        if not options.latents:
             decode = sample.decoder(last * frames, options.device)
             found[name]["psnr_db"] = float(psnr(decoded(decode, made), decoded(decode, truth)).mean())
     report: dict[str, object] = {"prompts": options.prompts, "chunks": options.chunks, "ways": found}
-    if not options.planted:
+    if not options.latents:
         report |= {"lost_db": found[PLAIN]["psnr_db"] - found[FUSED]["psnr_db"], "bar_db": BAR_DB}
     return report
 
