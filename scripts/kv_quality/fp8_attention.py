@@ -85,6 +85,9 @@ def measure(sample: Sample, options: argparse.Namespace) -> dict[str, object]:
     ends = {number: slice((number - 1) * frames, number * frames) for number in options.chunks}
     truth = run_stream(sample, exact, text, seeds, last)
     step = run_stream(sample, replace(exact, schedule=once), text, seeds, 2)[:, :, frames:]
+    if not options.latents:
+        decode = sample.decoder(last * frames, options.device)
+        video = decoded(decode, truth)
     found: dict[str, dict[str, float]] = {}
     for name, config in ways.items():
         constants = _constants(sample, config, held)
@@ -95,8 +98,7 @@ def measure(sample: Sample, options: argparse.Namespace) -> dict[str, object]:
             error = relative_error(made[:, :, part], truth[:, :, part])
             found[name][f"after {number}"] = float(error.mean())
         if not options.latents:
-            decode = sample.decoder(last * frames, options.device)
-            found[name]["psnr_db"] = float(psnr(decoded(decode, made), decoded(decode, truth)).mean())
+            found[name]["psnr_db"] = float(psnr(decoded(decode, made), video).mean())
     report: dict[str, object] = {"prompts": options.prompts, "chunks": options.chunks, "ways": found}
     if not options.latents:
         report |= {"lost_db": found[PLAIN]["psnr_db"] - found[FUSED]["psnr_db"], "bar_db": BAR_DB}
