@@ -54,7 +54,7 @@ def group_of(file: str, fixtures: Mapping[str, tuple[str, object]]) -> str | Non
 
 
 class GroupScheduling(LoadScopeScheduling):
-    """A group's tests go to one process, in the order of the groups' first tests; a test without one is its own."""
+    """A group's tests go to one process, the largest group first (xdist's order); a test without one is its own."""
 
     def __init__(self, config: pytest.Config, log: Producer, groups: Path) -> None:
         super().__init__(config, log)
