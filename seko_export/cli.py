@@ -18,7 +18,7 @@ from seko_export import progress
 from seko_export.cli_delivery import DELIVERY
 from seko_export.cli_questions import QUESTIONS
 from seko_export.cli_shared import json_option, print_json
-from seko_export.gpus import GPUS
+from seko_export.roofline.gpus import GPUS
 
 KV_HELP = (
     "KV cache: bf16 (exact; fp32 on a CPU), fp8, int8, int4, int4-hadamard or fp4; KEYS-VALUES, as int8-fp4; with "
@@ -283,8 +283,8 @@ def plan(
 ) -> None:
     """Predict memory and time of a build on a GPU: does it fit, is it real-time, for how many sessions."""
     from seko_export.options import RowOptions
-    from seko_export.roofline import Wish, predict
-    from seko_export.roofline_table import show
+    from seko_export.roofline.predict import Wish, predict
+    from seko_export.roofline.table import show
 
     report = predict(
         Wish(

@@ -15,7 +15,7 @@ from seko_export.manifest_json import least_version
 from seko_export.media_pieces import text_table, video_table
 from seko_export.onnx_form.functional import functional_piece
 from seko_export.pieces import BuildConfig, Piece, make_buffers, make_pieces, make_programs
-from seko_export.plans.library import require_tensorrt
+from seko_export.tensorrt_plans.library import require_tensorrt
 from seko_runtime.manifest import (
     EngineSpec,
     FileEntry,

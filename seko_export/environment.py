@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from seko_export.errors import MachineError, TensorRtMissingError, UsageError
-from seko_export.plans.library import require_tensorrt
+from seko_export.tensorrt_plans.library import require_tensorrt
 from seko_export.workshop import workshop
 from seko_kernels.checks import FP8_ARCH
 from seko_runtime import host

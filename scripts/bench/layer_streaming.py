@@ -25,7 +25,7 @@ from seko_export.checkpoints import write_random_checkpoint
 from seko_export.config import PRESETS
 from seko_export.options import build_config
 from seko_export.piece import BuildConfig
-from seko_export.stream_count import chunk_stream_bytes, home_bytes
+from seko_export.roofline.stream import chunk_stream_bytes, home_bytes
 from seko_runtime import open_artifact
 
 PRESET = "self-forcing-1.3b"

@@ -14,8 +14,8 @@ from seko_export.describe import engine_suffix
 from seko_export.environment import user_cache
 from seko_export.errors import TensorRtMissingError, UsageError
 from seko_export.onnx_form.translate import require_onnx
-from seko_export.plans.library import require_tensorrt
 from seko_export.progress import Progress
+from seko_export.tensorrt_plans.library import require_tensorrt
 
 if TYPE_CHECKING:
     from seko_export.pieces import BuildConfig
@@ -89,8 +89,8 @@ def build_plans(forms: Path, engines: Path, arch: str, progress: Progress) -> di
     """
     import onnx
 
-    from seko_export.plans.builder import build_plan
-    from seko_export.plans.form import plan_form
+    from seko_export.tensorrt_plans.builder import build_plan
+    from seko_export.tensorrt_plans.form import plan_form
 
     engines.mkdir()
     seconds = {}

@@ -10,7 +10,11 @@ from torch import Tensor, nn
 
 from seko_export.config import PoolConfig
 from seko_export.models.wan_vae import VaeConfig
-from seko_export.op_count import (
+from seko_export.options import build_config
+from seko_export.piece import Argument, Piece
+from seko_export.pieces import make_pieces
+from seko_export.roofline.memory import weight_bytes
+from seko_export.roofline.op_count import (
     ATTENTION,
     CACHE_WRITE,
     EXPAND,
@@ -21,11 +25,7 @@ from seko_export.op_count import (
     PieceCount,
     count_piece,
 )
-from seko_export.op_count_fused import FP8_ATTENTION, FP8_EXPAND, FP8_MATMUL
-from seko_export.options import build_config
-from seko_export.piece import Argument, Piece
-from seko_export.pieces import make_pieces
-from seko_export.roofline_memory import weight_bytes
+from seko_export.roofline.op_count_fused import FP8_ATTENTION, FP8_EXPAND, FP8_MATMUL
 from seko_kernels.attention import v_columns
 from seko_kernels.kv_formats import KvFormat
 from seko_runtime.manifest_reader import parse_manifest

@@ -20,11 +20,11 @@ from seko_export import cache_room, golden
 from seko_export.cache_room import BUFFER_SHARE, device_bytes, home_bytes, placed_buffers
 from seko_export.config import PRESETS
 from seko_export.errors import MachineError
-from seko_export.gpus import GPUS
 from seko_export.models.sampler import Schedule
 from seko_export.pieces import BuildConfig, make_buffers, make_pieces
 from seko_export.progress import silent
-from seko_export.roofline_memory import weight_bytes
+from seko_export.roofline.gpus import GPUS
+from seko_export.roofline.memory import weight_bytes
 from seko_export.weights import model_weights
 from seko_runtime.backends.in_order import InOrderCopies
 from seko_runtime.backends.torch_memory import CpuMemory

@@ -20,7 +20,7 @@ from seko_export.lowering.trace import trace
 from seko_export.models.sampler import Schedule
 from seko_export.options import plan_build
 from seko_export.pieces import BuildConfig, make_buffers, make_pieces
-from seko_export.roofline import Wish, predict
+from seko_export.roofline.predict import Wish, predict
 from seko_kernels.attention import key_tiles, v_columns
 from seko_runtime import open_artifact
 from seko_runtime.buffers_check import TEXT_BUFFER

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from seko_export.gpus import GPUS, HOST_LINK_SHARE, Gpu
 from seko_export.models.wan_vae import VaeConfig
-from seko_export.op_count import (
-    count_piece,
-)
 from seko_export.options import RowOptions
 from seko_export.pieces import make_pieces
-from seko_export.roofline import Wish, predict
-from seko_export.roofline_table import show
-from seko_export.roofline_time import launch_seconds
+from seko_export.roofline.gpus import GPUS, HOST_LINK_SHARE, Gpu
+from seko_export.roofline.op_count import (
+    count_piece,
+)
+from seko_export.roofline.predict import Wish, predict
+from seko_export.roofline.seconds import launch_seconds
+from seko_export.roofline.table import show
 from tests.export.planned import on_gpu
 
 ROOT = Path(__file__).parents[2]

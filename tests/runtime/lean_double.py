@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from seko_runtime.manifest import Call, EngineSpec, Manifest
-from tests.plans.strict import does, load, made
+from tests.tensorrt_plans.strict import does, load, made
 
 from .host_driver import HostDriver, tensor_at
 

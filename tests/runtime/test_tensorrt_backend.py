@@ -1,8 +1,8 @@
 """The runtime's TensorRT backend against strict doubles of the lean runtime and the driver: a contract, no proof.
 
 The double of the lean runtime has the names and signatures of the real bindings' stubs; its plans are toys. What only a
-real plan shows is in tests/plans/test_trt.py. The real lean runtime, where it is installed, is asked what it can be
-asked without a GPU: that it is not reached without one, where it would crash.
+real plan shows is in tests/tensorrt_plans/test_trt.py. The real lean runtime, where it is installed, is asked what it
+can be asked without a GPU: that it is not reached without one, where it would crash.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from seko_runtime import errors, open_artifact
 from seko_runtime.backends import cuda_driver
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.manifest import Manifest, Target
-from tests.plans.strict import StrictError
+from tests.tensorrt_plans.strict import StrictError
 
 from . import toy_whole
 from .eager_backend import write_whole

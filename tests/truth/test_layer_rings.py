@@ -16,7 +16,7 @@ from seko_export.golden import eager_session
 from seko_export.manifest_json import manifest_json
 from seko_export.options import plan_build
 from seko_export.pieces import BuildConfig, make_buffers, make_pieces, make_programs
-from seko_export.roofline import Wish, predict
+from seko_export.roofline.predict import Wish, predict
 from seko_runtime.errors import ManifestError
 from seko_runtime.manifest_reader import parse_manifest
 from tests.export.test_pool_pieces import eager_pool

@@ -14,7 +14,7 @@ from seko_export.golden import eager_session
 from seko_export.models.ring_places import window_positions
 from seko_export.options import plan_build
 from seko_export.pieces import BuildConfig, make_pieces
-from seko_export.roofline import Wish, predict
+from seko_export.roofline.predict import Wish, predict
 from seko_runtime.clocks import RowClocks
 from seko_runtime.ring import Ring
 from tests.tolerances import relative_error

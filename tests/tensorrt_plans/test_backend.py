@@ -22,12 +22,12 @@ from seko_export.describe import describe
 from seko_export.errors import OnnxMissingError, TensorRtMissingError, UsageError
 from seko_export.manifest_json import manifest_json
 from seko_export.pieces import dtype_name, make_pieces
-from seko_export.plans import registration
+from seko_export.tensorrt_plans import registration
 from seko_runtime.manifest import FileEntry, Weight
 from seko_runtime.manifest_reader import parse_manifest
 from seko_runtime.programs_check import resolve_programs
-from tests.plans.double import doubled, has_plugin_package
-from tests.plans.test_builder import gpu_config
+from tests.tensorrt_plans.double import doubled, has_plugin_package
+from tests.tensorrt_plans.test_builder import gpu_config
 
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore:.*isinstance\(treespec, LeafSpec\):FutureWarning"),

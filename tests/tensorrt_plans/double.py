@@ -20,7 +20,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto
 
-from tests.plans.strict import StrictError, does, load, made
+from tests.tensorrt_plans.strict import StrictError, does, load, made
 
 STUBS = Path(__file__).parents[2] / "stubs"
 VERSION = "11.4.0.106"

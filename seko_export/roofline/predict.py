@@ -1,7 +1,7 @@
 """`seko-export plan`: memory and time of a build on a GPU that need not be there.
 
-Bytes come from the buffer table and the weights' shapes that a build would write (`roofline_memory.py`), seconds from
-its pieces' work (`op_count.py`) and the rates in `gpus.py` (`roofline_time.py`).
+Bytes come from the buffer table and the weights' shapes that a build would write (`memory.py`), seconds from
+its pieces' work (`op_count.py`) and the rates in `gpus.py` (`seconds.py`).
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from seko_export.errors import UsageError
-from seko_export.gpus import Gpu, find_gpu
 from seko_export.models.sampler import Schedule
 from seko_export.models.umt5 import UMT5_XXL
 from seko_export.models.wan_vae import VAE_PRESETS
 from seko_export.options import MediaOptions, RowOptions, plan_build
 from seko_export.piece import BuildConfig
-from seko_export.roofline_memory import memory_report
-from seko_export.roofline_time import time_report
-from seko_export.roofline_work import Work
+from seko_export.roofline.gpus import Gpu, find_gpu
+from seko_export.roofline.memory import memory_report
+from seko_export.roofline.seconds import time_report
+from seko_export.roofline.work import Work
 from seko_runtime.schedule import warped_timesteps
 
 

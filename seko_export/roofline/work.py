@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from seko_export.gpus import CONVOLUTION_SCRATCH
-from seko_export.op_count import CONVOLUTION, PieceCount, count_piece
 from seko_export.piece import Argument, BuildConfig, Piece
 from seko_export.pieces import make_pieces, make_programs
+from seko_export.roofline.gpus import CONVOLUTION_SCRATCH
+from seko_export.roofline.op_count import CONVOLUTION, PieceCount, count_piece
 from seko_runtime.manifest import Call
 from seko_runtime.programs_check import split_program
 

@@ -2,7 +2,8 @@
 
 What it shows: every call we make exists and takes what we give it; the real `tensorrt.plugin` accepts our plugins and
 hands a builder the kernels, launches and aliases that the tests in tests/kernels launch on a GPU. What it cannot show:
-that TensorRT builds these networks, and that their numbers are right (tests/plans/test_trt.py, where a builder is).
+that TensorRT builds these networks, and that their numbers are right (tests/tensorrt_plans/test_trt.py, where a builder
+is).
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from onnx import ModelProto, TensorProto, helper
 from seko_export.errors import PlanError, PlanFormError, TensorRtMissingError
 from seko_export.onnx_form.translate import piece_model
 from seko_export.pieces import BuildConfig, make_pieces
-from seko_export.plans import registration
-from seko_export.plans.builder import build_plan, make_logger
-from seko_export.plans.form import plan_form
-from seko_export.plans.library import require_tensorrt
+from seko_export.tensorrt_plans import registration
+from seko_export.tensorrt_plans.builder import build_plan, make_logger
+from seko_export.tensorrt_plans.form import plan_form
+from seko_export.tensorrt_plans.library import require_tensorrt
 from seko_kernels.plugins import compile_plugin
 from tests.onnx import forms
-from tests.plans import double
-from tests.plans.double import doubled, has_plugin_package
-from tests.plans.strict import StrictError
+from tests.tensorrt_plans import double
+from tests.tensorrt_plans.double import doubled, has_plugin_package
+from tests.tensorrt_plans.strict import StrictError
 
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore:.*isinstance\(treespec, LeafSpec\):FutureWarning"),

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from seko_export.errors import PlanError
-from seko_export.plans.form import PlanForm
-from seko_export.plans.registration import register_plugins
 from seko_export.progress import Progress
+from seko_export.tensorrt_plans.form import PlanForm
+from seko_export.tensorrt_plans.registration import register_plugins
 
 if TYPE_CHECKING:
     import tensorrt as trt

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from seko_export.gpus import CUBLAS_WORKSPACE, Gpu
 from seko_export.manifest_json import made_by_begin
 from seko_export.media_pieces import TEXT_WEIGHTS, VAE_WEIGHTS
 from seko_export.piece import BuildConfig, Piece
 from seko_export.pieces import make_buffers
-from seko_export.roofline_work import Work, nbytes
-from seko_export.stream_count import home_bytes
+from seko_export.roofline.gpus import CUBLAS_WORKSPACE, Gpu
+from seko_export.roofline.stream import home_bytes
+from seko_export.roofline.work import Work, nbytes
 from seko_runtime.buffers_check import TEXT_BUFFER
 from seko_runtime.clocks import RowClocks
 from seko_runtime.manifest import Buffer

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from seko_export.config import VAE_TEMPORAL_STRIDE
-from seko_export.gpus import (
+from seko_export.piece import BuildConfig
+from seko_export.roofline.gpus import (
     ATTENTION_SHARE,
     BF16_ATTENTION_SHARE,
     CONVOLUTION_SHARE,
@@ -30,7 +31,7 @@ from seko_export.gpus import (
     ROWS_SHARE,
     Gpu,
 )
-from seko_export.op_count import (
+from seko_export.roofline.op_count import (
     ATTENTION,
     CACHE_WRITE,
     CONVOLUTION,
@@ -40,10 +41,15 @@ from seko_export.op_count import (
     ROWS,
     Launch,
 )
-from seko_export.op_count_fused import BF16_ATTENTION, FP8_ATTENTION, FP8_EXPAND, FP8_MATMUL, ROW_KERNEL
-from seko_export.piece import BuildConfig
-from seko_export.roofline_work import Work
-from seko_export.stream_count import chunk_stream_bytes
+from seko_export.roofline.op_count_fused import (
+    BF16_ATTENTION,
+    FP8_ATTENTION,
+    FP8_EXPAND,
+    FP8_MATMUL,
+    ROW_KERNEL,
+)
+from seko_export.roofline.stream import chunk_stream_bytes
+from seko_export.roofline.work import Work
 from seko_runtime.manifest import Pool
 from seko_runtime.programs_check import bucket_program
 

@@ -2,7 +2,7 @@
 
 The module runs once on the meta device, where nothing is computed. Matmuls, attention, convolutions and what touches
 a cache are launches of their own; all between them is fused as far as its data allows, and each tensor that crosses
-from launch to launch is written once and read once. Seconds are not here: they are in `roofline_time.py`.
+from launch to launch is written once and read once. Seconds are not here: they are in `seconds.py`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from torch.utils.flop_counter import flop_registry
 from seko_export.models.causal_dit import BlockWeights
 from seko_export.models.fused_block import FusedLayer, KeysAndValues, LastUpdate
 from seko_export.models.past_window import WindowExpand
-from seko_export.op_count_fused import EXPAND, CountedOps
 from seko_export.piece import FlatModule, Piece
+from seko_export.roofline.op_count_fused import EXPAND, CountedOps
 from seko_kernels.kv_formats import ExactKv
 
 ATTENTION, MASKED_ATTENTION, MATMUL, CONVOLUTION = "attention", "masked attention", "matmul", "convolution"
