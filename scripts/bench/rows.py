@@ -53,25 +53,22 @@ def append_row(
 def measured_commit() -> str | None:
     """Return the commit of the code that is measured, with ``+`` behind it where files differ from it.
 
-    ``SEKO_COMMIT`` says it where the repository's files were copied without their history; None: nobody knows.
+    Rows that were measured before do not count: a run appends them. ``SEKO_COMMIT`` says it where the repository's
+    files were copied without their history; None: nobody knows.
     """
     if told := os.environ.get(COMMIT):
         return told
-    asked = (
-        "git",
-        "-C",
-        str(Path(__file__).parent),
-        "describe",
-        "--always",
-        "--exclude=*",
-        "--abbrev=12",
-        "--dirty=+",
-    )
     try:
-        done = subprocess.run(asked, capture_output=True, text=True, check=False)
+        named = _git("rev-parse", "--short=12", "HEAD")
+        same = _git("diff", "--quiet", "HEAD", "--", ":/", ":(top,exclude)docs/benchmarks")
     except FileNotFoundError:
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return None if named.returncode else named.stdout.strip() + "+" * bool(same.returncode)
+
+
+def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ("git", "-C", str(Path(__file__).parent), *arguments)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def _versions() -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""What fused layers over an FP4 cache cost, beside the plain ones: errors against the exact track, and the PSNR lost.
+"""What fused layers over an FP4 cache cost, beside the plain ones: errors against the exact track, PSNR, prompts.
 
-    python -m scripts.kv_quality.fp8_attention --sample seko_export/sample --prompts 24 --chunks 1,7
+    python -m scripts.kv_quality.fp8_attention --sample seko_export/sample --prompts 72 --chunks 1,7
     python -m scripts.kv_quality.fp8_attention --sample seko_export/sample --prompts 4 --chunks 1,7,20 --planted
 
 The bar is what the fused path may lose beside the plain one: 0.5 dB. With `--planted` weights of the sample's sizes are
@@ -15,18 +15,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from scripts.bench.rows import append_row
 from scripts.kv_quality.activations import built_scales
+from scripts.kv_quality.compare import JUDGED_LATENTS
 from scripts.kv_quality.measures import psnr, relative_error
 from scripts.kv_quality.sample import Sample, decoded, draw_prompts, open_sample
 from scripts.kv_quality.streams import Scales, run_stream
+from scripts.train_sample.captions import parse
+from scripts.train_sample.judge import judge
 from seko_export.calibration import layer_constants
 from seko_export.checkpoints.random import random_weight
 from seko_export.piece import BuildConfig
 
 BAR_DB = 0.5
-PLAIN, FUSED = "fp4, plain layers", "fp4, 8-bit attention"
+ERROR_UNIT = "relative, against exact, mean of prompts"
+EXACT, PLAIN, FUSED = "exact", "fp4, plain layers", "fp4, 8-bit attention"
 OUTLIERS = (8, 32)  # how many times as large, and every how many channels
 
 
@@ -38,7 +43,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--chunks", default="1,7", help="after how many to look, rising")
     parser.add_argument("--planted", action="store_true", help="random weights with outlier channels")
     parser.add_argument(
-        "--latents", action="store_true", help="no pictures, so no PSNR; always so with --planted"
+        "--latents",
+        action="store_true",
+        help="no pictures, so no PSNR and no judge; always so with --planted",
     )
     parser.add_argument("--rows", type=Path, help="docs/benchmarks/NAME.jsonl, appended to")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -69,9 +76,11 @@ def measure(sample: Sample, options: argparse.Namespace) -> dict[str, object]:
     """Return for each way the relative error of a step and of the latents after so many chunks, means over prompts.
 
     A step is one denoise pass of a second chunk, over a cache that holds the first. Latents are those of the last chunk
-    of so many. Of the sample also the whole stream's PSNR, and what the fused path loses of it.
+    of so many. Of the sample also the whole stream's PSNR, and how many per cent of the prompts are followed at its
+    end, which the exact track has, too.
     """
-    text = sample.embed(draw_prompts(options.prompts, 0, held_out=True))
+    prompts = draw_prompts(options.prompts, 0, held_out=True)
+    text = sample.embed(prompts)
     exact = sample.build(options.prompts, options.device)
     fp4 = replace(exact, kv_scheme="fp4")
     ways = {
@@ -85,10 +94,11 @@ def measure(sample: Sample, options: argparse.Namespace) -> dict[str, object]:
     ends = {number: slice((number - 1) * frames, number * frames) for number in options.chunks}
     truth = run_stream(sample, exact, text, seeds, last)
     step = run_stream(sample, replace(exact, schedule=once), text, seeds, 2)[:, :, frames:]
+    found: dict[str, dict[str, float]] = {}
     if not options.latents:
         decode = sample.decoder(last * frames, options.device)
         video = decoded(decode, truth)
-    found: dict[str, dict[str, float]] = {}
+        found[EXACT] = {"followed": followed(video, prompts)}
     for name, config in ways.items():
         constants = _constants(sample, config, held)
         made = run_stream(sample, config, text, seeds, last, constants)
@@ -98,31 +108,37 @@ def measure(sample: Sample, options: argparse.Namespace) -> dict[str, object]:
             error = relative_error(made[:, :, part], truth[:, :, part])
             found[name][f"after {number}"] = float(error.mean())
         if not options.latents:
-            found[name]["psnr_db"] = float(psnr(decoded(decode, made), video).mean())
-    report: dict[str, object] = {"prompts": options.prompts, "chunks": options.chunks, "ways": found}
-    if not options.latents:
-        report |= {"lost_db": found[PLAIN]["psnr_db"] - found[FUSED]["psnr_db"], "bar_db": BAR_DB}
-    return report
+            shown = decoded(decode, made)
+            found[name] |= {"psnr_db": float(psnr(shown, video).mean()), "followed": followed(shown, prompts)}
+    return {"prompts": options.prompts, "chunks": options.chunks, "ways": found}
+
+
+def followed(video: Tensor, prompts: list[str]) -> float:
+    """Return how many per cent of the prompts are followed at the end of videos [prompts, 3, T, H, W] in -1..1."""
+    ends = video[:, :, -(4 * JUDGED_LATENTS - 3) :]
+    verdicts = [judge(clip, parse(prompt)) for clip, prompt in zip(ends, prompts, strict=True)]
+    return 100 * sum(verdict.followed for verdict in verdicts) / len(verdicts)
 
 
 def _append_rows(report: dict[str, object], options: argparse.Namespace) -> None:
     model = "random, outlier channels" if options.planted else "sample"
     ways: dict[str, dict[str, float]] = report["ways"]  # type: ignore[assignment]
-    for way, errors in ways.items():
-        for name, error in errors.items():
+    for way, measured in ways.items():
+        for name, value in measured.items():
+            here = f"{model}, {way}"
+            after = f"{here}, after {options.chunks[-1]} chunks"
             if name == "psnr_db":
+                if way == PLAIN:
+                    continue
+                lost, unit = ways[PLAIN][name] - value, "dB beside plain layers over FP4"
+                append_row(options.rows, "fused_psnr_loss", after, lost, unit, BAR_DB,
+                           prompts=options.prompts, psnr_db=value)  # fmt: skip
                 continue
-            figure = "fused_step_error" if name == "step" else "fused_latent_error"
-            shape = f"{model}, {way}" if name == "step" else f"{model}, {way}, {name} chunks"
-            unit = "relative, against exact, mean of prompts"
-            append_row(options.rows, figure, shape, error, unit, None, prompts=options.prompts)
-    if "lost_db" in report:
-        shape = f"{model}, {FUSED}, after {options.chunks[-1]} chunks"
-        more = {way: errors["psnr_db"] for way, errors in ways.items()}
-        append_row(
-            options.rows, "fused_psnr_loss", shape, float(report["lost_db"]),  # type: ignore[arg-type]
-            "dB beside plain layers over FP4", BAR_DB, prompts=options.prompts, psnr_db=more,
-        )  # fmt: skip
+            figure, shape, unit = {
+                "followed": ("fused_following", after, "% of prompts followed"),
+                "step": ("fused_step_error", here, ERROR_UNIT),
+            }.get(name, ("fused_latent_error", f"{here}, {name} chunks", ERROR_UNIT))
+            append_row(options.rows, figure, shape, value, unit, None, prompts=options.prompts)
 
 
 def _constants(sample: Sample, config: BuildConfig, held: Scales) -> Scales:

@@ -38,6 +38,11 @@ def test_a_row_names_the_commit_that_it_is_of(
         ["git", "rev-parse", "HEAD"], cwd=tmp_path, capture_output=True, text=True, check=True
     ).stdout.split()
     assert rows.measured_commit() == name[:12]
+    measured = tmp_path / "docs" / "benchmarks" / "cpu.jsonl"
+    measured.parent.mkdir(parents=True)
+    measured.touch()
+    git(tmp_path, "add", ".")
+    assert rows.measured_commit() == name[:12]  # rows of the run itself
     script.write_text("changed")
     assert rows.measured_commit() == name[:12] + "+"
     monkeypatch.setenv(rows.COMMIT, "told")

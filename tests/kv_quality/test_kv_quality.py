@@ -19,9 +19,10 @@ from scripts.kv_quality.ideas import find, ideas, schemes
 from scripts.kv_quality.measures import PSNR_CEILING, psnr, relative_error, spread, ssim
 from scripts.kv_quality.plots import draw_activations
 from scripts.kv_quality.roundings import Rounding, e2m1, int4_normed, mixed
-from scripts.kv_quality.sample import Sample, open_sample
+from scripts.kv_quality.sample import PROMPT_SEED, Sample, draw_prompts, open_sample
 from scripts.kv_quality.streams import places, run_stream, with_format
 from scripts.kv_quality.trial_formats import TRICKS, TrialKv, hadamard
+from scripts.train_sample.shapes import draw_scenes, render
 from scripts.train_sample.text import make_encoder, save_tokenizer, text_config
 from scripts.train_sample.train_vae import Vae, init_vae
 from seko_export.checkpoints.random import write_random_checkpoint
@@ -138,12 +139,22 @@ def test_what_fp8_attention_costs(folder, tmp_path, capsys):
     for name in ("step", "after 2"):  # which have a past
         assert min(exact[name], rounded[name]) > STEP[torch.float32]
         assert abs(rounded[name] - exact[name]) > STEP[torch.float32]
-    assert report["lost_db"] == exact["psnr_db"] - rounded["psnr_db"]
-    written = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert [row["figure"] for row in written] == 3 * ["fused_step_error", *2 * ["fused_latent_error"]] + [
-        "fused_psnr_loss"
-    ]
-    assert written[-1]["value"] == round(report["lost_db"], 6)
+    written = {(row["figure"], row["shape"]): row for row in map(json.loads, rows.read_text().splitlines())}
+    figures = [figure for figure, _ in written]
+    assert {figure: figures.count(figure) for figure in figures} == {
+        "fused_following": 4, "fused_step_error": 3, "fused_latent_error": 6, "fused_psnr_loss": 2,
+    }  # fmt: skip
+    lost = written["fused_psnr_loss", f"sample, {fp8_attention.FUSED}, after 2 chunks"]
+    assert lost["value"] == round(exact["psnr_db"] - rounded["psnr_db"], 6)
+    assert lost["bar"] == fp8_attention.BAR_DB
+
+
+def test_prompts_count_as_followed_by_the_end_of_the_video():
+    prompts = draw_prompts(4, 0, held_out=True)
+    shown = render(draw_scenes(4, PROMPT_SEED, held_out=True), torch.arange(57))
+    assert fp8_attention.followed(shown, prompts) == 100
+    assert fp8_attention.followed(torch.cat((torch.zeros_like(shown), shown), dim=2), prompts) == 100
+    assert fp8_attention.followed(shown[[0, 1, 3, 2]], prompts) == 50
 
 
 def test_outlier_channels_are_where_they_are_planted(folder):
