@@ -27,6 +27,7 @@ from scripts.train_sample.captions import parse
 from scripts.train_sample.judge import judge
 from seko_export.calibration import layer_constants
 from seko_export.checkpoints.random import random_weight
+from seko_export.models.wan_vae import VaeDecode
 from seko_export.piece import BuildConfig
 
 BAR_DB = 0.5
@@ -39,7 +40,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Run every way to compute, print how far each is from the exact track, append rows where that is asked for."""
     parser = argparse.ArgumentParser(prog="python -m scripts.kv_quality.fp8_attention", description=__doc__)
     parser.add_argument("--sample", type=Path, required=True, help="folder that export_sample.py wrote")
-    parser.add_argument("--prompts", type=int, default=8, help="held-out ones, a stream each, all at once")
+    parser.add_argument(
+        "--prompts", type=int, default=8, help="held-out ones, a stream each, all at once; 2 or more"
+    )
     parser.add_argument("--chunks", default="1,7", help="after how many to look, rising")
     parser.add_argument("--planted", action="store_true", help="random weights with outlier channels")
     parser.add_argument(
@@ -51,6 +54,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args(arguments)
     options.chunks = [int(count) for count in options.chunks.split(",")]
+    if options.prompts < 2:
+        parser.error("--prompts: a mean of one has no error")
     options.latents |= options.planted
     sample = open_sample(options.sample)
     report = measure(planted(sample) if options.planted else sample, options)
@@ -76,8 +81,7 @@ def measure(sample: Sample, options: argparse.Namespace) -> dict[str, object]:
     """Return for each way the relative error of a step and of the latents after so many chunks, means over prompts.
 
     A step is one denoise pass of a second chunk, over a cache that holds the first. Latents are those of the last chunk
-    of so many. Of the sample also the whole stream's PSNR, and how many per cent of the prompts are followed at its
-    end, which the exact track has, too.
+    of so many. Of the sample also what is `shown`.
     """
     prompts = draw_prompts(options.prompts, 0, held_out=True)
     text = sample.embed(prompts)
@@ -92,25 +96,46 @@ def measure(sample: Sample, options: argparse.Namespace) -> dict[str, object]:
     frames, seeds, last = sample.stream.chunk_frames, list(range(options.prompts)), options.chunks[-1]
     once = replace(sample.schedule, timesteps=sample.schedule.timesteps[:1])
     ends = {number: slice((number - 1) * frames, number * frames) for number in options.chunks}
-    truth = run_stream(sample, exact, text, seeds, last)
+    streams = {EXACT: run_stream(sample, exact, text, seeds, last)}
     step = run_stream(sample, replace(exact, schedule=once), text, seeds, 2)[:, :, frames:]
     found: dict[str, dict[str, float]] = {}
-    if not options.latents:
-        decode = sample.decoder(last * frames, options.device)
-        video = decoded(decode, truth)
-        found[EXACT] = {"followed": followed(video, prompts)}
     for name, config in ways.items():
         constants = _constants(sample, config, held)
-        made = run_stream(sample, config, text, seeds, last, constants)
+        streams[name] = run_stream(sample, config, text, seeds, last, constants)
         a_step = run_stream(sample, replace(config, schedule=once), text, seeds, 2, constants)[:, :, frames:]
         found[name] = {"step": float(relative_error(a_step, step).mean())}
         for number, part in ends.items():
-            error = relative_error(made[:, :, part], truth[:, :, part])
+            error = relative_error(streams[name][:, :, part], streams[EXACT][:, :, part])
             found[name][f"after {number}"] = float(error.mean())
-        if not options.latents:
-            shown = decoded(decode, made)
-            found[name] |= {"psnr_db": float(psnr(shown, video).mean()), "followed": followed(shown, prompts)}
+    if not options.latents:
+        for name, seen in shown(sample.decoder(last * frames, options.device), streams, prompts).items():
+            found.setdefault(name, {}).update(seen)
     return {"prompts": options.prompts, "chunks": options.chunks, "ways": found}
+
+
+def shown(decode: VaeDecode, streams: dict[str, Tensor], prompts: list[str]) -> dict[str, dict[str, float]]:
+    """Return for each way its PSNR against the exact track and the per cent of prompts that are followed at the end.
+
+    Of a fused way also what it loses of PSNR beside the plain one, and the standard error of that: of differences of
+    equal prompts, so what prompts differ in is not in it. The exact track, the first, has the per cent alone.
+    """
+    found: dict[str, dict[str, float]] = {}
+    likeness: dict[str, Tensor] = {}
+    for name, latents in streams.items():
+        video = decoded(decode, latents)
+        found[name] = {"followed": followed(video, prompts)}
+        if name == EXACT:
+            truth = video
+            continue
+        likeness[name] = psnr(video, truth)
+        found[name]["psnr_db"] = float(likeness[name].mean())
+        if name != PLAIN:
+            lost = likeness[PLAIN] - likeness[name]
+            found[name] |= {
+                "lost_db": float(lost.mean()),
+                "lost_db_error": float(lost.std() / len(lost) ** 0.5),
+            }
+    return found
 
 
 def followed(video: Tensor, prompts: list[str]) -> float:
@@ -127,12 +152,12 @@ def _append_rows(report: dict[str, object], options: argparse.Namespace) -> None
         for name, value in measured.items():
             here = f"{model}, {way}"
             after = f"{here}, after {options.chunks[-1]} chunks"
-            if name == "psnr_db":
-                if way == PLAIN:
-                    continue
-                lost, unit = ways[PLAIN][name] - value, "dB beside plain layers over FP4"
-                append_row(options.rows, "fused_psnr_loss", after, lost, unit, BAR_DB,
-                           prompts=options.prompts, psnr_db=value)  # fmt: skip
+            if name in ("psnr_db", "lost_db_error"):  # told with what is lost
+                continue
+            if name == "lost_db":
+                append_row(options.rows, "fused_psnr_loss", after, value, "dB beside plain layers over FP4", BAR_DB,
+                           prompts=options.prompts, standard_error=measured["lost_db_error"],
+                           psnr_db=measured["psnr_db"], psnr_db_plain=ways[PLAIN]["psnr_db"])  # fmt: skip
                 continue
             figure, shape, unit = {
                 "followed": ("fused_following", after, "% of prompts followed"),

@@ -147,6 +147,7 @@ def test_what_fp8_attention_costs(folder, tmp_path, capsys):
     lost = written["fused_psnr_loss", f"sample, {fp8_attention.FUSED}, after 2 chunks"]
     assert lost["value"] == round(exact["psnr_db"] - rounded["psnr_db"], 6)
     assert lost["bar"] == fp8_attention.BAR_DB
+    assert lost["standard_error"] > 0
 
 
 def test_prompts_count_as_followed_by_the_end_of_the_video():
