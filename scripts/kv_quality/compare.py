@@ -11,11 +11,12 @@ from torch import Tensor
 from scripts.kv_quality.measures import psnr, relative_error, ssim
 from scripts.kv_quality.sample import DECODE_ROWS, Sample, decoded
 from scripts.train_sample.captions import parse
+from scripts.train_sample.evaluate import CLIP_LATENTS
 from scripts.train_sample.judge import Verdict, judge
 
 WINDOW_CHUNKS = 7  # "after N chunks" is measured over the last of these
 WARMUP_CHUNKS = 2  # decoded before the window and dropped, where it does not begin the stream
-JUDGED_LATENTS = 15  # at either end of the stream, as `train_sample/evaluate.py` has it: 57 video frames
+JUDGED_FRAMES = 4 * CLIP_LATENTS - 3  # at either end of the stream
 
 
 @dataclass
@@ -93,10 +94,10 @@ def compare(
                 video = decoded(decode, x[rows, :, part])[:, :, 4 * warm * size :]
                 videos[name] = video
                 if count == chunks[0]:
-                    first = video[:, :, : 4 * JUDGED_LATENTS - 3]
+                    first = video[:, :, :JUDGED_FRAMES]
                     judged[name].start += [judge(first[i], wanted[r]) for i, r in enumerate(rows.tolist())]
                 if count == chunks[-1]:
-                    last = video[:, :, -(4 * JUDGED_LATENTS - 3) :]
+                    last = video[:, :, -JUDGED_FRAMES:]
                     judged[name].end += [judge(last[i], wanted[r]) for i, r in enumerate(rows.tolist())]
             truth = videos[exact].to(device)
             for name, video in videos.items():

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from scripts.bench.rows import append_row
 from scripts.kv_quality.activations import built_scales
-from scripts.kv_quality.compare import JUDGED_LATENTS
+from scripts.kv_quality.compare import JUDGED_FRAMES
 from scripts.kv_quality.measures import psnr, relative_error
 from scripts.kv_quality.sample import Sample, decoded, draw_prompts, open_sample
 from scripts.kv_quality.streams import Scales, run_stream
@@ -116,8 +116,8 @@ def measure(sample: Sample, options: argparse.Namespace) -> dict[str, object]:
 def shown(decode: VaeDecode, streams: dict[str, Tensor], prompts: list[str]) -> dict[str, dict[str, float]]:
     """Return for each way its PSNR against the exact track and the per cent of prompts that are followed at the end.
 
-    Of a fused way also what it loses of PSNR beside the plain one, and the standard error of that: of differences of
-    equal prompts, so what prompts differ in is not in it. The exact track, the first, has the per cent alone.
+    Of a fused way also the standard error of what it loses of PSNR beside the plain one: of differences of equal
+    prompts, so what prompts differ in is not in it. The exact track, the first, has the per cent alone.
     """
     found: dict[str, dict[str, float]] = {}
     likeness: dict[str, Tensor] = {}
@@ -131,16 +131,13 @@ def shown(decode: VaeDecode, streams: dict[str, Tensor], prompts: list[str]) -> 
         found[name]["psnr_db"] = float(likeness[name].mean())
         if name != PLAIN:
             lost = likeness[PLAIN] - likeness[name]
-            found[name] |= {
-                "lost_db": float(lost.mean()),
-                "lost_db_error": float(lost.std() / len(lost) ** 0.5),
-            }
+            found[name]["lost_db_error"] = float(lost.std() / len(lost) ** 0.5)
     return found
 
 
 def followed(video: Tensor, prompts: list[str]) -> float:
     """Return how many per cent of the prompts are followed at the end of videos [prompts, 3, T, H, W] in -1..1."""
-    ends = video[:, :, -(4 * JUDGED_LATENTS - 3) :]
+    ends = video[:, :, -JUDGED_FRAMES:]
     verdicts = [judge(clip, parse(prompt)) for clip, prompt in zip(ends, prompts, strict=True)]
     return 100 * sum(verdict.followed for verdict in verdicts) / len(verdicts)
 
@@ -148,22 +145,25 @@ def followed(video: Tensor, prompts: list[str]) -> float:
 def _append_rows(report: dict[str, object], options: argparse.Namespace) -> None:
     model = "random, outlier channels" if options.planted else "sample"
     ways: dict[str, dict[str, float]] = report["ways"]  # type: ignore[assignment]
+
+    def row(figure: str, of: str, value: float, unit: str, bar: float | None = None, **more: float) -> None:
+        shape = f"{model}, {of}"
+        append_row(options.rows, figure, shape, value, unit, bar, prompts=options.prompts, **more)
+
     for way, measured in ways.items():
-        for name, value in measured.items():
-            here = f"{model}, {way}"
-            after = f"{here}, after {options.chunks[-1]} chunks"
-            if name in ("psnr_db", "lost_db_error"):  # told with what is lost
-                continue
-            if name == "lost_db":
-                append_row(options.rows, "fused_psnr_loss", after, value, "dB beside plain layers over FP4", BAR_DB,
-                           prompts=options.prompts, standard_error=measured["lost_db_error"],
-                           psnr_db=measured["psnr_db"], psnr_db_plain=ways[PLAIN]["psnr_db"])  # fmt: skip
-                continue
-            figure, shape, unit = {
-                "followed": ("fused_following", after, "% of prompts followed"),
-                "step": ("fused_step_error", here, ERROR_UNIT),
-            }.get(name, ("fused_latent_error", f"{here}, {name} chunks", ERROR_UNIT))
-            append_row(options.rows, figure, shape, value, unit, None, prompts=options.prompts)
+        if way != EXACT:
+            row("fused_step_error", way, measured["step"], ERROR_UNIT)
+            for count in options.chunks:
+                name = f"after {count}"
+                row("fused_latent_error", f"{way}, {name} chunks", measured[name], ERROR_UNIT)
+        after = f"{way}, after {options.chunks[-1]} chunks"
+        if "followed" in measured:
+            row("fused_following", after, measured["followed"], "% of prompts followed")
+        if "lost_db_error" in measured:
+            lost = ways[PLAIN]["psnr_db"] - measured["psnr_db"]
+            row("fused_psnr_loss", after, lost, "dB beside plain layers over FP4", BAR_DB,
+                standard_error=measured["lost_db_error"],
+                psnr_db=measured["psnr_db"], psnr_db_plain=ways[PLAIN]["psnr_db"])  # fmt: skip
 
 
 def _constants(sample: Sample, config: BuildConfig, held: Scales) -> Scales:
