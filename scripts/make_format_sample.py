@@ -17,9 +17,10 @@ import torch
 
 from seko_export.build import build_artifact
 from seko_export.checkpoints import write_random_checkpoint
-from seko_export.config import ModelConfig, StreamConfig
-from seko_export.models.sampler import Schedule
-from seko_export.pieces import BuildConfig
+from seko_export.config.build import BuildConfig
+from seko_export.config.model import ModelConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import StreamConfig
 
 MODEL = ModelConfig(
     name="format-sample", layers=2, dim=32, heads=2, ffn_dim=48, in_channels=4, out_channels=4,

@@ -16,27 +16,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seko_export import environment, golden
-from seko_export.artifact_writer import hash_files, write_weights
+from seko_export.artifact.describe import describe, engine_suffix
+from seko_export.artifact.manifest_json import manifest_json
+from seko_export.artifact.sbom import write_sbom
+from seko_export.artifact.writer import hash_files, write_weights
 from seko_export.backends import aoti, tensorrt
 from seko_export.backends import compile as compile_backend
 from seko_export.backends import onnx as onnx_backend
+from seko_export.backends.workers import compiled_beside
 from seko_export.checkpoints.load import Checkpoint, load_checkpoint
-from seko_export.describe import describe, engine_suffix
+from seko_export.config.build import BuildConfig
+from seko_export.engines.kernel_table import write_kernel_table
 from seko_export.errors import ExportError, NumericError, UsageError
-from seko_export.kernel_table import write_kernel_table
-from seko_export.manifest_json import manifest_json
-from seko_export.media_pieces import TOKENIZER_FILE
-from seko_export.options import FUSED_BACKEND
-from seko_export.pieces import BuildConfig, make_pieces
-from seko_export.progress import Progress, silent
-from seko_export.sbom import write_sbom
-from seko_export.sources import MediaSources, prompt_ids
-from seko_export.weights import model_weights
-from seko_export.workers import compiled_beside
-from seko_runtime.manifest import Golden, Manifest, Weight
-from seko_runtime.trust import TRUST_VARIABLE
-from seko_runtime.whole_files import check_goal, whole_folder
+from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.wan.weights import model_weights
+from seko_export.goldens import record as golden
+from seko_export.host import environment
+from seko_export.host.progress import Progress, silent
+from seko_export.media.pieces import TOKENIZER_FILE
+from seko_export.options.resolve import FUSED_BACKEND
+from seko_export.options.sources import MediaSources, prompt_ids
+from seko_runtime.format.manifest import Golden, Manifest, Weight
+from seko_runtime.format.trust import TRUST_VARIABLE
+from seko_runtime.format.whole_files import check_goal, whole_folder
 
 ENGINE_MAKERS = {
     "aoti": aoti.compile_piece,
@@ -71,7 +73,7 @@ class BuildResult:
     golden_error : float
         Worst relative error of the engines against the eager model over the golden chunks.
     golden_cache_error : float
-        Worst error of a token in the cache after them, as `seko_runtime.golden.cache_error`.
+        Worst error of a token in the cache after them, as `seko_runtime.opening.golden.cache_error`.
     golden_video_error : float or None
         Root mean square difference of their video frames, the worst chunk's, in levels of 255; None without a VAE.
     kernels : str

@@ -34,7 +34,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs a CUDA device; torch.cuda.is_available() is False")
     if item.get_closest_marker("trt"):
         from seko_export.errors import TensorRtMissingError
-        from seko_export.tensorrt_plans.library import require_tensorrt
+        from seko_export.host.tensorrt_library import require_tensorrt
 
         try:
             require_tensorrt()

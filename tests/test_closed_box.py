@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from seko_export.packing import pack_artifact
+from seko_export.artifact.packing import pack_artifact
 from seko_runtime import read_manifest
 from tests import closed_box
 

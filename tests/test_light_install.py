@@ -56,7 +56,7 @@ def test_the_wheel_is_small_and_holds_the_runtime_alone(wheel):
 
 def test_importing_the_runtime_is_light(lone_python):
     """numpy and the standard library, though torch is there."""
-    modules = _run(lone_python, "import json, sys, seko_runtime.artifact, seko_runtime.session\n"
+    modules = _run(lone_python, "import json, sys, seko_runtime.opening.artifact, seko_runtime.video.session\n"
                    "print(json.dumps(sorted(sys.modules)))")  # fmt: skip
     assert "numpy" in modules
     assert not _brought_in(modules, NOT_AT_IMPORT)
@@ -70,7 +70,7 @@ def test_the_face_of_the_package_imports_nothing_but_itself(lone_python):
 
 def test_what_opening_imports_is_the_runtime_numpy_and_light_parts_of_the_library(lone_python):
     """The causes of a slow import, by name: a second library, numpy's large parts, a network or process library."""
-    modules, library = _run(lone_python, NEW_MODULES.format("seko_runtime.artifact"))
+    modules, library = _run(lone_python, NEW_MODULES.format("seko_runtime.opening.artifact"))
     assert {name.split(".")[0] for name in modules} - set(library) == {"seko_runtime", "numpy"}
     assert not _brought_in(modules, HEAVY_OF_NUMPY)
     assert not _brought_in(modules, HEAVY_OF_THE_LIBRARY)
@@ -115,7 +115,7 @@ def test_help_and_version_of_the_exporter_are_light():
     """The command answers without torch."""
     script = (
         "import json, sys\n"
-        "from seko_export.cli import main\n"
+        "from seko_export.cli.main import main\n"
         "main(['build', '--help'], standalone_mode=False)\n"
         "print(json.dumps(sorted(sys.modules)))"
     )
@@ -131,11 +131,11 @@ def test_import_rules_hold(workspace):
 @pytest.mark.parametrize(
     ("file", "line"),
     [
-        ("runtime/seko_runtime/ring.py", "import seko_kernels.formats"),
-        ("runtime/seko_runtime/ring.py", "from seko_export import config"),
-        ("runtime/seko_runtime/ring.py", "import triton"),
-        ("runtime/seko_runtime/video.py", "import click"),
-        ("kernels/seko_kernels/formats.py", "import seko_runtime.ring"),
+        ("runtime/seko_runtime/video/ring.py", "import seko_kernels.formats"),
+        ("runtime/seko_runtime/video/ring.py", "from seko_export import config"),
+        ("runtime/seko_runtime/video/ring.py", "import triton"),
+        ("runtime/seko_runtime/video/files.py", "import click"),
+        ("kernels/seko_kernels/formats.py", "import seko_runtime.video.ring"),
         ("kernels/seko_kernels/formats.py", "from seko_export.config import PRESETS"),
     ],
 )

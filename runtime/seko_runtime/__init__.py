@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from seko_runtime.artifact import OpenArtifact
-    from seko_runtime.golden import ChunkError
-    from seko_runtime.manifest import Manifest
-    from seko_runtime.pool import Pool, PooledSession
-    from seko_runtime.session import Chunk, Session
+    from seko_runtime.format.manifest import Manifest
+    from seko_runtime.opening.artifact import OpenArtifact
+    from seko_runtime.opening.golden import ChunkError
+    from seko_runtime.video.pool import Pool, PooledSession
+    from seko_runtime.video.session import Chunk, Session
 
 __version__ = "0.1.0"
 __all__ = [
@@ -28,18 +28,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Chunk": "session",
-    "ChunkError": "golden",
-    "Manifest": "manifest",
-    "OpenArtifact": "artifact",
-    "Pool": "pool",
-    "PooledSession": "pool",
-    "Session": "session",
+    "Chunk": "video.session",
+    "ChunkError": "opening.golden",
+    "Manifest": "format.manifest",
+    "OpenArtifact": "opening.artifact",
+    "Pool": "video.pool",
+    "PooledSession": "video.pool",
+    "Session": "video.session",
 }
 
 
 def open_artifact(path: str | Path, device: str = "auto", *, trust: str | Path | None = None) -> OpenArtifact:
-    """Check an artifact and load it; `seko_runtime.artifact.open_artifact`, which is imported with numpy when called.
+    """Check an artifact and load it; as `seko_runtime.opening.artifact.open_artifact`, imported on call.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def open_artifact(path: str | Path, device: str = "auto", *, trust: str | Path |
     ArtifactError, EnvironmentLacksError
         By its subclass.
     """
-    from seko_runtime import artifact
+    from seko_runtime.opening import artifact
 
     return artifact.open_artifact(path, device, trust=trust)
 
@@ -84,7 +84,7 @@ def read_manifest(path: str | Path, *, trust: str | Path | None = None) -> tuple
     ArtifactError
         By its subclass.
     """
-    from seko_runtime import checked_artifact
+    from seko_runtime.opening import checked_artifact
 
     return checked_artifact.read_manifest(path, trust=trust)
 

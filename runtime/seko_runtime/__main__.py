@@ -10,11 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from seko_runtime import __version__
-from seko_runtime.artifact import open_artifact, read_manifest
+from seko_runtime.cli.run import run
 from seko_runtime.errors import NumericError, SekoRuntimeError
-from seko_runtime.golden import verdict
-from seko_runtime.run_command import run
-from seko_runtime.unpacking import unpack_artifact
+from seko_runtime.format.unpacking import unpack_artifact
+from seko_runtime.opening.artifact import open_artifact, read_manifest
+from seko_runtime.opening.golden import verdict
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

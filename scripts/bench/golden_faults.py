@@ -14,15 +14,16 @@ from unittest import mock
 import torch
 from rows import append_row
 
-from seko_export import golden
 from seko_export.checkpoints import load_checkpoint, write_random_checkpoint
-from seko_export.config import PRESETS
-from seko_export.golden_bounds import difference
-from seko_export.models.sampler import Schedule
-from seko_export.pieces import BuildConfig, make_pieces
-from seko_export.progress import silent
-from seko_export.weights import model_weights
-from seko_runtime.ring import Ring
+from seko_export.config.build import BuildConfig
+from seko_export.config.schedule import Schedule
+from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.wan.presets import PRESETS
+from seko_export.families.wan.weights import model_weights
+from seko_export.goldens import record as golden
+from seko_export.goldens.bounds import difference
+from seko_export.host.progress import silent
+from seko_runtime.video.ring import Ring
 
 
 def main() -> None:

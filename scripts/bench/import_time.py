@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 BAR_MS = 60.0
 NOTHING, NUMPY = "pass", "import numpy"
 IMPORTS = ("import seko_runtime", "from seko_runtime import open_artifact")
-AT_OPEN = "import seko_runtime.artifact"  # what the first open imports
+AT_OPEN = "import seko_runtime.opening.artifact"  # what the first open imports
 
 
 def main() -> None:

@@ -22,9 +22,9 @@ from rows import append_row
 
 from seko_export.build import build_artifact
 from seko_export.checkpoints import write_random_checkpoint
-from seko_export.config import PRESETS
-from seko_export.options import build_config
-from seko_export.piece import BuildConfig
+from seko_export.config.build import BuildConfig
+from seko_export.families.wan.presets import PRESETS
+from seko_export.options.resolve import build_config
 from seko_export.roofline.stream import chunk_stream_bytes, home_bytes
 from seko_runtime import open_artifact
 

@@ -21,7 +21,7 @@ import torch
 from children import last_json, run_python
 from rows import append_row
 
-from seko_export.inspection import percentile
+from seko_export.tools.inspection import percentile
 
 PRESET = "self-forcing-1.3b"
 SHAPE = "S1: 1.3B, 480x832, chunk 3, ring 21, B=1"
@@ -201,10 +201,10 @@ def _eager_chunk_ms(checkpoint: Path, scheme: str, chunks: int) -> dict[str, flo
     from dataclasses import replace
 
     from seko_export.checkpoints.load import load_checkpoint
-    from seko_export.golden import KvStatistics, eager_session, golden_text
-    from seko_export.options import build_config
-    from seko_export.pieces import make_pieces
-    from seko_export.weights import model_weights
+    from seko_export.families.wan.pieces import make_pieces
+    from seko_export.families.wan.weights import model_weights
+    from seko_export.goldens.record import KvStatistics, eager_session, golden_text
+    from seko_export.options.resolve import build_config
 
     config = replace(build_config(True, PRESET, scheme, False, "auto", {}), fused=False)
     loaded = dict(model_weights(make_pieces(config), load_checkpoint(checkpoint, config.model)))

@@ -19,8 +19,8 @@ from rows import append_row
 from safetensors.torch import save_file
 from vae import random_weights
 
-from seko_export.inspection import percentile
-from seko_export.models.wan_vae import VaeConfig
+from seko_export.config.media import VaeConfig
+from seko_export.tools.inspection import percentile
 
 SAMPLE = "sample: 96x96, chunk 3, ring 9, B=1, fp4"
 FULL = "S1: 1.3B, 480x832, chunk 3, ring 21, B=1, fp4, Wan VAE"

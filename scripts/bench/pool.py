@@ -24,7 +24,7 @@ import torch
 from bus import copy_rates
 from rows import append_row
 
-from seko_export.inspection import percentile
+from seko_export.tools.inspection import percentile
 from seko_runtime import Pool, PooledSession, open_artifact
 
 FIGURES = ("soak", "busy", "slope", "offload", "latencies", "batch")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from seko_export.manifest_json import least_version, manifest_json
-from seko_runtime.manifest_reader import parse_manifest
+from seko_export.artifact.manifest_json import least_version, manifest_json
+from seko_runtime.format.manifest_reader import parse_manifest
 
 
 def resident_copy(streamed: Path, goal: Path) -> Path:

@@ -28,7 +28,7 @@ from seko_runtime import open_artifact
 from seko_runtime.errors import DeviceMemoryError
 
 def free():
-    from seko_runtime.host import free_host_bytes
+    from seko_runtime.backends.host import free_host_bytes
     return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else free_host_bytes()
 
 before = free()

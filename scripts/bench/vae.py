@@ -26,10 +26,14 @@ from torch import Tensor, nn
 
 from seko_export.backends.aoti import compile_piece
 from seko_export.checkpoints.vae_keys import vae_diffusers_names, vae_shapes
-from seko_export.config import PRESETS, StreamConfig
-from seko_export.models.sampler import Schedule
-from seko_export.models.wan_vae import VaeConfig, VaeDecode, latent_statistics
-from seko_export.pieces import BuildConfig, Piece, make_pieces
+from seko_export.config.build import BuildConfig
+from seko_export.config.media import VaeConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import StreamConfig
+from seko_export.engines.piece import Piece
+from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.wan.presets import PRESETS
+from seko_export.media.wan_vae import VaeDecode, latent_statistics
 
 PIECES = ("vae_decode_first", "vae_decode")
 CHUNKS = 3  # decoded for the difference and, but for the first one, for eager's time

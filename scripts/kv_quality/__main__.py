@@ -22,7 +22,7 @@ from scripts.kv_quality.compare import WINDOW_CHUNKS, compare
 from scripts.kv_quality.ideas import STREAMED, find, ideas, schemes
 from scripts.kv_quality.sample import Sample, draw_prompts, open_sample
 from scripts.kv_quality.streams import Scales, first_full_chunk, places, run_stream, with_format
-from seko_export.piece import BuildConfig
+from seko_export.config.build import BuildConfig
 from seko_kernels.kv_formats import KvFormat
 
 CALIBRATION_SEED = 1  # of training scenes; what is measured is held out, of seed 0

@@ -25,10 +25,10 @@ from scripts.kv_quality.sample import Sample, decoded, draw_prompts, open_sample
 from scripts.kv_quality.streams import Scales, run_stream
 from scripts.train_sample.captions import parse
 from scripts.train_sample.judge import judge
-from seko_export.calibration import layer_constants
 from seko_export.checkpoints.random import random_weight
-from seko_export.models.wan_vae import VaeDecode
-from seko_export.piece import BuildConfig
+from seko_export.config.build import BuildConfig
+from seko_export.goldens.calibration import layer_constants
+from seko_export.media.wan_vae import VaeDecode
 
 BAR_DB = 0.5
 ERROR_UNIT = "relative, against exact, mean of prompts"

@@ -17,7 +17,7 @@ from scripts.kv_quality.roundings import (
     read_as_e4m3,
 )
 from scripts.kv_quality.trial_formats import TrialKv
-from seko_export.piece import BuildConfig
+from seko_export.config.build import BuildConfig
 from seko_kernels.formats import NUMBER_FORMATS
 from seko_kernels.kv_formats import KvFormat
 from seko_kernels.kv_schemes import kv_format

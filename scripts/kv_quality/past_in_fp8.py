@@ -26,7 +26,7 @@ from scripts.kv_quality.activations import built_scales
 from scripts.kv_quality.measures import psnr, relative_error
 from scripts.kv_quality.sample import decoded, draw_prompts, open_sample
 from scripts.kv_quality.streams import places, run_stream
-from seko_export.piece import BuildConfig
+from seko_export.config.build import BuildConfig
 from seko_kernels.fused_reference import e4m3_cast, fp8_scale
 
 WORDS = {

@@ -17,13 +17,15 @@ from scripts.train_sample.captions import caption, describe
 from scripts.train_sample.progress import fill
 from scripts.train_sample.shapes import draw_scenes
 from scripts.train_sample.text import encode, make_encoder, token_ids
-from seko_export.config import ModelConfig, StreamConfig
-from seko_export.models.sampler import Schedule
-from seko_export.models.wan_vae import VaeConfig, VaeDecode, latent_statistics
-from seko_export.piece import BuildConfig
-from seko_export.pieces import make_pieces
-from seko_export.sample import read_sample
-from seko_export.weights import model_weights
+from seko_export.config.build import BuildConfig
+from seko_export.config.media import VaeConfig
+from seko_export.config.model import ModelConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import StreamConfig
+from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.wan.weights import model_weights
+from seko_export.media.wan_vae import VaeDecode, latent_statistics
+from seko_export.options.sample import read_sample
 
 DECODE_ROWS = 8  # clips that the decoder takes at once
 PROMPT_SEED = (

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from scripts.kv_quality.sample import Sample
-from seko_export.golden import eager_session
-from seko_export.models.rotary import place_tables, rotary_tables, rotate
-from seko_export.piece import BuildConfig
+from seko_export.config.build import BuildConfig
+from seko_export.families.layers.rotary import place_tables, rotary_tables, rotate
+from seko_export.goldens.record import eager_session
 from seko_kernels.kv_formats import KvFormat
-from seko_runtime.ring import Ring
+from seko_runtime.video.ring import Ring
 
 Scales = list[dict[str, Tensor]]  # a layer each: the constants of a format
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from scripts.kv_quality.roundings import Rounding
-from seko_export.models.rotary import rotate
+from seko_export.families.layers.rotary import rotate
 from seko_kernels import reference
 from seko_kernels.formats import CacheTensor, ScaleTensor
 from seko_kernels.kv_formats import ChannelStatistics

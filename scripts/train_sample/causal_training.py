@@ -20,9 +20,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
-from seko_export.config import PATCH, ModelConfig, StreamConfig
-from seko_export.models.causal_dit import attention, patchify, sinusoid
-from seko_export.models.rotary import rotary_tables, rotate
+from seko_export.config.model import ModelConfig
+from seko_export.config.stream import PATCH, StreamConfig
+from seko_export.families.layers.causal_dit import attention, patchify, sinusoid
+from seko_export.families.layers.rotary import rotary_tables, rotate
 
 Cache = list[
     tuple[Tensor, Tensor]

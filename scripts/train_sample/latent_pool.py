@@ -24,7 +24,7 @@ from scripts.train_sample import ranks
 from scripts.train_sample.captions import caption, describe
 from scripts.train_sample.shapes import COUNT_ODDS, Scenes, draw_scenes, render
 from scripts.train_sample.text import token_ids
-from seko_export.config import StreamConfig
+from seko_export.config.stream import StreamConfig
 
 CHUNKS = 6
 # Encoded and dropped before a far window. The encoder's start fades by half a latent frame: measured on a trained VAE,

@@ -38,7 +38,8 @@ from scripts.train_sample.run_options import (
 from scripts.train_sample.shapes import COUNT_ODDS, FPS, SIDE
 from scripts.train_sample.text import encode, encode_unwaited, make_encoder, make_tokenizer, text_config
 from scripts.train_sample.train_vae import FrozenVae
-from seko_export.config import ModelConfig, StreamConfig
+from seko_export.config.model import ModelConfig
+from seko_export.config.stream import StreamConfig
 
 SAMPLE_MODEL = ModelConfig("sample", layers=8, dim=256, heads=2, ffn_dim=640, text_dim=128, text_tokens=48)
 SAMPLE_STREAM = StreamConfig(SIDE, SIDE, chunk_frames=3, sink_frames=3, ring_frames=9, fps=FPS)

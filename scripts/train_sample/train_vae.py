@@ -29,8 +29,9 @@ from scripts.train_sample.progress import (
 )
 from scripts.train_sample.run_options import add_run_options, budget_of, scaled
 from scripts.train_sample.shapes import SIDE, draw_scenes, render
-from seko_export.models.wan_vae import Decoder, Encoder, VaeConfig
-from seko_export.models.wan_vae_layers import FrameCaches, RmsNorm
+from seko_export.config.media import VaeConfig
+from seko_export.media.wan_vae import Decoder, Encoder
+from seko_export.media.wan_vae_layers import FrameCaches, RmsNorm
 
 _ORDER = torch.channels_last_3d  # of activations and kernels: what the layers work in
 

@@ -15,15 +15,16 @@ from torch._inductor import codecache
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from seko_export.environment import user_cache
+from seko_export.config.build import BuildConfig
+from seko_export.families.wan.pieces import make_pieces
+from seko_export.host.environment import user_cache
 from seko_export.lowering.agree import check_agrees
 from seko_export.lowering.descriptor_scratch import scratch_of_the_whole_grid
 from seko_export.lowering.int_arrays import arrays_declared_where_used
 from seko_export.lowering.outlined_kernels import gluon_behind_outlines
 from seko_export.lowering.package import slim_package
 from seko_export.lowering.trace import trace
-from seko_export.media_pieces import MEDIA_PROGRAMS
-from seko_export.pieces import BuildConfig, make_pieces
+from seko_export.media.pieces import MEDIA_PROGRAMS
 
 # The backend of attention is chosen when the engine is compiled. Torch's own order would take FlashAttention-2,
 # which reaches 312 TFLOP/s on an H200 where cuDNN reaches 519; a bias rules FlashAttention out.

@@ -15,12 +15,13 @@ import torch
 from torch._dynamo.repro import after_aot
 from torch.export import ExportedProgram
 
+from seko_export.artifact.describe import COMPILER_CACHE
 from seko_export.backends.aoti import attention_backends, use_private_cache
-from seko_export.describe import COMPILER_CACHE
+from seko_export.config.build import BuildConfig
 from seko_export.errors import MachineError
+from seko_export.families.wan.pieces import make_pieces
 from seko_export.lowering.trace import trace
-from seko_export.models.wan_vae import PICTURE_CHANNELS
-from seko_export.pieces import BuildConfig, make_pieces
+from seko_export.media.wan_vae import PICTURE_CHANNELS
 from seko_kernels.ops import plain_torch
 from seko_runtime import open_artifact
 

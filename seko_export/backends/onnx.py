@@ -6,14 +6,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from seko_export.backends.onnx_form.translate import piece_model, require_onnx
 from seko_export.errors import OnnxMissingError, UsageError
-from seko_export.onnx_form.translate import piece_model, require_onnx
 from seko_kernels.kv_formats import ExactKv
 from seko_kernels.lossy_kv import Nvfp4Kv
 
 if TYPE_CHECKING:
-    from seko_export.pieces import BuildConfig
-    from seko_runtime.manifest import Manifest
+    from seko_export.config.build import BuildConfig
+    from seko_runtime.format.manifest import Manifest
 
 
 def check_can_build(config: BuildConfig) -> None:
@@ -81,7 +81,7 @@ def export_piece(config: BuildConfig, name: str, path: str) -> float:
     LoweringError
         If the piece has no ONNX form.
     """
-    from seko_export.pieces import make_pieces
+    from seko_export.families.wan.pieces import make_pieces
 
     started = time.monotonic()
     model = piece_model(make_pieces(config)[name])
@@ -91,8 +91,8 @@ def export_piece(config: BuildConfig, name: str, path: str) -> float:
 
 def write_passes(folder: Path, manifest: Manifest) -> None:
     """Write each pass of an artifact as one file that refers to the artifact's weights; see `onnx_form.passes`."""
-    from seko_export.describe import PASS_FILES
-    from seko_export.onnx_form.passes import write_pass
+    from seko_export.artifact.describe import PASS_FILES
+    from seko_export.backends.onnx_form.passes import write_pass
 
     for program, file in PASS_FILES.items():
         write_pass(folder, manifest, program, file)

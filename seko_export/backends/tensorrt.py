@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from seko_export.describe import engine_suffix
-from seko_export.environment import user_cache
+from seko_export.artifact.describe import engine_suffix
+from seko_export.backends.onnx_form.translate import require_onnx
 from seko_export.errors import TensorRtMissingError, UsageError
-from seko_export.onnx_form.translate import require_onnx
-from seko_export.progress import Progress
-from seko_export.tensorrt_plans.library import require_tensorrt
+from seko_export.host.environment import user_cache
+from seko_export.host.progress import Progress
+from seko_export.host.tensorrt_library import require_tensorrt
 
 if TYPE_CHECKING:
-    from seko_export.pieces import BuildConfig
+    from seko_export.config.build import BuildConfig
 
 # What a plan is made with besides: TensorRT as pip installs it, by either name, and what the forms are made with.
 PACKAGES = ("tensorrt", "tensorrt-cu13", "tensorrt-cu13-libs", "tensorrt-cu13-bindings", "onnx", "onnxscript")
@@ -89,8 +89,8 @@ def build_plans(forms: Path, engines: Path, arch: str, progress: Progress) -> di
     """
     import onnx
 
-    from seko_export.tensorrt_plans.builder import build_plan
-    from seko_export.tensorrt_plans.form import plan_form
+    from seko_export.backends.tensorrt_plans.builder import build_plan
+    from seko_export.backends.tensorrt_plans.form import plan_form
 
     engines.mkdir()
     seconds = {}

@@ -12,8 +12,7 @@ from seko_export.checkpoints.keycheck import is_transformers_text
 from seko_export.checkpoints.keys import layer_of
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import TEXT_LAYOUT, VAE_LAYOUT, Layout
-from seko_export.models.umt5 import TextEncoderConfig
-from seko_export.models.wan_vae import VaeConfig
+from seko_export.config.media import TextEncoderConfig, VaeConfig
 
 # Keys whose shape tells the VAE's base_dim: what goes into the last conv, out of the first one.
 _BASE_DIM_KEYS = (

@@ -18,9 +18,10 @@ from seko_export.checkpoints.text_keys import (
     text_transformers_names,
 )
 from seko_export.checkpoints.vae_keys import vae_diffusers_names, vae_shapes
-from seko_export.config import PRESETS, ModelConfig
-from seko_export.models.umt5 import TextEncoderConfig
-from seko_export.models.wan_vae import VAE_PRESETS, VaeConfig
+from seko_export.config.media import TextEncoderConfig, VaeConfig
+from seko_export.config.model import ModelConfig
+from seko_export.families.wan.presets import PRESETS
+from seko_export.media.wan_vae import VAE_PRESETS
 
 SHOWN_KEYS = 20  # of each kind in a message; the error's attributes hold all
 

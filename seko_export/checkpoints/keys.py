@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from seko_export.config import PATCH, ModelConfig
+from seko_export.config.model import ModelConfig
+from seko_export.config.stream import PATCH
 
 # Wan's module -> diffusers' module, outside the blocks. Source: state dicts of Wan 2.1 and of
 # diffusers.WanTransformer3DModel; the test compares with the class itself.

@@ -21,10 +21,9 @@ from seko_export.checkpoints.sources import (
     shown,
 )
 from seko_export.checkpoints.vae_keys import HALVES
-from seko_export.config import ModelConfig
+from seko_export.config.media import TextEncoderConfig, VaeConfig
+from seko_export.config.model import ModelConfig
 from seko_export.errors import UsageError
-from seko_export.models.umt5 import TextEncoderConfig
-from seko_export.models.wan_vae import VaeConfig
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SAMPLED_NUMBERS = 64  # of each tensor, for the fingerprint: one page of the file each

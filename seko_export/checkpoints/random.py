@@ -15,7 +15,8 @@ from typing import IO
 import torch
 
 from seko_export.checkpoints.keys import wan_shapes, wan_to_diffusers
-from seko_export.config import PATCH, ModelConfig
+from seko_export.config.model import ModelConfig
+from seko_export.config.stream import PATCH
 from seko_export.errors import MachineError, UsageError
 
 FORMATS = ("self-forcing", "wan", "wan-sharded", "diffusers")

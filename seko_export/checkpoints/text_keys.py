@@ -10,7 +10,8 @@ import re
 
 import torch
 
-from seko_export.models.umt5 import TextEncoder, TextEncoderConfig
+from seko_export.config.media import TextEncoderConfig
+from seko_export.media.umt5 import TextEncoder
 
 # Wan's name -> transformers', outside the layers. Source: state dicts of models_t5_umt5-xxl-enc-bf16.pth and of
 # transformers.UMT5EncoderModel; the test compares with the class itself.

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from seko_export.models.wan_vae import VaeConfig, VaeDecode, VaeEncode, latent_statistics
+from seko_export.config.media import VaeConfig
+from seko_export.media.wan_vae import VaeDecode, VaeEncode, latent_statistics
 
 HALVES = ("decoder", "encoder", "both")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from seko_export.engines.piece import FlatModule, Piece
 from seko_export.errors import NumericError
-from seko_export.piece import FlatModule, Piece
 
 # |engine - module| / |module| of an output of random inputs: thirty layers summed in another order.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1}

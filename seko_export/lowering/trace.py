@@ -10,9 +10,9 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound
 
+from seko_export.engines.piece import FlatModule, Piece
 from seko_export.errors import LoweringError
 from seko_export.lowering.check import check_replayable
-from seko_export.pieces import FlatModule, Piece
 
 # How torch.export itself refuses a value that only the device knows: `if tensor`, `torch.equal`, a numbered part
 # at a place taken from a tensor.

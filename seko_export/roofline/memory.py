@@ -6,18 +6,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from seko_export.manifest_json import made_by_begin
-from seko_export.media_pieces import TEXT_WEIGHTS, VAE_WEIGHTS
-from seko_export.piece import BuildConfig, Piece
-from seko_export.pieces import make_buffers
+from seko_export.artifact.manifest_json import made_by_begin
+from seko_export.config.build import BuildConfig
+from seko_export.engines.piece import Piece
+from seko_export.families.wan.pieces import make_buffers
+from seko_export.media.pieces import TEXT_WEIGHTS, VAE_WEIGHTS
 from seko_export.roofline.gpus import CUBLAS_WORKSPACE, Gpu
 from seko_export.roofline.stream import home_bytes
 from seko_export.roofline.work import Work, nbytes
-from seko_runtime.buffers_check import TEXT_BUFFER
-from seko_runtime.clocks import RowClocks
-from seko_runtime.manifest import Buffer
-from seko_runtime.prompts import PROMPT_CACHE
-from seko_runtime.ring import Ring
+from seko_runtime.executor.buffers_check import TEXT_BUFFER
+from seko_runtime.format.manifest import Buffer
+from seko_runtime.video.clocks import RowClocks
+from seko_runtime.video.prompts import PROMPT_CACHE
+from seko_runtime.video.ring import Ring
 
 _CHUNK = ("begin", "denoise", "denoise_full", "context", "context_full")
 

@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from seko_export.models.causal_dit import BlockWeights
-from seko_export.models.fused_block import FusedLayer, KeysAndValues, LastUpdate
-from seko_export.models.past_window import WindowExpand
-from seko_export.piece import FlatModule, Piece
+from seko_export.engines.piece import FlatModule, Piece
+from seko_export.families.layers.causal_dit import BlockWeights
+from seko_export.families.layers.fused_block import FusedLayer, KeysAndValues, LastUpdate
+from seko_export.families.layers.past_window import WindowExpand
 from seko_export.roofline.op_count_fused import EXPAND, CountedOps
 from seko_kernels.kv_formats import ExactKv
 

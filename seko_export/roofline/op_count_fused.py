@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from seko_export.models.layer_ops import LayerOps
+from seko_export.families.layers.layer_ops import LayerOps
 from seko_kernels.attention import OwnTokens
 from seko_kernels.fused_reference import FP8
 from seko_kernels.rows import Modulation, Rows

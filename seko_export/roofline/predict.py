@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from seko_export.config.build import BuildConfig
+from seko_export.config.schedule import Schedule
 from seko_export.errors import UsageError
-from seko_export.models.sampler import Schedule
-from seko_export.models.umt5 import UMT5_XXL
-from seko_export.models.wan_vae import VAE_PRESETS
-from seko_export.options import MediaOptions, RowOptions, plan_build
-from seko_export.piece import BuildConfig
+from seko_export.media.umt5 import UMT5_XXL
+from seko_export.media.wan_vae import VAE_PRESETS
+from seko_export.options.resolve import MediaOptions, RowOptions, plan_build
 from seko_export.roofline.gpus import Gpu, find_gpu
 from seko_export.roofline.memory import memory_report
 from seko_export.roofline.seconds import time_report
 from seko_export.roofline.work import Work
-from seko_runtime.schedule import warped_timesteps
+from seko_runtime.video.schedule import warped_timesteps
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from seko_export.config import VAE_TEMPORAL_STRIDE
-from seko_export.piece import BuildConfig
+from seko_export.config.build import BuildConfig
+from seko_export.config.stream import VAE_TEMPORAL_STRIDE
 from seko_export.roofline.gpus import (
     ATTENTION_SHARE,
     BF16_ATTENTION_SHARE,
@@ -50,8 +50,8 @@ from seko_export.roofline.op_count_fused import (
 )
 from seko_export.roofline.stream import chunk_stream_bytes
 from seko_export.roofline.work import Work
-from seko_runtime.manifest import Pool
-from seko_runtime.programs_check import bucket_program
+from seko_runtime.executor.programs_check import bucket_program
+from seko_runtime.format.manifest import Pool
 
 SELF_ATTENTION, CROSS_ATTENTION, OTHER_MATMUL = "self-attention", "cross-attention", "matmul, float32"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from seko_export.piece import BuildConfig
-from seko_export.pieces import make_buffers
+from seko_export.config.build import BuildConfig
+from seko_export.families.wan.pieces import make_buffers
 
 
 def home_bytes(config: BuildConfig) -> int:

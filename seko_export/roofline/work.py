@@ -6,12 +6,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from seko_export.piece import Argument, BuildConfig, Piece
-from seko_export.pieces import make_pieces, make_programs
+from seko_export.config.build import BuildConfig
+from seko_export.engines.piece import Argument, Piece
+from seko_export.families.wan.pieces import make_pieces, make_programs
 from seko_export.roofline.gpus import CONVOLUTION_SCRATCH
 from seko_export.roofline.op_count import CONVOLUTION, PieceCount, count_piece
-from seko_runtime.manifest import Call
-from seko_runtime.programs_check import split_program
+from seko_runtime.executor.programs_check import split_program
+from seko_runtime.format.manifest import Call
 
 
 @dataclass(frozen=True)

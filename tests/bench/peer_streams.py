@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from scripts.bench.peers.network import Network, advance, device_weights, make_network
-from seko_export.piece import BuildConfig
+from seko_export.config.build import BuildConfig
 from tests.truth.eager_stream import random_text, random_wan_weights
 from tests.truth.naive_dit import CachedFrame, ShiftingDit
 

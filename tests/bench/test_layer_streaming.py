@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from seko_export.config import PRESETS
-from seko_export.models.sampler import Schedule
-from seko_export.pieces import BuildConfig
+from seko_export.config.build import BuildConfig
+from seko_export.config.schedule import Schedule
+from seko_export.families.wan.presets import PRESETS
 from tests.loaded import load_script
 
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"

@@ -14,7 +14,7 @@ from scripts.bench.peers.network import RandomWan, device_weights, make_network
 from scripts.bench.peers.peers import PEERS, Compiler
 from scripts.bench.peers.shapes import Shape
 from scripts.bench.peers.stores import NVFP4_AMAX, Int4Store, Nvfp4Store, int4_decode, int4_encode
-from seko_export.golden import golden_text
+from seko_export.goldens.record import golden_text
 from seko_kernels.reference import nvfp4_decode, nvfp4_encode, nvfp4_global_scale
 from tests.bench.peer_streams import CHUNKS, naive_chunks, peer_chunks, small_network
 from tests.tolerances import STEP, relative_error

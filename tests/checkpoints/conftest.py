@@ -11,7 +11,7 @@ import torch
 
 from seko_export.checkpoints import wan_shapes, write_random_checkpoint
 from seko_export.checkpoints.random import random_weight
-from seko_export.config import ModelConfig
+from seko_export.config.model import ModelConfig
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from seko_export.checkpoints import errors, load_checkpoint, wan_shapes, write_random_checkpoint
-from seko_export.config import ModelConfig
+from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError
 
 Weights = dict[str, torch.Tensor]

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from seko_export.checkpoints import diffusers_to_wan, wan_shapes, wan_to_diffusers
 from seko_export.checkpoints.random import diffusers_config
-from seko_export.config import PRESETS, ModelConfig
+from seko_export.config.model import ModelConfig
+from seko_export.families.wan.presets import PRESETS
 
 configs = st.builds(
     lambda heads, head_dim, **dims: ModelConfig(name="any", dim=heads * head_dim, heads=heads, **dims),

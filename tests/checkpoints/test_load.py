@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from seko_export.checkpoints import FORMATS, load_checkpoint, wan_shapes, wan_to_diffusers
 from seko_export.checkpoints.load import is_finite
-from seko_export.config import ModelConfig
+from seko_export.config.model import ModelConfig
 from seko_export.errors import UsageError
 
 Weights = dict[str, torch.Tensor]

@@ -13,7 +13,7 @@ import torch
 
 from seko_export.checkpoints import FORMATS, random, wan_shapes, wan_to_diffusers, write_random_checkpoint
 from seko_export.checkpoints.random import diffusers_config, random_weight
-from seko_export.config import ModelConfig
+from seko_export.config.model import ModelConfig
 from seko_export.errors import MachineError, UsageError
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_checkpoint.py"

@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from seko_export.checkpoints import errors, load_checkpoint, wan_shapes, wan_to_diffusers
-from seko_export.config import PRESETS, ModelConfig
+from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError
+from seko_export.families.wan.presets import PRESETS
 
 Weights = dict[str, torch.Tensor]
 

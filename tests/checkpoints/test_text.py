@@ -14,8 +14,8 @@ from seko_export.checkpoints import errors, load_text_encoder
 from seko_export.checkpoints.dimensions import text_config_of, vae_config_of
 from seko_export.checkpoints.text_keys import text_shapes, text_transformers_names
 from seko_export.checkpoints.vae_keys import vae_diffusers_names, vae_shapes
-from seko_export.models.umt5 import UMT5_XXL, TextEncoderConfig
-from seko_export.models.wan_vae import VaeConfig
+from seko_export.config.media import TextEncoderConfig, VaeConfig
+from seko_export.media.umt5 import UMT5_XXL
 from tests.export.media_files import transformers_config
 
 SMALL = TextEncoderConfig(vocab_size=11, dim=6, heads=2, head_dim=4, ffn_dim=10, layers=12, buckets=8)

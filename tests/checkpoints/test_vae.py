@@ -12,8 +12,9 @@ from safetensors.torch import save_file
 
 from seko_export.checkpoints import errors, load_vae
 from seko_export.checkpoints.vae_keys import HALVES, vae_diffusers_names, vae_shapes
+from seko_export.config.media import VaeConfig
 from seko_export.errors import UsageError
-from seko_export.models.wan_vae import VAE_PRESETS, VaeConfig, VaeDecode, VaeEncode
+from seko_export.media.wan_vae import VAE_PRESETS, VaeDecode, VaeEncode
 
 SMALL = VaeConfig(base_dim=2, num_res_blocks=1, dim_mult=(1, 1), temporal_downsample=(True,))
 Weights = dict[str, torch.Tensor]

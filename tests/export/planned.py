@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from seko_export.config import PRESETS, StreamConfig
-from seko_export.models.sampler import Schedule
-from seko_export.piece import BuildConfig
+from seko_export.config.build import BuildConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import StreamConfig
+from seko_export.families.wan.presets import PRESETS
 
 
 def on_gpu(preset: str, *, scheme: str = "bf16", batch: int = 1) -> BuildConfig:

@@ -10,8 +10,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from seko_export import artifact_writer
-from seko_export.artifact_writer import hash_files, save_tensors, write_weights
+from seko_export.artifact import writer as artifact_writer
+from seko_export.artifact.writer import hash_files, save_tensors, write_weights
 
 
 def fill(folder: Path, content: str = "{}") -> None:

@@ -8,8 +8,8 @@ import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seko_export.models import causal_dit
-from seko_export.models.attention_waves import TILE, cut_attention, waves_for, waves_on
+from seko_export.families.layers import causal_dit
+from seko_export.families.layers.attention_waves import TILE, cut_attention, waves_for, waves_on
 from seko_kernels.parts import SPLITS, WAVE_OF_PARTS_KEYS
 from seko_kernels.waves import Waves, cut
 

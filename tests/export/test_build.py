@@ -24,13 +24,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from seko_export.backends.aoti import CACHE_VARIABLE, local_prefixes, private_cache
-from seko_export.config import PRESETS, StreamConfig
-from seko_export.golden import eager_session, golden_text
-from seko_export.golden_bounds import CACHE_TOLERANCES, TOLERANCES
-from seko_export.models.sampler import Schedule
-from seko_export.pieces import BuildConfig, FlatModule, Piece, make_pieces
+from seko_export.config.build import BuildConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import StreamConfig
+from seko_export.engines.piece import FlatModule, Piece
+from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.wan.presets import PRESETS
+from seko_export.goldens.bounds import CACHE_TOLERANCES, TOLERANCES
+from seko_export.goldens.record import eager_session, golden_text
 from seko_runtime import open_artifact
-from seko_runtime.ring import Ring
+from seko_runtime.video.ring import Ring
 from tests.tolerances import STEP, relative_error
 from tests.truth.eager_stream import same_bytes
 

@@ -11,19 +11,15 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seko_export.config import PRESETS, StreamConfig
+from seko_export.config.stream import StreamConfig
+from seko_export.engines.piece import FlatModule, Piece
+from seko_export.families.layers.causal_dit import Block, fill_bias, patchify, sinusoid, unpatchify
+from seko_export.families.layers.ring_places import token_index
+from seko_export.families.layers.rotary import rotary_tables, rotate
+from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.wan.presets import PRESETS
 from seko_export.lowering.trace import trace
-from seko_export.models.causal_dit import (
-    Block,
-    fill_bias,
-    patchify,
-    sinusoid,
-    unpatchify,
-)
-from seko_export.models.ring_places import token_index
-from seko_export.models.rotary import rotary_tables, rotate
-from seko_export.pieces import FlatModule, Piece, make_pieces
-from seko_runtime.ring import Ring
+from seko_runtime.video.ring import Ring
 from tests.tolerances import REORDERED_SUM, ROUNDED_ONCE, STEP, ULP, relative_error
 from tests.truth.eager_stream import (
     EagerStream,

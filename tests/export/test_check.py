@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
+from seko_export.engines.piece import Argument, Piece
 from seko_export.errors import LoweringError
 from seko_export.lowering.check import check_replayable
 from seko_export.lowering.trace import trace
-from seko_export.pieces import Argument, Piece
 from seko_kernels.ops import nvfp4_expand
 
 BODY_LINE = 5  # of the planted modules below

@@ -18,12 +18,12 @@ import torch
 from click.testing import Result
 from safetensors.torch import load_file, save_file
 
-from seko_export import environment
-from seko_export.artifact_writer import hash_files
+from seko_export.artifact.manifest_json import manifest_json
+from seko_export.artifact.writer import hash_files
 from seko_export.checkpoints import write_random_checkpoint
-from seko_export.config import PRESETS
-from seko_export.manifest_json import manifest_json
-from seko_runtime.manifest_reader import parse_manifest
+from seko_export.families.wan.presets import PRESETS
+from seko_export.host import environment
+from seko_runtime.format.manifest_reader import parse_manifest
 from tests.conftest import SEKO_EXPORT
 
 USAGE, CHECKPOINT, ARTIFACT, ENVIRONMENT, NUMERIC = 2, 3, 4, 5, 6

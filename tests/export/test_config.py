@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seko_export.config import PRESETS, ModelConfig, StreamConfig
+from seko_export.config.model import ModelConfig
+from seko_export.config.stream import StreamConfig
 from seko_export.errors import UsageError
+from seko_export.families.wan.presets import PRESETS
 
 MODEL = {"name": "m", "layers": 2, "dim": 256, "heads": 2, "ffn_dim": 512}
 STREAM = {"height": 64, "width": 96, "chunk_frames": 3, "sink_frames": 1, "ring_frames": 6}

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from seko_export import environment
-from seko_export.environment import Finding, Target, probe_compiler, resolve_target
 from seko_export.errors import MachineError, UsageError
+from seko_export.host import environment
+from seko_export.host.environment import Finding, Target, probe_compiler, resolve_target
 
 SUBJECTS = ["python", "torch", "GPU", "C++ compiler", "strip", "triton"]
 

@@ -21,20 +21,23 @@ from torch._library.triton import get_triton_kernels_for_op
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 
-from seko_export import golden
 from seko_export.build import build_artifact
-from seko_export.calibration import KvStatistics, layer_constants
 from seko_export.checkpoints import write_random_checkpoint
-from seko_export.config import PRESETS, PoolConfig, StreamConfig
+from seko_export.config.build import BuildConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import PoolConfig, StreamConfig
+from seko_export.engines.piece import FlatModule
 from seko_export.errors import UsageError
+from seko_export.families.layers.fused_block import RowFusedBlock
+from seko_export.families.wan.pieces import make_pieces, make_programs
+from seko_export.families.wan.presets import PRESETS
+from seko_export.goldens import record as golden
+from seko_export.goldens.calibration import KvStatistics, layer_constants
 from seko_export.lowering.trace import trace
-from seko_export.models.fused_block import RowFusedBlock
-from seko_export.models.sampler import Schedule
-from seko_export.options import plan_build
-from seko_export.pieces import BuildConfig, FlatModule, make_pieces, make_programs
+from seko_export.options.resolve import plan_build
 from seko_kernels.scratch import scratch_constants
 from seko_runtime import open_artifact
-from seko_runtime.manifest import WINDOW_VERSION
+from seko_runtime.format.manifest import WINDOW_VERSION
 from tests.export.test_causal_dit import random_inputs
 from tests.export.test_pool_pieces import MODEL as POOL_MODEL
 from tests.export.test_pool_pieces import STREAM as POOL_STREAM

@@ -10,16 +10,20 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from seko_export import golden, golden_bounds
 from seko_export.build import build_artifact
 from seko_export.checkpoints import load_checkpoint, load_vae, write_random_checkpoint
-from seko_export.config import PRESETS, ModelConfig, StreamConfig
-from seko_export.environment import has_fp8, resolve_target
-from seko_export.models.sampler import Schedule
-from seko_export.models.wan_vae import VaeDecode
-from seko_export.pieces import BuildConfig, make_pieces
-from seko_export.sources import MediaSources
-from seko_export.weights import model_weights
+from seko_export.config.build import BuildConfig
+from seko_export.config.model import ModelConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import StreamConfig
+from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.wan.presets import PRESETS
+from seko_export.families.wan.weights import model_weights
+from seko_export.goldens import bounds as golden_bounds
+from seko_export.goldens import record as golden
+from seko_export.host.environment import has_fp8, resolve_target
+from seko_export.media.wan_vae import VaeDecode
+from seko_export.options.sources import MediaSources
 from seko_runtime import OpenArtifact, open_artifact
 from tests.export.media_files import TEXT, VAE, write_text_encoder, write_vae
 from tests.tolerances import FP8_MATMULS_PASS, relative_error

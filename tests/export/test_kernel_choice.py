@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from seko_export import kernel_table
-from seko_export.config import PRESETS, PoolConfig
-from seko_export.environment import Target, has_fp8
+from seko_export.config.build import BuildConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import PoolConfig
+from seko_export.engines import kernel_table
 from seko_export.errors import UsageError
-from seko_export.models.sampler import Schedule
-from seko_export.options import RowOptions, plan_build
-from seko_export.pieces import BuildConfig
+from seko_export.families.wan.presets import PRESETS
+from seko_export.host.environment import Target, has_fp8
+from seko_export.options.resolve import RowOptions, plan_build
 from seko_kernels import tuned, tuned_bf16
 from seko_kernels.tuned import SAFE, SPECIALISED, AttentionTiles, measured_tiles, shape_class, tiles_for
 

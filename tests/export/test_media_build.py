@@ -11,17 +11,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from seko_export.config import PRESETS, StreamConfig
+from seko_export.config.build import BuildConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import StreamConfig
+from seko_export.engines.piece import FlatModule
 from seko_export.errors import NumericError
-from seko_export.golden import GOLDEN_PROMPT, eager_session, encoded_text, video_step
-from seko_export.golden_bounds import TOLERANCES, VIDEO_TOLERANCES
+from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.wan.presets import PRESETS
+from seko_export.goldens.bounds import TOLERANCES, VIDEO_TOLERANCES
+from seko_export.goldens.record import GOLDEN_PROMPT, eager_session, encoded_text, video_step
 from seko_export.lowering.agree import LEVELS, check_agrees, random_inputs
-from seko_export.models.sampler import Schedule
-from seko_export.models.wan_vae import VaeDecode, VaeEncode
-from seko_export.pieces import BuildConfig, FlatModule, make_pieces
-from seko_export.sources import prompt_ids
+from seko_export.media.wan_vae import VaeDecode, VaeEncode
+from seko_export.options.sources import prompt_ids
 from seko_runtime import open_artifact
-from seko_runtime.manifest_reader import parse_manifest
+from seko_runtime.format.manifest_reader import parse_manifest
 from tests.export.media_files import TEXT, VAE, write_tokenizer
 from tests.export.test_cli import NUMERIC, last_json, rewrite_manifest
 from tests.tolerances import VAE as VAE_BAR

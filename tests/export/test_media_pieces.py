@@ -8,14 +8,18 @@ import math
 import pytest
 import torch
 
-from seko_export.config import PRESETS, StreamConfig
+from seko_export.config.build import BuildConfig
+from seko_export.config.media import VaeConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import StreamConfig
+from seko_export.engines.piece import FlatModule, Piece
 from seko_export.errors import UsageError
+from seko_export.families.wan.pieces import make_buffers, make_pieces, make_programs
+from seko_export.families.wan.presets import PRESETS
 from seko_export.lowering.agree import random_inputs
 from seko_export.lowering.trace import trace
-from seko_export.models.sampler import Schedule
-from seko_export.models.umt5 import TextEncoder
-from seko_export.models.wan_vae import VaeConfig, VaeDecode, VaeEncode
-from seko_export.pieces import BuildConfig, FlatModule, Piece, make_buffers, make_pieces, make_programs
+from seko_export.media.umt5 import TextEncoder
+from seko_export.media.wan_vae import VaeDecode, VaeEncode
 from tests.export.media_files import TEXT, VAE
 from tests.truth.eager_stream import same_bytes
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from seko_export.config import PoolConfig
-from seko_export.models.wan_vae import VaeConfig
-from seko_export.options import build_config
-from seko_export.piece import Argument, Piece
-from seko_export.pieces import make_pieces
+from seko_export.config.media import VaeConfig
+from seko_export.config.stream import PoolConfig
+from seko_export.engines.piece import Argument, Piece
+from seko_export.families.wan.pieces import make_pieces
+from seko_export.options.resolve import build_config
 from seko_export.roofline.memory import weight_bytes
 from seko_export.roofline.op_count import (
     ATTENTION,
@@ -28,7 +28,7 @@ from seko_export.roofline.op_count import (
 from seko_export.roofline.op_count_fused import FP8_ATTENTION, FP8_EXPAND, FP8_MATMUL
 from seko_kernels.attention import v_columns
 from seko_kernels.kv_formats import KvFormat
-from seko_runtime.manifest_reader import parse_manifest
+from seko_runtime.format.manifest_reader import parse_manifest
 from tests.export.planned import on_gpu
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -55,7 +55,7 @@ def test_flops_of_decoding_are_torchs_own_count():
     piece = make_pieces(config)["vae_decode"]
     from torch.utils.flop_counter import FlopCounterMode
 
-    from seko_export.piece import FlatModule
+    from seko_export.engines.piece import FlatModule
 
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         FlatModule(piece)(*piece.example_inputs("meta"))

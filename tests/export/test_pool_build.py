@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from seko_runtime import open_artifact
-from seko_runtime.pool import Pool, PooledSession
+from seko_runtime.video.pool import Pool, PooledSession
 from tests.conftest import Built, build_tiny
 from tests.no_host_sync import no_host_sync
 
@@ -33,7 +33,7 @@ def gpu_build(goal: Path, *further: str) -> Path:
     """The same for this machine's GPU."""
     from click.testing import CliRunner
 
-    from seko_export.cli import main
+    from seko_export.cli.main import main
 
     options = ["build", "--preset", "tiny", "--fp4-kv", "--sessions", "3", "--batch", "1,2", "-o", str(goal)]
     done = CliRunner().invoke(main, [*options, *further])

@@ -11,20 +11,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from seko_export import golden
-from seko_export.calibration import KvStatistics
-from seko_export.config import PRESETS, PoolConfig, StreamConfig
-from seko_export.describe import describe
+from seko_export.artifact.describe import describe
+from seko_export.config.build import BuildConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import PoolConfig, StreamConfig
+from seko_export.engines.piece import dtype_name
 from seko_export.errors import UsageError
-from seko_export.golden import eager_engine, eager_session, golden_text
-from seko_export.models.sampler import Schedule
-from seko_export.options import RowOptions, plan_build
-from seko_export.pieces import BuildConfig, dtype_name, make_pieces
+from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.wan.presets import PRESETS
+from seko_export.goldens import record as golden
+from seko_export.goldens.calibration import KvStatistics
+from seko_export.goldens.record import eager_engine, eager_session, golden_text
+from seko_export.options.resolve import RowOptions, plan_build
 from seko_runtime.backends.aoti import torch_memory
-from seko_runtime.manifest import Weight
-from seko_runtime.pool import Pool, PooledSession
-from seko_runtime.session import Session
-from seko_runtime.streams import Streams
+from seko_runtime.format.manifest import Weight
+from seko_runtime.video.pool import Pool, PooledSession
+from seko_runtime.video.session import Session
+from seko_runtime.video.streams import Streams
 from tests.tolerances import STEP, relative_error
 
 MODEL = replace(

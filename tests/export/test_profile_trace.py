@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seko_export.profile_trace import (
+from seko_export.tools.profile_trace import (
     BETWEEN_ENGINES,
     BUCKETS,
     CHUNK_RANGE,

@@ -13,13 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from seko_export import profile_trace, profiling
-from seko_export.profile_trace import (
-    BETWEEN_ENGINES,
-    CHUNK_RANGE,
-    Digest,
-    digest_trace,
-)
+from seko_export.tools import profile_trace, profiling
+from seko_export.tools.profile_trace import BETWEEN_ENGINES, CHUNK_RANGE, Digest, digest_trace
 from tests.export.traces import cpu_trace, gpu_trace
 
 USAGE, ARTIFACT, ENVIRONMENT = 2, 4, 5

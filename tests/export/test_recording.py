@@ -16,19 +16,21 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from seko_export import cache_room, golden
-from seko_export.cache_room import BUFFER_SHARE, device_bytes, home_bytes, placed_buffers
-from seko_export.config import PRESETS
+from seko_export.config.build import BuildConfig
+from seko_export.config.schedule import Schedule
 from seko_export.errors import MachineError
-from seko_export.models.sampler import Schedule
-from seko_export.pieces import BuildConfig, make_buffers, make_pieces
-from seko_export.progress import silent
+from seko_export.families.wan.pieces import make_buffers, make_pieces
+from seko_export.families.wan.presets import PRESETS
+from seko_export.families.wan.weights import model_weights
+from seko_export.goldens import cache_room
+from seko_export.goldens import record as golden
+from seko_export.goldens.cache_room import BUFFER_SHARE, device_bytes, home_bytes, placed_buffers
+from seko_export.host.progress import silent
 from seko_export.roofline.gpus import GPUS
 from seko_export.roofline.memory import weight_bytes
-from seko_export.weights import model_weights
 from seko_runtime.backends.in_order import InOrderCopies
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.manifest import TensorSpec
+from seko_runtime.format.manifest import TensorSpec
 from tests.truth.eager_stream import random_wan_weights, small_config
 
 SHARES = {"some of them": 0.7, "none": 0.1}  # how much of the exact track's buffers fits on the device

@@ -12,18 +12,20 @@ import torch
 from click.testing import Result
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from seko_export import golden_bounds
-from seko_export.cache_room import device_bytes, placed_buffers
-from seko_export.config import PRESETS, PoolConfig, StreamConfig
+from seko_export.config.build import BuildConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import PoolConfig, StreamConfig
 from seko_export.errors import UsageError
+from seko_export.families.wan.pieces import make_buffers, make_pieces
+from seko_export.families.wan.presets import PRESETS
+from seko_export.goldens import bounds as golden_bounds
+from seko_export.goldens.cache_room import device_bytes, placed_buffers
 from seko_export.lowering.trace import trace
-from seko_export.models.sampler import Schedule
-from seko_export.options import plan_build
-from seko_export.pieces import BuildConfig, make_buffers, make_pieces
+from seko_export.options.resolve import plan_build
 from seko_export.roofline.predict import Wish, predict
 from seko_kernels.attention import key_tiles, v_columns
 from seko_runtime import open_artifact
-from seko_runtime.buffers_check import TEXT_BUFFER
+from seko_runtime.executor.buffers_check import TEXT_BUFFER
 from tests.export.test_fused_block import fused, on_hopper, seeded
 from tests.export.test_pool_pieces import MODEL as POOL_MODEL
 from tests.export.test_pool_pieces import STREAM as POOL_STREAM

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from seko_export.models.wan_vae import VaeConfig
-from seko_export.options import RowOptions
-from seko_export.pieces import make_pieces
+from seko_export.config.media import VaeConfig
+from seko_export.families.wan.pieces import make_pieces
+from seko_export.options.resolve import RowOptions
 from seko_export.roofline.gpus import GPUS, HOST_LINK_SHARE, Gpu
 from seko_export.roofline.op_count import (
     count_piece,

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from seko_export import golden
 from seko_export.checkpoints import load_checkpoint
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
 from seko_export.errors import UsageError
-from seko_export.options import MediaOptions, plan_build
-from seko_export.pieces import make_pieces
-from seko_export.progress import silent
-from seko_export.sample import SAMPLE_FOLDER, read_sample
-from seko_export.sources import MediaSources, find_tokenizer, prompt_ids
-from seko_export.weights import model_weights
+from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.wan.weights import model_weights
+from seko_export.goldens import record as golden
+from seko_export.host.progress import silent
+from seko_export.options.resolve import MediaOptions, plan_build
+from seko_export.options.sample import SAMPLE_FOLDER, read_sample
+from seko_export.options.sources import MediaSources, find_tokenizer, prompt_ids
 from tests.export.media_files import (
     SAMPLE_MODEL,
     SAMPLE_STREAM,

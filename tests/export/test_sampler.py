@@ -9,10 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seko_export.config import ModelConfig, StreamConfig
+from seko_export.config.model import ModelConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import StreamConfig
 from seko_export.errors import UsageError
-from seko_export.models import sampler
-from seko_export.models.sampler import Advance, Noise, Schedule, gaussian, philox
+from seko_export.families.layers import sampler
+from seko_export.families.layers.sampler import Advance, Noise, gaussian, philox
 from tests.tolerances import BOX_MULLER, ULP, relative_error
 from tests.truth.eager_stream import same_bytes
 

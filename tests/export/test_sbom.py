@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from seko_export import sbom
-from seko_runtime.artifact import read_manifest
+from seko_export.artifact import sbom
+from seko_runtime.opening.artifact import read_manifest
 
 # Types of components and phases of lifecycles that the schema of version 1.6 enumerates, as far as they could occur.
 COMPONENT_TYPES = {
@@ -123,7 +123,7 @@ def test_a_package_that_states_no_licence_says_so(bill, monkeypatch, tmp_path):
 
 def test_two_processes_write_equal_bytes_and_nothing_of_the_machine(tmp_path):
     """With other hash seeds, folders and times."""
-    script = "import sys; from pathlib import Path; from seko_export.sbom import write_sbom; write_sbom(Path(sys.argv[1]), 'tiny', None)"  # noqa: E501
+    script = "import sys; from pathlib import Path; from seko_export.artifact.sbom import write_sbom; write_sbom(Path(sys.argv[1]), 'tiny', None)"  # noqa: E501
     written = []
     for seed in ("1", "2"):
         folder = tmp_path / seed

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 
-from seko_export import golden
-from seko_export.golden import run_eager
-from seko_export.golden_bounds import (
+from seko_export.families.wan.weights import model_weights
+from seko_export.goldens import record as golden
+from seko_export.goldens.bounds import (
     CACHE_TOLERANCES,
     MOST_CODES,
     TOLERANCES,
@@ -18,10 +18,10 @@ from seko_export.golden_bounds import (
     difference,
     golden_bound,
 )
-from seko_export.progress import silent
-from seko_export.sensitivity import shaken
-from seko_export.weights import model_weights
-from seko_runtime.manifest import GoldenBound
+from seko_export.goldens.record import run_eager
+from seko_export.goldens.sensitivity import shaken
+from seko_export.host.progress import silent
+from seko_runtime.format.manifest import GoldenBound
 from tests.truth.eager_stream import known_channels, random_text, random_wan_weights, same_bytes, small_config
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from seko_export.artifact.describe import describe
+from seko_export.artifact.manifest_json import manifest_json
 from seko_export.build import build_artifact
-from seko_export.config import PoolConfig
-from seko_export.describe import describe
+from seko_export.config.build import BuildConfig
+from seko_export.config.stream import PoolConfig
 from seko_export.errors import UsageError
-from seko_export.golden import eager_session
-from seko_export.manifest_json import manifest_json
-from seko_export.pieces import BuildConfig, make_buffers
+from seko_export.families.wan.pieces import make_buffers
+from seko_export.goldens.record import eager_session
 from seko_runtime import Session
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
 

@@ -13,10 +13,11 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from seko_export.config.media import VaeConfig
 from seko_export.lowering.check import check_replayable
-from seko_export.models import wan_vae_layers
-from seko_export.models.wan_vae import VaeConfig, VaeDecode, VaeEncode
-from seko_export.models.wan_vae_layers import CausalConv3d, FrameCaches, channels_last, conv_of_few_filters
+from seko_export.media import wan_vae_layers
+from seko_export.media.wan_vae import VaeDecode, VaeEncode
+from seko_export.media.wan_vae_layers import CausalConv3d, FrameCaches, channels_last, conv_of_few_filters
 from tests.export.test_wan_vae import some_latents, some_video, traced
 from tests.export.vae_oracle import VaeOracle, stream
 from tests.tolerances import VAE, relative_error

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.overrides import TorchFunctionMode
 
+from seko_export.config.media import VaeConfig
 from seko_export.errors import UsageError
 from seko_export.lowering.check import check_replayable
-from seko_export.models.wan_vae import (
+from seko_export.media.wan_vae import (
     VAE_PRESETS,
-    VaeConfig,
     VaeDecode,
     VaeEncode,
     decoder_cache_shapes,

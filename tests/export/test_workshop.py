@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from seko_export import workshop as module
-from seko_export.workshop import workshop
+from seko_export.host import workshop as module
+from seko_export.host.workshop import workshop
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from seko_export.profile_trace import CHUNK_RANGE
+from seko_export.tools.profile_trace import CHUNK_RANGE
 
 
 def event(

@@ -9,7 +9,8 @@ from diffusers import AutoencoderKLWan
 from torch import Tensor, nn
 
 from seko_export.checkpoints.vae_keys import vae_diffusers_names
-from seko_export.models.wan_vae import VaeConfig, VaeDecode, VaeEncode
+from seko_export.config.media import VaeConfig
+from seko_export.media.wan_vae import VaeDecode, VaeEncode
 
 SMALL = VaeConfig(base_dim=8)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from seko_export.models.sampler import gaussian
+from seko_export.families.layers.sampler import gaussian
 from seko_kernels.triton.gaussian import GAUSSIAN_TILE, gaussian_kernel
 from tests.tolerances import BOX_MULLER
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seko_export.models import sampler
+from seko_export.families.layers import sampler
 from seko_kernels import plugins, reference
 from seko_kernels.plugins import Plugin
 

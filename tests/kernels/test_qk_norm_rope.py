@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
-from seko_export.models.rotary import rotate
+from seko_export.families.layers.rotary import rotate
 from seko_kernels.errors import OpDtypeError, OpShapeError
 from seko_kernels.qk_norm_rope import PLAIN_KEYS, qk_norm_rope
 from seko_kernels.triton.qk_norm_rope import NORM_ROPE_WARPS, qk_norm_rope_kernel

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from seko_export.models import causal_dit
+from seko_export.families.layers import causal_dit
 from seko_kernels.errors import OpDtypeError, OpShapeError
 from seko_kernels.fused_reference import FP8, LEAST_ROW_SCALE, e4m3_rows
 from seko_kernels.rows import (

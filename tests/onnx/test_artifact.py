@@ -17,13 +17,13 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, checker, helper
 
-from seko_export.manifest_json import manifest_json
-from seko_export.onnx_form.form_check import all_nodes, open_shapes
+from seko_export.artifact.manifest_json import manifest_json
+from seko_export.backends.onnx_form.form_check import all_nodes, open_shapes
 from seko_runtime import open_artifact
-from seko_runtime.artifact import check_artifact
 from seko_runtime.errors import BackendMissingError, EngineLoadError, EngineSignatureError
-from seko_runtime.manifest import Manifest
-from seko_runtime.manifest_reader import parse_manifest
+from seko_runtime.format.manifest import Manifest
+from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.opening.artifact import check_artifact
 from tests.conftest import Built, build_tiny
 from tests.runtime.toy import file_entries
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from onnx import ModelProto, checker, shape_inference
 
-from seko_export.onnx_form.form_check import open_shapes
-from seko_export.onnx_form.functional import functional_piece
-from seko_export.onnx_form.translate import NEWEST_OPSET, OPSET
-from seko_export.pieces import make_pieces, make_programs
-from seko_runtime.manifest import DTYPE_BYTES, Call
+from seko_export.backends.onnx_form.form_check import open_shapes
+from seko_export.backends.onnx_form.functional import functional_piece
+from seko_export.backends.onnx_form.translate import NEWEST_OPSET, OPSET
+from seko_export.families.wan.pieces import make_pieces, make_programs
+from seko_runtime.format.manifest import DTYPE_BYTES, Call
 from tests.tolerances import relative_error
 
 from . import forms

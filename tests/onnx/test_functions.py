@@ -11,9 +11,9 @@ import torch
 from onnx import FunctionProto, ModelProto, helper
 from torch import Tensor, nn
 
-from seko_export.onnx_form.bits import bits_of_float, float_of_bits, view_as
-from seko_export.onnx_form.kept_ops import nvfp4_write
-from seko_export.onnx_form.translate import NEWEST_OPSET, OPSET, translate
+from seko_export.backends.onnx_form.bits import bits_of_float, float_of_bits, view_as
+from seko_export.backends.onnx_form.kept_ops import nvfp4_write
+from seko_export.backends.onnx_form.translate import NEWEST_OPSET, OPSET, translate
 from seko_kernels.ops import stand_ins
 from seko_kernels.reference import nvfp4_decode, nvfp4_decode_keys
 from tests.truth.eager_stream import same_bytes

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from seko_export.config import PRESETS, StreamConfig
+from seko_export.backends.onnx_form.translate import piece_model
+from seko_export.config.build import BuildConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import StreamConfig
+from seko_export.engines.piece import FlatModule
+from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.wan.presets import PRESETS
 from seko_export.lowering.agree import LEVELS, TOLERANCES, random_inputs
-from seko_export.models.sampler import Schedule
-from seko_export.onnx_form.translate import piece_model
-from seko_export.pieces import BuildConfig, FlatModule, make_pieces
 from tests.export.media_files import TEXT, VAE
 from tests.tolerances import relative_error
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from seko_export.backends import onnx as backend
+from seko_export.backends.onnx_form.kept_ops import KeptOps
+from seko_export.backends.onnx_form.translate import NEWEST_OPSET, OPSET, piece_model, require_onnx, translate
 from seko_export.errors import (
     LostWriteError,
     LoweringError,
@@ -19,9 +21,7 @@ from seko_export.errors import (
     OnnxOpError,
     UsageError,
 )
-from seko_export.onnx_form.kept_ops import KeptOps
-from seko_export.onnx_form.translate import NEWEST_OPSET, OPSET, piece_model, require_onnx, translate
-from seko_export.pieces import make_pieces
+from seko_export.families.wan.pieces import make_pieces
 from seko_kernels import nvfp4_expand
 
 from . import forms

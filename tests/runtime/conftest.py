@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from seko_export.manifest_json import manifest_json
+from seko_export.artifact.manifest_json import manifest_json
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.manifest import Manifest, Target
-from seko_runtime.manifest_reader import parse_manifest
-from seko_runtime.session import Session
+from seko_runtime.format.manifest import Manifest, Target
+from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.video.session import Session
 
 from . import order_watch, toy, toy_whole
 from .eager_backend import EagerBackend, write_whole
@@ -88,7 +88,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> order_watch.World:
 @pytest.fixture
 def whole_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The whole toy's artifact, opened without native code."""
-    monkeypatch.setattr("seko_runtime.artifact.open_backend", lambda *_: EagerBackend())
+    monkeypatch.setattr("seko_runtime.opening.artifact.open_backend", lambda *_: EagerBackend())
     return write_whole(tmp_path / "whole", toy_whole.whole_manifest(golden=toy_whole.GOLDEN))
 
 

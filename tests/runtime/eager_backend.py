@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from seko_export.manifest_json import manifest_json
+from seko_export.artifact.manifest_json import manifest_json
+from seko_runtime.backends.memory import Engine, Memory
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.manifest import Golden, Manifest
-from seko_runtime.memory import Engine, Memory
+from seko_runtime.format.manifest import Golden, Manifest
 
 from . import toy, toy_whole
 

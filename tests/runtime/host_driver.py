@@ -18,9 +18,9 @@ import torch
 
 from seko_runtime.backends.device_tensor import DeviceTensor
 from seko_runtime.backends.driver_blocks import current_queue
+from seko_runtime.backends.memory import Engine
 from seko_runtime.errors import DeviceMemoryError
-from seko_runtime.manifest import EngineSpec
-from seko_runtime.memory import Engine
+from seko_runtime.format.manifest import EngineSpec
 
 ALIGNMENT = 256
 GARBAGE = 0xA5  # what fresh memory holds

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from seko_export.models import sampler
+from seko_export.families.layers import sampler
 from seko_kernels import plugins, reference
 from seko_kernels.plugins import Plugin, PluginKernel, compile_plugin
 from seko_runtime.backends.device_tensor import DeviceTensor
 from seko_runtime.backends.driver_blocks import current_queue
-from seko_runtime.manifest import (
+from seko_runtime.backends.memory import Engine
+from seko_runtime.format.manifest import (
     Buffer,
     Call,
     EngineSpec,
@@ -29,7 +30,6 @@ from seko_runtime.manifest import (
     TensorSpec,
     Weight,
 )
-from seko_runtime.memory import Engine
 
 CHUNK, SINK, RING, PASSES = 2, 1, 4, 2
 LATENT = (4, 2, 8)  # channels, rows, columns

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from seko_runtime.manifest import Call, EngineSpec, Manifest
+from seko_runtime.format.manifest import Call, EngineSpec, Manifest
 from tests.tensorrt_plans.strict import does, load, made
 
 from .host_driver import HostDriver, tensor_at

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from seko_runtime.pool import Pool
+from seko_runtime.video.pool import Pool
 
 from . import toy
 from .toy_pool import open_alone

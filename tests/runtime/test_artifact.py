@@ -12,10 +12,10 @@ import pytest
 
 import seko_runtime
 from seko_runtime.__main__ import main
-from seko_runtime.artifact import open_artifact
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import SessionClosedError
-from seko_runtime.session import Session
+from seko_runtime.opening.artifact import open_artifact
+from seko_runtime.video.session import Session
 
 from . import toy
 
@@ -116,7 +116,7 @@ def test_a_wrong_suffix_is_a_usage_error_and_leaves_nothing(
 
 def test_importing_the_runtime_imports_no_tensor_library() -> None:
     _run_python(
-        "import sys, seko_runtime, seko_runtime.artifact, seko_runtime.__main__\n"
+        "import sys, seko_runtime, seko_runtime.opening.artifact, seko_runtime.__main__\n"
         "bad = {'torch', 'triton', 'click', 'transformers', 'safetensors', 'av'} & set(sys.modules)\n"
         "assert not bad, bad"
     )
@@ -126,7 +126,7 @@ def test_importing_what_opens_artifacts_imports_no_numpy() -> None:
     """Most of what an import took was numpy, which is needed when an artifact is opened."""
     _run_python(
         "import sys\nfrom seko_runtime import open_artifact, read_manifest\n"
-        "assert not {'numpy', 'seko_runtime.artifact'} & set(sys.modules)"
+        "assert not {'numpy', 'seko_runtime.opening.artifact'} & set(sys.modules)"
     )
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from seko_runtime import errors
-from seko_runtime.artifact import open_artifact
-from seko_runtime.manifest import Manifest
+from seko_runtime.format.manifest import Manifest
+from seko_runtime.opening.artifact import open_artifact
 
 from . import toy
 from .conftest import Edit

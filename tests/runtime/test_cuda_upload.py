@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from seko_runtime.backends import cuda_memory
 from seko_runtime.backends.blocks import ALIGNMENT, block_places, fill_window
-from seko_runtime.safetensors_map import MappedTensor
+from seko_runtime.format.safetensors_map import MappedTensor
 
 
 @settings(max_examples=100, deadline=None)

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seko_runtime.decoding import FRAME_BLOCKS
 from seko_runtime.errors import SessionClosedError, StaleChunkError, UsageError
-from seko_runtime.session import Session
+from seko_runtime.video.decoding import FRAME_BLOCKS
+from seko_runtime.video.session import Session
 
 from . import toy, toy_whole
 from .toy_whole import CHUNK_VIDEO, FIRST_FRAMES, HEIGHT, WIDTH, open_whole

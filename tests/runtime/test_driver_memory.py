@@ -19,12 +19,12 @@ from seko_runtime.backends.cuda_driver import CudaDriver
 from seko_runtime.backends.device_tensor import contiguous_strides, rows_of, to_bytes, to_floats
 from seko_runtime.backends.driver_blocks import current_queue
 from seko_runtime.backends.driver_memory import DriverMemory
+from seko_runtime.backends.memory import Memory
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import DeviceMemoryError, EngineLoadError, UsageError
-from seko_runtime.manifest import Buffer, TensorSpec
-from seko_runtime.memory import Memory
-from seko_runtime.safetensors_map import MappedTensor
-from seko_runtime.session import Session
+from seko_runtime.format.manifest import Buffer, TensorSpec
+from seko_runtime.format.safetensors_map import MappedTensor
+from seko_runtime.video.session import Session
 from tests.kernel_driver import KernelDriver
 from tests.tolerances import STEP, relative_error
 

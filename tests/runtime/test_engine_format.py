@@ -12,20 +12,22 @@ from typing import Any
 
 import pytest
 
-from seko_export.manifest_json import manifest_json
-from seko_runtime import buffers_check, errors, manifest
+from seko_export.artifact.manifest_json import manifest_json
+from seko_runtime import errors
 from seko_runtime.backends import check_backend
-from seko_runtime.manifest import Buffer, Manifest, Stream, TensorSpec
-from seko_runtime.manifest_reader import parse_manifest
-from seko_runtime.programs_check import (
+from seko_runtime.executor import buffers_check
+from seko_runtime.executor.programs_check import (
     DECODE_PROGRAMS,
     FULL_PROGRAMS,
     GIVEN_PROGRAMS,
     REF_PATTERN,
     REQUIRED_PROGRAMS,
 )
-from seko_runtime.ring import Ring
-from seko_runtime.safetensors_map import DTYPE_NAMES
+from seko_runtime.format import manifest
+from seko_runtime.format.manifest import Buffer, Manifest, Stream, TensorSpec
+from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.format.safetensors_map import DTYPE_NAMES
+from seko_runtime.video.ring import Ring
 
 PAGE = (Path(__file__).parents[2] / "docs" / "engine-format.md").read_text(encoding="utf-8")
 RECORDS = [one for _, one in inspect.getmembers(manifest, dataclasses.is_dataclass)]

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from seko_export.packing import pack_artifact
-from seko_runtime import artifact as artifact_module
-from seko_runtime.artifact import open_artifact
+from seko_export.artifact.packing import pack_artifact
 from seko_runtime.backends import aoti
-from seko_runtime.unpacking import unpack_artifact
+from seko_runtime.format.unpacking import unpack_artifact
+from seko_runtime.opening import artifact as artifact_module
+from seko_runtime.opening.artifact import open_artifact
 
 from . import toy_whole
 from .eager_backend import write_whole
@@ -25,7 +25,7 @@ from .eager_backend import write_whole
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-import seko_export.packing, seko_runtime.artifact, seko_runtime.unpacking
+import seko_export.artifact.packing, seko_runtime.opening.artifact, seko_runtime.format.unpacking
 if sys.argv[1] != "unpack":
     import torch
 call, source, goal, last = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
@@ -38,11 +38,11 @@ def hook(event, arguments):
             os.kill(os.getpid(), signal.SIGKILL)
 sys.addaudithook(hook)
 if call == "pack":
-    seko_export.packing.pack_artifact(source, goal)
+    seko_export.artifact.packing.pack_artifact(source, goal)
 elif call == "unpack":
-    seko_runtime.unpacking.unpack_artifact(source, goal)
+    seko_runtime.format.unpacking.unpack_artifact(source, goal)
 else:
-    seko_runtime.artifact.check_artifact(source)
+    seko_runtime.opening.artifact.check_artifact(source)
 print(seen)
 """
 OPENS = """

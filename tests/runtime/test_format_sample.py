@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from seko_runtime.artifact import CheckedArtifact, check_artifact, read_manifest, relative_error
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.session import Session
+from seko_runtime.opening.artifact import CheckedArtifact, check_artifact, read_manifest, relative_error
+from seko_runtime.video.session import Session
 
 SAMPLE = Path(__file__).parents[2] / "artifacts" / "format-1-sample"
 DIGEST = "e158b7b24dfacba521b8f21cda097f574f0f044a5e266e79966fa194f0ba3043"

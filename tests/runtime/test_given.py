@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seko_runtime.errors import ProgramError, UsageError
-from seko_runtime.manifest import Buffer
-from seko_runtime.programs_check import resolve_programs
-from seko_runtime.schedule import rescheduled, schedule_tables, warped_timesteps
+from seko_runtime.executor.programs_check import resolve_programs
+from seko_runtime.format.manifest import Buffer
+from seko_runtime.video.schedule import rescheduled, schedule_tables, warped_timesteps
 
 from . import toy, toy_whole
 from .toy_whole import HEIGHT, WIDTH, open_whole, whole_manifest

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from seko_runtime.artifact import OpenArtifact, open_artifact
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import DeviceMissingError
-from seko_runtime.session import Session
+from seko_runtime.opening.artifact import OpenArtifact, open_artifact
+from seko_runtime.video.session import Session
 from tests.no_host_sync import no_host_sync
 from tests.one_launch import events_of_one_launch
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from seko_runtime.artifact import OpenArtifact, open_artifact, read_manifest
 from seko_runtime.backends.cuda_memory import CudaLane, CudaMemory
-from seko_runtime.decoding import FRAME_BLOCKS
-from seko_runtime.session import Session
+from seko_runtime.opening.artifact import OpenArtifact, open_artifact, read_manifest
+from seko_runtime.video.decoding import FRAME_BLOCKS
+from seko_runtime.video.session import Session
 from tests.no_host_sync import no_host_sync
 
 from . import toy_whole

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from seko_runtime import host
+from seko_runtime.backends import host
 
 MEMINFO = (
     "MemTotal:       1000 kB\nMemFree:        100 kB\nMemAvailable:   600 kB\nHugePages_Total:       0\n\n"

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 import torch
 
-from seko_export.manifest_json import manifest_json
+from seko_export.artifact.manifest_json import manifest_json
 from seko_runtime import errors
 from seko_runtime.__main__ import main
-from seko_runtime.artifact import open_artifact
 from seko_runtime.backends import check_backend
 from seko_runtime.backends.aoti import AotiBackend
-from seko_runtime.manifest import Manifest, Target
-from seko_runtime.manifest_reader import parse_manifest
+from seko_runtime.format.manifest import Manifest, Target
+from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.opening.artifact import open_artifact
 
 from . import toy
 from .conftest import Edit

@@ -13,9 +13,9 @@ import torch
 
 from seko_runtime.backends import cuda_memory, cuda_streams
 from seko_runtime.backends.cuda_memory import CudaLane
-from seko_runtime.decoding import FRAME_BLOCKS
-from seko_runtime.session import Session
-from seko_runtime.streams import Streams
+from seko_runtime.video.decoding import FRAME_BLOCKS
+from seko_runtime.video.session import Session
+from seko_runtime.video.streams import Streams
 
 from .order_watch import FakeMemory, RaceError, Watch, World
 from .toy_pool import open_pool

@@ -13,8 +13,8 @@ import pytest
 from seko_runtime.backends import cuda_streams
 from seko_runtime.backends.cuda_streams import CudaCopies
 from seko_runtime.errors import DeviceMemoryError
-from seko_runtime.layer_stream import LayerStream
-from seko_runtime.manifest import Manifest
+from seko_runtime.executor.layer_stream import LayerStream
+from seko_runtime.format.manifest import Manifest
 
 from . import toy
 from .order_watch import FakeMemory, RaceError, Watch, World

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from seko_export.manifest_json import least_version, manifest_json
+from seko_export.artifact.manifest_json import least_version, manifest_json
 from seko_runtime.backends.in_order import InOrderCopies
 from seko_runtime.backends.numpy_memory import NumpyMemory
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import ManifestError, ProgramError, UsageError
-from seko_runtime.layer_visits import device_seat, layer_visits
-from seko_runtime.manifest import Buffer, Call, FileEntry, Manifest
-from seko_runtime.manifest_reader import parse_manifest
-from seko_runtime.programs_check import resolve_programs
-from seko_runtime.session import Session
+from seko_runtime.executor.layer_visits import device_seat, layer_visits
+from seko_runtime.executor.programs_check import resolve_programs
+from seko_runtime.format.manifest import Buffer, Call, FileEntry, Manifest
+from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.video.session import Session
 
 from . import toy
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seko_export.manifest_json import manifest_json
+from seko_export.artifact.manifest_json import manifest_json
 from seko_runtime.errors import (
     EngineSignatureError,
     FormatVersionError,
@@ -18,9 +18,9 @@ from seko_runtime.errors import (
     PathEscapeError,
     ProgramError,
 )
-from seko_runtime.manifest import Call, FileEntry, Manifest
-from seko_runtime.manifest_reader import parse_manifest
-from seko_runtime.programs_check import resolve_programs
+from seko_runtime.executor.programs_check import resolve_programs
+from seko_runtime.format.manifest import Call, FileEntry, Manifest
+from seko_runtime.format.manifest_reader import parse_manifest
 
 from . import toy, toy_whole
 

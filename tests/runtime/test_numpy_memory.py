@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from seko_runtime.backends.memory import Memory
 from seko_runtime.backends.numpy_memory import NumpyMemory, array_of
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import EngineLoadError, UsageError
-from seko_runtime.manifest import TensorSpec
-from seko_runtime.memory import Memory
-from seko_runtime.safetensors_map import MappedTensor
-from seko_runtime.session import Session
+from seko_runtime.format.manifest import TensorSpec
+from seko_runtime.format.safetensors_map import MappedTensor
+from seko_runtime.video.session import Session
 
 from . import toy_whole
 

@@ -20,7 +20,7 @@ from seko_runtime.errors import (
     SessionClosedError,
     UsageError,
 )
-from seko_runtime.pool import PooledSession, SessionLeakWarning
+from seko_runtime.video.pool import PooledSession, SessionLeakWarning
 
 from . import toy_pool
 from .pool_stories import FILL_CHUNKS, PROMPTS, Story, closing, take
@@ -318,7 +318,7 @@ def test_a_batch_session_over_a_pools_artifact() -> None:
 
 
 def test_a_pool_larger_than_what_is_free_is_refused_before_anything_is_allocated() -> None:
-    from seko_runtime.artifact import _admit
+    from seko_runtime.opening.artifact import _admit
 
     class Small:
         def free_bytes(self) -> int:

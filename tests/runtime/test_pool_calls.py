@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from seko_runtime.pool import PooledSession
+from seko_runtime.video.pool import PooledSession
 
 from . import toy, toy_pool
 from .order_watch import FakeMemory, World

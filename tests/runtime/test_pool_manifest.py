@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from seko_export.manifest_json import manifest_json
+from seko_export.artifact.manifest_json import manifest_json
 from seko_runtime.errors import ProgramError
-from seko_runtime.manifest_reader import parse_manifest
-from seko_runtime.programs_check import resolve_programs
+from seko_runtime.executor.programs_check import resolve_programs
+from seko_runtime.format.manifest_reader import parse_manifest
 
 from . import toy_whole
 from .toy_pool import BUCKETS, SESSIONS, pool_manifest

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seko_runtime.errors import UsageError
-from seko_runtime.prompts import PromptCache
-from seko_runtime.text import prompt_key
+from seko_runtime.video.prompts import PromptCache
+from seko_runtime.video.text import prompt_key
 
 from . import toy, toy_whole
 from .toy_whole import PROMPT, open_whole, whole_manifest

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seko_runtime.clocks import RowClocks
 from seko_runtime.errors import StaleChunkError
-from seko_runtime.ring import Ring
+from seko_runtime.video.clocks import RowClocks
+from seko_runtime.video.ring import Ring
 
 from . import toy, toy_whole
 from .toy_whole import open_whole, whole_weights

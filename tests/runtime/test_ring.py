@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seko_runtime.ring import Ring
+from seko_runtime.video.ring import Ring
 
 LAYOUTS = st.tuples(st.integers(0, 5), st.integers(1, 9), st.integers(1, 9), st.integers(0, 5)).filter(
     lambda sizes: sizes[1] >= sizes[2]

@@ -18,8 +18,8 @@ from seko_runtime.errors import (
     WeightMissingError,
     WeightShapeError,
 )
-from seko_runtime.manifest import TensorSpec
-from seko_runtime.safetensors_map import DTYPE_NAMES, check_tensor, map_safetensors
+from seko_runtime.format.manifest import TensorSpec
+from seko_runtime.format.safetensors_map import DTYPE_NAMES, check_tensor, map_safetensors
 
 
 def packed(header: object, data: bytes = b"") -> memoryview:

@@ -13,7 +13,7 @@ import torch
 
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import EngineSignatureError, SessionClosedError, StaleChunkError, UsageError
-from seko_runtime.session import Session
+from seko_runtime.video.session import Session
 
 from . import toy
 

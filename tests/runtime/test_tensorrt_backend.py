@@ -20,7 +20,7 @@ import pytest
 from seko_runtime import errors, open_artifact
 from seko_runtime.backends import cuda_driver
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.manifest import Manifest, Target
+from seko_runtime.format.manifest import Manifest, Target
 from tests.tensorrt_plans.strict import StrictError
 
 from . import toy_whole

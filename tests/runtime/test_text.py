@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seko_runtime.errors import TokenizerError, TokenizerMissingError, UsageError
-from seko_runtime.text import PromptIds, clean_prompt
+from seko_runtime.video.text import PromptIds, clean_prompt
 
 from . import toy_whole
 from .toy_whole import TABLE, tokenizer_json

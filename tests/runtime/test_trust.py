@@ -15,16 +15,16 @@ import pytest
 
 pytest.importorskip("cryptography", reason="the library cryptography is not installed: nothing can be signed")
 
+from seko_export.artifact.packing import pack_artifact
+from seko_export.artifact.signing import make_key, sign_artifact
 from seko_export.errors import MachineError
 from seko_export.errors import UsageError as ExportUsageError
-from seko_export.packing import pack_artifact
-from seko_export.signing import make_key, sign_artifact
 from seko_runtime import errors
 from seko_runtime.__main__ import main
-from seko_runtime.artifact import check_artifact, open_artifact, read_manifest
 from seko_runtime.backends.aoti import AotiBackend
-from seko_runtime.trust import read_signatures, read_trust, signed_bytes
-from seko_runtime.unpacking import unpack_artifact
+from seko_runtime.format.trust import read_signatures, read_trust, signed_bytes
+from seko_runtime.format.unpacking import unpack_artifact
+from seko_runtime.opening.artifact import check_artifact, open_artifact, read_manifest
 
 from . import toy_whole
 from .eager_backend import EagerBackend, write_whole
@@ -64,7 +64,7 @@ def no_engine_is_loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.delenv("SEKO_TRUST", raising=False)
     monkeypatch.setattr(AotiBackend, "load_engines", lambda *_: loads.append("native"))
-    monkeypatch.setattr("seko_runtime.artifact.open_backend", lambda *_: Counting())
+    monkeypatch.setattr("seko_runtime.opening.artifact.open_backend", lambda *_: Counting())
     return loads
 
 
@@ -265,8 +265,8 @@ def test_the_trust_file_is_asked_before_the_tars_manifest_is_parsed(folder, keys
     def refuse(_: bytes) -> None:
         raise AssertionError("parsed")
 
-    monkeypatch.setattr("seko_runtime.unpacking.parse_manifest", refuse)
-    monkeypatch.setattr("seko_runtime.checked_artifact.parse_manifest", refuse)
+    monkeypatch.setattr("seko_runtime.format.unpacking.parse_manifest", refuse)
+    monkeypatch.setattr("seko_runtime.opening.checked_artifact.parse_manifest", refuse)
     for call in (lambda: unpack_artifact(tmp_path / "a.tar", tmp_path / "x", trust=keys / "ours.pub"),
                  lambda: open_artifact(folder, trust=keys / "ours.pub")):  # fmt: skip
         with pytest.raises(errors.SignatureMissingError):

@@ -20,14 +20,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from seko_export.manifest_json import manifest_json
-from seko_export.packing import pack_artifact
+from seko_export.artifact.manifest_json import manifest_json
+from seko_export.artifact.packing import pack_artifact
 from seko_runtime import errors
 from seko_runtime.__main__ import main
-from seko_runtime.manifest import FORMAT_VERSION
-from seko_runtime.manifest_reader import parse_manifest
-from seko_runtime.tar_format import BLOCK_BYTES, END, member_bytes, member_header, padding
-from seko_runtime.unpacking import unpack_artifact
+from seko_runtime.format.manifest import FORMAT_VERSION
+from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.format.tar_format import BLOCK_BYTES, END, member_bytes, member_header, padding
+from seko_runtime.format.unpacking import unpack_artifact
 
 from . import toy, toy_whole
 from .eager_backend import write_whole

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from seko_runtime.errors import UsageError, VideoWriterError
-from seko_runtime.manifest import Stream, Video
-from seko_runtime.video import ChunkWriter, preview_frames
+from seko_runtime.format.manifest import Stream, Video
+from seko_runtime.video.files import ChunkWriter, preview_frames
 
 STREAM = Stream(2, 3, 0, 6, 24, (16, 8, 12), 64, 96, 4, 16)
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from seko_export.artifact_writer import write_weights
+from seko_export.artifact.writer import write_weights
 from seko_runtime.errors import DiskError, UsageError
-from seko_runtime.whole_files import check_goal, disk_faults, whole_file, whole_folder
+from seko_runtime.format.whole_files import check_goal, disk_faults, whole_file, whole_folder
 
 SMALL_DISK = 2**20  # bytes
 
@@ -227,7 +227,7 @@ def test_a_full_disk_is_told_in_numbers(small_disk):
 
 def test_a_limit_on_the_size_of_files_is_told_with_the_limit(tmp_path):
     script = (
-        "import resource, sys\nfrom pathlib import Path\nfrom seko_runtime.whole_files import whole_file\n"
+        "import resource, sys\nfrom pathlib import Path\nfrom seko_runtime.format.whole_files import whole_file\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
         "with whole_file(Path(sys.argv[1]), 'packing', replace=False) as file:\n"
         "    for _ in range(3): file.write(bytes(4096))\n"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from seko_runtime.manifest import (
+from seko_runtime.format.manifest import (
     Buffer,
     Call,
     EngineSpec,

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from seko_runtime.backends.memory import Memory
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.manifest import Buffer, Call, EngineSpec, Manifest, Pool, TensorSpec
-from seko_runtime.memory import Memory
-from seko_runtime.pool import Pool as OpenPool
-from seko_runtime.session import Session
-from seko_runtime.streams import Streams
+from seko_runtime.format.manifest import Buffer, Call, EngineSpec, Manifest, Pool, TensorSpec
+from seko_runtime.video.pool import Pool as OpenPool
+from seko_runtime.video.session import Session
+from seko_runtime.video.streams import Streams
 
 from . import toy, toy_whole
 from .toy import CHANNELS, CHUNK, COLUMNS, PASSES, ROWS, TEXT_DIM, TEXT_TOKENS

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from seko_runtime.backends.memory import Memory
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.manifest import (
+from seko_runtime.format.manifest import (
     Buffer,
     Call,
     EngineSpec,
@@ -24,8 +25,7 @@ from seko_runtime.manifest import (
     Video,
     Weight,
 )
-from seko_runtime.memory import Memory
-from seko_runtime.session import Session
+from seko_runtime.video.session import Session
 
 from . import toy
 from .toy import CHANNELS, CHUNK, COLUMNS, PASSES, ROWS, TEXT_DIM, TEXT_TOKENS

@@ -15,17 +15,18 @@ from typing import Any
 import pytest
 
 from seko_export import build
+from seko_export.artifact.describe import describe
+from seko_export.artifact.manifest_json import manifest_json
 from seko_export.backends import onnx as onnx_backend
 from seko_export.backends import tensorrt as backend
-from seko_export.config import PoolConfig
-from seko_export.describe import describe
+from seko_export.backends.tensorrt_plans import registration
+from seko_export.config.stream import PoolConfig
+from seko_export.engines.piece import dtype_name
 from seko_export.errors import OnnxMissingError, TensorRtMissingError, UsageError
-from seko_export.manifest_json import manifest_json
-from seko_export.pieces import dtype_name, make_pieces
-from seko_export.tensorrt_plans import registration
-from seko_runtime.manifest import FileEntry, Weight
-from seko_runtime.manifest_reader import parse_manifest
-from seko_runtime.programs_check import resolve_programs
+from seko_export.families.wan.pieces import make_pieces
+from seko_runtime.executor.programs_check import resolve_programs
+from seko_runtime.format.manifest import FileEntry, Weight
+from seko_runtime.format.manifest_reader import parse_manifest
 from tests.tensorrt_plans.double import doubled, has_plugin_package
 from tests.tensorrt_plans.test_builder import gpu_config
 

@@ -17,13 +17,14 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
+from seko_export.backends.onnx_form.translate import piece_model
+from seko_export.backends.tensorrt_plans import registration
+from seko_export.backends.tensorrt_plans.builder import build_plan, make_logger
+from seko_export.backends.tensorrt_plans.form import plan_form
+from seko_export.config.build import BuildConfig
 from seko_export.errors import PlanError, PlanFormError, TensorRtMissingError
-from seko_export.onnx_form.translate import piece_model
-from seko_export.pieces import BuildConfig, make_pieces
-from seko_export.tensorrt_plans import registration
-from seko_export.tensorrt_plans.builder import build_plan, make_logger
-from seko_export.tensorrt_plans.form import plan_form
-from seko_export.tensorrt_plans.library import require_tensorrt
+from seko_export.families.wan.pieces import make_pieces
+from seko_export.host.tensorrt_library import require_tensorrt
 from seko_kernels.plugins import compile_plugin
 from tests.onnx import forms
 from tests.tensorrt_plans import double

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from seko_runtime import open_artifact
-from seko_runtime.checked_artifact import read_manifest
-from seko_runtime.golden import relative_error
+from seko_runtime.opening.checked_artifact import read_manifest
+from seko_runtime.opening.golden import relative_error
 
 pytestmark = pytest.mark.trt
 CHUNKS = 12  # past the wrap of the ring

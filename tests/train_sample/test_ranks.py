@@ -27,7 +27,8 @@ from scripts.train_sample.progress import Budget, Run, step_generator
 from scripts.train_sample.text import make_tokenizer
 from scripts.train_sample.train_dit import DitTraining, load_teacher
 from scripts.train_sample.train_vae import VaeTraining
-from seko_export.config import ModelConfig, StreamConfig
+from seko_export.config.model import ModelConfig
+from seko_export.config.stream import StreamConfig
 
 ROOT = Path(__file__).parents[2]
 TEACHER = DitTraining(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from seko_export.pieces import BuildConfig
+from seko_export.config.build import BuildConfig
 from tests.tolerances import STEP, relative_error
 from tests.truth.eager_stream import EagerStream
 from tests.truth.naive_dit import ShiftingDit

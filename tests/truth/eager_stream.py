@@ -1,6 +1,7 @@
 """Run the build's own programs eagerly over plain dictionaries of tensors: no runtime, no engine, no capture.
 
-This is the code under test in its plainest form: pieces, buffer table and programs of `seko_export.pieces`.
+This is the code under test in its plainest form: pieces, buffer table and programs of
+`seko_export.families.wan.pieces`.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seko_export.calibration import layer_constants
 from seko_export.checkpoints.keys import wan_shapes
-from seko_export.config import ModelConfig, StreamConfig
-from seko_export.models.sampler import Schedule
-from seko_export.pieces import BuildConfig, FlatModule, make_buffers, make_pieces, make_programs
-from seko_export.weights import model_weights
+from seko_export.config.build import BuildConfig
+from seko_export.config.model import ModelConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import StreamConfig
+from seko_export.engines.piece import FlatModule
+from seko_export.families.wan.pieces import make_buffers, make_pieces, make_programs
+from seko_export.families.wan.weights import model_weights
+from seko_export.goldens.calibration import layer_constants
 from seko_kernels.kv_formats import ChannelStatistics
-from seko_runtime.manifest import Call
-from seko_runtime.ring import Ring
+from seko_runtime.format.manifest import Call
+from seko_runtime.video.ring import Ring
 
 SMALL = ModelConfig(
     name="small", layers=2, dim=256, heads=2, ffn_dim=320, text_dim=48, text_tokens=9, freq_dim=64

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
-from seko_export.config import ModelConfig, StreamConfig
+from seko_export.config.model import ModelConfig
+from seko_export.config.stream import StreamConfig
 from seko_kernels.formats import FP4
 from seko_kernels.kv_formats import KvFormat
 from seko_kernels.kv_reference import encode

@@ -14,16 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from seko_export.config import ModelConfig, PoolConfig, StreamConfig
-from seko_export.models.ring_places import in_window, rows_of
-from seko_export.models.rotary import rotary_tables, rotate
-from seko_export.pieces import BuildConfig, FlatModule, make_pieces
+from seko_export.config.build import BuildConfig
+from seko_export.config.model import ModelConfig
+from seko_export.config.stream import PoolConfig, StreamConfig
+from seko_export.engines.piece import FlatModule
+from seko_export.families.layers.ring_places import in_window, rows_of
+from seko_export.families.layers.rotary import rotary_tables, rotate
+from seko_export.families.wan.pieces import make_pieces
 from seko_kernels.formats import FP4, ROTARY_FACTOR_BITS
 from seko_kernels.kv_formats import ChannelStatistics
 from seko_kernels.kv_reference import decode, encode
 from seko_kernels.reference import nvfp4_decode, nvfp4_encode
-from seko_runtime.clocks import RowClocks
-from seko_runtime.ring import Ring
+from seko_runtime.video.clocks import RowClocks
+from seko_runtime.video.ring import Ring
 from tests.truth.eager_stream import small_config
 from tests.truth.naive_dit import SlotList
 

@@ -15,7 +15,8 @@ from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 from torch import Tensor
 
 from seko_export.checkpoints.keys import diffusers_to_wan
-from seko_export.config import ModelConfig, StreamConfig
+from seko_export.config.model import ModelConfig
+from seko_export.config.stream import StreamConfig
 from tests.tolerances import ORACLE, relative_error
 from tests.truth.eager_stream import EagerStream, random_text, small_config
 

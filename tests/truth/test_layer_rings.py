@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from seko_export.config import PoolConfig, StreamConfig
-from seko_export.describe import describe
+from seko_export.artifact.describe import describe
+from seko_export.artifact.manifest_json import manifest_json
+from seko_export.config.build import BuildConfig
+from seko_export.config.stream import PoolConfig, StreamConfig
 from seko_export.errors import UsageError
-from seko_export.golden import eager_session
-from seko_export.manifest_json import manifest_json
-from seko_export.options import plan_build
-from seko_export.pieces import BuildConfig, make_buffers, make_pieces, make_programs
+from seko_export.families.wan.pieces import make_buffers, make_pieces, make_programs
+from seko_export.goldens.record import eager_session
+from seko_export.options.resolve import plan_build
 from seko_export.roofline.predict import Wish, predict
 from seko_runtime.errors import ManifestError
-from seko_runtime.manifest_reader import parse_manifest
+from seko_runtime.format.manifest_reader import parse_manifest
 from tests.export.test_pool_pieces import eager_pool
 from tests.tolerances import STEP, relative_error
 from tests.truth.against_naive import hold_to_naive, naive_models

@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from seko_export import golden
-from seko_export.calibration import KvStatistics
-from seko_export.config import PoolConfig
-from seko_export.describe import describe
-from seko_export.golden import eager_session, golden_text
-from seko_export.manifest_json import manifest_json
-from seko_export.pieces import BuildConfig, make_buffers, make_pieces, make_programs
-from seko_export.weights import model_weights
+from seko_export.artifact.describe import describe
+from seko_export.artifact.manifest_json import manifest_json
+from seko_export.config.build import BuildConfig
+from seko_export.config.stream import PoolConfig
+from seko_export.families.wan.pieces import make_buffers, make_pieces, make_programs
+from seko_export.families.wan.weights import model_weights
+from seko_export.goldens import record as golden
+from seko_export.goldens.calibration import KvStatistics
+from seko_export.goldens.record import eager_session, golden_text
 from seko_runtime.errors import ProgramError, UsageError
-from seko_runtime.programs_check import resolve_programs
-from seko_runtime.schedule import rescheduled
+from seko_runtime.executor.programs_check import resolve_programs
+from seko_runtime.video.schedule import rescheduled
 from tests.tolerances import STEP, relative_error
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
 from tests.truth.naive_dit import ShiftingDit

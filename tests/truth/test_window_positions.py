@@ -10,13 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seko_export.golden import eager_session
-from seko_export.models.ring_places import window_positions
-from seko_export.options import plan_build
-from seko_export.pieces import BuildConfig, make_pieces
+from seko_export.config.build import BuildConfig
+from seko_export.families.layers.ring_places import window_positions
+from seko_export.families.wan.pieces import make_pieces
+from seko_export.goldens.record import eager_session
+from seko_export.options.resolve import plan_build
 from seko_export.roofline.predict import Wish, predict
-from seko_runtime.clocks import RowClocks
-from seko_runtime.ring import Ring
+from seko_runtime.video.clocks import RowClocks
+from seko_runtime.video.ring import Ring
 from tests.tolerances import relative_error
 from tests.truth.against_naive import hold_to_naive, naive_models
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config

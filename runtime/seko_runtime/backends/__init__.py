@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Mapping
 from typing import Protocol
 
+from seko_runtime.backends.memory import Engine, Memory
 from seko_runtime.errors import BackendMissingError
-from seko_runtime.manifest import Manifest
-from seko_runtime.memory import Engine, Memory
+from seko_runtime.format.manifest import Manifest
 
 _LIBRARIES = {"aoti": "torch", "compile": "torch", "onnx": "onnxruntime", "tensorrt": "tensorrt_lean"}
 _EXTRAS = {

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from seko_runtime.backends.memory import Engine, Memory
 from seko_runtime.errors import EngineLoadError, EngineSignatureError
-from seko_runtime.manifest import EngineSpec, Manifest
-from seko_runtime.memory import Engine, Memory
+from seko_runtime.format.manifest import EngineSpec, Manifest
 
 MODEL_NAME = "model"  # the name under which torch packages a single model
 SINGLE_THREADED = True  # without it a capture fails

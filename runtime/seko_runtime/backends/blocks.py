@@ -11,7 +11,7 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.safetensors_map import MappedTensor
+from seko_runtime.format.safetensors_map import MappedTensor
 
 ALIGNMENT = 256  # bytes, as cudaMalloc gives
 CHUNKS_IN_FLIGHT = 4  # host blocks: the host may be that far ahead of the device

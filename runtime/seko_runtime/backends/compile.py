@@ -17,10 +17,10 @@ from torch._dynamo.utils import counters
 from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
 
 from seko_runtime.backends.cuda_memory import CudaMemory
+from seko_runtime.backends.memory import Engine, Memory
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import EngineLoadError, MissingFileError
-from seko_runtime.manifest import EngineSpec, Manifest
-from seko_runtime.memory import Engine, Memory
+from seko_runtime.format.manifest import EngineSpec, Manifest
 
 _torch: Any = torch  # parts of its compiler carry no types
 CACHE_KEY = "compiler_cache"  # in `extra`: the file of `torch.compiler.save_cache_artifacts`

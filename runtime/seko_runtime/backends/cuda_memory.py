@@ -22,10 +22,10 @@ from seko_runtime.backends.blocks import (
     upload_in_shares,
 )
 from seko_runtime.backends.cuda_streams import CudaCopies, borrow_stream, queued_on, return_stream
+from seko_runtime.backends.memory import CopyQueue, FrameBlocks, HostBlock, Lane, Parked
 from seko_runtime.backends.torch_memory import CpuMemory, HostCopies, HostFrames, torch_dtype
-from seko_runtime.manifest import TensorSpec
-from seko_runtime.memory import CopyQueue, FrameBlocks, HostBlock, Lane, Parked
-from seko_runtime.safetensors_map import MappedTensor
+from seko_runtime.format.manifest import TensorSpec
+from seko_runtime.format.safetensors_map import MappedTensor
 
 _cuda: Any = torch.cuda  # its streams, events and pools carry no types
 ENGINE_ALIGNMENT = 16  # bytes that compiled kernels were told to expect; else each call copies the input
@@ -33,7 +33,7 @@ MATMUL_WORKSPACE = "CUBLASLT_WORKSPACE_SIZE"  # torch reads it once
 
 
 class CudaMemory(CpuMemory):
-    """`seko_runtime.memory.Memory` on one CUDA device; all work is queued on a stream of its own."""
+    """`seko_runtime.backends.memory.Memory` on one CUDA device; all work is queued on a stream of its own."""
 
     captures = True
     warm_up_runs = 1
@@ -194,7 +194,7 @@ class CudaMemory(CpuMemory):
 
 
 class CudaLane:
-    """`seko_runtime.memory.Lane`: a stream of its own, or the memory's if not ``beside`` it.
+    """`seko_runtime.backends.memory.Lane`: a stream of its own, or the memory's if not ``beside`` it.
 
     Per chunk: the memory's stream waits for `_read`, copies, records `_fed`; the lane's stream waits for `_fed`, works,
     records `_read`. A wait takes the event as it was last recorded when the wait is queued, so one of each is enough.
@@ -252,7 +252,7 @@ class CudaLane:
 
 
 class PinnedCopies(HostCopies):
-    """`seko_runtime.memory.Parked` in page-locked memory, there once ``done``."""
+    """`seko_runtime.backends.memory.Parked` in page-locked memory, there once ``done``."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], done: Any) -> None:
         self.tensors = dict(tensors)

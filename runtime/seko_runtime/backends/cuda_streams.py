@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
+from seko_runtime.backends.host import free_host_bytes
 from seko_runtime.backends.torch_memory import torch_dtype
 from seko_runtime.errors import DeviceMemoryError
-from seko_runtime.host import free_host_bytes
-from seko_runtime.manifest import TensorSpec
+from seko_runtime.format.manifest import TensorSpec
 
 _cuda: Any = torch.cuda  # its streams and events carry no types
 
 
 class CudaCopies:
-    """`seko_runtime.memory.CopyQueue`: a stream of its own beside ``main``, and page-locked memory.
+    """`seko_runtime.backends.memory.CopyQueue`: a stream of its own beside ``main``, and page-locked memory.
 
     `forked` and `join` are events alone, so a capture of the main stream takes in what is queued here. In one, nothing
     may wait for an event of before it: `join` waits only for what was forked since the last one, and all that a capture

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import EngineLoadError
-from seko_runtime.manifest import DTYPE_BYTES
+from seko_runtime.format.manifest import DTYPE_BYTES
 
 _RAW = {"float8_e4m3fn": "uint8"}  # dtypes that are only carried, never counted with, by the bytes of another
 BFLOAT16 = "bfloat16"

@@ -15,7 +15,7 @@ from seko_runtime.backends.blocks import ALIGNMENT
 from seko_runtime.backends.cuda_driver import MEMORY_DEVICE, MEMORY_HOST, CudaDriver
 from seko_runtime.backends.device_tensor import DeviceTensor, contiguous_strides, rows_of
 from seko_runtime.errors import UsageError
-from seko_runtime.manifest import DTYPE_BYTES, TensorSpec
+from seko_runtime.format.manifest import DTYPE_BYTES, TensorSpec
 
 MAX_PITCH = 2**31 - 1  # bytes from run to run of one copy, as every device has it
 

@@ -20,11 +20,11 @@ from seko_runtime.backends.driver_blocks import (
     queued_on,
     to_host,
 )
-from seko_runtime.memory import FrameBlocks
+from seko_runtime.backends.memory import FrameBlocks
 
 
 class DriverLane:
-    """`seko_runtime.memory.Lane`: a queue of its own, or the memory's if not ``beside`` it.
+    """`seko_runtime.backends.memory.Lane`: a queue of its own, or the memory's if not ``beside`` it.
 
     The order of the two is that of `seko_runtime.backends.cuda_memory.CudaLane`.
     """
@@ -81,7 +81,7 @@ class DriverLane:
 
 
 class _PinnedFrames:
-    """Pinned host blocks, filled by copies on a lane's stream; `seko_runtime.memory.FrameBlocks`."""
+    """Pinned host blocks, filled by copies on a lane's stream; `seko_runtime.backends.memory.FrameBlocks`."""
 
     def __init__(
         self, driver: CudaDriver, stream: int, tensors: Mapping[str, DeviceTensor], depth: int

@@ -34,14 +34,14 @@ from seko_runtime.backends.driver_blocks import (
     zero_tensor,
 )
 from seko_runtime.backends.driver_lane import DriverLane
+from seko_runtime.backends.memory import CopyQueue, HostBlock, Lane, Parked
 from seko_runtime.errors import UsageError
-from seko_runtime.manifest import Buffer, TensorSpec
-from seko_runtime.memory import CopyQueue, HostBlock, Lane, Parked
-from seko_runtime.safetensors_map import MappedTensor
+from seko_runtime.format.manifest import Buffer, TensorSpec
+from seko_runtime.format.safetensors_map import MappedTensor
 
 
 class DriverMemory:
-    """`seko_runtime.memory.Memory` on one CUDA device; all work is queued on a stream of its own.
+    """`seko_runtime.backends.memory.Memory` on one CUDA device; all work is queued on a stream of its own.
 
     Parameters
     ----------
@@ -234,7 +234,7 @@ class DriverMemory:
 
 
 class ParkedCopies:
-    """`seko_runtime.memory.Parked` in page-locked memory, there once ``done``."""
+    """`seko_runtime.backends.memory.Parked` in page-locked memory, there once ``done``."""
 
     def __init__(self, driver: CudaDriver, block: PinnedBlock, places: Mapping[str, tuple[int, int]]) -> None:
         self._driver, self._block, self._places = driver, block, places

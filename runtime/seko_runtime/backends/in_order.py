@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
-from seko_runtime.manifest import TensorSpec
-from seko_runtime.memory import FrameBlocks, Memory, Tensor
+from seko_runtime.backends.memory import FrameBlocks, Memory, Tensor
+from seko_runtime.format.manifest import TensorSpec
 
 
 class InOrderLane:
-    """`seko_runtime.memory.Lane` on a memory's own order.
+    """`seko_runtime.backends.memory.Lane` on a memory's own order.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class InOrderLane:
 
 
 class InOrderCopies:
-    """`seko_runtime.memory.CopyQueue` on a memory's own order, whose device is the host."""
+    """`seko_runtime.backends.memory.CopyQueue` on a memory's own order, whose device is the host."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory

@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.backends.host import free_host_bytes
 from seko_runtime.backends.in_order import InOrderLane
+from seko_runtime.backends.memory import CopyQueue, HostBlock, Lane, Parked
 from seko_runtime.errors import DeviceMemoryError, EngineLoadError, UsageError
-from seko_runtime.host import free_host_bytes
-from seko_runtime.manifest import TensorSpec
-from seko_runtime.memory import CopyQueue, HostBlock, Lane, Parked
-from seko_runtime.safetensors_map import MappedTensor
-from seko_runtime.snapshot import SnapshotBytes
+from seko_runtime.format.manifest import TensorSpec
+from seko_runtime.format.safetensors_map import MappedTensor
+from seko_runtime.video.snapshot import SnapshotBytes
 
 Array = NDArray[Any]
 NOT_NUMPYS = frozenset({"bfloat16", "float8_e4m3fn"})  # of `manifest.DTYPE_BYTES`
 
 
 class NumpyMemory:
-    """`seko_runtime.memory.Memory` in numpy: work runs at once, in the caller's order."""
+    """`seko_runtime.backends.memory.Memory` in numpy: work runs at once, in the caller's order."""
 
     captures = False
     warm_up_runs = 0
@@ -123,7 +123,7 @@ class NumpyMemory:
 
 
 class _NumpyFrames:
-    """Copies of each row's last pictures; `seko_runtime.memory.FrameBlocks`."""
+    """Copies of each row's last pictures; `seko_runtime.backends.memory.FrameBlocks`."""
 
     def __init__(self, tensors: Mapping[str, Array], depth: int) -> None:  # noqa: ARG002 - made when filled
         self._sources = dict(tensors)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from seko_runtime.backends.memory import Engine, Memory
 from seko_runtime.backends.numpy_memory import NumpyMemory
 from seko_runtime.errors import EngineLoadError, EngineSignatureError
-from seko_runtime.manifest import EngineSpec, Manifest, TensorSpec
-from seko_runtime.memory import Engine, Memory
+from seko_runtime.format.manifest import EngineSpec, Manifest, TensorSpec
 
 PROVIDERS = ("CPUExecutionProvider",)
 # Where onnxruntime looks for data that a file names outside of itself: nowhere. Such data were not hashed.

@@ -12,6 +12,7 @@ from seko_runtime.backends.cuda_driver import CudaDriver
 from seko_runtime.backends.device_tensor import DeviceTensor
 from seko_runtime.backends.driver_blocks import Queue, current_queue
 from seko_runtime.backends.driver_memory import DriverMemory
+from seko_runtime.backends.memory import Engine, Memory
 from seko_runtime.errors import (
     DeviceFaultError,
     DeviceMemoryError,
@@ -20,8 +21,7 @@ from seko_runtime.errors import (
     ManifestError,
     PlanVersionError,
 )
-from seko_runtime.manifest import EngineSpec, Manifest, TensorSpec
-from seko_runtime.memory import Engine, Memory
+from seko_runtime.format.manifest import EngineSpec, Manifest, TensorSpec
 
 VERSION_KEY = "tensorrt"  # in `extra`: the version that built the plans
 NEXT = "next."  # before an output's name where an input has that name

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from seko_runtime.backends.host import free_host_bytes
 from seko_runtime.backends.in_order import InOrderCopies, InOrderLane
+from seko_runtime.backends.memory import CopyQueue, HostBlock, Lane, Parked
 from seko_runtime.errors import DeviceMemoryError, UsageError
-from seko_runtime.host import free_host_bytes
-from seko_runtime.manifest import TensorSpec
-from seko_runtime.memory import CopyQueue, HostBlock, Lane, Parked
-from seko_runtime.safetensors_map import MappedTensor
+from seko_runtime.format.manifest import TensorSpec
+from seko_runtime.format.safetensors_map import MappedTensor
 
 
 class CpuMemory:
-    """`seko_runtime.memory.Memory` on the CPU: work runs at once, in the caller's order."""
+    """`seko_runtime.backends.memory.Memory` on the CPU: work runs at once, in the caller's order."""
 
     captures = False
     warm_up_runs = 0
@@ -120,7 +120,7 @@ class CpuMemory:
 
 
 class HostCopies:
-    """`seko_runtime.memory.Parked` on the host."""
+    """`seko_runtime.backends.memory.Parked` on the host."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.tensors = {name: one.contiguous().view(-1).view(torch.uint8) for name, one in tensors.items()}
@@ -134,7 +134,7 @@ class HostCopies:
 
 
 class HostFrames:
-    """Host tensors that pictures are copied into; `seko_runtime.memory.FrameBlocks`."""
+    """Host tensors that pictures are copied into; `seko_runtime.backends.memory.FrameBlocks`."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], depth: int) -> None:
         self._sources, self._depth = dict(tensors), depth

@@ -17,10 +17,10 @@ from torch import Tensor
 from scripts.bench.peers.network import RandomWan, device_weights
 from scripts.bench.peers.peers import Stream
 from scripts.bench.peers.shapes import Shape
-from seko_export.config import StreamConfig
-from seko_export.golden import eager_session, golden_text
-from seko_export.golden_bounds import CACHE_TOLERANCES, TOLERANCES
-from seko_runtime.ring import Ring
+from seko_export.config.stream import StreamConfig
+from seko_export.goldens.bounds import CACHE_TOLERANCES, TOLERANCES
+from seko_export.goldens.record import eager_session, golden_text
+from seko_runtime.video.ring import Ring
 
 # A lossy peer rounds the chunk that it is making too, in every layer. Rounding to 4 bits moves a token by about a
 # tenth (a step of a third of the spread, over the root of 12); three times that still tells it from any other token,

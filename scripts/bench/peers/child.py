@@ -41,7 +41,7 @@ def peer(job: dict[str, Any]) -> dict[str, Any]:
     from scripts.bench.peers.network import RandomWan, device_weights, make_network
     from scripts.bench.peers.peers import PEERS, Compiler
     from scripts.bench.peers.shapes import SHAPES
-    from seko_export.golden import golden_text
+    from seko_export.goldens.record import golden_text
 
     shape, kind = SHAPES[job["shape"]], PEERS[job["peer"]]
     config = shape.config(_device())
@@ -211,7 +211,8 @@ def eager_vae(job: dict[str, Any]) -> dict[str, Any]:
     vae = _vae_script()
     from dataclasses import replace
 
-    from seko_export.models.wan_vae import VaeConfig, latent_statistics
+    from seko_export.config.media import VaeConfig
+    from seko_export.media.wan_vae import latent_statistics
 
     config = replace(SHAPES[job["shape"]].config(_device()), vae=VaeConfig())
     weights = vae.random_weights(config.vae) | latent_statistics(config.vae, torch.float32)
@@ -225,7 +226,7 @@ def vae_file(job: dict[str, Any]) -> dict[str, Any]:
     """Write a full-size VAE of random weights for a build."""
     from safetensors.torch import save_file
 
-    from seko_export.models.wan_vae import VaeConfig
+    from seko_export.config.media import VaeConfig
 
     weights = _vae_script().random_weights(VaeConfig())
     save_file({name: tensor.bfloat16() for name, tensor in weights.items()}, job["output"])

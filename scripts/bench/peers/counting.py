@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from seko_export.inspection import percentile
+from seko_export.tools.inspection import percentile
 
 _SYNC_WARNING = "called a synchronizing CUDA operation"
 _SCALAR_READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal")

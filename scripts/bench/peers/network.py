@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from seko_export.checkpoints.keys import wan_shapes
 from seko_export.checkpoints.random import random_weight
-from seko_export.config import ModelConfig
-from seko_export.models.causal_dit import (
+from seko_export.config.build import BuildConfig
+from seko_export.config.model import ModelConfig
+from seko_export.engines.piece import on_meta
+from seko_export.families.layers.causal_dit import (
     Embed,
     Head,
     Prompt,
@@ -29,10 +31,9 @@ from seko_export.models.causal_dit import (
     modulate,
     rotate,
 )
-from seko_export.models.sampler import gaussian
-from seko_export.piece import BuildConfig, on_meta
-from seko_export.pieces import make_pieces
-from seko_export.weights import WanTensors, model_weights
+from seko_export.families.layers.sampler import gaussian
+from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.wan.weights import WanTensors, model_weights
 
 WEIGHT_SEED = 0  # what scripts/make_checkpoint.py takes if not told otherwise
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # q, k, v [B, T, H, D] to [B, T, H*D]

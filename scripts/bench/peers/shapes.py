@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from seko_export.config import PRESETS, ModelConfig, StreamConfig
-from seko_export.models.sampler import Schedule
-from seko_export.piece import BuildConfig
+from seko_export.config.build import BuildConfig
+from seko_export.config.model import ModelConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import StreamConfig
+from seko_export.families.wan.presets import PRESETS
 
 # What a large matmul reaches on one H200 in bf16; fp8 is taken as twice that.
 BF16_FLOPS = 790e12

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from seko_export.models.causal_dit import attention
-from seko_export.models.ring_places import token_index
-from seko_export.piece import BuildConfig
+from seko_export.config.build import BuildConfig
+from seko_export.families.layers.causal_dit import attention
+from seko_export.families.layers.ring_places import token_index
 from seko_kernels.formats import NVFP4_BLOCK
 from seko_kernels.ops import nvfp4_expand, nvfp4_write
 from seko_kernels.reference import nvfp4_global_scale
-from seko_runtime.ring import Ring
+from seko_runtime.video.ring import Ring
 
 INT4_GROUP = 64  # channels of one token that share a scale and an offset
 INT4_TOP = 15  # largest code

@@ -1,0 +1,170 @@
+"""What this machine is: its processor's flags, its device, its torch. Compared with an artifact's target."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+from seko_runtime.errors import (
+    CpuFeatureError,
+    CudaVersionError,
+    DeviceArchError,
+    DeviceMissingError,
+    TorchVersionError,
+    UsageError,
+)
+from seko_runtime.format.manifest import Target
+
+CPUINFO = Path("/proc/cpuinfo")
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")  # of version 2, as a container sees its own
+
+
+def free_host_bytes() -> int:
+    """Return the bytes of memory that can still be taken: caches of files make way, a container's limit counts."""
+    machine = _numbers(MEMINFO, ":").get("MemAvailable")
+    found = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if machine is None else machine * 1024
+    try:
+        limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+    except (OSError, ValueError):  # no container, or one without a limit, which is called max
+        return found
+    return max(0, min(found, limit - used + _numbers(CGROUP / "memory.stat", " ").get("inactive_file", 0)))
+
+
+def _numbers(file: Path, mark: str) -> dict[str, int]:
+    """Return the first number behind each name of a file of such lines; nothing if it cannot be read."""
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    pairs = (line.partition(mark) for line in lines)
+    return {
+        name: int(rest.split()[0])
+        for name, _, rest in pairs
+        if rest.split()[:1] and rest.split()[0].isdecimal()
+    }
+
+
+def cpu_flags() -> frozenset[str]:
+    """Return the processor's feature flags as the kernel names them, such as ``avx2``; empty if unknown."""
+    try:
+        lines = CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def check_device(target: Target, device: str) -> str:
+    """Return the device to open on: ``cpu``, ``cuda`` or ``cuda:N``.
+
+    Parameters
+    ----------
+    target : Target
+        The artifact's.
+    device : str
+        The caller's wish; ``auto`` takes the artifact's kind.
+
+    Raises
+    ------
+    UsageError
+        If ``device`` is no device's name.
+    DeviceArchError
+        If the artifact was built for the other kind.
+    """
+    if device == "auto":
+        return target.device
+    kind, _, number = device.partition(":")
+    if kind not in ("cpu", "cuda") or (":" in device and not (kind == "cuda" and number.isdecimal())):
+        raise UsageError(f"device is {device!r}, expected auto, cpu, cuda or cuda:N")
+    if kind != target.device:
+        raise DeviceArchError(
+            f"artifact is built for {target.device}, opened on {device}; rebuild it with --target for {kind}"
+        )
+    return device
+
+
+def check_cpu(target: Target) -> None:
+    """Compare architecture and flags of the processor; the host side of a GPU engine is compiled code too.
+
+    Raises
+    ------
+    DeviceArchError, CpuFeatureError
+        If the engines would meet instructions that are not there.
+    """
+    found = platform.machine()
+    wanted = target.arch if target.device == "cpu" else target.host_arch
+    if wanted not in (None, found):
+        raise DeviceArchError(
+            f"engines are built for {wanted}, this machine is {found}; rebuild them on such a machine"
+        )
+    missing = sorted(set(target.cpu_flags) - cpu_flags())
+    if missing:
+        raise CpuFeatureError(
+            f"engines use the CPU instructions {', '.join(missing)}, which this processor lacks; rebuild them here"
+        )
+
+
+def check_torch(target: Target, device: str) -> None:
+    """Compare torch, and on CUDA the device and its toolkit; imports torch.
+
+    Raises
+    ------
+    TorchVersionError, CudaVersionError, DeviceArchError
+        If the engines were built for another one.
+    DeviceMissingError
+        If the device is not there.
+    """
+    import torch
+
+    found = torch.__version__.split("+")[0]
+    if found != target.torch.split("+")[0]:
+        raise TorchVersionError(
+            f"engines are built with torch {target.torch}, this one is {torch.__version__}; "
+            f"install torch=={target.torch.split('+')[0]} or rebuild the artifact"
+        )
+    if target.device != "cuda":
+        return
+    if not torch.cuda.is_available():
+        raise DeviceMissingError(
+            f"artifact is built for {target.arch}, no CUDA device is usable here; see nvidia-smi"
+        )
+    if torch.version.cuda != target.cuda:
+        raise CudaVersionError(
+            f"engines are built with CUDA {target.cuda}, this torch has {torch.version.cuda}; install the same"
+        )
+    number = int(device.partition(":")[2] or torch.cuda.current_device())
+    if number >= torch.cuda.device_count():
+        raise DeviceMissingError(
+            f"{device} does not exist, this machine has {torch.cuda.device_count()} CUDA devices"
+        )
+    _check_arch(target, device, "sm_{}{}".format(*torch.cuda.get_device_capability(number)))
+
+
+def check_driver(target: Target, device: str) -> None:
+    """Compare the device alone, without torch: what runs plans asks the driver.
+
+    Raises
+    ------
+    DeviceMissingError
+        If there is no driver, or no such device.
+    DeviceArchError
+        If the engines were built for another one.
+    """
+    from seko_runtime.backends.cuda_driver import device_arch, device_count
+
+    number, count = int(device.partition(":")[2] or 0), device_count()
+    if number >= count:
+        raise DeviceMissingError(f"{device} does not exist, this machine has {count} CUDA devices")
+    _check_arch(target, device, device_arch(number))
+
+
+def _check_arch(target: Target, device: str, found: str) -> None:
+    if found != target.arch:
+        raise DeviceArchError(
+            f"engines are built for {target.arch}, {device} is {found}; rebuild with --target {found}"
+        )

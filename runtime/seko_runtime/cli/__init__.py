@@ -1,0 +1,1 @@
+"""The commands `run`, `verify`, `info` and `unpack`."""

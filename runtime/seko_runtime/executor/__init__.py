@@ -1,0 +1,1 @@
+"""Programs of engine calls, checked against their signatures and bound to tensors."""

@@ -1,0 +1,178 @@
+"""Static check of the buffers that the host writes, reads or cuts into rows: shapes, dtypes, roles. Runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from seko_runtime.errors import ProgramError
+from seko_runtime.format.manifest import Buffer, Manifest
+
+TEXT_BUFFER = "text.embeddings"
+TEXT_IDS, TEXT_ENCODED = "text.ids", "text.encoded"
+IMAGE, IMAGE_LATENTS = "image", "image.latents"
+GIVEN_LATENTS, GIVEN_FRAMES = "given.latents", "given_frames"
+REFERENCE_LATENTS = "reference.latents"
+CALL_ROWS = "rows"  # which of the pool's rows each place of a call stands for
+DECODE_LATENTS, VIDEO_FIRST, VIDEO = "decode.latents", "video.first", "video"
+PICTURE_CHANNELS = 3
+
+
+def kind_buffer(name: str, kind: str) -> str:
+    """Return the chunk buffer of a kind of layers: "" is that without a ring of its own; see `Stream.rings`."""
+    return f"{name}.{kind}" if kind else name
+
+
+def check_buffers(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
+    """See that each buffer with a meaning to the host has the shape that the host will write and read.
+
+    Parameters
+    ----------
+    manifest : Manifest
+        Its programs are looked at by name only.
+    buffers : Mapping[str, Buffer]
+        Its buffers by name.
+
+    Raises
+    ------
+    ProgramError
+        If one does not, or if one is missing that a program or a table needs.
+    """
+    batch = manifest.stream.batch
+    if manifest.pool is not None and manifest.call_rows >= batch:
+        raise ProgramError(
+            f"pool.buckets end with {manifest.call_rows}, the pool has {batch} rows, one of them spare"
+        )
+    _check_chunk_inputs(manifest, buffers)
+    for buffer in buffers.values():
+        if buffer.role == "cache":
+            _check_row_axis(buffer, batch)
+        if buffer.role == "decode" and (not buffer.shape or buffer.shape[0] != manifest.rows):
+            raise ProgramError(
+                f"decode buffer {buffer.name} {list(buffer.shape)}: axis 0 is not the {manifest.rows} rows of the batch"
+            )
+    pool_bytes = sum(buffer.nbytes for buffer in buffers.values() if buffer.role == "cache")
+    if manifest.kv.pool_bytes != pool_bytes:
+        raise ProgramError(f"kv.pool_bytes is {manifest.kv.pool_bytes}, the cache buffers take {pool_bytes}")
+    latents = _latent_shape(manifest, manifest.call_rows)
+    output = buffers.get(manifest.output)
+    if output is None or output.role != "state" or output.shape != latents or output.dtype != "float32":
+        raise ProgramError(f"output {manifest.output!r} is no state buffer of float32 {list(latents)}")
+    _check_text(manifest, buffers)
+    _check_given(manifest, buffers)
+    _check_reference(manifest, buffers)
+    _check_video(manifest, buffers)
+    golden = manifest.golden
+    if golden is not None and len(golden.seeds) != manifest.call_rows:
+        raise ProgramError(
+            f"golden.seeds has {len(golden.seeds)} seeds, a call has {manifest.call_rows} rows"
+        )
+    if golden is not None and golden.video_step and manifest.video is None:
+        raise ProgramError(f"golden.video_step is {golden.video_step}, but the artifact makes no video")
+
+
+def _check_chunk_inputs(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
+    rows = manifest.call_rows
+    frames = (rows, manifest.stream.chunk_frames)
+    host = {"seeds": (rows,), "frames": frames}
+    for kind in ("", *manifest.stream.rings):
+        host[kind_buffer("write_slots", kind)], host[kind_buffer("valid_tokens", kind)] = frames, (rows,)
+    host[GIVEN_FRAMES] = (rows,)
+    if manifest.pool is not None:
+        host[CALL_ROWS] = (rows,)
+        if CALL_ROWS not in buffers:
+            raise ProgramError(f"the pool's programs need the chunk buffer {CALL_ROWS!r}, which is not there")
+    for buffer in buffers.values():
+        if buffer.role != "chunk":
+            continue
+        if buffer.name not in host:
+            raise ProgramError(
+                f"chunk buffer {buffer.name!r} is not one that the host fills: {', '.join(host)}"
+            )
+        if buffer.shape != host[buffer.name] or buffer.dtype != "int64":
+            raise ProgramError(
+                f"chunk buffer {buffer.name} is {buffer.dtype} {list(buffer.shape)}, "
+                f"the host writes int64 {list(host[buffer.name])}"
+            )
+
+
+def _check_row_axis(buffer: Buffer, batch: int) -> None:
+    """The axis behind the layers holds the rows one after another, so that one of them can be cleared."""
+    axis = int(buffer.layered)
+    if len(buffer.shape) <= axis or buffer.shape[axis] % batch:
+        raise ProgramError(
+            f"cache buffer {buffer.name} {list(buffer.shape)}: axis {axis} cannot be cut into the {batch} rows "
+            "of the batch"
+        )
+
+
+def _check_text(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
+    batch, text = manifest.stream.batch, buffers.get(TEXT_BUFFER)
+    if text is not None and (text.role != "prompt" or len(text.shape) != 3 or text.shape[0] != batch):
+        raise ProgramError(
+            f"{TEXT_BUFFER} is a {text.role} buffer {list(text.shape)}, expected prompt [{batch}, n, n]"
+        )
+    if ("text" in manifest.programs) != (manifest.text is not None):
+        raise ProgramError("the table text and the program text belong together, expected both or none")
+    if manifest.text is None:
+        return
+    if text is None:
+        raise ProgramError(f"the program text needs the buffer {TEXT_BUFFER}, which is not there")
+    _expect(buffers, TEXT_IDS, "prompt", (1, manifest.text.tokens), "int64")
+    _expect(buffers, TEXT_ENCODED, "prompt", (1, *text.shape[1:]), text.dtype)
+
+
+def _check_given(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
+    if (GIVEN_LATENTS in buffers) != (GIVEN_FRAMES in buffers):
+        raise ProgramError(f"{GIVEN_LATENTS} and {GIVEN_FRAMES} belong together, expected both or none")
+    if GIVEN_LATENTS in buffers:
+        _expect(buffers, GIVEN_LATENTS, "prompt", _latent_shape(manifest, manifest.stream.batch), "float32")
+        _expect(buffers, GIVEN_FRAMES, "chunk", (manifest.call_rows,), "int64")
+    if "encode" not in manifest.programs:
+        return
+    if GIVEN_LATENTS not in buffers:
+        raise ProgramError(f"the program encode needs the buffer {GIVEN_LATENTS}, which is not there")
+    channels, rows, columns = manifest.stream.latent_shape
+    image = buffers.get(IMAGE)
+    height, width = (*image.shape, 0, 0)[:2] if image is not None else (0, 0)
+    _expect(buffers, IMAGE, "prompt", (height, width, PICTURE_CHANNELS), "uint8")
+    _expect(buffers, IMAGE_LATENTS, "prompt", (channels, 1, rows, columns), "float32")
+
+
+def _check_reference(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
+    stream = manifest.stream
+    if not stream.reference_frames:
+        return
+    channels, rows, columns = stream.latent_shape
+    shape = (stream.batch, channels, stream.reference_frames, rows, columns)
+    _expect(buffers, REFERENCE_LATENTS, "prompt", shape, "float32")
+    if not manifest.has_context and GIVEN_FRAMES not in buffers:
+        raise ProgramError(
+            f"reference frames of a cache for each pass need the buffer {GIVEN_FRAMES}, which is not there"
+        )
+
+
+def _check_video(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
+    video, rows = manifest.video, manifest.rows
+    if ("decode" in manifest.programs) != (video is not None):
+        raise ProgramError("the table video and the program decode belong together, expected both or none")
+    if video is None:
+        return
+    picture = (video.height, video.width, PICTURE_CHANNELS)
+    _expect(buffers, DECODE_LATENTS, "decode", _latent_shape(manifest, rows), "float32")
+    _expect(buffers, VIDEO_FIRST, "decode", (rows, video.first_frames, *picture), "uint8")
+    _expect(buffers, VIDEO, "decode", (rows, video.chunk_frames, *picture), "uint8")
+
+
+def _expect(buffers: Mapping[str, Buffer], name: str, role: str, shape: tuple[int, ...], dtype: str) -> None:
+    found = buffers.get(name)
+    if found is None:
+        raise ProgramError(f"buffer {name} is not there, expected {role} {dtype} {list(shape)}")
+    if (found.role, found.shape, found.dtype) != (role, shape, dtype):
+        raise ProgramError(
+            f"buffer {name} is {found.role} {found.dtype} {list(found.shape)}, expected {role} {dtype} {list(shape)}"
+        )
+
+
+def _latent_shape(manifest: Manifest, rows: int) -> tuple[int, ...]:
+    stream = manifest.stream
+    return (rows, stream.latent_shape[0], stream.chunk_frames, *stream.latent_shape[1:])

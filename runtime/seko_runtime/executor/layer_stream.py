@@ -1,0 +1,134 @@
+"""A cache that lies on the host: its layers come to the device one after another, each while the one before it runs.
+
+Nothing is streamed where no buffer says so; then all of this does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from seko_runtime.backends.memory import Memory, Tensor
+from seko_runtime.executor.layer_visits import Layer, device_seat, layer_visits
+from seko_runtime.executor.programs_check import Programs, Ref
+from seko_runtime.format.manifest import Manifest
+
+Copies = Sequence[tuple[Tensor, Tensor]]  # target, source
+
+
+@dataclass(frozen=True)
+class BoundVisit:
+    """What is copied around one call."""
+
+    fetches: Copies  # beside it, for the call after it
+    stores: Copies  # after it
+
+
+class LayerStream:
+    """The streamed buffers of one session: homes on the host, seats on the device, copies between them.
+
+    The homes hold the truth; a seat holds a layer for one call. Between two runs of a `unit` the seats of the chunk's
+    first call hold its layers. Copies have a queue of their own: they come after all calls that were queued before
+    them, and a call comes after those of the calls before it. So no seat is overwritten while it is read or before it
+    is stored, and a call does not wait for the layer that is fetched beside it.
+
+    Parameters
+    ----------
+    manifest, programs
+        As `layer_visits` takes them.
+    buffers : mapping of str to tensor
+        Of a streamed one the seats, zeros.
+    memory : Memory
+        The session's.
+    """
+
+    def __init__(
+        self, manifest: Manifest, programs: Programs, buffers: Mapping[str, Tensor], memory: Memory
+    ) -> None:
+        self._memory, self._batch = memory, manifest.stream.batch
+        self._specs = {buffer.name: buffer for buffer in manifest.buffers if buffer.device_layers}
+        self._visits = layer_visits(manifest, programs)
+        self._seats = {name: buffers[name] for name in self._specs}
+        self.homes: dict[str, Tensor] = {}
+        if not self._specs:
+            return
+        self._copies = memory.copy_queue()
+        self.homes = {name: self._copies.allocate(spec) for name, spec in self._specs.items()}
+        first = self._visits["denoise", 0]
+        self._first = self._fetched(first[min(first)].takes)
+        self._armed = True  # whether the first call's layers are in their seats; zeros there, zeros here
+        self._unstored: Copies = ()
+
+    def index(self, ref: Ref) -> tuple[int, ...]:
+        """Return where a reference leads in its tensor on the device."""
+        spec = self._specs.get(ref.name) if ref.kind == "buffer" else None
+        return ref.index if spec is None else (device_seat(ref.index[0], spec), *ref.index[1:])
+
+    def visits(self, program: str, number: int) -> dict[int, BoundVisit]:
+        """Return the visits of one run of a program, by the number of the call."""
+        return {
+            at: BoundVisit(self._fetched(visit.fetches), [(b, a) for a, b in self._fetched(visit.stores)])
+            for at, visit in self._visits.get((program, number), {}).items()
+        }
+
+    def before(self, visit: BoundVisit) -> None:
+        """Queue what belongs before a call: its layers are there, the next ones are on their way."""
+        self._copies.join()
+        with self._copies.forked():
+            self._copy(self._unstored)
+            self._copy(visit.fetches)
+        self._unstored = visit.stores
+
+    @contextmanager
+    def unit(self) -> Iterator[None]:
+        """Run programs inside: a chunk's, or a context pass alone. Can be captured, once `arm` was called."""
+        if not self._specs:
+            yield
+            return
+        self._armed, self._unstored = False, ()
+        try:
+            yield
+            with self._copies.forked():
+                self._copy(self._unstored)
+            self._armed = True
+        finally:
+            self._copies.join()
+
+    def arm(self) -> None:
+        """Queue the copies of the first call's layers, if a unit that failed left others there."""
+        if self._specs and not self._armed:
+            self._copy(self._first)
+            self._armed = True
+
+    def clear(self, buffer: str, row: int | None = None) -> None:
+        """Queue zeros into a streamed buffer: into one row's part of it, or into all."""
+
+        def part(layer: Tensor) -> Tensor:
+            return layer if row is None else self._memory.row(layer, 0, row, self._batch)
+
+        # The device writes them, in its own order. The first seat is their source, and holds the first layer after it.
+        zeros = part(self._memory.index(self._seats[buffer], (0,)))
+        self._memory.zero(zeros)
+        for layer in range(self._specs[buffer].shape[0]):
+            self._memory.copy(part(self._memory.index(self.homes[buffer], (layer,))), zeros)
+
+    def drop(self) -> None:
+        """Let go of all tensors."""
+        self.homes.clear()
+        self._seats.clear()
+        self._first = self._unstored = ()
+
+    def _fetched(self, layers: Sequence[Layer]) -> Copies:
+        """Return the copies of these layers from their homes to their seats."""
+        return [
+            (
+                self._memory.index(self._seats[name], (device_seat(layer, self._specs[name]),)),
+                self._memory.index(self.homes[name], (layer,)),
+            )
+            for name, layer in layers
+        ]
+
+    def _copy(self, copies: Copies) -> None:
+        for target, source in copies:
+            self._memory.copy(target, source)

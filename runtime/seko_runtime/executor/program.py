@@ -1,0 +1,146 @@
+"""Programs bound to engines and tensors: everything is looked up once, a run is list copies and engine calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from seko_runtime.backends.memory import Engine, Memory, Tensor
+from seko_runtime.errors import EngineSignatureError
+from seko_runtime.executor.layer_stream import BoundVisit, LayerStream
+from seko_runtime.executor.programs_check import Ref, ResolvedCall
+from seko_runtime.format.manifest import EngineSpec
+
+
+class BoundProgram:
+    """One program, for one pass, ready to run.
+
+    Parameters
+    ----------
+    calls : Sequence[ResolvedCall]
+        Checked by `programs_check.resolve_programs`.
+    tensors : BoundTensors
+        Where references lead.
+    visits : mapping of int to BoundVisit
+        What `LayerStream` copies around which of the calls.
+    """
+
+    def __init__(
+        self, calls: Sequence[ResolvedCall], tensors: BoundTensors, visits: Mapping[int, BoundVisit]
+    ) -> None:
+        self._memory, self._layers = tensors.memory, tensors.layers
+        cell_of: dict[str, int] = {}
+        self._calls = [_bind_call(call, tensors, cell_of, visits.get(at)) for at, call in enumerate(calls)]
+        self._cells: list[Tensor] = [None] * len(cell_of)
+        self._checked = False
+
+    def run(self) -> None:
+        """Run all calls in order.
+
+        Raises
+        ------
+        EngineSignatureError
+            On the first run, if an engine gives back something else than the manifest says.
+        """
+        cells, memory = self._cells, self._memory
+        memory.program_begins()
+        try:
+            for call in self._calls:
+                inputs = call.inputs.copy()
+                for position, cell, index in call.values_in:
+                    inputs[position] = memory.index(cells[cell], index) if index else cells[cell]
+                if call.visit is not None:
+                    self._layers.before(call.visit)
+                results = call.engine(inputs)
+                if not self._checked:
+                    _check_results(call.spec, results, memory)
+                for position, cell in call.values_out:
+                    cells[cell] = results[position]
+                for position, buffer in call.buffers_out:
+                    memory.copy(buffer, results[position])
+            self._checked = True
+        finally:
+            cells[:] = [None] * len(
+                cells
+            )  # a value kept here would hold memory that a capture wants to reuse
+
+
+@dataclass(frozen=True)
+class BoundTensors:
+    """Engines, weights and buffers by name; views are made once and shared."""
+
+    engines: Mapping[str, Engine]
+    specs: Mapping[str, EngineSpec]
+    weights: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+    memory: Memory
+    layers: LayerStream
+    _views: dict[Ref, Tensor] = field(default_factory=dict)
+
+    def tensor(self, ref: Ref) -> Tensor:
+        """Tensor or view that a weight or buffer reference means."""
+        if ref not in self._views:
+            if ref.kind == "weight":
+                view = self.memory.constant(self.weights[ref.name], ref.index)
+            else:
+                whole = self.buffers[ref.name]
+                view = self.memory.index(whole, self.layers.index(ref)) if ref.index else whole
+            if ref.leading:
+                view = self.memory.leading(view, ref.leading)
+            if not ref.by_pass:  # what differs from pass to pass must not be taken for a constant address
+                self.memory.keep_static(view)
+            self._views[ref] = view
+        return self._views[ref]
+
+
+@dataclass(frozen=True)
+class _BoundCall:
+    engine: Engine
+    spec: EngineSpec
+    inputs: list[Tensor]  # None where a value is put in
+    values_in: tuple[tuple[int, int, tuple[int, ...]], ...]  # input position, cell, index
+    values_out: tuple[tuple[int, int], ...]  # output position, cell
+    buffers_out: tuple[tuple[int, Tensor], ...]  # output position, buffer
+    visit: BoundVisit | None
+
+
+def _bind_call(
+    call: ResolvedCall, tensors: BoundTensors, cell_of: dict[str, int], visit: BoundVisit | None
+) -> _BoundCall:
+    values_in = tuple(
+        (position, cell_of[ref.name], ref.index)
+        for position, ref in enumerate(call.inputs)
+        if ref.kind == "value"
+    )
+    for ref in call.outputs:
+        if ref.kind == "value":
+            cell_of.setdefault(ref.name, len(cell_of))
+    return _BoundCall(
+        engine=tensors.engines[call.engine],
+        spec=tensors.specs[call.engine],
+        inputs=[None if ref.kind == "value" else tensors.tensor(ref) for ref in call.inputs],
+        values_in=values_in,
+        values_out=tuple(
+            (position, cell_of[ref.name]) for position, ref in enumerate(call.outputs) if ref.kind == "value"
+        ),
+        buffers_out=tuple(
+            (position, tensors.tensor(ref))
+            for position, ref in enumerate(call.outputs)
+            if ref.kind == "buffer"
+        ),
+        visit=visit,
+    )
+
+
+def _check_results(spec: EngineSpec, results: Sequence[Tensor], memory: Memory) -> None:
+    if len(results) != len(spec.outputs):
+        raise EngineSignatureError(
+            f"engine {spec.name} gave {len(results)} tensors, the manifest says {len(spec.outputs)}; rebuild it"
+        )
+    for result, wanted in zip(results, spec.outputs, strict=True):
+        shape, dtype = memory.describe(result)
+        if (shape, dtype) != (wanted.shape, wanted.dtype):
+            raise EngineSignatureError(
+                f"engine {spec.name} gave {wanted.name} as {dtype} {list(shape)}, "
+                f"the manifest says {wanted.dtype} {list(wanted.shape)}; rebuild the artifact"
+            )

@@ -1,0 +1,231 @@
+"""The artifact's folder: what is in it, that nothing else is, and bytes that were hashed. Loads nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import stat
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from seko_runtime.errors import (
+    FileHashError,
+    FileSizeError,
+    IrregularFileError,
+    ManifestError,
+    MissingFileError,
+    SurplusFileError,
+    SymlinkError,
+)
+from seko_runtime.format.json_fields import MAX_JSON_BYTES
+from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE, FileEntry
+from seko_runtime.format.trust import MAX_SIGNATURE_BYTES
+
+OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE_FLAGS = OPEN_FLAGS | os.O_NONBLOCK  # a pipe put in a file's place must not hang the open
+
+
+class ArtifactFiles:
+    """An open artifact folder; every file is opened once, relative to it, and never by following a link.
+
+    Parameters
+    ----------
+    root : Path
+        The artifact's folder; itself it may be a link.
+
+    Raises
+    ------
+    MissingFileError
+        If there is no such folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        try:
+            self._root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            raise MissingFileError(f"{root} is no folder, expected an artifact's; check the path") from None
+        except OSError as error:
+            raise MissingFileError(
+                f"{root} cannot be opened: {error.strerror}; check its permissions"
+            ) from None
+        self._descriptors: dict[str, int] = {}
+
+    def read_manifest(self) -> bytes:
+        """Return the bytes of `manifest.json`.
+
+        Raises
+        ------
+        ManifestError
+            If it is missing or too large.
+        SymlinkError, IrregularFileError
+            If it is no regular file.
+        """
+        document = self._read_small(MANIFEST_FILE, MAX_JSON_BYTES)
+        if document is None:
+            raise ManifestError(f"{self.root} holds no {MANIFEST_FILE}; it is no artifact, or a broken copy")
+        if len(document) > MAX_JSON_BYTES:
+            raise ManifestError(f"{MANIFEST_FILE} has more than {MAX_JSON_BYTES} bytes, which is no manifest")
+        return document
+
+    def read_signature(self) -> bytes | None:
+        """Return the bytes of `manifest.sig`, None if it is not there.
+
+        Raises
+        ------
+        SymlinkError, IrregularFileError
+            If it is no regular file.
+        """
+        return self._read_small(SIGNATURE_FILE, MAX_SIGNATURE_BYTES)
+
+    def open_all(self, files: Mapping[str, FileEntry]) -> None:
+        """Open every file of the table, and see that the folder holds those and nothing else.
+
+        Raises
+        ------
+        SymlinkError, IrregularFileError, SurplusFileError
+            For what should not be there.
+        MissingFileError, FileSizeError
+            For what should.
+        """
+        folders = {
+            "/".join(parts[:depth])
+            for path in files
+            for parts in [path.split("/")]
+            for depth in range(len(parts))
+        }
+        self._open_folder(self._root_fd, "", files, folders)
+        for path, entry in sorted(files.items()):
+            if path not in self._descriptors:
+                raise MissingFileError(
+                    f"{path} is not in {self.root}, the manifest lists it; copy the artifact again"
+                )
+            size = os.fstat(self._descriptors[path]).st_size
+            if size != entry.size:
+                raise FileSizeError(
+                    f"{path} has {size} bytes, the manifest says {entry.size}; copy the artifact again"
+                )
+
+    def verified(self, files: Mapping[str, FileEntry], mapped: frozenset[str]) -> dict[str, memoryview]:
+        """Hash every file, and return the very bytes that were hashed.
+
+        Parameters
+        ----------
+        files : Mapping[str, FileEntry]
+            As given to `open_all`.
+        mapped : frozenset[str]
+            Large files of plain data: mapped, not read. All others are read into memory first, so that nobody who can
+            still write to the file can change what was hashed.
+
+        Returns
+        -------
+        dict[str, memoryview]
+            Bytes by path. Mapped ones are private: writing to them does not reach the file.
+
+        Raises
+        ------
+        FileHashError
+            If a file's SHA-256 is not the manifest's.
+        """
+
+        def verify(path: str) -> memoryview:
+            content = (
+                _map_privately(self._descriptors[path]) if path in mapped else _read(self._descriptors[path])
+            )
+            found = hashlib.sha256(content).hexdigest()  # lets other threads run meanwhile
+            if found != files[path].sha256:
+                raise FileHashError(
+                    f"{path} has SHA-256 {found}, the manifest says {files[path].sha256}; copy the artifact again"
+                )
+            return content
+
+        paths = sorted(files, key=lambda path: -files[path].size)  # the largest first: it takes longest
+        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+            return dict(zip(paths, pool.map(verify, paths), strict=True))
+
+    def close(self) -> None:
+        """Close the folder and its files; mappings stay valid."""
+        for descriptor in (*self._descriptors.values(), self._root_fd):
+            os.close(descriptor)
+        self._descriptors = {}
+
+    def _read_small(self, name: str, limit: int) -> bytes | None:
+        """At most one byte more than ``limit``, by which the caller sees that there are too many."""
+        try:
+            descriptor = os.open(name, FILE_FLAGS, dir_fd=self._root_fd)
+        except FileNotFoundError:
+            return None
+        except PermissionError:
+            raise MissingFileError(f"{name} may not be read by this user; change its permissions") from None
+        except OSError as error:
+            raise SymlinkError(f"{name} cannot be opened as a plain file: {error.strerror}") from None
+        try:
+            _check_regular(os.fstat(descriptor), name)
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                return file.read(limit + 1)
+        finally:
+            os.close(descriptor)
+
+    def _open_folder(
+        self, folder_fd: int, prefix: str, files: Mapping[str, FileEntry], folders: set[str]
+    ) -> None:
+        with os.scandir(folder_fd) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+        for entry in found:
+            path = prefix + entry.name
+            if entry.is_symlink():
+                raise SymlinkError(
+                    f"{path!r} is a symbolic link, an artifact holds none; copy it with links resolved"
+                )
+            if entry.is_dir(follow_symlinks=False):
+                if path not in folders:
+                    raise SurplusFileError(f"folder {path!r} is not in the manifest; remove it or rebuild")
+                inner = _open_beneath(entry.name, OPEN_FLAGS | os.O_DIRECTORY, folder_fd, path)
+                try:
+                    self._open_folder(inner, path + "/", files, folders)
+                finally:
+                    os.close(inner)
+                continue
+            if not entry.is_file(follow_symlinks=False):
+                raise IrregularFileError(f"{path!r} is neither a regular file nor a folder; remove it")
+            if path in (MANIFEST_FILE, SIGNATURE_FILE):
+                continue
+            if path not in files:
+                raise SurplusFileError(f"{path!r} is not in the manifest; remove it or rebuild the artifact")
+            descriptor = _open_beneath(entry.name, FILE_FLAGS, folder_fd, path)
+            self._descriptors[path] = descriptor
+            _check_regular(os.fstat(descriptor), path)
+
+
+def _open_beneath(name: str, flags: int, folder_fd: int, path: str) -> int:
+    try:
+        return os.open(name, flags, dir_fd=folder_fd)
+    except PermissionError:
+        raise MissingFileError(f"{path!r} may not be read by this user; change its permissions") from None
+    except OSError as error:  # it was a plain file a moment ago: somebody is swapping files under us
+        raise SymlinkError(
+            f"{path!r} changed while it was opened: {error.strerror}; copy it to a safe place"
+        ) from None
+
+
+def _check_regular(status: os.stat_result, path: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise IrregularFileError(f"{path!r} is no regular file; remove it or copy the artifact again")
+
+
+def _map_privately(descriptor: int) -> memoryview:
+    if os.fstat(descriptor).st_size == 0:
+        return memoryview(b"")
+    # ACCESS_COPY gives writable pages that never reach the file: torch takes them without a copy and a warning.
+    return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
+
+
+def _read(descriptor: int) -> memoryview:
+    chunks = []
+    offset = 0
+    while chunk := os.pread(descriptor, 64 << 20, offset):
+        chunks.append(chunk)
+        offset += len(chunk)
+    return memoryview(b"".join(chunks))

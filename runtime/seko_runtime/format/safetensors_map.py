@@ -1,0 +1,160 @@
+"""Strict reader of safetensors bytes in numpy alone: tensors are views of the mapping that was hashed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.errors import (
+    ManifestError,
+    SafetensorsHeaderError,
+    UsageError,
+    WeightDtypeError,
+    WeightMissingError,
+    WeightShapeError,
+)
+from seko_runtime.format.json_fields import Fields, as_integer, as_text, parse_json
+from seko_runtime.format.manifest import DTYPE_BYTES, TensorSpec
+
+MAX_HEADER_BYTES = 16 << 20  # 40 layers of Wan 14B need about 0.15 MB
+PREFIX_BYTES = 8
+DTYPE_NAMES = {
+    "F32": "float32",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "F8_E4M3": "float8_e4m3fn",
+    "U8": "uint8",
+    "I8": "int8",
+    "I32": "int32",
+    "I64": "int64",
+    "BOOL": "bool",
+}
+
+
+@dataclass(frozen=True)
+class MappedTensor:
+    """A tensor inside a mapped file: ``data[offset : offset + nbytes]``, contiguous, little-endian."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    data: memoryview
+    offset: int
+    nbytes: int
+
+    def to_numpy(self) -> NDArray[np.generic]:
+        """Return a copy; bfloat16 becomes float32, which holds all of its values.
+
+        Raises
+        ------
+        UsageError
+            For float8, which numpy cannot hold.
+        """
+        raw = self.data[self.offset : self.offset + self.nbytes]
+        if self.dtype == "float8_e4m3fn":
+            raise UsageError(f"{self.name} is float8_e4m3fn, which numpy cannot hold; read it through torch")
+        if self.dtype == "bfloat16":
+            words = np.frombuffer(raw, "<u2").astype("<u4") << 16
+            return words.view(np.float32).reshape(self.shape)
+        array: NDArray[np.generic] = np.frombuffer(raw, np.dtype(self.dtype)).reshape(self.shape).copy()
+        return array
+
+
+def map_safetensors(data: memoryview, file: str) -> dict[str, MappedTensor]:
+    """Read the header of a safetensors file and place its tensors.
+
+    Parameters
+    ----------
+    data : memoryview
+        The whole file, as bytes.
+    file : str
+        Its name, for messages.
+
+    Returns
+    -------
+    dict[str, MappedTensor]
+        By name. Together they fill the file's data without holes and overlaps.
+
+    Raises
+    ------
+    SafetensorsHeaderError
+        If the header is too large, malformed, or places a tensor where it cannot be.
+    """
+    if len(data) < PREFIX_BYTES:
+        raise SafetensorsHeaderError(f"{file} has {len(data)} bytes, too few for a safetensors header")
+    header_bytes = int.from_bytes(data[:PREFIX_BYTES], "little")
+    if header_bytes > MAX_HEADER_BYTES or PREFIX_BYTES + header_bytes > len(data):
+        raise SafetensorsHeaderError(
+            f"{file} announces a header of {header_bytes} bytes in a file of {len(data)}, "
+            f"at most {MAX_HEADER_BYTES} are read; rebuild the artifact"
+        )
+    begin = PREFIX_BYTES + header_bytes
+    try:
+        fields = Fields(parse_json(bytes(data[PREFIX_BYTES:begin]), f"{file} header", MAX_HEADER_BYTES), file)
+        if "__metadata__" in fields:
+            fields.entries("__metadata__", as_text)
+        tensors = {
+            name: _place(Fields(fields.value(name), f"{file}[{name[:80]!r}]"), name, data, begin)
+            for name in fields.names()
+            if name != "__metadata__"
+        }
+    except ManifestError as error:  # the shared JSON reader's word for malformed
+        raise SafetensorsHeaderError(str(error)) from None
+    end = begin
+    for tensor in sorted(tensors.values(), key=lambda one: (one.offset, one.nbytes)):
+        if tensor.offset != end:
+            raise SafetensorsHeaderError(
+                f"{file}: tensor {tensor.name} begins at byte {tensor.offset}, expected {end}: "
+                "tensors must neither overlap nor leave holes; rebuild the artifact"
+            )
+        end += tensor.nbytes
+    if end != len(data):
+        raise SafetensorsHeaderError(f"{file} has {len(data)} bytes, its tensors end at {end}")
+    return tensors
+
+
+def check_tensor(found: Mapping[str, MappedTensor], wanted: TensorSpec, file: str) -> MappedTensor:
+    """Return the tensor ``wanted`` of a file if it is what the manifest says.
+
+    Raises
+    ------
+    WeightMissingError, WeightShapeError, WeightDtypeError
+        With both sides.
+    """
+    tensor = found.get(wanted.name)
+    if tensor is None:
+        raise WeightMissingError(
+            f"{file} holds no tensor {wanted.name}, which the manifest lists; rebuild it"
+        )
+    if tensor.shape != wanted.shape:
+        raise WeightShapeError(
+            f"{wanted.name} in {file} has shape {list(tensor.shape)}, "
+            f"the manifest says {list(wanted.shape)}; rebuild the artifact"
+        )
+    if tensor.dtype != wanted.dtype:
+        raise WeightDtypeError(
+            f"{wanted.name} in {file} is {tensor.dtype}, the manifest says {wanted.dtype}; rebuild the artifact"
+        )
+    return tensor
+
+
+def _place(fields: Fields, name: str, data: memoryview, begin: int) -> MappedTensor:
+    dtype = DTYPE_NAMES.get(fields.text("dtype"))
+    if dtype is None:
+        raise ManifestError(
+            f"{fields.where}.dtype is {fields.text('dtype')[:20]!r}, expected one of {[*DTYPE_NAMES]}"
+        )
+    shape = fields.items("shape", as_integer)
+    offsets = fields.items("data_offsets", as_integer)
+    if len(offsets) != 2 or len(shape) > 16:
+        raise ManifestError(f"{fields.where}.data_offsets or shape has too many or too few numbers")
+    nbytes = math.prod(shape) * DTYPE_BYTES[dtype]
+    if offsets[1] - offsets[0] != nbytes or begin + offsets[1] > len(data):
+        raise ManifestError(
+            f"{fields.where} lies at {list(offsets)} of {len(data) - begin} data bytes, its shape needs {nbytes}"
+        )
+    return MappedTensor(name, shape, dtype, data, begin + offsets[0], nbytes)

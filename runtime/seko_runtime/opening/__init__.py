@@ -1,0 +1,1 @@
+"""Opening an artifact: all checks, then weights and engines, then sessions; comparison with its goldens."""

@@ -1,0 +1,401 @@
+"""Opening an artifact: every check in order, then its weights and engines, then sessions and verification."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.backends import Backend, open_backend
+from seko_runtime.backends.memory import Engine, Memory, Tensor
+from seko_runtime.errors import ArtifactError, DeviceMemoryError, SessionClosedError, UsageError
+from seko_runtime.executor.buffers_check import TEXT_BUFFER
+from seko_runtime.executor.programs_check import Programs, resolve_programs
+from seko_runtime.format.manifest import Manifest
+from seko_runtime.opening.checked_artifact import CheckedArtifact, check_artifact, read_manifest
+from seko_runtime.opening.golden import (
+    ChunkError,
+    relative_error,
+    video_error,
+    video_tensor,
+    worst_cache_error,
+)
+from seko_runtime.video.pool import Pool
+from seko_runtime.video.prompts import PROMPT_CACHE
+from seko_runtime.video.schedule import rescheduled
+from seko_runtime.video.session import Session
+from seko_runtime.video.streams import Streams
+from seko_runtime.video.text import PromptIds
+
+__all__ = [
+    "CheckedArtifact",
+    "OpenArtifact",
+    "check_artifact",
+    "open_artifact",
+    "read_manifest",
+    "relative_error",
+]
+
+
+def open_artifact(path: str | Path, device: str = "auto", *, trust: str | Path | None = None) -> OpenArtifact:
+    """Check an artifact and load it.
+
+    Parameters
+    ----------
+    path : str or Path
+        Its folder.
+    device : str
+        ``auto`` (the kind it was built for), ``cpu``, ``cuda`` or ``cuda:N``.
+    trust : str or Path, optional
+        A trust file: only what one of its keys signed is opened. Without it the environment variable ``SEKO_TRUST``
+        names one; without either, signatures are not asked for.
+
+    Returns
+    -------
+    OpenArtifact
+        A context manager.
+
+    Raises
+    ------
+    ArtifactError
+        By its subclass: what is wrong. No native code of the artifact has been loaded then, except for
+        EngineLoadError and, where a package contradicts the manifest, EngineSignatureError.
+    BackendMissingError, DeviceMissingError, TrustFileError, SignatureLibraryMissingError
+        If this machine lacks what it needs.
+    """
+    checked = check_artifact(path, device, trust=trust)
+    backend = open_backend(checked.manifest.backend, checked.device)
+    try:
+        memory = backend.memory()
+        weights = memory.upload(checked.weights)
+        engines = backend.load_engines(checked.manifest, checked.files)
+    except BaseException:
+        backend.close()
+        raise
+    return OpenArtifact(checked, backend, engines, weights, memory)
+
+
+class OpenArtifact:
+    """An artifact whose engines are loaded and whose weights are on the device; sessions share both.
+
+    Made by `open_artifact`. Use it as a context manager, or call `close()`.
+    """
+
+    def __init__(
+        self,
+        checked: CheckedArtifact,
+        backend: Backend,
+        engines: Mapping[str, Engine],
+        weights: Mapping[str, Tensor],
+        memory: Memory,
+    ) -> None:
+        self.manifest = checked.manifest
+        self.digest = checked.digest
+        self.device = checked.device
+        self._checked = checked
+        self._backend = backend
+        self._engines = dict(engines)
+        self._weights = dict(weights)
+        self._memory = memory  # of the weights
+        self._sessions: list[Session] = []
+        self._pools: list[Pool] = []
+        self._closed = False
+        spec = self.manifest.text
+        self._prompt_ids = None if spec is None else PromptIds(spec, checked.files[spec.tokenizer])
+
+    def open_session(
+        self,
+        seeds: Sequence[int] | None = None,
+        text: object = None,
+        *,
+        prompt: str | Sequence[str] | None = None,
+        steps: int | None = None,
+        shift: float | None = None,
+        image: object = None,
+        given_latents: object = None,
+        reference: object = None,
+        prompt_cache: int = PROMPT_CACHE,
+        overlap: bool = True,
+    ) -> Session:
+        """Open a session, which lives until its own `close()` or the artifact's.
+
+        Parameters
+        ----------
+        seeds : Sequence[int], optional
+            One per row; 0, 1, ... without it.
+        text : array or tensor, optional
+            [B, tokens, text_dim], the text encoder's output; without it and ``prompt`` the golden's.
+        prompt : str or Sequence[str], optional
+            One sentence for all rows, or one per row.
+        steps : int, optional
+            Denoise passes of this session; the artifact's without it.
+        shift : float, optional
+            Warp of their times; the artifact's without it.
+        reference : array, optional
+            The reference frames of an artifact that has some, as `reference.set_reference` takes them; the golden's
+            without it.
+        image, given_latents, prompt_cache, overlap
+            As `Session` takes them.
+
+        Raises
+        ------
+        UsageError
+            If something does not fit, or the artifact has no golden text and none is given.
+        TokenizerMissingError, TokenizerError
+            If ``prompt`` cannot be cut into tokens.
+        SessionClosedError
+            If the artifact is closed.
+        """
+        self._check_open()
+        takes_text = any(buffer.name == TEXT_BUFFER for buffer in self.manifest.buffers)
+        if text is None and prompt is None and takes_text:
+            golden = self.manifest.golden
+            if golden is not None and golden.text is None and self._prompt_ids is not None:
+                prompt = golden.prompt
+            text = self.golden_text() if prompt is None else None
+        if reference is None and self.manifest.stream.reference_frames:
+            golden = self.manifest.golden
+            if golden is not None and golden.reference is not None:
+                reference = self._checked.golden[golden.reference].to_numpy()
+        memory, manifest, programs, weights = self._scheduled(steps, shift)
+        session = Session(
+            manifest,
+            self._engines,
+            weights,
+            memory,
+            seeds=list(range(manifest.call_rows)) if seeds is None else seeds,
+            text=text,
+            prompt=prompt,
+            image=image,
+            given_latents=given_latents,
+            reference=reference,
+            programs=programs,
+            prompt_ids=self._prompt_ids,
+            digest=self.digest,
+            prompt_cache=prompt_cache,
+            overlap=overlap,
+        )
+        self._sessions = [one for one in self._sessions if not one.closed] + [session]
+        return session
+
+    def open_pool(
+        self,
+        *,
+        steps: int | None = None,
+        shift: float | None = None,
+        prompt_cache: int = PROMPT_CACHE,
+        overlap: bool = True,
+    ) -> Pool:
+        """Open the pool of an artifact that was built with ``--sessions``; it ends with its `close` or the artifact's.
+
+        Parameters
+        ----------
+        steps, shift, prompt_cache, overlap
+            As `open_session` takes them, for all sessions of the pool.
+
+        Raises
+        ------
+        UsageError
+            If the artifact has no pool, or ``steps`` or ``shift`` do not fit.
+        DeviceMemoryError
+            If the pool does not fit on the device; nothing was allocated.
+        SessionClosedError
+            If the artifact is closed.
+        """
+        self._check_open()
+        if self.manifest.pool is None:
+            raise UsageError("this artifact was built without a pool; rebuild it with --sessions N")
+        memory, manifest, programs, weights = self._scheduled(steps, shift)
+        try:
+            _admit(manifest, memory)
+        except BaseException:
+            memory.close()
+            raise
+        streams = Streams(
+            manifest,
+            self._engines,
+            weights,
+            memory,
+            programs=programs,
+            prompt_ids=self._prompt_ids,
+            digest=self.digest,
+            prompt_cache=prompt_cache,
+            overlap=overlap,
+        )
+        try:
+            streams.prepare()
+        except BaseException:
+            streams.close()
+            raise
+        pool = Pool(streams, digest=self.digest)
+        self._pools.append(pool)
+        return pool
+
+    def golden_text(self) -> NDArray[np.generic]:
+        """Text embeddings that the golden was recorded with.
+
+        Raises
+        ------
+        UsageError
+            If the artifact has none.
+        """
+        golden = self.manifest.golden
+        if golden is None or golden.text is None:
+            raise UsageError(
+                "this artifact holds no text to fall back on; give the text encoder's output as text"
+            )
+        return self._checked.golden[golden.text].to_numpy()
+
+    def verify(self) -> list[ChunkError]:
+        """Replay the golden's chunks and compare.
+
+        Returns
+        -------
+        list[ChunkError]
+            One per recorded chunk; the caller judges by `within`.
+
+        Raises
+        ------
+        UsageError
+            If the artifact has no golden.
+        SessionClosedError
+            If the artifact is closed.
+        """
+        golden = self.manifest.golden
+        if golden is None:
+            raise UsageError("this artifact holds no golden to verify against; rebuild it")
+        errors = []
+        with self.open_session(seeds=golden.seeds) as session:
+            for number in range(golden.chunks[-1] + 1):
+                chunk = session.run_chunk()
+                if number in golden.chunks:
+                    sample = session.cache_sample(golden.cache_step) if golden.cache_step else None
+                    video = chunk.video() if golden.video_step else None
+                    errors.append(self.chunk_error(number, chunk.to_host(), sample, video))
+        return errors
+
+    def chunk_error(
+        self,
+        number: int,
+        latents: NDArray[np.float32],
+        cache: Mapping[str, NDArray[np.float32]] | None = None,
+        video: NDArray[np.uint8] | None = None,
+    ) -> ChunkError:
+        """Compare chunk ``number``, made with the golden's seeds and text, with what was recorded.
+
+        Parameters
+        ----------
+        number : int
+            Of the chunk.
+        latents : numpy.ndarray
+            float32 [B, C, F, h, w], as `Chunk.to_host` gives them.
+        cache : mapping of str to numpy.ndarray, optional
+            What `Session.cache_sample` gave after that chunk.
+        video : numpy.ndarray, optional
+            uint8 [B, T, H, W, 3], as `Chunk.video` gives them.
+
+        Raises
+        ------
+        UsageError
+            If that chunk was not recorded.
+        """
+        golden, tensors = self.manifest.golden, self._checked.golden
+        if golden is None or number not in golden.chunks:
+            raise UsageError(f"chunk {number} is not in this artifact's golden")
+        bound, exact = golden.bound(number), tensors.get(f"exact.{number}")
+        frames = tensors.get(video_tensor(number)) if golden.video_step and video is not None else None
+        return ChunkError(
+            chunk=number,
+            golden=relative_error(latents, tensors[f"latents.{number}"].to_numpy()),
+            exact=None if exact is None else relative_error(latents, exact.to_numpy()),
+            tolerance=bound.latents,
+            cache=None if cache is None else worst_cache_error(cache, tensors, number, self.manifest.buffers),
+            cache_tolerance=bound.cache,
+            video=None
+            if frames is None or video is None
+            else video_error(video, frames.to_numpy(), golden.video_step),
+            video_tolerance=bound.video,
+        )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SessionClosedError("the artifact is closed; open it again with open_artifact()")
+
+    def _scheduled(
+        self, steps: int | None, shift: float | None
+    ) -> tuple[Memory, Manifest, Programs, Mapping[str, Tensor]]:
+        """A new memory, and what runs on it with the caller's own passes, or with the artifact's."""
+        manifest, programs, weights = self.manifest, self._checked.programs, self._weights
+        memory = self._backend.memory()
+        if (steps, shift) != (None, None):
+            try:
+                manifest, tables = rescheduled(manifest, steps, shift)
+                programs = _resolved_anew(manifest)
+                weights = weights | _uploaded(manifest, tables, memory)
+            except BaseException:
+                memory.close()
+                raise
+        return memory, manifest, programs, weights
+
+    @property
+    def stats(self) -> Mapping[str, int]:
+        """Counters of the backend, such as recompiles."""
+        return self._backend.stats()
+
+    def close(self) -> None:
+        """Close all sessions, then let go of engines and weights; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        for session in self._sessions:
+            session.close()
+        for pool in self._pools:
+            pool.close()
+        self._sessions.clear()
+        self._pools.clear()
+        self._engines.clear()
+        self._weights.clear()
+        self._backend.close()
+        self._memory.close()
+
+    def __enter__(self) -> OpenArtifact:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _admit(manifest: Manifest, memory: Memory) -> None:
+    """Refuse a pool that does not fit, by its buffers alone: what engines need while they run comes on top."""
+    needed = sum(buffer.nbytes for buffer in manifest.buffers)
+    free = memory.free_bytes()
+    if needed > free:
+        own = needed // manifest.stream.batch
+        raise DeviceMemoryError(
+            f"a pool of {manifest.rows} sessions takes {needed} bytes, about {own} each; {free} are free: close what "
+            f"else runs there, or rebuild with --sessions {max(0, free // own - 1)} or fewer"
+        )
+
+
+def _resolved_anew(manifest: Manifest) -> Programs:
+    """Programs of a manifest with other passes; UsageError if something else of the artifact depends on their count."""
+    try:
+        return resolve_programs(manifest)
+    except ArtifactError as error:
+        passes = manifest.schedule.denoise_passes
+        raise UsageError(f"this artifact cannot run {passes} denoise passes: {error}") from None
+
+
+def _uploaded(
+    manifest: Manifest, tables: Mapping[str, NDArray[np.generic]], memory: Memory
+) -> dict[str, Tensor]:
+    """Tables that stand in for weights, on the device."""
+    with memory.ordered():
+        tensors = {
+            weight.name: memory.allocate(weight) for weight in manifest.weights if weight.name in tables
+        }
+        for name, tensor in tensors.items():
+            memory.write(tensor, tables[name])
+    return tensors

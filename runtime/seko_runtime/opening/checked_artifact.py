@@ -1,0 +1,165 @@
+"""Every check of an artifact that needs no native code of it, cheapest first. Opening it is in `artifact`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from seko_runtime.backends import OVER_DRIVER, PORTABLE, check_backend
+from seko_runtime.backends.host import check_cpu, check_device, check_driver, check_torch
+from seko_runtime.executor.buffers_check import TEXT_BUFFER
+from seko_runtime.executor.programs_check import Programs, resolve_programs
+from seko_runtime.format.artifact_files import ArtifactFiles
+from seko_runtime.format.manifest import Buffer, Golden, Manifest, TensorSpec
+from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.format.safetensors_map import MappedTensor, check_tensor, map_safetensors
+from seko_runtime.format.trust import check_signature
+from seko_runtime.opening.golden import cache_tensor, video_tensor
+
+
+@dataclass(frozen=True)
+class CheckedArtifact:
+    """An artifact whose manifest, files, hashes and headers are right, with no native code loaded yet."""
+
+    manifest: Manifest
+    document: bytes  # of manifest.json
+    signature: bytes | None  # of manifest.sig
+    digest: str
+    device: str
+    programs: Programs
+    files: Mapping[str, memoryview]
+    weights: Mapping[str, MappedTensor]
+    golden: Mapping[str, MappedTensor]
+
+
+def read_manifest(path: str | Path, *, trust: str | Path | None = None) -> tuple[Manifest, str]:
+    """Read and check an artifact's manifest alone; return it with its digest (SHA-256, hexadecimal).
+
+    ``trust`` is as `open_artifact` takes it.
+
+    Raises
+    ------
+    ArtifactError
+        By its subclass.
+    """
+    files = ArtifactFiles(Path(path))
+    try:
+        document = files.read_manifest()
+        check_signature(document, files.read_signature(), trust)
+    finally:
+        files.close()
+    return parse_manifest(document), hashlib.sha256(document).hexdigest()
+
+
+def check_artifact(
+    path: str | Path,
+    device: str = "auto",
+    *,
+    fits_here: bool = True,
+    trust: str | Path | None = None,
+    may_be_unsigned: bool = False,
+) -> CheckedArtifact:
+    """Run every check that needs no native code of the artifact, cheapest first; see `open_artifact`.
+
+    Without ``fits_here`` the machine is left out of it: the artifact may be for another one. With
+    ``may_be_unsigned`` the trust file is: that is for the tool that signs.
+    """
+    folder = ArtifactFiles(Path(path))
+    try:
+        document, signature = folder.read_manifest(), folder.read_signature()
+        if not may_be_unsigned:
+            check_signature(document, signature, trust)
+        manifest = parse_manifest(document)
+        programs = resolve_programs(manifest)
+        device = check_device(manifest.target, device)
+        native = manifest.backend not in PORTABLE
+        if fits_here and native:
+            check_cpu(manifest.target)
+        folder.open_all(manifest.files)
+        if fits_here:
+            check_backend(manifest.backend)  # before torch's version: without torch there is none
+            if manifest.backend in OVER_DRIVER:
+                check_driver(manifest.target, device)
+            elif native:
+                check_torch(manifest.target, device)
+        mapped = frozenset(weight.file for weight in manifest.weights)
+        files = folder.verified(manifest.files, mapped)
+    finally:
+        folder.close()
+    return CheckedArtifact(
+        manifest=manifest,
+        document=document,
+        signature=signature,
+        digest=hashlib.sha256(document).hexdigest(),
+        device=device,
+        programs=programs,
+        files=files,
+        weights=_place_weights(manifest, files),
+        golden=_place_golden(manifest, files),
+    )
+
+
+def _place_weights(manifest: Manifest, files: Mapping[str, memoryview]) -> dict[str, MappedTensor]:
+    headers = {
+        path: map_safetensors(files[path], path) for path in {weight.file for weight in manifest.weights}
+    }
+    return {
+        weight.name: check_tensor(headers[weight.file], weight, weight.file) for weight in manifest.weights
+    }
+
+
+def _place_golden(manifest: Manifest, files: Mapping[str, memoryview]) -> dict[str, MappedTensor]:
+    """Tensors of the golden file, those that `verify` needs with the shape that it needs."""
+    golden: Golden | None = manifest.golden
+    if golden is None:
+        return {}
+    found = map_safetensors(files[golden.file], golden.file)
+    shape = next(buffer.shape for buffer in manifest.buffers if buffer.name == manifest.output)
+    for chunk in golden.chunks:
+        check_tensor(found, TensorSpec(f"latents.{chunk}", shape, "float32"), golden.file)
+        if f"exact.{chunk}" in found:
+            check_tensor(found, TensorSpec(f"exact.{chunk}", shape, "float32"), golden.file)
+        if golden.cache_step:
+            for buffer in manifest.buffers:
+                if buffer.role == "cache":
+                    _check_cache_sample(found, manifest, buffer, chunk)
+        if golden.video_step and manifest.video is not None:
+            _check_video_sample(found, manifest, chunk, golden)
+    if golden.reference is not None:
+        channels, *size = manifest.stream.latent_shape
+        held = (manifest.call_rows, channels, manifest.stream.reference_frames, *size)
+        check_tensor(found, TensorSpec(golden.reference, held, "float32"), golden.file)
+    if golden.text is not None:
+        text = next((buffer for buffer in manifest.buffers if buffer.name == TEXT_BUFFER), None)
+        dtype = found[golden.text].dtype if golden.text in found else "float32"  # any dtype that converts
+        if text is not None:
+            shape = (manifest.call_rows, *text.shape[1:])
+            check_tensor(found, TensorSpec(golden.text, shape, dtype), golden.file)
+    return found
+
+
+def _check_cache_sample(
+    found: Mapping[str, MappedTensor], manifest: Manifest, buffer: Buffer, chunk: int
+) -> None:
+    golden, axis = manifest.golden, int(buffer.layered)
+    if golden is None:
+        return
+    shape = list(buffer.shape)
+    shape[axis] = -(-(shape[axis] // manifest.stream.batch * manifest.call_rows) // golden.cache_step)
+    name = cache_tensor(buffer.name, chunk)
+    dtype = found[name].dtype if name in found else buffer.dtype  # any dtype that converts
+    check_tensor(found, TensorSpec(name, tuple(shape), dtype), golden.file)
+
+
+def _check_video_sample(
+    found: Mapping[str, MappedTensor], manifest: Manifest, chunk: int, golden: Golden
+) -> None:
+    video, step = manifest.video, golden.video_step
+    if video is None:
+        return
+    frames = video.chunk_frames if chunk else video.first_frames
+    sides = (-(-video.height // step), -(-video.width // step))
+    spec = TensorSpec(video_tensor(chunk), (manifest.call_rows, frames, *sides, 3), "uint8")
+    check_tensor(found, spec, golden.file)

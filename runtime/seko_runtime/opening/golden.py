@@ -1,0 +1,165 @@
+"""How far a replayed chunk is from its golden: the latents, and what the chunk left in the cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.format.manifest import Buffer
+from seko_runtime.format.safetensors_map import MappedTensor
+
+
+@dataclass(frozen=True)
+class ChunkError:
+    """How far a replayed chunk is from what was recorded.
+
+    Parameters
+    ----------
+    chunk : int
+        Its number.
+    golden : float
+        Of the latents against the recording of the same numeric track, ||found - recorded|| / ||recorded||.
+    exact : float or None
+        The same against the track that quantises nothing, where it was recorded; reported, not judged.
+    tolerance : float
+        Largest ``golden`` that passes.
+    cache : float or None
+        The worst `cache_error` of the chunk, where the cache was recorded and looked at.
+    cache_tolerance : float
+        Largest ``cache`` that passes.
+    video : float or None
+        `video_error` of the chunk's frames, where they were recorded and looked at.
+    video_tolerance : float
+        Largest ``video`` that passes.
+    """
+
+    chunk: int
+    golden: float
+    exact: float | None
+    tolerance: float
+    cache: float | None = None
+    cache_tolerance: float = 0.0
+    video: float | None = None
+    video_tolerance: float = 0.0
+
+    @property
+    def within(self) -> bool:
+        """Whether the golden is met; never, if a number is NaN."""
+        return (
+            self.golden <= self.tolerance
+            and (self.cache is None or self.cache <= self.cache_tolerance)
+            and (self.video is None or self.video <= self.video_tolerance)
+        )
+
+    def __str__(self) -> str:
+        exact = "" if self.exact is None else f", exact track {self.exact:.3g}"
+        cache = "" if self.cache is None else f", cache {self.cache:.3g} (at most {self.cache_tolerance:.3g})"
+        video = "" if self.video is None else f", video {self.video:.3g} (at most {self.video_tolerance:.3g})"
+        return f"chunk {self.chunk}: golden {self.golden:.3g} (at most {self.tolerance:.3g}){cache}{video}{exact}"
+
+
+def verdict(errors: Sequence[ChunkError]) -> dict[str, object]:
+    """Return ``ok``, ``worst`` and ``errors`` as plain data; a number that is not finite is given as text."""
+    worst = max(errors, key=lambda error: (not error.within, _nan_last(error.golden)))
+    return {
+        "ok": all(error.within for error in errors),
+        "worst": error_row(worst),
+        "errors": [error_row(error) for error in errors],
+    }
+
+
+def error_row(error: ChunkError) -> dict[str, object]:
+    """Return one chunk's errors as JSON takes them: it has no NaN and no infinity."""
+    return {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in asdict(error).items()
+    }
+
+
+def relative_error(found: NDArray[np.generic], recorded: NDArray[np.generic]) -> float:
+    """||found - recorded|| / ||recorded|| over all numbers, in float64."""
+    wanted = recorded.astype(np.float64)
+    norm = float(np.linalg.norm(wanted))
+    difference = float(np.linalg.norm(found.astype(np.float64) - wanted))
+    if norm == 0:
+        return 0.0 if difference == 0 else float("inf")
+    return difference / norm
+
+
+def cache_error(
+    found: NDArray[np.float32], recorded: NDArray[np.float32], dtype: str, *, layered: bool
+) -> float:
+    """Return the worst error of one cache token: one that lies in a wrong slot or layer is wrong as a whole.
+
+    Parameters
+    ----------
+    found, recorded : numpy.ndarray
+        [L, S, ...] if ``layered``, else [S, ...]: S sampled tokens.
+    dtype : str
+        The buffer's. Numbers of several bytes: ||found - recorded|| of a token over the greater of the two norms (a
+        slot that should be empty is wrong by 1); so of int8 codes, which are numbers over a scale of their own.
+        uint8 is bits: the share of bytes that differ.
+    """
+    axes = 2 if layered else 1
+    a, b = (part.reshape(*part.shape[:axes], -1).astype(np.float64) for part in (found, recorded))
+    if dtype == "uint8":
+        return float((a != b).mean(axis=-1).max())
+    norm = np.maximum(np.linalg.norm(a, axis=-1), np.linalg.norm(b, axis=-1))
+    ratio = np.linalg.norm(a - b, axis=-1) / np.where(norm == 0, 1.0, norm)
+    return float(ratio.max())
+
+
+def video_error(frames: NDArray[np.uint8], recorded: NDArray[np.generic], step: int) -> float:
+    """Return the root mean square difference, in levels of 255, of every ``step``-th pixel of both sides.
+
+    Parameters
+    ----------
+    frames : numpy.ndarray
+        uint8 [B, T, H, W, 3], as `Chunk.video` gives them.
+    recorded : numpy.ndarray
+        uint8 [B, T, ceil(H/step), ceil(W/step), 3]; another shape, as of another T, is an infinite error.
+    step : int
+        `Golden.video_step`.
+    """
+    sampled = frames[:, :, ::step, ::step]
+    if sampled.shape != recorded.shape:
+        return math.inf
+    return float(np.sqrt(np.square(sampled.astype(np.float64) - recorded.astype(np.float64)).mean()))
+
+
+def worst_cache_error(
+    found: Mapping[str, NDArray[np.float32]],
+    recorded: Mapping[str, MappedTensor],
+    chunk: int,
+    buffers: Iterable[Buffer],
+) -> float:
+    """Return the worst `cache_error` over the cache buffers after chunk ``chunk``; infinite if a number is NaN."""
+    errors = [
+        cache_error(
+            found[buffer.name],
+            recorded[cache_tensor(buffer.name, chunk)].to_numpy().astype(np.float32),
+            buffer.dtype,
+            layered=buffer.layered,
+        )
+        for buffer in buffers
+        if buffer.role == "cache"
+    ]
+    return max((_nan_last(error) for error in errors), default=0.0)
+
+
+def cache_tensor(buffer: str, chunk: int) -> str:
+    """Name of the golden file's tensor that holds a cache buffer's sample after a chunk."""
+    return f"cache.{buffer}.{chunk}"
+
+
+def video_tensor(chunk: int) -> str:
+    """Name of the golden file's tensor that holds a chunk's sampled video frames."""
+    return f"video.{chunk}"
+
+
+def _nan_last(value: float) -> float:
+    return math.inf if math.isnan(value) else value

@@ -1,0 +1,1 @@
+"""Streams of video: cache slots, rows, sessions, pools, snapshots, prompts, decoded frames."""

@@ -1,0 +1,163 @@
+"""Finished latents to video frames on the host: beside the next chunk where the device can, in order where not.
+
+Torch-free: streams, events and pinned memory are the memory's lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.backends.memory import Memory, Tensor
+from seko_runtime.errors import StaleChunkError
+from seko_runtime.executor.buffers_check import DECODE_LATENTS, VIDEO, VIDEO_FIRST
+from seko_runtime.executor.program import BoundProgram
+
+FRAME_BLOCKS = 4  # of a row: a chunk's frames can be read until the fourth after it is queued
+
+
+class Decoder:
+    """The decode programs of a session, one set of caches a row.
+
+    Parameters
+    ----------
+    first, steady : sequence of BoundProgram
+        ``decode_first`` and ``decode`` of each row.
+    buffers : Mapping[str, tensor]
+        The session's, by name.
+    decode_buffers : sequence of str
+        Those of role ``decode``.
+    memory : Memory
+        The session's; `Decoder` is made inside of its `ordered`.
+    overlap : bool
+        Whether decoding runs beside the chunks, if the memory captures.
+    """
+
+    def __init__(
+        self,
+        first: Sequence[BoundProgram],
+        steady: Sequence[BoundProgram],
+        buffers: Mapping[str, Tensor],
+        decode_buffers: Sequence[str],
+        memory: Memory,
+        *,
+        overlap: bool,
+    ) -> None:
+        # What is not captured is launched by the host, engine by engine: beside the chunks it would gain nothing.
+        self.overlaps = overlap and memory.captures
+        self._memory = memory
+        self._programs = {True: list(first), False: list(steady)}
+        self._runs: dict[bool, list[Callable[[], None]]] = {
+            kind: [program.run for program in programs] for kind, programs in self._programs.items()
+        }
+        self._latents = buffers[DECODE_LATENTS]
+        self._buffers = {name: buffers[name] for name in decode_buffers}
+        self._lane = memory.lane(beside=self.overlaps)
+        self._blocks = self._lane.frame_blocks(
+            {VIDEO_FIRST: buffers[VIDEO_FIRST], VIDEO: buffers[VIDEO]}, FRAME_BLOCKS
+        )
+        self._rows_done: set[int] = set()  # rows whose next chunk a failed try has decoded already
+        self._queued = [0] * len(first)  # chunks of each row, over all of its streams
+
+    def prepare(self) -> None:
+        """Run each program once to load its kernels, clear what that wrote, and capture, where the memory says so."""
+        if self._memory.warm_up_runs:
+            with self._lane.ordered():
+                for _ in range(self._memory.warm_up_runs):
+                    for kind in (True, False):
+                        for program in self._programs[kind]:
+                            program.run()
+                for buffer in self._buffers.values():
+                    self._memory.zero(buffer)
+            self._memory.wait()
+        if self._memory.captures:
+            self._runs = {
+                kind: [self._lane.capture(program.run) for program in programs]
+                for kind, programs in self._programs.items()
+            }
+
+    def reserve(self, row: int) -> None:
+        """Make a row's host blocks; not while its chunks run, as this may wait for the device."""
+        self._blocks.reserve(row)
+
+    def join(self) -> None:
+        """Let the memory's work from now on come after all decoding so far."""
+        self._lane.join()
+
+    def feed(self, rows: Sequence[int], latents: Tensor) -> None:
+        """Queue the copy of a finished chunk's rows; called inside of the memory's `ordered`, before `decode`."""
+        if list(rows) == list(range(len(self._queued))):
+            self._lane.feed(self._latents, latents)
+            return
+        for place, row in enumerate(rows):
+            target, source = (
+                self._memory.index(tensor, (at,)) for tensor, at in ((self._latents, row), (latents, place))
+            )
+            self._lane.feed(target, source)
+
+    def decode(self, rows: Sequence[int], begins: Sequence[bool]) -> tuple[int, ...]:
+        """Queue the decoding of what was fed last, and the frames' way to the host.
+
+        A row is decoded once: if another one's call fails and the chunk is made again, rows that are done are left
+        alone, since their caches have moved on.
+
+        Parameters
+        ----------
+        rows : sequence of int
+            Those that were fed.
+        begins : sequence of bool
+            Whether each row's stream begins with this chunk.
+
+        Returns
+        -------
+        tuple of int
+            The number of each row's chunk, to ask for its frames by.
+        """
+        with self._lane.ordered():
+            try:
+                for row, begin in zip(rows, begins, strict=True):
+                    if row not in self._rows_done:
+                        self._runs[begin][row]()
+                        self._rows_done.add(row)
+            finally:
+                self._lane.mark_read()
+            for row, begin in zip(rows, begins, strict=True):
+                self._blocks.queue(row, self._queued[row] % FRAME_BLOCKS, VIDEO_FIRST if begin else VIDEO)
+        numbers = tuple(self._queued[row] for row in rows)
+        for row in rows:
+            self._queued[row] += 1
+        self._rows_done.difference_update(rows)
+        return numbers
+
+    def restart(self, row: int) -> None:
+        """Forget what a failed try has decoded of a row that begins anew."""
+        self._rows_done.discard(row)
+
+    def readable(self, row: int, number: int) -> bool:
+        """Whether a chunk's frames are still held."""
+        return self._queued[row] - FRAME_BLOCKS <= number < self._queued[row]
+
+    def frames(self, row: int, number: int) -> NDArray[np.uint8]:
+        """A row's frames of one chunk, uint8 [T, H, W, 3]; waits for them. Chunks that come later overwrite them.
+
+        Raises
+        ------
+        StaleChunkError
+            If they are overwritten.
+        """
+        if not self.readable(row, number):
+            raise StaleChunkError(
+                f"the frames of chunk {number} of row {row} were overwritten: the last {FRAME_BLOCKS} chunks' are "
+                "kept; read them before queueing more"
+            )
+        return self._blocks.wait(row, number % FRAME_BLOCKS)
+
+    def close(self) -> None:
+        """Let go of graphs and programs; called after the memory's `wait`."""
+        self._runs.clear()
+        self._programs.clear()
+        self._buffers.clear()
+        del self._latents, self._blocks
+        self._lane.close()

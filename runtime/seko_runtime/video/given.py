@@ -1,0 +1,127 @@
+"""Frames that are given rather than made: a start image through the artifact's encoder, or latents, for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.backends.memory import Memory
+from seko_runtime.errors import UsageError
+from seko_runtime.executor.buffers_check import GIVEN_LATENTS, IMAGE, IMAGE_LATENTS
+from seko_runtime.format.manifest import Manifest
+from seko_runtime.video.live import Live
+
+
+class GivenFrames:
+    """How many frames each row's stream begins with that are given; their latents lie in ``given.latents``.
+
+    Parameters
+    ----------
+    manifest : Manifest
+        The session's.
+    memory : Memory
+        The session's.
+    """
+
+    def __init__(self, manifest: Manifest, memory: Memory) -> None:
+        self._manifest, self._memory = manifest, memory
+        self.counts = np.zeros(manifest.rows, np.int64)
+
+    def set_image(self, live: Live, rows: Sequence[int], image: object) -> None:
+        """Begin the rows' streams with a picture.
+
+        Parameters
+        ----------
+        live : Live
+            The session's.
+        rows : sequence of int
+            k of them.
+        image : array
+            uint8 [H, W, 3] or [k, H, W, 3]: red, green, blue.
+
+        Raises
+        ------
+        UsageError
+            If the artifact encodes no pictures, or the picture's shape or dtype does not fit.
+        """
+        if "encode" not in live.once:
+            raise UsageError(
+                "this artifact encodes no pictures; rebuild it with its VAE's encoder, or give latents"
+            )
+        pictures = per_row(np.asarray(image), live.specs[IMAGE].shape, np.uint8, "image", rows)
+        previous: NDArray[np.generic] | None = None
+        with self._memory.ordered():
+            for target, picture in pictures:
+                if previous is None or not np.array_equal(previous, picture):
+                    self._memory.write(live.buffers[IMAGE], picture)
+                    live.once["encode"].run()
+                previous = picture
+                frames = self._memory.index(live.buffers[GIVEN_LATENTS], (target,))  # [C, F, h, w]
+                first = self._memory.row(frames, 1, 0, self._manifest.stream.chunk_frames)
+                self._memory.copy(first, live.buffers[IMAGE_LATENTS])
+        for target, _ in pictures:
+            self.counts[target] = 1
+
+    def set_latents(self, live: Live, rows: Sequence[int], latents: object) -> None:
+        """Begin the rows' streams with latents.
+
+        Parameters
+        ----------
+        live : Live
+            The session's.
+        rows : sequence of int
+            k of them.
+        latents : array
+            float32 [C, n, h, w] or [k, C, n, h, w] with n of 1 to F.
+
+        Raises
+        ------
+        UsageError
+            If the artifact takes none, or shape or numbers do not fit.
+        """
+        self._check_taken(live)
+        stream = self._manifest.stream
+        found = np.asarray(latents)
+        count = found.shape[-3] if found.ndim >= 4 else 0
+        if not 1 <= count <= stream.chunk_frames:
+            raise UsageError(
+                f"given latents have shape {list(found.shape)}, expected [C, n, h, w] with n of 1 to "
+                f"{stream.chunk_frames}"
+            )
+        shape = (stream.latent_shape[0], count, *stream.latent_shape[1:])
+        parts = per_row(found, shape, np.float32, "given latents", rows)
+        if not np.isfinite(found).all():
+            raise UsageError("given latents hold a number that is not finite")
+        with self._memory.ordered():
+            for row, part in parts:
+                whole = np.zeros((1, *live.specs[GIVEN_LATENTS].shape[1:]), np.float32)
+                whole[0, :, :count] = part
+                self._memory.write(live.row_of(GIVEN_LATENTS, row), whole)
+                self.counts[row] = count
+
+    def drop(self, row: int) -> None:
+        """Let a row begin with nothing given."""
+        self.counts[row] = 0
+
+    def of_chunk(self, rows: Sequence[int], first_frames: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Given frames of the chunk that rows make next, [k]: some only where a stream begins at frame 0."""
+        return np.where(first_frames == 0, self.counts[list(rows)], 0)
+
+    def _check_taken(self, live: Live) -> None:
+        if GIVEN_LATENTS not in live.buffers:
+            raise UsageError("this artifact takes no given frames; rebuild it with a newer seko-export")
+
+
+def per_row(
+    found: NDArray[np.generic], shape: tuple[int, ...], dtype: type, what: str, rows: Sequence[int]
+) -> list[tuple[int, NDArray[np.generic]]]:
+    """Return each row with its part of ``found``, which is one for all of them or one each."""
+    each = (len(rows), *shape)
+    if found.dtype != dtype or found.shape not in (shape, each):
+        raise UsageError(
+            f"{what} is {found.dtype} {list(found.shape)}, expected {np.dtype(dtype).name} {list(shape)} or "
+            f"{list(each)}"
+        )
+    return [(row, found if found.shape == shape else found[at]) for at, row in enumerate(rows)]

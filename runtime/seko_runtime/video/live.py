@@ -1,0 +1,384 @@
+"""What an open session holds: buffers, bound programs, captured chunks, kept latents. Dropped as a whole at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.backends.memory import Engine, Memory, Tensor
+from seko_runtime.errors import UsageError
+from seko_runtime.executor.buffers_check import GIVEN_LATENTS, REFERENCE_LATENTS, TEXT_BUFFER
+from seko_runtime.executor.layer_stream import LayerStream
+from seko_runtime.executor.program import BoundProgram, BoundTensors
+from seko_runtime.executor.programs_check import Programs, bucket_program
+from seko_runtime.format.manifest import EngineSpec, Manifest, TensorSpec
+from seko_runtime.video.clocks import KeptChunk, RowClocks
+from seko_runtime.video.decoding import Decoder
+from seko_runtime.video.positions import Positions
+
+Call = tuple[int, bool]  # a launch's bucket, and whether the caches of all rows that it is for are full
+
+
+class Live:
+    """The tensors and programs of one session.
+
+    Made inside of the memory's `ordered`.
+
+    Parameters
+    ----------
+    manifest, programs, engines, weights, memory
+        As `Streams` takes them, programs resolved.
+    clocks : RowClocks
+        Of the rows.
+    overlap : bool
+        Whether decoding may run beside the chunks.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        programs: Programs,
+        engines: Mapping[str, Engine],
+        weights: Mapping[str, Tensor],
+        memory: Memory,
+        clocks: RowClocks,
+        *,
+        overlap: bool,
+    ) -> None:
+        self._manifest, self._memory, self._clocks = manifest, memory, clocks
+        self.host = memory.host_block([spec for spec in manifest.buffers if spec.role == "chunk"])
+        self.specs = {spec.name: spec for spec in manifest.buffers}
+        self.buffers = {
+            spec.name: memory.allocate(spec.on_device) for spec in manifest.buffers if spec.role != "chunk"
+        }
+        self.buffers.update(self.host.tensors)
+        self._layers = LayerStream(manifest, programs, self.buffers, memory)
+        self.engine_specs = {engine.name: engine for engine in manifest.engines}
+        tensors = BoundTensors(engines, self.engine_specs, weights, self.buffers, memory, self._layers)
+        bound = {
+            name: [
+                BoundProgram(calls, tensors, self._layers.visits(name, number))
+                for number, calls in enumerate(runs)
+            ]
+            for name, runs in programs.items()
+        }
+        self._prompt = bound["prompt"]  # one for all rows, or one a row
+        self.prompt_by_row = any(ref.by_row for call in programs["prompt"][0] for ref in call.inputs)
+        self.prompt_buffers = _prompt_buffers(programs, self.engine_specs)
+        self.once = {name: bound[name][0] for name in ("text", "encode") if name in bound}
+        self.chunk = _chunk_programs(manifest, bound)
+        self.replays: dict[Call, Callable[[], None]] = {}
+        latents = self.specs[manifest.output]
+        kept_shape = (manifest.rows, *latents.shape[1:])
+        self._kept = [
+            memory.allocate(TensorSpec(f"kept.{place}", kept_shape, latents.dtype))
+            for place in range(clocks.places)
+        ]
+        self.decoder: Decoder | None = None
+        if manifest.video is not None:
+            decode_buffers = [spec.name for spec in manifest.buffers if spec.role == "decode"]
+            self.decoder = Decoder(
+                bound["decode_first"],
+                bound["decode"],
+                self.buffers,
+                decode_buffers,
+                memory,
+                overlap=overlap,
+            )
+
+    @property
+    def latents(self) -> Tensor:
+        """The buffer of a finished chunk, a place of the call each."""
+        return self.buffers[self._manifest.output]
+
+    def prepare(self) -> None:
+        """Run every program on the session's stream, clear what that wrote, and capture, as the memory says.
+
+        This loads each engine's kernels, which is illegal inside a capture, and checks their results.
+        """
+        memory = self._memory
+        if memory.warm_up_runs:
+            with memory.ordered():
+                self._warm_up()
+            memory.wait()
+        if memory.captures:
+            for call, programs in self.chunk.items():
+                self.replays[call] = memory.capture(partial(self._run_all, programs))
+        if self.decoder is not None:
+            self.decoder.prepare()
+
+    def set_text(self, rows: Sequence[int], text: object) -> None:
+        """Write the rows' embeddings and run the prompt program; UsageError if their shape does not fit."""
+        spec = self.specs.get(TEXT_BUFFER)
+        wanted = None if spec is None else (len(rows), *spec.shape[1:])
+        found = None if text is None else tuple(getattr(text, "shape", ()))
+        if found != wanted:
+            raise UsageError(f"text has shape {found}, this artifact takes {wanted}")
+        with self._memory.ordered():
+            if spec is not None and len(rows) == spec.shape[0]:
+                self._memory.write(self.buffers[TEXT_BUFFER], text)
+            elif spec is not None:
+                for place, row in enumerate(rows):
+                    part: object = text[place : place + 1]  # type: ignore[index] # it has a shape
+                    self._memory.write(self.row_of(TEXT_BUFFER, row), part)
+            self.run_prompt(rows)
+
+    def run_prompt(self, rows: Sequence[int]) -> None:
+        """Queue what turns the rows' embeddings into what the layers attend to."""
+        for program in [self._prompt[row] for row in rows] if self.prompt_by_row else self._prompt:
+            program.run()
+
+    def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
+        """Copy every ``step``-th token of every cache buffer to the host; waits for the last chunk.
+
+        Of a pool, the part of the rows that the largest call of the first ones carries.
+        """
+        sample = {}
+        for spec in self._manifest.buffers:
+            if spec.role == "cache":
+                axis = int(spec.layered)
+                tokens = spec.shape[axis] // self._manifest.stream.batch * self._manifest.call_rows
+                whole = self._layers.homes.get(spec.name, self.buffers[spec.name])
+                read = self._memory.read(self._memory.every(whole, axis, step))
+                sample[spec.name] = read[(slice(None),) * axis + (slice(-(-tokens // step)),)]
+        return sample
+
+    def run_chunk(self, positions: Positions) -> int:
+        """Queue the next chunk of a call's rows, and copies of its latents to where the clocks keep them.
+
+        Which engines a row of a pool goes through depends on that row alone: those of full rows may round otherwise
+        than those with a mask. So a call of full rows and of filling ones is two launches of its bucket. A row has
+        the same place in both; in the one that is not for it, the spare row has.
+
+        Returns
+        -------
+        int
+            Launches of captures that this took.
+        """
+        rows, everyone = positions.rows, list(range(len(positions.rows)))
+        by_fill = self._manifest.pool is not None and (self._bucket(rows), True) in self.chunk
+        launches = positions.launches(self._clocks.ring) if by_fill else [everyone]
+        for places in launches:
+            call = self.send_positions(positions, places)
+            self._layers.arm()
+            if self.replays:
+                self.replays[call]()
+            else:
+                self._run_all(self.chunk[call])
+            self._keep(rows, places)
+        for places in launches[:-1]:  # the last launch left the spare row's latents in their places
+            for at in places:
+                kept = self._kept[self._clocks.next_place(rows[at])]
+                self._memory.copy(self._row(self.latents, at), self._row(kept, rows[at]))
+        return len(launches) if self.replays else 0
+
+    def send_positions(self, positions: Positions, places: Sequence[int] | None = None) -> Call:
+        """Write the small tensors of a launch for some places of a call, or for all; return which launch it is."""
+        ring, bucket = self._clocks.ring, self._bucket(positions.rows)
+        places = range(len(positions.rows)) if places is None else places
+        host = self.host.acquire()
+        for name, values in positions.values(ring, self._manifest.stream, bucket, places).items():
+            if name in host:
+                host[name][:bucket] = values
+        self.host.send()
+        full = positions.full(ring)
+        return bucket, (bucket, True) in self.chunk and all(full[at] for at in places)
+
+    def rebuild_caches(self, rows: Sequence[int], seeds: NDArray[np.int64]) -> None:
+        """Queue context passes over the rows' kept chunks, oldest first, into caches that begin anew.
+
+        Parameters
+        ----------
+        rows : sequence of int
+            At most as many as the largest call carries.
+        seeds : numpy.ndarray
+            int64 [k].
+        """
+        self.write_references(rows)
+        steps = self._clocks.rebuild(rows)
+        for entries in steps:
+            firsts = np.array([entry.first_frame for entry in entries], np.int64)
+            frames = firsts[:, None] + np.arange(self._clocks.ring.chunk_frames)
+            slot_firsts = [entry.slot_first for entry in entries]
+            positions = Positions(rows, seeds, frames, slot_firsts)
+            self._write_caches(positions, partial(self._load_kept, rows, entries))
+        empty = self._clocks.rebuilt(rows) if steps else []
+        for row in empty:
+            self.clear_cache(row)
+        if empty:
+            self.write_references(empty)
+
+    def write_references(self, rows: Sequence[int]) -> None:
+        """Queue the passes that write rows' reference frames into their caches; nothing where there are none.
+
+        They are chunks of frames before the stream's, the last one filled up with zeros that no row sees. They run at
+        the context time: in the context pass, or where each pass has a cache of its own, in each as given frames.
+        Where a call carries all rows, the others write what their next chunk writes over before it reads.
+        """
+        ring, clocks = self._clocks.ring, self._clocks
+        called = list(rows) if self._manifest.pool is not None else list(range(self._manifest.rows))
+        for first in range(-ring.reference_frames, 0, ring.chunk_frames):
+            firsts = [first if row in rows else int(clocks.slot_first[row]) for row in called]
+            frames = clocks.frames(called)
+            written = [(at, row) for at, row in enumerate(called) if row in rows]
+            for at, _ in written:
+                frames[at] = np.arange(first, first + ring.chunk_frames)
+            given = np.full(len(called), ring.chunk_frames)
+            positions = Positions(called, np.zeros(len(called), np.int64), frames, firsts, given)
+            self._write_caches(positions, partial(self._load_references, written, first))
+
+    def _write_caches(self, positions: Positions, load: Callable[[], None]) -> None:
+        """Queue what writes the caches of a call at these positions, over the latents that ``load`` puts in place.
+
+        `begin` comes first: such a pass may read what it makes of the cache, and `load` replaces the latents it draws.
+        """
+        call = self.send_positions(positions)
+        self.chunk[call][0].run()
+        load()
+        self._layers.arm()
+        self._run_all(self.chunk[call][-1 if self._manifest.has_context else 1 :])
+
+    def clear_cache(self, row: int) -> None:
+        """Queue zeros into a row's part of every cache.
+
+        Zeros, not only a smaller valid_tokens: a masked 0 * NaN is NaN, and another client's keys are no one's.
+        """
+        for spec in self._manifest.buffers:
+            if spec.device_layers:
+                self._layers.clear(spec.name, row)
+            elif spec.role == "cache":
+                self._memory.zero(self.row_of(spec.name, row))
+
+    def state_of(self, row: int) -> dict[str, Tensor]:
+        """Views of all that a row's stream is made of, by name: caches, prompt, given frames, kept chunks, decoder's.
+
+        With the row's numbers on the host beside them, another row that holds the same bytes goes on as this one.
+        """
+        own = {TEXT_BUFFER, GIVEN_LATENTS, REFERENCE_LATENTS, *self.prompt_buffers}
+        state = {}
+        for spec in self._manifest.buffers:
+            if spec.role == "cache" or spec.name in own:
+                state[spec.name] = self.row_of(spec.name, row)
+            elif spec.role == "decode":
+                state[spec.name] = self._row(self.buffers[spec.name], row)
+        return state | {f"kept.{place}": self._row(kept, row) for place, kept in enumerate(self._kept)}
+
+    def has_rows(self, buffer: str) -> bool:
+        """Whether a buffer can be cut into the rows."""
+        spec = self.specs[buffer]
+        axis = int(spec.layered)
+        return len(spec.shape) > axis and not spec.shape[axis] % self._manifest.stream.batch
+
+    def row_of(self, buffer: str, row: int) -> Tensor:
+        """View of a row's part of a buffer, behind the layers if it is layered."""
+        spec = self.specs[buffer]
+        return self._memory.row(self.buffers[buffer], int(spec.layered), row, self._manifest.stream.batch)
+
+    def drop(self) -> None:
+        """Let go of graphs first, then of the tensors that they refer to."""
+        self.replays.clear()
+        self.chunk.clear()
+        self.once.clear()
+        self._prompt.clear()
+        if self.decoder is not None:
+            self.decoder.close()
+            self.decoder = None
+        self.buffers.clear()
+        self._layers.drop()
+        self._kept.clear()
+        del self.host
+
+    def _bucket(self, rows: Sequence[int]) -> int:
+        pool = self._manifest.pool
+        return len(rows) if pool is None else pool.bucket(len(rows))
+
+    def _keep(self, rows: Sequence[int], places: Sequence[int]) -> None:
+        """Queue copies of the latents in some places of a call to where the clocks keep their rows'."""
+        kept = [self._clocks.next_place(row) for row in rows]
+        if self._every_row(rows) and len(places) == len(rows) and len(set(kept)) == 1:
+            self._memory.copy(self._kept[kept[0]], self.latents)
+            return
+        for at in places:
+            self._memory.copy(self._row(self._kept[kept[at]], rows[at]), self._row(self.latents, at))
+
+    def _load_kept(self, rows: Sequence[int], entries: Sequence[KeptChunk]) -> None:
+        places = {entry.place for entry in entries}
+        if self._every_row(rows) and len(places) == 1 and None not in places:
+            self._memory.copy(self.latents, self._kept[entries[0].place or 0])
+            return
+        for at, (row, entry) in enumerate(zip(rows, entries, strict=True)):
+            target = self._row(self.latents, at)
+            if entry.place is None:
+                self._memory.zero(target)
+            else:
+                self._memory.copy(target, self._row(self._kept[entry.place], row))
+
+    def _load_references(self, written: Sequence[tuple[int, int]], first: int) -> None:
+        """Queue the reference frames from ``first`` on, of rows to their places in a call: pairs of place and row."""
+        memory, ring = self._memory, self._clocks.ring
+        for place, row in written:
+            target = self._row(self.latents, place)  # [C, F, h, w]
+            held = self._row(self.buffers[REFERENCE_LATENTS], row)  # [C, R, h, w]
+            memory.zero(target)
+            for offset in range(min(ring.chunk_frames, -first)):
+                source = memory.row(held, 1, ring.reference_frames + first + offset, ring.reference_frames)
+                memory.copy(memory.row(target, 1, offset, ring.chunk_frames), source)
+
+    def _row(self, tensor: Tensor, row: int) -> Tensor:
+        return self._memory.index(tensor, (row,))
+
+    def _every_row(self, rows: Sequence[int]) -> bool:
+        """Whether a call's places are the rows themselves, all of them in order."""
+        return list(rows) == list(range(self._manifest.rows))
+
+    def _warm_up(self) -> None:
+        ring, memory = self._clocks.ring, self._memory
+        for (bucket, full), programs in self.chunk.items():
+            first = ring.cache_frames if full else 0
+            frames = np.full((bucket, 1), first) + np.arange(ring.chunk_frames)
+            self.send_positions(
+                Positions(range(bucket), np.zeros(bucket, np.int64), frames, [first] * bucket)
+            )
+            for _ in range(memory.warm_up_runs):
+                self._run_all([programs[0], programs[1], programs[-1]])  # begin, a denoise pass, what is last
+        for spec in self._manifest.buffers:
+            if spec.device_layers:
+                self._layers.clear(spec.name)
+            elif spec.role in ("cache", "state"):
+                memory.zero(self.buffers[spec.name])
+
+    def _run_all(self, programs: Sequence[BoundProgram]) -> None:
+        with self._layers.unit():
+            for program in programs:
+                program.run()
+
+
+def _chunk_programs(
+    manifest: Manifest, bound: Mapping[str, Sequence[BoundProgram]]
+) -> dict[Call, list[BoundProgram]]:
+    """Return the programs of a chunk for each call: begin, the denoise passes, context if there is one."""
+    buckets: dict[int, int | None] = {manifest.stream.batch: None}
+    if manifest.pool is not None:
+        buckets = {bucket: bucket for bucket in manifest.pool.buckets}
+    chunk = {}
+    for bucket, suffix in buckets.items():
+        for full, ending in ((False, ""), (True, "_full")):
+            names = ("begin", f"denoise{ending}", *([f"context{ending}"] if manifest.has_context else []))
+            parts = [bound.get(bucket_program(name, suffix)) for name in names]
+            if None not in parts:
+                chunk[bucket, full] = [program for part in parts for program in part or ()]
+    return chunk
+
+
+def _prompt_buffers(programs: Programs, engines: Mapping[str, EngineSpec]) -> tuple[str, ...]:
+    """Return the buffers that the prompt program writes."""
+    names: list[str] = []
+    for call in programs["prompt"][0]:
+        refs = [*call.outputs]
+        taken = zip(call.inputs, engines[call.engine].inputs, strict=True)
+        refs += [ref for ref, one in taken if one.name in engines[call.engine].mutates]
+        names += [ref.name for ref in refs if ref.kind == "buffer"]
+    return tuple(dict.fromkeys(names))

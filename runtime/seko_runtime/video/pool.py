@@ -1,0 +1,257 @@
+"""A pool: sessions of one stream each that come and go, run a few at a time in one call.
+
+Membership is explicit. A session ends by `PooledSession.close`, by its lease running out, or when nobody holds it any
+more; never because a call went without it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from seko_runtime.errors import PoolFullError, UsageError
+from seko_runtime.video.chunk import Chunk, SessionStats
+from seko_runtime.video.clocks import checked_seeds
+from seko_runtime.video.pooled_session import PooledSession, SessionLeakWarning
+from seko_runtime.video.snapshot import read_snapshot
+from seko_runtime.video.streams import Streams
+
+__all__ = ["Pool", "PooledSession", "SessionLeakWarning"]
+
+
+class Pool:
+    """The rows of an artifact that was built with ``--sessions``.
+
+    All methods may be called from any thread; one at a time runs.
+
+    Parameters
+    ----------
+    streams : Streams
+        Of an artifact with a pool, prepared. The pool owns them.
+    digest : str
+        The artifact's: a snapshot names it.
+    clock : callable
+        Seconds, for leases.
+    """
+
+    def __init__(
+        self, streams: Streams, *, digest: str = "", clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.manifest = streams.manifest
+        if self.manifest.pool is None:
+            raise UsageError("this artifact was built without a pool; rebuild it with --sessions N")
+        self._buckets = self.manifest.pool.buckets
+        self._streams, self._digest, self._clock = streams, digest, clock
+        self._lock = threading.RLock()
+        self._free = list(range(self.manifest.rows))
+        self._held: dict[int, weakref.ref[PooledSession]] = {}  # by row
+        self._lost: deque[tuple[int, str]] = (
+            deque()
+        )  # rows of sessions that nobody held when they were dropped
+        self._named = 0
+
+    def open_session(
+        self,
+        *,
+        seed: int = 0,
+        prompt: str | None = None,
+        text: object = None,
+        image: object = None,
+        given_latents: object = None,
+        reference: object = None,
+        name: str = "",
+        lease_s: float | None = None,
+    ) -> PooledSession:
+        """Open a session on a free row, of which nothing is left of its last owner.
+
+        Parameters
+        ----------
+        seed : int
+            Of the noise.
+        prompt, text
+            A sentence, or [1, tokens, text_dim] embeddings; one of them, if the artifact takes text.
+        image, given_latents
+            A picture uint8 [H, W, 3], or latents [C, n, h, w], that the stream begins with.
+        reference
+            The reference frames, needed where the artifact has some; see `reference.set_reference`.
+        name : str
+            For messages; numbered without it.
+        lease_s : float, optional
+            Seconds after which the session ends unless it was run or renewed.
+
+        Raises
+        ------
+        PoolFullError
+            If every row is taken.
+        UsageError
+            If something does not fit; the row is free again then.
+        SessionClosedError
+            If the pool is closed.
+        """
+        (checked_seed,) = checked_seeds([seed], 1)
+        with self._lock:
+            self.reap()
+            with self._taken_row() as row:
+                self._streams.forget(row)
+                self._streams.seeds[row] = checked_seed
+                if prompt is not None and text is not None:
+                    raise UsageError("found both prompt and text; give one")
+                if prompt is not None:
+                    self._streams.set_prompt([row], prompt)
+                else:
+                    self._streams.set_text([row], text)
+                self._streams.set_given([row], image, given_latents)
+                self._streams.set_reference([row], reference)
+                return self._open_on(row, name, lease_s)
+
+    def restore(self, path: str | Path, *, name: str = "", lease_s: float | None = None) -> PooledSession:
+        """Open a session where a snapshot left off: its next chunk has the same bytes.
+
+        Raises
+        ------
+        SnapshotError
+            If the file is damaged or of another artifact.
+        PoolFullError
+            If every row is taken.
+        """
+        with self._lock:
+            self.reap()
+            state = read_snapshot(Path(path), self._digest, self._streams.layout())
+            with self._taken_row() as row:
+                self._streams.load(row, state)
+                return self._open_on(row, name, lease_s)
+
+    def run(self, sessions: Sequence[PooledSession]) -> list[Chunk]:
+        """Make the next chunk of each of some sessions, in one call.
+
+        They may stand at different chunks, prompts and fill levels. Where full caches have engines of their own, a call
+        of full ones and filling ones is two launches, else one. If it fails, none has moved on, and running them again
+        gives the same bytes.
+
+        Parameters
+        ----------
+        sessions : sequence of PooledSession
+            Distinct, of this pool, at most as many as the largest call carries.
+
+        Returns
+        -------
+        list of Chunk
+            One each, B = 1.
+
+        Raises
+        ------
+        UsageError
+            If they do not fit into one call.
+        SessionClosedError
+            If one has ended.
+        """
+        with self._lock:
+            self.reap()
+            rows = [session._running_row(self) for session in sessions]
+            if not rows or len(rows) > self._buckets[-1] or len(set(rows)) < len(rows):
+                raise UsageError(
+                    f"a call of {len(rows)} sessions, {len(set(rows))} of them different; expected 1 to "
+                    f"{self._buckets[-1]} different ones"
+                )
+            numbers = [self._streams.clocks.made(row) for row in rows]
+            chunk = self._streams.run_chunk(rows)
+            for session in sessions:
+                session.renew()
+            return [chunk.of_row(place, number) for place, number in enumerate(numbers)]
+
+    def reap(self) -> list[str]:
+        """End the sessions whose lease has run out and free the rows of lost ones; return their names."""
+        with self._lock:
+            names = []
+            while self._lost:
+                row, name = self._lost.popleft()
+                if self._held.pop(row, None) is not None:
+                    self._free.append(row)
+                    names.append(name)
+            now = self._clock()
+            for session in self.sessions:
+                if session.expires is not None and session.expires <= now:
+                    session.close()
+                    names.append(session.name)
+            return names
+
+    @property
+    def sessions(self) -> list[PooledSession]:
+        """Those that are open and not paused, by row."""
+        found = [held() for _, held in sorted(self._held.items())]
+        return [session for session in found if session is not None]
+
+    @property
+    def capacity(self) -> int:
+        """Sessions that may hold a row at a time."""
+        return self.manifest.rows
+
+    @property
+    def free(self) -> int:
+        """Rows that nobody holds."""
+        return len(self._free)
+
+    @property
+    def session_bytes(self) -> int:
+        """Bytes on the device of one session's own state."""
+        return sum(spec.nbytes for spec in self._streams.layout().values())
+
+    @property
+    def stats(self) -> SessionStats:
+        """Counters of all sessions together."""
+        return self._streams.stats
+
+    def close(self) -> None:
+        """End all sessions and give all memory back; one that is still open is reported. Twice does nothing."""
+        with self._lock:
+            if self._streams.closed:
+                return
+            for session in self.sessions:
+                warnings.warn(f"session {session.name!r} was never closed", SessionLeakWarning, stacklevel=2)
+                session.close()
+            self._streams.close()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _taken_row(self) -> Iterator[int]:
+        """Give a row that was free; it is free again if what is done with it fails."""
+        self._streams.live()
+        if not self._free:
+            names = ", ".join(repr(session.name) for session in self.sessions[:8])
+            raise PoolFullError(
+                f"all {self.capacity} rows of the pool are taken, by {names}; a session takes {self.session_bytes} "
+                f"bytes, {self._streams.memory.free_bytes()} are free on the device: close or pause one, or rebuild "
+                "with more --sessions"
+            )
+        row = self._free.pop(0)
+        try:
+            yield row
+        except BaseException:
+            self._free.append(row)
+            raise
+
+    def _open_on(self, row: int, name: str, lease_s: float | None) -> PooledSession:
+        self._named += 1
+        session = PooledSession(self, name or f"session-{self._named}", lease_s)
+        session._stand_on(row)
+        return session
+
+    def _hold(self, row: int, session: PooledSession) -> None:
+        """Take note of who holds a row; not so that it would live on by that."""
+        self._streams.reserve(row)
+        self._held[row] = weakref.ref(session)
+
+    def _let_go(self, row: int) -> None:
+        del self._held[row]
+        self._free.append(row)

@@ -1,0 +1,178 @@
+"""One stream in a pool: what its owner may do with it. Who shares a launch with it is the pool's to know."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.errors import SessionClosedError, UsageError
+from seko_runtime.video.chunk import Chunk
+from seko_runtime.video.session import video_stream
+from seko_runtime.video.snapshot import RowState, write_snapshot
+
+if TYPE_CHECKING:
+    from seko_runtime.video.pool import Pool
+
+
+class SessionLeakWarning(ResourceWarning):
+    """A session was never closed; its name is in the message, its row is free again."""
+
+
+class PooledSession:
+    """One stream in a pool. Made by `Pool.open_session`; use it as a context manager, or call `close`.
+
+    Parameters
+    ----------
+    pool : Pool
+        Whose it is.
+    name : str
+        For messages.
+    lease_s : float or None
+        Seconds that it lives without being run or renewed.
+    """
+
+    def __init__(self, pool: Pool, name: str, lease_s: float | None) -> None:
+        self.name = name
+        self._pool, self._lease_s = pool, lease_s
+        self._row: int | None = None
+        self._paused: RowState | None = None
+        self._ahead: deque[Chunk] = deque()
+        self.expires: float | None = None
+
+    def run_chunk(self) -> Chunk:
+        """Make the next chunk of this session alone; see `Pool.run`."""
+        return self._pool.run([self])[0]
+
+    def stream(
+        self, prompt: str | None = None, *, chunks: int | None = None, recache: bool = False
+    ) -> Iterator[NDArray[np.uint8]]:
+        """Make chunks and give their video frames, uint8 [1, T, H, W, 3]; as `Session.stream`."""
+        return video_stream(self, self._pool._streams.decoder(), prompt, chunks, recache)
+
+    def set_prompt(self, prompt: str, *, recache: bool = False) -> None:
+        """Set the prompt by a sentence, from the next chunk on; see `Streams.set_prompt`."""
+        with self._pool._lock:
+            self._pool._streams.set_prompt([self._running_row()], prompt, recache=recache)
+
+    def set_text(self, text: object, *, recache: bool = False) -> None:
+        """Set the prompt by embeddings [1, tokens, text_dim], from the next chunk on."""
+        with self._pool._lock:
+            self._pool._streams.set_text([self._running_row()], text, recache=recache)
+
+    def restart(self, *, seed: int | None = None, image: object = None, reference: object = None) -> None:
+        """Begin the stream anew at frame 0, with a clean cache; the prompt stays."""
+        with self._pool._lock:
+            row = self._running_row()
+            self._pool._streams.restart(row, seed=seed, image=image, reference=reference)
+
+    def pause(self) -> None:
+        """Move the session to the host and free its row; chunks that were queued ahead must have been taken.
+
+        Raises
+        ------
+        UsageError
+            If `stream` has queued a chunk that was not given out.
+        """
+        with self._pool._lock:
+            row = self._running_row()
+            if self._ahead:
+                raise UsageError(
+                    f"session {self.name!r} has a chunk that `stream` has not given out; take it first"
+                )
+            self._paused = self._pool._streams.store(row)
+            self._leave(row)
+
+    def resume(self) -> None:
+        """Take a free row again; the next chunk has the bytes that it would have had without the pause.
+
+        Raises
+        ------
+        PoolFullError
+            If every row is taken; the session stays paused.
+        """
+        with self._pool._lock:
+            if self._row is not None or self._paused is None:
+                raise UsageError(f"session {self.name!r} is not paused")
+            self._pool.reap()
+            with self._pool._taken_row() as row:
+                self._pool._streams.load(row, self._paused)
+                self._stand_on(row)
+            self._paused = None
+
+    def save(self, path: str | Path) -> None:
+        """Write all that the session is to a safetensors file, for `Pool.restore` here or elsewhere.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written.
+        """
+        with self._pool._lock:
+            state = self._paused or self._pool._streams.store(self._running_row())
+        write_snapshot(Path(path), self._pool._digest, state)
+
+    def renew(self) -> None:
+        """Begin the lease anew."""
+        if self._lease_s is not None:
+            self.expires = self._pool._clock() + self._lease_s
+
+    @property
+    def paused(self) -> bool:
+        """Whether its state is on the host."""
+        return self._paused is not None
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session has ended."""
+        return self._row is None and self._paused is None
+
+    def close(self) -> None:
+        """End the session and free its row; a second call does nothing."""
+        with self._pool._lock:
+            self._paused = None
+            self._ahead.clear()
+            if self._row is not None:
+                self._leave(self._row)
+
+    def __enter__(self) -> PooledSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _stand_on(self, row: int) -> None:
+        self._pool._hold(row, self)
+        self._row = row
+        self._lost = _watched(self, self._pool, row, self.name)
+        self.renew()
+
+    def _leave(self, row: int) -> None:
+        self._lost.detach()
+        self._row = None
+        self._pool._let_go(row)
+
+    def _running_row(self, pool: Pool | None = None) -> int:
+        if pool is not None and pool is not self._pool:
+            raise UsageError(f"session {self.name!r} is another pool's")
+        if self._row is None:
+            state = "paused; call resume()" if self.paused else "closed; open another one"
+            raise SessionClosedError(f"session {self.name!r} is {state}")
+        return self._row
+
+
+def _watched(session: PooledSession, pool: Pool, row: int, name: str) -> weakref.finalize[[], PooledSession]:
+    """Tell the pool when nobody holds the session any more: its row is lost until the pool looks."""
+    lost, warn = pool._lost, warnings.warn
+
+    def report() -> None:
+        lost.append((row, name))
+        warn(f"session {name!r} was never closed; its row is free again", SessionLeakWarning, stacklevel=2)
+
+    return weakref.finalize(session, report)

@@ -1,0 +1,80 @@
+"""Reference frames: what a row's cache holds beside its stream, as latents or as pictures. Their passes: `live`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.backends.memory import Memory
+from seko_runtime.errors import UsageError
+from seko_runtime.executor.buffers_check import IMAGE, IMAGE_LATENTS, REFERENCE_LATENTS
+from seko_runtime.format.manifest import Manifest
+from seko_runtime.video.given import per_row
+from seko_runtime.video.live import Live
+
+
+def set_reference(
+    live: Live, manifest: Manifest, memory: Memory, rows: Sequence[int], reference: object
+) -> bool:
+    """Keep rows' reference frames where their caches are written from.
+
+    Parameters
+    ----------
+    live, manifest, memory
+        The session's.
+    rows : sequence of int
+        k of them.
+    reference : array or None
+        float32 [C, R, h, w] or [k, C, R, h, w], latents; or uint8 [R, H, W, 3] or [k, R, H, W, 3], pictures, each
+        encoded alone; where R is 1 also [H, W, 3].
+
+    Returns
+    -------
+    bool
+        Whether the artifact has reference frames; if it has none, none may be given.
+
+    Raises
+    ------
+    UsageError
+        If there are none or too many, or shape, dtype or numbers do not fit.
+    """
+    count = manifest.stream.reference_frames
+    if not count:
+        if reference is not None:
+            raise UsageError("this artifact has no reference frames; rebuild it with --reference-frames N")
+        return False
+    if reference is None:
+        raise UsageError(f"this artifact has {count} reference frames, found none; give them as reference")
+    found = np.asarray(reference)
+    if found.dtype == np.uint8:
+        _set_pictures(live, memory, rows, found, count)
+        return True
+    channels, *size = manifest.stream.latent_shape
+    parts = per_row(found, (channels, count, *size), np.float32, "reference", rows)
+    if not np.isfinite(found).all():
+        raise UsageError("reference holds a number that is not finite")
+    with memory.ordered():
+        for row, part in parts:
+            memory.write(live.row_of(REFERENCE_LATENTS, row), part[None])
+    return True
+
+
+def _set_pictures(
+    live: Live, memory: Memory, rows: Sequence[int], found: NDArray[np.generic], count: int
+) -> None:
+    if "encode" not in live.once:
+        raise UsageError(
+            "this artifact encodes no pictures; rebuild it with its VAE's encoder, or give latents as reference"
+        )
+    if found.ndim == 3:
+        found = found[None]
+    parts = per_row(found, (count, *live.specs[IMAGE].shape), np.uint8, "reference", rows)
+    with memory.ordered():
+        for row, pictures in parts:
+            held = memory.index(live.buffers[REFERENCE_LATENTS], (row,))  # [C, R, h, w]
+            for frame in range(count):
+                memory.write(live.buffers[IMAGE], pictures[frame])
+                live.once["encode"].run()
+                memory.copy(memory.row(held, 1, frame, count), live.buffers[IMAGE_LATENTS])

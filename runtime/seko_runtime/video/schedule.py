@@ -1,0 +1,137 @@
+"""The times of a chunk's passes as tables: the one formula that the exporter and a session share. Numpy alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.errors import UsageError
+from seko_runtime.format.manifest import Manifest, Schedule
+
+MAX_PASSES = 1024  # as a manifest may say
+LAST_TIME = 1000.0  # the time of pure noise
+
+
+def warped_timesteps(steps: int | Sequence[float], shift: float) -> tuple[float, ...]:
+    """Return the falling times of the denoise passes, ``1000 * shift*s / (1 + (shift-1)*s)`` of ``s = step / 1000``.
+
+    Parameters
+    ----------
+    steps : int or sequence of float
+        Times before the warp, in (0, 1000]; a number n means n even ones: 1000 * (1 - i/n).
+    shift : float
+        More than 1 spends more passes on the noisy end; 1 changes nothing. Source: Self-Forcing takes 5.
+
+    Raises
+    ------
+    UsageError
+        If there is no step or too many, or a number lies outside of its range.
+    """
+    if isinstance(steps, bool) or not (isinstance(shift, int | float) and math.isfinite(shift) and shift > 0):
+        raise UsageError(
+            f"steps {steps!r}, shift {shift!r}: expected a number of passes and a positive shift"
+        )
+    if isinstance(steps, int):
+        if not 1 <= steps <= MAX_PASSES:
+            raise UsageError(f"steps is {steps}, expected 1 to {MAX_PASSES} denoise passes")
+        steps = tuple(LAST_TIME * (1 - i / steps) for i in range(steps))
+    parts = tuple(step / 1000.0 for step in steps)
+    times = (1000.0 * shift * s / (1.0 + (shift - 1.0) * s) for s in parts)
+    return tuple(min(time, LAST_TIME) for time in times)  # 1 + (shift - 1) may be a rounding below shift
+
+
+def schedule_tables(
+    timesteps: Sequence[float], context_timestep: float, batch: int, chunk_frames: int
+) -> dict[str, NDArray[np.generic]]:
+    """Return the constants that the programs index by pass: P denoise passes and the context pass.
+
+    Parameters
+    ----------
+    timesteps : sequence of float
+        P times in (0, 1000], falling.
+    context_timestep : float
+        Time of the context pass and of frames that are given, 0..1000.
+    batch, chunk_frames : int
+        B and F.
+
+    Returns
+    -------
+    dict of str to numpy.ndarray
+        ``schedule.timestep`` [P+1, B, F] float32; ``schedule.sigma`` and ``schedule.sigma_next`` [P, 1] float32, the
+        last next one 0; ``schedule.draw`` [P, 1] int64, which noise a pass adds; ``schedule.first_draw`` [1] int64;
+        ``schedule.context_timestep`` [1] float32.
+
+    Raises
+    ------
+    UsageError
+        If the times do not fall, or lie outside of their range.
+    """
+    falling = all(a > b for a, b in pairwise(timesteps))
+    if not timesteps or not falling or not all(0.0 < time <= LAST_TIME for time in timesteps):
+        raise UsageError(f"timesteps must fall and lie in (0, 1000], got {tuple(timesteps)[:8]}")
+    if not 0.0 <= context_timestep <= LAST_TIME:
+        raise UsageError(f"context_timestep must lie in [0, 1000], got {context_timestep}")
+    times = np.array([*timesteps, context_timestep], np.float32)
+    sigmas = np.array([*sigmas_of(timesteps), 0.0], np.float32)[:, None]
+    return {
+        "schedule.timestep": np.tile(times[:, None, None], (1, batch, chunk_frames)),
+        "schedule.sigma": sigmas[:-1].copy(),
+        "schedule.sigma_next": sigmas[1:].copy(),
+        "schedule.draw": np.arange(1, len(timesteps) + 1, dtype=np.int64)[:, None],
+        "schedule.first_draw": np.zeros(1, np.int64),
+        "schedule.context_timestep": np.array([context_timestep], np.float32),
+    }
+
+
+def sigmas_of(timesteps: Sequence[float]) -> tuple[float, ...]:
+    """Return the noise level of each time."""
+    return tuple(time / 1000.0 for time in timesteps)
+
+
+def rescheduled(
+    manifest: Manifest, steps: int | None, shift: float | None
+) -> tuple[Manifest, dict[str, NDArray[np.generic]]]:
+    """Return the manifest as a session with its own passes needs it, and the tables that take the weights' place.
+
+    Parameters
+    ----------
+    manifest : Manifest
+        The artifact's.
+    steps : int or None
+        Denoise passes; the artifact's count without it.
+    shift : float or None
+        Warp of their times; the artifact's without it.
+
+    Raises
+    ------
+    UsageError
+        If the artifact does not say its shift and none is given, its engines take the times from no table, or it has
+        a cache for each of its passes and is asked for another number.
+    """
+    old = manifest.schedule
+    shift = old.shift if shift is None else shift
+    if shift is None:
+        raise UsageError("this artifact does not say the shift of its schedule; give shift beside steps")
+    timesteps = warped_timesteps(old.denoise_passes if steps is None else steps, shift)
+    if not manifest.has_context and len(timesteps) != old.denoise_passes:
+        raise UsageError(
+            f"steps is {len(timesteps)}, but this artifact has a cache for each of its {old.denoise_passes} passes"
+        )
+    chunk_frames = manifest.stream.chunk_frames
+    tables = schedule_tables(timesteps, old.context_timestep, manifest.call_rows, chunk_frames)
+    own = {weight.name for weight in manifest.weights} & set(tables)
+    if "schedule.timestep" not in own:
+        raise UsageError("this artifact has no table schedule.timestep, so its passes cannot be changed")
+    weights = tuple(
+        replace(weight, shape=tables[weight.name].shape) if weight.name in own else weight
+        for weight in manifest.weights
+    )
+    schedule = Schedule(
+        len(timesteps), timesteps, sigmas_of(timesteps), old.context_timestep, old.sampler, shift
+    )
+    return replace(manifest, schedule=schedule, weights=weights), {name: tables[name] for name in own}

@@ -1,0 +1,294 @@
+"""A session: one batch of streams, advanced together, chunk by chunk."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.backends.memory import Engine, Memory, Tensor
+from seko_runtime.errors import UsageError
+from seko_runtime.executor.programs_check import Programs
+from seko_runtime.format.manifest import Manifest
+from seko_runtime.video.chunk import Chunk, SessionStats
+from seko_runtime.video.clocks import checked_seeds
+from seko_runtime.video.decoding import Decoder
+from seko_runtime.video.prompts import PROMPT_CACHE
+from seko_runtime.video.streams import Streams
+from seko_runtime.video.text import TokenIds
+
+__all__ = ["Chunk", "Session", "SessionStats"]
+
+
+class Session:
+    """Streams of one batch; rows may stand at different chunks.
+
+    Of a pool's artifact, a batch as large as its largest call, with nobody beside it.
+
+    Parameters
+    ----------
+    manifest, engines, weights, memory, programs, prompt_ids, digest, prompt_cache, overlap
+        As `Streams` takes them.
+    seeds : Sequence[int]
+        One per row.
+    text : array or tensor, optional
+        [B, tokens, text_dim]; needed without ``prompt`` if the manifest has a text buffer.
+    prompt : str or Sequence[str], optional
+        In place of ``text``: one sentence for all rows, or one per row.
+    image : array, optional
+        uint8 [H, W, 3] or [B, H, W, 3]: each stream begins with this picture.
+    given_latents : array, optional
+        In place of ``image``: float32 [C, n, h, w] or [B, C, n, h, w], n up to F.
+    reference : array, optional
+        The reference frames, needed where the artifact has some; see `reference.set_reference`.
+
+    Raises
+    ------
+    ProgramError, EngineSignatureError
+        If the manifest's programs do not fit together.
+    UsageError
+        If seeds, text or given frames do not fit the batch.
+    TokenizerMissingError, TokenizerError
+        If ``prompt`` cannot be cut into tokens.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        engines: Mapping[str, Engine],
+        weights: Mapping[str, Tensor],
+        memory: Memory,
+        *,
+        seeds: Sequence[int],
+        text: object = None,
+        prompt: str | Sequence[str] | None = None,
+        image: object = None,
+        given_latents: object = None,
+        reference: object = None,
+        programs: Programs | None = None,
+        prompt_ids: TokenIds | None = None,
+        digest: str = "",
+        prompt_cache: int = PROMPT_CACHE,
+        overlap: bool = True,
+    ) -> None:
+        self.manifest = manifest
+        self._rows = range(manifest.call_rows)
+        self._ahead: deque[Chunk] = deque()  # queued by `stream`, not given out yet
+        self._streams = Streams(
+            manifest,
+            engines,
+            weights,
+            memory,
+            programs=programs,
+            prompt_ids=prompt_ids,
+            digest=digest,
+            prompt_cache=prompt_cache,
+            overlap=overlap,
+        )
+        try:
+            self._streams.seeds[list(self._rows)] = checked_seeds(seeds, len(self._rows))
+            if (prompt is not None and text is not None) or (image is not None and given_latents is not None):
+                raise UsageError("found both prompt and text, or both image and given_latents; give one")
+            if prompt is not None:
+                self.set_prompt(prompt)
+            else:
+                self.set_text(text)
+            self._streams.set_given(self._rows, image, given_latents)
+            self._streams.set_reference(self._rows, reference)
+            self._streams.prepare()
+            if manifest.video is not None:
+                for row in self._rows:
+                    self._streams.decoder().reserve(row)
+        except BaseException:
+            self.close()
+            raise
+
+    def run_chunk(self) -> Chunk:
+        """Make the next chunk of every row; see `Streams.run_chunk`.
+
+        Returns
+        -------
+        Chunk
+            Its latents are overwritten by the next call.
+
+        Raises
+        ------
+        SessionClosedError
+            After `close()`.
+        """
+        return self._streams.run_chunk(self._rows)
+
+    def stream(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        *,
+        chunks: int | None = None,
+        recache: bool = False,
+    ) -> Iterator[NDArray[np.uint8]]:
+        """Make chunks and give their video frames as they get ready.
+
+        Where decoding runs beside the chunks, one chunk more than was given out is queued; if the loop is left early,
+        the next call of `stream` gives that one first.
+
+        Parameters
+        ----------
+        prompt : str or Sequence[str], optional
+            As `set_prompt` takes it; from the next chunk that is queued on.
+        chunks : int, optional
+            How many to give; without it there is no end.
+        recache : bool
+            As `set_prompt` takes it.
+
+        Yields
+        ------
+        numpy.ndarray
+            uint8 [B, T, H, W, 3], the caller's own.
+
+        Raises
+        ------
+        UsageError
+            If the artifact makes no video, or a row begins anew beside others; see `Chunk.video`.
+        SessionClosedError
+            After `close()`.
+        """
+        return video_stream(self, self._streams.decoder(), prompt, chunks, recache)
+
+    def set_prompt(self, prompt: str | Sequence[str], *, recache: bool = False) -> None:
+        """Set the rows' prompts by sentences, from the next chunk on.
+
+        Parameters
+        ----------
+        prompt : str or Sequence[str]
+            One for all rows, or one per row.
+        recache : bool
+            Recompute the keys and values of the frames in the cache with the new prompt; else they stay until they are
+            evicted.
+
+        Raises
+        ------
+        UsageError, TokenizerMissingError, TokenizerError, SessionClosedError
+            As `Streams.set_prompt`.
+        """
+        self._streams.set_prompt(self._rows, prompt, recache=recache)
+
+    def set_text(self, text: object, *, recache: bool = False) -> None:
+        """Set the rows' prompts by embeddings, from the next chunk on.
+
+        Parameters
+        ----------
+        text : array or tensor
+            [B, tokens, text_dim], the text encoder's output; converted to the buffer's dtype.
+        recache : bool
+            As `set_prompt` takes it.
+
+        Raises
+        ------
+        UsageError, SessionClosedError
+            As `Streams.set_text`.
+        """
+        self._streams.set_text(self._rows, text, recache=recache)
+
+    def restart_row(
+        self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
+    ) -> None:
+        """Begin row ``row`` anew at frame 0, with a clean cache and nothing given; the other rows go on.
+
+        Parameters
+        ----------
+        row : int
+            In ``[0, batch)``.
+        seed : int, optional
+            New seed; without it the row keeps its own.
+        image : array, optional
+            uint8 [H, W, 3]: the picture that the row begins with.
+        reference : array, optional
+            Its new reference frames; without it the row keeps its own.
+
+        Raises
+        ------
+        UsageError
+            If there is no such row, or the picture does not fit.
+        SessionClosedError
+            After `close()`.
+        """
+        self._streams.live()
+        if row not in self._rows:
+            raise UsageError(f"row {row} does not exist, expected 0 to {self._rows[-1]}")
+        self._streams.restart(row, seed=seed, image=image, reference=reference)
+
+    def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
+        """Copy every ``step``-th token of every cache buffer to the host; waits for the last chunk.
+
+        Parameters
+        ----------
+        step : int
+            At least 1; `Golden.cache_step`.
+
+        Returns
+        -------
+        dict of str to numpy.ndarray
+            A cache buffer each: its numbers as float32, codes of one byte as whole numbers.
+
+        Raises
+        ------
+        SessionClosedError
+            After `close()`.
+        """
+        return self._streams.cache_sample(step)
+
+    @property
+    def stats(self) -> SessionStats:
+        """Counters so far."""
+        return self._streams.stats
+
+    @property
+    def decodes_beside(self) -> bool:
+        """Whether a chunk is decoded while the next one is made."""
+        return self._streams.decodes_beside
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session has ended."""
+        return self._streams.closed
+
+    def close(self) -> None:
+        """Wait for the device and give all memory back; a second call does nothing."""
+        self._ahead.clear()
+        self._streams.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def video_stream(
+    session: Any,
+    decoder: Decoder,
+    prompt: str | Sequence[str] | None,
+    chunks: int | None,
+    recache: bool,
+) -> Iterator[NDArray[np.uint8]]:
+    """What `Session.stream` gives, of a session of its own or in a pool."""
+    if prompt is not None:
+        session.set_prompt(prompt, recache=recache)
+    elif recache:
+        raise UsageError("recache without a prompt does nothing; give both, or neither")
+    made = _queued_ahead(session.run_chunk, session._ahead, int(decoder.overlaps), chunks)
+    return (chunk.video() for chunk in made)
+
+
+def _queued_ahead(
+    run_chunk: Callable[[], Chunk], queued: deque[Chunk], ahead: int, chunks: int | None
+) -> Iterator[Chunk]:
+    """Give so many chunks (None: no end) in order, those in ``queued`` first, with ``ahead`` more queued."""
+    for given in count() if chunks is None else range(chunks):
+        wanted = 1 + ahead if chunks is None else min(1 + ahead, chunks - given)
+        while len(queued) < wanted:
+            queued.append(run_chunk())
+        yield queued.popleft()

@@ -1,0 +1,406 @@
+"""Streams, a row each: which of them make their next chunk, with which prompts. Who owns a row is not known here.
+
+Torch-free; tensors and capture are the memory's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.backends.memory import Engine, Memory, Tensor
+from seko_runtime.errors import SessionClosedError, StaleChunkError, UsageError
+from seko_runtime.executor.programs_check import Programs, resolve_programs
+from seko_runtime.format.manifest import Manifest, TensorSpec
+from seko_runtime.video.chunk import Chunk, SessionStats
+from seko_runtime.video.clocks import RowClocks, checked_seeds
+from seko_runtime.video.decoding import Decoder
+from seko_runtime.video.given import GivenFrames
+from seko_runtime.video.live import Live
+from seko_runtime.video.positions import Positions
+from seko_runtime.video.prompts import PROMPT_CACHE, RowPrompts
+from seko_runtime.video.reference import set_reference
+from seko_runtime.video.ring import Ring
+from seko_runtime.video.snapshot import RowNumbers, RowState
+from seko_runtime.video.text import TokenIds
+
+
+class Streams:
+    """The rows of an artifact's buffers, a stream each; `prepare` comes before the first chunk.
+
+    Parameters
+    ----------
+    manifest : Manifest
+        Its programs, tables and stream; its files are not looked at.
+    engines : Mapping[str, Engine]
+        By name: callables ``list[tensor] -> list[tensor]``, loaded engines or plain functions.
+    weights : Mapping[str, tensor]
+        By name, on the memory's device; kept alive here.
+    memory : Memory
+        Owned by the streams and closed with them.
+    programs : Programs, optional
+        What `resolve_programs(manifest)` gave, if the caller has it already.
+    prompt_ids : TokenIds, optional
+        The artifact's tokenizer; without it no sentence is taken.
+    digest : str
+        The artifact's, part of what names a prompt in the cache.
+    prompt_cache : int
+        Prompts that the cache holds.
+    overlap : bool
+        Whether decoding runs beside the chunks where the device can.
+
+    Raises
+    ------
+    ProgramError, EngineSignatureError
+        If the manifest's programs do not fit together.
+    UsageError
+        If ``prompt_cache`` is negative.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        engines: Mapping[str, Engine],
+        weights: Mapping[str, Tensor],
+        memory: Memory,
+        *,
+        programs: Programs | None = None,
+        prompt_ids: TokenIds | None = None,
+        digest: str = "",
+        prompt_cache: int = PROMPT_CACHE,
+        overlap: bool = True,
+    ) -> None:
+        self.manifest, self.memory = manifest, memory
+        self._live: Live | None = None
+        try:
+            programs = resolve_programs(manifest) if programs is None else programs
+            stream = manifest.stream
+            layout = (stream.sink_frames, stream.ring_frames, stream.chunk_frames)
+            ring = Ring(*layout, stream.reference_frames)
+            self.clocks = RowClocks(ring, manifest.rows)
+            self.seeds = np.zeros(manifest.rows, np.int64)
+            self._chunks = self._launches = 0
+            self._readable: int | None = None  # serial of the chunk whose latents are whole
+            self._rebuild_due: set[int] = set()
+            self._moving: dict[int, object] = {}  # ends of copies to or from the host, by row
+            self.given = GivenFrames(manifest, memory)
+            self._prompts: RowPrompts | None = None
+            if manifest.text is not None and prompt_ids is not None:
+                self._prompts = RowPrompts(memory, prompt_ids, digest, prompt_cache)
+            with memory.ordered():
+                self._live = Live(manifest, programs, engines, weights, memory, self.clocks, overlap=overlap)
+        except BaseException:
+            self.close()
+            memory.close()  # also if there is nothing live yet; a second time does nothing
+            raise
+
+    def prepare(self) -> None:
+        """Load every engine's kernels and capture, as the memory says."""
+        self.live().prepare()
+
+    def run_chunk(self, rows: Sequence[int]) -> Chunk:
+        """Make the next chunk of each row; where the artifact makes video, queue its decoding too.
+
+        The chunk counts only once it has run and is decoded: after an error the same call gives the same bytes, since
+        every slot that the failed try may have written is written anew before it is read.
+
+        Parameters
+        ----------
+        rows : sequence of int
+            Distinct; all of them where there is no pool, else as many as the largest call carries.
+
+        Returns
+        -------
+        Chunk
+            Its latents are overwritten by the next call.
+
+        Raises
+        ------
+        SessionClosedError
+            After `close()`.
+        """
+        live, clocks = self.live(), self.clocks
+        frames, seeds = clocks.frames(rows), self.seeds[list(rows)]
+        first_frames, slot_firsts = frames[:, 0], [int(clocks.slot_first[row]) for row in rows]
+        begins = [bool(first == 0) for first in first_frames]
+        self._readable = None
+        with self.memory.ordered():
+            self._settle(rows)
+            due = [row for row in rows if row in self._rebuild_due]
+            if due:
+                self._rebuild_caches(live, due)
+                slot_firsts = [int(clocks.slot_first[row]) for row in rows]
+            given = self.given.of_chunk(rows, first_frames)
+            self._launches += live.run_chunk(Positions(rows, seeds, frames, slot_firsts, given))
+            if live.decoder is not None:
+                live.decoder.feed(rows, live.latents)
+        numbers = () if live.decoder is None else live.decoder.decode(rows, begins)
+        clocks.chunk_made(rows)
+        latents = self.memory.leading(live.latents, len(rows))
+        pictures = tuple(zip(rows, numbers, strict=True)) if numbers else ()
+        chunk = Chunk(self._chunks, frames, latents, self, self._chunks, pictures)
+        self._readable = self._chunks
+        self._chunks += 1
+        return chunk
+
+    def set_prompt(self, rows: Sequence[int], prompt: str | Sequence[str], *, recache: bool = False) -> None:
+        """Set rows' prompts by sentences, from their next chunks on.
+
+        Parameters
+        ----------
+        rows : sequence of int
+            k of them.
+        prompt : str or Sequence[str]
+            One for all of the rows, or one each. A sentence that the cache holds costs one copy a buffer.
+        recache : bool
+            Recompute the keys and values of the frames in the cache with the new prompt; else they stay until they are
+            evicted.
+
+        Raises
+        ------
+        UsageError
+            If the artifact takes no sentences or cannot rebuild caches, there is not one each, or one is too long.
+        TokenizerMissingError, TokenizerError
+            If it cannot be cut into tokens.
+        SessionClosedError
+            After `close()`.
+        """
+        live = self._live_for(recache=recache)
+        if self._prompts is None:
+            raise UsageError("this artifact has no text encoder; give the embeddings of one as text")
+        prompts = [prompt] * len(rows) if isinstance(prompt, str) else list(prompt)
+        if len(prompts) != len(rows):
+            raise UsageError(f"{len(prompts)} prompts given for {len(rows)} rows, expected one, or one each")
+        with self.memory.ordered():
+            self._settle(rows)
+        self._prompts.set(live, rows, prompts)
+        if recache:
+            self._recache(live, rows)
+
+    def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:
+        """Set rows' prompts by embeddings [k, tokens, text_dim], from their next chunks on.
+
+        Raises
+        ------
+        UsageError
+            If its shape does not fit, or the artifact cannot rebuild caches.
+        SessionClosedError
+            After `close()`.
+        """
+        live = self._live_for(recache=recache)
+        with self.memory.ordered():
+            self._settle(rows)
+        live.set_text(rows, text)
+        if recache:
+            self._recache(live, rows)
+
+    def set_given(self, rows: Sequence[int], image: object = None, latents: object = None) -> None:
+        """Begin rows' streams with a picture, or with latents; see `GivenFrames`."""
+        live = self.live()
+        with self.memory.ordered():
+            self._settle(rows)
+        if image is not None:
+            self.given.set_image(live, rows, image)
+        if latents is not None:
+            self.given.set_latents(live, rows, latents)
+
+    def set_reference(self, rows: Sequence[int], reference: object) -> None:
+        """Give rows, whose streams begin, the reference frames of their caches; see `reference.set_reference`."""
+        live = self.live()
+        with self.memory.ordered():
+            self._settle(rows)
+        if set_reference(live, self.manifest, self.memory, rows, reference):
+            self._rebuild_due.update(rows)  # written before the next chunk, with the prompt that stands then
+
+    def restart(
+        self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
+    ) -> None:
+        """Begin a row anew at frame 0, with a clean cache and nothing given but ``image``; its prompt stays.
+
+        So do its reference frames, unless others are given.
+
+        Raises
+        ------
+        UsageError
+            If the seed, the picture or the reference does not fit.
+        SessionClosedError
+            After `close()`.
+        """
+        live = self.live()
+        new_seed = None if seed is None else checked_seeds([seed], 1)[0]
+        with self.memory.ordered():
+            self._settle([row])
+        if image is None:
+            self.given.drop(row)
+        else:
+            self.given.set_image(live, [row], image)
+        if new_seed is not None:
+            self.seeds[row] = new_seed
+        if reference is not None:
+            self.set_reference([row], reference)
+        with self.memory.ordered():
+            live.clear_cache(row)
+        self._begin(live, row)
+
+    def forget(self, row: int) -> None:
+        """Queue zeros into all that a row's stream was made of, before another owner's begins there."""
+        live = self.live()
+        with self.memory.ordered():
+            self._settle([row])
+            if live.decoder is not None:
+                live.decoder.join()
+            for state in live.state_of(row).values():
+                self.memory.zero(state)
+        self.given.drop(row)
+        self._begin(live, row)
+
+    def reserve(self, row: int) -> None:
+        """Make what the host needs for a row; this may wait for the device."""
+        decoder = self.live().decoder
+        if decoder is not None:
+            decoder.reserve(row)
+
+    def store(self, row: int) -> RowState:
+        """Queue copies of all that a row's stream is made of to the host, beside what others do."""
+        live = self.live()
+        numbers = RowNumbers(
+            seed=int(self.seeds[row]),
+            given=int(self.given.counts[row]),
+            rebuild_due=row in self._rebuild_due,
+            clock=self.clocks.state(row),
+        )
+        with self.memory.ordered():
+            self._settle([row])
+            if live.decoder is not None:
+                live.decoder.join()
+            parked, self._moving[row] = self.memory.park(live.state_of(row))
+        return RowState(numbers, parked)
+
+    def load(self, row: int, state: RowState) -> None:
+        """Queue copies of a stored stream into a row, which goes on where that one stood.
+
+        Raises
+        ------
+        UsageError
+            If it is not of this artifact.
+        """
+        live, numbers = self.live(), state.numbers
+        self.clocks.load(row, numbers.clock)
+        with self.memory.ordered():
+            self._settle([row])
+            if live.decoder is not None:
+                live.decoder.join()
+            self._moving[row] = self.memory.unpark(state.tensors, live.state_of(row))
+        self.seeds[row], self.given.counts[row] = numbers.seed, numbers.given
+        self._rebuild_due.discard(row)
+        if numbers.rebuild_due:
+            self._rebuild_due.add(row)
+        if live.decoder is not None:
+            live.decoder.restart(row)
+
+    def layout(self) -> dict[str, TensorSpec]:
+        """Return the tensors of one row's stream."""
+        described = {name: self.memory.describe(one) for name, one in self.live().state_of(0).items()}
+        return {name: TensorSpec(name, shape, dtype) for name, (shape, dtype) in described.items()}
+
+    def read_latents(self, chunk: Chunk) -> NDArray[np.float32]:
+        """Copy a chunk's latents to the host; see `Chunk.to_host`."""
+        self.live()
+        if chunk.serial != self._readable:
+            raise StaleChunkError(
+                f"chunk {chunk.index} was overwritten by a later run_chunk() or recache; call to_host() before it"
+            )
+        return self.memory.read(chunk.latents)
+
+    def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
+        """Copy every ``step``-th token of every cache buffer to the host; waits for the last chunk."""
+        return self.live().cache_sample(step)
+
+    def live(self) -> Live:
+        """Return what is live; SessionClosedError after `close`."""
+        if self._live is None:
+            raise SessionClosedError("the session is closed; open a new one with open_session()")
+        return self._live
+
+    def decoder(self) -> Decoder:
+        """Return the decoder; UsageError if the artifact makes no video."""
+        decoder = self.live().decoder
+        if decoder is None:
+            raise UsageError("this artifact makes no video; read latents with run_chunk().to_host()")
+        return decoder
+
+    @property
+    def stats(self) -> SessionStats:
+        """Counters so far."""
+        cache = None if self._prompts is None else self._prompts.cache
+        return SessionStats(
+            chunks=self._chunks,
+            graph_launches=self._launches,
+            captured_graphs=0 if self._live is None else len(self._live.replays),
+            pool_bytes=self.manifest.kv.pool_bytes,
+            prompt_cache_hits=0 if cache is None else cache.hits,
+            prompt_cache_misses=0 if cache is None else cache.misses,
+        )
+
+    @property
+    def decodes_beside(self) -> bool:
+        """Whether a chunk is decoded while the next one is made."""
+        decoder = None if self._live is None else self._live.decoder
+        return decoder is not None and decoder.overlaps
+
+    @property
+    def closed(self) -> bool:
+        """Whether all is given back."""
+        return self._live is None
+
+    def close(self) -> None:
+        """Wait for the device and give all memory back; a second call does nothing."""
+        live, self._live = self._live, None
+        if live is None:
+            return
+        self.memory.wait()
+        if self._prompts is not None:
+            self._prompts.cache.clear()
+        live.drop()
+        self.memory.close()
+
+    def _live_for(self, *, recache: bool) -> Live:
+        """Return what is live, if it can do what is asked; UsageError where a cache cannot be rebuilt."""
+        live = self.live()
+        if recache and not self.manifest.has_context:
+            raise UsageError(
+                "this artifact has a cache for each denoise pass and no context pass that could rebuild them; set the "
+                "prompt without recache, or restart the row"
+            )
+        return live
+
+    def _begin(self, live: Live, row: int) -> None:
+        """Set what the host knows of a row to the beginning of a stream."""
+        self.clocks.restart(row)
+        self._rebuild_due.discard(row)
+        if self.manifest.stream.reference_frames:
+            self._rebuild_due.add(row)
+        if live.decoder is not None:
+            live.decoder.restart(row)
+
+    def _settle(self, rows: Sequence[int]) -> None:
+        """Let what comes now wait, on the device, for the rows' copies to or from the host."""
+        for row in rows:
+            if row in self._moving:
+                self.memory.after(self._moving.pop(row))
+
+    def _recache(self, live: Live, rows: Sequence[int]) -> None:
+        self._rebuild_due.update(rows)  # until it is done: a chunk must not run on half a cache
+        self._readable = None
+        with self.memory.ordered():
+            self._rebuild_caches(live, rows)
+
+    def _rebuild_caches(self, live: Live, rows: Sequence[int]) -> None:
+        # A pool's rows are rebuilt one by one: in a bucket that depends on nobody else.
+        most = 1 if self.manifest.pool is not None else self.manifest.call_rows
+        for first in range(0, len(rows), most):
+            part = rows[first : first + most]
+            live.rebuild_caches(part, self.seeds[list(part)])
+            self._rebuild_due.difference_update(part)

@@ -1,0 +1,113 @@
+"""A sentence to token ids: cleaning, and the library `tokenizers`, imported when the first sentence comes."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import re
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.errors import TokenizerError, TokenizerMissingError, UsageError
+from seko_runtime.format.manifest import Text
+
+MAX_PROMPT_LETTERS = 1 << 16
+
+
+class TokenIds(Protocol):
+    """What a session needs of a tokenizer."""
+
+    def ids(self, cleaned: str) -> NDArray[np.int64]:
+        """Token ids [1, tokens] of a cleaned prompt."""
+        ...
+
+
+class PromptIds:
+    """Token ids of prompts, as an artifact's text encoder takes them.
+
+    Parameters
+    ----------
+    spec : Text
+        The manifest's table.
+    document : bytes or memoryview
+        The tokenizer's JSON file.
+    """
+
+    def __init__(self, spec: Text, document: bytes | memoryview) -> None:
+        self._spec = spec
+        self._document = document
+        self._tokenizer: Any = None
+
+    def ids(self, cleaned: str) -> NDArray[np.int64]:
+        """Return int64 [1, tokens] of a cleaned prompt, padded, or cut with its last id kept.
+
+        Raises
+        ------
+        TokenizerMissingError
+            If `tokenizers` is not installed.
+        TokenizerError
+            If the artifact's file is no tokenizer of it.
+        UsageError
+            If the prompt is too long, and the artifact does not cut.
+        """
+        spec = self._spec
+        found = list(self._loaded().encode(cleaned).ids)
+        if len(found) > spec.tokens:
+            if not spec.truncate:
+                raise UsageError(
+                    f"the prompt has {len(found)} tokens, this artifact takes {spec.tokens}; shorten it"
+                )
+            found = [*found[: spec.tokens - 1], found[-1]]
+        out = np.full((1, spec.tokens), spec.pad_id, np.int64)
+        out[0, : len(found)] = found
+        return out
+
+    def _loaded(self) -> Any:
+        if self._tokenizer is not None:
+            return self._tokenizer
+        try:
+            import tokenizers
+        except ImportError:
+            raise TokenizerMissingError(
+                "a prompt needs the library tokenizers, which is not installed; "
+                "pip install 'seko-runtime[text]', or give text embeddings in place of a sentence"
+            ) from None
+        document = bytes(self._document).decode("utf-8", errors="replace")
+        try:
+            loaded: Any = tokenizers.Tokenizer.from_str(document)
+        except Exception as error:  # the library raises no narrower class
+            raise TokenizerError(
+                f"{self._spec.tokenizer} is no file of tokenizers {tokenizers.__version__}: {str(error)[:120]}; "
+                "update the library, or rebuild the artifact"
+            ) from None
+        loaded.no_truncation()  # the manifest says how to cut and pad, whatever the file says
+        loaded.no_padding()
+        self._tokenizer = loaded
+        return loaded
+
+
+def clean_prompt(prompt: str) -> str:
+    """Return the prompt as the models were trained on it: HTML unescaped twice, white space collapsed, stripped.
+
+    Raises
+    ------
+    UsageError
+        If it is no text, too long, or holds a lone surrogate.
+    """
+    if not isinstance(prompt, str) or len(prompt) > MAX_PROMPT_LETTERS:
+        raise UsageError(
+            f"a prompt is a text of at most {MAX_PROMPT_LETTERS} letters, got {str(prompt)[:80]!r}"
+        )
+    cleaned = re.sub(r"\s+", " ", html.unescape(html.unescape(prompt))).strip()
+    try:
+        cleaned.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UsageError(f"prompt {prompt[:80]!r} holds a lone surrogate, which no text is") from None
+    return cleaned
+
+
+def prompt_key(cleaned: str, digest: str) -> str:
+    """Return the SHA-256 that names a cleaned prompt with the artifact that encodes it."""
+    return hashlib.sha256(f"{digest}\n{cleaned}".encode()).hexdigest()

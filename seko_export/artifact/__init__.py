@@ -1,0 +1,1 @@
+"""An artifact's files: weights, manifest, bill of materials, tar, signature."""

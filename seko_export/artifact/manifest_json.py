@@ -1,0 +1,68 @@
+"""A manifest as the bytes of its file, and as old a format as it can be. The runtime reads it, and writes none."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from seko_runtime.format.manifest import (
+    FIRST_LAYER_VERSION,
+    PASS_CACHE_VERSION,
+    POOL_VERSION,
+    REFERENCE_VERSION,
+    STREAMED_VERSION,
+    WINDOW_VERSION,
+    Buffer,
+    Manifest,
+)
+
+
+def least_version(manifest: Manifest) -> int:
+    """Return the oldest format version that has all that the manifest says."""
+    return max(_least_of_fields(manifest), 1 if manifest.has_context else PASS_CACHE_VERSION)
+
+
+def manifest_json(manifest: Manifest) -> bytes:
+    """Return a manifest as UTF-8 JSON with sorted keys: the same manifest gives the same bytes.
+
+    What a format before did not know is left out where it says nothing, for older runtimes.
+    """
+    table = dataclasses.asdict(manifest)
+    if manifest.pool is None:
+        del table["pool"]
+    for name in ("rings", "reference_frames"):
+        if not table["stream"][name]:
+            del table["stream"][name]
+    for buffer in table["buffers"]:
+        if not buffer["device_layers"]:
+            del buffer["device_layers"]
+    if manifest.golden is not None and manifest.golden.reference is None:
+        del table["golden"]["reference"]
+    for call in (call for calls in table["programs"].values() for call in calls):
+        for first in ("first_layer", "first_place"):
+            if not call[first]:
+                del call[first]
+    table["format_version"] = max(manifest.format_version, _least_of_fields(manifest))
+    text = json.dumps(table, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8") + b"\n"
+
+
+def made_by_begin(buffer: Buffer) -> bool:
+    """Tell whether begin makes it of the caches, layer by layer, for the passes of one chunk (`WINDOW_VERSION`)."""
+    return buffer.role == "state" and buffer.layered
+
+
+def _least_of_fields(manifest: Manifest) -> int:
+    """Return the oldest format version whose readers see every field that says something."""
+    calls = (call for calls in manifest.programs.values() for call in calls)
+    needed = (
+        (WINDOW_VERSION, any(made_by_begin(one) for one in manifest.buffers)),
+        (REFERENCE_VERSION, bool(manifest.stream.reference_frames)),
+        (
+            FIRST_LAYER_VERSION,
+            bool(manifest.stream.rings) or any(one.first_layer or one.first_place for one in calls),
+        ),
+        (STREAMED_VERSION, manifest.streams_cache),
+        (POOL_VERSION, manifest.pool is not None),
+    )
+    return max((version for version, so in needed if so), default=1)

@@ -1,0 +1,72 @@
+"""An artifact as one tar: the same artifact gives the same bytes. Unpacking is the runtime's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE
+from seko_runtime.format.tar_format import END, member_header, padding, tar_bytes
+from seko_runtime.format.whole_files import check_space, whole_file
+from seko_runtime.opening.artifact import check_artifact
+
+WRITE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What was packed: the file, its bytes, the artifact's digest, and how many files are in it."""
+
+    file: Path
+    bytes: int
+    digest: str
+    files: int
+
+
+def pack_artifact(folder: Path, goal: Path, *, replace: bool = False) -> Packed:
+    """Write an artifact as one tar: manifest first, then the signature if there is one, then the files by name.
+
+    Parameters
+    ----------
+    folder : Path
+        The artifact; it is checked whole first, for any machine.
+    goal : Path
+        The tar to write; it appears when it is whole.
+    replace : bool
+        Whether a regular file that is already there gives way.
+
+    Returns
+    -------
+    Packed
+
+    Raises
+    ------
+    ArtifactError
+        If the artifact is not right.
+    UsageError
+        If the goal is taken.
+    DiskError
+        If the place is full or cannot be written.
+    """
+    checked = check_artifact(folder, fits_here=False)
+    size = tar_bytes(checked.document, checked.signature, checked.manifest.files)
+    contents = {path: checked.files[path] for path in sorted(checked.files)}
+    heads = {MANIFEST_FILE: checked.document}
+    if checked.signature is not None:
+        heads[SIGNATURE_FILE] = checked.signature
+    with whole_file(goal, "packing", replace=replace) as file:
+        check_space(goal.absolute().parent, size)
+        for path, head in heads.items():
+            _write_member(file, path, memoryview(head))
+        for path, content in contents.items():
+            _write_member(file, path, content)
+        file.write(END)
+    return Packed(goal, size, checked.digest, len(heads) + len(contents))
+
+
+def _write_member(file: BinaryIO, path: str, content: memoryview) -> None:
+    file.write(member_header(path, len(content)))
+    for begin in range(0, len(content), WRITE_BYTES):
+        file.write(content[begin : begin + WRITE_BYTES])
+    file.write(padding(len(content)))

@@ -1,0 +1,141 @@
+"""What the engines were made with, as CycloneDX JSON: packages, versions, licences. No times, no names of hosts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import re
+import uuid
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from seko_export.host import environment
+
+SBOM_FILE = "sbom.cdx.json"
+SPEC_VERSION = "1.6"
+OWN = ("seko-export", "seko-kernels", "seko-runtime")
+TOOLCHAIN = (*OWN, "torch", "triton", "numpy", "safetensors", "tokenizers")  # and all that these require
+_LONGEST_NAME = 80  # some packages put the whole text of their licence where its name belongs
+
+Component = dict[str, Any]
+
+
+def write_sbom(folder: Path, model: str, cuda: str | None, further: tuple[str, ...] = ()) -> None:
+    """Write the artifact's bill of materials; equal environments give equal bytes.
+
+    Parameters
+    ----------
+    folder : Path
+        The artifact's folder.
+    model : str
+        Name of the model, for the component that the bill is of.
+    cuda : str or None
+        CUDA's version, where the engines are for a GPU.
+    further : tuple of str
+        Packages that this backend's engines are made with too.
+    """
+    packages = _closure((*TOOLCHAIN, *further))
+    components = [_component(found) for found in packages.values()]
+    tools = {"python": platform.python_version(), "c++": environment.producer()["compiler"]}
+    if cuda is not None:
+        tools["cuda"] = cuda
+    components += [
+        {"type": "application", "bom-ref": f"tool:{name}", "name": name, "version": version}
+        for name, version in tools.items()
+    ]
+    dependencies = [
+        {
+            "ref": _purl(found),
+            "dependsOn": sorted({_purl(packages[name]) for name in _needs(found, packages)}),
+        }
+        for found in packages.values()
+    ]
+    top = {"type": "machine-learning-model", "bom-ref": "artifact", "name": model}
+    bill: dict[str, Any] = {
+        "$schema": f"http://cyclonedx.org/schema/bom-{SPEC_VERSION}.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": SPEC_VERSION,
+        "version": 1,
+        "metadata": {"component": top, "lifecycles": [{"phase": "build"}]},
+        "components": sorted(components, key=lambda one: str(one["bom-ref"])),
+        "dependencies": sorted(dependencies, key=lambda one: str(one["ref"])),
+    }
+    # The serial is of the content: a random one would make every build another artifact.
+    digest = hashlib.sha256(_to_bytes(bill)).digest()
+    bill["serialNumber"] = uuid.UUID(bytes=digest[:16], version=5).urn
+    (folder / SBOM_FILE).write_bytes(_to_bytes(bill))
+
+
+def _closure(roots: tuple[str, ...]) -> dict[str, metadata.Distribution]:
+    """Return installed distributions by normalised name: the roots that are there, and what they require."""
+    found: dict[str, metadata.Distribution] = {}
+    waiting = list(roots)
+    while waiting:
+        name = _normal(waiting.pop())
+        if name in found:
+            continue
+        try:
+            found[name] = metadata.distribution(name)
+        except metadata.PackageNotFoundError:  # another platform's requirement
+            continue
+        waiting += _required(found[name])
+    return dict(sorted(found.items()))
+
+
+def _needs(found: metadata.Distribution, packages: dict[str, metadata.Distribution]) -> list[str]:
+    return [name for name in map(_normal, _required(found)) if name in packages]
+
+
+def _required(found: metadata.Distribution) -> list[str]:
+    """Names that a distribution requires without an extra being asked for."""
+    names = []
+    for requirement in found.requires or ():
+        name = re.match(r"[\w.-]+", requirement)
+        if name and "extra ==" not in requirement:
+            names.append(name[0])
+    return names
+
+
+def _component(found: metadata.Distribution) -> Component:
+    component: Component = {
+        "type": "library",
+        "bom-ref": _purl(found),
+        "name": _normal(found.metadata["Name"]),
+        "version": found.version,
+        "purl": _purl(found),
+    }
+    licences = _licences(found)
+    if licences:
+        component["licenses"] = licences
+    else:
+        component["properties"] = [{"name": "seko:licence", "value": "not stated by the package"}]
+    return component
+
+
+def _licences(found: metadata.Distribution) -> list[dict[str, Any]]:
+    """Return what the package says: an SPDX expression, else a name, else its classifiers."""
+    told = found.metadata
+    if "License-Expression" in told:
+        return [{"expression": told["License-Expression"]}]
+    name = told["License"].strip() if "License" in told else ""
+    if name and "\n" not in name and len(name) <= _LONGEST_NAME:
+        return [{"license": {"name": name}}]
+    classifiers = [
+        one.split(" :: ")[-1] for one in told.get_all("Classifier") or [] if one.startswith("License ::")
+    ]
+    return [{"license": {"name": one}} for one in sorted(set(classifiers))]
+
+
+def _purl(found: metadata.Distribution) -> str:
+    return f"pkg:pypi/{_normal(found.metadata['Name'])}@{quote(found.version, safe='')}"
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _to_bytes(bill: dict[str, Any]) -> bytes:
+    return json.dumps(bill, indent=1, sort_keys=True, ensure_ascii=False).encode("utf-8") + b"\n"

@@ -1,0 +1,80 @@
+"""What a build writes into an artifact's folder: weights in shards, and the hash of every file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from seko_export.engines.piece import dtype_name
+from seko_runtime.format.manifest import FileEntry, Weight
+
+SHARD_BYTES = 256 * 2**20  # small enough that a box hashes and uploads the shards side by side
+
+
+def write_weights(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> tuple[Weight, ...]:
+    """Write tensors as safetensors shards of about `SHARD_BYTES` and return their table.
+
+    Parameters
+    ----------
+    folder : Path
+        The artifact's folder.
+    tensors : iterable of str and Tensor
+        CPU tensors in order of use; consumed shard by shard, so that memory stays at one shard.
+
+    Returns
+    -------
+    tuple of Weight
+        One entry a tensor.
+    """
+    (folder / "weights").mkdir()
+    table: list[Weight] = []
+    shard: dict[str, Tensor] = {}
+    shards = 0
+
+    def flush() -> None:
+        nonlocal shards
+        file = f"weights/{shards:05d}.safetensors"
+        save_tensors(shard, folder / file)
+        table.extend(Weight(name, tuple(t.shape), dtype_name(t.dtype), file) for name, t in shard.items())
+        shards += 1
+        shard.clear()
+
+    size = 0
+    for name, tensor in tensors:
+        if shard and size + tensor.nbytes > SHARD_BYTES:
+            flush()
+            size = 0
+        shard[name] = tensor
+        size += tensor.nbytes
+    if shard:
+        flush()
+    return tuple(table)
+
+
+def hash_files(folder: Path) -> dict[str, FileEntry]:
+    """Return SHA-256 and size of every file below ``folder`` except the manifest, by its relative name."""
+    entries: dict[str, FileEntry] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path != folder / "manifest.json":
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            entries[path.relative_to(folder).as_posix()] = FileEntry(digest, path.stat().st_size)
+    return entries
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write a shard; safetensors tells the system's error number in words only, so it is read from them."""
+    try:
+        save_file(tensors, path)
+    except SafetensorError as fault:
+        told = re.search(r"os error (\d+)", str(fault))
+        if told is None:
+            raise
+        raise OSError(int(told[1]), os.strerror(int(told[1])), str(path)) from fault

@@ -1,0 +1,211 @@
+"""The ops that stay one node of the ONNX form: their names, their shapes, and what their bodies are made of.
+
+A node names the function ``seko::NAME`` and takes the op's tensors; a builder of other engines replaces it by a
+plugin of that name. The body is traced from the truth itself, the reference in `seko_kernels` or the sampler;
+attention's is written out. So a change of a format changes nothing here but, if its tensors change, a signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from seko_export.errors import LoweringError
+from seko_export.families.layers import sampler
+from seko_kernels import reference
+from seko_kernels.ops import stand_ins
+
+DOMAIN = "seko"
+# Functions that one engine may have of several shapes: the second is called NAME.2. No plugin stands for them.
+MANY = frozenset({"attention", "full_attention"})
+VERSION = 1  # of the domain: raised when a function's tensors or their meaning change
+Body = Callable[..., Tensor | tuple[Tensor, ...]]
+Spec = tuple[tuple[int, ...], torch.dtype]
+
+
+@dataclass(frozen=True)
+class KeptOp:
+    """One op of a trace.
+
+    Parameters
+    ----------
+    name : str
+        Of the function, in `DOMAIN`.
+    arguments, results : tuple of str
+        Names of its tensors.
+    body : callable
+        The same in torch.
+    inputs, outputs : tuple of Spec
+        Shape and dtype of each.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+    body: Body
+    inputs: tuple[Spec, ...]
+    outputs: tuple[Spec, ...]
+
+
+class KeptOps:
+    """A context in which a trace keeps our ops whole; afterwards `found` has each of them by name."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, KeptOp] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> KeptOps:
+        self._stack.enter_context(_AttentionAsOneNode(self))
+        self._stack.enter_context(
+            stand_ins(
+                {
+                    "nvfp4_write": self._write,
+                    "nvfp4_expand": self._expand,
+                    "nvfp4_expand_keys": self._expand_keys,
+                    "gaussian": self._gaussian,
+                }
+            )
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def _write(self, *tensors: Tensor) -> Sequence[Tensor]:
+        """Keep one write: ``nvfp4_write_keys`` where a mean is taken off, else ``nvfp4_write``."""
+        names = ("x", "token_index", "codes", "scales", "global_scale", "mean")
+        results = {"new_codes": _spec(tensors[2]), "new_scales": _spec(tensors[3])}
+        given = dict(zip(names, tensors, strict=False))
+        return self._keep(
+            "nvfp4_write_keys" if "mean" in given else "nvfp4_write", given, results, nvfp4_write
+        )
+
+    def _expand(self, codes: Tensor, scales: Tensor, global_scale: Tensor, dtype: torch.dtype) -> Tensor:
+        tensors = {"codes": codes, "scales": scales, "global_scale": global_scale}
+        return self._expanded("nvfp4_expand", tensors, dtype, reference.nvfp4_decode)
+
+    def _expand_keys(
+        self,
+        codes: Tensor,
+        scales: Tensor,
+        global_scale: Tensor,
+        mean: Tensor,
+        slot_rotary: Tensor,
+        patch_rotary: Tensor,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        tensors = {"codes": codes, "scales": scales, "global_scale": global_scale, "mean": mean}
+        tensors |= {"slot_rotary": slot_rotary, "patch_rotary": patch_rotary}
+        return self._expanded("nvfp4_expand_keys", tensors, dtype, reference.nvfp4_decode_keys)
+
+    def _gaussian(
+        self, seeds: Tensor, frames: Tensor, draw: Tensor, latent_shape: tuple[int, int, int]
+    ) -> Tensor:
+        channels, *plane = latent_shape
+        results = {"noise": ((frames.shape[0], channels, frames.shape[1], *plane), torch.float32)}
+        body = partial(sampler.gaussian, latent_shape=latent_shape)
+        return self._keep("gaussian", {"seeds": seeds, "frames": frames, "draw": draw}, results, body)[0]
+
+    def _expanded(self, name: str, tensors: Mapping[str, Tensor], dtype: torch.dtype, decode: Body) -> Tensor:
+        tokens, heads, half_dim = tensors["codes"].shape
+        results = {"expanded": ((tokens, heads, half_dim * 2), dtype)}
+        return self._keep(name, tensors, results, partial(decode, dtype=dtype))[0]
+
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, scale: float | None = None
+    ) -> Tensor:
+        """Keep one call of torch's attention, as ``attention`` with a bias and as ``full_attention`` without."""
+        tensors = {"q": q, "k": k, "v": v} | ({} if attn_mask is None else {"bias": attn_mask})
+        name = "full_attention" if attn_mask is None else "attention"
+        results = {"y": ((*q.shape[:-1], v.shape[-1]), q.dtype)}
+        return self._keep(name, tensors, results, partial(attend, scale=scale))[0]
+
+    def _keep(
+        self, name: str, tensors: Mapping[str, Tensor], results: Mapping[str, Spec], body: Body
+    ) -> Sequence[Tensor]:
+        made = KeptOp(
+            name,
+            tuple(tensors),
+            tuple(results),
+            body,
+            tuple(map(_spec, tensors.values())),
+            tuple(results.values()),
+        )
+        if name in MANY:
+            alike = [op for op in self.found.values() if op.name.partition(".")[0] == name]
+            same = [op.name for op in alike if _meaning(op) == _meaning(made)]
+            name = same[0] if same else f"{name}.{len(alike) + 1}" if alike else name
+            made = replace(made, name=name)
+        first = self.found.setdefault(name, made)
+        if _meaning(first) != _meaning(made):
+            raise LoweringError(
+                f"function {DOMAIN}::{name} is called with {made.inputs} and with {first.inputs}, or with another "
+                "constant: its body is made for one of them; give the second one a name of its own in kept_ops.py"
+            )
+        shapes, dtypes = zip(*results.values(), strict=True)
+        nodes: Sequence[Tensor] = torch.onnx.ops.symbolic_multi_out(
+            f"{DOMAIN}::{name}",
+            list(tensors.values()),
+            {},
+            dtypes=list(dtypes),
+            shapes=list(shapes),
+            version=VERSION,
+        )
+        return nodes
+
+
+class _AttentionAsOneNode(TorchFunctionMode):
+    """Hands each call of torch's attention to `KeptOps`."""
+
+    def __init__(self, kept: KeptOps) -> None:
+        super().__init__()
+        self._kept = kept
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.scaled_dot_product_attention:
+            return self._kept.attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def nvfp4_write(
+    x: Tensor,
+    token_index: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    global_scale: Tensor,
+    mean: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return codes and scales of a cache with `x`, less `mean`, written, as `seko_kernels.nvfp4_write` leaves them."""
+    new_codes, new_scales = reference.nvfp4_encode(x, global_scale, mean)
+    return codes.index_copy(0, token_index, new_codes), scales.index_copy(0, token_index, new_scales)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
+    """Return softmax(q k^T * scale + bias) v; q [B, H, T, D], k and v [B, H, N, D], bias [B, 1 or H, 1 or T, N].
+
+    Written out: ONNX's own Attention is younger than most runtimes, and onnxruntime 1.31 refuses a bias of one row.
+    """
+    scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-2, -1)
+    return torch.softmax(scores if bias is None else scores + bias, dim=-1) @ v
+
+
+def _spec(tensor: Tensor) -> Spec:
+    return tuple(tensor.shape), tensor.dtype
+
+
+def _meaning(op: KeptOp) -> tuple[object, ...]:
+    constants = op.body.keywords if isinstance(op.body, partial) else {}
+    return op.inputs, op.outputs, constants

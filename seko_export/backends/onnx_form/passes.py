@@ -1,0 +1,186 @@
+"""A whole pass as one ONNX file: every call of a program in one graph, weights where the artifact has them.
+
+Each engine is a function of the domain ``seko.piece``, stored once and called once a layer, so that depth does not
+enter the file. Caches come in and go out a layer each: no copy of the pool, and each may be aliased with its input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, checker, helper, shape_inference
+
+from seko_export.backends.onnx_form.form_check import check_shapes, infer_shapes
+from seko_export.backends.onnx_form.translate import NEXT, as_function
+from seko_export.errors import OnnxFormError
+from seko_runtime.executor.programs_check import Ref, ResolvedCall, resolve_programs
+from seko_runtime.format.manifest import Manifest, TensorSpec
+from seko_runtime.format.safetensors_map import MappedTensor, map_safetensors
+
+PIECE_DOMAIN = "seko.piece"
+
+
+def write_pass(folder: Path, manifest: Manifest, program: str, file: str) -> None:
+    """Write one pass of an artifact as one ONNX file and check it together with the weights that it refers to.
+
+    Parameters
+    ----------
+    folder : Path
+        The artifact, with its engines and weights; the file must lie in it itself, since ONNX lets no path lead up.
+    manifest : Manifest
+        Of backend ``onnx``.
+    program : str
+        ``denoise`` or ``context``.
+    file : str
+        The file's name.
+
+    Raises
+    ------
+    OnnxFormError
+        If ONNX's checks refuse it.
+    """
+    model = _pass_model(folder, manifest, program)
+    path = folder / file
+    onnx.save(model, path)
+    try:
+        checker.check_model(str(path), full_check=True)
+    except (checker.ValidationError, shape_inference.InferenceError) as fault:
+        raise OnnxFormError(f"{program!r}: {str(fault).strip()}") from fault
+
+
+def _pass_model(folder: Path, manifest: Manifest, program: str) -> ModelProto:
+    graph = _PassGraph(manifest)
+    for call in resolve_programs(manifest)[program][0]:
+        graph.add(call)
+    shards = {
+        weight.file: map_safetensors(memoryview((folder / weight.file).read_bytes()), weight.file)
+        for weight in manifest.weights
+    }
+    files = {weight.name: weight.file for weight in manifest.weights}
+    engines = {name: onnx.load(folder / graph.specs[name].file) for name in sorted(graph.called)}
+    opset = _standard_opset(engines)
+    model = helper.make_model(
+        helper.make_graph(
+            graph.nodes,
+            program,
+            list(graph.inputs.values()),
+            [_value_info(name, spec) for name, spec in graph.written.values()],
+            [_external(shards[files[name]][name], files[name]) for name in graph.weights],
+            value_info=[_value_info(name, spec) for name, spec in graph.values.items()],
+        ),
+        opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid(PIECE_DOMAIN, 1)],
+        ir_version=max(engine.ir_version for engine in engines.values()),
+        producer_name="seko-export",
+    )
+    _add_functions(model, engines)
+    model = infer_shapes(model)
+    check_shapes(model)
+    return model
+
+
+class _PassGraph:
+    """Nodes and names of one pass: every reference of its calls becomes a value of the graph."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.specs = {engine.name: engine for engine in manifest.engines}
+        self.nodes: list[NodeProto] = []
+        self.inputs: dict[str, ValueInfoProto] = {}
+        self.weights: dict[str, None] = {}  # in order of use
+        self.values: dict[str, TensorSpec] = {}
+        self.written: dict[str, tuple[str, TensorSpec]] = {}  # buffer -> name of what it holds afterwards
+        self.called: set[str] = set()
+        self._current: dict[str, str] = {}  # value -> the name of its last version
+
+    def add(self, call: ResolvedCall) -> None:
+        """Add one call."""
+        spec = self.specs[call.engine]
+        self.called.add(call.engine)
+        inputs = [self._read(ref, one) for ref, one in zip(call.inputs, spec.inputs, strict=True)]
+        outputs = [self._write(ref, one) for ref, one in zip(call.outputs, spec.outputs, strict=True)]
+        self.nodes.append(helper.make_node(call.engine, inputs, outputs, domain=PIECE_DOMAIN))
+
+    def _read(self, ref: Ref, spec: TensorSpec) -> str:
+        if ref.kind == "value":
+            return self._current[ref.name]
+        if ref.kind == "weight" and not ref.by_pass:
+            self.weights[ref.name] = None
+            return ref.name
+        name = _input_name(ref)
+        if name in self.written:
+            return self.written[name][0]
+        self.inputs.setdefault(name, _value_info(name, spec))
+        return name
+
+    def _write(self, ref: Ref, spec: TensorSpec) -> str:
+        if ref.kind == "value":
+            name = f"{ref.name}.{len(self.nodes)}"
+            self.values[name] = spec
+            self._current[ref.name] = name
+            return name
+        buffer = _input_name(ref)
+        if buffer in self.written:
+            raise OnnxFormError(f"buffer {buffer} is written twice in one pass, which this form cannot say")
+        self.written[buffer] = (NEXT + buffer, spec)
+        return NEXT + buffer
+
+
+def _input_name(ref: Ref) -> str:
+    """Name of a buffer's layer, or of a table's entry of this pass, which is put in from outside."""
+    return ref.name if ref.by_pass else ".".join((ref.name, *map(str, ref.index)))
+
+
+def _add_functions(model: ModelProto, engines: Mapping[str, ModelProto]) -> None:
+    """Add each engine as a function, and the functions that it calls."""
+    found: dict[tuple[str, str], bytes] = {}
+    for name, engine in engines.items():
+        for function in (*engine.functions, as_function(engine, PIECE_DOMAIN, name)):
+            key, body = (function.domain, function.name), function.SerializeToString(deterministic=True)
+            if key not in found:
+                found[key] = body
+                model.functions.append(function)
+                _import_domains(model, engine)
+            elif found[key] != body:
+                raise OnnxFormError(
+                    f"two engines of one pass have different functions {'::'.join(key)}: one file holds one of them"
+                )
+
+
+def _import_domains(model: ModelProto, engine: ModelProto) -> None:
+    known = {entry.domain for entry in model.opset_import}
+    model.opset_import.extend(entry for entry in engine.opset_import if entry.domain not in known)
+
+
+def _standard_opset(engines: Mapping[str, ModelProto]) -> int:
+    versions: set[int] = {
+        entry.version for engine in engines.values() for entry in engine.opset_import if entry.domain == ""
+    }
+    if len(versions) != 1:
+        raise OnnxFormError(f"the engines are of opsets {sorted(versions)}, expected one")
+    return versions.pop()
+
+
+def _value_info(name: str, spec: TensorSpec) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, onnx_dtype(spec.dtype), spec.shape)
+
+
+def _external(tensor: MappedTensor, file: str) -> TensorProto:
+    """Return an initializer that is a place in a file of the artifact."""
+    made = TensorProto(
+        name=tensor.name,
+        dims=tensor.shape,
+        data_type=onnx_dtype(tensor.dtype),
+        data_location=TensorProto.EXTERNAL,
+    )
+    for key, value in (("location", file), ("offset", tensor.offset), ("length", tensor.nbytes)):
+        made.external_data.add(key=key, value=str(value))
+    return made
+
+
+def onnx_dtype(name: str) -> int:
+    """Return ONNX's number of a manifest's dtype name."""
+    special = {"bfloat16": TensorProto.BFLOAT16, "float8_e4m3fn": TensorProto.FLOAT8E4M3FN}
+    number: int = special.get(name) or helper.np_dtype_to_tensor_dtype(np.dtype(name))
+    return number

@@ -1,0 +1,338 @@
+"""A piece as an ONNX model: trace it functionally, translate it, add the bodies of our functions, check the whole."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from seko_export.backends.onnx_form.bits import view_as
+from seko_export.backends.onnx_form.fold import fold_constants
+from seko_export.backends.onnx_form.functional import FunctionalModule, functional_piece
+from seko_export.backends.onnx_form.kept_ops import DOMAIN, KeptOp, KeptOps
+from seko_export.engines.piece import Piece
+from seko_export.errors import LostWriteError, OnnxDtypeError, OnnxMissingError, OnnxOpError
+from seko_export.lowering.trace import trace
+
+if TYPE_CHECKING:
+    from onnx import FunctionProto, ModelProto
+
+OPSET = 18  # of bitwise ops; the exporter of torch makes nothing older
+NEWEST_OPSET = 24  # the newest that the tests try
+PACKAGES = ("onnx", "onnxscript")
+_INNER = "%"  # before the names of values inside a graph
+NEXT = "next."  # before an output's name where an input has that name
+# Dtypes that a graph of ours can have, and that ONNX has under the same meaning.
+ONNX_DTYPES = frozenset(
+    {
+        *(torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn),
+        *(torch.float8_e5m2, torch.int64, torch.int32, torch.int16, torch.int8, torch.bool),
+        *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    }
+)
+
+
+def require_onnx() -> None:
+    """Refuse where a package is missing.
+
+    Raises
+    ------
+    OnnxMissingError
+        With what to install.
+    """
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise OnnxMissingError(
+            f"--backend onnx needs the packages {' and '.join(missing)}, which are not installed; "
+            "pip install 'seko-export[onnx]'"
+        )
+
+
+def piece_model(piece: Piece, opset: int = OPSET) -> ModelProto:
+    """Return a piece as an ONNX model whose inputs are the piece's, weights first, and whose shapes are all known.
+
+    Parameters
+    ----------
+    piece : Piece
+        From `make_pieces`, for the CPU.
+    opset : int
+        Of the standard ops.
+
+    Returns
+    -------
+    ModelProto
+        Outputs are those of `functional_piece`, in order; one that has an input's name is called ``next.NAME``. Ops
+        of ours are functions in the domain ``seko``.
+
+    Raises
+    ------
+    LoweringError
+        If the piece could not be replayed, or has no such form; see its subclasses.
+    OnnxMissingError
+        If a package is missing.
+    """
+    require_onnx()
+    from seko_export.backends.onnx_form.form_check import check_form, infer_shapes
+
+    inputs = [a.name for a in piece.signature]
+    outputs = [NEXT * (a.name in inputs) + a.name for a in functional_piece(piece).outputs]
+    kept = KeptOps()
+    with torch.no_grad(), _quiet_exporter():
+        trace(piece, "cpu")  # its checks know what is a cache
+        examples = piece.example_inputs("cpu")
+        with kept:
+            program = torch.export.export(FunctionalModule(piece), examples, strict=False)
+        model = translate(program, examples, inputs, outputs, opset, piece.name)
+        if kept.found:
+            model.functions.extend(_functions_of([*kept.found.values()], opset))
+    model = infer_shapes(model)
+    check_form(model, opset)
+    return model
+
+
+def translate(
+    program: ExportedProgram,
+    examples: Sequence[Tensor],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    opset: int,
+    name: str,
+) -> ModelProto:
+    """Translate a traced graph, and refuse what ONNX would lose or cannot say.
+
+    Parameters
+    ----------
+    program : ExportedProgram
+        The graph.
+    examples : sequence of Tensor
+        Its inputs.
+    inputs, outputs : sequence of str
+        What its inputs and outputs are to be called.
+    opset : int
+        Of the standard ops.
+    name : str
+        Of the graph, and for messages.
+
+    Raises
+    ------
+    LostWriteError
+        If the graph writes an input or a constant in place.
+    OnnxDtypeError
+        If a tensor has a dtype that ONNX cannot hold.
+    OnnxOpError
+        If an op has no ONNX form, or the opset is none that was tried.
+    """
+    if not OPSET <= opset <= NEWEST_OPSET:
+        raise OnnxOpError(
+            f"{name!r} has no form at opset {opset}: {OPSET} is the first with bitwise ops, {NEWEST_OPSET} the newest "
+            "that was tried; take one of these or between"
+        )
+    try:  # before it is decomposed, the signature need not know of writes
+        program = program.run_decompositions({torch.ops.aten.view.dtype: view_as})
+    except NotImplementedError as fault:
+        raise OnnxOpError(f"{name!r} has no ONNX form at opset {opset}: {fault}") from fault
+    _refuse_lost_writes(program, inputs, name)
+    _refuse_dtypes(program, name)
+    try:
+        made = torch.onnx.export(
+            fold_constants(program, examples, name),
+            dynamo=True,
+            opset_version=opset,
+            custom_translation_table=_shifts(),
+            verbose=False,
+        )
+    except torch.onnx.errors.OnnxExporterError as fault:
+        reason = str(fault.__cause__ or fault).strip().splitlines()[0]
+        raise OnnxOpError(f"{name!r} has no ONNX form at opset {opset}: {reason}") from fault
+    if made is None:
+        raise OnnxOpError(f"{name!r} has no ONNX form at opset {opset}: the exporter gave nothing")
+    model: ModelProto = made.model_proto
+    model.graph.name = name
+    forget_sources(model)
+    rename_values(model, inputs, outputs)
+    return model
+
+
+def forget_sources(model: ModelProto) -> None:
+    """Drop what the exporter notes of the model's source: it holds paths of the build box."""
+    del model.metadata_props[:]
+    model.doc_string = ""
+    for graph in (model.graph, *model.functions):
+        del graph.metadata_props[:]
+        graph.doc_string = ""
+        for value in (*graph.node, *graph.value_info):
+            del value.metadata_props[:]
+            value.doc_string = ""
+    for value in (*model.graph.input, *model.graph.output, *model.graph.initializer):
+        del value.metadata_props[:]
+        value.doc_string = ""
+
+
+def rename_values(model: ModelProto, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Give inputs and outputs their names, and every other value one that none of them can have.
+
+    The exporter's own ``output_names`` may take the name of a value inside (torch 2.13): two values then have one name.
+    """
+    graph = model.graph
+    names = {old.name: new for old, new in zip(graph.input, inputs, strict=True)}
+    made = {name for node in graph.node for name in node.output}
+    for old, new in zip(graph.output, outputs, strict=True):
+        if old.name not in made or old.name in names:  # an input, a constant, or given out twice
+            node = graph.node.add(op_type="Identity")
+            node.input.append(old.name)
+            node.output.append(new)
+            names[new] = new
+            old.name = new
+        else:
+            names[old.name] = new
+    values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
+    for value in values:
+        value.name = names.get(value.name, _INNER + value.name)
+    for node in graph.node:
+        node.name = ""
+        node.input[:] = [name and names.get(name, _INNER + name) for name in node.input]
+        node.output[:] = [name and names.get(name, _INNER + name) for name in node.output]
+
+
+def as_function(model: ModelProto, domain: str, name: str) -> FunctionProto:
+    """Return a model's graph as a function: constants become nodes, known shapes stay."""
+    from onnx import helper
+
+    graph = model.graph
+    constants = [helper.make_node("Constant", [], [one.name], value=one) for one in graph.initializer]
+    return helper.make_function(
+        domain,
+        name,
+        [value.name for value in graph.input],
+        [value.name for value in graph.output],
+        [*constants, *graph.node],
+        list(model.opset_import),
+        value_info=[*graph.input, *graph.value_info, *graph.output],
+    )
+
+
+class _Bodies(nn.Module):
+    """The bodies of several ops side by side: one call of the exporter, which takes seconds, for all of them."""
+
+    def __init__(self, ops: Sequence[KeptOp]) -> None:
+        super().__init__()
+        self._ops = ops
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        remaining, results = list(tensors), list[Tensor]()
+        for op in self._ops:
+            arguments, remaining = remaining[: len(op.arguments)], remaining[len(op.arguments) :]
+            made = op.body(*arguments)
+            results += made if isinstance(made, tuple) else (made,)
+        return tuple(results)
+
+
+def _functions_of(ops: Sequence[KeptOp], opset: int) -> list[FunctionProto]:
+    examples = tuple(torch.zeros(shape, dtype=dtype) for op in ops for shape, dtype in op.inputs)
+    program = torch.export.export(_Bodies(ops), examples, strict=False)
+    inputs = [f"{op.name}/{name}" for op in ops for name in op.arguments]
+    outputs = [f"{op.name}/{name}" for op in ops for name in op.results]
+    model = translate(program, examples, inputs, outputs, opset, " and ".join(op.name for op in ops))
+    return [as_function(_part(model, op), DOMAIN, op.name) for op in ops]
+
+
+def _part(model: ModelProto, op: KeptOp) -> ModelProto:
+    """Return what makes one op's results, under the names that the function's tensors have."""
+    from onnx import ModelProto
+
+    names = {f"{op.name}/{name}": name for name in (*op.arguments, *op.results)}
+    needed = {f"{op.name}/{name}" for name in op.results}
+    nodes = []
+    for node in reversed(model.graph.node):
+        if needed & set(node.output):
+            needed |= set(node.input)
+            nodes.append(node)
+    part = ModelProto()
+    part.opset_import.extend(model.opset_import)
+    graph = part.graph
+    graph.node.extend(reversed(nodes))
+    graph.initializer.extend(one for one in model.graph.initializer if one.name in needed)
+    made = needed | {name for node in nodes for name in node.output}
+    graph.value_info.extend(one for one in model.graph.value_info if one.name in made)
+    graph.input.extend(one for one in model.graph.input if one.name in names)
+    graph.output.extend(one for one in model.graph.output if one.name in names)
+    for value in (*graph.input, *graph.output):
+        value.name = names[value.name]
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+    return part
+
+
+def _refuse_lost_writes(program: ExportedProgram, inputs: Sequence[str], name: str) -> None:
+    signature = program.graph_signature
+    numbers = {given: number for number, given in enumerate(signature.user_inputs)}
+    lost = [inputs[numbers[target]] for target in signature.user_inputs_to_mutate.values()]
+    lost += list(signature.buffers_to_mutate.values())
+    if lost:
+        raise LostWriteError(
+            f"{name!r} writes {', '.join(lost)} in place; ONNX has no such write, and the exporter would drop it: "
+            "return what is written, as FunctionalModule does"
+        )
+
+
+def _refuse_dtypes(program: ExportedProgram, name: str) -> None:
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        for one in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(one, Tensor) and one.dtype not in ONNX_DTYPES:
+                raise OnnxDtypeError(
+                    f"{name!r} holds {node.name} as {one.dtype}, which ONNX cannot hold; there are "
+                    f"{', '.join(sorted(str(d).removeprefix('torch.') for d in ONNX_DTYPES))}"
+                )
+
+
+def _shifts() -> dict[Any, Any]:
+    """Translations of shifts by a number: ONNX shifts unsigned numbers alone, and the exporter's detour is long."""
+    import onnx_ir
+    from onnxscript import opset18
+
+    op: Any = opset18  # its types are for scripts, not for values of a graph
+
+    def number(value: int, like: Any) -> Any:
+        return op.Constant(value=onnx_ir.tensor(value, dtype=like.dtype))
+
+    def right(x: Any, places: int) -> Any:
+        """x >> places, the sign kept: what is divided leaves no rest, so it does not matter how division rounds."""
+        power = 1 << places
+        return op.Div(op.Sub(x, op.BitwiseAnd(x, number(power - 1, x))), number(power, x))
+
+    def left(x: Any, places: int) -> Any:
+        """x << places, what is carried out of the number dropped as the hardware drops it."""
+        if x.dtype != onnx_ir.DataType.INT32:
+            return op.Mul(x, number(1 << places, x))
+        kept = number((1 << (32 - places)) - 1, x)
+        wide = op.Mul(
+            op.Cast(op.BitwiseAnd(x, kept), to=onnx_ir.DataType.INT64), op.Constant(value_int=1 << places)
+        )
+        sign = op.Constant(value_int=1 << 31)
+        signed = op.Sub(op.BitwiseXor(wide, sign), sign)
+        return op.Cast(signed, to=onnx_ir.DataType.INT32)
+
+    return {torch.ops.aten.__rshift__.Scalar: right, torch.ops.aten.__lshift__.Scalar: left}
+
+
+@contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """Hold back what torch's exporter says of itself and of packages that we do not use."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")
+            yield
+    finally:
+        logger.setLevel(before)

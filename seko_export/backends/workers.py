@@ -1,0 +1,147 @@
+"""The processes that compile engines: started side by side, ended together, whatever ends the build."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import shutil
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from seko_export.config.build import BuildConfig
+from seko_export.errors import ExportError
+from seko_export.families.wan.pieces import make_pieces
+from seko_export.host.progress import Progress
+from seko_export.host.workshop import workshop
+
+# Takes a build, the name of a piece and the path to write, in a folder of its own; returns the seconds.
+EngineMaker = Callable[[BuildConfig, str, str], float]
+
+
+@contextmanager
+def compiled_beside(
+    config: BuildConfig, make: EngineMaker, folder: Path, progress: Progress, suffix: str = ".pt2"
+) -> Iterator[Callable[[], dict[str, float]]]:
+    """Compile every piece in child processes, side by side, while the caller does the rest.
+
+    Parameters
+    ----------
+    config : BuildConfig
+        The build.
+    make : callable
+        Makes one piece into a file and returns the seconds that took; runs in a worker.
+    folder : Path
+        Made here; gets a file a piece.
+    progress : callable
+        Told how many are done while the caller waits.
+    suffix : str
+        What the files' names end with.
+
+    Yields
+    ------
+    callable
+        Waits for all of them and returns the seconds of each, or raises what the first one to fail raised.
+
+    Raises
+    ------
+    ExportError
+        If a piece cannot be compiled. Whatever ends the caller's block early ends the workers and their compilers.
+    """
+    folder.mkdir()
+    pieces = list(make_pieces(config))
+    workers = min(len(pieces), len(os.sched_getaffinity(0)))
+    # spawn: a forked child must not use the GPU, and must not hold the parent's threads' locks
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_quiet_worker)
+    by_cost = sorted(pieces, key=lambda name: not name.startswith(("block", "vae_")))  # the slowest first
+    finished = False
+    with workshop("seko-") as bench:
+        try:
+            with _masked(signal.SIGINT):  # workers inherit that: the parent alone answers Ctrl-C, afterwards
+                futures: dict[Future[float], str] = {
+                    pool.submit(_told, make, config, name, bench / name, folder / f"{name}{suffix}"): name
+                    for name in by_cost
+                }
+            yield lambda: _wait_for_all(futures, progress)
+            finished = True
+        finally:
+            if not finished:
+                # no public way to end running workers before 3.14
+                for process in list((pool._processes or {}).values()):
+                    _end_with_children(process.pid)
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _told(make: EngineMaker, config: BuildConfig, name: str, workplace: Path, goal: Path) -> float:
+    """Make one piece in a worker; what a compiler raises comes back as text, since it may hold what cannot travel."""
+    try:
+        workplace.mkdir()
+        made = workplace / goal.name
+        seconds = make(config, name, str(made))
+        shutil.move(made, goal)
+        return seconds
+    except (ExportError, OSError):  # these travel
+        raise
+    except Exception as fault:
+        raise ExportError(f"engine {name!r} did not compile: {type(fault).__name__}: {fault}") from None
+
+
+def _wait_for_all(futures: dict[Future[float], str], progress: Progress) -> dict[str, float]:
+    """Return the seconds of each engine when all are compiled; raise what the first one to fail raised."""
+    pending = set(futures)
+    while pending:
+        progress("compiling the engines", len(futures) - len(pending), len(futures))
+        done, pending = wait(pending, return_when=FIRST_COMPLETED)
+        for future in done:
+            fault = future.exception()
+            if isinstance(fault, ExportError | OSError):  # `whole_folder` understands a full disk's
+                raise fault
+            if fault is not None:  # a worker that was killed
+                raise ExportError(f"engine {futures[future]!r} did not compile: {fault}") from fault
+    return {name: future.result() for future, name in futures.items()}
+
+
+@contextmanager
+def _masked(number: signal.Signals) -> Iterator[None]:
+    """Keep a signal from this thread, and from the processes that it starts, until the block ends."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with_children(worker: int | None) -> None:
+    """End a worker and the compilers that it runs."""
+    with suppress(ProcessLookupError):
+        if worker is not None:
+            # its own group once `_quiet_worker` ran; before that it has no children
+            (os.killpg if os.getpgid(worker) == worker else os.kill)(worker, signal.SIGTERM)
+
+
+def _quiet_worker() -> None:
+    """Make this worker the head of a process group that ends with the parent; drop torch's warnings about itself."""
+    os.setpgid(0, 0)
+    threading.Thread(target=_follow_parent, daemon=True).start()
+    with suppress(ImportError):  # torch draws bars where it is installed
+        from tqdm import tqdm  # type: ignore[import-untyped]
+
+        # its own is a named semaphore, which a worker that is ended would leave behind
+        tqdm.set_lock(threading.RLock())
+    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)", category=FutureWarning)
+    warnings.filterwarnings(
+        "ignore", message="TensorFloat32 tensor cores", category=UserWarning
+    )  # float32 is meant
+
+
+def _follow_parent() -> None:
+    """End this process group when the parent is gone, killed outright: the pool's own queue would wait for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os.killpg(0, signal.SIGTERM)

@@ -1,0 +1,1 @@
+"""The `seko-export` command."""

@@ -1,0 +1,126 @@
+"""The commands that ask something of an artifact or of this machine. No work is done here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+
+from seko_export.cli.shared import artifact_argument, json_option, print_json
+
+
+@click.command()
+@artifact_argument
+@json_option
+def inspect(artifact: Path, as_json: bool) -> None:
+    """Show what ARTIFACT holds, after checking every hash; no engine is loaded."""
+    from seko_export.tools.inspection import inspect_artifact
+
+    report = inspect_artifact(artifact)
+    if as_json:
+        print_json(report)
+        return
+    for key, value in report.items():
+        click.echo(f"{key:12} {_plain(value)}")
+
+
+@click.command()
+@artifact_argument
+@json_option
+def verify(artifact: Path, as_json: bool) -> None:
+    """Replay the goldens of ARTIFACT; exit code 6 and the worst error when they differ."""
+    from seko_export.errors import NumericError
+    from seko_export.tools.inspection import verify_artifact
+
+    report = verify_artifact(artifact)
+    worst = report["worst"]
+    compared = f"worst relative error {worst['golden']}, tolerance {worst['tolerance']}"
+    if worst["cache"] is not None:
+        compared += f"; of the cache {worst['cache']}, tolerance {worst['cache_tolerance']}"
+    if worst["video"] is not None:
+        compared += f"; of the video {worst['video']} levels of 255, tolerance {worst['video_tolerance']}"
+    if as_json:
+        print_json(report)
+    elif report["ok"]:
+        click.echo(f"{artifact}: {compared}")
+    if not report["ok"]:
+        raise NumericError(
+            f"{artifact} does not reproduce its goldens: {compared}; rebuild it on this kind of machine"
+        )
+
+
+@click.command()
+@artifact_argument
+@click.option(
+    "--chunks",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Chunks to time, once the cache is full.",
+)
+@json_option
+def bench(artifact: Path, chunks: int, as_json: bool) -> None:
+    """Time ARTIFACT: opening, first chunk, steady chunks."""
+    from seko_export.tools.inspection import bench_artifact
+
+    report = bench_artifact(artifact, chunks)
+    if as_json:
+        print_json(report)
+        return
+    for key, value in report.items():
+        click.echo(f"{key:18} {value:.4g}" if isinstance(value, float) else f"{key:18} {_plain(value)}")
+
+
+@click.command()
+@json_option
+def doctor(as_json: bool) -> None:
+    """Say what this machine can build and run, and why not."""
+    from seko_export.engines.kernel_table import examine_kernels
+    from seko_export.host import environment
+
+    findings = [*environment.examine(), examine_kernels()]
+    if as_json:
+        print_json(environment.report(findings))
+        return
+    console = Console()
+    for finding in findings:
+        mark = "[green]ok[/]" if finding.ok else "[yellow]no[/]"
+        advice = f"  ->  {finding.advice}" if finding.advice else ""
+        line = escape(f"{finding.subject}: {finding.found}{advice}")  # extras of packages stand in brackets
+        console.print(f"{mark}  {line}", soft_wrap=True, highlight=False)
+
+
+@click.command()
+@artifact_argument
+@click.option(
+    "--chunks",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Chunks to run without, then with the profiler; the median one is shown.",
+)
+@click.option("--top", type=click.IntRange(min=1), default=12, show_default=True, help="Names to list.")
+@click.option(
+    "--trace", type=click.Path(path_type=Path), help="Write the profiled chunks here, for Chrome or Perfetto."
+)
+@json_option
+def profile(artifact: Path, chunks: int, top: int, trace: Path | None, as_json: bool) -> None:
+    """Show where the time of one steady chunk of ARTIFACT goes."""
+    from seko_export.tools.profiling import profile_artifact, show
+
+    report = profile_artifact(artifact, chunks, top=top, trace=trace)
+    if as_json:
+        print_json(report)
+    else:
+        show(report)
+
+
+def _plain(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict | list | tuple) else str(value)
+
+
+QUESTIONS = (inspect, verify, bench, doctor, profile)

@@ -1,0 +1,1 @@
+"""What a build is made for, as frozen dataclasses that check themselves. No model's modules."""

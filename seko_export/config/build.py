@@ -1,0 +1,297 @@
+"""The whole configuration of one build: model, stream, schedule, cache format, kernels, device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+
+from seko_export.config.media import TextEncoderConfig, VaeConfig
+from seko_export.config.model import ModelConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import (
+    VAE_SPATIAL_STRIDE,
+    VAE_TEMPORAL_STRIDE,
+    LayerKind,
+    PoolConfig,
+    StreamConfig,
+)
+from seko_export.errors import UsageError
+from seko_kernels import hopper_attention_bf16
+from seko_kernels.attention import SMALLEST_HEAD_DIM
+from seko_kernels.formats import ScaleTensor
+from seko_kernels.kv_formats import KvFormat
+from seko_kernels.kv_schemes import kv_format
+from seko_kernels.lossy_kv import RowLayout
+from seko_kernels.matmul import MATRIX_UNIT
+from seko_kernels.scratch import scratch_scales
+
+
+@dataclass(frozen=True)
+class BuildConfig:
+    """What one artifact is made for.
+
+    Parameters
+    ----------
+    model, stream, schedule
+        Dimensions, layout and times.
+    kv_scheme : str
+        As `seko_kernels.kv_schemes.KvScheme` spells it: ``bf16``, ``fp32`` (the exact formats), ``fp4``, ``int8-fp4``.
+    device : str
+        ``cpu`` or ``cuda``.
+    text : TextEncoderConfig, optional
+        The encoder of prompts; without it the artifact takes ready embeddings.
+    vae : VaeConfig, optional
+        What decodes latents and encodes a start image; without it the artifact makes latents.
+    pool : PoolConfig, optional
+        Sessions that are found by row; without it a call carries the stream's whole batch.
+    fused : bool
+        Whether the layers run in kernels of ours (`models.fused_block`) or in plain torch.
+    fp8 : bool
+        Whether the matmuls of fused layers are fp8, weights and activations.
+    fp8_except : tuple of int
+        Layers whose matmuls are not, rising.
+    attention : str
+        ``torch``; ``bf16``, a kernel of ours for full and filling rows; ``fp8``, which reads the past of an FP4 cache
+        in 8 bits, while the chunk that is made sees itself as it is.
+    resident_window : bool
+        Whether that past is brought to 8 bits once a chunk, for all layers at once, instead of in every pass.
+
+    Raises
+    ------
+    UsageError
+        If text encoder or VAE do not fit the model, or the fused kernels do not take it.
+    """
+
+    model: ModelConfig
+    stream: StreamConfig
+    schedule: Schedule
+    kv_scheme: str
+    device: str
+    text: TextEncoderConfig | None = None
+    vae: VaeConfig | None = None
+    pool: PoolConfig | None = None
+    fused: bool = False
+    fp8: bool = False
+    fp8_except: tuple[int, ...] = ()
+    attention: str = "torch"
+    resident_window: bool = False
+
+    def __post_init__(self) -> None:
+        if not all(kind.layers for kind in self.kinds):
+            raise UsageError(
+                f"--layer-rings {','.join(map(str, self.stream.layer_rings))} names rings that none of the "
+                f"{self.model.layers} layers has"
+            )
+        if self.stream.stream_cache:
+            self._check_streaming()
+        refusals = {"fp8": self.no_fp8_attention, "bf16": self.no_bf16_attention}
+        if refusal := refusals.get(self.attention):
+            raise UsageError(f"--attention {self.attention}: {refusal}; take --attention torch")
+        if self.resident_window and (refusal := self.no_resident_window):
+            raise UsageError(f"--resident-window: {refusal}; leave it out")
+        if self.fp8 or self.fp8_except:
+            self._check_fp8()
+        if self.text is not None and self.text.dim != self.model.text_dim:
+            raise UsageError(
+                f"the text encoder is {self.text.dim} wide, {self.model.name!r} takes {self.model.text_dim}: they are "
+                "not of one model"
+            )
+        if self.vae is None:
+            return
+        strides = (self.vae.spatial_stride, self.vae.temporal_stride)
+        if strides != (VAE_SPATIAL_STRIDE, VAE_TEMPORAL_STRIDE):
+            raise UsageError(
+                f"the VAE's strides are {strides[0]} pixels and {strides[1]} frames, expected {VAE_SPATIAL_STRIDE} and "
+                f"{VAE_TEMPORAL_STRIDE}, which the stream is laid out for"
+            )
+        channels = (self.model.in_channels, self.model.out_channels)
+        if set(channels) != {self.vae.z_dim}:
+            raise UsageError(
+                f"the VAE has {self.vae.z_dim} latent channels, {self.model.name!r} takes {channels[0]} and gives "
+                f"{channels[1]}: they are not of one model"
+            )
+
+    def _check_streaming(self) -> None:
+        if self.pool is not None:
+            raise UsageError(
+                "--stream-cache contradicts --sessions: the sessions of a pool move rows to and from the device, not "
+                "layers; leave one of them out"
+            )
+        if not any(kind.device_layers for kind in self.kinds):
+            raise UsageError(
+                f"--stream-cache: the device would hold all of the {self.model.layers} layers of {self.model.name!r}; "
+                "leave it out"
+            )
+
+    def _check_fp8(self) -> None:
+        layers = self.model.layers
+        if not self.fp8:
+            raise UsageError(f"--fp8-except {_with_commas(self.fp8_except)}: it belongs to --fp8")
+        if not all(low < high for low, high in pairwise((-1, *self.fp8_except, layers))):
+            raise UsageError(
+                f"--fp8-except {_with_commas(self.fp8_except)}: expected rising numbers of layers, 0 to {layers - 1}"
+            )
+        if len(self.fp8_except) == layers:
+            raise UsageError(
+                f"--fp8-except {_with_commas(self.fp8_except)} leaves --fp8 no layer: leave both out"
+            )
+        if not self.fused:
+            raise UsageError(
+                "--fp8 takes the fused kernels, and this build's layers are plain: --kernels, the target or the "
+                "backend has none"
+            )
+        sides = (self.model.dim, self.model.ffn_dim)
+        if any(side % MATRIX_UNIT for side in sides):
+            raise UsageError(
+                f"--fp8: both sides of an fp8 matrix must be multiples of {MATRIX_UNIT}, {self.model.name!r} has "
+                f"widths {sides[0]} and {sides[1]}"
+            )
+
+    @property
+    def rows(self) -> int:
+        """Streams that the artifact holds state for."""
+        return self.stream.batch if self.pool is None else self.pool.sessions
+
+    @property
+    def slots(self) -> int:
+        """Rows of the caches: of a pool one more, which the places of a call that no session fills write to."""
+        return self.rows + (self.pool is not None)
+
+    @property
+    def call_rows(self) -> int:
+        """Rows of the largest call."""
+        return self.stream.batch if self.pool is None else self.pool.buckets[-1]
+
+    @property
+    def as_batch(self) -> BuildConfig:
+        """The same model as one batch of as many rows as the largest call: what goldens are recorded with."""
+        return replace(self, pool=None, stream=replace(self.stream, batch=self.call_rows))
+
+    @property
+    def no_fp8_attention(self) -> str | None:
+        """Why fp8 attention does not take this build, whatever the GPU; None where it does."""
+        size = self.model.head_dim
+        if not self.fused:
+            return "it is of fused layers, and this build's are plain"
+        if self.kv_scheme != "fp4":
+            return f"it reads an FP4 cache, this build's is {self.kv_scheme}"
+        if size < SMALLEST_HEAD_DIM or size & (size - 1):
+            return f"it takes heads of a power of two of at least {SMALLEST_HEAD_DIM} channels, not {size}"
+        least = self.stream.pinned_frames + min(kind.ring_frames for kind in self.kinds)
+        if least == self.stream.chunk_frames:
+            return f"it reads the past in fp8, and a cache of {least} frames holds the chunk alone"
+        references, chunk = self.stream.reference_frames, self.stream.chunk_frames
+        if references % chunk:
+            # What fills up their last chunk lies behind the fill: no other attention sees it.
+            return (
+                f"a chunk sees all of itself, so reference frames come in chunks of {chunk}, not {references}"
+            )
+        return None
+
+    @property
+    def no_resident_window(self) -> str | None:
+        """Why layers cannot keep the past in 8 bits for all passes of a chunk; None where they can."""
+        if self.attention != "fp8":
+            return (
+                "it holds what 8-bit attention reads (--attention fp8, over an FP4 cache), and this build's attention "
+                f"is {self.attention}"
+            )
+        if self.stream.pass_caches:
+            return "each denoise pass has a cache of its own, whose past no other pass reads"
+        if self.stream.stream_cache:
+            return "its cache lies on the host to spare the memory that the window takes"
+        return None
+
+    @property
+    def no_bf16_attention(self) -> str | None:
+        """Why the kernel of 16-bit attention does not take this build, whatever the GPU; None where it does."""
+        if not self.fused:
+            return "it is of fused layers, and this build's are plain"
+        if self.device == "cuda" and self.model.head_dim != hopper_attention_bf16.HEAD_DIM:
+            return f"it takes heads of {hopper_attention_bf16.HEAD_DIM} channels, not {self.model.head_dim}"
+        return None
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the build is of the exact track."""
+        return self.kv_scheme == self.exact_scheme and not self.fp8
+
+    @property
+    def scales(self) -> tuple[ScaleTensor, ...]:
+        """Constants of one layer: the cache format's, and those of the fused kernels."""
+        own = scratch_scales(self.model.heads) if self.attention == "fp8" else ()
+        return (*self.kv.scale_tensors, *own)
+
+    @property
+    def as_exact(self) -> BuildConfig:
+        """The same model on the exact track, in plain torch: what a lossy build is calibrated on and compared with.
+
+        Where its cache lies is not the artifact's matter.
+        """
+        return replace(
+            self,
+            kv_scheme=self.exact_scheme,
+            stream=replace(self.stream, stream_cache=False),
+            fused=False,
+            fp8=False,
+            fp8_except=(),
+            attention="torch",
+            resident_window=False,
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Compute dtype: bfloat16 on a GPU, float32 on a CPU."""
+        return torch.bfloat16 if self.device == "cuda" else torch.float32
+
+    @property
+    def exact_scheme(self) -> str:
+        """The exact format of this device."""
+        return "bf16" if self.device == "cuda" else "fp32"
+
+    @property
+    def kv(self) -> KvFormat:
+        """The cache format."""
+        s, n = self.stream, self.stream.frame_tokens
+        row = RowLayout(s.pinned_frames * n, s.ring_frames * n, s.chunk_tokens)
+        return kv_format(
+            self.kv_scheme,
+            self.model.heads,
+            self.model.head_dim,
+            self.dtype,
+            row,
+            before_rope=s.window_positions,
+        )
+
+    @property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The kinds of layers, the one with the largest ring first."""
+        s = self.stream
+        rings = s.layer_rings or (s.ring_frames,)
+        return tuple(
+            LayerKind(
+                "" if ring == s.ring_frames else f"ring{ring}",
+                ring,
+                tuple(layer for layer in range(self.model.layers) if rings[layer % len(rings)] == ring),
+            )
+            for ring in sorted(set(rings), reverse=True)
+        )
+
+    def of_kind(self, kind: LayerKind) -> BuildConfig:
+        """The same build as if all layers were of this kind."""
+        return replace(self, stream=replace(self.stream, ring_frames=kind.ring_frames, layer_rings=()))
+
+    def row_tokens(self, part: str) -> int:
+        """Tokens of one row that a cache tensor of this ``part`` holds; see `CacheTensor`."""
+        frames = {
+            "cache": self.stream.cache_frames,
+            "sink": self.stream.pinned_frames,
+            "ring": self.stream.ring_frames,
+        }
+        return frames[part] * self.stream.frame_tokens
+
+
+def _with_commas(numbers: tuple[int, ...]) -> str:
+    return ",".join(map(str, numbers))

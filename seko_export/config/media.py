@@ -1,0 +1,152 @@
+"""Dimensions of the text encoder and of the VAE."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from seko_export.errors import UsageError
+
+
+@dataclass(frozen=True)
+class TextEncoderConfig:
+    """Dimensions of a UMT5 encoder, and how prompts are put into it.
+
+    Parameters
+    ----------
+    vocab_size, dim, heads, head_dim, ffn_dim, layers : int
+        Tokens, width, attention heads, channels of one, hidden width of the feed-forward, depth.
+    buckets, max_distance : int
+        Of the relative position bias: how many, and the distance in tokens from which on all share the last one.
+    norm_eps : float
+        Epsilon of every RMSNorm.
+    pad_id : int
+        The token behind the end of a prompt; its embedding comes out as zeros.
+    truncate : bool
+        Whether a prompt that is too long is cut, as Wan's pipeline does, or refused.
+
+    Raises
+    ------
+    UsageError
+        If two of them contradict each other.
+    """
+
+    vocab_size: int = 256_384
+    dim: int = 4096
+    heads: int = 64
+    head_dim: int = 64
+    ffn_dim: int = 10_240
+    layers: int = 24
+    buckets: int = 32
+    max_distance: int = 128
+    norm_eps: float = 1e-6
+    pad_id: int = 0
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        for field in ("vocab_size", "dim", "heads", "head_dim", "ffn_dim", "layers"):
+            if getattr(self, field) < 1:
+                raise UsageError(f"the text encoder's {field} must be at least 1, got {getattr(self, field)}")
+        if self.buckets < 4 or self.buckets % 4:
+            raise UsageError(
+                f"the text encoder's buckets {self.buckets} must be a multiple of 4: either direction, near and far"
+            )
+        if self.max_distance <= self.buckets // 4:
+            raise UsageError(
+                f"the text encoder's max_distance {self.max_distance} must be above {self.buckets // 4}, a quarter of "
+                f"its {self.buckets} buckets"
+            )
+        if not 0 <= self.pad_id < self.vocab_size:
+            raise UsageError(f"pad_id {self.pad_id} is no token of a vocabulary of {self.vocab_size}")
+        if not self.norm_eps > 0:
+            raise UsageError(f"the text encoder's norm_eps must be above 0, got {self.norm_eps}")
+
+
+# Mean and standard deviation of each latent channel over the training set. Source: the Wan 2.1 release.
+# fmt: off
+WAN_LATENTS_MEAN = (
+    -0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508,
+    0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921,
+)
+
+
+WAN_LATENTS_STD = (
+    2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743,
+    3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160,
+)
+
+
+@dataclass(frozen=True)
+class VaeConfig:
+    """Dimensions of a Wan 2.1 VAE.
+
+    Parameters
+    ----------
+    base_dim : int
+        Channels at full resolution.
+    z_dim : int
+        Latent channels.
+    dim_mult : tuple of int
+        Channels of each level in units of ``base_dim``, from full resolution down; each level halves the side.
+    num_res_blocks : int
+        Residual blocks of a level in the encoder; the decoder has one more.
+    temporal_downsample : tuple of bool
+        Whether each step between levels halves the frames too.
+    latents_mean, latents_std : tuple of float
+        Of each latent channel. A diffusion model's latents are (z - mean) / std.
+
+    Raises
+    ------
+    UsageError
+        If two of them contradict each other.
+    """
+
+    base_dim: int = 96
+    z_dim: int = 16
+    dim_mult: tuple[int, ...] = (1, 2, 4, 4)
+    num_res_blocks: int = 2
+    temporal_downsample: tuple[bool, ...] = (False, True, True)
+    latents_mean: tuple[float, ...] = WAN_LATENTS_MEAN
+    latents_std: tuple[float, ...] = WAN_LATENTS_STD
+
+    def __post_init__(self) -> None:
+        for field in ("base_dim", "z_dim", "num_res_blocks"):
+            if getattr(self, field) < 1:
+                raise UsageError(f"{field} must be at least 1, got {getattr(self, field)}")
+        if not self.dim_mult or min(self.dim_mult) < 1:
+            raise UsageError(f"dim_mult must be factors of at least 1, got {self.dim_mult}")
+        if len(self.temporal_downsample) != len(self.dim_mult) - 1:
+            raise UsageError(
+                f"temporal_downsample has {len(self.temporal_downsample)} steps, expected "
+                f"{len(self.dim_mult) - 1}: one between each two of the {len(self.dim_mult)} levels of dim_mult"
+            )
+        odd = [level for level in self.level_dims[1:] if level % 2]
+        if odd:
+            raise UsageError(f"a level has {odd[0]} channels, an odd number; upsampling halves them")
+        for field in ("latents_mean", "latents_std"):
+            numbers = getattr(self, field)
+            if len(numbers) != self.z_dim or not all(map(math.isfinite, numbers)):
+                raise UsageError(
+                    f"{field} must be {self.z_dim} finite numbers, one a latent channel, got {numbers}"
+                )
+        if min(self.latents_std) <= 0:
+            raise UsageError(f"latents_std must be above 0, got {min(self.latents_std)}")
+
+    @property
+    def level_dims(self) -> tuple[int, ...]:
+        """Channels of each level, from full resolution down."""
+        return tuple(self.base_dim * factor for factor in self.dim_mult)
+
+    @property
+    def spatial_stride(self) -> int:
+        """Pixels along one side of a latent cell."""
+        return int(2 ** len(self.temporal_downsample))
+
+    @property
+    def temporal_stride(self) -> int:
+        """Video frames of one latent frame after the first."""
+        return int(2 ** sum(self.temporal_downsample))
+
+    def video_frames(self, frames: int, *, first: bool) -> int:
+        """Return how many video frames ``frames`` latent frames are, at the start of a stream or later."""
+        return self.temporal_stride * frames - (self.temporal_stride - 1) * first

@@ -1,0 +1,78 @@
+"""Dimensions of a causal video transformer, whatever its family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seko_export.errors import UsageError
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Dimensions of a Wan-family causal video DiT.
+
+    Parameters
+    ----------
+    name : str
+        Preset name, for reports.
+    layers, dim, heads, ffn_dim : int
+        Transformer depth, width, attention heads, hidden width of the feed-forward.
+    in_channels, out_channels : int
+        Latent channels in and out.
+    text_dim, text_tokens : int
+        Width and count of the text encoder's (zero-padded) output.
+    freq_dim : int
+        Width of the sinusoidal time embedding.
+    norm_eps : float
+        Epsilon of every LayerNorm and RMSNorm.
+    rope_theta : float
+        Base of the rotary frequencies.
+
+    Raises
+    ------
+    UsageError
+        If two dimensions contradict each other.
+    """
+
+    name: str
+    layers: int
+    dim: int
+    heads: int
+    ffn_dim: int
+    in_channels: int = 16
+    out_channels: int = 16
+    text_dim: int = 4096
+    text_tokens: int = 512
+    freq_dim: int = 256
+    norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        counts = (
+            "layers",
+            "dim",
+            "heads",
+            "ffn_dim",
+            "in_channels",
+            "out_channels",
+            "text_dim",
+            "text_tokens",
+        )
+        for field in (*counts, "freq_dim"):
+            if getattr(self, field) < 1:
+                raise UsageError(f"{field} must be at least 1, got {getattr(self, field)}")
+        if self.dim % self.heads:
+            raise UsageError(f"dim {self.dim} is no multiple of heads {self.heads}")
+        if self.head_dim % 16:
+            raise UsageError(f"head_dim {self.head_dim} is no multiple of 16, the FP4 scale block")
+        if self.freq_dim % 2:
+            raise UsageError(f"freq_dim {self.freq_dim} must be even: cosines, then sines")
+        if not self.norm_eps > 0 or not self.rope_theta > 1:
+            raise UsageError(
+                f"norm_eps {self.norm_eps} must be above 0 and rope_theta {self.rope_theta} above 1"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one attention head."""
+        return self.dim // self.heads

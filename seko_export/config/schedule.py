@@ -1,0 +1,60 @@
+"""Times of a chunk's passes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seko_export.config.stream import StreamConfig
+from seko_export.errors import UsageError
+from seko_runtime.video.schedule import schedule_tables, sigmas_of, warped_timesteps
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Times of the passes of one chunk.
+
+    Parameters
+    ----------
+    timesteps : tuple of float
+        Time of each denoise pass, 0..1000, falling. Self-Forcing: 1000, 750, 500, 250 warped by its shift of 5.
+    context_timestep : float
+        Time of the context pass, which writes the clean K and V, and of given frames in every pass.
+    shift : float or None
+        The warp that the times were made with, if they were: a session that takes another number of passes starts
+        from it.
+    """
+
+    timesteps: tuple[float, ...]
+    context_timestep: float = 0.0
+    shift: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.timesteps or any(not 0.0 < t <= 1000.0 for t in self.timesteps):
+            raise UsageError(f"timesteps must lie in (0, 1000], got {self.timesteps}")
+        if any(a <= b for a, b in zip(self.timesteps, self.timesteps[1:], strict=False)):
+            raise UsageError(f"timesteps must fall, got {self.timesteps}")
+        if not 0.0 <= self.context_timestep <= 1000.0:
+            raise UsageError(f"context_timestep must lie in [0, 1000], got {self.context_timestep}")
+        if self.shift is not None and not (self.shift > 0 and math.isfinite(self.shift)):
+            raise UsageError(f"shift must be positive, got {self.shift}")
+
+    @classmethod
+    def warped(cls, steps: tuple[float, ...] = (1000.0, 750.0, 500.0, 250.0), shift: float = 5.0) -> Schedule:
+        """Return the schedule of `warped_timesteps`: the formula that a session uses for its own passes."""
+        if not shift > 0 or not math.isfinite(shift):
+            raise UsageError(f"shift must be positive, got {shift}")
+        return cls(warped_timesteps(steps, shift), shift=shift)
+
+    @property
+    def sigmas(self) -> tuple[float, ...]:
+        """Noise level of each denoise pass."""
+        return sigmas_of(self.timesteps)
+
+    def tables(self, stream: StreamConfig) -> dict[str, Tensor]:
+        """Return the constants that the programs index by pass, as `schedule_tables` names and lays them out."""
+        tables = schedule_tables(self.timesteps, self.context_timestep, stream.batch, stream.chunk_frames)
+        return {name: torch.from_numpy(table) for name, table in tables.items()}

@@ -1,0 +1,194 @@
+"""Frozen configurations of a build: the model's dimensions, the stream's layout, the presets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from seko_export.errors import UsageError
+
+VAE_SPATIAL_STRIDE = 8  # pixels per latent cell, Wan 2.1 VAE
+VAE_TEMPORAL_STRIDE = 4  # video frames per latent frame after the first, Wan 2.1 VAE
+PATCH = 2  # latent cells per token along height and width; one latent frame along time
+
+
+@dataclass(frozen=True)
+class StreamConfig:
+    """Layout of a stream: picture size, chunk, cache ring, batch.
+
+    Parameters
+    ----------
+    height, width : int
+        Video size in pixels; multiples of 16 (VAE stride 8 times patch 2).
+    chunk_frames : int
+        Latent frames denoised together.
+    sink_frames : int
+        Latent frames at the start of the stream that are never evicted.
+    ring_frames : int
+        Reusable slots behind the sink; at least ``chunk_frames``.
+    batch : int
+        Rows that one engine call carries.
+    fps : int
+        Video frames per second, for reports and files.
+    pass_caches : bool
+        Whether each denoise pass has a cache of its own, which it writes itself (Seko-Talk); then there is no context
+        pass.
+    layer_rings : tuple of int
+        Rings of the layers, from the first on and over again; the largest is ``ring_frames``. Empty: that for all.
+    window_positions : bool
+        Whether RoPE counts frames within the window, sink first (Seko-Talk), instead of from the stream's beginning.
+    stream_cache : bool
+        Whether the cache lies on the host, and its layers come to the device one after another.
+    reference_frames : int
+        Latent frames that stand in the cache before the sink, are given with a session and are no part of its video.
+
+    Raises
+    ------
+    UsageError
+        If a size cannot be laid out.
+    """
+
+    height: int
+    width: int
+    chunk_frames: int
+    sink_frames: int
+    ring_frames: int
+    batch: int = 1
+    fps: int = 16
+    pass_caches: bool = False
+    layer_rings: tuple[int, ...] = ()
+    window_positions: bool = False
+    stream_cache: bool = False
+    reference_frames: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layer_rings", tuple(self.layer_rings))  # JSON has lists alone
+        unit = VAE_SPATIAL_STRIDE * PATCH
+        for side in ("height", "width"):
+            pixels = getattr(self, side)
+            if pixels < unit or pixels % unit:
+                raise UsageError(
+                    f"{side} {pixels} is no multiple of {unit} pixels (VAE stride 8 times patch 2)"
+                )
+        if self.chunk_frames < 1 or self.batch < 1 or self.fps < 1 or self.sink_frames < 0:
+            raise UsageError(
+                f"chunk_frames {self.chunk_frames}, batch {self.batch} and fps {self.fps} must be at least 1, "
+                f"sink_frames {self.sink_frames} at least 0"
+            )
+        if self.reference_frames < 0:
+            raise UsageError(f"reference_frames must be at least 0, got {self.reference_frames}")
+        if self.ring_frames < self.chunk_frames:
+            raise UsageError(
+                f"chunk of {self.chunk_frames} latent frames is larger than the ring of {self.ring_frames}: "
+                "two frames of one chunk would share a slot; raise --ring-frames"
+            )
+
+        if self.layer_rings and max(self.layer_rings) != self.ring_frames:
+            raise UsageError(
+                f"the largest ring of the layers is {max(self.layer_rings)}, ring_frames is {self.ring_frames}: "
+                "expected one number"
+            )
+        if self.layer_rings and min(self.layer_rings) < self.chunk_frames:
+            raise UsageError(
+                f"chunk of {self.chunk_frames} latent frames is larger than a layer's ring of {min(self.layer_rings)}: "
+                "two frames of one chunk would share a slot; raise --layer-rings"
+            )
+
+    @property
+    def cache_frames(self) -> int:
+        """Latent frames that the cache holds: references, sink and ring."""
+        return self.pinned_frames + self.ring_frames
+
+    @property
+    def pinned_frames(self) -> int:
+        """Latent frames of the cache that are never evicted: references and sink."""
+        return self.reference_frames + self.sink_frames
+
+    @property
+    def latent_height(self) -> int:
+        """Latent rows."""
+        return self.height // VAE_SPATIAL_STRIDE
+
+    @property
+    def latent_width(self) -> int:
+        """Latent columns."""
+        return self.width // VAE_SPATIAL_STRIDE
+
+    @property
+    def frame_tokens(self) -> int:
+        """Tokens in one latent frame."""
+        return (self.latent_height // PATCH) * (self.latent_width // PATCH)
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens in one chunk: the queries of a step."""
+        return self.chunk_frames * self.frame_tokens
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens that the cache holds: the keys of a step."""
+        return self.cache_frames * self.frame_tokens
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """Layers with a ring of one size.
+
+    Parameters
+    ----------
+    name : str
+        Empty for those with the largest.
+    ring_frames : int
+        Of each of them.
+    layers : tuple of int
+        Their numbers, rising: where they stand here, they stand in their kind's caches.
+    """
+
+    name: str
+    ring_frames: int
+    layers: tuple[int, ...]
+
+    @property
+    def device_layers(self) -> int:
+        """Layers of a streamed cache that the device holds at a time; 0: so few that all of them may lie there.
+
+        Two: one that is read and one that is fetched; of an odd number three, so that the first one can be fetched
+        while the last one is read.
+        """
+        seats = 2 + len(self.layers) % 2
+        return seats if seats < len(self.layers) else 0
+
+    def own(self, name: str) -> str:
+        """Return the name of a tensor or engine of this kind; the largest ring's have none of their own."""
+        return f"{name}.{self.name}" if self.name else name
+
+
+@dataclass(frozen=True)
+class PoolConfig:
+    """Sessions that come and go, and how many of them one engine call carries.
+
+    Parameters
+    ----------
+    sessions : int
+        Streams that the artifact holds state for at a time.
+    buckets : tuple of int
+        Sizes of the calls, rising, the largest at most ``sessions``; engines are compiled for each.
+
+    Raises
+    ------
+    UsageError
+        If they do not fit together.
+    """
+
+    sessions: int
+    buckets: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.sessions < 1:
+            raise UsageError(f"--sessions {self.sessions}: a pool holds at least 1")
+        rising = all(low < high for low, high in pairwise((0, *self.buckets)))
+        if not self.buckets or not rising or self.buckets[-1] > self.sessions:
+            raise UsageError(
+                f"--batch {','.join(map(str, self.buckets))}: with --sessions {self.sessions} give rising sizes of "
+                f"calls, from 1 to {self.sessions}"
+            )

@@ -1,0 +1,104 @@
+"""Which kernels the layers of a build run in, and with which tiles: what an artifact and `doctor` say of it.
+
+The tiles are in the engines: this is told for people, and read by nobody when an artifact opens.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from seko_export.config.build import BuildConfig
+from seko_export.host.environment import Finding, Target, has_fp8, local_gpu_arch
+from seko_kernels import tuned, tuned_bf16
+from seko_kernels.tuned import measured_tiles, safe_tiles, shape_class, tiles_for
+
+KERNEL_TABLE = "engines/kernels.json"
+
+
+def kernel_table(config: BuildConfig, target: Target) -> dict[str, Any]:
+    """Return what the layers run in.
+
+    Parameters
+    ----------
+    config : BuildConfig
+        The build.
+    target : Target
+        Its device.
+
+    Returns
+    -------
+    dict
+        ``layers``: ``fused`` or ``plain``; ``matmuls``: ``fp8`` or the compute dtype; ``fp8_except``; ``attention``: as
+        `BuildConfig` has it, and ``resident_window``; ``attention_tiles``: of the 8-bit one.
+    """
+    tiled = config.attention == "fp8" and target.device == "cuda"
+    return {
+        "arch": target.arch,
+        "layers": "fused" if config.fused else "plain",
+        "matmuls": "fp8" if config.fp8 else str(config.dtype).removeprefix("torch."),
+        "fp8_except": list(config.fp8_except),
+        "attention": config.attention,
+        "resident_window": config.resident_window,
+        "attention_tiles": attention_tiles(config, target) if tiled else [],
+    }
+
+
+def attention_tiles(config: BuildConfig, target: Target) -> list[dict[str, Any]]:
+    """Return the tiles that 8-bit attention has on a GPU, and whether they were measured there.
+
+    One entry a size of call and a size of past, of which layers of different rings have several.
+    """
+    streams = [config.of_kind(kind).stream for kind in config.kinds]
+    pasts = sorted({stream.cache_tokens - stream.chunk_tokens for stream in streams}, reverse=True)
+    model, found = config.model, []
+    for rows, shape in _calls(config):
+        for past in pasts:
+            place = (target.arch, model.head_dim, shape, past)
+            measured = measured_tiles(*place) is not None
+            entry = {"rows": rows, "past_tokens": past, "shape_class": shape, "measured": measured}
+            found.append({**entry, "tiles": asdict(tiles_for(*place))})
+    return found
+
+
+def bf16_is_faster(config: BuildConfig, target: Target) -> bool:
+    """Tell whether the 16-bit attention was measured to be faster than torch's for each size of call of a build."""
+    head_dim = config.model.head_dim
+    return all(tuned_bf16.is_faster(target.arch, head_dim, shape) for _, shape in _calls(config))
+
+
+def _calls(config: BuildConfig) -> list[tuple[int, str]]:
+    """Return the rows of each size of call, and the `shape_class` of its attention."""
+    sizes = (config.stream.batch,) if config.pool is None else config.pool.buckets
+    tokens = config.stream.chunk_tokens
+    return [(rows, shape_class(rows, config.model.heads, tokens)) for rows in sizes]
+
+
+def write_kernel_table(folder: Path, config: BuildConfig, target: Target) -> None:
+    """Write `kernel_table` into an artifact's folder, of a build with fused layers; others have nothing to tell."""
+    if config.fused:
+        text = json.dumps(kernel_table(config, target), indent=1, sort_keys=True) + "\n"
+        (folder / KERNEL_TABLE).write_text(text, encoding="utf-8")
+
+
+def examine_kernels() -> Finding:
+    """Return the doctor's line: what builds for this machine's GPU run in, unless they are told otherwise."""
+    arch = local_gpu_arch()
+    if arch is None:
+        return Finding("kernels", True, "torch's own: there is no GPU")
+    if not has_fp8(Target("cuda", arch)):
+        found = f"fused layers with torch's attention; no fp8, since {arch} has no such numbers"
+        return Finding("kernels", True, found)
+    sizes = [f"{dim} channels, {shape}" for (a, dim, shape) in sorted(tuned.tuned_table()) if a == arch]
+    safe = safe_tiles(arch)
+    rest = f"else safe ones, {safe.block_m} x {safe.block_n}"
+    measured = f"tiles measured for heads of {'; '.join(sizes)}" if sizes else f"no tiles measured for {arch}"
+    classes = ", ".join(shape for (a, _, shape) in sorted(tuned_bf16.faster_table()) if a == arch)
+    exact = f"; 16-bit attention over other caches in calls of class {classes}" if classes else ""
+    return Finding(
+        "kernels",
+        True,
+        f"fused layers; 8-bit attention over an FP4 cache where measured ({measured}; {rest}){exact}",
+    )

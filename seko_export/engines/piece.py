@@ -1,0 +1,150 @@
+"""What a build is made for, and what an engine is made of: configuration, signature, module. No model's own pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from seko_runtime.format.manifest import Call, TensorSpec
+
+_WEIGHTS = "weights."  # before a parameter's name in an engine's signature: inputs may have the same name
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One tensor of a piece's signature and where the runtime takes it from, or puts it.
+
+    Parameters
+    ----------
+    name : str
+        Name within the piece; ``group.name`` becomes an entry of the mapping argument ``group``.
+    ref : str
+        ``weight:``, ``buffer:`` or ``value:`` reference, as the manifest's programs write them.
+    shape, dtype
+        As the engine sees the tensor.
+    """
+
+    name: str
+    ref: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def spec(self) -> TensorSpec:
+        """The manifest's form."""
+        return TensorSpec(self.name, self.shape, dtype_name(self.dtype))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One engine to be: a module on the meta device, its inputs, its outputs.
+
+    Parameters
+    ----------
+    name : str
+        Engine name.
+    module : nn.Module
+        On the meta device; its parameters are inputs of the engine, in ``named_parameters`` order, first.
+    prefix : str
+        What stands before the module's parameter names in the artifact; may hold ``{layer}``.
+    layers : int
+        0: called once. n: of a layer, of which the model has n.
+    inputs, outputs : tuple of Argument
+        Inputs after the parameters, then outputs.
+    mutates : tuple of str
+        Inputs that are written in place.
+    positional : bool
+        Whether the module takes its inputs by position alone: any number of caches.
+    only : tuple of int or None
+        The layers that it is made for, where not all.
+    among : tuple of int
+        The layers of its ring, where layers have rings of their own: their caches hold those alone.
+    """
+
+    name: str
+    module: nn.Module
+    prefix: str
+    layers: int
+    inputs: tuple[Argument, ...]
+    outputs: tuple[Argument, ...]
+    mutates: tuple[str, ...] = ()
+    positional: bool = False
+    only: tuple[int, ...] | None = None
+    among: tuple[int, ...] = ()
+
+    @property
+    def served(self) -> tuple[int, ...]:
+        """The layers that it is made for."""
+        return tuple(range(self.layers)) if self.only is None else self.only
+
+    @property
+    def parameters(self) -> tuple[Argument, ...]:
+        """The weights, as inputs."""
+        return tuple(
+            Argument(f"{_WEIGHTS}{name}", f"weight:{self.prefix}{name}", tuple(p.shape), p.dtype)
+            for name, p in self.module.named_parameters()
+        )
+
+    @property
+    def signature(self) -> tuple[Argument, ...]:
+        """Every input of the engine, in order."""
+        return self.parameters + self.inputs
+
+    def call(self, first_layer: int = 0, layers: int | None = None) -> Call:
+        """Return a call of this piece in a program: of so many layers, or of all."""
+        return Call(
+            engine=self.name,
+            layers=self.layers if layers is None else layers,
+            inputs=tuple(a.ref for a in self.signature),
+            outputs=tuple(a.ref for a in self.outputs),
+            first_layer=first_layer,
+            first_place=self.among.index(first_layer) if self.among else 0,
+        )
+
+    def example_inputs(self, device: str) -> tuple[Tensor, ...]:
+        """Return inputs to trace and compile with, [shapes of `signature`]: zeros, which are valid indices too."""
+        return tuple(torch.zeros(a.shape, dtype=a.dtype, device=device) for a in self.signature)
+
+
+class FlatModule(nn.Module):
+    """A piece as a function of a flat list of tensors: what is traced, compiled and called."""
+
+    def __init__(self, piece: Piece) -> None:
+        super().__init__()
+        object.__setattr__(self, "_inner", piece.module)  # not a submodule: its parameters are inputs here
+        self._parameter_names = tuple(a.name.removeprefix(_WEIGHTS) for a in piece.parameters)
+        self._input_names = tuple(a.name for a in piece.inputs)
+        self._groups: tuple[str, ...] = getattr(piece.module, "groups", ())
+        self._positional = piece.positional
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Call the piece with its parameters and inputs in signature order; return its outputs as a tuple."""
+        split = len(self._parameter_names)
+        weights = dict(zip(self._parameter_names, tensors[:split], strict=True))
+        module: nn.Module = self.__dict__["_inner"]
+        if self._positional:
+            return _as_tuple(torch.func.functional_call(module, weights, tensors[split:]))
+        groups: dict[str, dict[str, Tensor]] = {group: {} for group in self._groups}
+        plain: dict[str, Tensor] = {}
+        for name, tensor in zip(self._input_names, tensors[split:], strict=True):
+            group, _, entry = name.rpartition(".")
+            (groups[group] if group else plain)[entry] = tensor
+        return _as_tuple(torch.func.functional_call(module, weights, (), plain | groups))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the manifest's name of a dtype: torch's own, without the module."""
+    return str(dtype).removeprefix("torch.")
+
+
+def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
+    """Return the module that ``make`` gives, without memory for its parameters."""
+    with torch.device("meta"):
+        return make().eval().requires_grad_(False)
+
+
+def _as_tuple(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)

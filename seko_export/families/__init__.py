@@ -1,0 +1,1 @@
+"""Model families, a folder each, and the transformer layers that they share."""

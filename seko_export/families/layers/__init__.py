@@ -1,0 +1,1 @@
+"""Modules of causal video transformers over a KV ring, for every family."""

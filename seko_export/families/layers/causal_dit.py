@@ -1,0 +1,415 @@
+"""The Wan-family causal video DiT as a static step, in the five pieces that become engines.
+
+`Embed` runs once a pass, `Block` once a layer and pass, `Head` once a pass; `Prompt` and `PromptKv` run once a
+prompt. Every size comes from a frozen config and every position as a tensor, so one traced graph serves the
+whole life of a stream, and rows of a batch may stand at different chunks. The sampler is not here
+(`sampler.py`), nor are the bytes of a quantised cache (`seko_kernels`).
+
+Shapes: B rows, F latent frames of the chunk, n tokens a latent frame, T = F*n, N tokens of the cache,
+d width, H heads, D channels a head. Source of the maths: Wan 2.1 (arXiv 2503.20314) and Self-Forcing
+(arXiv 2506.08009). Matmuls run in the weights' dtype; norms, modulation, RoPE, time and head in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor, nn
+
+from seko_export.config.model import ModelConfig
+from seko_export.config.stream import PATCH, StreamConfig
+from seko_export.families.layers.attention_waves import cut_attention, waves_on
+from seko_export.families.layers.ring_places import chunk_places, in_window, rows_of
+from seko_export.families.layers.rotary import rotate
+from seko_kernels.kv_formats import KvFormat
+
+
+class Embed(nn.Module):
+    """Latents, times and positions to what every block of a pass needs.
+
+    Parameters
+    ----------
+    places : bool
+        Whether the blocks need to know what each slot of the cache holds: where keys are stored before RoPE.
+    update : bool
+        Whether the blocks take what the layer before gave last beside the hidden state; before the first one, zeros.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        stream: StreamConfig,
+        dtype: torch.dtype,
+        *,
+        places: bool,
+        update: bool = False,
+    ) -> None:
+        super().__init__()
+        self.model, self.stream, self.places, self.update = model, stream, places, update
+        d = model.dim
+        self.patch_embedding = nn.Linear(model.in_channels * PATCH * PATCH, d, dtype=dtype)
+        self.time_embedding = nn.Sequential(nn.Linear(model.freq_dim, d), nn.SiLU(), nn.Linear(d, d))
+        self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(d, 6 * d))
+
+    def forward(
+        self,
+        latents: Tensor,
+        timestep: Tensor,
+        frames: Tensor,
+        write_slots: Tensor,
+        given_frames: Tensor,
+        context_timestep: Tensor,
+        slot_frames: Tensor | None = None,
+        valid_tokens: Tensor | None = None,
+        rows: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Embed one chunk.
+
+        Parameters
+        ----------
+        latents : Tensor
+            [B, C, F, h, w] float32, the noisy (or, in the context pass, clean) chunk.
+        timestep : Tensor
+            [B, F] float32 in 0..1000, the time of each latent frame.
+        frames : Tensor
+            [B, F] int64, absolute latent-frame numbers, any size: angles are computed, not looked up.
+        write_slots : Tensor
+            [B, F] int64, the ring slot that each latent frame is written to.
+        given_frames : Tensor
+            [B] int64, how many leading frames of the chunk are given: clean, so at the context time in every pass.
+        context_timestep : Tensor
+            [1] float32, that time.
+        slot_frames : Tensor, optional
+            [B*cache_frames] int64, the frame that each slot holds; with `places` alone. A part of the cache: the
+            chunk's own are written in place here, before any block writes their keys. Kept and not computed, because
+            it has no closed form: where a cache is rebuilt, frames are no longer one after another in it.
+        valid_tokens : Tensor, optional
+            [B] int64, how far each row's cache is filled; only where positions are those within the window.
+        rows : Tensor, optional
+            [B] int64, of a pool: which row of the caches each row of the call is; then ``slot_frames`` is the pool's.
+
+        Returns
+        -------
+        hidden : Tensor
+            [B, T, d] in the compute dtype.
+        update : Tensor
+            With `update` alone: zeros of the same.
+        modulation : Tensor
+            [B, F, 6, d] float32, shift, scale and gate of both halves of a block, per latent frame.
+        time : Tensor
+            [B, F, d] float32, for the head.
+        cos, sin : Tensor
+            [B, T, D/2] float32, rotary tables.
+        token_index : Tensor
+            [B*T] int64, row of the flat cache [B*N, ...] that each token is written to.
+        slot_rotary, patch_rotary : Tensor
+            With `places` alone: see `rotary.place_tables`.
+        """
+        patches = patchify(latents).to(self.patch_embedding.weight.dtype)  # [B, T, C*4]
+        hidden = self.patch_embedding(patches)
+        given = is_given(given_frames, frames.shape[1])  # [B, F]
+        timestep = torch.where(given, context_timestep, timestep)
+        time = self.time_embedding(sinusoid(timestep, self.model.freq_dim))  # [B, F, d]
+        modulation = self.time_projection(time).unflatten(-1, (6, self.model.dim))
+        places = chunk_places(self.model, self.stream, frames, write_slots, slot_frames, valid_tokens, rows)
+        state = (hidden, torch.zeros_like(hidden)) if self.update else (hidden,)
+        return (*state, modulation, time, *places)
+
+
+class BlockWeights(nn.Module):
+    """The parameters of one transformer layer, whichever way it is computed."""
+
+    groups: tuple[str, ...] = ("caches", "scales", "places")  # arguments that are mappings
+
+    def __init__(self, model: ModelConfig, stream: StreamConfig, kv: KvFormat, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model, self.stream, self.kv = model, stream, kv
+        d = model.dim
+        self.modulation = nn.Parameter(torch.empty(1, 6, d))
+        self.self_attn = SelfAttentionWeights(model, dtype)
+        self.norm3 = nn.LayerNorm(d, model.norm_eps)
+        self.cross_attn = CrossAttentionWeights(model, dtype)
+        self.ffn = nn.Sequential(
+            nn.Linear(d, model.ffn_dim, dtype=dtype),
+            nn.GELU(approximate="tanh"),
+            nn.Linear(model.ffn_dim, d, dtype=dtype),
+        )
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """Return [..., H, D] from [..., d]."""
+        return x.reshape(*x.shape[:-1], self.model.heads, self.model.head_dim)
+
+
+class Block(BlockWeights):
+    """One transformer layer: self-attention over the cache, cross-attention to the text, feed-forward.
+
+    In plain torch; `fused_block.FusedBlock` is the same layer in kernels of ours.
+
+    Parameters
+    ----------
+    masked : bool
+        True: the attention sees the first ``valid_tokens`` of each row's cache (the fill phase). False: the
+        whole cache, without a bias, for rows that are all full; measured on an H200, a bias costs cuDNN's
+        attention half of its speed (docs/adr/0002).
+    """
+
+    def __init__(
+        self, model: ModelConfig, stream: StreamConfig, kv: KvFormat, dtype: torch.dtype, *, masked: bool
+    ) -> None:
+        super().__init__(model, stream, kv, dtype)
+        self.masked = masked
+
+    def forward(
+        self,
+        hidden: Tensor,
+        modulation: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        token_index: Tensor,
+        valid_tokens: Tensor,
+        text_k: Tensor,
+        text_v: Tensor,
+        caches: Mapping[str, Tensor],
+        scales: Mapping[str, Tensor],
+        places: Mapping[str, Tensor],
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Advance the hidden state by one layer and write this layer's K and V.
+
+        Parameters
+        ----------
+        hidden, modulation, cos, sin, token_index : Tensor
+            From `Embed`.
+        valid_tokens : Tensor
+            [B] int64, how many tokens of each row's cache hold something, this chunk included.
+        text_k, text_v : Tensor
+            [B, text tokens, H, D], from `PromptKv`.
+        caches : Mapping[str, Tensor]
+            This layer's cache tensors as `kv` lays them out, each [B*N, ...]; written in place.
+        scales : Mapping[str, Tensor]
+            This layer's static scales as `kv` names them.
+        places : Mapping[str, Tensor]
+            ``slot_rotary`` and ``patch_rotary`` from `Embed` where `kv` stores keys before RoPE, else nothing.
+        rows : Tensor, optional
+            [B] int64, of a pool: which row of the caches, and of ``text_k`` and ``text_v``, each row of the call is.
+
+        Returns
+        -------
+        Tensor
+            [B, T, d], the next hidden state.
+        """
+        per_frame = (self.modulation.unsqueeze(0) + modulation).unsqueeze(3)  # [B, F, 6, 1, d] float32
+        shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = per_frame.unbind(2)  # each [B, F, 1, d]
+        dtype = hidden.dtype
+
+        x = modulate(self._plain_norm(hidden), shift_1, scale_1).to(dtype)
+        q, k, v = self.self_attn.qkv(x).chunk(3, dim=-1)  # each [B, T, d]
+        q = rotate(self.split_heads(rms_norm(q, self.self_attn.norm_q)), cos, sin).to(dtype)  # [B, T, H, D]
+        unturned = self.split_heads(rms_norm(k, self.self_attn.norm_k))
+        k = rotate(unturned, cos, sin).to(dtype)
+        own = (k.flatten(0, 1), self.split_heads(v).flatten(0, 1))  # [B*T, H, D]
+        stored = unturned.to(dtype).flatten(0, 1) if self.kv.keys_before_rope else own[0]
+        self.kv.write(caches, scales, token_index, stored, own[1])
+        if rows is not None:
+            held = text_k.shape[0]
+            caches = {name: rows_of(cache, rows, len(cache) // held) for name, cache in caches.items()}
+            text_k, text_v = text_k.index_select(0, rows), text_v.index_select(0, rows)
+            token_index = in_window(token_index, rows, self.stream)
+        y = self.self_attn.o(self._attend(q, own, token_index, caches, scales, places, valid_tokens))
+        hidden = gated_residual(hidden, y, gate_1)
+
+        q = rms_norm(self.cross_attn.q(self._affine_norm(hidden).to(dtype)), self.cross_attn.norm_q)
+        y = attention(self.split_heads(q).to(dtype), text_k, text_v, bias=None)
+        hidden = hidden + self.cross_attn.o(y)
+
+        x = modulate(self._plain_norm(hidden), shift_2, scale_2).to(dtype)
+        return gated_residual(hidden, self.ffn(x), gate_2)
+
+    def _attend(
+        self,
+        q: Tensor,
+        own: tuple[Tensor, Tensor],
+        token_index: Tensor,
+        caches: Mapping[str, Tensor],
+        scales: Mapping[str, Tensor],
+        places: Mapping[str, Tensor],
+        valid_tokens: Tensor,
+    ) -> Tensor:
+        batch, tokens = q.shape[0], self.stream.cache_tokens
+        windows = self.kv.window(caches, scales, places, q.dtype)  # each [B*N, H, D]
+        k, v = (  # a chunk sees itself as it is: only its past went through the format
+            window if exact else window.index_copy(0, token_index, x)
+            for window, x, exact in zip(windows, own, self.kv.exact, strict=True)
+        )
+        k, v = k.unflatten(0, (batch, tokens)), v.unflatten(0, (batch, tokens))
+        return window_attention(q, k, v, valid_tokens if self.masked else None)
+
+    def _plain_norm(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x.float(), (self.model.dim,), eps=self.model.norm_eps)
+
+    def _affine_norm(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm3(x.float())
+        return y
+
+
+class Head(nn.Module):
+    """The last norm, the projection to latent patches, and their reassembly."""
+
+    def __init__(self, model: ModelConfig, stream: StreamConfig) -> None:
+        super().__init__()
+        self.model, self.stream = model, stream
+        self.modulation = nn.Parameter(torch.empty(1, 2, model.dim))
+        self.head = nn.Linear(model.dim, PATCH * PATCH * model.out_channels)
+
+    def forward(self, hidden: Tensor, time: Tensor) -> Tensor:
+        """Return the velocity [B, C, F, h, w] float32 from hidden [B, T, d] and time [B, F, d]."""
+        shift, scale = (self.modulation.unsqueeze(0) + time.unsqueeze(2)).unsqueeze(3).unbind(2)
+        x = F.layer_norm(hidden.float(), (self.model.dim,), eps=self.model.norm_eps)
+        return unpatchify(self.head(modulate(x, shift, scale)), self.stream, self.model.out_channels)
+
+
+class Prompt(nn.Module):
+    """Text encoder output to the context that the layers attend to."""
+
+    def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.text_embedding = nn.Sequential(
+            nn.Linear(model.text_dim, model.dim, dtype=dtype),
+            nn.GELU(approximate="tanh"),
+            nn.Linear(model.dim, model.dim, dtype=dtype),
+        )
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Return [B, text tokens, d] from text [B, text tokens, text_dim], zero-padded, compute dtype."""
+        context: Tensor = self.text_embedding(text)
+        return context
+
+
+class PromptKv(nn.Module):
+    """One layer's cross-attention K and V of a prompt: they never change while the prompt stands."""
+
+    def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model = model
+        self.k = nn.Linear(model.dim, model.dim, dtype=dtype)
+        self.v = nn.Linear(model.dim, model.dim, dtype=dtype)
+        self.norm_k = RmsNormWeight(model)
+
+    def forward(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        """Return K and V, each [B, text tokens, H, D], from context [B, text tokens, d]."""
+        heads = (self.model.heads, self.model.head_dim)
+        k = rms_norm(self.k(context), self.norm_k).to(context.dtype)
+        return k.unflatten(-1, heads), self.v(context).unflatten(-1, heads)
+
+
+class SelfAttentionWeights(nn.Module):
+    """Weights of self-attention; q, k and v are one matrix, which fills the GPU better (facts: N=1536)."""
+
+    def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.qkv: nn.Module = nn.Linear(model.dim, 3 * model.dim, dtype=dtype)
+        self.norm_q, self.norm_k = RmsNormWeight(model), RmsNormWeight(model)
+        self.o: nn.Module = nn.Linear(model.dim, model.dim, dtype=dtype)
+
+
+class CrossAttentionWeights(nn.Module):
+    """Weights of the query side of cross-attention; K and V belong to `PromptKv`."""
+
+    def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.q: nn.Module = nn.Linear(model.dim, model.dim, dtype=dtype)
+        self.norm_q = RmsNormWeight(model)
+        self.o: nn.Module = nn.Linear(model.dim, model.dim, dtype=dtype)
+
+
+class RmsNormWeight(nn.Module):
+    """The weight of an RMSNorm over the full width, before the head split."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        self.eps = model.norm_eps
+        self.weight = nn.Parameter(torch.empty(model.dim))
+
+
+def rms_norm(x: Tensor, norm: RmsNormWeight) -> Tensor:
+    """Return x / rms(x) * weight in float32, over the last axis."""
+    return F.rms_norm(x.float(), (x.shape[-1],), norm.weight, norm.eps)
+
+
+def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Return x * (1 + scale) + shift; x [B, T, d] float32, shift and scale [B, F, 1, d]."""
+    per_frame = x.reshape(x.shape[0], shift.shape[1], -1, x.shape[-1])  # [B, F, n, d]
+    return (per_frame * (1 + scale) + shift).flatten(1, 2)
+
+
+def gated_residual(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
+    """Return x + y * gate, summed in float32, in x's dtype; x and y [B, T, d], gate [B, F, 1, d]."""
+    per_frame = y.float().reshape(y.shape[0], gate.shape[1], -1, y.shape[-1])  # [B, F, n, d]
+    step = (per_frame * gate).flatten(1, 2)
+    return (x.float() + step).to(x.dtype)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """Return softmax(q k^T / sqrt(D) + bias) v as [B, T, H*D]; q [B, T, H, D], k and v [B, N, H, D]."""
+    y = F.scaled_dot_product_attention(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=bias
+    )
+    return y.transpose(1, 2).flatten(2)
+
+
+def window_attention(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor | None) -> Tensor:
+    """Return `attention` to the first ``valid_tokens`` [B] keys of each row, or to all: then without a bias."""
+    if valid_tokens is None:
+        waves = waves_on(q.device, q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+        return attention(q, k, v, None) if waves is None else cut_attention(q, k, v, waves).flatten(2)
+    # A bias alone would let a NaN through: NaN - inf is NaN, and so is 0 * NaN.
+    tokens = k.shape[1]
+    empty = ~is_filled(valid_tokens, tokens)[:, :, None, None]
+    return attention(
+        q, k.masked_fill(empty, 0), v.masked_fill(empty, 0), fill_bias(valid_tokens, tokens, q.dtype)
+    )
+
+
+def is_filled(valid_tokens: Tensor, tokens: int) -> Tensor:
+    """Return [B, N] bool: which cache tokens lie below ``valid_tokens`` [B]."""
+    return torch.arange(tokens, device=valid_tokens.device) < valid_tokens[:, None]
+
+
+def fill_bias(valid_tokens: Tensor, tokens: int, dtype: torch.dtype) -> Tensor:
+    """Return [B, 1, 1, N]: 0 for cache tokens below ``valid_tokens`` [B], -inf behind.
+
+    Slots fill in order (slot == frame until the cache is full), so a count says which of them hold something.
+    """
+    filled = is_filled(valid_tokens, tokens)
+    zero = torch.zeros((), dtype=dtype, device=valid_tokens.device)
+    return torch.where(filled, zero, float("-inf")).to(dtype)[:, None, None, :]
+
+
+def sinusoid(timestep: Tensor, width: int) -> Tensor:
+    """Return [..., width] float32: cosines, then sines, of timestep * 10000 ** (-i / (width/2))."""
+    half = width // 2
+    exponent = torch.arange(half, dtype=torch.float64, device=timestep.device) / half
+    angle = timestep.to(torch.float64)[..., None] * torch.exp(-math.log(10_000.0) * exponent)
+    return torch.cat((angle.cos(), angle.sin()), dim=-1).float()
+
+
+def is_given(given_frames: Tensor, chunk_frames: int) -> Tensor:
+    """Return [B, F] bool: which frames of the chunk are given, from how many leading ones [B]."""
+    return torch.arange(chunk_frames, device=given_frames.device) < given_frames[:, None]
+
+
+def patchify(latents: Tensor) -> Tensor:
+    """Return [B, T, C*4]: each token's channels of one 2x2 patch, ordered (C, row, column)."""
+    batch, channels, frames, height, width = latents.shape
+    x = latents.reshape(batch, channels, frames, height // PATCH, PATCH, width // PATCH, PATCH)
+    return x.permute(0, 2, 3, 5, 1, 4, 6).flatten(4).flatten(1, 3)
+
+
+def unpatchify(x: Tensor, stream: StreamConfig, channels: int) -> Tensor:
+    """Return [B, C, F, h, w] from [B, T, 4*C], whose channels are ordered (row, column, C)."""
+    grid = (stream.chunk_frames, stream.latent_height // PATCH, stream.latent_width // PATCH)
+    x = x.reshape(x.shape[0], *grid, PATCH, PATCH, channels)  # [B, F, rows, columns, 2, 2, C]
+    return x.permute(0, 6, 1, 2, 4, 3, 5).flatten(5, 6).flatten(3, 4)

@@ -1,0 +1,388 @@
+"""One transformer layer in kernels of ours: `causal_dit.Block` with fewer launches, and fp8 attention if wanted.
+
+With torch's attention (`RowFusedBlock`, any cache) norms, modulation, residuals and RoPE are ours, and nothing is
+rounded otherwise than in `Block`. With fp8 attention (`FusedBlock`, an FP4 cache) the past is expanded straight to a
+scratch, its keys in int8 and its values in fp8, and one kernel attends to it and to the chunk's own keys and values,
+which are left as they are (docs/adr/0004). The scratch is made in each call and let go behind it, so all layers share
+one; or a resident window stands in its place, which `past_window.WindowExpand` fills once a chunk. Attention reads how
+far it is filled on the device, so full and filling rows share one engine.
+
+Shapes as in `causal_dit`. Where there is no GPU each op is its reference in plain torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor, nn
+
+from seko_export.config.model import ModelConfig
+from seko_export.config.stream import StreamConfig
+from seko_export.families.layers.causal_dit import (
+    BlockWeights,
+    RmsNormWeight,
+    attention,
+    rms_norm,
+    window_attention,
+)
+from seko_export.families.layers.layer_ops import LayerOps
+from seko_export.families.layers.past_window import PastWindow, expand_past
+from seko_export.families.layers.ring_places import in_window, rows_of
+from seko_export.families.layers.rotary import rotate
+from seko_kernels.attention import OwnTokens
+from seko_kernels.fused_reference import FP8
+from seko_kernels.kv_formats import KvFormat
+from seko_kernels.rows import Modulation, Rows
+
+# Rows of a layer's modulation.
+SHIFT_1, SCALE_1, GATE_1, SHIFT_2, SCALE_2, GATE_2 = range(6)
+
+
+class Fp8Linear(nn.Module):
+    """Weights of a matmul in fp8: e4m3 with a scale an output channel. What it takes is quantised before, by rows."""
+
+    def __init__(self, inner: int, outer: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight_fp8 = nn.Parameter(torch.empty(outer, inner, dtype=FP8), requires_grad=False)
+        self.weight_scale = nn.Parameter(torch.empty(outer, 1))
+        self.bias = nn.Parameter(torch.empty(outer, dtype=dtype))
+
+
+class Past(NamedTuple):
+    """What a layer attends to beside its chunk: `FusedLayer.forward`'s arguments, and the rows that its caches hold."""
+
+    valid_tokens: Tensor
+    caches: Mapping[str, Tensor]
+    scales: Mapping[str, Tensor]
+    places: Mapping[str, Tensor]
+    window: Mapping[str, Tensor]
+    rows: Tensor | None
+    held: int
+
+    @property
+    def of_rows(self) -> Mapping[str, Tensor]:
+        """The caches of the call's rows."""
+        if self.rows is None:
+            return self.caches
+        return {name: rows_of(one, self.rows, len(one) // self.held) for name, one in self.caches.items()}
+
+
+class FusedLayer(BlockWeights):
+    """What the layers of this file have in common: all but self-attention.
+
+    Parameters
+    ----------
+    fp8 : bool
+        Whether weights and activations of its matmuls are fp8; the text's keys and values are not of the layer.
+    """
+
+    groups = (*BlockWeights.groups, "window")
+
+    def __init__(
+        self, model: ModelConfig, stream: StreamConfig, kv: KvFormat, dtype: torch.dtype, *, fp8: bool
+    ) -> None:
+        super().__init__(model, stream, kv, dtype)
+        self.fp8, self.ops = fp8, LayerOps()
+        self.before = nn.Parameter(torch.empty(1, 6, model.dim))  # the modulation of the layer before
+        if fp8:
+            d, inner = model.dim, model.ffn_dim
+            self.self_attn.qkv, self.self_attn.o = Fp8Linear(d, 3 * d, dtype), Fp8Linear(d, d, dtype)
+            self.cross_attn.q, self.cross_attn.o = Fp8Linear(d, d, dtype), Fp8Linear(d, d, dtype)
+            self.ffn[0], self.ffn[2] = Fp8Linear(d, inner, dtype), Fp8Linear(inner, d, dtype)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        update: Tensor,
+        modulation: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        valid_tokens: Tensor,
+        text_k: Tensor,
+        text_v: Tensor,
+        caches: Mapping[str, Tensor],
+        scales: Mapping[str, Tensor],
+        places: Mapping[str, Tensor],
+        window: Mapping[str, Tensor],
+        write_slots: Tensor | None = None,
+        token_index: Tensor | None = None,
+        rows: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Advance the hidden state by one layer; with `token_index` put this layer's K and V into the cache.
+
+        What the layer before gave last is not in `hidden` yet: its gate and this layer's norm are one kernel.
+
+        Parameters
+        ----------
+        hidden, modulation, cos, sin : Tensor
+            From `Embed`.
+        update : Tensor
+            [B, T, d], what the layer before gave last, as it left the matmul; zeros before the first one.
+        valid_tokens, text_k, text_v, caches, places, rows : Tensor or mapping
+            As `Block` takes them.
+        scales : Mapping[str, Tensor]
+            The cache format's constants, and of an FP4 cache those that `scratch.scratch_scales` names.
+        window : Mapping[str, Tensor]
+            A resident window, by `PastWindow`'s names; empty without one.
+        write_slots : Tensor, optional
+            [B, F] int64, the ring slot of each latent frame of the chunk, in its own row's cache; of an FP4 cache that
+            this layer expands.
+        token_index : Tensor, optional
+            [B*T] int64 from `Embed`, where the layer writes.
+
+        Returns
+        -------
+        hidden, update : Tensor
+            As it takes them.
+        """
+        ops, eps, dtype = self.ops, self.model.norm_eps, hidden.dtype
+        turns = Modulation(modulation, self.modulation.squeeze(0))
+
+        hidden, x = ops.gated_residual_norm_modulate(
+            hidden, update, self.before.squeeze(0), GATE_2, turns, SHIFT_1, SCALE_1, eps, fp8=self.fp8
+        )
+        qkv = self._matmul(self.self_attn.qkv, x, dtype)  # [B, T, 3*d]
+        held = text_k.shape[0]  # rows of the caches
+        if rows is not None:
+            text_k, text_v = text_k.index_select(0, rows), text_v.index_select(0, rows)
+        past = Past(valid_tokens, caches, scales, places, window, rows, held)
+        y = self._attend(qkv, cos, sin, past, write_slots, token_index)
+        y = self._matmul(self.self_attn.o, self._as_rows(y.to(dtype)), dtype)
+        hidden, x = ops.gated_residual_norm(
+            hidden, y, turns, GATE_1, self.norm3.weight, self.norm3.bias, eps, fp8=self.fp8
+        )
+
+        q = rms_norm(self._matmul(self.cross_attn.q, x, dtype), self.cross_attn.norm_q)
+        y = attention(self.split_heads(q).to(dtype), text_k, text_v, bias=None)
+        y = self._matmul(self.cross_attn.o, self._as_rows(y), dtype)
+        hidden, x = ops.residual_norm_modulate(hidden, y, turns, SHIFT_2, SCALE_2, eps, fp8=self.fp8)
+
+        inner = self._matmul(self.ffn[0], x, dtype)
+        x = ops.gelu_quantise(inner) if self.fp8 else _plain_rows(self.ffn[1](inner))
+        return hidden, self._matmul(self.ffn[2], x, dtype)
+
+    def _attend(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        past: Past,
+        write_slots: Tensor | None,
+        token_index: Tensor | None,
+    ) -> Tensor:
+        """Return what attention to cache and chunk gives, [B, T, d], and write what is to be written."""
+        raise NotImplementedError
+
+    def _norm_rope(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, plain_keys: str
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q and k as attention takes them, [B, T, H, D], and the keys that `plain_keys` asks for."""
+        batch, s = qkv.shape[0], self.stream
+        weights = (self.self_attn.norm_q.weight, self.self_attn.norm_k.weight)
+        # To a chunk of its own, not to the cache: the compiler copies whole what is written through a view.
+        k = qkv.new_empty((batch, s.chunk_tokens, self.model.heads, self.model.head_dim))
+        slots = torch.arange(s.chunk_frames, device=qkv.device).expand(batch, -1).contiguous()
+        q, keys = self.ops.qk_norm_rope(
+            qkv, *weights, cos, sin, slots, s.frame_tokens, self.model.norm_eps, k, plain_keys
+        )
+        return q, k, keys
+
+    def _matmul(self, layer: nn.Module, x: Rows, dtype: torch.dtype) -> Tensor:
+        """Return [B, T, out] of `dtype`."""
+        if isinstance(layer, Fp8Linear):
+            return self.ops.fp8_linear(x, layer.weight_fp8, layer.weight_scale, layer.bias, dtype)
+        y: Tensor = layer(x.values)
+        return y
+
+    def _as_rows(self, x: Tensor) -> Rows:
+        return self.ops.quantise_rows(x) if self.fp8 else _plain_rows(x)
+
+
+class FusedBlock(FusedLayer):
+    """One transformer layer over an NVFP4 cache, the past in 8 bits: a chunk sees itself as it is.
+
+    Parameters
+    ----------
+    writes : bool
+        Whether the layer writes its keys and values to the cache: the context pass alone does, since nobody reads
+        what a denoise pass would write.
+    fp8 : bool
+        As `FusedLayer` takes it.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        stream: StreamConfig,
+        kv: KvFormat,
+        dtype: torch.dtype,
+        *,
+        writes: bool,
+        fp8: bool = False,
+    ) -> None:
+        super().__init__(model, stream, kv, dtype, fp8=fp8)
+        self.writes = writes
+
+    def _attend(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        past: Past,
+        write_slots: Tensor | None,
+        token_index: Tensor | None,
+    ) -> Tensor:
+        if self.writes != (token_index is not None):
+            raise TypeError("a layer over an FP4 cache takes token_index if it writes, and only then")
+        q, k, keys = self._norm_rope(qkv, cos, sin, "before_rope" if self.writes else "none")
+        values, scales = qkv.chunk(3, dim=-1)[2], past.scales
+        if past.window:
+            window = PastWindow(**past.window)
+        elif write_slots is None:
+            raise TypeError("a layer without a resident window expands its own, and takes write_slots for it")
+        else:
+            window = PastWindow.empty(self.model, self.stream, len(qkv), qkv.device)
+            of_rows, valid, places = past.of_rows, past.valid_tokens, past.places
+            expand_past(self.ops, window, of_rows, scales, places, write_slots, valid, self.stream)
+        own = OwnTokens(k, values)
+        y = self.ops.attention_fp8(q, *window, scales["v_fp8_scale"], past.valid_tokens, own)
+        if token_index is not None:  # behind the read: what is read are the engine's inputs as they came
+            written = (keys.flatten(0, 1), self.split_heads(values).flatten(0, 1))
+            self.kv.write(past.caches, scales, token_index, *written)
+        return y
+
+
+class RowFusedBlock(FusedLayer):
+    """One transformer layer over any cache, with 16-bit attention: nothing is rounded otherwise than in `Block`.
+
+    Parameters
+    ----------
+    masked : bool
+        As `Block` takes it.
+    kernel : bool
+        Whether the attention is our kernel, which needs no mask to see filled places alone; else it is torch's.
+    fp8 : bool
+        As `FusedLayer` takes it.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        stream: StreamConfig,
+        kv: KvFormat,
+        dtype: torch.dtype,
+        *,
+        masked: bool,
+        kernel: bool = False,
+        fp8: bool = False,
+    ) -> None:
+        super().__init__(model, stream, kv, dtype, fp8=fp8)
+        self.masked, self.kernel = masked, kernel
+
+    def _attend(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        past: Past,
+        write_slots: Tensor | None,  # noqa: ARG002 - of fp8 attention
+        token_index: Tensor | None,
+    ) -> Tensor:
+        if token_index is None:
+            raise TypeError("a layer with 16-bit attention always writes: it takes token_index")
+        s, batch = self.stream, qkv.shape[0]
+        scales, rows = past.scales, past.rows
+        before = self.kv.keys_before_rope
+        q, k, unturned = self._norm_rope(qkv, cos, sin, "before_rope" if before else "none")
+        values = self.split_heads(qkv.chunk(3, dim=-1)[2]).flatten(0, 1)
+        own = (k.flatten(0, 1), values)  # [B*T, H, D]
+        self.kv.write(past.caches, scales, token_index, unturned.flatten(0, 1) if before else own[0], values)
+        if rows is not None:
+            token_index = in_window(token_index, rows, s)
+        windows = self.kv.window(past.of_rows, scales, past.places, q.dtype)  # each [B*N, H, D]
+        keys, seen = (  # a chunk sees itself as it is: only its past went through the format
+            (window if exact else window.index_copy(0, token_index, x)).unflatten(0, (batch, s.cache_tokens))
+            for window, x, exact in zip(windows, own, self.kv.exact, strict=True)
+        )
+        if self.kernel:
+            return self.ops.attention_bf16(q, keys, seen, past.valid_tokens)
+        return window_attention(q, keys, seen, past.valid_tokens if self.masked else None)
+
+
+class _KeysAndValuesWeights(nn.Module):
+    """Those of `SelfAttentionWeights` that make keys and values, by the same names."""
+
+    def __init__(self, model: ModelConfig, dtype: torch.dtype, *, fp8: bool) -> None:
+        super().__init__()
+        d = model.dim
+        self.qkv = Fp8Linear(d, 3 * d, dtype) if fp8 else nn.Linear(d, 3 * d, dtype=dtype)
+        self.norm_k = RmsNormWeight(model)
+
+
+class KeysAndValues(nn.Module):
+    """What the context pass needs of the last layer: its keys and values in the cache. Nobody reads its output."""
+
+    groups = ("caches", "scales")  # arguments that are mappings
+
+    def __init__(
+        self, model: ModelConfig, stream: StreamConfig, kv: KvFormat, dtype: torch.dtype, *, fp8: bool
+    ) -> None:
+        super().__init__()
+        self.model, self.stream, self.kv, self.fp8, self.ops = model, stream, kv, fp8, LayerOps()
+        d = model.dim
+        self.modulation, self.before = (nn.Parameter(torch.empty(1, 6, d)) for _ in range(2))
+        self.self_attn = _KeysAndValuesWeights(model, dtype, fp8=fp8)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        update: Tensor,
+        modulation: Tensor,
+        token_index: Tensor,
+        caches: Mapping[str, Tensor],
+        scales: Mapping[str, Tensor],
+        cos: Tensor | None = None,
+        sin: Tensor | None = None,
+    ) -> tuple[()]:
+        """Write this layer's K and V. Arguments are `FusedLayer`'s; cosines and sines where RoPE comes first."""
+        m, dtype = self.model, hidden.dtype
+        turns = Modulation(modulation, self.modulation.squeeze(0))
+        _, x = self.ops.gated_residual_norm_modulate(
+            hidden, update, self.before.squeeze(0), GATE_2, turns, SHIFT_1, SCALE_1, m.norm_eps, fp8=self.fp8
+        )
+        layer, norm = self.self_attn.qkv, self.self_attn.norm_k
+        if isinstance(layer, Fp8Linear):
+            # q too, for nothing: torch 2.11 lowers no scaled matmul of parts of weights.
+            wide = self.ops.fp8_linear(x, layer.weight_fp8, layer.weight_scale, layer.bias, dtype)
+            _, k, v = wide.chunk(3, dim=-1)  # each [B, T, d]
+        else:
+            weight, bias = (part.narrow(0, m.dim, 2 * m.dim) for part in (layer.weight, layer.bias))
+            k, v = F.linear(x.values, weight, bias).chunk(2, dim=-1)
+        heads = (m.heads, m.head_dim)
+        keys = rms_norm(k, norm).unflatten(-1, heads)
+        if cos is not None and sin is not None:
+            keys = rotate(keys, cos, sin)
+        own = (keys.to(dtype).flatten(0, 1), v.unflatten(-1, heads).flatten(0, 1))  # [B*T, H, D]
+        self.kv.write(caches, scales, token_index, *own)
+        return ()
+
+
+class LastUpdate(nn.Module):
+    """What the last layer gave last, gated and added: the hidden state that the head takes."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        self.modulation, self.ops = nn.Parameter(torch.empty(1, 6, model.dim)), LayerOps()
+
+    def forward(self, hidden: Tensor, update: Tensor, modulation: Tensor) -> Tensor:
+        """Return the hidden state [B, T, d]. Arguments are `FusedLayer`'s."""
+        return self.ops.gated_residual(
+            hidden, update, Modulation(modulation, self.modulation.squeeze(0)), GATE_2
+        )
+
+
+def _plain_rows(x: Tensor) -> Rows:
+    return Rows(x, x.new_empty(0, dtype=torch.float32))

@@ -1,0 +1,111 @@
+"""The past of a layer in 8 bits, as fp8 attention reads it: made anew in each pass, or once a chunk for all of them.
+
+The past of a chunk is the same in all its passes, so one that stays holds for all of them. It is of the call's rows,
+whichever sessions those are: the next chunk fills it anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from seko_export.config.model import ModelConfig
+from seko_export.config.stream import StreamConfig
+from seko_export.families.layers.layer_ops import LayerOps
+from seko_export.families.layers.ring_places import rows_of
+from seko_kernels.attention import key_tiles, v_columns
+from seko_kernels.fused_reference import FP8
+from seko_kernels.scratch import KeyRotation
+
+
+class PastWindow(NamedTuple):
+    """What `attention_fp8` takes of the past: of P tokens, in memory of whole tiles.
+
+    Keys ``k`` [B, P, H, D] int8 with a scale a tile ``k_scale`` [B, H, tiles] float32, values ``v`` [B, H, D, columns]
+    e4m3.
+    """
+
+    k: Tensor
+    k_scale: Tensor
+    v: Tensor
+
+    @classmethod
+    def empty(
+        cls, model: ModelConfig, stream: StreamConfig, batch: int, device: torch.device | None = None
+    ) -> PastWindow:
+        """Return memory for a window of ``batch`` rows, with whatever lies there."""
+        past, heads, size = stream.cache_tokens - stream.chunk_tokens, model.heads, model.head_dim
+        return cls(
+            torch.empty((batch, past, heads, size), dtype=torch.int8, device=device),
+            torch.empty((batch, heads, key_tiles(past)), dtype=torch.float32, device=device),
+            torch.empty((batch, heads, size, v_columns(past)), dtype=FP8, device=device),
+        )
+
+
+def expand_past(
+    ops: LayerOps,
+    window: PastWindow,
+    caches: Mapping[str, Tensor],
+    scales: Mapping[str, Tensor],
+    places: Mapping[str, Tensor],
+    write_slots: Tensor,
+    valid_tokens: Tensor,
+    stream: StreamConfig,
+) -> None:
+    """Write the past of an FP4 cache, without the chunk's own slots, into ``window``.
+
+    Parameters
+    ----------
+    ops : LayerOps
+        Ours, or those that count.
+    window : PastWindow
+        Written in place, as far as the rows' caches are filled.
+    caches, scales, places, write_slots, valid_tokens
+        As `fused_block.FusedLayer` takes them, the caches of the call's rows alone.
+    stream : StreamConfig
+        Their layout.
+    """
+    ops.fp8_expand(
+        caches["k_codes"],
+        caches["k_scales"],
+        scales["k_global_scale"],
+        caches["v_codes"],
+        caches["v_scales"],
+        scales["v_global_scale"],
+        scales["v_fp8_scale"],
+        write_slots,
+        valid_tokens,
+        stream.frame_tokens,
+        *window,
+        KeyRotation(scales["k_mean"], places["slot_rotary"], places["patch_rotary"]),
+    )
+
+
+class WindowExpand(nn.Module):
+    """Fills one layer's resident window, before the first pass of a chunk."""
+
+    groups = ("caches", "scales", "places", "window")  # arguments that are mappings
+
+    def __init__(self, stream: StreamConfig) -> None:
+        super().__init__()
+        self.stream, self.ops = stream, LayerOps()
+
+    def forward(
+        self,
+        write_slots: Tensor,
+        valid_tokens: Tensor,
+        caches: Mapping[str, Tensor],
+        scales: Mapping[str, Tensor],
+        places: Mapping[str, Tensor],
+        window: Mapping[str, Tensor],
+        rows: Tensor | None = None,
+    ) -> tuple[()]:
+        """Write ``window``. Arguments are `fused_block.FusedLayer`'s."""
+        if rows is not None:
+            caches = {name: rows_of(one, rows, self.stream.cache_tokens) for name, one in caches.items()}
+        out = PastWindow(**window)
+        expand_past(self.ops, out, caches, scales, places, write_slots, valid_tokens, self.stream)
+        return ()

@@ -1,0 +1,82 @@
+"""RoPE over time, height and width: angles by position, tables of a chunk and of a cache. No attention, no caches.
+
+Wan 2.1 (arXiv 2503.20314). Shapes: B rows, F latent frames, n tokens a latent frame, T = F*n, D channels a head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from seko_export.config.model import ModelConfig
+from seko_export.config.stream import PATCH, StreamConfig
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate interleaved channel pairs; x [B, T, H, D] float32, cos and sin [B, T, D/2] float32."""
+    even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+
+
+def rotary_tables(frames: Tensor, model: ModelConfig, stream: StreamConfig) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [B, T, D/2] float32 of the 3D rotary angles.
+
+    The D/2 pairs are split over time, height and width (22, 21, 21 for D = 128), each with frequencies
+    ``theta ** (-2i / axis channels)``. Angles are float64 until after the cosine, so that frame 1,000,000 is as
+    exact as frame 1.
+    """
+    side = side_channels(model)
+    rows, columns = stream.latent_height // PATCH, stream.latent_width // PATCH
+    batch, count = frames.shape
+    theta = model.rope_theta
+    time = axis_angles(frames, model.head_dim - 2 * side, theta)[:, :, None, None, :]
+    height = axis_angles(torch.arange(rows, device=frames.device), side, theta)[None, None, :, None, :]
+    width = axis_angles(torch.arange(columns, device=frames.device), side, theta)[None, None, None, :, :]
+    grid = (batch, count, rows, columns, -1)
+    table = torch.cat((time.expand(grid), height.expand(grid), width.expand(grid)), dim=-1).flatten(1, 3)
+    return table.cos().float(), table.sin().float()
+
+
+def place_tables(slot_frames: Tensor, model: ModelConfig, stream: StreamConfig) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines of what the cache holds, in two parts that make up `rotary_tables` of its frames.
+
+    The axes turn channel pairs of their own. So the table of a whole cache is the one of its slots beside the one of
+    a frame's patches; both stay in a GPU's L2, where one as long as the cache would be read from memory by each layer.
+
+    Parameters
+    ----------
+    slot_frames : Tensor
+        [B*cache_frames] int64, the frame that each slot holds.
+
+    Returns
+    -------
+    slot_rotary : Tensor
+        [B*cache_frames, A, 2] float32, of the A pairs that time turns, the first of a head.
+    patch_rotary : Tensor
+        [frame_tokens, D/2 - A, 2] float32, of the others: height, then width.
+    """
+    side = side_channels(model)
+    rows, columns = stream.latent_height // PATCH, stream.latent_width // PATCH
+    time = axis_angles(slot_frames, model.head_dim - 2 * side, model.rope_theta)
+    height, width = (
+        axis_angles(torch.arange(count, device=slot_frames.device), side, model.rope_theta)
+        for count in (rows, columns)
+    )
+    grid = (rows, columns, -1)
+    patch = torch.cat((height[:, None].expand(grid), width[None].expand(grid)), dim=-1).flatten(0, 1)
+    slot_rotary, patch_rotary = (
+        torch.stack((angle.cos(), angle.sin()), dim=-1).float() for angle in (time, patch)
+    )
+    return slot_rotary, patch_rotary
+
+
+def side_channels(model: ModelConfig) -> int:
+    """Return how many of a head's channels height turns, and width as many; time turns the rest, the first ones."""
+    return 2 * (model.head_dim // 6)
+
+
+def axis_angles(positions: Tensor, channels: int, theta: float) -> Tensor:
+    """Return [..., channels/2] float64: the angles of one axis at positions [...] int64."""
+    exponent = torch.arange(0, channels, 2, dtype=torch.float64, device=positions.device) / channels
+    return positions.to(torch.float64)[..., None] * torch.pow(theta, -exponent)

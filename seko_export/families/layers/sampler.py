@@ -1,0 +1,153 @@
+"""The few-step sampler as two pieces, and its noise: a counter-based generator that runs inside the engine.
+
+Noise depends on (seed, absolute latent frame, draw) and on nothing else: not on the chunk, not on who shares
+the batch, not on a state that a failed chunk could advance. So a chunk run twice gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from seko_export.config.model import ModelConfig
+from seko_export.config.stream import StreamConfig
+from seko_export.families.layers.causal_dit import is_given
+from seko_kernels.ops import stand_in
+
+# Philox4x32-10 constants: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11, table 2.
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+_WORD = 0xFFFFFFFF
+
+
+class Noise(nn.Module):
+    """The chunk's first latents: plain noise, but for the frames that are given."""
+
+    def __init__(self, model: ModelConfig, stream: StreamConfig) -> None:
+        super().__init__()
+        self.latent_shape = (model.in_channels, stream.latent_height, stream.latent_width)
+
+    def forward(
+        self,
+        seeds: Tensor,
+        frames: Tensor,
+        draw: Tensor,
+        given_latents: Tensor,
+        given_frames: Tensor,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Return the latents that the first pass starts from.
+
+        Parameters
+        ----------
+        seeds, frames, draw : Tensor
+            [B], [B, F], [1] int64, which noise.
+        given_latents : Tensor
+            [B, C, F, h, w] float32.
+        given_frames : Tensor
+            [B] int64: how many leading frames of the chunk are ``given_latents``'; 0: none.
+        rows : Tensor, optional
+            [B] int64, of a pool: which row of ``given_latents`` each row of the call is.
+
+        Returns
+        -------
+        Tensor
+            [B, C, F, h, w] float32.
+        """
+        given = is_given(given_frames, frames.shape[1])[:, None, :, None, None]
+        if rows is not None:
+            given_latents = given_latents.index_select(0, rows)
+        return torch.where(given, given_latents, gaussian(seeds, frames, draw, self.latent_shape))
+
+
+class Advance(nn.Module):
+    """One sampler step of flow matching with fresh noise, as Self-Forcing takes it.
+
+    ``x0 = x - sigma*v``, then ``(1 - sigma')*x0 + sigma'*noise``. At the last pass sigma' is 0: clean latents. Frames
+    that are given stay as they are.
+    """
+
+    def __init__(self, model: ModelConfig, stream: StreamConfig) -> None:
+        super().__init__()
+        self.latent_shape = (model.in_channels, stream.latent_height, stream.latent_width)
+
+    def forward(
+        self,
+        latents: Tensor,
+        velocity: Tensor,
+        sigma: Tensor,
+        sigma_next: Tensor,
+        seeds: Tensor,
+        frames: Tensor,
+        draw: Tensor,
+        given_frames: Tensor,
+    ) -> Tensor:
+        """Return the next latents [B, C, F, h, w] float32.
+
+        Parameters
+        ----------
+        latents, velocity : Tensor
+            [B, C, F, h, w] float32.
+        sigma, sigma_next : Tensor
+            [1] float32, noise level now and after.
+        seeds, frames, draw : Tensor
+            [B], [B, F], [1] int64, which noise.
+        given_frames : Tensor
+            [B] int64, as `Noise` takes it.
+        """
+        given = is_given(given_frames, frames.shape[1])[:, None, :, None, None]
+        clean = latents - sigma * velocity
+        noise = gaussian(seeds, frames, draw, self.latent_shape)
+        return torch.where(given, latents, (1 - sigma_next) * clean + sigma_next * noise)
+
+
+def gaussian(seeds: Tensor, frames: Tensor, draw: Tensor, latent_shape: tuple[int, int, int]) -> Tensor:
+    """Return [B, C, F, h, w] float32 of N(0, 1), the same for equal (seed, frame, draw).
+
+    Philox4x32-10 keyed by the seed at counter (element group, frame low, frame high, draw), then Box-Muller on
+    24 bits a word, so |value| stays below sqrt(2*ln(2**25)) = 5.9.
+    """
+    if whole := stand_in("gaussian"):
+        kept: Tensor = whole(seeds, frames, draw, latent_shape)
+        return kept
+    channels, rows, columns = latent_shape
+    count = channels * rows * columns
+    group = torch.arange((count + 3) // 4, device=seeds.device).expand(*frames.shape, -1)  # [B, F, G]
+    frame = frames[..., None].expand_as(group)
+    key = seeds[:, None, None].expand_as(group)
+    words = philox(
+        (group, frame & _WORD, (frame >> 32) & _WORD, draw.expand_as(group)),
+        (key & _WORD, (key >> 32) & _WORD),
+    )
+    unit = [((word >> 8).float() + 0.5) * 2.0**-24 for word in words]  # each in (0, 1)
+    pairs = [
+        (torch.sqrt(-2.0 * torch.log(unit[i])), 2.0 * math.pi * unit[i + 1])  # radius, angle
+        for i in (0, 2)
+    ]
+    values = torch.stack([r * wave for r, a in pairs for wave in (torch.cos(a), torch.sin(a))], dim=-1)
+    flat = values.flatten(2)[..., :count]  # [B, F, C*h*w]
+    return flat.reshape(*frames.shape, *latent_shape).transpose(1, 2).contiguous()
+
+
+def philox(
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return four random 32-bit words (int64, 0..2**32-1) for each counter and key (int64, same range)."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        high0, low0 = _multiply(_MULTIPLIERS[0], c0)
+        high1, low1 = _multiply(_MULTIPLIERS[1], c2)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
+    return c0, c1, c2, c3
+
+
+def _multiply(constant: int, word: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the high and low 32 bits of constant * word, by 16-bit halves: nothing overflows int64."""
+    low = (word & 0xFFFF) * constant
+    total = (word >> 16) * constant + (low >> 16)
+    return total >> 16, ((total & 0xFFFF) << 16) | (low & 0xFFFF)

@@ -1,0 +1,230 @@
+"""The pieces of the layers that have one size of ring: where a chunk lies in their caches, and their blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import nn
+
+from seko_export.config.build import BuildConfig
+from seko_export.config.stream import LayerKind
+from seko_export.engines.piece import Argument, Piece, on_meta
+from seko_export.families.layers.causal_dit import Block
+from seko_export.families.layers.fused_block import FusedBlock, KeysAndValues, LastUpdate, RowFusedBlock
+from seko_export.families.layers.past_window import PastWindow, WindowExpand
+from seko_export.families.layers.ring_places import RingPlaces
+from seko_export.families.layers.rotary import side_channels
+from seko_runtime.executor.programs_check import bucket_program
+
+LAYER = "blocks.{layer}."
+SLOT_FRAMES = "kv.slot_frames"
+# Blocks of fused layers, beside "block": those that the context pass takes, of which LAST_BLOCK is the last layer's,
+# and what ends the name of one whose layers are excepted from fp8.
+CONTEXT_BLOCK, LAST_BLOCK, WIDE = "block_context", "block_last", "_wide"
+LAST_UPDATE = "last_update"  # what comes between fused layers and the head
+PLACES, WINDOW = "places", "window"  # where a chunk lies in caches; what fills a layer's resident window
+
+
+class LayerArguments:
+    """What the layers of one kind take: their caches, where a chunk lies in those; and their pieces.
+
+    Parameters
+    ----------
+    config : BuildConfig
+        The whole build.
+    kind : LayerKind
+        Which layers.
+    bucket : int or None
+        Rows of a pool's calls.
+    turns : tuple of Argument
+        Cosines and sines of a chunk at its frames of the stream.
+    """
+
+    def __init__(
+        self, config: BuildConfig, kind: LayerKind, bucket: int | None, turns: tuple[Argument, ...]
+    ) -> None:
+        self._config, self._kind, self._bucket = config.of_kind(kind), kind, bucket
+        self._among = kind.layers if len(config.kinds) > 1 else ()
+        m, s, kv = config.model, self._config.stream, self._config.kv
+        b, f, held = bucket or s.batch, s.chunk_frames, config.slots
+        part, i64, f32 = "" if bucket is None else "[bucket]", torch.int64, torch.float32
+        name, place = kind.own, "[place]" if self._among else "[layer]"
+        of_pass = "{pass}" if s.pass_caches else None
+        self.write_slots = Argument("write_slots", f"buffer:{name('write_slots')}{part}", (b, f), i64)
+        self.token_index = Argument("token_index", f"value:{name('token_index')}", (b * s.chunk_tokens,), i64)
+        self._valid = Argument("valid_tokens", f"buffer:{name('valid_tokens')}{part}", (b,), i64)
+        self._caches = tuple(
+            Argument(
+                f"caches.{c.name}",
+                f"buffer:{cache_name(c.name, kind, of_pass)}{place}",
+                (held * self._config.row_tokens(c.part), *c.token_shape),
+                c.dtype,
+            )
+            for c in kv.cache_tensors
+        )
+        self._scales = tuple(
+            Argument(f"scales.{c.name}", f"weight:{LAYER}kv.{c.name}", c.shape, c.dtype)
+            for c in config.scales
+        )
+        self.window = tuple(
+            Argument(f"window.{name}", f"buffer:{window}{place}{part}", tuple(one.shape), one.dtype)
+            for name, window, one in resident_windows(config, kind, b)
+        )
+        self.turns = turns
+        self.filled: tuple[Argument, ...] = ()  # what positions within the window hang on
+        self.slot_frames: tuple[Argument, ...] = ()  # what only a cache of keys before RoPE needs to be read
+        self.places: tuple[Argument, ...] = ()
+        if kv.keys_before_rope:
+            side = side_channels(m)  # pairs of both sides
+            slots = (b * s.cache_frames, m.head_dim // 2 - side, 2)
+            patches = (s.frame_tokens, side, 2)
+            frames = f"buffer:{name(SLOT_FRAMES)}"
+            self.slot_frames = (Argument("slot_frames", frames, (held * s.cache_frames,), i64),)
+            if s.window_positions:
+                self.filled = (self._valid,)
+                self.turns = tuple(replace(one, ref=name(one.ref)) for one in turns)
+            self.places = (
+                Argument("places.slot_rotary", f"value:{name('slot_rotary')}", slots, f32),
+                Argument("places.patch_rotary", f"value:{name('patch_rotary')}", patches, f32),
+            )
+
+    def places_piece(self, frames: Argument, rows: tuple[Argument, ...]) -> Piece:
+        """Return what says where a chunk lies in its layers' caches; in a pass `Embed` says it of the largest ring."""
+        return Piece(
+            self._engine(PLACES),
+            RingPlaces(self._config.model, self._config.stream),
+            "",
+            0,
+            (frames, self.write_slots, *self.slot_frames, *self.filled, *rows),
+            (*(self.turns if self.filled else ()), self.token_index, *self.places),
+            tuple(a.name for a in self.slot_frames),
+        )
+
+    def window_piece(self, rows: tuple[Argument, ...]) -> Piece:
+        """Return what fills these layers' resident windows before a chunk's first pass."""
+        taken = (self.write_slots, self._valid, *self._caches, *self._scales, *self.places, *self.window)
+        return Piece(
+            self._engine(WINDOW),
+            WindowExpand(self._config.stream),
+            LAYER,
+            self._config.model.layers,
+            (*taken, *rows),
+            (),
+            tuple(one.name for one in self.window),
+            only=self._among or None,
+            among=self._among,
+        )
+
+    def blocks(
+        self,
+        state: tuple[Argument, ...],
+        modulation: Argument,
+        text_kv: tuple[Argument, ...],
+        rows: tuple[Argument, ...],
+    ) -> list[Piece]:
+        """Return the engines of these layers, as the GPU, the kernels and the cache ask for them.
+
+        Parameters
+        ----------
+        state : tuple of Argument
+            What goes from layer to layer.
+        modulation : Argument
+            Of the chunk's frames.
+        text_kv : tuple of Argument
+            Keys and values of the text.
+        rows : tuple of Argument
+            Rows of a pool's call, if there is a pool.
+        """
+        config = self._config
+        m, s, kv, dtype = config.model, config.stream, config.kv, config.dtype
+        tables, mutated = (modulation, *self.turns), tuple(c.name for c in self._caches)
+        blocks: list[Piece] = []
+
+        def block(name: str, make: Callable[[], nn.Module], *inputs: Argument, writes: bool = True) -> None:
+            chunk = (*state, *tables, *([self.token_index] if writes else []), self._valid)
+            past = (*self._caches, *self._scales, *self.places, *inputs)
+            if self.window:
+                past = (*(self._caches if writes else ()), *self._scales, *self.window)
+            taken = (*chunk, *text_kv, *past, *rows)
+            piece = Piece(self._engine(name), on_meta(make), LAYER, m.layers, taken, state)
+            blocks.append(replace(piece, mutates=mutated if writes else (), among=self._among))
+
+        def fused_blocks(ending: str, *, fp8: bool) -> None:
+            # Our kernels read on the device how far a row is filled: no engine for full rows.
+            if config.attention == "fp8":
+                kinds = (("block", True),) if s.pass_caches else (("block", False), (CONTEXT_BLOCK, True))
+                for name, writes in kinds:
+                    make = partial(FusedBlock, m, s, kv, dtype, writes=writes, fp8=fp8)
+                    block(f"{name}{ending}", make, self.write_slots, writes=writes)
+            elif config.attention == "bf16":
+                make_any = partial(RowFusedBlock, m, s, kv, dtype, masked=True, kernel=True, fp8=fp8)
+                block(f"block{ending}", make_any)
+            else:
+                block(f"block{ending}", lambda: RowFusedBlock(m, s, kv, dtype, masked=True, fp8=fp8))
+                if config.device == "cuda":
+                    make_full = partial(RowFusedBlock, m, s, kv, dtype, masked=False, fp8=fp8)
+                    block(f"block_full{ending}", make_full)
+
+        if not config.fused:
+            block("block", lambda: Block(m, s, kv, dtype, masked=True))
+            if config.device == "cuda":  # a bias costs cuDNN's attention half its speed
+                block("block_full", lambda: Block(m, s, kv, dtype, masked=False))
+            return [replace(piece, only=self._among or None) for piece in blocks]
+        fused_blocks("", fp8=config.fp8)
+        narrow = len(blocks)
+        if config.fp8_except:
+            fused_blocks(WIDE, fp8=False)
+        blocks = [
+            replace(piece, only=self._layers_of(piece.name, wide=at >= narrow))
+            for at, piece in enumerate(blocks)
+        ]
+        blocks = [piece for piece in blocks if piece.served]
+        last = m.layers - 1
+        if not s.pass_caches and last in self._kind.layers:
+            turned = () if kv.keys_before_rope else tables[1:]
+            scales = self._scales[: len(kv.scale_tensors)]
+            inputs = (*state, tables[0], self.token_index, *self._caches, *scales, *turned)
+            fp8 = config.fp8 and last not in config.fp8_except
+            module = on_meta(lambda: KeysAndValues(m, s, kv, dtype, fp8=fp8))
+            name = bucket_program(LAST_BLOCK, self._bucket)
+            blocks.append(
+                Piece(name, module, LAYER, m.layers, inputs, (), mutated, only=(last,), among=self._among)
+            )
+        return blocks
+
+    def _engine(self, name: str) -> str:
+        return bucket_program(f"{name}_{self._kind.name}" if self._kind.name else name, self._bucket)
+
+    def _layers_of(self, name: str, *, wide: bool) -> tuple[int, ...] | None:
+        """Return the layers that a fused block of this name is made for; None: all."""
+        config = self._config
+        layers = [n for n in self._kind.layers if (n in config.fp8_except) == wide or not config.fp8_except]
+        if name.startswith(CONTEXT_BLOCK) and config.model.layers - 1 in layers:
+            layers.remove(config.model.layers - 1)  # LAST_BLOCK's
+        return None if len(layers) == config.model.layers else tuple(layers)
+
+
+def last_update(
+    config: BuildConfig, bucket: int | None, state: tuple[Argument, ...], modulation: Argument
+) -> Piece:
+    """Return what adds a fused last layer's last update."""
+    m = config.model
+    module = on_meta(lambda: LastUpdate(m))
+    name, taken, only = bucket_program(LAST_UPDATE, bucket), (*state, modulation), (m.layers - 1,)
+    return Piece(name, module, LAYER, m.layers, taken, state[:1], only=only)
+
+
+def resident_windows(config: BuildConfig, kind: LayerKind, rows: int) -> list[tuple[str, str, torch.Tensor]]:
+    """Return name, buffer and meta tensor of each part of a layer's resident window for calls of ``rows``, if any."""
+    if not config.resident_window:
+        return []
+    one = PastWindow.empty(config.model, config.of_kind(kind).stream, rows, torch.device("meta"))
+    return [(name, kind.own(f"window.{name}"), tensor) for name, tensor in one._asdict().items()]
+
+
+def cache_name(name: str, kind: LayerKind, of_pass: str | None) -> str:
+    """Return the buffer of a cache tensor: of a kind of layers, and of one denoise pass where each has its own."""
+    return ".".join(("kv", *((of_pass,) if of_pass else ()), *((kind.name,) if kind.name else ()), name))

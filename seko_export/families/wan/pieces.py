@@ -1,0 +1,283 @@
+"""The pieces of one build: each with its module, its signature and the calls that the runtime makes of it.
+
+Everything that both sides of the wall must agree on (buffer table, engine signatures, programs) is made here,
+from the configs, and travels as data in the manifest. Text encoder and VAE add theirs from `media_pieces.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+import torch
+
+from seko_export.config.build import BuildConfig
+from seko_export.engines.piece import Argument, FlatModule, Piece, dtype_name, on_meta
+from seko_export.families.layers.causal_dit import Embed, Head, Prompt, PromptKv
+from seko_export.families.layers.sampler import Advance, Noise
+from seko_export.families.wan.layer_pieces import (
+    CONTEXT_BLOCK,
+    LAST_BLOCK,
+    LAST_UPDATE,
+    LAYER,
+    PLACES,
+    SLOT_FRAMES,
+    WIDE,
+    WINDOW,
+    LayerArguments,
+    cache_name,
+    last_update,
+    resident_windows,
+)
+from seko_export.media.pieces import MEDIA_PROGRAMS, media_buffers, media_pieces
+from seko_runtime.executor.buffers_check import CALL_ROWS, GIVEN_FRAMES, GIVEN_LATENTS, REFERENCE_LATENTS
+from seko_runtime.executor.programs_check import bucket_program, split_program
+from seko_runtime.format.manifest import Buffer, Call
+
+__all__ = [
+    "Argument",
+    "BuildConfig",
+    "FlatModule",
+    "Piece",
+    "dtype_name",
+    "make_buffers",
+    "make_pieces",
+    "make_programs",
+]
+
+
+def make_pieces(config: BuildConfig) -> dict[str, Piece]:
+    """Return every piece of a build by name, modules on the meta device."""
+    buckets = (None,) if config.pool is None else config.pool.buckets
+    pieces = [piece for bucket in buckets for piece in _chunk_pieces(config, bucket)]
+    pieces += _prompt_pieces(config) + media_pieces(config)
+    return {piece.name: piece for piece in pieces}
+
+
+def _prompt_pieces(config: BuildConfig) -> list[Piece]:
+    """Return what is run once a prompt: of a pool for one row at a time, else for the whole batch."""
+    m, dtype = config.model, config.dtype
+    rows, row = ((config.stream.batch,), "") if config.pool is None else ((), "[row]")
+    context = Argument("context", "value:context", (*rows, m.text_tokens, m.dim), dtype)
+    text = (*rows, m.text_tokens, m.text_dim)
+    kv = (*rows, m.text_tokens, m.heads, m.head_dim)
+    return [
+        Piece(
+            "prompt",
+            on_meta(lambda: Prompt(m, dtype)),
+            "",
+            0,
+            (Argument("text", f"buffer:text.embeddings{row}", text, dtype),),
+            (context,),
+        ),
+        Piece(
+            "prompt_kv",
+            on_meta(lambda: PromptKv(m, dtype)),
+            f"{LAYER}cross_attn.",
+            m.layers,
+            (context,),
+            (
+                Argument("text_k", f"buffer:text.k[layer]{row}", kv, dtype),
+                Argument("text_v", f"buffer:text.v[layer]{row}", kv, dtype),
+            ),
+        ),
+    ]
+
+
+def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
+    """Return what is run in a chunk; for a pool's calls of ``bucket`` rows, which find theirs by number."""
+    m, s, dtype = config.model, config.stream, config.dtype
+    b, f, t = bucket or s.batch, s.chunk_frames, s.chunk_tokens
+    held, part = config.slots, "" if bucket is None else "[bucket]"
+    latent = (m.in_channels, f, s.latent_height, s.latent_width)
+    text = (held, m.text_tokens, m.heads, m.head_dim)
+    i64, f32 = torch.int64, torch.float32
+
+    latents = Argument("latents", f"buffer:latents{part}", (b, *latent), f32)
+    seeds = Argument("seeds", f"buffer:seeds{part}", (b,), i64)
+    frames = Argument("frames", f"buffer:frames{part}", (b, f), i64)
+    given_frames = Argument("given_frames", f"buffer:{GIVEN_FRAMES}{part}", (b,), i64)
+    rows = () if bucket is None else (Argument("rows", f"buffer:{CALL_ROWS}{part}", (b,), i64),)
+    hidden = Argument("hidden", "value:hidden", (b, t, m.dim), dtype)
+    state = (hidden, replace(hidden, name="update", ref="value:update")) if config.fused else (hidden,)
+    time = Argument("time", "value:time", (b, f, m.dim), f32)
+    velocity = Argument("velocity", "value:velocity", (b, m.out_channels, *latent[1:]), f32)
+    draw = Argument("draw", "weight:schedule.draw[pass]", (1,), i64)
+    text_kv = (
+        Argument("text_k", "buffer:text.k[layer]", text, dtype),
+        Argument("text_v", "buffer:text.v[layer]", text, dtype),
+    )
+    modulation = Argument("modulation", "value:modulation", (b, f, 6, m.dim), f32)
+    turns = tuple(Argument(x, f"value:{x}", (b, t, m.head_dim // 2), f32) for x in ("cos", "sin"))
+    kinds = [LayerArguments(config, kind, bucket, turns) for kind in config.kinds]
+    main, windows = kinds[0], [one for one in kinds if one.window]
+
+    return [
+        Piece(
+            bucket_program("embed", bucket),
+            on_meta(lambda: Embed(m, s, dtype, places=config.kv.keys_before_rope, update=config.fused)),
+            "",
+            0,
+            (
+                latents,
+                Argument("timestep", f"weight:schedule.timestep[pass]{part}", (b, f), f32),
+                frames,
+                main.write_slots,
+                given_frames,
+                Argument("context_timestep", "weight:schedule.context_timestep", (1,), f32),
+                *main.slot_frames,
+                *main.filled,
+                *rows,
+            ),
+            (*state, modulation, time, *main.turns, main.token_index, *main.places),
+            tuple(a.name for a in main.slot_frames),
+        ),
+        *(one.places_piece(frames, rows) for one in kinds if one is not main or windows),
+        *(one.window_piece(rows) for one in windows),
+        *(piece for one in kinds for piece in one.blocks(state, modulation, text_kv, rows)),
+        *([last_update(config, bucket, state, modulation)] if config.fused else ()),
+        Piece(
+            bucket_program("head", bucket),
+            on_meta(lambda: Head(m, s)),
+            "head.",
+            0,
+            (hidden, time),
+            (velocity,),
+        ),
+        Piece(
+            bucket_program("noise", bucket),
+            Noise(m, s),
+            "",
+            0,
+            (
+                seeds,
+                frames,
+                Argument("draw", "weight:schedule.first_draw", (1,), i64),
+                Argument("given_latents", f"buffer:{GIVEN_LATENTS}", (held, *latent), f32),
+                given_frames,
+                *rows,
+            ),
+            (latents,),
+        ),
+        Piece(
+            bucket_program("advance", bucket),
+            Advance(m, s),
+            "",
+            0,
+            (
+                latents,
+                velocity,
+                Argument("sigma", "weight:schedule.sigma[pass]", (1,), f32),
+                Argument("sigma_next", "weight:schedule.sigma_next[pass]", (1,), f32),
+                seeds,
+                frames,
+                draw,
+                given_frames,
+            ),
+            (latents,),
+        ),
+    ]
+
+
+def make_programs(pieces: dict[str, Piece]) -> dict[str, tuple[Call, ...]]:
+    """Return the programs that the runtime runs: per prompt, per chunk, per pass, per decoded row."""
+
+    def calls(*names: str, bucket: int | None = None) -> tuple[Call, ...]:
+        return tuple(pieces[bucket_program(name, bucket)].call() for name in names)
+
+    def rings(bucket: int | None, before: str) -> list[str]:
+        """Return the kinds of layers that have a ring of their own."""
+        split, own = [split_program(name) for name in pieces], f"{PLACES}_"
+        return [before + n.removeprefix(own) for n, b in split if b == (bucket or 0) and n.startswith(own)]
+
+    programs = {"prompt": calls("prompt", "prompt_kv")}
+    buckets = [split_program(name)[1] or None for name in pieces if split_program(name)[0] == "embed"]
+    for bucket in buckets:
+        for ending in ("", "_full"):
+            block = f"block{ending}"
+            if bucket_program(block, bucket) not in pieces:
+                continue
+            first = pieces[bucket_program(block, bucket)]
+            # Engines that return what they write mutate nothing.
+            writes = first.mutates or any(one.name.startswith("caches.") for one in first.outputs)
+            writer = block if writes else CONTEXT_BLOCK
+            embed = calls("embed", *rings(bucket, f"{PLACES}_"), bucket=bucket)
+            names = [f"{block}{wide}{ring}" for wide in ("", WIDE) for ring in ("", *rings(bucket, "_"))]
+            denoise = _through_layers(pieces, names, bucket)
+            ends = pieces.get(bucket_program(LAST_UPDATE, bucket))
+            end = () if ends is None else (ends.call(ends.served[0], 1),)
+            head = calls("head", "advance", bucket=bucket)
+            programs[bucket_program(f"denoise{ending}", bucket)] = (*embed, *denoise, *end, *head)
+            refs = [argument.ref for argument in pieces[bucket_program(block, bucket)].inputs]
+            if not any("{pass}" in ref for ref in refs):  # else the passes wrote their own caches
+                names = [f"{writer}{wide}{ring}" for wide in ("", WIDE) for ring in ("", *rings(bucket, "_"))]
+                context = _through_layers(pieces, [*names, LAST_BLOCK], bucket)
+                programs[bucket_program(f"context{ending}", bucket)] = (*embed, *context)
+        begin = calls("noise", bucket=bucket)
+        if bucket_program(PLACES, bucket) in pieces:
+            begin += calls(PLACES, *rings(bucket, f"{PLACES}_"), bucket=bucket)
+            begin += _through_layers(pieces, [WINDOW, *rings(bucket, f"{WINDOW}_")], bucket)
+        programs[bucket_program("begin", bucket)] = begin
+    return programs | {name: calls(piece) for name, piece in MEDIA_PROGRAMS.items() if piece in pieces}
+
+
+def _through_layers(
+    pieces: Mapping[str, Piece], names: Sequence[str], bucket: int | None
+) -> tuple[Call, ...]:
+    """Return the calls that go through all layers, each with the last of these pieces that is made for it."""
+    there = [pieces[name] for one in names if (name := bucket_program(one, bucket)) in pieces]
+    by_layer = [[piece for piece in there if layer in piece.served][-1] for layer in range(there[0].layers)]
+    runs = [(piece, [*run]) for piece, run in groupby(range(len(by_layer)), by_layer.__getitem__)]
+    return tuple(piece.call(run[0], len(run)) for piece, run in runs)
+
+
+def make_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
+    """Return the buffer table: what the runtime allocates for a session, and what each part is for."""
+    m, s, dtype = config.model, config.stream, dtype_name(config.dtype)
+    b, held, f = config.call_rows, config.slots, s.chunk_frames
+    latent = (m.in_channels, f, s.latent_height, s.latent_width)
+    text = (m.layers, held, m.text_tokens, m.heads, m.head_dim)
+    reference = (held, m.in_channels, s.reference_frames, s.latent_height, s.latent_width)
+    passes = map(str, range(len(config.schedule.timesteps))) if s.pass_caches else (None,)
+    caches = tuple(
+        Buffer(
+            cache_name(c.name, kind, of_pass),
+            (len(kind.layers), held * config.of_kind(kind).row_tokens(c.part), *c.token_shape),
+            dtype_name(c.dtype),
+            "cache",
+            True,
+            kind.device_layers if s.stream_cache else 0,
+        )
+        for of_pass in passes
+        for kind in config.kinds
+        for c in config.kv.cache_tensors
+    )
+    if config.kv.keys_before_rope:
+        caches += tuple(
+            Buffer(
+                kind.own(SLOT_FRAMES), (held * (s.pinned_frames + kind.ring_frames),), "int64", "cache", False
+            )
+            for kind in config.kinds
+        )
+    return (
+        *caches,
+        Buffer("text.embeddings", (held, m.text_tokens, m.text_dim), dtype, "prompt", False),
+        Buffer("text.k", text, dtype, "prompt", True),
+        Buffer("text.v", text, dtype, "prompt", True),
+        Buffer("seeds", (b,), "int64", "chunk", False),
+        Buffer("frames", (b, f), "int64", "chunk", False),
+        *(Buffer(kind.own("write_slots"), (b, f), "int64", "chunk", False) for kind in config.kinds),
+        *(Buffer(kind.own("valid_tokens"), (b,), "int64", "chunk", False) for kind in config.kinds),
+        Buffer(GIVEN_FRAMES, (b,), "int64", "chunk", False),
+        *([] if config.pool is None else [Buffer(CALL_ROWS, (b,), "int64", "chunk", False)]),
+        Buffer(GIVEN_LATENTS, (held, *latent), "float32", "prompt", False),
+        *([Buffer(REFERENCE_LATENTS, reference, "float32", "prompt", False)] if s.reference_frames else []),
+        *(
+            Buffer(name, (len(kind.layers), *one.shape), dtype_name(one.dtype), "state", True)
+            for kind in config.kinds
+            for _, name, one in resident_windows(config, kind, b)
+        ),
+        Buffer("latents", (b, *latent), "float32", "state", False),
+        *media_buffers(config),
+    )

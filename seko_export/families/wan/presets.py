@@ -1,0 +1,37 @@
+"""Named defaults: a model with the stream layout that its authors use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seko_export.config.model import ModelConfig
+from seko_export.config.stream import StreamConfig
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A model with the stream layout that its authors use.
+
+    Sources: the Wan 2.1 and Self-Forcing model configurations.
+    """
+
+    model: ModelConfig
+    stream: StreamConfig
+
+
+PRESETS: dict[str, Preset] = {
+    "tiny": Preset(
+        ModelConfig(
+            name="tiny", layers=2, dim=256, heads=2, ffn_dim=512, text_dim=64, text_tokens=32, freq_dim=64
+        ),
+        StreamConfig(height=64, width=96, chunk_frames=3, sink_frames=1, ring_frames=6),
+    ),
+    "self-forcing-1.3b": Preset(
+        ModelConfig(name="self-forcing-1.3b", layers=30, dim=1536, heads=12, ffn_dim=8960),
+        StreamConfig(height=480, width=832, chunk_frames=3, sink_frames=0, ring_frames=21),
+    ),
+    "wan-14b": Preset(
+        ModelConfig(name="wan-14b", layers=40, dim=5120, heads=40, ffn_dim=13824),
+        StreamConfig(height=480, width=832, chunk_frames=3, sink_frames=0, ring_frames=21),
+    ),
+}

@@ -1,0 +1,1 @@
+"""Goldens and the constants of lossy caches, both recorded from the eager model."""

@@ -1,0 +1,122 @@
+"""What keys and values are like: watched while the exact track runs, made into the constants of a lossy cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seko_export.config.build import BuildConfig
+from seko_export.families.layers.rotary import rotate
+from seko_export.families.wan.pieces import make_pieces
+from seko_kernels.kv_formats import ChannelStatistics, KvFormat
+from seko_kernels.scratch import scratch_constants
+
+
+def layer_constants(config: BuildConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what the fused kernels need beside the cache format's constants: ``blocks.{layer}.kv.NAME``.
+
+    Parameters
+    ----------
+    config : BuildConfig
+        Nothing is needed without fp8 attention.
+    tensors : mapping of str to Tensor
+        Weights of the model and the cache format's constants, by name.
+    """
+    made: dict[str, Tensor] = {}
+    for layer in range(config.model.layers if config.attention == "fp8" else 0):
+        known = {c.name: tensors[f"blocks.{layer}.kv.{c.name}"].cpu() for c in config.kv.scale_tensors}
+        made |= {f"blocks.{layer}.kv.{n}": t for n, t in scratch_constants(known).items()}
+    return made
+
+
+@dataclass
+class _Sums:
+    """Lowest, highest and sum of each channel [H, D] of one layer's keys or values, and of how many tokens."""
+
+    lowest: Tensor
+    highest: Tensor
+    total: Tensor  # float64: a mean over a million tokens must not depend on their order
+    tokens: int = 0
+
+    def add(self, x: Tensor) -> None:
+        """Take in tokens [T, H, D]."""
+        x = x.float()
+        self.lowest = torch.minimum(self.lowest, x.amin(0).cpu()) if self.tokens else x.amin(0).cpu()
+        self.highest = torch.maximum(self.highest, x.amax(0).cpu()) if self.tokens else x.amax(0).cpu()
+        self.total += x.double().sum(0).cpu()
+        self.tokens += len(x)
+
+    @property
+    def statistics(self) -> ChannelStatistics:
+        """As a format takes them; zeros where nothing was seen."""
+        return ChannelStatistics(self.lowest, self.highest, (self.total / max(1, self.tokens)).float())
+
+
+class KvStatistics:
+    """What each channel of K and V is like, per layer, seen while the exact track runs.
+
+    Only what the context pass writes of the stream counts: no later chunk reads anything else, and of references there
+    may be as much filling up their chunk. Where each pass has a cache of its own, all of them count. Keys are turned
+    back to what they were before RoPE where the format stores them so.
+
+    Parameters
+    ----------
+    config : BuildConfig
+        Of the exact track.
+    form : KvFormat
+        Whose constants are wanted.
+    """
+
+    def __init__(self, config: BuildConfig, form: KvFormat) -> None:
+        self._config, self._form = config, form
+        model = config.model
+        shape = (model.heads, model.head_dim)
+        self._seen = [
+            tuple(
+                _Sums(torch.zeros(shape), torch.zeros(shape), torch.zeros(shape, dtype=torch.float64))
+                for _ in range(2)
+            )
+            for _ in range(model.layers)
+        ]
+        # Negative while the references are written, before the first chunk.
+        chunks = -(-config.stream.reference_frames // config.stream.chunk_frames)
+        self._calls = (
+            -chunks * model.layers * (len(config.schedule.timesteps) if config.stream.pass_caches else 1)
+        )
+        self._names = [a.name for a in make_pieces(config)["block"].signature]
+
+    def watch(
+        self, block: Callable[[list[Tensor]], Sequence[Tensor]]
+    ) -> Callable[[list[Tensor]], Sequence[Tensor]]:
+        """Return the exact block engine with an eye on what it writes; layers are called in order, pass by pass."""
+        layers, apart = self._config.model.layers, self._config.stream.pass_caches
+        passes = len(self._config.schedule.timesteps) + 1
+
+        def watched(inputs: list[Tensor]) -> Sequence[Tensor]:
+            outputs = block(inputs)
+            layer, number = self._calls % layers, self._calls // layers % passes
+            self._calls += 1
+            if self._calls > 0 and (apart or number == passes - 1):
+                self._add(layer, dict(zip(self._names, inputs, strict=True)))
+            return outputs
+
+        return watched
+
+    def calibrate(self) -> dict[str, Tensor]:
+        """Return the cache format's constants as weights: ``blocks.{layer}.kv.NAME``."""
+        return {
+            f"blocks.{layer}.kv.{name}": tensor
+            for layer, (k, v) in enumerate(self._seen)
+            for name, tensor in self._form.calibrate(k.statistics, v.statistics).items()
+        }
+
+    def _add(self, layer: int, tensors: dict[str, Tensor]) -> None:
+        token_index, cos, sin = (tensors[name] for name in ("token_index", "cos", "sin"))
+        k, v = (tensors[f"caches.{name}"][token_index] for name in ("k", "v"))  # the chunk's own, [B*T, H, D]
+        if self._form.keys_before_rope and not self._config.kv.keys_before_rope:
+            k = rotate(k.float().unflatten(0, cos.shape[:2]), cos, -sin).flatten(0, 1)
+        for sums, x in zip(self._seen[layer], (k, v), strict=True):
+            sums.add(x)

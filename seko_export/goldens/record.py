@@ -1,0 +1,320 @@
+"""Goldens: what the eager model makes of a fixed text and seed, recorded so that `verify` can replay it.
+
+The eager model is the pieces themselves, run by the runtime's own session: same programs, same order. For a
+lossy cache the exact track runs first; it calibrates the scales and is recorded beside the lossy one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from seko_export.artifact.describe import describe
+from seko_export.artifact.writer import save_tensors
+from seko_export.backends.aoti import attention_backends
+from seko_export.config.build import BuildConfig
+from seko_export.engines.piece import FlatModule, Piece, dtype_name
+from seko_export.families.wan.pieces import make_buffers, make_pieces
+from seko_export.goldens.bounds import EagerChunk, golden_bound
+from seko_export.goldens.cache_room import buffer_room, home_bytes, placed_buffers
+from seko_export.goldens.calibration import KvStatistics, layer_constants
+from seko_export.goldens.sensitivity import SHAKEN, shaken
+from seko_export.host.progress import Progress
+from seko_export.media.pieces import video_table
+from seko_export.media.wan_vae import PICTURE_CHANNELS
+from seko_runtime.backends.aoti import torch_memory
+from seko_runtime.backends.torch_memory import torch_dtype
+from seko_runtime.format.manifest import Golden, GoldenBound, Weight
+from seko_runtime.opening.golden import cache_tensor, video_tensor
+from seko_runtime.video.session import Session
+
+GOLDEN_FILE = "golden/golden.safetensors"
+TEXT = "text"  # the tensor of that file that holds the text
+REFERENCE = "reference"  # the tensor of the latents of its reference frames, where the build has some
+GOLDEN_PROMPT = (
+    "a red disc bouncing on a dark background"  # in the words of the sample's grammar; any encoder reads it
+)
+LIVE_TEXT_TOKENS = 24  # the rest of the text is zero padding, as a short prompt's is
+VIDEO_BYTES = 1_000_000  # of one recorded chunk's frames at most
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the eager model gave.
+
+    Parameters
+    ----------
+    text : Tensor
+        [B, text tokens, text_dim] float32, the text that was used.
+    seeds : tuple of int
+        One a row.
+    scales : dict of str to Tensor
+        Calibrated weights of the cache format, by name; empty for an exact one.
+    chunks : dict of int to EagerChunk
+        The recorded ones.
+    exact : dict of int to EagerChunk
+        The same on the exact track; empty for an exact format.
+    bounds : tuple of GoldenBound
+        For `verify`, a recorded chunk each.
+    cache_step : int
+        Tokens between two samples of the cache.
+    video_step : int
+        Pixels between two samples of the video; 0 without a VAE.
+    prompt : str or None
+        The sentence that the text is of; None if it is of none.
+    reference : Tensor or None
+        [B, C, R, h, w] float32, the reference frames; None if the build has none.
+    """
+
+    text: Tensor
+    seeds: tuple[int, ...]
+    scales: dict[str, Tensor]
+    chunks: dict[int, EagerChunk]
+    exact: dict[int, EagerChunk]
+    bounds: tuple[GoldenBound, ...]
+    cache_step: int
+    video_step: int
+    prompt: str | None
+    reference: Tensor | None = None
+
+    @property
+    def error_vs_exact(self) -> list[float]:
+        """Relative error of the lossy track against the exact one, a recorded chunk each."""
+        return [
+            float((self.chunks[number].latents - exact.latents).norm() / exact.latents.norm())
+            for number, exact in self.exact.items()
+        ]
+
+    @property
+    def table(self) -> Golden:
+        """The manifest's entry."""
+        return Golden(
+            GOLDEN_FILE,
+            self.seeds,
+            tuple(self.chunks),
+            max(bound.latents for bound in self.bounds),
+            text=TEXT,
+            cache_step=self.cache_step,
+            video_step=self.video_step,
+            prompt=self.prompt,
+            bounds=self.bounds,
+            reference=None if self.reference is None else REFERENCE,
+        )
+
+
+def record(
+    config: BuildConfig, weights: Mapping[str, Tensor], progress: Progress, ids: Tensor | None = None
+) -> Record:
+    """Run the eager model over the golden chunks: the first one, and the first that evicts a frame.
+
+    Parameters
+    ----------
+    config : BuildConfig
+        The build.
+    weights : mapping of str to Tensor
+        Model weights and schedule tables, on the CPU.
+    progress : callable
+        Told of every chunk.
+    ids : Tensor, optional
+        [1, text tokens] int64, `GOLDEN_PROMPT` as the text encoder takes it; without it the text is random numbers.
+
+    Returns
+    -------
+    Record
+    """
+    stream = config.stream
+    seeds = tuple(range(stream.batch))
+    chunks = (0, -(-stream.cache_frames // stream.chunk_frames))
+    on_device = {name: tensor.to(config.device) for name, tensor in weights.items()}
+    text = golden_text(config) if ids is None else encoded_text(config, on_device, ids)
+    exact_config = config.as_exact
+    lossless = config.lossless
+    statistics = KvStatistics(exact_config, config.kv)
+    exact = run_eager(
+        exact_config, on_device, text, seeds, chunks, progress, None if lossless else statistics
+    )
+    scales: dict[str, Tensor] = {}
+    made = other = exact
+    if not lossless:
+        scales = statistics.calibrate()
+        scales |= layer_constants(config, {**weights, **scales})
+        on_device |= {name: tensor.to(config.device) for name, tensor in scales.items()}
+        made = run_eager(config, on_device, text, seeds, chunks, progress, None)
+        other = run_eager(config, on_device, text, seeds, chunks, progress, None, shake=True)
+    on_device.clear()
+    if config.device == "cuda":
+        torch.cuda.empty_cache()  # what compiles engines and verifies the artifact are other processes
+    return Record(
+        text,
+        seeds,
+        scales,
+        made,
+        {} if lossless else exact,
+        bounds=tuple(golden_bound(config, made[number], other[number], exact[number]) for number in chunks),
+        cache_step=stream.frame_tokens,
+        video_step=video_step(config),
+        prompt=None if ids is None else GOLDEN_PROMPT,
+        reference=golden_reference(config),
+    )
+
+
+def write(folder: Path, made: Record) -> None:
+    """Write the golden file into an artifact's folder."""
+    tensors = {TEXT: made.text}
+    if made.reference is not None:
+        tensors[REFERENCE] = made.reference
+    tensors |= {f"exact.{number}": chunk.latents for number, chunk in made.exact.items()}
+    for number, chunk in made.chunks.items():
+        tensors[f"latents.{number}"] = chunk.latents
+        if chunk.video is not None:
+            tensors[video_tensor(number)] = chunk.video
+        tensors |= {cache_tensor(name, number): sample for name, sample in chunk.cache.items()}
+    (folder / "golden").mkdir()
+    save_tensors(tensors, folder / GOLDEN_FILE)
+
+
+def run_eager(
+    config: BuildConfig,
+    weights: Mapping[str, Tensor],
+    text: Tensor,
+    seeds: Sequence[int],
+    chunks: Sequence[int],
+    progress: Progress,
+    statistics: KvStatistics | None,
+    *,
+    shake: bool = False,
+) -> dict[int, EagerChunk]:
+    """Return the wanted chunks, made by the pieces in eager torch; with ``shake`` rounded otherwise."""
+    made: dict[int, EagerChunk] = {}
+    dtypes = {buffer.name: torch_dtype(buffer.dtype) for buffer in make_buffers(config)}
+    step = video_step(config)
+    with eager_session(config, weights, text, seeds, statistics, shake=shake) as session:
+        beside = home_bytes(session.manifest.buffers)
+        told = f"{config.kv_scheme}{', shaken' * shake}"
+        told += f", {beside / 1e9:.1f} GB of its cache on the host" * bool(beside)
+        for index in range(chunks[-1] + 1):
+            progress(f"recording goldens ({told})", index, chunks[-1] + 1)
+            chunk = session.run_chunk()
+            if index in chunks:
+                sample = session.cache_sample(config.stream.frame_tokens)
+                cache = {name: torch.from_numpy(numbers).to(dtypes[name]) for name, numbers in sample.items()}
+                video = torch.from_numpy(chunk.video())[:, :, ::step, ::step].contiguous() if step else None
+                made[index] = EagerChunk(torch.from_numpy(chunk.to_host()), cache, video)
+    return made
+
+
+@contextmanager
+def eager_session(
+    config: BuildConfig,
+    weights: Mapping[str, Tensor],
+    text: Tensor,
+    seeds: Sequence[int],
+    statistics: KvStatistics | None = None,
+    *,
+    shake: bool = False,
+    reference: Tensor | None = None,
+) -> Iterator[Session]:
+    """Give the runtime's session over the eager pieces: never captured, attention pinned as in the engines.
+
+    Parameters
+    ----------
+    config : BuildConfig
+        The build.
+    weights : mapping of str to Tensor
+        Every weight that the programs name, on the build's device.
+    text : Tensor
+        [B, text tokens, text_dim].
+    seeds : sequence of int
+        One a row.
+    statistics : KvStatistics, optional
+        Watches what is written to the caches.
+    shake : bool
+        Whether the last bit of each pass's input is random: what rounding does to the stream.
+    reference : Tensor, optional
+        [B, C, R, h, w], the reference frames of a build that has some; without it those of the goldens.
+
+    Yields
+    ------
+    Session
+    """
+    engines = {name: eager_engine(piece) for name, piece in make_pieces(config).items()}
+    if shake:
+        engines[SHAKEN] = shaken(engines[SHAKEN])
+    if statistics is not None:
+        engines |= {name: statistics.watch(engines[name]) for name in engines if name.startswith("block")}
+    table = tuple(Weight(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in weights.items())
+    memory = torch_memory(torch.device(config.device))
+    memory.captures = False
+    memory.warm_up_runs = 0  # for captures alone; the statistics would take its passes for the stream's
+    manifest = describe(config, "eager", table, {})
+    manifest = replace(manifest, buffers=placed_buffers(config, buffer_room(config, memory)))
+    held = golden_reference(config) if reference is None else reference
+    given = None if held is None else held.numpy()
+    with (
+        torch.no_grad(),
+        attention_backends(config.device),
+        Session(manifest, engines, weights, memory, seeds=seeds, text=text, reference=given) as session,
+    ):
+        yield session
+
+
+def eager_engine(piece: Piece) -> Callable[[list[Tensor]], Sequence[Tensor]]:
+    """Return one piece as the callable that the session takes: plain eager torch."""
+    module = FlatModule(piece)
+    return lambda inputs: module(*inputs)
+
+
+def golden_text(config: BuildConfig) -> Tensor:
+    """Return [B, text tokens, text_dim] float32: seeded numbers as a text encoder might give, zero-padded."""
+    model = config.model
+    shape = (config.stream.batch, model.text_tokens, model.text_dim)
+    text = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    text[:, LIVE_TEXT_TOKENS:] = 0
+    return text
+
+
+def golden_reference(config: BuildConfig) -> Tensor | None:
+    """Return [B, C, R, h, w] float32: seeded numbers as latents of the reference frames; None if there are none."""
+    s = config.stream
+    if not s.reference_frames:
+        return None
+    shape = (s.batch, config.model.in_channels, s.reference_frames, s.latent_height, s.latent_width)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+def encoded_text(config: BuildConfig, weights: Mapping[str, Tensor], ids: Tensor) -> Tensor:
+    """Return [B, text tokens, text_dim] float32: one prompt for every row, through the eager text encoder.
+
+    Parameters
+    ----------
+    config : BuildConfig
+        With a text encoder.
+    weights : mapping of str to Tensor
+        The artifact's, on the build's device.
+    ids : Tensor
+        [1, text tokens] int64.
+    """
+    piece = make_pieces(config)["text"]
+    inputs = [weights[a.ref.removeprefix("weight:")] for a in piece.parameters]
+    with torch.no_grad():
+        (encoded,) = eager_engine(piece)([*inputs, ids.to(config.device)])
+    return encoded.float().cpu().expand(config.stream.batch, -1, -1).contiguous()
+
+
+def video_step(config: BuildConfig) -> int:
+    """Return the pixels between two samples of a golden video: as few as fit `VIDEO_BYTES`; 0 without a VAE."""
+    video, batch = video_table(config), config.stream.batch
+    if video is None:
+        return 0
+    frames = batch * max(video.first_frames, video.chunk_frames)
+    return next(
+        step
+        for step in range(1, video.height + video.width)
+        if frames * -(-video.height // step) * -(-video.width // step) * PICTURE_CHANNELS <= VIDEO_BYTES
+        or step >= max(video.height, video.width)
+    )

@@ -1,0 +1,1 @@
+"""The machine of a build: what it can do, its compiler processes, their folders, progress."""

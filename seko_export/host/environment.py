@@ -1,0 +1,299 @@
+"""What this machine can build and run, and why not. Probes only: nothing is installed or changed."""
+
+from __future__ import annotations
+
+import ctypes.util
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from seko_export.errors import MachineError, TensorRtMissingError, UsageError
+from seko_export.host.tensorrt_library import require_tensorrt
+from seko_export.host.workshop import workshop
+from seko_kernels.checks import FP8_ARCH
+from seko_runtime.backends import host
+
+# Built and loaded before any engine is: AOTInductor's wrapper runs std::regex in its constructor, and a compiler
+# that links libstdc++ statically makes a package that ends the process there (docs/LOG.md, 2026-11-20).
+_PROBE_SOURCE = """
+#include <regex>
+#include <string>
+extern "C" int seko_probe() {
+  std::regex pattern("s(e)ko");
+  return std::regex_match(std::string("seko"), pattern) ? 42 : 1;
+}
+"""
+_PROBE_ANSWER = 42
+_PROBE_LOADER = """
+import ctypes, sys
+import torch
+sys.exit(ctypes.CDLL(sys.argv[1]).seko_probe())
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's report.
+
+    Parameters
+    ----------
+    subject : str
+        What was looked at.
+    ok : bool
+        Whether it serves.
+    found : str
+        What was found.
+    advice : str
+        What to do; empty where nothing needs doing.
+    """
+
+    subject: str
+    ok: bool
+    found: str
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The device that engines are built for.
+
+    Parameters
+    ----------
+    device : str
+        ``cpu`` or ``cuda``.
+    arch : str
+        ``x86_64`` and the like, or ``sm_90``.
+    """
+
+    device: str
+    arch: str
+
+
+def user_cache() -> Path:
+    """Return the folder of what this user's builds keep for the next ones."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "seko"
+
+
+def resolve_target(wanted: str) -> Target:
+    """Return the target for ``auto``, ``cpu`` or ``sm_NN``, or refuse one that this machine cannot compile for.
+
+    Raises
+    ------
+    UsageError
+        If the word is none of these.
+    MachineError
+        If this machine's GPU is another, or there is none.
+    """
+    local = local_gpu_arch()
+    if wanted == "cpu" or (wanted == "auto" and local is None):
+        return Target("cpu", platform.machine())
+    if wanted == "auto":
+        return Target("cuda", str(local))
+    if not re.fullmatch(r"sm_\d{2,3}", wanted):
+        raise UsageError(f"--target {wanted!r} is not known: expected auto, cpu or sm_NN such as sm_90")
+    if local != wanted:
+        found = "no CUDA device" if local is None else f"a GPU of {local}"
+        raise MachineError(
+            f"--target {wanted} cannot be built here: this machine has {found}, and engines are tuned and checked "
+            f"on the device they are for; build on a machine with {wanted}, or with --target auto"
+        )
+    return Target("cuda", wanted)
+
+
+def local_gpu_arch() -> str | None:
+    """Return ``sm_NN`` of the current CUDA device, or None."""
+    if not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}"
+
+
+def has_fp8(target: Target) -> bool:
+    """Tell whether a target is a GPU with e4m3 numbers in its matrix units."""
+    number = target.arch.removeprefix("sm_")
+    return target.device == "cuda" and divmod(int(number), 10) >= FP8_ARCH
+
+
+def cpu_flags() -> tuple[str, ...]:
+    """Return this CPU's vector features that compiled code may rely on, sorted."""
+    relevant = re.compile(r"^(avx|avx2|avx512\w*|amx\w*|fma|f16c|bmi1|bmi2|sse4_2)$")
+    return tuple(sorted(flag for flag in host.cpu_flags() if relevant.match(flag)))
+
+
+def compiler_command() -> str:
+    """Return the C++ compiler that AOTInductor will call: ``$CXX``, or ``g++``."""
+    return os.environ.get("CXX", "g++")
+
+
+def compiler_version() -> str:
+    """Return the first line of the compiler's own version, or say that it was not found."""
+    path = shutil.which(compiler_command())
+    if path is None:
+        return f"{compiler_command()}: not found"
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    except OSError as fault:
+        return f"{path}: {fault.strerror}"
+    return done.stdout.splitlines()[0] if done.stdout else f"{path}: no version"
+
+
+def probe_compiler() -> None:
+    """Compile a few lines as an engine is compiled, load them beside torch in a child process, and run them.
+
+    Raises
+    ------
+    MachineError
+        If there is no compiler, it fails, or what it builds ends the process that loads it.
+    """
+    compiler = shutil.which(compiler_command())
+    advice = "install g++, or set CXX to a compiler that links the system's libstdc++ (CXX=/usr/bin/g++)"
+    if compiler is None:
+        raise MachineError(f"no C++ compiler: {compiler_command()!r} was not found; {advice}")
+    with workshop("seko-probe-") as folder:
+        source, library = folder / "probe.cpp", folder / "probe.so"
+        source.write_text(_PROBE_SOURCE)
+        command = [compiler, "-shared", "-fPIC", "-O1", "-std=c++20", str(source), "-o", str(library)]
+        environ = os.environ | {
+            "TMPDIR": str(folder)
+        }  # a compiler that is ended leaves its own temporary files
+        try:
+            built = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+        except OSError as fault:
+            raise MachineError(f"{compiler} cannot be run ({fault.strerror}); {advice}") from fault
+        if built.returncode:
+            detail = (built.stderr.strip().splitlines() or ["no message"])[-1]
+            raise MachineError(f"{compiler} cannot build a shared library ({detail}); {advice}")
+        loader = [sys.executable, "-c", _PROBE_LOADER, str(library)]
+        loaded = subprocess.run(loader, capture_output=True, text=True, check=False)
+    if loaded.returncode != _PROBE_ANSWER:
+        raise MachineError(
+            f"what {compiler} builds cannot run inside a torch process (exit code {loaded.returncode}, "
+            f"expected {_PROBE_ANSWER}): it probably links libstdc++ statically; {advice}"
+        )
+
+
+def producer() -> dict[str, str]:
+    """Return the versions that a build was made with, without names, paths or times."""
+    versions = {
+        "python": platform.python_version(),
+        "compiler": compiler_version().replace(compiler_command(), "c++"),
+    }
+    for package in ("seko-export", "torch", "triton", "numpy"):
+        versions[package] = _version(package)
+    if torch.cuda.is_available():
+        versions["cudnn"] = str(torch.backends.cudnn.version())
+    return versions
+
+
+def examine() -> list[Finding]:
+    """Return the doctor's report, most basic things first."""
+    return [
+        _python(),
+        _torch(),
+        _gpu(),
+        _compiler(),
+        _tool("strip", "install binutils"),
+        _triton(),
+        _tensorrt_builder(),
+        _module(
+            "tensorrt_lean", "TensorRT lean", "plans are opened with it: pip install 'seko-runtime[tensorrt]'"
+        ),
+        _module("onnx", "onnx", "--backend onnx needs it: pip install 'seko-export[onnx]'"),
+        _module("tokenizers", "tokenizers (prompts)", "pip install tokenizers, or build with --no-text"),
+        _module("av", "PyAV (mp4 files)", "pip install 'seko-runtime[video]', or write .y4m"),
+        _free_disk(),
+    ]
+
+
+def report(findings: list[Finding]) -> dict[str, object]:
+    """Return the report as plain data: what can be built here, and each line."""
+    state = {f.subject: f.ok for f in findings}
+    basics = state["python"] and state["torch"] and state["C++ compiler"] and state["strip"]
+    return {
+        "build_cpu": basics,
+        "build_cuda": basics and state["GPU"] and state["triton"],
+        "gpu": local_gpu_arch(),
+        "findings": [asdict(f) for f in findings],
+    }
+
+
+def _python() -> Finding:
+    ok = (3, 11) <= sys.version_info[:2] <= (3, 12)
+    return Finding("python", ok, platform.python_version(), "" if ok else "use Python 3.11 or 3.12")
+
+
+def _torch() -> Finding:
+    release = tuple(int(n) for n in re.findall(r"\d+", torch.__version__)[:2])
+    ok = (2, 11) <= release <= (2, 13)
+    return Finding("torch", ok, str(torch.__version__), "" if ok else "install torch 2.11 to 2.13")
+
+
+def _gpu() -> Finding:
+    arch = local_gpu_arch()
+    if arch is None:
+        reason = "torch is a CPU build" if torch.version.cuda is None else "no CUDA device is visible"
+        return Finding("GPU", False, reason, "CPU artifacts only; for a GPU one, build where the GPU is")
+    name, free = torch.cuda.get_device_name(), torch.cuda.mem_get_info()
+    return Finding("GPU", True, f"{name} ({arch}), {free[0] / 2**30:.0f} of {free[1] / 2**30:.0f} GiB free")
+
+
+def _compiler() -> Finding:
+    try:
+        probe_compiler()
+    except MachineError as fault:
+        return Finding("C++ compiler", False, compiler_version(), str(fault))
+    return Finding("C++ compiler", True, compiler_version())
+
+
+def _tool(name: str, advice: str) -> Finding:
+    path = shutil.which(name)
+    return Finding(name, path is not None, path or "not found", "" if path else advice)
+
+
+def _triton() -> Finding:
+    found = _version("triton")
+    ok = found != "not installed"
+    advice = "" if ok else "GPU builds and --backend compile need it: pip install triton"
+    if ok and torch.cuda.is_available() and ctypes.util.find_library("cuda") is None:
+        return Finding(
+            "triton", False, f"{found}, without the driver library libcuda", "install the NVIDIA driver"
+        )
+    return Finding("triton", ok, found, advice)
+
+
+def _tensorrt_builder() -> Finding:
+    """Whether plans can be built: with the bindings alone, `import tensorrt` fails."""
+    try:
+        return Finding("TensorRT builder", True, require_tensorrt())
+    except TensorRtMissingError as fault:
+        found = "installed, cannot build" if importlib.util.find_spec("tensorrt") else "not installed"
+        return Finding("TensorRT builder", False, found, str(fault))
+
+
+def _module(module: str, subject: str, advice: str) -> Finding:
+    ok = importlib.util.find_spec(module) is not None
+    return Finding(subject, ok, "installed" if ok else "not installed", "" if ok else advice)
+
+
+def _free_disk() -> Finding:
+    free = shutil.disk_usage(Path.cwd()).free / 2**30
+    ok = free > 1
+    return Finding(
+        "disk", ok, f"{free:.0f} GiB free here", "" if ok else "free some space, or build elsewhere with -o"
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,145 @@
+"""The pieces around the transformer: the text encoder, and the VAE that makes pictures of latents and back.
+
+All of them are optional. Their weights' names begin with `TEXT_WEIGHTS` or `VAE_WEIGHTS`; the buffers that the host
+writes and reads have the names that the format gives them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from seko_export.config.build import BuildConfig
+from seko_export.config.media import TextEncoderConfig, VaeConfig
+from seko_export.config.stream import StreamConfig
+from seko_export.engines.piece import Argument, Piece, dtype_name, on_meta
+from seko_export.media.umt5 import TextEncoder
+from seko_export.media.wan_vae import PICTURE_CHANNELS, decoder_cache_shapes
+from seko_export.media.wan_video import DecodeRow, EncodeImage
+from seko_runtime.executor.buffers_check import (
+    DECODE_LATENTS,
+    IMAGE,
+    IMAGE_LATENTS,
+    TEXT_ENCODED,
+    TEXT_IDS,
+    VIDEO,
+    VIDEO_FIRST,
+)
+from seko_runtime.format.manifest import Buffer, Text, Video
+
+TEXT_WEIGHTS, VAE_WEIGHTS = "text.", "vae."
+TOKENIZER_FILE = "text/tokenizer.json"
+MEDIA_PROGRAMS = {
+    "text": "text",
+    "encode": "vae_encode",
+    "decode_first": "vae_decode_first",
+    "decode": "vae_decode",
+}  # program -> the one piece that it calls
+
+
+def media_pieces(config: BuildConfig) -> list[Piece]:
+    """Return the pieces of the text encoder and of the VAE, as far as the build has them; none is called a layer."""
+    text = [] if config.text is None else [_text_piece(config, config.text)]
+    return text if config.vae is None else text + _vae_pieces(config, config.vae)
+
+
+def media_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
+    """Return the buffers of those pieces."""
+    m, s, dtype = config.model, config.stream, dtype_name(config.dtype)
+    buffers = []
+    if config.text is not None:
+        buffers += [
+            Buffer(TEXT_IDS, (1, m.text_tokens), "int64", "prompt"),
+            Buffer(TEXT_ENCODED, (1, m.text_tokens, m.text_dim), dtype, "prompt"),
+        ]
+    video = video_table(config)
+    if config.vae is not None and video is not None:
+        picture, latent = (s.height, s.width, PICTURE_CHANNELS), _latent_shape(config, s.chunk_frames)
+        buffers += [
+            Buffer(IMAGE, picture, "uint8", "prompt"),
+            Buffer(IMAGE_LATENTS, _latent_shape(config, 1), "float32", "prompt"),
+            Buffer(DECODE_LATENTS, (config.rows, *latent), "float32", "decode"),
+            *(
+                Buffer(_cache_name(slot), (config.rows, *shape), dtype, "decode")
+                for slot, shape in enumerate(_cache_shapes(config.vae, s))
+            ),
+            Buffer(VIDEO_FIRST, (config.rows, video.first_frames, *picture), "uint8", "decode"),
+            Buffer(VIDEO, (config.rows, video.chunk_frames, *picture), "uint8", "decode"),
+        ]
+    return tuple(buffers)
+
+
+def text_table(config: BuildConfig) -> Text | None:
+    """Return what the manifest says of prompts."""
+    if config.text is None:
+        return None
+    return Text(TOKENIZER_FILE, config.model.text_tokens, config.text.pad_id, config.text.truncate, "wan")
+
+
+def video_table(config: BuildConfig) -> Video | None:
+    """Return what the manifest says of pictures."""
+    if config.vae is None:
+        return None
+    s = config.stream
+    first, later = (config.vae.video_frames(s.chunk_frames, first=first) for first in (True, False))
+    return Video(first, later, s.height, s.width)
+
+
+def _text_piece(config: BuildConfig, text: TextEncoderConfig) -> Piece:
+    shape = (1, config.model.text_tokens)
+    return Piece(
+        "text",
+        on_meta(lambda: TextEncoder(text, config.dtype)),
+        TEXT_WEIGHTS,
+        0,
+        (Argument("ids", f"buffer:{TEXT_IDS}", shape, torch.int64),),
+        (Argument("encoded", f"buffer:{TEXT_ENCODED}", (*shape, config.model.text_dim), config.dtype),),
+    )
+
+
+def _vae_pieces(config: BuildConfig, vae: VaeConfig) -> list[Piece]:
+    s, dtype = config.stream, config.dtype
+    picture = (s.height, s.width, PICTURE_CHANNELS)
+    latents = Argument(
+        "latents", f"buffer:{DECODE_LATENTS}[row]", _latent_shape(config, s.chunk_frames), torch.float32
+    )
+    caches = tuple(
+        Argument(f"caches.{slot:02d}", f"buffer:{_cache_name(slot)}[row]", shape, dtype)
+        for slot, shape in enumerate(_cache_shapes(vae, s))
+    )
+
+    def decode(name: str, video: str, *, first: bool) -> Piece:
+        module = on_meta(lambda: DecodeRow(vae, first=first, frames=s.chunk_frames, dtype=dtype))
+        frames = vae.video_frames(s.chunk_frames, first=first)
+        pictures = Argument("video", f"buffer:{video}[row]", (frames, *picture), torch.uint8)
+        inputs = (latents,) if first else (latents, *caches)
+        return Piece(name, module, VAE_WEIGHTS, 0, inputs, (pictures, *caches), positional=True)
+
+    encode = Piece(
+        "vae_encode",
+        on_meta(lambda: EncodeImage(vae, first=True, frames=1, dtype=dtype)),
+        VAE_WEIGHTS,
+        0,
+        (Argument("image", f"buffer:{IMAGE}", picture, torch.uint8),),
+        (Argument("latents", f"buffer:{IMAGE_LATENTS}", _latent_shape(config, 1), torch.float32),),
+        positional=True,
+    )
+    return [
+        decode("vae_decode_first", VIDEO_FIRST, first=True),
+        decode("vae_decode", VIDEO, first=False),
+        encode,
+    ]
+
+
+def _latent_shape(config: BuildConfig, frames: int) -> tuple[int, int, int, int]:
+    """Return the shape of one row's latents."""
+    s = config.stream
+    return (config.model.in_channels, frames, s.latent_height, s.latent_width)
+
+
+def _cache_shapes(vae: VaeConfig, stream: StreamConfig) -> list[tuple[int, ...]]:
+    """Return the shape of each cache of one row."""
+    return [shape[1:] for shape in decoder_cache_shapes(vae, 1, stream.latent_height, stream.latent_width)]
+
+
+def _cache_name(slot: int) -> str:
+    return f"vae.cache.{slot:02d}"

@@ -1,0 +1,151 @@
+"""The UMT5 text encoder: token numbers of one prompt in, the embeddings that a DiT attends to out.
+
+Written out here rather than taken from transformers, which a test holds it equal to: what becomes an engine must not
+change with a library's internals, and a build needs no second model library. Attribute names are those of Wan's own
+checkpoint; `checkpoints/text_keys.py` knows transformers' names. The tokenizer is not here: it travels as a file.
+
+Shapes: T tokens, d width, H heads. Source of the maths: UMT5 (arXiv 2304.09151), T5 v1.1 with a relative bias in every
+layer.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor, nn
+
+from seko_export.config.media import TextEncoderConfig
+
+UMT5_XXL = TextEncoderConfig()  # what Wan 2.1 and its descendants read prompts with
+
+
+class TextEncoder(nn.Module):
+    """The encoder of one prompt, as pipelines run it: padding masked, and zeros where it stood."""
+
+    def __init__(self, config: TextEncoderConfig, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.config = config
+        self.token_embedding = nn.Embedding(config.vocab_size, config.dim, dtype=dtype)
+        self.blocks = nn.ModuleList(TextLayer(config, dtype) for _ in range(config.layers))
+        self.norm = TextNorm(config, dtype)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Encode prompts.
+
+        Parameters
+        ----------
+        ids : Tensor
+            [B, T] int64, ``pad_id`` behind each prompt's end.
+
+        Returns
+        -------
+        Tensor
+            [B, T, d] in the weights' dtype; zeros where ``ids`` is ``pad_id``.
+        """
+        there = ids != self.config.pad_id  # [B, T]
+        x: Tensor = self.token_embedding(ids)
+        # The lowest number rather than -inf: a prompt without any token would be NaN.
+        mask = torch.zeros_like(ids, dtype=torch.float32).masked_fill(~there, torch.finfo(x.dtype).min)
+        bucket = position_buckets(ids.shape[1], self.config, ids.device)
+        for block in self.blocks:
+            x = block(x, bucket, mask[:, None, None, :])
+        return torch.where(there[..., None], self.norm(x), 0)
+
+
+class TextLayer(nn.Module):
+    """Self-attention with a relative bias, then a gated feed-forward, each behind a norm."""
+
+    def __init__(self, config: TextEncoderConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.norm1 = TextNorm(config, dtype)
+        self.attn = TextAttention(config, dtype)
+        self.norm2 = TextNorm(config, dtype)
+        self.ffn = GatedFeedForward(config, dtype)
+        self.pos_embedding = PositionBias(config, dtype)
+
+    def forward(self, x: Tensor, bucket: Tensor, mask: Tensor) -> Tensor:
+        """Return [B, T, d] from ``x`` of that shape, ``bucket`` [T, T] and ``mask`` [B, 1, 1, T] float32."""
+        x = x + self.attn(self.norm1(x), self.pos_embedding(bucket) + mask)
+        y: Tensor = self.ffn(self.norm2(x))
+        return x + y
+
+
+class TextAttention(nn.Module):
+    """Attention whose scores are not scaled, written out: the bias differs from layer to layer."""
+
+    def __init__(self, config: TextEncoderConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.heads = config.heads
+        width = config.heads * config.head_dim
+        self.q, self.k, self.v = (nn.Linear(config.dim, width, bias=False, dtype=dtype) for _ in range(3))
+        self.o = nn.Linear(width, config.dim, bias=False, dtype=dtype)
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        """Return [B, T, d] from ``x`` of that shape and ``bias`` [B, H, T, T] float32."""
+        q, k, v = (
+            part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v)
+        )
+        share = torch.softmax((q @ k.mT).float() + bias, dim=-1).to(x.dtype)  # [B, H, T, T]
+        y: Tensor = self.o((share @ v).transpose(1, 2).flatten(2))
+        return y
+
+
+class GatedFeedForward(nn.Module):
+    """GELU (the tanh form) of one projection times another, projected back."""
+
+    def __init__(self, config: TextEncoderConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        d, ffn = config.dim, config.ffn_dim
+        self.gate = nn.Sequential(nn.Linear(d, ffn, bias=False, dtype=dtype), nn.GELU(approximate="tanh"))
+        self.fc1 = nn.Linear(d, ffn, bias=False, dtype=dtype)
+        self.fc2 = nn.Linear(ffn, d, bias=False, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, T, d] from ``x`` of that shape."""
+        y: Tensor = self.fc2(self.gate(x) * self.fc1(x))
+        return y
+
+
+class PositionBias(nn.Module):
+    """A number for each head and bucket of distance."""
+
+    def __init__(self, config: TextEncoderConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(config.buckets, config.heads, dtype=dtype)
+
+    def forward(self, bucket: Tensor) -> Tensor:
+        """Return [1, H, T, T] float32 from ``bucket`` [T, T] int64."""
+        bias: Tensor = self.embedding(bucket)
+        return bias.float().permute(2, 0, 1).unsqueeze(0)
+
+
+class TextNorm(nn.Module):
+    """RMSNorm in float32."""
+
+    def __init__(self, config: TextEncoderConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.eps = config.norm_eps
+        self.weight = nn.Parameter(torch.empty(config.dim, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the shape and dtype of ``x`` [..., d]."""
+        return F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps).to(x.dtype)
+
+
+def position_buckets(tokens: int, config: TextEncoderConfig, device: torch.device) -> Tensor:
+    """Return [T, T] int64: the bucket of each (query, key), keys behind the query in the upper half.
+
+    The nearest quarter of the buckets are one distance each, the rest grow by a constant factor up to
+    ``max_distance``.
+    """
+    half = config.buckets // 2
+    near = half // 2
+    place = torch.arange(tokens, device=device)
+    offset = place[None, :] - place[:, None]
+    distance = offset.abs()
+    # The logarithm of 0 is not used, but must not become an integer either.
+    steps = torch.log(distance.clamp(min=1).float() / near) / math.log(config.max_distance / near)
+    far = (near + (steps * (half - near)).to(torch.int64)).clamp(max=half - 1)
+    return torch.where(distance < near, distance, far) + half * (offset > 0)

@@ -1,0 +1,265 @@
+"""The Wan 2.1 VAE as a stream of pure calls: `VaeDecode` and `VaeEncode`, their config and cache tables.
+
+Two graphs serve a stream, whatever its chunk of F latent frames: FIRST (``first=True``) takes the whole first chunk
+and, having no past, no caches; STEADY takes every later chunk with the caches of the call before. Both give the same
+caches, so a stream starts anew by calling FIRST: nothing has to be zeroed, and nothing stale can be read. Layers are
+in `wan_vae_layers.py`, the names in checkpoints in `checkpoints/vae_keys.py`.
+
+Shapes: B rows, F latent frames, h x w latent cells, T video frames (4*F, or 1 + 4*(F - 1) of a FIRST), H x W pixels
+(8 times the cells), z latent channels. Source of the maths: Wan 2.1 (arXiv 2503.20314).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from seko_export.config.media import VaeConfig
+from seko_export.errors import UsageError
+from seko_export.media.wan_vae_layers import (
+    AttentionBlock,
+    CausalConv3d,
+    Downsample,
+    FrameCaches,
+    HalvingTimeConv,
+    ResidualBlock,
+    RmsNorm,
+    Upsample,
+    channels_last,
+    run,
+)
+
+PICTURE_CHANNELS = 3  # red, green, blue
+
+# fmt: on
+
+
+VAE_PRESETS: dict[str, VaeConfig] = {"wan-2.1": VaeConfig(), "lightvae": VaeConfig(base_dim=24)}
+
+
+class _StreamedHalf(nn.Module):
+    """What both halves share: the call's length, the statistics of the latents, the checks of what is given.
+
+    Parameters
+    ----------
+    config : VaeConfig
+        Dimensions.
+    first : bool
+        True: the start of a stream, without caches. False: any later call.
+    frames : int
+        Latent frames of one call, at least 1.
+    dtype : torch.dtype
+        Of weights, video and caches. The statistics are parameters of float32 or wider, ``latents_mean`` and
+        ``latents_std``: constants of the graph would be constants of the engine, which the runtime refuses.
+
+    Raises
+    ------
+    UsageError
+        If ``frames`` is below 1.
+    """
+
+    def __init__(
+        self, config: VaeConfig, *, first: bool, frames: int, dtype: torch.dtype = torch.float32
+    ) -> None:
+        super().__init__()
+        if frames < 1:
+            raise UsageError(f"a call takes at least 1 latent frame, got {frames}")
+        self.config, self.first, self.frames, self.dtype = config, first, frames, dtype
+        statistics = latent_statistics(config, dtype)
+        self.latents_mean = nn.Parameter(statistics["latents_mean"])
+        self.latents_std = nn.Parameter(statistics["latents_std"])
+
+    @property
+    def video_frames(self) -> int:
+        """T: video frames of one call."""
+        return self.config.video_frames(self.frames, first=self.first)
+
+    @property
+    def cache_count(self) -> int:
+        """Slots of the caches that a call gives back; a call of a started stream takes as many."""
+        return sum(isinstance(m, CausalConv3d | HalvingTimeConv) for m in self.modules())
+
+    def _begin(self, x: Tensor, channels: int, frames: int, caches: tuple[Tensor, ...]) -> FrameCaches:
+        call = f"{type(self).__name__}(first={self.first}, frames={self.frames})"
+        if x.dim() != 5 or x.shape[1:3] != (channels, frames):
+            raise ValueError(f"{call} got {list(x.shape)}, expected [B, {channels}, {frames}, rows, columns]")
+        expected = 0 if self.first else self.cache_count
+        if len(caches) != expected:
+            raise ValueError(f"{call} got {len(caches)} caches, expected {expected}")
+        return FrameCaches(None if self.first else caches)
+
+    def _mean_and_std(self) -> tuple[Tensor, Tensor]:
+        return self.latents_mean.view(-1, 1, 1, 1), self.latents_std.view(-1, 1, 1, 1)  # over [B, z, F, h, w]
+
+
+class VaeDecode(_StreamedHalf):
+    """Latents of one chunk to its video frames."""
+
+    def __init__(
+        self, config: VaeConfig, *, first: bool, frames: int, dtype: torch.dtype = torch.float32
+    ) -> None:
+        super().__init__(config, first=first, frames=frames, dtype=dtype)
+        self.conv2 = nn.Conv3d(config.z_dim, config.z_dim, 1, dtype=dtype)
+        self.decoder = Decoder(config).to(dtype)
+
+    def forward(self, latents: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
+        """Decode one chunk.
+
+        Parameters
+        ----------
+        latents : Tensor
+            [B, z, F, h, w] float32 (any dtype is taken), normalised: as the diffusion model leaves them.
+        *caches : Tensor
+            What the call before gave, in `decoder_cache_shapes`, the weights' dtype; none for a FIRST.
+
+        Returns
+        -------
+        video : Tensor
+            [B, 3, T, H, W] in -1..1, the weights' dtype.
+        *caches : Tensor
+            For the next call, in new memory.
+
+        Raises
+        ------
+        ValueError
+            If the latents' channels or frames, or the number of caches, are not this call's.
+        """
+        video, *kept = self.decode(latents, caches)
+        return (video.contiguous(), *kept)
+
+    def decode(self, latents: Tensor, caches: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Decode as `forward` does, the video in whatever memory order the last layer left it."""
+        carried = self._begin(latents, self.config.z_dim, self.frames, caches)
+        mean, std = self._mean_and_std()
+        z = channels_last((latents * std + mean).to(self.dtype))
+        return (self.decoder(self.conv2(z), carried).clamp(-1, 1), *carried.kept)
+
+
+class VaeEncode(_StreamedHalf):
+    """Video frames to the mean of their latents."""
+
+    def __init__(
+        self, config: VaeConfig, *, first: bool, frames: int, dtype: torch.dtype = torch.float32
+    ) -> None:
+        super().__init__(config, first=first, frames=frames, dtype=dtype)
+        self.encoder = Encoder(config).to(dtype)
+        self.conv1 = nn.Conv3d(2 * config.z_dim, 2 * config.z_dim, 1, dtype=dtype)
+
+    def forward(self, video: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
+        """Encode the frames of one call; a start image is a FIRST of one latent frame.
+
+        Parameters
+        ----------
+        video : Tensor
+            [B, 3, T, H, W] in -1..1, any floating dtype; H and W multiples of the spatial stride.
+        *caches : Tensor
+            What the call before gave, in `encoder_cache_shapes`, the weights' dtype; none for a FIRST.
+
+        Returns
+        -------
+        latents : Tensor
+            [B, z, F, h, w] float32 or wider, normalised: the posterior's mean, as the diffusion model takes it.
+        *caches : Tensor
+            For the next call, in new memory.
+
+        Raises
+        ------
+        ValueError
+            If the video's channels, frames or sides, or the number of caches, are not this call's.
+        """
+        carried = self._begin(video, PICTURE_CHANNELS, self.video_frames, caches)
+        stride = self.config.spatial_stride
+        if video.shape[3] % stride or video.shape[4] % stride:
+            raise ValueError(f"video of {list(video.shape[3:])} pixels; expected multiples of {stride}")
+        x = self.conv1(self.encoder(channels_last(video.to(self.dtype)), carried))
+        mean, std = self._mean_and_std()
+        latents = (x[:, : self.config.z_dim].to(mean.dtype) - mean) / std
+        return (latents.contiguous(), *carried.kept)
+
+
+class Decoder(nn.Module):
+    """From z channels to a picture, with one cache slot for each causal convolution."""
+
+    def __init__(self, config: VaeConfig) -> None:
+        super().__init__()
+        dims = config.level_dims[::-1]
+        self.conv1 = CausalConv3d(config.z_dim, dims[0], side=3)
+        self.middle = _middle(dims[0])
+        self.upsamples = nn.ModuleList()
+        steps = (*config.temporal_downsample[::-1], None)
+        channels = dims[0]
+        for dim, temporal in zip(dims, steps, strict=True):
+            for _ in range(config.num_res_blocks + 1):
+                self.upsamples.append(ResidualBlock(channels, dim))
+                channels = dim
+            if temporal is not None:
+                self.upsamples.append(Upsample(dim, temporal=temporal))
+                channels = dim // 2
+        self.head = nn.Sequential(
+            RmsNorm(channels, axes=3), nn.SiLU(), CausalConv3d(channels, PICTURE_CHANNELS, side=3)
+        )
+
+    def forward(self, z: Tensor, caches: FrameCaches) -> Tensor:
+        """Return [B, 3, T, H, W] from [B, z, F, h, w]."""
+        return run((self.conv1, *self.middle, *self.upsamples, *self.head), z, caches)
+
+
+class Encoder(nn.Module):
+    """From a picture to mean and log-variance of z channels, with one cache slot for each look back in time."""
+
+    def __init__(self, config: VaeConfig) -> None:
+        super().__init__()
+        dims = config.level_dims
+        self.conv1 = CausalConv3d(PICTURE_CHANNELS, config.base_dim, side=3)
+        self.downsamples = nn.ModuleList()
+        steps = (*config.temporal_downsample, None)
+        channels = config.base_dim
+        for dim, temporal in zip(dims, steps, strict=True):
+            for _ in range(config.num_res_blocks):
+                self.downsamples.append(ResidualBlock(channels, dim))
+                channels = dim
+            if temporal is not None:
+                self.downsamples.append(Downsample(dim, temporal=temporal))
+        self.middle = _middle(channels)
+        self.head = nn.Sequential(
+            RmsNorm(channels, axes=3), nn.SiLU(), CausalConv3d(channels, 2 * config.z_dim, side=3)
+        )
+
+    def forward(self, video: Tensor, caches: FrameCaches) -> Tensor:
+        """Return [B, 2*z, F, h, w] from [B, 3, T, H, W]."""
+        return run((self.conv1, *self.downsamples, *self.middle, *self.head), video, caches)
+
+
+def decoder_cache_shapes(config: VaeConfig, batch: int, h: int, w: int) -> tuple[tuple[int, ...], ...]:
+    """Return the shape of each cache of `VaeDecode`, [B, t, rows, columns, channels], for latents of h x w cells."""
+    with torch.device("meta"):
+        decode = VaeDecode(config, first=True, frames=1)
+        kept = decode(torch.empty(batch, config.z_dim, 1, h, w))[1:]
+    return tuple(tuple(cache.shape) for cache in kept)
+
+
+def encoder_cache_shapes(config: VaeConfig, batch: int, h: int, w: int) -> tuple[tuple[int, ...], ...]:
+    """Return the shape of each cache of `VaeEncode`, [B, t, rows, columns, channels], for latents of h x w cells."""
+    side = config.spatial_stride
+    with torch.device("meta"):
+        encode = VaeEncode(config, first=True, frames=1)
+        kept = encode(torch.empty(batch, PICTURE_CHANNELS, 1, h * side, w * side))[1:]
+    return tuple(tuple(cache.shape) for cache in kept)
+
+
+def latent_statistics(config: VaeConfig, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the two parameters that no checkpoint holds, by name: [z], ``dtype`` or float32, the wider.
+
+    A module built on the meta device has their shapes alone; who fills its parameters takes these from here.
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    return {
+        "latents_mean": torch.tensor(config.latents_mean, dtype=wide),
+        "latents_std": torch.tensor(config.latents_std, dtype=wide),
+    }
+
+
+def _middle(channels: int) -> nn.Sequential:
+    return nn.Sequential(
+        ResidualBlock(channels, channels), AttentionBlock(channels), ResidualBlock(channels, channels)
+    )

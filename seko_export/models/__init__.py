@@ -1,1 +1,0 @@
-"""The models that can be exported, each one readable file of plain torch."""

@@ -1,0 +1,133 @@
+"""Where the weights of a build come from, and how a sentence becomes the text encoder's token numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from seko_export.checkpoints.dimensions import read_json_object
+from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
+from seko_export.checkpoints.load import load_text_encoder, load_vae
+from seko_export.config.build import BuildConfig
+from seko_export.errors import UsageError
+from seko_export.families.wan.weights import MediaTensors, VaeTensors
+from seko_export.media.pieces import text_table
+from seko_runtime.video.text import PromptIds, clean_prompt
+
+TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class MediaSources:
+    """Files of the pieces around the transformer.
+
+    Parameters
+    ----------
+    vae, text_encoder : Path or None
+        As `load_vae` and `load_text_encoder` take them; None: the build has no such pieces.
+    tokenizer : Path or None
+        The text encoder's, a JSON file of the library `tokenizers`.
+
+    Raises
+    ------
+    UsageError
+        If there is a text encoder without a tokenizer, or the other way round.
+    """
+
+    vae: Path | None = None
+    text_encoder: Path | None = None
+    tokenizer: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.text_encoder is None) != (self.tokenizer is None):
+            raise UsageError(
+                f"text encoder {self.text_encoder} and tokenizer {self.tokenizer}: expected both or none"
+            )
+
+    def open(self, config: BuildConfig) -> MediaTensors:
+        """Check the keys of what the build takes; the numbers are read later.
+
+        Raises
+        ------
+        UsageError
+            If the build wants other pieces than there are files of.
+        CheckpointError
+            If a file is not what it should be.
+        """
+        for what, wanted, given in (
+            ("a VAE", config.vae, self.vae),
+            ("a text encoder", config.text, self.text_encoder),
+        ):
+            if (wanted is None) != (given is None):
+                raise UsageError(
+                    f"the build has {what}: {wanted is not None}, a file of it is named: {given}"
+                )
+        text = vae = None
+        if config.text is not None and self.text_encoder is not None:
+            text = load_text_encoder(self.text_encoder, config.text)
+        if config.vae is not None and self.vae is not None:
+            vae = VaeTensors(load_vae(self.vae, config.vae), config.vae)
+        return MediaTensors(text, vae)
+
+
+def find_tokenizer(text_encoder: Path, named: Path | None) -> Path:
+    """Return the tokenizer's file: the one that was named, or what lies where published encoders keep it.
+
+    Parameters
+    ----------
+    text_encoder : Path
+        The encoder's file or folder, or the folder of a pipeline.
+    named : Path or None
+        A file, or a folder that holds ``tokenizer.json``.
+
+    Raises
+    ------
+    CheckpointError
+        If there is none, or it is no JSON object.
+    """
+    home = text_encoder if text_encoder.is_dir() else text_encoder.parent
+    places = [home, home / "tokenizer", home.parent / "tokenizer", home / "google" / "umt5-xxl"]
+    files = [place / TOKENIZER for place in places] if named is None else [named, named / TOKENIZER]
+    found = next((file for file in files if file.is_file()), None)
+    if found is None:
+        tried = ", ".join(str(file) for file in files)
+        raise CheckpointNotFoundError(
+            f"no tokenizer at {tried}: name the encoder's tokenizer.json with --tokenizer, or build with --no-text"
+        )
+    if "model" not in read_json_object(found):
+        raise NotACheckpointError(f"{found} is no JSON file of the library tokenizers: it has no 'model'")
+    return found
+
+
+def prompt_ids(tokenizer: Path, config: BuildConfig, prompt: str) -> Tensor | None:
+    """Return [1, text tokens] int64: a sentence as a session will hand it to the text encoder.
+
+    Parameters
+    ----------
+    tokenizer : Path
+        A JSON file of the library `tokenizers`.
+    config : BuildConfig
+        Without a text encoder there are no ids: None.
+    prompt : str
+        Any sentence that fits.
+
+    Raises
+    ------
+    TokenizerMissingError, TokenizerError
+        The runtime's own: the library `tokenizers` is not installed, or this is no file of it.
+    UsageError
+        If the tokenizer has tokens that the encoder has not.
+    """
+    table = text_table(config)
+    if table is None or config.text is None:
+        return None
+    ids = torch.from_numpy(PromptIds(table, tokenizer.read_bytes()).ids(clean_prompt(prompt)))
+    if int(ids.max()) >= config.text.vocab_size:
+        raise UsageError(
+            f"{tokenizer} gives token {int(ids.max())}, the text encoder has {config.text.vocab_size}: they are not "
+            "of one model"
+        )
+    return ids

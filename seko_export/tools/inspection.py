@@ -1,0 +1,125 @@
+"""What the CLI shows of a finished artifact: its contents, its goldens, its speed. All through the runtime."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from seko_runtime import open_artifact
+from seko_runtime.opening.artifact import check_artifact
+from seko_runtime.opening.golden import verdict
+
+
+def inspect_artifact(path: Path) -> dict[str, Any]:
+    """Return what an artifact holds, after checking every hash; no engine is loaded.
+
+    Parameters
+    ----------
+    path : Path
+        The artifact's folder.
+
+    Returns
+    -------
+    dict
+        Plain data: name, digest, target, model, stream, kv, schedule, sizes, engines, programs.
+
+    Raises
+    ------
+    ArtifactError
+        Of the class that fits what is wrong with it.
+    """
+    checked = check_artifact(path, fits_here=False)
+    manifest = checked.manifest
+    sizes = {name: entry.size for name, entry in manifest.files.items()}
+    return {
+        "name": manifest.name,
+        "digest": checked.digest,
+        "format": manifest.format_version,
+        "backend": manifest.backend,
+        "target": asdict(manifest.target),
+        "producer": dict(manifest.producer),
+        "model": dict(manifest.model),
+        "stream": asdict(manifest.stream),
+        "kv": asdict(manifest.kv) | {"device_bytes": manifest.device_pool_bytes},
+        "schedule": asdict(manifest.schedule),
+        "text": None if manifest.text is None else asdict(manifest.text),
+        "video": None if manifest.video is None else asdict(manifest.video),
+        "engine_bytes": sum(size for name, size in sizes.items() if name.startswith("engines/")),
+        "weight_bytes": sum(size for name, size in sizes.items() if name.startswith("weights/")),
+        "engines": {engine.name: sizes[engine.file] for engine in manifest.engines},
+        "programs": {name: [call.engine for call in calls] for name, calls in manifest.programs.items()},
+    }
+
+
+def verify_artifact(path: Path) -> dict[str, Any]:
+    """Replay the goldens of an artifact.
+
+    Returns
+    -------
+    dict
+        ``digest``, and what `seko_runtime.opening.golden.verdict` says: ``ok``, ``worst`` and, a recorded chunk each,
+        ``errors``.
+    """
+    with open_artifact(path) as artifact:
+        return {"digest": artifact.digest} | verdict(artifact.verify())
+
+
+def bench_artifact(path: Path, chunks: int) -> dict[str, Any]:
+    """Time an artifact with its golden text, chunk by chunk, the host waiting for each.
+
+    Parameters
+    ----------
+    path : Path
+        The artifact's folder.
+    chunks : int
+        Steady chunks to time, after the cache is full.
+
+    Returns
+    -------
+    dict
+        Seconds: ``open_s``, ``first_chunk_s`` (from before the session), ``chunk_median_s``, ``chunk_p90_s``,
+        ``chunk_p99_s``; ``chunks_per_s``, ``step_median_s`` (a chunk over its passes), ``real_time_factor``
+        (video seconds made per second), ``kv`` and the session's counters.
+    """
+    started = time.perf_counter()
+    with open_artifact(path) as artifact:
+        opened = time.perf_counter()
+        manifest = artifact.manifest
+        stream, passes = manifest.stream, manifest.schedule.denoise_passes + 1
+        fill = -(-stream.cache_frames // stream.chunk_frames)
+        with artifact.open_session(seeds=list(range(manifest.call_rows))) as session:
+            session.run_chunk().to_host()
+            first = time.perf_counter()
+            for _ in range(fill + 1):
+                session.run_chunk().to_host()
+            times = []
+            for _ in range(chunks):
+                begin = time.perf_counter()
+                session.run_chunk().to_host()
+                times.append(time.perf_counter() - begin)
+            counters = asdict(session.stats)
+    median = statistics.median(times)
+    video_s = stream.chunk_frames * stream.video_frames_per_latent / stream.fps
+    return {
+        "artifact": manifest.name,
+        "digest": artifact.digest,
+        "open_s": opened - started,
+        "first_chunk_s": first - opened,
+        "chunk_median_s": median,
+        "chunk_p90_s": percentile(times, 0.90),
+        "chunk_p99_s": percentile(times, 0.99),
+        "chunks_per_s": 1 / median,
+        "step_median_s": median / passes,
+        "real_time_factor": video_s / median,
+        "kv": asdict(manifest.kv),
+        "counters": counters,
+    }
+
+
+def percentile(values: list[float], share: float) -> float:
+    """Return the smallest value that at least ``share`` of the values do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

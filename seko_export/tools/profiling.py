@@ -1,0 +1,307 @@
+"""`seko-export profile`: runs steady chunks with and without torch's profiler; reading its trace is `profile_trace`."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from seko_export.errors import MachineError, UsageError
+from seko_export.host.workshop import workshop
+from seko_export.tools.profile_trace import CHUNK_RANGE, ENGINE_RANGE, Digest, digest_trace, scrubbed
+from seko_runtime import OpenArtifact, open_artifact
+from seko_runtime.backends import Backend
+from seko_runtime.backends.memory import Engine, Memory, Tensor
+from seko_runtime.format.manifest import Manifest
+from seko_runtime.video.session import Session
+
+WIDTH = 120  # columns where no terminal says
+NAME_WIDTH = 70
+OPAQUE_SHARE = 0.2  # of the time inside engines without kernel names, from which on the reader is told
+NAMED_BUILD = "TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE=1"
+# Kineto tells start and stop on stderr below level 6. Re-initialising CUPTI after a teardown crashes where graphs
+# were captured (torch sets the same two for its own graphs).
+_KINETO = {"KINETO_LOG_LEVEL": "6", "DISABLE_CUPTI_LAZY_REINIT": "1", "TEARDOWN_CUPTI": "0"}
+
+
+def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = None) -> dict[str, Any]:
+    """Profile steady chunks of an artifact: the cache is full, the text is the golden's.
+
+    Parameters
+    ----------
+    path : Path
+        The artifact's folder.
+    chunks : int
+        Chunks to run without the profiler, then as many with it; the figures are those of the median one.
+    top : int
+        Names in the list of the costliest.
+    trace : Path, optional
+        Where to write the profiled chunks for Chrome's or Perfetto's viewer.
+
+    Returns
+    -------
+    dict
+        What `Digest.report` gives; ``artifact``, ``digest``, ``device``; ``chunk_s`` and ``chunk_profiled_s`` (medians
+        of seconds on the host, from the call to latents and video frames on the host, so nothing runs beside the
+        next chunk); ``notes``, sentences on what the figures do not show.
+
+    Raises
+    ------
+    ArtifactError
+        Of the class that fits what is wrong with it.
+    MachineError
+        If ``trace`` cannot be written, or the profiler sees nothing of the GPU.
+    UsageError
+        If ``trace`` lies inside the artifact, which must hold nothing that its manifest does not list.
+    """
+    if trace is not None:
+        check_trace_goal(trace, path)
+    with _kineto_settings(), open_artifact(path) as artifact:
+        ranges = _Ranges()
+        artifact._engines.update({name: ranges.around(name, one) for name, one in artifact._engines.items()})
+        on_device = artifact.device != "cpu"
+        with artifact.open_session() as session:
+            _fill(session, artifact.manifest)
+            plain = [_timed_chunk(session) for _ in range(chunks)]
+            with ranges.shown():
+                _traced(
+                    session, 1, on_device
+                )  # the profiler's own start costs time in the first chunk it sees
+                recorded, profiled = _traced(session, chunks, on_device)
+            captured = session.stats.captured_graphs > 0
+        digest = _seen(recorded, on_device)
+        report = digest.report(top)
+        notes = []
+        if captured:
+            report["engines"] = _uncaptured_engines(artifact, ranges).engine_rows()
+            notes.append(
+                "engines: from a run without capture, since a captured chunk is one launch of all of them"
+            )
+        opaque = report["buckets"]["engine"]["share"]
+        if artifact.manifest.backend == "aoti" and opaque >= OPAQUE_SHARE:
+            notes.append(
+                f"engine: {opaque:.0%} of the time is inside engines whose kernels carry no names; build with "
+                f"{NAMED_BUILD} in the environment to see them"
+            )
+        if report["other"]:
+            notes.append(f"other: {len(report['other'])} names fit no bucket: {', '.join(report['other'])}")
+        if trace is not None:
+            _write_trace(trace, recorded)
+        return report | {
+            "artifact": artifact.manifest.name,
+            "digest": artifact.digest,
+            "device": artifact.device,
+            "chunk_s": statistics.median(plain),
+            "chunk_profiled_s": statistics.median(profiled),
+            "notes": notes,
+        }
+
+
+def check_trace_goal(trace: Path, artifact: Path) -> None:
+    """See that a trace can be written, before any work; leaves nothing behind.
+
+    Raises
+    ------
+    MachineError
+        If the file cannot be written.
+    UsageError
+        If it lies inside the artifact.
+    """
+    if trace.resolve().is_relative_to(artifact.resolve()):
+        raise UsageError(
+            f"--trace {trace} lies inside the artifact, which it would spoil; choose another place"
+        )
+    new = not trace.exists()
+    with _writing(trace), trace.open("ab"):
+        pass
+    if new:
+        trace.unlink()
+
+
+def show(report: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print what `profile_artifact` gave, as tables."""
+    console = Console() if console is None else console
+    if not console.is_terminal:
+        console = Console(file=console.file, width=WIDTH, no_color=True)
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    say(f"{report['artifact']}  ({report['digest'][:16]}), one steady chunk on {report['device']}")
+    say(
+        f"chunk     {_ms(report['chunk_s'] * 1e9)}; {_ms(report['chunk_profiled_s'] * 1e9)} with the profiler on"
+    )
+    idle = "the device was idle" if report["clock"] == "device" else "no engine or op ran"
+    say(
+        f"{report['clock'] + ' time':9} {_ms(report['total_ns'])}; {idle} for {_ms(report['idle_ns'])} of "
+        f"{_ms(report['span_ns'])}, at most {_ms(report['largest_gap_ns'])} at a time"
+    )
+    if report["clock"] == "device":
+        say("launches  " + ", ".join(f"{count} {kind}" for kind, count in report["launches"].items()))
+    buckets = {name: row for name, row in report["buckets"].items() if row["calls"]}
+    ordered = sorted(buckets.items(), key=lambda pair: -pair[1]["time_ns"])
+    console.print(_table("bucket", ordered))
+    console.print(_table("engine", report["engines"].items()))
+    console.print(_table("name", ((row["name"], row) for row in report["top"]), bucket=True))
+    for note in report["notes"]:
+        say(note)
+
+
+class _Ranges:
+    """Named ranges around engines' calls, shown to the profiler only while asked for: unprofiled time has none."""
+
+    def __init__(self) -> None:
+        self._on = False
+
+    def around(self, name: str, engine: Engine) -> Engine:
+        from torch.profiler import record_function
+
+        def labelled(inputs: list[Tensor]) -> Sequence[Tensor]:
+            if not self._on:
+                return engine(inputs)
+            with record_function(ENGINE_RANGE + name):
+                return engine(inputs)
+
+        return labelled
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        self._on = True
+        try:
+            yield
+        finally:
+            self._on = False
+
+
+class _Uncaptured:
+    """A backend whose sessions run their programs call by call; see `seko_runtime.backends.Backend`."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.load_engines, self.stats, self.close = backend.load_engines, backend.stats, backend.close
+
+    def memory(self) -> Memory:
+        memory = self._backend.memory()
+        memory.captures = False
+        return memory
+
+
+def _uncaptured_engines(artifact: OpenArtifact, ranges: _Ranges) -> Digest:
+    """Profile a chunk of a session that captures nothing: there each launch lies in its engine's range."""
+    captured, artifact._backend = artifact._backend, _Uncaptured(artifact._backend)
+    try:
+        with artifact.open_session() as session:
+            _fill(session, artifact.manifest)
+            with ranges.shown():
+                trace, _ = _traced(session, 1, on_device=True)
+        return _seen(trace, on_device=True)
+    finally:
+        artifact._backend = captured
+
+
+def _fill(session: Session, manifest: Manifest) -> None:
+    stream = manifest.stream
+    for _ in range(-(-stream.cache_frames // stream.chunk_frames) + 1):
+        _timed_chunk(session)
+
+
+def _timed_chunk(session: Session) -> float:
+    begin = time.perf_counter()
+    chunk = session.run_chunk()
+    chunk.to_host()
+    if (
+        session.manifest.video is not None
+    ):  # decoded on a queue of its own: nothing of it may fall into the next chunk
+        chunk.video()
+    return time.perf_counter() - begin
+
+
+def _traced(session: Session, chunks: int, on_device: bool) -> tuple[dict[str, Any], list[float]]:
+    """Run chunks under the profiler; return its trace, as plain data, and each chunk's seconds on the host."""
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_device else [])]
+    times = []
+    # One cycle, so nothing accumulates; without it torch warns that events are cleared between cycles.
+    with profile(activities=activities, acc_events=True) as profiler:
+        for _ in range(chunks):
+            with record_function(CHUNK_RANGE):
+                times.append(_timed_chunk(session))
+    with workshop("seko-profile-") as folder:
+        exported = folder / "trace.json"
+        profiler.export_chrome_trace(str(exported))
+        text = exported.read_text(encoding="utf-8", errors="replace")
+    trace: dict[str, Any] = json.loads(text, strict=False)
+    return trace, times
+
+
+def _seen(trace: Mapping[str, Any], on_device: bool) -> Digest:
+    digest = digest_trace(trace)
+    if on_device and not any(name[:3] != "Mem" for name in digest.names if digest.on_device):
+        raise MachineError(
+            "the profiler saw no kernel of the GPU, expected those of a chunk: another profiler may hold it, or the "
+            "driver keeps it for administrators; end the other one, or set NVreg_RestrictProfilingToAdminUsers=0"
+        )
+    return digest
+
+
+def _write_trace(goal: Path, trace: Mapping[str, Any]) -> None:
+    clean = scrubbed(trace, [name for name in (_user(), platform.node()) if name])
+    with _writing(goal):
+        goal.write_text(json.dumps(clean), encoding="utf-8")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a number without a name, as in some containers
+        return ""
+
+
+@contextmanager
+def _writing(goal: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as fault:
+        raise MachineError(
+            f"{goal} cannot be written ({fault.strerror or fault}): choose another --trace"
+        ) from fault
+
+
+@contextmanager
+def _kineto_settings() -> Iterator[None]:
+    """Set what Kineto reads from the environment, where the user has not; taken back at the end."""
+    ours = {name: value for name, value in _KINETO.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
+def _table(first: str, rows: Any, *, bucket: bool = False) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column(first, no_wrap=True, overflow="ellipsis", min_width=20, max_width=NAME_WIDTH)
+    if bucket:
+        table.add_column("bucket", no_wrap=True)
+    for title in ("calls", "time", "share"):
+        table.add_column(title, no_wrap=True, justify="right")
+    for name, row in rows:
+        shown = [name, *([row["bucket"]] if bucket else [])]
+        table.add_row(*shown, str(row["calls"] or ""), _ms(row["time_ns"]), f"{row['share']:.1%}")
+    return table
+
+
+def _ms(nanoseconds: float) -> str:
+    return f"{nanoseconds / 1e6:.3f} ms"
