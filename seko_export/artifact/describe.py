@@ -13,6 +13,7 @@ from seko_export.backends.onnx_form.functional import functional_piece
 from seko_export.config.build import BuildConfig
 from seko_export.config.stream import VAE_TEMPORAL_STRIDE
 from seko_export.engines.kernel_table import KERNEL_TABLE
+from seko_export.engines.key import engine_file
 from seko_export.engines.piece import Piece
 from seko_export.families.wan.pieces import make_buffers, make_pieces, make_programs
 from seko_export.host import environment
@@ -177,7 +178,7 @@ def _schedule(config: BuildConfig) -> Schedule:
 def _engine(piece: Piece, suffix: str) -> EngineSpec:
     return EngineSpec(
         name=piece.name,
-        file=f"engines/{piece.name}{suffix}",
+        file=engine_file(piece.name, suffix),
         inputs=tuple(a.spec for a in piece.signature),
         outputs=tuple(a.spec for a in piece.outputs),
         mutates=piece.mutates,

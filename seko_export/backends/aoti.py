@@ -15,6 +15,7 @@ from torch._inductor import codecache
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from seko_export.backends.workers import SLOW_ROLES
 from seko_export.config.build import BuildConfig
 from seko_export.families.wan.pieces import make_pieces
 from seko_export.host.environment import user_cache
@@ -36,7 +37,6 @@ CUDA_ATTENTION = (
     SDPBackend.MATH,
 )
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-LARGE_PIECES = ("block", "vae_")
 BLOCK_THREADS = max(1, len(os.sched_getaffinity(0)) // 3)
 
 
@@ -70,20 +70,20 @@ def compile_piece(config: BuildConfig, name: str, package: str) -> float:
     use_private_cache()
     # By default each compiler process starts a pool as large as the machine: with a process a piece, that is cores
     # times pieces interpreters that import torch. Only blocks and the VAE have kernels enough to share out.
-    torch._inductor.config.compile_threads = BLOCK_THREADS if name.startswith(LARGE_PIECES) else 1
+    piece = make_pieces(config)[name]
+    torch._inductor.config.compile_threads = BLOCK_THREADS if piece.key.role in SLOW_ROLES else 1
     if config.device == "cuda":
         # Finding out what vector code the compiler can make takes half a minute, for a host side that has no loops.
         torch._inductor.config.cpp.vec_isa_ok = False
     # By default what goes into a package is written to a folder named after its code, in the cache that all builds of
     # a user share, each time anew: a build beside another one of the same code packed files that were just emptied.
     outputs_beside = torch._inductor.config.patch({"aot_inductor.output_path": str(Path(package).parent)})
-    piece = make_pieces(config)[name]
     with torch.no_grad(), attention_backends(config.device), scratch_of_the_whole_grid():
         program = trace(piece, config.device)
         with arrays_declared_where_used(), gluon_behind_outlines(), outputs_beside:
             torch._inductor.aoti_compile_and_package(program, package_path=package)
     slim_package(Path(package), [*local_prefixes(), Path(package).parent])
-    if name in MEDIA_PROGRAMS.values():
+    if piece.key.role in MEDIA_PROGRAMS.values():
         with attention_backends(config.device):
             check_agrees(piece, Path(package), config.device)
     return time.monotonic() - started

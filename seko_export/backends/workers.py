@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from seko_export.config.build import BuildConfig
+from seko_export.engines.key import engine_file
 from seko_export.errors import ExportError
 from seko_export.families.wan.pieces import make_pieces
 from seko_export.host.progress import Progress
@@ -22,6 +23,10 @@ from seko_export.host.workshop import workshop
 
 # Takes a build, the name of a piece and the path to write, in a folder of its own; returns the seconds.
 EngineMaker = Callable[[BuildConfig, str, str], float]
+
+
+# Roles of the engines with kernels enough to compile for long: these begin first.
+SLOW_ROLES = ("block", "vae_encode", "vae_decode_first", "vae_decode")
 
 
 @contextmanager
@@ -54,17 +59,19 @@ def compiled_beside(
         If a piece cannot be compiled. Whatever ends the caller's block early ends the workers and their compilers.
     """
     folder.mkdir()
-    pieces = list(make_pieces(config))
-    workers = min(len(pieces), len(os.sched_getaffinity(0)))
+    keys = [piece.key for piece in make_pieces(config).values()]
+    workers = min(len(keys), len(os.sched_getaffinity(0)))
     # spawn: a forked child must not use the GPU, and must not hold the parent's threads' locks
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_quiet_worker)
-    by_cost = sorted(pieces, key=lambda name: not name.startswith(("block", "vae_")))  # the slowest first
+    by_cost = [key.name for key in sorted(keys, key=lambda key: key.role not in SLOW_ROLES)]
     finished = False
     with workshop("seko-") as bench:
         try:
             with _masked(signal.SIGINT):  # workers inherit that: the parent alone answers Ctrl-C, afterwards
                 futures: dict[Future[float], str] = {
-                    pool.submit(_told, make, config, name, bench / name, folder / f"{name}{suffix}"): name
+                    pool.submit(
+                        _told, make, config, name, bench / name, folder / engine_file(name, suffix, "")
+                    ): name
                     for name in by_cost
                 }
             yield lambda: _wait_for_all(futures, progress)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from seko_export.engines.key import EngineKey
 from seko_runtime.format.manifest import Call, TensorSpec
 
 _WEIGHTS = "weights."  # before a parameter's name in an engine's signature: inputs may have the same name
@@ -44,8 +45,8 @@ class Piece:
 
     Parameters
     ----------
-    name : str
-        Engine name.
+    key : EngineKey
+        Which engine it is.
     module : nn.Module
         On the meta device; its parameters are inputs of the engine, in ``named_parameters`` order, first.
     prefix : str
@@ -64,7 +65,7 @@ class Piece:
         The layers of its ring, where layers have rings of their own: their caches hold those alone.
     """
 
-    name: str
+    key: EngineKey
     module: nn.Module
     prefix: str
     layers: int
@@ -74,6 +75,11 @@ class Piece:
     positional: bool = False
     only: tuple[int, ...] | None = None
     among: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The engine's name in the manifest."""
+        return self.key.name
 
     @property
     def served(self) -> tuple[int, ...]:

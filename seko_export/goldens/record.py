@@ -19,6 +19,7 @@ from seko_export.artifact.writer import save_tensors
 from seko_export.backends.aoti import attention_backends
 from seko_export.config.build import BuildConfig
 from seko_export.engines.piece import FlatModule, Piece, dtype_name
+from seko_export.families.wan.layer_pieces import BLOCK
 from seko_export.families.wan.pieces import make_buffers, make_pieces
 from seko_export.goldens.bounds import EagerChunk, golden_bound
 from seko_export.goldens.cache_room import buffer_room, home_bytes, placed_buffers
@@ -242,11 +243,14 @@ def eager_session(
     ------
     Session
     """
-    engines = {name: eager_engine(piece) for name, piece in make_pieces(config).items()}
+    pieces = make_pieces(config)
+    engines = {name: eager_engine(piece) for name, piece in pieces.items()}
     if shake:
         engines[SHAKEN] = shaken(engines[SHAKEN])
     if statistics is not None:
-        engines |= {name: statistics.watch(engines[name]) for name in engines if name.startswith("block")}
+        engines |= {
+            name: statistics.watch(engines[name]) for name in pieces if pieces[name].key.role == BLOCK
+        }
     table = tuple(Weight(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in weights.items())
     memory = torch_memory(torch.device(config.device))
     memory.captures = False

@@ -20,7 +20,7 @@ from seko_runtime.video.clocks import RowClocks
 from seko_runtime.video.prompts import PROMPT_CACHE
 from seko_runtime.video.ring import Ring
 
-_CHUNK = ("begin", "denoise", "denoise_full", "context", "context_full")
+_CHUNK = ("begin", "denoise", "context")
 
 
 def memory_report(config: BuildConfig, gpu: Gpu, work: Work) -> dict[str, Any]:

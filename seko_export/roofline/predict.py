@@ -20,6 +20,7 @@ from seko_export.roofline.gpus import Gpu, find_gpu
 from seko_export.roofline.memory import memory_report
 from seko_export.roofline.seconds import time_report
 from seko_export.roofline.work import Work
+from seko_runtime.format.program_key import ProgramKey
 from seko_runtime.video.schedule import warped_timesteps
 
 
@@ -154,7 +155,7 @@ def _notes(gpu: Gpu, config: BuildConfig, work: Work) -> list[str]:
         notes.append(f"not measured on this GPU: the H200's shares of the peak are taken for {gpu.title}")
     if config.stream.stream_cache:
         notes.append("streamed cache: one session has all of the host link")
-    if config.pool is not None and any(name.startswith("denoise_full") for name in work.programs):
+    if config.pool is not None and any(ProgramKey.parse(name).full for name in work.programs):
         notes.append("a call of both full and filling rows is two launches, and takes the time of two")
     if config.fp8 and config.attention != "fp8":
         notes.append("fp8 matmuls: measured beside fp8 attention, not yet beside another")

@@ -11,8 +11,8 @@ from seko_export.engines.piece import Argument, Piece
 from seko_export.families.wan.pieces import make_pieces, make_programs
 from seko_export.roofline.gpus import CONVOLUTION_SCRATCH
 from seko_export.roofline.op_count import CONVOLUTION, PieceCount, count_piece
-from seko_runtime.executor.programs_check import split_program
 from seko_runtime.format.manifest import Call
+from seko_runtime.format.program_key import ProgramKey
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Work:
 
     def scratch_bytes(self, programs: Collection[str]) -> int:
         """Most that lies between the launches of these programs, of calls of any size, of which one runs at a time."""
-        asked = (calls for name, calls in self.programs.items() if split_program(name)[0] in programs)
+        asked = (calls for name, calls in self.programs.items() if ProgramKey.parse(name).role in programs)
         return max(map(self._scratch, asked), default=0)
 
     def _scratch(self, calls: tuple[Call, ...]) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from seko_export.config.media import VaeConfig
 from seko_export.config.stream import PoolConfig
+from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece
 from seko_export.families.wan.pieces import make_pieces
 from seko_export.options.resolve import build_config
@@ -227,7 +228,7 @@ def toy_count() -> PieceCount:
     with torch.device("meta"):
         module = Toy()
     x, y = (Argument(name, f"value:{name}", (4, 8), BF16) for name in "xy")
-    return count_piece(Piece("toy", module, "", 0, (x,), (y,), positional=True))
+    return count_piece(Piece(EngineKey("toy"), module, "", 0, (x,), (y,), positional=True))
 
 
 def pool_bytes(form: KvFormat, layers: int, tokens: int) -> int:

@@ -13,6 +13,7 @@ from seko_runtime.executor.buffers_check import DECODE_LATENTS, check_buffers
 from seko_runtime.executor.layer_visits import layer_visits
 from seko_runtime.format.json_fields import NAME_PATTERN
 from seko_runtime.format.manifest import PASS_CACHE_VERSION, Call, EngineSpec, Manifest, TensorSpec
+from seko_runtime.format.program_key import ProgramKey
 
 CHUNK_PROGRAMS = (
     "begin",
@@ -20,7 +21,6 @@ CHUNK_PROGRAMS = (
     "context",
 )  # of each bucket, where there is a pool; see `Manifest.has_context`
 REQUIRED_PROGRAMS = ("prompt", *CHUNK_PROGRAMS)
-FULL_PROGRAMS = ("denoise_full", "context_full")  # likewise
 GIVEN_PROGRAMS = ("text", "encode")  # a sentence to text embeddings, a picture to latents
 DECODE_PROGRAMS = ("decode_first", "decode")
 PROMPT_WRITERS = ("prompt", *GIVEN_PROGRAMS)
@@ -88,7 +88,7 @@ def resolve_programs(manifest: Manifest) -> Programs:
     resolved: dict[str, tuple[tuple[ResolvedCall, ...], ...]] = {}
     for program, calls in manifest.programs.items():
         mark, numbers = _runs(manifest, program, calls)
-        base = {"bucket": split_program(program)[1]} if manifest.pool is not None else {}
+        base = {"bucket": ProgramKey.parse(program).bucket or 0} if manifest.pool is not None else {}
         budget -= len(numbers) * max(1, sum(max(call.layers, 1) for call in calls))
         if budget < 0:
             raise ProgramError(
@@ -101,23 +101,13 @@ def resolve_programs(manifest: Manifest) -> Programs:
     return resolved
 
 
-def split_program(program: str) -> tuple[str, int]:
-    """Return a program's name without its bucket, and the bucket; 0 if it has none."""
-    name, _, bucket = program.partition(".")
-    return name, int(bucket) if bucket.isdecimal() else 0
-
-
-def bucket_program(name: str, bucket: int | None) -> str:
-    """Return the name of a bucket's program; that of the program itself without one."""
-    return name if bucket is None else f"{name}.{bucket}"
-
-
 def _runs(manifest: Manifest, program: str, calls: tuple[Call, ...]) -> tuple[str, range]:
     """What the runs of a program are counted by, and their numbers."""
     passes = manifest.schedule.denoise_passes
-    if program.startswith("denoise"):
+    role = ProgramKey.parse(program).role
+    if role == "denoise":
         return "pass", range(passes)
-    if program.startswith("context"):
+    if role == "context":
         return "pass", range(passes, passes + 1)
     by_row = program == "prompt" and any(
         "[row]" in ref for call in calls for ref in (*call.inputs, *call.outputs)
@@ -287,9 +277,10 @@ def _check_program_names(manifest: Manifest) -> None:
     names = set(manifest.programs)
     buckets: tuple[int | None, ...] = (None,) if manifest.pool is None else manifest.pool.buckets
     context = manifest.has_context or manifest.format_version < PASS_CACHE_VERSION
-    chunk, pair = (CHUNK_PROGRAMS, FULL_PROGRAMS) if context else (CHUNK_PROGRAMS[:2], FULL_PROGRAMS[:1])
-    required = ["prompt", *(bucket_program(name, bucket) for bucket in buckets for name in chunk)]
-    full = [tuple(bucket_program(name, bucket) for name in pair) for bucket in buckets]
+    chunk = CHUNK_PROGRAMS if context else CHUNK_PROGRAMS[:2]
+    pair = chunk[1:]
+    required = ["prompt", *(ProgramKey(role, bucket).name for bucket in buckets for role in chunk)]
+    full = [tuple(ProgramKey(role, bucket, full=True).name for role in pair) for bucket in buckets]
     missing = [name for name in required if name not in names]
     unknown = sorted(names - {*required, *chain(*full), *GIVEN_PROGRAMS, *DECODE_PROGRAMS})
     if missing or unknown:

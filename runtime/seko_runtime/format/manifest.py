@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from seko_runtime.format.program_key import ProgramKey
+
 FORMAT_VERSION = 5
 # What brought pools; artifacts without a context pass, whose denoise passes have a cache of their own each; calls that
 # begin with another layer than 0, and layers with rings of their own; caches whose layers are streamed; reference
@@ -306,7 +308,7 @@ class Manifest:
     @property
     def has_context(self) -> bool:
         """Whether a chunk ends with a context pass; without one each denoise pass has a cache of its own."""
-        return any(name.partition(".")[0] == "context" for name in self.programs)
+        return any(ProgramKey.parse(name).role == "context" for name in self.programs)
 
     @property
     def streams_cache(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -13,13 +14,48 @@ from seko_runtime.errors import UsageError
 from seko_runtime.executor.buffers_check import GIVEN_LATENTS, REFERENCE_LATENTS, TEXT_BUFFER
 from seko_runtime.executor.layer_stream import LayerStream
 from seko_runtime.executor.program import BoundProgram, BoundTensors
-from seko_runtime.executor.programs_check import Programs, bucket_program
+from seko_runtime.executor.programs_check import Programs
 from seko_runtime.format.manifest import EngineSpec, Manifest, TensorSpec
+from seko_runtime.format.program_key import ProgramKey
 from seko_runtime.video.clocks import KeptChunk, RowClocks
 from seko_runtime.video.decoding import Decoder
 from seko_runtime.video.positions import Positions
 
 Call = tuple[int, bool]  # a launch's bucket, and whether the caches of all rows that it is for are full
+
+
+@dataclass(frozen=True)
+class ChunkPrograms:
+    """The programs of one chunk, bound to their tensors.
+
+    Parameters
+    ----------
+    begin : BoundProgram
+        Draws the chunk's first latents.
+    denoise : tuple of BoundProgram
+        One a denoise pass, in order.
+    context : BoundProgram or None
+        The clean pass behind them, which writes the cache; None where each denoise pass writes a cache of its own.
+    """
+
+    begin: BoundProgram
+    denoise: tuple[BoundProgram, ...]
+    context: BoundProgram | None
+
+    @property
+    def in_order(self) -> list[BoundProgram]:
+        """All of them, as a chunk runs them."""
+        return [self.begin, *self.denoise, *(() if self.context is None else (self.context,))]
+
+    @property
+    def cache_writers(self) -> Sequence[BoundProgram]:
+        """Those that write the cache."""
+        return self.denoise if self.context is None else (self.context,)
+
+    @property
+    def each_kind(self) -> list[BoundProgram]:
+        """As few as call every engine of a chunk: the denoise passes call the same ones."""
+        return [self.begin, self.denoise[0], self.context or self.denoise[-1]]
 
 
 class Live:
@@ -106,7 +142,7 @@ class Live:
             memory.wait()
         if memory.captures:
             for call, programs in self.chunk.items():
-                self.replays[call] = memory.capture(partial(self._run_all, programs))
+                self.replays[call] = memory.capture(partial(self._run_all, programs.in_order))
         if self.decoder is not None:
             self.decoder.prepare()
 
@@ -167,7 +203,7 @@ class Live:
             if self.replays:
                 self.replays[call]()
             else:
-                self._run_all(self.chunk[call])
+                self._run_all(self.chunk[call].in_order)
             self._keep(rows, places)
         for places in launches[:-1]:  # the last launch left the spare row's latents in their places
             for at in places:
@@ -236,10 +272,11 @@ class Live:
         `begin` comes first: such a pass may read what it makes of the cache, and `load` replaces the latents it draws.
         """
         call = self.send_positions(positions)
-        self.chunk[call][0].run()
+        programs = self.chunk[call]
+        programs.begin.run()
         load()
         self._layers.arm()
-        self._run_all(self.chunk[call][-1 if self._manifest.has_context else 1 :])
+        self._run_all(programs.cache_writers)
 
     def clear_cache(self, row: int) -> None:
         """Queue zeros into a row's part of every cache.
@@ -343,7 +380,7 @@ class Live:
                 Positions(range(bucket), np.zeros(bucket, np.int64), frames, [first] * bucket)
             )
             for _ in range(memory.warm_up_runs):
-                self._run_all([programs[0], programs[1], programs[-1]])  # begin, a denoise pass, what is last
+                self._run_all(programs.each_kind)
         for spec in self._manifest.buffers:
             if spec.device_layers:
                 self._layers.clear(spec.name)
@@ -358,18 +395,20 @@ class Live:
 
 def _chunk_programs(
     manifest: Manifest, bound: Mapping[str, Sequence[BoundProgram]]
-) -> dict[Call, list[BoundProgram]]:
-    """Return the programs of a chunk for each call: begin, the denoise passes, context if there is one."""
+) -> dict[Call, ChunkPrograms]:
+    """Return the programs of a chunk for each call."""
     buckets: dict[int, int | None] = {manifest.stream.batch: None}
     if manifest.pool is not None:
         buckets = {bucket: bucket for bucket in manifest.pool.buckets}
     chunk = {}
-    for bucket, suffix in buckets.items():
-        for full, ending in ((False, ""), (True, "_full")):
-            names = ("begin", f"denoise{ending}", *([f"context{ending}"] if manifest.has_context else []))
-            parts = [bound.get(bucket_program(name, suffix)) for name in names]
-            if None not in parts:
-                chunk[bucket, full] = [program for part in parts for program in part or ()]
+    for rows, bucket in buckets.items():
+        for full in (False, True):
+            denoise = bound.get(ProgramKey("denoise", bucket, full).name)
+            if denoise is None:
+                continue
+            (begin,) = bound[ProgramKey("begin", bucket).name]
+            context = bound[ProgramKey("context", bucket, full).name] if manifest.has_context else ()
+            chunk[rows, full] = ChunkPrograms(begin, tuple(denoise), next(iter(context), None))
     return chunk
 
 
