@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 import torch
 
 from seko_export.artifact.manifest_json import least_version
+from seko_export.backends.base import ExportBackend
 from seko_export.backends.onnx_form.functional import functional_piece
 from seko_export.config.build import BuildConfig
 from seko_export.config.stream import VAE_TEMPORAL_STRIDE
@@ -17,7 +18,6 @@ from seko_export.engines.key import engine_file
 from seko_export.engines.piece import Piece
 from seko_export.families.wan.pieces import make_buffers, make_pieces, make_programs
 from seko_export.host import environment
-from seko_export.host.tensorrt_library import require_tensorrt
 from seko_export.media.pieces import text_table, video_table
 from seko_runtime.format.manifest import (
     EngineSpec,
@@ -32,23 +32,12 @@ from seko_runtime.format.manifest import (
     Weight,
 )
 
-COMPILER_CACHE = "engines/compiler.cache"
-PASS_FILES = {"denoise": "denoise.onnx", "context": "context.onnx"}  # one whole pass in a file each
-_EXTRA_FILES = {"compiler_cache": COMPILER_CACHE, "kernels": KERNEL_TABLE} | {
-    f"onnx_{name}": file for name, file in PASS_FILES.items()
-}
-TENSORRT = "tensorrt"  # in `extra`: the version whose builder made the plans
-FUNCTIONAL = ("onnx", "tensorrt")  # backends whose engines return what they write
-_SUFFIXES = {
-    "onnx": ".onnx",
-    "tensorrt": ".plan",
-}  # of engine files; the other backends' are torch's archives
 _BF16_BITS = 16
 
 
 def describe(
     config: BuildConfig,
-    backend: str,
+    backend: ExportBackend,
     weights: tuple[Weight, ...],
     files: Mapping[str, FileEntry],
     golden: Golden | None = None,
@@ -59,7 +48,7 @@ def describe(
     ----------
     config : BuildConfig
         What was built.
-    backend : str
+    backend : ExportBackend
         How its engines are packed.
     weights : tuple of Weight
         The table that `write_weights` gave.
@@ -73,7 +62,8 @@ def describe(
     Manifest
     """
     pieces = make_pieces(config)
-    if backend in FUNCTIONAL:
+    extra_files = {"kernels": KERNEL_TABLE, **backend.extra_files}
+    if backend.functional:
         pieces = {name: functional_piece(piece) for name, piece in pieces.items()}
     programs = make_programs(pieces)
     pool = None if config.pool is None else Pool(config.pool.buckets)
@@ -82,14 +72,13 @@ def describe(
     target = environment.resolve_target("cpu" if cpu else "auto")
     manifest = Manifest(
         name=f"{config.model.name}-{config.kv_scheme}-{target.arch}",
-        backend=backend,
+        backend=backend.name,
         target=Target(
             device=target.device,
             arch=target.arch,
             torch=str(torch.__version__).split("+")[0],
             cuda=None if cpu else torch.version.cuda,
-            # A GPU engine's host side is compiled for this processor too; `compile` compiles where it is opened.
-            cpu_flags=environment.cpu_flags() if backend == "aoti" else (),
+            cpu_flags=environment.cpu_flags() if backend.fits_one_cpu else (),
             host_arch=platform.machine(),
         ),
         producer=environment.producer(),
@@ -105,7 +94,7 @@ def describe(
         schedule=_schedule(config),
         buffers=make_buffers(config),
         weights=weights,
-        engines=tuple(_engine(piece, engine_suffix(backend)) for piece in pieces.values()),
+        engines=tuple(_engine(piece, backend.suffix) for piece in pieces.values()),
         programs=programs,
         output="latents",
         golden=golden,
@@ -113,21 +102,9 @@ def describe(
         video=video_table(config),
         pool=pool,
         files=dict(files),
-        extra={key: file for key, file in _EXTRA_FILES.items() if file in files} | _versions(backend),
+        extra={key: file for key, file in extra_files.items() if file in files} | backend.versions(),
     )
     return replace(manifest, format_version=least_version(manifest))
-
-
-def _versions(backend: str) -> dict[str, str]:
-    """Return what an opener compares its own library with."""
-    if backend != "tensorrt":
-        return {}
-    return {TENSORRT: require_tensorrt()}
-
-
-def engine_suffix(backend: str) -> str:
-    """Return what an engine file's name ends with."""
-    return _SUFFIXES.get(backend, ".pt2")
 
 
 def kv_pool(config: BuildConfig) -> KvPool:

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import torch
 import torch._inductor.config
-from torch._inductor import codecache
-from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from seko_export.backends.base import Capabilities, ExportBackend
 from seko_export.backends.workers import SLOW_ROLES
 from seko_export.config.build import BuildConfig
 from seko_export.families.wan.pieces import make_pieces
-from seko_export.host.environment import user_cache
+from seko_export.host.compiler_cache import CACHE_VARIABLE, use_private_cache
 from seko_export.lowering.agree import check_agrees
 from seko_export.lowering.descriptor_scratch import scratch_of_the_whole_grid
 from seko_export.lowering.int_arrays import arrays_declared_where_used
@@ -36,7 +35,6 @@ CUDA_ATTENTION = (
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 )
-CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 BLOCK_THREADS = max(1, len(os.sched_getaffinity(0)) // 3)
 
 
@@ -108,23 +106,10 @@ def local_prefixes() -> list[Path]:
     return [Path(__file__).resolve().parents[2], Path.home(), Path.cwd(), *map(Path, folders)]
 
 
-def use_private_cache() -> None:
-    """Let this process's compiler use `private_cache`, for the headers too that it compiles once for all engines."""
-    os.environ[CACHE_VARIABLE] = private_cache()
-    if hasattr(codecache, "_HEADER_DIR"):  # else below /tmp, whatever the cache
-        headers = Path(os.environ[CACHE_VARIABLE], "precompiled_headers")
-        vars(codecache).update(_HEADER_DIR=str(headers), _HEADER_LOCK_DIR=str(headers / "locks"))
-    else:
-        torch._inductor.config.aot_inductor.precompile_headers = False
-
-
-def private_cache() -> str:
-    """Return the folder for the compiler's cache: this user's own, so that a second build finds the first one's work.
-
-    Torch's own choice, which importing it writes into the environment, is a folder below /tmp that another user
-    may have made first; and what lies in the cache is loaded and run. Another choice of the user's stays.
-    """
-    chosen = os.environ.get(CACHE_VARIABLE, default_cache_dir())
-    if chosen != default_cache_dir():
-        return chosen
-    return str(user_cache() / "inductor")
+BACKEND = ExportBackend(
+    "aoti",
+    Capabilities(fused_kernels=True, streamed_cache=True),
+    compile_piece,
+    host_code=True,
+    fits_one_cpu=True,  # a GPU engine's host side is compiled for this processor, too
+)

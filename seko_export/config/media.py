@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from seko_export.errors import UsageError
 
+TOKENIZER_FILE = "text/tokenizer.json"  # in the artifact
+
 
 @dataclass(frozen=True)
 class TextEncoderConfig:

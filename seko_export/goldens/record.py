@@ -16,6 +16,7 @@ from torch import Tensor
 
 from seko_export.artifact.describe import describe
 from seko_export.artifact.writer import save_tensors
+from seko_export.backends import EAGER
 from seko_export.backends.aoti import attention_backends
 from seko_export.config.build import BuildConfig
 from seko_export.engines.piece import FlatModule, Piece, dtype_name
@@ -255,7 +256,7 @@ def eager_session(
     memory = torch_memory(torch.device(config.device))
     memory.captures = False
     memory.warm_up_runs = 0  # for captures alone; the statistics would take its passes for the stream's
-    manifest = describe(config, "eager", table, {})
+    manifest = describe(config, EAGER, table, {})
     manifest = replace(manifest, buffers=placed_buffers(config, buffer_room(config, memory)))
     held = golden_reference(config) if reference is None else reference
     given = None if held is None else held.numpy()

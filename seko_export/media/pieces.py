@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from seko_export.config.build import BuildConfig
-from seko_export.config.media import TextEncoderConfig, VaeConfig
+from seko_export.config.media import TOKENIZER_FILE, TextEncoderConfig, VaeConfig
 from seko_export.config.stream import StreamConfig
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece, dtype_name, on_meta
@@ -28,7 +28,6 @@ from seko_runtime.executor.buffers_check import (
 from seko_runtime.format.manifest import Buffer, Text, Video
 
 TEXT_WEIGHTS, VAE_WEIGHTS = "text.", "vae."
-TOKENIZER_FILE = "text/tokenizer.json"
 MEDIA_PROGRAMS = {
     "text": "text",
     "encode": "vae_encode",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from seko_export.backends import export_backend
 from seko_export.checkpoints.dimensions import text_config_of, vae_config_of
 from seko_export.config.build import BuildConfig
 from seko_export.config.media import TextEncoderConfig, VaeConfig
@@ -27,7 +28,6 @@ SAMPLE, RANDOM = "sample", "tiny"  # what is built where no checkpoint is named:
 EXACT = "bf16"  # as options spell the exact scheme of any device
 KERNELS = ("auto", "plain", "fused")  # auto: fused where the GPU, the backend and the model allow it
 ATTENTIONS = ("auto", "torch", "bf16", "fp8")
-FUSED_BACKEND = "aoti"
 DEFAULT_BUCKETS = (1, 2, 4)  # each costs the build two block engines
 
 
@@ -295,13 +295,8 @@ def _fused(config: BuildConfig, kernels: str, backend: str) -> bool:
     """Return whether a build's layers take the fused kernels; refuse the wish where they cannot."""
     if kernels not in KERNELS:
         raise UsageError(f"--kernels {kernels!r} is not known: expected one of {', '.join(KERNELS)}")
-    if kernels == "fused" and backend != FUSED_BACKEND:
-        raise UsageError(
-            f"--kernels fused: they are built into packages of --backend {FUSED_BACKEND}, not of {backend}; take "
-            "--kernels plain"
-        )
     if kernels == "auto":
-        return config.device == "cuda" and backend == FUSED_BACKEND
+        return config.device == "cuda" and export_backend(backend).capabilities.fused_kernels
     return kernels == "fused"
 
 

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from seko_export.backends.aoti import CACHE_VARIABLE, local_prefixes, private_cache
+from seko_export.backends.aoti import local_prefixes
 from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
@@ -32,6 +32,7 @@ from seko_export.families.wan.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
 from seko_export.goldens.bounds import CACHE_TOLERANCES, TOLERANCES
 from seko_export.goldens.record import eager_session, golden_text
+from seko_export.host.compiler_cache import CACHE_VARIABLE, private_cache
 from seko_runtime import open_artifact
 from seko_runtime.video.ring import Ring
 from tests.tolerances import STEP, relative_error

@@ -263,7 +263,13 @@ def unmasked_block(config) -> Piece:
     with torch.device("meta"):
         module = Block(config.model, config.stream, config.kv, config.dtype, masked=False).eval()
     return Piece(
-        EngineKey("block", variant=("full",)), module, masked.prefix, masked.layers, masked.inputs, masked.outputs, masked.mutates
+        EngineKey("block", variant=("full",)),
+        module,
+        masked.prefix,
+        masked.layers,
+        masked.inputs,
+        masked.outputs,
+        masked.mutates,
     )
 
 

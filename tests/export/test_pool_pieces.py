@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from seko_export.artifact.describe import describe
+from seko_export.backends import export_backend
 from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import PoolConfig, StreamConfig
@@ -73,7 +74,10 @@ def eager_pool(config: BuildConfig, weights: Mapping[str, Tensor]) -> Iterator[P
     engines = {name: eager_engine(piece) for name, piece in make_pieces(config).items()}
     table = tuple(Weight(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in weights.items())
     streams = Streams(
-        describe(config, "eager", table, {}), engines, weights, torch_memory(torch.device("cpu"))
+        describe(config, export_backend("eager"), table, {}),
+        engines,
+        weights,
+        torch_memory(torch.device("cpu")),
     )
     streams.prepare()
     pool = Pool(streams)
@@ -225,11 +229,11 @@ def test_rows_that_cannot_be(batch: str | None, sessions: int | None, words: str
 
 def test_a_backend_that_has_no_pools_says_so() -> None:
     pytest.importorskip("onnxruntime")
-    from seko_export.backends.onnx import check_can_build
+    from seko_export.backends.onnx import BACKEND
 
-    check_can_build(config_of("fp32", None))
+    BACKEND.check_build(config_of("fp32", None))
     with pytest.raises(UsageError, match="has no pools yet"):
-        check_can_build(config_of("fp32"))
+        BACKEND.check_build(config_of("fp32"))
 
 
 def test_what_the_options_mean() -> None:

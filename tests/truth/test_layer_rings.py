@@ -11,6 +11,7 @@ import torch
 
 from seko_export.artifact.describe import describe
 from seko_export.artifact.manifest_json import manifest_json
+from seko_export.backends import export_backend
 from seko_export.config.build import BuildConfig
 from seko_export.config.stream import PoolConfig, StreamConfig
 from seko_export.errors import UsageError
@@ -55,7 +56,7 @@ def test_the_pool_is_laid_out_by_kind(scheme):
     caches = {b.name: b.shape for b in make_buffers(config) if b.role == "cache" and b.layered}
     assert {shape[0] for name, shape in caches.items() if ".ring2." in name} == {4}
     assert {shape[0] for name, shape in caches.items() if ".ring2." not in name} == {1}
-    manifest = describe(config, "eager", (), {})
+    manifest = describe(config, export_backend("eager"), (), {})
     assert manifest.stream.rings == {"ring2": 2}
     assert manifest.format_version == 3
     numbers = 2 * config.model.dim * config.stream.frame_tokens * (4 * 3 + 1 * 6)
@@ -139,7 +140,7 @@ def test_rings_that_cannot_be_are_refused():
 
 
 def test_a_manifest_whose_rings_cannot_be_is_refused():
-    table = json.loads(manifest_json(describe(config_of(), "eager", (), {})))
+    table = json.loads(manifest_json(describe(config_of(), export_backend("eager"), (), {})))
     for ring in (1, 6):
         table["stream"]["rings"] = {"ring2": ring}
         with pytest.raises(ManifestError, match=f"rings.ring2 is {ring}, expected 2"):
