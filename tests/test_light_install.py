@@ -115,7 +115,7 @@ def test_help_and_version_of_the_exporter_are_light():
     """The command answers without torch."""
     script = (
         "import json, sys\n"
-        "from seko_export.cli.main import main\n"
+        "from seko_export.cli.commands import main\n"
         "main(['build', '--help'], standalone_mode=False)\n"
         "print(json.dumps(sorted(sys.modules)))"
     )

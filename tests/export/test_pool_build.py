@@ -33,7 +33,7 @@ def gpu_build(goal: Path, *further: str) -> Path:
     """The same for this machine's GPU."""
     from click.testing import CliRunner
 
-    from seko_export.cli.main import main
+    from seko_export.cli.commands import main
 
     options = ["build", "--preset", "tiny", "--fp4-kv", "--sessions", "3", "--batch", "1,2", "-o", str(goal)]
     done = CliRunner().invoke(main, [*options, *further])
