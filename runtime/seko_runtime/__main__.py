@@ -1,6 +1,9 @@
 """Command line of the inference box: `run`, `verify`, `info`, `unpack` an artifact. Needs nothing but the runtime."""
 
-from __future__ import annotations
+if __name__ == "__main__":  # before any other import, which the current directory could answer
+    from seko_runtime.console import leave_current_directory
+
+    leave_current_directory(as_module=True)
 
 import argparse
 import json
@@ -123,7 +126,7 @@ def unpack(options: argparse.Namespace) -> dict[str, object]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m seko_runtime", description=__doc__)
+    parser = argparse.ArgumentParser(prog="seko-run", description=__doc__)
     parser.add_argument("--version", action="version", version=f"seko-runtime {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for function, summary in (

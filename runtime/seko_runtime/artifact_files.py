@@ -21,6 +21,7 @@ from seko_runtime.errors import (
 )
 from seko_runtime.json_fields import MAX_JSON_BYTES
 from seko_runtime.manifest import MANIFEST_FILE, SIGNATURE_FILE, FileEntry
+from seko_runtime.manifest_reader import check_no_module
 from seko_runtime.trust import MAX_SIGNATURE_BYTES
 
 OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -62,7 +63,12 @@ class ArtifactFiles:
             If it is missing or too large.
         SymlinkError, IrregularFileError
             If it is no regular file.
+        ModuleFileError
+            If the folder itself holds a module of Python's, whether listed or not.
         """
+        with os.scandir(self._root_fd) as entries:
+            for entry in entries:
+                check_no_module(entry.name)
         document = self._read_small(MANIFEST_FILE, MAX_JSON_BYTES)
         if document is None:
             raise ManifestError(f"{self.root} holds no {MANIFEST_FILE}; it is no artifact, or a broken copy")

@@ -41,6 +41,10 @@ class PathEscapeError(ManifestError):
     """A file name in the manifest is absolute, holds `..`, or is otherwise no plain relative path."""
 
 
+class ModuleFileError(ArtifactError):
+    """The artifact holds a file that Python would import from a folder in which it is started."""
+
+
 class ProgramError(ManifestError):
     """A program names something that does not exist, or writes where it must not."""
 
@@ -103,6 +107,14 @@ class UnknownKeyError(ArtifactError):
 
 class SignatureWrongError(ArtifactError):
     """A signature in the name of a trusted key is not of this manifest."""
+
+
+class SignatureTimeError(ArtifactError):
+    """No trusted signature says a time as late as the trust file asks for."""
+
+
+class RevokedArtifactError(ArtifactError):
+    """The trust file revokes the artifact's digest."""
 
 
 class DeviceArchError(ArtifactError):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -23,6 +25,7 @@ from seko_runtime import errors
 from seko_runtime.__main__ import main
 from seko_runtime.artifact import check_artifact, open_artifact, read_manifest
 from seko_runtime.backends.aoti import AotiBackend
+from seko_runtime.tar_format import END, member_header, padding
 from seko_runtime.trust import read_signatures, read_trust, signed_bytes
 from seko_runtime.unpacking import unpack_artifact
 
@@ -286,6 +289,61 @@ def test_an_artifact_that_does_not_check_is_not_signed(folder, keys):
     with pytest.raises(errors.SurplusFileError):
         sign_artifact(folder, keys / "ours")
     assert not (folder / "manifest.sig").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["numpy.py", "sitecustomize.pyc", "torch.so", "_x.cpython-311-x86_64-linux-gnu.so", "a.pth", "json/__init__.py",
+     "json/__init__.abi3.so"],
+)  # fmt: skip
+def test_a_folder_with_a_module_of_pythons_is_no_artifact(folder, keys, tmp_path, no_engine_is_loaded, name):
+    """Whether the manifest lists it or not, and in a tar."""
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(b"raise SystemExit('imported')")
+    top = "/" not in name
+    for call in (open_artifact, read_manifest) if top else (open_artifact,):
+        with pytest.raises(errors.ModuleFileError if top else errors.SurplusFileError):
+            call(folder)
+    table = json.loads((folder / "manifest.json").read_bytes())
+    content = (folder / name).read_bytes()
+    table["files"][name] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+    (folder / "manifest.json").write_text(json.dumps(table))
+    for call in (
+        open_artifact,
+        read_manifest,
+        check_artifact,
+        lambda it: sign_artifact(it, keys / "ours"),
+        lambda it: pack_artifact(it, tmp_path / "a.tar"),
+        lambda it: unpack_artifact(tar_of(it, tmp_path / "b.tar"), tmp_path / "again"),
+    ):
+        with pytest.raises(errors.ModuleFileError, match=re.escape(repr(name))) as caught:
+            call(folder)
+        assert caught.value.exit_code == 4
+    assert no_engine_is_loaded == []
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_module_of_pythons_further_down_is_a_file_like_any_other(folder):
+    content = b"raise SystemExit('imported')"
+    table = json.loads((folder / "manifest.json").read_bytes())
+    for name in ("engines/numpy.py", "engines/numpy/__init__.py", "note.pyx", "so"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+        table["files"][name] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+    (folder / "manifest.json").write_text(json.dumps(table))
+    with open_artifact(folder):
+        pass
+
+
+def tar_of(folder: Path, goal: Path) -> Path:
+    """Pack by hand, as `pack` would, what it refuses."""
+    document = (folder / "manifest.json").read_bytes()
+    with goal.open("wb") as file:
+        for name in ("manifest.json", *sorted(json.loads(document)["files"])):
+            content = (folder / name).read_bytes()
+            file.write(member_header(name, len(content)) + content + padding(len(content)))
+        file.write(END)
+    return goal
 
 
 def test_keys(tmp_path):
