@@ -19,7 +19,7 @@ import pytest
 from seko_runtime.console import LIBRARIES
 
 ROOT = Path(__file__).parents[1]
-WHEEL_BYTES = 150_000
+WHEEL_BYTES = 200_000
 NOT_AT_IMPORT = ("torch", "triton", "click", "transformers", "rich", "safetensors")
 NOT_AT_REPLAY = (
     *("triton", "click", "transformers", "rich", "safetensors", "torch._inductor", "torch._dynamo"),
