@@ -16,7 +16,7 @@ from seko_runtime.errors import SekoRuntimeError
 from .bases import Bases, DoubleBackend
 from .corpus import CORPUS
 from .file_cases import checkpoint_case, safetensors_case, snapshot_case, tar_case, trust_case
-from .guarded import Limits, Outcome, NotGoodEnoughError, guarded
+from .guarded import Limits, NotGoodEnoughError, Outcome, guarded
 from .manifest_cases import manifest_case, member_case
 
 MAX_MESSAGE = 4096  # letters
