@@ -182,7 +182,7 @@ def _write_golden(folder: Path, manifest: Manifest, golden: Golden) -> None:
     (folder / MANIFEST_FILE).write_bytes(manifest_json(bare))
     tensors: dict[str, np.ndarray[Any, Any]] = {}
     text = None if golden.prompt is not None else toy.toy_text(manifest.call_rows)
-    reference = _reference(manifest) if golden.reference is not None else None
+    reference = reference_of(manifest) if golden.reference is not None else None
     with open_artifact(folder) as artifact:
         given = {"prompt": golden.prompt} if text is None else {"text": text}
         with artifact.open_session(golden.seeds, reference=reference, **given) as session:  # type: ignore[arg-type]
@@ -196,11 +196,12 @@ def _write_golden(folder: Path, manifest: Manifest, golden: Golden) -> None:
                         step = golden.video_step
                         tensors[f"video.{number}"] = np.ascontiguousarray(chunk.video()[:, :, ::step, ::step])
     if golden.reference is not None:
-        tensors[golden.reference] = _reference(manifest)
+        tensors[golden.reference] = reference_of(manifest)
     toy.write_safetensors(folder / golden.file, tensors)
 
 
-def _reference(manifest: Manifest) -> np.ndarray[Any, Any]:
+def reference_of(manifest: Manifest) -> np.ndarray[Any, Any]:
+    """Reference frames for each row of a call."""
     channels, *sides = manifest.stream.latent_shape
     shape = (manifest.call_rows, channels, manifest.stream.reference_frames, *sides)
     return np.linspace(-1, 1, int(np.prod(shape)), dtype=np.float32).reshape(shape)

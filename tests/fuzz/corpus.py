@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -200,9 +202,14 @@ def manifest_of_one_long_number(bases: Bases, folder: Path) -> None:
 
 @named(4)
 def header_of_very_many_tensors(bases: Bases, folder: Path) -> None:  # noqa: ARG001
+    map_safetensors(memoryview(_many_tensors()), "many.safetensors")
+
+
+def _many_tensors() -> bytes:
+    """A safetensors file of a quarter of a million empty tensors, and a byte too many."""
     one = '"%x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
     header = ("{" + ",".join(one % number for number in range(250_000)) + "}").encode()
-    map_safetensors(memoryview(len(header).to_bytes(8, "little") + header + b"x"), "many.safetensors")
+    return len(header).to_bytes(8, "little") + header + b"x"
 
 
 @named(4)
@@ -302,8 +309,45 @@ def sparse_index_of_a_checkpoint(bases: Bases, folder: Path) -> None:
 def sparse_config_of_a_checkpoint(bases: Bases, folder: Path) -> None:
     place = folder / "checkpoint"
     shutil.copytree(bases.checkpoints["diffusers"], place)
-    os.truncate(place / "config.json", SPARSE_BYTES)
-    text_config_of(place)
+    config = next(place.rglob("*.safetensors")).parent / "config.json"
+    put(config, b"{")
+    os.truncate(config, SPARSE_BYTES)
+    text_config_of(config.parent)
+
+
+@named(3)
+def sparse_pickle_of_a_checkpoint(bases: Bases, folder: Path) -> None:  # noqa: ARG001
+    """A `.pt` whose pickle is 3 GiB of a hole."""
+    directory = io.BytesIO()
+    with zipfile.ZipFile(directory, "w") as archive:
+        archive.writestr("archive/data.pkl", b"x")
+        archive.writestr("archive/version", b"3")
+        archive.filelist[0].file_size = archive.filelist[0].compress_size = SPARSE_BYTES
+    (folder / "sparse.pt").write_bytes(directory.getvalue())
+    load_checkpoint(folder / "sparse.pt", MODEL)
+
+
+@named(3)
+def header_of_very_many_tensors_in_a_checkpoint(bases: Bases, folder: Path) -> None:  # noqa: ARG001
+    (folder / "many.safetensors").write_bytes(_many_tensors())
+    load_checkpoint(folder / "many.safetensors", MODEL)
+
+
+@named(3)
+def pipe_as_the_only_weights(bases: Bases, folder: Path) -> None:  # noqa: ARG001
+    (folder / "checkpoint").mkdir()
+    os.mkfifo(folder / "checkpoint" / "model.safetensors")
+    load_checkpoint(folder / "checkpoint", MODEL)
+
+
+@named(3)
+def pipe_as_an_index(bases: Bases, folder: Path) -> None:
+    place = folder / "checkpoint"
+    shutil.copytree(bases.checkpoints["wan-sharded"], place)
+    index = next(place.glob("*.index.json"))
+    index.unlink()
+    os.mkfifo(index)
+    load_checkpoint(place, MODEL)
 
 
 @named(3)

@@ -10,12 +10,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
+
 from seko_runtime.__main__ import main
 from seko_runtime.artifact import OpenArtifact, open_artifact
-from seko_runtime.manifest import DTYPE_BYTES, MANIFEST_FILE
+from seko_runtime.buffers_check import TEXT_BUFFER
+from seko_runtime.errors import UsageError
+from seko_runtime.manifest import DTYPE_BYTES, MANIFEST_FILE, Manifest
 from seko_runtime.safetensors_map import DTYPE_NAMES
 
-from .bases import Base, Bases, entry_of, linked, put
+from .bases import Base, Bases, entry_of, linked, put, reference_of
 from .damage import Document, Raw, damage_bytes, damage_json
 from .manifest_steps import change_manifest
 
@@ -127,23 +131,40 @@ def use_artifact(place: Path, random: Random) -> str:
 def replay(artifact: OpenArtifact) -> str:
     """Make a chunk, and compare a short golden."""
     manifest = artifact.manifest
-    text: dict[str, Any] = {"prompt": PROMPT} if manifest.text is not None else {}
+    given = _given(manifest)
     if manifest.pool is not None:
-        with artifact.open_pool() as pool, pool.open_session(**text) as session:
+        with artifact.open_pool() as pool, pool.open_session(**given) as session:
             chunk = session.run_chunk()
             chunk.to_host()
             if manifest.video is not None:
                 chunk.video()
         return "ran"
-    with artifact.open_session(**({} if manifest.golden is not None else text)) as session:
+    with artifact.open_session(**given) as session:
         chunk = session.run_chunk()
         chunk.to_host()
         if manifest.video is not None:
             chunk.video()
     if manifest.golden is not None and manifest.golden.chunks[-1] < MAX_REPLAYED:
-        artifact.verify()
+        try:
+            artifact.verify()
+        except UsageError as error:  # its golden lacks what a session needs
+            return type(error).__name__
         return "verified"
     return "ran"
+
+
+def _given(manifest: Manifest) -> dict[str, Any]:
+    """What a caller gives to a session: a sentence or embeddings, and reference frames, where it takes some."""
+    given: dict[str, Any] = {}
+    embeddings = next((one for one in manifest.buffers if one.name == TEXT_BUFFER), None)
+    if manifest.text is not None:
+        given["prompt"] = PROMPT
+    elif embeddings is not None:
+        rows = 1 if manifest.pool is not None else manifest.call_rows
+        given["text"] = np.ones((rows, *embeddings.shape[1:]), np.float32)
+    if manifest.stream.reference_frames:
+        given["reference"] = reference_of(manifest)
+    return given
 
 
 def command(arguments: list[str]) -> str:
