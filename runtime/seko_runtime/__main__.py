@@ -15,6 +15,7 @@ from pathlib import Path
 from seko_runtime import __version__, open_artifact, read_manifest
 from seko_runtime.end_signals import until_ended
 from seko_runtime.errors import NumericError, SekoRuntimeError
+from seko_runtime.faults import machine_faults
 
 # What the commands need is imported in them: a signal that comes meanwhile ends them as any other does.
 
@@ -32,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run_command(options: argparse.Namespace) -> int:
     try:
-        result = options.command(options)
+        with machine_faults():
+            result = options.command(options)
     except SekoRuntimeError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -19,6 +19,7 @@ from seko_runtime.errors import (
     SurplusFileError,
     SymlinkError,
 )
+from seko_runtime.faults import lacks
 from seko_runtime.json_fields import MAX_JSON_BYTES
 from seko_runtime.manifest import MANIFEST_FILE, SIGNATURE_FILE, FileEntry
 from seko_runtime.manifest_reader import check_no_module
@@ -49,6 +50,8 @@ class ArtifactFiles:
         except (FileNotFoundError, NotADirectoryError):
             raise MissingFileError(f"{root} is no folder, expected an artifact's; check the path") from None
         except OSError as error:
+            if lacks(error):
+                raise
             raise MissingFileError(
                 f"{root} cannot be opened: {error.strerror}; check its permissions"
             ) from None
@@ -166,6 +169,8 @@ class ArtifactFiles:
         except PermissionError:
             raise MissingFileError(f"{name} may not be read by this user; change its permissions") from None
         except OSError as error:
+            if lacks(error):
+                raise
             raise SymlinkError(f"{name} cannot be opened as a plain file: {error.strerror}") from None
         try:
             _check_regular(os.fstat(descriptor), name)
@@ -211,6 +216,8 @@ def _open_beneath(name: str, flags: int, folder_fd: int, path: str) -> int:
     except PermissionError:
         raise MissingFileError(f"{path!r} may not be read by this user; change its permissions") from None
     except OSError as error:  # it was a plain file a moment ago: somebody is swapping files under us
+        if lacks(error):
+            raise
         raise SymlinkError(
             f"{path!r} changed while it was opened: {error.strerror}; copy it to a safe place"
         ) from None

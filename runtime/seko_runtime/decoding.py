@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.buffers_check import DECODE_LATENTS, VIDEO, VIDEO_FIRST
 from seko_runtime.errors import StaleChunkError
+from seko_runtime.faults import captured
 from seko_runtime.memory import Memory, Tensor
 from seko_runtime.program import BoundProgram
 
@@ -74,7 +75,7 @@ class Decoder:
             self._memory.wait()
         if self._memory.captures:
             self._runs = {
-                kind: [self._lane.capture(program.run) for program in programs]
+                kind: [captured(self._lane, program.run, "the decoder's run") for program in programs]
                 for kind, programs in self._programs.items()
             }
 

@@ -153,6 +153,10 @@ class EngineLoadError(ArtifactError):
     """The backend's library refused an engine file whose hash was right."""
 
 
+class EngineRunError(ArtifactError):
+    """An engine failed while it ran: in the first pass of a session, in a capture, or in a chunk."""
+
+
 class PlanVersionError(ArtifactError):
     """TensorRT plans were built by a version that the one here cannot stand in for."""
 
@@ -181,6 +185,14 @@ class DeviceMemoryError(EnvironmentLacksError):
 
 class DeviceFaultError(EnvironmentLacksError):
     """The driver refused a call, or a kernel failed on the device."""
+
+
+class HostMemoryError(EnvironmentLacksError):
+    """The machine has too little free memory of its own."""
+
+
+class HostFaultError(EnvironmentLacksError):
+    """The operating system refused a call: too many open files, no space, an input or output error."""
 
 
 class PoolFullError(EnvironmentLacksError):

@@ -12,6 +12,7 @@ from seko_runtime.buffers_check import GIVEN_LATENTS, REFERENCE_LATENTS, TEXT_BU
 from seko_runtime.clocks import KeptChunk, RowClocks
 from seko_runtime.decoding import Decoder
 from seko_runtime.errors import UsageError
+from seko_runtime.faults import captured
 from seko_runtime.layer_stream import LayerStream
 from seko_runtime.manifest import EngineSpec, Manifest, TensorSpec
 from seko_runtime.memory import Engine, Memory, Tensor
@@ -106,7 +107,8 @@ class Live:
             memory.wait()
         if memory.captures:
             for call, programs in self.chunk.items():
-                self.replays[call] = memory.capture(partial(self._run_all, programs))
+                work = partial(self._run_all, programs)
+                self.replays[call] = captured(memory, work, "a chunk's run of all its engines")
         if self.decoder is not None:
             self.decoder.prepare()
 

@@ -14,6 +14,7 @@ from seko_runtime.chunk import Chunk, SessionStats
 from seko_runtime.clocks import RowClocks, checked_seeds
 from seko_runtime.decoding import Decoder
 from seko_runtime.errors import SessionClosedError, StaleChunkError, UsageError
+from seko_runtime.faults import machine_faults
 from seko_runtime.given import GivenFrames
 from seko_runtime.live import Live
 from seko_runtime.manifest import Manifest, TensorSpec
@@ -59,6 +60,7 @@ class Streams:
         If ``prompt_cache`` is negative.
     """
 
+    @machine_faults()
     def __init__(
         self,
         manifest: Manifest,
@@ -96,10 +98,12 @@ class Streams:
             memory.close()  # also if there is nothing live yet; a second time does nothing
             raise
 
+    @machine_faults()
     def prepare(self) -> None:
         """Load every engine's kernels and capture, as the memory says."""
         self.live().prepare()
 
+    @machine_faults()
     def run_chunk(self, rows: Sequence[int]) -> Chunk:
         """Make the next chunk of each row; where the artifact makes video, queue its decoding too.
 
@@ -145,6 +149,7 @@ class Streams:
         self._chunks += 1
         return chunk
 
+    @machine_faults()
     def set_prompt(self, rows: Sequence[int], prompt: str | Sequence[str], *, recache: bool = False) -> None:
         """Set rows' prompts by sentences, from their next chunks on.
 
@@ -179,6 +184,7 @@ class Streams:
         if recache:
             self._recache(live, rows)
 
+    @machine_faults()
     def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:
         """Set rows' prompts by embeddings [k, tokens, text_dim], from their next chunks on.
 
@@ -196,6 +202,7 @@ class Streams:
         if recache:
             self._recache(live, rows)
 
+    @machine_faults()
     def set_given(self, rows: Sequence[int], image: object = None, latents: object = None) -> None:
         """Begin rows' streams with a picture, or with latents; see `GivenFrames`."""
         live = self.live()
@@ -206,6 +213,7 @@ class Streams:
         if latents is not None:
             self.given.set_latents(live, rows, latents)
 
+    @machine_faults()
     def set_reference(self, rows: Sequence[int], reference: object) -> None:
         """Give rows, whose streams begin, the reference frames of their caches; see `reference.set_reference`."""
         live = self.live()
@@ -214,6 +222,7 @@ class Streams:
         if set_reference(live, self.manifest, self.memory, rows, reference):
             self._rebuild_due.update(rows)  # written before the next chunk, with the prompt that stands then
 
+    @machine_faults()
     def restart(
         self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
     ) -> None:
@@ -244,6 +253,7 @@ class Streams:
             live.clear_cache(row)
         self._begin(live, row)
 
+    @machine_faults()
     def forget(self, row: int) -> None:
         """Queue zeros into all that a row's stream was made of, before another owner's begins there."""
         live = self.live()
@@ -256,12 +266,14 @@ class Streams:
         self.given.drop(row)
         self._begin(live, row)
 
+    @machine_faults()
     def reserve(self, row: int) -> None:
         """Make what the host needs for a row; this may wait for the device."""
         decoder = self.live().decoder
         if decoder is not None:
             decoder.reserve(row)
 
+    @machine_faults()
     def store(self, row: int) -> RowState:
         """Queue copies of all that a row's stream is made of to the host, beside what others do."""
         live = self.live()
@@ -278,6 +290,7 @@ class Streams:
             parked, self._moving[row] = self.memory.park(live.state_of(row))
         return RowState(numbers, parked)
 
+    @machine_faults()
     def load(self, row: int, state: RowState) -> None:
         """Queue copies of a stored stream into a row, which goes on where that one stood.
 
@@ -305,6 +318,7 @@ class Streams:
         described = {name: self.memory.describe(one) for name, one in self.live().state_of(0).items()}
         return {name: TensorSpec(name, shape, dtype) for name, (shape, dtype) in described.items()}
 
+    @machine_faults()
     def read_latents(self, chunk: Chunk) -> NDArray[np.float32]:
         """Copy a chunk's latents to the host; see `Chunk.to_host`."""
         self.live()
@@ -314,6 +328,7 @@ class Streams:
             )
         return self.memory.read(chunk.latents)
 
+    @machine_faults()
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
         """Copy every ``step``-th token of every cache buffer to the host; waits for the last chunk."""
         return self.live().cache_sample(step)
@@ -355,6 +370,7 @@ class Streams:
         """Whether all is given back."""
         return self._live is None
 
+    @machine_faults()
     def close(self) -> None:
         """Wait for the device and give all memory back; a second call does nothing."""
         live, self._live = self._live, None

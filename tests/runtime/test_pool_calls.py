@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from seko_runtime.errors import EngineRunError
 from seko_runtime.pool import PooledSession
 
 from . import toy, toy_pool
@@ -54,7 +55,7 @@ def test_a_chunk_that_fails_leaves_its_sessions_at_the_chunk_before(
         for turn in range(6):
             if turn in (1, 4):
                 failing.calls_left = call
-                with pytest.raises(RuntimeError, match="planted"):
+                with pytest.raises(EngineRunError, match="planted"):
                     pool.run([a, b])
                 failing.calls_left = -1
                 other = pool.run([c])  # whom it does not touch
@@ -92,7 +93,7 @@ def test_a_call_of_two_launches_fails_as_one(engine: str, call: int) -> None:
             run(1)
         run(0)
         failing.calls_left = call
-        with pytest.raises(RuntimeError, match="planted"):
+        with pytest.raises(EngineRunError, match="planted"):
             run(0, 1)
         failing.calls_left = -1
         assert [pool._streams.clocks.made(session._running_row()) for session in sessions] == [1, FILL_CHUNKS]
@@ -151,7 +152,7 @@ def test_a_cache_is_rebuilt_in_a_bucket_that_depends_on_no_other_row(full: bool)
                 pool.run(pair)
             for session in pair[: 1 + both]:
                 failing.calls_left = 1
-                with pytest.raises(RuntimeError, match="planted"):
+                with pytest.raises(EngineRunError, match="planted"):
                     session.set_prompt(PROMPTS[2], recache=True)
                 failing.calls_left = -1
             gave.append([take(pool.run(pair)[0]) for _ in range(3)])
