@@ -36,12 +36,21 @@ def until_ended(command: Callable[[], int], tell: Callable[[str], None]) -> int:
     int
         What ``command`` returned, or 128 plus the signal's number.
     """
-    with _handled(_end):
+    done = False
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        if not done and not _is_unwinding():
+            raise AskedToEnd(number)
+
+    with _handled(end):
         try:
-            return command()
+            code = command()
+            done = True
         except KeyboardInterrupt as ended:
             tell("interrupted; nothing was left behind")
-            return _EXIT_SIGNAL + (ended.number if isinstance(ended, AskedToEnd) else signal.SIGINT)
+            code = _EXIT_SIGNAL + (ended.number if isinstance(ended, AskedToEnd) else signal.SIGINT)
+            done = True
+    return code
 
 
 @contextmanager
@@ -76,11 +85,11 @@ def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
             signal.signal(number, former)
 
 
-def _end(number: int, _frame: FrameType | None) -> None:
-    """Raise, unless a signal before this one is being unwound: what cleans up must come to its end."""
+def _is_unwinding() -> bool:
+    """Tell whether a signal before this one is being unwound: what cleans up must come to its end."""
     handled = sys.exception()
     while handled is not None:
         if isinstance(handled, AskedToEnd):
-            return
+            return True
         handled = handled.__context__
-    raise AskedToEnd(number)
+    return False

@@ -216,7 +216,7 @@ class DiskError(EnvironmentLacksError):
 
 
 class VideoWriterError(EnvironmentLacksError):
-    """A video cannot be written: an encoder or a folder is missing."""
+    """A video cannot be written or a picture read: the encoder, PyAV, is missing."""
 
 
 class SnapshotError(SekoRuntimeError):
