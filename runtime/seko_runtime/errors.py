@@ -23,6 +23,10 @@ class StaleChunkError(SekoRuntimeError):
     """A chunk was read after the session's next chunk had overwritten its latents."""
 
 
+class TornStreamError(SekoRuntimeError):
+    """A stream was interrupted, as by Ctrl-C, between decoding a chunk and counting it; it must begin anew."""
+
+
 class ArtifactError(SekoRuntimeError):
     """Base: the artifact is damaged, incomplete, hostile, or made for another machine."""
 

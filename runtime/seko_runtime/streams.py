@@ -5,7 +5,8 @@ Torch-free; tensors and capture are the memory's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from seko_runtime.chunk import Chunk, SessionStats
 from seko_runtime.clocks import RowClocks, checked_seeds
 from seko_runtime.decoding import Decoder
-from seko_runtime.errors import SessionClosedError, StaleChunkError, UsageError
+from seko_runtime.errors import SessionClosedError, StaleChunkError, TornStreamError, UsageError
 from seko_runtime.faults import machine_faults
 from seko_runtime.given import GivenFrames
 from seko_runtime.live import Live
@@ -87,6 +88,7 @@ class Streams:
             self._readable: int | None = None  # serial of the chunk whose latents are whole
             self._rebuild_due: set[int] = set()
             self._moving: dict[int, object] = {}  # ends of copies to or from the host, by row
+            self._torn: set[int] = set()  # rows that are being moved on, or were when Ctrl-C came
             self.given = GivenFrames(manifest, memory)
             self._prompts: RowPrompts | None = None
             if manifest.text is not None and prompt_ids is not None:
@@ -122,10 +124,13 @@ class Streams:
 
         Raises
         ------
+        TornStreamError
+            If Ctrl-C came while a row was moved on.
         SessionClosedError
             After `close()`.
         """
         live, clocks = self.live(), self.clocks
+        self._check_whole(rows)
         frames, seeds = clocks.frames(rows), self.seeds[list(rows)]
         first_frames, slot_firsts = frames[:, 0], [int(clocks.slot_first[row]) for row in rows]
         begins = [bool(first == 0) for first in first_frames]
@@ -140,13 +145,19 @@ class Streams:
             self._launches += live.run_chunk(Positions(rows, seeds, frames, slot_firsts, given))
             if live.decoder is not None:
                 live.decoder.feed(rows, live.latents)
-        numbers = () if live.decoder is None else live.decoder.decode(rows, begins)
+        self._torn.update(rows)  # until the host has counted what the device has decoded
+        try:
+            numbers = () if live.decoder is None else live.decoder.decode(rows, begins)
+        except Exception:
+            self._torn.difference_update(rows)  # the decoder knows what to do again
+            raise
         clocks.chunk_made(rows)
         latents = self.memory.leading(live.latents, len(rows))
         pictures = tuple(zip(rows, numbers, strict=True)) if numbers else ()
         chunk = Chunk(self._chunks, frames, latents, self, self._chunks, pictures)
         self._readable = self._chunks
         self._chunks += 1
+        self._torn.difference_update(rows)
         return chunk
 
     @machine_faults()
@@ -249,6 +260,7 @@ class Streams:
             self.seeds[row] = new_seed
         if reference is not None:
             self.set_reference([row], reference)
+        self._torn.add(row)
         with self.memory.ordered():
             live.clear_cache(row)
         self._begin(live, row)
@@ -275,8 +287,15 @@ class Streams:
 
     @machine_faults()
     def store(self, row: int) -> RowState:
-        """Queue copies of all that a row's stream is made of to the host, beside what others do."""
+        """Queue copies of all that a row's stream is made of to the host, beside what others do.
+
+        Raises
+        ------
+        TornStreamError
+            If Ctrl-C came while the row was moved on.
+        """
         live = self.live()
+        self._check_whole([row])
         numbers = RowNumbers(
             seed=int(self.seeds[row]),
             given=int(self.given.counts[row]),
@@ -287,7 +306,8 @@ class Streams:
             self._settle([row])
             if live.decoder is not None:
                 live.decoder.join()
-            parked, self._moving[row] = self.memory.park(live.state_of(row))
+            with self._all_or_waited():
+                parked, self._moving[row] = self.memory.park(live.state_of(row))
         return RowState(numbers, parked)
 
     @machine_faults()
@@ -305,13 +325,15 @@ class Streams:
             self._settle([row])
             if live.decoder is not None:
                 live.decoder.join()
-            self._moving[row] = self.memory.unpark(state.tensors, live.state_of(row))
+            with self._all_or_waited():
+                self._moving[row] = self.memory.unpark(state.tensors, live.state_of(row))
         self.seeds[row], self.given.counts[row] = numbers.seed, numbers.given
         self._rebuild_due.discard(row)
         if numbers.rebuild_due:
             self._rebuild_due.add(row)
         if live.decoder is not None:
             live.decoder.restart(row)
+        self._torn.discard(row)
 
     def layout(self) -> dict[str, TensorSpec]:
         """Return the tensors of one row's stream."""
@@ -400,12 +422,31 @@ class Streams:
             self._rebuild_due.add(row)
         if live.decoder is not None:
             live.decoder.restart(row)
+        self._torn.discard(row)
+
+    def _check_whole(self, rows: Sequence[int]) -> None:
+        torn = sorted(self._torn.intersection(rows))
+        if torn:
+            raise TornStreamError(
+                f"the stream of row {torn[0]} was interrupted while its chunk was decoded and counted, so it is not "
+                "known where it stands; restart it, or close its session and open another"
+            )
+
+    @contextmanager
+    def _all_or_waited(self) -> Iterator[None]:
+        """Wait for the device if copies are queued only in part: whoever uses the row next has no end to wait for."""
+        try:
+            yield
+        except BaseException:
+            self.memory.wait()
+            raise
 
     def _settle(self, rows: Sequence[int]) -> None:
         """Let what comes now wait, on the device, for the rows' copies to or from the host."""
         for row in rows:
             if row in self._moving:
-                self.memory.after(self._moving.pop(row))
+                self.memory.after(self._moving[row])
+                del self._moving[row]
 
     def _recache(self, live: Live, rows: Sequence[int]) -> None:
         self._rebuild_due.update(rows)  # until it is done: a chunk must not run on half a cache

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from seko_runtime.errors import EngineRunError
+from seko_runtime.errors import EngineRunError, TornStreamError
 from seko_runtime.pool import PooledSession
 
 from . import toy, toy_pool
@@ -64,6 +64,44 @@ def test_a_chunk_that_fails_leaves_its_sessions_at_the_chunk_before(
             for story, chunk in zip(stories, pool.run([a, b]), strict=False):
                 story.asked.append(("run",))
                 story.gave.append(take(chunk))
+        for story in stories:
+            assert story.gave == story.alone()
+
+
+@pytest.mark.parametrize(("place", "torn"), [("begin.1", False), ("step.1", False), ("vae_decode", True)])
+def test_ctrl_c_in_a_chunk_gives_the_same_bytes_again_or_a_named_error(place: str, torn: bool) -> None:
+    """While the frames are decoded and counted nobody knows how far the caches have moved: the stream begins anew."""
+    real, presses = toy_pool.pool_engines()[place], [False]
+
+    def pressed(inputs: list[Any]) -> list[Any]:
+        if presses[0]:
+            presses[0] = False
+            raise KeyboardInterrupt
+        return list(real(inputs))
+
+    with closing(open_pool(engines={place: pressed})) as pool:
+        stories = [Story(i, PROMPTS[i]) for i in range(2)]
+        sessions = [pool.open_session(seed=i, prompt=PROMPTS[i]) for i in range(2)]
+
+        def run(at: int) -> None:
+            chunk = sessions[at].run_chunk()
+            stories[at].asked.append(("run",))
+            stories[at].gave.append(take(chunk))
+
+        run(0)
+        run(1)
+        presses[0] = True
+        with pytest.raises(KeyboardInterrupt):
+            run(0)
+        if torn:
+            for use in (sessions[0].run_chunk, sessions[0].pause, lambda: pool.run(sessions)):
+                with pytest.raises(TornStreamError, match="it is not known where it stands; restart it"):
+                    use()
+            sessions[0].restart(seed=5)
+            stories[0].asked.append(("restart", 5))
+        for _ in range(FILL_CHUNKS):
+            run(0)
+            run(1)
         for story in stories:
             assert story.gave == story.alone()
 
