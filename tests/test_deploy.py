@@ -1,4 +1,4 @@
-"""The ten lines of docs/deploy.md, run one after another on the tiny model."""
+"""The twelve lines of docs/deploy.md, run one after another on the tiny model."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ pytest.importorskip("cryptography", reason="the library cryptography is not inst
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
-BUILD, COPY, INSTALL = (
+BUILD, COPY, INSTALL, COMPARE = (
     "seko-export build --preset tiny --fp4-kv --target cpu -o tiny",
     "rsync -a tiny.tar maker.pub runtime user@box:seko/",
     "pip install './runtime[aoti,trust]' torch==VERSION",
+    "echo 'FINGERPRINT  maker.pub' | sha256sum --check",
 )
 
 
@@ -38,14 +39,17 @@ def run(lines: list[str], folder: Path, path: Path, **environment: str) -> subpr
     )
 
 
-def test_there_are_ten_lines_on_two_boxes():
+def test_there_are_twelve_lines_on_two_boxes():
     here, there = blocks()
-    assert len(here) + len(there) == 10
-    assert [line for line in here + there if line in (BUILD, COPY, INSTALL)] == [BUILD, COPY, INSTALL]
+    assert len(here) + len(there) == 12
+    special = [BUILD, COPY, INSTALL, COMPARE]
+    assert [line for line in here + there if line in special] == special
+    trusting = [number for number, line in enumerate(there) if "maker.pub" in line]
+    assert there[trusting[0]] == COMPARE
 
 
 def test_the_lines_lead_from_a_build_to_a_video(fp4, lone_python, tmp_path):
-    """Stand-ins: an artifact that the first line's command has built already, `cp`, and a Python made of links."""
+    """Stand-ins: an artifact that the first line's command has built already, `cp`, a Python made of links, `sed`."""
     here, there = blocks()
     build_box, inference_box = tmp_path / "build", tmp_path / "seko"
     build_box.mkdir()
@@ -55,12 +59,13 @@ def test_the_lines_lead_from_a_build_to_a_video(fp4, lone_python, tmp_path):
     lines = [line for line in here if line not in (BUILD, COPY)]
     done = run(lines, build_box, scripts, PYTHONPATH=os.environ.get("PYTHONPATH", ""))
     assert done.returncode == 0, done.stderr
+    (told,) = [line.split()[0] for line in done.stdout.splitlines() if line.endswith("  maker.pub")]
     for name in ("tiny.tar", "maker.pub"):
         shutil.copy(build_box / name, inference_box)
     site = tmp_path / "site"
     site.mkdir()
     link_distribution("cryptography", site)
-    lines = [line for line in there if line != INSTALL]
+    lines = [line.replace("FINGERPRINT", told) for line in there if line != INSTALL]
     done = run(lines, inference_box, lone_python.parent, PYTHONPATH=str(site))
     assert done.returncode == 0, done.stderr
     assert (inference_box / "out.y4m").read_bytes().startswith(b"YUV4MPEG2 ")
@@ -70,9 +75,17 @@ def test_the_lines_lead_from_a_build_to_a_video(fp4, lone_python, tmp_path):
         "tiny",
         "tiny.tar",
     ]
+    # With another's key beside a tar that he signed, the lines end before the key is trusted.
+    (inference_box / "maker.pub").rename(tmp_path / "maker.pub")
+    (inference_box / "maker.pub").write_text("ed25519 " + "0" * 64 + " maker\n")
+    (inference_box / "out.y4m").unlink()
+    shutil.rmtree(inference_box / "tiny")
+    done = run(lines, inference_box, lone_python.parent, PYTHONPATH=str(site))
+    assert (done.returncode, "maker.pub: FAILED" in done.stdout) == (1, True)
+    assert not (inference_box / "tiny").exists()
+    (tmp_path / "maker.pub").replace(inference_box / "maker.pub")
     # And without the signature the same lines end at the first that asks for it.
     (build_box / "tiny" / "manifest.sig").unlink()
-    shutil.rmtree(inference_box / "tiny")
     repack = "seko-export pack tiny -o tiny.tar --force"
     done = run([repack], build_box, scripts, PYTHONPATH=os.environ.get("PYTHONPATH", ""))
     assert done.returncode == 0, done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import email
 import json
 import os
@@ -15,8 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from seko_runtime.cli.console import LIBRARIES
+
 ROOT = Path(__file__).parents[1]
-WHEEL_BYTES = 150_000
+WHEEL_BYTES = 200_000
 NOT_AT_IMPORT = ("torch", "triton", "click", "transformers", "rich", "safetensors")
 NOT_AT_REPLAY = (
     *("triton", "click", "transformers", "rich", "safetensors", "torch._inductor", "torch._dynamo"),
@@ -111,11 +114,123 @@ def test_the_exporter_is_really_absent_there(lone_python):
         assert done.returncode == 1, module
 
 
+def plant(folder: Path, *names: str) -> Path:
+    """Write modules that would leave a file ``planted`` in the folder if anybody imported them; return that path."""
+    mark = folder / "planted"
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"open({str(mark)!r}, 'a').write({name!r})\n")
+    return mark
+
+
+PLANTED = (
+    "numpy.py",
+    "json.py",
+    "argparse.py",
+    "__future__.py",
+    "typing.py",
+    "numpy/__init__.py",
+    "torch.pyc",
+)
+
+
+def asked(
+    python: Path, folder: Path, *options: str, artifact: str = ".", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Start `info` in a folder, by Python with these options, without options by `seko-run`."""
+    command = [python, *options] if options else [python.parent / "seko-run"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
+    return subprocess.run(
+        [*command, "info", artifact], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_as_a_module_it_refuses_to_start_beside_a_planted_module(lone_python, tmp_path, name):
+    mark = plant(tmp_path, name)
+    done = asked(lone_python, tmp_path, "-m", "seko_runtime")
+    assert not mark.exists()
+    assert done.returncode == 2
+    assert re.fullmatch(
+        r"error: the current directory holds '[^']+'.* seko-run, or python -P .*\n", done.stderr
+    )
+
+
+def test_no_module_of_the_library_is_taken_from_the_current_directory_before_the_guard(lone_python, tmp_path):
+    """But those that `python -m` itself imports before it comes to us, as SECURITY.md says; by `seko-run` none."""
+    modules = _run(
+        lone_python, "import runpy, sys; seen = list(sys.modules); import json; print(json.dumps(seen))"
+    )
+    assert {"contextlib", "importlib"} <= set(modules)
+    mark = plant(tmp_path, *(f"{name}.py" for name in sys.stdlib_module_names - set(modules)))
+    done = asked(lone_python, tmp_path, "-m", "seko_runtime")
+    assert (done.returncode, mark.exists()) == (2, False), done.stderr
+    plant(tmp_path, *(f"{name}.py" for name in modules if "." not in name))
+    done = asked(lone_python, tmp_path)
+    assert (done.returncode, mark.exists()) == (4, False), done.stderr
+
+
+def test_as_a_module_it_refuses_to_start_in_an_artifact(lone_python, tmp_path):
+    (tmp_path / "manifest.json").write_text("{}")
+    done = asked(lone_python, tmp_path, "-m", "seko_runtime")
+    assert (done.returncode, "holds a manifest.json" in done.stderr) == (2, True)
+
+
+def started_elsewhere(python: Path, folder: Path, *options: str, **variables: str) -> tuple[int, str]:
+    """Start where a library that is not installed lies as a folder without a face; ask for what needs the library."""
+    work, artifact, trust = folder / "work", folder / "artifact", folder / "trust"
+    mark = plant(work, "cryptography/exceptions.py", "notes.py", "code/readme.py")
+    artifact.mkdir()
+    (artifact / "manifest.json").write_text("{}")
+    trust.write_text("ed25519 " + "0" * 64)
+    done = asked(python, work, *options, artifact="../artifact", SEKO_TRUST=str(trust), **variables)
+    assert not mark.exists()
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("options", [("-m", "seko_runtime"), ()])
+@pytest.mark.parametrize("path", ["", "/nowhere"])
+def test_elsewhere_the_current_directory_is_left_out_without_a_word(lone_python, tmp_path, options, path):
+    code, said = started_elsewhere(lone_python, tmp_path, *options, PYTHONPATH=path)
+    assert (code, "library cryptography is not installed" in said) == (5, True)
+
+
+@pytest.mark.parametrize("path", [".", ":/nowhere", "/nowhere:"])
+def test_an_entry_of_the_variable_that_means_the_current_directory_is_left_out(lone_python, tmp_path, path):
+    code, said = started_elsewhere(lone_python, tmp_path, PYTHONPATH=path)
+    assert (code, "library cryptography is not installed" in said) == (5, True)
+
+
+def test_with_safe_path_or_as_a_script_it_starts_anywhere(lone_python, tmp_path):
+    mark = plant(tmp_path, *PLANTED)
+    for options, variables in (
+        (("-P", "-m", "seko_runtime"), {}),
+        (("-m", "seko_runtime"), {"PYTHONSAFEPATH": "1"}),
+        ((), {}),
+    ):
+        done = asked(lone_python, tmp_path, *options, **variables)
+        assert (done.returncode, "which Python would import" in done.stderr) == (4, True)
+    assert not mark.exists()
+
+
+def test_the_guard_knows_every_library_that_the_runtime_imports():
+    """A library that is missing there is dropped from the path all the same; its name is for the refusal."""
+    named = set()
+    for path in (ROOT / "runtime/seko_runtime").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                named |= {one.name.split(".")[0] for one in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                named.add(node.module.split(".")[0])
+    assert named - sys.stdlib_module_names - {"seko_runtime"} == set(LIBRARIES)
+
+
 def test_help_and_version_of_the_exporter_are_light():
     """The command answers without torch."""
     script = (
         "import json, sys\n"
-        "from seko_export.cli.commands import main\n"
+        "from seko_export.cli import main\n"
         "main(['build', '--help'], standalone_mode=False)\n"
         "print(json.dumps(sorted(sys.modules)))"
     )

@@ -1,9 +1,7 @@
 """Inference box: open an artifact and replay it chunk by chunk. Importing this imports no tensor library, nor numpy."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+# Nothing at all is imported here: `python -m seko_runtime` comes by before the current directory has left the path.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -38,7 +36,9 @@ _HOMES = {
 }
 
 
-def open_artifact(path: str | Path, device: str = "auto", *, trust: str | Path | None = None) -> OpenArtifact:
+def open_artifact(
+    path: "str | Path", device: str = "auto", *, trust: "str | Path | None" = None
+) -> "OpenArtifact":
     """Check an artifact and load it; as `seko_runtime.opening.artifact.open_artifact`, imported on call.
 
     Parameters
@@ -65,7 +65,7 @@ def open_artifact(path: str | Path, device: str = "auto", *, trust: str | Path |
     return artifact.open_artifact(path, device, trust=trust)
 
 
-def read_manifest(path: str | Path, *, trust: str | Path | None = None) -> tuple[Manifest, str]:
+def read_manifest(path: "str | Path", *, trust: "str | Path | None" = None) -> "tuple[Manifest, str]":
     """Read and check an artifact's manifest alone; return it with its digest (SHA-256, hexadecimal).
 
     Parameters

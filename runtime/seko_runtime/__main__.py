@@ -1,6 +1,9 @@
 """Command line of the inference box: `run`, `verify`, `info`, `unpack` an artifact. Needs nothing but the runtime."""
 
-from __future__ import annotations
+if __name__ == "__main__":  # before any other import, which the current directory could answer
+    from seko_runtime.cli.console import leave_current_directory
+
+    leave_current_directory(as_module=True)
 
 import argparse
 import json
@@ -9,19 +12,29 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from seko_runtime import __version__
-from seko_runtime.cli.run import run
+from seko_runtime import __version__, open_artifact, read_manifest
+from seko_runtime.end_signals import until_ended
 from seko_runtime.errors import NumericError, SekoRuntimeError
-from seko_runtime.format.unpacking import unpack_artifact
-from seko_runtime.opening.artifact import open_artifact, read_manifest
-from seko_runtime.opening.golden import verdict
+from seko_runtime.faults import machine_faults
+
+# What the commands need is imported in them: a signal that comes meanwhile ends them as any other does.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 2 usage, 4 artifact, 5 environment, 6 numeric."""
-    options = _parser().parse_args(arguments)
+    """Run the command line and return its exit code.
+
+    2 usage, 4 artifact, 5 environment, 6 numeric; 128 plus the number of the signal that ended it.
+    """
+    return until_ended(
+        lambda: _run_command(_parser().parse_args(arguments)),
+        lambda said: print(f"error: {said}", file=sys.stderr),
+    )
+
+
+def _run_command(options: argparse.Namespace) -> int:
     try:
-        result = options.command(options)
+        with machine_faults():
+            result = options.command(options)
     except SekoRuntimeError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -32,8 +45,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def run(options: argparse.Namespace) -> dict[str, object]:
+    """Replay chunks and write them to a file."""
+    from seko_runtime.cli import run as run_command
+
+    return run_command.run(options)
+
+
 def verify(options: argparse.Namespace) -> dict[str, object]:
     """Replay the goldens; NumericError if one is missed."""
+    from seko_runtime.opening.golden import verdict
+
     with open_artifact(options.artifact, device=options.device, trust=options.trust) as artifact:
         errors = artifact.verify()
         for error in errors:
@@ -98,13 +120,15 @@ def info(options: argparse.Namespace) -> dict[str, object]:
 
 def unpack(options: argparse.Namespace) -> dict[str, object]:
     """Unpack what `seko-export pack` made."""
+    from seko_runtime.format.unpacking import unpack_artifact
+
     made = unpack_artifact(options.artifact, options.output, trust=options.trust)
     print(f"artifact {made.folder}, {made.files} files, {made.bytes} bytes, digest {made.digest}")
     return asdict(made) | {"folder": str(made.folder)}
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m seko_runtime", description=__doc__)
+    parser = argparse.ArgumentParser(prog="seko-run", description=__doc__)
     parser.add_argument("--version", action="version", version=f"seko-runtime {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for function, summary in (

@@ -23,6 +23,10 @@ class StaleChunkError(SekoRuntimeError):
     """A chunk was read after the session's next chunk had overwritten its latents."""
 
 
+class TornStreamError(SekoRuntimeError):
+    """A stream was interrupted, as by Ctrl-C, between decoding a chunk and counting it; it must begin anew."""
+
+
 class ArtifactError(SekoRuntimeError):
     """Base: the artifact is damaged, incomplete, hostile, or made for another machine."""
 
@@ -39,6 +43,10 @@ class FormatVersionError(ManifestError):
 
 class PathEscapeError(ManifestError):
     """A file name in the manifest is absolute, holds `..`, or is otherwise no plain relative path."""
+
+
+class ModuleFileError(ArtifactError):
+    """The artifact holds a file that Python would import from a folder in which it is started."""
 
 
 class ProgramError(ManifestError):
@@ -105,6 +113,14 @@ class SignatureWrongError(ArtifactError):
     """A signature in the name of a trusted key is not of this manifest."""
 
 
+class SignatureTimeError(ArtifactError):
+    """No trusted signature says a time as late as the trust file asks for."""
+
+
+class RevokedArtifactError(ArtifactError):
+    """The trust file revokes the artifact's digest."""
+
+
 class DeviceArchError(ArtifactError):
     """The engines were built for another kind of device."""
 
@@ -141,6 +157,10 @@ class EngineLoadError(ArtifactError):
     """The backend's library refused an engine file whose hash was right."""
 
 
+class EngineRunError(ArtifactError):
+    """An engine failed while it ran: in the first pass of a session, in a capture, or in a chunk."""
+
+
 class PlanVersionError(ArtifactError):
     """TensorRT plans were built by a version that the one here cannot stand in for."""
 
@@ -171,6 +191,14 @@ class DeviceFaultError(EnvironmentLacksError):
     """The driver refused a call, or a kernel failed on the device."""
 
 
+class HostMemoryError(EnvironmentLacksError):
+    """The machine has too little free memory of its own."""
+
+
+class HostFaultError(EnvironmentLacksError):
+    """The operating system refused a call: too many open files, no space, an input or output error."""
+
+
 class PoolFullError(EnvironmentLacksError):
     """Every row of the pool is taken."""
 
@@ -192,7 +220,7 @@ class DiskError(EnvironmentLacksError):
 
 
 class VideoWriterError(EnvironmentLacksError):
-    """A video cannot be written: an encoder or a folder is missing."""
+    """A video cannot be written or a picture read: the encoder, PyAV, is missing."""
 
 
 class SnapshotError(SekoRuntimeError):

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seko_export.errors import MachineError, UsageError
 from seko_runtime.format.manifest import SIGNATURE_FILE
-from seko_runtime.format.trust import SIGNATURE_VERSION, read_signatures, signed_bytes
+from seko_runtime.format.trust import (
+    SIGNATURE_VERSION,
+    Signature,
+    fits,
+    read_signatures,
+    signed_bytes,
+    timed_bytes,
+)
 from seko_runtime.format.whole_files import disk_faults, whole_file
 from seko_runtime.opening.artifact import check_artifact
 
@@ -18,6 +28,8 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 MAX_KEY_BYTES = 1 << 16
+MAX_PASSPHRASE_BYTES = 1 << 10
+PASSPHRASE_VARIABLE = "SEKO_SIGN_PASSPHRASE_FILE"
 
 
 @dataclass(frozen=True)
@@ -31,21 +43,28 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class Signed:
-    """What was signed: the file, the artifact's digest, the key that signed, and all keys that now have."""
+    """What was signed: the file, the artifact's digest, the key that signed and when, and all keys that now have.
+
+    ``dropped`` are keys whose signatures were there and not of this manifest; they are there no more.
+    """
 
     file: Path
     digest: str
     key: str
+    time: str
     keys: tuple[str, ...]
+    dropped: tuple[str, ...]
 
 
-def make_key(goal: Path) -> KeyPair:
-    """Make an ed25519 key: ``GOAL`` for its owner alone (PEM, PKCS8, no passphrase), ``GOAL.pub`` for trust files.
+def make_key(goal: Path, passphrase: bytes | None = None) -> KeyPair:
+    """Make an ed25519 key: ``GOAL`` for its owner alone (PEM, PKCS8), ``GOAL.pub`` for trust files.
+
+    With a ``passphrase`` the private key is encrypted by it.
 
     Raises
     ------
     UsageError
-        If one of the files is there already; a key is never replaced.
+        If one of the files is there already, for a key is never replaced; or if the passphrase is empty.
     MachineError
         If `cryptography` is not installed.
     DiskError
@@ -56,10 +75,12 @@ def make_key(goal: Path) -> KeyPair:
     for path in (goal, public):
         if os.path.lexists(path):
             raise UsageError(f"{path} exists already, and keys are never replaced; choose another -o")
+    if passphrase is None:
+        encryption = serialization.NoEncryption()
+    else:
+        encryption = serialization.BestAvailableEncryption(_checked_passphrase(passphrase, "the passphrase"))
     made = ed25519.Ed25519PrivateKey.generate()
-    secret = made.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    secret = made.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
     key = _public_key(made)
     name = "".join(letter if letter.isprintable() else "?" for letter in goal.name)
     for path, content, mode in (
@@ -75,56 +96,124 @@ def make_key(goal: Path) -> KeyPair:
     return KeyPair(goal, public, key)
 
 
-def sign_artifact(folder: Path, key_file: Path) -> Signed:
-    """Check an artifact whole, and put a signature of its digest beside its manifest.
+def sign_artifact(folder: Path, key_file: Path, ask: Callable[[], bytes] | None = None) -> Signed:
+    """Check an artifact whole, and put a signature of its digest and of the time beside its manifest.
 
-    Signatures of other keys that are there stay; one of the same key is made anew.
+    Signatures of other keys that are there stay if they are of this manifest, and are dropped if not; one of the same
+    key is made anew.
+
+    Parameters
+    ----------
+    folder : Path
+        The artifact.
+    key_file : Path
+        The private key, which nobody but its owner may read.
+    ask : callable, optional
+        Gives the passphrase of a key that has one, where ``SEKO_SIGN_PASSPHRASE_FILE`` names no file with it.
 
     Raises
     ------
     ArtifactError
-        If the artifact, or a signature that is already there, is not right.
+        If the artifact is not right, or the file with its signatures cannot be read.
     UsageError
-        If the key's file holds no ed25519 private key.
+        If the key's file holds no ed25519 private key, others may read it, or the passphrase is not there or wrong.
     MachineError
         If `cryptography` is not installed.
     """
-    private = _load_key(key_file)
+    private = _load_key(key_file, ask)
     checked = check_artifact(folder, fits_here=False, may_be_unsigned=True)
-    key = _public_key(private)
-    signatures = {} if checked.signature is None else dict(read_signatures(checked.signature))
-    signatures[key] = private.sign(signed_bytes(checked.document))
+    key, time, document = _public_key(private), _now(), checked.document
+    found = [] if checked.signature is None else read_signatures(checked.signature)
+    others = {one.key: one for one in found if one.key != key and fits(one, document)}
+    dropped = {one.key for one in found if one.key != key} - set(others)
+    made = Signature(
+        key, private.sign(signed_bytes(document)), time, private.sign(timed_bytes(document, time))
+    )
     table = {
         "signature_version": SIGNATURE_VERSION,
-        "signatures": [
-            {"algorithm": "ed25519", "key": one, "signature": made.hex()}
-            for one, made in sorted(signatures.items())
-        ],
+        "signatures": [_entry(one) for _, one in sorted((others | {key: made}).items())],
     }
     goal = folder / SIGNATURE_FILE
     # Written beside the artifact, not in it: a file of another name in there would make it wrong.
     with whole_file(goal, "signing", replace=True, beside=folder.absolute()) as file:
         file.write(json.dumps(table, indent=1, sort_keys=True).encode() + b"\n")
-    return Signed(goal, checked.digest, key, tuple(sorted(signatures)))
+    return Signed(goal, checked.digest, key, time, tuple(sorted({key, *others})), tuple(sorted(dropped)))
 
 
-def _load_key(path: Path) -> Ed25519PrivateKey:
+def read_passphrase(path: Path) -> bytes:
+    """Read a passphrase: the file's one line, which nobody but its owner may read.
+
+    Raises
+    ------
+    UsageError
+        If the file cannot be read, others may read it, or it holds no passphrase.
+    """
+    content = _read_secret(path, f"the passphrase's file {path}", MAX_PASSPHRASE_BYTES)
+    return _checked_passphrase(content.removesuffix(b"\n").removesuffix(b"\r"), f"the passphrase of {path}")
+
+
+def _checked_passphrase(passphrase: bytes, what: str) -> bytes:
+    if not passphrase or b"\n" in passphrase or len(passphrase) >= MAX_PASSPHRASE_BYTES:
+        raise UsageError(
+            f"{what} is empty, has {MAX_PASSPHRASE_BYTES} bytes or more, or several lines; give one short line"
+        )
+    return passphrase
+
+
+def _entry(signature: Signature) -> dict[str, str]:
+    entry = {"algorithm": "ed25519", "key": signature.key, "signature": signature.made.hex()}
+    if signature.time is not None and signature.timed is not None:
+        entry |= {"time": signature.time, "time_signature": signature.timed.hex()}
+    return entry
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _load_key(path: Path, ask: Callable[[], bytes] | None) -> Ed25519PrivateKey:
     serialization, ed25519 = _library()
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_KEY_BYTES)
-    except OSError as fault:
-        raise UsageError(f"--key {path} cannot be read ({fault.strerror}); check the path") from None
+    from cryptography.exceptions import UnsupportedAlgorithm
+
+    content = _read_secret(path, f"--key {path}", MAX_KEY_BYTES)
     try:
         key = serialization.load_pem_private_key(content, password=None)
-    except (ValueError, TypeError):  # TypeError: it has a passphrase
+    except TypeError:  # it has a passphrase
+        passphrase = _passphrase(path, ask)
+        try:
+            key = serialization.load_pem_private_key(content, password=passphrase)
+        except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it is empty
+            raise UsageError(f"the passphrase does not open --key {path}; give the one of `keygen`") from None
+    except (ValueError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise UsageError(
-            f"--key {path} holds no ed25519 key without passphrase; make one with `seko-export keygen`"
-        )
+        raise UsageError(f"--key {path} holds no ed25519 private key; make one with `seko-export keygen`")
     private: Ed25519PrivateKey = key
     return private
+
+
+def _passphrase(key: Path, ask: Callable[[], bytes] | None) -> bytes:
+    named = os.environ.get(PASSPHRASE_VARIABLE)
+    if named is not None:
+        return read_passphrase(Path(named))
+    if ask is None:
+        raise UsageError(
+            f"--key {key} has a passphrase; let {PASSPHRASE_VARIABLE} name a file with it, or sign on a terminal"
+        )
+    return ask()
+
+
+def _read_secret(path: Path, what: str, limit: int) -> bytes:
+    """Read a file that its owner alone may read."""
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            content = file.read(limit)
+    except OSError as fault:
+        raise UsageError(f"{what} cannot be read ({fault.strerror}); check the path") from None
+    if mode & 0o077:
+        raise UsageError(f"{what} may be read by others (mode {mode:04o}, expected 0600); chmod 600 {path}")
+    return content
 
 
 def _public_key(private: Ed25519PrivateKey) -> str:

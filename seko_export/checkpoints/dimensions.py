@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from seko_export.checkpoints.errors import NotACheckpointError
+from seko_export.checkpoints.json_files import read_json
 from seko_export.checkpoints.keycheck import is_transformers_text
 from seko_export.checkpoints.keys import layer_of
 from seko_export.checkpoints.readers import open_files
-from seko_export.checkpoints.sources import TEXT_LAYOUT, VAE_LAYOUT, Layout
+from seko_export.checkpoints.sources import TEXT_LAYOUT, VAE_LAYOUT, Layout, shown
 from seko_export.config.media import TextEncoderConfig, VaeConfig
 
 # Keys whose shape tells the VAE's base_dim: what goes into the last conv, out of the first one.
@@ -186,9 +186,9 @@ def read_json_object(file: Path) -> dict[str, Any]:
         If it is none.
     """
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as fault:
-        raise NotACheckpointError(f"{file} cannot be read as JSON: {fault}") from fault
+        told = read_json(file)
+    except (OSError, ValueError) as fault:
+        raise NotACheckpointError(f"{file} cannot be read as JSON: {shown(str(fault))}") from fault
     if not isinstance(told, dict):
         raise NotACheckpointError(f"{file} holds a JSON {type(told).__name__}, expected an object")
     return told

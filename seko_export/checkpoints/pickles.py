@@ -21,6 +21,7 @@ from seko_export.checkpoints.errors import (
 from seko_export.checkpoints.sources import Layout, TensorSource, shown
 
 SCANNED_BYTES = 10_000_000  # of a pickle, for the message that refuses it
+MAX_PICKLE_BYTES = 8 << 20  # names and shapes of tensors; those of a model of 14B take 0.5 MB
 _READ_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _HARMLESS_GLOBALS = frozenset(
     {"collections.OrderedDict", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter"}
@@ -118,6 +119,12 @@ def _read_pickle_of_zip(path: Path, layout: Layout) -> bytes:
                 raise NotACheckpointError(
                     f"{path} is a zip archive, but not one that torch.save wrote "
                     f"(entries: {', '.join(map(shown, names[:5]))}); expected {layout.formats}"
+                )
+            size = archive.getinfo(pickles[0]).file_size
+            if size > MAX_PICKLE_BYTES:
+                raise NotACheckpointError(
+                    f"{path} holds a pickle of {size} bytes, at most {MAX_PICKLE_BYTES} are read; "
+                    "expected tensors alone: let its author save the state dict only"
                 )
             return archive.read(pickles[0])
     except (zipfile.BadZipFile, EOFError, NotImplementedError, ValueError) as fault:

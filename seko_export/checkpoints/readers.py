@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Mapping
 from functools import partial
@@ -18,8 +17,9 @@ from seko_export.checkpoints.errors import (
     ShardIndexError,
     TruncatedCheckpointError,
 )
+from seko_export.checkpoints.json_files import read_json
 from seko_export.checkpoints.pickles import SCANNED_BYTES, globals_of_pickle, open_pt, unsafe_pickle
-from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource
+from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource, shown
 
 _MAX_SAFETENSORS_HEADER = 100_000_000  # bytes; the format's own limit
 _SAFETENSORS_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -85,6 +85,8 @@ def _open_folder(folder: Path, layout: Layout) -> OpenedFiles:
         )
     if indices:
         return _open_sharded(indices[0])
+    if files[0].exists() and not files[0].is_file():
+        raise NotACheckpointError(f"{files[0]} is no regular file; expected {layout.formats}")
     with files[0].open("rb") as file:
         head = file.read(64)
     if not _looks_like_safetensors(head):
@@ -99,16 +101,18 @@ def _open_sharded(index: Path) -> OpenedFiles:
     for shard in sorted(set(weight_map.values())):
         path = index.parent / shard
         if not path.is_file():
-            raise ShardIndexError(f"{index} names the shard {shard!r}, which is not there; fetch it again")
+            raise ShardIndexError(
+                f"{index} names the shard {shown(repr(shard))}, which is not there; fetch it again"
+            )
         file_bytes += path.stat().st_size
         inside = _open_safetensors(path)
         listed = {key for key, name in weight_map.items() if name == shard}
         stored = {source.file_key for source in inside}
         if listed != stored:
             raise ShardIndexError(
-                f"{index} and the shard {shard!r} disagree: {len(listed - stored)} keys are listed and not "
+                f"{index} and the shard {shown(repr(shard))} disagree: {len(listed - stored)} keys are listed and not "
                 f"stored, {len(stored - listed)} stored and not listed "
-                f"(first: {min(listed ^ stored)!r}); they are of different checkpoints, fetch them again"
+                f"(first: {shown(repr(min(listed ^ stored)))}); they are of different checkpoints, fetch them again"
             )
         sources.extend(inside)
     return OpenedFiles("safetensors", "all", file_bytes, tuple(sources))
@@ -116,9 +120,9 @@ def _open_sharded(index: Path) -> OpenedFiles:
 
 def _read_weight_map(index: Path) -> Mapping[str, str]:
     try:
-        content = json.loads(index.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as fault:
-        raise ShardIndexError(f"{index} is no JSON: {fault}; fetch it again") from fault
+        content = read_json(index)
+    except ValueError as fault:
+        raise ShardIndexError(f"{index} is no JSON: {shown(str(fault))}; fetch it again") from fault
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise ShardIndexError(f"{index} has no 'weight_map' of keys to shard names; fetch it again")
@@ -126,7 +130,7 @@ def _read_weight_map(index: Path) -> Mapping[str, str]:
         # Shards lie beside their index. Symlinks are followed: the Hugging Face cache is made of them.
         if not isinstance(shard, str) or shard in ("", ".", "..") or any(sign in shard for sign in "/\\\0"):
             raise ShardIndexError(
-                f"{index} names the shard {shard!r}; expected a plain file name in the same folder: "
+                f"{index} names the shard {shown(repr(shard))}; expected a plain file name in the same folder: "
                 "an index that leaves its folder is not followed"
             )
     return weight_map
@@ -152,7 +156,7 @@ def _open_safetensors(path: Path) -> tuple[TensorSource, ...]:
     except SafetensorError as fault:
         raise TruncatedCheckpointError(
             f"{path} is no whole safetensors file: cut short or damaged "
-            f"({path.stat().st_size} bytes found; {fault}); fetch it again"
+            f"({path.stat().st_size} bytes found; {shown(str(fault))}); fetch it again"
         ) from fault
 
 

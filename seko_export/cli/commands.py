@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
@@ -19,40 +16,33 @@ from seko_export.cli.questions import QUESTIONS
 from seko_export.cli.shared import json_option, print_json
 from seko_export.host import progress
 from seko_export.roofline.gpus import GPUS
+from seko_runtime.end_signals import until_ended
 
 KV_HELP = (
     "KV cache: bf16 (exact; fp32 on a CPU), fp8, int8, int4, int4-hadamard or fp4; KEYS-VALUES, as int8-fp4; with "
     "-sink behind it, as fp4-sink, sink frames stay exact."
 )
-_EXIT_SIGNAL = 128  # plus the signal's number, as shells count
-
-
-class _AskedToEnd(KeyboardInterrupt):
-    """SIGTERM or SIGHUP came; unwinds like Ctrl-C, so that the same cleaning up runs."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.number = number
 
 
 class SekoGroup(click.Group):
     """A group that ends with our exit codes: 2 usage, 3 checkpoint, 4 artifact, 5 environment, 6 numeric."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> None:
         """Run the command; every error that we know becomes one sentence."""
         from seko_export.errors import ExportError
         from seko_runtime.errors import SekoRuntimeError
 
-        try:
-            with _end_signals():
-                return super().invoke(ctx)
-        except (ExportError, SekoRuntimeError) as error:
-            click.echo(f"seko-export: {error}", err=True)
-            ctx.exit(error.exit_code)
-        except KeyboardInterrupt as ended:
-            number = ended.number if isinstance(ended, _AskedToEnd) else signal.SIGINT
-            click.echo("seko-export: interrupted; nothing was left behind", err=True)
-            ctx.exit(_EXIT_SIGNAL + number)
+        def command() -> int:
+            try:
+                super(SekoGroup, self).invoke(ctx)
+            except (ExportError, SekoRuntimeError) as error:
+                click.echo(f"seko-export: {error}", err=True)
+                return error.exit_code
+            return 0
+
+        code = until_ended(command, lambda said: click.echo(f"seko-export: {said}", err=True))
+        if code:
+            ctx.exit(code)
 
 
 @click.group(cls=SekoGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -355,22 +345,3 @@ def _progress(*, quiet: bool) -> Iterator[progress.Progress]:
             bars.update(tasks[step], completed=done)
 
         yield show
-
-
-@contextmanager
-def _end_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP, which would end the process on the spot, into an exception that unwinds it."""
-
-    def end(number: int, _frame: FrameType | None) -> None:
-        raise _AskedToEnd(number)
-
-    if threading.current_thread() is not threading.main_thread():  # Python sets handlers there only
-        yield
-        return
-    wanted = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, end) for number in wanted}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -45,12 +46,26 @@ def unpack(archive: Path, output: Path, as_json: bool) -> None:
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, help="The private key; beside it .pub."
 )
+@click.option("--ask-passphrase", is_flag=True, help="Ask for a passphrase to encrypt the private key by.")
+@click.option(
+    "--passphrase-file",
+    type=click.Path(path_type=Path),
+    help="Encrypt by the one line of this file, which only you may read.",
+)
 @json_option
-def keygen(output: Path, as_json: bool) -> None:
+def keygen(output: Path, ask_passphrase: bool, passphrase_file: Path | None, as_json: bool) -> None:
     """Make an ed25519 key to sign artifacts with, and the line for the trust files of boxes."""
-    from seko_export.artifact.signing import make_key
+    from seko_export.artifact.signing import make_key, read_passphrase
+    from seko_export.errors import UsageError
 
-    made = make_key(output)
+    passphrase = None
+    if ask_passphrase and passphrase_file is not None:
+        raise UsageError("--ask-passphrase and --passphrase-file both give a passphrase; leave one out")
+    if passphrase_file is not None:
+        passphrase = read_passphrase(passphrase_file)
+    elif ask_passphrase:
+        passphrase = _ask("Passphrase of the new key", twice=True)
+    made = make_key(output, passphrase)
     if as_json:
         print_json({"private": str(made.private), "public": str(made.public), "key": made.key})
     else:
@@ -62,14 +77,29 @@ def keygen(output: Path, as_json: bool) -> None:
 @click.option("--key", type=click.Path(path_type=Path), required=True, help="What keygen made.")
 @json_option
 def sign(artifact: Path, key: Path, as_json: bool) -> None:
-    """Sign the digest of ARTIFACT, after checking every hash; the signature lies beside the manifest."""
+    """Sign the digest of ARTIFACT, after checking every hash; the signature lies beside the manifest.
+
+    The passphrase of a key that has one is asked for, or read from the file that SEKO_SIGN_PASSPHRASE_FILE names.
+    """
     from seko_export.artifact.signing import sign_artifact
 
-    made = sign_artifact(artifact, key)
+    made = sign_artifact(artifact, key, (lambda: _ask(f"Passphrase of {key}")) if on_terminal() else None)
+    for dropped in made.dropped:
+        click.echo(f"dropped the signature of {dropped}: it is not of this manifest", err=True)
     if as_json:
         print_json(asdict(made) | {"file": str(made.file)})
     else:
-        click.echo(f"{made.file}: digest {made.digest} signed by {made.key}")
+        click.echo(f"{made.file}: digest {made.digest} signed by {made.key} at {made.time}")
+
+
+def on_terminal() -> bool:
+    """Whether somebody can be asked."""
+    return sys.stdin.isatty()
+
+
+def _ask(words: str, *, twice: bool = False) -> bytes:
+    typed: str = click.prompt(words, hide_input=True, confirmation_prompt=twice, err=True)
+    return typed.encode()
 
 
 DELIVERY = (pack, unpack, keygen, sign)

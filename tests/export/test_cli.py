@@ -391,12 +391,12 @@ def test_what_a_killed_build_left_is_removed_by_the_next(workplace, checkpoint):
         started.communicate(timeout=PATIENCE_S)
     wait_until(lambda: not processes_with(mark))
     (left,) = (workplace / "out").iterdir()
-    assert left.name == f".x.building-{started.pid}"
+    assert left.name.startswith(".x.building-")
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env=environ | {"CXX": "false"}
     )
     assert done.returncode == ENVIRONMENT, done.stderr
-    assert f"removed {left.name}: process {started.pid}, which was building it, is gone" in done.stderr
+    assert f"removed {left.name}: the process that left it is gone" in done.stderr
     assert list((workplace / "out").iterdir()) == []  # what the killed one had in TMPDIR nobody takes away
 
 

@@ -23,8 +23,8 @@ from seko_runtime.backends.cuda_memory import CudaMemory
 Clock = dict[str, int]
 
 
-class RaceError(AssertionError):
-    """Two accesses to one storage, one of them a write, with no order between them."""
+class RaceError(BaseException):
+    """Two accesses to one storage, one of them a write, with no order between them. No engine's failure."""
 
 
 class Bytes:

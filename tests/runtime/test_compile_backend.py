@@ -121,9 +121,10 @@ def test_a_cache_that_is_no_file_of_the_artifact_is_refused(
         open_artifact(folder)
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
 @pytest.mark.parametrize("which", ["the cache", "where headers go", "another user's", "own ones"])
-def test_code_is_not_compiled_where_others_may_write(
-    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_code_is_not_compiled_where_others_or_the_group_may_write(
+    which: str, mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What torch finds there it loads and runs. Headers go to its own choice, whatever the cache is."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
@@ -137,11 +138,11 @@ def test_code_is_not_compiled_where_others_may_write(
     own = Path(default_cache_dir())
     assert own.parent == temporary
     for folder in (cache, own):
-        folder.mkdir()
+        folder.mkdir(0o755)
     if which == "the cache":
-        cache.chmod(0o777)
+        cache.chmod(mode)
     elif which == "where headers go":
-        own.chmod(0o777)
+        own.chmod(mode)
     elif which == "another user's":
         if os.geteuid() != 0:
             pytest.skip("only root can give a folder away")

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seko_runtime.errors import SessionClosedError, StaleChunkError, UsageError
+from seko_runtime.errors import EngineRunError, SessionClosedError, StaleChunkError, UsageError
 from seko_runtime.video.decoding import FRAME_BLOCKS
 from seko_runtime.video.session import Session
 
@@ -134,7 +134,7 @@ def test_a_failed_chunk_or_decoding_leaves_the_session_at_the_chunk_before(
         got = stream(session, failing_chunk)
         for _ in range(2):  # twice: a try that fails again must not move a row's caches twice
             failing.calls_left = call
-            with pytest.raises(RuntimeError, match="planted"):
+            with pytest.raises(EngineRunError, match="planted"):
                 session.run_chunk()
             if call == 2 and engine.startswith("vae"):
                 break  # the first row is done and is not called again
@@ -149,7 +149,7 @@ def test_a_row_restarted_after_a_failed_decoding_begins_with_its_first_frames() 
     with open_whole(2, engines={"vae_decode": failing}) as session:
         session.run_chunk()
         failing.calls_left = 2  # row 0 is decoded, row 1 is not
-        with pytest.raises(RuntimeError, match="planted"):
+        with pytest.raises(EngineRunError, match="planted"):
             session.run_chunk()
         session.restart_row(0)
         frames = session.run_chunk().video_rows()

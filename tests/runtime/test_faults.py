@@ -32,7 +32,7 @@ call, source, goal, last = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), in
 seen = 0
 def hook(event, arguments):
     global seen
-    if event in ("open", "os.rename", "os.mkdir", "os.chmod", "os.remove", "os.scandir"):
+    if event in ("open", "os.rename", "os.mkdir", "os.chmod", "os.remove", "os.scandir", "ctypes.dlopen"):
         seen += 1
         if seen == last:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -13,7 +13,7 @@ from seko_export.artifact.manifest_json import least_version, manifest_json
 from seko_runtime.backends.in_order import InOrderCopies
 from seko_runtime.backends.numpy_memory import NumpyMemory
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.errors import ManifestError, ProgramError, UsageError
+from seko_runtime.errors import EngineRunError, ManifestError, ProgramError, UsageError
 from seko_runtime.executor.layer_visits import device_seat, layer_visits
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.format.manifest import Buffer, Call, FileEntry, Manifest
@@ -165,7 +165,7 @@ def test_after_a_failed_chunk_the_same_call_gives_the_same_bytes(
             nonlocal chunk
             if chunk == failing_chunk:
                 left[0] = failing_call
-                with pytest.raises(RuntimeError, match="planted"):
+                with pytest.raises(EngineRunError, match="planted"):
                     run()
             chunk += 1
             left[0] = -1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,73 @@ def test_a_lease_runs_out_unless_the_session_is_run_or_renewed() -> None:
         now[0] = 1e9
         pool.run([c])
         assert b.closed
+
+
+@pytest.mark.parametrize(
+    "lease", ["60", True, 0, -1.0, float("nan"), float("inf"), 10**400, 1j, np.timedelta64(5, "s")]
+)
+def test_a_lease_that_is_none_is_refused_before_a_row_is_taken(lease: Any, tmp_path: Path) -> None:
+    """And what failed has no row: as many sessions open afterwards as there are rows, each with its own."""
+    with closing(open_pool()) as pool:
+        kept = pool.open_session(seed=1, prompt=PROMPTS[1])
+        kept.save(tmp_path / "kept")
+        for begin in (
+            lambda: pool.open_session(prompt=PROMPTS[0], lease_s=lease),
+            lambda: pool.restore(tmp_path / "kept", lease_s=lease),
+        ):
+            with pytest.raises(
+                UsageError, match=r"lease_s is .*, expected a finite number of seconds above 0"
+            ):
+                begin()
+        gc.collect()
+        assert pool.reap() == []
+        others = [pool.open_session(prompt=PROMPTS[0], lease_s=one) for one in (1e9, 60, np.float32(5), None)]
+        assert len({one._row for one in (kept, *others)}) == SESSIONS
+        with pytest.raises(PoolFullError):
+            pool.open_session(prompt=PROMPTS[0])
+
+
+def test_a_paused_sessions_lease_runs_out_and_its_host_memory_comes_back() -> None:
+    now = [0.0]
+    with closing(open_pool(clock=lambda: now[0])) as pool:
+        leased, kept = (pool.open_session(prompt=PROMPTS[0], name=name, lease_s=lease)
+                        for name, lease in (("leased", 10.0), ("kept", None)))  # fmt: skip
+        stored: list[Any] = []
+        store = pool._streams.store
+
+        def watched(row: int) -> Any:
+            state = store(row)
+            stored.append(weakref.ref(state.tensors))
+            return state
+
+        pool._streams.store = watched  # type: ignore[method-assign]
+        leased.pause()
+        kept.pause()
+        now[0] = 9.0
+        leased.renew()
+        now[0] = 18.0
+        assert pool.reap() == []
+        assert [one() is None for one in stored] == [False, False]
+        now[0] = 19.0
+        assert pool.reap() == ["leased"]
+        assert leased.closed
+        assert not leased.paused
+        assert [one() is None for one in stored] == [True, False]
+        with pytest.raises(UsageError, match="'leased' is not paused; it is closed"):
+            leased.resume()
+        kept.resume()
+        kept.run_chunk()
+
+
+def test_a_session_whose_lease_ran_out_while_paused_does_not_resume() -> None:
+    now = [0.0]
+    with closing(open_pool(clock=lambda: now[0])) as pool:
+        session = pool.open_session(prompt=PROMPTS[0], lease_s=10.0)
+        session.pause()
+        now[0] = 10.0
+        with pytest.raises(UsageError, match="not paused; it is closed"):
+            session.resume()
+        assert pool.free == SESSIONS
 
 
 def test_a_session_that_nobody_closed_is_named_and_its_row_is_used_again() -> None:

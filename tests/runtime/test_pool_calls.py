@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from seko_runtime.errors import EngineRunError, TornStreamError
 from seko_runtime.video.pool import PooledSession
 
 from . import toy, toy_pool
@@ -54,7 +55,7 @@ def test_a_chunk_that_fails_leaves_its_sessions_at_the_chunk_before(
         for turn in range(6):
             if turn in (1, 4):
                 failing.calls_left = call
-                with pytest.raises(RuntimeError, match="planted"):
+                with pytest.raises(EngineRunError, match="planted"):
                     pool.run([a, b])
                 failing.calls_left = -1
                 other = pool.run([c])  # whom it does not touch
@@ -63,6 +64,44 @@ def test_a_chunk_that_fails_leaves_its_sessions_at_the_chunk_before(
             for story, chunk in zip(stories, pool.run([a, b]), strict=False):
                 story.asked.append(("run",))
                 story.gave.append(take(chunk))
+        for story in stories:
+            assert story.gave == story.alone()
+
+
+@pytest.mark.parametrize(("place", "torn"), [("begin.1", False), ("step.1", False), ("vae_decode", True)])
+def test_ctrl_c_in_a_chunk_gives_the_same_bytes_again_or_a_named_error(place: str, torn: bool) -> None:
+    """While the frames are decoded and counted nobody knows how far the caches have moved: the stream begins anew."""
+    real, presses = toy_pool.pool_engines()[place], [False]
+
+    def pressed(inputs: list[Any]) -> list[Any]:
+        if presses[0]:
+            presses[0] = False
+            raise KeyboardInterrupt
+        return list(real(inputs))
+
+    with closing(open_pool(engines={place: pressed})) as pool:
+        stories = [Story(i, PROMPTS[i]) for i in range(2)]
+        sessions = [pool.open_session(seed=i, prompt=PROMPTS[i]) for i in range(2)]
+
+        def run(at: int) -> None:
+            chunk = sessions[at].run_chunk()
+            stories[at].asked.append(("run",))
+            stories[at].gave.append(take(chunk))
+
+        run(0)
+        run(1)
+        presses[0] = True
+        with pytest.raises(KeyboardInterrupt):
+            run(0)
+        if torn:
+            for use in (sessions[0].run_chunk, sessions[0].pause, lambda: pool.run(sessions)):
+                with pytest.raises(TornStreamError, match="it is not known where it stands; restart it"):
+                    use()
+            sessions[0].restart(seed=5)
+            stories[0].asked.append(("restart", 5))
+        for _ in range(FILL_CHUNKS):
+            run(0)
+            run(1)
         for story in stories:
             assert story.gave == story.alone()
 
@@ -92,7 +131,7 @@ def test_a_call_of_two_launches_fails_as_one(engine: str, call: int) -> None:
             run(1)
         run(0)
         failing.calls_left = call
-        with pytest.raises(RuntimeError, match="planted"):
+        with pytest.raises(EngineRunError, match="planted"):
             run(0, 1)
         failing.calls_left = -1
         assert [pool._streams.clocks.made(session._running_row()) for session in sessions] == [1, FILL_CHUNKS]
@@ -151,7 +190,7 @@ def test_a_cache_is_rebuilt_in_a_bucket_that_depends_on_no_other_row(full: bool)
                 pool.run(pair)
             for session in pair[: 1 + both]:
                 failing.calls_left = 1
-                with pytest.raises(RuntimeError, match="planted"):
+                with pytest.raises(EngineRunError, match="planted"):
                     session.set_prompt(PROMPTS[2], recache=True)
                 failing.calls_left = -1
             gave.append([take(pool.run(pair)[0]) for _ in range(3)])

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seko_runtime.errors import UsageError
+from seko_runtime.errors import EngineRunError, UsageError
 from seko_runtime.video.prompts import PromptCache
 from seko_runtime.video.text import prompt_key
 
@@ -125,7 +125,7 @@ def test_an_encoder_that_fails_leaves_every_row_as_it_was() -> None:
 
     with open_whole(2, engines={"text": text}) as session, open_whole(2) as whole:
         fail[0] = True
-        with pytest.raises(RuntimeError, match="planted"):
+        with pytest.raises(EngineRunError, match="planted"):
             session.set_prompt(["a blue ring", "a green square"])
         for _ in range(3):
             assert session.run_chunk().to_host().tobytes() == whole.run_chunk().to_host().tobytes()

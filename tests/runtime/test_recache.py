@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seko_runtime.errors import StaleChunkError
+from seko_runtime.errors import EngineRunError, StaleChunkError
 from seko_runtime.video.clocks import RowClocks
 from seko_runtime.video.ring import Ring
 
@@ -188,7 +188,7 @@ def test_a_rebuild_that_fails_is_made_up_before_the_next_chunk() -> None:
             got = [session.run_chunk().to_host().tobytes() for _ in range(5)]
             fail[0] = planted
             if planted:
-                with pytest.raises(RuntimeError, match="planted"):
+                with pytest.raises(EngineRunError, match="planted"):
                     session.set_prompt("a blue ring", recache=True)
             else:
                 session.set_prompt("a blue ring", recache=True)

@@ -12,7 +12,13 @@ import pytest
 import torch
 
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.errors import EngineSignatureError, SessionClosedError, StaleChunkError, UsageError
+from seko_runtime.errors import (
+    EngineRunError,
+    EngineSignatureError,
+    SessionClosedError,
+    StaleChunkError,
+    UsageError,
+)
 from seko_runtime.video.session import Session
 
 from . import toy
@@ -128,7 +134,7 @@ def test_a_failed_chunk_leaves_the_session_and_the_next_try_gives_the_same_bytes
     with open_toy(step=step) as session:
         got = chunks_of(session, failing_chunk)
         calls_left[0] = failing_call
-        with pytest.raises(RuntimeError, match="planted"):
+        with pytest.raises(EngineRunError, match="planted"):
             session.run_chunk()
         assert session.stats.chunks == failing_chunk
         assert got + chunks_of(session, 6 - failing_chunk) == expected
@@ -149,7 +155,7 @@ def test_the_latents_of_a_failed_or_older_chunk_cannot_be_read() -> None:
             first.to_host()
         second.to_host()
         fail[0] = True
-        with pytest.raises(RuntimeError, match="planted"):
+        with pytest.raises(EngineRunError, match="planted"):
             session.run_chunk()
         with pytest.raises(StaleChunkError, match="chunk 1"):
             second.to_host()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
-import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +18,6 @@ pytest.importorskip("cryptography", reason="the library cryptography is not inst
 from seko_export.artifact.packing import pack_artifact
 from seko_export.artifact.signing import make_key, sign_artifact
 from seko_export.errors import MachineError
-from seko_export.errors import UsageError as ExportUsageError
 from seko_runtime import errors
 from seko_runtime.__main__ import main
 from seko_runtime.backends.aoti import AotiBackend
@@ -150,11 +149,13 @@ def test_a_good_signature_beside_a_wrong_one_of_a_trusted_key_does_not_help(fold
         open_artifact(folder, trust=both)
 
 
-def test_signing_again_keeps_the_others(folder, keys):
+def test_signing_again_keeps_the_others(folder, keys, monkeypatch):
     first = sign_artifact(folder, keys / "ours")
     second = sign_artifact(folder, keys / "theirs")
     assert sorted(second.keys) == sorted([first.key, second.key])
+    assert second.dropped == ()
     again = (folder / "manifest.sig").read_bytes()
+    monkeypatch.setattr("seko_export.artifact.signing._now", lambda: second.time)
     sign_artifact(folder, keys / "theirs")
     assert (folder / "manifest.sig").read_bytes() == again  # ed25519 draws no numbers
     for name in ("ours", "theirs"):
@@ -211,6 +212,14 @@ def test_a_signature_that_is_no_regular_file(folder, keys, make: Callable[[Path]
         (b"ed25519 abc ours\n", "line 1 of the trust file"),
         (b"\nrsa " + b"a" * 64, "line 2 of the trust file"),
         (b"ed25519 " + b"A" * 64, "line 1 of the trust file"),
+        (b"not-before 2026-02-30T00:00:00Z", "line 1 of the trust file"),
+        (b"not-before 2026-02-03", "expected .* 'not-before YYYY-MM-DDTHH:MM:SSZ'"),
+        (b"not-before 2026-02-03T00:00:00Z please", "line 1 of the trust file"),
+        (b"not-before", "line 1 of the trust file"),
+        (b"revoked abc", "line 1 of the trust file"),
+        (b"revoked", "line 1 of the trust file"),
+        (b"revoked " + b"a" * 64, "names no key"),
+        (b"ed25519", "line 1 of the trust file"),
         (b"#" * (1 << 20) + b"#", "has more than 1048576 bytes"),
         (None, "No such file"),
     ],
@@ -288,46 +297,129 @@ def test_an_artifact_that_does_not_check_is_not_signed(folder, keys):
     assert not (folder / "manifest.sig").exists()
 
 
-def test_keys(tmp_path):
-    made = make_key(tmp_path / "new" / "key")
-    assert stat.S_IMODE(made.private.stat().st_mode) == 0o600
-    assert read_trust(made.public) == {made.key: "key"}
-    with pytest.raises(ExportUsageError, match="keys are never replaced"):
-        make_key(tmp_path / "new" / "key")
-    assert make_key(tmp_path / "other").key != made.key
+def change_signatures(folder: Path, change: Callable[[list[dict[str, str]]], object]) -> None:
+    table = json.loads((folder / "manifest.sig").read_bytes())
+    change(table["signatures"])
+    (folder / "manifest.sig").write_text(json.dumps(table))
 
 
-@pytest.mark.parametrize("content", [None, b"", b"-----BEGIN PRIVATE KEY-----\n", "RSA"])
-def test_a_key_that_is_none(folder, tmp_path, content):
-    if content == "RSA":
-        from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric import ec
+def without_time(entries: list[dict[str, str]]) -> None:
+    """As the first version of `sign` wrote them."""
+    for entry in entries:
+        del entry["time"], entry["time_signature"]
 
-        content = ec.generate_private_key(ec.SECP256R1()).private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-    if content is not None:
-        (tmp_path / "key").write_bytes(content)
-    with pytest.raises(ExportUsageError, match="--key"):
-        sign_artifact(folder, tmp_path / "key")
+
+def test_a_signature_without_a_time_is_taken_as_before(folder, keys):
+    sign_artifact(folder, keys / "ours")
+    change_signatures(folder, without_time)
+    with open_artifact(folder, trust=keys / "ours.pub"):
+        pass
+
+
+@pytest.fixture
+def trust_of(keys, tmp_path) -> Callable[..., Path]:
+    """A trust file of both keys with more lines."""
+
+    def write(*lines: str) -> Path:
+        path = tmp_path / "trust"
+        both = [(keys / f"{name}.pub").read_text() for name in ("ours", "theirs")]
+        path.write_text("".join(both) + "\n".join(lines))
+        return path
+
+    return write
+
+
+def test_what_was_signed_before_the_trust_files_time_is_refused(folder, keys, trust_of, monkeypatch):
+    monkeypatch.setattr("seko_export.artifact.signing._now", lambda: "2026-03-01T12:00:00Z")
+    sign_artifact(folder, keys / "ours")
+    for time in ("2025-12-31T23:59:59Z", "2026-03-01T12:00:00Z"):
+        with open_artifact(folder, trust=trust_of(f"not-before {time}")):
+            pass
+    late = trust_of("not-before 2026-03-01T12:00:01Z", "not-before 2026-01-01T00:00:00Z")
+    refused(folder, late, errors.SignatureTimeError, "the latest of its keys is of 2026-03-01T12:00:00Z")
+    monkeypatch.setattr("seko_export.artifact.signing._now", lambda: "2026-03-02T00:00:00Z")
+    sign_artifact(folder, keys / "theirs")  # a new key beside the old one's signature, which stays
+    with open_artifact(folder, trust=late):
+        pass
+    change_signatures(folder, without_time)
+    refused(folder, late, errors.SignatureTimeError, "the latest of its keys is of no time")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda entry: entry.update(time="2036-03-01T12:00:00Z"),
+        lambda entry: entry.update(time_signature=entry["signature"]),
+        lambda entry: entry.update(signature=entry["time_signature"]),
+    ],
+)
+def test_a_time_that_the_key_did_not_sign(folder, keys, change):
+    """Whether the trust file asks for times or not."""
+    sign_artifact(folder, keys / "ours")
+    change_signatures(folder, lambda entries: change(entries[0]))
+    refused(folder, keys / "ours.pub", errors.SignatureWrongError, "is not of this manifest")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda entry: entry.pop("time"), "no field 'time'"),
+        (lambda entry: entry.pop("time_signature"), "no field 'time_signature'"),
+        (lambda entry: entry.update(time="2026-13-01T12:00:00Z"), "expected YYYY-MM-DDTHH:MM:SSZ"),
+        (lambda entry: entry.update(time="now"), "expected YYYY-MM-DDTHH:MM:SSZ"),
+        (lambda entry: entry.update(time_signature="00"), "expected 128 lower-case"),
+    ],
+)
+def test_a_time_that_is_none(folder, keys, change, words):
+    sign_artifact(folder, keys / "ours")
+    change_signatures(folder, lambda entries: change(entries[0]))
+    refused(folder, keys / "ours.pub", errors.SignatureFormatError, words)
+
+
+def test_a_revoked_digest_is_refused_however_well_it_is_signed(folder, keys, trust_of):
+    digest = sign_artifact(folder, keys / "ours").digest
+    with open_artifact(folder, trust=trust_of(f"revoked {'0' * 64}")):
+        pass
+    refused(folder, trust_of(f"revoked {digest} a leak"), errors.RevokedArtifactError, digest)
+    (folder / "manifest.sig").unlink()
+    refused(folder, trust_of(f"revoked {digest}"), errors.RevokedArtifactError, digest)
+
+
+def test_signing_drops_what_is_not_of_this_manifest_and_says_so(folder, keys):
+    """An artifact that was rebuilt keeps no signature that would have it refused."""
+    theirs = sign_artifact(folder, keys / "theirs").key
+    path = folder / "manifest.json"
+    path.write_bytes(path.read_bytes() + b"\n")
+    made = sign_artifact(folder, keys / "ours")
+    assert (made.keys, made.dropped) == ((made.key,), (theirs,))
+    (entry,) = json.loads((folder / "manifest.sig").read_bytes())["signatures"]
+    assert entry["key"] == made.key
+    assert sign_artifact(folder, keys / "ours").dropped == ()
+    sign_artifact(folder, keys / "theirs")
+    path.write_bytes(path.read_bytes() + b"\n")
+    command = [sys.executable, "-m", "seko_export", "sign", folder, "--key", keys / "ours"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stderr == f"dropped the signature of {theirs}: it is not of this manifest\n"
 
 
 def test_the_signature_is_what_the_page_says(folder, keys):
     """By the library alone, from the files alone; a second implementation would do this."""
-    import hashlib
-
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     sign_artifact(folder, keys / "ours")
     (entry,) = json.loads((folder / "manifest.sig").read_bytes())["signatures"]
-    assert sorted(entry) == ["algorithm", "key", "signature"]
+    assert sorted(entry) == ["algorithm", "key", "signature", "time", "time_signature"]
     document = (folder / "manifest.json").read_bytes()
     message = b"seko manifest signature 1\n" + hashlib.sha256(document).digest()
-    Ed25519PublicKey.from_public_bytes(bytes.fromhex(entry["key"])).verify(
-        bytes.fromhex(entry["signature"]), message
-    )
+    public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(entry["key"]))
+    public.verify(bytes.fromhex(entry["signature"]), message)
     assert signed_bytes(document) == message
-    assert read_signatures((folder / "manifest.sig").read_bytes())[0][0] == entry["key"]
+    message = (
+        b"seko manifest signature 2\n" + hashlib.sha256(document).digest() + entry["time"].encode("ascii")
+    )
+    public.verify(bytes.fromhex(entry["time_signature"]), message)
+    (read,) = read_signatures((folder / "manifest.sig").read_bytes())
+    assert (read.key, read.time) == (entry["key"], entry["time"])
 
 
 def test_the_commands(folder, tmp_path):
@@ -340,5 +432,5 @@ def test_the_commands(folder, tmp_path):
         text=True,
     )
     report = json.loads(done.stdout.splitlines()[-1])
-    assert list(read_trust(tmp_path / "k.pub")) == [report["key"]]
+    assert list(read_trust(tmp_path / "k.pub").keys) == [report["key"]]
     assert main(["info", str(folder), "--trust", str(tmp_path / "k.pub")]) == 0

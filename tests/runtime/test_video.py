@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pytest
 
-from seko_runtime.errors import UsageError, VideoWriterError
+from seko_runtime.end_signals import ENDING, until_ended
+from seko_runtime.errors import DiskError, UsageError, VideoWriterError
 from seko_runtime.format.manifest import Stream, Video
 from seko_runtime.video.files import ChunkWriter, preview_frames
 
@@ -114,13 +120,153 @@ def test_a_failed_run_leaves_no_file(tmp_path: Path, suffix: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def write(path: Path, chunks: int = 2) -> None:
+    with ChunkWriter(path, STREAM, chunks) as writer:
+        for seed in range(chunks):
+            writer.write(chunk(seed))
+
+
 def test_what_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"ends in '\.gif'"):
-        ChunkWriter(tmp_path / "a.gif", STREAM, 1)
+        write(tmp_path / "a.gif")
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(VideoWriterError, match="cannot be written"):
-        ChunkWriter(tmp_path / "file" / "a.npy", STREAM, 1)
+    with pytest.raises(DiskError, match="cannot be written"):
+        write(tmp_path / "file" / "a.npy")
+    with pytest.raises(DiskError, match="cannot be written"):
+        write(tmp_path / "file" / "folder" / "a.npy")
+    (tmp_path / "folder.npy").mkdir()
+    with pytest.raises(UsageError, match="is no regular file"):
+        write(tmp_path / "folder.npy")
     monkeypatch.setitem(__import__("sys").modules, "av", None)
     with pytest.raises(VideoWriterError, match=r"write a .y4m, or pip install 'seko-runtime\[video\]'"):
-        ChunkWriter(tmp_path / "a.mp4", STREAM, 1)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+        write(tmp_path / "a.mp4")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.npy"]
+
+
+def test_a_file_that_is_there_gives_way_when_the_new_one_is_whole(tmp_path: Path) -> None:
+    goal = tmp_path / "a.npy"
+    goal.write_bytes(b"old")
+    with ChunkWriter(goal, STREAM, 1) as writer:
+        writer.write(chunk(0))
+        assert goal.read_bytes() == b"old"
+    assert np.array_equal(np.load(goal)[0], chunk(0))
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npy"]
+
+
+@pytest.mark.parametrize("chunks", [[0], [0, 1, 2], [0, None]])
+def test_npy_takes_the_chunks_that_its_header_announces(tmp_path: Path, chunks: list[int | None]) -> None:
+    def write_other() -> None:
+        with ChunkWriter(tmp_path / "a.npy", STREAM, 2) as writer:
+            for seed in chunks:
+                writer.write(chunk(0)[:1] if seed is None else chunk(seed))
+
+    with pytest.raises(UsageError, match="chunk"):
+        write_other()
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- full disks ------------------------------------------------------------------------------------------------
+
+WRITE = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from seko_runtime.errors import SekoRuntimeError
+from seko_runtime.format.manifest import Stream
+from seko_runtime.video import ChunkWriter
+goal, limit = Path(sys.argv[1]), int(sys.argv[2])
+if limit:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+try:
+    with ChunkWriter(goal, Stream(2, 3, 0, 6, 24, (16, 8, 12), 64, 96, 4, 16), 9) as writer:
+        for seed in range(9):
+            writer.write(np.random.default_rng(seed).standard_normal((2, 16, 3, 8, 12), dtype=np.float32))
+except SekoRuntimeError as error:
+    print(f"{type(error).__name__}: {error}")
+    sys.exit(error.exit_code)
+"""
+
+
+def assert_told_as_full(goal: Path, limit: int) -> None:
+    command = [sys.executable, "-c", WRITE, str(goal), str(limit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == DiskError.exit_code, done.stderr
+    assert done.stdout.startswith(f"DiskError: no space left for {goal}")
+    assert done.stderr == ""
+    assert list(goal.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".y4m", ".mp4"])
+@pytest.mark.parametrize("limit", [64, 20_000])
+def test_a_file_that_may_not_grow_is_told_and_not_left(tmp_path: Path, suffix: str, limit: int) -> None:
+    if suffix == ".mp4":
+        pytest.importorskip("av")
+    assert_told_as_full(tmp_path / f"a{suffix}", limit)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".y4m", ".mp4"])
+def test_a_full_disk_is_told_and_does_not_kill_the_process(tmp_path: Path, suffix: str) -> None:
+    """On a file system of its own that fills up: to write into a map of a file there is a SIGBUS."""
+    if suffix == ".mp4":
+        pytest.importorskip("av")
+    mount = ["mount", "-t", "tmpfs", "-o", "size=20k", "none", str(tmp_path)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        assert_told_as_full(tmp_path / f"a{suffix}", 0)
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".y4m"])
+def test_no_output_is_mapped_while_it_is_written(tmp_path: Path, suffix: str) -> None:
+    with ChunkWriter(tmp_path / f"a{suffix}", STREAM, 1) as writer:
+        writer.write(chunk(0))
+        assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+# -- signals ---------------------------------------------------------------------------------------------------
+
+
+def test_a_signal_at_any_line_leaves_the_whole_file_or_none(tmp_path: Path) -> None:
+    """At each line that runs from before the file is there until after it has its name."""
+    goal = tmp_path / "a.npy"
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDING}
+    try:
+        codes = []
+        while not codes or codes[-1]:
+            struck = _Strike(len(codes) + 1)
+            sys.settrace(struck.trace)
+            try:
+                codes.append(until_ended(lambda: write(goal) or 0, lambda _: None))
+            finally:
+                sys.settrace(None)
+            left = [path.name for path in tmp_path.iterdir()]
+            assert left in ([], ["a.npy"]), (left, struck.place)
+            if left:
+                assert np.load(goal).shape[0] == 2
+                goal.unlink()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert len(codes) > 100
+    assert set(codes[:-1]) == {128 + signal.SIGTERM}
+
+
+class _Strike:
+    """A trace function that raises SIGTERM at the ``number``-th line of the code that writes files."""
+
+    FILES = ("video.py", "whole_files.py", "contextlib.py")
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+        self.place = ""
+
+    def trace(self, frame: FrameType, event: str, _: object) -> object:
+        heard = signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        if heard and event == "line" and frame.f_code.co_filename.endswith(self.FILES):
+            self._left -= 1
+            if self._left == 0:
+                self.place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                signal.raise_signal(signal.SIGTERM)
+        return self.trace

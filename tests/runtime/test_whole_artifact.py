@@ -183,7 +183,7 @@ def test_options_that_cannot_be_meant_are_usage_errors_and_leave_nothing(
     assert main(["run", str(whole_folder), "-o", str(goal), *options]) == 2
     assert capsys.readouterr().err.startswith("error: ")
     assert not goal.exists()
-    assert not list(tmp_path.glob("*.part"))
+    assert [path.name for path in tmp_path.iterdir()] == [whole_folder.name]
 
 
 @pytest.mark.parametrize(

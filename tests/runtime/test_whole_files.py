@@ -6,9 +6,12 @@ import errno
 import fcntl
 import os
 import re
+import shutil
+import signal
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +20,8 @@ import torch
 
 from seko_export.artifact.writer import write_weights
 from seko_runtime.errors import DiskError, UsageError
+from seko_runtime.format import leftovers, renames, whole_files
+from seko_runtime.format.leftovers import remove_leftovers
 from seko_runtime.format.whole_files import check_goal, disk_faults, whole_file, whole_folder
 
 SMALL_DISK = 2**20  # bytes
@@ -101,20 +106,135 @@ def test_replacing_is_whole_or_not_at_all(tmp_path):
     assert names(tmp_path) == ["artifact"]
 
 
+def no_exchange(monkeypatch: pytest.MonkeyPatch, number: int = errno.EINVAL) -> None:
+    """A file system or kernel that does not know `renameat2`."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(renames, "renameat2", refuse)
+
+
+def killed(work: Callable[[], object]) -> int:
+    """Run something in a child process; return its signal, or 0."""
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def kill_here(*_: object, **__: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def test_the_old_artifact_comes_back_if_the_new_one_cannot_take_its_name(tmp_path, monkeypatch):
     goal = tmp_path / "artifact"
     build(goal, "first")
-    rename = Path.rename
+    no_exchange(monkeypatch)
+    rename = os.rename
 
-    def refuse(self: Path, target: Path) -> Path:
-        if ".building-" in self.name:
+    def refuse(source: Path, target: Path) -> None:
+        if ".building-" in source.name:
             raise OSError(errno.EIO, "Input/output error")
-        return rename(self, target)
+        rename(source, target)
 
-    monkeypatch.setattr(Path, "rename", refuse)
-    with pytest.raises(OSError, match="Input/output"):
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(DiskError, match="Input/output"):
         build(goal, "second", replace=True)
     assert (goal / "manifest.json").read_text() == "first"
+    assert names(tmp_path) == ["artifact"]
+
+
+@pytest.mark.parametrize("number", [0, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_process_killed_between_two_renames_leaves_an_artifact(tmp_path, monkeypatch, capsys, number):
+    """In one step where that is known; else the next one puts the old artifact back, before it asks for the goal."""
+    goal = tmp_path / "artifact"
+    build(goal, "first")
+    with monkeypatch.context() as patched:
+        if number:
+            no_exchange(patched, number)
+        rename = os.rename
+        patched.setattr(os, "rename", lambda *names: (rename(*names), kill_here()))
+        assert killed(lambda: build(goal, "second", replace=True)) == (-signal.SIGKILL if number else 0)
+    with pytest.raises(UsageError, match="exists already"):
+        build(goal, "third")
+    assert (goal / "manifest.json").read_text() == ("first" if number else "second")
+    assert ("put artifact back" in capsys.readouterr().err) == bool(number)
+    build(goal, "fourth", replace=True)
+    assert (goal / "manifest.json").read_text() == "fourth"
+    assert names(tmp_path) == ["artifact"]
+
+
+@pytest.mark.parametrize("exchanged", [True, False])
+def test_a_process_killed_while_it_removes_the_old_artifact(tmp_path, monkeypatch, exchanged):
+    goal = tmp_path / "artifact"
+    build(goal, "first")
+    with monkeypatch.context() as patched:
+        if not exchanged:
+            no_exchange(patched)
+        patched.setattr(shutil, "rmtree", kill_here)
+        assert killed(lambda: build(goal, "second", replace=True)) == -signal.SIGKILL
+    assert (goal / "manifest.json").read_text() == "second"
+    assert len(names(tmp_path)) == 2
+    build(goal, "third", replace=True)
+    assert (goal / "manifest.json").read_text() == "third"
+    assert names(tmp_path) == ["artifact"]
+
+
+def test_a_leftover_of_the_same_process_number_is_in_nobodys_way(tmp_path):
+    """As in a container, where every process is number 1."""
+    goal = tmp_path / "artifact"
+    build(goal, "first")
+    for doing in ("replaced", "building"):
+        (tmp_path / f".artifact.{doing}-{os.getpid()}").mkdir()
+        fill(tmp_path / f".artifact.{doing}-{os.getpid()}")
+    build(goal, "second", replace=True)
+    assert (goal / "manifest.json").read_text() == "second"
+    assert names(tmp_path) == ["artifact"]
+
+
+@pytest.mark.parametrize("exchanged", [True, False])
+def test_what_took_the_name_of_an_artifact_at_the_last_moment_is_not_replaced(
+    tmp_path, monkeypatch, exchanged
+):
+    """Looked at, then swapped by its owner for a folder of his: he gets that back."""
+    goal = tmp_path / "artifact"
+    build(goal, "first")
+    exchange = whole_files.exchange
+
+    def swap_first(folder: Path, name: Path) -> bool:
+        if (name / "manifest.json").exists():
+            (name / "manifest.json").rename(name / "thesis.txt")
+        return exchange(folder, name)
+
+    monkeypatch.setattr(whole_files, "exchange", swap_first)
+    if not exchanged:
+        no_exchange(monkeypatch)
+    with pytest.raises(UsageError, match="is no artifact"):
+        build(goal, "second", replace=True)
+    assert names(goal) == ["engines", "thesis.txt"]
+    assert names(tmp_path) == ["artifact"]
+
+
+@pytest.mark.parametrize("exchanged", [True, False])
+def test_a_name_taken_at_the_last_moment_is_not_overwritten(tmp_path, monkeypatch, exchanged):
+    """After the last look at it."""
+    if not exchanged:
+        no_exchange(monkeypatch)
+    goal, rename_new = tmp_path / "artifact", whole_files.rename_new
+
+    def take_first(source: Path, name: Path) -> None:
+        name.mkdir()
+        fill(name, "theirs")
+        rename_new(source, name)
+
+    monkeypatch.setattr(whole_files, "rename_new", take_first)
+    with pytest.raises(UsageError, match="exists already"):
+        build(goal, "mine")
+    assert (goal / "manifest.json").read_text() == "theirs"
     assert names(tmp_path) == ["artifact"]
 
 
@@ -273,39 +393,28 @@ def test_what_is_no_regular_file_is_never_replaced_by_one(tmp_path, kind):
         pass
 
 
-def gone_process() -> int:
-    """The number of a process that has ended."""
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
-    return child.pid
-
-
 def test_what_a_killed_process_left_is_removed_and_said(tmp_path, capsys):
-    left = tmp_path / f".artifact.building-{gone_process()}"
+    """Though its number is that of a living process by now, and whatever it was doing; a file too."""
+    assert killed(lambda: build(tmp_path / "artifact", meanwhile=kill_here)) == -signal.SIGKILL
+    left = tmp_path / f".artifact.building-{os.getppid()}"
     left.mkdir()
     fill(left)
-    own = tmp_path / f".artifact.building-{os.getpid()}"  # as in a container, where every process is number 1
-    own.mkdir()
+    (tmp_path / ".artifact.unpacking-0123456789").mkdir()
+    (tmp_path / ".artifact.saving-0123456789").write_text("half")
+    assert len(names(tmp_path)) == 4
     build(tmp_path / "artifact")
     assert names(tmp_path) == ["artifact"]
     said = capsys.readouterr().err
-    assert f"removed {left.name}: process {left.name.split('-')[1]}, which was building it, is gone" in said
-    assert f"removed {own.name}" in said
+    assert f"removed {left.name}: the process that left it is gone" in said
+    assert said.count("removed .artifact.") == 4
 
 
-def test_what_is_not_stale_stays(tmp_path, capsys):
-    """Another goal's, another kind of work's, a living process's, one that another machine holds a lock on, a link."""
-    gone = gone_process()
-    stays = [
-        f".other.building-{gone}",
-        f".artifact.unpacking-{gone}",
-        f".artifact.building-{os.getppid()}",
-        f".artifact.building-{gone}x",
-        f".artifact.building-{gone}0000000000",
-    ]
+def test_what_is_not_left_over_stays(tmp_path, capsys):
+    """Another goal's, another name, what somebody holds, a link."""
+    stays = [".other.building-0123456789", ".artifact.building-0123456789x", ".artifact.building-01234567890"]
     for name in stays:
         (tmp_path / name).mkdir()
-    locked = tmp_path / f".artifact.building-{gone}"
+    locked = tmp_path / ".artifact.building-0123456789"
     locked.mkdir()
     descriptor = os.open(locked, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -318,8 +427,148 @@ def test_what_is_not_stale_stays(tmp_path, capsys):
     locked.rmdir()
     (tmp_path / "real").mkdir()
     locked.symlink_to("real")
+    os.mkfifo(tmp_path / ".artifact.building-9876543210")
     build(tmp_path / "artifact", replace=True)
     assert locked.is_symlink()
+    assert (tmp_path / ".artifact.building-9876543210").is_fifo()
+
+
+def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+def test_without_locks_leftovers_stay_and_an_artifact_comes_back_all_the_same(tmp_path, monkeypatch):
+    goal = tmp_path / "artifact"
+    build(goal, "first")
+    goal.rename(tmp_path / ".artifact.replaced-0123456789")
+    (tmp_path / ".artifact.building-0123456789").mkdir()
+    no_locks(monkeypatch)
+    build(goal, "second", replace=True)
+    assert (goal / "manifest.json").read_text() == "second"
+    assert names(tmp_path) == [".artifact.building-0123456789", "artifact"]
+
+
+def test_what_another_process_takes_for_a_leftover_is_made_once_more(tmp_path, monkeypatch):
+    """Between its making and its lock, which nothing can close."""
+    hold, swept = leftovers.hold, []
+
+    def sweep_first(descriptor: int) -> bool:
+        if len(swept) < 2:
+            swept.extend(path for path in tmp_path.iterdir())
+            remove_leftovers(tmp_path, r"\.artifact\.[a-z]+-")
+            assert names(tmp_path) == []
+        return hold(descriptor)
+
+    monkeypatch.setattr(leftovers, "hold", sweep_first)
+    build(tmp_path / "artifact")
+    with whole_file(tmp_path / "file", "packing", replace=False) as file:
+        file.write(b"whole")
+    assert len(set(swept)) == 2
+    assert names(tmp_path) == ["artifact", "file"]
+
+
+@pytest.mark.parametrize("exchanged", [True, False])
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_many_that_make_one_goal_at_once_are_in_nobodys_way(tmp_path, monkeypatch, kind, exchanged):
+    """Threads here; a lock is of the open file, so that they are to one another what processes are."""
+    if not exchanged:
+        no_exchange(monkeypatch)
+    goal, others, faults = tmp_path / "goal", threading.Barrier(4, timeout=20), []
+
+    def make(content: str) -> None:
+        try:
+            others.wait()
+            for _ in range(10):
+                if kind == "folder":
+                    build(goal, content, replace=True)
+                else:
+                    with whole_file(goal, "saving", replace=True) as file:
+                        file.write(content.encode())
+        except BaseException as fault:
+            faults.append(fault)
+
+    threads = [threading.Thread(target=make, args=[letter * 9]) for letter in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    found = (goal / "manifest.json" if kind == "folder" else goal).read_text()
+    assert found in {letter * 9 for letter in "abcd"}
+    assert names(tmp_path) == ["goal"]
+
+
+def test_of_many_that_may_not_replace_one_has_its_way(tmp_path):
+    goal, others, ends = tmp_path / "goal", threading.Barrier(4, timeout=20), []
+
+    def make(content: str) -> None:
+        try:
+            build(goal, content, meanwhile=others.wait)
+            ends.append(content)
+        except UsageError as refused:
+            ends.append(type(refused))
+
+    threads = [threading.Thread(target=make, args=[letter]) for letter in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (won,) = [end for end in ends if end is not UsageError]
+    assert len(ends) == 4
+    assert (goal / "manifest.json").read_text() == won
+    assert names(tmp_path) == ["goal"]
+
+
+def test_a_file_may_be_its_owners_alone(tmp_path):
+    goal = tmp_path / "snapshot"
+    goal.write_text("an older one, for all to read")
+    goal.chmod(0o644)
+    with whole_file(goal, "saving", replace=True, mode=0o600) as file:
+        (hidden,) = (path for path in tmp_path.iterdir() if path != goal)
+        assert stat.S_IMODE(hidden.stat().st_mode) == 0o600
+        file.write(b"secret")
+    assert stat.S_IMODE(goal.stat().st_mode) == 0o600
+    assert goal.read_bytes() == b"secret"
+
+
+def test_hidden_names_cannot_be_foretold(tmp_path):
+    seen = set()
+    for _ in range(5):
+        with whole_file(tmp_path / "goal", "saving", replace=True):
+            seen |= {path.name for path in tmp_path.iterdir()} - {"goal"}
+    assert len(seen) == 5
+    assert not any(name.endswith(f"-{os.getpid()}") for name in seen)
+
+
+def test_content_is_on_the_disk_before_its_name_and_the_name_before_the_old_one_goes(tmp_path, monkeypatch):
+    """What a crash of the machine may show: the order of fsync, exchange, fsync, removal."""
+    goal, told = tmp_path / "artifact", []
+    build(goal, "first")
+
+    def recorded(word: str, work: Callable[..., object]) -> Callable[..., object]:
+        def run(what: object, *more: object, **options: object) -> object:
+            path = os.readlink(f"/proc/self/fd/{what}") if isinstance(what, int) else str(what)
+            told.append(
+                (word, re.sub(r"\.artifact\.building-[0-9a-f]+", "NEW", path.removeprefix(f"{tmp_path}/")))
+            )
+            return work(what, *more, **options)
+
+        return run
+
+    monkeypatch.setattr(os, "fsync", recorded("fsync", os.fsync))
+    monkeypatch.setattr(shutil, "rmtree", recorded("remove", shutil.rmtree))
+    monkeypatch.setattr(whole_files, "exchange", recorded("exchange", whole_files.exchange))
+    build(goal, "second", replace=True)
+    assert sorted(told[:4]) == [
+        ("fsync", "NEW"),
+        ("fsync", "NEW/engines"),
+        ("fsync", "NEW/engines/block.pt2"),
+        ("fsync", "NEW/manifest.json"),
+    ]
+    assert told[4:] == [("exchange", "NEW"), ("fsync", str(tmp_path)), ("remove", "NEW")]
 
 
 def test_the_lock_is_held_while_the_folder_is_filled(tmp_path):

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import platform
+import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
@@ -110,15 +111,17 @@ class CompileCudaMemory(CudaMemory):
 
 
 def _refuse_shared_folders() -> None:
-    """Refuse torch's folders of compiled code if others may write there: it is loaded and run."""
+    """Refuse torch's folders of compiled code if others, or the group, may write there: it is loaded and run."""
     for folder in (cache_dir(), default_cache_dir()):
         with contextlib.suppress(OSError):
             os.makedirs(folder, 0o700, exist_ok=True)
             found = os.stat(folder)
-            if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o002:
+            if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
+                mode = stat.S_IMODE(found.st_mode)
                 raise EngineLoadError(
-                    f"others may write to {folder}, where torch keeps what it compiles; set TMPDIR and "
-                    "TORCHINDUCTOR_CACHE_DIR to folders of your own"
+                    f"others may write to {folder} (mode {mode:04o}, user {found.st_uid}), where torch keeps what it "
+                    "compiles and runs it from; set TMPDIR and TORCHINDUCTOR_CACHE_DIR to folders of your own, or, if "
+                    "this one and all that is in it is yours, chmod go-w"
                 )
 
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from seko_runtime.backends.memory import Engine, Memory, Tensor
-from seko_runtime.errors import EngineSignatureError
+from seko_runtime.errors import EngineSignatureError, SekoRuntimeError
 from seko_runtime.executor.layer_stream import BoundVisit, LayerStream
 from seko_runtime.executor.programs_check import Ref, ResolvedCall
+from seko_runtime.faults import engine_fault
 from seko_runtime.format.manifest import EngineSpec
 
 
@@ -41,6 +42,8 @@ class BoundProgram:
         ------
         EngineSignatureError
             On the first run, if an engine gives back something else than the manifest says.
+        EngineRunError
+            If an engine fails.
         """
         cells, memory = self._cells, self._memory
         memory.program_begins()
@@ -51,7 +54,12 @@ class BoundProgram:
                     inputs[position] = memory.index(cells[cell], index) if index else cells[cell]
                 if call.visit is not None:
                     self._layers.before(call.visit)
-                results = call.engine(inputs)
+                try:
+                    results = call.engine(inputs)
+                except SekoRuntimeError:
+                    raise
+                except Exception as fault:
+                    raise engine_fault(f"engine {call.spec.name}", fault) from fault
                 if not self._checked:
                     _check_results(call.spec, results, memory)
                 for position, cell in call.values_out:

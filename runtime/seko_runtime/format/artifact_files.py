@@ -19,8 +19,10 @@ from seko_runtime.errors import (
     SurplusFileError,
     SymlinkError,
 )
+from seko_runtime.faults import lacks
 from seko_runtime.format.json_fields import MAX_JSON_BYTES
 from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE, FileEntry
+from seko_runtime.format.manifest_reader import check_no_module
 from seko_runtime.format.trust import MAX_SIGNATURE_BYTES
 
 OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -48,6 +50,8 @@ class ArtifactFiles:
         except (FileNotFoundError, NotADirectoryError):
             raise MissingFileError(f"{root} is no folder, expected an artifact's; check the path") from None
         except OSError as error:
+            if lacks(error):
+                raise
             raise MissingFileError(
                 f"{root} cannot be opened: {error.strerror}; check its permissions"
             ) from None
@@ -62,7 +66,12 @@ class ArtifactFiles:
             If it is missing or too large.
         SymlinkError, IrregularFileError
             If it is no regular file.
+        ModuleFileError
+            If the folder itself holds a module of Python's, whether listed or not.
         """
+        with os.scandir(self._root_fd) as entries:
+            for entry in entries:
+                check_no_module(entry.name)
         document = self._read_small(MANIFEST_FILE, MAX_JSON_BYTES)
         if document is None:
             raise ManifestError(f"{self.root} holds no {MANIFEST_FILE}; it is no artifact, or a broken copy")
@@ -160,6 +169,8 @@ class ArtifactFiles:
         except PermissionError:
             raise MissingFileError(f"{name} may not be read by this user; change its permissions") from None
         except OSError as error:
+            if lacks(error):
+                raise
             raise SymlinkError(f"{name} cannot be opened as a plain file: {error.strerror}") from None
         try:
             _check_regular(os.fstat(descriptor), name)
@@ -205,6 +216,8 @@ def _open_beneath(name: str, flags: int, folder_fd: int, path: str) -> int:
     except PermissionError:
         raise MissingFileError(f"{path!r} may not be read by this user; change its permissions") from None
     except OSError as error:  # it was a plain file a moment ago: somebody is swapping files under us
+        if lacks(error):
+            raise
         raise SymlinkError(
             f"{path!r} changed while it was opened: {error.strerror}; copy it to a safe place"
         ) from None

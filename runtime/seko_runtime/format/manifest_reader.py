@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from itertools import pairwise
 
-from seko_runtime.errors import FormatVersionError, ManifestError, PathEscapeError
+from seko_runtime.errors import FormatVersionError, ManifestError, ModuleFileError, PathEscapeError
 from seko_runtime.format.json_fields import (
     Fields,
     as_flag,
@@ -47,6 +48,7 @@ from seko_runtime.format.manifest import (
 MAX_RANK = 16
 MAX_SEED = (1 << 62) - 1  # as a session takes them
 MAX_TENSOR_BYTES = 1 << 48
+_MODULE_PATH = re.compile(r"[^/]*\.(?:py|pyc|so|pth)|[^/]+/__init__\.(?:[^/]+\.)?(?:py|pyc|so)")
 
 
 def parse_manifest(document: bytes) -> Manifest:
@@ -123,6 +125,21 @@ def check_relative_path(path: str, where: str) -> str:
     return path
 
 
+def check_no_module(path: str) -> None:
+    """Refuse a file of an artifact that Python would import if it were started in the artifact's folder.
+
+    Raises
+    ------
+    ModuleFileError
+        If ``path``, relative to the folder, is a module, a path file (`.pth`) or the face of a package there.
+    """
+    if _MODULE_PATH.fullmatch(path):
+        raise ModuleFileError(
+            f"the artifact holds {path[:80]!r}, which Python would import if it were started there, and no artifact "
+            "needs; do not open artifacts from this source"
+        )
+
+
 def as_path(value: object, where: str) -> str:
     """Read a file name of the artifact."""
     if not isinstance(value, str):
@@ -157,6 +174,7 @@ def _check_files(manifest: Manifest) -> None:
     for path in manifest.files:
         if check_relative_path(path, "files") in (MANIFEST_FILE, SIGNATURE_FILE):
             raise ManifestError(f"files lists {path}, which cannot hold its own hash; rebuild the artifact")
+        check_no_module(path)
 
 
 def _read_tensor(value: object, where: str) -> TensorSpec:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from seko_runtime.errors import (
     ManifestError,
+    RevokedArtifactError,
     SignatureFormatError,
     SignatureLibraryMissingError,
     SignatureMissingError,
+    SignatureTimeError,
     SignatureWrongError,
     TrustFileError,
     UnknownKeyError,
@@ -22,9 +25,44 @@ from seko_runtime.format.manifest import SIGNATURE_FILE
 TRUST_VARIABLE = "SEKO_TRUST"
 SIGNATURE_VERSION = 1
 SIGNED_PREFIX = b"seko manifest signature 1\n"  # keeps a signature of something else from fitting here
+TIMED_PREFIX = b"seko manifest signature 2\n"  # the same of a manifest and a time
 MAX_SIGNATURE_BYTES = 1 << 16
 MAX_TRUST_BYTES = 1 << 20
-KEY_DIGITS, SIGNATURE_DIGITS = 64, 128
+KEY_DIGITS, SIGNATURE_DIGITS, DIGEST_DIGITS = 64, 128, 64
+TIME_FORM = "YYYY-MM-DDTHH:MM:SSZ"  # UTC; later times are greater as text
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What a trust file says.
+
+    Parameters
+    ----------
+    keys : dict of str to str
+        Names by public key, 64 lower-case hexadecimal digits.
+    not_before : str or None
+        The time, in the form of `TIME_FORM`, before which no signature counts.
+    revoked : frozenset of str
+        Digests of artifacts that are opened no more.
+    """
+
+    keys: dict[str, str]
+    not_before: str | None
+    revoked: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One entry of `manifest.sig`: a key, what it made of the digest and, if it says when, of digest and time.
+
+    ``time`` and ``timed`` are None in signatures from before there were times.
+    """
+
+    key: str
+    made: bytes
+    time: str | None = None
+    timed: bytes | None = None
 
 
 def check_signature(document: bytes, signature: bytes | None, trust: str | Path | None = None) -> None:
@@ -47,40 +85,72 @@ def check_signature(document: bytes, signature: bytes | None, trust: str | Path 
         If `cryptography` is not installed.
     SignatureMissingError, SignatureFormatError
         If there is no signature, or one that cannot be read.
+    RevokedArtifactError
+        If the trust file revokes the manifest's digest, whoever signed it.
     UnknownKeyError
         If no key of the trust file signed.
     SignatureWrongError
         If a trusted key's signature does not fit; another one that fits does not help.
+    SignatureTimeError
+        If the trust file has a ``not-before``, and no trusted key signed then or later.
     """
     named = os.environ.get(TRUST_VARIABLE) if trust is None else trust
     if named is None:
         return
-    trusted = read_trust(Path(named))
-    try:
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    except ImportError:
-        raise SignatureLibraryMissingError(
-            f"{named} asks for signatures, and the library cryptography is not installed; "
-            "pip install 'seko-runtime[trust]'"
-        ) from None
+    trust_file = read_trust(Path(named))
+    digest = hashlib.sha256(document).hexdigest()
+    if digest in trust_file.revoked:
+        raise RevokedArtifactError(
+            f"{named} revokes the artifact with the digest {digest}; get another one from its maker"
+        )
+    require_library(str(named))
     if signature is None:
         raise SignatureMissingError(
             f"the artifact is not signed, {named} asks for it; have its maker run `seko-export sign`"
         )
-    known = [one for one in read_signatures(signature) if one[0] in trusted]
+    known = [one for one in read_signatures(signature) if one.key in trust_file.keys]
     if not known:
         raise UnknownKeyError(
             f"no key of {named} signed the artifact; its maker's key must be added there, if you trust it"
         )
-    for key, made in known:
-        try:
-            Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(made, signed_bytes(document))
-        except (InvalidSignature, ValueError):  # ValueError: bytes that are no point of the curve
+    for one in known:
+        if not fits(one, document):
             raise SignatureWrongError(
-                f"the signature of key {key[:16]} ({trusted[key]}) is not of this manifest: the artifact was changed, "
-                "or signed anew without `seko-export sign`; get it again"
-            ) from None
+                f"the signature of key {one.key[:16]} ({trust_file.keys[one.key]}) is not of this manifest: the "
+                "artifact was changed, or signed anew without `seko-export sign`; get it again"
+            )
+    latest = max(one.time or "" for one in known)
+    if trust_file.not_before is not None and latest < trust_file.not_before:
+        raise SignatureTimeError(
+            f"{named} asks for a signature of {trust_file.not_before} or later, the latest of its keys is of "
+            f"{latest or 'no time'}; have its maker run `seko-export sign` again, or get a newer artifact"
+        )
+
+
+def require_library(asking: str) -> None:
+    """Raise a SignatureLibraryMissingError if `cryptography` is not installed; ``asking`` is what needs it."""
+    try:
+        from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: F401
+    except ImportError:
+        raise SignatureLibraryMissingError(
+            f"{asking} asks for signatures, and the library cryptography is not installed; "
+            "pip install 'seko-runtime[trust]'"
+        ) from None
+
+
+def fits(signature: Signature, document: bytes) -> bool:
+    """Whether a key made a signature of this manifest, and of its time if it has one; needs `cryptography`."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(signature.key))
+        key.verify(signature.made, signed_bytes(document))
+        if signature.time is not None and signature.timed is not None:
+            key.verify(signature.timed, timed_bytes(document, signature.time))
+    except (InvalidSignature, ValueError):  # ValueError: bytes that are no point of the curve
+        return False
+    return True
 
 
 def signed_bytes(document: bytes) -> bytes:
@@ -88,13 +158,16 @@ def signed_bytes(document: bytes) -> bytes:
     return SIGNED_PREFIX + hashlib.sha256(document).digest()
 
 
-def read_trust(path: Path) -> dict[str, str]:
-    """Read a trust file: lines ``ed25519 KEY NAME``, empty lines, lines that begin with ``#``.
+def timed_bytes(document: bytes, time: str) -> bytes:
+    """Return what is signed with a time: a prefix, the manifest's SHA-256, and the time's 20 letters."""
+    return TIMED_PREFIX + hashlib.sha256(document).digest() + time.encode("ascii")
 
-    Returns
-    -------
-    dict of str to str
-        Names by public key, 64 lower-case hexadecimal digits.
+
+def read_trust(path: Path) -> Trust:
+    """Read a trust file.
+
+    Its lines are ``ed25519 KEY NAME``, ``not-before TIME`` (of several the latest counts), ``revoked DIGEST``; empty
+    lines and lines that begin with ``#`` are left out.
 
     Raises
     ------
@@ -113,23 +186,32 @@ def read_trust(path: Path) -> dict[str, str]:
             f"the trust file {path} has more than {MAX_TRUST_BYTES} bytes; nothing is opened"
         )
     keys: dict[str, str] = {}
+    not_before: str | None = None
+    revoked: set[str] = set()
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        entry = re.fullmatch(r"\s*ed25519\s+([0-9a-f]{64})(?:\s+(.*?))?\s*", line)
-        if entry is None:
+        word, *rest = line.split(maxsplit=2)
+        value = rest[0] if rest else ""
+        if word == "ed25519" and _is_hexadecimal(value, KEY_DIGITS):
+            keys[value] = rest[1].strip() if len(rest) > 1 else "unnamed"
+        elif word == "not-before" and len(rest) == 1 and _is_time(value):
+            not_before = max(value, not_before or "")
+        elif word == "revoked" and _is_hexadecimal(value, DIGEST_DIGITS):  # what follows says why, for people
+            revoked.add(value)
+        else:
             raise TrustFileError(
                 f"line {number} of the trust file {path} is {line[:40]!r}, expected 'ed25519 KEY NAME' with a key of "
-                f"{KEY_DIGITS} hexadecimal digits, as `seko-export keygen` writes it; nothing is opened"
+                f"{KEY_DIGITS} lower-case hexadecimal digits, as `seko-export keygen` writes it, 'not-before "
+                f"{TIME_FORM}' or 'revoked DIGEST'; nothing is opened"
             )
-        keys[entry[1]] = entry[2] or "unnamed"
     if not keys:
         raise TrustFileError(f"the trust file {path} names no key; nothing is opened")
-    return keys
+    return Trust(keys, not_before, frozenset(revoked))
 
 
-def read_signatures(content: bytes) -> list[tuple[str, bytes]]:
-    """Read `manifest.sig`: public keys, each with its 64 bytes; the order is the file's.
+def read_signatures(content: bytes) -> list[Signature]:
+    """Read `manifest.sig`; the order is the file's.
 
     Raises
     ------
@@ -146,17 +228,38 @@ def read_signatures(content: bytes) -> list[tuple[str, bytes]]:
         raise SignatureFormatError(str(error)) from None
 
 
-def _read_signature(value: object, where: str) -> tuple[str, bytes]:
+def _read_signature(value: object, where: str) -> Signature:
     fields = Fields(value, where)
     algorithm = fields.text("algorithm")
     if algorithm != "ed25519":
         raise ManifestError(f"{where}.algorithm is {algorithm[:40]!r}, expected ed25519")
-    found = []
-    for key, digits in (("key", KEY_DIGITS), ("signature", SIGNATURE_DIGITS)):
-        text = fields.text(key)
-        if len(text) != digits or set(text) - set("0123456789abcdef"):
-            raise ManifestError(
-                f"{where}.{key} is {text[:20]!r}, expected {digits} lower-case hexadecimal digits"
-            )
-        found.append(text)
-    return found[0], bytes.fromhex(found[1])
+    key = _hexadecimal(fields, "key", KEY_DIGITS)
+    made = bytes.fromhex(_hexadecimal(fields, "signature", SIGNATURE_DIGITS))
+    if "time" not in fields and "time_signature" not in fields:
+        return Signature(key, made)
+    time = fields.text("time")
+    if not _is_time(time):
+        raise ManifestError(f"{where}.time is {time[:40]!r}, expected {TIME_FORM}")
+    return Signature(key, made, time, bytes.fromhex(_hexadecimal(fields, "time_signature", SIGNATURE_DIGITS)))
+
+
+def _hexadecimal(fields: Fields, key: str, digits: int) -> str:
+    text = fields.text(key)
+    if not _is_hexadecimal(text, digits):
+        raise ManifestError(
+            f"{fields.where}.{key} is {text[:20]!r}, expected {digits} lower-case hexadecimal digits"
+        )
+    return text
+
+
+def _is_hexadecimal(text: str, digits: int) -> bool:
+    return len(text) == digits and not set(text) - set("0123456789abcdef")
+
+
+def _is_time(text: str) -> bool:
+    from datetime import datetime
+
+    try:
+        return _TIME.fullmatch(text) is not None and datetime.fromisoformat(text) is not None
+    except ValueError:  # the 31st of February
+        return False

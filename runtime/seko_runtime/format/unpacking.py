@@ -24,6 +24,7 @@ from seko_runtime.errors import (
     TarTrailingError,
     TarTruncatedError,
 )
+from seko_runtime.faults import lacks, machine_faults
 from seko_runtime.format.json_fields import MAX_JSON_BYTES
 from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE, FileEntry
 from seko_runtime.format.manifest_reader import check_relative_path, parse_manifest
@@ -53,6 +54,7 @@ class Unpacked:
     bytes: int
 
 
+@machine_faults()
 def unpack_artifact(archive: Path, goal: Path, *, trust: str | Path | None = None) -> Unpacked:
     """Unpack what `seko-export pack` made.
 
@@ -258,6 +260,8 @@ def _opened(archive: Path) -> Iterator[_Reader]:
     try:
         file = archive.open("rb", buffering=0)
     except OSError as fault:
+        if lacks(fault):
+            raise
         raise MissingFileError(f"{archive} cannot be read ({fault.strerror}); check the path") from None
     with file:
         yield _Reader(file, archive.name)

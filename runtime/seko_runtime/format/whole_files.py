@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
-import shutil
 import stat
 import sys
 from collections.abc import Iterator
@@ -15,18 +13,38 @@ from pathlib import Path
 from typing import BinaryIO
 
 from seko_runtime.errors import DiskError, UsageError
+from seko_runtime.format.leftovers import (
+    hold,
+    is_open_on,
+    make_held_file,
+    make_held_folder,
+    names_in,
+    random_name,
+    remove,
+    remove_leftovers,
+)
 from seko_runtime.format.manifest import MANIFEST_FILE
+from seko_runtime.format.renames import exchange, rename_new
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_BARRED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EISDIR})
+_BARRED = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EISDIR}
+    | {errno.EIO, errno.ESTALE, errno.EXDEV, errno.EBUSY}
+)
+_ASIDE = "replaced"  # the hidden name of an artifact that steps aside
+_TRIES = 100
 
 
 @contextlib.contextmanager
 def whole_folder(goal: Path, doing: str, *, replace: bool) -> Iterator[Path]:
     """Give an empty folder to fill; on a clean exit it becomes ``goal``, on any other it is gone.
 
-    A process that was killed outright leaves its folder behind under a hidden name; the next one with the same goal
-    removes it and says so on stderr.
+    A process that is killed, at whatever moment, leaves the old artifact or the new one, whole. What else it leaves
+    has a hidden name; the next one with the same goal removes it and says so on stderr. When the machine loses
+    power the same holds, as far as the file system keeps what was fsynced: content is fsynced before it gets its
+    name, and the name before the old artifact is removed. Where two names cannot be exchanged in one step, the old
+    artifact has a hidden name for a moment; if a process is killed there, the next one with the same goal puts it
+    back.
 
     Parameters
     ----------
@@ -50,60 +68,87 @@ def whole_folder(goal: Path, doing: str, *, replace: bool) -> Iterator[Path]:
         If the place cannot be written or is full.
     """
     goal = goal.absolute()
+    _put_back(goal)
     check_goal(goal, replace=replace)
-    _remove_stale(goal, doing)
-    folder = _hidden(goal, doing)
-    made_parents = _make_folder(folder)
-    lock = _locked(folder)
+    _remove_leftovers(goal)
+    folder, lock, made_parents = _make_folder(goal, doing)
     finished = False
     try:
         with disk_faults(goal, folder):
             yield folder
             _open_to_readers(folder)
             _sync(folder)
-            check_goal(goal, replace=replace)  # another process may have taken the name meanwhile
-            _rename_over(folder, goal)
+            _name_folder(folder, goal, replace=replace)
             finished = True
+            for parent in made_parents:
+                _sync_folder(parent.parent)
     finally:
+        _discard(folder)
         if not finished:
-            shutil.rmtree(folder, ignore_errors=True)
             _remove_empty(made_parents)
         os.close(lock)
 
 
 @contextlib.contextmanager
-def whole_file(goal: Path, doing: str, *, replace: bool, beside: Path | None = None) -> Iterator[BinaryIO]:
+def whole_file(
+    goal: Path, doing: str, *, replace: bool, beside: Path | None = None, mode: int = 0o666
+) -> Iterator[BinaryIO]:
     """Give a file to write; on a clean exit it becomes ``goal``, on any other it is gone.
 
-    Parameters and errors are those of `whole_folder`; ``replace`` lets any regular file give way. Until it is whole
-    it lies in the folder of ``beside``, without that in the goal's own.
+    What `whole_folder` says of a killed process and of power holds here. Two that write one goal at once, be they
+    threads or processes, write a file each; with ``replace`` the last one stays.
+
+    Parameters
+    ----------
+    goal : Path
+        Where the file is to be.
+    doing : str
+        One word for the hidden name: ``packing``, ``saving``.
+    replace : bool
+        Whether a regular file that is already there gives way; anything else never does, no link either.
+    beside : Path, optional
+        Until it is whole the file lies in the folder of this path; without it in the goal's own.
+    mode : int
+        Permissions, less what the umask takes: 0o600 for what is its owner's alone.
+
+    Yields
+    ------
+    BinaryIO
+        The file to write.
+
+    Raises
+    ------
+    UsageError
+        If the goal is taken.
+    DiskError
+        If the place cannot be written or is full.
     """
     goal = goal.absolute()
     _check_file_goal(goal, replace=replace)
     place = goal if beside is None else beside.with_name(f"{beside.name}.{goal.name}")
-    _remove_stale(place, doing)
-    hidden = _hidden(place, doing)
-    finished = False
+    _remove_leftovers(place)
     try:
-        with disk_faults(goal, hidden), hidden.open("xb") as file:
-            _lock(file.fileno())
+        with disk_faults(goal):
+            hidden, descriptor = make_held_file(place.parent, f".{place.name}.{doing}-", mode)
+    except OSError as fault:  # no such folder
+        raise _unwritable(goal, fault.errno or 0) from fault
+    try:
+        with disk_faults(goal, hidden), os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
-            _check_file_goal(goal, replace=replace)
-            hidden.rename(goal)
-            finished = True
+            os.fsync(descriptor)
+            _name_file(hidden, goal, replace=replace)
             _sync_folder(goal.parent)
     finally:
-        if not finished:
-            hidden.unlink(missing_ok=True)
+        _discard(hidden)
 
 
 def check_goal(goal: Path, *, replace: bool) -> None:
     """Raise a UsageError if something stands at ``goal`` that must not be replaced."""
-    if not os.path.lexists(goal):
+    found = _is_artifact(goal)
+    if found is None:
         return
-    if goal.is_symlink() or not (goal / MANIFEST_FILE).is_file():
+    if not found:
         raise UsageError(f"{goal} exists and is no artifact; choose another -o")
     if not replace:
         raise UsageError(f"{goal} exists already; choose another -o, or replace it with --force")
@@ -169,6 +214,25 @@ def _unwritable(place: Path, number: int) -> DiskError:
     return DiskError(f"{place} cannot be written ({os.strerror(number)}): choose another -o")
 
 
+def _is_artifact(path: Path) -> bool | None:
+    """Say whether a folder with a manifest stands there; None if nothing does."""
+    while True:
+        try:
+            descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError:  # a file or a link; or what is above it cannot be entered
+            return False if os.path.lexists(path) else None
+        try:
+            with contextlib.suppress(OSError):
+                if stat.S_ISREG(os.stat(MANIFEST_FILE, dir_fd=descriptor).st_mode):
+                    return True
+            if is_open_on(descriptor, path):  # else another process is replacing it just now
+                return False
+        finally:
+            os.close(descriptor)
+
+
 def _check_file_goal(goal: Path, *, replace: bool) -> None:
     if not os.path.lexists(goal):
         return
@@ -178,81 +242,49 @@ def _check_file_goal(goal: Path, *, replace: bool) -> None:
         raise UsageError(f"{goal} exists already; choose another -o, or replace it with --force")
 
 
-def _hidden(goal: Path, doing: str) -> Path:
-    return goal.with_name(f".{goal.name}.{doing}-{os.getpid()}")
+def _stem(goal: Path, doing: str) -> str:
+    """Return a regular expression for the hidden names of a goal."""
+    return rf"\.{re.escape(goal.name)}\.{doing}-"
 
 
-def _remove_stale(goal: Path, doing: str) -> None:
-    """Remove what a killed process left of the same goal, and say so; what a living one makes stays.
+def _remove_leftovers(goal: Path) -> None:
+    """Remove what was left of the same goal, whatever was being done; an artifact that lacks its name stays."""
 
-    Both must hold: its process is gone (or had our number, as in a container, where each is 1), and nobody holds its
-    lock, which a living process of another machine or another process namespace does.
+    def spared(path: Path) -> bool:
+        return path.name.startswith(f".{goal.name}.{_ASIDE}-") and not os.path.lexists(goal)
+
+    remove_leftovers(goal.parent, _stem(goal, "[a-z]+"), spared)
+
+
+def _put_back(goal: Path) -> None:
+    """Give an artifact its name back, if a process took that away and was killed before the new one had it.
+
+    No lock is asked: it is there on file systems without locks too, and a living process finds out and tries again.
     """
-    try:
-        found = sorted(goal.parent.iterdir())
-    except OSError:  # not there yet, or not to be read: making the folder says so
+    if os.path.lexists(goal):
         return
-    for path in found:
-        number = re.fullmatch(rf"\.{re.escape(goal.name)}\.{doing}-(\d{{1,10}})", path.name)
-        if number is None or path.is_symlink() or _is_alive(int(number[1])) or not _is_unlocked(path):
-            continue
-        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-        if not os.path.lexists(path):
-            print(f"removed {path.name}: process {number[1]}, which was {doing} it, is gone", file=sys.stderr)
+    asides = [path for path in names_in(goal.parent, _stem(goal, _ASIDE)) if _is_artifact(path)]
+    if asides:
+        with disk_faults(goal), _unless_raced():
+            rename_new(max(asides, key=lambda path: path.lstat().st_ctime_ns), goal)
+            _sync_folder(goal.parent)
+            print(f"put {goal.name} back: the process that was replacing it is gone", file=sys.stderr)
 
 
-def _is_alive(process: int) -> bool:
-    if process == os.getpid():
-        return False
+def _make_folder(goal: Path, doing: str) -> tuple[Path, int, list[Path]]:
+    """Make the hidden folder with its parents; return it, its lock, and the parents made, innermost first."""
+    parents = [parent for parent in goal.parents if not os.path.lexists(parent)]
     try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _is_unlocked(path: Path) -> bool:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
-
-
-def _locked(folder: Path) -> int:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    _lock(descriptor)
-    return descriptor
-
-
-def _lock(descriptor: int) -> None:
-    # A file system without locks: then nobody finds it unlocked either, and what is left behind stays.
-    with contextlib.suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _make_folder(folder: Path) -> list[Path]:
-    """Make a folder with its parents; return the parents that were not there, innermost first."""
-    parents = [parent for parent in folder.parents if not os.path.lexists(parent)]
-    try:
-        with disk_faults(folder.parent):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            folder.mkdir()
+        with disk_faults(goal.parent):
+            goal.parent.mkdir(parents=True, exist_ok=True)
+            folder, lock = make_held_folder(goal.parent, f".{goal.name}.{doing}-")
     except OSError as fault:  # a parent that is a file; a file system that takes no folders, as /proc
         _remove_empty(parents)
-        raise _unwritable(folder.parent, fault.errno or 0) from fault
+        raise _unwritable(goal.parent, fault.errno or 0) from fault
     except DiskError:
         _remove_empty(parents)
         raise
-    return parents
+    return folder, lock, parents
 
 
 def _remove_empty(folders: list[Path]) -> None:
@@ -261,20 +293,81 @@ def _remove_empty(folders: list[Path]) -> None:
             folder.rmdir()
 
 
-def _rename_over(folder: Path, goal: Path) -> None:
-    """Give the folder its name; an artifact that has it steps aside first, and comes back if that fails."""
-    if not os.path.lexists(goal):
-        folder.rename(goal)
-    else:
-        aside = goal.with_name(f".{goal.name}.replaced-{os.getpid()}")
-        goal.rename(aside)
-        try:
-            folder.rename(goal)
-        except BaseException:
-            aside.rename(goal)
+def _name_folder(folder: Path, goal: Path, *, replace: bool) -> None:
+    """Give a folder its name, durably; an artifact that has it gives way and is removed."""
+    for _ in range(_TRIES):
+        check_goal(goal, replace=replace)  # another process may have taken the name meanwhile
+        with _unless_raced():
+            if not (replace and os.path.lexists(goal)):
+                rename_new(folder, goal)
+                _sync_folder(goal.parent)
+                return
+            if _replace_folder(folder, goal):
+                return
+    raise _unwritable(goal, errno.EBUSY)
+
+
+def _replace_folder(folder: Path, goal: Path) -> bool:
+    """Let a folder take the place of an artifact; return False if that is none any more."""
+    old = os.open(goal, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        hold(old)  # else another process would take it for a leftover once it has a hidden name
+        if exchange(folder, goal):
+            aside = folder
+            if not _is_artifact(aside):
+                exchange(aside, goal)
+                return False
+        else:
+            aside = goal.with_name(random_name(f".{goal.name}.{_ASIDE}-"))
+            _rename_both(folder, goal, aside)
+        _sync_folder(goal.parent)
+        _discard(aside)
+    finally:
+        os.close(old)
+    return True
+
+
+def _rename_both(folder: Path, goal: Path, aside: Path) -> None:
+    """Let ``goal`` step aside for ``folder``; it comes back if that fails, or if it is no artifact."""
+    os.rename(goal, aside)
+    try:
+        if not _is_artifact(aside):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(goal))
+        os.rename(folder, goal)
+    except BaseException:
+        with _unless_raced():
+            rename_new(aside, goal)
+        raise
+
+
+def _name_file(hidden: Path, goal: Path, *, replace: bool) -> None:
+    for _ in range(_TRIES):
+        _check_file_goal(goal, replace=replace)
+        with _unless_raced():
+            if replace:
+                os.replace(hidden, goal)
+            else:
+                rename_new(hidden, goal)
+            return
+    raise _unwritable(goal, errno.EBUSY)
+
+
+@contextlib.contextmanager
+def _unless_raced() -> Iterator[None]:
+    """Let pass that a name was taken or given away since it was looked at."""
+    try:
+        yield
+    except OSError as fault:
+        if fault.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT):
             raise
-        shutil.rmtree(aside)
-    _sync_folder(goal.parent)
+
+
+def _discard(path: Path) -> None:
+    remove(path)
+    if os.path.lexists(path):
+        print(
+            f"{path} could not be removed; the next command with the same goal tries again", file=sys.stderr
+        )
 
 
 def _open_to_readers(folder: Path) -> None:

@@ -13,6 +13,7 @@ from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import ArtifactError, DeviceMemoryError, SessionClosedError, UsageError
 from seko_runtime.executor.buffers_check import TEXT_BUFFER
 from seko_runtime.executor.programs_check import Programs, resolve_programs
+from seko_runtime.faults import machine_faults
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.opening.checked_artifact import CheckedArtifact, check_artifact, read_manifest
 from seko_runtime.opening.golden import (
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 
+@machine_faults()
 def open_artifact(path: str | Path, device: str = "auto", *, trust: str | Path | None = None) -> OpenArtifact:
     """Check an artifact and load it.
 
@@ -105,6 +107,7 @@ class OpenArtifact:
         spec = self.manifest.text
         self._prompt_ids = None if spec is None else PromptIds(spec, checked.files[spec.tokenizer])
 
+    @machine_faults()
     def open_session(
         self,
         seeds: Sequence[int] | None = None,
@@ -180,6 +183,7 @@ class OpenArtifact:
         self._sessions = [one for one in self._sessions if not one.closed] + [session]
         return session
 
+    @machine_faults()
     def open_pool(
         self,
         *,
@@ -233,6 +237,7 @@ class OpenArtifact:
         self._pools.append(pool)
         return pool
 
+    @machine_faults()
     def golden_text(self) -> NDArray[np.generic]:
         """Text embeddings that the golden was recorded with.
 
@@ -276,6 +281,7 @@ class OpenArtifact:
                     errors.append(self.chunk_error(number, chunk.to_host(), sample, video))
         return errors
 
+    @machine_faults()
     def chunk_error(
         self,
         number: int,
@@ -344,6 +350,7 @@ class OpenArtifact:
         """Counters of the backend, such as recompiles."""
         return self._backend.stats()
 
+    @machine_faults()
     def close(self) -> None:
         """Close all sessions, then let go of engines and weights; a second call does nothing."""
         if self._closed:

@@ -11,6 +11,7 @@ from seko_runtime.backends import OVER_DRIVER, PORTABLE, check_backend
 from seko_runtime.backends.host import check_cpu, check_device, check_driver, check_torch
 from seko_runtime.executor.buffers_check import TEXT_BUFFER
 from seko_runtime.executor.programs_check import Programs, resolve_programs
+from seko_runtime.faults import machine_faults
 from seko_runtime.format.artifact_files import ArtifactFiles
 from seko_runtime.format.manifest import Buffer, Golden, Manifest, TensorSpec
 from seko_runtime.format.manifest_reader import parse_manifest
@@ -34,6 +35,7 @@ class CheckedArtifact:
     golden: Mapping[str, MappedTensor]
 
 
+@machine_faults()
 def read_manifest(path: str | Path, *, trust: str | Path | None = None) -> tuple[Manifest, str]:
     """Read and check an artifact's manifest alone; return it with its digest (SHA-256, hexadecimal).
 
@@ -53,6 +55,7 @@ def read_manifest(path: str | Path, *, trust: str | Path | None = None) -> tuple
     return parse_manifest(document), hashlib.sha256(document).hexdigest()
 
 
+@machine_faults()
 def check_artifact(
     path: str | Path,
     device: str = "auto",

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Tensor
 from seko_runtime.errors import UsageError
+from seko_runtime.faults import machine_faults
 
 if TYPE_CHECKING:
     from seko_runtime.video.streams import Streams
@@ -54,6 +55,7 @@ class Chunk:
         """
         return self.streams.read_latents(self)
 
+    @machine_faults()
     def video(self) -> NDArray[np.uint8]:
         """Return the chunk's video frames, a uint8 copy [B, T, H, W, 3]; waits for their copy to the host.
 
@@ -76,6 +78,7 @@ class Chunk:
             )
         return np.stack(rows)
 
+    @machine_faults()
     def video_rows(self) -> list[NDArray[np.uint8]]:
         """Return each row's video frames, uint8 copies [T, H, W, 3]; as `video`, but rows may differ in T."""
         return [one.copy() for one in self._pictures()]

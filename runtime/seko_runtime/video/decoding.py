@@ -14,6 +14,7 @@ from seko_runtime.backends.memory import Memory, Tensor
 from seko_runtime.errors import StaleChunkError
 from seko_runtime.executor.buffers_check import DECODE_LATENTS, VIDEO, VIDEO_FIRST
 from seko_runtime.executor.program import BoundProgram
+from seko_runtime.faults import captured
 
 FRAME_BLOCKS = 4  # of a row: a chunk's frames can be read until the fourth after it is queued
 
@@ -74,7 +75,7 @@ class Decoder:
             self._memory.wait()
         if self._memory.captures:
             self._runs = {
-                kind: [self._lane.capture(program.run) for program in programs]
+                kind: [captured(self._lane, program.run, "the decoder's run") for program in programs]
                 for kind, programs in self._programs.items()
             }
 

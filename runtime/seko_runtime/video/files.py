@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
+from types import TracebackType
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.errors import UsageError, VideoWriterError
+from seko_runtime.end_signals import held_signals
+from seko_runtime.errors import DiskError, UsageError, VideoWriterError
 from seko_runtime.format.manifest import Stream, Video
+from seko_runtime.format.whole_files import disk_faults, whole_file
 
 SUFFIXES = (".npy", ".y4m", ".mp4")
 LABEL = "LATENT PREVIEW"
@@ -36,7 +39,7 @@ GLYPHS = {  # 3 x 5 pixels, rows from the top, the high bit on the left
 
 
 class ChunkWriter:
-    """Writes the chunks of a run to a file that appears, whole, when the writer is closed without an error.
+    """Writes the chunks of a run to a file that appears, whole, when its ``with`` block ends without an error.
 
     Parameters
     ----------
@@ -52,58 +55,64 @@ class ChunkWriter:
     Raises
     ------
     UsageError
-        If the suffix is unknown.
+        If the suffix is unknown; on entry if something stands at ``path`` that is no regular file.
     VideoWriterError
-        If the encoder or the folder is missing.
+        On entry, if the encoder is missing.
+    DiskError
+        From entry to exit, if the place is full or cannot be written.
     """
 
     def __init__(self, path: Path, stream: Stream, chunks: int, video: Video | None = None) -> None:
         check_suffix(path)
         self._path = path
         self._stream = stream
-        self._partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+        self._chunks = chunks
+        self._video = video
         self.is_preview = path.suffix != ".npy" and video is None
         self.takes_frames = path.suffix != ".npy" and video is not None
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._sink = _open_sink(path.suffix, self._partial, stream, chunks, video)
-        except OSError as error:
-            raise VideoWriterError(
-                f"{path} cannot be written: {error.strerror or error}; choose another -o"
-            ) from None
 
     def write(self, chunk: NDArray[np.generic]) -> None:
         """Append one chunk: uint8 [B, T, H, W, 3] if it `takes_frames`, else latents, float32 [B, C, F, h, w]."""
-        try:
+        with _disk_errors(self._path):
             if self.takes_frames:
                 self._sink.write(side_by_side(chunk.astype(np.uint8, copy=False)))
             elif self.is_preview:
                 self._sink.write(preview_frames(chunk.astype(np.float32, copy=False), self._stream))
             else:
                 self._sink.write([chunk])
-        except OSError as error:
-            raise VideoWriterError(f"{self._path}: {error.strerror or error}; is the disk full?") from None
 
     def __enter__(self) -> ChunkWriter:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
+        self._opened = contextlib.ExitStack()
         try:
-            self._sink.close()
-            if kind is None:
-                os.replace(self._partial, self._path)
-        except OSError as failure:
-            raise VideoWriterError(
-                f"{self._path}: {failure.strerror or failure}; is the disk full?"
-            ) from None
-        finally:
-            self._partial.unlink(missing_ok=True)
+            with _disk_errors(self._path):
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with held_signals():  # else it could be there and not known
+                    file = self._opened.enter_context(whole_file(self._path, "writing", replace=True))
+                self._sink = _open_sink(self._path.suffix, file, self._stream, self._chunks, self._video)
+            return self
+        except BaseException:
+            with self._opened:
+                raise
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, fault: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        try:
+            with held_signals(), _disk_errors(self._path), self._opened:
+                self._sink.close(whole=fault is None)
+                if fault is not None:
+                    raise fault
+        except BaseException:  # perhaps a signal, before they were held
+            with self._opened:
+                raise
 
 
 class _Sink(Protocol):
     def write(self, pictures: Iterable[NDArray[Any]]) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, *, whole: bool) -> None:
+        """Write what is still to be written, unless the file is not to be ``whole``; it stays open."""
+        ...
 
 
 def check_suffix(path: Path) -> None:
@@ -148,41 +157,58 @@ def preview_frames(latents: NDArray[np.float32], stream: Stream) -> Iterator[NDA
             yield picture
 
 
-def _open_sink(suffix: str, path: Path, stream: Stream, chunks: int, video: Video | None) -> _Sink:
+@contextlib.contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    """Turn what the operating system says against writing ``path`` into a DiskError."""
+    try:
+        with disk_faults(path):
+            yield
+    except OSError as fault:
+        raise DiskError(f"{path} cannot be written ({fault.strerror or fault}): choose another -o") from fault
+
+
+def _open_sink(suffix: str, file: BinaryIO, stream: Stream, chunks: int, video: Video | None) -> _Sink:
     if suffix == ".npy":
-        return _NpySink(path, stream, chunks)
+        return _NpySink(file, stream, chunks)
     size = (stream.height, stream.width) if video is None else (video.height, video.width)
     height, width = size[0], size[1] * stream.batch
     if suffix == ".y4m":
-        return _Y4mSink(path, height, width, stream.fps, preview=video is None)
-    return _Mp4Sink(path, height, width, stream.fps, preview=video is None)
+        return _Y4mSink(file, height, width, stream.fps, preview=video is None)
+    return _Mp4Sink(file, height, width, stream.fps, preview=video is None)
 
 
 class _NpySink:
-    """Latents as float32 [chunks, B, C, F, h, w], mapped: memory does not grow with the run."""
+    """Latents as float32 [chunks, B, C, F, h, w], written as they come: a full disk is an error, not a dead process."""
 
-    def __init__(self, path: Path, stream: Stream, chunks: int) -> None:
+    def __init__(self, file: BinaryIO, stream: Stream, chunks: int) -> None:
         channels, rows, columns = stream.latent_shape
-        shape = (chunks, stream.batch, channels, stream.chunk_frames, rows, columns)
+        self._file = file
+        self._left = chunks
+        self._shape = (stream.batch, channels, stream.chunk_frames, rows, columns)
         formats: Any = np.lib.format  # untyped
-        self._array: Any = formats.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
-        self._next = 0
+        descr = formats.dtype_to_descr(np.dtype(np.float32))
+        header = {"descr": descr, "fortran_order": False, "shape": (chunks, *self._shape)}
+        formats.write_array_header_1_0(file, header)
 
     def write(self, pictures: Iterable[NDArray[Any]]) -> None:
         for latents in pictures:
-            self._array[self._next] = latents
-            self._next += 1
+            if latents.shape != self._shape or not self._left:
+                raise UsageError(
+                    f"a chunk is {list(latents.shape)} with {self._left} expected, each {list(self._shape)}"
+                )
+            self._file.write(np.ascontiguousarray(latents, np.float32).data)
+            self._left -= 1
 
-    def close(self) -> None:
-        self._array.flush()
-        self._array = None
+    def close(self, *, whole: bool) -> None:
+        if whole and self._left:
+            raise UsageError(f"{self._left} chunks fewer were written than announced")
 
 
 class _Y4mSink:
     """YUV4MPEG2, 4:4:4, full range."""
 
-    def __init__(self, path: Path, height: int, width: int, fps: int, *, preview: bool) -> None:
-        self._file: BinaryIO = path.open("wb")
+    def __init__(self, file: BinaryIO, height: int, width: int, fps: int, *, preview: bool) -> None:
+        self._file = file
         comment = f" XSEKO={LABEL.replace(' ', '_')}" if preview else ""
         header = f"YUV4MPEG2 W{width} H{height} F{fps}:1 Ip A1:1 C444 XCOLORRANGE=FULL{comment}\n"
         self._file.write(header.encode("ascii"))
@@ -193,14 +219,14 @@ class _Y4mSink:
             planes[1:] += 128
             self._file.write(b"FRAME\n" + np.clip(planes.round(), 0, 255).astype(np.uint8).tobytes())
 
-    def close(self) -> None:
-        self._file.close()
+    def close(self, *, whole: bool) -> None:
+        pass
 
 
 class _Mp4Sink:
     """H.264 through PyAV."""
 
-    def __init__(self, path: Path, height: int, width: int, fps: int, *, preview: bool) -> None:
+    def __init__(self, file: BinaryIO, height: int, width: int, fps: int, *, preview: bool) -> None:
         try:
             import av
         except ImportError:
@@ -208,7 +234,7 @@ class _Mp4Sink:
                 "writing .mp4 needs PyAV, which is not installed; write a .y4m, or pip install 'seko-runtime[video]'"
             ) from None
         self._av: Any = av
-        self._container: Any = av.open(str(path), mode="w", format="mp4")
+        self._container: Any = av.open(file, mode="w", format="mp4")
         if preview:
             self._container.metadata["comment"] = LABEL
         options = {} if preview else {"crf": CRF}
@@ -221,9 +247,13 @@ class _Mp4Sink:
             frame = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
             self._container.mux(self._video.encode(frame))
 
-    def close(self) -> None:
-        self._container.mux(self._video.encode(None))
-        self._container.close()
+    def close(self, *, whole: bool) -> None:
+        if whole:
+            self._container.mux(self._video.encode(None))
+            self._container.close()
+            return
+        with contextlib.suppress(OSError):  # else it would be closed when it is freed, after its file
+            self._container.close()
 
 
 def _label_mask(height: int, width: int) -> NDArray[np.bool_]:

@@ -15,6 +15,7 @@ from seko_runtime.executor.buffers_check import GIVEN_LATENTS, REFERENCE_LATENTS
 from seko_runtime.executor.layer_stream import LayerStream
 from seko_runtime.executor.program import BoundProgram, BoundTensors
 from seko_runtime.executor.programs_check import Programs
+from seko_runtime.faults import captured
 from seko_runtime.format.manifest import EngineSpec, Manifest, TensorSpec
 from seko_runtime.format.program_key import ProgramKey
 from seko_runtime.video.clocks import KeptChunk, RowClocks
@@ -142,7 +143,8 @@ class Live:
             memory.wait()
         if memory.captures:
             for call, programs in self.chunk.items():
-                self.replays[call] = memory.capture(partial(self._run_all, programs.in_order))
+                work = partial(self._run_all, programs.in_order)
+                self.replays[call] = captured(memory, work, "a chunk's run of all its engines")
         if self.decoder is not None:
             self.decoder.prepare()
 

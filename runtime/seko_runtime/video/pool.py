@@ -2,6 +2,9 @@
 
 Membership is explicit. A session ends by `PooledSession.close`, by its lease running out, or when nobody holds it any
 more; never because a call went without it.
+
+Where a session stands is known to the session alone: `PooledSession._place`, one assignment. Which rows are free is
+found from that and written down nowhere, so that an error or Ctrl-C between two lines cannot make the two differ.
 """
 
 from __future__ import annotations
@@ -11,14 +14,13 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from seko_runtime.errors import PoolFullError, UsageError
 from seko_runtime.video.chunk import Chunk, SessionStats
 from seko_runtime.video.clocks import checked_seeds
-from seko_runtime.video.pooled_session import PooledSession, SessionLeakWarning
+from seko_runtime.video.pooled_session import PooledSession, SessionLeakWarning, checked_lease
 from seko_runtime.video.snapshot import read_snapshot
 from seko_runtime.video.streams import Streams
 
@@ -49,11 +51,10 @@ class Pool:
         self._buckets = self.manifest.pool.buckets
         self._streams, self._digest, self._clock = streams, digest, clock
         self._lock = threading.RLock()
-        self._free = list(range(self.manifest.rows))
-        self._held: dict[int, weakref.ref[PooledSession]] = {}  # by row
-        self._lost: deque[tuple[int, str]] = (
-            deque()
-        )  # rows of sessions that nobody held when they were dropped
+        self._members: list[
+            weakref.ref[PooledSession]
+        ] = []  # running, paused, or closed and still held by someone
+        self._lost: deque[str] = deque()  # names of sessions that nobody held when they were dropped
         self._named = 0
 
     def open_session(
@@ -83,32 +84,33 @@ class Pool:
         name : str
             For messages; numbered without it.
         lease_s : float, optional
-            Seconds after which the session ends unless it was run or renewed.
+            Seconds, finite and more than 0, after which the session ends unless it was run or renewed, paused or not.
 
         Raises
         ------
         PoolFullError
             If every row is taken.
         UsageError
-            If something does not fit; the row is free again then.
+            If something does not fit; no row is taken then.
         SessionClosedError
             If the pool is closed.
         """
         (checked_seed,) = checked_seeds([seed], 1)
+        lease_s = checked_lease(lease_s)
         with self._lock:
             self.reap()
-            with self._taken_row() as row:
-                self._streams.forget(row)
-                self._streams.seeds[row] = checked_seed
-                if prompt is not None and text is not None:
-                    raise UsageError("found both prompt and text; give one")
-                if prompt is not None:
-                    self._streams.set_prompt([row], prompt)
-                else:
-                    self._streams.set_text([row], text)
-                self._streams.set_given([row], image, given_latents)
-                self._streams.set_reference([row], reference)
-                return self._open_on(row, name, lease_s)
+            row = self._free_row()
+            self._streams.forget(row)
+            self._streams.seeds[row] = checked_seed
+            if prompt is not None and text is not None:
+                raise UsageError("found both prompt and text; give one")
+            if prompt is not None:
+                self._streams.set_prompt([row], prompt)
+            else:
+                self._streams.set_text([row], text)
+            self._streams.set_given([row], image, given_latents)
+            self._streams.set_reference([row], reference)
+            return self._opened_on(row, name, lease_s)
 
     def restore(self, path: str | Path, *, name: str = "", lease_s: float | None = None) -> PooledSession:
         """Open a session where a snapshot left off: its next chunk has the same bytes.
@@ -119,13 +121,16 @@ class Pool:
             If the file is damaged or of another artifact.
         PoolFullError
             If every row is taken.
+        UsageError
+            If ``lease_s`` is no finite number above 0.
         """
+        lease_s = checked_lease(lease_s)
         with self._lock:
             self.reap()
             state = read_snapshot(Path(path), self._digest, self._streams.layout())
-            with self._taken_row() as row:
-                self._streams.load(row, state)
-                return self._open_on(row, name, lease_s)
+            row = self._free_row()
+            self._streams.load(row, state)
+            return self._opened_on(row, name, lease_s)
 
     def run(self, sessions: Sequence[PooledSession]) -> list[Chunk]:
         """Make the next chunk of each of some sessions, in one call.
@@ -166,17 +171,18 @@ class Pool:
             return [chunk.of_row(place, number) for place, number in enumerate(numbers)]
 
     def reap(self) -> list[str]:
-        """End the sessions whose lease has run out and free the rows of lost ones; return their names."""
+        """End the sessions whose lease has run out, paused ones too; return their names and those of lost ones.
+
+        A lost session's row was free when its last reference went; here it is only told.
+        """
         with self._lock:
-            names = []
-            while self._lost:
-                row, name = self._lost.popleft()
-                if self._held.pop(row, None) is not None:
-                    self._free.append(row)
-                    names.append(name)
+            names = [self._lost.popleft() for _ in range(len(self._lost))]
             now = self._clock()
-            for session in self.sessions:
-                if session.expires is not None and session.expires <= now:
+            for known in list(self._members):
+                session = known()
+                if session is None:
+                    self._members.remove(known)
+                elif not session.closed and session.expires is not None and session.expires <= now:
                     session.close()
                     names.append(session.name)
             return names
@@ -184,8 +190,8 @@ class Pool:
     @property
     def sessions(self) -> list[PooledSession]:
         """Those that are open and not paused, by row."""
-        found = [held() for _, held in sorted(self._held.items())]
-        return [session for session in found if session is not None]
+        rows = self._held()
+        return [rows[row] for row in sorted(rows)]
 
     @property
     def capacity(self) -> int:
@@ -195,7 +201,7 @@ class Pool:
     @property
     def free(self) -> int:
         """Rows that nobody holds."""
-        return len(self._free)
+        return self.capacity - len(self._held())
 
     @property
     def session_bytes(self) -> int:
@@ -223,35 +229,35 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @contextmanager
-    def _taken_row(self) -> Iterator[int]:
-        """Give a row that was free; it is free again if what is done with it fails."""
+    def _held(self) -> dict[int, PooledSession]:
+        """Who stands on which row."""
+        found = [(session._row, session) for known in list(self._members) if (session := known()) is not None]
+        return {row: session for row, session in found if row is not None}
+
+    def _free_row(self) -> int:
+        """Return a row that nobody stands on, ready for a stream; it stays free until somebody does."""
         self._streams.live()
-        if not self._free:
+        held = self._held()
+        row = next((row for row in range(self.capacity) if row not in held), None)
+        if row is None:
             names = ", ".join(repr(session.name) for session in self.sessions[:8])
             raise PoolFullError(
                 f"all {self.capacity} rows of the pool are taken, by {names}; a session takes {self.session_bytes} "
                 f"bytes, {self._streams.memory.free_bytes()} are free on the device: close or pause one, or rebuild "
                 "with more --sessions"
             )
-        row = self._free.pop(0)
-        try:
-            yield row
-        except BaseException:
-            self._free.append(row)
-            raise
+        self._streams.reserve(row)
+        return row
 
-    def _open_on(self, row: int, name: str, lease_s: float | None) -> PooledSession:
+    def _opened_on(self, row: int, name: str, lease_s: float | None) -> PooledSession:
+        """Return a session that stands on a row where its stream is ready; whatever fails here, it does not stand."""
         self._named += 1
         session = PooledSession(self, name or f"session-{self._named}", lease_s)
-        session._stand_on(row)
-        return session
-
-    def _hold(self, row: int, session: PooledSession) -> None:
-        """Take note of who holds a row; not so that it would live on by that."""
-        self._streams.reserve(row)
-        self._held[row] = weakref.ref(session)
-
-    def _let_go(self, row: int) -> None:
-        del self._held[row]
-        self._free.append(row)
+        session.renew()
+        self._members.append(weakref.ref(session))
+        try:
+            session._place = row
+            return session
+        except BaseException:
+            session._place = None
+            raise

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-import weakref
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,11 +38,13 @@ class PooledSession:
         Seconds that it lives without being run or renewed.
     """
 
+    # Its row, its state on the host, or None: never opened, or closed. What it is and whose the row is changes with
+    # one assignment, which comes last; `Pool` finds its free rows from here.
+    _place: int | RowState | None = None
+
     def __init__(self, pool: Pool, name: str, lease_s: float | None) -> None:
         self.name = name
         self._pool, self._lease_s = pool, lease_s
-        self._row: int | None = None
-        self._paused: RowState | None = None
         self._ahead: deque[Chunk] = deque()
         self.expires: float | None = None
 
@@ -86,8 +88,7 @@ class PooledSession:
                 raise UsageError(
                     f"session {self.name!r} has a chunk that `stream` has not given out; take it first"
                 )
-            self._paused = self._pool._streams.store(row)
-            self._leave(row)
+            self._place = self._pool._streams.store(row)
 
     def resume(self) -> None:
         """Take a free row again; the next chunk has the bytes that it would have had without the pause.
@@ -96,15 +97,20 @@ class PooledSession:
         ------
         PoolFullError
             If every row is taken; the session stays paused.
+        UsageError
+            If it is not paused, or its lease ran out meanwhile.
         """
         with self._pool._lock:
-            if self._row is not None or self._paused is None:
-                raise UsageError(f"session {self.name!r} is not paused")
             self._pool.reap()
-            with self._pool._taken_row() as row:
-                self._pool._streams.load(row, self._paused)
-                self._stand_on(row)
-            self._paused = None
+            state = self._place
+            if not isinstance(state, RowState):
+                raise UsageError(
+                    f"session {self.name!r} is not paused{'; it is closed' if self.closed else ''}"
+                )
+            row = self._pool._free_row()
+            self._pool._streams.load(row, state)
+            self.renew()
+            self._place = row
 
     def save(self, path: str | Path) -> None:
         """Write all that the session is to a safetensors file, for `Pool.restore` here or elsewhere.
@@ -115,31 +121,30 @@ class PooledSession:
             If it cannot be written.
         """
         with self._pool._lock:
-            state = self._paused or self._pool._streams.store(self._running_row())
+            place = self._place
+            state = place if isinstance(place, RowState) else self._pool._streams.store(self._running_row())
         write_snapshot(Path(path), self._pool._digest, state)
 
     def renew(self) -> None:
-        """Begin the lease anew."""
+        """Begin the lease anew; a session that has ended stays so."""
         if self._lease_s is not None:
             self.expires = self._pool._clock() + self._lease_s
 
     @property
     def paused(self) -> bool:
         """Whether its state is on the host."""
-        return self._paused is not None
+        return isinstance(self._place, RowState)
 
     @property
     def closed(self) -> bool:
         """Whether the session has ended."""
-        return self._row is None and self._paused is None
+        return self._place is None
 
     def close(self) -> None:
-        """End the session and free its row; a second call does nothing."""
+        """End the session and free its row, or what is kept on the host; a second call does nothing."""
         with self._pool._lock:
-            self._paused = None
+            self._place = None
             self._ahead.clear()
-            if self._row is not None:
-                self._leave(self._row)
 
     def __enter__(self) -> PooledSession:
         return self
@@ -147,32 +152,38 @@ class PooledSession:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _stand_on(self, row: int) -> None:
-        self._pool._hold(row, self)
-        self._row = row
-        self._lost = _watched(self, self._pool, row, self.name)
-        self.renew()
+    def __del__(self) -> None:
+        if self._row is not None:
+            self._pool._lost.append(self.name)
+            text = f"session {self.name!r} was never closed; its row is free again"
+            warnings.warn(text, SessionLeakWarning, stacklevel=2)
 
-    def _leave(self, row: int) -> None:
-        self._lost.detach()
-        self._row = None
-        self._pool._let_go(row)
+    @property
+    def _row(self) -> int | None:
+        """The row that it stands on; None if it is paused or closed."""
+        place = self._place
+        return place if isinstance(place, int) else None
 
     def _running_row(self, pool: Pool | None = None) -> int:
         if pool is not None and pool is not self._pool:
             raise UsageError(f"session {self.name!r} is another pool's")
-        if self._row is None:
+        row = self._row
+        if row is None:
             state = "paused; call resume()" if self.paused else "closed; open another one"
             raise SessionClosedError(f"session {self.name!r} is {state}")
-        return self._row
+        return row
 
 
-def _watched(session: PooledSession, pool: Pool, row: int, name: str) -> weakref.finalize[[], PooledSession]:
-    """Tell the pool when nobody holds the session any more: its row is lost until the pool looks."""
-    lost, warn = pool._lost, warnings.warn
-
-    def report() -> None:
-        lost.append((row, name))
-        warn(f"session {name!r} was never closed; its row is free again", SessionLeakWarning, stacklevel=2)
-
-    return weakref.finalize(session, report)
+def checked_lease(lease_s: object) -> float | None:
+    """Return a lease in seconds, or None; UsageError if it is neither."""
+    if lease_s is None:
+        return None
+    number = isinstance(lease_s, int | float | np.integer | np.floating)
+    try:
+        seconds = float(lease_s) if number and not isinstance(lease_s, bool | np.timedelta64) else None  # type: ignore[arg-type]
+    except OverflowError:
+        seconds = math.inf
+    if seconds is None or not 0 < seconds < math.inf:
+        found = type(lease_s).__name__ if seconds is None else seconds
+        raise UsageError(f"lease_s is {found}, expected a finite number of seconds above 0, or None")
+    return seconds

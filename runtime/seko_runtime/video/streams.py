@@ -5,14 +5,16 @@ Torch-free; tensors and capture are the memory's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Engine, Memory, Tensor
-from seko_runtime.errors import SessionClosedError, StaleChunkError, UsageError
+from seko_runtime.errors import SessionClosedError, StaleChunkError, TornStreamError, UsageError
 from seko_runtime.executor.programs_check import Programs, resolve_programs
+from seko_runtime.faults import machine_faults
 from seko_runtime.format.manifest import Manifest, TensorSpec
 from seko_runtime.video.chunk import Chunk, SessionStats
 from seko_runtime.video.clocks import RowClocks, checked_seeds
@@ -59,6 +61,7 @@ class Streams:
         If ``prompt_cache`` is negative.
     """
 
+    @machine_faults()
     def __init__(
         self,
         manifest: Manifest,
@@ -85,6 +88,7 @@ class Streams:
             self._readable: int | None = None  # serial of the chunk whose latents are whole
             self._rebuild_due: set[int] = set()
             self._moving: dict[int, object] = {}  # ends of copies to or from the host, by row
+            self._torn: set[int] = set()  # rows that are being moved on, or were when Ctrl-C came
             self.given = GivenFrames(manifest, memory)
             self._prompts: RowPrompts | None = None
             if manifest.text is not None and prompt_ids is not None:
@@ -96,10 +100,12 @@ class Streams:
             memory.close()  # also if there is nothing live yet; a second time does nothing
             raise
 
+    @machine_faults()
     def prepare(self) -> None:
         """Load every engine's kernels and capture, as the memory says."""
         self.live().prepare()
 
+    @machine_faults()
     def run_chunk(self, rows: Sequence[int]) -> Chunk:
         """Make the next chunk of each row; where the artifact makes video, queue its decoding too.
 
@@ -118,10 +124,13 @@ class Streams:
 
         Raises
         ------
+        TornStreamError
+            If Ctrl-C came while a row was moved on.
         SessionClosedError
             After `close()`.
         """
         live, clocks = self.live(), self.clocks
+        self._check_whole(rows)
         frames, seeds = clocks.frames(rows), self.seeds[list(rows)]
         first_frames, slot_firsts = frames[:, 0], [int(clocks.slot_first[row]) for row in rows]
         begins = [bool(first == 0) for first in first_frames]
@@ -136,15 +145,22 @@ class Streams:
             self._launches += live.run_chunk(Positions(rows, seeds, frames, slot_firsts, given))
             if live.decoder is not None:
                 live.decoder.feed(rows, live.latents)
-        numbers = () if live.decoder is None else live.decoder.decode(rows, begins)
+        self._torn.update(rows)  # until the host has counted what the device has decoded
+        try:
+            numbers = () if live.decoder is None else live.decoder.decode(rows, begins)
+        except Exception:
+            self._torn.difference_update(rows)  # the decoder knows what to do again
+            raise
         clocks.chunk_made(rows)
         latents = self.memory.leading(live.latents, len(rows))
         pictures = tuple(zip(rows, numbers, strict=True)) if numbers else ()
         chunk = Chunk(self._chunks, frames, latents, self, self._chunks, pictures)
         self._readable = self._chunks
         self._chunks += 1
+        self._torn.difference_update(rows)
         return chunk
 
+    @machine_faults()
     def set_prompt(self, rows: Sequence[int], prompt: str | Sequence[str], *, recache: bool = False) -> None:
         """Set rows' prompts by sentences, from their next chunks on.
 
@@ -179,6 +195,7 @@ class Streams:
         if recache:
             self._recache(live, rows)
 
+    @machine_faults()
     def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:
         """Set rows' prompts by embeddings [k, tokens, text_dim], from their next chunks on.
 
@@ -196,6 +213,7 @@ class Streams:
         if recache:
             self._recache(live, rows)
 
+    @machine_faults()
     def set_given(self, rows: Sequence[int], image: object = None, latents: object = None) -> None:
         """Begin rows' streams with a picture, or with latents; see `GivenFrames`."""
         live = self.live()
@@ -206,6 +224,7 @@ class Streams:
         if latents is not None:
             self.given.set_latents(live, rows, latents)
 
+    @machine_faults()
     def set_reference(self, rows: Sequence[int], reference: object) -> None:
         """Give rows, whose streams begin, the reference frames of their caches; see `reference.set_reference`."""
         live = self.live()
@@ -214,6 +233,7 @@ class Streams:
         if set_reference(live, self.manifest, self.memory, rows, reference):
             self._rebuild_due.update(rows)  # written before the next chunk, with the prompt that stands then
 
+    @machine_faults()
     def restart(
         self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
     ) -> None:
@@ -240,10 +260,12 @@ class Streams:
             self.seeds[row] = new_seed
         if reference is not None:
             self.set_reference([row], reference)
+        self._torn.add(row)
         with self.memory.ordered():
             live.clear_cache(row)
         self._begin(live, row)
 
+    @machine_faults()
     def forget(self, row: int) -> None:
         """Queue zeros into all that a row's stream was made of, before another owner's begins there."""
         live = self.live()
@@ -256,15 +278,24 @@ class Streams:
         self.given.drop(row)
         self._begin(live, row)
 
+    @machine_faults()
     def reserve(self, row: int) -> None:
         """Make what the host needs for a row; this may wait for the device."""
         decoder = self.live().decoder
         if decoder is not None:
             decoder.reserve(row)
 
+    @machine_faults()
     def store(self, row: int) -> RowState:
-        """Queue copies of all that a row's stream is made of to the host, beside what others do."""
+        """Queue copies of all that a row's stream is made of to the host, beside what others do.
+
+        Raises
+        ------
+        TornStreamError
+            If Ctrl-C came while the row was moved on.
+        """
         live = self.live()
+        self._check_whole([row])
         numbers = RowNumbers(
             seed=int(self.seeds[row]),
             given=int(self.given.counts[row]),
@@ -275,9 +306,11 @@ class Streams:
             self._settle([row])
             if live.decoder is not None:
                 live.decoder.join()
-            parked, self._moving[row] = self.memory.park(live.state_of(row))
+            with self._all_or_waited():
+                parked, self._moving[row] = self.memory.park(live.state_of(row))
         return RowState(numbers, parked)
 
+    @machine_faults()
     def load(self, row: int, state: RowState) -> None:
         """Queue copies of a stored stream into a row, which goes on where that one stood.
 
@@ -292,19 +325,22 @@ class Streams:
             self._settle([row])
             if live.decoder is not None:
                 live.decoder.join()
-            self._moving[row] = self.memory.unpark(state.tensors, live.state_of(row))
+            with self._all_or_waited():
+                self._moving[row] = self.memory.unpark(state.tensors, live.state_of(row))
         self.seeds[row], self.given.counts[row] = numbers.seed, numbers.given
         self._rebuild_due.discard(row)
         if numbers.rebuild_due:
             self._rebuild_due.add(row)
         if live.decoder is not None:
             live.decoder.restart(row)
+        self._torn.discard(row)
 
     def layout(self) -> dict[str, TensorSpec]:
         """Return the tensors of one row's stream."""
         described = {name: self.memory.describe(one) for name, one in self.live().state_of(0).items()}
         return {name: TensorSpec(name, shape, dtype) for name, (shape, dtype) in described.items()}
 
+    @machine_faults()
     def read_latents(self, chunk: Chunk) -> NDArray[np.float32]:
         """Copy a chunk's latents to the host; see `Chunk.to_host`."""
         self.live()
@@ -314,6 +350,7 @@ class Streams:
             )
         return self.memory.read(chunk.latents)
 
+    @machine_faults()
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
         """Copy every ``step``-th token of every cache buffer to the host; waits for the last chunk."""
         return self.live().cache_sample(step)
@@ -355,6 +392,7 @@ class Streams:
         """Whether all is given back."""
         return self._live is None
 
+    @machine_faults()
     def close(self) -> None:
         """Wait for the device and give all memory back; a second call does nothing."""
         live, self._live = self._live, None
@@ -384,12 +422,31 @@ class Streams:
             self._rebuild_due.add(row)
         if live.decoder is not None:
             live.decoder.restart(row)
+        self._torn.discard(row)
+
+    def _check_whole(self, rows: Sequence[int]) -> None:
+        torn = sorted(self._torn.intersection(rows))
+        if torn:
+            raise TornStreamError(
+                f"the stream of row {torn[0]} was interrupted while its chunk was decoded and counted, so it is not "
+                "known where it stands; restart it, or close its session and open another"
+            )
+
+    @contextmanager
+    def _all_or_waited(self) -> Iterator[None]:
+        """Wait for the device if copies are queued only in part: whoever uses the row next has no end to wait for."""
+        try:
+            yield
+        except BaseException:
+            self.memory.wait()
+            raise
 
     def _settle(self, rows: Sequence[int]) -> None:
         """Let what comes now wait, on the device, for the rows' copies to or from the host."""
         for row in rows:
             if row in self._moving:
-                self.memory.after(self._moving.pop(row))
+                self.memory.after(self._moving[row])
+                del self._moving[row]
 
     def _recache(self, live: Live, rows: Sequence[int]) -> None:
         self._rebuild_due.update(rows)  # until it is done: a chunk must not run on half a cache

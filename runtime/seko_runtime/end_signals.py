@@ -1,0 +1,95 @@
+"""Signals that end a command: they unwind it as Ctrl-C does, so that what is half written goes away."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_EXIT_SIGNAL = 128  # plus the signal's number, as shells count
+
+
+class AskedToEnd(KeyboardInterrupt):
+    """One of `ENDING` came; ``number`` says which."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+def until_ended(command: Callable[[], int], tell: Callable[[str], None]) -> int:
+    """Run a command and return its exit code; if a signal ends it, say so in one sentence.
+
+    Parameters
+    ----------
+    command : callable
+        Returns the exit code. One of `ENDING` raises `AskedToEnd` in it, if it runs in the main thread.
+    tell : callable
+        Is given the sentence.
+
+    Returns
+    -------
+    int
+        What ``command`` returned, or 128 plus the signal's number.
+    """
+    done = False
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        if not done and not _is_unwinding():
+            raise AskedToEnd(number)
+
+    with _handled(end):
+        try:
+            code = command()
+            done = True
+        except KeyboardInterrupt as ended:
+            tell("interrupted; nothing was left behind")
+            code = _EXIT_SIGNAL + (ended.number if isinstance(ended, AskedToEnd) else signal.SIGINT)
+            done = True
+    return code
+
+
+@contextmanager
+def held_signals() -> Iterator[None]:
+    """Let the signals of `ENDING` wait until the block ends.
+
+    By handlers, not by the thread's mask: any other thread may take a signal, and Python then raises in the main one.
+    """
+    came: list[int] = []
+    try:
+        with _handled(lambda number, _: came.append(number)):
+            yield
+    finally:
+        if came:
+            signal.raise_signal(came[0])
+
+
+@contextmanager
+def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Give the signals of `ENDING` a handler, those apart that whoever started this process ignores."""
+    if threading.current_thread() is not threading.main_thread():  # Python sets and runs handlers there only
+        yield
+        return
+    found = {number: signal.getsignal(number) for number in ENDING}
+    before = {number: former for number, former in found.items() if former not in (None, signal.SIG_IGN)}
+    try:
+        for number in before:
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
+
+
+def _is_unwinding() -> bool:
+    """Tell whether a signal before this one is being unwound: what cleans up must come to its end."""
+    handled = sys.exception()
+    while handled is not None:
+        if isinstance(handled, AskedToEnd):
+            return True
+        handled = handled.__context__
+    return False

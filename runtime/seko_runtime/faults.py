@@ -1,0 +1,122 @@
+"""Failures that are not of our own classes, told as ours: what an engine raises, and what the machine refuses."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from seko_runtime.errors import (
+    DeviceFaultError,
+    DeviceMemoryError,
+    EngineRunError,
+    HostFaultError,
+    HostMemoryError,
+    SekoRuntimeError,
+)
+
+TOLD_LETTERS = 200  # of another library's message
+# Torch's classes, by name: this module is torch-free. Torch has none for too little memory of the host's.
+_DEVICE_MEMORY, _DEVICE_FAULT, _HOST_ALLOCATOR = "OutOfMemoryError", "AcceleratorError", "DefaultCPUAllocator"
+_NO_THREAD = "can't start new thread"  # Python's words, in a RuntimeError
+_LACKING = frozenset(
+    (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EAGAIN)
+)
+
+
+class Recorder(Protocol):
+    """What can record work and launch it again: a `Memory` or a `Lane`."""
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Record ``work`` and return what launches it."""
+        ...
+
+
+@contextmanager
+def machine_faults() -> Iterator[None]:
+    """Turn what the machine or the device refuses into errors of ours; as a decorator too.
+
+    A pipe that nobody reads any more is left as it is: the command line ends quietly then.
+    """
+    try:
+        yield
+    except (SekoRuntimeError, BrokenPipeError):
+        raise
+    except Exception as fault:
+        ours = of_machine(fault)
+        if ours is None:
+            raise
+        raise ours from fault
+
+
+def captured(recorder: Recorder, work: Callable[[], None], what: str) -> Callable[[], None]:
+    """Record engines' work and return what launches it; a failure of either is told as `engine_fault` does."""
+    failed: list[SekoRuntimeError] = []
+
+    def noted() -> None:
+        try:
+            work()
+        except SekoRuntimeError as error:
+            failed.append(error)
+            raise
+
+    try:
+        replay = recorder.capture(noted)
+    except SekoRuntimeError:
+        raise
+    except (
+        Exception
+    ) as fault:  # leaving a capture that an engine broke off raises another error: the engine's counts
+        raise (failed[0] if failed else engine_fault(f"{what}, in its capture,", fault)) from fault
+
+    def launch() -> None:
+        try:
+            replay()
+        except SekoRuntimeError:
+            raise
+        except Exception as fault:
+            raise engine_fault(what, fault) from fault
+
+    return launch
+
+
+def engine_fault(what: str, fault: Exception) -> SekoRuntimeError:
+    """Return the error of ours for what an engine raised; ``what`` is how a message names the engine."""
+    return of_machine(fault) or EngineRunError(
+        f"{what} failed while it ran: {told(fault)}; verify the artifact, rebuild it if that fails too"
+    )
+
+
+def of_machine(fault: Exception) -> SekoRuntimeError | None:
+    """Return the error of ours for what the machine or its device refused; None for anything else."""
+    if isinstance(fault, MemoryError) or _HOST_ALLOCATOR in str(fault):
+        return HostMemoryError(
+            f"this machine gives no more memory: {told(fault)}; close other programs, or raise the process's limit"
+        )
+    if isinstance(fault, OSError) or _NO_THREAD in str(fault):
+        return HostFaultError(
+            f"this machine refused a call: {told(fault)}; see to what it lacks (open files, threads, space), then try "
+            "again"
+        )
+    kinds = {kind.__name__ for kind in type(fault).__mro__}
+    if _DEVICE_MEMORY in kinds:
+        return DeviceMemoryError(
+            f"the device has too little free memory: {told(fault)}; close other sessions and programs on it, or build "
+            "with a smaller ring or --kv fp4"
+        )
+    if _DEVICE_FAULT in kinds:
+        return DeviceFaultError(f"the device failed: {told(fault)}; the process lost it, start it again")
+    return None
+
+
+def lacks(fault: OSError) -> bool:
+    """Whether an error speaks of what the machine has too little of, or of its disk, and not of the file's name."""
+    return fault.errno in _LACKING
+
+
+def told(fault: Exception) -> str:
+    """Return the first line of a message, clipped, behind its class."""
+    line = next((line.strip() for line in str(fault).splitlines() if line.strip()), "")
+    name = type(fault).__name__
+    return f"{name}: {line[:TOLD_LETTERS]}" if line else name

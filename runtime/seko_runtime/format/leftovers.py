@@ -1,0 +1,145 @@
+"""Files and folders in the making: random names, locked while somebody works on them; the others are leftovers."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+_TRIES = 100
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def make_held_folder(place: Path, prefix: str, mode: int = 0o777) -> tuple[Path, int]:
+    """Make a folder of a random name in ``place``; return it, and the descriptor that holds its lock until closed."""
+
+    def make(path: Path) -> int:
+        path.mkdir(mode)
+        try:
+            return os.open(path, _FOLDER)
+        except OSError:
+            remove(path)
+            raise
+
+    return _make_held(place, prefix, make)
+
+
+def make_held_file(place: Path, prefix: str, mode: int = 0o666) -> tuple[Path, int]:
+    """Make a file of a random name in ``place``; return it, and its descriptor for writing, which holds its lock."""
+    return _make_held(place, prefix, lambda path: os.open(path, _FILE, mode))
+
+
+def remove_leftovers(place: Path, stem: str, spared: Callable[[Path], bool] = lambda _: False) -> None:
+    """Remove what killed processes left, and say so; what somebody works on stays.
+
+    The lock alone says whether somebody does: a process number means nothing in another container or on another
+    machine. On a file system without locks leftovers stay.
+
+    Parameters
+    ----------
+    place : Path
+        The folder to look in; nothing happens if it cannot be read.
+    stem : str
+        Regular expression for what their names begin with; random digits follow.
+    spared : callable
+        Asked of each while it is held: whether it stays.
+    """
+    for path in names_in(place, stem):
+        with _unheld(path) as unheld:
+            if unheld and not spared(path):
+                remove(path)
+                if not os.path.lexists(path):
+                    print(f"removed {path.name}: the process that left it is gone", file=sys.stderr)
+
+
+def names_in(place: Path, stem: str) -> list[Path]:
+    """Return what has a name of this stem and random digits; nothing if the folder cannot be read."""
+    name = re.compile(f"(?:{stem})[0-9a-f]{{1,10}}")
+    try:
+        return sorted(place / found for found in os.listdir(place) if name.fullmatch(found))
+    except OSError:  # not there yet, or not to be read: making something in it says so
+        return []
+
+
+def random_name(prefix: str) -> str:
+    """Return a name that nobody can foretell."""
+    return prefix + os.urandom(5).hex()
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder as far as that goes."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:  # a folder
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def hold(descriptor: int) -> bool:
+    """Lock what a descriptor is open on until it is closed; return False if another holds it.
+
+    True on a file system without locks: there nobody finds it unlocked either.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as fault:
+        return fault.errno != errno.EWOULDBLOCK
+    return True
+
+
+def _make_held(place: Path, prefix: str, make: Callable[[Path], int]) -> tuple[Path, int]:
+    """Make something and lock it; between the two, another process may take it for a leftover: then once more."""
+    for _ in range(_TRIES):
+        path = place / random_name(prefix)
+        try:
+            descriptor = make(path)
+        except FileExistsError:
+            continue
+        except FileNotFoundError:
+            if not place.exists():
+                raise
+            continue
+        if hold(descriptor) and is_open_on(descriptor, path):
+            return path, descriptor
+        os.close(descriptor)
+    raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(place))
+
+
+@contextlib.contextmanager
+def _unheld(path: Path) -> Iterator[bool]:
+    """Say whether this is a file or folder that nobody works on; it is held meanwhile."""
+    try:
+        descriptor = os.open(path, _LOOK)
+    except OSError:  # gone; a link; not ours to read
+        yield False
+        return
+    try:
+        kind = os.fstat(descriptor).st_mode
+        ours = stat.S_ISREG(kind) or stat.S_ISDIR(kind)
+        yield ours and _is_locked(descriptor) and is_open_on(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+def _is_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # held by another, or no locks here
+        return False
+    return True
+
+
+def is_open_on(descriptor: int, path: Path) -> bool:
+    """Say whether a path still names what a descriptor is open on."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False

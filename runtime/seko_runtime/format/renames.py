@@ -1,0 +1,50 @@
+"""Renames that never clobber, and two names that change places at once: `renameat2` of Linux."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+_NOREPLACE, _EXCHANGE = 1, 2  # RENAME_NOREPLACE, RENAME_EXCHANGE of linux/fs.h
+_HERE = -100  # AT_FDCWD: relative paths are of the current directory
+# What a kernel, a file system or a sandbox says that does not know the call or the flag.
+_UNKNOWN = frozenset({errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM})
+
+
+def rename_new(source: Path, goal: Path) -> None:
+    """Rename; FileExistsError if the goal is taken.
+
+    Where `renameat2` is unknown, a plain rename: the caller has looked just before, and a file or an empty folder
+    that was made since gives way.
+    """
+    if not _renamed(source, goal, _NOREPLACE):
+        os.rename(source, goal)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Let two names change places in one step; return False, and do nothing, where that is not known."""
+    return _renamed(one, other, _EXCHANGE)
+
+
+def _renamed(source: Path, goal: Path, flag: int) -> bool:
+    try:
+        renameat2(source, goal, flag)
+    except OSError as fault:
+        if fault.errno not in _UNKNOWN:
+            raise
+        return False
+    return True
+
+
+def renameat2(source: Path, goal: Path, flags: int) -> None:
+    """Call `renameat2(2)`; OSError with its number, ENOSYS where the C library lacks it."""
+    import ctypes
+
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), str(source))
+    call.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+    if call(_HERE, os.fsencode(source), _HERE, os.fsencode(goal), flags):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(source), None, str(goal))

@@ -1,0 +1,1 @@
+"""Seeded damage to everything that the boxes read: each case ends well or in an error of ours, within its limits."""

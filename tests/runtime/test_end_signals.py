@@ -1,0 +1,215 @@
+"""A signal ends any command of the runtime with one sentence and 128 plus its number, and no file half written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from seko_export.artifact.packing import pack_artifact
+from seko_runtime import end_signals
+from seko_runtime.end_signals import AskedToEnd, until_ended
+
+from . import toy_whole
+from .eager_backend import write_whole
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 120
+SAID = "error: interrupted; nothing was left behind\n"
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+# The command line with the toy's engines. It sends itself a signal when it comes to a moment, if one is named.
+COMMAND = """
+import os, runpy, signal, sys
+number, moment = int(sys.argv[1]), sys.argv[2]
+sys.argv = ["seko_runtime", *sys.argv[3:]]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has it ignored
+
+def strike():
+    os.kill(os.getpid(), number)
+
+def hook(event, arguments):
+    if f"{event} {os.path.basename(str(arguments[0])) if arguments else ''}" == moment:
+        strike()
+
+sys.addaudithook(hook)
+if not moment.startswith(("import", "open")):
+    import seko_runtime.opening.artifact, seko_runtime.video.session
+    from tests.runtime.eager_backend import EagerBackend
+
+    def opened(*_):
+        if moment == "engines":
+            strike()
+        return EagerBackend()
+
+    seko_runtime.opening.artifact.open_backend = opened
+    run_chunk, made = seko_runtime.video.session.Session.run_chunk, []
+
+    def chunk_run(session):
+        made.append(session)
+        if moment == "chunk" and len(made) == 2:
+            strike()
+        return run_chunk(session)
+
+    seko_runtime.video.session.Session.run_chunk = chunk_run
+runpy.run_module("seko_runtime", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    manifest = toy_whole.whole_manifest(golden=toy_whole.GOLDEN)
+    return write_whole(tmp_path_factory.mktemp("made") / "whole", manifest)
+
+
+@pytest.fixture
+def heard():
+    """Handlers that may raise: what runs the tests may have SIGINT ignored, as a shell's background job has."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def started(number: int, moment: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", COMMAND, str(int(number)), moment, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def assert_ended(process: subprocess.Popen[str], number: int) -> None:
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    assert stderr == SAID
+    assert process.returncode == 128 + number
+    assert stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("number", "suffix"),
+    [
+        (signal.SIGINT, ".npy"),
+        (signal.SIGTERM, ".npy"),
+        (signal.SIGTERM, ".y4m"),
+        (signal.SIGINT, ".mp4"),
+        (signal.SIGTERM, ".mp4"),
+        (signal.SIGHUP, ".y4m"),
+    ],
+)
+def test_a_signal_from_outside_ends_a_run_between_its_chunks(whole, tmp_path, number, suffix):
+    if suffix == ".mp4":
+        pytest.importorskip("av")
+    process = started(0, "never", "run", whole, "--chunks", 1_000_000, "-o", tmp_path / f"out{suffix}")
+    deadline = time.monotonic() + PATIENCE_S
+    while not any(tmp_path.iterdir()):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+    process.send_signal(number)
+    assert_ended(process, number)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("moment", "command"),
+    [
+        ("import numpy", "info"),
+        ("open manifest.json", "info"),
+        ("import torch.torch_version", "run"),
+        ("engines", "run"),
+        ("chunk", "verify"),
+        ("open golden.safetensors", "unpack"),
+    ],
+)
+def test_a_signal_at_any_moment_ends_any_command(whole, tmp_path, number, moment, command):
+    goal = tmp_path / "out"
+    options = {"info": [], "verify": [], "unpack": ["-o", goal], "run": ["-o", goal.with_suffix(".npy")]}
+    source = whole
+    if command == "unpack":
+        source = tmp_path.parent / f"{tmp_path.name}.tar"
+        pack_artifact(whole, source)
+    assert_ended(started(number, moment, command, source, *options[command], "--json"), number)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("heard")
+@pytest.mark.parametrize("number", ENDING)
+def test_it_raises_inside_and_the_handlers_are_those_of_before(number):
+    before = [signal.getsignal(one) for one in ENDING]
+    told: list[str] = []
+    assert until_ended(lambda: 7, told.append) == 7
+    assert told == []
+    assert until_ended(lambda: signal.raise_signal(number) or 7, told.append) == 128 + number
+    assert len(told) == 1
+    assert [signal.getsignal(one) for one in ENDING] == before
+
+
+@pytest.mark.usefixtures("heard")
+def test_another_signal_does_not_cut_cleaning_up_short():
+    """The second Ctrl-C of an impatient user, while the first is being unwound, also inside of an error of its own."""
+    cleaned = []
+
+    def command() -> int:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            try:
+                raise OSError
+            except OSError:
+                signal.raise_signal(signal.SIGINT)
+            cleaned.append(True)
+        return 0
+
+    assert until_ended(command, lambda _: signal.raise_signal(signal.SIGTERM)) == 128 + signal.SIGINT
+    assert cleaned == [True]
+
+
+@pytest.mark.usefixtures("heard")
+def test_one_that_was_swallowed_does_not_make_the_process_deaf():
+    def command() -> int:
+        with contextlib.suppress(AskedToEnd):
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        return 0
+
+    assert until_ended(command, print) == 128 + signal.SIGTERM
+
+
+@pytest.mark.usefixtures("heard")
+def test_ignored_signals_stay_ignored():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert until_ended(lambda: os.kill(os.getpid(), signal.SIGHUP) or 7, print) == 7
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def test_beside_the_main_thread_a_command_just_runs():
+    codes = []
+    thread = threading.Thread(target=lambda: codes.append(until_ended(lambda: 7, print)))
+    thread.start()
+    thread.join()
+    assert codes == [7]
+
+
+@pytest.mark.usefixtures("heard")
+@pytest.mark.parametrize("fails", [False, True])
+def test_held_signals_come_when_the_block_ends(fails):
+    """Also when it ends with an error."""
+    past = []
+
+    def command() -> int:
+        with end_signals.held_signals():
+            signal.raise_signal(signal.SIGTERM)
+            past.append(True)
+            if fails:
+                raise OSError
+        return 0
+
+    assert until_ended(command, print) == 128 + signal.SIGTERM
+    assert past == [True]

@@ -1,0 +1,228 @@
+"""What engines raise and what the machine refuses: errors of ours with their exit codes, never a traceback."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seko_export.artifact.packing import pack_artifact
+from seko_runtime import errors
+from seko_runtime.__main__ import main
+from seko_runtime.backends.memory import Engine
+from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.faults import captured
+from seko_runtime.format.manifest import Manifest
+from seko_runtime.format.unpacking import unpack_artifact
+from seko_runtime.opening import artifact as artifact_module
+from seko_runtime.opening.artifact import open_artifact, read_manifest
+
+from . import toy_pool, toy_whole
+from .eager_backend import EagerBackend
+from .toy_whole import open_whole
+
+Planted = Callable[[str, BaseException], None]
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch names too little memory of a device."""
+
+
+class AcceleratorError(RuntimeError):
+    """As torch names a device that failed."""
+
+
+def failing(fault: BaseException) -> Engine:
+    def engine(_inputs: list[Any]) -> list[Any]:
+        raise fault
+
+    return engine
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Planted:
+    """Let an engine of every artifact that is opened from now on raise."""
+
+    def planted(name: str, fault: BaseException) -> None:
+        class Backend(EagerBackend):
+            def load_engines(
+                self, manifest: Manifest, files: Mapping[str, memoryview]
+            ) -> Mapping[str, Engine]:
+                return {**super().load_engines(manifest, files), name: failing(fault)}
+
+        monkeypatch.setattr(artifact_module, "open_backend", lambda *_: Backend())
+
+    return planted
+
+
+KINDS = [
+    (ValueError("planted " + "x" * 5000), errors.EngineRunError),
+    (RuntimeError(), errors.EngineRunError),
+    (ZeroDivisionError("planted\n\nand a second line"), errors.EngineRunError),
+    (MemoryError("planted"), errors.HostMemoryError),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory"), errors.HostMemoryError),
+    (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), errors.HostFaultError),
+    (RuntimeError("can't start new thread"), errors.HostFaultError),
+    (OutOfMemoryError("CUDA out of memory"), errors.DeviceMemoryError),
+    (AcceleratorError("CUDA error: an illegal memory access"), errors.DeviceFaultError),
+]
+
+
+@pytest.mark.parametrize("name", ["begin", "step", "text", "vae_decode"])
+@pytest.mark.parametrize(("fault", "error"), KINDS, ids=lambda one: getattr(one, "__name__", repr(one)[:30]))
+def test_what_an_engine_raises_is_an_error_of_ours_with_its_name(
+    name: str, fault: Exception, error: type[errors.SekoRuntimeError]
+) -> None:
+    def use() -> None:
+        with open_whole(engines={name: failing(fault)}) as session:
+            session.run_chunk()
+            session.run_chunk()
+
+    with pytest.raises(errors.SekoRuntimeError) as caught:
+        use()
+    assert type(caught.value) is error
+    assert caught.value.__cause__ is fault
+    assert len(str(caught.value)) < 500
+    if error is errors.EngineRunError:
+        assert str(caught.value).startswith(f"engine {name} failed while it ran: {type(fault).__name__}")
+
+
+def test_an_engine_that_fails_in_a_pool_is_named_too() -> None:
+    with (
+        toy_pool.open_pool(engines={"begin.1": failing(KeyError("planted"))}) as pool,
+        pool.open_session(prompt=toy_whole.PROMPT) as session,
+        pytest.raises(errors.EngineRunError, match=r"engine begin\.1 failed .* KeyError: 'planted'"),
+    ):
+        session.run_chunk()
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_what_ends_the_process_passes(kind: type[BaseException]) -> None:
+    with open_whole(engines={"step": failing(kind())}) as session, pytest.raises(kind):
+        session.run_chunk()
+
+
+@pytest.mark.parametrize(("fault", "error"), KINDS, ids=lambda one: getattr(one, "__name__", repr(one)[:30]))
+@pytest.mark.parametrize("command", ["run", "verify"])
+def test_the_command_line_ends_with_the_errors_exit_code(
+    whole_folder: Path,
+    plant: Planted,
+    command: str,
+    fault: Exception,
+    error: type[errors.SekoRuntimeError],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plant("step", fault)
+    output = whole_folder.parent / "out.npy"
+    more = ["-o", str(output)] if command == "run" else []
+    assert main([command, str(whole_folder), *more]) == error.exit_code
+    assert capsys.readouterr().err.startswith("error: ")
+    assert not output.exists()
+
+
+class Recorder:
+    """A capture as CUDA's: what breaks off inside is told by another error, from outside."""
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        try:
+            work()
+        except Exception:
+            raise AcceleratorError("CUDA error: the capture was invalidated") from None
+        return failing_launch
+
+
+def failing_launch() -> None:
+    raise RuntimeError("planted in a launch")
+
+
+def test_an_engine_that_fails_in_a_capture_is_told_and_not_what_the_capture_says_of_it() -> None:
+    def work() -> None:
+        raise errors.EngineRunError("engine step failed")
+
+    with pytest.raises(errors.EngineRunError, match="engine step failed"):
+        captured(Recorder(), work, "the chunk")
+
+
+def test_what_a_launch_raises_is_told() -> None:
+    launch = captured(Recorder(), lambda: None, "the chunk")
+    with pytest.raises(
+        errors.EngineRunError, match="the chunk failed while it ran: RuntimeError: planted in a"
+    ):
+        launch()
+
+
+@contextmanager
+def few_descriptors(spare: int) -> Iterator[None]:
+    """Let this process open ``spare`` more files and no other."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(one) for one in os.listdir("/proc/self/fd"))
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(highest + 1 - len(os.listdir("/proc/self/fd")))]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(held, default=highest) + 1 + spare, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for one in held:
+            os.close(one)
+
+
+@pytest.mark.parametrize("spare", [0, 1, 2, 4])
+def test_too_many_open_files_is_the_machines_fault_and_not_the_artifacts(
+    whole_folder: Path, spare: int
+) -> None:
+    archive = whole_folder.parent / "whole.tar"
+    pack_artifact(whole_folder, archive)
+    before = sorted(os.listdir("/proc/self/fd"))
+    with few_descriptors(spare), pytest.raises(errors.HostFaultError, match="Too many open files"):
+        open_artifact(whole_folder)
+    with few_descriptors(0), pytest.raises(errors.HostFaultError, match="Too many open files"):
+        read_manifest(whole_folder)
+    with few_descriptors(0), pytest.raises(errors.HostFaultError, match="Too many open files"):
+        unpack_artifact(archive, whole_folder.parent / "unpacked")
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (MemoryError(), errors.HostMemoryError),
+        (OSError(errno.EIO, os.strerror(errno.EIO)), errors.HostFaultError),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), errors.HostFaultError),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("place", ["hashlib.sha256", "mmap.mmap", "os.pread"])
+def test_memory_and_disk_that_fail_in_an_open_end_with_exit_code_5(
+    whole_folder: Path, monkeypatch: pytest.MonkeyPatch, place: str, fault: Exception, error: type[Exception]
+) -> None:
+    def refuse(*_: object, **__: object) -> object:
+        raise fault
+
+    monkeypatch.setattr(f"seko_runtime.format.artifact_files.{place}", refuse)
+    with pytest.raises(error):
+        open_artifact(whole_folder)
+    assert main(["verify", str(whole_folder)]) == 5
+
+
+def test_memory_that_ends_in_a_session_is_told_to_who_uses_the_api(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> object:
+        raise MemoryError
+
+    no_memory = pytest.raises(errors.HostMemoryError, match="no more memory")
+    with open_whole() as session:
+        chunk = session.run_chunk()
+        monkeypatch.setattr(CpuMemory, "read", refuse)
+        with no_memory:
+            chunk.to_host()
+        monkeypatch.setattr(CpuMemory, "copy", refuse)
+        with no_memory:
+            session.run_chunk()
+    monkeypatch.setattr(CpuMemory, "host_block", refuse)
+    with no_memory:
+        open_whole()
