@@ -24,8 +24,7 @@ from seko_export.config.build import BuildConfig
 from seko_export.engines.kernel_table import write_kernel_table
 from seko_export.engines.key import ENGINES_FOLDER
 from seko_export.errors import NumericError
-from seko_export.families.wan.pieces import make_pieces
-from seko_export.families.wan.weights import model_weights
+from seko_export.families.registry import family_of, graph_of
 from seko_export.goldens import record as golden
 from seko_export.host import environment
 from seko_export.host.child_process import last_line, run_child
@@ -142,7 +141,7 @@ def build_artifact(
                 progress("probing the compiler", 0, 1)
                 environment.probe_compiler()
             progress("reading the checkpoint", 0, 1)
-            tensors = dict(model_weights(make_pieces(config), source, around))
+            tensors = dict(family_of(config).weights(graph_of(config).pieces, source, around))
             tensors |= config.schedule.tables(config.as_batch.stream)
             eager = tensors | _exact_weights(config, tensors, source)
             record = golden.record(config.as_batch, eager, progress, ids)
@@ -197,8 +196,8 @@ def _cuda(config: BuildConfig) -> str | None:
 
 def _exact_weights(config: BuildConfig, known: Mapping[str, Tensor], source: Checkpoint) -> dict[str, Tensor]:
     """Return the layers' weights that only the exact track takes: those that the artifact holds in fp8."""
-    pieces = {name: piece for name, piece in make_pieces(config.as_exact).items() if piece.layers}
-    made = model_weights(pieces, source) if config.fp8 else ()
+    pieces = {name: piece for name, piece in graph_of(config.as_exact).pieces.items() if piece.layers}
+    made = family_of(config).weights(pieces, source) if config.fp8 else ()
     return {name: tensor for name, tensor in made if name not in known}
 
 

@@ -10,13 +10,13 @@ import torch
 
 from seko_export.artifact.manifest_json import least_version
 from seko_export.backends.base import ExportBackend
-from seko_export.backends.onnx_form.functional import functional_piece
+from seko_export.backends.onnx_form.functional import functional_graph
 from seko_export.config.build import BuildConfig
 from seko_export.config.stream import VAE_TEMPORAL_STRIDE
 from seko_export.engines.kernel_table import KERNEL_TABLE
 from seko_export.engines.key import engine_file
 from seko_export.engines.piece import Piece
-from seko_export.families.wan.pieces import make_buffers, make_pieces, make_programs
+from seko_export.families.registry import graph_of
 from seko_export.host import environment
 from seko_export.media.pieces import text_table, video_table
 from seko_runtime.format.manifest import (
@@ -61,11 +61,10 @@ def describe(
     -------
     Manifest
     """
-    pieces = make_pieces(config)
-    extra_files = {"kernels": KERNEL_TABLE, **backend.extra_files}
+    graph = graph_of(config)
     if backend.functional:
-        pieces = {name: functional_piece(piece) for name, piece in pieces.items()}
-    programs = make_programs(pieces)
+        graph = functional_graph(graph)
+    extra_files = {"kernels": KERNEL_TABLE, **backend.extra_files}
     pool = None if config.pool is None else Pool(config.pool.buckets)
     device = torch.device(config.device)
     cpu = device.type == "cpu"
@@ -92,10 +91,10 @@ def describe(
         stream=_stream(config),
         kv=kv_pool(config),
         schedule=_schedule(config),
-        buffers=make_buffers(config),
+        buffers=graph.buffers,
         weights=weights,
-        engines=tuple(_engine(piece, backend.suffix) for piece in pieces.values()),
-        programs=programs,
+        engines=tuple(_engine(piece, backend.suffix) for piece in graph.pieces.values()),
+        programs=graph.programs,
         output="latents",
         golden=golden,
         text=text_table(config),
@@ -116,7 +115,7 @@ def kv_pool(config: BuildConfig) -> KvPool:
         numbers *= len(config.schedule.timesteps)
     return KvPool(
         scheme=config.kv.name,
-        pool_bytes=sum(buffer.nbytes for buffer in make_buffers(config) if buffer.role == "cache"),
+        pool_bytes=sum(buffer.nbytes for buffer in graph_of(config).buffers if buffer.role == "cache"),
         bf16_pool_bytes=numbers * _BF16_BITS // 8,
         bits_per_number=config.kv.bits_per_number,
     )

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from seko_export.backends.base import Capabilities, ExportBackend
 from seko_export.backends.workers import SLOW_ROLES
 from seko_export.config.build import BuildConfig
-from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.registry import graph_of
 from seko_export.host.compiler_cache import CACHE_VARIABLE, use_private_cache
 from seko_export.lowering.agree import check_agrees
 from seko_export.lowering.descriptor_scratch import scratch_of_the_whole_grid
@@ -68,7 +68,7 @@ def compile_piece(config: BuildConfig, name: str, package: str) -> float:
     use_private_cache()
     # By default each compiler process starts a pool as large as the machine: with a process a piece, that is cores
     # times pieces interpreters that import torch. Only blocks and the VAE have kernels enough to share out.
-    piece = make_pieces(config)[name]
+    piece = graph_of(config).pieces[name]
     torch._inductor.config.compile_threads = BLOCK_THREADS if piece.key.role in SLOW_ROLES else 1
     if config.device == "cuda":
         # Finding out what vector code the compiler can make takes half a minute, for a host side that has no loops.

@@ -19,7 +19,7 @@ from seko_export.backends.aoti import attention_backends
 from seko_export.backends.base import Capabilities, ExportBackend, Unfinished
 from seko_export.config.build import BuildConfig
 from seko_export.errors import ExportError, MachineError
-from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.registry import graph_of
 from seko_export.host.child_process import last_line, run_child
 from seko_export.host.compiler_cache import use_private_cache
 from seko_export.lowering.trace import trace
@@ -53,7 +53,7 @@ def export_piece(config: BuildConfig, name: str, path: str) -> float:
         If the traced graph could not be replayed.
     """
     started = time.monotonic()
-    piece = make_pieces(config)[name]
+    piece = graph_of(config).pieces[name]
     with attention_backends(config.device), plain_torch():
         # Decomposed here, where attention's backend is pinned: the graph then names the backend's own op.
         program = trace(piece, config.device).run_decompositions({})

@@ -68,10 +68,10 @@ def export_piece(config: BuildConfig, name: str, path: str) -> float:
     LoweringError
         If the piece has no ONNX form.
     """
-    from seko_export.families.wan.pieces import make_pieces
+    from seko_export.families.registry import graph_of
 
     started = time.monotonic()
-    model = piece_model(make_pieces(config)[name])
+    model = piece_model(graph_of(config).pieces[name])
     Path(path).write_bytes(model.SerializeToString(deterministic=True))
     return time.monotonic() - started
 

@@ -18,7 +18,7 @@ from seko_export.backends.base import EngineMaker, ExportBackend
 from seko_export.config.build import BuildConfig
 from seko_export.engines.key import ENGINES_FOLDER, engine_file
 from seko_export.errors import ExportError
-from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.registry import graph_of
 from seko_export.host.progress import Progress
 from seko_export.host.workshop import workshop
 
@@ -55,7 +55,7 @@ def compiled_beside(
     """
     folder, suffix = backend.form or (ENGINES_FOLDER, backend.suffix)
     (artifact / folder).mkdir()
-    keys = [piece.key for piece in make_pieces(config).values()]
+    keys = [piece.key for piece in graph_of(config).pieces.values()]
     workers = min(len(keys), len(os.sched_getaffinity(0)))
     # spawn: a forked child must not use the GPU, and must not hold the parent's threads' locks
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_quiet_worker)

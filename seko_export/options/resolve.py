@@ -15,7 +15,8 @@ from seko_export.config.schedule import Schedule
 from seko_export.config.stream import PoolConfig, StreamConfig
 from seko_export.engines.kernel_table import attention_tiles, bf16_is_faster
 from seko_export.errors import UsageError
-from seko_export.families.wan.presets import PRESETS, Preset
+from seko_export.families.base import Preset
+from seko_export.families.registry import presets as all_presets
 from seko_export.host.environment import Target, has_fp8, resolve_target
 from seko_export.options.sample import SAMPLE_FOLDER, Sample, read_sample
 from seko_export.options.sources import MediaSources, find_tokenizer
@@ -206,7 +207,8 @@ def plan_build(
     media, rows = media or MediaOptions(), rows or RowOptions()
     if rows.stream_batch is not None:
         layout = {**layout, "batch": rows.stream_batch}
-    names = (SAMPLE, *PRESETS)
+    known = all_presets()
+    names = (SAMPLE, *known)
     if preset is None:
         if checkpoint is not None:
             raise UsageError(f"name the checkpoint's model with --preset: one of {', '.join(names)}")
@@ -219,7 +221,7 @@ def plan_build(
     machine = resolve_target(target) if device is None else Target(device, arch or "")
     device = machine.device
     sample = read_sample(sample_folder) if preset == SAMPLE else None
-    chosen = Preset(sample.model, sample.stream) if sample else PRESETS[preset]
+    chosen = Preset(sample.model, sample.stream) if sample else known[preset]
     if layout.get("layer_rings") and layout.get("ring_frames") is None:
         layout = {**layout, "ring_frames": max(layout["layer_rings"])}
     stream = replace(chosen.stream, **{name: size for name, size in layout.items() if size is not None})

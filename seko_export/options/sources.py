@@ -13,8 +13,9 @@ from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpoi
 from seko_export.checkpoints.load import load_text_encoder, load_vae
 from seko_export.config.build import BuildConfig
 from seko_export.errors import UsageError
-from seko_export.families.wan.weights import MediaTensors, VaeTensors
+from seko_export.families.base import MediaTensors
 from seko_export.media.pieces import text_table
+from seko_export.media.wan_vae import VaeTensors
 from seko_runtime.video.text import PromptIds, clean_prompt
 
 TOKENIZER = "tokenizer.json"
