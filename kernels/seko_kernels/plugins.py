@@ -1,6 +1,7 @@
 """The kernels as TensorRT sees them: tensors, aliases, launches as expressions of shapes, PTX. No TensorRT here.
 
-`seko_export.backends.tensorrt_plans.registration` hands this over to TensorRT; the tests launch it through the CUDA driver.
+`seko_export.backends.tensorrt_plans.registration` hands this over to TensorRT; the tests launch it through the CUDA
+driver.
 """
 
 from __future__ import annotations

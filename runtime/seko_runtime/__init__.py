@@ -39,7 +39,7 @@ _HOMES = {
 def open_artifact(
     path: "str | Path", device: str = "auto", *, trust: "str | Path | None" = None
 ) -> "OpenArtifact":
-    """Check an artifact and load it; `seko_runtime.opening.artifact.open_artifact`, which is imported with numpy when called.
+    """Check an artifact and load it; as `seko_runtime.opening.artifact.open_artifact`, imported on call.
 
     Parameters
     ----------

@@ -1,6 +1,7 @@
 """Run the build's own programs eagerly over plain dictionaries of tensors: no runtime, no engine, no capture.
 
-This is the code under test in its plainest form: pieces, buffer table and programs of `seko_export.families.wan.pieces`.
+This is the code under test in its plainest form: pieces, buffer table and programs of
+`seko_export.families.wan.pieces`.
 """
 
 from __future__ import annotations

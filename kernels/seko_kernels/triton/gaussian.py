@@ -22,9 +22,10 @@ def gaussian_kernel(  # type: ignore[no-untyped-def]
 ):
     """Write N(0, 1) numbers: Philox4x32-10 keyed by the seed at counter (group, frame low, frame high, draw).
 
-    `seko_export.families.layers.sampler.gaussian` is the definition (Salmon et al., "Parallel random numbers: as easy as 1, 2,
-    3", SC11). A group is four numbers of one latent frame, in the order of (channel, pixel). The words are exact; the
-    numbers are as exact as logarithm, cosine and sine, which are the CUDA library's, as torch's own kernels take them.
+    `seko_export.families.layers.sampler.gaussian` is the definition (Salmon et al., "Parallel random numbers: as easy
+    as 1, 2, 3", SC11). A group is four numbers of one latent frame, in the order of (channel, pixel). The words are
+    exact; the numbers are as exact as logarithm, cosine and sine, which are the CUDA library's, as torch's own
+    kernels take them.
     No product is followed by a sum, so that nothing can be fused another way.
 
     Parameters

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TypeVar
 
 from seko_runtime.errors import EngineSignatureError, ProgramError
-from seko_runtime.executor.buffers_check import DECODE_LATENTS, check_buffers
+from seko_runtime.executor.buffers_check import DECODE_LATENTS, check_buffers, text_vocabulary
 from seko_runtime.executor.layer_visits import layer_visits
 from seko_runtime.format.json_fields import NAME_PATTERN
 from seko_runtime.format.manifest import PASS_CACHE_VERSION, Call, EngineSpec, Manifest, TensorSpec
@@ -98,7 +98,17 @@ def resolve_programs(manifest: Manifest) -> Programs:
             tables.resolve(program, calls, base | ({mark: number} if mark else {})) for number in numbers
         )
     layer_visits(manifest, resolved)  # for what it refuses
+    _check_pad_id(manifest)
     return resolved
+
+
+def _check_pad_id(manifest: Manifest) -> None:
+    vocabulary = text_vocabulary(manifest)
+    if manifest.text is not None and vocabulary is not None and manifest.text.pad_id >= vocabulary:
+        raise ProgramError(
+            f"text.pad_id is {manifest.text.pad_id}, the text engine looks up ids below {vocabulary}; rebuild the "
+            "artifact"
+        )
 
 
 def split_program(program: str) -> tuple[str, int]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from seko_runtime.backends import Backend, open_backend
 from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import ArtifactError, DeviceMemoryError, SessionClosedError, UsageError
-from seko_runtime.executor.buffers_check import TEXT_BUFFER
+from seko_runtime.executor.buffers_check import TEXT_BUFFER, text_vocabulary
 from seko_runtime.executor.programs_check import Programs, resolve_programs
 from seko_runtime.faults import machine_faults
 from seko_runtime.format.manifest import Manifest
@@ -105,7 +105,11 @@ class OpenArtifact:
         self._pools: list[Pool] = []
         self._closed = False
         spec = self.manifest.text
-        self._prompt_ids = None if spec is None else PromptIds(spec, checked.files[spec.tokenizer])
+        if spec is None:
+            self._prompt_ids = None
+        else:
+            document = checked.files[spec.tokenizer]
+            self._prompt_ids = PromptIds(spec, document, text_vocabulary(self.manifest))
 
     @machine_faults()
     def open_session(
