@@ -397,7 +397,8 @@ def test_what_a_killed_build_left_is_removed_by_the_next(workplace, checkpoint):
     )
     assert done.returncode == ENVIRONMENT, done.stderr
     assert f"removed {left.name}: the process that left it is gone" in done.stderr
-    assert list((workplace / "out").iterdir()) == []  # what the killed one had in TMPDIR nobody takes away
+    assert list((workplace / "out").iterdir()) == []
+    assert list((workplace / "tmp").glob("seko-*")) == []  # what torch had there nobody takes away
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

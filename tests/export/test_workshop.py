@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -88,10 +89,10 @@ def test_it_is_gone_after_the_block(place, ended_by):
 @pytest.mark.parametrize("moment", ["made", "removed"])
 def test_a_signal_while_it_is_made_or_removed_waits(place, monkeypatch, moment, taken_by, bystander):
     thread = threading.main_thread() if taken_by == "main" else bystander
-    make, remove = tempfile.mkdtemp, shutil.rmtree
+    make, remove = module.make_held_folder, shutil.rmtree
 
-    def made(**options):
-        folder = make(**options)
+    def made(*options):
+        folder = make(*options)
         if moment == "made":
             interrupt(thread)  # there, and nobody knows of it
         return folder
@@ -101,13 +102,42 @@ def test_a_signal_while_it_is_made_or_removed_waits(place, monkeypatch, moment, 
             interrupt(thread)
         remove(folder, **options)
 
-    monkeypatch.setattr(module.tempfile, "mkdtemp", made)
+    monkeypatch.setattr(module, "make_held_folder", made)
     monkeypatch.setattr(module.shutil, "rmtree", removed)
     entered = []
     with pytest.raises(KeyboardInterrupt), workshop("seko-x-") as folder:
         entered.append(folder)
     assert len(entered) == (moment == "removed")
     assert list(place.iterdir()) == []
+
+
+def killed_in_a_workshop(prefix):
+    """Let a process be killed that has such a folder, and return that."""
+    child = os.fork()
+    if not child:
+        with workshop(prefix) as folder:
+            (folder / "half.o").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(place, capsys):
+    """And what others work in stays, as does what is somebody's own."""
+    (place / "seko-1700000000").mkdir()
+    killed_in_a_workshop("seko-y-")
+    with workshop("seko-x-") as held:
+        killed_in_a_workshop("seko-x-")
+        stays = sorted(path.name for path in place.iterdir() if "-x-" not in path.name or path == held)
+        assert len(stays) == 3
+        assert len(list(place.iterdir())) == 4
+        with workshop("seko-x-") as folder:
+            assert sorted(path.name for path in place.iterdir()) == sorted([*stays, folder.name])
+    assert capsys.readouterr().err.count("the process that left it is gone") == 1
+
+
+def test_only_its_owner_may_look_into_it():
+    with workshop("seko-x-") as folder:
+        assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_what_a_compiler_writes_while_it_ends_goes_too(place):

@@ -63,6 +63,25 @@ def test_a_file_that_is_no_tokenizer(document: bytes) -> None:
     assert caught.value.exit_code == 4
 
 
+def test_an_id_beyond_the_text_encoders_table_never_reaches_it() -> None:
+    """A lookup beyond a table ends a CUDA process's context, and reads whatever lies there on others."""
+    pytest.importorskip("tokenizers")
+    known = PromptIds(TABLE, tokenizer_json(), len(toy_whole.WORDS))
+    assert known.ids("a red drifts").tolist() == [[3, 4, 11, 2, 0]]
+    fewer = PromptIds(TABLE, tokenizer_json(), len(toy_whole.WORDS) - 1)
+    assert fewer.ids("a red disc").tolist() == [[3, 4, 7, 2, 0]]
+    with pytest.raises(TokenizerError, match="gives the id 11, the text encoder knows ids below 11"):
+        fewer.ids("a red drifts")
+
+
+def test_a_tokenizer_that_fails_at_a_word_is_the_artifacts_fault() -> None:
+    pytest.importorskip("tokenizers")
+    document = tokenizer_json().replace(b'"unk_token": "?"', b'"unk_token": "none of its words"')
+    with pytest.raises(TokenizerError, match="cannot cut a prompt into ids") as caught:
+        PromptIds(TABLE, document).ids("a whale")
+    assert caught.value.exit_code == 4
+
+
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(TokenizerMissingError, match=r"pip install 'seko-runtime\[text\]'") as caught:

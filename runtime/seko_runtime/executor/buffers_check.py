@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from seko_runtime.errors import ProgramError
-from seko_runtime.format.manifest import Buffer, Manifest
+from seko_runtime.format.manifest import Buffer, Manifest, Stream
 
 TEXT_BUFFER = "text.embeddings"
 TEXT_IDS, TEXT_ENCODED = "text.ids", "text.encoded"
 IMAGE, IMAGE_LATENTS = "image", "image.latents"
 GIVEN_LATENTS, GIVEN_FRAMES = "given.latents", "given_frames"
+OF_ONE_PROMPT = (TEXT_IDS, TEXT_ENCODED, IMAGE, IMAGE_LATENTS)  # worked on for one row at a time
 REFERENCE_LATENTS = "reference.latents"
 CALL_ROWS = "rows"  # which of the pool's rows each place of a call stands for
 DECODE_LATENTS, VIDEO_FIRST, VIDEO = "decode.latents", "video.first", "video"
@@ -44,12 +45,14 @@ def check_buffers(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
         )
     _check_chunk_inputs(manifest, buffers)
     for buffer in buffers.values():
-        if buffer.role == "cache":
+        own = buffer.role == "prompt" and manifest.pool is not None and buffer.name not in OF_ONE_PROMPT
+        if buffer.role == "cache" or own:
             _check_row_axis(buffer, batch)
         if buffer.role == "decode" and (not buffer.shape or buffer.shape[0] != manifest.rows):
             raise ProgramError(
                 f"decode buffer {buffer.name} {list(buffer.shape)}: axis 0 is not the {manifest.rows} rows of the batch"
             )
+    _check_cache_frames(manifest.stream, [one for one in buffers.values() if one.role == "cache"])
     pool_bytes = sum(buffer.nbytes for buffer in buffers.values() if buffer.role == "cache")
     if manifest.kv.pool_bytes != pool_bytes:
         raise ProgramError(f"kv.pool_bytes is {manifest.kv.pool_bytes}, the cache buffers take {pool_bytes}")
@@ -96,20 +99,65 @@ def _check_chunk_inputs(manifest: Manifest, buffers: Mapping[str, Buffer]) -> No
 
 
 def _check_row_axis(buffer: Buffer, batch: int) -> None:
-    """The axis behind the layers holds the rows one after another, so that one of them can be cleared."""
+    """The axis behind the layers holds the rows one after another, so that one of them can be cleared or moved."""
     axis = int(buffer.layered)
     if len(buffer.shape) <= axis or buffer.shape[axis] % batch:
         raise ProgramError(
-            f"cache buffer {buffer.name} {list(buffer.shape)}: axis {axis} cannot be cut into the {batch} rows "
+            f"{buffer.role} buffer {buffer.name} {list(buffer.shape)}: axis {axis} cannot be cut into the {batch} rows "
             "of the batch"
         )
 
 
+def _check_cache_frames(stream: Stream, caches: Sequence[Buffer]) -> None:
+    """See that the caches hold the frames that slots count: of each ring all, or those before it and the ring apart."""
+    pinned = stream.reference_frames + stream.sink_frames
+    rings = {stream.ring_frames, *stream.rings.values()}
+    wanted = {pinned, *rings, *(pinned + ring for ring in rings)}
+    told = f"{pinned} frames before the ring and rings of {', '.join(map(str, sorted(rings)))}"
+    held: set[int] = set()
+    for buffer in caches:
+        entries = (
+            buffer.shape[int(buffer.layered)] // stream.batch
+        )  # of a row: tokens, or frames if not of a layer
+        frames, rest = divmod(entries, stream.frame_tokens)
+        found = wanted & ({frames} if not rest else set()) | wanted & (set() if buffer.layered else {entries})
+        if not found:
+            raise ProgramError(
+                f"cache buffer {buffer.name} holds {entries} entries a row, the stream has {told}, each frame of "
+                f"{stream.frame_tokens} tokens; rebuild the artifact"
+            )
+        held |= found
+    for ring in sorted(rings):
+        if pinned + ring not in held and not {pinned, ring} - {0} <= held:
+            raise ProgramError(
+                f"no cache buffer holds a ring of {ring} frames, the stream has {told}; rebuild the artifact"
+            )
+
+
+def text_vocabulary(manifest: Manifest) -> int | None:
+    """Return how many ids the program `text` can look up; None if that cannot be told.
+
+    An id is a row of a table that is one of the engine's inputs: no id may be beyond the longest table.
+    """
+    specs = {engine.name: engine.inputs for engine in manifest.engines}
+    tables = [
+        spec.shape[0]
+        for call in manifest.programs.get("text", ())
+        if f"buffer:{TEXT_IDS}" in call.inputs
+        for ref, spec in zip(call.inputs, specs[call.engine], strict=True)
+        if ref.startswith("weight:") and len(spec.shape) == 2
+    ]
+    return max(tables, default=None)
+
+
 def _check_text(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
     batch, text = manifest.stream.batch, buffers.get(TEXT_BUFFER)
-    if text is not None and (text.role != "prompt" or len(text.shape) != 3 or text.shape[0] != batch):
+    if text is not None and (
+        text.role != "prompt" or text.layered or len(text.shape) != 3 or text.shape[0] != batch
+    ):
+        layered = "layered " * text.layered
         raise ProgramError(
-            f"{TEXT_BUFFER} is a {text.role} buffer {list(text.shape)}, expected prompt [{batch}, n, n]"
+            f"{TEXT_BUFFER} is a {layered}{text.role} buffer {list(text.shape)}, expected prompt [{batch}, n, n]"
         )
     if ("text" in manifest.programs) != (manifest.text is not None):
         raise ProgramError("the table text and the program text belong together, expected both or none")
@@ -167,9 +215,11 @@ def _expect(buffers: Mapping[str, Buffer], name: str, role: str, shape: tuple[in
     found = buffers.get(name)
     if found is None:
         raise ProgramError(f"buffer {name} is not there, expected {role} {dtype} {list(shape)}")
-    if (found.role, found.shape, found.dtype) != (role, shape, dtype):
+    if (found.role, found.shape, found.dtype, found.layered) != (role, shape, dtype, False):
+        layered = "layered " * found.layered
         raise ProgramError(
-            f"buffer {name} is {found.role} {found.dtype} {list(found.shape)}, expected {role} {dtype} {list(shape)}"
+            f"buffer {name} is {layered}{found.role} {found.dtype} {list(found.shape)}, expected {role} "
+            f"{dtype} {list(shape)}"
         )
 
 

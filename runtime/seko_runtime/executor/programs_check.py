@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import TypeVar
 
 from seko_runtime.errors import EngineSignatureError, ProgramError
-from seko_runtime.executor.buffers_check import DECODE_LATENTS, check_buffers
+from seko_runtime.executor.buffers_check import DECODE_LATENTS, check_buffers, text_vocabulary
 from seko_runtime.executor.layer_visits import layer_visits
+from seko_runtime.executor.resolved import Programs, Ref, ResolvedCall
 from seko_runtime.format.json_fields import NAME_PATTERN
 from seko_runtime.format.manifest import PASS_CACHE_VERSION, Call, EngineSpec, Manifest, TensorSpec
 from seko_runtime.format.program_key import ProgramKey
@@ -30,31 +31,6 @@ REF_PATTERN = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Ref:
-    """A tensor that a call takes or gives: `weight`, `buffer` or `value`, indexed along leading axes.
-
-    With ``leading`` only so many entries of the axis behind the indices: what a bucket takes of a larger one's.
-    """
-
-    kind: str
-    name: str
-    index: tuple[int, ...] = ()
-    by_pass: bool = False
-    by_row: bool = False
-    leading: int = 0
-
-
-@dataclass(frozen=True)
-class ResolvedCall:
-    """A call with its layer and pass put in."""
-
-    engine: str
-    inputs: tuple[Ref, ...]
-    outputs: tuple[Ref, ...]
-
-
-Programs = Mapping[str, tuple[tuple[ResolvedCall, ...], ...]]
 SpecT = TypeVar("SpecT", bound=TensorSpec | EngineSpec)
 
 
@@ -98,7 +74,17 @@ def resolve_programs(manifest: Manifest) -> Programs:
             tables.resolve(program, calls, base | ({mark: number} if mark else {})) for number in numbers
         )
     layer_visits(manifest, resolved)  # for what it refuses
+    _check_pad_id(manifest)
     return resolved
+
+
+def _check_pad_id(manifest: Manifest) -> None:
+    vocabulary = text_vocabulary(manifest)
+    if manifest.text is not None and vocabulary is not None and manifest.text.pad_id >= vocabulary:
+        raise ProgramError(
+            f"text.pad_id is {manifest.text.pad_id}, the text engine looks up ids below {vocabulary}; rebuild the "
+            "artifact"
+        )
 
 
 def _runs(manifest: Manifest, program: str, calls: tuple[Call, ...]) -> tuple[str, range]:

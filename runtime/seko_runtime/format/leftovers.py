@@ -49,7 +49,7 @@ def remove_leftovers(place: Path, stem: str, spared: Callable[[Path], bool] = la
     place : Path
         The folder to look in; nothing happens if it cannot be read.
     stem : str
-        Regular expression for what their names begin with; random digits follow.
+        Regular expression for what their names begin with; the digits of `random_name` follow.
     spared : callable
         Asked of each while it is held: whether it stays.
     """
@@ -62,7 +62,10 @@ def remove_leftovers(place: Path, stem: str, spared: Callable[[Path], bool] = la
 
 
 def names_in(place: Path, stem: str) -> list[Path]:
-    """Return what has a name of this stem and random digits; nothing if the folder cannot be read."""
+    """Return what has a name of this stem; digits may be fewer than ours, as those of a process number are.
+
+    Nothing if the folder cannot be read.
+    """
     name = re.compile(f"(?:{stem})[0-9a-f]{{1,10}}")
     try:
         return sorted(place / found for found in os.listdir(place) if name.fullmatch(found))

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from seko_runtime.backends import Backend, open_backend
 from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import ArtifactError, DeviceMemoryError, SessionClosedError, UsageError
-from seko_runtime.executor.buffers_check import TEXT_BUFFER
-from seko_runtime.executor.programs_check import Programs, resolve_programs
+from seko_runtime.executor.buffers_check import TEXT_BUFFER, text_vocabulary
+from seko_runtime.executor.programs_check import resolve_programs
+from seko_runtime.executor.resolved import Programs
 from seko_runtime.faults import machine_faults
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.opening.checked_artifact import CheckedArtifact, check_artifact, read_manifest
@@ -105,7 +106,11 @@ class OpenArtifact:
         self._pools: list[Pool] = []
         self._closed = False
         spec = self.manifest.text
-        self._prompt_ids = None if spec is None else PromptIds(spec, checked.files[spec.tokenizer])
+        if spec is None:
+            self._prompt_ids = None
+        else:
+            document = checked.files[spec.tokenizer]
+            self._prompt_ids = PromptIds(spec, document, text_vocabulary(self.manifest))
 
     @machine_faults()
     def open_session(

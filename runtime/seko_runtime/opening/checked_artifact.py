@@ -10,7 +10,8 @@ from pathlib import Path
 from seko_runtime.backends import OVER_DRIVER, PORTABLE, check_backend
 from seko_runtime.backends.host import check_cpu, check_device, check_driver, check_torch
 from seko_runtime.executor.buffers_check import TEXT_BUFFER
-from seko_runtime.executor.programs_check import Programs, resolve_programs
+from seko_runtime.executor.programs_check import resolve_programs
+from seko_runtime.executor.resolved import Programs
 from seko_runtime.faults import machine_faults
 from seko_runtime.format.artifact_files import ArtifactFiles
 from seko_runtime.format.manifest import Buffer, Golden, Manifest, TensorSpec

@@ -14,7 +14,7 @@ from seko_runtime.errors import UsageError
 from seko_runtime.executor.buffers_check import GIVEN_LATENTS, REFERENCE_LATENTS, TEXT_BUFFER
 from seko_runtime.executor.layer_stream import LayerStream
 from seko_runtime.executor.program import BoundProgram, BoundTensors
-from seko_runtime.executor.programs_check import Programs
+from seko_runtime.executor.resolved import Programs
 from seko_runtime.faults import captured
 from seko_runtime.format.manifest import EngineSpec, Manifest, TensorSpec
 from seko_runtime.format.program_key import ProgramKey

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import UsageError
-from seko_runtime.executor.programs_check import Programs
+from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.video.chunk import Chunk, SessionStats
 from seko_runtime.video.clocks import checked_seeds

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import SessionClosedError, StaleChunkError, TornStreamError, UsageError
-from seko_runtime.executor.programs_check import Programs, resolve_programs
+from seko_runtime.executor.programs_check import resolve_programs
+from seko_runtime.executor.resolved import Programs
 from seko_runtime.faults import machine_faults
 from seko_runtime.format.manifest import Manifest, TensorSpec
 from seko_runtime.video.chunk import Chunk, SessionStats

@@ -33,10 +33,12 @@ class PromptIds:
         The manifest's table.
     document : bytes or memoryview
         The tokenizer's JSON file.
+    vocabulary : int, optional
+        How many ids the text encoder can look up; not compared without it.
     """
 
-    def __init__(self, spec: Text, document: bytes | memoryview) -> None:
-        self._spec = spec
+    def __init__(self, spec: Text, document: bytes | memoryview, vocabulary: int | None = None) -> None:
+        self._spec, self._vocabulary = spec, vocabulary
         self._document = document
         self._tokenizer: Any = None
 
@@ -48,12 +50,23 @@ class PromptIds:
         TokenizerMissingError
             If `tokenizers` is not installed.
         TokenizerError
-            If the artifact's file is no tokenizer of it.
+            If the artifact's file is no tokenizer of it, or gives an id that the text encoder does not know.
         UsageError
             If the prompt is too long, and the artifact does not cut.
         """
         spec = self._spec
-        found = list(self._loaded().encode(cleaned).ids)
+        tokenizer = self._loaded()
+        try:
+            found = list(tokenizer.encode(cleaned).ids)
+        except Exception as error:  # as below
+            raise TokenizerError(
+                f"{spec.tokenizer} cannot cut a prompt into ids: {str(error)[:120]}; rebuild the artifact"
+            ) from None
+        if self._vocabulary is not None and max(found, default=0) >= self._vocabulary:
+            raise TokenizerError(
+                f"{spec.tokenizer} gives the id {max(found)}, the text encoder knows ids below {self._vocabulary}; "
+                "rebuild the artifact"
+            )
         if len(found) > spec.tokens:
             if not spec.truncate:
                 raise UsageError(
