@@ -13,7 +13,6 @@ from seko_export.config.stream import PoolConfig
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece
 from seko_export.families.wan.pieces import make_pieces
-from seko_export.options.resolve import build_config
 from seko_export.roofline.memory import weight_bytes
 from seko_export.roofline.op_count import (
     ATTENTION,
@@ -30,6 +29,7 @@ from seko_export.roofline.op_count_fused import FP8_ATTENTION, FP8_EXPAND, FP8_M
 from seko_kernels.attention import v_columns
 from seko_kernels.kv_formats import KvFormat
 from seko_runtime.format.manifest_reader import parse_manifest
+from tests.asked import resolved
 from tests.export.planned import on_gpu
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -191,7 +191,7 @@ def test_bytes_are_those_of_a_real_artifact(built, request):
         "batch": manifest.stream.batch,
     }
     kv = None if built == "rows" else "fp4"
-    config = build_config(False, "tiny", kv, False, "cpu", layout)
+    config = resolved("tiny", kv, layout=layout).config
     weights = weight_bytes(config, make_pieces(config))
     assert weights == {"transformer": sum(weight.nbytes for weight in manifest.weights), "text": 0, "vae": 0}
     slots = layout["batch"] * config.stream.cache_frames

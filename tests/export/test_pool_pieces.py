@@ -23,12 +23,12 @@ from seko_export.families.wan.presets import PRESETS
 from seko_export.goldens import record as golden
 from seko_export.goldens.calibration import KvStatistics
 from seko_export.goldens.record import eager_engine, eager_session, golden_text
-from seko_export.options.resolve import RowOptions, plan_build
 from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.format.manifest import Weight
 from seko_runtime.video.pool import Pool, PooledSession
 from seko_runtime.video.session import Session
 from seko_runtime.video.streams import Streams
+from tests.asked import resolved
 from tests.tolerances import STEP, relative_error
 
 MODEL = replace(
@@ -224,7 +224,7 @@ def test_slots_that_hold_nothing_yet_may_hold_nan(scheme: str, weights: dict[str
 )
 def test_rows_that_cannot_be(batch: str | None, sessions: int | None, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        plan_build(None, "tiny", None, False, "cpu", {}, rows=RowOptions(batch, sessions))
+        resolved("tiny", batch=batch, sessions=sessions)
 
 
 def test_a_backend_that_has_no_pools_says_so() -> None:
@@ -238,7 +238,7 @@ def test_a_backend_that_has_no_pools_says_so() -> None:
 
 def test_what_the_options_mean() -> None:
     def planned(batch: str | None, sessions: int | None) -> BuildConfig:
-        return plan_build(None, "tiny", None, False, "cpu", {}, rows=RowOptions(batch, sessions)).config
+        return resolved("tiny", batch=batch, sessions=sessions).config
 
     assert (planned(None, None).stream.batch, planned("3", None).stream.batch) == (1, 3)
     assert planned(None, 3).pool == PoolConfig(3, (1, 2))

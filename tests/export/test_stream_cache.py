@@ -12,7 +12,7 @@ import torch
 from seko_export.artifact.describe import describe
 from seko_export.artifact.manifest_json import manifest_json
 from seko_export.backends import export_backend
-from seko_export.build import build_artifact
+from seko_export.build_steps import build_artifact
 from seko_export.config.build import BuildConfig
 from seko_export.config.stream import PoolConfig
 from seko_export.errors import UsageError

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from seko_export import build
+from seko_export import build_steps as build
 from seko_export.artifact.describe import describe
 from seko_export.artifact.manifest_json import manifest_json
 from seko_export.backends import export_backend

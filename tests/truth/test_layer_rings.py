@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from seko_export import BuildOptions
 from seko_export.artifact.describe import describe
 from seko_export.artifact.manifest_json import manifest_json
 from seko_export.backends import export_backend
@@ -17,10 +18,10 @@ from seko_export.config.stream import PoolConfig, StreamConfig
 from seko_export.errors import UsageError
 from seko_export.families.wan.pieces import make_buffers, make_pieces, make_programs
 from seko_export.goldens.record import eager_session
-from seko_export.options.resolve import plan_build
-from seko_export.roofline.predict import Wish, predict
+from seko_export.roofline.predict import predict
 from seko_runtime.errors import ManifestError
 from seko_runtime.format.manifest_reader import parse_manifest
+from tests.asked import resolved, wished
 from tests.export.test_pool_pieces import eager_pool
 from tests.tolerances import STEP, relative_error
 from tests.truth.against_naive import hold_to_naive, naive_models
@@ -28,6 +29,10 @@ from tests.truth.eager_stream import EagerStream, random_text, random_wan_weight
 from tests.truth.test_pass_caches import session_weights
 
 RINGS = (2, 2, 5)
+
+PLAIN = Wish(
+    BuildOptions(preset="self-forcing-1.3b", kv="fp4", no_vae=True, no_text=True, attention="torch"), "h200"
+)
 
 
 def config_of(
@@ -149,17 +154,12 @@ def test_a_manifest_whose_rings_cannot_be_is_refused():
 
 def test_the_options_and_the_plan_take_them():
     layout = {"layer_rings": (3, 3, 21), "chunk_frames": 3}
-    plan = plan_build(None, "self-forcing-1.3b", "fp4", False, "auto", layout, device="cuda")
+    plan = resolved("self-forcing-1.3b", "fp4", layout=layout, device="cuda")
     assert [(kind.name, kind.ring_frames, len(kind.layers)) for kind in plan.config.kinds] == [
         ("", 21, 10),
         ("ring3", 3, 20),
     ]
-    whole, hybrid = (
-        predict(
-            Wish("self-forcing-1.3b", "h200", "fp4", layout=one, no_vae=True, no_text=True, attention="torch")
-        )
-        for one in ({}, layout)
-    )
+    whole, hybrid = (predict(wished(PLAIN, layout=one)) for one in ({}, layout))
     share = (10 * 21 + 20 * 3) / (30 * 21)
     assert hybrid["session_bytes"]["kv"] / whole["session_bytes"]["kv"] == pytest.approx(share, rel=1e-4)
     assert hybrid["weight_bytes"]["transformer"] == whole["weight_bytes"]["transformer"]

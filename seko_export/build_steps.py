@@ -59,6 +59,8 @@ class BuildResult:
         Worst error of a token in the cache after them, as `seko_runtime.opening.golden.cache_error`.
     golden_video_error : float or None
         Root mean square difference of their video frames, the worst chunk's, in levels of 255; None without a VAE.
+    device : str
+        ``cpu`` or ``cuda``.
     kernels : str
         What the layers run in: ``fused`` or ``plain``.
     attention : str
@@ -75,6 +77,7 @@ class BuildResult:
     golden_error: float
     golden_cache_error: float
     golden_video_error: float | None = None
+    device: str = "cpu"
     kernels: str = "plain"
     attention: str = "torch"
 
@@ -185,6 +188,7 @@ def _result(
         golden_error=report["worst"]["golden"],
         golden_cache_error=max(row["cache"] for row in report["errors"]),
         golden_video_error=max(videos, default=None),
+        device=config.device,
         kernels="fused" if config.fused else "plain",
         attention=config.attention,
     )
