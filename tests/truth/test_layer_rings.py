@@ -18,7 +18,7 @@ from seko_export.config.stream import PoolConfig, StreamConfig
 from seko_export.errors import UsageError
 from seko_export.families.wan.pieces import make_buffers, make_pieces, make_programs
 from seko_export.goldens.record import eager_session
-from seko_export.roofline.predict import predict
+from seko_export.roofline.predict import Wish, predict
 from seko_runtime.errors import ManifestError
 from seko_runtime.format.manifest_reader import parse_manifest
 from tests.asked import resolved, wished
