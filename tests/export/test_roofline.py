@@ -48,26 +48,26 @@ def test_a_step_is_near_its_newest_row(scheme):
     ("figure", "row_shape", "layout", "wish"),
     [
         ("s1_exact_vs_b3", "S1: self-forcing-1.3b, 480x832, chunk 3, ring 21, exact", {}, {}),
-        ("s1_fp4_vs_b3", "S1: self-forcing-1.3b, 480x832, chunk 3, ring 21, fp4", {}, {"kv_scheme": "fp4"}),
+        ("s1_fp4_vs_b3", "S1: self-forcing-1.3b, 480x832, chunk 3, ring 21, fp4", {}, {"kv": "fp4"}),
         (
             "s1_fp4_fp8_vs_b3",
             "S1: self-forcing-1.3b, 480x832, chunk 3, ring 21, fp4_fp8",
             {},
-            {"kv_scheme": "fp4", "fp8": True},
+            {"kv": "fp4", "fp8": True},
         ),
         (
             "s1_fp4_fp8_vs_b3",
             "S1: self-forcing-1.3b, 480x832, chunk 3, ring 21, fp4_fp8_resident",
             {},
-            {"kv_scheme": "fp4", "fp8": True, "resident_window": True},
+            {"kv": "fp4", "fp8": True, "resident_window": True},
         ),
         ("s3_vs_eager", "S3: self-forcing-1.3b, 320x576, chunk 3, ring 12, exact", S3, {}),
-        ("s3_vs_eager", "S3: self-forcing-1.3b, 320x576, chunk 3, ring 12, fp4", S3, {"kv_scheme": "fp4"}),
+        ("s3_vs_eager", "S3: self-forcing-1.3b, 320x576, chunk 3, ring 12, fp4", S3, {"kv": "fp4"}),
         (
             "s3_vs_eager",
             "S3: self-forcing-1.3b, 320x576, chunk 3, ring 12, fp4_fp8",
             S3,
-            {"kv_scheme": "fp4", "fp8": True},
+            {"kv": "fp4", "fp8": True},
         ),
     ],
 )
@@ -198,7 +198,7 @@ def test_sessions_share_the_weights_and_must_keep_up():
 def test_a_pool_has_once_what_its_calls_share():
     def pool(sessions: int, sizes: tuple[int, ...] = (1, 2, 4), **layout: int) -> dict[str, Any]:
         return predict(
-            replace(
+            wished(
                 S1_WISH,
                 kv="fp4",
                 resident_window=True,
