@@ -27,6 +27,7 @@ from seko_runtime.programs_check import Programs, resolve_programs
 from seko_runtime.prompts import PROMPT_CACHE
 from seko_runtime.schedule import rescheduled
 from seko_runtime.session import Session
+from seko_runtime.snapshot import checked_key
 from seko_runtime.streams import Streams
 from seko_runtime.text import PromptIds
 
@@ -195,6 +196,7 @@ class OpenArtifact:
         shift: float | None = None,
         prompt_cache: int = PROMPT_CACHE,
         overlap: bool = True,
+        snapshot_key: bytes | None = None,
     ) -> Pool:
         """Open the pool of an artifact that was built with ``--sessions``; it ends with its `close` or the artifact's.
 
@@ -202,11 +204,14 @@ class OpenArtifact:
         ----------
         steps, shift, prompt_cache, overlap
             As `open_session` takes them, for all sessions of the pool.
+        snapshot_key : bytes, optional
+            At least 32, secret: the pool writes snapshots that end in the HMAC-SHA256 of their content, and restores
+            only what was written with the same key. Without it only snapshots without a key are restored.
 
         Raises
         ------
         UsageError
-            If the artifact has no pool, or ``steps`` or ``shift`` do not fit.
+            If the artifact has no pool, or ``steps``, ``shift`` or ``snapshot_key`` do not fit.
         DeviceMemoryError
             If the pool does not fit on the device; nothing was allocated.
         SessionClosedError
@@ -215,6 +220,7 @@ class OpenArtifact:
         self._check_open()
         if self.manifest.pool is None:
             raise UsageError("this artifact was built without a pool; rebuild it with --sessions N")
+        key = checked_key(snapshot_key)
         memory, manifest, programs, weights = self._scheduled(steps, shift)
         try:
             _admit(manifest, memory)
@@ -237,7 +243,7 @@ class OpenArtifact:
         except BaseException:
             streams.close()
             raise
-        pool = Pool(streams, digest=self.digest)
+        pool = Pool(streams, digest=self.digest, snapshot_key=key)
         self._pools.append(pool)
         return pool
 

@@ -169,6 +169,10 @@ class TokenizerError(ArtifactError):
     """The artifact's tokenizer file is none that the library `tokenizers` reads."""
 
 
+class SnapshotError(ArtifactError):
+    """A snapshot is no regular file, damaged, of another format or key, or of another artifact's session."""
+
+
 class EnvironmentLacksError(SekoRuntimeError):
     """Base: this machine lacks something that the call needs."""
 
@@ -221,12 +225,6 @@ class DiskError(EnvironmentLacksError):
 
 class VideoWriterError(EnvironmentLacksError):
     """A video cannot be written or a picture read: the encoder, PyAV, is missing."""
-
-
-class SnapshotError(SekoRuntimeError):
-    """A snapshot is damaged, of another format, or of another artifact's session."""
-
-    exit_code = 4
 
 
 class NumericError(SekoRuntimeError):
