@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+MAX_MESSAGE_LETTERS = 4096
+
 
 class SekoRuntimeError(Exception):
-    """Base of every error that `seko_runtime` reports as a sentence instead of a traceback."""
+    """Base of every error that `seko_runtime` reports as a sentence instead of a traceback.
+
+    Parameters
+    ----------
+    message : str
+        It may quote what a file or a caller said: it is kept as one line of bounded length, see `one_line`.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(one_line(message))
 
 
 class UsageError(SekoRuntimeError):
@@ -231,3 +242,27 @@ class NumericError(SekoRuntimeError):
     """Replayed numbers differ from the golden by more than its tolerance."""
 
     exit_code = 6
+
+
+def one_line(message: str) -> str:
+    """Return a message as one line of a terminal or a log: at most `MAX_MESSAGE_LETTERS`, all of them printable.
+
+    What is too long loses its middle, since the end says what to do. Control characters, line feeds and lone surrogates
+    among them, are escaped as in Python's source.
+    """
+    message = _shortened(message)
+    if not message.isprintable():
+        escaped = (
+            letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
+            for letter in message
+        )
+        message = _shortened("".join(escaped))
+    return message
+
+
+def _shortened(message: str) -> str:
+    if len(message) <= MAX_MESSAGE_LETTERS:
+        return message
+    gap = f" [... {len(message)} letters, shortened ...] "
+    end = MAX_MESSAGE_LETTERS // 4
+    return message[: MAX_MESSAGE_LETTERS - end - len(gap)] + gap + message[-end:]
