@@ -8,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from seko_runtime.errors import ProgramError
-from seko_runtime.format.manifest import Buffer, Manifest
+from seko_runtime.format.manifest import Buffer, EngineSpec, Manifest
 
 if TYPE_CHECKING:
     from seko_runtime.executor.programs_check import Programs, Ref, ResolvedCall
@@ -63,7 +63,7 @@ def layer_visits(manifest: Manifest, programs: Programs) -> dict[Place, dict[int
         _check_buffer(manifest, buffer)
     if not streamed:
         return {}
-    mutates = {engine.name: _mutated(manifest, engine.name) for engine in manifest.engines}
+    mutates = {engine.name: _mutated(engine) for engine in manifest.engines}
     visits: dict[Place, dict[int, Visit]] = {}
     for ending in ("", "_full"):
         chunk = [
@@ -116,9 +116,9 @@ def _is_streamed(ref: Ref, streamed: Mapping[str, Buffer]) -> bool:
     return ref.kind == "buffer" and ref.name in streamed
 
 
-def _mutated(manifest: Manifest, engine: str) -> tuple[int, ...]:
-    spec = next(one for one in manifest.engines if one.name == engine)
-    return tuple(at for at, one in enumerate(spec.inputs) if one.name in spec.mutates)
+def _mutated(engine: EngineSpec) -> tuple[int, ...]:
+    mutates = frozenset(engine.mutates)
+    return tuple(at for at, one in enumerate(engine.inputs) if one.name in mutates)
 
 
 def _check_buffer(manifest: Manifest, buffer: Buffer) -> None:
