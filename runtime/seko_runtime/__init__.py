@@ -37,7 +37,11 @@ _HOMES = {
 
 
 def open_artifact(
-    path: "str | Path", device: str = "auto", *, trust: "str | Path | None" = None
+    path: "str | Path",
+    device: str = "auto",
+    *,
+    trust: "str | Path | None" = None,
+    copy_weights: bool = False,
 ) -> "OpenArtifact":
     """Check an artifact and load it; as `seko_runtime.opening.artifact.open_artifact`, imported on call.
 
@@ -49,6 +53,8 @@ def open_artifact(
         ``auto`` (the kind it was built for), ``cpu``, ``cuda`` or ``cuda:N``.
     trust : str or Path, optional
         A trust file, in place of the one that ``SEKO_TRUST`` names.
+    copy_weights : bool
+        Hold the weights in memory of the process's own instead of mapping their files.
 
     Returns
     -------
@@ -62,7 +68,7 @@ def open_artifact(
     """
     from seko_runtime.opening import artifact
 
-    return artifact.open_artifact(path, device, trust=trust)
+    return artifact.open_artifact(path, device, trust=trust, copy_weights=copy_weights)
 
 
 def read_manifest(path: "str | Path", *, trust: "str | Path | None" = None) -> "tuple[Manifest, str]":

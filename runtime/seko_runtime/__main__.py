@@ -56,7 +56,9 @@ def verify(options: argparse.Namespace) -> dict[str, object]:
     """Replay the goldens; NumericError if one is missed."""
     from seko_runtime.opening.golden import verdict
 
-    with open_artifact(options.artifact, device=options.device, trust=options.trust) as artifact:
+    with open_artifact(
+        options.artifact, device=options.device, trust=options.trust, copy_weights=options.copy_weights
+    ) as artifact:
         errors = artifact.verify()
         for error in errors:
             print(f"error    {error}")
@@ -157,6 +159,11 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
         if function in (run, verify):
             command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+            command.add_argument(
+                "--copy-weights",
+                action="store_true",
+                help="read the weights into memory of its own: others may truncate their files",
+            )
         if function is run:
             command.add_argument("--chunks", type=_positive, default=4, metavar="N")
             command.add_argument("--seed", type=int, default=0, metavar="S", help="row r gets S + r")

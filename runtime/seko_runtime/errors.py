@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+MAX_MESSAGE_LETTERS = 4096
+
 
 class SekoRuntimeError(Exception):
-    """Base of every error that `seko_runtime` reports as a sentence instead of a traceback."""
+    """Base of every error that `seko_runtime` reports as a sentence instead of a traceback.
+
+    Parameters
+    ----------
+    message : str
+        It may quote what a file or a caller said: it is kept as one line of bounded length, see `one_line`.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(one_line(message))
 
 
 class UsageError(SekoRuntimeError):
@@ -169,6 +180,10 @@ class TokenizerError(ArtifactError):
     """The artifact's tokenizer file is none that the library `tokenizers` reads."""
 
 
+class SnapshotError(ArtifactError):
+    """A snapshot is no regular file, damaged, of another format or key, or of another artifact's session."""
+
+
 class EnvironmentLacksError(SekoRuntimeError):
     """Base: this machine lacks something that the call needs."""
 
@@ -223,13 +238,31 @@ class VideoWriterError(EnvironmentLacksError):
     """A video cannot be written or a picture read: the encoder, PyAV, is missing."""
 
 
-class SnapshotError(SekoRuntimeError):
-    """A snapshot is damaged, of another format, or of another artifact's session."""
-
-    exit_code = 4
-
-
 class NumericError(SekoRuntimeError):
     """Replayed numbers differ from the golden by more than its tolerance."""
 
     exit_code = 6
+
+
+def one_line(message: str) -> str:
+    """Return a message as one line of a terminal or a log: at most `MAX_MESSAGE_LETTERS`, all of them printable.
+
+    What is too long loses its middle, since the end says what to do. Control characters, line feeds and lone surrogates
+    among them, are escaped as in Python's source.
+    """
+    message = _shortened(message)
+    if not message.isprintable():
+        escaped = (
+            letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
+            for letter in message
+        )
+        message = _shortened("".join(escaped))
+    return message
+
+
+def _shortened(message: str) -> str:
+    if len(message) <= MAX_MESSAGE_LETTERS:
+        return message
+    gap = f" [... {len(message)} letters, shortened ...] "
+    end = MAX_MESSAGE_LETTERS // 4
+    return message[: MAX_MESSAGE_LETTERS - end - len(gap)] + gap + message[-end:]

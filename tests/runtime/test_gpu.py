@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +47,17 @@ def test_replays_agree_with_the_eager_modules_through_fill_and_wrap(built_cuda_t
     with open_artifact(built_cuda_toy) as artifact, artifact.open_session(seeds=[2]) as session:
         for wanted in eager_chunks(8, 2):
             np.testing.assert_allclose(session.run_chunk().to_host(), wanted, rtol=0, atol=1e-5)
+        assert all(error.within for error in artifact.verify())
+
+
+def test_once_uploaded_the_weights_need_no_file(built_cuda_toy: Path, tmp_path: Path) -> None:
+    """Their maps are gone when the artifact is open: to truncate the files then is no SIGBUS."""
+    folder = tmp_path / "toy"
+    shutil.copytree(built_cuda_toy, folder)
+    with open_artifact(folder) as artifact:
+        assert str(folder) not in Path("/proc/self/maps").read_text()
+        for path in (folder / "weights").iterdir():
+            os.truncate(path, 0)
         assert all(error.within for error in artifact.verify())
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seko_runtime.errors import EngineRunError, UsageError
-from seko_runtime.video.prompts import PromptCache
+from seko_runtime.video.prompts import PromptCache, PromptKey
 from seko_runtime.video.text import prompt_key
 
 from . import toy, toy_whole
@@ -97,14 +97,15 @@ def test_any_order_of_prompts_gives_the_rows_what_they_asked_for(
 
 def test_the_cache_is_bounded_and_forgets_what_was_not_used_for_longest() -> None:
     cache = PromptCache(2)
-    for key in ("a", "b"):
+    a, b, c = (PromptKey("", prompt) for prompt in "abc")
+    for key in (a, b):
         assert cache.get(key) is None
         cache.put(key, [key])
-    assert cache.get("a") == ["a"]
-    cache.put("c", ["c"])
+    assert cache.get(a) == [a]
+    cache.put(c, [c])
     assert len(cache) == 2
-    assert cache.get("b") is None
-    assert cache.get("a") == ["a"]
+    assert cache.get(b) is None
+    assert cache.get(a) == [a]
     assert (cache.hits, cache.misses) == (2, 3)
     with pytest.raises(UsageError, match="at least 0"):
         PromptCache(-1)

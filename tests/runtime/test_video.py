@@ -256,7 +256,7 @@ def test_a_signal_at_any_line_leaves_the_whole_file_or_none(tmp_path: Path) -> N
 class _Strike:
     """A trace function that raises SIGTERM at the ``number``-th line of the code that writes files."""
 
-    FILES = ("video.py", "whole_files.py", "contextlib.py")
+    FILES = ("video.py", "whole_files.py", "leftovers.py", "renames.py", "contextlib.py")
 
     def __init__(self, number: int) -> None:
         self._left = number

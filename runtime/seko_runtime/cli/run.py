@@ -49,7 +49,9 @@ def run(options: argparse.Namespace) -> dict[str, object]:
     image = None if options.image is None else load_image(options.image)
     reference = None if options.reference is None else load_reference(options.reference)
     began = time.perf_counter()
-    with open_artifact(options.artifact, device=options.device, trust=options.trust) as artifact:
+    with open_artifact(
+        options.artifact, device=options.device, trust=options.trust, copy_weights=options.copy_weights
+    ) as artifact:
         manifest = artifact.manifest
         stream = replace(manifest.stream, batch=manifest.call_rows)
         seeds = [options.seed + row for row in range(stream.batch)]

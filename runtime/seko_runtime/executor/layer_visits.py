@@ -8,7 +8,7 @@ from itertools import chain
 
 from seko_runtime.errors import ProgramError
 from seko_runtime.executor.resolved import Programs, Ref, ResolvedCall
-from seko_runtime.format.manifest import Buffer, Manifest
+from seko_runtime.format.manifest import Buffer, EngineSpec, Manifest
 
 Layer = tuple[str, int]  # of which buffer, and its place there
 Place = tuple[str, int]  # a program, and which of its runs
@@ -60,7 +60,7 @@ def layer_visits(manifest: Manifest, programs: Programs) -> dict[Place, dict[int
         _check_buffer(manifest, buffer)
     if not streamed:
         return {}
-    mutates = {engine.name: _mutated(manifest, engine.name) for engine in manifest.engines}
+    mutates = {engine.name: _mutated(engine) for engine in manifest.engines}
     visits: dict[Place, dict[int, Visit]] = {}
     for ending in ("", "_full"):
         chunk = [
@@ -113,9 +113,9 @@ def _is_streamed(ref: Ref, streamed: Mapping[str, Buffer]) -> bool:
     return ref.kind == "buffer" and ref.name in streamed
 
 
-def _mutated(manifest: Manifest, engine: str) -> tuple[int, ...]:
-    spec = next(one for one in manifest.engines if one.name == engine)
-    return tuple(at for at, one in enumerate(spec.inputs) if one.name in spec.mutates)
+def _mutated(engine: EngineSpec) -> tuple[int, ...]:
+    mutates = frozenset(engine.mutates)
+    return tuple(at for at, one in enumerate(engine.inputs) if one.name in mutates)
 
 
 def _check_buffer(manifest: Manifest, buffer: Buffer) -> None:

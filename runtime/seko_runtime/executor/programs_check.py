@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import TypeVar
 
 from seko_runtime.errors import EngineSignatureError, ProgramError
 from seko_runtime.executor.buffers_check import DECODE_LATENTS, check_buffers, text_vocabulary
 from seko_runtime.executor.layer_visits import layer_visits
 from seko_runtime.executor.resolved import Programs, Ref, ResolvedCall
+from seko_runtime.format.budgets import MAX_DISTINCT_REFERENCES, MAX_RESOLVED_CALLS, MAX_RESOLVED_REFERENCES
 from seko_runtime.format.json_fields import NAME_PATTERN
 from seko_runtime.format.manifest import PASS_CACHE_VERSION, Call, EngineSpec, Manifest, TensorSpec
 from seko_runtime.format.program_key import ProgramKey
@@ -25,13 +26,17 @@ REQUIRED_PROGRAMS = ("prompt", *CHUNK_PROGRAMS)
 GIVEN_PROGRAMS = ("text", "encode")  # a sentence to text embeddings, a picture to latents
 DECODE_PROGRAMS = ("decode_first", "decode")
 PROMPT_WRITERS = ("prompt", *GIVEN_PROGRAMS)
-MAX_RESOLVED_CALLS = 1 << 18  # 40 layers x 5 passes x 3 programs is 600
 REF_PATTERN = re.compile(
     r"(weight|buffer|value):([A-Za-z0-9_.{}\-]{1,255})((?:\[layer\]|\[place\]|\[pass\]|\[row\])*)(\[bucket\])?"
 )
+_INDEX = re.compile(r"layer|place|pass|row")
+_MARK = re.compile(r"[{\[](layer|place|pass|row|bucket)[}\]]")
 
 
 SpecT = TypeVar("SpecT", bound=TensorSpec | EngineSpec)
+_Form = tuple[tuple[int, ...], str]  # shape and dtype
+_Meaning = tuple["Ref", _Form | None]  # the form of a weight or buffer; a value's may change
+_NO_NUMBERS: Mapping[str, int | None] = dict.fromkeys(("layer", "place", "pass", "row", "bucket"))
 
 
 def resolve_programs(manifest: Manifest) -> Programs:
@@ -60,16 +65,11 @@ def resolve_programs(manifest: Manifest) -> Programs:
     tables = _Tables(manifest)
     _check_program_names(manifest)
     check_buffers(manifest, tables.buffers)
-    budget = MAX_RESOLVED_CALLS
+    _check_size(manifest)
     resolved: dict[str, tuple[tuple[ResolvedCall, ...], ...]] = {}
     for program, calls in manifest.programs.items():
         mark, numbers = _runs(manifest, program, calls)
         base = {"bucket": ProgramKey.parse(program).bucket or 0} if manifest.pool is not None else {}
-        budget -= len(numbers) * max(1, sum(max(call.layers, 1) for call in calls))
-        if budget < 0:
-            raise ProgramError(
-                f"programs expand to more than {MAX_RESOLVED_CALLS} calls; rebuild the artifact"
-            )
         resolved[program] = tuple(
             tables.resolve(program, calls, base | ({mark: number} if mark else {})) for number in numbers
         )
@@ -103,13 +103,45 @@ def _runs(manifest: Manifest, program: str, calls: tuple[Call, ...]) -> tuple[st
     return "", range(1)
 
 
+def _check_size(manifest: Manifest) -> None:
+    """See how many calls and references the programs expand to, before any is put in."""
+    calls = references = 0
+    for program, written in manifest.programs.items():
+        runs = len(_runs(manifest, program, written)[1])
+        calls += runs * max(1, sum(max(call.layers, 1) for call in written))
+        references += runs * sum(
+            max(call.layers, 1) * (len(call.inputs) + len(call.outputs)) for call in written
+        )
+    for count, most, what in (
+        (calls, MAX_RESOLVED_CALLS, "calls"),
+        (references, MAX_RESOLVED_REFERENCES, "references"),
+    ):
+        if count > most:
+            raise ProgramError(f"programs expand to {count} {what}, more than {most}; rebuild the artifact")
+
+
+class _Written:
+    """A reference as the document says it, and what it was found to mean, by the numbers that it names."""
+
+    __slots__ = ("key", "meant", "parts", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.parts = REF_PATTERN.fullmatch(text)
+        self.key = itemgetter(*(dict.fromkeys(_MARK.findall(text)) or ["bucket"]))
+        self.meant: dict[object, _Meaning] = {}
+
+
 class _Tables:
-    """The manifest's tables by name."""
+    """The manifest's tables by name, and every reference that was looked up in them."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.buffers = _by_name(manifest.buffers, "buffers")
         self.weights = _by_name(manifest.weights, "weights")
         self.engines = _by_name(manifest.engines, "engines")
+        self._mutates = {engine.name: frozenset(engine.mutates) for engine in manifest.engines}
+        self._written: dict[str, _Written] = {}
+        self._distinct = 0
         for engine in manifest.engines:
             inputs = _by_name(engine.inputs, f"engine {engine.name} inputs")
             _by_name(engine.outputs, f"engine {engine.name} outputs")
@@ -137,60 +169,72 @@ class _Tables:
                         f"program {program} hands engine {engine.name} {len(refs)} {side}, "
                         f"its signature has {len(specs)}; rebuild the artifact"
                     )
-            if not call.layers:
-                out.append(self._resolve_call(program, call, engine, numbers, values))
-            for turn in range(call.layers):
-                of_layer = {"layer": call.first_layer + turn, "place": call.first_place + turn}
-                out.append(self._resolve_call(program, call, engine, {**numbers, **of_layer}, values))
+            takes = [(self._read(text), spec) for text, spec in zip(call.inputs, engine.inputs, strict=True)]
+            gives = [
+                (self._read(text), spec) for text, spec in zip(call.outputs, engine.outputs, strict=True)
+            ]
+            for turn in range(max(call.layers, 1)):
+                given = {**_NO_NUMBERS, **numbers}
+                if call.layers:
+                    given |= {"layer": call.first_layer + turn, "place": call.first_place + turn}
+                out.append(self._resolve_call(program, engine, takes, gives, given, values))
         return tuple(out)
 
     def _resolve_call(
         self,
         program: str,
-        call: Call,
         engine: EngineSpec,
-        numbers: Mapping[str, int],
+        takes: Sequence[tuple[_Written, TensorSpec]],
+        gives: Sequence[tuple[_Written, TensorSpec]],
+        numbers: Mapping[str, int | None],
         values: dict[str, TensorSpec],
     ) -> ResolvedCall:
         where = f"program {program}, engine {engine.name}"
-        where += f", layer {numbers['layer']}" if "layer" in numbers else ""
-        inputs = tuple(_parse_ref(text, numbers, where) for text in call.inputs)
-        for ref, wanted in zip(inputs, engine.inputs, strict=True):
-            self._check_lane(program, ref, where)
-            _check_fit(self._spec(ref, values, where), ref, wanted, where)
-            if wanted.name in engine.mutates:
+        where += f", layer {numbers['layer']}" if numbers["layer"] is not None else ""
+        mutates = self._mutates[engine.name]
+        inputs, outputs = [], []
+        for written, wanted in takes:
+            ref, form = written.meant.get(written.key(numbers)) or self._meaning(written, numbers, where)
+            inputs.append(ref)
+            if ref.kind == "buffer":
+                self._check_lane(program, ref, where)
+            _check_fit(form or _form(values.get(ref.name), ref, where), ref, wanted, where)
+            if wanted.name in mutates:
                 self._check_writable(program, ref, where)
-        outputs = tuple(_parse_ref(text, numbers, where) for text in call.outputs)
-        for ref, given in zip(outputs, engine.outputs, strict=True):
-            self._check_lane(program, ref, where)
+        for written, given in gives:
+            ref, form = written.meant.get(written.key(numbers)) or self._meaning(written, numbers, where)
+            outputs.append(ref)
             if ref.kind == "value":
                 if ref.index:
                     raise ProgramError(f"{where}: value {ref.name} is indexed where it is made")
                 values[ref.name] = given
                 continue
-            _check_fit(self._spec(ref, values, where), ref, given, where)
+            if ref.kind == "buffer":
+                self._check_lane(program, ref, where)
+            _check_fit(form or _form(None, ref, where), ref, given, where)
             self._check_writable(program, ref, where)
-        return ResolvedCall(engine.name, inputs, outputs)
+        return ResolvedCall(engine.name, tuple(inputs), tuple(outputs))
 
-    def _spec(self, ref: Ref, values: Mapping[str, TensorSpec], where: str) -> TensorSpec:
-        tables: dict[str, Mapping[str, TensorSpec]]
-        tables = {"weight": self.weights, "buffer": self.buffers, "value": values}
-        spec = tables[ref.kind].get(ref.name)
-        if spec is None:
-            raise ProgramError(f"{where}: {ref.kind} {ref.name!r} does not exist there")
-        for number in ref.index:
-            if not spec.shape or number >= spec.shape[0]:
-                raise ProgramError(
-                    f"{where}: {ref.kind} {ref.name} of shape {spec.shape} has no index {number}"
-                )
-            spec = replace(spec, shape=spec.shape[1:])
-        if ref.leading:
-            if not spec.shape or ref.leading > spec.shape[0]:
-                raise ProgramError(
-                    f"{where}: {ref.kind} {ref.name} of shape {spec.shape} has no {ref.leading} leading entries"
-                )
-            spec = replace(spec, shape=(ref.leading, *spec.shape[1:]))
-        return spec
+    def _read(self, text: str) -> _Written:
+        if text not in self._written:
+            self._written[text] = _Written(text)
+        return self._written[text]
+
+    def _meaning(self, written: _Written, numbers: Mapping[str, int | None], where: str) -> _Meaning:
+        """Look up what a reference means with these numbers, for this time and all others."""
+        self._distinct += 1
+        if self._distinct > MAX_DISTINCT_REFERENCES:
+            raise ProgramError(
+                f"{where}: programs expand to more than {MAX_DISTINCT_REFERENCES} different references; "
+                "rebuild the artifact"
+            )
+        ref = _parse_ref(written, numbers, where)
+        form = None
+        if ref.kind != "value":
+            table: Mapping[str, TensorSpec] = self.weights if ref.kind == "weight" else self.buffers
+            form = _form(table.get(ref.name), ref, where)
+        meaning = written.meant[written.key(numbers)] = (ref, form)
+        return meaning
 
     def _check_writable(self, program: str, ref: Ref, where: str) -> None:
         if ref.kind != "buffer":
@@ -210,8 +254,6 @@ class _Tables:
 
     def _check_lane(self, program: str, ref: Ref, where: str) -> None:
         """Decoding runs beside the chunks: no buffer may belong to both, nor to another row's decoding."""
-        if ref.kind != "buffer" or ref.name not in self.buffers:
-            return
         decodes = program in DECODE_PROGRAMS
         if (self.buffers[ref.name].role == "decode") != decodes:
             role = self.buffers[ref.name].role
@@ -225,36 +267,59 @@ class _Tables:
             )
 
 
-def _parse_ref(text: str, numbers: Mapping[str, int], where: str) -> Ref:
-    match = REF_PATTERN.fullmatch(text)
-    if match is None:
+def _parse_ref(written: _Written, numbers: Mapping[str, int | None], where: str) -> Ref:
+    text = written.text
+    if written.parts is None:
         raise ProgramError(
             f"{where}: {text[:80]!r} is no reference like 'weight:NAME' or 'buffer:NAME[layer]'"
         )
-    kind, name, marks, bucket = match.groups()
-    if "layer" not in numbers and ("{layer}" in name or "[layer]" in marks or "[place]" in marks):
+    kind, name, marks, bucket = written.parts.groups()
+    if numbers["layer"] is None and ("{layer}" in name or "[layer]" in marks or "[place]" in marks):
         raise ProgramError(f"{where}: {text[:80]!r} names a layer, but the call has no layers")
-    if "pass" not in numbers and ("{pass}" in name or "[pass]" in marks):
+    if numbers["pass"] is None and ("{pass}" in name or "[pass]" in marks):
         raise ProgramError(f"{where}: {text[:80]!r} names a pass outside the denoise and context programs")
+    leading = numbers["bucket"] or 0
+    if bucket and not leading:
+        raise ProgramError(f"{where}: {text[:80]!r} names a bucket outside the programs of one")
+    if "{" in name:
+        name = name.replace("{layer}", str(numbers["layer"])).replace("{pass}", str(numbers["pass"]))
+    if not NAME_PATTERN.fullmatch(name):
+        raise ProgramError(f"{where}: {name[:80]!r} is no name")
+    if not marks:
+        return Ref(kind, name, leading=leading if bucket else 0)
     by_row = marks in ("[row]", "[layer][row]")
-    if "[row]" in marks and ("row" not in numbers or kind != "buffer" or not by_row):
+    if "[row]" in marks and (numbers["row"] is None or kind != "buffer" or not by_row):
         raise ProgramError(
             f"{where}: {text[:80]!r} names a row; only buffers of the decode and prompt programs have one, as their "
             "first index or behind the layer's"
         )
-    if bucket and not numbers.get("bucket"):
-        raise ProgramError(f"{where}: {text[:80]!r} names a bucket outside the programs of one")
-    name = name.replace("{layer}", str(numbers.get("layer"))).replace("{pass}", str(numbers.get("pass")))
-    if not NAME_PATTERN.fullmatch(name):
-        raise ProgramError(f"{where}: {name[:80]!r} is no name")
-    index = tuple(numbers[mark] for mark in re.findall(r"layer|place|pass|row", marks))
-    return Ref(kind, name, index, "[pass]" in marks, by_row, numbers["bucket"] if bucket else 0)
+    index = tuple(number for mark in _INDEX.findall(marks) if (number := numbers[mark]) is not None)
+    return Ref(kind, name, index, "[pass]" in marks, by_row, leading if bucket else 0)
 
 
-def _check_fit(found: TensorSpec, ref: Ref, wanted: TensorSpec, where: str) -> None:
-    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+def _form(spec: TensorSpec | None, ref: Ref, where: str) -> _Form:
+    """Return shape and dtype of what a reference takes of a tensor."""
+    if spec is None:
+        raise ProgramError(f"{where}: {ref.kind} {ref.name!r} does not exist there")
+    shape = spec.shape
+    for number in ref.index:
+        if not shape or number >= shape[0]:
+            raise ProgramError(f"{where}: {ref.kind} {ref.name} of shape {shape} has no index {number}")
+        shape = shape[1:]
+    if ref.leading:
+        if not shape or ref.leading > shape[0]:
+            raise ProgramError(
+                f"{where}: {ref.kind} {ref.name} of shape {shape} has no {ref.leading} leading entries"
+            )
+        shape = (ref.leading, *shape[1:])
+    return shape, spec.dtype
+
+
+def _check_fit(found: _Form, ref: Ref, wanted: TensorSpec, where: str) -> None:
+    shape, dtype = found
+    if shape != wanted.shape or dtype != wanted.dtype:
         raise EngineSignatureError(
-            f"{where}: {ref.kind} {ref.name} is {found.dtype} {list(found.shape)}, "
+            f"{where}: {ref.kind} {ref.name} is {dtype} {list(shape)}, "
             f"the engine's {wanted.name} is {wanted.dtype} {list(wanted.shape)}; rebuild the artifact"
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Ref:
     """A tensor that a call takes or gives: `weight`, `buffer` or `value`, indexed along leading axes.
 
@@ -21,7 +21,7 @@ class Ref:
     leading: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ResolvedCall:
     """A call with its layer and pass put in."""
 

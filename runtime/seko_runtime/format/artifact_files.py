@@ -26,6 +26,7 @@ from seko_runtime.format.manifest_reader import check_no_module
 from seko_runtime.format.trust import MAX_SIGNATURE_BYTES
 
 OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+READ_BYTES = 64 << 20  # at a time
 FILE_FLAGS = OPEN_FLAGS | os.O_NONBLOCK  # a pipe put in a file's place must not hang the open
 
 
@@ -125,23 +126,27 @@ class ArtifactFiles:
         files : Mapping[str, FileEntry]
             As given to `open_all`.
         mapped : frozenset[str]
-            Large files of plain data: mapped, not read. All others are read into memory first, so that nobody who can
-            still write to the file can change what was hashed.
+            Large files of plain data: mapped, not read. All others are read once, into memory of the process's own,
+            and hashed there: nobody who can still write to the file can change what was hashed.
 
         Returns
         -------
         dict[str, memoryview]
-            Bytes by path. Mapped ones are private: writing to them does not reach the file.
+            Bytes by path. Mapped ones are private: writing to them does not reach the file. To read one whose file was
+            truncated since ends the process by SIGBUS.
 
         Raises
         ------
+        FileSizeError
+            If a file ends too early while it is read.
         FileHashError
             If a file's SHA-256 is not the manifest's.
         """
 
         def verify(path: str) -> memoryview:
+            descriptor = self._descriptors[path]
             content = (
-                _map_privately(self._descriptors[path]) if path in mapped else _read(self._descriptors[path])
+                _map_privately(descriptor) if path in mapped else _read(descriptor, files[path].size, path)
             )
             found = hashlib.sha256(content).hexdigest()  # lets other threads run meanwhile
             if found != files[path].sha256:
@@ -235,10 +240,18 @@ def _map_privately(descriptor: int) -> memoryview:
     return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
 
 
-def _read(descriptor: int) -> memoryview:
-    chunks = []
+def _read(descriptor: int, size: int, path: str) -> memoryview:
+    """Read a file into memory that is writable and aligned to pages, as a map's is."""
+    if size == 0:
+        return memoryview(b"")
+    content = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
     offset = 0
-    while chunk := os.pread(descriptor, 64 << 20, offset):
-        chunks.append(chunk)
-        offset += len(chunk)
-    return memoryview(b"".join(chunks))
+    while offset < size:
+        count = os.preadv(descriptor, [content[offset : offset + READ_BYTES]], offset)
+        if not count:
+            raise FileSizeError(
+                f"{path} ended at byte {offset} of {size} while it was read: somebody changes it; copy the artifact "
+                "to a safe place"
+            )
+        offset += count
+    return content

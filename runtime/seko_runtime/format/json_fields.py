@@ -6,13 +6,21 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import TypeVar
 
 from seko_runtime.errors import ManifestError
+from seko_runtime.format.budgets import Budget
 
-MAX_JSON_BYTES = 16 << 20  # 14B at 40 layers needs about 0.2 MB
+MAX_JSON_BYTES = 16 << 20  # the largest that `budgets` has in mind is 1.3 MB
+MAX_JSON_VALUES = 5 << 17  # it has 60,000; counted by commas and brackets, those in strings too
+MAX_JSON_TABLES = 1 << 18  # of them arrays and objects, which take the most memory; it has 23,000
+MAX_JSON_DEPTH = 64  # it has 6
+MAX_KEY_LETTERS = 1024  # as long as a path may be
+MAX_TEXT_LETTERS = 1 << 20  # a prompt
 MAX_INTEGER = 1 << 62  # keeps sums and products of a few of them meaningful, and numpy's int64 safe
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,254}")
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\ud800-\udfff]")
 
 T = TypeVar("T")
 
@@ -77,18 +85,24 @@ class Fields:
         value = self._table.get(key)
         return None if value is None else read(value, f"{self.where}.{key}")
 
-    def items(self, key: str, read: Callable[[object, str], T]) -> tuple[T, ...]:
-        """Items of a required array, each read by ``read(item, where)``."""
-        return as_items(self.value(key), f"{self.where}.{key}", read)
+    def items(
+        self, key: str, read: Callable[[object, str], T], budget: Budget | None = None
+    ) -> tuple[T, ...]:
+        """Items of a required array, each read by ``read(item, where)``, if their number is within the budget."""
+        return as_items(self.value(key), f"{self.where}.{key}", read, budget)
 
-    def entries(self, key: str, read: Callable[[object, str], T]) -> dict[str, T]:
-        """Entries of a required object, each value read by ``read(value, where)``."""
+    def entries(
+        self, key: str, read: Callable[[object, str], T], budget: Budget | None = None
+    ) -> dict[str, T]:
+        """Entries of a required object, each value read by ``read(value, where)``, likewise."""
         inner = Fields(self.value(key), f"{self.where}.{key}")
+        if budget is not None:
+            budget.take(len(inner.names()), inner.where)
         return {name: read(inner.value(name), f"{inner.where}[{name!r}]") for name in inner.names()}
 
 
 def parse_json(document: bytes, what: str, max_bytes: int = MAX_JSON_BYTES) -> object:
-    """Parse strict UTF-8 JSON: no duplicate keys, no NaN, no lone surrogates, bounded size.
+    """Parse strict UTF-8 JSON: no duplicate keys, no NaN, no lone surrogates; bounded size, values and nesting.
 
     Raises
     ------
@@ -97,6 +111,9 @@ def parse_json(document: bytes, what: str, max_bytes: int = MAX_JSON_BYTES) -> o
     """
     if len(document) > max_bytes:
         raise ManifestError(f"{what} has {len(document)} bytes, at most {max_bytes} are read")
+    tables = document.count(b"[") + document.count(b"{")
+    Budget(MAX_JSON_TABLES, "arrays and objects").take(tables, what)
+    Budget(MAX_JSON_VALUES, "values").take(tables + document.count(b","), what)
     try:
         text = document.decode("utf-8")
         value: object = json.loads(
@@ -105,10 +122,26 @@ def parse_json(document: bytes, what: str, max_bytes: int = MAX_JSON_BYTES) -> o
     except ManifestError as error:  # from the hooks, which do not know the document's name
         raise ManifestError(f"{what}: {error}") from None
     except RecursionError:
-        raise ManifestError(f"{what} is nested too deeply to be a manifest") from None
+        raise ManifestError(_TOO_DEEP.format(what)) from None
     except ValueError as error:  # UnicodeDecodeError, JSONDecodeError, an integer of thousands of digits
         raise ManifestError(f"{what} is no UTF-8 JSON: {_short(error)}; copy the artifact again") from None
+    _check_depth(value, what)
     return value
+
+
+_TOO_DEEP = f"{{}} is nested too deeply to be a manifest: at most {MAX_JSON_DEPTH} levels are read"
+
+
+def _check_depth(value: object, what: str) -> None:
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH + 1):
+        tables = [
+            one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)
+        ]
+        if not tables:
+            return
+        level = [*chain.from_iterable(tables)]
+    raise ManifestError(_TOO_DEEP.format(what))
 
 
 def _finite(digits: str) -> float:
@@ -123,7 +156,9 @@ def as_text(value: object, where: str) -> str:
     """Read a string that can be printed and encoded."""
     if not isinstance(value, str):
         raise ManifestError(f"{where} is {_kind(value)}, expected a string")
-    if any(ord(letter) < 32 or 0xD800 <= ord(letter) <= 0xDFFF for letter in value):
+    if len(value) > MAX_TEXT_LETTERS:
+        raise ManifestError(f"{where} has {len(value)} letters, at most {MAX_TEXT_LETTERS} are read")
+    if _UNPRINTABLE.search(value):
         raise ManifestError(f"{where} holds a control character or a lone surrogate")
     return value
 
@@ -163,10 +198,14 @@ def as_number(value: object, where: str) -> float:
     return float(value)
 
 
-def as_items(value: object, where: str, read: Callable[[object, str], T]) -> tuple[T, ...]:
-    """Read an array."""
+def as_items(
+    value: object, where: str, read: Callable[[object, str], T], budget: Budget | None = None
+) -> tuple[T, ...]:
+    """Read an array, if the number of its items is within the budget."""
     if not isinstance(value, list):
         raise ManifestError(f"{where} is {_kind(value)}, expected an array")
+    if budget is not None:
+        budget.take(len(value), where)
     return tuple(read(item, f"{where}[{index}]") for index, item in enumerate(value))
 
 
@@ -180,6 +219,10 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     table = dict(pairs)
     if len(table) != len(pairs):
         raise ManifestError("an object names a key twice: two readers could see two artifacts; rebuild it")
+    if table and max(map(len, table)) > MAX_KEY_LETTERS:
+        raise ManifestError(
+            f"an object has a key of more than {MAX_KEY_LETTERS} letters; rebuild the artifact"
+        )
     return table
 
 

@@ -7,11 +7,15 @@ from functools import partial
 from itertools import pairwise
 
 from seko_runtime.errors import FormatVersionError, ManifestError, ModuleFileError, PathEscapeError
+from seko_runtime.format import budgets
+from seko_runtime.format.budgets import Budget
 from seko_runtime.format.json_fields import (
+    MAX_INTEGER,
     Fields,
     as_flag,
     as_free_object,
     as_integer,
+    as_items,
     as_name,
     as_number,
     as_text,
@@ -81,28 +85,36 @@ def parse_manifest(document: bytes) -> Manifest:
             f"artifact has format version {version}, this runtime reads up to {FORMAT_VERSION}; "
             "install a newer seko-runtime"
         )
+    tensors = Budget(budgets.MAX_SIGNATURE_TENSORS, "tensors of engine signatures")
+    calls, references = Budget(budgets.MAX_CALLS, "calls"), Budget(budgets.MAX_REFERENCES, "references")
     manifest = Manifest(
         format_version=version,
         name=fields.name("name"),
         backend=fields.name("backend"),
         target=_read_target(Fields(fields.value("target"), "target")),
-        producer=fields.entries("producer", as_text),
+        producer=fields.entries("producer", as_text, Budget(budgets.MAX_ENTRIES, "entries")),
         model=as_free_object(fields.value("model"), "model"),
         stream=_read_stream(Fields(fields.value("stream"), "stream")),
         kv=_read_kv(Fields(fields.value("kv"), "kv")),
         schedule=_read_schedule(Fields(fields.value("schedule"), "schedule")),
-        buffers=fields.items("buffers", partial(_read_buffer, version)),
-        weights=fields.items("weights", _read_weight),
-        engines=fields.items("engines", _read_engine),
-        programs=fields.entries("programs", partial(_read_calls, version)),
+        buffers=fields.items(
+            "buffers", partial(_read_buffer, version), Budget(budgets.MAX_BUFFERS, "buffers")
+        ),
+        weights=fields.items("weights", _read_weight, Budget(budgets.MAX_WEIGHTS, "weights")),
+        engines=fields.items(
+            "engines", partial(_read_engine, tensors), Budget(budgets.MAX_ENGINES, "engines")
+        ),
+        programs=fields.entries("programs", partial(_read_calls, version, calls, references)),
         output=fields.name("output"),
         golden=fields.optional("golden", _read_golden),
         text=fields.optional("text", _read_text),
         video=fields.optional("video", _read_video),
         pool=fields.optional("pool", _read_pool) if version >= POOL_VERSION else None,
-        files=fields.entries("files", _read_file_entry),
-        extra=fields.entries("extra", as_text),
+        files=fields.entries("files", _read_file_entry, Budget(budgets.MAX_FILES, "files")),
+        extra=fields.entries("extra", as_text, Budget(budgets.MAX_ENTRIES, "entries")),
     )
+    Budget(budgets.MAX_BUFFER_BYTES, "bytes").take(sum(one.nbytes for one in manifest.buffers), "buffers")
+    Budget(budgets.MAX_FILE_BYTES, "bytes").take(sum(one.size for one in manifest.files.values()), "files")
     _check_files(manifest)
     return manifest
 
@@ -113,14 +125,17 @@ def check_relative_path(path: str, where: str) -> str:
     Raises
     ------
     PathEscapeError
-        If it is absolute, empty, holds a backslash, a control character, or an empty, ``.`` or ``..`` part.
+        If it is absolute, empty, too long or too deep, holds a backslash, a control character, or an empty, ``.`` or
+        ``..`` part.
     """
     parts = path.split("/")
-    bad = any(part in ("", ".", "..") or len(part) > 255 for part in parts) or len(path) > 1024
+    bad = len(path) > 1024 or len(parts) > budgets.MAX_PATH_PARTS
+    bad = bad or any(part in ("", ".", "..") or len(part) > 255 for part in parts)
     if bad or "\\" in path or any(ord(letter) < 32 or ord(letter) == 127 for letter in path):
         raise PathEscapeError(
             f"{where} names the file {path[:80]!r}, expected a relative path inside the artifact "
-            "(parts joined by '/', none empty or '..'); do not open artifacts from this source"
+            f"(at most {budgets.MAX_PATH_PARTS} parts joined by '/', none empty or '..'); do not open artifacts from "
+            "this source"
         )
     return path
 
@@ -151,6 +166,8 @@ def as_shape(value: object, where: str) -> tuple[int, ...]:
     """Read a shape: up to 16 positive sizes."""
     if not isinstance(value, list) or len(value) > MAX_RANK:
         raise ManifestError(f"{where} is no shape: expected an array of at most {MAX_RANK} integers")
+    if all(type(size) is int and 1 <= size <= MAX_INTEGER for size in value):  # no bool is of type int
+        return tuple(value)
     return tuple(as_integer(size, f"{where}[{axis}]", minimum=1) for axis, size in enumerate(value))
 
 
@@ -210,24 +227,24 @@ def _read_weight(value: object, where: str) -> Weight:
     )
 
 
-def _read_engine(value: object, where: str) -> EngineSpec:
+def _read_engine(tensors: Budget, value: object, where: str) -> EngineSpec:
     fields = Fields(value, where)
     return EngineSpec(
         name=fields.name("name"),
         file=as_path(fields.value("file"), f"{where}.file"),
-        inputs=fields.items("inputs", _read_tensor),
-        outputs=fields.items("outputs", _read_tensor),
+        inputs=fields.items("inputs", _read_tensor, tensors),
+        outputs=fields.items("outputs", _read_tensor, tensors),
         mutates=fields.items("mutates", as_name),
     )
 
 
-def _read_calls(version: int, value: object, where: str) -> tuple[Call, ...]:
-    if not isinstance(value, list):
-        raise ManifestError(f"{where} is no array of calls")
-    return tuple(_read_call(version, item, f"{where}[{index}]") for index, item in enumerate(value))
+def _read_calls(
+    version: int, calls: Budget, references: Budget, value: object, where: str
+) -> tuple[Call, ...]:
+    return as_items(value, where, partial(_read_call, version, references), calls)
 
 
-def _read_call(version: int, value: object, where: str) -> Call:
+def _read_call(version: int, references: Budget, value: object, where: str) -> Call:
     fields = Fields(value, where)
     layers = fields.integer("layers", maximum=4096) if "layers" in fields else 0
     first = place = 0
@@ -240,8 +257,8 @@ def _read_call(version: int, value: object, where: str) -> Call:
         raise ManifestError(f"{where} begins with layer {max(first, place)}, but has no layers")
     return Call(
         fields.name("engine"),
-        fields.items("inputs", as_text),
-        fields.items("outputs", as_text),
+        fields.items("inputs", as_text, references),
+        fields.items("outputs", as_text, references),
         layers,
         first,
         place,
@@ -274,7 +291,9 @@ def _read_stream(fields: Fields) -> Stream:
         latent_shape=(latent[0], latent[1], latent[2]),
         sink_frames=fields.integer("sink_frames", maximum=1 << 31),
         video_frames_per_latent=fields.integer("video_frames_per_latent", minimum=1, maximum=1 << 16),
-        rings=fields.entries("rings", as_integer) if "rings" in fields else {},
+        rings=fields.entries("rings", as_integer, Budget(budgets.MAX_ENTRIES, "entries"))
+        if "rings" in fields
+        else {},
         reference_frames=fields.optional("reference_frames", _read_frames) or 0,
         **size,
     )
@@ -382,7 +401,7 @@ def _read_video(value: object, where: str) -> Video:
 
 def _read_pool(value: object, where: str) -> Pool:
     fields = Fields(value, where)
-    buckets = fields.items("buckets", as_integer)
+    buckets = fields.items("buckets", as_integer, Budget(budgets.MAX_BUCKETS, "buckets"))
     if not buckets or any(low >= high for low, high in pairwise((0, *buckets))):
         raise ManifestError(f"{where}.buckets are {list(buckets)}, expected rising numbers from 1 on")
     return Pool(buckets)

@@ -28,6 +28,7 @@ from seko_runtime.video.pool import Pool
 from seko_runtime.video.prompts import PROMPT_CACHE
 from seko_runtime.video.schedule import rescheduled
 from seko_runtime.video.session import Session
+from seko_runtime.video.snapshot import checked_key
 from seko_runtime.video.streams import Streams
 from seko_runtime.video.text import PromptIds
 
@@ -42,7 +43,13 @@ __all__ = [
 
 
 @machine_faults()
-def open_artifact(path: str | Path, device: str = "auto", *, trust: str | Path | None = None) -> OpenArtifact:
+def open_artifact(
+    path: str | Path,
+    device: str = "auto",
+    *,
+    trust: str | Path | None = None,
+    copy_weights: bool = False,
+) -> OpenArtifact:
     """Check an artifact and load it.
 
     Parameters
@@ -54,6 +61,10 @@ def open_artifact(path: str | Path, device: str = "auto", *, trust: str | Path |
     trust : str or Path, optional
         A trust file: only what one of its keys signed is opened. Without it the environment variable ``SEKO_TRUST``
         names one; without either, signatures are not asked for.
+    copy_weights : bool
+        Read the weights into memory of the process's own, where they are hashed, instead of mapping their files: for
+        hosts where somebody else may truncate them, which ends a process that reads a map of them by SIGBUS. On a CPU
+        they stay there, and processes do not share them; on a GPU they are there until they are uploaded.
 
     Returns
     -------
@@ -67,8 +78,10 @@ def open_artifact(path: str | Path, device: str = "auto", *, trust: str | Path |
         EngineLoadError and, where a package contradicts the manifest, EngineSignatureError.
     BackendMissingError, DeviceMissingError, TrustFileError, SignatureLibraryMissingError
         If this machine lacks what it needs.
+    HostMemoryError
+        If the copy of the weights does not fit.
     """
-    checked = check_artifact(path, device, trust=trust)
+    checked = check_artifact(path, device, trust=trust, copy_weights=copy_weights)
     backend = open_backend(checked.manifest.backend, checked.device)
     try:
         memory = backend.memory()
@@ -97,7 +110,9 @@ class OpenArtifact:
         self.manifest = checked.manifest
         self.digest = checked.digest
         self.device = checked.device
-        self._checked = checked
+        # Not all of `checked`: on a GPU nothing needs the weights' bytes of the host any more, and their maps go.
+        self._programs = checked.programs
+        self._golden = checked.golden
         self._backend = backend
         self._engines = dict(engines)
         self._weights = dict(weights)
@@ -166,7 +181,7 @@ class OpenArtifact:
         if reference is None and self.manifest.stream.reference_frames:
             golden = self.manifest.golden
             if golden is not None and golden.reference is not None:
-                reference = self._checked.golden[golden.reference].to_numpy()
+                reference = self._golden[golden.reference].to_numpy()
         memory, manifest, programs, weights = self._scheduled(steps, shift)
         session = Session(
             manifest,
@@ -196,6 +211,7 @@ class OpenArtifact:
         shift: float | None = None,
         prompt_cache: int = PROMPT_CACHE,
         overlap: bool = True,
+        snapshot_key: bytes | None = None,
     ) -> Pool:
         """Open the pool of an artifact that was built with ``--sessions``; it ends with its `close` or the artifact's.
 
@@ -203,11 +219,14 @@ class OpenArtifact:
         ----------
         steps, shift, prompt_cache, overlap
             As `open_session` takes them, for all sessions of the pool.
+        snapshot_key : bytes, optional
+            At least 32, secret: the pool writes snapshots that end in the HMAC-SHA256 of their content, and restores
+            only what was written with the same key. Without it only snapshots without a key are restored.
 
         Raises
         ------
         UsageError
-            If the artifact has no pool, or ``steps`` or ``shift`` do not fit.
+            If the artifact has no pool, or ``steps``, ``shift`` or ``snapshot_key`` do not fit.
         DeviceMemoryError
             If the pool does not fit on the device; nothing was allocated.
         SessionClosedError
@@ -216,6 +235,7 @@ class OpenArtifact:
         self._check_open()
         if self.manifest.pool is None:
             raise UsageError("this artifact was built without a pool; rebuild it with --sessions N")
+        key = checked_key(snapshot_key)
         memory, manifest, programs, weights = self._scheduled(steps, shift)
         try:
             _admit(manifest, memory)
@@ -238,7 +258,7 @@ class OpenArtifact:
         except BaseException:
             streams.close()
             raise
-        pool = Pool(streams, digest=self.digest)
+        pool = Pool(streams, digest=self.digest, snapshot_key=key)
         self._pools.append(pool)
         return pool
 
@@ -256,7 +276,7 @@ class OpenArtifact:
             raise UsageError(
                 "this artifact holds no text to fall back on; give the text encoder's output as text"
             )
-        return self._checked.golden[golden.text].to_numpy()
+        return self._golden[golden.text].to_numpy()
 
     def verify(self) -> list[ChunkError]:
         """Replay the golden's chunks and compare.
@@ -312,7 +332,7 @@ class OpenArtifact:
         UsageError
             If that chunk was not recorded.
         """
-        golden, tensors = self.manifest.golden, self._checked.golden
+        golden, tensors = self.manifest.golden, self._golden
         if golden is None or number not in golden.chunks:
             raise UsageError(f"chunk {number} is not in this artifact's golden")
         bound, exact = golden.bound(number), tensors.get(f"exact.{number}")
@@ -338,7 +358,7 @@ class OpenArtifact:
         self, steps: int | None, shift: float | None
     ) -> tuple[Memory, Manifest, Programs, Mapping[str, Tensor]]:
         """A new memory, and what runs on it with the caller's own passes, or with the artifact's."""
-        manifest, programs, weights = self.manifest, self._checked.programs, self._weights
+        manifest, programs, weights = self.manifest, self._programs, self._weights
         memory = self._backend.memory()
         if (steps, shift) != (None, None):
             try:

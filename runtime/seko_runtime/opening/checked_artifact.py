@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seko_runtime.backends import OVER_DRIVER, PORTABLE, check_backend
-from seko_runtime.backends.host import check_cpu, check_device, check_driver, check_torch
+from seko_runtime.backends.host import check_cpu, check_device, check_driver, check_torch, free_host_bytes
+from seko_runtime.errors import HostMemoryError
 from seko_runtime.executor.buffers_check import TEXT_BUFFER
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
@@ -64,11 +65,13 @@ def check_artifact(
     fits_here: bool = True,
     trust: str | Path | None = None,
     may_be_unsigned: bool = False,
+    copy_weights: bool = False,
 ) -> CheckedArtifact:
     """Run every check that needs no native code of the artifact, cheapest first; see `open_artifact`.
 
     Without ``fits_here`` the machine is left out of it: the artifact may be for another one. With
-    ``may_be_unsigned`` the trust file is: that is for the tool that signs.
+    ``may_be_unsigned`` the trust file is: that is for the tool that signs. ``copy_weights`` is as `open_artifact`
+    takes it.
     """
     folder = ArtifactFiles(Path(path))
     try:
@@ -89,6 +92,9 @@ def check_artifact(
             elif native:
                 check_torch(manifest.target, device)
         mapped = frozenset(weight.file for weight in manifest.weights)
+        if copy_weights:
+            _check_host_memory(sum(manifest.files[path].size for path in mapped))
+            mapped = frozenset()
         files = folder.verified(manifest.files, mapped)
     finally:
         folder.close()
@@ -103,6 +109,15 @@ def check_artifact(
         weights=_place_weights(manifest, files),
         golden=_place_golden(manifest, files),
     )
+
+
+def _check_host_memory(needed: int) -> None:
+    free = free_host_bytes()
+    if needed > free:
+        raise HostMemoryError(
+            f"the weights take {needed} bytes of this machine's memory, {free} are free: free some, or open the "
+            "artifact without a copy of its weights (copy_weights, --copy-weights)"
+        )
 
 
 def _place_weights(manifest: Manifest, files: Mapping[str, memoryview]) -> dict[str, MappedTensor]:

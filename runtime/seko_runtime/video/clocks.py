@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.errors import UsageError
+from seko_runtime.errors import SnapshotError, UsageError
 from seko_runtime.video.ring import Ring
 
 
@@ -120,12 +120,20 @@ class RowClocks:
 
         Raises
         ------
-        UsageError
-            If that one kept another number of chunks.
+        SnapshotError
+            If no row of these can stand there.
         """
-        if len(clock.first_frames) != self.places:
-            raise UsageError(
-                f"the clock keeps {len(clock.first_frames)} chunks, a row here keeps {self.places}"
+        frames, kept = self.ring.chunk_frames, self._kept(clock.made)
+        if (
+            len(clock.first_frames) != self.places
+            or clock.first != clock.made * frames
+            or clock.slot_first not in range(len(kept) * frames, clock.first + 1, frames)
+            or any(clock.first_frames[self._places.slot(chunk)] != chunk * frames for chunk in kept)
+        ):
+            raise SnapshotError(
+                f"a row that has made {clock.made} chunks of {frames} frames cannot stand at frame {clock.first}, "
+                f"{clock.slot_first} of its cache, with {len(clock.first_frames)} chunks kept of {self.places}; take "
+                "another snapshot"
             )
         self.first[row], self.slot_first[row] = clock.first, clock.slot_first
         self._made[row], self._first_frames[row] = clock.made, list(clock.first_frames)
@@ -160,9 +168,12 @@ class RowClocks:
 
     def _order(self, made: int) -> list[int]:
         """Places of a row that has made so many chunks, oldest first."""
+        return [self._places.slot(chunk) for chunk in self._kept(made)]
+
+    def _kept(self, made: int) -> list[int]:
+        """Which chunks a row keeps that has made so many, oldest first."""
         sink, last = self._places.sink_frames, max(self._places.sink_frames, made - self._last_chunks)
-        chunks = [*range(min(made, sink)), *range(last, made)]
-        return [self._places.slot(chunk) for chunk in chunks]
+        return [*range(min(made, sink)), *range(last, made)]
 
 
 def checked_seeds(seeds: Sequence[int], rows: int) -> NDArray[np.int64]:

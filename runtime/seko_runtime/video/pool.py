@@ -21,7 +21,8 @@ from seko_runtime.errors import PoolFullError, UsageError
 from seko_runtime.video.chunk import Chunk, SessionStats
 from seko_runtime.video.clocks import checked_seeds
 from seko_runtime.video.pooled_session import PooledSession, SessionLeakWarning, checked_lease
-from seko_runtime.video.snapshot import read_snapshot
+from seko_runtime.video.prompts import checked_tenant
+from seko_runtime.video.snapshot import checked_key, read_snapshot
 from seko_runtime.video.streams import Streams
 
 __all__ = ["Pool", "PooledSession", "SessionLeakWarning"]
@@ -40,16 +41,24 @@ class Pool:
         The artifact's: a snapshot names it.
     clock : callable
         Seconds, for leases.
+    snapshot_key : bytes, optional
+        Of the snapshots that its sessions save and that it restores; see `OpenArtifact.open_pool`.
     """
 
     def __init__(
-        self, streams: Streams, *, digest: str = "", clock: Callable[[], float] = time.monotonic
+        self,
+        streams: Streams,
+        *,
+        digest: str = "",
+        clock: Callable[[], float] = time.monotonic,
+        snapshot_key: bytes | None = None,
     ) -> None:
         self.manifest = streams.manifest
         if self.manifest.pool is None:
             raise UsageError("this artifact was built without a pool; rebuild it with --sessions N")
         self._buckets = self.manifest.pool.buckets
         self._streams, self._digest, self._clock = streams, digest, clock
+        self._snapshot_key = checked_key(snapshot_key)
         self._lock = threading.RLock()
         self._members: list[
             weakref.ref[PooledSession]
@@ -68,6 +77,7 @@ class Pool:
         reference: object = None,
         name: str = "",
         lease_s: float | None = None,
+        tenant: str | None = None,
     ) -> PooledSession:
         """Open a session on a free row, of which nothing is left of its last owner.
 
@@ -85,6 +95,9 @@ class Pool:
             For messages; numbered without it.
         lease_s : float, optional
             Seconds, finite and more than 0, after which the session ends unless it was run or renewed, paused or not.
+        tenant : str, optional
+            Whose it is: sessions of one tenant find each other's prompts in the cache, and nobody else's. A session
+            without one finds its own alone.
 
         Raises
         ------
@@ -96,10 +109,10 @@ class Pool:
             If the pool is closed.
         """
         (checked_seed,) = checked_seeds([seed], 1)
-        lease_s = checked_lease(lease_s)
+        lease_s, tenant = checked_lease(lease_s), checked_tenant(tenant)
         with self._lock:
             self.reap()
-            row = self._free_row()
+            row = self._free_row(tenant)
             self._streams.forget(row)
             self._streams.seeds[row] = checked_seed
             if prompt is not None and text is not None:
@@ -110,27 +123,35 @@ class Pool:
                 self._streams.set_text([row], text)
             self._streams.set_given([row], image, given_latents)
             self._streams.set_reference([row], reference)
-            return self._opened_on(row, name, lease_s)
+            return self._opened_on(row, name, lease_s, tenant)
 
-    def restore(self, path: str | Path, *, name: str = "", lease_s: float | None = None) -> PooledSession:
+    def restore(
+        self, path: str | Path, *, name: str = "", lease_s: float | None = None, tenant: str | None = None
+    ) -> PooledSession:
         """Open a session where a snapshot left off: its next chunk has the same bytes.
+
+        The file is read while the other sessions go on. Whose the session is the file does not say: ``tenant`` does.
 
         Raises
         ------
         SnapshotError
-            If the file is damaged or of another artifact.
+            If the file is no regular file, damaged, of another artifact, or not written with the pool's key.
         PoolFullError
             If every row is taken.
         UsageError
-            If ``lease_s`` is no finite number above 0.
+            If ``lease_s`` is no finite number above 0, or ``tenant`` no name.
         """
-        lease_s = checked_lease(lease_s)
+        lease_s, tenant = checked_lease(lease_s), checked_tenant(tenant)
         with self._lock:
             self.reap()
-            state = read_snapshot(Path(path), self._digest, self._streams.layout())
-            row = self._free_row()
+            self._vacant_row()  # a full pool says so before it reads anything
+            layout = self._streams.layout()
+        state = read_snapshot(Path(path), self._digest, layout, self._snapshot_key)
+        with self._lock:
+            self.reap()
+            row = self._free_row(tenant)
             self._streams.load(row, state)
-            return self._opened_on(row, name, lease_s)
+            return self._opened_on(row, name, lease_s, tenant)
 
     def run(self, sessions: Sequence[PooledSession]) -> list[Chunk]:
         """Make the next chunk of each of some sessions, in one call.
@@ -234,25 +255,30 @@ class Pool:
         found = [(session._row, session) for known in list(self._members) if (session := known()) is not None]
         return {row: session for row, session in found if row is not None}
 
-    def _free_row(self) -> int:
-        """Return a row that nobody stands on, ready for a stream; it stays free until somebody does."""
+    def _vacant_row(self) -> int:
+        """Return a row that nobody stands on; a PoolFullError tells no tenant who the others are."""
         self._streams.live()
         held = self._held()
         row = next((row for row in range(self.capacity) if row not in held), None)
         if row is None:
-            names = ", ".join(repr(session.name) for session in self.sessions[:8])
             raise PoolFullError(
-                f"all {self.capacity} rows of the pool are taken, by {names}; a session takes {self.session_bytes} "
-                f"bytes, {self._streams.memory.free_bytes()} are free on the device: close or pause one, or rebuild "
-                "with more --sessions"
+                f"all {self.capacity} rows of the pool are taken; a session takes {self.session_bytes} bytes, "
+                f"{self._streams.memory.free_bytes()} are free on the device: close or pause one, or rebuild with more "
+                "--sessions"
             )
-        self._streams.reserve(row)
         return row
 
-    def _opened_on(self, row: int, name: str, lease_s: float | None) -> PooledSession:
+    def _free_row(self, tenant: str | None) -> int:
+        """Return a row that nobody stands on, ready for a tenant's stream; it stays free until somebody does."""
+        row = self._vacant_row()
+        self._streams.reserve(row)
+        self._streams.begin_owner(row, tenant)
+        return row
+
+    def _opened_on(self, row: int, name: str, lease_s: float | None, tenant: str | None) -> PooledSession:
         """Return a session that stands on a row where its stream is ready; whatever fails here, it does not stand."""
         self._named += 1
-        session = PooledSession(self, name or f"session-{self._named}", lease_s)
+        session = PooledSession(self, name or f"session-{self._named}", lease_s, tenant)
         session.renew()
         self._members.append(weakref.ref(session))
         try:

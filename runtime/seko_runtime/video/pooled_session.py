@@ -36,14 +36,16 @@ class PooledSession:
         For messages.
     lease_s : float or None
         Seconds that it lives without being run or renewed.
+    tenant : str or None
+        Whose prompts it finds in the cache; None for its own alone.
     """
 
     # Its row, its state on the host, or None: never opened, or closed. What it is and whose the row is changes with
     # one assignment, which comes last; `Pool` finds its free rows from here.
     _place: int | RowState | None = None
 
-    def __init__(self, pool: Pool, name: str, lease_s: float | None) -> None:
-        self.name = name
+    def __init__(self, pool: Pool, name: str, lease_s: float | None, tenant: str | None) -> None:
+        self.name, self.tenant = name, tenant
         self._pool, self._lease_s = pool, lease_s
         self._ahead: deque[Chunk] = deque()
         self.expires: float | None = None
@@ -88,7 +90,9 @@ class PooledSession:
                 raise UsageError(
                     f"session {self.name!r} has a chunk that `stream` has not given out; take it first"
                 )
-            self._place = self._pool._streams.store(row)
+            state = self._pool._streams.store(row)
+            self._pool._streams.begin_owner(row, None)
+            self._place = state
 
     def resume(self) -> None:
         """Take a free row again; the next chunk has the bytes that it would have had without the pause.
@@ -107,23 +111,25 @@ class PooledSession:
                 raise UsageError(
                     f"session {self.name!r} is not paused{'; it is closed' if self.closed else ''}"
                 )
-            row = self._pool._free_row()
+            row = self._pool._free_row(self.tenant)
             self._pool._streams.load(row, state)
             self.renew()
             self._place = row
 
     def save(self, path: str | Path) -> None:
-        """Write all that the session is to a safetensors file, for `Pool.restore` here or elsewhere.
+        """Write all that the session is to a safetensors file of mode 0600, for `Pool.restore` here or elsewhere.
 
         Raises
         ------
-        OSError
+        UsageError
+            If something else than a regular file has the name.
+        DiskError
             If it cannot be written.
         """
         with self._pool._lock:
             place = self._place
             state = place if isinstance(place, RowState) else self._pool._streams.store(self._running_row())
-        write_snapshot(Path(path), self._pool._digest, state)
+        write_snapshot(Path(path), self._pool._digest, state, self._pool._snapshot_key)
 
     def renew(self) -> None:
         """Begin the lease anew; a session that has ended stays so."""
@@ -143,6 +149,8 @@ class PooledSession:
     def close(self) -> None:
         """End the session and free its row, or what is kept on the host; a second call does nothing."""
         with self._pool._lock:
+            if self._row is not None:
+                self._pool._streams.begin_owner(self._row, None)
             self._place = None
             self._ahead.clear()
 

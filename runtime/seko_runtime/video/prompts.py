@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from seko_runtime.backends.memory import Memory, Tensor
 from seko_runtime.errors import UsageError
@@ -15,26 +16,36 @@ from seko_runtime.video.text import TokenIds, clean_prompt, prompt_key
 PROMPT_CACHE = 8  # entries; one of Wan 1.3B takes 90 MiB on the device
 
 
+class PromptKey(NamedTuple):
+    """Names an entry of the cache: nobody but its owner finds it."""
+
+    owner: str
+    prompt: str  # as `prompt_key` names it
+
+
 class PromptCache:
-    """What prompts left in the prompt buffers, the least recently used one forgotten first.
+    """What prompts left in the prompt buffers, for several owners who do not see each other's.
+
+    A full cache forgets an entry of the owner who has most of them, the one that was not used for longest: so one
+    owner's many prompts do not push out another's few.
 
     Parameters
     ----------
     capacity : int
-        Entries held; 0 holds none.
+        Entries held, of all owners together; 0 holds none.
     """
 
     def __init__(self, capacity: int) -> None:
         if capacity < 0:
             raise UsageError(f"prompt_cache is {capacity}, expected at least 0 entries")
         self._capacity = capacity
-        self._entries: OrderedDict[str, list[Tensor]] = OrderedDict()
+        self._entries: OrderedDict[PromptKey, list[Tensor]] = OrderedDict()
         self.hits = self.misses = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, key: str) -> list[Tensor] | None:
+    def get(self, key: PromptKey) -> list[Tensor] | None:
         """Entry of a key, counted as a hit or a miss."""
         entry = self._entries.get(key)
         if entry is None:
@@ -44,11 +55,18 @@ class PromptCache:
         self._entries.move_to_end(key)
         return entry
 
-    def put(self, key: str, entry: list[Tensor]) -> None:
+    def put(self, key: PromptKey, entry: list[Tensor]) -> None:
         """Add an entry."""
         self._entries[key] = entry
         while len(self._entries) > self._capacity:
-            self._entries.popitem(last=False)
+            counts = Counter(one.owner for one in self._entries)
+            most = max(counts.values())
+            del self._entries[next(one for one in self._entries if counts[one.owner] == most)]
+
+    def forget(self, owner: str) -> None:
+        """Forget an owner's entries."""
+        for key in [key for key in self._entries if key.owner == owner]:
+            del self._entries[key]
 
     def clear(self) -> None:
         """Forget all entries, not the counts."""
@@ -74,6 +92,16 @@ class RowPrompts:
         self.cache = PromptCache(capacity)
         self._memory, self._ids = memory, ids
         self._digest = digest
+        self._owners: dict[int, str] = {}  # by row; those that are not here have one owner together
+
+    def begin_owner(self, row: int, tenant: str | None) -> None:
+        """Let a row find from now on what its tenant's rows encoded; without a tenant, what it encodes itself.
+
+        What the row's last owner kept for itself is forgotten.
+        """
+        alone = f"row {row}"
+        self.cache.forget(alone)
+        self._owners[row] = alone if tenant is None else f"tenant {tenant}"
 
     def set(self, live: Live, rows: Sequence[int], prompts: Sequence[str]) -> None:
         """Set one prompt a row: every new one is encoded, one that is held is copied.
@@ -90,10 +118,13 @@ class RowPrompts:
             One each.
         """
         cleaned = [clean_prompt(prompt) for prompt in prompts]
-        keys = [prompt_key(prompt, self._digest) for prompt in cleaned]
+        keys = [
+            PromptKey(self._owners.get(row, ""), prompt_key(prompt, self._digest))
+            for row, prompt in zip(rows, cleaned, strict=True)
+        ]
         names = self._results(live)
-        held: dict[str, list[Tensor]] = {}
-        encoded: dict[str, Tensor] = {}
+        held: dict[PromptKey, list[Tensor]] = {}
+        encoded: dict[PromptKey, Tensor] = {}
         for key, prompt in zip(keys, cleaned, strict=True):
             if key in held or key in encoded:
                 continue
@@ -137,3 +168,11 @@ class RowPrompts:
         own = self._memory.allocate(TensorSpec(name, shape, dtype))
         self._memory.copy(own, source)
         return own
+
+
+def checked_tenant(tenant: object) -> str | None:
+    """Return a tenant's name, or None; UsageError if it is neither: an empty one is a name that somebody lost."""
+    if tenant is None or (isinstance(tenant, str) and tenant):
+        return tenant
+    found = "empty" if isinstance(tenant, str) else type(tenant).__name__
+    raise UsageError(f"tenant is {found}, expected a name, or None for a session that shares no prompts")

@@ -1,10 +1,12 @@
-"""A stream's whole state on the host, and as a file: safetensors, hashed, of one artifact only."""
+"""A stream's whole state on the host, and as a file: safetensors, hashed or keyed, of one artifact only."""
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,15 +15,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Parked
-from seko_runtime.errors import ArtifactError, SnapshotError
+from seko_runtime.errors import ManifestError, SafetensorsHeaderError, SnapshotError, UsageError
+from seko_runtime.faults import lacks, machine_faults
+from seko_runtime.format.artifact_files import FILE_FLAGS
 from seko_runtime.format.json_fields import Fields, as_integer, parse_json
-from seko_runtime.format.manifest import TensorSpec
+from seko_runtime.format.manifest import Manifest, TensorSpec
 from seko_runtime.format.safetensors_map import map_safetensors
+from seko_runtime.format.whole_files import whole_file
 from seko_runtime.video.clocks import RowClock
 
 VERSION = 1
 _FACTS = "seko.snapshot"  # the tensor that holds the facts as JSON: hashed with the others
 _HASH = "seko.sha256"  # over all tensors but this one, in order of their names
+_MAC = (
+    "seko.hmac-sha256"  # in its place where there is a key: the file's last bytes, over all that come before
+)
+MAC_BYTES = 32
+LEAST_KEY_BYTES = 32
+_BYTES_A_TENSOR = 512  # of header and facts, at most: names have at most 255 letters
 
 
 @dataclass(frozen=True)
@@ -70,21 +81,26 @@ class SnapshotBytes:
         return self.held
 
 
-def write_snapshot(path: Path, digest: str, state: RowState) -> None:
-    """Write a stream's state, atomically: beside the goal, then renamed.
+@machine_faults()
+def write_snapshot(path: Path, digest: str, state: RowState, key: bytes | None = None) -> None:
+    """Write a stream's state for its owner alone: mode 0600, and whole or not at all.
 
     Parameters
     ----------
     path : Path
-        Of the file; one that is there is replaced.
+        Of the file; a regular file that is there is replaced.
     digest : str
         Of the artifact.
     state : RowState
         What to write.
+    key : bytes, optional
+        The file then ends in the HMAC-SHA256 of all that stands before it, and is read with this key only.
 
     Raises
     ------
-    OSError
+    UsageError
+        If something else than a regular file has the name.
+    DiskError
         If it cannot be written.
     """
     facts = {"version": VERSION, "artifact": digest, "numbers": asdict(state.numbers)}
@@ -92,37 +108,45 @@ def write_snapshot(path: Path, digest: str, state: RowState) -> None:
         **state.tensors.arrays(),
         _FACTS: np.frombuffer(json.dumps(facts, sort_keys=True).encode(), np.uint8),
     }
-    parts[_HASH] = np.frombuffer(_hash(parts), np.uint8)
+    if key is None:
+        parts[_HASH] = np.frombuffer(_hash(parts), np.uint8)
     table, offset = {}, 0
-    for name, array in sorted(parts.items()):
-        table[name] = {"dtype": "U8", "shape": [array.size], "data_offsets": [offset, offset + array.size]}
-        offset += array.size
+    for name, size in [*((name, array.size) for name, array in sorted(parts.items())), (_MAC, MAC_BYTES)]:
+        if name != _MAC or key is not None:
+            table[name] = {"dtype": "U8", "shape": [size], "data_offsets": [offset, offset + size]}
+            offset += size
     header = json.dumps(table, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
-    beside = path.with_name(f".{path.name}.writing-{os.getpid()}")
-    try:
-        with beside.open("wb") as file:
-            file.write(len(header).to_bytes(8, "little") + header)
-            for _, array in sorted(parts.items()):
-                file.write(np.ascontiguousarray(array).data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    check = None if key is None else hmac.new(key, digestmod=hashlib.sha256)
+    blocks: list[bytes | memoryview] = [
+        len(header).to_bytes(8, "little") + header,
+        *(np.ascontiguousarray(array).data for _, array in sorted(parts.items())),
+    ]
+    with whole_file(path, "saving", replace=True, mode=0o600) as file:
+        for block in blocks:
+            file.write(block)
+            if check is not None:
+                check.update(block)
+        if check is not None:
+            file.write(check.digest())
 
 
-def read_snapshot(path: Path, digest: str, layout: Mapping[str, TensorSpec]) -> RowState:
+@machine_faults()
+def read_snapshot(
+    path: Path, digest: str, layout: Mapping[str, TensorSpec], key: bytes | None = None
+) -> RowState:
     """Read a stream's state.
 
     Parameters
     ----------
     path : Path
-        Of the file, untrusted.
+        Of the file, untrusted: no link, no pipe, and no larger than a stream of this layout can be.
     digest : str
         Of the artifact that it must be of.
     layout : mapping of str to TensorSpec
         The tensors that a stream has.
+    key : bytes, optional
+        With it only what was written with the same key is read; without it, only what was written without one.
 
     Returns
     -------
@@ -131,38 +155,127 @@ def read_snapshot(path: Path, digest: str, layout: Mapping[str, TensorSpec]) -> 
     Raises
     ------
     SnapshotError
-        If it is damaged, of another version, or of another artifact.
+        If it is no such file, damaged, of another version, another artifact or another key.
+    HostMemoryError, HostFaultError
+        If this machine lacks what reading it needs.
     """
+    content = _content(path, layout)
+    if key is not None:
+        _check_mac(content, key, path.name)
+    parts = _parts(content, path.name, keyed=key is not None)
     try:
-        found = map_safetensors(memoryview(path.read_bytes()), path.name)
-        if _FACTS not in found or _HASH not in found:
-            raise SnapshotError(f"{path.name} is no snapshot: it lacks {_FACTS} or {_HASH}")
-        parts = {name: tensor.to_numpy().reshape(-1).view(np.uint8) for name, tensor in found.items()}
         facts = Fields(parse_json(parts[_FACTS].tobytes(), path.name), path.name)
         version, artifact = facts.integer("version"), facts.text("artifact")
-    except (ArtifactError, OSError, ValueError) as fault:
-        raise SnapshotError(f"{path.name} is no readable snapshot: {fault}") from fault
-    if version != VERSION:
-        raise SnapshotError(f"{path.name} is a snapshot of version {version}, this runtime reads {VERSION}")
-    if artifact != digest:
-        raise SnapshotError(
-            f"{path.name} is of artifact {artifact[:16]}, this one is {digest[:16]}: their numbers mean other things"
-        )
-    wanted = parts.pop(_HASH)
-    if wanted.tobytes() != _hash(parts):
-        raise SnapshotError(f"{path.name} is damaged: its hash is not that of its content; take another copy")
-    del parts[_FACTS]
-    sizes = {name: spec.nbytes for name, spec in layout.items()}
-    if {name: array.size for name, array in parts.items()} != sizes:
-        raise SnapshotError(
-            f"{path.name} does not hold the {len(sizes)} tensors of a stream of this artifact"
-        )
-    try:
-        return RowState(
-            _read_numbers(Fields(facts.value("numbers"), f"{path.name}.numbers")), SnapshotBytes(parts)
-        )
-    except ArtifactError as fault:
+        if version != VERSION:
+            raise SnapshotError(
+                f"{path.name} is a snapshot of version {version}, this runtime reads {VERSION}"
+            )
+        if artifact != digest:
+            raise SnapshotError(
+                f"{path.name} is of artifact {artifact[:16]!r}, this one is {digest[:16]!r}: their numbers mean other "
+                "things"
+            )
+        wanted = parts.pop(_HASH) if key is None else None
+        if wanted is not None and not hmac.compare_digest(wanted.tobytes(), _hash(parts)):
+            raise SnapshotError(
+                f"{path.name} is damaged: its hash is not that of its content; take another copy"
+            )
+        del parts[_FACTS]
+        if {name: array.size for name, array in parts.items()} != {
+            name: spec.nbytes for name, spec in layout.items()
+        }:
+            raise SnapshotError(
+                f"{path.name} does not hold the {len(layout)} tensors of a stream of this artifact"
+            )
+        numbers = _read_numbers(Fields(facts.value("numbers"), f"{path.name}.numbers"))
+    except ManifestError as fault:  # the shared JSON reader's word for malformed
         raise SnapshotError(f"{path.name}: {fault}") from fault
+    return RowState(numbers, SnapshotBytes(parts))
+
+
+def checked_key(key: object) -> bytes | None:
+    """Return a key of snapshots, or None; UsageError if it is neither, or too short to keep anything safe."""
+    if key is None or (isinstance(key, bytes) and len(key) >= LEAST_KEY_BYTES):
+        return key
+    found = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
+    raise UsageError(
+        f"snapshot_key is {found}, expected bytes, at least {LEAST_KEY_BYTES}: secrets.token_bytes({LEAST_KEY_BYTES})"
+    )
+
+
+def check_numbers(numbers: RowNumbers, manifest: Manifest) -> None:
+    """Raise a SnapshotError if no stream of this artifact has such numbers; clocks are looked at where they are set."""
+    most = manifest.stream.chunk_frames
+    if numbers.given > most:
+        raise SnapshotError(
+            f"{numbers.given} frames are given, expected at most {most}; take another snapshot"
+        )
+    if numbers.rebuild_due and numbers.clock.made and not manifest.has_context:
+        raise SnapshotError(
+            "its cache is to be rebuilt, which this artifact cannot do; take another snapshot"
+        )
+
+
+def _content(path: Path, layout: Mapping[str, TensorSpec]) -> NDArray[np.uint8]:
+    """Read a regular file that is not larger than a snapshot of this layout can be; SnapshotError for another one."""
+    most = sum(spec.nbytes for spec in layout.values()) + (len(layout) + 128) * _BYTES_A_TENSOR
+    try:
+        with os.fdopen(_open_regular(path), "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > most:
+                raise SnapshotError(
+                    f"{path.name} has {size} bytes, a snapshot of this artifact's stream has at most {most}"
+                )
+            content = np.empty(size, np.uint8)
+            at = 0
+            while at < size and (read := file.readinto(content.data[at:])):
+                at += read
+    except OSError as fault:
+        if lacks(fault):
+            raise
+        raise SnapshotError(f"{path.name} cannot be read as a plain file: {fault.strerror}") from fault
+    if at < size:
+        raise SnapshotError(f"{path.name} became shorter while it was read: {at} bytes of {size}")
+    return content
+
+
+def _open_regular(path: Path) -> int:
+    """Open a file that is no link and no pipe, without waiting for anybody."""
+    descriptor = os.open(path, FILE_FLAGS)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise SnapshotError(f"{path.name} is no regular file; give the snapshot itself")
+    return descriptor
+
+
+def _check_mac(content: NDArray[np.uint8], key: bytes, name: str) -> None:
+    """Raise a SnapshotError unless a file ends in the code of its content with this key; nothing else is read of it."""
+    found = hmac.new(key, content[:-MAC_BYTES].data, hashlib.sha256).digest()
+    if not hmac.compare_digest(content[-MAC_BYTES:].tobytes(), found):
+        raise SnapshotError(
+            f"{name} was not written with this pool's snapshot_key, or was changed since; take a copy that was"
+        )
+
+
+def _parts(content: NDArray[np.uint8], name: str, *, keyed: bool) -> dict[str, NDArray[np.uint8]]:
+    """Bytes of all tensors of a file but the code at its end; SnapshotError where it is no snapshot of that kind."""
+    try:
+        found = map_safetensors(content.data, name)
+    except SafetensorsHeaderError as fault:
+        raise SnapshotError(f"{name} is no readable snapshot: {fault}") from fault
+    if _MAC in found and not keyed:
+        raise SnapshotError(f"{name} was written with a key; open the pool with that snapshot_key")
+    for needed in (_FACTS, _MAC if keyed else _HASH):
+        if needed not in found:
+            raise SnapshotError(f"{name} is no snapshot: it lacks {needed}")
+    for tensor in found.values():
+        if tensor.dtype != "uint8" or tensor.shape != (tensor.nbytes,):
+            raise SnapshotError(
+                f"{name} is no snapshot: {tensor.name[:80]!r} is {tensor.dtype} {list(tensor.shape)}, expected uint8 "
+                f"[{tensor.nbytes}]"
+            )
+    found.pop(_MAC, None)
+    return {one.name: content[one.offset : one.offset + one.nbytes] for one in found.values()}
 
 
 def _read_numbers(fields: Fields) -> RowNumbers:

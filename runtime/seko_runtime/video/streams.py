@@ -26,7 +26,7 @@ from seko_runtime.video.positions import Positions
 from seko_runtime.video.prompts import PROMPT_CACHE, RowPrompts
 from seko_runtime.video.reference import set_reference
 from seko_runtime.video.ring import Ring
-from seko_runtime.video.snapshot import RowNumbers, RowState
+from seko_runtime.video.snapshot import RowNumbers, RowState, check_numbers
 from seko_runtime.video.text import TokenIds
 
 
@@ -160,6 +160,11 @@ class Streams:
         self._chunks += 1
         self._torn.difference_update(rows)
         return chunk
+
+    def begin_owner(self, row: int, tenant: str | None) -> None:
+        """Give a row another owner, or none; see `RowPrompts.begin_owner`."""
+        if self._prompts is not None:
+            self._prompts.begin_owner(row, tenant)
 
     @machine_faults()
     def set_prompt(self, rows: Sequence[int], prompt: str | Sequence[str], *, recache: bool = False) -> None:
@@ -317,10 +322,11 @@ class Streams:
 
         Raises
         ------
-        UsageError
-            If it is not of this artifact.
+        SnapshotError
+            If no stream of this artifact can stand there.
         """
         live, numbers = self.live(), state.numbers
+        check_numbers(numbers, self.manifest)
         self.clocks.load(row, numbers.clock)
         with self.memory.ordered():
             self._settle([row])

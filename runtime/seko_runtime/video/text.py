@@ -58,9 +58,9 @@ class PromptIds:
         tokenizer = self._loaded()
         try:
             found = list(tokenizer.encode(cleaned).ids)
-        except Exception as error:  # as below
+        except Exception as error:  # as below; its message is not told: it may quote the prompt
             raise TokenizerError(
-                f"{spec.tokenizer} cannot cut a prompt into ids: {str(error)[:120]}; rebuild the artifact"
+                f"{spec.tokenizer} cannot cut a prompt into ids ({type(error).__name__}); rebuild the artifact"
             ) from None
         if self._vocabulary is not None and max(found, default=0) >= self._vocabulary:
             raise TokenizerError(
@@ -104,20 +104,26 @@ class PromptIds:
 def clean_prompt(prompt: str) -> str:
     """Return the prompt as the models were trained on it: HTML unescaped twice, white space collapsed, stripped.
 
+    No error quotes a prompt: it is its author's alone, and errors end in logs.
+
     Raises
     ------
     UsageError
         If it is no text, too long, or holds a lone surrogate.
     """
-    if not isinstance(prompt, str) or len(prompt) > MAX_PROMPT_LETTERS:
+    if not isinstance(prompt, str):
+        raise UsageError(f"a prompt is a text, got {type(prompt).__name__}")
+    if len(prompt) > MAX_PROMPT_LETTERS:
         raise UsageError(
-            f"a prompt is a text of at most {MAX_PROMPT_LETTERS} letters, got {str(prompt)[:80]!r}"
+            f"the prompt has {len(prompt)} letters, at most {MAX_PROMPT_LETTERS} are taken; shorten it"
         )
     cleaned = re.sub(r"\s+", " ", html.unescape(html.unescape(prompt))).strip()
     try:
         cleaned.encode("utf-8")
-    except UnicodeEncodeError:
-        raise UsageError(f"prompt {prompt[:80]!r} holds a lone surrogate, which no text is") from None
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"letter {error.start + 1} of the cleaned prompt is a lone surrogate, which no text holds"
+        ) from None
     return cleaned
 
 

@@ -1,0 +1,55 @@
+"""What a manifest may ask for at most, so that a small document cannot exhaust the machine that reads it.
+
+Behind each budget stands what the largest artifact needs that we know of: Wan 14B with VAE and text encoder, 40 layers,
+5 passes, calls of 1, 2, 4 and 8 rows in a pool of 64, a cache for each pass, two kinds of rings.
+"""
+
+from __future__ import annotations
+
+from seko_runtime.errors import ManifestError
+
+MAX_BUFFERS = 1 << 12  # 147
+MAX_BUFFER_BYTES = 1 << 45  # of all of them, 2.1e12
+MAX_WEIGHTS = 1 << 15  # 1,779
+MAX_ENGINES = 1 << 10  # 62
+MAX_SIGNATURE_TENSORS = 1 << 15  # of all engines' inputs and outputs, 2,416
+MAX_FILES = 1 << 13  # 434
+MAX_FILE_BYTES = 1 << 44  # of all of them, 8e10
+MAX_PATH_PARTS = 16  # 2
+MAX_BUCKETS = 1 << 8  # 4
+MAX_ENTRIES = 1 << 10  # of `producer`, of `extra`, and rings, 10
+MAX_CALLS = 1 << 13  # as they stand in the document, 370
+MAX_REFERENCES = 1 << 18  # of all these calls, 15,736
+MAX_RESOLVED_CALLS = 1 << 18  # after layers, passes and rows are put in, 4,846
+MAX_RESOLVED_REFERENCES = 3 << 19  # of all those calls, 131,258
+MAX_DISTINCT_REFERENCES = 7 << 14  # among them, 10,246
+
+
+class Budget:
+    """How much of something a document may still hold; several tables may draw on one.
+
+    Parameters
+    ----------
+    most : int
+        How much in all.
+    what : str
+        Of what, for the message.
+    """
+
+    def __init__(self, most: int, what: str) -> None:
+        self._most, self._what, self._left = most, what, most
+
+    def take(self, count: int, where: str) -> None:
+        """Draw ``count`` for the part of the document that is called ``where``.
+
+        Raises
+        ------
+        ManifestError
+            If less is left.
+        """
+        self._left -= count
+        if self._left < 0:
+            raise ManifestError(
+                f"{where} brings the {self._what} to {self._most - self._left}, at most {self._most} are read; "
+                "rebuild the artifact"
+            )

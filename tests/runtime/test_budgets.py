@@ -1,0 +1,294 @@
+"""A small manifest cannot exhaust the machine: each is refused with a second of CPU and 256 MiB, in a child process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seko_export.artifact.manifest_json import manifest_json
+from seko_runtime.errors import (
+    MAX_MESSAGE_LETTERS,
+    ManifestError,
+    MissingFileError,
+    PathEscapeError,
+    ProgramError,
+    SekoRuntimeError,
+)
+from seko_runtime.executor.programs_check import resolve_programs
+from seko_runtime.format import budgets, errors
+from seko_runtime.format.json_fields import MAX_JSON_DEPTH, MAX_JSON_VALUES, parse_json
+from seko_runtime.format.manifest import Buffer, Call, EngineSpec, FileEntry, Manifest, TensorSpec, Weight
+from seko_runtime.format.manifest_reader import parse_manifest
+
+from . import toy
+
+CHECK = Path(__file__).with_name("bounded_check.py")
+F32 = "float32"
+Table = dict[str, Any]
+
+
+def whole() -> Manifest:
+    manifest = toy.toy_manifest(format_version=5)
+    paths = {one.file for one in (*manifest.weights, *manifest.engines)}
+    return replace(manifest, files={path: FileEntry("0" * 64, 1) for path in paths})
+
+
+def as_table(manifest: Manifest) -> Table:
+    table: Table = json.loads(manifest_json(manifest))
+    return table
+
+
+def bounded(folder: Path, document: bytes) -> tuple[str, int, str]:
+    """Check a folder that holds this manifest, in a child: class, exit code and message of the error."""
+    folder.mkdir()
+    (folder / "manifest.json").write_bytes(document)
+    done = subprocess.run([sys.executable, str(CHECK), str(folder)], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()[-600:]
+    name, code, message = json.loads(done.stdout)
+    return name, code, message
+
+
+def wide_engine(inputs: int, mutates: int = 0) -> EngineSpec:
+    specs = tuple(TensorSpec(f"i{at}", (4, 4), F32) for at in range(inputs))
+    return EngineSpec("wide", "engines/copy.pt2", specs, (), tuple(one.name for one in specs[:mutates]))
+
+
+def with_calls(engine: EngineSpec, *calls: Call, **changes: object) -> Manifest:
+    """The toy with one more engine, which `begin` calls so."""
+    manifest = whole()
+    begin = manifest.programs["begin"] + calls
+    engines = (*manifest.engines, engine)
+    return replace(manifest, engines=engines, programs={**manifest.programs, "begin": begin}, **changes)  # type: ignore[arg-type]
+
+
+def many_references() -> Manifest:
+    engine = wide_engine(500)
+    return with_calls(engine, Call("wide", ("weight:layers.0.weight",) * 500, (), layers=4096))
+
+
+def many_layers_and_calls() -> Manifest:
+    engine = wide_engine(500)
+    return with_calls(engine, *[Call("wide", ("weight:layers.0.weight",) * 500, (), layers=4096)] * 60)
+
+
+def many_different_references() -> Manifest:
+    """Fewer than the budget of references, but every one of them is another."""
+    outputs = tuple(TensorSpec(f"o{at}", (4, 4), F32) for at in range(300))
+    names = tuple(f"value:v{at}.{{layer}}" for at in range(300))
+    return with_calls(replace(wide_engine(0), outputs=outputs), Call("wide", (), names, layers=4096))
+
+
+def many_passes() -> Manifest:
+    manifest = whole()
+    schedule = replace(manifest.schedule, denoise_passes=1024, timesteps=(1.0,) * 1024, sigmas=(0.5,) * 1024)
+    denoise = (replace(manifest.programs["denoise"][1], layers=4096),)
+    programs = {**manifest.programs, "denoise": denoise * 8, "denoise_full": denoise * 8}
+    return replace(manifest, schedule=schedule, programs=programs)
+
+
+def many_written_inputs() -> Manifest:
+    """Not too many of anything: 30,000 inputs, all of them written in place, are looked through once."""
+    seen = Buffer("seen", (4, 4), F32, "state")
+    call = Call("wide", ("buffer:seen",) * 30_000, ())
+    return with_calls(wide_engine(30_000, mutates=30_000), call, buffers=(*whole().buffers, seen))
+
+
+def deep_paths() -> Manifest:
+    """Folders inside of folders, of which each would be remembered with its whole path."""
+    files = {f"{at:06d}/{'a/' * 500}x": FileEntry("0" * 64, 1) for at in range(8000)}
+    return replace(whole(), files={**whole().files, **files})
+
+
+@pytest.mark.parametrize(
+    ("made", "error", "words"),
+    [
+        (many_references, ProgramError, "references, more than"),
+        (many_layers_and_calls, ProgramError, "references, more than"),
+        (many_different_references, ProgramError, "different references"),
+        (many_passes, ProgramError, "calls, more than"),
+        (many_written_inputs, MissingFileError, "is not in"),
+        (deep_paths, PathEscapeError, "at most 16 parts"),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_a_manifest_that_asks_for_too_much_work_is_refused_at_once(
+    tmp_path: Path, made: Callable[[], Manifest], error: type[SekoRuntimeError], words: str
+) -> None:
+    name, code, message = bounded(tmp_path / "artifact", manifest_json(made()))
+    assert (name, code) == (error.__name__, 4)
+    assert words in message
+
+
+def with_model(content: str) -> bytes:
+    """A manifest whose free table holds this."""
+    table = as_table(whole())
+    return json.dumps({**table, "model": {"a": "HERE"}}).replace('"HERE"', content).encode()
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        (with_model("[" + "{}," * 5_000_000 + "{}]"), "arrays and objects"),
+        (with_model("[" + "1.5," * 4_000_000 + "1]"), "values"),
+        (with_model("[" * 200 + "]" * 200), "nested too deeply"),
+        (with_model("[" * 100_000 + "]" * 100_000), "nested too deeply"),
+        (with_model('{"' + "k" * 2000 + '": 1}'), "key of more than"),
+    ],
+    ids=["tables", "values", "nesting", "deep_nesting", "long_key"],
+)
+def test_a_document_that_asks_for_too_much_memory_is_refused_at_once(
+    tmp_path: Path, document: bytes, words: str
+) -> None:
+    name, code, message = bounded(tmp_path / "artifact", document)
+    assert (name, code) == ("ManifestError", 4)
+    assert words in message
+
+
+def test_what_is_as_nested_as_allowed_is_read() -> None:
+    deep = MAX_JSON_DEPTH - 1
+    assert parse_json(b'{"a":' * deep + b"[]" + b"}" * deep, "it")
+    assert parse_json(b"[" + b"1," * (MAX_JSON_VALUES - 2) + b"1]", "it")
+    for document in (
+        b"[" * (MAX_JSON_DEPTH + 1) + b"]" * (MAX_JSON_DEPTH + 1),
+        b"[" + b"1," * MAX_JSON_VALUES + b"1]",
+    ):
+        with pytest.raises(ManifestError):
+            parse_json(document, "it")
+
+
+def more_buffers(count: int) -> Manifest:
+    added = tuple(Buffer(f"b{at}", (1,), "uint8", "state") for at in range(count - len(whole().buffers)))
+    return replace(whole(), buffers=(*whole().buffers, *added))
+
+
+def more_weights(count: int) -> Manifest:
+    known = whole().weights
+    added = tuple(Weight(f"w{at}", (1,), "uint8", known[0].file) for at in range(count - len(known)))
+    return replace(whole(), weights=(*known, *added))
+
+
+def more_engines(count: int) -> Manifest:
+    known = whole().engines
+    added = tuple(
+        replace(known[-1], name=f"e{at}", inputs=(), outputs=()) for at in range(count - len(known))
+    )
+    return replace(whole(), engines=(*known, *added))
+
+
+def more_signature(count: int) -> Manifest:
+    known = sum(len(one.inputs) + len(one.outputs) for one in whole().engines)
+    added = replace(wide_engine(count - known), name="wide")
+    return replace(whole(), engines=(*whole().engines, added))
+
+
+def more_files(count: int) -> Manifest:
+    added = {f"more/{at}": FileEntry("0" * 64, 1) for at in range(count - len(whole().files))}
+    return replace(whole(), files={**whole().files, **added})
+
+
+def more_calls(count: int) -> Manifest:
+    empty = replace(wide_engine(0), name="empty")
+    known = sum(map(len, whole().programs.values()))
+    programs = {
+        **whole().programs,
+        "prompt": whole().programs["prompt"] + (Call("empty", (), ()),) * (count - known),
+    }
+    return replace(whole(), engines=(*whole().engines, empty), programs=programs)
+
+
+def more_references(count: int) -> Manifest:
+    calls = [one for several in whole().programs.values() for one in several]
+    known = sum(len(one.inputs) + len(one.outputs) for one in calls)
+    call = Call("copy", ("weight:gain",) * (count - known), ())
+    return replace(whole(), programs={**whole().programs, "prompt": (*whole().programs["prompt"], call)})
+
+
+def more_buffer_bytes(count: int) -> Manifest:
+    known = sum(one.nbytes for one in whole().buffers)
+    return replace(whole(), buffers=(*whole().buffers, Buffer("large", (count - known,), "uint8", "state")))
+
+
+def more_file_bytes(count: int) -> Manifest:
+    known = sum(one.size for one in whole().files.values())
+    return replace(whole(), files={**whole().files, "large": FileEntry("0" * 64, count - known)})
+
+
+@pytest.mark.parametrize(
+    ("made", "most", "words"),
+    [
+        (more_buffers, budgets.MAX_BUFFERS, "the buffers to"),
+        (more_buffer_bytes, budgets.MAX_BUFFER_BYTES, "buffers brings the bytes to"),
+        (more_weights, budgets.MAX_WEIGHTS, "the weights to"),
+        (more_engines, budgets.MAX_ENGINES, "the engines to"),
+        (more_signature, budgets.MAX_SIGNATURE_TENSORS, "the tensors of engine signatures to"),
+        (more_files, budgets.MAX_FILES, "the files to"),
+        (more_file_bytes, budgets.MAX_FILE_BYTES, "files brings the bytes to"),
+        (more_calls, budgets.MAX_CALLS, "the calls to"),
+        (more_references, budgets.MAX_REFERENCES, "the references to"),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_each_budget_is_taken_to_its_end_and_no_further(
+    made: Callable[[int], Manifest], most: int, words: str
+) -> None:
+    parse_manifest(manifest_json(made(most)))
+    with pytest.raises(ManifestError, match=f"{words} {most + 1}, at most {most} are read"):
+        parse_manifest(manifest_json(made(most + 1)))
+
+
+def test_the_programs_are_counted_before_any_is_put_in() -> None:
+    """Had one call been looked at, it would be refused for the engine that is not there."""
+    call = Call("nowhere", ("value:x",) * 500, (), layers=4096)
+    with pytest.raises(ProgramError, match="2048124 references, more than"):
+        resolve_programs(replace(whole(), programs={**whole().programs, "prompt": (call,)}))
+
+
+HOSTILE_NAMES = {
+    "control": "\x1b]0;owned\x07" * 90,
+    "line_feeds": "x\nerror: all is well\n" * 40,
+    "lone_surrogate": "\ud800" * 1000,
+    "right_to_left": "\u202egnp.exe" * 100,
+    "wide": "\U0001f600" * 1000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES.values(), ids=HOSTILE_NAMES)
+def test_what_a_message_quotes_is_one_printable_line_of_bounded_length(name: str) -> None:
+    for error in {one for one in vars(errors).values() if isinstance(one, type)}:
+        message = str(error(f"{name * 4000} is no name; rebuild the artifact"))
+        assert len(message) <= MAX_MESSAGE_LETTERS
+        assert message.isprintable()
+        assert message.endswith("is no name; rebuild the artifact")
+        assert message.encode()
+
+
+def test_a_message_that_is_short_and_printable_is_left_as_it_is() -> None:
+    for message in ("", "program 'début' lacks an engine", "x" * MAX_MESSAGE_LETTERS):
+        assert str(ManifestError(message)) == message
+
+
+def test_a_manifest_of_long_names_is_refused_in_few_words(tmp_path: Path) -> None:
+    table = as_table(whole())
+    table["programs"] |= {f"\U0001f600\x7f{at}" * 100: [] for at in range(8)}
+    name, _, message = bounded(tmp_path / "artifact", json.dumps(table).encode())
+    assert name == "ProgramError"
+    assert len(message) <= MAX_MESSAGE_LETTERS
+    table = as_table(whole())
+    table["weights"][0]["file"] = "x" * (9 << 20)
+    name, _, message = bounded(tmp_path / "other", json.dumps(table).encode())
+    assert name == "PathEscapeError"
+    assert len(message) <= MAX_MESSAGE_LETTERS
+
+
+def test_what_is_within_all_budgets_is_checked_to_the_end(tmp_path: Path) -> None:
+    """The references of a thousand layers fit: what is wrong is said of the files, which are looked at next."""
+    engine = wide_engine(100)
+    manifest = with_calls(engine, Call("wide", ("weight:layers.0.weight",) * 100, (), layers=1000))
+    assert bounded(tmp_path / "artifact", manifest_json(manifest))[0] == MissingFileError.__name__
