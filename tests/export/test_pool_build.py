@@ -126,7 +126,7 @@ def test_a_stream_of_a_built_pool_is_its_own(pool_artifact: Built, tmp_path: Pat
 
 
 def test_inspect_and_run_take_a_pool(pool_artifact: Built, invoke, tmp_path: Path) -> None:
-    from seko_runtime.__main__ import main as runtime_main
+    from seko_runtime.cli.commands import main as runtime_main
 
     shown = invoke("inspect", pool_artifact.folder, "--json")
     assert shown.exit_code == 0, shown.output

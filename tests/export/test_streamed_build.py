@@ -19,7 +19,7 @@ from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.families.wan.presets import PRESETS
 from seko_runtime import open_artifact
-from seko_runtime.__main__ import main
+from seko_runtime.cli.commands import main
 from seko_runtime.format.manifest_reader import parse_manifest
 
 CHUNKS = 6  # of 3 frames into 2 of reference, a sink of 1 and a ring of 6: the first that evicts is the third

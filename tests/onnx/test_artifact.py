@@ -30,7 +30,7 @@ from tests.runtime.toy import file_entries
 PASSES = {"denoise": "denoise.onnx", "context": "context.onnx"}
 VERIFY = """
 import json, sys
-from seko_runtime.__main__ import main
+from seko_runtime.cli.commands import main
 code = main(["verify", sys.argv[1], "--json"])
 bad = {"torch", "triton", "onnx", "onnxscript", "seko_export", "seko_kernels"} & set(sys.modules)
 sys.exit(code or (f"imported {bad}" if bad else 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -57,6 +58,22 @@ class Parked(Protocol):
     def arrays(self) -> Mapping[str, NDArray[np.uint8]]:
         """Wait for the copies and return their bytes, [nbytes] each."""
         ...
+
+
+@dataclass(frozen=True)
+class HostBytes:
+    """`Parked` bytes that are on the host already: a file's, or copies that are done."""
+
+    held: Mapping[str, NDArray[np.uint8]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(array.nbytes for array in self.held.values())
+
+    def arrays(self) -> Mapping[str, NDArray[np.uint8]]:
+        """The bytes of each tensor, [nbytes]."""
+        return self.held
 
 
 class CopyQueue(Protocol):

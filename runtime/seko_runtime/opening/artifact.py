@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,7 @@ class OpenArtifact:
         self._memory = memory  # of the weights
         self._sessions: list[Session] = []
         self._pools: list[Pool] = []
+        self._captures = True
         self._closed = False
         spec = self.manifest.text
         if spec is None:
@@ -360,6 +362,7 @@ class OpenArtifact:
         """A new memory, and what runs on it with the caller's own passes, or with the artifact's."""
         manifest, programs, weights = self.manifest, self._programs, self._weights
         memory = self._backend.memory()
+        memory.captures = memory.captures and self._captures
         if (steps, shift) != (None, None):
             try:
                 manifest, tables = rescheduled(manifest, steps, shift)
@@ -369,6 +372,25 @@ class OpenArtifact:
                 memory.close()
                 raise
         return memory, manifest, programs, weights
+
+    def wrap_engines(self, wrap: Callable[[str, Engine], Engine]) -> None:
+        """Put a callable around each engine, for every session that is opened from now on: for profilers.
+
+        Parameters
+        ----------
+        wrap : callable
+            Takes an engine's name and the engine; returns what is called in its place.
+        """
+        self._engines = {name: wrap(name, engine) for name, engine in self._engines.items()}
+
+    @contextmanager
+    def without_capture(self) -> Iterator[None]:
+        """Let sessions that are opened inside the block run call by call, with no captured graph: for profilers."""
+        self._captures = False
+        try:
+            yield
+        finally:
+            self._captures = True
 
     @property
     def stats(self) -> Mapping[str, int]:

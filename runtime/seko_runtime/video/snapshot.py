@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.backends.memory import Parked
+from seko_runtime.backends.memory import HostBytes, Parked
 from seko_runtime.errors import ManifestError, SafetensorsHeaderError, SnapshotError, UsageError
 from seko_runtime.faults import lacks, machine_faults
 from seko_runtime.format.artifact_files import FILE_FLAGS
@@ -63,22 +63,6 @@ class RowState:
 
     numbers: RowNumbers
     tensors: Parked
-
-
-@dataclass(frozen=True)
-class SnapshotBytes:
-    """`Parked` of a file's bytes."""
-
-    held: Mapping[str, NDArray[np.uint8]]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(array.nbytes for array in self.held.values())
-
-    def arrays(self) -> Mapping[str, NDArray[np.uint8]]:
-        """The bytes."""
-        return self.held
 
 
 @machine_faults()
@@ -190,7 +174,7 @@ def read_snapshot(
         numbers = _read_numbers(Fields(facts.value("numbers"), f"{path.name}.numbers"))
     except ManifestError as fault:  # the shared JSON reader's word for malformed
         raise SnapshotError(f"{path.name}: {fault}") from fault
-    return RowState(numbers, SnapshotBytes(parts))
+    return RowState(numbers, HostBytes(parts))
 
 
 def checked_key(key: object) -> bytes | None:
