@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,5 +112,18 @@ def judged(error: Exception, codes: tuple[int, ...]) -> str | None:
         raise NotGoodEnoughError(f"a message of {len(message)} letters")
     if not all(letter.isprintable() for letter in message.replace("\n", " ")):
         raise NotGoodEnoughError(f"a message with control characters: {message[:200]!r}")
-    traceback.format_exception(error)  # what a log would hold
+    if any(isinstance(one, MemoryError) for one in chain(error)):
+        raise NotGoodEnoughError("the memory limit stopped it, and not a check")
     return type(error).__name__
+
+
+def chain(error: BaseException) -> list[BaseException]:
+    """An error and all that it was raised from or while."""
+    found: list[BaseException] = []
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is not None and one not in found:
+            found.append(one)
+            left += [one.__cause__, one.__context__]
+    return found
