@@ -283,12 +283,6 @@ def snapshot_with_more_given_frames_than_a_chunk_has(bases: Bases, folder: Path)
 
 
 @named(4, 5)
-def pipe_as_a_trust_file(bases: Bases, folder: Path) -> None:
-    os.mkfifo(folder / "trust")
-    read_manifest(bases.artifacts["whole"].folder, trust=folder / "trust")
-
-
-@named(4, 5)
 def trust_file_with_a_name_of_spaces(bases: Bases, folder: Path) -> None:
     """A pattern that tries each space again would take days."""
     place = linked(bases.artifacts["whole"], folder / "whole")
