@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from errno import ENOMEM
 from pathlib import Path
 from random import Random
 
@@ -78,13 +79,13 @@ def run_case(bases: Bases, seed: int, number: int, folder: Path) -> Outcome:
 
 def run_named(bases: Bases, name: str, folder: Path) -> Outcome:
     """Run a named case in a child; it must be refused."""
-    work, codes = CORPUS[name]
+    case = CORPUS[name]
 
     def refused(_: list[str]) -> str:
-        work(bases, folder)
+        case.work(bases, folder)
         raise AssertionError("it was taken, expected a refusal")
 
-    return run_guarded(refused, codes, folder)
+    return run_guarded(refused, case.codes, folder, case.limits)
 
 
 def run_guarded(
@@ -112,7 +113,7 @@ def judged(error: Exception, codes: tuple[int, ...]) -> str | None:
         raise NotGoodEnoughError(f"a message of {len(message)} letters")
     if not all(letter.isprintable() for letter in message.replace("\n", " ")):
         raise NotGoodEnoughError(f"a message with control characters: {message[:200]!r}")
-    if any(isinstance(one, MemoryError) for one in chain(error)):
+    if any(isinstance(one, MemoryError) or getattr(one, "errno", 0) == ENOMEM for one in chain(error)):
         raise NotGoodEnoughError("the memory limit stopped it, and not a check")
     return type(error).__name__
 

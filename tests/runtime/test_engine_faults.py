@@ -67,6 +67,7 @@ KINDS = [
     (ZeroDivisionError("planted\n\nand a second line"), errors.EngineRunError),
     (MemoryError("planted"), errors.HostMemoryError),
     (RuntimeError("DefaultCPUAllocator: can't allocate memory"), errors.HostMemoryError),
+    (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), errors.HostMemoryError),
     (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), errors.HostFaultError),
     (RuntimeError("can't start new thread"), errors.HostFaultError),
     (OutOfMemoryError("CUDA out of memory"), errors.DeviceMemoryError),
