@@ -22,7 +22,7 @@ from seko_runtime.safetensors_map import map_safetensors
 from seko_runtime.tar_format import member_header, padding
 from seko_runtime.unpacking import unpack_artifact
 
-from .bases import MODEL, Base, Bases, linked, put
+from .bases import MODEL, SNAPSHOT_KEY, Base, Bases, linked, put
 from .file_cases import FACTS, restore, snapshot_of, snapshot_parts
 from .guarded import Limits
 from .manifest_cases import list_anew, mend_pool_bytes, replay
@@ -269,6 +269,18 @@ def pipe_as_a_snapshot(bases: Bases, folder: Path) -> None:
 @named(4)
 def folder_as_a_snapshot(bases: Bases, folder: Path) -> None:
     restore(bases, folder)
+
+
+@named(4)
+def snapshot_without_the_key_of_its_pool(bases: Bases, folder: Path) -> None:
+    (folder / "saved").write_bytes(bases.snapshot)
+    restore(bases, folder / "saved", SNAPSHOT_KEY)
+
+
+@named(4)
+def snapshot_with_a_key_in_a_pool_without_one(bases: Bases, folder: Path) -> None:
+    (folder / "saved").write_bytes(bases.keyed_snapshot)
+    restore(bases, folder / "saved")
 
 
 @named(4)

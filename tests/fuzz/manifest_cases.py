@@ -127,7 +127,7 @@ def use_artifact(place: Path, random: Random) -> str:
         return command(["verify", str(place), "--json"])
     if way < 0.2:
         return command(["info", str(place), "--json"])
-    with open_artifact(place) as artifact:
+    with open_artifact(place, copy_weights=random.random() < 0.1) as artifact:
         return replay(artifact)
 
 
