@@ -11,8 +11,15 @@ from numpy.typing import NDArray
 from seko_runtime.backends import Backend, open_backend
 from seko_runtime.buffers_check import TEXT_BUFFER, text_vocabulary
 from seko_runtime.checked_artifact import CheckedArtifact, check_artifact, read_manifest
-from seko_runtime.errors import ArtifactError, DeviceMemoryError, SessionClosedError, UsageError
-from seko_runtime.faults import machine_faults
+from seko_runtime.errors import (
+    ArtifactError,
+    DeviceMemoryError,
+    EngineLoadError,
+    SekoRuntimeError,
+    SessionClosedError,
+    UsageError,
+)
+from seko_runtime.faults import machine_faults, of_machine, told
 from seko_runtime.golden import (
     ChunkError,
     relative_error,
@@ -85,7 +92,7 @@ def open_artifact(
     try:
         memory = backend.memory()
         weights = memory.upload(checked.weights)
-        engines = backend.load_engines(checked.manifest, checked.files)
+        engines = _loaded(backend, checked)
     except BaseException:
         backend.close()
         raise
@@ -396,6 +403,18 @@ class OpenArtifact:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _loaded(backend: Backend, checked: CheckedArtifact) -> Mapping[str, Engine]:
+    """Load the engines; what a library raises that its backend does not know is an error of ours too."""
+    try:
+        return backend.load_engines(checked.manifest, checked.files)
+    except SekoRuntimeError:
+        raise
+    except Exception as fault:
+        raise of_machine(fault) or EngineLoadError(
+            f"the engines cannot be loaded: {told(fault)}; rebuild the artifact"
+        ) from fault
 
 
 def _admit(manifest: Manifest, memory: Memory) -> None:
