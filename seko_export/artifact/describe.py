@@ -104,7 +104,7 @@ def describe(
         schedule=_schedule(config),
         buffers=make_buffers(config),
         weights=weights,
-        engines=tuple(_engine(piece, engine_suffix(backend)) for piece in pieces.values()),
+        engines=tuple(engine_spec(piece, engine_suffix(backend)) for piece in pieces.values()),
         programs=programs,
         output="latents",
         golden=golden,
@@ -174,7 +174,8 @@ def _schedule(config: BuildConfig) -> Schedule:
     )
 
 
-def _engine(piece: Piece, suffix: str) -> EngineSpec:
+def engine_spec(piece: Piece, suffix: str) -> EngineSpec:
+    """Return what the manifest says of a piece's engine, whose file's name ends with ``suffix``."""
     return EngineSpec(
         name=piece.name,
         file=f"engines/{piece.name}{suffix}",

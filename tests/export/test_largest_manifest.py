@@ -17,9 +17,8 @@ from seko_export.config.stream import PoolConfig
 from seko_export.engines.piece import dtype_name
 from seko_export.families.wan.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
-from seko_runtime import budgets
 from seko_runtime.executor.programs_check import resolve_programs
-from seko_runtime.format import json_fields
+from seko_runtime.format import budgets, json_fields
 from seko_runtime.format.manifest import FileEntry, Manifest, Weight
 from seko_runtime.format.manifest_reader import parse_manifest
 

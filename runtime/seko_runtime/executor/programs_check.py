@@ -9,10 +9,10 @@ from itertools import chain
 from operator import itemgetter
 from typing import TypeVar
 
-from seko_runtime.budgets import MAX_DISTINCT_REFERENCES, MAX_RESOLVED_CALLS, MAX_RESOLVED_REFERENCES
 from seko_runtime.errors import EngineSignatureError, ProgramError
 from seko_runtime.executor.buffers_check import DECODE_LATENTS, check_buffers, text_vocabulary
 from seko_runtime.executor.layer_visits import layer_visits
+from seko_runtime.format.budgets import MAX_DISTINCT_REFERENCES, MAX_RESOLVED_CALLS, MAX_RESOLVED_REFERENCES
 from seko_runtime.format.json_fields import NAME_PATTERN
 from seko_runtime.format.manifest import PASS_CACHE_VERSION, Call, EngineSpec, Manifest, TensorSpec
 

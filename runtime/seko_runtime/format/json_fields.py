@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import TypeVar
 
-from seko_runtime.budgets import Budget
 from seko_runtime.errors import ManifestError
+from seko_runtime.format.budgets import Budget
 
 MAX_JSON_BYTES = 16 << 20  # the largest that `budgets` has in mind is 1.3 MB
 MAX_JSON_VALUES = 5 << 17  # it has 60,000; counted by commas and brackets, those in strings too

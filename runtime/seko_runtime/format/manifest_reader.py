@@ -6,9 +6,9 @@ import re
 from functools import partial
 from itertools import pairwise
 
-from seko_runtime import budgets
-from seko_runtime.budgets import Budget
 from seko_runtime.errors import FormatVersionError, ManifestError, ModuleFileError, PathEscapeError
+from seko_runtime.format import budgets
+from seko_runtime.format.budgets import Budget
 from seko_runtime.format.json_fields import (
     MAX_INTEGER,
     Fields,
