@@ -30,6 +30,14 @@ class SessionClosedError(SekoRuntimeError):
     """A session or an artifact was used after its `close()`."""
 
 
+class SessionBusyError(UsageError):
+    """A session was used by a second thread while a call of the first one ran."""
+
+
+class ForkedProcessError(UsageError):
+    """What one process opened, or CUDA that it began, was used in a process forked from it."""
+
+
 class StaleChunkError(SekoRuntimeError):
     """A chunk was read after the session's next chunk had overwritten its latents."""
 

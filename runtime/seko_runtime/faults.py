@@ -90,7 +90,8 @@ def engine_fault(what: str, fault: Exception) -> SekoRuntimeError:
 
 def of_machine(fault: Exception) -> SekoRuntimeError | None:
     """Return the error of ours for what the machine or its device refused; None for anything else."""
-    if isinstance(fault, MemoryError) or _HOST_ALLOCATOR in str(fault):
+    no_memory = isinstance(fault, OSError) and fault.errno == errno.ENOMEM
+    if no_memory or isinstance(fault, MemoryError) or _HOST_ALLOCATOR in str(fault):
         return HostMemoryError(
             f"this machine gives no more memory: {told(fault)}; close other programs, or raise the process's limit"
         )

@@ -14,13 +14,11 @@ from seko_export.backends.onnx_form.functional import functional_graph
 from seko_export.config.build import BuildConfig
 from seko_export.config.stream import VAE_TEMPORAL_STRIDE
 from seko_export.engines.kernel_table import KERNEL_TABLE
-from seko_export.engines.key import engine_file
-from seko_export.engines.piece import Piece
+from seko_export.engines.piece import engine_spec
 from seko_export.families.registry import graph_of
 from seko_export.host import environment
 from seko_export.media.pieces import text_table, video_table
 from seko_runtime.format.manifest import (
-    EngineSpec,
     FileEntry,
     Golden,
     KvPool,
@@ -93,7 +91,7 @@ def describe(
         schedule=_schedule(config),
         buffers=graph.buffers,
         weights=weights,
-        engines=tuple(_engine(piece, backend.suffix) for piece in graph.pieces.values()),
+        engines=tuple(engine_spec(piece, backend.suffix) for piece in graph.pieces.values()),
         programs=graph.programs,
         output="latents",
         golden=golden,
@@ -148,14 +146,4 @@ def _schedule(config: BuildConfig) -> Schedule:
         context_timestep=schedule.context_timestep,
         sampler="renoise",
         shift=schedule.shift,
-    )
-
-
-def _engine(piece: Piece, suffix: str) -> EngineSpec:
-    return EngineSpec(
-        name=piece.name,
-        file=engine_file(piece.name, suffix),
-        inputs=tuple(a.spec for a in piece.signature),
-        outputs=tuple(a.spec for a in piece.outputs),
-        mutates=piece.mutates,
     )

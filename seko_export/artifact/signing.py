@@ -89,10 +89,8 @@ def make_key(goal: Path, passphrase: bytes | None = None) -> KeyPair:
     ):
         with disk_faults(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+        with whole_file(path, "writing", replace=False, mode=mode) as file:
+            file.write(content)
     return KeyPair(goal, public, key)
 
 

@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from seko_export.backends.base import Capabilities, ExportBackend
 from seko_export.backends.workers import SLOW_ROLES
 from seko_export.config.build import BuildConfig
+from seko_export.engines.piece import engine_spec
 from seko_export.families.registry import graph_of
 from seko_export.host.compiler_cache import CACHE_VARIABLE, use_private_cache
 from seko_export.lowering.agree import check_agrees
@@ -25,6 +26,7 @@ from seko_export.lowering.outlined_kernels import gluon_behind_outlines
 from seko_export.lowering.package import slim_package
 from seko_export.lowering.trace import trace
 from seko_export.media.pieces import MEDIA_PROGRAMS
+from seko_runtime.backends.engine_tensors import TENSORS_KEY, tensors_text
 
 # The backend of attention is chosen when the engine is compiled. Torch's own order would take FlashAttention-2,
 # which reaches 312 TFLOP/s on an H200 where cuDNN reaches 519; a bias rules FlashAttention out.
@@ -76,9 +78,11 @@ def compile_piece(config: BuildConfig, name: str, package: str) -> float:
     # By default what goes into a package is written to a folder named after its code, in the cache that all builds of
     # a user share, each time anew: a build beside another one of the same code packed files that were just emptied.
     outputs_beside = torch._inductor.config.patch({"aot_inductor.output_path": str(Path(package).parent)})
+    tensors = tensors_text(engine_spec(piece, Path(package).suffix))
+    carried = torch._inductor.config.patch({"aot_inductor.metadata": {TENSORS_KEY: tensors}})
     with torch.no_grad(), attention_backends(config.device), scratch_of_the_whole_grid():
         program = trace(piece, config.device)
-        with arrays_declared_where_used(), gluon_behind_outlines(), outputs_beside:
+        with arrays_declared_where_used(), gluon_behind_outlines(), outputs_beside, carried:
             torch._inductor.aoti_compile_and_package(program, package_path=package)
     slim_package(Path(package), [*local_prefixes(), Path(package).parent])
     if piece.key.role in MEDIA_PROGRAMS.values():

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from seko_export.engines.key import EngineKey
-from seko_runtime.format.manifest import Call, TensorSpec
+from seko_export.engines.key import EngineKey, engine_file
+from seko_runtime.format.manifest import Call, EngineSpec, TensorSpec
 
 _WEIGHTS = "weights."  # before a parameter's name in an engine's signature: inputs may have the same name
 
@@ -139,6 +139,17 @@ class FlatModule(nn.Module):
             group, _, entry = name.rpartition(".")
             (groups[group] if group else plain)[entry] = tensor
         return _as_tuple(torch.func.functional_call(module, weights, (), plain | groups))
+
+
+def engine_spec(piece: Piece, suffix: str) -> EngineSpec:
+    """Return what the manifest says of a piece's engine, whose file's name ends with ``suffix``."""
+    return EngineSpec(
+        name=piece.name,
+        file=engine_file(piece.name, suffix),
+        inputs=tuple(a.spec for a in piece.signature),
+        outputs=tuple(a.spec for a in piece.outputs),
+        mutates=piece.mutates,
+    )
 
 
 def dtype_name(dtype: torch.dtype) -> str:

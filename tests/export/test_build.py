@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import hashlib
+import json
 import os
 import socket
 import stat
@@ -34,6 +35,8 @@ from seko_export.goldens.bounds import CACHE_TOLERANCES, TOLERANCES
 from seko_export.goldens.record import eager_session, golden_text
 from seko_export.host.compiler_cache import CACHE_VARIABLE, private_cache
 from seko_runtime import open_artifact
+from seko_runtime.backends.engine_tensors import TENSORS_KEY, packed_name, tensors_text
+from seko_runtime.format.manifest_reader import parse_manifest
 from seko_runtime.video.ring import Ring
 from tests.tolerances import STEP, relative_error
 from tests.truth.eager_stream import same_bytes
@@ -94,6 +97,17 @@ def test_nothing_of_this_machine_is_in_the_artifact(name, request):
             for inside, content in _contents(path):
                 found = [needle for needle in _needles(folder) if needle in content]
                 assert not found, f"{path.relative_to(folder)} {inside}: {found}"
+
+
+def test_every_package_carries_its_engines_name_and_signature(fp4):
+    """By which the runtime tells it from another one's before anything of it runs."""
+    engines = parse_manifest((fp4.folder / "manifest.json").read_bytes()).engines
+    for engine in engines:
+        package = (fp4.folder / engine.file).read_bytes()
+        assert packed_name(memoryview(package)) == engine.name
+        with zipfile.ZipFile(fp4.folder / engine.file) as archive:
+            (entry,) = (name for name in archive.namelist() if name.endswith("wrapper_metadata.json"))
+            assert json.loads(archive.read(entry))[TENSORS_KEY] == tensors_text(engine)
 
 
 @pytest.mark.parametrize("name", ["fp4", "rows"])

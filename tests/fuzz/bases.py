@@ -41,6 +41,7 @@ MODEL = ModelConfig(
     text_dim=24,
     freq_dim=16,
 )
+SNAPSHOT_KEY = bytes(range(32))
 CHECKPOINTS = ("self-forcing", "wan", "wan-sharded", "diffusers")
 
 Callables = dict[str, Callable[[list[Any]], list[Any]]]
@@ -64,6 +65,7 @@ class Bases:
     artifacts: dict[str, Base] = field(default_factory=dict)
     tar: bytes = b""
     snapshot: bytes = b""
+    keyed_snapshot: bytes = b""  # under `SNAPSHOT_KEY`
     trust: bytes = b""
     signature: bytes = b""
     checkpoints: dict[str, Path] = field(default_factory=dict)
@@ -123,18 +125,24 @@ def make_bases(room: Path, *, with_sample: bool = True) -> Bases:
     bases.trust, bases.signature = (room / "key.pub").read_bytes(), (signed / "manifest.sig").read_bytes()
     pack_artifact(signed, room / "whole.tar")
     bases.tar = (room / "whole.tar").read_bytes()
-    with (
-        open_artifact(pool) as artifact,
-        artifact.open_pool() as rows,
-        rows.open_session(prompt=toy_whole.PROMPT) as session,
-    ):
-        session.run_chunk()
-        session.save(room / "snapshot.safetensors")
-    bases.snapshot = (room / "snapshot.safetensors").read_bytes()
+    bases.snapshot = _saved(pool, room / "snapshot.safetensors", None)
+    bases.keyed_snapshot = _saved(pool, room / "keyed.safetensors", SNAPSHOT_KEY)
     for format_name in CHECKPOINTS:
         bases.checkpoints[format_name] = room / f"checkpoint-{format_name}"
         write_random_checkpoint(bases.checkpoints[format_name], MODEL, format=format_name, seed=7)
     return bases
+
+
+def _saved(folder: Path, path: Path, key: bytes | None) -> bytes:
+    """A snapshot of a session that has made a chunk."""
+    with (
+        open_artifact(folder) as artifact,
+        artifact.open_pool(snapshot_key=key) as rows,
+        rows.open_session(prompt=toy_whole.PROMPT) as session,
+    ):
+        session.run_chunk()
+        session.save(path)
+    return path.read_bytes()
 
 
 def linked(base: Base, folder: Path) -> Path:
@@ -204,7 +212,7 @@ def reference_of(manifest: Manifest) -> np.ndarray[Any, Any]:
     """Reference frames for each row of a call."""
     channels, *sides = manifest.stream.latent_shape
     shape = (manifest.call_rows, channels, manifest.stream.reference_frames, *sides)
-    return np.linspace(-1, 1, int(np.prod(shape)), dtype=np.float32).reshape(shape)
+    return np.broadcast_to(np.float32(0.5), shape)
 
 
 def _streamed() -> Manifest:

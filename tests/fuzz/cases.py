@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from errno import ENOMEM
 from pathlib import Path
 from random import Random
 
@@ -79,13 +79,13 @@ def run_case(bases: Bases, seed: int, number: int, folder: Path) -> Outcome:
 
 def run_named(bases: Bases, name: str, folder: Path) -> Outcome:
     """Run a named case in a child; it must be refused."""
-    work, codes = CORPUS[name]
+    case = CORPUS[name]
 
     def refused(_: list[str]) -> str:
-        work(bases, folder)
+        case.work(bases, folder)
         raise AssertionError("it was taken, expected a refusal")
 
-    return run_guarded(refused, codes, folder)
+    return run_guarded(refused, case.codes, folder, case.limits)
 
 
 def run_guarded(
@@ -113,5 +113,18 @@ def judged(error: Exception, codes: tuple[int, ...]) -> str | None:
         raise NotGoodEnoughError(f"a message of {len(message)} letters")
     if not all(letter.isprintable() for letter in message.replace("\n", " ")):
         raise NotGoodEnoughError(f"a message with control characters: {message[:200]!r}")
-    traceback.format_exception(error)  # what a log would hold
+    if any(isinstance(one, MemoryError) or getattr(one, "errno", 0) == ENOMEM for one in chain(error)):
+        raise NotGoodEnoughError("the memory limit stopped it, and not a check")
     return type(error).__name__
+
+
+def chain(error: BaseException) -> list[BaseException]:
+    """An error and all that it was raised from or while."""
+    found: list[BaseException] = []
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is not None and one not in found:
+            found.append(one)
+            left += [one.__cause__, one.__context__]
+    return found

@@ -9,6 +9,7 @@ import os
 import shutil
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +22,36 @@ from seko_runtime.format.unpacking import unpack_artifact
 from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.opening.checked_artifact import read_manifest
 
-from .bases import MODEL, Base, Bases, linked, put
+from .bases import MODEL, SNAPSHOT_KEY, Base, Bases, linked, put
 from .file_cases import FACTS, restore, snapshot_of, snapshot_parts
+from .guarded import Limits
 from .manifest_cases import list_anew, mend_pool_bytes, replay
 
 SPARSE_BYTES = 3 << 30
+HASHING = Limits(cpu_s=30.0, memory_bytes=128 << 20)  # long enough for a gigabyte, which must not be held
 MOST_JSON = 16 << 20
-CORPUS: dict[str, tuple[Callable[[Bases, Path], object], tuple[int, ...]]] = {}
 
 Tree = dict[str, Any]
-Named = Callable[[Bases, Path], object]
+Case = Callable[[Bases, Path], object]
 
 
-def named(*codes: int) -> Callable[[Named], Named]:
-    """Put a case into the corpus, with the exit codes of the errors that it may end in."""
+@dataclass(frozen=True)
+class Named:
+    """A named case, the exit codes of the errors that it may end in, and its limits."""
 
-    def keep(case: Named) -> Named:
-        CORPUS[case.__name__] = (case, codes)
+    work: Case
+    codes: tuple[int, ...]
+    limits: Limits
+
+
+CORPUS: dict[str, Named] = {}
+
+
+def named(*codes: int, limits: Limits | None = None) -> Callable[[Case], Case]:
+    """Put a case into the corpus."""
+
+    def keep(case: Case) -> Case:
+        CORPUS[case.__name__] = Named(case, codes, Limits() if limits is None else limits)
         return case
 
     return keep
@@ -142,17 +156,32 @@ def two_engines_files_of_the_sample_swapped(bases: Bases, folder: Path) -> None:
     opened(bases.artifacts["sample"], folder, change)
 
 
-@named(4, 5)
-def sparse_engine_of_3_gib(bases: Bases, folder: Path) -> None:
-    """A listed file that takes no disk: reading it whole would take memory that its sender never had."""
+def _sparse(bases: Bases, folder: Path, name: str, size: int) -> None:
+    """Open an artifact that lists a file of holes."""
     base = bases.artifacts["whole"]
-    place, name = linked(base, folder / base.name), "engines/step.pt2"
+    place = linked(base, folder / base.name)
     put(place / name, b"")
-    os.truncate(place / name, SPARSE_BYTES)
-    entries = {**base.entries, name: {"sha256": "0" * 64, "size": SPARSE_BYTES}}
+    os.truncate(place / name, size)
+    entries = {**base.entries, name: {"sha256": "0" * 64, "size": size}}
     put(place / MANIFEST_FILE, json.dumps({**base.tree, "files": entries}).encode())
     with open_artifact(place):
         pass
+
+
+@named(4)
+def sparse_engine_of_5_gib(bases: Bases, folder: Path) -> None:
+    """An engine that takes no disk: to hold it would take memory that its sender never had."""
+    _sparse(bases, folder, "engines/step.pt2", 5 << 30)
+
+
+@named(4, limits=HASHING)
+def sparse_weights_of_a_gib(bases: Bases, folder: Path) -> None:
+    _sparse(bases, folder, "weights/0.safetensors", 1 << 30)
+
+
+@named(4, limits=HASHING)
+def sparse_file_of_a_gib_that_nobody_uses(bases: Bases, folder: Path) -> None:
+    _sparse(bases, folder, "notes.bin", 1 << 30)
 
 
 @named(4)
@@ -243,6 +272,18 @@ def folder_as_a_snapshot(bases: Bases, folder: Path) -> None:
 
 
 @named(4)
+def snapshot_without_the_key_of_its_pool(bases: Bases, folder: Path) -> None:
+    (folder / "saved").write_bytes(bases.snapshot)
+    restore(bases, folder / "saved", SNAPSHOT_KEY)
+
+
+@named(4)
+def snapshot_with_a_key_in_a_pool_without_one(bases: Bases, folder: Path) -> None:
+    (folder / "saved").write_bytes(bases.keyed_snapshot)
+    restore(bases, folder / "saved")
+
+
+@named(4)
 def device_as_a_snapshot(bases: Bases, folder: Path) -> None:  # noqa: ARG001
     restore(bases, Path("/dev/zero"))
 
@@ -280,12 +321,6 @@ def snapshot_with_a_clock_at_the_end_of_time(bases: Bases, folder: Path) -> None
 @named(4)
 def snapshot_with_more_given_frames_than_a_chunk_has(bases: Bases, folder: Path) -> None:
     _facts(bases, folder, lambda numbers: numbers.update(given=1 << 62))
-
-
-@named(4, 5)
-def pipe_as_a_trust_file(bases: Bases, folder: Path) -> None:
-    os.mkfifo(folder / "trust")
-    read_manifest(bases.artifacts["whole"].folder, trust=folder / "trust")
 
 
 @named(4, 5)

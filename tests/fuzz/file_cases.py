@@ -24,7 +24,7 @@ from seko_runtime.format.unpacking import unpack_artifact
 from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.opening.checked_artifact import read_manifest
 
-from .bases import CHECKPOINTS, MODEL, Bases, linked, put
+from .bases import CHECKPOINTS, MODEL, SNAPSHOT_KEY, Bases, linked, put
 from .damage import PATHS, Document, damage_bytes, damage_json
 from .manifest_cases import damage_header
 
@@ -150,24 +150,30 @@ def snapshot_case(bases: Bases, random: Random, folder: Path, notes: list[str]) 
     """Damage a snapshot and restore it; its hash is mended where the numbers in it are what is damaged."""
     path = folder / "saved.safetensors"
     kind = random.choice(("bytes", "bytes", "header", "facts", "facts", "facts", "tensors", "another"))
+    key = SNAPSHOT_KEY if random.random() < 0.2 else None
+    whole = bases.keyed_snapshot if key is not None and random.random() < 0.8 else bases.snapshot
     if kind == "bytes":
-        content, told = damage_bytes(bases.snapshot, random)
+        content, told = damage_bytes(whole, random)
     elif kind == "header":
-        content, told = damage_header(bases.snapshot, random)
+        content, told = damage_header(whole, random)
     elif kind == "another":
         content, told = random.choice(
             ((b"", "empty"), (bases.tar, "a tar"), (b"{}", "JSON"), (bytes(4096), "zeros"))
         )
     else:
-        content, told = _snapshot_anew(bases.snapshot, random, facts=kind == "facts")
+        content, told = _snapshot_anew(whole, random, facts=kind == "facts")
     notes.append(f"{kind}: {told}")
     path.write_bytes(content)
-    return restore(bases, path)
+    ending = restore(bases, path, key)
+    if key is not None and snapshot_parts(content) != snapshot_parts(whole):
+        raise AssertionError("a keyed pool took another state than was saved with its key")
+    return ending
 
 
-def restore(bases: Bases, path: Path) -> str:
+def restore(bases: Bases, path: Path, key: bytes | None = None) -> str:
     """Restore a snapshot and make three chunks of its session."""
-    with open_artifact(bases.artifacts["pool"].folder) as artifact, artifact.open_pool() as pool:
+    folder = bases.artifacts["pool"].folder
+    with open_artifact(folder) as artifact, artifact.open_pool(snapshot_key=key) as pool:
         try:
             session = pool.restore(path)
         except Exception:

@@ -15,7 +15,7 @@ from seko_runtime.format.unpacking import unpack_artifact
 from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.opening.checked_artifact import read_manifest
 
-from .bases import MODEL, Bases, linked, put
+from .bases import MODEL, SNAPSHOT_KEY, Bases, linked, put
 from .cases import run_guarded
 from .file_cases import restore, snapshot_of, snapshot_parts
 from .guarded import Limits, Outcome
@@ -44,6 +44,7 @@ def check_sight(bases: Bases, folder: Path) -> None:
         "a snapshot hashed anew": lambda: _restored(
             bases, folder, snapshot_of(snapshot_parts(bases.snapshot))
         ),
+        "a snapshot with its key": lambda: _restored(bases, folder, bases.keyed_snapshot, SNAPSHOT_KEY),
         "a signature": lambda: _trusted(bases, folder),
     }
     whole |= {
@@ -101,9 +102,9 @@ def _unpacked(bases: Bases, folder: Path) -> str:
     return _opened(folder / "made")
 
 
-def _restored(bases: Bases, folder: Path, content: bytes) -> str:
+def _restored(bases: Bases, folder: Path, content: bytes, key: bytes | None = None) -> str:
     (folder / "saved").write_bytes(content)
-    return restore(bases, folder / "saved")
+    return restore(bases, folder / "saved", key)
 
 
 def _trusted(bases: Bases, folder: Path) -> str:

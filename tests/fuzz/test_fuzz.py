@@ -17,37 +17,6 @@ from .corpus import CORPUS
 
 ROOT = Path(__file__).parents[2]
 CASES = 300
-# What still ends badly.
-OPEN = frozenset(
-    {
-        "buckets_that_fall",
-        "device_as_a_snapshot",
-        "header_of_very_many_tensors",
-        "long_paths_of_many_folders",
-        "long_paths_of_many_folders_in_a_tar",
-        "manifest_of_empty_lists",
-        "manifest_of_small_tables",
-        "many_buckets",
-        "many_calls_of_many_references",
-        "many_kinds_of_layers",
-        "pad_id_behind_the_text_engines_table",
-        "pipe_as_a_snapshot",
-        "pipe_as_a_trust_file",
-        "planted_module_that_is_listed",
-        "ring_of_18_frames_over_a_cache_of_12",
-        "ring_of_2_31_frames",
-        "sink_of_2_31_frames",
-        "snapshot_with_a_clock_at_the_end_of_time",
-        "snapshot_with_a_clock_of_another_length",
-        "snapshot_with_more_given_frames_than_a_chunk_has",
-        "sparse_engine_of_3_gib",
-        "sparse_snapshot_of_3_gib",
-        "trust_file_with_a_name_of_spaces",
-        "two_engines_files_of_the_sample_swapped",
-        "two_engines_files_swapped",
-    }
-)
-QUIET = ("member", "tar", "safetensors", "snapshot", "trust", "checkpoint")
 
 
 def fuzzed(*options: str) -> str:
@@ -59,11 +28,10 @@ def fuzzed(*options: str) -> str:
 
 
 def test_numbered_cases_end_in_success_or_in_an_error_of_ours() -> None:
-    options = [option for kind in QUIET for option in ("--kind", kind)]
-    assert fuzzed("--cases", str(CASES), "--seed", "7", *options).endswith(" cases, 0 uncaught")
+    assert fuzzed("--cases", str(CASES), "--seed", "21") == f"{CASES} cases, 0 uncaught"
 
 
 def test_each_case_of_the_corpus_is_refused() -> None:
-    names = sorted(set(CORPUS) - OPEN)
+    names = [name for name in sorted(CORPUS) if not name.startswith("sparse_")]
     options = [option for name in names for option in ("--named", name)]
     assert fuzzed(*options) == f"{len(names)} cases, 0 uncaught"

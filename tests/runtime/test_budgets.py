@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from seko_export.artifact.manifest_json import manifest_json
+from seko_runtime import errors
 from seko_runtime.errors import (
     MAX_MESSAGE_LETTERS,
     ManifestError,
@@ -22,7 +23,7 @@ from seko_runtime.errors import (
     SekoRuntimeError,
 )
 from seko_runtime.executor.programs_check import resolve_programs
-from seko_runtime.format import budgets, errors
+from seko_runtime.format import budgets
 from seko_runtime.format.json_fields import MAX_JSON_DEPTH, MAX_JSON_VALUES, parse_json
 from seko_runtime.format.manifest import Buffer, Call, EngineSpec, FileEntry, Manifest, TensorSpec, Weight
 from seko_runtime.format.manifest_reader import parse_manifest

@@ -67,6 +67,7 @@ KINDS = [
     (ZeroDivisionError("planted\n\nand a second line"), errors.EngineRunError),
     (MemoryError("planted"), errors.HostMemoryError),
     (RuntimeError("DefaultCPUAllocator: can't allocate memory"), errors.HostMemoryError),
+    (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), errors.HostMemoryError),
     (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), errors.HostFaultError),
     (RuntimeError("can't start new thread"), errors.HostFaultError),
     (OutOfMemoryError("CUDA out of memory"), errors.DeviceMemoryError),
@@ -197,7 +198,7 @@ def test_too_many_open_files_is_the_machines_fault_and_not_the_artifacts(
     ],
     ids=repr,
 )
-@pytest.mark.parametrize("place", ["hashlib.sha256", "mmap.mmap", "os.pread"])
+@pytest.mark.parametrize("place", ["hashlib.sha256", "mmap.mmap", "os.preadv"])
 def test_memory_and_disk_that_fail_in_an_open_end_with_exit_code_5(
     whole_folder: Path, monkeypatch: pytest.MonkeyPatch, place: str, fault: Exception, error: type[Exception]
 ) -> None:

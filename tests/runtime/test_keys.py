@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("cryptography", reason="the library cryptography is not installed: nothing can be signed")
 
+from scripts.failing_os import KILL, run_failing
 from seko_export.artifact.signing import make_key, read_passphrase, sign_artifact
 from seko_export.errors import UsageError as ExportUsageError
 from seko_runtime.format.trust import Trust, read_trust
@@ -128,3 +129,20 @@ def test_the_commands_take_a_passphrase_from_files_or_a_terminal(folder, tmp_pat
     assert run(export, signing, input="open\n").exit_code == 2
     assert run(export, signing, input="sesame\n").exit_code == 0
     assert len(json.loads((folder / "manifest.sig").read_bytes())["signatures"]) == 2
+
+
+def test_a_process_killed_while_it_writes_a_key_leaves_no_half_key(tmp_path):
+    """Half a key would stay for good, as keys are never replaced."""
+    make_key(tmp_path / "warm")
+    for at in range(1, 100):
+        place = tmp_path / str(at)
+        place.mkdir()
+        ending = run_failing(lambda goal=place / "maker": make_key(goal), at, KILL)
+        for path in place.glob("maker"):
+            assert b"END PRIVATE KEY" in path.read_bytes(), at
+        for path in place.glob("maker.pub"):
+            assert path.read_text().startswith("ed25519 "), at
+        if ending.how == "done":
+            break
+    assert at > 10
+    assert sorted(path.name for path in place.iterdir()) == ["maker", "maker.pub"]

@@ -14,8 +14,8 @@ import torch
 from seko_runtime.backends import cuda_memory, cuda_streams
 from seko_runtime.backends.cuda_memory import CudaLane
 from seko_runtime.video.decoding import FRAME_BLOCKS
+from seko_runtime.video.row_moves import RowMoves
 from seko_runtime.video.session import Session
-from seko_runtime.video.streams import Streams
 
 from .order_watch import FakeMemory, RaceError, Watch, World
 from .toy_pool import open_pool
@@ -195,13 +195,13 @@ def test_sessions_that_move_and_take_over_rows_race_with_nobody(world: World, ov
     assert pooled(world, overlap=overlap) == pooled(None, overlap=overlap)
 
 
-@pytest.mark.parametrize("planted", ["_settle", "join"])
+@pytest.mark.parametrize("planted", ["settle", "join"])
 def test_a_row_that_is_used_before_its_copies_are_done_is_found(
     world: World, monkeypatch: pytest.MonkeyPatch, planted: str
 ) -> None:
     """The check sees each wait that a move needs: without it there is a race."""
-    if planted == "_settle":
-        monkeypatch.setattr(Streams, "_settle", lambda *_: None)
+    if planted == "settle":
+        monkeypatch.setattr(RowMoves, "settle", lambda *_: None)
     else:
         monkeypatch.setattr(CudaLane, "join", lambda _: None)
     with pytest.raises(RaceError):

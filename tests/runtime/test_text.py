@@ -82,6 +82,25 @@ def test_a_tokenizer_that_fails_at_a_word_is_the_artifacts_fault() -> None:
     assert caught.value.exit_code == 4
 
 
+def test_a_tokenizer_at_which_the_library_panics_is_the_artifacts_fault() -> None:
+    """Its panic is no `Exception`: it would end the process that serves everybody."""
+    pytest.importorskip("tokenizers")
+    document = tokenizer_json().replace(b'{"id": "A", "type_id": 0}', b'{"id": "B", "type_id": 0}', 1)
+    with pytest.raises(TokenizerError, match="PanicException"):
+        PromptIds(TABLE, document).ids("a red disc")
+
+
+def test_an_interrupt_in_the_library_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def encode(self, _: str) -> None:
+            raise KeyboardInterrupt
+
+    ids = PromptIds(TABLE, tokenizer_json())
+    monkeypatch.setattr(ids, "_tokenizer", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        ids.ids("a red disc")
+
+
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(TokenizerMissingError, match=r"pip install 'seko-runtime\[text\]'") as caught:

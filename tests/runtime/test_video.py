@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -124,6 +125,20 @@ def write(path: Path, chunks: int = 2) -> None:
     with ChunkWriter(path, STREAM, chunks) as writer:
         for seed in range(chunks):
             writer.write(chunk(seed))
+
+
+@pytest.mark.parametrize("change", [{"height": 7, "width": 5}, {"fps": 1 << 31}], ids=str)
+def test_sizes_and_rates_that_the_encoder_refuses_are_told(tmp_path: Path, change: dict[str, int]) -> None:
+    pytest.importorskip("av")
+    stream = replace(STREAM, batch=1, **change)
+
+    def write() -> None:
+        with ChunkWriter(tmp_path / "a.mp4", stream, 1) as writer:
+            writer.write(chunk(0)[:1])
+
+    with pytest.raises(VideoWriterError, match=r"refuses pictures of \d+x\d+ at \d+ fps: .* write a .y4m"):
+        write()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

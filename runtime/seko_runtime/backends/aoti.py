@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from seko_runtime.backends.engine_tensors import TENSORS_KEY, check_count, check_place, check_tensors_text
 from seko_runtime.backends.memory import Engine, Memory
 from seko_runtime.errors import EngineLoadError, EngineSignatureError
 from seko_runtime.format.manifest import EngineSpec, Manifest
@@ -43,10 +44,11 @@ class AotiBackend:
         EngineLoadError
             If the loader refuses the package.
         EngineSignatureError
-            If its inputs are not the manifest's, or if it has constants of its own: weights are inputs, and a call
-            with constants that were never loaded crashes the process.
+            If its inputs or outputs are not the manifest's, if it is another engine's, or if it has constants of its
+            own: weights are inputs, and a call with constants that were never loaded crashes the process.
         """
         engines: dict[str, Engine] = {}
+        names = {spec.name for spec in manifest.engines}
         for spec in manifest.engines:
             key = (manifest.files[spec.file].sha256, _place(self._device))
             with _idle_lock:
@@ -56,6 +58,7 @@ class AotiBackend:
                 loader = _load(spec, files[spec.file], self._device)
             self._loaders.append((key, loader))
             _check_package(spec, loader)
+            check_place(spec, files[spec.file], names)
             engines[spec.name] = loader.boxed_run
         return engines
 
@@ -112,14 +115,12 @@ def _check_package(spec: EngineSpec, loader: Any) -> None:
             f"engine {spec.name} has {len(constants)} constants of its own ({constants[0]}, ...), expected none: "
             "weights are inputs; rebuild the artifact"
         )
-    tree = loader.get_call_spec()[0]
-    if not tree:  # a package made by a lower-level call than aoti_compile_and_package does not say
-        return
-    inputs = _count_leaves(json.loads(tree)[1])
-    if inputs != len(spec.inputs):
-        raise EngineSignatureError(
-            f"engine {spec.name} takes {inputs} tensors, the manifest says {len(spec.inputs)}; rebuild the artifact"
-        )
+    trees = loader.get_call_spec()
+    if all(trees):  # a package made by a lower-level call than aoti_compile_and_package does not say
+        taken, given = (_count_leaves(json.loads(tree)[1]) for tree in trees)
+        check_count(spec, "takes", taken, spec.inputs)
+        check_count(spec, "gives", given, spec.outputs)
+    check_tensors_text(spec, loader.get_metadata().get(TENSORS_KEY))
 
 
 def _count_leaves(tree: dict[str, Any]) -> int:

@@ -18,9 +18,11 @@ from torch._dynamo.utils import counters
 from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
 
 from seko_runtime.backends.cuda_memory import CudaMemory
+from seko_runtime.backends.engine_tensors import Side, check_place, check_side
 from seko_runtime.backends.memory import Engine, Memory
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import EngineLoadError, MissingFileError
+from seko_runtime.faults import lacks
 from seko_runtime.format.manifest import EngineSpec, Manifest
 
 _torch: Any = torch  # parts of its compiler carry no types
@@ -54,6 +56,8 @@ class CompileBackend:
             If the manifest names a compiler cache that is not among its files.
         EngineLoadError
             If torch refuses a program, or compiles where others may write.
+        EngineSignatureError
+            If a program's inputs or outputs are not the manifest's, or it is another engine's.
         """
         _refuse_shared_folders()
         self._counted = _counters()
@@ -65,6 +69,9 @@ class CompileBackend:
                 )
             self._cache_loaded = int(torch.compiler.load_cache_artifacts(bytes(files[cache])) is not None)
         reason = _why_compile(manifest, cache is not None, bool(self._cache_loaded))
+        names = {spec.name for spec in manifest.engines}
+        for spec in manifest.engines:
+            check_place(spec, files[spec.file], names)
         return {
             spec.name: _telling(_compiled(spec, files[spec.file]), lambda: self._tell(reason))
             for spec in manifest.engines
@@ -130,11 +137,16 @@ def _compiled(spec: EngineSpec, program: memoryview) -> Engine:
         exported = torch.export.load(io.BytesIO(program))
         # The check of inputs against the exported shapes is ours, done once, statically; inside it would be traced.
         module: Any = exported.module(check_guards=False)
-    except (RuntimeError, ValueError, KeyError, TypeError, OSError) as error:
+        taken, given = _sides(exported)
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        if isinstance(error, OSError) and lacks(error):
+            raise
         raise EngineLoadError(
             f"engine {spec.name} ({spec.file}) was refused by torch {torch.__version__}: "
             f"{str(error).splitlines()[0][:200] if str(error) else type(error).__name__}; rebuild the artifact"
         ) from None
+    check_side(spec, "takes", taken, spec.inputs)
+    check_side(spec, "gives", given, spec.outputs)
     run = _torch.compile(module, mode="reduce-overhead", fullgraph=True, dynamic=False)
 
     def engine(inputs: list[Any]) -> Sequence[Any]:
@@ -142,6 +154,23 @@ def _compiled(spec: EngineSpec, program: memoryview) -> Engine:
         return [results] if isinstance(results, torch.Tensor) else list(results)
 
     return engine
+
+
+def _sides(program: Any) -> tuple[Side, Side]:
+    """Inputs and outputs of an exported program, in order."""
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    signature = program.graph_signature
+
+    def side(names: Sequence[Any]) -> Side:
+        tensors = [values.get(name) for name in names]
+        return [
+            (list(one.shape), str(one.dtype).removeprefix("torch."))
+            if isinstance(one, torch.Tensor)
+            else ([], "no tensor")
+            for one in tensors
+        ]
+
+    return side(signature.user_inputs), side(signature.user_outputs)
 
 
 def _telling(engine: Engine, tell: Callable[[], None]) -> Engine:

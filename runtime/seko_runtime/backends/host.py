@@ -11,6 +11,7 @@ from seko_runtime.errors import (
     CudaVersionError,
     DeviceArchError,
     DeviceMissingError,
+    ForkedProcessError,
     TorchVersionError,
     UsageError,
 )
@@ -118,6 +119,8 @@ def check_torch(target: Target, device: str) -> None:
         If the engines were built for another one.
     DeviceMissingError
         If the device is not there.
+    ForkedProcessError
+        If this process was forked from one that uses CUDA.
     """
     import torch
 
@@ -129,6 +132,11 @@ def check_torch(target: Target, device: str) -> None:
         )
     if target.device != "cuda":
         return
+    if torch.cuda._is_in_bad_fork():
+        raise ForkedProcessError(
+            "this process was forked from one that uses CUDA, which cannot be used here; spawn the process instead "
+            "(multiprocessing.get_context('spawn'))"
+        )
     if not torch.cuda.is_available():
         raise DeviceMissingError(
             f"artifact is built for {target.arch}, no CUDA device is usable here; see nvidia-smi"

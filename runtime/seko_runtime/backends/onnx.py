@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from seko_runtime.backends.engine_tensors import Side, check_side
 from seko_runtime.backends.memory import Engine, Memory
 from seko_runtime.backends.numpy_memory import NumpyMemory
-from seko_runtime.errors import EngineLoadError, EngineSignatureError
-from seko_runtime.format.manifest import EngineSpec, Manifest, TensorSpec
+from seko_runtime.errors import EngineLoadError
+from seko_runtime.format.manifest import EngineSpec, Manifest
 
 PROVIDERS = ("CPUExecutionProvider",)
 # Where onnxruntime looks for data that a file names outside of itself: nowhere. Such data were not hashed.
@@ -53,8 +54,8 @@ class OnnxBackend:
                     "cannot; rebuild the artifact"
                 )
             session = _load(spec, files[spec.file])
-            _check_side(spec, "takes", session.get_inputs(), spec.inputs)
-            _check_side(spec, "gives", session.get_outputs(), spec.outputs)
+            check_side(spec, "takes", _side(session.get_inputs()), spec.inputs)
+            check_side(spec, "gives", _side(session.get_outputs()), spec.outputs)
             self._sessions[spec.name] = session
             engines[spec.name] = _engine(session)
         return engines
@@ -93,16 +94,5 @@ def _engine(session: Any) -> Engine:
     return engine
 
 
-def _check_side(spec: EngineSpec, verb: str, found: Sequence[Any], wanted: tuple[TensorSpec, ...]) -> None:
-    ours = [(list(one.shape), one.dtype) for one in wanted]
-    theirs = [(list(one.shape), DTYPES.get(one.type, one.type)) for one in found]
-    for place, (our, their) in enumerate(zip(ours, theirs, strict=False)):
-        if our != their:
-            raise EngineSignatureError(
-                f"engine {spec.name} {verb} {their[1]} {their[0]} as number {place}, the manifest says {our[1]} "
-                f"{our[0]}; rebuild the artifact"
-            )
-    if len(ours) != len(theirs):
-        raise EngineSignatureError(
-            f"engine {spec.name} {verb} {len(theirs)} tensors, the manifest says {len(ours)}; rebuild the artifact"
-        )
+def _side(tensors: Sequence[Any]) -> Side:
+    return [(list(one.shape), DTYPES.get(one.type, one.type)) for one in tensors]

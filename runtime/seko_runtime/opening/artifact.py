@@ -11,11 +11,17 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends import Backend, open_backend
 from seko_runtime.backends.memory import Engine, Memory, Tensor
-from seko_runtime.errors import ArtifactError, DeviceMemoryError, SessionClosedError, UsageError
+from seko_runtime.errors import (
+    ArtifactError,
+    DeviceMemoryError,
+    EngineLoadError,
+    SekoRuntimeError,
+    UsageError,
+)
 from seko_runtime.executor.buffers_check import TEXT_BUFFER, text_vocabulary
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
-from seko_runtime.faults import machine_faults
+from seko_runtime.faults import machine_faults, of_machine, told
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.opening.checked_artifact import CheckedArtifact, check_artifact, read_manifest
 from seko_runtime.opening.golden import (
@@ -32,6 +38,7 @@ from seko_runtime.video.session import Session
 from seko_runtime.video.snapshot import checked_key
 from seko_runtime.video.streams import Streams
 from seko_runtime.video.text import PromptIds
+from seko_runtime.video.turns import Turns, in_turn
 
 __all__ = [
     "CheckedArtifact",
@@ -87,7 +94,7 @@ def open_artifact(
     try:
         memory = backend.memory()
         weights = memory.upload(checked.weights)
-        engines = backend.load_engines(checked.manifest, checked.files)
+        engines = _loaded(backend, checked)
     except BaseException:
         backend.close()
         raise
@@ -97,7 +104,8 @@ def open_artifact(
 class OpenArtifact:
     """An artifact whose engines are loaded and whose weights are on the device; sessions share both.
 
-    Made by `open_artifact`. Use it as a context manager, or call `close()`.
+    Made by `open_artifact`. Use it as a context manager, or call `close()`. Any thread may call it: opening and closing
+    wait for each other.
     """
 
     def __init__(
@@ -122,6 +130,7 @@ class OpenArtifact:
         self._pools: list[Pool] = []
         self._captures = True
         self._closed = False
+        self._turns = Turns("the artifact is closed; open it again with open_artifact()", waits=True)
         spec = self.manifest.text
         if spec is None:
             self._prompt_ids = None
@@ -130,6 +139,7 @@ class OpenArtifact:
             self._prompt_ids = PromptIds(spec, document, text_vocabulary(self.manifest))
 
     @machine_faults()
+    @in_turn
     def open_session(
         self,
         seeds: Sequence[int] | None = None,
@@ -173,7 +183,6 @@ class OpenArtifact:
         SessionClosedError
             If the artifact is closed.
         """
-        self._check_open()
         takes_text = any(buffer.name == TEXT_BUFFER for buffer in self.manifest.buffers)
         if text is None and prompt is None and takes_text:
             golden = self.manifest.golden
@@ -206,6 +215,7 @@ class OpenArtifact:
         return session
 
     @machine_faults()
+    @in_turn
     def open_pool(
         self,
         *,
@@ -234,7 +244,6 @@ class OpenArtifact:
         SessionClosedError
             If the artifact is closed.
         """
-        self._check_open()
         if self.manifest.pool is None:
             raise UsageError("this artifact was built without a pool; rebuild it with --sessions N")
         key = checked_key(snapshot_key)
@@ -352,10 +361,6 @@ class OpenArtifact:
             video_tolerance=bound.video,
         )
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise SessionClosedError("the artifact is closed; open it again with open_artifact()")
-
     def _scheduled(
         self, steps: int | None, shift: float | None
     ) -> tuple[Memory, Manifest, Programs, Mapping[str, Tensor]]:
@@ -399,26 +404,44 @@ class OpenArtifact:
 
     @machine_faults()
     def close(self) -> None:
-        """Close all sessions, then let go of engines and weights; a second call does nothing."""
-        if self._closed:
+        """Close all sessions, then let go of engines and weights; a second call does nothing.
+
+        It waits for the calls that run. In a forked process it does nothing.
+        """
+        if self._turns.forked:
             return
-        self._closed = True
-        for session in self._sessions:
-            session.close()
-        for pool in self._pools:
-            pool.close()
-        self._sessions.clear()
-        self._pools.clear()
-        self._engines.clear()
-        self._weights.clear()
-        self._backend.close()
-        self._memory.close()
+        with self._turns.last():
+            if self._closed:
+                return
+            for session in self._sessions:
+                session.close()
+            for pool in self._pools:
+                pool.close()
+            self._closed = True
+            self._sessions.clear()
+            self._pools.clear()
+            self._engines.clear()
+            self._weights.clear()
+            self._backend.close()
+            self._memory.close()
 
     def __enter__(self) -> OpenArtifact:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _loaded(backend: Backend, checked: CheckedArtifact) -> Mapping[str, Engine]:
+    """Load the engines; what a library raises that its backend does not know is an error of ours too."""
+    try:
+        return backend.load_engines(checked.manifest, checked.files)
+    except SekoRuntimeError:
+        raise
+    except Exception as fault:
+        raise of_machine(fault) or EngineLoadError(
+            f"the engines cannot be loaded: {told(fault)}; rebuild the artifact"
+        ) from fault
 
 
 def _admit(manifest: Manifest, memory: Memory) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Tensor
-from seko_runtime.errors import UsageError
+from seko_runtime.errors import StaleChunkError, UsageError
 from seko_runtime.faults import machine_faults
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 class Chunk:
     """One finished (on CUDA: queued) chunk of one or more rows.
 
+    It belongs to whoever made it until that session's next chunk, whatever others do meanwhile. Reading it is a call of
+    its session: threads may read as they may call that one.
+
     Parameters
     ----------
     index : int
@@ -27,13 +31,16 @@ class Chunk:
     frames : numpy.ndarray
         int64 [B, F], absolute latent-frame numbers of each row.
     latents : tensor
-        float32 [B, C, F, h, w], the session's own buffer: valid until the next chunk is made.
+        float32 [B, C, F, h, w], the session's own buffer: valid until it begins its next chunk, in a batch also until a
+        cache is rebuilt. The device writes it in the order of the maker's work.
     streams : Streams
         What made it.
     serial : int
         Which of its calls did.
     pictures : tuple of (int, int)
         Row and number of each row's video frames; empty without a VAE.
+    row : int, optional
+        Of a pool, the row that its one stream stands on.
     """
 
     index: int
@@ -42,6 +49,7 @@ class Chunk:
     streams: Streams
     serial: int
     pictures: tuple[tuple[int, int], ...]
+    row: int | None = None
 
     def to_host(self) -> NDArray[np.float32]:
         """Return a float32 copy [B, C, F, h, w]; waits for the chunk.
@@ -49,11 +57,15 @@ class Chunk:
         Raises
         ------
         StaleChunkError
-            If another chunk has been begun since, or a cache rebuilt, which overwrites the latents.
+            If the session has begun another chunk since, or, in a batch, rebuilt a cache, which overwrites the latents;
+            of a pool, if the session let go of its row and another one has taken it.
         SessionClosedError
             If the session is closed.
+        SessionBusyError
+            If another thread is in a call of the session; a pool's wait for each other instead.
         """
-        return self.streams.read_latents(self)
+        with self.streams.turns.take():
+            return self.streams.read_latents(self)
 
     @machine_faults()
     def video(self) -> NDArray[np.uint8]:
@@ -67,8 +79,10 @@ class Chunk:
             If the artifact makes no video, or rows differ in T: those that begin with this chunk have fewer frames.
         SessionClosedError
             If the session is closed.
+        SessionBusyError
+            As `to_host`.
         """
-        rows = self._pictures()
+        rows = self.video_rows()
         fewest = min(len(one) for one in rows)
         if any(len(one) > fewest for one in rows):
             begun = [row for row, one in enumerate(rows) if len(one) == fewest]
@@ -81,18 +95,35 @@ class Chunk:
     @machine_faults()
     def video_rows(self) -> list[NDArray[np.uint8]]:
         """Return each row's video frames, uint8 copies [T, H, W, 3]; as `video`, but rows may differ in T."""
-        return [one.copy() for one in self._pictures()]
+        with self.streams.turns.take():
+            decoder = self.streams.decoder()
+            return [decoder.frames(row, number).copy() for row, number in self.pictures]
 
-    def _pictures(self) -> list[NDArray[np.uint8]]:
-        decoder = self.streams.decoder()
-        return [decoder.frames(row, number) for row, number in self.pictures]
 
-    def of_row(self, place: int, index: int) -> Chunk:
-        """Return the part of one of the chunk's rows as a chunk of its own, numbered ``index``."""
-        memory = self.streams.memory
-        latents = memory.row(self.latents, 0, place, len(self.frames))
-        pictures = self.pictures[place : place + 1]
-        return Chunk(index, self.frames[place : place + 1], latents, self.streams, self.serial, pictures)
+class Readable:
+    """Which chunks' latents nothing has overwritten: of the last call, and of each row's last chunk."""
+
+    def __init__(self) -> None:
+        self._call: int | None = None  # serial of the chunk that the buffer of latents holds
+        self._kept: dict[int, int] = {}  # by row, serial of the chunk whose latents are kept
+
+    def made(self, rows: Sequence[int], serial: int) -> None:
+        """A call has made a chunk of these rows."""
+        self._call = serial
+        self._kept.update(dict.fromkeys(rows, serial))
+
+    def let_go(self, rows: Sequence[int] = ()) -> None:
+        """What comes now overwrites the buffer of latents, and what is kept of these rows."""
+        self._call = None
+        for row in rows:
+            self._kept.pop(row, None)
+
+    def check(self, chunk: Chunk) -> None:
+        """Raise a StaleChunkError if a chunk's latents were overwritten."""
+        if chunk.serial != (self._call if chunk.row is None else self._kept.get(chunk.row)):
+            raise StaleChunkError(
+                f"chunk {chunk.index} was overwritten by a later run_chunk() or recache; call to_host() before it"
+            )
 
 
 @dataclass(frozen=True)

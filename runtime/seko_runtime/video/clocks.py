@@ -93,6 +93,10 @@ class RowClocks:
         """Where the latents of a row's next chunk are kept."""
         return self._places.slot(self._made[row])
 
+    def last_place(self, row: int) -> int:
+        """Where the latents of a row's last chunk are kept; the row's next chunk goes to another place."""
+        return self._places.slot(self._made[row] - 1)
+
     def chunk_made(self, rows: Sequence[int]) -> None:
         """Advance rows by one chunk, kept at `next_place`."""
         for row in rows:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.end_signals import held_signals
 from seko_runtime.errors import DiskError, UsageError, VideoWriterError
+from seko_runtime.faults import told
 from seko_runtime.format.manifest import Stream, Video
 from seko_runtime.format.whole_files import disk_faults, whole_file
 
@@ -57,7 +58,7 @@ class ChunkWriter:
     UsageError
         If the suffix is unknown; on entry if something stands at ``path`` that is no regular file.
     VideoWriterError
-        On entry, if the encoder is missing.
+        If the encoder is missing, or refuses the size or the rate.
     DiskError
         From entry to exit, if the place is full or cannot be written.
     """
@@ -167,6 +168,19 @@ def _disk_errors(path: Path) -> Iterator[None]:
         raise DiskError(f"{path} cannot be written ({fault.strerror or fault}): choose another -o") from fault
 
 
+@contextlib.contextmanager
+def _encoder_faults(pictures: str) -> Iterator[None]:
+    """Turn what the encoder says against these pictures' size or rate into a VideoWriterError."""
+    try:
+        yield
+    except (OSError, MemoryError):  # not the encoder's
+        raise
+    except Exception as fault:
+        raise VideoWriterError(
+            f"the encoder of .mp4, which takes even sizes, refuses {pictures}: {told(fault)}; write a .y4m or .npy"
+        ) from fault
+
+
 def _open_sink(suffix: str, file: BinaryIO, stream: Stream, chunks: int, video: Video | None) -> _Sink:
     if suffix == ".npy":
         return _NpySink(file, stream, chunks)
@@ -234,25 +248,30 @@ class _Mp4Sink:
                 "writing .mp4 needs PyAV, which is not installed; write a .y4m, or pip install 'seko-runtime[video]'"
             ) from None
         self._av: Any = av
-        self._container: Any = av.open(file, mode="w", format="mp4")
-        if preview:
-            self._container.metadata["comment"] = LABEL
-        options = {} if preview else {"crf": CRF}
-        self._video: Any = self._container.add_stream("libx264", rate=Fraction(fps), options=options)
-        self._video.width, self._video.height = width, height
-        self._video.pix_fmt = "yuv420p"
+        self._told = f"pictures of {width}x{height} at {fps} fps"
+        with _encoder_faults(self._told):
+            self._container: Any = av.open(file, mode="w", format="mp4")
+            if preview:
+                self._container.metadata["comment"] = LABEL
+            options = {} if preview else {"crf": CRF}
+            self._video: Any = self._container.add_stream("libx264", rate=Fraction(fps), options=options)
+            self._video.width, self._video.height = width, height
+            self._video.pix_fmt = "yuv420p"
 
     def write(self, pictures: Iterable[NDArray[Any]]) -> None:
         for picture in pictures:
-            frame = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
-            self._container.mux(self._video.encode(frame))
+            with _encoder_faults(self._told):
+                frame = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
+                self._container.mux(self._video.encode(frame))
 
     def close(self, *, whole: bool) -> None:
         if whole:
-            self._container.mux(self._video.encode(None))
-            self._container.close()
+            with _encoder_faults(self._told):
+                self._container.mux(self._video.encode(None))
+                self._container.close()
             return
-        with contextlib.suppress(OSError):  # else it would be closed when it is freed, after its file
+        # Else it would be closed when it is freed, after its file.
+        with contextlib.suppress(OSError, VideoWriterError), _encoder_faults(self._told):
             self._container.close()
 
 

@@ -305,6 +305,10 @@ class Live:
                 state[spec.name] = self._row(self.buffers[spec.name], row)
         return state | {f"kept.{place}": self._row(kept, row) for place, kept in enumerate(self._kept)}
 
+    def kept_latents(self, row: int) -> Tensor:
+        """View [1, C, F, h, w] of where the latents of a row's last chunk are kept."""
+        return self._memory.row(self._kept[self._clocks.last_place(row)], 0, row, self._manifest.rows)
+
     def has_rows(self, buffer: str) -> bool:
         """Whether a buffer can be cut into the rows."""
         spec = self.specs[buffer]

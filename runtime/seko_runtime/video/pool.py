@@ -9,7 +9,6 @@ found from that and written down nowhere, so that an error or Ctrl-C between two
 
 from __future__ import annotations
 
-import threading
 import time
 import warnings
 import weakref
@@ -31,7 +30,9 @@ __all__ = ["Pool", "PooledSession", "SessionLeakWarning"]
 class Pool:
     """The rows of an artifact that was built with ``--sessions``.
 
-    All methods may be called from any thread; one at a time runs.
+    All methods of a pool, its sessions and their chunks may be called from any thread, on any of them; one at a time
+    runs, and the others wait. In a process that was forked from the one that opened the pool they raise a
+    ForkedProcessError.
 
     Parameters
     ----------
@@ -59,7 +60,8 @@ class Pool:
         self._buckets = self.manifest.pool.buckets
         self._streams, self._digest, self._clock = streams, digest, clock
         self._snapshot_key = checked_key(snapshot_key)
-        self._lock = threading.RLock()
+        self._turns = streams.turns
+        self._turns.waits = True
         self._members: list[
             weakref.ref[PooledSession]
         ] = []  # running, paused, or closed and still held by someone
@@ -110,7 +112,7 @@ class Pool:
         """
         (checked_seed,) = checked_seeds([seed], 1)
         lease_s, tenant = checked_lease(lease_s), checked_tenant(tenant)
-        with self._lock:
+        with self._turns.take():
             self.reap()
             row = self._free_row(tenant)
             self._streams.forget(row)
@@ -142,12 +144,12 @@ class Pool:
             If ``lease_s`` is no finite number above 0, or ``tenant`` no name.
         """
         lease_s, tenant = checked_lease(lease_s), checked_tenant(tenant)
-        with self._lock:
+        with self._turns.take():
             self.reap()
             self._vacant_row()  # a full pool says so before it reads anything
             layout = self._streams.layout()
         state = read_snapshot(Path(path), self._digest, layout, self._snapshot_key)
-        with self._lock:
+        with self._turns.take():
             self.reap()
             row = self._free_row(tenant)
             self._streams.load(row, state)
@@ -168,7 +170,7 @@ class Pool:
         Returns
         -------
         list of Chunk
-            One each, B = 1.
+            One each, B = 1: each its session's until that one's next chunk.
 
         Raises
         ------
@@ -177,7 +179,7 @@ class Pool:
         SessionClosedError
             If one has ended.
         """
-        with self._lock:
+        with self._turns.take():
             self.reap()
             rows = [session._running_row(self) for session in sessions]
             if not rows or len(rows) > self._buckets[-1] or len(set(rows)) < len(rows):
@@ -185,18 +187,17 @@ class Pool:
                     f"a call of {len(rows)} sessions, {len(set(rows))} of them different; expected 1 to "
                     f"{self._buckets[-1]} different ones"
                 )
-            numbers = [self._streams.clocks.made(row) for row in rows]
             chunk = self._streams.run_chunk(rows)
             for session in sessions:
                 session.renew()
-            return [chunk.of_row(place, number) for place, number in enumerate(numbers)]
+            return [self._streams.row_chunk(chunk, place, row) for place, row in enumerate(rows)]
 
     def reap(self) -> list[str]:
         """End the sessions whose lease has run out, paused ones too; return their names and those of lost ones.
 
         A lost session's row was free when its last reference went; here it is only told.
         """
-        with self._lock:
+        with self._turns.take():
             names = [self._lost.popleft() for _ in range(len(self._lost))]
             now = self._clock()
             for known in list(self._members):
@@ -227,7 +228,8 @@ class Pool:
     @property
     def session_bytes(self) -> int:
         """Bytes on the device of one session's own state."""
-        return sum(spec.nbytes for spec in self._streams.layout().values())
+        with self._turns.take():
+            return sum(spec.nbytes for spec in self._streams.layout().values())
 
     @property
     def stats(self) -> SessionStats:
@@ -235,8 +237,13 @@ class Pool:
         return self._streams.stats
 
     def close(self) -> None:
-        """End all sessions and give all memory back; one that is still open is reported. Twice does nothing."""
-        with self._lock:
+        """End all sessions and give all memory back; one that is still open is reported. Twice does nothing.
+
+        It waits for the call that runs; those that wait are refused. In a forked process it does nothing.
+        """
+        if self._turns.forked:
+            return
+        with self._turns.last():
             if self._streams.closed:
                 return
             for session in self.sessions:

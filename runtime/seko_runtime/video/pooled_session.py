@@ -28,6 +28,8 @@ class SessionLeakWarning(ResourceWarning):
 class PooledSession:
     """One stream in a pool. Made by `Pool.open_session`; use it as a context manager, or call `close`.
 
+    Any thread may call it, beside other calls of the same session and of the pool's others: one runs, the others wait.
+
     Parameters
     ----------
     pool : Pool
@@ -58,21 +60,21 @@ class PooledSession:
         self, prompt: str | None = None, *, chunks: int | None = None, recache: bool = False
     ) -> Iterator[NDArray[np.uint8]]:
         """Make chunks and give their video frames, uint8 [1, T, H, W, 3]; as `Session.stream`."""
-        return video_stream(self, self._pool._streams.decoder(), prompt, chunks, recache)
+        return video_stream(self, self._pool._streams, prompt, chunks, recache)
 
     def set_prompt(self, prompt: str, *, recache: bool = False) -> None:
         """Set the prompt by a sentence, from the next chunk on; see `Streams.set_prompt`."""
-        with self._pool._lock:
+        with self._pool._turns.take():
             self._pool._streams.set_prompt([self._running_row()], prompt, recache=recache)
 
     def set_text(self, text: object, *, recache: bool = False) -> None:
         """Set the prompt by embeddings [1, tokens, text_dim], from the next chunk on."""
-        with self._pool._lock:
+        with self._pool._turns.take():
             self._pool._streams.set_text([self._running_row()], text, recache=recache)
 
     def restart(self, *, seed: int | None = None, image: object = None, reference: object = None) -> None:
         """Begin the stream anew at frame 0, with a clean cache; the prompt stays."""
-        with self._pool._lock:
+        with self._pool._turns.take():
             row = self._running_row()
             self._pool._streams.restart(row, seed=seed, image=image, reference=reference)
 
@@ -84,7 +86,7 @@ class PooledSession:
         UsageError
             If `stream` has queued a chunk that was not given out.
         """
-        with self._pool._lock:
+        with self._pool._turns.take():
             row = self._running_row()
             if self._ahead:
                 raise UsageError(
@@ -104,7 +106,7 @@ class PooledSession:
         UsageError
             If it is not paused, or its lease ran out meanwhile.
         """
-        with self._pool._lock:
+        with self._pool._turns.take():
             self._pool.reap()
             state = self._place
             if not isinstance(state, RowState):
@@ -126,9 +128,10 @@ class PooledSession:
         DiskError
             If it cannot be written.
         """
-        with self._pool._lock:
-            place = self._place
-            state = place if isinstance(place, RowState) else self._pool._streams.store(self._running_row())
+        self._pool._turns.check_process()
+        state = self._place
+        if not isinstance(state, RowState):
+            state = self._stored()
         write_snapshot(Path(path), self._pool._digest, state, self._pool._snapshot_key)
 
     def renew(self) -> None:
@@ -147,12 +150,16 @@ class PooledSession:
         return self._place is None
 
     def close(self) -> None:
-        """End the session and free its row, or what is kept on the host; a second call does nothing."""
-        with self._pool._lock:
-            if self._row is not None:
-                self._pool._streams.begin_owner(self._row, None)
-            self._place = None
-            self._ahead.clear()
+        """End the session and free its row, or what is kept on the host; a second call does nothing.
+
+        It waits for the call that runs. In a forked process it does nothing.
+        """
+        if not self._pool._turns.forked:
+            with self._pool._turns.lock:
+                if self._row is not None:
+                    self._pool._streams.begin_owner(self._row, None)
+                self._place = None
+                self._ahead.clear()
 
     def __enter__(self) -> PooledSession:
         return self
@@ -161,7 +168,7 @@ class PooledSession:
         self.close()
 
     def __del__(self) -> None:
-        if self._row is not None:
+        if self._row is not None and not self._pool._turns.forked:
             self._pool._lost.append(self.name)
             text = f"session {self.name!r} was never closed; its row is free again"
             warnings.warn(text, SessionLeakWarning, stacklevel=2)
@@ -171,6 +178,11 @@ class PooledSession:
         """The row that it stands on; None if it is paused or closed."""
         place = self._place
         return place if isinstance(place, int) else None
+
+    def _stored(self) -> RowState:
+        with self._pool._turns.take():
+            place = self._place  # which another thread may have changed meanwhile
+            return place if isinstance(place, RowState) else self._pool._streams.store(self._running_row())
 
     def _running_row(self, pool: Pool | None = None) -> int:
         if pool is not None and pool is not self._pool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import count
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,10 @@ from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.video.chunk import Chunk, SessionStats
 from seko_runtime.video.clocks import checked_seeds
-from seko_runtime.video.decoding import Decoder
 from seko_runtime.video.prompts import PROMPT_CACHE
 from seko_runtime.video.streams import Streams
 from seko_runtime.video.text import TokenIds
+from seko_runtime.video.video_stream import VideoStream
 
 __all__ = ["Chunk", "Session", "SessionStats"]
 
@@ -27,7 +26,8 @@ __all__ = ["Chunk", "Session", "SessionStats"]
 class Session:
     """Streams of one batch; rows may stand at different chunks.
 
-    Of a pool's artifact, a batch as large as its largest call, with nobody beside it.
+    Of a pool's artifact, a batch as large as its largest call, with nobody beside it. For one thread at a time: while a
+    call runs, any other thread's ends in a SessionBusyError, but for `close`, which waits.
 
     Parameters
     ----------
@@ -120,7 +120,8 @@ class Session:
         SessionClosedError
             After `close()`.
         """
-        return self._streams.run_chunk(self._rows)
+        with self._streams.turns.take():
+            return self._streams.run_chunk(self._rows)
 
     def stream(
         self,
@@ -155,7 +156,7 @@ class Session:
         SessionClosedError
             After `close()`.
         """
-        return video_stream(self, self._streams.decoder(), prompt, chunks, recache)
+        return video_stream(self, self._streams, prompt, chunks, recache)
 
     def set_prompt(self, prompt: str | Sequence[str], *, recache: bool = False) -> None:
         """Set the rows' prompts by sentences, from the next chunk on.
@@ -173,7 +174,8 @@ class Session:
         UsageError, TokenizerMissingError, TokenizerError, SessionClosedError
             As `Streams.set_prompt`.
         """
-        self._streams.set_prompt(self._rows, prompt, recache=recache)
+        with self._streams.turns.take():
+            self._streams.set_prompt(self._rows, prompt, recache=recache)
 
     def set_text(self, text: object, *, recache: bool = False) -> None:
         """Set the rows' prompts by embeddings, from the next chunk on.
@@ -190,7 +192,8 @@ class Session:
         UsageError, SessionClosedError
             As `Streams.set_text`.
         """
-        self._streams.set_text(self._rows, text, recache=recache)
+        with self._streams.turns.take():
+            self._streams.set_text(self._rows, text, recache=recache)
 
     def restart_row(
         self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
@@ -215,10 +218,11 @@ class Session:
         SessionClosedError
             After `close()`.
         """
-        self._streams.live()
-        if row not in self._rows:
-            raise UsageError(f"row {row} does not exist, expected 0 to {self._rows[-1]}")
-        self._streams.restart(row, seed=seed, image=image, reference=reference)
+        with self._streams.turns.take():
+            self._streams.live()
+            if row not in self._rows:
+                raise UsageError(f"row {row} does not exist, expected 0 to {self._rows[-1]}")
+            self._streams.restart(row, seed=seed, image=image, reference=reference)
 
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
         """Copy every ``step``-th token of every cache buffer to the host; waits for the last chunk.
@@ -238,7 +242,8 @@ class Session:
         SessionClosedError
             After `close()`.
         """
-        return self._streams.cache_sample(step)
+        with self._streams.turns.take():
+            return self._streams.cache_sample(step)
 
     @property
     def stats(self) -> SessionStats:
@@ -256,9 +261,14 @@ class Session:
         return self._streams.closed
 
     def close(self) -> None:
-        """Wait for the device and give all memory back; a second call does nothing."""
-        self._ahead.clear()
-        self._streams.close()
+        """Wait for the call that runs and for the device, and give all memory back; a second call does nothing.
+
+        Nor does one in a forked process, where nothing of it may be touched.
+        """
+        if not self._streams.turns.forked:
+            with self._streams.turns.last():
+                self._ahead.clear()
+                self._streams.close()
 
     def __enter__(self) -> Session:
         return self
@@ -268,27 +278,13 @@ class Session:
 
 
 def video_stream(
-    session: Any,
-    decoder: Decoder,
-    prompt: str | Sequence[str] | None,
-    chunks: int | None,
-    recache: bool,
-) -> Iterator[NDArray[np.uint8]]:
+    session: Any, streams: Streams, prompt: str | Sequence[str] | None, chunks: int | None, recache: bool
+) -> VideoStream:
     """What `Session.stream` gives, of a session of its own or in a pool."""
-    if prompt is not None:
-        session.set_prompt(prompt, recache=recache)
-    elif recache:
-        raise UsageError("recache without a prompt does nothing; give both, or neither")
-    made = _queued_ahead(session.run_chunk, session._ahead, int(decoder.overlaps), chunks)
-    return (chunk.video() for chunk in made)
-
-
-def _queued_ahead(
-    run_chunk: Callable[[], Chunk], queued: deque[Chunk], ahead: int, chunks: int | None
-) -> Iterator[Chunk]:
-    """Give so many chunks (None: no end) in order, those in ``queued`` first, with ``ahead`` more queued."""
-    for given in count() if chunks is None else range(chunks):
-        wanted = 1 + ahead if chunks is None else min(1 + ahead, chunks - given)
-        while len(queued) < wanted:
-            queued.append(run_chunk())
-        yield queued.popleft()
+    with streams.turns.take():
+        ahead = int(streams.decoder().overlaps)
+        if prompt is not None:
+            session.set_prompt(prompt, recache=recache)
+        elif recache:
+            raise UsageError("recache without a prompt does nothing; give both, or neither")
+    return VideoStream(streams.turns, session.run_chunk, session._ahead, ahead, chunks)

@@ -5,19 +5,18 @@ Torch-free; tensors and capture are the memory's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Engine, Memory, Tensor
-from seko_runtime.errors import SessionClosedError, StaleChunkError, TornStreamError, UsageError
+from seko_runtime.errors import SessionClosedError, TornStreamError, UsageError
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.faults import machine_faults
 from seko_runtime.format.manifest import Manifest, TensorSpec
-from seko_runtime.video.chunk import Chunk, SessionStats
+from seko_runtime.video.chunk import Chunk, Readable, SessionStats
 from seko_runtime.video.clocks import RowClocks, checked_seeds
 from seko_runtime.video.decoding import Decoder
 from seko_runtime.video.given import GivenFrames
@@ -26,12 +25,18 @@ from seko_runtime.video.positions import Positions
 from seko_runtime.video.prompts import PROMPT_CACHE, RowPrompts
 from seko_runtime.video.reference import set_reference
 from seko_runtime.video.ring import Ring
+from seko_runtime.video.row_moves import RowMoves
 from seko_runtime.video.snapshot import RowNumbers, RowState, check_numbers
 from seko_runtime.video.text import TokenIds
+from seko_runtime.video.turns import Turns
+
+CLOSED = "the session is closed; open a new one with open_session()"
 
 
 class Streams:
     """The rows of an artifact's buffers, a stream each; `prepare` comes before the first chunk.
+
+    Whoever calls holds `turns`: nothing in here is made for two threads at once.
 
     Parameters
     ----------
@@ -77,6 +82,7 @@ class Streams:
         overlap: bool = True,
     ) -> None:
         self.manifest, self.memory = manifest, memory
+        self.turns = Turns(CLOSED)
         self._live: Live | None = None
         try:
             programs = resolve_programs(manifest) if programs is None else programs
@@ -86,9 +92,9 @@ class Streams:
             self.clocks = RowClocks(ring, manifest.rows)
             self.seeds = np.zeros(manifest.rows, np.int64)
             self._chunks = self._launches = 0
-            self._readable: int | None = None  # serial of the chunk whose latents are whole
+            self._readable = Readable()
             self._rebuild_due: set[int] = set()
-            self._moving: dict[int, object] = {}  # ends of copies to or from the host, by row
+            self._moves = RowMoves(memory)
             self._torn: set[int] = set()  # rows that are being moved on, or were when Ctrl-C came
             self.given = GivenFrames(manifest, memory)
             self._prompts: RowPrompts | None = None
@@ -121,7 +127,7 @@ class Streams:
         Returns
         -------
         Chunk
-            Its latents are overwritten by the next call.
+            Its latents are overwritten by the next call, whichever rows that is for; `row_chunk` gives those that stay.
 
         Raises
         ------
@@ -135,9 +141,9 @@ class Streams:
         frames, seeds = clocks.frames(rows), self.seeds[list(rows)]
         first_frames, slot_firsts = frames[:, 0], [int(clocks.slot_first[row]) for row in rows]
         begins = [bool(first == 0) for first in first_frames]
-        self._readable = None
+        self._readable.let_go(rows)
         with self.memory.ordered():
-            self._settle(rows)
+            self._moves.settle(rows)
             due = [row for row in rows if row in self._rebuild_due]
             if due:
                 self._rebuild_caches(live, due)
@@ -156,7 +162,7 @@ class Streams:
         latents = self.memory.leading(live.latents, len(rows))
         pictures = tuple(zip(rows, numbers, strict=True)) if numbers else ()
         chunk = Chunk(self._chunks, frames, latents, self, self._chunks, pictures)
-        self._readable = self._chunks
+        self._readable.made(rows, self._chunks)
         self._chunks += 1
         self._torn.difference_update(rows)
         return chunk
@@ -165,6 +171,16 @@ class Streams:
         """Give a row another owner, or none; see `RowPrompts.begin_owner`."""
         if self._prompts is not None:
             self._prompts.begin_owner(row, tenant)
+
+    def row_chunk(self, chunk: Chunk, place: int, row: int) -> Chunk:
+        """Return one row's part of the chunk that was made last, over latents that its next one alone overwrites.
+
+        Numbered by the row's own count. They lie where a rebuilt cache is made from, so this copies nothing.
+        """
+        index = self.clocks.made(row) - 1
+        latents = self.live().kept_latents(row)
+        part = slice(place, place + 1)
+        return Chunk(index, chunk.frames[part], latents, self, chunk.serial, chunk.pictures[part], row)
 
     @machine_faults()
     def set_prompt(self, rows: Sequence[int], prompt: str | Sequence[str], *, recache: bool = False) -> None:
@@ -196,7 +212,7 @@ class Streams:
         if len(prompts) != len(rows):
             raise UsageError(f"{len(prompts)} prompts given for {len(rows)} rows, expected one, or one each")
         with self.memory.ordered():
-            self._settle(rows)
+            self._moves.settle(rows)
         self._prompts.set(live, rows, prompts)
         if recache:
             self._recache(live, rows)
@@ -214,7 +230,7 @@ class Streams:
         """
         live = self._live_for(recache=recache)
         with self.memory.ordered():
-            self._settle(rows)
+            self._moves.settle(rows)
         live.set_text(rows, text)
         if recache:
             self._recache(live, rows)
@@ -224,7 +240,7 @@ class Streams:
         """Begin rows' streams with a picture, or with latents; see `GivenFrames`."""
         live = self.live()
         with self.memory.ordered():
-            self._settle(rows)
+            self._moves.settle(rows)
         if image is not None:
             self.given.set_image(live, rows, image)
         if latents is not None:
@@ -235,7 +251,7 @@ class Streams:
         """Give rows, whose streams begin, the reference frames of their caches; see `reference.set_reference`."""
         live = self.live()
         with self.memory.ordered():
-            self._settle(rows)
+            self._moves.settle(rows)
         if set_reference(live, self.manifest, self.memory, rows, reference):
             self._rebuild_due.update(rows)  # written before the next chunk, with the prompt that stands then
 
@@ -257,7 +273,7 @@ class Streams:
         live = self.live()
         new_seed = None if seed is None else checked_seeds([seed], 1)[0]
         with self.memory.ordered():
-            self._settle([row])
+            self._moves.settle([row])
         if image is None:
             self.given.drop(row)
         else:
@@ -275,8 +291,9 @@ class Streams:
     def forget(self, row: int) -> None:
         """Queue zeros into all that a row's stream was made of, before another owner's begins there."""
         live = self.live()
+        self._readable.let_go([row])
         with self.memory.ordered():
-            self._settle([row])
+            self._moves.settle([row])
             if live.decoder is not None:
                 live.decoder.join()
             for state in live.state_of(row).values():
@@ -309,11 +326,10 @@ class Streams:
             clock=self.clocks.state(row),
         )
         with self.memory.ordered():
-            self._settle([row])
+            self._moves.settle([row])
             if live.decoder is not None:
                 live.decoder.join()
-            with self._all_or_waited():
-                parked, self._moving[row] = self.memory.park(live.state_of(row))
+            parked = self._moves.park(row, live.state_of(row))
         return RowState(numbers, parked)
 
     @machine_faults()
@@ -327,13 +343,13 @@ class Streams:
         """
         live, numbers = self.live(), state.numbers
         check_numbers(numbers, self.manifest)
+        self._readable.let_go([row])
         self.clocks.load(row, numbers.clock)
         with self.memory.ordered():
-            self._settle([row])
+            self._moves.settle([row])
             if live.decoder is not None:
                 live.decoder.join()
-            with self._all_or_waited():
-                self._moving[row] = self.memory.unpark(state.tensors, live.state_of(row))
+            self._moves.unpark(row, state.tensors, live.state_of(row))
         self.seeds[row], self.given.counts[row] = numbers.seed, numbers.given
         self._rebuild_due.discard(row)
         if numbers.rebuild_due:
@@ -351,10 +367,7 @@ class Streams:
     def read_latents(self, chunk: Chunk) -> NDArray[np.float32]:
         """Copy a chunk's latents to the host; see `Chunk.to_host`."""
         self.live()
-        if chunk.serial != self._readable:
-            raise StaleChunkError(
-                f"chunk {chunk.index} was overwritten by a later run_chunk() or recache; call to_host() before it"
-            )
+        self._readable.check(chunk)
         return self.memory.read(chunk.latents)
 
     @machine_faults()
@@ -365,7 +378,7 @@ class Streams:
     def live(self) -> Live:
         """Return what is live; SessionClosedError after `close`."""
         if self._live is None:
-            raise SessionClosedError("the session is closed; open a new one with open_session()")
+            raise SessionClosedError(CLOSED)
         return self._live
 
     def decoder(self) -> Decoder:
@@ -378,11 +391,11 @@ class Streams:
     @property
     def stats(self) -> SessionStats:
         """Counters so far."""
-        cache = None if self._prompts is None else self._prompts.cache
+        live, cache = self._live, None if self._prompts is None else self._prompts.cache
         return SessionStats(
             chunks=self._chunks,
             graph_launches=self._launches,
-            captured_graphs=0 if self._live is None else len(self._live.replays),
+            captured_graphs=0 if live is None else len(live.replays),
             pool_bytes=self.manifest.kv.pool_bytes,
             prompt_cache_hits=0 if cache is None else cache.hits,
             prompt_cache_misses=0 if cache is None else cache.misses,
@@ -391,7 +404,8 @@ class Streams:
     @property
     def decodes_beside(self) -> bool:
         """Whether a chunk is decoded while the next one is made."""
-        decoder = None if self._live is None else self._live.decoder
+        live = self._live
+        decoder = None if live is None else live.decoder
         return decoder is not None and decoder.overlaps
 
     @property
@@ -439,25 +453,9 @@ class Streams:
                 "known where it stands; restart it, or close its session and open another"
             )
 
-    @contextmanager
-    def _all_or_waited(self) -> Iterator[None]:
-        """Wait for the device if copies are queued only in part: whoever uses the row next has no end to wait for."""
-        try:
-            yield
-        except BaseException:
-            self.memory.wait()
-            raise
-
-    def _settle(self, rows: Sequence[int]) -> None:
-        """Let what comes now wait, on the device, for the rows' copies to or from the host."""
-        for row in rows:
-            if row in self._moving:
-                self.memory.after(self._moving[row])
-                del self._moving[row]
-
     def _recache(self, live: Live, rows: Sequence[int]) -> None:
         self._rebuild_due.update(rows)  # until it is done: a chunk must not run on half a cache
-        self._readable = None
+        self._readable.let_go()
         with self.memory.ordered():
             self._rebuild_caches(live, rows)
 

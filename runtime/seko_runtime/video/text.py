@@ -58,7 +58,8 @@ class PromptIds:
         tokenizer = self._loaded()
         try:
             found = list(tokenizer.encode(cleaned).ids)
-        except Exception as error:  # as below; its message is not told: it may quote the prompt
+        except BaseException as error:  # its message is not told: it may quote the prompt
+            _raise_foreign(error)
             raise TokenizerError(
                 f"{spec.tokenizer} cannot cut a prompt into ids ({type(error).__name__}); rebuild the artifact"
             ) from None
@@ -90,7 +91,8 @@ class PromptIds:
         document = bytes(self._document).decode("utf-8", errors="replace")
         try:
             loaded: Any = tokenizers.Tokenizer.from_str(document)
-        except Exception as error:  # the library raises no narrower class
+        except BaseException as error:
+            _raise_foreign(error)
             raise TokenizerError(
                 f"{self._spec.tokenizer} is no file of tokenizers {tokenizers.__version__}: {str(error)[:120]}; "
                 "update the library, or rebuild the artifact"
@@ -99,6 +101,12 @@ class PromptIds:
         loaded.no_padding()
         self._tokenizer = loaded
         return loaded
+
+
+def _raise_foreign(error: BaseException) -> None:
+    """Raise again what is not the tokenizer library's: it raises no class below Exception, and panics outside of it."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
 
 
 def clean_prompt(prompt: str) -> str:

@@ -1,0 +1,107 @@
+"""What an engine's file says of itself, against what the manifest says of the engine. Runs nothing of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Sequence
+
+from seko_runtime.errors import EngineSignatureError
+from seko_runtime.format.manifest import EngineSpec, TensorSpec
+
+TENSORS_KEY = "seko_tensors"  # in an AOTInductor package's metadata: `tensors_text` of its engine
+ZIP_MAGIC = b"PK\3\4"
+Side = Sequence[tuple[Sequence[int], str]]  # shape and dtype of each tensor
+
+
+def check_side(spec: EngineSpec, verb: str, found: Side, wanted: Sequence[TensorSpec]) -> None:
+    """Compare one side of an engine's own signature with the manifest's.
+
+    Parameters
+    ----------
+    spec : EngineSpec
+        The engine.
+    verb : str
+        What it does with that side: ``takes`` or ``gives``.
+    found : sequence of shape and dtype
+        As the file says.
+    wanted : sequence of TensorSpec
+        As the manifest says.
+
+    Raises
+    ------
+    EngineSignatureError
+        If they differ in count, a shape or a dtype.
+    """
+    for place, (our, (shape, dtype)) in enumerate(zip(wanted, found, strict=False)):
+        if (list(our.shape), our.dtype) != (list(shape), dtype):
+            raise EngineSignatureError(
+                f"engine {spec.name} {verb} {dtype} {list(shape)} as number {place}, the manifest says {our.dtype} "
+                f"{list(our.shape)}; rebuild the artifact"
+            )
+    check_count(spec, verb, len(found), wanted)
+
+
+def check_count(spec: EngineSpec, verb: str, found: int, wanted: Sequence[TensorSpec]) -> None:
+    """Compare the count of tensors alone; EngineSignatureError if it differs."""
+    if found != len(wanted):
+        raise EngineSignatureError(
+            f"engine {spec.name} {verb} {found} tensors, the manifest says {len(wanted)}; rebuild the artifact"
+        )
+
+
+def check_place(spec: EngineSpec, package: memoryview, engines: Container[str]) -> None:
+    """See that a package of torch is not another engine's of the artifact.
+
+    All of a package lies in a folder with its engine's name, which tells two of one signature apart.
+
+    Raises
+    ------
+    EngineSignatureError
+        If it is another one's.
+    """
+    found = packed_name(package)
+    if found != spec.name and found in engines:
+        raise EngineSignatureError(
+            f"engine {spec.name}: {spec.file} holds the engine {found}; rebuild the artifact"
+        )
+
+
+def packed_name(package: memoryview) -> str:
+    """Return the folder that the first entry of a zip file lies in; nothing if there is none."""
+    if package[:4] != ZIP_MAGIC:
+        return ""
+    length = int.from_bytes(package[26:28], "little")
+    folder, slash, _ = bytes(package[30 : 30 + length]).partition(b"/")
+    return folder.decode("utf-8", "replace") if slash else ""
+
+
+def tensors_text(spec: EngineSpec) -> str:
+    """Return an engine's signature as JSON, for its package: shapes and dtypes, places of the inputs that it writes."""
+    sides = ([[list(one.shape), one.dtype] for one in side] for side in (spec.inputs, spec.outputs))
+    places = [place for place, one in enumerate(spec.inputs) if one.name in spec.mutates]
+    return json.dumps([*sides, places])
+
+
+def check_tensors_text(spec: EngineSpec, found: str | None) -> None:
+    """Compare what a package carries with the manifest; a package that carries none is not compared.
+
+    Raises
+    ------
+    EngineSignatureError
+        If they differ.
+    """
+    if found is None or found == tensors_text(spec):
+        return
+    try:
+        inputs, outputs, places = json.loads(found)
+        check_side(spec, "takes", inputs, spec.inputs)
+        check_side(spec, "gives", outputs, spec.outputs)
+        names = [spec.inputs[place].name for place in places]
+    except (ValueError, TypeError, IndexError, RecursionError):
+        raise EngineSignatureError(
+            f"engine {spec.name}: {spec.file} carries a signature that is none; rebuild the artifact"
+        ) from None
+    raise EngineSignatureError(
+        f"engine {spec.name} writes {', '.join(names)[:200] or 'nothing'} in place, the manifest says "
+        f"{', '.join(spec.mutates)[:200] or 'nothing'}; rebuild the artifact"
+    )
