@@ -1,13 +1,13 @@
 """Threads on one pool: every chunk against the same chunk of a session alone, byte for byte.
 
     python scripts/bench/thread_soak.py --rows docs/benchmarks/cpu.jsonl --preset tiny --chunks 2400
-    python scripts/bench/thread_soak.py --rows docs/benchmarks/h200.jsonl --chunks 20000
+    python scripts/bench/thread_soak.py --rows docs/benchmarks/h200.jsonl --chunks 20000 --fp4-kv
 
 A few stories (a seed, texts, restarts) are told by one session at a time and their chunks' hashes kept. Then threads
 tell them over and over, a session each: which row it gets, who runs between a chunk and its reading, and when it
 pauses or goes through a snapshot is left to chance. Figure: ``thread_soak_mismatches``, the chunks whose latents or
-frames differ. Without ``--artifact`` it builds one, with a pool of as many sessions as there are threads. The last line
-that is printed is the row.
+frames differ. Without ``--artifact`` it builds one, with a pool of as many sessions as there are threads; options that
+are not its own, such as ``--fp4-kv``, are the build's. The last line that is printed is the row.
 """
 
 from __future__ import annotations
@@ -106,16 +106,20 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=2400, help="to compare, at least")
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options, more = parser.parse_known_args()
+    if more and options.artifact:
+        parser.error(f"{more[0]} is no option of the soak, and there is nothing to build")
     with tempfile.TemporaryDirectory() as folder:
-        artifact = options.artifact or built(Path(folder, "pool"), options)
+        artifact = options.artifact or built(Path(folder, "pool"), options, more)
         soak(artifact, Path(folder), options)
 
 
-def built(folder: Path, options: argparse.Namespace) -> Path:
+def built(folder: Path, options: argparse.Namespace, more: list[str]) -> Path:
     """Build an artifact with a pool in calls of one: so a session's engines are the same alone and beside others."""
     command = [sys.executable, "-m", "seko_export", "build", "--preset", options.preset, "-o", str(folder)]
-    subprocess.run([*command, "--sessions", str(options.threads), "--batch", "1"], check=True)
+    if options.preset == "sample":
+        command.append("--no-text")  # embeddings go in
+    subprocess.run([*command, "--sessions", str(options.threads), "--batch", "1", *more], check=True)
     return folder
 
 

@@ -6,7 +6,7 @@
 # Logs stand in $SEKO_WORK (default /tmp/seko-bench), its last lines are printed; the exit code counts what failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-lanes=("vae pipeline stream" "peers" "parts" "peers14" "pool" "quality" "pool1" "peers3 kernels" "fit" "fit14" "step layers")
+lanes=("vae pipeline stream" "peers" "parts" "peers14" "pool threads" "quality" "pool1" "peers3 kernels" "fit" "fit14" "step layers")
 wanted=" ${*:-${lanes[*]}} "
 for name in $wanted; do
     [[ " ${lanes[*]} " == *" $name "* ]] || { echo "no section $name: expected some of ${lanes[*]}" >&2 && exit 2; }
@@ -45,6 +45,7 @@ section() { # NAME
     pipeline) "${limit[@]}" scripts/bench/pipeline.py --full --work "$work/pipeline" --rows "$rows" ;;
     stream) "${limit[@]}" scripts/bench/long_stream.py "$work/pipeline/sample" --rows "$rows" --picture docs/images/long-stream.png ;;
     pool) pool_of "$work/pool" busy,slope,soak --no-text --no-vae --sessions 12 --batch 1,2,4 ;;
+    threads) "${limit[@]}" scripts/bench/thread_soak.py --chunks 20000 --fp4-kv --rows "$rows" ;;
     pool1) full_size && pool_of "$work/pool1" offload,latencies,batch "$work/1.3b.pt" --preset self-forcing-1.3b --sessions 9 \
         --batch 1,2,4,8 && pool_of "$work/pool3" batch "$work/1.3b.pt" --preset self-forcing-1.3b --sessions 9 --batch 1,2,4,8 \
         --height 320 --width 576 --ring-frames 12 ;;

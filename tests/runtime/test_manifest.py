@@ -94,6 +94,24 @@ def test_a_path_that_is_no_plain_relative_one_is_refused_wherever_it_stands(path
             read(table)
 
 
+@pytest.mark.parametrize("table", ["stream", "video"])
+@pytest.mark.parametrize(
+    ("height", "width"), [(1 << 31, 1 << 31), (1 << 13, (1 << 13) + 1), (1, (1 << 26) + 1)]
+)
+def test_a_picture_that_no_machine_holds_is_refused_before_any_is_made(
+    table: str, height: int, width: int
+) -> None:
+    """A preview is as large as the stream's table says, whatever the buffers are."""
+    manifest = as_table(with_video())
+    manifest[table] |= {"height": height, "width": width}
+    with pytest.raises(
+        ManifestError, match=f"{table} brings the pixels to {height * width}, at most 67108864"
+    ):
+        read(manifest)
+    manifest[table] |= {"height": 1 << 13, "width": 1 << 13}
+    read(manifest)
+
+
 def _places(value: object, path: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
     found = [path]
     if isinstance(value, dict):

@@ -297,6 +297,7 @@ def _read_stream(fields: Fields) -> Stream:
         reference_frames=fields.optional("reference_frames", _read_frames) or 0,
         **size,
     )
+    Budget(budgets.MAX_PIXELS, "pixels").take(stream.height * stream.width, "stream")
     if stream.chunk_frames > stream.ring_frames:
         raise ManifestError(
             f"stream.chunk_frames {stream.chunk_frames} is larger than ring_frames {stream.ring_frames}: "
@@ -396,6 +397,7 @@ def _read_video(value: object, where: str) -> Video:
         key: fields.integer(key, minimum=1, maximum=1 << 31)
         for key in ("first_frames", "chunk_frames", "height", "width")
     }
+    Budget(budgets.MAX_PIXELS, "pixels").take(size["height"] * size["width"], where)
     return Video(**size)
 
 
