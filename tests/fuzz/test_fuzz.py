@@ -32,6 +32,6 @@ def test_numbered_cases_end_in_success_or_in_an_error_of_ours() -> None:
 
 
 def test_each_case_of_the_corpus_is_refused() -> None:
-    names = [name for name in sorted(CORPUS) if not name.startswith("sparse_")]
+    names = sorted(CORPUS)
     options = [option for name in names for option in ("--named", name)]
     assert fuzzed(*options) == f"{len(names)} cases, 0 uncaught"

@@ -13,7 +13,7 @@ import seko_runtime  # and numpy with it, which is no part of what the check may
 from seko_runtime.errors import SekoRuntimeError
 from seko_runtime.opening.artifact import check_artifact
 
-CPU_SECONDS, MEMORY_BYTES = 1, 256 << 20
+MEMORY_BYTES = 256 << 20
 
 
 def taken_bytes() -> int:
@@ -22,9 +22,9 @@ def taken_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-def main(folder: str) -> int:
-    """Print how the check ended: the class of the error and its message, as JSON."""
-    seconds, memory = math.ceil(time.process_time() + CPU_SECONDS), taken_bytes() + MEMORY_BYTES
+def main(folder: str, cpu_seconds: str) -> int:
+    """Print how the check ended: the class of the error, its exit code and its message, as JSON."""
+    seconds, memory = math.ceil(time.process_time() + float(cpu_seconds)), taken_bytes() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     try:
@@ -37,4 +37,4 @@ def main(folder: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from seko_export.artifact.manifest_json import manifest_json
 from seko_runtime import errors
 from seko_runtime.errors import (
     MAX_MESSAGE_LETTERS,
+    FileSizeError,
     ManifestError,
     MissingFileError,
     PathEscapeError,
@@ -24,6 +27,7 @@ from seko_runtime.errors import (
 )
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.format import budgets
+from seko_runtime.format.artifact_files import ArtifactFiles
 from seko_runtime.format.json_fields import MAX_JSON_DEPTH, MAX_JSON_VALUES, parse_json
 from seko_runtime.format.manifest import Buffer, Call, EngineSpec, FileEntry, Manifest, TensorSpec, Weight
 from seko_runtime.format.manifest_reader import parse_manifest
@@ -46,11 +50,12 @@ def as_table(manifest: Manifest) -> Table:
     return table
 
 
-def bounded(folder: Path, document: bytes) -> tuple[str, int, str]:
+def bounded(folder: Path, document: bytes, cpu_seconds: int = 1) -> tuple[str, int, str]:
     """Check a folder that holds this manifest, in a child: class, exit code and message of the error."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "manifest.json").write_bytes(document)
-    done = subprocess.run([sys.executable, str(CHECK), str(folder)], capture_output=True, check=False)
+    command = [sys.executable, str(CHECK), str(folder), str(cpu_seconds)]
+    done = subprocess.run(command, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()[-600:]
     name, code, message = json.loads(done.stdout)
     return name, code, message
@@ -293,3 +298,58 @@ def test_what_is_within_all_budgets_is_checked_to_the_end(tmp_path: Path) -> Non
     engine = wide_engine(100)
     manifest = with_calls(engine, Call("wide", ("weight:layers.0.weight",) * 100, (), layers=1000))
     assert bounded(tmp_path / "artifact", manifest_json(manifest))[0] == MissingFileError.__name__
+
+
+LISTED, ENGINE, WEIGHTS = "more/listed.bin", "engines/step.pt2", "weights/0.safetensors"
+
+
+def with_sparse_file(folder: Path, path: str, size: int) -> bytes:
+    """Make a folder with a file of holes, and every other file that its manifest lists; return that manifest."""
+    manifest = whole()
+    manifest = replace(manifest, files={**manifest.files, path: FileEntry("0" * 64, size)})
+    for name, entry in manifest.files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+        os.truncate(folder / name, entry.size)
+    return manifest_json(manifest)
+
+
+@pytest.mark.parametrize(
+    ("path", "size"),
+    [(LISTED, 320 << 20), (WEIGHTS, 320 << 20), (ENGINE, 140 << 20)],
+    ids=lambda one: str(one),
+)
+def test_a_file_is_hashed_in_memory_that_does_not_grow_with_it_or_is_read_once(
+    tmp_path: Path, path: str, size: int
+) -> None:
+    """In 256 MiB: of twice the memory that is needed there is none."""
+    name, _, message = bounded(tmp_path, with_sparse_file(tmp_path, path, size), cpu_seconds=60)
+    assert name == "FileHashError"
+    assert message.startswith(f"{path} has SHA-256")
+
+
+def test_what_would_be_read_into_memory_has_a_budget(tmp_path: Path) -> None:
+    document = with_sparse_file(tmp_path, ENGINE, budgets.MAX_HELD_BYTES)
+    name, code, message = bounded(tmp_path, document)
+    assert (name, code) == ("ManifestError", 4)
+    assert message.startswith("what is read into memory brings the bytes to")
+
+
+@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize("change", [-1, 1, -5000])
+def test_a_file_that_changes_its_size_behind_the_check_is_named(
+    tmp_path: Path, change: int, held: bool
+) -> None:
+    content = bytes(5000)
+    (tmp_path / "it").write_bytes(content)
+    files = {"it": FileEntry(hashlib.sha256(content).hexdigest(), len(content))}
+    folder = ArtifactFiles(tmp_path)
+    try:
+        folder.open_all(files)
+        os.truncate(tmp_path / "it", len(content) + change)
+        with pytest.raises(FileSizeError, match=f"5000 bytes when it was opened and {5000 + change} when"):
+            folder.verified(files, frozenset(files) if held else frozenset())
+        os.truncate(tmp_path / "it", len(content))
+        assert folder.verified(files, frozenset()) == {"it": content}
+    finally:
+        folder.close()

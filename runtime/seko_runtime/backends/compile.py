@@ -23,10 +23,9 @@ from seko_runtime.backends.memory import Engine, Memory
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import EngineLoadError, MissingFileError
 from seko_runtime.faults import lacks
-from seko_runtime.format.manifest import EngineSpec, Manifest
+from seko_runtime.format.manifest import CACHE_KEY, EngineSpec, Manifest
 
 _torch: Any = torch  # parts of its compiler carry no types
-CACHE_KEY = "compiler_cache"  # in `extra`: the file of `torch.compiler.save_cache_artifacts`
 WARM_UP_RUNS = 3  # cudagraph trees run a path eagerly, then record it, then replay it
 
 

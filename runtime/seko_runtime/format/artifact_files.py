@@ -6,7 +6,7 @@ import hashlib
 import mmap
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from seko_runtime.format.manifest_reader import check_no_module
 from seko_runtime.format.trust import MAX_SIGNATURE_BYTES
 
 OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-READ_BYTES = 64 << 20  # at a time
+READ_BYTES = 4 << 20  # at a time
 FILE_FLAGS = OPEN_FLAGS | os.O_NONBLOCK  # a pipe put in a file's place must not hang the open
 
 
@@ -118,16 +118,16 @@ class ArtifactFiles:
                     f"{path} has {size} bytes, the manifest says {entry.size}; copy the artifact again"
                 )
 
-    def verified(self, files: Mapping[str, FileEntry], mapped: frozenset[str]) -> dict[str, memoryview]:
-        """Hash every file, and return the very bytes that were hashed.
+    def verified(self, files: Mapping[str, FileEntry], held: frozenset[str]) -> dict[str, memoryview]:
+        """Hash every file; return the very bytes that were hashed, or a map of the file.
 
         Parameters
         ----------
         files : Mapping[str, FileEntry]
             As given to `open_all`.
-        mapped : frozenset[str]
-            Large files of plain data: mapped, not read. All others are read once, into memory of the process's own,
-            and hashed there: nobody who can still write to the file can change what was hashed.
+        held : frozenset[str]
+            Read once, into memory of the process's own, and hashed there: nobody who can still write to the file can
+            change what was hashed. All others, plain data of any size, are hashed piece by piece, then mapped.
 
         Returns
         -------
@@ -138,22 +138,23 @@ class ArtifactFiles:
         Raises
         ------
         FileSizeError
-            If a file ends too early while it is read.
+            If a file is shorter or longer when it is read than it was when it was opened.
         FileHashError
             If a file's SHA-256 is not the manifest's.
         """
 
         def verify(path: str) -> memoryview:
-            descriptor = self._descriptors[path]
-            content = (
-                _map_privately(descriptor) if path in mapped else _read(descriptor, files[path].size, path)
-            )
-            found = hashlib.sha256(content).hexdigest()  # lets other threads run meanwhile
+            descriptor, size = self._descriptors[path], files[path].size
+            content = _memory(size) if path in held else None
+            sha256 = hashlib.sha256()
+            for piece in _pieces(descriptor, size, path, content):
+                sha256.update(piece)  # lets other threads run meanwhile
+            found = sha256.hexdigest()
             if found != files[path].sha256:
                 raise FileHashError(
                     f"{path} has SHA-256 {found}, the manifest says {files[path].sha256}; copy the artifact again"
                 )
-            return content
+            return _map_privately(descriptor, size, path) if content is None else content
 
         paths = sorted(files, key=lambda path: -files[path].size)  # the largest first: it takes longest
         with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
@@ -233,25 +234,41 @@ def _check_regular(status: os.stat_result, path: str) -> None:
         raise IrregularFileError(f"{path!r} is no regular file; remove it or copy the artifact again")
 
 
-def _map_privately(descriptor: int) -> memoryview:
-    if os.fstat(descriptor).st_size == 0:
-        return memoryview(b"")
-    # ACCESS_COPY gives writable pages that never reach the file: torch takes them without a copy and a warning.
-    return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
-
-
-def _read(descriptor: int, size: int, path: str) -> memoryview:
-    """Read a file into memory that is writable and aligned to pages, as a map's is."""
+def _map_privately(descriptor: int, size: int, path: str) -> memoryview:
     if size == 0:
         return memoryview(b"")
-    content = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    # ACCESS_COPY gives writable pages that never reach the file: torch takes them without a copy and a warning.
+    try:
+        return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY))
+    except ValueError:  # the file has become too short for it
+        raise _changed(path, os.fstat(descriptor).st_size, size) from None
+
+
+def _memory(size: int) -> memoryview:
+    """Return memory that is writable and aligned to pages, as a map's is."""
+    if size == 0:
+        return memoryview(b"")
+    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
+def _pieces(descriptor: int, size: int, path: str, content: memoryview | None) -> Iterator[memoryview]:
+    """Read a file once from front to back, into ``content`` if there is one; give each piece as it is read."""
+    room = memoryview(bytearray(min(size, READ_BYTES) if content is None else 0))
     offset = 0
     while offset < size:
-        count = os.preadv(descriptor, [content[offset : offset + READ_BYTES]], offset)
+        end = min(offset + READ_BYTES, size)
+        place = room[: end - offset] if content is None else content[offset:end]
+        count = os.preadv(descriptor, [place], offset)
         if not count:
-            raise FileSizeError(
-                f"{path} ended at byte {offset} of {size} while it was read: somebody changes it; copy the artifact "
-                "to a safe place"
-            )
+            raise _changed(path, offset, size)
+        yield place[:count]
         offset += count
-    return content
+    if os.preadv(descriptor, [bytearray(1)], size):
+        raise _changed(path, os.fstat(descriptor).st_size, size)
+
+
+def _changed(path: str, found: int, wanted: int) -> FileSizeError:
+    return FileSizeError(
+        f"{path} had {wanted} bytes when it was opened and {found} when it was read: somebody changes it; copy the "
+        "artifact to a safe place"
+    )

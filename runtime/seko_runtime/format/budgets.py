@@ -15,6 +15,7 @@ MAX_ENGINES = 1 << 10  # 62
 MAX_SIGNATURE_TENSORS = 1 << 15  # of all engines' inputs and outputs, 2,416
 MAX_FILES = 1 << 13  # 434
 MAX_FILE_BYTES = 1 << 44  # of all of them, 8e10
+MAX_HELD_BYTES = 1 << 32  # of engines, golden, tokenizer and compiler's cache together, 8e8
 MAX_PATH_PARTS = 16  # 2
 MAX_BUCKETS = 1 << 8  # 4
 MAX_ENTRIES = 1 << 10  # of `producer`, of `extra`, and rings, 10

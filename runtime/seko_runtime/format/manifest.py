@@ -28,6 +28,7 @@ DTYPE_BYTES = {
     "int64": 8,
     "bool": 1,
 }
+CACHE_KEY = "compiler_cache"  # in `Manifest.extra`: the file of `torch.compiler.save_cache_artifacts`
 ROLES = ("cache", "prompt", "chunk", "state", "decode")
 CLEANINGS = ("wan",)  # how a prompt is cleaned before it is cut into tokens; `text` does it
 

@@ -15,7 +15,8 @@ from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.faults import machine_faults
 from seko_runtime.format.artifact_files import ArtifactFiles
-from seko_runtime.format.manifest import Buffer, Golden, Manifest, TensorSpec
+from seko_runtime.format.budgets import MAX_HELD_BYTES, Budget
+from seko_runtime.format.manifest import CACHE_KEY, Buffer, Golden, Manifest, TensorSpec, Weight
 from seko_runtime.format.manifest_reader import parse_manifest
 from seko_runtime.format.safetensors_map import MappedTensor, check_tensor, map_safetensors
 from seko_runtime.format.trust import check_signature
@@ -80,6 +81,7 @@ def check_artifact(
             check_signature(document, signature, trust)
         manifest = parse_manifest(document)
         programs = resolve_programs(manifest)
+        held = _held_files(manifest)
         device = check_device(manifest.target, device)
         native = manifest.backend not in PORTABLE
         if fits_here and native:
@@ -91,11 +93,10 @@ def check_artifact(
                 check_driver(manifest.target, device)
             elif native:
                 check_torch(manifest.target, device)
-        mapped = frozenset(weight.file for weight in manifest.weights)
         if copy_weights:
-            _check_host_memory(sum(manifest.files[path].size for path in mapped))
-            mapped = frozenset()
-        files = folder.verified(manifest.files, mapped)
+            held |= {weight.file for weight in manifest.weights}
+        _check_host_memory(sum(manifest.files[path].size for path in held), copy_weights)
+        files = folder.verified(manifest.files, held)
     finally:
         folder.close()
     return CheckedArtifact(
@@ -111,22 +112,41 @@ def check_artifact(
     )
 
 
-def _check_host_memory(needed: int) -> None:
+def _held_files(manifest: Manifest) -> frozenset[str]:
+    """Files that are used as they were hashed, whoever changes them then: what is code or read as such, the golden."""
+    held = {engine.file for engine in manifest.engines}
+    if manifest.golden is not None:
+        held.add(manifest.golden.file)
+    if manifest.text is not None:
+        held.add(manifest.text.tokenizer)
+    cache = manifest.extra.get(CACHE_KEY)
+    if cache is not None and cache in manifest.files:
+        held.add(cache)
+    needed = sum(manifest.files[path].size for path in held)
+    Budget(MAX_HELD_BYTES, "bytes").take(needed, "what is read into memory")
+    return frozenset(held)
+
+
+def _check_host_memory(needed: int, copy_weights: bool) -> None:
     free = free_host_bytes()
-    if needed > free:
-        raise HostMemoryError(
-            f"the weights take {needed} bytes of this machine's memory, {free} are free: free some, or open the "
-            "artifact without a copy of its weights (copy_weights, --copy-weights)"
-        )
+    if needed <= free:
+        return
+    what, advice = "engines, golden and tokenizer", "free some"
+    if copy_weights:
+        what = f"{what} and the copy of the weights"
+        advice += ", or open the artifact without that copy (copy_weights, --copy-weights)"
+    raise HostMemoryError(f"{what} take {needed} bytes of this machine's memory, {free} are free: {advice}")
 
 
 def _place_weights(manifest: Manifest, files: Mapping[str, memoryview]) -> dict[str, MappedTensor]:
-    headers = {
-        path: map_safetensors(files[path], path) for path in {weight.file for weight in manifest.weights}
-    }
-    return {
-        weight.name: check_tensor(headers[weight.file], weight, weight.file) for weight in manifest.weights
-    }
+    by_file: dict[str, list[Weight]] = {}
+    for weight in manifest.weights:
+        by_file.setdefault(weight.file, []).append(weight)
+    placed: dict[str, MappedTensor] = {}
+    for file, weights in by_file.items():  # one header at a time: a file may hold more than is asked of it
+        found = map_safetensors(files[file], file)
+        placed |= {weight.name: check_tensor(found, weight, file) for weight in weights}
+    return placed
 
 
 def _place_golden(manifest: Manifest, files: Mapping[str, memoryview]) -> dict[str, MappedTensor]:
