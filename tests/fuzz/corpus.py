@@ -169,9 +169,9 @@ def _sparse(bases: Bases, folder: Path, name: str, size: int) -> None:
 
 
 @named(4)
-def sparse_engine_of_5_gib(bases: Bases, folder: Path) -> None:
+def sparse_engine_of_a_tebibyte(bases: Bases, folder: Path) -> None:
     """An engine that takes no disk: to hold it would take memory that its sender never had."""
-    _sparse(bases, folder, "engines/step.pt2", 5 << 30)
+    _sparse(bases, folder, "engines/step.pt2", 1 << 40)
 
 
 @named(4, limits=HASHING)

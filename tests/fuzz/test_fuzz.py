@@ -32,6 +32,4 @@ def test_numbered_cases_end_in_success_or_in_an_error_of_ours() -> None:
 
 
 def test_each_case_of_the_corpus_is_refused() -> None:
-    names = sorted(CORPUS)
-    options = [option for name in names for option in ("--named", name)]
-    assert fuzzed(*options) == f"{len(names)} cases, 0 uncaught"
+    assert fuzzed("--corpus") == f"{len(CORPUS)} cases, 0 uncaught"
