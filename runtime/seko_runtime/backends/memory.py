@@ -18,12 +18,15 @@ Engine = Callable[[list[Tensor]], Sequence[Tensor]]  # takes its inputs as one f
 
 
 class HostBlock(Protocol):
-    """The small integer tensors that the host writes before each chunk, several chunks deep."""
+    """The small tensors that the host writes before each chunk, several chunks deep."""
 
     tensors: Mapping[str, Tensor]
 
-    def acquire(self) -> Mapping[str, NDArray[np.int64]]:
-        """Arrays to fill for the next chunk; waits only if the device is a whole ring of chunks behind."""
+    def acquire(self) -> Mapping[str, NDArray[Any]]:
+        """Arrays to fill for the next chunk, each of its tensor's `device_tensor.host_dtype`.
+
+        Waits only if the device is a whole ring of chunks behind.
+        """
         ...
 
     def send(self) -> None:
@@ -142,7 +145,7 @@ class Memory(Protocol):
         ...
 
     def host_block(self, specs: Sequence[TensorSpec]) -> HostBlock:
-        """Block of int64 tensors that the host fills."""
+        """Block of tensors that the host fills before a chunk."""
         ...
 
     def index(self, tensor: Tensor, index: tuple[int, ...]) -> Tensor:

@@ -144,7 +144,7 @@ class _SharedBlock:
     def __init__(self, tensors: Mapping[str, Array]) -> None:
         self.tensors = tensors
 
-    def acquire(self) -> Mapping[str, NDArray[np.int64]]:
+    def acquire(self) -> Mapping[str, NDArray[Any]]:
         return self.tensors
 
     def send(self) -> None:

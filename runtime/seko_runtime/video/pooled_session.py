@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.errors import SessionClosedError, UsageError
 from seko_runtime.video.chunk import Chunk
+from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.session import video_stream
 from seko_runtime.video.snapshot import RowState, write_snapshot
 from seko_runtime.video.streams import Streams
@@ -34,7 +35,9 @@ class SharedRows(Protocol):
     _clock: Callable[[], float]
     _lost: deque[str]
 
-    def run(self, sessions: Sequence[PooledSession]) -> list[Chunk]:
+    def run(
+        self, sessions: Sequence[PooledSession], inputs: Sequence[Inputs | None] | None = None
+    ) -> list[Chunk]:
         """Make the next chunk of each of some sessions."""
 
     def reap(self) -> list[str]:
@@ -71,15 +74,20 @@ class PooledSession:
         self._ahead: deque[Chunk] = deque()
         self.expires: float | None = None
 
-    def run_chunk(self) -> Chunk:
-        """Make the next chunk of this session alone; see `Pool.run`."""
-        return self._pool.run([self])[0]
+    def run_chunk(self, inputs: Inputs | None = None) -> Chunk:
+        """Make the next chunk of this session alone, with what its owner gives; see `Pool.run`."""
+        return self._pool.run([self], [inputs])[0]
 
     def stream(
-        self, prompt: str | None = None, *, chunks: int | None = None, recache: bool = False
+        self,
+        prompt: str | None = None,
+        *,
+        chunks: int | None = None,
+        recache: bool = False,
+        inputs: Iterable[Inputs] | None = None,
     ) -> Iterator[NDArray[np.uint8]]:
         """Make chunks and give their video frames, uint8 [1, T, H, W, 3]; as `Session.stream`."""
-        return video_stream(self, self._pool._streams, prompt, chunks, recache)
+        return video_stream(self, self._pool._streams, prompt, chunks, recache, inputs)
 
     def set_prompt(self, prompt: str, *, recache: bool = False) -> None:
         """Set the prompt by a sentence, from the next chunk on; see `Streams.set_prompt`."""
@@ -90,6 +98,11 @@ class PooledSession:
         """Set the prompt by embeddings [1, tokens, text_dim], from the next chunk on."""
         with self._pool._turns.take():
             self._pool._streams.set_text([self._running_row()], text, recache=recache)
+
+    def set_inputs(self, inputs: Inputs) -> None:
+        """Set what the artifact takes of the caller per session or prompt; see `Session.set_inputs`."""
+        with self._pool._turns.take():
+            self._pool._streams.set_inputs([self._running_row()], inputs)
 
     def restart(self, *, seed: int | None = None, image: object = None, reference: object = None) -> None:
         """Begin the stream anew at frame 0, with a clean cache; the prompt stays."""

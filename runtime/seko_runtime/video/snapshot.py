@@ -8,7 +8,7 @@ import json
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -59,10 +59,11 @@ class RowNumbers:
 
 @dataclass(frozen=True)
 class RowState:
-    """A stream: its numbers, and its tensors' bytes."""
+    """A stream: its numbers, its tensors' bytes, and those of what its caller gave; see `CallerInputs.state`."""
 
     numbers: RowNumbers
     tensors: Parked
+    inputs: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
 
 
 @machine_faults()
@@ -90,6 +91,7 @@ def write_snapshot(path: Path, digest: str, state: RowState, key: bytes | None =
     facts = {"version": VERSION, "artifact": digest, "numbers": asdict(state.numbers)}
     parts = {
         **state.tensors.arrays(),
+        **state.inputs,
         _FACTS: np.frombuffer(json.dumps(facts, sort_keys=True).encode(), np.uint8),
     }
     if key is None:
@@ -174,7 +176,7 @@ def read_snapshot(
         numbers = _read_numbers(Fields(facts.value("numbers"), f"{path.name}.numbers"))
     except ManifestError as fault:  # the shared JSON reader's word for malformed
         raise SnapshotError(f"{path.name}: {fault}") from fault
-    return RowState(numbers, HostBytes(parts))
+    return RowState(numbers, HostBytes(parts), parts)
 
 
 def checked_key(key: object) -> bytes | None:
