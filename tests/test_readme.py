@@ -1,4 +1,4 @@
-"""README is short and true; so are the pages of docs: figures are rows, links and paths lead somewhere, options are named."""
+"""README is short, and true as docs are: figures are rows, links and paths lead somewhere, options are named."""
 
 from __future__ import annotations
 
@@ -129,9 +129,7 @@ def missed(row: dict[str, Any]) -> bool:
     """Whether a row's value is on the wrong side of its goal."""
     if row["bar"] is None:
         return False
-    return bool(
-        row["value"] < row["bar"] if row["figure"] in MORE_IS_BETTER else row["value"] > row["bar"]
-    )
+    return bool(row["value"] < row["bar"] if row["figure"] in MORE_IS_BETTER else row["value"] > row["bar"])
 
 
 def figure_lines() -> str:
@@ -206,7 +204,7 @@ def test_what_readme_calls_missed_is_missed() -> None:
 
 
 def test_every_missed_goal_is_named() -> None:
-    """A row beyond its goal is told by its figure's name in docs/performance.md, and of each such figure one in README."""
+    """A row beyond its goal is told by name in docs/performance.md, and of each such figure one in README."""
     names = {figure for (_, figure, _), row in rows().items() if missed(row)}
     section = PERFORMANCE.split("## Goals that are missed, and why")[1].split("\n## ")[0]
     assert sorted(name for name in names if f"`{name}`" not in section) == []
@@ -258,7 +256,9 @@ def test_paths_in_the_text_exist(name: str) -> None:
 def test_every_page_and_decision_is_in_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     linked = set(re.findall(r"\]\(([^)#\s]+)", index))
-    assert [page.name for page in (ROOT / "docs").glob("*.md") if page.name not in linked | {"README.md"}] == []
+    assert [
+        page.name for page in (ROOT / "docs").glob("*.md") if page.name not in linked | {"README.md"}
+    ] == []
     assert "adr/" in linked
     decisions = (ROOT / "docs" / "adr").glob("*.md")
     assert [page.name for page in decisions if f"adr/{page.name}" not in linked] == []
