@@ -39,7 +39,7 @@ FIGURES: tuple[Said, ...] = (
         (("h200", "s1_exact_vs_b3", f"{LARGE}, exact"),),
     ),
     (
-        "the same over an FP4 cache; by hand, over an exact one, = 1",
+        "the same over an FP4 cache",
         "{:.2f}",
         (("h200", "s1_fp4_vs_b3", f"{LARGE}, fp4"),),
     ),
