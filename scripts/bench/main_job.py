@@ -198,7 +198,6 @@ def _launches(session: object) -> dict[str, int]:
 
 def _eager_chunk_ms(checkpoint: Path, scheme: str, chunks: int) -> dict[str, float]:
     """Time the eager model in this process: the same session, engines replaced by the modules in plain torch."""
-    from dataclasses import replace
 
     from seko_export import BuildOptions
     from seko_export.checkpoints.load import load_checkpoint
@@ -207,10 +206,8 @@ def _eager_chunk_ms(checkpoint: Path, scheme: str, chunks: int) -> dict[str, flo
     from seko_export.goldens.record import KvStatistics, eager_session, golden_text
     from seko_export.options.resolve import resolve_build
 
-    config = replace(
-        resolve_build(BuildOptions(checkpoint, preset=PRESET, kv=scheme, no_vae=True, no_text=True)).config,
-        fused=False,
-    )
+    options = BuildOptions(checkpoint, preset=PRESET, kv=scheme, kernels="plain", no_vae=True, no_text=True)
+    config = resolve_build(options).config
     loaded = dict(model_weights(make_pieces(config), load_checkpoint(checkpoint, config.model)))
     weights = {n: t.cuda() for n, t in (loaded | config.schedule.tables(config.stream)).items()}
     if scheme == "fp4":

@@ -39,7 +39,7 @@ TELLTALES: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 def match_sources(
-    path: Path, opened: OpenedFiles, config: ModelConfig
+    path: Path, opened: OpenedFiles, config: ModelConfig, known_models: Iterable[ModelConfig] = ()
 ) -> tuple[str, Mapping[str, TensorSource]]:
     """Give every key of the model its stored tensor, strictly.
 
@@ -51,6 +51,8 @@ def match_sources(
         What was found there.
     config : ModelConfig
         What must be there.
+    known_models : iterable of ModelConfig
+        Presets: a message says it where the file has the dimensions of one of them.
 
     Returns
     -------
@@ -73,7 +75,7 @@ def match_sources(
         opened,
         naming,
         wan_shapes(config),
-        hints=lambda: _hints(opened, naming.to_ours, config),
+        hints=lambda: _hints(opened, naming.to_ours, config, known_models),
     )
     return format_name, sources
 
@@ -294,7 +296,12 @@ def _translated(key: str, translate: Callable[[str], str]) -> str | None:
         return None
 
 
-def _hints(opened: OpenedFiles, translate: Callable[[str], str], config: ModelConfig) -> list[str]:
+def _hints(
+    opened: OpenedFiles,
+    translate: Callable[[str], str],
+    config: ModelConfig,
+    known_models: Iterable[ModelConfig],
+) -> list[str]:
     keys = [source.key for source in opened.sources]
     hints = [hint for parts, hint in TELLTALES if any(part in key for part in parts for key in keys)]
     landmark = "patch_embedding.weight"
@@ -312,11 +319,7 @@ def _hints(opened: OpenedFiles, translate: Callable[[str], str], config: ModelCo
     differing = [field for field in wanted if field in found and found[field] != wanted[field]]
     if differing:
         sizes = ", ".join(f"{field} {found[field]} (expected {wanted[field]})" for field in differing)
-        from seko_export.families.registry import (
-            presets,  # families read checkpoints: not the other way round
-        )
-
-        named = [name for name, preset in presets().items() if dims_of(wan_shapes(preset.model)) == found]
+        named = [model.name for model in known_models if dims_of(wan_shapes(model)) == found]
         known = f": the dimensions of --preset {named[0]}" if named else ""
         hints.append(f"the file's model has {sizes}{known}")
     return hints

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,7 +117,12 @@ class Checkpoint:
 
 
 def load_checkpoint(
-    path: Path, config: ModelConfig, *, use_ema: bool = True, dtype: torch.dtype | None = None
+    path: Path,
+    config: ModelConfig,
+    *,
+    use_ema: bool = True,
+    dtype: torch.dtype | None = None,
+    known_models: Iterable[ModelConfig] = (),
 ) -> Checkpoint:
     """Open a checkpoint and check all its keys, shapes and dtypes; the numbers are read later.
 
@@ -132,6 +137,8 @@ def load_checkpoint(
         Take ``generator_ema`` of a Self-Forcing `.pt` rather than ``generator``; other formats hold one set.
     dtype : torch.dtype, optional
         float32, bfloat16 or float16 to convert to; None keeps what is stored.
+    known_models : iterable of ModelConfig
+        Presets: a refusal says it where the file has the dimensions of one of them.
 
     Returns
     -------
@@ -147,7 +154,7 @@ def load_checkpoint(
     """
     _check_dtype(dtype)
     opened = open_files(path, dit_layout(use_ema=use_ema))
-    format_name, sources = match_sources(path, opened, config)
+    format_name, sources = match_sources(path, opened, config, known_models)
     return _checkpoint(path, opened, config, format_name, sources, dtype)
 
 
