@@ -17,9 +17,9 @@ from rows import append_row
 from seko_export.checkpoints import load_checkpoint, write_random_checkpoint
 from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
-from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.layers.pieces import make_pieces
+from seko_export.families.layers.weights import model_weights
 from seko_export.families.wan.presets import PRESETS
-from seko_export.families.wan.weights import model_weights
 from seko_export.goldens import record as golden
 from seko_export.goldens.bounds import difference
 from seko_export.host.progress import silent

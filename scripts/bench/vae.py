@@ -31,7 +31,7 @@ from seko_export.config.media import VaeConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.engines.piece import Piece
-from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
 from seko_export.media.wan_vae import VaeDecode, latent_statistics
 

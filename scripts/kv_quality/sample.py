@@ -22,8 +22,8 @@ from seko_export.config.media import VaeConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
-from seko_export.families.wan.pieces import make_pieces
-from seko_export.families.wan.weights import model_weights
+from seko_export.families.layers.pieces import make_pieces
+from seko_export.families.layers.weights import model_weights
 from seko_export.media.wan_vae import VaeDecode, latent_statistics
 from seko_export.options.sample import read_sample
 

@@ -98,6 +98,7 @@ def describe(
         text=text_table(config),
         video=video_table(config),
         pool=pool,
+        inputs=graph.inputs,
         files=dict(files),
         extra={key: file for key, file in extra_files.items() if file in files} | backend.versions(),
     )
@@ -127,7 +128,7 @@ def _stream(config: BuildConfig) -> Stream:
         sink_frames=stream.sink_frames,
         ring_frames=stream.ring_frames,
         frame_tokens=stream.frame_tokens,
-        latent_shape=(config.model.in_channels, stream.latent_height, stream.latent_width),
+        latent_shape=(config.model.out_channels, stream.latent_height, stream.latent_width),
         height=stream.height,
         width=stream.width,
         video_frames_per_latent=VAE_TEMPORAL_STRIDE,

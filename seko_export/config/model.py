@@ -18,7 +18,8 @@ class ModelConfig:
     layers, dim, heads, ffn_dim : int
         Transformer depth, width, attention heads, hidden width of the feed-forward.
     in_channels, out_channels : int
-        Latent channels in and out.
+        Channels that go into the patch embedding, and channels of the latents. More go in where a family puts a
+        condition beside the latents.
     text_dim, text_tokens : int
         Width and count of the text encoder's (zero-padded) output.
     freq_dim : int

@@ -18,7 +18,7 @@ from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
-from seko_runtime.format.manifest import Buffer, Call
+from seko_runtime.format.manifest import Buffer, Call, InputSpec
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,14 @@ class ModelGraph:
         What the runtime runs, by the name that `ProgramKey` gives.
     buffers : tuple of Buffer
         What the runtime allocates for a session.
+    inputs : tuple of InputSpec
+        What the caller gives while a stream runs. Each lies in one of the buffers; `layers.pieces` makes those.
     """
 
     pieces: Mapping[str, Piece]
     programs: Mapping[str, tuple[Call, ...]]
     buffers: tuple[Buffer, ...]
+    inputs: tuple[InputSpec, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,15 @@ class Family(ABC):
         What is fused, cast or quantised is computed here. ``pieces`` say which weights there are; ``media`` holds those
         of text encoder and VAE.
         """
+
+    def golden_inputs(self, config: BuildConfig, chunk: int | None) -> Mapping[str, Tensor]:
+        """Return what the goldens' chunk is given for the graph's inputs, [B, *shape] on the CPU, by name.
+
+        With None for a chunk: what is given per session or prompt. They should move the model as real ones would, and
+        be the same on every call. A family without inputs need not define it.
+        """
+        del config, chunk
+        return {}
 
     @abstractmethod
     def cache_probe(self, config: BuildConfig) -> CacheProbe:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from seko_export.artifact.describe import describe
@@ -31,7 +33,7 @@ from seko_export.media.wan_vae import PICTURE_CHANNELS
 from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.backends.torch_memory import torch_dtype
 from seko_runtime.format.manifest import Golden, GoldenBound, Weight
-from seko_runtime.opening.golden import cache_tensor, video_tensor
+from seko_runtime.opening.golden import cache_tensor, input_tensor, video_tensor
 from seko_runtime.video.session import Session
 
 GOLDEN_FILE = "golden/golden.safetensors"
@@ -70,6 +72,8 @@ class Record:
         The sentence that the text is of; None if it is of none.
     reference : Tensor or None
         [B, C, R, h, w] float32, the reference frames; None if the build has none.
+    inputs : mapping of str to Tensor
+        What every chunk up to the last recorded one was given, by the golden file's names.
     """
 
     text: Tensor
@@ -82,6 +86,7 @@ class Record:
     video_step: int
     prompt: str | None
     reference: Tensor | None = None
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def error_vs_exact(self) -> list[float]:
@@ -161,12 +166,17 @@ def record(
         video_step=video_step(config),
         prompt=None if ids is None else GOLDEN_PROMPT,
         reference=golden_reference(config),
+        inputs={
+            input_tensor(name, chunk): tensor
+            for chunk in (None, *range(chunks[-1] + 1))
+            for name, tensor in family_of(config).golden_inputs(config, chunk).items()
+        },
     )
 
 
 def write(folder: Path, made: Record) -> None:
     """Write the golden file into an artifact's folder."""
-    tensors = {TEXT: made.text}
+    tensors = {TEXT: made.text, **made.inputs}
     if made.reference is not None:
         tensors[REFERENCE] = made.reference
     tensors |= {f"exact.{number}": chunk.latents for number, chunk in made.exact.items()}
@@ -200,7 +210,7 @@ def run_eager(
         told += f", {beside / 1e9:.1f} GB of its cache on the host" * bool(beside)
         for index in range(chunks[-1] + 1):
             progress(f"recording goldens ({told})", index, chunks[-1] + 1)
-            chunk = session.run_chunk()
+            chunk = session.run_chunk(golden_inputs(config, index))
             if index in chunks:
                 sample = session.cache_sample(config.stream.frame_tokens)
                 cache = {name: torch.from_numpy(numbers).to(dtypes[name]) for name, numbers in sample.items()}
@@ -262,7 +272,16 @@ def eager_session(
     with (
         torch.no_grad(),
         attention_backends(config.device),
-        Session(manifest, engines, weights, memory, seeds=seeds, text=text, reference=given) as session,
+        Session(
+            manifest,
+            engines,
+            weights,
+            memory,
+            seeds=seeds,
+            text=text,
+            reference=given,
+            inputs=golden_inputs(config, None),
+        ) as session,
     ):
         yield session
 
@@ -282,12 +301,21 @@ def golden_text(config: BuildConfig) -> Tensor:
     return text
 
 
+def golden_inputs(config: BuildConfig, chunk: int | None) -> dict[str, NDArray[Any]]:
+    """Return what the family gives a golden's chunk, or its session, as a session takes it."""
+    given = family_of(config).golden_inputs(config, chunk)
+    return {
+        name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+        for name, tensor in given.items()
+    }
+
+
 def golden_reference(config: BuildConfig) -> Tensor | None:
     """Return [B, C, R, h, w] float32: seeded numbers as latents of the reference frames; None if there are none."""
     s = config.stream
     if not s.reference_frames:
         return None
-    shape = (s.batch, config.model.in_channels, s.reference_frames, s.latent_height, s.latent_width)
+    shape = (s.batch, config.model.out_channels, s.reference_frames, s.latent_height, s.latent_width)
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 

@@ -133,7 +133,7 @@ def _vae_pieces(config: BuildConfig, vae: VaeConfig) -> list[Piece]:
 def _latent_shape(config: BuildConfig, frames: int) -> tuple[int, int, int, int]:
     """Return the shape of one row's latents."""
     s = config.stream
-    return (config.model.in_channels, frames, s.latent_height, s.latent_width)
+    return (config.model.out_channels, frames, s.latent_height, s.latent_width)
 
 
 def _cache_shapes(vae: VaeConfig, stream: StreamConfig) -> list[tuple[int, ...]]:

@@ -29,7 +29,7 @@ from seko_export.config.stream import PoolConfig, StreamConfig
 from seko_export.engines.piece import FlatModule
 from seko_export.errors import UsageError
 from seko_export.families.layers.fused_block import RowFusedBlock
-from seko_export.families.wan.pieces import make_pieces, make_programs
+from seko_export.families.layers.pieces import make_pieces, make_programs
 from seko_export.families.wan.presets import PRESETS
 from seko_export.goldens import record as golden
 from seko_export.goldens.calibration import KvStatistics, layer_constants

@@ -16,9 +16,9 @@ from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
-from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.layers.pieces import make_pieces
+from seko_export.families.layers.weights import model_weights
 from seko_export.families.wan.presets import PRESETS
-from seko_export.families.wan.weights import model_weights
 from seko_export.goldens import bounds as golden_bounds
 from seko_export.goldens import record as golden
 from seko_export.host.environment import has_fp8, resolve_target

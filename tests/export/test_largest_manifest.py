@@ -15,7 +15,7 @@ from seko_export.config.media import TextEncoderConfig, VaeConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import PoolConfig
 from seko_export.engines.piece import dtype_name
-from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.format import budgets, json_fields

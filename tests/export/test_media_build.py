@@ -16,7 +16,7 @@ from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.engines.piece import FlatModule
 from seko_export.errors import NumericError
-from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
 from seko_export.goldens.bounds import TOLERANCES, VIDEO_TOLERANCES
 from seko_export.goldens.record import GOLDEN_PROMPT, eager_session, encoded_text, video_step

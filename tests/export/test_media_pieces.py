@@ -14,7 +14,7 @@ from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.engines.piece import FlatModule, Piece
 from seko_export.errors import UsageError
-from seko_export.families.wan.pieces import make_buffers, make_pieces, make_programs
+from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
 from seko_export.families.wan.presets import PRESETS
 from seko_export.lowering.agree import random_inputs
 from seko_export.lowering.trace import trace

@@ -12,7 +12,7 @@ from seko_export.config.media import VaeConfig
 from seko_export.config.stream import PoolConfig
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece
-from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.layers.pieces import make_pieces
 from seko_export.roofline.memory import weight_bytes
 from seko_export.roofline.op_count import (
     ATTENTION,

@@ -18,7 +18,7 @@ from seko_export.config.schedule import Schedule
 from seko_export.config.stream import PoolConfig, StreamConfig
 from seko_export.engines.piece import dtype_name
 from seko_export.errors import UsageError
-from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
 from seko_export.goldens import record as golden
 from seko_export.goldens.calibration import KvStatistics

@@ -19,9 +19,9 @@ from torch.utils._pytree import tree_leaves
 from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.errors import MachineError
-from seko_export.families.wan.pieces import make_buffers, make_pieces
+from seko_export.families.layers.pieces import make_buffers, make_pieces
+from seko_export.families.layers.weights import model_weights
 from seko_export.families.wan.presets import PRESETS
-from seko_export.families.wan.weights import model_weights
 from seko_export.goldens import cache_room
 from seko_export.goldens import record as golden
 from seko_export.goldens.cache_room import BUFFER_SHARE, device_bytes, home_bytes, placed_buffers

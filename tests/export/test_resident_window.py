@@ -17,7 +17,7 @@ from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import PoolConfig, StreamConfig
 from seko_export.errors import UsageError
-from seko_export.families.wan.pieces import make_buffers, make_pieces
+from seko_export.families.layers.pieces import make_buffers, make_pieces
 from seko_export.families.wan.presets import PRESETS
 from seko_export.goldens import bounds as golden_bounds
 from seko_export.goldens.cache_room import device_bytes, placed_buffers

@@ -15,7 +15,7 @@ import torch
 
 from seko_export import BuildOptions
 from seko_export.config.media import VaeConfig
-from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.layers.pieces import make_pieces
 from seko_export.roofline.gpus import GPUS, HOST_LINK_SHARE, Gpu
 from seko_export.roofline.op_count import (
     count_piece,

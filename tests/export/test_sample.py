@@ -11,8 +11,8 @@ import torch
 from seko_export.checkpoints import load_checkpoint
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
 from seko_export.errors import UsageError
-from seko_export.families.wan.pieces import make_pieces
-from seko_export.families.wan.weights import model_weights
+from seko_export.families.layers.pieces import make_pieces
+from seko_export.families.layers.weights import model_weights
 from seko_export.goldens import record as golden
 from seko_export.host.progress import silent
 from seko_export.options.sample import SAMPLE_FOLDER, read_sample

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from seko_export.families.wan.pieces import make_pieces
-from seko_export.families.wan.weights import model_weights
+from seko_export.families.layers.pieces import make_pieces
+from seko_export.families.layers.weights import model_weights
 from seko_export.goldens.bounds import (
     CACHE_TOLERANCES,
     MOST_CODES,

@@ -17,7 +17,7 @@ from seko_export.backends.onnx_form.functional import functional_piece
 from seko_export.backends.onnx_form.translate import OPSET, piece_model
 from seko_export.config.build import BuildConfig
 from seko_export.engines.piece import Piece
-from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.layers.pieces import make_pieces
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
 
 CHUNKS = 12

@@ -13,7 +13,7 @@ from onnx import ModelProto, checker, shape_inference
 from seko_export.backends.onnx_form.form_check import open_shapes
 from seko_export.backends.onnx_form.functional import functional_piece
 from seko_export.backends.onnx_form.translate import NEWEST_OPSET, OPSET
-from seko_export.families.wan.pieces import make_pieces, make_programs
+from seko_export.families.layers.pieces import make_pieces, make_programs
 from seko_runtime.format.manifest import DTYPE_BYTES, Call
 from tests.tolerances import relative_error
 

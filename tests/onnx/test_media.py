@@ -10,7 +10,7 @@ from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.engines.piece import FlatModule
-from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
 from seko_export.lowering.agree import LEVELS, TOLERANCES, random_inputs
 from tests.export.media_files import TEXT, VAE

@@ -21,7 +21,7 @@ from seko_export.errors import (
     OnnxOpError,
     UsageError,
 )
-from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.layers.pieces import make_pieces
 from seko_kernels import nvfp4_expand
 
 from . import forms

@@ -24,7 +24,7 @@ from seko_export.backends.tensorrt_plans import registration
 from seko_export.config.stream import PoolConfig
 from seko_export.engines.piece import dtype_name
 from seko_export.errors import OnnxMissingError, TensorRtMissingError, UsageError
-from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.layers.pieces import make_pieces
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.format.manifest import FileEntry, Weight
 from seko_runtime.format.manifest_reader import parse_manifest

@@ -23,7 +23,7 @@ from seko_export.backends.tensorrt_plans.builder import build_plan, make_logger
 from seko_export.backends.tensorrt_plans.form import plan_form
 from seko_export.config.build import BuildConfig
 from seko_export.errors import PlanError, PlanFormError, TensorRtMissingError
-from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.layers.pieces import make_pieces
 from seko_export.host.tensorrt_library import require_tensorrt
 from seko_kernels.plugins import compile_plugin
 from tests.onnx import forms

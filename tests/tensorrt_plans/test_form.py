@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from seko_export.backends.tensorrt_plans.form import plan_form
-from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.layers.pieces import make_pieces
 from tests.onnx import forms
 
 LAST_FRAME = 4800  # five minutes at 16 video frames a second, 4 of them a latent frame

@@ -1,7 +1,7 @@
 """Run the build's own programs eagerly over plain dictionaries of tensors: no runtime, no engine, no capture.
 
 This is the code under test in its plainest form: pieces, buffer table and programs of
-`seko_export.families.wan.pieces`.
+`seko_export.families.layers.pieces`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.engines.piece import FlatModule
-from seko_export.families.wan.pieces import make_buffers, make_pieces, make_programs
-from seko_export.families.wan.weights import model_weights
+from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
+from seko_export.families.layers.weights import model_weights
 from seko_export.goldens.calibration import layer_constants
 from seko_kernels.kv_formats import ChannelStatistics
 from seko_runtime.format.manifest import Call

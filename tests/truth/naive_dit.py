@@ -233,7 +233,7 @@ class ShiftingDit:
 
             y = _layer_norm(x, model.norm_eps) * (1 + e[4]) + e[3]
             y = F.gelu(self._linear(f"{at}.ffn.0", y), approximate="tanh")
-            x = x + self._linear(f"{at}.ffn.2", y) * e[5]
+            x = self.tail(layer, x + self._linear(f"{at}.ffn.2", y) * e[5])
 
         e = (self.wan["head.modulation"] + time[:, None]).unbind(1)
         y = self._linear("head.head", _layer_norm(x, model.norm_eps) * (1 + e[1]) + e[0])
@@ -241,6 +241,11 @@ class ShiftingDit:
         return torch.einsum("fhwpqc->cfhpwq", y).reshape(
             model.out_channels, len(frames), rows * 2, columns * 2
         )
+
+    def tail(self, layer: int, x: Tensor) -> Tensor:
+        """Return the hidden state [T, d] behind a layer's feed-forward; a family may put something there."""
+        del layer
+        return x
 
     def _window(self, cached: list[CachedFrame], layer: int) -> list[CachedFrame]:
         """Cut to the sink and the last frames of the layer's ring, in the order of time."""

@@ -18,9 +18,9 @@ from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PoolConfig, StreamConfig
 from seko_export.engines.piece import FlatModule
+from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.ring_places import in_window, rows_of
 from seko_export.families.layers.rotary import rotary_tables, rotate
-from seko_export.families.wan.pieces import make_pieces
 from seko_kernels.formats import FP4, ROTARY_FACTOR_BITS
 from seko_kernels.kv_formats import ChannelStatistics
 from seko_kernels.kv_reference import decode, encode

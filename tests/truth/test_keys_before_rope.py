@@ -9,8 +9,8 @@ import torch
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
 from seko_export.engines.piece import FlatModule
+from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.rotary import rotary_tables
-from seko_export.families.wan.pieces import make_pieces
 from tests.truth.eager_stream import same_bytes, small_config
 
 MODEL = ModelConfig("keys", layers=1, dim=32, heads=2, ffn_dim=16, text_dim=8, text_tokens=2, freq_dim=8)

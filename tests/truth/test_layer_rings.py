@@ -16,7 +16,7 @@ from seko_export.backends import export_backend
 from seko_export.config.build import BuildConfig
 from seko_export.config.stream import PoolConfig, StreamConfig
 from seko_export.errors import UsageError
-from seko_export.families.wan.pieces import make_buffers, make_pieces, make_programs
+from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
 from seko_export.goldens.record import eager_session
 from seko_export.roofline.predict import Wish, predict
 from seko_runtime.errors import ManifestError

@@ -13,8 +13,8 @@ from seko_export.artifact.manifest_json import manifest_json
 from seko_export.backends import export_backend
 from seko_export.config.build import BuildConfig
 from seko_export.config.stream import PoolConfig
-from seko_export.families.wan.pieces import make_buffers, make_pieces, make_programs
-from seko_export.families.wan.weights import model_weights
+from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
+from seko_export.families.layers.weights import model_weights
 from seko_export.goldens import record as golden
 from seko_export.goldens.calibration import KvStatistics
 from seko_export.goldens.record import eager_session, golden_text

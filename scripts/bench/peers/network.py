@@ -32,9 +32,9 @@ from seko_export.families.layers.causal_dit import (
     modulate,
     rotate,
 )
+from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.sampler import gaussian
-from seko_export.families.wan.pieces import make_pieces
-from seko_export.families.wan.weights import model_weights
+from seko_export.families.layers.weights import model_weights
 
 WEIGHT_SEED = 0  # what scripts/make_checkpoint.py takes if not told otherwise
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # q, k, v [B, T, H, D] to [B, T, H*D]

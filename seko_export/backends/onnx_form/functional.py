@@ -32,6 +32,7 @@ def functional_graph(graph: ModelGraph) -> ModelGraph:
             for name, calls in graph.programs.items()
         },
         graph.buffers,
+        graph.inputs,
     )
 
 

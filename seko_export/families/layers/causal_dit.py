@@ -38,6 +38,8 @@ class Embed(nn.Module):
         Whether the blocks take what the layer before gave last beside the hidden state; before the first one, zeros.
     """
 
+    groups = ("given",)
+
     def __init__(
         self,
         model: ModelConfig,
@@ -65,6 +67,7 @@ class Embed(nn.Module):
         slot_frames: Tensor | None = None,
         valid_tokens: Tensor | None = None,
         rows: Tensor | None = None,
+        given: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, ...]:
         """Embed one chunk.
 
@@ -90,6 +93,8 @@ class Embed(nn.Module):
             [B] int64, how far each row's cache is filled; only where positions are those within the window.
         rows : Tensor, optional
             [B] int64, of a pool: which row of the caches each row of the call is; then ``slot_frames`` is the pool's.
+        given : mapping of str to Tensor, optional
+            The family's inputs of the caller that `beside` takes, [B, ...] each.
 
         Returns
         -------
@@ -108,23 +113,43 @@ class Embed(nn.Module):
         slot_rotary, patch_rotary : Tensor
             With `places` alone: see `rotary.place_tables`.
         """
+        latents = self.beside(latents, given or {})
         patches = patchify(latents).to(self.patch_embedding.weight.dtype)  # [B, T, C*4]
         hidden = self.patch_embedding(patches)
-        given = is_given(given_frames, frames.shape[1])  # [B, F]
-        timestep = torch.where(given, context_timestep, timestep)
+        clean = is_given(given_frames, frames.shape[1])  # [B, F]
+        timestep = torch.where(clean, context_timestep, timestep)
         time = self.time_embedding(sinusoid(timestep, self.model.freq_dim))  # [B, F, d]
         modulation = self.time_projection(time).unflatten(-1, (6, self.model.dim))
         places = chunk_places(self.model, self.stream, frames, write_slots, slot_frames, valid_tokens, rows)
         state = (hidden, torch.zeros_like(hidden)) if self.update else (hidden,)
         return (*state, modulation, time, *places)
 
+    def beside(self, latents: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+        """Return what is embedded, [B, in_channels, F, h, w]: the latents, and what a family puts beside them."""
+        del given
+        return latents
+
 
 class BlockWeights(nn.Module):
-    """The parameters of one transformer layer, whichever way it is computed."""
+    """The parameters of one transformer layer, whichever way it is computed.
 
-    groups: tuple[str, ...] = ("caches", "scales", "places")  # arguments that are mappings
+    Parameters
+    ----------
+    tail : nn.Module, optional
+        What the family puts behind the feed-forward: from the hidden state [B, T, d] and its inputs of the caller by
+        name, each [B, ...], to the next hidden state.
+    """
 
-    def __init__(self, model: ModelConfig, stream: StreamConfig, kv: KvFormat, dtype: torch.dtype) -> None:
+    groups: tuple[str, ...] = ("caches", "scales", "places", "given")  # arguments that are mappings
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        stream: StreamConfig,
+        kv: KvFormat,
+        dtype: torch.dtype,
+        tail: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         self.model, self.stream, self.kv = model, stream, kv
         d = model.dim
@@ -137,6 +162,7 @@ class BlockWeights(nn.Module):
             nn.GELU(approximate="tanh"),
             nn.Linear(model.ffn_dim, d, dtype=dtype),
         )
+        self.tail = tail
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Return [..., H, D] from [..., d]."""
@@ -157,9 +183,16 @@ class Block(BlockWeights):
     """
 
     def __init__(
-        self, model: ModelConfig, stream: StreamConfig, kv: KvFormat, dtype: torch.dtype, *, masked: bool
+        self,
+        model: ModelConfig,
+        stream: StreamConfig,
+        kv: KvFormat,
+        dtype: torch.dtype,
+        *,
+        masked: bool,
+        tail: nn.Module | None = None,
     ) -> None:
-        super().__init__(model, stream, kv, dtype)
+        super().__init__(model, stream, kv, dtype, tail)
         self.masked = masked
 
     def forward(
@@ -176,6 +209,7 @@ class Block(BlockWeights):
         scales: Mapping[str, Tensor],
         places: Mapping[str, Tensor],
         rows: Tensor | None = None,
+        given: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         """Advance the hidden state by one layer and write this layer's K and V.
 
@@ -195,6 +229,8 @@ class Block(BlockWeights):
             ``slot_rotary`` and ``patch_rotary`` from `Embed` where `kv` stores keys before RoPE, else nothing.
         rows : Tensor, optional
             [B] int64, of a pool: which row of the caches, and of ``text_k`` and ``text_v``, each row of the call is.
+        given : mapping of str to Tensor, optional
+            The inputs of the caller that the tail takes.
 
         Returns
         -------
@@ -226,7 +262,8 @@ class Block(BlockWeights):
         hidden = hidden + self.cross_attn.o(y)
 
         x = modulate(self._plain_norm(hidden), shift_2, scale_2).to(dtype)
-        return gated_residual(hidden, self.ffn(x), gate_2)
+        hidden = gated_residual(hidden, self.ffn(x), gate_2)
+        return hidden if self.tail is None else self.tail(hidden, given or {})
 
     def _attend(
         self,

@@ -82,9 +82,16 @@ class FusedLayer(BlockWeights):
     groups = (*BlockWeights.groups, "window")
 
     def __init__(
-        self, model: ModelConfig, stream: StreamConfig, kv: KvFormat, dtype: torch.dtype, *, fp8: bool
+        self,
+        model: ModelConfig,
+        stream: StreamConfig,
+        kv: KvFormat,
+        dtype: torch.dtype,
+        *,
+        fp8: bool,
+        tail: nn.Module | None = None,
     ) -> None:
-        super().__init__(model, stream, kv, dtype)
+        super().__init__(model, stream, kv, dtype, tail)
         self.fp8, self.ops = fp8, LayerOps()
         self.before = nn.Parameter(torch.empty(1, 6, model.dim))  # the modulation of the layer before
         if fp8:
@@ -110,6 +117,7 @@ class FusedLayer(BlockWeights):
         write_slots: Tensor | None = None,
         token_index: Tensor | None = None,
         rows: Tensor | None = None,
+        given: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Advance the hidden state by one layer; with `token_index` put this layer's K and V into the cache.
 
@@ -120,7 +128,8 @@ class FusedLayer(BlockWeights):
         hidden, modulation, cos, sin : Tensor
             From `Embed`.
         update : Tensor
-            [B, T, d], what the layer before gave last, as it left the matmul; zeros before the first one.
+            [B, T, d], what the layer before gave last, as it left the matmul; zeros before the first one, and where a
+            tail stands behind the feed-forward: nothing is left for the next norm to add then.
         valid_tokens, text_k, text_v, caches, places, rows : Tensor or mapping
             As `Block` takes them.
         scales : Mapping[str, Tensor]
@@ -132,6 +141,8 @@ class FusedLayer(BlockWeights):
             this layer expands.
         token_index : Tensor, optional
             [B*T] int64 from `Embed`, where the layer writes.
+        given : mapping of str to Tensor, optional
+            The inputs of the caller that the tail takes.
 
         Returns
         -------
@@ -162,7 +173,11 @@ class FusedLayer(BlockWeights):
 
         inner = self._matmul(self.ffn[0], x, dtype)
         x = ops.gelu_quantise(inner) if self.fp8 else _plain_rows(self.ffn[1](inner))
-        return hidden, self._matmul(self.ffn[2], x, dtype)
+        update = self._matmul(self.ffn[2], x, dtype)
+        if self.tail is None:
+            return hidden, update
+        hidden = ops.gated_residual(hidden, update, turns, GATE_2)
+        return self.tail(hidden, given or {}), torch.zeros_like(update)
 
     def _attend(
         self,
@@ -222,8 +237,9 @@ class FusedBlock(FusedLayer):
         *,
         writes: bool,
         fp8: bool = False,
+        tail: nn.Module | None = None,
     ) -> None:
-        super().__init__(model, stream, kv, dtype, fp8=fp8)
+        super().__init__(model, stream, kv, dtype, fp8=fp8, tail=tail)
         self.writes = writes
 
     def _attend(
@@ -278,8 +294,9 @@ class RowFusedBlock(FusedLayer):
         masked: bool,
         kernel: bool = False,
         fp8: bool = False,
+        tail: nn.Module | None = None,
     ) -> None:
-        super().__init__(model, stream, kv, dtype, fp8=fp8)
+        super().__init__(model, stream, kv, dtype, fp8=fp8, tail=tail)
         self.masked, self.kernel = masked, kernel
 
     def _attend(

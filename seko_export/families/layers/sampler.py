@@ -28,7 +28,7 @@ class Noise(nn.Module):
 
     def __init__(self, model: ModelConfig, stream: StreamConfig) -> None:
         super().__init__()
-        self.latent_shape = (model.in_channels, stream.latent_height, stream.latent_width)
+        self.latent_shape = (model.out_channels, stream.latent_height, stream.latent_width)
 
     def forward(
         self,
@@ -72,7 +72,7 @@ class Advance(nn.Module):
 
     def __init__(self, model: ModelConfig, stream: StreamConfig) -> None:
         super().__init__()
-        self.latent_shape = (model.in_channels, stream.latent_height, stream.latent_width)
+        self.latent_shape = (model.out_channels, stream.latent_height, stream.latent_width)
 
     def forward(
         self,

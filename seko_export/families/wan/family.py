@@ -12,10 +12,10 @@ from seko_export.config.model import ModelConfig
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
 from seko_export.families.base import CacheProbe, Family, MediaTensors, ModelGraph, Preset
-from seko_export.families.wan.layer_pieces import BLOCK
-from seko_export.families.wan.pieces import make_buffers, make_pieces, make_programs
+from seko_export.families.layers.layer_pieces import BLOCK
+from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
+from seko_export.families.layers.weights import model_weights
 from seko_export.families.wan.presets import PRESETS
-from seko_export.families.wan.weights import model_weights
 
 
 class WanFamily(Family):

@@ -15,9 +15,8 @@ import torch
 from seko_export.config.build import BuildConfig
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, FlatModule, Piece, dtype_name, on_meta
-from seko_export.families.layers.causal_dit import Embed, Head, Prompt, PromptKv
-from seko_export.families.layers.sampler import Advance, Noise
-from seko_export.families.wan.layer_pieces import (
+from seko_export.families.layers.causal_dit import Head, Prompt, PromptKv
+from seko_export.families.layers.layer_pieces import (
     BLOCK,
     CONTEXT,
     FULL,
@@ -25,14 +24,18 @@ from seko_export.families.wan.layer_pieces import (
     LAST_UPDATE,
     LAYER,
     PLACES,
+    PLAIN,
     SLOT_FRAMES,
     WIDE,
     WINDOW,
     LayerArguments,
+    LayerChoice,
     cache_name,
+    given_arguments,
     last_update,
     resident_windows,
 )
+from seko_export.families.layers.sampler import Advance, Noise
 from seko_export.media.pieces import MEDIA_PROGRAMS, media_buffers, media_pieces
 from seko_runtime.executor.buffers_check import CALL_ROWS, GIVEN_FRAMES, GIVEN_LATENTS, REFERENCE_LATENTS
 from seko_runtime.format.manifest import Buffer, Call
@@ -50,10 +53,10 @@ __all__ = [
 ]
 
 
-def make_pieces(config: BuildConfig) -> dict[str, Piece]:
-    """Return every piece of a build by name, modules on the meta device."""
+def make_pieces(config: BuildConfig, choice: LayerChoice = PLAIN) -> dict[str, Piece]:
+    """Return every piece of a build by name, modules on the meta device; ``choice`` is the family's."""
     buckets: tuple[int | None, ...] = (None,) if config.pool is None else config.pool.buckets
-    pieces = [piece for bucket in buckets for piece in _chunk_pieces(config, bucket)]
+    pieces = [piece for bucket in buckets for piece in _chunk_pieces(config, bucket, choice)]
     pieces += _prompt_pieces(config) + media_pieces(config)
     return {piece.name: piece for piece in pieces}
 
@@ -88,12 +91,12 @@ def _prompt_pieces(config: BuildConfig) -> list[Piece]:
     ]
 
 
-def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
+def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) -> list[Piece]:
     """Return what is run in a chunk; for a pool's calls of ``bucket`` rows, which find theirs by number."""
     m, s, dtype = config.model, config.stream, config.dtype
     b, f, t = bucket or s.batch, s.chunk_frames, s.chunk_tokens
     held, part = config.slots, "" if bucket is None else "[bucket]"
-    latent = (m.in_channels, f, s.latent_height, s.latent_width)
+    latent = (m.out_channels, f, s.latent_height, s.latent_width)
     text = (held, m.text_tokens, m.heads, m.head_dim)
     i64, f32 = torch.int64, torch.float32
 
@@ -113,13 +116,15 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
     )
     modulation = Argument("modulation", "value:modulation", (b, f, 6, m.dim), f32)
     turns = tuple(Argument(x, f"value:{x}", (b, t, m.head_dim // 2), f32) for x in ("cos", "sin"))
-    kinds = [LayerArguments(config, kind, bucket, turns) for kind in config.kinds]
+    kinds = [LayerArguments(config, kind, bucket, turns, choice) for kind in config.kinds]
     main, windows = kinds[0], [one for one in kinds if one.window]
 
     return [
         Piece(
             EngineKey("embed", bucket=bucket),
-            on_meta(lambda: Embed(m, s, dtype, places=config.kv.keys_before_rope, update=config.fused)),
+            on_meta(
+                lambda: choice.embed(m, s, dtype, places=config.kv.keys_before_rope, update=config.fused)
+            ),
             "",
             0,
             (
@@ -132,6 +137,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
                 *main.slot_frames,
                 *main.filled,
                 *rows,
+                *given_arguments(config, bucket, choice, choice.embed_inputs),
             ),
             (*state, modulation, time, *main.turns, main.token_index, *main.places),
             tuple(a.name for a in main.slot_frames),
@@ -253,13 +259,13 @@ def _through_layers(pieces: Mapping[EngineKey, Piece], keys: Sequence[EngineKey]
     return tuple(piece.call(run[0], len(run)) for piece, run in runs)
 
 
-def make_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
+def make_buffers(config: BuildConfig, choice: LayerChoice = PLAIN) -> tuple[Buffer, ...]:
     """Return the buffer table: what the runtime allocates for a session, and what each part is for."""
     m, s, dtype = config.model, config.stream, dtype_name(config.dtype)
     b, held, f = config.call_rows, config.slots, s.chunk_frames
-    latent = (m.in_channels, f, s.latent_height, s.latent_width)
+    latent = (m.out_channels, f, s.latent_height, s.latent_width)
     text = (m.layers, held, m.text_tokens, m.heads, m.head_dim)
-    reference = (held, m.in_channels, s.reference_frames, s.latent_height, s.latent_width)
+    reference = (held, m.out_channels, s.reference_frames, s.latent_height, s.latent_width)
     passes = map(str, range(len(config.schedule.timesteps))) if s.pass_caches else (None,)
     caches = tuple(
         Buffer(
@@ -292,6 +298,7 @@ def make_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
         *(Buffer(kind.own("valid_tokens"), (b,), "int64", "chunk", False) for kind in config.kinds),
         Buffer(GIVEN_FRAMES, (b,), "int64", "chunk", False),
         *([] if config.pool is None else [Buffer(CALL_ROWS, (b,), "int64", "chunk", False)]),
+        *(Buffer(one.buffer, (b, *one.shape), one.dtype, "chunk", False) for one in choice.inputs),
         Buffer(GIVEN_LATENTS, (held, *latent), "float32", "prompt", False),
         *([Buffer(REFERENCE_LATENTS, reference, "float32", "prompt", False)] if s.reference_frames else []),
         *(

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import nn
 
 from seko_export.config.build import BuildConfig
+from seko_export.config.model import ModelConfig
 from seko_export.config.stream import LayerKind
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece, on_meta
-from seko_export.families.layers.causal_dit import Block
+from seko_export.families.layers.causal_dit import Block, Embed
 from seko_export.families.layers.fused_block import FusedBlock, KeysAndValues, LastUpdate, RowFusedBlock
 from seko_export.families.layers.past_window import PastWindow, WindowExpand
 from seko_export.families.layers.ring_places import RingPlaces
 from seko_export.families.layers.rotary import side_channels
+from seko_runtime.format.manifest import InputSpec
 
 LAYER = "blocks.{layer}."
 SLOT_FRAMES = "kv.slot_frames"
@@ -27,6 +29,55 @@ BLOCK, LAST_UPDATE, PLACES, WINDOW = "block", "last_update", "places", "window"
 # Variants of a block: for rows whose caches are full; of fused layers those of the context pass, its last layer, and
 # layers that `--fp8-except` names.
 FULL, CONTEXT, LAST, WIDE = "full", "context", "last", "wide"
+
+
+def no_tail(model: ModelConfig, dtype: torch.dtype) -> None:
+    """Put nothing behind the feed-forward."""
+    del model, dtype
+
+
+@dataclass(frozen=True)
+class LayerChoice:
+    """What a family changes about the shared layers.
+
+    Parameters
+    ----------
+    inputs : tuple of InputSpec
+        What the caller gives, per chunk: each gets a buffer of role ``chunk``.
+    embed : type of Embed
+        Its `beside` may put inputs beside the latents.
+    embed_inputs, tail_inputs : tuple of str
+        Names of the inputs that the embedding and the tail take.
+    tail : callable
+        From model and dtype to what stands behind the feed-forward of every layer, see `BlockWeights`; or to None.
+        Where nothing stands there, fused layers add the feed-forward's residual in the next layer's norm.
+    """
+
+    inputs: tuple[InputSpec, ...] = ()
+    embed: type[Embed] = Embed
+    embed_inputs: tuple[str, ...] = ()
+    tail: Callable[[ModelConfig, torch.dtype], nn.Module | None] = no_tail
+    tail_inputs: tuple[str, ...] = ()
+
+
+PLAIN = LayerChoice()
+
+
+def given_arguments(
+    config: BuildConfig, bucket: int | None, choice: LayerChoice, names: tuple[str, ...]
+) -> tuple[Argument, ...]:
+    """Return an engine's arguments for these inputs of the caller: of the call's rows."""
+    rows, part = bucket or config.stream.batch, "" if bucket is None else "[bucket]"
+    specs = {one.name: one for one in choice.inputs}
+    return tuple(
+        Argument(
+            f"given.{name}",
+            f"buffer:{specs[name].buffer}{part}",
+            (rows, *specs[name].shape),
+            getattr(torch, specs[name].dtype),
+        )
+        for name in names
+    )
 
 
 class LayerArguments:
@@ -42,12 +93,20 @@ class LayerArguments:
         Rows of a pool's calls.
     turns : tuple of Argument
         Cosines and sines of a chunk at its frames of the stream.
+    choice : LayerChoice
+        The family's.
     """
 
     def __init__(
-        self, config: BuildConfig, kind: LayerKind, bucket: int | None, turns: tuple[Argument, ...]
+        self,
+        config: BuildConfig,
+        kind: LayerKind,
+        bucket: int | None,
+        turns: tuple[Argument, ...],
+        choice: LayerChoice,
     ) -> None:
         self._config, self._kind, self._bucket = config.of_kind(kind), kind, bucket
+        self._choice, self._given = choice, given_arguments(config, bucket, choice, choice.tail_inputs)
         self._among = kind.layers if len(config.kinds) > 1 else ()
         m, s, kv = config.model, self._config.stream, self._config.kv
         b, f, held = bucket or s.batch, s.chunk_frames, config.slots
@@ -145,7 +204,7 @@ class LayerArguments:
         blocks: list[Piece] = []
 
         def block(
-            make: Callable[[], nn.Module],
+            make: Callable[..., nn.Module],
             *variant: str,
             inputs: tuple[Argument, ...] = (),
             writes: bool = True,
@@ -154,8 +213,9 @@ class LayerArguments:
             past = (*self._caches, *self._scales, *self.places, *inputs)
             if self.window:
                 past = (*(self._caches if writes else ()), *self._scales, *self.window)
-            taken = (*chunk, *text_kv, *past, *rows)
-            piece = Piece(self._key(BLOCK, *variant), on_meta(make), LAYER, m.layers, taken, state)
+            taken = (*chunk, *text_kv, *past, *rows, *self._given)
+            module = on_meta(lambda: make(tail=self._choice.tail(m, dtype)))
+            piece = Piece(self._key(BLOCK, *variant), module, LAYER, m.layers, taken, state)
             blocks.append(replace(piece, mutates=mutated if writes else (), among=self._among))
 
         def fused_blocks(*wide: str, fp8: bool) -> None:
@@ -169,15 +229,15 @@ class LayerArguments:
                 make_any = partial(RowFusedBlock, m, s, kv, dtype, masked=True, kernel=True, fp8=fp8)
                 block(make_any, *wide)
             else:
-                block(lambda: RowFusedBlock(m, s, kv, dtype, masked=True, fp8=fp8), *wide)
+                block(partial(RowFusedBlock, m, s, kv, dtype, masked=True, fp8=fp8), *wide)
                 if config.device == "cuda":
                     make_full = partial(RowFusedBlock, m, s, kv, dtype, masked=False, fp8=fp8)
                     block(make_full, FULL, *wide)
 
         if not config.fused:
-            block(lambda: Block(m, s, kv, dtype, masked=True))
+            block(partial(Block, m, s, kv, dtype, masked=True))
             if config.device == "cuda":  # a bias costs cuDNN's attention half its speed
-                block(lambda: Block(m, s, kv, dtype, masked=False), FULL)
+                block(partial(Block, m, s, kv, dtype, masked=False), FULL)
             return [replace(piece, only=self._among or None) for piece in blocks]
         fused_blocks(fp8=config.fp8)
         if config.fp8_except:

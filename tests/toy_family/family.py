@@ -1,0 +1,153 @@
+"""A model family of its own: a camera beside the latents, and attention to it behind each feed-forward.
+
+The camera is an input of the caller, `CAMERA` numbers a latent frame. Nothing outside of `tests` knows of this file: a
+build finds it by ``ModelConfig.family``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from seko_export.config.build import BuildConfig
+from seko_export.config.model import ModelConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import StreamConfig
+from seko_export.engines.piece import Piece
+from seko_export.engines.weight_source import WeightSource
+from seko_export.families.base import CacheProbe, Family, MediaTensors, ModelGraph, Preset
+from seko_export.families.layers.causal_dit import Embed, attention
+from seko_export.families.layers.layer_pieces import BLOCK, LayerChoice
+from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
+from seko_export.families.layers.weights import BEFORE
+from seko_runtime.format.manifest import InputSpec
+
+NAME = "tests.toy_family.family:FAMILY"
+CAMERA = 3
+MODEL = ModelConfig(
+    name="toy-camera",
+    layers=2,
+    dim=64,
+    heads=2,
+    ffn_dim=96,
+    in_channels=4 + CAMERA,
+    out_channels=4,
+    text_dim=24,
+    text_tokens=6,
+    freq_dim=32,
+    family=NAME,
+)
+STREAM = StreamConfig(32, 32, chunk_frames=2, sink_frames=1, ring_frames=4)
+# The checkpoint's own words for those of the shared layers.
+WORDS = {"blocks": "layer", "self_attn": "past", "cross_attn": "words", "tail": "camera", "ffn": "mix"}
+
+
+class CameraEmbed(Embed):
+    """Embeds the latents and, as further channels of every patch, the camera."""
+
+    def beside(self, latents: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+        """Return [B, C + CAMERA, F, h, w] from latents [B, C, F, h, w] and a camera [B, F, CAMERA]."""
+        camera = given["camera"].transpose(1, 2)[..., None, None]  # [B, CAMERA, F, 1, 1]
+        return torch.cat((latents, camera.expand(-1, -1, -1, *latents.shape[3:])), 1)
+
+
+class CameraAttention(nn.Module):
+    """One more attention term: from the hidden state to the camera of the chunk's frames."""
+
+    def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.heads = (model.heads, model.head_dim)
+        self.query = nn.Linear(model.dim, model.dim, dtype=dtype)
+        self.pose = nn.Linear(CAMERA, 2 * model.dim, dtype=dtype)
+        self.out = nn.Linear(model.dim, model.dim, dtype=dtype)
+
+    def forward(self, hidden: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+        """Return the next hidden state [B, T, d]; the camera is [B, F, CAMERA]."""
+        q = self.query(hidden).unflatten(-1, self.heads)
+        k, v = self.pose(given["camera"].to(hidden.dtype)).chunk(2, -1)  # [B, F, d] each
+        seen = attention(q, k.unflatten(-1, self.heads), v.unflatten(-1, self.heads), None)
+        return hidden + self.out(seen)
+
+
+class CameraFamily(Family):
+    """The family object."""
+
+    name = NAME
+
+    @property
+    def presets(self) -> Mapping[str, Preset]:
+        """Named defaults."""
+        return {MODEL.name: Preset(MODEL, STREAM)}
+
+    def shapes(self, model: ModelConfig) -> dict[str, tuple[int, ...]]:
+        """Return name and shape of every tensor of a checkpoint, by the family's own words."""
+        pieces = self.graph(BuildConfig(model, STREAM, Schedule.warped((1000.0,)), "fp32", "cpu")).pieces
+        return {own: argument_shape for _, own, argument_shape, _ in _tensors(pieces)}
+
+    def graph(self, config: BuildConfig) -> ModelGraph:
+        """Return engines, programs, buffers and inputs of a build."""
+        camera = InputSpec(
+            "camera", (config.stream.chunk_frames, CAMERA), "float32", "input.camera", kind="pose"
+        )
+        names = (camera.name,)
+        choice = LayerChoice((camera,), CameraEmbed, names, CameraAttention, names)
+        pieces = make_pieces(config, choice)
+        return ModelGraph(pieces, make_programs(pieces), make_buffers(config, choice), choice.inputs)
+
+    def weights(
+        self, pieces: Mapping[str, Piece], checkpoint: WeightSource, media: MediaTensors | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the artifact's weights by name: the checkpoint's, in the dtype that the engines take."""
+        del media  # it has no encoder and no VAE
+        for name, own, shape, dtype in _tensors(pieces):
+            # The gate of the layer before meets an update of zeros: the tail stands between.
+            tensor = torch.zeros(shape) if name.endswith(BEFORE) else checkpoint[own]
+            yield name, tensor.to(dtype).contiguous()
+
+    def golden_inputs(self, config: BuildConfig, chunk: int | None) -> Mapping[str, Tensor]:
+        """Return a camera for a golden's chunk."""
+        if chunk is None:
+            return {}
+        rows = [camera_of(config.stream.chunk_frames, row, chunk) for row in range(config.stream.batch)]
+        return {"camera": torch.stack(rows)}
+
+    def cache_probe(self, config: BuildConfig) -> CacheProbe:
+        """Return the layers and the embedding."""
+        del config
+        return CacheProbe(BLOCK, "embed")
+
+
+def camera_of(frames: int, row: int, chunk: int) -> Tensor:
+    """Return a camera [F, CAMERA], another one for each row and chunk."""
+    generator = torch.Generator().manual_seed(1000 * row + chunk)
+    return torch.randn(frames, CAMERA, generator=generator)
+
+
+def random_checkpoint(model: ModelConfig = MODEL) -> dict[str, Tensor]:
+    """Return random weights by the checkpoint's names, scaled so that every one shows in the output."""
+    generator = torch.Generator().manual_seed(0)
+    made = {}
+    for name, shape in FAMILY.shapes(model).items():
+        weight = torch.randn(shape, generator=generator)
+        is_norm = "norm" in name and name.endswith("weight")
+        wide = len(shape) > 1 and "modulation" not in name
+        made[name] = 1 + 0.1 * weight if is_norm else weight / shape[-1] ** 0.5 if wide else 0.1 * weight
+    return made
+
+
+def _tensors(pieces: Mapping[str, Piece]) -> Iterator[tuple[str, str, tuple[int, ...], torch.dtype]]:
+    """Yield the artifact's name, the checkpoint's name, shape and dtype of every weight, each once."""
+    seen: set[str] = set()
+    for piece in pieces.values():
+        for layer in piece.served or (0,):
+            for argument in piece.parameters:
+                name = argument.ref.removeprefix("weight:").replace("{layer}", str(layer))
+                if name not in seen:
+                    seen.add(name)
+                    own = ".".join(WORDS.get(word, word) for word in name.split("."))
+                    yield name, own, argument.shape, argument.dtype
+
+
+FAMILY = CameraFamily()

@@ -1,0 +1,150 @@
+"""A family that only the tests know: built, verified and replayed, alone and in a pool, as its reference says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from seko_export import build_steps
+from seko_export.artifact.describe import describe
+from seko_export.backends import EAGER
+from seko_export.config.build import BuildConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import PoolConfig
+from seko_export.engines.piece import dtype_name
+from seko_export.families.registry import family_of, graph_of
+from seko_export.goldens.record import eager_engine, eager_session, golden_text
+from seko_runtime import open_artifact
+from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.errors import UsageError
+from seko_runtime.format.manifest import INPUT_VERSION, Weight
+from seko_runtime.video.pool import Pool
+from seko_runtime.video.streams import Streams
+from tests.tolerances import relative_error
+from tests.toy_family.family import CAMERA, MODEL, STREAM, camera_of, random_checkpoint
+from tests.toy_family.naive import NaiveToy
+
+# A chunk is three passes in float32 that feed on each other, and later chunks read what they wrote: some ten times the
+# bar of one pass, `tolerances.STEP`.
+STREAM_BAR = 5e-5
+CHUNKS = 2 * STREAM.cache_frames // STREAM.chunk_frames + 1  # past the wrap
+SEEDS = (3, 8)
+
+
+def toy_config(scheme: str = "fp32", **changes: Any) -> BuildConfig:
+    config = BuildConfig(MODEL, STREAM, Schedule.warped((1000.0, 500.0)), scheme, "cpu")
+    return replace(config, **changes)
+
+
+def toy_weights(config: BuildConfig, checkpoint: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    made = dict(family_of(config).weights(graph_of(config).pieces, checkpoint))
+    return made | config.schedule.tables(config.stream)
+
+
+def cameras(row: int) -> list[Tensor]:
+    return [camera_of(STREAM.chunk_frames, row, chunk) for chunk in range(CHUNKS)]
+
+
+def wanted(row: int, checkpoint: Mapping[str, Tensor]) -> list[Tensor]:
+    """The reference's stream of a row, with the seed and cameras of that row."""
+    config = toy_config()
+    naive = NaiveToy(config, checkpoint, golden_text(config)[0])
+    return [naive.chunk(SEEDS[row], number, camera) for number, camera in enumerate(cameras(row))]
+
+
+def test_a_stream_is_its_reference_past_the_wrap() -> None:
+    config, checkpoint = toy_config(), random_checkpoint()
+    text = golden_text(config)
+    with eager_session(config, toy_weights(config, checkpoint), text, SEEDS[:1]) as session:
+        for camera, reference in zip(cameras(0), wanted(0, checkpoint), strict=True):
+            made = torch.from_numpy(session.run_chunk({"camera": camera.numpy()}).to_host())[0]
+            assert relative_error(made, reference) <= STREAM_BAR
+
+
+def test_two_rows_of_a_pool_have_cameras_of_their_own() -> None:
+    config = toy_config(pool=PoolConfig(2, (1, 2)))
+    checkpoint = random_checkpoint()
+    weights = toy_weights(config, checkpoint) | config.schedule.tables(config.as_batch.stream)
+    table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
+    engines = {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
+    text = golden_text(toy_config()).numpy()
+    streams = Streams(describe(config, EAGER, table, {}), engines, weights, CpuMemory())
+    streams.prepare()
+    references = [wanted(row, checkpoint) for row in range(2)]
+    with Pool(streams) as pool:
+        sessions = [pool.open_session(seed=seed, text=text) for seed in SEEDS]
+        for number in range(CHUNKS):
+            given = [{"camera": cameras(row)[number].numpy()} for row in range(2)]
+            for row, chunk in enumerate(pool.run(sessions, given)):
+                made = torch.from_numpy(chunk.to_host())[0]
+                assert relative_error(made, references[row][number]) <= STREAM_BAR
+        for session in sessions:
+            session.close()
+
+
+def test_fused_layers_add_their_residual_before_the_tail() -> None:
+    """The fused layers' references compute what the plain layers do, the tail in its place."""
+    checkpoint, made = random_checkpoint(), []
+    plain = toy_config()
+    text = golden_text(plain)
+    for config in (plain, replace(plain, fused=True)):
+        weights = toy_weights(config, checkpoint)
+        with eager_session(config, weights, text, SEEDS[:1]) as session:
+            made.append([session.run_chunk({"camera": one.numpy()}).to_host() for one in cameras(0)])
+    for one, other in zip(*made, strict=True):
+        assert relative_error(torch.from_numpy(one), torch.from_numpy(other)) <= STREAM_BAR
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "fp4"])
+def test_it_is_built_verified_and_replayed(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = random_checkpoint()
+    monkeypatch.setattr(build_steps, "load_checkpoint", lambda *_, **__: checkpoint)
+    found = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(filter(None, found))
+    )  # of the processes that compile engines
+    config = toy_config(scheme)
+    built = build_steps.build_artifact(
+        config, tmp_path / "checkpoint", tmp_path / "artifact", backend="compile"
+    )
+    assert built.golden_error <= 1e-3
+    with open_artifact(built.artifact) as artifact:
+        assert artifact.manifest.format_version == INPUT_VERSION
+        (camera,) = artifact.manifest.inputs
+        assert (camera.name, camera.shape, camera.default) == (
+            "camera",
+            (STREAM.chunk_frames, CAMERA),
+            "required",
+        )
+        assert artifact.manifest.stream.latent_shape[0] == MODEL.out_channels != MODEL.in_channels
+        assert all(error.within for error in artifact.verify())
+        with artifact.open_session(seeds=SEEDS[:1]) as session:
+            with pytest.raises(UsageError, match="input 'camera' is required for every chunk"):
+                session.run_chunk()
+            for one, reference in zip(cameras(0), wanted(0, checkpoint), strict=True):
+                made = torch.from_numpy(session.run_chunk({"camera": one.numpy()}).to_host())[0]
+                if scheme == "fp32":
+                    assert relative_error(made, reference) <= STREAM_BAR
+
+
+def test_nothing_outside_of_the_tests_knows_of_it() -> None:
+    root = Path(__file__).parents[2]
+    told = [
+        path
+        for folder in ("seko_export", "runtime", "kernels")
+        for path in (root / folder).rglob("*.py")
+        if "toy_family" in path.read_text(encoding="utf-8")
+        or "toy-camera" in path.read_text(encoding="utf-8")
+    ]
+    assert not told
+    family = (root / "tests" / "toy_family" / "family.py").read_text(encoding="utf-8")
+    assert len(family.splitlines()) <= 200
