@@ -30,12 +30,13 @@ import numpy as np
 from scripts.failing_os import FAULTS, KILL, Ending, run_failing
 from seko_export.artifact.packing import pack_artifact
 from seko_export.host.workshop import workshop
+from seko_runtime.backends.memory import HostBytes
 from seko_runtime.errors import UsageError
 from seko_runtime.format import renames
 from seko_runtime.format.unpacking import unpack_artifact
 from seko_runtime.format.whole_files import whole_file, whole_folder
 from seko_runtime.video.clocks import RowClock
-from seko_runtime.video.snapshot import RowNumbers, RowState, SnapshotBytes, write_snapshot
+from seko_runtime.video.snapshot import RowNumbers, RowState, write_snapshot
 
 SAMPLE = Path(__file__).parents[1] / "artifacts" / "format-1-sample"
 MAX_CALLS = 2000  # of one run; more means that it does not end
@@ -107,9 +108,7 @@ def save(place: Path, seed: int) -> None:
     """Save a snapshot of a stream of a few bytes."""
     clock = RowClock(first=0, slot_first=0, made=seed, first_frames=(0,))
     numbers = RowNumbers(seed=seed, given=0, rebuild_due=False, clock=clock)
-    write_snapshot(
-        place / "goal", "0" * 64, RowState(numbers, SnapshotBytes({"kv": np.full(9, seed, np.uint8)}))
-    )
+    write_snapshot(place / "goal", "0" * 64, RowState(numbers, HostBytes({"kv": np.full(9, seed, np.uint8)})))
 
 
 def compile_something(place: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from seko_export.build import build_artifact
+from seko_export.build_steps import build_artifact
 from seko_export.checkpoints import write_random_checkpoint
 from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig

@@ -1,1 +1,116 @@
-"""Build box: checkpoints in, artifacts out. Nothing of it is needed on an inference box."""
+"""Build box: checkpoints in, artifacts out. Nothing of it is needed on an inference box.
+
+    from seko_export import BuildOptions, build
+    result = build(BuildOptions(preset="tiny", fp4_kv=True, target="cpu"), "artifacts/tiny")
+
+Importing this imports neither torch nor the compiler; the functions do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seko_export.host.progress import Progress, silent
+from seko_export.options.declaration import BuildOptions
+
+if TYPE_CHECKING:
+    from seko_export.build_steps import BuildResult
+
+__all__ = ["BuildOptions", "build", "inspect", "plan"]
+
+
+def build(
+    options: BuildOptions,
+    output: str | Path,
+    *,
+    replace: bool = False,
+    compiler_cache: bool = True,
+    progress: Progress = silent,
+    random_weights: Callable[[], None] = lambda: None,
+) -> BuildResult:
+    """Build one artifact and verify it in a process of its own before it gets its name.
+
+    Parameters
+    ----------
+    options : BuildOptions
+        What `seko-export build` takes.
+    output : str or Path
+        The artifact's folder.
+    replace : bool
+        Whether an artifact that is already there gives way.
+    compiler_cache : bool
+        Whether a ``compile`` artifact carries the compiler's cache, without which every box compiles at open.
+    progress : callable
+        Told of every step.
+    random_weights : callable
+        Called when no checkpoint is named and random weights of a small model are about to be made.
+
+    Returns
+    -------
+    BuildResult
+
+    Raises
+    ------
+    ExportError
+        By its subclass; nothing is left behind.
+    """
+    from seko_export.build_steps import build_artifact
+    from seko_export.options.resolve import resolve_build
+    from seko_export.options.sources import opened_checkpoint
+    from seko_runtime.format.whole_files import check_goal
+
+    resolved, goal = resolve_build(options), Path(output)
+    check_goal(goal, replace=replace)  # before random weights are written, which may be large
+    with opened_checkpoint(resolved.checkpoint, resolved.config.model, random_weights) as checkpoint:
+        return build_artifact(
+            resolved.config,
+            checkpoint,
+            goal,
+            media=resolved.media,
+            backend=options.backend,
+            use_ema=not options.no_ema,
+            compiler_cache=compiler_cache,
+            replace=replace,
+            progress=progress,
+        )
+
+
+def plan(
+    options: BuildOptions, gpu: str, *, steps: int | None = None, fps: int | None = None
+) -> dict[str, Any]:
+    """Estimate memory and time of a build on a GPU that need not be here; see `seko_export.roofline.predict.predict`.
+
+    Parameters
+    ----------
+    options : BuildOptions
+        What `seko-export plan` takes.
+    gpu : str
+        A name of `seko_export.roofline.gpus.GPUS`.
+    steps : int, optional
+        Denoise passes of a chunk.
+    fps : int, optional
+        Video frames per second that are to be kept up with.
+
+    Raises
+    ------
+    UsageError
+        If a name is unknown, or the options contradict each other.
+    """
+    from seko_export.roofline.predict import Wish, predict
+
+    return predict(Wish(options, gpu, steps, fps))
+
+
+def inspect(artifact: str | Path) -> dict[str, Any]:
+    """Return what a finished artifact holds, as `seko-export inspect --json` prints it.
+
+    Raises
+    ------
+    ArtifactError
+        By its subclass, if it is damaged.
+    """
+    from seko_export.tools.inspection import inspect_artifact
+
+    return inspect_artifact(Path(artifact))

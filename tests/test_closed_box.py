@@ -41,7 +41,7 @@ report = {
     "compilers": [name for name in ("g++", "gcc", "cc", "c++", "clang", "ld", "nvcc") if shutil.which(name)],
     "home": os.path.isdir(os.path.expanduser("~")),
 }
-from seko_runtime.__main__ import main
+from seko_runtime.cli.commands import main
 report["unpack"] = main(["unpack", str(archive), "-o", "/tmp/unpacked"])
 report["verify"] = main(["verify", "/tmp/unpacked", "--device", "cpu"])
 report["run"] = main(["run", str(artifact), "--chunks", "4", "-o", "/tmp/out.y4m", "--device", "cpu"])

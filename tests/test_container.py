@@ -17,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from seko_runtime.__main__ import _parser
+from seko_runtime.cli.commands import _parser
 from tests.loaded import load_script
 
 ROOT = Path(__file__).parents[1]

@@ -41,7 +41,7 @@ HEAVY_OF_THE_LIBRARY = (
 )
 REPLAY = """
 import json, sys
-from seko_runtime.__main__ import main
+from seko_runtime.cli.commands import main
 code = main(["run", sys.argv[1], "--chunks", "4", "-o", sys.argv[2], "--device", "cpu", "--json"])
 print(json.dumps({"code": code, "modules": sorted(sys.modules)}))
 """

@@ -20,11 +20,12 @@ from bus import copy_rates, elapsed_ms
 from resident_copy import resident_copy
 from rows import append_row
 
-from seko_export.build import build_artifact
+from seko_export import BuildOptions
+from seko_export.build_steps import build_artifact
 from seko_export.checkpoints import write_random_checkpoint
 from seko_export.config.build import BuildConfig
 from seko_export.families.wan.presets import PRESETS
-from seko_export.options.resolve import build_config
+from seko_export.options.resolve import resolve_build
 from seko_export.roofline.stream import chunk_stream_bytes, home_bytes
 from seko_runtime import open_artifact
 
@@ -54,7 +55,8 @@ def main() -> None:
             checkpoint, model, format="self-forcing", seed=0, dtype=torch.bfloat16, device="cuda"
         )
     for scheme in options.kv.split(","):
-        config = build_config(True, PRESET, scheme, False, "auto", {"stream_cache": True})
+        options = BuildOptions(preset=PRESET, kv=scheme, stream_cache=True, no_vae=True, no_text=True)
+        config = resolve_build(options).config
         measure(replace(config, model=model), checkpoint, scheme, options)
 
 

@@ -200,13 +200,17 @@ def _eager_chunk_ms(checkpoint: Path, scheme: str, chunks: int) -> dict[str, flo
     """Time the eager model in this process: the same session, engines replaced by the modules in plain torch."""
     from dataclasses import replace
 
+    from seko_export import BuildOptions
     from seko_export.checkpoints.load import load_checkpoint
     from seko_export.families.wan.pieces import make_pieces
     from seko_export.families.wan.weights import model_weights
     from seko_export.goldens.record import KvStatistics, eager_session, golden_text
-    from seko_export.options.resolve import build_config
+    from seko_export.options.resolve import resolve_build
 
-    config = replace(build_config(True, PRESET, scheme, False, "auto", {}), fused=False)
+    config = replace(
+        resolve_build(BuildOptions(checkpoint, preset=PRESET, kv=scheme, no_vae=True, no_text=True)).config,
+        fused=False,
+    )
     loaded = dict(model_weights(make_pieces(config), load_checkpoint(checkpoint, config.model)))
     weights = {n: t.cuda() for n, t in (loaded | config.schedule.tables(config.stream)).items()}
     if scheme == "fp4":

@@ -23,7 +23,7 @@ KEPT = ("seko-runtime", "numpy", "torch")  # without these nothing can run
 TIMEOUT_S = 600
 _VERIFY = """
 import json, sys
-from seko_runtime.__main__ import main
+from seko_runtime.cli.commands import main
 code = main(["verify", sys.argv[1]])
 with open("/proc/self/maps", encoding="utf-8") as maps:
     print(json.dumps(sorted({line.split(maxsplit=5)[5].strip() for line in maps if ".so" in line})))

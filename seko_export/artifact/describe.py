@@ -9,17 +9,16 @@ from dataclasses import asdict, replace
 import torch
 
 from seko_export.artifact.manifest_json import least_version
-from seko_export.backends.onnx_form.functional import functional_piece
+from seko_export.backends.base import ExportBackend
+from seko_export.backends.onnx_form.functional import functional_graph
 from seko_export.config.build import BuildConfig
 from seko_export.config.stream import VAE_TEMPORAL_STRIDE
 from seko_export.engines.kernel_table import KERNEL_TABLE
-from seko_export.engines.piece import Piece
-from seko_export.families.wan.pieces import make_buffers, make_pieces, make_programs
+from seko_export.engines.piece import engine_spec
+from seko_export.families.registry import graph_of
 from seko_export.host import environment
-from seko_export.host.tensorrt_library import require_tensorrt
 from seko_export.media.pieces import text_table, video_table
 from seko_runtime.format.manifest import (
-    EngineSpec,
     FileEntry,
     Golden,
     KvPool,
@@ -31,23 +30,12 @@ from seko_runtime.format.manifest import (
     Weight,
 )
 
-COMPILER_CACHE = "engines/compiler.cache"
-PASS_FILES = {"denoise": "denoise.onnx", "context": "context.onnx"}  # one whole pass in a file each
-_EXTRA_FILES = {"compiler_cache": COMPILER_CACHE, "kernels": KERNEL_TABLE} | {
-    f"onnx_{name}": file for name, file in PASS_FILES.items()
-}
-TENSORRT = "tensorrt"  # in `extra`: the version whose builder made the plans
-FUNCTIONAL = ("onnx", "tensorrt")  # backends whose engines return what they write
-_SUFFIXES = {
-    "onnx": ".onnx",
-    "tensorrt": ".plan",
-}  # of engine files; the other backends' are torch's archives
 _BF16_BITS = 16
 
 
 def describe(
     config: BuildConfig,
-    backend: str,
+    backend: ExportBackend,
     weights: tuple[Weight, ...],
     files: Mapping[str, FileEntry],
     golden: Golden | None = None,
@@ -58,7 +46,7 @@ def describe(
     ----------
     config : BuildConfig
         What was built.
-    backend : str
+    backend : ExportBackend
         How its engines are packed.
     weights : tuple of Weight
         The table that `write_weights` gave.
@@ -71,24 +59,23 @@ def describe(
     -------
     Manifest
     """
-    pieces = make_pieces(config)
-    if backend in FUNCTIONAL:
-        pieces = {name: functional_piece(piece) for name, piece in pieces.items()}
-    programs = make_programs(pieces)
+    graph = graph_of(config)
+    if backend.functional:
+        graph = functional_graph(graph)
+    extra_files = {"kernels": KERNEL_TABLE, **backend.extra_files}
     pool = None if config.pool is None else Pool(config.pool.buckets)
     device = torch.device(config.device)
     cpu = device.type == "cpu"
     target = environment.resolve_target("cpu" if cpu else "auto")
     manifest = Manifest(
         name=f"{config.model.name}-{config.kv_scheme}-{target.arch}",
-        backend=backend,
+        backend=backend.name,
         target=Target(
             device=target.device,
             arch=target.arch,
             torch=str(torch.__version__).split("+")[0],
             cuda=None if cpu else torch.version.cuda,
-            # A GPU engine's host side is compiled for this processor too; `compile` compiles where it is opened.
-            cpu_flags=environment.cpu_flags() if backend == "aoti" else (),
+            cpu_flags=environment.cpu_flags() if backend.fits_one_cpu else (),
             host_arch=platform.machine(),
         ),
         producer=environment.producer(),
@@ -102,31 +89,19 @@ def describe(
         stream=_stream(config),
         kv=kv_pool(config),
         schedule=_schedule(config),
-        buffers=make_buffers(config),
+        buffers=graph.buffers,
         weights=weights,
-        engines=tuple(engine_spec(piece, engine_suffix(backend)) for piece in pieces.values()),
-        programs=programs,
+        engines=tuple(engine_spec(piece, backend.suffix) for piece in graph.pieces.values()),
+        programs=graph.programs,
         output="latents",
         golden=golden,
         text=text_table(config),
         video=video_table(config),
         pool=pool,
         files=dict(files),
-        extra={key: file for key, file in _EXTRA_FILES.items() if file in files} | _versions(backend),
+        extra={key: file for key, file in extra_files.items() if file in files} | backend.versions(),
     )
     return replace(manifest, format_version=least_version(manifest))
-
-
-def _versions(backend: str) -> dict[str, str]:
-    """Return what an opener compares its own library with."""
-    if backend != "tensorrt":
-        return {}
-    return {TENSORRT: require_tensorrt()}
-
-
-def engine_suffix(backend: str) -> str:
-    """Return what an engine file's name ends with."""
-    return _SUFFIXES.get(backend, ".pt2")
 
 
 def kv_pool(config: BuildConfig) -> KvPool:
@@ -138,7 +113,7 @@ def kv_pool(config: BuildConfig) -> KvPool:
         numbers *= len(config.schedule.timesteps)
     return KvPool(
         scheme=config.kv.name,
-        pool_bytes=sum(buffer.nbytes for buffer in make_buffers(config) if buffer.role == "cache"),
+        pool_bytes=sum(buffer.nbytes for buffer in graph_of(config).buffers if buffer.role == "cache"),
         bf16_pool_bytes=numbers * _BF16_BITS // 8,
         bits_per_number=config.kv.bits_per_number,
     )
@@ -171,15 +146,4 @@ def _schedule(config: BuildConfig) -> Schedule:
         context_timestep=schedule.context_timestep,
         sampler="renoise",
         shift=schedule.shift,
-    )
-
-
-def engine_spec(piece: Piece, suffix: str) -> EngineSpec:
-    """Return what the manifest says of a piece's engine, whose file's name ends with ``suffix``."""
-    return EngineSpec(
-        name=piece.name,
-        file=f"engines/{piece.name}{suffix}",
-        inputs=tuple(a.spec for a in piece.signature),
-        outputs=tuple(a.spec for a in piece.outputs),
-        mutates=piece.mutates,
     )

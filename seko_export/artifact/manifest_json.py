@@ -7,6 +7,7 @@ import json
 
 from seko_runtime.format.manifest import (
     FIRST_LAYER_VERSION,
+    INPUT_VERSION,
     PASS_CACHE_VERSION,
     POOL_VERSION,
     REFERENCE_VERSION,
@@ -28,8 +29,11 @@ def manifest_json(manifest: Manifest) -> bytes:
     What a format before did not know is left out where it says nothing, for older runtimes.
     """
     table = dataclasses.asdict(manifest)
+    table["format_version"] = max(manifest.format_version, _least_of_fields(manifest))
     if manifest.pool is None:
         del table["pool"]
+    if table["format_version"] < INPUT_VERSION:
+        del table["workload"], table["inputs"]
     for name in ("rings", "reference_frames"):
         if not table["stream"][name]:
             del table["stream"][name]
@@ -42,7 +46,6 @@ def manifest_json(manifest: Manifest) -> bytes:
         for first in ("first_layer", "first_place"):
             if not call[first]:
                 del call[first]
-    table["format_version"] = max(manifest.format_version, _least_of_fields(manifest))
     text = json.dumps(table, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8") + b"\n"
 
@@ -56,6 +59,7 @@ def _least_of_fields(manifest: Manifest) -> int:
     """Return the oldest format version whose readers see every field that says something."""
     calls = (call for calls in manifest.programs.values() for call in calls)
     needed = (
+        (INPUT_VERSION, bool(manifest.inputs)),
         (WINDOW_VERSION, any(made_by_begin(one) for one in manifest.buffers)),
         (REFERENCE_VERSION, bool(manifest.stream.reference_frames)),
         (

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import torch
 import torch._inductor.config
-from torch._inductor import codecache
-from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from seko_export.artifact.describe import engine_spec
+from seko_export.backends.base import Capabilities, ExportBackend
+from seko_export.backends.workers import SLOW_ROLES
 from seko_export.config.build import BuildConfig
-from seko_export.families.wan.pieces import make_pieces
-from seko_export.host.environment import user_cache
+from seko_export.engines.piece import engine_spec
+from seko_export.families.registry import graph_of
+from seko_export.host.compiler_cache import CACHE_VARIABLE, use_private_cache
 from seko_export.lowering.agree import check_agrees
 from seko_export.lowering.descriptor_scratch import scratch_of_the_whole_grid
 from seko_export.lowering.int_arrays import arrays_declared_where_used
@@ -37,8 +37,6 @@ CUDA_ATTENTION = (
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 )
-CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-LARGE_PIECES = ("block", "vae_")
 BLOCK_THREADS = max(1, len(os.sched_getaffinity(0)) // 3)
 
 
@@ -72,14 +70,14 @@ def compile_piece(config: BuildConfig, name: str, package: str) -> float:
     use_private_cache()
     # By default each compiler process starts a pool as large as the machine: with a process a piece, that is cores
     # times pieces interpreters that import torch. Only blocks and the VAE have kernels enough to share out.
-    torch._inductor.config.compile_threads = BLOCK_THREADS if name.startswith(LARGE_PIECES) else 1
+    piece = graph_of(config).pieces[name]
+    torch._inductor.config.compile_threads = BLOCK_THREADS if piece.key.role in SLOW_ROLES else 1
     if config.device == "cuda":
         # Finding out what vector code the compiler can make takes half a minute, for a host side that has no loops.
         torch._inductor.config.cpp.vec_isa_ok = False
     # By default what goes into a package is written to a folder named after its code, in the cache that all builds of
     # a user share, each time anew: a build beside another one of the same code packed files that were just emptied.
     outputs_beside = torch._inductor.config.patch({"aot_inductor.output_path": str(Path(package).parent)})
-    piece = make_pieces(config)[name]
     tensors = tensors_text(engine_spec(piece, Path(package).suffix))
     carried = torch._inductor.config.patch({"aot_inductor.metadata": {TENSORS_KEY: tensors}})
     with torch.no_grad(), attention_backends(config.device), scratch_of_the_whole_grid():
@@ -87,7 +85,7 @@ def compile_piece(config: BuildConfig, name: str, package: str) -> float:
         with arrays_declared_where_used(), gluon_behind_outlines(), outputs_beside, carried:
             torch._inductor.aoti_compile_and_package(program, package_path=package)
     slim_package(Path(package), [*local_prefixes(), Path(package).parent])
-    if name in MEDIA_PROGRAMS.values():
+    if piece.key.role in MEDIA_PROGRAMS.values():
         with attention_backends(config.device):
             check_agrees(piece, Path(package), config.device)
     return time.monotonic() - started
@@ -112,23 +110,10 @@ def local_prefixes() -> list[Path]:
     return [Path(__file__).resolve().parents[2], Path.home(), Path.cwd(), *map(Path, folders)]
 
 
-def use_private_cache() -> None:
-    """Let this process's compiler use `private_cache`, for the headers too that it compiles once for all engines."""
-    os.environ[CACHE_VARIABLE] = private_cache()
-    if hasattr(codecache, "_HEADER_DIR"):  # else below /tmp, whatever the cache
-        headers = Path(os.environ[CACHE_VARIABLE], "precompiled_headers")
-        vars(codecache).update(_HEADER_DIR=str(headers), _HEADER_LOCK_DIR=str(headers / "locks"))
-    else:
-        torch._inductor.config.aot_inductor.precompile_headers = False
-
-
-def private_cache() -> str:
-    """Return the folder for the compiler's cache: this user's own, so that a second build finds the first one's work.
-
-    Torch's own choice, which importing it writes into the environment, is a folder below /tmp that another user
-    may have made first; and what lies in the cache is loaded and run. Another choice of the user's stays.
-    """
-    chosen = os.environ.get(CACHE_VARIABLE, default_cache_dir())
-    if chosen != default_cache_dir():
-        return chosen
-    return str(user_cache() / "inductor")
+BACKEND = ExportBackend(
+    "aoti",
+    Capabilities(fused_kernels=True, streamed_cache=True),
+    compile_piece,
+    host_code=True,
+    fits_one_cpu=True,  # a GPU engine's host side is compiled for this processor, too
+)

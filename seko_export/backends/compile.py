@@ -15,15 +15,19 @@ import torch
 from torch._dynamo.repro import after_aot
 from torch.export import ExportedProgram
 
-from seko_export.artifact.describe import COMPILER_CACHE
-from seko_export.backends.aoti import attention_backends, use_private_cache
+from seko_export.backends.aoti import attention_backends
+from seko_export.backends.base import Capabilities, ExportBackend, Unfinished
 from seko_export.config.build import BuildConfig
-from seko_export.errors import MachineError
-from seko_export.families.wan.pieces import make_pieces
+from seko_export.errors import ExportError, MachineError
+from seko_export.families.registry import graph_of
+from seko_export.host.child_process import last_line, run_child
+from seko_export.host.compiler_cache import use_private_cache
 from seko_export.lowering.trace import trace
 from seko_export.media.wan_vae import PICTURE_CHANNELS
 from seko_kernels.ops import plain_torch
 from seko_runtime import open_artifact
+
+COMPILER_CACHE = "engines/compiler.cache"
 
 
 def export_piece(config: BuildConfig, name: str, path: str) -> float:
@@ -49,7 +53,7 @@ def export_piece(config: BuildConfig, name: str, path: str) -> float:
         If the traced graph could not be replayed.
     """
     started = time.monotonic()
-    piece = make_pieces(config)[name]
+    piece = graph_of(config).pieces[name]
     with attention_backends(config.device), plain_torch():
         # Decomposed here, where attention's backend is pinned: the graph then names the backend's own op.
         program = trace(piece, config.device).run_decompositions({})
@@ -92,6 +96,29 @@ def fill_cache(folder: Path) -> None:
             "the compiler kept no cache: is TORCHINDUCTOR_FX_GRAPH_CACHE=0 or force_disable_caches set?"
         )
     (folder / COMPILER_CACHE).write_bytes(saved[0])
+
+
+def finish(artifact: Unfinished) -> bool:
+    """Let a child process compile what `torch.compile` would at open; its cache goes into the artifact."""
+    if not artifact.compiler_cache:
+        return False
+    artifact.progress("compiling for the cache", 0, 1)
+    done = run_child(__name__, str(artifact.folder))
+    if done.returncode:
+        raise ExportError(
+            f"the compiler's cache was not made (exit code {done.returncode}): {last_line(done)}"
+        )
+    return True
+
+
+BACKEND = ExportBackend(
+    "compile",
+    Capabilities(),
+    export_piece,
+    host_code=True,
+    extra_files={"compiler_cache": COMPILER_CACHE},
+    finish=finish,
+)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from seko_export.backends.base import Capabilities, ExportBackend, Unfinished
 from seko_export.backends.onnx_form.translate import piece_model, require_onnx
 from seko_export.errors import OnnxMissingError, UsageError
 from seko_kernels.kv_formats import ExactKv
@@ -13,18 +14,20 @@ from seko_kernels.lossy_kv import Nvfp4Kv
 
 if TYPE_CHECKING:
     from seko_export.config.build import BuildConfig
-    from seko_runtime.format.manifest import Manifest
+
+
+PASS_FILES = {"denoise": "denoise.onnx", "context": "context.onnx"}  # one whole pass in a file each
 
 
 def check_can_build(config: BuildConfig) -> None:
-    """Refuse a build that cannot be, before anything is read.
+    """Refuse a build whose packages are missing here, or whose cache the ONNX form has no functions for.
 
     Raises
     ------
     OnnxMissingError
         If a package is missing, that which verifies included.
     UsageError
-        If the build is for a GPU, has a pool, or a cache that the form has no functions for.
+        If the cache is neither exact nor FP4.
     """
     require_onnx()
     try:
@@ -34,27 +37,11 @@ def check_can_build(config: BuildConfig) -> None:
             "--backend onnx verifies what it builds with the package onnxruntime, which is not installed; "
             "pip install 'seko-export[onnx]'"
         ) from None
-    if config.device != "cpu":
-        raise UsageError(
-            f"--backend onnx builds for CPUs, and this build is for {config.device}: give --target cpu"
-        )
     if not isinstance(config.kv, ExactKv | Nvfp4Kv):
         raise UsageError(
             f"--backend onnx has functions for exact and fp4 caches alone, and this build has {config.kv_scheme}: give "
             "--kv bf16 or --kv fp4, or take another backend"
         )
-    if config.stream.pass_caches:
-        raise UsageError("--backend onnx has no caches of each pass yet: leave --pass-caches out")
-    if config.stream.layer_rings:
-        raise UsageError("--backend onnx has no layers of different rings yet: leave --layer-rings out")
-    if config.stream.reference_frames:
-        raise UsageError("--backend onnx has no reference frames yet: leave --reference-frames out")
-    if config.stream.window_positions:
-        raise UsageError(
-            "--backend onnx has no positions within the window yet: leave --window-positions out"
-        )
-    if config.pool is not None:
-        raise UsageError("--backend onnx has no pools yet: leave --sessions out, or take another backend")
 
 
 def export_piece(config: BuildConfig, name: str, path: str) -> float:
@@ -81,18 +68,38 @@ def export_piece(config: BuildConfig, name: str, path: str) -> float:
     LoweringError
         If the piece has no ONNX form.
     """
-    from seko_export.families.wan.pieces import make_pieces
+    from seko_export.families.registry import graph_of
 
     started = time.monotonic()
-    model = piece_model(make_pieces(config)[name])
+    model = piece_model(graph_of(config).pieces[name])
     Path(path).write_bytes(model.SerializeToString(deterministic=True))
     return time.monotonic() - started
 
 
-def write_passes(folder: Path, manifest: Manifest) -> None:
+def finish(artifact: Unfinished) -> bool:
     """Write each pass of an artifact as one file that refers to the artifact's weights; see `onnx_form.passes`."""
-    from seko_export.artifact.describe import PASS_FILES
     from seko_export.backends.onnx_form.passes import write_pass
 
+    artifact.progress("writing whole passes", 0, 1)
     for program, file in PASS_FILES.items():
-        write_pass(folder, manifest, program, file)
+        write_pass(artifact.folder, artifact.manifest, program, file)
+    return True
+
+
+BACKEND = ExportBackend(
+    "onnx",
+    Capabilities(
+        devices=("cpu",),
+        pools=False,
+        pass_caches=False,
+        layer_rings=False,
+        window_positions=False,
+        reference_frames=False,
+    ),
+    export_piece,
+    suffix=".onnx",
+    check=check_can_build,
+    functional=True,
+    extra_files={f"onnx_{program}": file for program, file in PASS_FILES.items()},
+    finish=finish,
+)

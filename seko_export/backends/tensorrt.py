@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from seko_export.artifact.describe import engine_suffix
+from seko_export.backends.base import Capabilities, ExportBackend
+from seko_export.backends.onnx import export_piece
 from seko_export.backends.onnx_form.translate import require_onnx
+from seko_export.engines.key import engine_file
 from seko_export.errors import TensorRtMissingError, UsageError
 from seko_export.host.environment import user_cache
 from seko_export.host.progress import Progress
@@ -23,37 +25,25 @@ if TYPE_CHECKING:
 # What a plan is made with besides: TensorRT as pip installs it, by either name, and what the forms are made with.
 PACKAGES = ("tensorrt", "tensorrt-cu13", "tensorrt-cu13-libs", "tensorrt-cu13-bindings", "onnx", "onnxscript")
 FORMS = "forms"  # folder of the forms inside of a build; gone when the plans are there
-FORM_SUFFIX = ".onnx"
+FORM_SUFFIX, PLAN_SUFFIX = ".onnx", ".plan"
+TENSORRT = "tensorrt"  # in the manifest's `extra`: the version whose builder made the plans
 
 
 def check_can_build(config: BuildConfig) -> None:
-    """Refuse a build that cannot be, before anything is read.
+    """Refuse a build whose packages are missing here, or whose cache has no plugins.
 
     Raises
     ------
     UsageError
-        If the build is not for a GPU, has another cache than FP4, one a pass or a kind of layers, or a pool.
+        If the cache is not FP4.
     OnnxMissingError, TensorRtMissingError
         If a package is missing, that which verifies included.
     """
-    if config.device != "cuda":
-        raise UsageError(
-            "--backend tensorrt builds for GPUs, and this build is for a CPU: take another backend"
-        )
     if config.kv_scheme != "fp4":
         raise UsageError(
             f"--backend tensorrt writes caches in place by plugins, and --kv {config.kv_scheme} has none: give "
             "--fp4-kv, or take --backend aoti"
         )
-    if config.stream.pass_caches or config.stream.layer_rings or config.stream.window_positions:
-        raise UsageError(
-            "--backend tensorrt has one cache for all passes and one ring for all layers: leave --pass-caches, "
-            "--layer-rings and --window-positions out, or take another backend"
-        )
-    if config.stream.reference_frames:
-        raise UsageError("--backend tensorrt has no reference frames yet: leave --reference-frames out")
-    if config.pool is not None:
-        raise UsageError("--backend tensorrt has no pools yet: leave --sessions out, or take another backend")
     require_onnx()
     require_tensorrt()
     if importlib.util.find_spec("tensorrt_lean") is None:
@@ -63,7 +53,7 @@ def check_can_build(config: BuildConfig) -> None:
         )
 
 
-def build_plans(forms: Path, engines: Path, arch: str, progress: Progress) -> dict[str, float]:
+def build_plans(forms: Path, engines: Path, progress: Progress) -> dict[str, float]:
     """Build a plan of every form; one at a time, since the builder times kernels on the GPU.
 
     Parameters
@@ -72,8 +62,6 @@ def build_plans(forms: Path, engines: Path, arch: str, progress: Progress) -> di
         Folder of the forms; removed at the end.
     engines : Path
         Folder to make, with a plan each.
-    arch : str
-        ``sm_NN`` of this machine's GPU.
     progress : callable
         Told of the builder's phases.
 
@@ -93,7 +81,7 @@ def build_plans(forms: Path, engines: Path, arch: str, progress: Progress) -> di
     from seko_export.backends.tensorrt_plans.form import plan_form
 
     engines.mkdir()
-    seconds = {}
+    arch, seconds = local_arch(), {}
     for path in sorted(forms.glob(f"*{FORM_SUFFIX}")):
         started = time.monotonic()
         form = plan_form(onnx.load(path))
@@ -104,7 +92,7 @@ def build_plans(forms: Path, engines: Path, arch: str, progress: Progress) -> di
         plan = build_plan(
             form, int(arch.removeprefix("sm_")), cache.read_bytes() if cache.is_file() else b"", progress
         )
-        (engines / f"{path.stem}{engine_suffix('tensorrt')}").write_bytes(plan.content)
+        (engines / engine_file(path.stem, PLAN_SUFFIX, "")).write_bytes(plan.content)
         _write_whole(cache, plan.timing_cache)
         path.unlink()
         seconds[path.stem] = time.monotonic() - started
@@ -128,3 +116,24 @@ def _write_whole(path: Path, content: bytes) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_bytes(content)
     part.replace(path)
+
+
+BACKEND = ExportBackend(
+    "tensorrt",
+    Capabilities(
+        devices=("cuda",),
+        pools=False,
+        pass_caches=False,
+        layer_rings=False,
+        window_positions=False,
+        reference_frames=False,
+    ),
+    export_piece,  # the form that plans are built of
+    suffix=PLAN_SUFFIX,
+    check=check_can_build,
+    functional=True,
+    packages=PACKAGES,
+    versions=lambda: {TENSORRT: require_tensorrt()},
+    form=(FORMS, FORM_SUFFIX),
+    build_engines=build_plans,
+)

@@ -14,19 +14,21 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from seko_export.backends.base import EngineMaker, ExportBackend
 from seko_export.config.build import BuildConfig
+from seko_export.engines.key import ENGINES_FOLDER, engine_file
 from seko_export.errors import ExportError
-from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.registry import graph_of
 from seko_export.host.progress import Progress
 from seko_export.host.workshop import workshop
 
-# Takes a build, the name of a piece and the path to write, in a folder of its own; returns the seconds.
-EngineMaker = Callable[[BuildConfig, str, str], float]
+# Roles of the engines with kernels enough to compile for long: these begin first.
+SLOW_ROLES = ("block", "vae_encode", "vae_decode_first", "vae_decode")
 
 
 @contextmanager
 def compiled_beside(
-    config: BuildConfig, make: EngineMaker, folder: Path, progress: Progress, suffix: str = ".pt2"
+    config: BuildConfig, backend: ExportBackend, artifact: Path, progress: Progress
 ) -> Iterator[Callable[[], dict[str, float]]]:
     """Compile every piece in child processes, side by side, while the caller does the rest.
 
@@ -34,14 +36,12 @@ def compiled_beside(
     ----------
     config : BuildConfig
         The build.
-    make : callable
-        Makes one piece into a file and returns the seconds that took; runs in a worker.
-    folder : Path
-        Made here; gets a file a piece.
+    backend : ExportBackend
+        Its `compile_piece` makes one piece into a file, in a worker.
+    artifact : Path
+        The artifact's folder; the folder of the engines, or of their forms, is made in it.
     progress : callable
         Told how many are done while the caller waits.
-    suffix : str
-        What the files' names end with.
 
     Yields
     ------
@@ -53,18 +53,26 @@ def compiled_beside(
     ExportError
         If a piece cannot be compiled. Whatever ends the caller's block early ends the workers and their compilers.
     """
-    folder.mkdir()
-    pieces = list(make_pieces(config))
-    workers = min(len(pieces), len(os.sched_getaffinity(0)))
+    folder, suffix = backend.form or (ENGINES_FOLDER, backend.suffix)
+    (artifact / folder).mkdir()
+    keys = [piece.key for piece in graph_of(config).pieces.values()]
+    workers = min(len(keys), len(os.sched_getaffinity(0)))
     # spawn: a forked child must not use the GPU, and must not hold the parent's threads' locks
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_quiet_worker)
-    by_cost = sorted(pieces, key=lambda name: not name.startswith(("block", "vae_")))  # the slowest first
+    by_cost = [key.name for key in sorted(keys, key=lambda key: key.role not in SLOW_ROLES)]
     finished = False
     with workshop("seko-") as bench:
         try:
             with _masked(signal.SIGINT):  # workers inherit that: the parent alone answers Ctrl-C, afterwards
                 futures: dict[Future[float], str] = {
-                    pool.submit(_told, make, config, name, bench / name, folder / f"{name}{suffix}"): name
+                    pool.submit(
+                        _told,
+                        backend.compile_piece,
+                        config,
+                        name,
+                        bench / name,
+                        artifact / engine_file(name, suffix, folder),
+                    ): name
                     for name in by_cost
                 }
             yield lambda: _wait_for_all(futures, progress)
@@ -77,9 +85,11 @@ def compiled_beside(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _told(make: EngineMaker, config: BuildConfig, name: str, workplace: Path, goal: Path) -> float:
+def _told(make: EngineMaker | None, config: BuildConfig, name: str, workplace: Path, goal: Path) -> float:
     """Make one piece in a worker; what a compiler raises comes back as text, since it may hold what cannot travel."""
     try:
+        if make is None:
+            raise ExportError("this backend runs pieces as they are and makes no engine files")
         workplace.mkdir()
         made = workplace / goal.name
         seconds = make(config, name, str(made))

@@ -20,7 +20,6 @@ from seko_export.checkpoints.text_keys import (
 from seko_export.checkpoints.vae_keys import vae_diffusers_names, vae_shapes
 from seko_export.config.media import TextEncoderConfig, VaeConfig
 from seko_export.config.model import ModelConfig
-from seko_export.families.wan.presets import PRESETS
 from seko_export.media.wan_vae import VAE_PRESETS
 
 SHOWN_KEYS = 20  # of each kind in a message; the error's attributes hold all
@@ -313,8 +312,12 @@ def _hints(opened: OpenedFiles, translate: Callable[[str], str], config: ModelCo
     differing = [field for field in wanted if field in found and found[field] != wanted[field]]
     if differing:
         sizes = ", ".join(f"{field} {found[field]} (expected {wanted[field]})" for field in differing)
-        presets = [name for name, preset in PRESETS.items() if dims_of(wan_shapes(preset.model)) == found]
-        known = f": the dimensions of --preset {presets[0]}" if presets else ""
+        from seko_export.families.registry import (
+            presets,  # families read checkpoints: not the other way round
+        )
+
+        named = [name for name, preset in presets().items() if dims_of(wan_shapes(preset.model)) == found]
+        known = f": the dimensions of --preset {named[0]}" if named else ""
         hints.append(f"the file's model has {sizes}{known}")
     return hints
 

@@ -1,1 +1,5 @@
 """The `seko-export` command."""
+
+from seko_export.cli.commands import main
+
+__all__ = ["main"]

@@ -27,6 +27,8 @@ class ModelConfig:
         Epsilon of every LayerNorm and RMSNorm.
     rope_theta : float
         Base of the rotary frequencies.
+    family : str
+        Which family builds it, as `families.registry.family_named` takes it.
 
     Raises
     ------
@@ -46,6 +48,7 @@ class ModelConfig:
     freq_dim: int = 256
     norm_eps: float = 1e-6
     rope_theta: float = 10_000.0
+    family: str = "wan"
 
     def __post_init__(self) -> None:
         counts = (

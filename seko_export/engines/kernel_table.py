@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from seko_export.config.build import BuildConfig
-from seko_export.host.environment import Finding, Target, has_fp8, local_gpu_arch
+from seko_export.host.environment import Finding, Target, has_fp8, local_gpu_arch, resolve_target
 from seko_kernels import tuned, tuned_bf16
 from seko_kernels.tuned import measured_tiles, safe_tiles, shape_class, tiles_for
 
@@ -76,9 +76,10 @@ def _calls(config: BuildConfig) -> list[tuple[int, str]]:
     return [(rows, shape_class(rows, config.model.heads, tokens)) for rows in sizes]
 
 
-def write_kernel_table(folder: Path, config: BuildConfig, target: Target) -> None:
+def write_kernel_table(folder: Path, config: BuildConfig) -> None:
     """Write `kernel_table` into an artifact's folder, of a build with fused layers; others have nothing to tell."""
     if config.fused:
+        target = resolve_target("cpu" if config.device == "cpu" else "auto")
         text = json.dumps(kernel_table(config, target), indent=1, sort_keys=True) + "\n"
         (folder / KERNEL_TABLE).write_text(text, encoding="utf-8")
 

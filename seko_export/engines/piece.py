@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from seko_runtime.format.manifest import Call, TensorSpec
+from seko_export.engines.key import EngineKey, engine_file
+from seko_runtime.format.manifest import Call, EngineSpec, TensorSpec
 
 _WEIGHTS = "weights."  # before a parameter's name in an engine's signature: inputs may have the same name
 
@@ -44,8 +45,8 @@ class Piece:
 
     Parameters
     ----------
-    name : str
-        Engine name.
+    key : EngineKey
+        Which engine it is.
     module : nn.Module
         On the meta device; its parameters are inputs of the engine, in ``named_parameters`` order, first.
     prefix : str
@@ -64,7 +65,7 @@ class Piece:
         The layers of its ring, where layers have rings of their own: their caches hold those alone.
     """
 
-    name: str
+    key: EngineKey
     module: nn.Module
     prefix: str
     layers: int
@@ -74,6 +75,11 @@ class Piece:
     positional: bool = False
     only: tuple[int, ...] | None = None
     among: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The engine's name in the manifest."""
+        return self.key.name
 
     @property
     def served(self) -> tuple[int, ...]:
@@ -133,6 +139,17 @@ class FlatModule(nn.Module):
             group, _, entry = name.rpartition(".")
             (groups[group] if group else plain)[entry] = tensor
         return _as_tuple(torch.func.functional_call(module, weights, (), plain | groups))
+
+
+def engine_spec(piece: Piece, suffix: str) -> EngineSpec:
+    """Return what the manifest says of a piece's engine, whose file's name ends with ``suffix``."""
+    return EngineSpec(
+        name=piece.name,
+        file=engine_file(piece.name, suffix),
+        inputs=tuple(a.spec for a in piece.signature),
+        outputs=tuple(a.spec for a in piece.outputs),
+        mutates=piece.mutates,
+    )
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from seko_export.config.build import BuildConfig
-from seko_export.families.wan.pieces import make_buffers
+from seko_export.families.registry import graph_of
 from seko_runtime.format.manifest import GoldenBound
 from seko_runtime.opening.golden import cache_error, relative_error, video_error
 
@@ -95,7 +95,7 @@ def difference(config: BuildConfig, found: EagerChunk, wanted: EagerChunk) -> Go
     Caches of other formats are not compared.
     """
     cache, video = 0.0, 0.0
-    for buffer in make_buffers(config):
+    for buffer in graph_of(config).buffers:
         if buffer.role == "cache" and buffer.name in found.cache:
             ours, theirs = (chunk.cache[buffer.name].float().numpy() for chunk in (found, wanted))
             cache = max(cache, cache_error(ours, theirs, buffer.dtype, layered=buffer.layered))

@@ -12,7 +12,7 @@ import torch
 
 from seko_export.config.build import BuildConfig
 from seko_export.errors import MachineError
-from seko_export.families.wan.pieces import make_buffers
+from seko_export.families.registry import graph_of
 from seko_runtime.backends.host import free_host_bytes
 from seko_runtime.backends.memory import Memory
 from seko_runtime.format.manifest import Buffer
@@ -48,11 +48,11 @@ def placed_buffers(config: BuildConfig, room: int | None) -> tuple[Buffer, ...]:
     MachineError
         If the host has too little free memory for the others.
     """
-    buffers = make_buffers(config)
+    buffers = graph_of(config).buffers
     if room is None or config.pool is not None or not any(kind.device_layers for kind in config.kinds):
         return buffers
     streamed = replace(config, stream=replace(config.stream, stream_cache=True), resident_window=False)
-    on_host = {moved.name: moved for moved in make_buffers(streamed)}
+    on_host = {moved.name: moved for moved in graph_of(streamed).buffers}
     held, placed = device_bytes(buffers), list(buffers)
     for at, one in enumerate(buffers):
         if held <= room:

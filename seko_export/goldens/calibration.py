@@ -10,7 +10,7 @@ from torch import Tensor
 
 from seko_export.config.build import BuildConfig
 from seko_export.families.layers.rotary import rotate
-from seko_export.families.wan.pieces import make_pieces
+from seko_export.families.registry import family_of, graph_of
 from seko_kernels.kv_formats import ChannelStatistics, KvFormat
 from seko_kernels.scratch import scratch_constants
 
@@ -86,7 +86,9 @@ class KvStatistics:
         self._calls = (
             -chunks * model.layers * (len(config.schedule.timesteps) if config.stream.pass_caches else 1)
         )
-        self._names = [a.name for a in make_pieces(config)["block"].signature]
+        self._names = [
+            a.name for a in graph_of(config).pieces[family_of(config).cache_probe(config).role].signature
+        ]
 
     def watch(
         self, block: Callable[[list[Tensor]], Sequence[Tensor]]

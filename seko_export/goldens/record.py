@@ -16,14 +16,15 @@ from torch import Tensor
 
 from seko_export.artifact.describe import describe
 from seko_export.artifact.writer import save_tensors
+from seko_export.backends import EAGER
 from seko_export.backends.aoti import attention_backends
 from seko_export.config.build import BuildConfig
 from seko_export.engines.piece import FlatModule, Piece, dtype_name
-from seko_export.families.wan.pieces import make_buffers, make_pieces
+from seko_export.families.registry import family_of, graph_of
 from seko_export.goldens.bounds import EagerChunk, golden_bound
 from seko_export.goldens.cache_room import buffer_room, home_bytes, placed_buffers
 from seko_export.goldens.calibration import KvStatistics, layer_constants
-from seko_export.goldens.sensitivity import SHAKEN, shaken
+from seko_export.goldens.sensitivity import shaken
 from seko_export.host.progress import Progress
 from seko_export.media.pieces import video_table
 from seko_export.media.wan_vae import PICTURE_CHANNELS
@@ -191,7 +192,7 @@ def run_eager(
 ) -> dict[int, EagerChunk]:
     """Return the wanted chunks, made by the pieces in eager torch; with ``shake`` rounded otherwise."""
     made: dict[int, EagerChunk] = {}
-    dtypes = {buffer.name: torch_dtype(buffer.dtype) for buffer in make_buffers(config)}
+    dtypes = {buffer.name: torch_dtype(buffer.dtype) for buffer in graph_of(config).buffers}
     step = video_step(config)
     with eager_session(config, weights, text, seeds, statistics, shake=shake) as session:
         beside = home_bytes(session.manifest.buffers)
@@ -242,16 +243,19 @@ def eager_session(
     ------
     Session
     """
-    engines = {name: eager_engine(piece) for name, piece in make_pieces(config).items()}
+    pieces, probe = graph_of(config).pieces, family_of(config).cache_probe(config)
+    engines = {name: eager_engine(piece) for name, piece in pieces.items()}
     if shake:
-        engines[SHAKEN] = shaken(engines[SHAKEN])
+        engines[probe.perturbed] = shaken(engines[probe.perturbed])
     if statistics is not None:
-        engines |= {name: statistics.watch(engines[name]) for name in engines if name.startswith("block")}
+        engines |= {
+            name: statistics.watch(engines[name]) for name in pieces if pieces[name].key.role == probe.role
+        }
     table = tuple(Weight(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in weights.items())
     memory = torch_memory(torch.device(config.device))
     memory.captures = False
     memory.warm_up_runs = 0  # for captures alone; the statistics would take its passes for the stream's
-    manifest = describe(config, "eager", table, {})
+    manifest = describe(config, EAGER, table, {})
     manifest = replace(manifest, buffers=placed_buffers(config, buffer_room(config, memory)))
     held = golden_reference(config) if reference is None else reference
     given = None if held is None else held.numpy()
@@ -299,7 +303,7 @@ def encoded_text(config: BuildConfig, weights: Mapping[str, Tensor], ids: Tensor
     ids : Tensor
         [1, text tokens] int64.
     """
-    piece = make_pieces(config)["text"]
+    piece = graph_of(config).pieces["text"]
     inputs = [weights[a.ref.removeprefix("weight:")] for a in piece.parameters]
     with torch.no_grad():
         (encoded,) = eager_engine(piece)([*inputs, ids.to(config.device)])

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-SHAKEN = "embed"  # the piece whose result is shaken: each pass begins with it
 _SEED = 0
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 
 from seko_export.config.build import BuildConfig
-from seko_export.config.media import TextEncoderConfig, VaeConfig
+from seko_export.config.media import TOKENIZER_FILE, TextEncoderConfig, VaeConfig
 from seko_export.config.stream import StreamConfig
+from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece, dtype_name, on_meta
 from seko_export.media.umt5 import TextEncoder
 from seko_export.media.wan_vae import PICTURE_CHANNELS, decoder_cache_shapes
@@ -27,7 +28,6 @@ from seko_runtime.executor.buffers_check import (
 from seko_runtime.format.manifest import Buffer, Text, Video
 
 TEXT_WEIGHTS, VAE_WEIGHTS = "text.", "vae."
-TOKENIZER_FILE = "text/tokenizer.json"
 MEDIA_PROGRAMS = {
     "text": "text",
     "encode": "vae_encode",
@@ -87,7 +87,7 @@ def video_table(config: BuildConfig) -> Video | None:
 def _text_piece(config: BuildConfig, text: TextEncoderConfig) -> Piece:
     shape = (1, config.model.text_tokens)
     return Piece(
-        "text",
+        EngineKey("text"),
         on_meta(lambda: TextEncoder(text, config.dtype)),
         TEXT_WEIGHTS,
         0,
@@ -107,15 +107,15 @@ def _vae_pieces(config: BuildConfig, vae: VaeConfig) -> list[Piece]:
         for slot, shape in enumerate(_cache_shapes(vae, s))
     )
 
-    def decode(name: str, video: str, *, first: bool) -> Piece:
+    def decode(role: str, video: str, *, first: bool) -> Piece:
         module = on_meta(lambda: DecodeRow(vae, first=first, frames=s.chunk_frames, dtype=dtype))
         frames = vae.video_frames(s.chunk_frames, first=first)
         pictures = Argument("video", f"buffer:{video}[row]", (frames, *picture), torch.uint8)
         inputs = (latents,) if first else (latents, *caches)
-        return Piece(name, module, VAE_WEIGHTS, 0, inputs, (pictures, *caches), positional=True)
+        return Piece(EngineKey(role), module, VAE_WEIGHTS, 0, inputs, (pictures, *caches), positional=True)
 
     encode = Piece(
-        "vae_encode",
+        EngineKey("vae_encode"),
         on_meta(lambda: EncodeImage(vae, first=True, frames=1, dtype=dtype)),
         VAE_WEIGHTS,
         0,

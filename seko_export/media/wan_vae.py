@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from seko_export.config.media import VaeConfig
+from seko_export.engines.weight_source import WeightSource
 from seko_export.errors import UsageError
 from seko_export.media.wan_vae_layers import (
     AttentionBlock,
@@ -257,6 +258,25 @@ def latent_statistics(config: VaeConfig, dtype: torch.dtype) -> dict[str, Tensor
         "latents_mean": torch.tensor(config.latents_mean, dtype=wide),
         "latents_std": torch.tensor(config.latents_std, dtype=wide),
     }
+
+
+class VaeTensors:
+    """A VAE's checkpoint with the statistics of its latents, which are its config's.
+
+    Parameters
+    ----------
+    checkpoint : WeightSource
+        By Wan's names.
+    config : VaeConfig
+        Of that VAE.
+    """
+
+    def __init__(self, checkpoint: WeightSource, config: VaeConfig) -> None:
+        self._checkpoint, self._statistics = checkpoint, latent_statistics(config, torch.float32)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return the tensor of one parameter of `VaeDecode` or `VaeEncode`."""
+        return self._statistics[name] if name in self._statistics else self._checkpoint[name]
 
 
 def _middle(channels: int) -> nn.Sequential:

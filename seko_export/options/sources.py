@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +13,15 @@ from torch import Tensor
 from seko_export.checkpoints.dimensions import read_json_object
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
 from seko_export.checkpoints.load import load_text_encoder, load_vae
+from seko_export.checkpoints.random import write_random_checkpoint
 from seko_export.config.build import BuildConfig
+from seko_export.config.model import ModelConfig
 from seko_export.errors import UsageError
-from seko_export.families.wan.weights import MediaTensors, VaeTensors
+from seko_export.families.base import MediaTensors
+from seko_export.host.workshop import workshop
 from seko_export.media.pieces import text_table
+from seko_export.media.wan_vae import VaeTensors
+from seko_runtime.format.whole_files import disk_faults
 from seko_runtime.video.text import PromptIds, clean_prompt
 
 TOKENIZER = "tokenizer.json"
@@ -131,3 +138,22 @@ def prompt_ids(tokenizer: Path, config: BuildConfig, prompt: str) -> Tensor | No
             "of one model"
         )
     return ids
+
+
+@contextmanager
+def opened_checkpoint(
+    named: Path | None, model: ModelConfig, random_weights: Callable[[], None]
+) -> Iterator[Path]:
+    """Give the checkpoint that was named, or a small random one in Self-Forcing's own format until the block ends.
+
+    ``random_weights`` is called before one is written.
+    """
+    if named is not None:
+        yield named
+        return
+    with workshop("seko-sample-") as folder:
+        path = folder / "sample.pt"
+        random_weights()
+        with disk_faults(path):
+            write_random_checkpoint(path, model, format="self-forcing", seed=0)
+        yield path

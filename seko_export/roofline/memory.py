@@ -9,7 +9,7 @@ from typing import Any
 from seko_export.artifact.manifest_json import made_by_begin
 from seko_export.config.build import BuildConfig
 from seko_export.engines.piece import Piece
-from seko_export.families.wan.pieces import make_buffers
+from seko_export.families.registry import graph_of
 from seko_export.media.pieces import TEXT_WEIGHTS, VAE_WEIGHTS
 from seko_export.roofline.gpus import CUBLAS_WORKSPACE, Gpu
 from seko_export.roofline.stream import home_bytes
@@ -20,7 +20,7 @@ from seko_runtime.video.clocks import RowClocks
 from seko_runtime.video.prompts import PROMPT_CACHE
 from seko_runtime.video.ring import Ring
 
-_CHUNK = ("begin", "denoise", "denoise_full", "context", "context_full")
+_CHUNK = ("begin", "denoise", "context")
 
 
 def memory_report(config: BuildConfig, gpu: Gpu, work: Work) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def rows_bytes(config: BuildConfig, work: Work) -> tuple[dict[str, int], dict[st
 
 def _held_bytes(config: BuildConfig, work: Work) -> dict[str, int]:
     """Return what a session without a pool, or a whole pool, allocates."""
-    buffers = make_buffers(config)
+    buffers = graph_of(config).buffers
 
     def of(*roles: str) -> int:
         return sum(buffer.on_device.nbytes for buffer in buffers if buffer.role in roles)

@@ -6,20 +6,22 @@ its pieces' work (`op_count.py`) and the rates in `gpus.py` (`seconds.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.errors import UsageError
+from seko_export.host.environment import Target
 from seko_export.media.umt5 import UMT5_XXL
 from seko_export.media.wan_vae import VAE_PRESETS
-from seko_export.options.resolve import MediaOptions, RowOptions, plan_build
+from seko_export.options.declaration import BuildOptions
+from seko_export.options.resolve import resolve_build
 from seko_export.roofline.gpus import Gpu, find_gpu
 from seko_export.roofline.memory import memory_report
 from seko_export.roofline.seconds import time_report
 from seko_export.roofline.work import Work
+from seko_runtime.format.program_key import ProgramKey
 from seko_runtime.video.schedule import warped_timesteps
 
 
@@ -29,41 +31,20 @@ class Wish:
 
     Parameters
     ----------
-    preset : str or None
-        As `seko-export build` takes it.
+    build : BuildOptions
+        Those that `plan` takes; the others at their defaults.
     gpu : str
         A name of `gpus.GPUS`.
-    kv_scheme, fp4_kv
-        ``--kv`` and ``--fp4-kv``, likewise.
-    fp8 : bool
-        ``--fp8``, likewise.
     steps : int or None
         Denoise passes; the preset's without it.
-    layout : mapping of str to int or None
-        Fields of `StreamConfig` that replace the preset's where not None.
-    no_vae, no_text : bool
-        Leave out the Wan VAE, the UMT5-XXL encoder.
-    kernels, attention : str
-        ``--kernels`` and ``--attention``, as `seko-export build` takes them.
-    resident_window : bool
-        ``--resident-window``, likewise.
-    rows : RowOptions
-        ``--batch`` and ``--sessions``, likewise.
+    fps : int or None
+        Video frames per second that are to be kept up with; the preset's without it.
     """
 
-    preset: str | None
+    build: BuildOptions
     gpu: str
-    kv_scheme: str | None = None
-    fp4_kv: bool = False
-    fp8: bool = False
     steps: int | None = None
-    layout: Mapping[str, int | None] | None = None
-    no_vae: bool = False
-    no_text: bool = False
-    kernels: str = "auto"
-    attention: str = "auto"
-    resident_window: bool = False
-    rows: RowOptions = field(default_factory=RowOptions)
+    fps: int | None = None
 
 
 def predict(wish: Wish) -> dict[str, Any]:
@@ -90,7 +71,7 @@ def predict(wish: Wish) -> dict[str, Any]:
         If a name is unknown, or the options contradict each other or do not fit, as `seko-export build` says it.
     """
     gpu = find_gpu(wish.gpu)
-    if wish.fp8 and not gpu.fp8:
+    if wish.build.fp8 and not gpu.fp8:
         raise UsageError(f"--fp8 needs fp8 tensor cores, which --gpu {gpu.name} ({gpu.title}) has not")
     config, notes = config_of(wish)
     work = Work.of(config)
@@ -102,7 +83,7 @@ def predict(wish: Wish) -> dict[str, Any]:
             "gpu_title": gpu.title,
             "measured_gpu": gpu.measured,
             "kv": config.kv_scheme,
-            "fp8": wish.fp8,
+            "fp8": wish.build.fp8,
             "kernels": "fused" if config.fused else "plain",
             "attention": config.attention,
             "resident_window": config.resident_window,
@@ -118,22 +99,14 @@ def predict(wish: Wish) -> dict[str, Any]:
 
 def config_of(wish: Wish) -> tuple[BuildConfig, list[str]]:
     """Return the build that a wish means, on a GPU, and what the reader should know of it."""
-    media = MediaOptions(no_vae=wish.no_vae, no_text=wish.no_text)
-    layout = wish.layout or {}
-    built = plan_build(
-        *(None, wish.preset, wish.kv_scheme, wish.fp4_kv, "auto", layout, media),
-        device="cuda",
-        rows=wish.rows,
-        kernels=wish.kernels,
-        arch=find_gpu(wish.gpu).arch,
-        fp8=wish.fp8,
-        attention=wish.attention,
-        resident_window=wish.resident_window,
-    ).config
+    machine = Target("cuda", find_gpu(wish.gpu).arch)
+    built = resolve_build(wish.build, machine=machine).config
+    if wish.fps is not None:
+        built = replace(built, stream=replace(built.stream, fps=wish.fps))
     notes = []
-    if built.vae is None and not wish.no_vae:
+    if built.vae is None and not wish.build.no_vae:
         built = replace(built, vae=VAE_PRESETS["wan-2.1"])
-    if built.text is None and not wish.no_text:
+    if built.text is None and not wish.build.no_text:
         if built.model.text_dim == UMT5_XXL.dim:
             built = replace(built, text=UMT5_XXL)
         else:
@@ -154,7 +127,7 @@ def _notes(gpu: Gpu, config: BuildConfig, work: Work) -> list[str]:
         notes.append(f"not measured on this GPU: the H200's shares of the peak are taken for {gpu.title}")
     if config.stream.stream_cache:
         notes.append("streamed cache: one session has all of the host link")
-    if config.pool is not None and any(name.startswith("denoise_full") for name in work.programs):
+    if config.pool is not None and any(ProgramKey.parse(name).full for name in work.programs):
         notes.append("a call of both full and filling rows is two launches, and takes the time of two")
     if config.fp8 and config.attention != "fp8":
         notes.append("fp8 matmuls: measured beside fp8 attention, not yet beside another")

@@ -50,8 +50,8 @@ from seko_export.roofline.op_count_fused import (
 )
 from seko_export.roofline.stream import chunk_stream_bytes
 from seko_export.roofline.work import Work
-from seko_runtime.executor.programs_check import bucket_program
 from seko_runtime.format.manifest import Pool
+from seko_runtime.format.program_key import ProgramKey
 
 SELF_ATTENTION, CROSS_ATTENTION, OTHER_MATMUL = "self-attention", "cross-attention", "matmul, float32"
 
@@ -89,13 +89,11 @@ def time_report(config: BuildConfig, gpu: Gpu, work: Work, sessions_fit: int) ->
 
 def _call(config: BuildConfig, gpu: Gpu, work: Work, rows: int, stream_s: float) -> dict[str, Any]:
     """Return what a chunk of so many rows takes, ``stream_s`` of it at least for its layers' copies."""
-    passes, bucket = len(config.schedule.timesteps), None if config.pool is None else rows
+    passes = len(config.schedule.timesteps)
+    bucket = None if config.pool is None else rows
     # engines of full rows alone, where there are any
-    full = "_full" if bucket_program("denoise_full", bucket) in work.programs else ""
-    steady, fill = (
-        _parts(work, gpu, {bucket_program(name, bucket): times for name, times in runs.items()})
-        for runs in (_runs(config, passes, kind) for kind in (full, ""))
-    )
+    full = ProgramKey("denoise", bucket, full=True).name in work.programs
+    steady, fill = (_parts(work, gpu, _runs(config, bucket, full=rows_full)) for rows_full in (full, False))
     decode = _parts(work, gpu, {"decode": rows}) if config.vae else {}
     steps_s, fill_s, decode_s = (sum(part["seconds"] for part in p.values()) for p in (steady, fill, decode))
     steps_s, fill_s = max(steps_s, stream_s), max(fill_s, stream_s)
@@ -111,11 +109,15 @@ def _call(config: BuildConfig, gpu: Gpu, work: Work, rows: int, stream_s: float)
     }
 
 
-def _runs(config: BuildConfig, passes: int, kind: str) -> dict[str, int]:
-    """Return how often a chunk runs each program, with engines of a kind of rows."""
-    return {"begin": 1, f"denoise{kind}": passes} | (
-        {} if config.stream.pass_caches else {f"context{kind}": 1}
-    )
+def _runs(config: BuildConfig, bucket: int | None, *, full: bool) -> dict[str, int]:
+    """Return how often a chunk runs each program, with the engines of full rows or of any."""
+    runs = {
+        ProgramKey("begin", bucket): 1,
+        ProgramKey("denoise", bucket, full): len(config.schedule.timesteps),
+    }
+    if not config.stream.pass_caches:
+        runs[ProgramKey("context", bucket, full)] = 1
+    return {program.name: times for program, times in runs.items()}
 
 
 def _times(call: Mapping[str, Any]) -> dict[str, float]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from seko_export.config.build import BuildConfig
-from seko_export.families.wan.pieces import make_buffers
+from seko_export.families.registry import graph_of
 
 
 def home_bytes(config: BuildConfig) -> int:
     """Return the bytes of the layers whose home is the host; 0 where the cache is resident."""
-    return sum(buffer.nbytes for buffer in make_buffers(config) if buffer.device_layers)
+    return sum(buffer.nbytes for buffer in graph_of(config).buffers if buffer.device_layers)
 
 
 def chunk_stream_bytes(config: BuildConfig) -> int:

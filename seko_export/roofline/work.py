@@ -8,11 +8,11 @@ from math import prod
 
 from seko_export.config.build import BuildConfig
 from seko_export.engines.piece import Argument, Piece
-from seko_export.families.wan.pieces import make_pieces, make_programs
+from seko_export.families.registry import graph_of
 from seko_export.roofline.gpus import CONVOLUTION_SCRATCH
 from seko_export.roofline.op_count import CONVOLUTION, PieceCount, count_piece
-from seko_runtime.executor.programs_check import split_program
 from seko_runtime.format.manifest import Call
+from seko_runtime.format.program_key import ProgramKey
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,13 @@ class Work:
     @classmethod
     def of(cls, config: BuildConfig) -> Work:
         """Count every piece of a build for a GPU."""
-        pieces = make_pieces(config)
-        return cls(pieces, make_programs(pieces), {name: count_piece(one) for name, one in pieces.items()})
+        graph = graph_of(config)
+        counts = {name: count_piece(one) for name, one in graph.pieces.items()}
+        return cls(graph.pieces, graph.programs, counts)
 
     def scratch_bytes(self, programs: Collection[str]) -> int:
         """Most that lies between the launches of these programs, of calls of any size, of which one runs at a time."""
-        asked = (calls for name, calls in self.programs.items() if split_program(name)[0] in programs)
+        asked = (calls for name, calls in self.programs.items() if ProgramKey.parse(name).role in programs)
         return max(map(self._scratch, asked), default=0)
 
     def _scratch(self, calls: tuple[Call, ...]) -> int:

@@ -20,8 +20,7 @@ from seko_export.errors import MachineError, UsageError
 from seko_export.host.workshop import workshop
 from seko_export.tools.profile_trace import CHUNK_RANGE, ENGINE_RANGE, Digest, digest_trace, scrubbed
 from seko_runtime import OpenArtifact, open_artifact
-from seko_runtime.backends import Backend
-from seko_runtime.backends.memory import Engine, Memory, Tensor
+from seko_runtime.backends.memory import Engine, Tensor
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.video.session import Session
 
@@ -68,7 +67,7 @@ def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = 
         check_trace_goal(trace, path)
     with _kineto_settings(), open_artifact(path) as artifact:
         ranges = _Ranges()
-        artifact._engines.update({name: ranges.around(name, one) for name, one in artifact._engines.items()})
+        artifact.wrap_engines(ranges.around)
         on_device = artifact.device != "cpu"
         with artifact.open_session() as session:
             _fill(session, artifact.manifest)
@@ -183,30 +182,13 @@ class _Ranges:
             self._on = False
 
 
-class _Uncaptured:
-    """A backend whose sessions run their programs call by call; see `seko_runtime.backends.Backend`."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self.load_engines, self.stats, self.close = backend.load_engines, backend.stats, backend.close
-
-    def memory(self) -> Memory:
-        memory = self._backend.memory()
-        memory.captures = False
-        return memory
-
-
 def _uncaptured_engines(artifact: OpenArtifact, ranges: _Ranges) -> Digest:
     """Profile a chunk of a session that captures nothing: there each launch lies in its engine's range."""
-    captured, artifact._backend = artifact._backend, _Uncaptured(artifact._backend)
-    try:
-        with artifact.open_session() as session:
-            _fill(session, artifact.manifest)
-            with ranges.shown():
-                trace, _ = _traced(session, 1, on_device=True)
-        return _seen(trace, on_device=True)
-    finally:
-        artifact._backend = captured
+    with artifact.without_capture(), artifact.open_session() as session:
+        _fill(session, artifact.manifest)
+        with ranges.shown():
+            trace, _ = _traced(session, 1, on_device=True)
+    return _seen(trace, on_device=True)
 
 
 def _fill(session: Session, manifest: Manifest) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from seko_export.cli.main import main
+from seko_export.cli.commands import main
 from tests.conftest import Built, build_once
 from tests.export.media_files import write_text_encoder, write_vae
 

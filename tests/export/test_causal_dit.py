@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seko_export.config.stream import StreamConfig
+from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import FlatModule, Piece
 from seko_export.families.layers.causal_dit import Block, fill_bias, patchify, sinusoid, unpatchify
 from seko_export.families.layers.ring_places import token_index
@@ -262,7 +263,13 @@ def unmasked_block(config) -> Piece:
     with torch.device("meta"):
         module = Block(config.model, config.stream, config.kv, config.dtype, masked=False).eval()
     return Piece(
-        "block_full", module, masked.prefix, masked.layers, masked.inputs, masked.outputs, masked.mutates
+        EngineKey("block", variant=("full",)),
+        module,
+        masked.prefix,
+        masked.layers,
+        masked.inputs,
+        masked.outputs,
+        masked.mutates,
     )
 
 

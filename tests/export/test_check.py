@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
+from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece
 from seko_export.errors import LoweringError
 from seko_export.lowering.check import check_replayable
@@ -148,7 +149,9 @@ def test_what_torch_export_refuses_itself_is_a_lowering_error_too(tmp_path, body
         Argument(n, f"value:{n}", tuple(x.shape), x.dtype)
         for n, x in (("cache", CACHE), ("k", K), ("index", INDEX))
     ]
-    piece = Piece("planted", planted(tmp_path, body), "", 0, tuple(inputs), (inputs[1],), ("cache",))
+    piece = Piece(
+        EngineKey("planted"), planted(tmp_path, body), "", 0, tuple(inputs), (inputs[1],), ("cache",)
+    )
     with pytest.raises(LoweringError) as raised:
         trace(piece, "cpu")
     assert "piece 'planted' cannot be traced: [host-sync] at " in str(raised.value)
@@ -162,7 +165,7 @@ def test_trace_marks_the_mutated_inputs_as_caches(tmp_path):
     ]
     module = planted(tmp_path, "cache[0:2] = k\nreturn k[0:1] + 1")
     with pytest.raises(LoweringError, match=r"\[cache-slice\] aten.slice at .*offender.py:5 in forward"):
-        trace(Piece("planted", module, "", 0, tuple(inputs), (inputs[1],), ("cache",)), "cpu")
+        trace(Piece(EngineKey("planted"), module, "", 0, tuple(inputs), (inputs[1],), ("cache",)), "cpu")
 
 
 def test_a_symbolic_size_is_refused(tmp_path):

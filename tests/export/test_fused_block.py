@@ -21,7 +21,7 @@ from torch._library.triton import get_triton_kernels_for_op
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 
-from seko_export.build import build_artifact
+from seko_export.build_steps import build_artifact
 from seko_export.checkpoints import write_random_checkpoint
 from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
@@ -34,10 +34,10 @@ from seko_export.families.wan.presets import PRESETS
 from seko_export.goldens import record as golden
 from seko_export.goldens.calibration import KvStatistics, layer_constants
 from seko_export.lowering.trace import trace
-from seko_export.options.resolve import plan_build
 from seko_kernels.scratch import scratch_constants
 from seko_runtime import open_artifact
 from seko_runtime.format.manifest import WINDOW_VERSION
+from tests.asked import resolved
 from tests.export.test_causal_dit import random_inputs
 from tests.export.test_pool_pieces import MODEL as POOL_MODEL
 from tests.export.test_pool_pieces import STREAM as POOL_STREAM
@@ -143,9 +143,9 @@ def test_layers_that_are_excepted_from_fp8_have_engines_of_their_own() -> None:
 )
 def test_exceptions_that_cannot_be(excepted: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        plan_build(None, "tiny", "fp4", False, "cpu", {}, kernels="fused", fp8=True, fp8_except=excepted)
+        resolved("tiny", "fp4", kernels="fused", fp8=True, fp8_except=excepted)
     with pytest.raises(UsageError, match="belongs to --fp8"):
-        plan_build(None, "tiny", "fp4", False, "cpu", {}, kernels="fused", fp8_except="0")
+        resolved("tiny", "fp4", kernels="fused", fp8_except=(0,))
 
 
 @pytest.mark.parametrize("scheme", ["fp32", "fp4"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from seko_export.build import build_artifact
+from seko_export.build_steps import build_artifact
 from seko_export.checkpoints import load_checkpoint, load_vae, write_random_checkpoint
 from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig

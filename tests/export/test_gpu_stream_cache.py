@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from scripts.bench.resident_copy import resident_copy
-from seko_export.build import build_artifact
+from seko_export.build_steps import build_artifact
 from seko_export.checkpoints import write_random_checkpoint
 from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule

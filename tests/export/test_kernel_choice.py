@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,9 @@ from seko_export.engines import kernel_table
 from seko_export.errors import UsageError
 from seko_export.families.wan.presets import PRESETS
 from seko_export.host.environment import Target, has_fp8
-from seko_export.options.resolve import RowOptions, plan_build
 from seko_kernels import tuned, tuned_bf16
 from seko_kernels.tuned import SAFE, SPECIALISED, AttentionTiles, measured_tiles, shape_class, tiles_for
+from tests.asked import resolved
 
 
 def test_what_the_options_mean() -> None:
@@ -23,7 +24,7 @@ def test_what_the_options_mean() -> None:
         kernels: str = "auto", *, kv: str = "fp4", gpu: bool | None = None, **more: object
     ) -> BuildConfig:
         device = {} if gpu is None else {"device": "cuda", "arch": "sm_89" if gpu else "sm_80"}
-        return plan_build(None, "tiny", kv, False, "cpu", {}, kernels=kernels, **device, **more).config
+        return resolved("tiny", kv, kernels=kernels, **device, **more).config
 
     assert not planned().fused
     assert planned("fused").fused
@@ -44,7 +45,7 @@ def test_what_the_options_mean() -> None:
         ({"kernels": "plain", "gpu": True, "attention": "fp8"}, "layers|build's are plain"),
         ({"fp8": True}, "layers are plain"),
         ({"kernels": "plain", "gpu": True, "fp8": True}, "layers are plain"),
-        ({"kernels": "fused", "backend": "onnx"}, "not of onnx"),
+        ({"kernels": "fused", "backend": "onnx"}, "onnx has no fused kernels yet"),
         ({"kernels": "fast"}, "auto, plain, fused"),
         ({"gpu": True, "attention": "bf16"}, "for sm_90, this GPU is sm_89"),
         ({"kernels": "plain", "attention": "bf16"}, "of fused layers"),
@@ -56,11 +57,8 @@ def test_what_the_options_mean() -> None:
 
 
 def test_attention_in_8_bits_is_taken_where_its_tiles_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    def taken(
-        arch: str = "sm_90", kv: str = "fp4", attention: str = "auto", rows: RowOptions | None = None
-    ) -> bool:
-        arguments = (None, "self-forcing-1.3b", kv, False, "auto", {})
-        plan = plan_build(*arguments, device="cuda", arch=arch, attention=attention, rows=rows)
+    def taken(arch: str = "sm_90", kv: str = "fp4", attention: str = "auto", **more: Any) -> bool:
+        plan = resolved("self-forcing-1.3b", kv, device="cuda", arch=arch, attention=attention, **more)
         return plan.config.attention == "fp8"
 
     monkeypatch.setattr(tuned, "tuned_table", lambda: {("sm_90", 128, "some"): SAFE})
@@ -71,8 +69,8 @@ def test_attention_in_8_bits_is_taken_where_its_tiles_were_measured(monkeypatch:
     assert not taken("sm_89")
     assert not taken("sm_80")
     assert taken("sm_89", attention="fp8")
-    assert taken(rows=RowOptions(sessions=4, batch="1,2"))
-    assert not taken(rows=RowOptions(sessions=4, batch="1,4"))  # calls of four are of another class
+    assert taken(sessions=4, batch=(1, 2))
+    assert not taken(sessions=4, batch=(1, 4))  # calls of four are of another class
 
     # The kernel of specialised warpgroups, which is all that was measured, takes no past of 18 frames of 390 tokens.
     monkeypatch.setattr(tuned_bf16, "faster_table", frozenset)
@@ -83,24 +81,15 @@ def test_attention_in_8_bits_is_taken_where_its_tiles_were_measured(monkeypatch:
     monkeypatch.setattr(
         tuned, "tuned_table", lambda: {("sm_90", 128, name): SPECIALISED for name in ("few", "some")}
     )
-    plan = plan_build(
-        None,
-        "self-forcing-1.3b",
-        "fp4",
-        False,
-        "auto",
-        {"height": 208, "width": 480},
-        device="cuda",
-        arch="sm_90",
-    )
+    plan = resolved("self-forcing-1.3b", "fp4", height=208, width=480, device="cuda", arch="sm_90")
     assert plan.config.attention == "torch"
     assert plan.config.stream.frame_tokens == 390
 
 
 def test_16_bit_attention_is_taken_where_it_was_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     def taken(arch: str = "sm_90", kv: str = "bf16", wish: str = "auto", **more: object) -> str:
-        arguments = (None, "self-forcing-1.3b", kv, False, "auto", {})
-        return plan_build(*arguments, device="cuda", arch=arch, attention=wish, **more).config.attention  # type: ignore[arg-type]
+        build = resolved("self-forcing-1.3b", kv, device="cuda", arch=arch, attention=wish, **more)
+        return build.config.attention
 
     monkeypatch.setattr(tuned, "tuned_table", lambda: {("sm_90", 128, "some"): SAFE})
     monkeypatch.setattr(tuned_bf16, "faster_table", lambda: frozenset({("sm_90", 128, "some")}))
@@ -108,8 +97,8 @@ def test_16_bit_attention_is_taken_where_it_was_faster(monkeypatch: pytest.Monke
     assert taken(kv="fp4") == "fp8"
     assert taken(kv="fp4", wish="bf16") == "bf16"
     assert taken(wish="torch") == taken("sm_89") == taken(kernels="plain") == "torch"
-    assert taken(rows=RowOptions(sessions=4, batch="1,2")) == "bf16"
-    assert taken(rows=RowOptions(sessions=4, batch="1,4")) == "torch"  # calls of four are of another class
+    assert taken(sessions=4, batch=(1, 2)) == "bf16"
+    assert taken(sessions=4, batch=(1, 4)) == "torch"  # calls of four are of another class
     monkeypatch.setattr(tuned_bf16, "faster_table", frozenset)
     assert taken() == "torch"
     assert taken(wish="bf16") == "bf16"

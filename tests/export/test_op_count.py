@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from seko_export.config.media import VaeConfig
 from seko_export.config.stream import PoolConfig
+from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece
 from seko_export.families.wan.pieces import make_pieces
-from seko_export.options.resolve import build_config
 from seko_export.roofline.memory import weight_bytes
 from seko_export.roofline.op_count import (
     ATTENTION,
@@ -29,6 +29,7 @@ from seko_export.roofline.op_count_fused import FP8_ATTENTION, FP8_EXPAND, FP8_M
 from seko_kernels.attention import v_columns
 from seko_kernels.kv_formats import KvFormat
 from seko_runtime.format.manifest_reader import parse_manifest
+from tests.asked import resolved
 from tests.export.planned import on_gpu
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -190,7 +191,7 @@ def test_bytes_are_those_of_a_real_artifact(built, request):
         "batch": manifest.stream.batch,
     }
     kv = None if built == "rows" else "fp4"
-    config = build_config(False, "tiny", kv, False, "cpu", layout)
+    config = resolved("tiny", kv, layout=layout).config
     weights = weight_bytes(config, make_pieces(config))
     assert weights == {"transformer": sum(weight.nbytes for weight in manifest.weights), "text": 0, "vae": 0}
     slots = layout["batch"] * config.stream.cache_frames
@@ -227,7 +228,7 @@ def toy_count() -> PieceCount:
     with torch.device("meta"):
         module = Toy()
     x, y = (Argument(name, f"value:{name}", (4, 8), BF16) for name in "xy")
-    return count_piece(Piece("toy", module, "", 0, (x,), (y,), positional=True))
+    return count_piece(Piece(EngineKey("toy"), module, "", 0, (x,), (y,), positional=True))
 
 
 def pool_bytes(form: KvFormat, layers: int, tokens: int) -> int:

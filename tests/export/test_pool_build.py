@@ -33,7 +33,7 @@ def gpu_build(goal: Path, *further: str) -> Path:
     """The same for this machine's GPU."""
     from click.testing import CliRunner
 
-    from seko_export.cli.main import main
+    from seko_export.cli.commands import main
 
     options = ["build", "--preset", "tiny", "--fp4-kv", "--sessions", "3", "--batch", "1,2", "-o", str(goal)]
     done = CliRunner().invoke(main, [*options, *further])
@@ -126,7 +126,7 @@ def test_a_stream_of_a_built_pool_is_its_own(pool_artifact: Built, tmp_path: Pat
 
 
 def test_inspect_and_run_take_a_pool(pool_artifact: Built, invoke, tmp_path: Path) -> None:
-    from seko_runtime.__main__ import main as runtime_main
+    from seko_runtime.cli.commands import main as runtime_main
 
     shown = invoke("inspect", pool_artifact.folder, "--json")
     assert shown.exit_code == 0, shown.output

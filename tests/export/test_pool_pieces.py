@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from seko_export.artifact.describe import describe
+from seko_export.backends import export_backend
 from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import PoolConfig, StreamConfig
@@ -22,12 +23,12 @@ from seko_export.families.wan.presets import PRESETS
 from seko_export.goldens import record as golden
 from seko_export.goldens.calibration import KvStatistics
 from seko_export.goldens.record import eager_engine, eager_session, golden_text
-from seko_export.options.resolve import RowOptions, plan_build
 from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.format.manifest import Weight
 from seko_runtime.video.pool import Pool, PooledSession
 from seko_runtime.video.session import Session
 from seko_runtime.video.streams import Streams
+from tests.asked import resolved
 from tests.tolerances import STEP, relative_error
 
 MODEL = replace(
@@ -73,7 +74,10 @@ def eager_pool(config: BuildConfig, weights: Mapping[str, Tensor]) -> Iterator[P
     engines = {name: eager_engine(piece) for name, piece in make_pieces(config).items()}
     table = tuple(Weight(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in weights.items())
     streams = Streams(
-        describe(config, "eager", table, {}), engines, weights, torch_memory(torch.device("cpu"))
+        describe(config, export_backend("eager"), table, {}),
+        engines,
+        weights,
+        torch_memory(torch.device("cpu")),
     )
     streams.prepare()
     pool = Pool(streams)
@@ -220,21 +224,21 @@ def test_slots_that_hold_nothing_yet_may_hold_nan(scheme: str, weights: dict[str
 )
 def test_rows_that_cannot_be(batch: str | None, sessions: int | None, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        plan_build(None, "tiny", None, False, "cpu", {}, rows=RowOptions(batch, sessions))
+        resolved("tiny", batch=batch, sessions=sessions)
 
 
 def test_a_backend_that_has_no_pools_says_so() -> None:
     pytest.importorskip("onnxruntime")
-    from seko_export.backends.onnx import check_can_build
+    from seko_export.backends.onnx import BACKEND
 
-    check_can_build(config_of("fp32", None))
+    BACKEND.check_build(config_of("fp32", None))
     with pytest.raises(UsageError, match="has no pools yet"):
-        check_can_build(config_of("fp32"))
+        BACKEND.check_build(config_of("fp32"))
 
 
 def test_what_the_options_mean() -> None:
     def planned(batch: str | None, sessions: int | None) -> BuildConfig:
-        return plan_build(None, "tiny", None, False, "cpu", {}, rows=RowOptions(batch, sessions)).config
+        return resolved("tiny", batch=batch, sessions=sessions).config
 
     assert (planned(None, None).stream.batch, planned("3", None).stream.batch) == (1, 3)
     assert planned(None, 3).pool == PoolConfig(3, (1, 2))

@@ -7,7 +7,6 @@ import json
 import platform
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,20 +123,6 @@ def test_a_gpu_that_the_profiler_does_not_see() -> None:
             profiling._seen(trace, on_device=True)
     assert isinstance(profiling._seen(cpu_trace(), on_device=False), Digest)
     assert profiling._seen(gpu_trace(captured=True), on_device=True).on_device
-
-
-def test_a_session_without_capture() -> None:
-    """Its memory says that it cannot capture; the backend's other sessions keep theirs."""
-
-    class Backend:
-        load_engines = stats = close = None
-
-        def memory(self) -> Any:
-            return SimpleNamespace(captures=True)
-
-    backend: Any = Backend()
-    assert profiling._Uncaptured(backend).memory().captures is False
-    assert backend.memory().captures is True
 
 
 @pytest.mark.gpu

@@ -12,6 +12,7 @@ import torch
 from click.testing import Result
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from seko_export import BuildOptions
 from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import PoolConfig, StreamConfig
@@ -21,11 +22,11 @@ from seko_export.families.wan.presets import PRESETS
 from seko_export.goldens import bounds as golden_bounds
 from seko_export.goldens.cache_room import device_bytes, placed_buffers
 from seko_export.lowering.trace import trace
-from seko_export.options.resolve import plan_build
 from seko_export.roofline.predict import Wish, predict
 from seko_kernels.attention import key_tiles, v_columns
 from seko_runtime import open_artifact
 from seko_runtime.executor.buffers_check import TEXT_BUFFER
+from tests.asked import resolved, wished
 from tests.export.test_fused_block import fused, on_hopper, seeded
 from tests.export.test_pool_pieces import MODEL as POOL_MODEL
 from tests.export.test_pool_pieces import STREAM as POOL_STREAM
@@ -131,7 +132,7 @@ def test_reference_frames_see_each_other_through_it() -> None:
 def test_what_it_does_not_go_with(options: dict, words: str) -> None:
     layout = options.pop("layout", {})
     with pytest.raises(UsageError, match=f"--resident-window: .*{words}"):
-        plan_build(None, "tiny", "fp4", False, "cpu", layout, resident_window=True, **options)
+        resolved("tiny", "fp4", layout=layout, resident_window=True, **options)
 
 
 def test_the_command_asks_for_it(invoke: Callable[..., Result], tmp_path: Path) -> None:
@@ -145,8 +146,8 @@ def test_the_command_asks_for_it(invoke: Callable[..., Result], tmp_path: Path) 
 
 def test_the_plan_tells_its_memory_and_its_time() -> None:
     """Of calls, not of sessions: keys, scales and values of the past of every layer."""
-    wish = Wish("self-forcing-1.3b", "h200", fp4_kv=True, no_vae=True, no_text=True)
-    without, report = predict(wish), predict(replace(wish, resident_window=True))
+    wish = Wish(BuildOptions(preset="self-forcing-1.3b", fp4_kv=True, no_vae=True, no_text=True), "h200")
+    without, report = predict(wish), predict(wished(wish, resident_window=True))
     preset = PRESETS["self-forcing-1.3b"]
     past = preset.stream.cache_tokens - preset.stream.chunk_tokens
     heads, size = preset.model.heads, preset.model.head_dim

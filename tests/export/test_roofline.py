@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from seko_export import BuildOptions
 from seko_export.config.media import VaeConfig
 from seko_export.families.wan.pieces import make_pieces
-from seko_export.options.resolve import RowOptions
 from seko_export.roofline.gpus import GPUS, HOST_LINK_SHARE, Gpu
 from seko_export.roofline.op_count import (
     count_piece,
@@ -23,6 +23,7 @@ from seko_export.roofline.op_count import (
 from seko_export.roofline.predict import Wish, predict
 from seko_export.roofline.seconds import launch_seconds
 from seko_export.roofline.table import show
+from tests.asked import wished
 from tests.export.planned import on_gpu
 
 ROOT = Path(__file__).parents[2]
@@ -47,32 +48,32 @@ def test_a_step_is_near_its_newest_row(scheme):
     ("figure", "row_shape", "layout", "wish"),
     [
         ("s1_exact_vs_b3", "S1: self-forcing-1.3b, 480x832, chunk 3, ring 21, exact", {}, {}),
-        ("s1_fp4_vs_b3", "S1: self-forcing-1.3b, 480x832, chunk 3, ring 21, fp4", {}, {"kv_scheme": "fp4"}),
+        ("s1_fp4_vs_b3", "S1: self-forcing-1.3b, 480x832, chunk 3, ring 21, fp4", {}, {"kv": "fp4"}),
         (
             "s1_fp4_fp8_vs_b3",
             "S1: self-forcing-1.3b, 480x832, chunk 3, ring 21, fp4_fp8",
             {},
-            {"kv_scheme": "fp4", "fp8": True},
+            {"kv": "fp4", "fp8": True},
         ),
         (
             "s1_fp4_fp8_vs_b3",
             "S1: self-forcing-1.3b, 480x832, chunk 3, ring 21, fp4_fp8_resident",
             {},
-            {"kv_scheme": "fp4", "fp8": True, "resident_window": True},
+            {"kv": "fp4", "fp8": True, "resident_window": True},
         ),
         ("s3_vs_eager", "S3: self-forcing-1.3b, 320x576, chunk 3, ring 12, exact", S3, {}),
-        ("s3_vs_eager", "S3: self-forcing-1.3b, 320x576, chunk 3, ring 12, fp4", S3, {"kv_scheme": "fp4"}),
+        ("s3_vs_eager", "S3: self-forcing-1.3b, 320x576, chunk 3, ring 12, fp4", S3, {"kv": "fp4"}),
         (
             "s3_vs_eager",
             "S3: self-forcing-1.3b, 320x576, chunk 3, ring 12, fp4_fp8",
             S3,
-            {"kv_scheme": "fp4", "fp8": True},
+            {"kv": "fp4", "fp8": True},
         ),
     ],
 )
 def test_a_step_of_fused_layers_is_near_its_newest_row(figure, row_shape, layout, wish):
     """Nothing of the prediction was calibrated on these rows."""
-    asked = replace(S1_WISH, layout=layout, **wish)
+    asked = wished(S1_WISH, layout=layout, **wish)
     row = newest(figure, row_shape)
     assert near(predict(asked)["step_s"] * 1e3, row["engine_step_ms"])
 
@@ -102,7 +103,7 @@ def test_every_scheme_is_planned_with_the_bytes_that_it_stores():
     kv = {scheme: predicted(scheme)["session_bytes"]["kv"] for scheme in ("bf16", *bits)}
     for scheme, number in bits.items():
         assert kv[scheme] / kv["bf16"] == pytest.approx(number / 16, rel=1e-6)
-    sink = predict(replace(S1_WISH, kv_scheme="fp4-sink", layout={"sink_frames": 3, "ring_frames": 18}))
+    sink = predict(wished(S1_WISH, kv="fp4-sink", layout={"sink_frames": 3, "ring_frames": 18}))
     assert sink["session_bytes"]["kv"] / kv["bf16"] == pytest.approx(
         (3 * 16 + 18 * 4.5) / (21 * 16), rel=1e-6
     )
@@ -110,7 +111,7 @@ def test_every_scheme_is_planned_with_the_bytes_that_it_stores():
 
 def test_decoding_is_near_its_newest_row():
     """The row's engines hold what a session of one row does, without the transformer."""
-    row, report = newest("vae_vs_eager", VAE), predict(replace(S1_WISH, no_vae=False))
+    row, report = newest("vae_vs_eager", VAE), predict(wished(S1_WISH, no_vae=False))
     assert near(report["decode_s"] * 1e3, row["engine_ms"])
     session = report["session_bytes"]
     held = report["weight_bytes"]["vae"] + session["decode"] + session["scratch_decode"]
@@ -135,10 +136,10 @@ def test_a_full_pool_is_near_what_the_one_that_was_filled_took(name, preset, sch
     options = "--chunk-frames 3 --sink-frames 1 --ring-frames 21 --pass-caches"
     row = newest(f"sessions_fit_{name}", f"{preset}, {options}, {scheme}")
     layout = {"sink_frames": 1, "ring_frames": 21, "pass_caches": True}
-    rows = RowOptions("1", row["value"])
-    report = predict(replace(S1_WISH, preset=preset, kv_scheme=scheme, layout=layout, rows=rows))
+    rows = {"batch": (1,), "sessions": row["value"]}
+    report = predict(wished(S1_WISH, preset=preset, kv=scheme, layout=layout, **rows))
     assert near(report["peak_bytes"], row["free_before"] - row["free_after"])
-    one = predict(replace(S1_WISH, preset=preset, kv_scheme=scheme, layout=layout, rows=RowOptions("1", 1)))
+    one = predict(wished(S1_WISH, preset=preset, kv=scheme, layout=layout, batch=(1,), sessions=1))
     assert one["sessions_fit"] == report["sessions_fit"]  # whatever the pool that is asked for
     assert row["value"] - one["sessions_fit"] in (0, 1)  # the sheet's GB are read as 10^9 bytes
 
@@ -146,7 +147,7 @@ def test_a_full_pool_is_near_what_the_one_that_was_filled_took(name, preset, sch
 def test_a_pools_calls_and_sessions_are_near_their_newest_rows():
     """The rows are from before 8-bit attention was the usual one."""
     shape = "self-forcing-1.3b-fp4-sm_90, 480x832, ring 21, 9 sessions in calls of 4"
-    report = predict(replace(S1_WISH, kv_scheme="fp4", attention="torch", rows=RowOptions("1,2,4", 9)))
+    report = predict(wished(S1_WISH, kv="fp4", attention="torch", batch=(1, 2, 4), sessions=9))
     for size, call in report["calls"].items():
         row = newest("batch_scaling", f"{shape}, calls of {size}")
         assert near(call["chunk_s"] * 1e3, row["call_ms"])
@@ -188,25 +189,26 @@ def test_sessions_share_the_weights_and_must_keep_up():
     shared, each = sum(report["weight_bytes"].values()), sum(report["session_bytes"].values())
     fit = report["sessions_fit"]
     assert shared + fit * each <= report["memory_bytes"] < shared + (fit + 1) * each
-    slow = predict(replace(S1_WISH, layout={"fps": 1}))
+    slow = predict(wished(S1_WISH, fps=1))
     assert slow["real_time_factor"] == pytest.approx(16 * predict(S1_WISH)["real_time_factor"])
-    fast = predict(replace(S1_WISH, layout={"fps": 60}))
+    fast = predict(wished(S1_WISH, fps=60))
     assert (fast["real_time"], fast["sessions_real_time"]) == (False, 0)
 
 
 def test_a_pool_has_once_what_its_calls_share():
-    def pool(sessions: int, sizes: str = "1,2,4", **layout: int) -> dict[str, Any]:
+    def pool(sessions: int, sizes: tuple[int, ...] = (1, 2, 4), **layout: int) -> dict[str, Any]:
         return predict(
-            replace(
+            wished(
                 S1_WISH,
-                kv_scheme="fp4",
+                kv="fp4",
                 resident_window=True,
                 layout=layout,
-                rows=RowOptions(sizes, sessions),
+                batch=sizes,
+                sessions=sessions,
             )
         )
 
-    eight, nine, alone = pool(8), pool(9), predict(replace(S1_WISH, kv_scheme="fp4", resident_window=True))
+    eight, nine, alone = pool(8), pool(9), predict(wished(S1_WISH, kv="fp4", resident_window=True))
     for name in ("weight_bytes", "call_bytes", "session_bytes", "sessions_fit", "calls"):
         assert eight[name] == nine[name], name
     assert nine["peak_bytes"] - eight["peak_bytes"] == sum(nine["session_bytes"].values())
@@ -246,13 +248,13 @@ def test_the_table_of_a_pool(invoke):
 
 
 def test_passes_are_counted():
-    two, four = (predict(replace(S1_WISH, steps=steps)) for steps in (2, 4))
+    two, four = (predict(wished(S1_WISH, steps=steps)) for steps in (2, 4))
     assert (two["passes"], four["passes"]) == (2, 4)
     assert four["chunk_s"] / two["chunk_s"] == pytest.approx(5 / 3, rel=0.01)
 
 
 def test_the_table_tells_of_a_cache_a_pass():
-    shown = show(predict(replace(S1_WISH, layout={"pass_caches": True})))
+    shown = show(predict(wished(S1_WISH, layout={"pass_caches": True})))
     assert "4 passes, a cache each" in shown
     assert "a chunk: 4 steps" in shown
 
@@ -262,7 +264,7 @@ def test_json_is_the_report(invoke):
         "plan", "--preset", "tiny", "--gpu", "h200", "--steps", 2, "--batch", 2, "--no-vae", "--json"
     )
     assert len(result.stdout.splitlines()) == 1
-    report = predict(Wish("tiny", "h200", steps=2, layout={"batch": 2}, no_vae=True))
+    report = predict(Wish(BuildOptions(preset="tiny", batch=(2,), no_vae=True), "h200", steps=2))
     assert json.loads(result.stdout) == json.loads(json.dumps(report))
     assert report["decode_s"] == report["weight_bytes"]["vae"] == 0
     assert any("no text encoder counted" in note for note in report["notes"])
@@ -271,7 +273,7 @@ def test_json_is_the_report(invoke):
 def test_a_streamed_cache_takes_the_longer_of_compute_and_bus():
     """All but two layers of 30 lie on the host, and five fetches and one way back of each cross the bus a chunk."""
     resident, streamed = (
-        predict(replace(S1_WISH, layout={"stream_cache": stream})) for stream in (False, True)
+        predict(wished(S1_WISH, layout={"stream_cache": stream})) for stream in (False, True)
     )
     kv = resident["session_bytes"]["kv"]
     assert (resident["host_bytes"], resident["stream_bytes"]) == (0, 0)
@@ -281,13 +283,10 @@ def test_a_streamed_cache_takes_the_longer_of_compute_and_bus():
     link = GPUS["h200"].host_link * HOST_LINK_SHARE
     assert streamed["chunk_s"] == pytest.approx(max(resident["chunk_s"], 6 * kv / link))
     assert streamed["chunk_s"] > resident["chunk_s"]  # bf16 keys and values come slower than they are used
-    small = [
-        predict(replace(S1_WISH, kv_scheme="fp4", layout={"stream_cache": stream}))
-        for stream in (False, True)
-    ]
+    small = [predict(wished(S1_WISH, kv="fp4", layout={"stream_cache": stream})) for stream in (False, True)]
     assert small[0]["chunk_s"] == small[1]["chunk_s"]  # FP4 ones come beside the layers
     assert any("all of the host link" in note for note in streamed["notes"])
-    of_pass = predict(replace(S1_WISH, layout={"stream_cache": True, "pass_caches": True}))
+    of_pass = predict(wished(S1_WISH, layout={"stream_cache": True, "pass_caches": True}))
     assert of_pass["stream_bytes"] == 2 * of_pass["host_bytes"] == 2 * 4 * kv
 
 
@@ -357,13 +356,13 @@ def test_the_page_shows_what_the_command_prints(invoke):
 
 # -- helpers ---------------------------------------------------------------------------------------------------
 
-S1_WISH = Wish("self-forcing-1.3b", "h200", no_vae=True, no_text=True)
+S1_WISH = Wish(BuildOptions(preset="self-forcing-1.3b", no_vae=True, no_text=True), "h200")
 
 
 @cache
 def predicted(scheme: str, kernels: str = "auto") -> dict[str, Any]:
     """The plan of S1 as scripts/bench/main_job.py measures it."""
-    return predict(replace(S1_WISH, kv_scheme=scheme, kernels=kernels))
+    return predict(wished(S1_WISH, kv=scheme, kernels=kernels))
 
 
 def kernels_of(row: dict[str, Any]) -> str:

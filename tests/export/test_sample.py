@@ -15,9 +15,9 @@ from seko_export.families.wan.pieces import make_pieces
 from seko_export.families.wan.weights import model_weights
 from seko_export.goldens import record as golden
 from seko_export.host.progress import silent
-from seko_export.options.resolve import MediaOptions, plan_build
 from seko_export.options.sample import SAMPLE_FOLDER, read_sample
 from seko_export.options.sources import MediaSources, find_tokenizer, prompt_ids
+from tests.asked import resolved
 from tests.export.media_files import (
     SAMPLE_MODEL,
     SAMPLE_STREAM,
@@ -35,8 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plan(folder: Path, preset: str | None = None, checkpoint: Path | None = None, **media: object):
-    options = MediaOptions(**media)
-    return plan_build(checkpoint, preset, None, False, "cpu", {}, options, folder)
+    return resolved(preset, checkpoint=checkpoint, sample_folder=folder, **media)
 
 
 def test_the_folder_says_everything(folder):

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 import torch
 
+from seko_export.families.wan.pieces import make_pieces
 from seko_export.families.wan.weights import model_weights
-from seko_export.goldens import record as golden
 from seko_export.goldens.bounds import (
     CACHE_TOLERANCES,
     MOST_CODES,
@@ -66,7 +66,7 @@ def test_a_lossy_chunk_is_bounded_by_the_least_by_last_bits_and_by_its_loss():
 def test_with_random_weights_rounding_stays_rounding():
     """So the tiny model's goldens keep the bounds that planted faults were measured against."""
     config = dataclasses.replace(small_config(3, 1, 6, passes=2), kv_scheme="fp4")
-    weights = dict(model_weights(golden.make_pieces(config), random_wan_weights(config.model)))
+    weights = dict(model_weights(make_pieces(config), random_wan_weights(config.model)))
     weights |= config.schedule.tables(config.stream)
     known = known_channels(config.model)
     for layer in range(config.model.layers):

@@ -13,13 +13,13 @@ from click.testing import Result
 from safetensors.numpy import load_file
 
 from scripts.bench.resident_copy import resident_copy
-from seko_export.build import build_artifact
+from seko_export.build_steps import build_artifact
 from seko_export.checkpoints import write_random_checkpoint
 from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.families.wan.presets import PRESETS
 from seko_runtime import open_artifact
-from seko_runtime.__main__ import main
+from seko_runtime.cli.commands import main
 from seko_runtime.format.manifest_reader import parse_manifest
 
 CHUNKS = 6  # of 3 frames into 2 of reference, a sink of 1 and a ring of 6: the first that evicts is the third

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from seko_runtime.__main__ import main
+from seko_runtime.cli.commands import main
 from seko_runtime.errors import UsageError
 from seko_runtime.executor.buffers_check import TEXT_BUFFER
 from seko_runtime.format.manifest import DTYPE_BYTES, MANIFEST_FILE, Manifest

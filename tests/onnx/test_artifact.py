@@ -30,7 +30,7 @@ from tests.runtime.toy import file_entries
 PASSES = {"denoise": "denoise.onnx", "context": "context.onnx"}
 VERIFY = """
 import json, sys
-from seko_runtime.__main__ import main
+from seko_runtime.cli.commands import main
 code = main(["verify", sys.argv[1], "--json"])
 bad = {"torch", "triton", "onnx", "onnxscript", "seko_export", "seko_kernels"} & set(sys.modules)
 sys.exit(code or (f"imported {bad}" if bad else 0))
@@ -128,7 +128,7 @@ def test_chunks_by_whole_passes_are_the_sessions(built: Built) -> None:
 
         for _ in range(3):
             wanted = session.run_chunk().to_host()  # its positions stay in the buffers
-            live.chunk[1, False][0].run()  # the first noise again, which the chunk has overwritten
+            live.chunk[1, False].begin.run()  # the first noise again, which the chunk has overwritten
             state["latents"] = live.buffers["latents"].copy()
             for turn in range(number):
                 run("denoise", turn)

@@ -133,4 +133,4 @@ def test_a_build_that_could_not_be_verified_is_refused(monkeypatch: pytest.Monke
 def test_a_gpu_build_is_refused() -> None:
     config = replace(forms.config_of("fp4", 1), device="cuda")
     with pytest.raises(UsageError, match=r"--backend onnx builds for CPUs, .* cuda: give --target cpu"):
-        backend.check_can_build(config)
+        backend.BACKEND.check_build(config)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import seko_runtime
-from seko_runtime.__main__ import main
 from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.cli.commands import main
 from seko_runtime.errors import SessionClosedError
 from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.video.session import Session

@@ -29,7 +29,16 @@ from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.format import budgets
 from seko_runtime.format.artifact_files import ArtifactFiles
 from seko_runtime.format.json_fields import MAX_JSON_DEPTH, MAX_JSON_VALUES, parse_json
-from seko_runtime.format.manifest import Buffer, Call, EngineSpec, FileEntry, Manifest, TensorSpec, Weight
+from seko_runtime.format.manifest import (
+    Buffer,
+    Call,
+    EngineSpec,
+    FileEntry,
+    InputSpec,
+    Manifest,
+    TensorSpec,
+    Weight,
+)
 from seko_runtime.format.manifest_reader import parse_manifest
 
 from . import toy
@@ -174,6 +183,11 @@ def more_buffers(count: int) -> Manifest:
     return replace(whole(), buffers=(*whole().buffers, *added))
 
 
+def more_inputs(count: int) -> Manifest:
+    added = tuple(InputSpec(f"i{at}", (1,), "uint8", "nowhere") for at in range(count))
+    return replace(whole(), inputs=added, format_version=6)
+
+
 def more_weights(count: int) -> Manifest:
     known = whole().weights
     added = tuple(Weight(f"w{at}", (1,), "uint8", known[0].file) for at in range(count - len(known)))
@@ -231,6 +245,7 @@ def more_file_bytes(count: int) -> Manifest:
     [
         (more_buffers, budgets.MAX_BUFFERS, "the buffers to"),
         (more_buffer_bytes, budgets.MAX_BUFFER_BYTES, "buffers brings the bytes to"),
+        (more_inputs, budgets.MAX_INPUTS, "the inputs to"),
         (more_weights, budgets.MAX_WEIGHTS, "the weights to"),
         (more_engines, budgets.MAX_ENGINES, "the engines to"),
         (more_signature, budgets.MAX_SIGNATURE_TENSORS, "the tensors of engine signatures to"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from seko_runtime.__main__ import main
+from seko_runtime.cli.commands import main
 from seko_runtime.errors import ProgramError
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.format.manifest import Buffer, Manifest

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from seko_runtime.__main__ import main
 from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.cli.commands import main
 from seko_runtime.errors import FileHashError, FileSizeError, HostMemoryError
 from seko_runtime.format import artifact_files
 from seko_runtime.format.safetensors_map import MappedTensor

@@ -14,9 +14,9 @@ import pytest
 
 from seko_export.artifact.packing import pack_artifact
 from seko_runtime import errors
-from seko_runtime.__main__ import main
 from seko_runtime.backends.memory import Engine
 from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.cli.commands import main
 from seko_runtime.faults import captured
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.format.unpacking import unpack_artifact

@@ -17,8 +17,8 @@ from seko_runtime import errors
 from seko_runtime.backends import check_backend
 from seko_runtime.executor import buffers_check
 from seko_runtime.executor.programs_check import (
+    CHUNK_PROGRAMS,
     DECODE_PROGRAMS,
-    FULL_PROGRAMS,
     GIVEN_PROGRAMS,
     REF_PATTERN,
     REQUIRED_PROGRAMS,
@@ -30,7 +30,11 @@ from seko_runtime.format.safetensors_map import DTYPE_NAMES
 from seko_runtime.video.ring import Ring
 
 PAGE = (Path(__file__).parents[2] / "docs" / "engine-format.md").read_text(encoding="utf-8")
-RECORDS = [one for _, one in inspect.getmembers(manifest, dataclasses.is_dataclass)]
+RECORDS = [
+    one
+    for _, one in inspect.getmembers(manifest, dataclasses.is_dataclass)
+    if one.__module__ == manifest.__name__
+]
 ERRORS: dict[str, type[Exception]] = dict(inspect.getmembers(errors, inspect.isclass))
 Table = list[list[str]]
 
@@ -82,7 +86,8 @@ def test_dtypes_and_their_safetensors_names() -> None:
 def test_roles_programs_and_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuple(unquoted(row[0]) for row in only(tables(PAGE, "role"))) == manifest.ROLES
     programs = [unquoted(row[0]) for row in only(tables(PAGE, "program"))]
-    assert programs == [*REQUIRED_PROGRAMS, *FULL_PROGRAMS, *GIVEN_PROGRAMS, *DECODE_PROGRAMS]
+    full = [f"{role}_full" for role in CHUNK_PROGRAMS[1:]]
+    assert programs == [*REQUIRED_PROGRAMS, *full, *GIVEN_PROGRAMS, *DECODE_PROGRAMS]
     monkeypatch.setattr("importlib.import_module", lambda name: name)  # not every backend's library is here
     for row in only(tables(PAGE, "backend")):
         check_backend(unquoted(row[0]))
@@ -116,7 +121,8 @@ def test_errors_and_exit_codes() -> None:
 def test_limits_are_the_codes() -> None:
     for _, value, place in only(tables(PAGE, "limit")):
         module, constant = unquoted(place).split(".")
-        assert int(value) == getattr(importlib.import_module(f"seko_runtime.{module}"), constant)
+        room = "" if module == "errors" else "format."
+        assert int(value) == getattr(importlib.import_module(f"seko_runtime.{room}{module}"), constant)
 
 
 def test_the_rings_table_is_the_rings() -> None:
@@ -157,6 +163,8 @@ def pooled_example() -> dict[str, Any]:
     (pool,) = re.findall(r'^    ("pool": .*)$', PAGE, flags=re.MULTILINE)
     (rings,) = re.findall(r'^    ("rings": .*)$', PAGE, flags=re.MULTILINE)
     table = example() | {"format_version": manifest.FORMAT_VERSION, **json.loads(f"{{{pool}}}")}
+    (inputs,) = re.findall(r'^    ("workload": .*?\])$', PAGE, flags=re.MULTILINE | re.DOTALL)
+    table |= json.loads(f"{{{inputs}}}")
     (streamed,) = re.findall(r'^    ("device_layers": .*)$', PAGE, flags=re.MULTILINE)
     table["buffers"][0] |= json.loads(f"{{{streamed}}}")
     (references,) = re.findall(r'^    ("reference_frames": .*)$', PAGE, flags=re.MULTILINE)
@@ -186,7 +194,12 @@ def places(table: dict[str, Any]) -> list[tuple[str, list[Any]]]:
         ("pool", manifest.Pool),
     ):
         walk(record, table[name], [name])
-    for name, record in (("buffers", Buffer), ("weights", manifest.Weight), ("engines", manifest.EngineSpec)):
+    for name, record in (
+        ("inputs", manifest.InputSpec),
+        ("buffers", Buffer),
+        ("weights", manifest.Weight),
+        ("engines", manifest.EngineSpec),
+    ):
         walk(record, table[name][0], [name, 0])
     walk(TensorSpec, table["engines"][0]["inputs"][0], ["engines", 0, "inputs", 0])
     walk(manifest.Call, table["programs"]["begin"][0], ["programs", "begin", 0])

@@ -17,9 +17,9 @@ import torch
 
 from seko_export.artifact.manifest_json import manifest_json
 from seko_runtime import errors
-from seko_runtime.__main__ import main
 from seko_runtime.backends import check_backend
 from seko_runtime.backends.aoti import AotiBackend
+from seko_runtime.cli.commands import main
 from seko_runtime.format.manifest import Manifest, Target
 from seko_runtime.format.manifest_reader import parse_manifest
 from seko_runtime.opening.artifact import open_artifact

@@ -20,10 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from seko_runtime.backends.memory import HostBytes
 from seko_runtime.errors import ArtifactError, HostFaultError, HostMemoryError, SnapshotError, UsageError
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.video.clocks import RowClock
-from seko_runtime.video.snapshot import RowNumbers, RowState, SnapshotBytes, read_snapshot, write_snapshot
+from seko_runtime.video.snapshot import RowNumbers, RowState, read_snapshot, write_snapshot
 
 DIGEST = "d" * 64
 KEY, ANOTHER_KEY = bytes(range(32)), bytes(range(1, 33))
@@ -41,7 +42,7 @@ def tensors(fill: int = 0) -> dict[str, NDArray[np.uint8]]:
 
 
 def state(fill: int = 0) -> RowState:
-    return RowState(NUMBERS, SnapshotBytes(tensors(fill)))
+    return RowState(NUMBERS, HostBytes(tensors(fill)))
 
 
 def facts(**changes: Any) -> dict[str, Any]:

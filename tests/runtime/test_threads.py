@@ -280,6 +280,19 @@ def test_an_artifact_that_closes_waits_for_the_calls_that_run(whole_folder: Path
             artifact.open_session()
 
 
+def test_a_call_that_waited_while_the_artifact_was_closed_is_told_so(whole_folder: Path) -> None:
+    artifact = open_artifact(whole_folder)
+    with ThreadPoolExecutor(1) as other:
+        with artifact._turns.lock:
+            waiting = other.submit(artifact.open_session)
+            while not waiting.running():
+                time.sleep(0.001)
+            time.sleep(0.05)  # so that it waits for the lock; else it is refused at once, with the same words
+            artifact.close()
+        with pytest.raises(SessionClosedError, match="the artifact is closed"):
+            waiting.result(60)
+
+
 def test_a_forked_child_gets_a_named_error_and_the_parents_frames_are_whole(
     whole_folder: Path, tmp_path: Path
 ) -> None:

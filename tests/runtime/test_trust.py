@@ -19,8 +19,8 @@ from seko_export.artifact.packing import pack_artifact
 from seko_export.artifact.signing import make_key, sign_artifact
 from seko_export.errors import MachineError
 from seko_runtime import errors
-from seko_runtime.__main__ import main
 from seko_runtime.backends.aoti import AotiBackend
+from seko_runtime.cli.commands import main
 from seko_runtime.format.trust import read_signatures, read_trust, signed_bytes
 from seko_runtime.format.unpacking import unpack_artifact
 from seko_runtime.opening.artifact import check_artifact, open_artifact, read_manifest

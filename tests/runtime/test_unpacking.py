@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from seko_export.artifact.manifest_json import manifest_json
 from seko_export.artifact.packing import pack_artifact
 from seko_runtime import errors
-from seko_runtime.__main__ import main
+from seko_runtime.cli.commands import main
 from seko_runtime.format.manifest import FORMAT_VERSION
 from seko_runtime.format.manifest_reader import parse_manifest
 from seko_runtime.format.tar_format import BLOCK_BYTES, END, member_bytes, member_header, padding

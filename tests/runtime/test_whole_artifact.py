@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from seko_runtime import errors
-from seko_runtime.__main__ import main
+from seko_runtime.cli.commands import main
 from seko_runtime.cli.run import load_schedule
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.opening.artifact import open_artifact

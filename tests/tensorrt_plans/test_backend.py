@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from seko_export import build
+from seko_export import build_steps as build
 from seko_export.artifact.describe import describe
 from seko_export.artifact.manifest_json import manifest_json
+from seko_export.backends import export_backend
 from seko_export.backends import onnx as onnx_backend
 from seko_export.backends import tensorrt as backend
 from seko_export.backends.tensorrt_plans import registration
@@ -49,13 +50,13 @@ def trt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_what_cannot_be_is_refused_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     config = gpu_config()
     with pytest.raises(UsageError, match="for GPUs"):
-        backend.check_can_build(replace(config, device="cpu"))
+        backend.BACKEND.check_build(replace(config, device="cpu"))
     with pytest.raises(UsageError, match="--kv bf16 has none: give --fp4-kv"):
-        backend.check_can_build(gpu_config("bf16"))
+        backend.BACKEND.check_build(gpu_config("bf16"))
     with pytest.raises(UsageError, match="no pools yet"):
-        backend.check_can_build(replace(config, pool=PoolConfig(2, (1, 2))))
+        backend.BACKEND.check_build(replace(config, pool=PoolConfig(2, (1, 2))))
     with pytest.raises(UsageError, match="no reference frames yet"):
-        backend.check_can_build(replace(config, stream=replace(config.stream, reference_frames=1)))
+        backend.BACKEND.check_build(replace(config, stream=replace(config.stream, reference_frames=1)))
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name: None if name == "tensorrt_lean" else object()
     )
@@ -75,7 +76,7 @@ def test_the_manifest_of_plans_is_consistent() -> None:
     """Every call fits its engine's signature, nothing is written in place, and the opener knows who built it."""
     config = gpu_config()
     files = {f"engines/{name}.plan": FileEntry("0" * 64, 1) for name in make_pieces(config)}
-    manifest = describe(config, "tensorrt", (), files)
+    manifest = describe(config, export_backend("tensorrt"), (), files)
     assert manifest.extra == {"tensorrt": "11.4.0.106"}
     assert {engine.file for engine in manifest.engines} == set(files)
     assert not any(engine.mutates for engine in manifest.engines)
@@ -108,7 +109,8 @@ def test_forms_become_plans_one_by_one_and_timings_are_kept(
     for name in names:
         onnx_backend.export_piece(gpu_config(), name, str(forms / f"{name}.onnx"))
     told: list[str] = []
-    seconds = backend.build_plans(forms, tmp_path / "engines", "sm_90", lambda step, *_: told.append(step))
+    monkeypatch.setattr(backend, "local_arch", lambda: "sm_90")
+    seconds = backend.build_plans(forms, tmp_path / "engines", lambda step, *_: told.append(step))
     assert tuple(seconds) == names
     assert not forms.exists()
     pieces = make_pieces(gpu_config())
@@ -124,7 +126,7 @@ def test_forms_become_plans_one_by_one_and_timings_are_kept(
 
     forms.mkdir()
     onnx_backend.export_piece(gpu_config(), "noise", str(forms / "noise.onnx"))
-    backend.build_plans(forms, tmp_path / "again", "sm_90", lambda *_: None)
+    backend.build_plans(forms, tmp_path / "again", lambda *_: None)
     assert trt.log.configs[-1]._cache._bytes == b"timed"
 
 
@@ -150,10 +152,11 @@ def test_a_build_turns_its_forms_into_plans_and_leaves_no_form(
     monkeypatch.setattr(build.golden, "write", lambda *_: None)
 
     @contextmanager
-    def beside(config: Any, make: Any, folder: Path, _: Any, suffix: str) -> Iterator[Any]:
-        folder.mkdir()
+    def beside(config: Any, maker: Any, artifact: Path, _: Any) -> Iterator[Any]:
+        folder, suffix = maker.form
+        (artifact / folder).mkdir()
         for name in ("noise", "advance"):
-            make(config, name, str(folder / f"{name}{suffix}"))
+            maker.compile_piece(config, name, str(artifact / folder / f"{name}{suffix}"))
         yield dict
 
     monkeypatch.setattr(build, "compiled_beside", beside)

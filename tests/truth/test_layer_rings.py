@@ -9,17 +9,19 @@ import numpy as np
 import pytest
 import torch
 
+from seko_export import BuildOptions
 from seko_export.artifact.describe import describe
 from seko_export.artifact.manifest_json import manifest_json
+from seko_export.backends import export_backend
 from seko_export.config.build import BuildConfig
 from seko_export.config.stream import PoolConfig, StreamConfig
 from seko_export.errors import UsageError
 from seko_export.families.wan.pieces import make_buffers, make_pieces, make_programs
 from seko_export.goldens.record import eager_session
-from seko_export.options.resolve import plan_build
 from seko_export.roofline.predict import Wish, predict
 from seko_runtime.errors import ManifestError
 from seko_runtime.format.manifest_reader import parse_manifest
+from tests.asked import resolved, wished
 from tests.export.test_pool_pieces import eager_pool
 from tests.tolerances import STEP, relative_error
 from tests.truth.against_naive import hold_to_naive, naive_models
@@ -27,6 +29,10 @@ from tests.truth.eager_stream import EagerStream, random_text, random_wan_weight
 from tests.truth.test_pass_caches import session_weights
 
 RINGS = (2, 2, 5)
+
+PLAIN = Wish(
+    BuildOptions(preset="self-forcing-1.3b", kv="fp4", no_vae=True, no_text=True, attention="torch"), "h200"
+)
 
 
 def config_of(
@@ -55,7 +61,7 @@ def test_the_pool_is_laid_out_by_kind(scheme):
     caches = {b.name: b.shape for b in make_buffers(config) if b.role == "cache" and b.layered}
     assert {shape[0] for name, shape in caches.items() if ".ring2." in name} == {4}
     assert {shape[0] for name, shape in caches.items() if ".ring2." not in name} == {1}
-    manifest = describe(config, "eager", (), {})
+    manifest = describe(config, export_backend("eager"), (), {})
     assert manifest.stream.rings == {"ring2": 2}
     assert manifest.format_version == 3
     numbers = 2 * config.model.dim * config.stream.frame_tokens * (4 * 3 + 1 * 6)
@@ -139,7 +145,7 @@ def test_rings_that_cannot_be_are_refused():
 
 
 def test_a_manifest_whose_rings_cannot_be_is_refused():
-    table = json.loads(manifest_json(describe(config_of(), "eager", (), {})))
+    table = json.loads(manifest_json(describe(config_of(), export_backend("eager"), (), {})))
     for ring in (1, 6):
         table["stream"]["rings"] = {"ring2": ring}
         with pytest.raises(ManifestError, match=f"rings.ring2 is {ring}, expected 2"):
@@ -148,17 +154,12 @@ def test_a_manifest_whose_rings_cannot_be_is_refused():
 
 def test_the_options_and_the_plan_take_them():
     layout = {"layer_rings": (3, 3, 21), "chunk_frames": 3}
-    plan = plan_build(None, "self-forcing-1.3b", "fp4", False, "auto", layout, device="cuda")
+    plan = resolved("self-forcing-1.3b", "fp4", layout=layout, device="cuda")
     assert [(kind.name, kind.ring_frames, len(kind.layers)) for kind in plan.config.kinds] == [
         ("", 21, 10),
         ("ring3", 3, 20),
     ]
-    whole, hybrid = (
-        predict(
-            Wish("self-forcing-1.3b", "h200", "fp4", layout=one, no_vae=True, no_text=True, attention="torch")
-        )
-        for one in ({}, layout)
-    )
+    whole, hybrid = (predict(wished(PLAIN, layout=one)) for one in ({}, layout))
     share = (10 * 21 + 20 * 3) / (30 * 21)
     assert hybrid["session_bytes"]["kv"] / whole["session_bytes"]["kv"] == pytest.approx(share, rel=1e-4)
     assert hybrid["weight_bytes"]["transformer"] == whole["weight_bytes"]["transformer"]

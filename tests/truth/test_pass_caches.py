@@ -10,6 +10,7 @@ import torch
 
 from seko_export.artifact.describe import describe
 from seko_export.artifact.manifest_json import manifest_json
+from seko_export.backends import export_backend
 from seko_export.config.build import BuildConfig
 from seko_export.config.stream import PoolConfig
 from seko_export.families.wan.pieces import make_buffers, make_pieces, make_programs
@@ -58,7 +59,7 @@ def test_there_is_a_cache_for_each_pass_and_no_context(scheme):
     ]
     assert sum(caches[0].values()) == 3 * sum(caches[1].values())
     assert {name.split(".")[1] for name in caches[0]} == {"0", "1", "2"}
-    manifest = describe(config, "eager", (), {})
+    manifest = describe(config, export_backend("eager"), (), {})
     assert {*manifest.programs} == {"prompt", "begin", "denoise"}
     assert manifest.kv.pool_bytes / manifest.kv.bf16_pool_bytes == pytest.approx(
         config.kv.bits_per_number / 16, rel=1e-3
@@ -106,7 +107,7 @@ def test_a_lossy_cache_a_pass_is_near_the_exact_one():
 
 def test_a_manifest_says_so_by_its_version():
     config = config_of(3, 1, 6)
-    manifest = describe(config, "eager", (), {})
+    manifest = describe(config, export_backend("eager"), (), {})
     assert b'"format_version": 3' in manifest_json(manifest)
     assert not manifest.has_context
     older = dataclasses.replace(manifest, format_version=2)
@@ -116,7 +117,7 @@ def test_a_manifest_says_so_by_its_version():
 
 def test_another_number_of_passes_is_refused():
     config = config_of(3, 1, 6)
-    manifest = describe(config, "eager", (), {})
+    manifest = describe(config, export_backend("eager"), (), {})
     with pytest.raises(UsageError, match="a cache for each of its 3 passes"):
         rescheduled(manifest, 4, None)
 

@@ -13,6 +13,7 @@ import torch
 
 from seko_export.artifact.describe import describe
 from seko_export.artifact.manifest_json import manifest_json
+from seko_export.backends import export_backend
 from seko_export.config.build import BuildConfig
 from seko_export.config.stream import PoolConfig, StreamConfig
 from seko_export.errors import UsageError as BuildUsageError
@@ -241,13 +242,13 @@ def test_what_is_no_reference_is_refused():
 
 def test_the_manifest_says_so_and_is_as_before_without():
     config = config_of(2, 1, 4, 2)
-    manifest = describe(config, "eager", (), {})
+    manifest = describe(config, export_backend("eager"), (), {})
     files = {engine.file: FileEntry("0" * 64, 1) for engine in manifest.engines}
     manifest = dataclasses.replace(manifest, backend="aoti", files=files)
     assert manifest.format_version == REFERENCE_VERSION == 4
     assert parse_manifest(manifest_json(manifest)).stream == manifest.stream
     assert manifest.stream.cache_frames == 7
     none = dataclasses.replace(config, stream=dataclasses.replace(config.stream, reference_frames=0))
-    plain = describe(none, "eager", (), {})
+    plain = describe(none, export_backend("eager"), (), {})
     assert plain.format_version == 1
     assert b"reference" not in manifest_json(plain)

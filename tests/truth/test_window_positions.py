@@ -10,14 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seko_export import BuildOptions
 from seko_export.config.build import BuildConfig
 from seko_export.families.layers.ring_places import window_positions
 from seko_export.families.wan.pieces import make_pieces
 from seko_export.goldens.record import eager_session
-from seko_export.options.resolve import plan_build
 from seko_export.roofline.predict import Wish, predict
 from seko_runtime.video.clocks import RowClocks
 from seko_runtime.video.ring import Ring
+from tests.asked import resolved
 from tests.tolerances import relative_error
 from tests.truth.against_naive import hold_to_naive, naive_models
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
@@ -113,11 +114,12 @@ def test_sessions_restart_and_rebuild(scheme):
 
 def test_the_options_take_them():
     layout = {"window_positions": True}
-    config = plan_build(None, "tiny", None, False, "cpu", layout).config
+    config = resolved("tiny", layout=layout).config
     assert config.kv.keys_before_rope
     assert config.kv.name == "fp32-before-rope"
     assert "valid_tokens" in {a.name for a in make_pieces(config)["embed"].inputs}
-    assert plan_build(None, "tiny", None, False, "cpu", layout, kernels="fused").config.fused
+    assert resolved("tiny", layout=layout, kernels="fused").config.fused
     for scheme in ("bf16", "fp4"):
-        wish = Wish("self-forcing-1.3b", "h200", scheme, layout=layout, no_vae=True, no_text=True)
+        options = BuildOptions(preset="self-forcing-1.3b", kv=scheme, no_vae=True, no_text=True, **layout)
+        wish = Wish(options, "h200")
         assert predict(wish)["step_s"] > 0

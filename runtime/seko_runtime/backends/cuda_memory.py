@@ -23,7 +23,7 @@ from seko_runtime.backends.blocks import (
 )
 from seko_runtime.backends.cuda_streams import CudaCopies, borrow_stream, queued_on, return_stream
 from seko_runtime.backends.memory import CopyQueue, FrameBlocks, HostBlock, Lane, Parked
-from seko_runtime.backends.torch_memory import CpuMemory, HostCopies, HostFrames, torch_dtype
+from seko_runtime.backends.torch_memory import CpuMemory, HostCopies, HostFrames, host_array, torch_dtype
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
 
@@ -333,11 +333,11 @@ class _PinnedBlock:
             }
 
         self.tensors: Mapping[str, torch.Tensor] = cut(self._target)
-        self._arrays: list[dict[str, NDArray[np.int64]]] = [
-            {name: part.numpy() for name, part in cut(source).items()} for source in self._sources
+        self._arrays: list[dict[str, NDArray[Any]]] = [
+            {name: host_array(part) for name, part in cut(source).items()} for source in self._sources
         ]
 
-    def acquire(self) -> Mapping[str, NDArray[np.int64]]:
+    def acquire(self) -> Mapping[str, NDArray[Any]]:
         self._turn = (self._turn + 1) % CHUNKS_IN_FLIGHT
         if not self._copied[self._turn].query():  # true before the first record
             self._copied[self._turn].synchronize()

@@ -118,6 +118,11 @@ def rows_of(shape: Sequence[int], item: int, strides: Sequence[int], others: Seq
         yield Rows((offsets[0], offsets[1]), pitches, width, height)
 
 
+def host_dtype(name: str) -> np.dtype[Any]:
+    """Return the numpy dtype that holds a manifest's dtype: its own, or integers of its bits where numpy has none."""
+    return np.dtype({BFLOAT16: "uint16", **_RAW}.get(name, name))
+
+
 def to_bytes(values: Any, dtype: str) -> NDArray[np.uint8]:
     """Return an array of numbers as the bytes of a dtype, [nbytes]; bfloat16 is rounded to nearest, ties to even.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,13 @@ from seko_runtime.backends.blocks import (
     upload_in_shares,
 )
 from seko_runtime.backends.cuda_driver import CudaDriver
-from seko_runtime.backends.device_tensor import DeviceTensor, contiguous_strides, to_bytes, to_floats
+from seko_runtime.backends.device_tensor import (
+    DeviceTensor,
+    contiguous_strides,
+    host_dtype,
+    to_bytes,
+    to_floats,
+)
 from seko_runtime.backends.driver_blocks import (
     Block,
     Event,
@@ -275,19 +282,19 @@ class _ChunkBlock:
             )
             for spec in specs
         }
-        self._arrays: list[dict[str, NDArray[np.int64]]] = []
+        self._arrays: list[dict[str, NDArray[Any]]] = []
         for source in self._sources:
             source.array[:] = 0
             self._arrays.append(
                 {
                     spec.name: source.array[places[spec.name] : places[spec.name] + spec.nbytes]
-                    .view(np.dtype(spec.dtype))
+                    .view(host_dtype(spec.dtype))
                     .reshape(spec.shape)
                     for spec in specs
                 }
             )
 
-    def acquire(self) -> Mapping[str, NDArray[np.int64]]:
+    def acquire(self) -> Mapping[str, NDArray[Any]]:
         self._turn = (self._turn + 1) % CHUNKS_IN_FLIGHT
         self._driver.wait_for(self._copied[self._turn].handle)  # no wait before its first record
         return self._arrays[self._turn]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,12 +18,15 @@ Engine = Callable[[list[Tensor]], Sequence[Tensor]]  # takes its inputs as one f
 
 
 class HostBlock(Protocol):
-    """The small integer tensors that the host writes before each chunk, several chunks deep."""
+    """The small tensors that the host writes before each chunk, several chunks deep."""
 
     tensors: Mapping[str, Tensor]
 
-    def acquire(self) -> Mapping[str, NDArray[np.int64]]:
-        """Arrays to fill for the next chunk; waits only if the device is a whole ring of chunks behind."""
+    def acquire(self) -> Mapping[str, NDArray[Any]]:
+        """Arrays to fill for the next chunk, each of its tensor's `device_tensor.host_dtype`.
+
+        Waits only if the device is a whole ring of chunks behind.
+        """
         ...
 
     def send(self) -> None:
@@ -57,6 +61,22 @@ class Parked(Protocol):
     def arrays(self) -> Mapping[str, NDArray[np.uint8]]:
         """Wait for the copies and return their bytes, [nbytes] each."""
         ...
+
+
+@dataclass(frozen=True)
+class HostBytes:
+    """`Parked` bytes that are on the host already: a file's, or copies that are done."""
+
+    held: Mapping[str, NDArray[np.uint8]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(array.nbytes for array in self.held.values())
+
+    def arrays(self) -> Mapping[str, NDArray[np.uint8]]:
+        """The bytes of each tensor, [nbytes]."""
+        return self.held
 
 
 class CopyQueue(Protocol):
@@ -125,7 +145,7 @@ class Memory(Protocol):
         ...
 
     def host_block(self, specs: Sequence[TensorSpec]) -> HostBlock:
-        """Block of int64 tensors that the host fills."""
+        """Block of tensors that the host fills before a chunk."""
         ...
 
     def index(self, tensor: Tensor, index: tuple[int, ...]) -> Tensor:

@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.host import free_host_bytes
 from seko_runtime.backends.in_order import InOrderLane
-from seko_runtime.backends.memory import CopyQueue, HostBlock, Lane, Parked
+from seko_runtime.backends.memory import CopyQueue, HostBlock, HostBytes, Lane, Parked
 from seko_runtime.errors import DeviceMemoryError, EngineLoadError, UsageError
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
-from seko_runtime.video.snapshot import SnapshotBytes
 
 Array = NDArray[Any]
 NOT_NUMPYS = frozenset({"bfloat16", "float8_e4m3fn"})  # of `manifest.DTYPE_BYTES`
@@ -95,7 +94,7 @@ class NumpyMemory:
         raise UsageError(f"this memory cannot capture {work}; run the programs directly")
 
     def park(self, tensors: Mapping[str, Array]) -> tuple[Parked, object]:
-        return SnapshotBytes({name: bytes_of(one) for name, one in tensors.items()}), None
+        return HostBytes({name: bytes_of(one) for name, one in tensors.items()}), None
 
     def unpark(self, parked: Parked, tensors: Mapping[str, Array]) -> object:
         arrays = parked.arrays()
@@ -145,7 +144,7 @@ class _SharedBlock:
     def __init__(self, tensors: Mapping[str, Array]) -> None:
         self.tensors = tensors
 
-    def acquire(self) -> Mapping[str, NDArray[np.int64]]:
+    def acquire(self) -> Mapping[str, NDArray[Any]]:
         return self.tensors
 
     def send(self) -> None:

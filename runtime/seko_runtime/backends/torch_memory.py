@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from seko_runtime.backends.device_tensor import host_dtype
 from seko_runtime.backends.host import free_host_bytes
 from seko_runtime.backends.in_order import InOrderCopies, InOrderLane
 from seko_runtime.backends.memory import CopyQueue, HostBlock, Lane, Parked
@@ -165,13 +167,21 @@ class _SharedBlock:
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.tensors = tensors
-        self._arrays: dict[str, NDArray[np.int64]] = {name: one.numpy() for name, one in tensors.items()}
+        self._arrays = {name: host_array(one) for name, one in tensors.items()}
 
-    def acquire(self) -> Mapping[str, NDArray[np.int64]]:
+    def acquire(self) -> Mapping[str, NDArray[Any]]:
         return self._arrays
 
     def send(self) -> None:
         pass
+
+
+def host_array(tensor: torch.Tensor) -> NDArray[Any]:
+    """A host tensor's own memory as an array of its `host_dtype`."""
+    dtype = host_dtype(str(tensor.dtype).removeprefix("torch."))
+    same_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    array: NDArray[Any] = tensor.view(same_size).numpy().view(dtype)
+    return array
 
 
 def torch_dtype(name: str) -> torch.dtype:

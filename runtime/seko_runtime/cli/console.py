@@ -17,7 +17,7 @@ def main() -> int:
     leave_current_directory(
         as_module=False
     )  # Python puts the script's folder first, not the current directory
-    from seko_runtime.__main__ import main as command
+    from seko_runtime.cli.commands import main as command
 
     return command()
 

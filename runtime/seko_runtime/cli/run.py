@@ -111,7 +111,7 @@ class _Job:
             if due is not None:
                 self.session.set_prompt(due.prompt, recache=due.recache)
                 self.compared = frozenset()
-            chunk = self.session.run_chunk()
+            chunk = self.session.run_chunk(self.artifact.golden_inputs(number))
             frames += _video_frames(self.artifact.manifest, number)
             latents = None if self.writer.takes_frames else chunk.to_host()
             if number in self.compared:

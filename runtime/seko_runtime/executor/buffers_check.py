@@ -16,6 +16,7 @@ REFERENCE_LATENTS = "reference.latents"
 CALL_ROWS = "rows"  # which of the pool's rows each place of a call stands for
 DECODE_LATENTS, VIDEO_FIRST, VIDEO = "decode.latents", "video.first", "video"
 PICTURE_CHANNELS = 3
+_OWN_MEANING = (TEXT_BUFFER, *OF_ONE_PROMPT, GIVEN_LATENTS, REFERENCE_LATENTS)  # no input's
 
 
 def kind_buffer(name: str, kind: str) -> str:
@@ -80,22 +81,58 @@ def _check_chunk_inputs(manifest: Manifest, buffers: Mapping[str, Buffer]) -> No
     for kind in ("", *manifest.stream.rings):
         host[kind_buffer("write_slots", kind)], host[kind_buffer("valid_tokens", kind)] = frames, (rows,)
     host[GIVEN_FRAMES] = (rows,)
+    given = _check_inputs(manifest, buffers, host)
     if manifest.pool is not None:
         host[CALL_ROWS] = (rows,)
         if CALL_ROWS not in buffers:
             raise ProgramError(f"the pool's programs need the chunk buffer {CALL_ROWS!r}, which is not there")
     for buffer in buffers.values():
-        if buffer.role != "chunk":
+        if buffer.role != "chunk" or buffer.name in given:
             continue
         if buffer.name not in host:
             raise ProgramError(
-                f"chunk buffer {buffer.name!r} is not one that the host fills: {', '.join(host)}"
+                f"chunk buffer {buffer.name!r} is not one that the host fills: {', '.join(host)}, nor of an input"
             )
         if buffer.shape != host[buffer.name] or buffer.dtype != "int64":
             raise ProgramError(
                 f"chunk buffer {buffer.name} is {buffer.dtype} {list(buffer.shape)}, "
                 f"the host writes int64 {list(host[buffer.name])}"
             )
+
+
+def _check_inputs(
+    manifest: Manifest, buffers: Mapping[str, Buffer], host: Mapping[str, tuple[int, ...]]
+) -> set[str]:
+    """See that every input's buffer has a row's shape for each row; return those that the caller's are read from."""
+    given: set[str] = set()
+    names: set[str] = set()
+    for one in manifest.inputs:
+        where = f"input {one.name!r}"
+        if one.name in names:
+            raise ProgramError(f"inputs hold {one.name!r} twice; rebuild the artifact")
+        names.add(one.name)
+        if one.source == "host":
+            if one.buffer not in host or one.per != "chunk":
+                raise ProgramError(f"{where} is one that the host fills, expected one of {', '.join(host)}")
+            continue
+        if one.buffer in given or one.buffer in host or one.buffer in _OWN_MEANING:
+            raise ProgramError(f"{where} lies in the buffer {one.buffer!r}, which has another meaning")
+        given.add(one.buffer)
+        if one.per in ("session", "prompt"):
+            if one.default == "hold":
+                raise ProgramError(f"{where} is per {one.per} and always held, expected zeros or required")
+            _expect(buffers, one.buffer, "prompt", (manifest.stream.batch, *one.shape), one.dtype)
+        elif one.per == "chunk":
+            _expect(buffers, one.buffer, "chunk", (manifest.call_rows, *one.shape), one.dtype)
+        else:
+            passes = manifest.schedule.denoise_passes + manifest.has_context
+            if one.shape[:1] != (passes,):
+                raise ProgramError(
+                    f"{where} has shape {list(one.shape)}, expected [{passes}, ...]: a pass each"
+                )
+            shape = (passes, manifest.call_rows, *one.shape[1:])
+            _expect(buffers, one.buffer, "chunk", shape, one.dtype)
+    return given
 
 
 def _check_row_axis(buffer: Buffer, batch: int) -> None:

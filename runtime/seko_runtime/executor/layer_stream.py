@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from seko_runtime.backends.memory import Memory, Tensor
 from seko_runtime.executor.layer_visits import Layer, device_seat, layer_visits
-from seko_runtime.executor.programs_check import Programs, Ref
+from seko_runtime.executor.resolved import Programs, Ref
 from seko_runtime.format.manifest import Manifest
 
 Copies = Sequence[tuple[Tensor, Tensor]]  # target, source

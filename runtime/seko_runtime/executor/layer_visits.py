@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from seko_runtime.errors import ProgramError
+from seko_runtime.executor.resolved import Programs, Ref, ResolvedCall
 from seko_runtime.format.manifest import Buffer, EngineSpec, Manifest
-
-if TYPE_CHECKING:
-    from seko_runtime.executor.programs_check import Programs, Ref, ResolvedCall
 
 Layer = tuple[str, int]  # of which buffer, and its place there
 Place = tuple[str, int]  # a program, and which of its runs

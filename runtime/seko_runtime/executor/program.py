@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import EngineSignatureError, SekoRuntimeError
 from seko_runtime.executor.layer_stream import BoundVisit, LayerStream
-from seko_runtime.executor.programs_check import Ref, ResolvedCall
+from seko_runtime.executor.resolved import Ref, ResolvedCall
 from seko_runtime.faults import engine_fault
 from seko_runtime.format.manifest import EngineSpec
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 from typing import TypeVar
@@ -12,9 +11,11 @@ from typing import TypeVar
 from seko_runtime.errors import EngineSignatureError, ProgramError
 from seko_runtime.executor.buffers_check import DECODE_LATENTS, check_buffers, text_vocabulary
 from seko_runtime.executor.layer_visits import layer_visits
+from seko_runtime.executor.resolved import Programs, Ref, ResolvedCall
 from seko_runtime.format.budgets import MAX_DISTINCT_REFERENCES, MAX_RESOLVED_CALLS, MAX_RESOLVED_REFERENCES
 from seko_runtime.format.json_fields import NAME_PATTERN
 from seko_runtime.format.manifest import PASS_CACHE_VERSION, Call, EngineSpec, Manifest, TensorSpec
+from seko_runtime.format.program_key import ProgramKey
 
 CHUNK_PROGRAMS = (
     "begin",
@@ -22,7 +23,6 @@ CHUNK_PROGRAMS = (
     "context",
 )  # of each bucket, where there is a pool; see `Manifest.has_context`
 REQUIRED_PROGRAMS = ("prompt", *CHUNK_PROGRAMS)
-FULL_PROGRAMS = ("denoise_full", "context_full")  # likewise
 GIVEN_PROGRAMS = ("text", "encode")  # a sentence to text embeddings, a picture to latents
 DECODE_PROGRAMS = ("decode_first", "decode")
 PROMPT_WRITERS = ("prompt", *GIVEN_PROGRAMS)
@@ -33,31 +33,6 @@ _INDEX = re.compile(r"layer|place|pass|row")
 _MARK = re.compile(r"[{\[](layer|place|pass|row|bucket)[}\]]")
 
 
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """A tensor that a call takes or gives: `weight`, `buffer` or `value`, indexed along leading axes.
-
-    With ``leading`` only so many entries of the axis behind the indices: what a bucket takes of a larger one's.
-    """
-
-    kind: str
-    name: str
-    index: tuple[int, ...] = ()
-    by_pass: bool = False
-    by_row: bool = False
-    leading: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedCall:
-    """A call with its layer and pass put in."""
-
-    engine: str
-    inputs: tuple[Ref, ...]
-    outputs: tuple[Ref, ...]
-
-
-Programs = Mapping[str, tuple[tuple[ResolvedCall, ...], ...]]
 SpecT = TypeVar("SpecT", bound=TensorSpec | EngineSpec)
 _Form = tuple[tuple[int, ...], str]  # shape and dtype
 _Meaning = tuple["Ref", _Form | None]  # the form of a weight or buffer; a value's may change
@@ -94,7 +69,7 @@ def resolve_programs(manifest: Manifest) -> Programs:
     resolved: dict[str, tuple[tuple[ResolvedCall, ...], ...]] = {}
     for program, calls in manifest.programs.items():
         mark, numbers = _runs(manifest, program, calls)
-        base = {"bucket": split_program(program)[1]} if manifest.pool is not None else {}
+        base = {"bucket": ProgramKey.parse(program).bucket or 0} if manifest.pool is not None else {}
         resolved[program] = tuple(
             tables.resolve(program, calls, base | ({mark: number} if mark else {})) for number in numbers
         )
@@ -112,23 +87,13 @@ def _check_pad_id(manifest: Manifest) -> None:
         )
 
 
-def split_program(program: str) -> tuple[str, int]:
-    """Return a program's name without its bucket, and the bucket; 0 if it has none."""
-    name, _, bucket = program.partition(".")
-    return name, int(bucket) if bucket.isdecimal() else 0
-
-
-def bucket_program(name: str, bucket: int | None) -> str:
-    """Return the name of a bucket's program; that of the program itself without one."""
-    return name if bucket is None else f"{name}.{bucket}"
-
-
 def _runs(manifest: Manifest, program: str, calls: tuple[Call, ...]) -> tuple[str, range]:
     """What the runs of a program are counted by, and their numbers."""
     passes = manifest.schedule.denoise_passes
-    if program.startswith("denoise"):
+    role = ProgramKey.parse(program).role
+    if role == "denoise":
         return "pass", range(passes)
-    if program.startswith("context"):
+    if role == "context":
         return "pass", range(passes, passes + 1)
     by_row = program == "prompt" and any(
         "[row]" in ref for call in calls for ref in (*call.inputs, *call.outputs)
@@ -363,9 +328,10 @@ def _check_program_names(manifest: Manifest) -> None:
     names = set(manifest.programs)
     buckets: tuple[int | None, ...] = (None,) if manifest.pool is None else manifest.pool.buckets
     context = manifest.has_context or manifest.format_version < PASS_CACHE_VERSION
-    chunk, pair = (CHUNK_PROGRAMS, FULL_PROGRAMS) if context else (CHUNK_PROGRAMS[:2], FULL_PROGRAMS[:1])
-    required = ["prompt", *(bucket_program(name, bucket) for bucket in buckets for name in chunk)]
-    full = [tuple(bucket_program(name, bucket) for name in pair) for bucket in buckets]
+    chunk = CHUNK_PROGRAMS if context else CHUNK_PROGRAMS[:2]
+    pair = chunk[1:]
+    required = ["prompt", *(ProgramKey(role, bucket).name for bucket in buckets for role in chunk)]
+    full = [tuple(ProgramKey(role, bucket, full=True).name for role in pair) for bucket in buckets]
     missing = [name for name in required if name not in names]
     unknown = sorted(names - {*required, *chain(*full), *GIVEN_PROGRAMS, *DECODE_PROGRAMS})
     if missing or unknown:

@@ -20,6 +20,7 @@ MAX_PATH_PARTS = 16  # 2
 MAX_BUCKETS = 1 << 8  # 4
 MAX_ENTRIES = 1 << 10  # of `producer`, of `extra`, and rings, 10
 MAX_PIXELS = 1 << 26  # of one picture, 921,600
+MAX_INPUTS = 1 << 8  # 1
 MAX_CALLS = 1 << 13  # as they stand in the document, 370
 MAX_REFERENCES = 1 << 18  # of all these calls, 15,736
 MAX_RESOLVED_CALLS = 1 << 18  # after layers, passes and rows are put in, 4,846

@@ -6,13 +6,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-FORMAT_VERSION = 5
+from seko_runtime.format.program_key import ProgramKey
+
+FORMAT_VERSION = 6
 # What brought pools; artifacts without a context pass, whose denoise passes have a cache of their own each; calls that
 # begin with another layer than 0, and layers with rings of their own; caches whose layers are streamed; reference
-# frames; context passes that read what begin makes of the cache, in layered state. An artifact without them is written
-# as the version before, for older runtimes.
+# frames; context passes that read what begin makes of the cache, in layered state; declared inputs and the workload. An
+# artifact without them is written as the version before, for older runtimes.
 POOL_VERSION, PASS_CACHE_VERSION, FIRST_LAYER_VERSION, STREAMED_VERSION, REFERENCE_VERSION = 2, 3, 3, 3, 4
 WINDOW_VERSION = 5
+INPUT_VERSION = 6
 MANIFEST_FILE = "manifest.json"
 SIGNATURE_FILE = "manifest.sig"  # may lie beside it; no table lists it, since it signs the table
 DTYPE_BYTES = {
@@ -28,6 +31,10 @@ DTYPE_BYTES = {
 }
 CACHE_KEY = "compiler_cache"  # in `Manifest.extra`: the file of `torch.compiler.save_cache_artifacts`
 ROLES = ("cache", "prompt", "chunk", "state", "decode")
+WORKLOADS = ("video",)  # what a row, a chunk and a pass are; a runtime refuses one that it does not know
+PERIODS = ("session", "prompt", "chunk", "pass")  # how often an input may change
+SOURCES = ("host", "caller")
+DEFAULTS = ("zeros", "required", "hold")
 CLEANINGS = ("wan",)  # how a prompt is cleaned before it is cut into tokens; `text` does it
 
 
@@ -70,6 +77,32 @@ class Buffer(TensorSpec):
         if not self.device_layers:
             return self
         return replace(self, shape=(self.device_layers, *self.shape[1:]), device_layers=0)
+
+
+@dataclass(frozen=True)
+class InputSpec(TensorSpec):
+    """An input of the model that changes while a stream runs; ``shape`` is one row's.
+
+    Parameters
+    ----------
+    buffer : str
+        The buffer that the programs read it from.
+    per : str
+        How often it may change: one of `PERIODS`. Of a ``pass``, axis 0 of the shape counts the passes of a chunk.
+    source : str
+        ``host``: the runtime fills it, as the buffer's name says. ``caller``: whoever runs the session gives it.
+    default : str
+        What a row gets that the caller gives nothing for: ``zeros``, ``hold`` (the last value given; zeros before the
+        first), or ``required``: an error.
+    kind : str or None
+        What it is, for helpers that make such an array of what a person gives.
+    """
+
+    buffer: str = ""
+    per: str = "chunk"
+    source: str = "caller"
+    default: str = "required"
+    kind: str | None = None
 
 
 @dataclass(frozen=True)
@@ -252,7 +285,8 @@ class Golden:
     buffer, after the chunk. With ``video_step`` also ``video.{chunk}``: every ``video_step``-th pixel of both sides of
     its frames, uint8. ``bounds`` has one entry a chunk; without it ``tolerance`` bounds the latents of all of them.
     ``prompt`` is the sentence that the text came from, where it came from one; ``reference`` the tensor that holds the
-    latents of the reference frames, where there are any.
+    latents of the reference frames, where there are any. What the caller gives lies in tensors
+    ``input.{name}.{chunk}``, or ``input.{name}`` where it is not given per chunk.
     """
 
     file: str
@@ -303,11 +337,18 @@ class Manifest:
     extra: Mapping[str, str] = field(default_factory=dict)
     format_version: int = 1
     pool: Pool | None = None
+    workload: str = "video"
+    inputs: tuple[InputSpec, ...] = ()
+
+    @property
+    def caller_inputs(self) -> tuple[InputSpec, ...]:
+        """What the caller gives."""
+        return tuple(one for one in self.inputs if one.source == "caller")
 
     @property
     def has_context(self) -> bool:
         """Whether a chunk ends with a context pass; without one each denoise pass has a cache of its own."""
-        return any(name.partition(".")[0] == "context" for name in self.programs)
+        return any(ProgramKey.parse(name).role == "context" for name in self.programs)
 
     @property
     def streams_cache(self) -> bool:

@@ -23,20 +23,26 @@ from seko_runtime.format.json_fields import (
 )
 from seko_runtime.format.manifest import (
     CLEANINGS,
+    DEFAULTS,
     DTYPE_BYTES,
     FIRST_LAYER_VERSION,
     FORMAT_VERSION,
+    INPUT_VERSION,
     MANIFEST_FILE,
+    PERIODS,
     POOL_VERSION,
     ROLES,
     SIGNATURE_FILE,
+    SOURCES,
     STREAMED_VERSION,
+    WORKLOADS,
     Buffer,
     Call,
     EngineSpec,
     FileEntry,
     Golden,
     GoldenBound,
+    InputSpec,
     KvPool,
     Manifest,
     Pool,
@@ -110,6 +116,10 @@ def parse_manifest(document: bytes) -> Manifest:
         text=fields.optional("text", _read_text),
         video=fields.optional("video", _read_video),
         pool=fields.optional("pool", _read_pool) if version >= POOL_VERSION else None,
+        workload=_one_of(fields, "workload", WORKLOADS) if version >= INPUT_VERSION else WORKLOADS[0],
+        inputs=fields.items("inputs", _read_input, Budget(budgets.MAX_INPUTS, "inputs"))
+        if version >= INPUT_VERSION
+        else (),
         files=fields.entries("files", _read_file_entry, Budget(budgets.MAX_FILES, "files")),
         extra=fields.entries("extra", as_text, Budget(budgets.MAX_ENTRIES, "entries")),
     )
@@ -206,6 +216,30 @@ def _read_tensor(value: object, where: str) -> TensorSpec:
             f"{where} ({spec.name}) would take {spec.nbytes} bytes, at most {MAX_TENSOR_BYTES} may be"
         )
     return spec
+
+
+def _read_input(value: object, where: str) -> InputSpec:
+    fields, spec = Fields(value, where), _read_tensor(value, where)
+    return InputSpec(
+        spec.name,
+        spec.shape,
+        spec.dtype,
+        fields.name("buffer"),
+        _one_of(fields, "per", PERIODS),
+        _one_of(fields, "source", SOURCES),
+        _one_of(fields, "default", DEFAULTS),
+        fields.optional("kind", as_name),
+    )
+
+
+def _one_of(fields: Fields, key: str, known: tuple[str, ...]) -> str:
+    """Read a word that this runtime must know: what it means is the reader's to do."""
+    text = fields.text(key)
+    if text not in known:
+        raise ManifestError(
+            f"{fields.where}.{key} is {text[:40]!r}, this runtime knows {', '.join(known)}; update it"
+        )
+    return text
 
 
 def _read_buffer(version: int, value: object, where: str) -> Buffer:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +19,20 @@ from seko_runtime.errors import (
     UsageError,
 )
 from seko_runtime.executor.buffers_check import TEXT_BUFFER, text_vocabulary
-from seko_runtime.executor.programs_check import Programs, resolve_programs
+from seko_runtime.executor.programs_check import resolve_programs
+from seko_runtime.executor.resolved import Programs
 from seko_runtime.faults import machine_faults, of_machine, told
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.opening.checked_artifact import CheckedArtifact, check_artifact, read_manifest
 from seko_runtime.opening.golden import (
     ChunkError,
+    input_tensor,
     relative_error,
     video_error,
     video_tensor,
     worst_cache_error,
 )
+from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.prompts import PROMPT_CACHE
 from seko_runtime.video.schedule import rescheduled
@@ -126,6 +130,7 @@ class OpenArtifact:
         self._memory = memory  # of the weights
         self._sessions: list[Session] = []
         self._pools: list[Pool] = []
+        self._captures = True
         self._closed = False
         self._turns = Turns("the artifact is closed; open it again with open_artifact()", waits=True)
         spec = self.manifest.text
@@ -148,6 +153,7 @@ class OpenArtifact:
         image: object = None,
         given_latents: object = None,
         reference: object = None,
+        inputs: Inputs | None = None,
         prompt_cache: int = PROMPT_CACHE,
         overlap: bool = True,
     ) -> Session:
@@ -168,6 +174,8 @@ class OpenArtifact:
         reference : array, optional
             The reference frames of an artifact that has some, as `reference.set_reference` takes them; the golden's
             without it.
+        inputs : mapping of str to array, optional
+            What the artifact takes of the caller per session or prompt; the golden's without it.
         image, given_latents, prompt_cache, overlap
             As `Session` takes them.
 
@@ -190,6 +198,7 @@ class OpenArtifact:
             golden = self.manifest.golden
             if golden is not None and golden.reference is not None:
                 reference = self._golden[golden.reference].to_numpy()
+        inputs = self._golden_inputs() if inputs is None else inputs
         memory, manifest, programs, weights = self._scheduled(steps, shift)
         session = Session(
             manifest,
@@ -202,6 +211,7 @@ class OpenArtifact:
             image=image,
             given_latents=given_latents,
             reference=reference,
+            inputs=inputs,
             programs=programs,
             prompt_ids=self._prompt_ids,
             digest=self.digest,
@@ -286,6 +296,20 @@ class OpenArtifact:
             )
         return self._golden[golden.text].to_numpy()
 
+    def golden_inputs(self, chunk: int) -> dict[str, NDArray[np.generic]]:
+        """Return what the golden's chunk was given per chunk or pass, [B, ...] by input; empty where it was nothing.
+
+        Behind the last recorded chunk they begin anew, so that a stream of any length has some.
+        """
+        golden = self.manifest.golden
+        recorded = 0 if golden is None else chunk % (golden.chunks[-1] + 1)
+        names = {
+            one.name: input_tensor(one.name, recorded)
+            for one in self.manifest.caller_inputs
+            if one.per in ("chunk", "pass")
+        }
+        return self._golden_arrays(names)
+
     def verify(self) -> list[ChunkError]:
         """Replay the golden's chunks and compare.
 
@@ -307,7 +331,7 @@ class OpenArtifact:
         errors = []
         with self.open_session(seeds=golden.seeds) as session:
             for number in range(golden.chunks[-1] + 1):
-                chunk = session.run_chunk()
+                chunk = session.run_chunk(self.golden_inputs(number))
                 if number in golden.chunks:
                     sample = session.cache_sample(golden.cache_step) if golden.cache_step else None
                     video = chunk.video() if golden.video_step else None
@@ -358,12 +382,23 @@ class OpenArtifact:
             video_tolerance=bound.video,
         )
 
+    def _golden_inputs(self) -> dict[str, NDArray[np.generic]]:
+        """What the golden's session was given per session or prompt."""
+        steady = [one.name for one in self.manifest.caller_inputs if one.per in ("session", "prompt")]
+        return self._golden_arrays({name: input_tensor(name) for name in steady})
+
+    def _golden_arrays(self, names: Mapping[str, str]) -> dict[str, NDArray[np.generic]]:
+        return {
+            name: self._golden[tensor].to_numpy() for name, tensor in names.items() if tensor in self._golden
+        }
+
     def _scheduled(
         self, steps: int | None, shift: float | None
     ) -> tuple[Memory, Manifest, Programs, Mapping[str, Tensor]]:
         """A new memory, and what runs on it with the caller's own passes, or with the artifact's."""
         manifest, programs, weights = self.manifest, self._programs, self._weights
         memory = self._backend.memory()
+        memory.captures = memory.captures and self._captures
         if (steps, shift) != (None, None):
             try:
                 manifest, tables = rescheduled(manifest, steps, shift)
@@ -373,6 +408,25 @@ class OpenArtifact:
                 memory.close()
                 raise
         return memory, manifest, programs, weights
+
+    def wrap_engines(self, wrap: Callable[[str, Engine], Engine]) -> None:
+        """Put a callable around each engine, for every session that is opened from now on: for profilers.
+
+        Parameters
+        ----------
+        wrap : callable
+            Takes an engine's name and the engine; returns what is called in its place.
+        """
+        self._engines = {name: wrap(name, engine) for name, engine in self._engines.items()}
+
+    @contextmanager
+    def without_capture(self) -> Iterator[None]:
+        """Let sessions that are opened inside the block run call by call, with no captured graph: for profilers."""
+        self._captures = False
+        try:
+            yield
+        finally:
+            self._captures = True
 
     @property
     def stats(self) -> Mapping[str, int]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from seko_runtime.backends import OVER_DRIVER, PORTABLE, check_backend
 from seko_runtime.backends.host import check_cpu, check_device, check_driver, check_torch, free_host_bytes
 from seko_runtime.errors import HostMemoryError
 from seko_runtime.executor.buffers_check import TEXT_BUFFER
-from seko_runtime.executor.programs_check import Programs, resolve_programs
+from seko_runtime.executor.programs_check import resolve_programs
+from seko_runtime.executor.resolved import Programs
 from seko_runtime.faults import machine_faults
 from seko_runtime.format.artifact_files import ArtifactFiles
 from seko_runtime.format.budgets import MAX_HELD_BYTES, Budget
@@ -19,7 +20,7 @@ from seko_runtime.format.manifest import CACHE_KEY, Buffer, Golden, Manifest, Te
 from seko_runtime.format.manifest_reader import parse_manifest
 from seko_runtime.format.safetensors_map import MappedTensor, check_tensor, map_safetensors
 from seko_runtime.format.trust import check_signature
-from seko_runtime.opening.golden import cache_tensor, video_tensor
+from seko_runtime.opening.golden import cache_tensor, input_tensor, video_tensor
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,14 @@ def _place_golden(manifest: Manifest, files: Mapping[str, memoryview]) -> dict[s
                     _check_cache_sample(found, manifest, buffer, chunk)
         if golden.video_step and manifest.video is not None:
             _check_video_sample(found, manifest, chunk, golden)
+    for one in manifest.caller_inputs:
+        steady = one.per in ("session", "prompt")
+        shape = (manifest.call_rows, *one.shape)
+        spec = TensorSpec("", shape, "uint8" if one.dtype.startswith("float8") else one.dtype)
+        chunks = range(golden.chunks[-1] + 1)
+        for name in [input_tensor(one.name)] if steady else [input_tensor(one.name, at) for at in chunks]:
+            if one.default == "required" or name in found:
+                check_tensor(found, replace(spec, name=name), golden.file)
     if golden.reference is not None:
         channels, *size = manifest.stream.latent_shape
         held = (manifest.call_rows, channels, manifest.stream.reference_frames, *size)

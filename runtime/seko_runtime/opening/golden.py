@@ -161,5 +161,10 @@ def video_tensor(chunk: int) -> str:
     return f"video.{chunk}"
 
 
+def input_tensor(name: str, chunk: int | None = None) -> str:
+    """Name of the golden file's tensor that holds what was given for an input, in a chunk where it is per chunk."""
+    return f"input.{name}" if chunk is None else f"input.{name}.{chunk}"
+
+
 def _nan_last(value: float) -> float:
     return math.inf if math.isnan(value) else value

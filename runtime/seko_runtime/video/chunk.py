@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +12,20 @@ from numpy.typing import NDArray
 from seko_runtime.backends.memory import Tensor
 from seko_runtime.errors import StaleChunkError, UsageError
 from seko_runtime.faults import machine_faults
+from seko_runtime.video.decoding import Decoder
+from seko_runtime.video.turns import Turns
 
-if TYPE_CHECKING:
-    from seko_runtime.video.streams import Streams
+
+class ChunkMaker(Protocol):
+    """What a chunk is read through: the streams that made it."""
+
+    turns: Turns
+
+    def read_latents(self, chunk: Chunk) -> NDArray[np.float32]:
+        """Copy a chunk's latents to the host; see `Chunk.to_host`."""
+
+    def decoder(self) -> Decoder:
+        """Return the decoder; UsageError if the artifact makes no video."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +44,7 @@ class Chunk:
     latents : tensor
         float32 [B, C, F, h, w], the session's own buffer: valid until it begins its next chunk, in a batch also until a
         cache is rebuilt. The device writes it in the order of the maker's work.
-    streams : Streams
+    streams : ChunkMaker
         What made it.
     serial : int
         Which of its calls did.
@@ -46,7 +57,7 @@ class Chunk:
     index: int
     frames: NDArray[np.int64]
     latents: Tensor
-    streams: Streams
+    streams: ChunkMaker
     serial: int
     pictures: tuple[tuple[int, int], ...]
     row: int | None = None

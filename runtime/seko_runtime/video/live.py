@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +15,50 @@ from seko_runtime.errors import UsageError
 from seko_runtime.executor.buffers_check import GIVEN_LATENTS, REFERENCE_LATENTS, TEXT_BUFFER
 from seko_runtime.executor.layer_stream import LayerStream
 from seko_runtime.executor.program import BoundProgram, BoundTensors
-from seko_runtime.executor.programs_check import Programs, bucket_program
+from seko_runtime.executor.resolved import Programs
 from seko_runtime.faults import captured
 from seko_runtime.format.manifest import EngineSpec, Manifest, TensorSpec
+from seko_runtime.format.program_key import ProgramKey
 from seko_runtime.video.clocks import KeptChunk, RowClocks
 from seko_runtime.video.decoding import Decoder
+from seko_runtime.video.inputs import CallerInputs
 from seko_runtime.video.positions import Positions
 
 Call = tuple[int, bool]  # a launch's bucket, and whether the caches of all rows that it is for are full
+
+
+@dataclass(frozen=True)
+class ChunkPrograms:
+    """The programs of one chunk, bound to their tensors.
+
+    Parameters
+    ----------
+    begin : BoundProgram
+        Draws the chunk's first latents.
+    denoise : tuple of BoundProgram
+        One a denoise pass, in order.
+    context : BoundProgram or None
+        The clean pass behind them, which writes the cache; None where each denoise pass writes a cache of its own.
+    """
+
+    begin: BoundProgram
+    denoise: tuple[BoundProgram, ...]
+    context: BoundProgram | None
+
+    @property
+    def in_order(self) -> list[BoundProgram]:
+        """All of them, as a chunk runs them."""
+        return [self.begin, *self.denoise, *(() if self.context is None else (self.context,))]
+
+    @property
+    def cache_writers(self) -> Sequence[BoundProgram]:
+        """Those that write the cache."""
+        return self.denoise if self.context is None else (self.context,)
+
+    @property
+    def each_kind(self) -> list[BoundProgram]:
+        """As few as call every engine of a chunk: the denoise passes call the same ones."""
+        return [self.begin, self.denoise[0], self.context or self.denoise[-1]]
 
 
 class Live:
@@ -34,6 +72,8 @@ class Live:
         As `Streams` takes them, programs resolved.
     clocks : RowClocks
         Of the rows.
+    inputs : CallerInputs
+        What the rows' owners give.
     overlap : bool
         Whether decoding may run beside the chunks.
     """
@@ -46,10 +86,11 @@ class Live:
         weights: Mapping[str, Tensor],
         memory: Memory,
         clocks: RowClocks,
+        inputs: CallerInputs,
         *,
         overlap: bool,
     ) -> None:
-        self._manifest, self._memory, self._clocks = manifest, memory, clocks
+        self._manifest, self._memory, self._clocks, self._inputs = manifest, memory, clocks, inputs
         self.host = memory.host_block([spec for spec in manifest.buffers if spec.role == "chunk"])
         self.specs = {spec.name: spec for spec in manifest.buffers}
         self.buffers = {
@@ -107,7 +148,7 @@ class Live:
             memory.wait()
         if memory.captures:
             for call, programs in self.chunk.items():
-                work = partial(self._run_all, programs)
+                work = partial(self._run_all, programs.in_order)
                 self.replays[call] = captured(memory, work, "a chunk's run of all its engines")
         if self.decoder is not None:
             self.decoder.prepare()
@@ -127,6 +168,21 @@ class Live:
                     part: object = text[place : place + 1]  # type: ignore[index] # it has a shape
                     self._memory.write(self.row_of(TEXT_BUFFER, row), part)
             self.run_prompt(rows)
+
+    def set_inputs(self, rows: Sequence[int], given: Mapping[str, object] | None, *, rerun: bool) -> None:
+        """Write what rows are given per session or prompt; with ``rerun`` run the prompt program after one per prompt.
+
+        Raises
+        ------
+        UsageError
+            As `CallerInputs.steady`.
+        """
+        written = self._inputs.steady(rows, given)
+        with self._memory.ordered():
+            for spec, row, array in written:
+                self._memory.write(self.row_of(spec.buffer, row), array)
+            if rerun and any(spec.per == "prompt" for spec, _, _ in written):
+                self.run_prompt(rows)
 
     def run_prompt(self, rows: Sequence[int]) -> None:
         """Queue what turns the rows' embeddings into what the layers attend to."""
@@ -148,12 +204,19 @@ class Live:
                 sample[spec.name] = read[(slice(None),) * axis + (slice(-(-tokens // step)),)]
         return sample
 
-    def run_chunk(self, positions: Positions) -> int:
+    def run_chunk(self, positions: Positions, inputs: Mapping[str, NDArray[Any]]) -> int:
         """Queue the next chunk of a call's rows, and copies of its latents to where the clocks keep them.
 
         Which engines a row of a pool goes through depends on that row alone: those of full rows may round otherwise
         than those with a mask. So a call of full rows and of filling ones is two launches of its bucket. A row has
         the same place in both; in the one that is not for it, the spare row has.
+
+        Parameters
+        ----------
+        positions : Positions
+            Of the call's rows.
+        inputs : mapping of str to numpy.ndarray
+            What they see, as `CallerInputs.of_chunk` gives it.
 
         Returns
         -------
@@ -164,12 +227,12 @@ class Live:
         by_fill = self._manifest.pool is not None and (self._bucket(rows), True) in self.chunk
         launches = positions.launches(self._clocks.ring) if by_fill else [everyone]
         for places in launches:
-            call = self.send_positions(positions, places)
+            call = self.send_positions(positions, places, inputs)
             self._layers.arm()
             if self.replays:
                 self.replays[call]()
             else:
-                self._run_all(self.chunk[call])
+                self._run_all(self.chunk[call].in_order)
             self._keep(rows, places)
         for places in launches[:-1]:  # the last launch left the spare row's latents in their places
             for at in places:
@@ -177,14 +240,23 @@ class Live:
                 self._memory.copy(self._row(self.latents, at), self._row(kept, rows[at]))
         return len(launches) if self.replays else 0
 
-    def send_positions(self, positions: Positions, places: Sequence[int] | None = None) -> Call:
-        """Write the small tensors of a launch for some places of a call, or for all; return which launch it is."""
+    def send_positions(
+        self,
+        positions: Positions,
+        places: Sequence[int] | None = None,
+        inputs: Mapping[str, NDArray[Any]] | None = None,
+    ) -> Call:
+        """Write the small tensors of a launch for some places of a call, or for all; return which launch it is.
+
+        What the caller gives is zeros without ``inputs``.
+        """
         ring, bucket = self._clocks.ring, self._bucket(positions.rows)
         places = range(len(positions.rows)) if places is None else places
         host = self.host.acquire()
         for name, values in positions.values(ring, self._manifest.stream, bucket, places).items():
             if name in host:
                 host[name][:bucket] = values
+        self._inputs.fill(host, inputs or {})
         self.host.send()
         full = positions.full(ring)
         return bucket, (bucket, True) in self.chunk and all(full[at] for at in places)
@@ -206,7 +278,9 @@ class Live:
             frames = firsts[:, None] + np.arange(self._clocks.ring.chunk_frames)
             slot_firsts = [entry.slot_first for entry in entries]
             positions = Positions(rows, seeds, frames, slot_firsts)
-            self._write_caches(positions, partial(self._load_kept, rows, entries))
+            self._write_caches(
+                positions, partial(self._load_kept, rows, entries), self._inputs.kept(rows, entries)
+            )
         empty = self._clocks.rebuilt(rows) if steps else []
         for row in empty:
             self.clear_cache(row)
@@ -218,7 +292,8 @@ class Live:
 
         They are chunks of frames before the stream's, the last one filled up with zeros that no row sees. They run at
         the context time: in the context pass, or where each pass has a cache of its own, in each as given frames.
-        Where a call carries all rows, the others write what their next chunk writes over before it reads.
+        Where a call carries all rows, the others write what their next chunk writes over before it reads. What the
+        caller gives per chunk is zeros in them.
         """
         ring, clocks = self._clocks.ring, self._clocks
         called = list(rows) if self._manifest.pool is not None else list(range(self._manifest.rows))
@@ -232,16 +307,22 @@ class Live:
             positions = Positions(called, np.zeros(len(called), np.int64), frames, firsts, given)
             self._write_caches(positions, partial(self._load_references, written, first))
 
-    def _write_caches(self, positions: Positions, load: Callable[[], None]) -> None:
+    def _write_caches(
+        self,
+        positions: Positions,
+        load: Callable[[], None],
+        inputs: Mapping[str, NDArray[Any]] | None = None,
+    ) -> None:
         """Queue what writes the caches of a call at these positions, over the latents that ``load`` puts in place.
 
         `begin` comes first: such a pass may read what it makes of the cache, and `load` replaces the latents it draws.
         """
-        call = self.send_positions(positions)
-        self.chunk[call][0].run()
+        call = self.send_positions(positions, inputs=inputs)
+        programs = self.chunk[call]
+        programs.begin.run()
         load()
         self._layers.arm()
-        self._run_all(self.chunk[call][-1 if self._manifest.has_context else 1 :])
+        self._run_all(programs.cache_writers)
 
     def clear_cache(self, row: int) -> None:
         """Queue zeros into a row's part of every cache.
@@ -259,7 +340,7 @@ class Live:
 
         With the row's numbers on the host beside them, another row that holds the same bytes goes on as this one.
         """
-        own = {TEXT_BUFFER, GIVEN_LATENTS, REFERENCE_LATENTS, *self.prompt_buffers}
+        own = {TEXT_BUFFER, GIVEN_LATENTS, REFERENCE_LATENTS, *self.prompt_buffers, *self._inputs.buffers}
         state = {}
         for spec in self._manifest.buffers:
             if spec.role == "cache" or spec.name in own:
@@ -349,7 +430,7 @@ class Live:
                 Positions(range(bucket), np.zeros(bucket, np.int64), frames, [first] * bucket)
             )
             for _ in range(memory.warm_up_runs):
-                self._run_all([programs[0], programs[1], programs[-1]])  # begin, a denoise pass, what is last
+                self._run_all(programs.each_kind)
         for spec in self._manifest.buffers:
             if spec.device_layers:
                 self._layers.clear(spec.name)
@@ -364,18 +445,20 @@ class Live:
 
 def _chunk_programs(
     manifest: Manifest, bound: Mapping[str, Sequence[BoundProgram]]
-) -> dict[Call, list[BoundProgram]]:
-    """Return the programs of a chunk for each call: begin, the denoise passes, context if there is one."""
+) -> dict[Call, ChunkPrograms]:
+    """Return the programs of a chunk for each call."""
     buckets: dict[int, int | None] = {manifest.stream.batch: None}
     if manifest.pool is not None:
         buckets = {bucket: bucket for bucket in manifest.pool.buckets}
     chunk = {}
-    for bucket, suffix in buckets.items():
-        for full, ending in ((False, ""), (True, "_full")):
-            names = ("begin", f"denoise{ending}", *([f"context{ending}"] if manifest.has_context else []))
-            parts = [bound.get(bucket_program(name, suffix)) for name in names]
-            if None not in parts:
-                chunk[bucket, full] = [program for part in parts for program in part or ()]
+    for rows, bucket in buckets.items():
+        for full in (False, True):
+            denoise = bound.get(ProgramKey("denoise", bucket, full).name)
+            if denoise is None:
+                continue
+            (begin,) = bound[ProgramKey("begin", bucket).name]
+            context = bound[ProgramKey("context", bucket, full).name] if manifest.has_context else ()
+            chunk[rows, full] = ChunkPrograms(begin, tuple(denoise), next(iter(context), None))
     return chunk
 
 

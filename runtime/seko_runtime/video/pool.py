@@ -19,6 +19,7 @@ from pathlib import Path
 from seko_runtime.errors import PoolFullError, UsageError
 from seko_runtime.video.chunk import Chunk, SessionStats
 from seko_runtime.video.clocks import checked_seeds
+from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.pooled_session import PooledSession, SessionLeakWarning, checked_lease
 from seko_runtime.video.prompts import checked_tenant
 from seko_runtime.video.snapshot import checked_key, read_snapshot
@@ -77,6 +78,7 @@ class Pool:
         image: object = None,
         given_latents: object = None,
         reference: object = None,
+        inputs: Inputs | None = None,
         name: str = "",
         lease_s: float | None = None,
         tenant: str | None = None,
@@ -93,6 +95,8 @@ class Pool:
             A picture uint8 [H, W, 3], or latents [C, n, h, w], that the stream begins with.
         reference
             The reference frames, needed where the artifact has some; see `reference.set_reference`.
+        inputs
+            What the artifact takes of the caller per session or prompt; see `Session.set_inputs`.
         name : str
             For messages; numbered without it.
         lease_s : float, optional
@@ -117,6 +121,7 @@ class Pool:
             row = self._free_row(tenant)
             self._streams.forget(row)
             self._streams.seeds[row] = checked_seed
+            self._streams.set_inputs([row], inputs, opening=True)
             if prompt is not None and text is not None:
                 raise UsageError("found both prompt and text; give one")
             if prompt is not None:
@@ -155,7 +160,9 @@ class Pool:
             self._streams.load(row, state)
             return self._opened_on(row, name, lease_s, tenant)
 
-    def run(self, sessions: Sequence[PooledSession]) -> list[Chunk]:
+    def run(
+        self, sessions: Sequence[PooledSession], inputs: Sequence[Inputs | None] | None = None
+    ) -> list[Chunk]:
         """Make the next chunk of each of some sessions, in one call.
 
         They may stand at different chunks, prompts and fill levels. Where full caches have engines of their own, a call
@@ -166,6 +173,8 @@ class Pool:
         ----------
         sessions : sequence of PooledSession
             Distinct, of this pool, at most as many as the largest call carries.
+        inputs : sequence of mappings, optional
+            What each session's owner gives, in the order of ``sessions``; see `Session.run_chunk`.
 
         Returns
         -------
@@ -175,7 +184,7 @@ class Pool:
         Raises
         ------
         UsageError
-            If they do not fit into one call.
+            If they do not fit into one call, or an input does not fit.
         SessionClosedError
             If one has ended.
         """
@@ -187,7 +196,7 @@ class Pool:
                     f"a call of {len(rows)} sessions, {len(set(rows))} of them different; expected 1 to "
                     f"{self._buckets[-1]} different ones"
                 )
-            chunk = self._streams.run_chunk(rows)
+            chunk = self._streams.run_chunk(rows, [None] * len(rows) if inputs is None else inputs)
             for session in sessions:
                 session.renew()
             return [self._streams.row_chunk(chunk, place, row) for place, row in enumerate(rows)]
@@ -227,7 +236,7 @@ class Pool:
 
     @property
     def session_bytes(self) -> int:
-        """Bytes on the device of one session's own state."""
+        """Bytes of one session's own state, on the device but for what its owner gives per chunk."""
         with self._turns.take():
             return sum(spec.nbytes for spec in self._streams.layout().values())
 

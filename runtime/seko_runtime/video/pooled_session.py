@@ -5,24 +5,46 @@ from __future__ import annotations
 import math
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import SessionClosedError, UsageError
 from seko_runtime.video.chunk import Chunk
+from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.session import video_stream
 from seko_runtime.video.snapshot import RowState, write_snapshot
-
-if TYPE_CHECKING:
-    from seko_runtime.video.pool import Pool
+from seko_runtime.video.streams import Streams
+from seko_runtime.video.turns import Turns
 
 
 class SessionLeakWarning(ResourceWarning):
     """A session was never closed; its name is in the message, its row is free again."""
+
+
+class SharedRows(Protocol):
+    """What a session needs of its pool: the streams behind it, whose turn it is, and rows to stand on."""
+
+    _streams: Streams
+    _turns: Turns
+    _digest: str
+    _snapshot_key: bytes | None
+    _clock: Callable[[], float]
+    _lost: deque[str]
+
+    def run(
+        self, sessions: Sequence[PooledSession], inputs: Sequence[Inputs | None] | None = None
+    ) -> list[Chunk]:
+        """Make the next chunk of each of some sessions."""
+
+    def reap(self) -> list[str]:
+        """End the sessions whose lease has run out; return their names."""
+
+    def _free_row(self, tenant: str | None) -> int:
+        """Return a row that nobody stands on, begun for a tenant; PoolFullError if there is none."""
 
 
 class PooledSession:
@@ -46,21 +68,26 @@ class PooledSession:
     # one assignment, which comes last; `Pool` finds its free rows from here.
     _place: int | RowState | None = None
 
-    def __init__(self, pool: Pool, name: str, lease_s: float | None, tenant: str | None) -> None:
+    def __init__(self, pool: SharedRows, name: str, lease_s: float | None, tenant: str | None) -> None:
         self.name, self.tenant = name, tenant
         self._pool, self._lease_s = pool, lease_s
         self._ahead: deque[Chunk] = deque()
         self.expires: float | None = None
 
-    def run_chunk(self) -> Chunk:
-        """Make the next chunk of this session alone; see `Pool.run`."""
-        return self._pool.run([self])[0]
+    def run_chunk(self, inputs: Inputs | None = None) -> Chunk:
+        """Make the next chunk of this session alone, with what its owner gives; see `Pool.run`."""
+        return self._pool.run([self], [inputs])[0]
 
     def stream(
-        self, prompt: str | None = None, *, chunks: int | None = None, recache: bool = False
+        self,
+        prompt: str | None = None,
+        *,
+        chunks: int | None = None,
+        recache: bool = False,
+        inputs: Iterable[Inputs] | None = None,
     ) -> Iterator[NDArray[np.uint8]]:
         """Make chunks and give their video frames, uint8 [1, T, H, W, 3]; as `Session.stream`."""
-        return video_stream(self, self._pool._streams, prompt, chunks, recache)
+        return video_stream(self, self._pool._streams, prompt, chunks, recache, inputs)
 
     def set_prompt(self, prompt: str, *, recache: bool = False) -> None:
         """Set the prompt by a sentence, from the next chunk on; see `Streams.set_prompt`."""
@@ -71,6 +98,11 @@ class PooledSession:
         """Set the prompt by embeddings [1, tokens, text_dim], from the next chunk on."""
         with self._pool._turns.take():
             self._pool._streams.set_text([self._running_row()], text, recache=recache)
+
+    def set_inputs(self, inputs: Inputs) -> None:
+        """Set what the artifact takes of the caller per session or prompt; see `Session.set_inputs`."""
+        with self._pool._turns.take():
+            self._pool._streams.set_inputs([self._running_row()], inputs)
 
     def restart(self, *, seed: int | None = None, image: object = None, reference: object = None) -> None:
         """Begin the stream anew at frame 0, with a clean cache; the prompt stays."""
@@ -184,7 +216,7 @@ class PooledSession:
             place = self._place  # which another thread may have changed meanwhile
             return place if isinstance(place, RowState) else self._pool._streams.store(self._running_row())
 
-    def _running_row(self, pool: Pool | None = None) -> int:
+    def _running_row(self, pool: SharedRows | None = None) -> int:
         if pool is not None and pool is not self._pool:
             raise UsageError(f"session {self.name!r} is another pool's")
         row = self._row

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import UsageError
-from seko_runtime.executor.programs_check import Programs
+from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.video.chunk import Chunk, SessionStats
 from seko_runtime.video.clocks import checked_seeds
+from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.prompts import PROMPT_CACHE
 from seko_runtime.video.streams import Streams
 from seko_runtime.video.text import TokenIds
@@ -45,6 +46,8 @@ class Session:
         In place of ``image``: float32 [C, n, h, w] or [B, C, n, h, w], n up to F.
     reference : array, optional
         The reference frames, needed where the artifact has some; see `reference.set_reference`.
+    inputs : mapping of str to array, optional
+        What the artifact takes of the caller per session or prompt; see `set_inputs`.
 
     Raises
     ------
@@ -69,6 +72,7 @@ class Session:
         image: object = None,
         given_latents: object = None,
         reference: object = None,
+        inputs: Inputs | None = None,
         programs: Programs | None = None,
         prompt_ids: TokenIds | None = None,
         digest: str = "",
@@ -93,6 +97,7 @@ class Session:
             self._streams.seeds[list(self._rows)] = checked_seeds(seeds, len(self._rows))
             if (prompt is not None and text is not None) or (image is not None and given_latents is not None):
                 raise UsageError("found both prompt and text, or both image and given_latents; give one")
+            self._streams.set_inputs(self._rows, inputs, opening=True)
             if prompt is not None:
                 self.set_prompt(prompt)
             else:
@@ -107,8 +112,14 @@ class Session:
             self.close()
             raise
 
-    def run_chunk(self) -> Chunk:
+    def run_chunk(self, inputs: Inputs | None = None) -> Chunk:
         """Make the next chunk of every row; see `Streams.run_chunk`.
+
+        Parameters
+        ----------
+        inputs : mapping of str to array, optional
+            What the artifact takes of the caller per chunk: [*shape] for all rows, or [B, *shape], in the input's dtype
+            (float32 for bfloat16).
 
         Returns
         -------
@@ -117,11 +128,13 @@ class Session:
 
         Raises
         ------
+        UsageError
+            If an input does not fit, or a required one is missing; the message lists what there is.
         SessionClosedError
             After `close()`.
         """
         with self._streams.turns.take():
-            return self._streams.run_chunk(self._rows)
+            return self._streams.run_chunk(self._rows, inputs)
 
     def stream(
         self,
@@ -129,6 +142,7 @@ class Session:
         *,
         chunks: int | None = None,
         recache: bool = False,
+        inputs: Iterable[Inputs] | None = None,
     ) -> Iterator[NDArray[np.uint8]]:
         """Make chunks and give their video frames as they get ready.
 
@@ -143,6 +157,8 @@ class Session:
             How many to give; without it there is no end.
         recache : bool
             As `set_prompt` takes it.
+        inputs : iterable of mappings, optional
+            What `run_chunk` takes, a chunk each, asked for when the chunk is queued; the stream ends where it ends.
 
         Yields
         ------
@@ -156,7 +172,7 @@ class Session:
         SessionClosedError
             After `close()`.
         """
-        return video_stream(self, self._streams, prompt, chunks, recache)
+        return video_stream(self, self._streams, prompt, chunks, recache, inputs)
 
     def set_prompt(self, prompt: str | Sequence[str], *, recache: bool = False) -> None:
         """Set the rows' prompts by sentences, from the next chunk on.
@@ -194,6 +210,24 @@ class Session:
         """
         with self._streams.turns.take():
             self._streams.set_text(self._rows, text, recache=recache)
+
+    def set_inputs(self, inputs: Inputs) -> None:
+        """Set what the artifact takes of the caller per session or prompt, from the next chunk on.
+
+        Parameters
+        ----------
+        inputs : mapping of str to array
+            By name; [*shape] for all rows, or [B, *shape]. What is left out stays.
+
+        Raises
+        ------
+        UsageError
+            If an input does not fit; the message lists what there is.
+        SessionClosedError
+            After `close()`.
+        """
+        with self._streams.turns.take():
+            self._streams.set_inputs(self._rows, inputs)
 
     def restart_row(
         self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
@@ -278,7 +312,12 @@ class Session:
 
 
 def video_stream(
-    session: Any, streams: Streams, prompt: str | Sequence[str] | None, chunks: int | None, recache: bool
+    session: Any,
+    streams: Streams,
+    prompt: str | Sequence[str] | None,
+    chunks: int | None,
+    recache: bool,
+    inputs: Iterable[Inputs] | None,
 ) -> VideoStream:
     """What `Session.stream` gives, of a session of its own or in a pool."""
     with streams.turns.take():
@@ -287,4 +326,4 @@ def video_stream(
             session.set_prompt(prompt, recache=recache)
         elif recache:
             raise UsageError("recache without a prompt does nothing; give both, or neither")
-    return VideoStream(streams.turns, session.run_chunk, session._ahead, ahead, chunks)
+    return VideoStream(streams.turns, session.run_chunk, session._ahead, ahead, chunks, inputs)

@@ -8,13 +8,13 @@ import json
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.backends.memory import Parked
+from seko_runtime.backends.memory import HostBytes, Parked
 from seko_runtime.errors import ManifestError, SafetensorsHeaderError, SnapshotError, UsageError
 from seko_runtime.faults import lacks, machine_faults
 from seko_runtime.format.artifact_files import FILE_FLAGS
@@ -59,26 +59,11 @@ class RowNumbers:
 
 @dataclass(frozen=True)
 class RowState:
-    """A stream: its numbers, and its tensors' bytes."""
+    """A stream: its numbers, its tensors' bytes, and those of what its caller gave; see `CallerInputs.state`."""
 
     numbers: RowNumbers
     tensors: Parked
-
-
-@dataclass(frozen=True)
-class SnapshotBytes:
-    """`Parked` of a file's bytes."""
-
-    held: Mapping[str, NDArray[np.uint8]]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(array.nbytes for array in self.held.values())
-
-    def arrays(self) -> Mapping[str, NDArray[np.uint8]]:
-        """The bytes."""
-        return self.held
+    inputs: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
 
 
 @machine_faults()
@@ -106,6 +91,7 @@ def write_snapshot(path: Path, digest: str, state: RowState, key: bytes | None =
     facts = {"version": VERSION, "artifact": digest, "numbers": asdict(state.numbers)}
     parts = {
         **state.tensors.arrays(),
+        **state.inputs,
         _FACTS: np.frombuffer(json.dumps(facts, sort_keys=True).encode(), np.uint8),
     }
     if key is None:
@@ -190,7 +176,7 @@ def read_snapshot(
         numbers = _read_numbers(Fields(facts.value("numbers"), f"{path.name}.numbers"))
     except ManifestError as fault:  # the shared JSON reader's word for malformed
         raise SnapshotError(f"{path.name}: {fault}") from fault
-    return RowState(numbers, SnapshotBytes(parts))
+    return RowState(numbers, HostBytes(parts), parts)
 
 
 def checked_key(key: object) -> bytes | None:

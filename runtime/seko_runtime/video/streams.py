@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import SessionClosedError, TornStreamError, UsageError
-from seko_runtime.executor.programs_check import Programs, resolve_programs
+from seko_runtime.executor.programs_check import resolve_programs
+from seko_runtime.executor.resolved import Programs
 from seko_runtime.faults import machine_faults
 from seko_runtime.format.manifest import Manifest, TensorSpec
 from seko_runtime.video.chunk import Chunk, Readable, SessionStats
 from seko_runtime.video.clocks import RowClocks, checked_seeds
 from seko_runtime.video.decoding import Decoder
 from seko_runtime.video.given import GivenFrames
+from seko_runtime.video.inputs import CallerInputs, Inputs
 from seko_runtime.video.live import Live
 from seko_runtime.video.positions import Positions
 from seko_runtime.video.prompts import PROMPT_CACHE, RowPrompts
@@ -96,11 +98,14 @@ class Streams:
             self._moves = RowMoves(memory)
             self._torn: set[int] = set()  # rows that are being moved on, or were when Ctrl-C came
             self.given = GivenFrames(manifest, memory)
+            self.inputs = CallerInputs(manifest, self.clocks.places)
             self._prompts: RowPrompts | None = None
             if manifest.text is not None and prompt_ids is not None:
                 self._prompts = RowPrompts(memory, prompt_ids, digest, prompt_cache)
             with memory.ordered():
-                self._live = Live(manifest, programs, engines, weights, memory, self.clocks, overlap=overlap)
+                self._live = Live(
+                    manifest, programs, engines, weights, memory, self.clocks, self.inputs, overlap=overlap
+                )
         except BaseException:
             self.close()
             memory.close()  # also if there is nothing live yet; a second time does nothing
@@ -112,7 +117,7 @@ class Streams:
         self.live().prepare()
 
     @machine_faults()
-    def run_chunk(self, rows: Sequence[int]) -> Chunk:
+    def run_chunk(self, rows: Sequence[int], inputs: Sequence[Inputs | None] | Inputs | None = None) -> Chunk:
         """Make the next chunk of each row; where the artifact makes video, queue its decoding too.
 
         The chunk counts only once it has run and is decoded: after an error the same call gives the same bytes, since
@@ -122,6 +127,8 @@ class Streams:
         ----------
         rows : sequence of int
             Distinct; all of them where there is no pool, else as many as the largest call carries.
+        inputs : mapping or sequence of mappings, optional
+            What the caller gives, as `CallerInputs.of_chunk` takes it: one mapping for all rows, or one a row.
 
         Returns
         -------
@@ -130,6 +137,8 @@ class Streams:
 
         Raises
         ------
+        UsageError
+            If an input does not fit, or a required one is missing.
         TornStreamError
             If Ctrl-C came while a row was moved on.
         SessionClosedError
@@ -137,6 +146,10 @@ class Streams:
         """
         live, clocks = self.live(), self.clocks
         self._check_whole(rows)
+        if inputs is None or isinstance(inputs, Mapping):
+            seen = self.inputs.of_chunk(rows, inputs)
+        else:
+            seen = self.inputs.of_each(rows, inputs)
         frames, seeds = clocks.frames(rows), self.seeds[list(rows)]
         first_frames, slot_firsts = frames[:, 0], [int(clocks.slot_first[row]) for row in rows]
         begins = [bool(first == 0) for first in first_frames]
@@ -148,7 +161,7 @@ class Streams:
                 self._rebuild_caches(live, due)
                 slot_firsts = [int(clocks.slot_first[row]) for row in rows]
             given = self.given.of_chunk(rows, first_frames)
-            self._launches += live.run_chunk(Positions(rows, seeds, frames, slot_firsts, given))
+            self._launches += live.run_chunk(Positions(rows, seeds, frames, slot_firsts, given), seen)
             if live.decoder is not None:
                 live.decoder.feed(rows, live.latents)
         self._torn.update(rows)  # until the host has counted what the device has decoded
@@ -157,6 +170,7 @@ class Streams:
         except Exception:
             self._torn.difference_update(rows)  # the decoder knows what to do again
             raise
+        self.inputs.chunk_made(rows, [clocks.next_place(row) for row in rows], seen)
         clocks.chunk_made(rows)
         latents = self.memory.leading(live.latents, len(rows))
         pictures = tuple(zip(rows, numbers, strict=True)) if numbers else ()
@@ -246,6 +260,31 @@ class Streams:
             self.given.set_latents(live, rows, latents)
 
     @machine_faults()
+    def set_inputs(self, rows: Sequence[int], inputs: Inputs | None, *, opening: bool = False) -> None:
+        """Set what rows' owners give per session or prompt, from their next chunks on.
+
+        Parameters
+        ----------
+        rows : sequence of int
+            k of them.
+        inputs : mapping of str to array
+            [*shape] for all of the rows, or [k, *shape].
+        opening : bool
+            Whether their streams begin: all that is required must be there, and the prompt comes after it.
+
+        Raises
+        ------
+        UsageError
+            If an input does not fit, or a required one is missing.
+        """
+        live = self.live()
+        if opening:
+            self.inputs.check_opening(inputs)
+        with self.memory.ordered():
+            self._moves.settle(rows)
+        live.set_inputs(rows, inputs, rerun=not opening)
+
+    @machine_faults()
     def set_reference(self, rows: Sequence[int], reference: object) -> None:
         """Give rows, whose streams begin, the reference frames of their caches; see `reference.set_reference`."""
         live = self.live()
@@ -329,7 +368,7 @@ class Streams:
             if live.decoder is not None:
                 live.decoder.join()
             parked = self._moves.park(row, live.state_of(row))
-        return RowState(numbers, parked)
+        return RowState(numbers, parked, self.inputs.state(row))
 
     @machine_faults()
     def load(self, row: int, state: RowState) -> None:
@@ -349,6 +388,7 @@ class Streams:
             if live.decoder is not None:
                 live.decoder.join()
             self._moves.unpark(row, state.tensors, live.state_of(row))
+        self.inputs.load(row, state.inputs)
         self.seeds[row], self.given.counts[row] = numbers.seed, numbers.given
         self._rebuild_due.discard(row)
         if numbers.rebuild_due:
@@ -360,7 +400,8 @@ class Streams:
     def layout(self) -> dict[str, TensorSpec]:
         """Return the tensors of one row's stream."""
         described = {name: self.memory.describe(one) for name, one in self.live().state_of(0).items()}
-        return {name: TensorSpec(name, shape, dtype) for name, (shape, dtype) in described.items()}
+        held = {name: TensorSpec(name, shape, dtype) for name, (shape, dtype) in described.items()}
+        return held | self.inputs.layout()
 
     @machine_faults()
     def read_latents(self, chunk: Chunk) -> NDArray[np.float32]:
@@ -437,6 +478,7 @@ class Streams:
     def _begin(self, live: Live, row: int) -> None:
         """Set what the host knows of a row to the beginning of a stream."""
         self.clocks.restart(row)
+        self.inputs.restart(row)
         self._rebuild_due.discard(row)
         if self.manifest.stream.reference_frames:
             self._rebuild_due.add(row)

@@ -48,8 +48,7 @@ class Turns:
             If another thread holds it and this one does not wait.
         """
         self.check_process()
-        if self._ending:
-            raise SessionClosedError(self._closed)
+        self.check_open()
         if not self.waits:
             if not self.lock.acquire(blocking=False):
                 raise SessionBusyError(
@@ -63,6 +62,11 @@ class Turns:
         """Return the lock for the call that closes: it waits for the one that runs, and refuses those that come."""
         self._ending = True
         return self.lock
+
+    def check_open(self) -> None:
+        """Raise a SessionClosedError once `last` was asked for: after the lock was waited for, too."""
+        if self._ending:
+            raise SessionClosedError(self._closed)
 
     def check_process(self) -> None:
         """Raise a ForkedProcessError in a process that was forked from the one that made this."""
@@ -93,6 +97,7 @@ def in_turn(
     @wraps(method)
     def held(self: Holder, /, *given: Arguments.args, **named: Arguments.kwargs) -> Result:
         with self._turns.take():
+            self._turns.check_open()  # the thread that closes may have had its turn while this one waited
             return method(self, *given, **named)
 
     return held

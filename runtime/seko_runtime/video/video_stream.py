@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.video.chunk import Chunk
+from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.turns import Turns
+
+_ENDED: Any = object()
 
 
 class VideoStream:
@@ -29,18 +34,22 @@ class VideoStream:
         How many chunks more than was given out are made.
     chunks : int, optional
         How many to give; without it there is no end.
+    inputs : iterable of mappings, optional
+        What the caller gives, a chunk each; where they end, no more chunks are made.
     """
 
     def __init__(
         self,
         turns: Turns,
-        run_chunk: Callable[[], Chunk],
+        run_chunk: Callable[[Inputs | None], Chunk],
         queued: deque[Chunk],
         ahead: int,
         chunks: int | None,
+        inputs: Iterable[Inputs] | None,
     ) -> None:
         self._turns, self._run_chunk, self._queued = turns, run_chunk, queued
         self._ahead, self._left = ahead, chunks
+        self._inputs: Iterator[Inputs | None] = repeat(None) if inputs is None else iter(inputs)
 
     def __iter__(self) -> VideoStream:
         return self
@@ -50,8 +59,10 @@ class VideoStream:
             if self._left is not None and self._left <= 0:
                 raise StopIteration
             wanted = 1 + self._ahead if self._left is None else min(1 + self._ahead, self._left)
-            while len(self._queued) < wanted:
-                self._queued.append(self._run_chunk())
+            while len(self._queued) < wanted and (own := next(self._inputs, _ENDED)) is not _ENDED:
+                self._queued.append(self._run_chunk(own))
+            if not self._queued:
+                raise StopIteration
             chunk = self._queued.popleft()
             if self._left is not None:
                 self._left -= 1

@@ -21,6 +21,7 @@ from seko_export.checkpoints.random import random_weight
 from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.engines.piece import on_meta
+from seko_export.engines.weight_source import WeightSource
 from seko_export.families.layers.causal_dit import (
     Embed,
     Head,
@@ -33,7 +34,7 @@ from seko_export.families.layers.causal_dit import (
 )
 from seko_export.families.layers.sampler import gaussian
 from seko_export.families.wan.pieces import make_pieces
-from seko_export.families.wan.weights import WanTensors, model_weights
+from seko_export.families.wan.weights import model_weights
 
 WEIGHT_SEED = 0  # what scripts/make_checkpoint.py takes if not told otherwise
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # q, k, v [B, T, H, D] to [B, T, H*D]
@@ -60,7 +61,7 @@ class RandomWan:
         )
 
 
-def device_weights(config: BuildConfig, wan: WanTensors) -> dict[str, Tensor]:
+def device_weights(config: BuildConfig, wan: WeightSource) -> dict[str, Tensor]:
     """Return the artifact's weights and schedule tables by name, on the build's device."""
     weights = {name: tensor.to(config.device) for name, tensor in model_weights(make_pieces(config), wan)}
     return weights | {n: t.to(config.device) for n, t in config.schedule.tables(config.stream).items()}

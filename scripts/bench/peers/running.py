@@ -187,7 +187,7 @@ def end_with_children(number: int, _frame: object) -> None:
 
 def build_options() -> frozenset[str]:
     """Return the options that this tree's `seko-export build` takes: which engines there are is asked, not assumed."""
-    from seko_export.cli.main import build
+    from seko_export.cli.commands import build
 
     return frozenset(option for parameter in build.params for option in parameter.opts)
 

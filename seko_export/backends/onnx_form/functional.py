@@ -10,12 +10,29 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from seko_export.engines.piece import FlatModule, Piece
+from seko_export.families.base import ModelGraph
 
 
 def functional_piece(piece: Piece) -> Piece:
     """Return the same piece with each tensor that it writes as a further output, which goes where that came from."""
     written = tuple(a for a in piece.inputs if a.name in piece.mutates)
     return replace(piece, outputs=piece.outputs + written, mutates=())
+
+
+def functional_graph(graph: ModelGraph) -> ModelGraph:
+    """Return the graph of a build whose engines return what they write: its programs put that back where it was."""
+    written = {
+        name: tuple(a.ref for a in piece.inputs if a.name in piece.mutates)
+        for name, piece in graph.pieces.items()
+    }
+    return ModelGraph(
+        {name: functional_piece(piece) for name, piece in graph.pieces.items()},
+        {
+            name: tuple(replace(call, outputs=call.outputs + written[call.engine]) for call in calls)
+            for name, calls in graph.programs.items()
+        },
+        graph.buffers,
+    )
 
 
 class FunctionalModule(nn.Module):

@@ -16,7 +16,8 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, checker, he
 from seko_export.backends.onnx_form.form_check import check_shapes, infer_shapes
 from seko_export.backends.onnx_form.translate import NEXT, as_function
 from seko_export.errors import OnnxFormError
-from seko_runtime.executor.programs_check import Ref, ResolvedCall, resolve_programs
+from seko_runtime.executor.programs_check import resolve_programs
+from seko_runtime.executor.resolved import Ref, ResolvedCall
 from seko_runtime.format.manifest import Manifest, TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor, map_safetensors
 

@@ -11,21 +11,22 @@ from torch import nn
 
 from seko_export.config.build import BuildConfig
 from seko_export.config.stream import LayerKind
+from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece, on_meta
 from seko_export.families.layers.causal_dit import Block
 from seko_export.families.layers.fused_block import FusedBlock, KeysAndValues, LastUpdate, RowFusedBlock
 from seko_export.families.layers.past_window import PastWindow, WindowExpand
 from seko_export.families.layers.ring_places import RingPlaces
 from seko_export.families.layers.rotary import side_channels
-from seko_runtime.executor.programs_check import bucket_program
 
 LAYER = "blocks.{layer}."
 SLOT_FRAMES = "kv.slot_frames"
-# Blocks of fused layers, beside "block": those that the context pass takes, of which LAST_BLOCK is the last layer's,
-# and what ends the name of one whose layers are excepted from fp8.
-CONTEXT_BLOCK, LAST_BLOCK, WIDE = "block_context", "block_last", "_wide"
-LAST_UPDATE = "last_update"  # what comes between fused layers and the head
-PLACES, WINDOW = "places", "window"  # where a chunk lies in caches; what fills a layer's resident window
+# Roles of engines: a layer, what comes between fused layers and the head, where a chunk lies in the caches, what fills
+# a layer's resident window.
+BLOCK, LAST_UPDATE, PLACES, WINDOW = "block", "last_update", "places", "window"
+# Variants of a block: for rows whose caches are full; of fused layers those of the context pass, its last layer, and
+# layers that `--fp8-except` names.
+FULL, CONTEXT, LAST, WIDE = "full", "context", "last", "wide"
 
 
 class LayerArguments:
@@ -94,7 +95,7 @@ class LayerArguments:
     def places_piece(self, frames: Argument, rows: tuple[Argument, ...]) -> Piece:
         """Return what says where a chunk lies in its layers' caches; in a pass `Embed` says it of the largest ring."""
         return Piece(
-            self._engine(PLACES),
+            self._key(PLACES),
             RingPlaces(self._config.model, self._config.stream),
             "",
             0,
@@ -107,7 +108,7 @@ class LayerArguments:
         """Return what fills these layers' resident windows before a chunk's first pass."""
         taken = (self.write_slots, self._valid, *self._caches, *self._scales, *self.places, *self.window)
         return Piece(
-            self._engine(WINDOW),
+            self._key(WINDOW),
             WindowExpand(self._config.stream),
             LAYER,
             self._config.model.layers,
@@ -143,44 +144,45 @@ class LayerArguments:
         tables, mutated = (modulation, *self.turns), tuple(c.name for c in self._caches)
         blocks: list[Piece] = []
 
-        def block(name: str, make: Callable[[], nn.Module], *inputs: Argument, writes: bool = True) -> None:
+        def block(
+            make: Callable[[], nn.Module],
+            *variant: str,
+            inputs: tuple[Argument, ...] = (),
+            writes: bool = True,
+        ) -> None:
             chunk = (*state, *tables, *([self.token_index] if writes else []), self._valid)
             past = (*self._caches, *self._scales, *self.places, *inputs)
             if self.window:
                 past = (*(self._caches if writes else ()), *self._scales, *self.window)
             taken = (*chunk, *text_kv, *past, *rows)
-            piece = Piece(self._engine(name), on_meta(make), LAYER, m.layers, taken, state)
+            piece = Piece(self._key(BLOCK, *variant), on_meta(make), LAYER, m.layers, taken, state)
             blocks.append(replace(piece, mutates=mutated if writes else (), among=self._among))
 
-        def fused_blocks(ending: str, *, fp8: bool) -> None:
+        def fused_blocks(*wide: str, fp8: bool) -> None:
             # Our kernels read on the device how far a row is filled: no engine for full rows.
             if config.attention == "fp8":
-                kinds = (("block", True),) if s.pass_caches else (("block", False), (CONTEXT_BLOCK, True))
-                for name, writes in kinds:
+                context: tuple[str, ...] = (CONTEXT,)
+                for variant, writes in [((), True)] if s.pass_caches else [((), False), (context, True)]:
                     make = partial(FusedBlock, m, s, kv, dtype, writes=writes, fp8=fp8)
-                    block(f"{name}{ending}", make, self.write_slots, writes=writes)
+                    block(make, *variant, *wide, inputs=(self.write_slots,), writes=writes)
             elif config.attention == "bf16":
                 make_any = partial(RowFusedBlock, m, s, kv, dtype, masked=True, kernel=True, fp8=fp8)
-                block(f"block{ending}", make_any)
+                block(make_any, *wide)
             else:
-                block(f"block{ending}", lambda: RowFusedBlock(m, s, kv, dtype, masked=True, fp8=fp8))
+                block(lambda: RowFusedBlock(m, s, kv, dtype, masked=True, fp8=fp8), *wide)
                 if config.device == "cuda":
                     make_full = partial(RowFusedBlock, m, s, kv, dtype, masked=False, fp8=fp8)
-                    block(f"block_full{ending}", make_full)
+                    block(make_full, FULL, *wide)
 
         if not config.fused:
-            block("block", lambda: Block(m, s, kv, dtype, masked=True))
+            block(lambda: Block(m, s, kv, dtype, masked=True))
             if config.device == "cuda":  # a bias costs cuDNN's attention half its speed
-                block("block_full", lambda: Block(m, s, kv, dtype, masked=False))
+                block(lambda: Block(m, s, kv, dtype, masked=False), FULL)
             return [replace(piece, only=self._among or None) for piece in blocks]
-        fused_blocks("", fp8=config.fp8)
-        narrow = len(blocks)
+        fused_blocks(fp8=config.fp8)
         if config.fp8_except:
             fused_blocks(WIDE, fp8=False)
-        blocks = [
-            replace(piece, only=self._layers_of(piece.name, wide=at >= narrow))
-            for at, piece in enumerate(blocks)
-        ]
+        blocks = [replace(piece, only=self._layers_of(piece.key)) for piece in blocks]
         blocks = [piece for piece in blocks if piece.served]
         last = m.layers - 1
         if not s.pass_caches and last in self._kind.layers:
@@ -189,21 +191,21 @@ class LayerArguments:
             inputs = (*state, tables[0], self.token_index, *self._caches, *scales, *turned)
             fp8 = config.fp8 and last not in config.fp8_except
             module = on_meta(lambda: KeysAndValues(m, s, kv, dtype, fp8=fp8))
-            name = bucket_program(LAST_BLOCK, self._bucket)
+            key = EngineKey(BLOCK, bucket=self._bucket, variant=(LAST,))
             blocks.append(
-                Piece(name, module, LAYER, m.layers, inputs, (), mutated, only=(last,), among=self._among)
+                Piece(key, module, LAYER, m.layers, inputs, (), mutated, only=(last,), among=self._among)
             )
         return blocks
 
-    def _engine(self, name: str) -> str:
-        return bucket_program(f"{name}_{self._kind.name}" if self._kind.name else name, self._bucket)
+    def _key(self, role: str, *variant: str) -> EngineKey:
+        return EngineKey(role, self._kind.name, self._bucket, variant)
 
-    def _layers_of(self, name: str, *, wide: bool) -> tuple[int, ...] | None:
-        """Return the layers that a fused block of this name is made for; None: all."""
-        config = self._config
+    def _layers_of(self, key: EngineKey) -> tuple[int, ...] | None:
+        """Return the layers that a fused block is made for; None: all."""
+        config, wide = self._config, WIDE in key.variant
         layers = [n for n in self._kind.layers if (n in config.fp8_except) == wide or not config.fp8_except]
-        if name.startswith(CONTEXT_BLOCK) and config.model.layers - 1 in layers:
-            layers.remove(config.model.layers - 1)  # LAST_BLOCK's
+        if CONTEXT in key.variant and config.model.layers - 1 in layers:
+            layers.remove(config.model.layers - 1)  # the variant LAST is made for it
         return None if len(layers) == config.model.layers else tuple(layers)
 
 
@@ -213,8 +215,8 @@ def last_update(
     """Return what adds a fused last layer's last update."""
     m = config.model
     module = on_meta(lambda: LastUpdate(m))
-    name, taken, only = bucket_program(LAST_UPDATE, bucket), (*state, modulation), (m.layers - 1,)
-    return Piece(name, module, LAYER, m.layers, taken, state[:1], only=only)
+    key, taken, only = EngineKey(LAST_UPDATE, bucket=bucket), (*state, modulation), (m.layers - 1,)
+    return Piece(key, module, LAYER, m.layers, taken, state[:1], only=only)
 
 
 def resident_windows(config: BuildConfig, kind: LayerKind, rows: int) -> list[tuple[str, str, torch.Tensor]]:

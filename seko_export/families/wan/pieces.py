@@ -1,7 +1,7 @@
 """The pieces of one build: each with its module, its signature and the calls that the runtime makes of it.
 
 Everything that both sides of the wall must agree on (buffer table, engine signatures, programs) is made here,
-from the configs, and travels as data in the manifest. Text encoder and VAE add theirs from `media_pieces.py`.
+from the configs, and travels as data in the manifest. Text encoder and VAE add theirs from `media.pieces`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from itertools import groupby
 import torch
 
 from seko_export.config.build import BuildConfig
+from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, FlatModule, Piece, dtype_name, on_meta
 from seko_export.families.layers.causal_dit import Embed, Head, Prompt, PromptKv
 from seko_export.families.layers.sampler import Advance, Noise
 from seko_export.families.wan.layer_pieces import (
-    CONTEXT_BLOCK,
-    LAST_BLOCK,
+    BLOCK,
+    CONTEXT,
+    FULL,
+    LAST,
     LAST_UPDATE,
     LAYER,
     PLACES,
@@ -32,8 +35,8 @@ from seko_export.families.wan.layer_pieces import (
 )
 from seko_export.media.pieces import MEDIA_PROGRAMS, media_buffers, media_pieces
 from seko_runtime.executor.buffers_check import CALL_ROWS, GIVEN_FRAMES, GIVEN_LATENTS, REFERENCE_LATENTS
-from seko_runtime.executor.programs_check import bucket_program, split_program
 from seko_runtime.format.manifest import Buffer, Call
+from seko_runtime.format.program_key import ProgramKey
 
 __all__ = [
     "Argument",
@@ -49,7 +52,7 @@ __all__ = [
 
 def make_pieces(config: BuildConfig) -> dict[str, Piece]:
     """Return every piece of a build by name, modules on the meta device."""
-    buckets = (None,) if config.pool is None else config.pool.buckets
+    buckets: tuple[int | None, ...] = (None,) if config.pool is None else config.pool.buckets
     pieces = [piece for bucket in buckets for piece in _chunk_pieces(config, bucket)]
     pieces += _prompt_pieces(config) + media_pieces(config)
     return {piece.name: piece for piece in pieces}
@@ -64,7 +67,7 @@ def _prompt_pieces(config: BuildConfig) -> list[Piece]:
     kv = (*rows, m.text_tokens, m.heads, m.head_dim)
     return [
         Piece(
-            "prompt",
+            EngineKey("prompt"),
             on_meta(lambda: Prompt(m, dtype)),
             "",
             0,
@@ -72,7 +75,7 @@ def _prompt_pieces(config: BuildConfig) -> list[Piece]:
             (context,),
         ),
         Piece(
-            "prompt_kv",
+            EngineKey("prompt_kv"),
             on_meta(lambda: PromptKv(m, dtype)),
             f"{LAYER}cross_attn.",
             m.layers,
@@ -115,7 +118,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
 
     return [
         Piece(
-            bucket_program("embed", bucket),
+            EngineKey("embed", bucket=bucket),
             on_meta(lambda: Embed(m, s, dtype, places=config.kv.keys_before_rope, update=config.fused)),
             "",
             0,
@@ -138,7 +141,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
         *(piece for one in kinds for piece in one.blocks(state, modulation, text_kv, rows)),
         *([last_update(config, bucket, state, modulation)] if config.fused else ()),
         Piece(
-            bucket_program("head", bucket),
+            EngineKey("head", bucket=bucket),
             on_meta(lambda: Head(m, s)),
             "head.",
             0,
@@ -146,7 +149,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
             (velocity,),
         ),
         Piece(
-            bucket_program("noise", bucket),
+            EngineKey("noise", bucket=bucket),
             Noise(m, s),
             "",
             0,
@@ -161,7 +164,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
             (latents,),
         ),
         Piece(
-            bucket_program("advance", bucket),
+            EngineKey("advance", bucket=bucket),
             Advance(m, s),
             "",
             0,
@@ -180,53 +183,71 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None) -> list[Piece]:
     ]
 
 
-def make_programs(pieces: dict[str, Piece]) -> dict[str, tuple[Call, ...]]:
+def make_programs(pieces: Mapping[str, Piece]) -> dict[str, tuple[Call, ...]]:
     """Return the programs that the runtime runs: per prompt, per chunk, per pass, per decoded row."""
+    by_key = {piece.key: piece for piece in pieces.values()}
+    programs = {ProgramKey("prompt"): _calls(by_key, EngineKey("prompt"), EngineKey("prompt_kv"))}
+    for bucket in (key.bucket for key in by_key if key.role == "embed"):
+        programs |= _chunk_programs(by_key, bucket)
+    programs |= {
+        ProgramKey(program): _calls(by_key, EngineKey(role))
+        for program, role in MEDIA_PROGRAMS.items()
+        if EngineKey(role) in by_key
+    }
+    return {key.name: calls for key, calls in programs.items()}
 
-    def calls(*names: str, bucket: int | None = None) -> tuple[Call, ...]:
-        return tuple(pieces[bucket_program(name, bucket)].call() for name in names)
 
-    def rings(bucket: int | None, before: str) -> list[str]:
-        """Return the kinds of layers that have a ring of their own."""
-        split, own = [split_program(name) for name in pieces], f"{PLACES}_"
-        return [before + n.removeprefix(own) for n, b in split if b == (bucket or 0) and n.startswith(own)]
+def _chunk_programs(
+    pieces: Mapping[EngineKey, Piece], bucket: int | None
+) -> dict[ProgramKey, tuple[Call, ...]]:
+    """Return the programs of a chunk: for calls of any rows, and for full rows where they have engines of their own."""
+    # Layers with a smaller ring than the largest.
+    small = [
+        key.layer_group for key in pieces if (key.role, key.bucket) == (PLACES, bucket) and key.layer_group
+    ]
 
-    programs = {"prompt": calls("prompt", "prompt_kv")}
-    buckets = [split_program(name)[1] or None for name in pieces if split_program(name)[0] == "embed"]
-    for bucket in buckets:
-        for ending in ("", "_full"):
-            block = f"block{ending}"
-            if bucket_program(block, bucket) not in pieces:
-                continue
-            first = pieces[bucket_program(block, bucket)]
+    def places(*groups: str) -> tuple[Call, ...]:
+        return _calls(pieces, *(EngineKey(PLACES, group, bucket) for group in groups))
+
+    def layers(*variant: str) -> list[EngineKey]:
+        wide = ((), (WIDE,))
+        return [EngineKey(BLOCK, group, bucket, variant + w) for w in wide for group in ("", *small)]
+
+    made: dict[ProgramKey, tuple[Call, ...]] = {}
+    embed = (*_calls(pieces, EngineKey("embed", bucket=bucket)), *places(*small))
+    for full in (False, True):
+        variant = (FULL,) if full else ()
+        if EngineKey(BLOCK, bucket=bucket, variant=variant) not in pieces:
+            continue
+        block = pieces[EngineKey(BLOCK, bucket=bucket, variant=variant)]
+        update = pieces.get(EngineKey(LAST_UPDATE, bucket=bucket))
+        end = () if update is None else (update.call(update.served[0], 1),)
+        head = _calls(pieces, EngineKey("head", bucket=bucket), EngineKey("advance", bucket=bucket))
+        denoise = _through_layers(pieces, layers(*variant))
+        made[ProgramKey("denoise", bucket, full)] = (*embed, *denoise, *end, *head)
+        if not any(
+            "{pass}" in argument.ref for argument in block.inputs
+        ):  # else each pass writes its own cache
             # Engines that return what they write mutate nothing.
-            writes = first.mutates or any(one.name.startswith("caches.") for one in first.outputs)
-            writer = block if writes else CONTEXT_BLOCK
-            embed = calls("embed", *rings(bucket, f"{PLACES}_"), bucket=bucket)
-            names = [f"{block}{wide}{ring}" for wide in ("", WIDE) for ring in ("", *rings(bucket, "_"))]
-            denoise = _through_layers(pieces, names, bucket)
-            ends = pieces.get(bucket_program(LAST_UPDATE, bucket))
-            end = () if ends is None else (ends.call(ends.served[0], 1),)
-            head = calls("head", "advance", bucket=bucket)
-            programs[bucket_program(f"denoise{ending}", bucket)] = (*embed, *denoise, *end, *head)
-            refs = [argument.ref for argument in pieces[bucket_program(block, bucket)].inputs]
-            if not any("{pass}" in ref for ref in refs):  # else the passes wrote their own caches
-                names = [f"{writer}{wide}{ring}" for wide in ("", WIDE) for ring in ("", *rings(bucket, "_"))]
-                context = _through_layers(pieces, [*names, LAST_BLOCK], bucket)
-                programs[bucket_program(f"context{ending}", bucket)] = (*embed, *context)
-        begin = calls("noise", bucket=bucket)
-        if bucket_program(PLACES, bucket) in pieces:
-            begin += calls(PLACES, *rings(bucket, f"{PLACES}_"), bucket=bucket)
-            begin += _through_layers(pieces, [WINDOW, *rings(bucket, f"{WINDOW}_")], bucket)
-        programs[bucket_program("begin", bucket)] = begin
-    return programs | {name: calls(piece) for name, piece in MEDIA_PROGRAMS.items() if piece in pieces}
+            writes = block.mutates or any(one.name.startswith("caches.") for one in block.outputs)
+            last = EngineKey(BLOCK, bucket=bucket, variant=(LAST,))
+            context = _through_layers(pieces, [*layers(*(variant if writes else (CONTEXT,))), last])
+            made[ProgramKey("context", bucket, full)] = (*embed, *context)
+    begin = _calls(pieces, EngineKey("noise", bucket=bucket))
+    if EngineKey(PLACES, bucket=bucket) in pieces:
+        begin += places("", *small)
+        begin += _through_layers(pieces, [EngineKey(WINDOW, group, bucket) for group in ("", *small)])
+    made[ProgramKey("begin", bucket)] = begin
+    return made
 
 
-def _through_layers(
-    pieces: Mapping[str, Piece], names: Sequence[str], bucket: int | None
-) -> tuple[Call, ...]:
+def _calls(pieces: Mapping[EngineKey, Piece], *keys: EngineKey) -> tuple[Call, ...]:
+    return tuple(pieces[key].call() for key in keys)
+
+
+def _through_layers(pieces: Mapping[EngineKey, Piece], keys: Sequence[EngineKey]) -> tuple[Call, ...]:
     """Return the calls that go through all layers, each with the last of these pieces that is made for it."""
-    there = [pieces[name] for one in names if (name := bucket_program(one, bucket)) in pieces]
+    there = [pieces[key] for key in keys if key in pieces]
     by_layer = [[piece for piece in there if layer in piece.served][-1] for layer in range(there[0].layers)]
     runs = [(piece, [*run]) for piece, run in groupby(range(len(by_layer)), by_layer.__getitem__)]
     return tuple(piece.call(run[0], len(run)) for piece, run in runs)

@@ -1,24 +1,12 @@
-"""Named defaults: a model with the stream layout that its authors use."""
+"""Wan's presets: models of the Wan 2.1 and Self-Forcing authors, and a tiny one for tests."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
+from seko_export.families.base import Preset
 
-
-@dataclass(frozen=True)
-class Preset:
-    """A model with the stream layout that its authors use.
-
-    Sources: the Wan 2.1 and Self-Forcing model configurations.
-    """
-
-    model: ModelConfig
-    stream: StreamConfig
-
-
+# Sources: the Wan 2.1 and Self-Forcing model configurations.
 PRESETS: dict[str, Preset] = {
     "tiny": Preset(
         ModelConfig(

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -16,39 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seko_export.artifact.describe import describe, engine_suffix
+from seko_export.artifact.describe import describe
 from seko_export.artifact.manifest_json import manifest_json
 from seko_export.artifact.sbom import write_sbom
-from seko_export.artifact.writer import hash_files, write_weights
-from seko_export.backends import aoti, tensorrt
-from seko_export.backends import compile as compile_backend
-from seko_export.backends import onnx as onnx_backend
+from seko_export.artifact.writer import hash_files, write_tokenizer, write_weights
+from seko_export.backends import export_backend
+from seko_export.backends.base import ExportBackend, Unfinished
 from seko_export.backends.workers import compiled_beside
 from seko_export.checkpoints.load import Checkpoint, load_checkpoint
 from seko_export.config.build import BuildConfig
 from seko_export.engines.kernel_table import write_kernel_table
-from seko_export.errors import ExportError, NumericError, UsageError
-from seko_export.families.wan.pieces import make_pieces
-from seko_export.families.wan.weights import model_weights
+from seko_export.engines.key import ENGINES_FOLDER
+from seko_export.errors import NumericError
+from seko_export.families.registry import family_of, graph_of
 from seko_export.goldens import record as golden
 from seko_export.host import environment
+from seko_export.host.child_process import last_line, run_child
 from seko_export.host.progress import Progress, silent
-from seko_export.media.pieces import TOKENIZER_FILE
-from seko_export.options.resolve import FUSED_BACKEND
 from seko_export.options.sources import MediaSources, prompt_ids
 from seko_runtime.format.manifest import Golden, Manifest, Weight
-from seko_runtime.format.trust import TRUST_VARIABLE
 from seko_runtime.format.whole_files import check_goal, whole_folder
-
-ENGINE_MAKERS = {
-    "aoti": aoti.compile_piece,
-    "compile": compile_backend.export_piece,
-    "onnx": onnx_backend.export_piece,
-    "tensorrt": onnx_backend.export_piece,  # the form that plans are built of
-}
-BACKENDS = tuple(ENGINE_MAKERS)
-STREAMING_BACKEND = "aoti"
-CAN_BUILD = {"onnx": onnx_backend.check_can_build, "tensorrt": tensorrt.check_can_build}
 
 
 @dataclass(frozen=True)
@@ -76,6 +59,8 @@ class BuildResult:
         Worst error of a token in the cache after them, as `seko_runtime.opening.golden.cache_error`.
     golden_video_error : float or None
         Root mean square difference of their video frames, the worst chunk's, in levels of 255; None without a VAE.
+    device : str
+        ``cpu`` or ``cuda``.
     kernels : str
         What the layers run in: ``fused`` or ``plain``.
     attention : str
@@ -92,6 +77,7 @@ class BuildResult:
     golden_error: float
     golden_cache_error: float
     golden_video_error: float | None = None
+    device: str = "cpu"
     kernels: str = "plain"
     attention: str = "torch"
 
@@ -144,19 +130,8 @@ def build_artifact(
     ExportError
         Of the class that fits the cause; nothing is left behind.
     """
-    started = time.monotonic()
-    if backend not in BACKENDS:
-        raise UsageError(f"--backend {backend!r} is not known: expected one of {', '.join(BACKENDS)}")
-    if config.stream.stream_cache and backend != STREAMING_BACKEND:
-        raise UsageError(
-            f"--stream-cache is for packages of --backend {STREAMING_BACKEND}, not of {backend}; leave it out"
-        )
-    if backend in CAN_BUILD:
-        CAN_BUILD[backend](config)
-    if config.fused and backend != FUSED_BACKEND:
-        raise UsageError(
-            f"fused kernels are built into packages of --backend {FUSED_BACKEND}, not of {backend}"
-        )
+    started, maker = time.monotonic(), export_backend(backend)
+    maker.check_build(config)
     check_goal(goal, replace=replace)
     source = load_checkpoint(checkpoint, config.model, use_ema=use_ema)
     media = media or MediaSources()
@@ -164,78 +139,74 @@ def build_artifact(
     ids = None if media.tokenizer is None else prompt_ids(media.tokenizer, config, golden.GOLDEN_PROMPT)
 
     with whole_folder(goal, "building", replace=replace) as folder:
-        plans = backend == "tensorrt"
-        place, suffix = (
-            (tensorrt.FORMS, tensorrt.FORM_SUFFIX) if plans else ("engines", engine_suffix(backend))
-        )
-        with compiled_beside(
-            config, ENGINE_MAKERS[backend], folder / place, progress, suffix
-        ) as wait_for_engines:
-            if backend in ("aoti", "compile"):  # the others compile no C++
+        with compiled_beside(config, maker, folder, progress) as wait_for_engines:
+            if maker.host_code:
                 progress("probing the compiler", 0, 1)
                 environment.probe_compiler()
             progress("reading the checkpoint", 0, 1)
-            tensors = dict(model_weights(make_pieces(config), source, around))
+            tensors = dict(family_of(config).weights(graph_of(config).pieces, source, around))
             tensors |= config.schedule.tables(config.as_batch.stream)
-            record = golden.record(
-                config.as_batch, tensors | _exact_weights(config, tensors, source), progress, ids
-            )
-            tensors |= record.scales
+            eager = tensors | _exact_weights(config, tensors, source)
+            record = golden.record(config.as_batch, eager, progress, ids)
             progress("writing the weights", 0, 1)
-            weights = write_weights(folder, tensors.items())
+            weights = write_weights(folder, (tensors | record.scales).items())
             golden.write(folder, record)
-            cuda = torch.version.cuda if config.device == "cuda" else None
-            write_sbom(folder, config.model.name, cuda, tensorrt.PACKAGES if plans else ())
-            if media.tokenizer is not None:
-                (folder / TOKENIZER_FILE).parent.mkdir()
-                shutil.copyfile(media.tokenizer, folder / TOKENIZER_FILE)
+            write_sbom(folder, config.model.name, _cuda(config), maker.packages)
+            write_tokenizer(folder, media.tokenizer)
             engine_s = wait_for_engines()
-        write_kernel_table(
-            folder, config, environment.resolve_target("cpu" if config.device == "cpu" else "auto")
-        )
-        if plans:
-            engine_s = tensorrt.build_plans(
-                folder / place, folder / "engines", tensorrt.local_arch(), progress
-            )
-        manifest = _write_manifest(folder, config, backend, weights, record.table)
-        if backend == "compile" and compiler_cache:
-            progress("compiling for the cache", 0, 1)
-            _fill_compiler_cache(folder)
-            manifest = _write_manifest(folder, config, backend, weights, record.table)
-        if backend == "onnx":
-            progress("writing whole passes", 0, 1)
-            onnx_backend.write_passes(folder, manifest)
-            manifest = _write_manifest(folder, config, backend, weights, record.table)
+        write_kernel_table(folder, config)
+        if maker.build_engines is not None and maker.form is not None:
+            engine_s = maker.build_engines(folder / maker.form[0], folder / ENGINES_FOLDER, progress)
+        manifest = _write_manifest(folder, config, maker, weights, record.table)
+        if maker.finish is not None and maker.finish(Unfinished(folder, manifest, progress, compiler_cache)):
+            manifest = _write_manifest(folder, config, maker, weights, record.table)
         progress("verifying in a new process", 0, 1)
         report = _verify(folder)
+    return _result(config, goal, manifest, record, report, engine_s, time.monotonic() - started)
+
+
+def _result(
+    config: BuildConfig,
+    goal: Path,
+    manifest: Manifest,
+    record: golden.Record,
+    report: Mapping[str, Any],
+    engine_s: dict[str, float],
+    build_s: float,
+) -> BuildResult:
+    """Return what a build made; ``report`` is what `verify` printed."""
     sizes = {name: entry.size for name, entry in manifest.files.items()}
+    videos = [row["video"] for row in report["errors"] if row.get("video") is not None]
     return BuildResult(
         artifact=goal,
         digest=report["digest"],
-        build_s=time.monotonic() - started,
+        build_s=build_s,
         kv=asdict(manifest.kv) | ({"error_vs_exact": record.error_vs_exact} if record.exact else {}),
         engine_bytes=sum(size for name, size in sizes.items() if name.startswith("engines/")),
         weight_bytes=sum(size for name, size in sizes.items() if name.startswith("weights/")),
         engine_s=engine_s,
         golden_error=report["worst"]["golden"],
         golden_cache_error=max(row["cache"] for row in report["errors"]),
-        golden_video_error=max(
-            (row["video"] for row in report["errors"] if row.get("video") is not None), default=None
-        ),
+        golden_video_error=max(videos, default=None),
+        device=config.device,
         kernels="fused" if config.fused else "plain",
         attention=config.attention,
     )
 
 
+def _cuda(config: BuildConfig) -> str | None:
+    return torch.version.cuda if config.device == "cuda" else None
+
+
 def _exact_weights(config: BuildConfig, known: Mapping[str, Tensor], source: Checkpoint) -> dict[str, Tensor]:
     """Return the layers' weights that only the exact track takes: those that the artifact holds in fp8."""
-    pieces = {name: piece for name, piece in make_pieces(config.as_exact).items() if piece.layers}
-    made = model_weights(pieces, source) if config.fp8 else ()
+    pieces = {name: piece for name, piece in graph_of(config.as_exact).pieces.items() if piece.layers}
+    made = family_of(config).weights(pieces, source) if config.fp8 else ()
     return {name: tensor for name, tensor in made if name not in known}
 
 
 def _write_manifest(
-    folder: Path, config: BuildConfig, backend: str, weights: tuple[Weight, ...], table: Golden
+    folder: Path, config: BuildConfig, backend: ExportBackend, weights: tuple[Weight, ...], table: Golden
 ) -> Manifest:
     """Write `manifest.json` over what the folder holds now."""
     manifest = describe(config, backend, weights, hash_files(folder), table)
@@ -245,26 +216,11 @@ def _write_manifest(
 
 def _verify(folder: Path) -> dict[str, Any]:
     """Open the artifact with the runtime alone and replay its goldens, in a process that may crash."""
-    done = _run_child("seko_runtime", "verify", str(folder), "--json")
+    done = run_child("seko_runtime", "verify", str(folder), "--json")
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
-        detail = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise NumericError(f"the new artifact does not verify (exit code {done.returncode}): {detail}")
+        raise NumericError(
+            f"the new artifact does not verify (exit code {done.returncode}): {last_line(done)}"
+        )
     report: dict[str, Any] = json.loads(lines[-1])
     return report
-
-
-def _fill_compiler_cache(folder: Path) -> None:
-    """Let a child process compile what `torch.compile` would at open; its cache goes into the artifact."""
-    done = _run_child("seko_export.backends.compile", str(folder))
-    if done.returncode:
-        detail = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ExportError(f"the compiler's cache was not made (exit code {done.returncode}): {detail}")
-
-
-def _run_child(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a module; strings hash alike in every child, so that sets keep their order and equal builds their bytes."""
-    command = [sys.executable, "-m", module, *arguments]
-    environ = os.environ | {"PYTHONHASHSEED": "0", aoti.CACHE_VARIABLE: aoti.private_cache()}
-    environ.pop(TRUST_VARIABLE, None)  # what is being built cannot be signed yet
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environ)

@@ -1,0 +1,216 @@
+"""What the caller gives the model while a stream runs, such as a camera: checked, held, and kept with each chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.backends.device_tensor import BFLOAT16, host_dtype, to_bytes
+from seko_runtime.errors import UsageError
+from seko_runtime.format.manifest import InputSpec, Manifest, TensorSpec
+from seko_runtime.video.clocks import KeptChunk
+
+Array = NDArray[Any]
+Inputs = Mapping[str, object]  # arrays by the input's name
+Rows = Sequence[int]
+_HELD, _KEPT = (
+    "given.{}",
+    "given.{}.{}",
+)  # names in a stream's state, of an input and of the chunk kept at a place
+
+
+class CallerInputs:
+    """The inputs of a manifest whose source is the caller, for each row.
+
+    Those per chunk or pass are held here, on the host: the last ones given, and for every kept chunk what it saw, so
+    that a rebuilt cache sees the same. Those per session or prompt lie in buffers; see `Live`.
+
+    Parameters
+    ----------
+    manifest : Manifest
+        Its table of inputs, checked against its buffers.
+    places : int
+        Chunks that are kept for a rebuild.
+    """
+
+    def __init__(self, manifest: Manifest, places: int) -> None:
+        self._all = {spec.name: spec for spec in manifest.caller_inputs}
+        self._steady = {name: spec for name, spec in self._all.items() if spec.per in ("session", "prompt")}
+        self._specs = {name: spec for name, spec in self._all.items() if name not in self._steady}
+        self._held: dict[str, Array] = {}  # [rows, ...]
+        self._kept: dict[str, Array] = {}  # [places, rows, ...]
+        for name, spec in self._specs.items():
+            shape, dtype = (manifest.rows, *spec.shape), host_dtype(spec.dtype)
+            self._held[name], self._kept[name] = np.zeros(shape, dtype), np.zeros((places, *shape), dtype)
+
+    @property
+    def buffers(self) -> set[str]:
+        """Buffers of the inputs that change less often than every chunk: a part of each row's stream."""
+        return {spec.buffer for spec in self._steady.values()}
+
+    def of_chunk(self, rows: Rows, given: Inputs | None) -> dict[str, Array]:
+        """Return what the next chunk of some rows sees, by input.
+
+        Parameters
+        ----------
+        rows : sequence of int
+            k of them.
+        given : mapping of str to array, optional
+            [*shape] for all of the rows, or [k, *shape], in the input's dtype; float32 for one of bfloat16, which is
+            rounded.
+
+        Returns
+        -------
+        dict of str to numpy.ndarray
+            [k, *shape] each, in the input's `host_dtype`.
+
+        Raises
+        ------
+        UsageError
+            If a required input is missing, there is no such input per chunk, or its array does not fit.
+        """
+        found = self._checked(rows, given, self._specs, "set_inputs() takes it")
+        for name, spec in self._specs.items():
+            if name in found:
+                continue
+            if spec.default == "required":
+                raise UsageError(f"input {name!r} is required for every chunk; {self._told()}")
+            held = self._held[name][list(rows)]  # a copy
+            found[name] = held if spec.default == "hold" else np.zeros_like(held)
+        return found
+
+    def of_each(self, rows: Rows, given: Sequence[Inputs | None]) -> dict[str, Array]:
+        """Return the same of rows whose owners each gave their own: a mapping a row, or None."""
+        if len(given) != len(rows):
+            raise UsageError(f"{len(given)} inputs given for {len(rows)} sessions, expected one mapping each")
+        each = [self.of_chunk([row], one) for row, one in zip(rows, given, strict=True)]
+        return {name: np.concatenate([one[name] for one in each]) for name in self._specs}
+
+    def steady(self, rows: Rows, given: Inputs | None) -> list[tuple[InputSpec, int, Array]]:
+        """Return what is given per session or prompt: input, row and numbers [1, *shape], as `Memory.write` takes them.
+
+        Raises
+        ------
+        UsageError
+            If there is no such input, or its array does not fit.
+        """
+        found = self._checked(rows, given, self._steady, "run_chunk() takes it", bits=False)
+        return [
+            (self._steady[name], row, array[at : at + 1])
+            for name, array in found.items()
+            for at, row in enumerate(rows)
+        ]
+
+    def check_opening(self, given: Inputs | None) -> None:
+        """Raise a UsageError unless all that a session must begin with is given."""
+        for name, spec in self._steady.items():
+            if spec.default == "required" and name not in (given or {}):
+                raise UsageError(f"input {name!r} is required per {spec.per}; {self._told()}")
+
+    def fill(self, host: Mapping[str, Array], values: Mapping[str, Array]) -> None:
+        """Write what a call's rows see to the arrays that go to the device; zeros for all other places."""
+        for name, spec in self._specs.items():
+            target = host[spec.buffer]
+            if spec.per == "pass":
+                target = target.swapaxes(0, 1)  # [rows, passes, ...]
+            target[...] = 0
+            if name in values:
+                target[: len(values[name])] = values[name]
+
+    def chunk_made(self, rows: Rows, places: Sequence[int], values: Mapping[str, Array]) -> None:
+        """Hold what the rows' chunk saw, and keep it where its latents are kept."""
+        for name, array in values.items():
+            self._held[name][list(rows)] = array
+            self._kept[name][list(places), list(rows)] = array
+
+    def kept(self, rows: Rows, entries: Sequence[KeptChunk]) -> dict[str, Array]:
+        """Return what the kept chunks of a step that rebuilds caches saw; zeros of a row without one."""
+        seen = {}
+        for name, kept in self._kept.items():
+            seen[name] = np.stack(
+                [
+                    np.zeros_like(kept[0, 0]) if entry.place is None else kept[entry.place, row]
+                    for row, entry in zip(rows, entries, strict=True)
+                ]
+            )
+        return seen
+
+    def restart(self, row: int) -> None:
+        """Forget what a row's chunks saw; what was given per session or prompt stays."""
+        for held in self._held.values():
+            held[row] = 0
+        for kept in self._kept.values():
+            kept[:, row] = 0
+
+    def state(self, row: int) -> dict[str, NDArray[np.uint8]]:
+        """Return a row's part as bytes, by name: what a snapshot holds of it."""
+        return {name: np.frombuffer(one.tobytes(), np.uint8) for name, one in self._views(row).items()}
+
+    def load(self, row: int, state: Mapping[str, NDArray[np.uint8]]) -> None:
+        """Set a row's part to what `state` gave."""
+        for name, view in self._views(row).items():
+            view[...] = state[name].view(view.dtype).reshape(view.shape)
+
+    def layout(self) -> dict[str, TensorSpec]:
+        """Return name and form of what `state` gives."""
+        return {name: TensorSpec(name, (one.nbytes,), "uint8") for name, one in self._views(0).items()}
+
+    def _views(self, row: int) -> dict[str, Array]:
+        views = {_HELD.format(name): held[row : row + 1] for name, held in self._held.items()}
+        for name, kept in self._kept.items():
+            views |= {_KEPT.format(name, place): kept[place, row : row + 1] for place in range(len(kept))}
+        return views
+
+    def _checked(
+        self,
+        rows: Rows,
+        given: Inputs | None,
+        specs: Mapping[str, InputSpec],
+        elsewhere: str,
+        *,
+        bits: bool = True,
+    ) -> dict[str, Array]:
+        """Return the arrays that are given, [k, *shape]; with ``bits`` as integers where numpy lacks the dtype."""
+        given = {} if given is None else given
+        if not isinstance(given, Mapping):
+            raise UsageError(f"inputs are a {type(given).__name__}, expected a mapping of names to arrays")
+        found = {}
+        for name, value in given.items():
+            if name not in specs:
+                known = self._all.get(name)
+                why = f"is per {known.per}: {elsewhere}" if known else "does not exist"
+                raise UsageError(f"input {str(name)[:80]!r} {why}; {self._told()}")
+            found[name] = _as_rows(specs[name], value, len(rows), bits=bits)
+        return found
+
+    def _told(self) -> str:
+        """What there is, for messages."""
+        each = [
+            f"{name} ({spec.dtype} {list(spec.shape)}, per {spec.per}, {spec.default})"
+            for name, spec in self._all.items()
+        ]
+        return f"this artifact takes {', '.join(each) or 'no inputs of the caller'}"
+
+
+def _as_rows(spec: InputSpec, value: object, rows: int, *, bits: bool) -> Array:
+    """Return a copy [rows, *shape] of what was given for one input."""
+    wanted = np.dtype(np.float32) if spec.dtype == BFLOAT16 else host_dtype(spec.dtype)
+    try:
+        array: Array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as fault:  # a ragged list, a tensor on a device
+        raise UsageError(f"input {spec.name!r} is no array: {fault}") from None
+    each = (rows, *spec.shape)
+    if array.dtype != wanted or array.shape not in (spec.shape, each):
+        raise UsageError(
+            f"input {spec.name!r} is {array.dtype} {list(array.shape)}, expected {wanted} {list(spec.shape)} or "
+            f"{list(each)}"
+        )
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise UsageError(f"input {spec.name!r} holds a number that is not finite")
+    array = np.array(np.broadcast_to(array, each))
+    if bits and spec.dtype == BFLOAT16:
+        return to_bytes(array, BFLOAT16).view(host_dtype(BFLOAT16)).reshape(each)
+    return array

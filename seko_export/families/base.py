@@ -1,0 +1,111 @@
+"""The seam between Seko and a model family: what a family gives, and who asks for it.
+
+A family is a module with a `FAMILY`, an object of a class derived from `Family`. It knows its checkpoints, its modules
+and the programs that the runtime runs for it. All else (compiling, goldens, the artifact, replay) is the same for every
+family, and sees only what is declared here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from seko_export.config.build import BuildConfig
+from seko_export.config.model import ModelConfig
+from seko_export.config.stream import StreamConfig
+from seko_export.engines.piece import Piece
+from seko_export.engines.weight_source import WeightSource
+from seko_runtime.format.manifest import Buffer, Call
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named default: a model, and the stream layout that its authors use."""
+
+    model: ModelConfig
+    stream: StreamConfig
+
+
+@dataclass(frozen=True)
+class ModelGraph:
+    """Everything that build box and runtime must agree on, for one build. It travels as data in the manifest.
+
+    Parameters
+    ----------
+    pieces : mapping of str to Piece
+        Every engine by its name, modules on the meta device.
+    programs : mapping of str to tuple of Call
+        What the runtime runs, by the name that `ProgramKey` gives.
+    buffers : tuple of Buffer
+        What the runtime allocates for a session.
+    """
+
+    pieces: Mapping[str, Piece]
+    programs: Mapping[str, tuple[Call, ...]]
+    buffers: tuple[Buffer, ...]
+
+
+@dataclass(frozen=True)
+class CacheProbe:
+    """Where calibration sees the keys and values that a build writes into its cache.
+
+    Parameters
+    ----------
+    role : str
+        Role of the engines that write the cache, one call a layer and pass.
+    perturbed : str
+        Name of the engine that each pass begins with. Its first output is changed by its last bit to learn how far
+        rounding alone moves a stream with a lossy cache.
+    """
+
+    role: str
+    perturbed: str
+
+
+@dataclass(frozen=True)
+class MediaTensors:
+    """Checkpoints of what stands around the transformer, each by its own names; None where the build has none."""
+
+    text: WeightSource | None = None
+    vae: WeightSource | None = None
+
+
+class Family(ABC):
+    """One model family.
+
+    A subclass is stateless: the same object serves every build, in every process. Processes that compile engines import
+    it by `name`.
+    """
+
+    name: str
+    """``wan``, or for a family outside this package ``MODULE:ATTRIBUTE``, where Python finds the object."""
+
+    @property
+    @abstractmethod
+    def presets(self) -> Mapping[str, Preset]:
+        """Named defaults, for ``--preset``."""
+
+    @abstractmethod
+    def shapes(self, model: ModelConfig) -> dict[str, tuple[int, ...]]:
+        """Return name and shape of every tensor that a checkpoint of this model holds, in the order of its layers."""
+
+    @abstractmethod
+    def graph(self, config: BuildConfig) -> ModelGraph:
+        """Return engines, programs and buffers of a build. Called once a build and process; see `graph_of`."""
+
+    @abstractmethod
+    def weights(
+        self, pieces: Mapping[str, Piece], checkpoint: WeightSource, media: MediaTensors | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the artifact's weights by name, contiguous on the CPU, in the order in which a chunk uses them.
+
+        What is fused, cast or quantised is computed here. ``pieces`` say which weights there are; ``media`` holds those
+        of text encoder and VAE.
+        """
+
+    @abstractmethod
+    def cache_probe(self, config: BuildConfig) -> CacheProbe:
+        """Return where calibration sees keys and values."""

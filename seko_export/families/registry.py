@@ -1,0 +1,50 @@
+"""The table of families. Nothing else outside a family's own folder imports one."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib import import_module
+
+from seko_export.config.build import BuildConfig
+from seko_export.errors import UsageError
+from seko_export.families.base import Family, ModelGraph, Preset
+
+FAMILIES = ("wan",)  # folders of this package, each with a `FAMILY`
+
+
+def family_named(name: str) -> Family:
+    """Return a family: one of `FAMILIES`, or the object that ``MODULE:ATTRIBUTE`` names.
+
+    Raises
+    ------
+    UsageError
+        If there is none.
+    """
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        if name not in FAMILIES:
+            raise UsageError(f"model family {name!r} is not known: expected one of {', '.join(FAMILIES)}")
+        module, attribute = f"seko_export.families.{name}", "FAMILY"
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"model family {name!r} cannot be imported: {error}") from None
+    if not isinstance(found, Family):
+        raise UsageError(f"model family {name!r} is a {type(found).__name__}, expected a Family")
+    return found
+
+
+def family_of(config: BuildConfig) -> Family:
+    """Return the family that a build's model is of."""
+    return family_named(config.model.family)
+
+
+@lru_cache(maxsize=8)
+def graph_of(config: BuildConfig) -> ModelGraph:
+    """Return engines, programs and buffers of a build; made once a process, and never changed."""
+    return family_of(config).graph(config)
+
+
+def presets() -> dict[str, Preset]:
+    """Return the named defaults of all families of `FAMILIES`."""
+    return {name: preset for family in FAMILIES for name, preset in family_named(family).presets.items()}

@@ -1,0 +1,27 @@
+"""Python modules run in a child process of a build, with the compiler's private cache and without a trust file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from seko_export.host.compiler_cache import CACHE_VARIABLE, private_cache
+from seko_runtime.format.trust import TRUST_VARIABLE
+
+
+def run_child(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m MODULE ARGUMENTS`` to its end and return what it printed; its exit code is the caller's to check.
+
+    Strings hash alike in every child, so that sets keep their order and equal builds their bytes.
+    """
+    environ = os.environ | {"PYTHONHASHSEED": "0", CACHE_VARIABLE: private_cache()}
+    environ.pop(TRUST_VARIABLE, None)  # what is being built cannot be signed yet
+    # -P: the current directory is no place to import from.
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the last line that a child wrote to stderr: the sentence that its failure ends with."""
+    return (done.stderr.strip().splitlines() or ["no message"])[-1]

@@ -1,0 +1,228 @@
+"""The options of a build, declared once: command line, `plan`, Python API and the docs' table are made of this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from seko_export.config.stream import PoolConfig
+from seko_export.errors import UsageError
+
+DEFAULT_BUCKETS = (1, 2, 4)  # each costs the build two block engines
+_LAYOUT, _STREAMS, _MEDIA, _ENGINES, _CACHE = (
+    "stream layout",
+    "streams side by side",
+    "media",
+    "engines",
+    "KV cache",
+)
+
+
+@dataclass(frozen=True)
+class Option:
+    """How one field of `BuildOptions` is asked for.
+
+    Parameters
+    ----------
+    help : str
+        One sentence or two.
+    group : str
+        Heading that it stands under in the docs.
+    off : str, optional
+        The spelling that says no, where yes and no are both spelled: ``--resident-cache``.
+    plan : bool
+        Whether `seko-export plan` takes it, too.
+    numbers : bool
+        Whether it is a list of whole numbers with commas.
+    """
+
+    help: str
+    group: str
+    off: str | None = None
+    plan: bool = False
+    numbers: bool = False
+
+
+def _option(help: str, group: str, default: Any = None, **more: Any) -> Any:
+    return field(default=default, metadata={"option": Option(help, group, **more)})
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """Everything that a user may ask of a build. A field is spelled ``--like-this`` on the command line.
+
+    Raises
+    ------
+    UsageError
+        If two options contradict each other.
+    """
+
+    checkpoint: Path | None = None
+    """Self-Forcing ``.pt``, Wan or diffusers safetensors; None: the sample, or random weights of a small preset."""
+
+    preset: str | None = _option(
+        "Model: sample, tiny, self-forcing-1.3b, wan-14b. Without a checkpoint: sample.", "model", plan=True
+    )
+    no_ema: bool = _option("Take a .pt's plain weights (generator), not their average.", "model", False)
+
+    kv: str | None = _option(
+        "KV cache: bf16 (exact; fp32 on a CPU), fp8, int8, int4, int4-hadamard or fp4; KEYS-VALUES, as int8-fp4; with "
+        "-sink behind it, as fp4-sink, sink frames stay exact.",
+        _CACHE,
+        plan=True,
+    )
+    fp4_kv: bool = _option("Short for --kv fp4: 3.56 times less cache than bf16.", _CACHE, False, plan=True)
+    resident_window: bool = _option(
+        "Bring the past to 8 bits once a chunk, for all layers at once: faster passes, more memory.",
+        _CACHE,
+        False,
+        plan=True,
+    )
+
+    fp8: bool = _option(
+        "Matmuls of the layers in fp8, weights and activations: fused kernels.", _ENGINES, False, plan=True
+    )
+    fp8_except: tuple[int, ...] | None = _option(
+        "Layers that --fp8 leaves out: numbers from 0, with commas.", _ENGINES, numbers=True
+    )
+    attention: str = _option(
+        "torch; bf16: a kernel of ours for Hopper; fp8: the past in 8 bits, from an FP4 cache; auto: the fastest that "
+        "was measured.",
+        _ENGINES,
+        "auto",
+        plan=True,
+    )
+    kernels: str = _option(
+        "auto, plain (torch's) or fused (ours, around the matmuls).", _ENGINES, "auto", plan=True
+    )
+    backend: str = _option("aoti, compile, onnx or tensorrt.", _ENGINES, "aoti")
+    target: str = _option("auto, cpu, or sm_NN of this machine's GPU.", _ENGINES, "auto")
+
+    height: int | None = _option("Video height in pixels, a multiple of 16.", _LAYOUT, plan=True)
+    width: int | None = _option("Video width in pixels, a multiple of 16.", _LAYOUT, plan=True)
+    chunk_frames: int | None = _option("Latent frames denoised together.", _LAYOUT, plan=True)
+    sink_frames: int | None = _option(
+        "Latent frames at the start that are never evicted.", _LAYOUT, plan=True
+    )
+    reference_frames: int | None = _option(
+        "Latent frames of the cache that a session is given beside its video.", _LAYOUT, plan=True
+    )
+    ring_frames: int | None = _option("Reusable slots behind the sink.", _LAYOUT, plan=True)
+    pass_caches: bool | None = _option(
+        "One cache a denoise pass, written by itself, or one that a context pass writes.",
+        _LAYOUT,
+        off="--context-pass",
+        plan=True,
+    )
+    layer_rings: tuple[int, ...] | None = _option(
+        "Rings of the layers, over and over: 2,2,2,2,21. The largest is --ring-frames.",
+        _LAYOUT,
+        plan=True,
+        numbers=True,
+    )
+    window_positions: bool | None = _option(
+        "RoPE counts frames within the window, sink first, or from the stream's beginning.",
+        _LAYOUT,
+        off="--stream-positions",
+        plan=True,
+    )
+    stream_cache: bool | None = _option(
+        "Keep the cache on the host and bring it to the device layer by layer, or all of it there.",
+        _LAYOUT,
+        off="--resident-cache",
+        plan=True,
+    )
+
+    batch: tuple[int, ...] | None = _option(
+        "Rows that one engine call carries; with --sessions sizes of calls: 1,2,4.",
+        _STREAMS,
+        plan=True,
+        numbers=True,
+    )
+    sessions: int | None = _option(
+        "Make a pool: streams that come and go, so many at a time.", _STREAMS, plan=True
+    )
+
+    vae: Path | None = _option(
+        "A Wan VAE (.pth, safetensors, diffusers folder): video out, start images in.", _MEDIA
+    )
+    text_encoder: Path | None = _option(
+        "A UMT5 encoder (.pth, safetensors, transformers folder): prompts as sentences.", _MEDIA
+    )
+    tokenizer: Path | None = _option("Its tokenizer.json, where it does not lie beside the encoder.", _MEDIA)
+    no_vae: bool = _option("Leave out the VAE: latents come out.", _MEDIA, False, plan=True)
+    no_text: bool = _option("Leave out the text encoder: embeddings go in.", _MEDIA, False, plan=True)
+
+    def __post_init__(self) -> None:
+        for option, given, refusal, refused in (
+            ("--vae", self.vae, "--no-vae", self.no_vae),
+            ("--text-encoder", self.text_encoder, "--no-text", self.no_text),
+            ("--tokenizer", self.tokenizer, "--no-text", self.no_text),
+        ):
+            if refused and given is not None:
+                raise UsageError(f"{option} {given} contradicts {refusal}: give one of them")
+        if self.fp4_kv and self.kv not in (None, "fp4"):
+            raise UsageError(f"--fp4-kv contradicts --kv {self.kv}: give one of them")
+        if self.sessions is None and self.batch is not None and len(self.batch) > 1:
+            raise UsageError(
+                f"--batch {with_commas(self.batch)}: sizes of calls belong to a pool; give --sessions N beside them"
+            )
+
+    @property
+    def layout(self) -> Mapping[str, Any]:
+        """Fields of `StreamConfig` that replace the preset's."""
+        asked = {one.name: getattr(self, one.name) for one, option in declared() if option.group == _LAYOUT}
+        if self.layer_rings and self.ring_frames is None:
+            asked["ring_frames"] = max(self.layer_rings)
+        if self.batch and self.sessions is None:
+            asked["batch"] = self.batch[0]
+        return {name: value for name, value in asked.items() if value is not None}
+
+    @property
+    def pool(self) -> PoolConfig | None:
+        """The pool that ``--sessions`` asks for."""
+        if self.sessions is None:
+            return None
+        sizes = self.batch or tuple(size for size in DEFAULT_BUCKETS if size <= self.sessions)
+        return PoolConfig(self.sessions, sizes)
+
+
+def declared() -> Iterator[tuple[Field[Any], Option]]:
+    """Yield the fields of `BuildOptions` that are options, in their order."""
+    for one in fields(BuildOptions):
+        if "option" in one.metadata:
+            yield one, one.metadata["option"]
+
+
+def flag(name: str) -> str:
+    """Return how a field is spelled on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def numbers(option: str, text: str) -> tuple[int, ...]:
+    """Read whole numbers with commas between them; UsageError names the option."""
+    parts = text.split(",")
+    if not all(part.isdecimal() and part.isascii() for part in parts):
+        raise UsageError(f"{option} {text!r}: expected whole numbers with commas, as 2,2,21")
+    return tuple(map(int, parts))
+
+
+def with_commas(values: tuple[int, ...]) -> str:
+    """Return numbers as the command line takes them."""
+    return ",".join(map(str, values))
+
+
+def options_table() -> str:
+    """Return the docs' table of options, Markdown."""
+    lines = ["| option | default | what it does |", "|---|---|---|"]
+    group = ""
+    for one, option in declared():
+        if option.group != group:
+            group = option.group
+            lines.append(f"| **{group}** | | |")
+        spelled = f"`{flag(one.name)}`" + (f", `{option.off}`" if option.off else "")
+        default = "" if one.default in (None, False) else f"`{one.default}`"
+        lines.append(f"| {spelled} | {default} | {option.help} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,293 @@
+"""What the caller gives: checked, by row of a pool, held, kept for rebuilt caches, in snapshots, shared by nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from seko_runtime.errors import ProgramError, UsageError
+from seko_runtime.executor.programs_check import resolve_programs
+from seko_runtime.video.pool import Pool, PooledSession
+from seko_runtime.video.session import Session
+
+from . import toy, toy_pool
+from .toy_inputs import CHANNELS, INPUTS, RUNS, input_engines, input_manifest, open_pool
+from .toy_whole import WordIds
+
+PAST_THE_WRAP = 2 * toy.CACHE // toy.CHUNK
+
+
+def camera(number: int) -> np.ndarray:
+    return np.random.default_rng(number).standard_normal(CHANNELS).astype(np.float32)
+
+
+def begun(pool: Pool, number: int = 0) -> PooledSession:
+    return pool.open_session(
+        seed=number, text=toy.toy_text(), inputs={"place": camera(100 + number)}, name=f"stream {number}"
+    )
+
+
+def given(stream: int, chunk: int) -> dict[str, Any]:
+    """Other inputs for each stream and chunk; some are left out in some chunks."""
+    inputs: dict[str, Any] = {"camera": camera(10 * stream + chunk)}
+    if chunk % 3 == 1:
+        inputs["zoom"] = np.array(0.1 * (stream + chunk), np.float32)
+    if chunk % 2:
+        inputs |= {"key": np.array(chunk), "gain": np.full((RUNS, 2), [[0.1]] * RUNS, np.float32) * chunk}
+    return inputs
+
+
+def alone(number: int, chunks: int) -> list[bytes]:
+    with open_pool() as pool, begun(pool, number) as session:
+        return [session.run_chunk(given(number, chunk)).to_host().tobytes() for chunk in range(chunks)]
+
+
+def test_rows_of_a_call_have_inputs_of_their_own_past_the_wrap() -> None:
+    wanted = [alone(number, PAST_THE_WRAP) for number in range(2)]
+    assert all(one != other for one, other in zip(*wanted, strict=True))
+    with open_pool() as pool:
+        sessions = [begun(pool, number) for number in range(2)]
+        for chunk in range(PAST_THE_WRAP):
+            made = pool.run(sessions, [given(number, chunk) for number in range(2)])
+            assert [one.to_host().tobytes() for one in made] == [one[chunk] for one in wanted]
+        for session in sessions:
+            session.close()
+
+
+@pytest.mark.parametrize("name", [one.name for one in INPUTS])
+def test_every_input_is_seen_by_the_model(name: str) -> None:
+    spec = next(one for one in INPUTS if one.name == name)
+    value = np.ones(spec.shape, np.int64 if spec.dtype == "int64" else np.float32)
+    made = []
+    for change in ({}, {name: value}):
+        with open_pool() as pool, begun(pool) as session:
+            if spec.per == "session" and change:
+                session.set_inputs(change)
+                change = {}
+            inputs: Mapping[str, object] = {"camera": np.zeros(CHANNELS, np.float32), **change}
+            made.append(session.run_chunk(inputs).to_host())
+    assert not np.array_equal(*made)
+
+
+def test_what_is_held_stays_and_what_is_not_is_zeros() -> None:
+    def stream(*inputs: dict[str, Any]) -> bytes:
+        with open_pool() as pool, begun(pool) as session:
+            chunks = [session.run_chunk({"camera": camera(1), **one}).to_host() for one in inputs]
+            return chunks[-1].tobytes()
+
+    zoom, key = {"zoom": np.array(0.3, np.float32)}, {"key": np.array(3)}
+    assert stream(zoom, {}) == stream(zoom, zoom) != stream(zoom, {"zoom": np.array(0, np.float32)})
+    assert stream({}) == stream({"zoom": np.array(0, np.float32)})  # zeros before the first
+    assert stream(key, {}) == stream(key, {"key": np.array(0)}) != stream(key, key)
+
+
+def test_an_array_may_change_once_the_call_is_back() -> None:
+    wanted = alone(0, 1)
+    with open_pool() as pool, begun(pool) as session:
+        inputs = given(0, 0)
+        chunk = session.run_chunk(inputs)
+        inputs["camera"][:] = 9
+        assert chunk.to_host().tobytes() == wanted[0]
+        session.set_text(toy.toy_text(), recache=True)  # keeps what the chunk saw, not the caller's array
+        after = session.run_chunk(given(0, 1)).to_host()
+    with open_pool() as pool, begun(pool) as session:
+        session.run_chunk(given(0, 0))
+        session.set_text(toy.toy_text(), recache=True)
+        assert np.array_equal(session.run_chunk(given(0, 1)).to_host(), after)
+
+
+@pytest.mark.parametrize("chunks", [1, 3, PAST_THE_WRAP])
+def test_a_rebuilt_cache_sees_what_each_kept_chunk_saw(chunks: int) -> None:
+    """With the same prompt a rebuild writes what was there, but for what the context pass sees of evicted frames."""
+
+    def cache(*, change: bool, rebuild: bool) -> dict[str, np.ndarray]:
+        with open_pool() as pool, begun(pool) as session:
+            for chunk in range(chunks):
+                inputs = given(0, chunk)
+                if change:  # another camera in the chunks that are still kept
+                    inputs["camera"] = inputs["camera"] + 1
+                session.run_chunk(inputs)
+            if rebuild:
+                session.set_text(toy.toy_text(), recache=True)
+            return pool._streams.cache_sample(1)
+
+    rebuilt, as_made = cache(change=False, rebuild=True), cache(change=False, rebuild=False)
+    if chunks * toy.CHUNK <= toy.CACHE:  # nothing was evicted: the same frames in the same slots
+        assert all(np.array_equal(rebuilt[name], as_made[name]) for name in as_made)
+    other = cache(change=True, rebuild=True)
+    assert any(not np.array_equal(rebuilt[name], other[name]) for name in rebuilt)
+
+
+def test_a_pause_and_a_snapshot_hold_what_was_given(tmp_path: Path) -> None:
+    wanted = alone(0, 6)
+    with open_pool() as pool:
+        session, beside = begun(pool), begun(pool, 7)
+        for chunk in range(3):
+            session.run_chunk(given(0, chunk))
+        session.pause()
+        beside.run_chunk(given(7, 0))
+        taker = begun(pool, 8)  # of the row that is free now
+        taker.run_chunk(given(8, 1))
+        session.resume()
+        assert session.run_chunk(given(0, 3)).to_host().tobytes() == wanted[3]
+        session.save(tmp_path / "snapshot")
+        for one in (session, beside, taker):
+            one.close()
+    with open_pool() as pool, pool.restore(tmp_path / "snapshot") as session:
+        # chunk 4 gives the zoom anew; chunk 5 holds it, and the rebuild sees chunks of before the snapshot
+        session.set_text(toy.toy_text(), recache=True)
+        after = [session.run_chunk(given(0, chunk)).to_host().tobytes() for chunk in (4, 5)]
+    with open_pool() as pool, begun(pool) as session:
+        for chunk in range(4):
+            session.run_chunk(given(0, chunk))
+        session.set_text(toy.toy_text(), recache=True)
+        assert [session.run_chunk(given(0, chunk)).to_host().tobytes() for chunk in (4, 5)] == after
+
+
+def test_a_restarted_row_and_a_new_owner_hold_nothing() -> None:
+    plain = {"camera": camera(3)}
+    with open_pool() as pool, begun(pool) as session:
+        wanted = session.run_chunk(plain).to_host().tobytes()
+    with open_pool() as pool:
+        session = begun(pool)
+        for chunk in range(3):
+            session.run_chunk(given(0, chunk))
+        session.restart()
+        assert session.run_chunk(plain).to_host().tobytes() == wanted
+        session.run_chunk(given(0, 1))
+        session.close()
+        with begun(pool) as session:
+            assert session.run_chunk(plain).to_host().tobytes() == wanted
+
+
+def test_a_refused_chunk_changes_nothing() -> None:
+    wanted = alone(0, 3)
+    with open_pool() as pool, begun(pool) as session:
+        for chunk in range(3):
+            with pytest.raises(UsageError):
+                session.run_chunk({**given(0, chunk), "zoom": np.array(5, np.float32), "none": 1})
+            assert session.run_chunk(given(0, chunk)).to_host().tobytes() == wanted[chunk]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "found"),
+    [
+        (None, "input 'camera' is required for every chunk"),
+        ({"camera": camera(0), "lens": camera(0)}, "input 'lens' does not exist"),
+        ({"camera": camera(0), "place": camera(0)}, r"input 'place' is per session: set_inputs\(\) takes it"),
+        ({"camera": camera(0).astype(np.float64)}, r"is float64 \[4\], expected float32 \[4\] or \[1, 4\]"),
+        ({"camera": camera(0)[:3]}, r"is float32 \[3\], expected float32 \[4\]"),
+        ({"camera": camera(0) * np.nan}, "not finite"),
+        ({"camera": [[1.0], [2.0, 3.0]]}, "is no array"),
+        ([camera(0)], "expected a mapping"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_there_is(inputs: Any, found: str) -> None:
+    with open_pool() as pool, begun(pool) as session, pytest.raises(UsageError, match=found) as refused:
+        session.run_chunk(inputs)
+    if "'" in found:
+        assert "camera (float32 [4], per chunk, required), zoom (bfloat16 [], per chunk, hold)" in str(
+            refused.value
+        )
+
+
+def test_a_session_begins_with_what_is_required_per_session() -> None:
+    with open_pool() as pool:
+        with pytest.raises(UsageError, match="input 'place' is required per session"):
+            pool.open_session(text=toy.toy_text())
+        with pytest.raises(UsageError, match=r"'camera' is per chunk: run_chunk\(\) takes it"):
+            pool.open_session(text=toy.toy_text(), inputs={"place": camera(0), "camera": camera(0)})
+        assert pool.free == pool.capacity
+
+
+def test_an_artifact_without_inputs_takes_none() -> None:
+    with toy_pool.open_pool() as pool, pool.open_session(text=toy.toy_text()) as session:
+        with pytest.raises(
+            UsageError, match="'camera' does not exist; this artifact takes no inputs of the caller"
+        ):
+            session.run_chunk({"camera": camera(0)})
+        with pytest.raises(UsageError, match="2 inputs given for 1 sessions"):
+            pool.run([session], [None, None])
+
+
+def test_a_session_of_the_largest_call_takes_one_for_all_rows_or_one_each() -> None:
+    most = toy_pool.BUCKETS[-1]
+
+    def made(cameras: np.ndarray) -> list[np.ndarray]:
+        session = Session(
+            input_manifest(),
+            toy_pool.pool_engines() | input_engines(),
+            toy_pool.pool_weights(),
+            toy_pool.CpuMemory(),
+            seeds=[0] * most,
+            text=np.repeat(toy.toy_text(), most, 0),
+            prompt_ids=WordIds(),
+            inputs={"place": camera(1)},
+        )
+        with session:
+            return [session.run_chunk({"camera": cameras}).to_host() for _ in range(2)]
+
+    (first, second), each = made(camera(0)), made(np.stack([camera(n) for n in range(most)]))
+    assert all(np.array_equal(second[0], row) for row in second)
+    assert np.array_equal(first[0], each[0][0])
+    assert not np.array_equal(each[1][0], each[1][1])
+
+
+def test_a_stream_takes_inputs_as_they_come_and_ends_with_them() -> None:
+    asked: list[int] = []
+
+    def cameras() -> Any:
+        for number in range(3):
+            asked.append(number)
+            yield given(0, number)
+
+    with open_pool() as pool, begun(pool) as session:
+        frames = [frame.tobytes() for frame in session.stream(inputs=cameras())]
+    assert asked == [0, 1, 2]
+    with open_pool() as pool, begun(pool) as session:
+        assert frames == [session.run_chunk(given(0, chunk)).video().tobytes() for chunk in range(3)]
+
+
+def test_bfloat16_is_rounded_to_nearest() -> None:
+    value = np.float32(1.00390625 + 0.0009765625)  # between two of its numbers
+    rounded = np.float32(torch.tensor(value).bfloat16().float().item())
+
+    def made(zoom: np.float32) -> bytes:
+        with open_pool() as pool, begun(pool) as session:
+            chunk = session.run_chunk({"camera": camera(0), "zoom": np.array(zoom)})
+            return chunk.to_host().tobytes()
+
+    assert value != rounded
+    assert made(value) == made(rounded)
+
+
+@pytest.mark.parametrize(
+    ("edit", "found"),
+    [
+        ({"buffer": "seeds"}, "another meaning"),
+        ({"buffer": "text.embeddings"}, "another meaning"),
+        ({"buffer": "nowhere"}, "is not there"),
+        ({"shape": (3,)}, r"expected chunk float32 \[4, 3\]"),
+        ({"dtype": "int64"}, "expected chunk int64"),
+        ({"per": "pass"}, r"expected \[3, \.\.\.\]: a pass each"),
+        ({"per": "session"}, r"expected prompt float32 \[6, 4\]"),
+        ({"source": "host"}, "one that the host fills"),
+        ({"name": "zoom"}, "hold 'zoom' twice"),
+    ],
+)
+def test_an_input_must_fit_its_buffer(edit: dict[str, Any], found: str) -> None:
+    from dataclasses import replace
+
+    inputs = (replace(INPUTS[0], **edit), *INPUTS[1:])
+    with pytest.raises(ProgramError, match=found):
+        resolve_programs(input_manifest(inputs=inputs))
+
+
+def test_a_chunk_buffer_is_of_the_host_or_of_an_input() -> None:
+    with pytest.raises(ProgramError, match=r"chunk buffer 'input\.camera' is not one that the host fills"):
+        resolve_programs(input_manifest(inputs=INPUTS[1:]))
