@@ -34,6 +34,7 @@ from seko_export.families.wan.presets import PRESETS
 from seko_export.goldens.bounds import CACHE_TOLERANCES, TOLERANCES
 from seko_export.goldens.record import eager_session, golden_text
 from seko_export.host.compiler_cache import CACHE_VARIABLE, private_cache
+from seko_export.host.workshop import workshop
 from seko_runtime import open_artifact
 from seko_runtime.backends.engine_tensors import TENSORS_KEY, packed_name, tensors_text
 from seko_runtime.format.manifest_reader import parse_manifest
@@ -126,8 +127,8 @@ def test_building_leaves_nothing_beside_the_artifact(fp4, rows):
 @pytest.fixture
 def workplace() -> Iterator[Path]:
     """A folder with a name as long as a worker's: what hides a path in a package is as long as the path."""
-    with tempfile.TemporaryDirectory(prefix="seko-") as folder:
-        place = Path(folder, "head")
+    with workshop("seko-") as folder:
+        place = folder / "head"
         place.mkdir()
         yield place
 
