@@ -251,7 +251,7 @@ def test_import_rules_hold(workspace):
         ("runtime/seko_runtime/video/ring.py", "import triton"),
         ("runtime/seko_runtime/video/files.py", "import click"),
         ("kernels/seko_kernels/formats.py", "import seko_runtime.video.ring"),
-        ("kernels/seko_kernels/formats.py", "from seko_export.config import PRESETS"),
+        ("kernels/seko_kernels/formats.py", "from seko_export.families.wan.presets import PRESETS"),
     ],
 )
 def test_a_planted_import_breaks_the_rules(workspace, file, line):

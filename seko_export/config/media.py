@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from seko_export.config.media import TextEncoderConfig, VaeConfig
 from seko_export.errors import UsageError
 
 TOKENIZER_FILE = "text/tokenizer.json"  # in the artifact

@@ -143,7 +143,7 @@ def test_opening_reads_no_weights(format: str, tmp_path: Path) -> None:
 import resource, sys
 from pathlib import Path
 from seko_export.checkpoints import load_checkpoint, write_random_checkpoint
-from seko_export.config import ModelConfig
+from seko_export.config.model import ModelConfig
 model = ModelConfig(name="m", layers=1, dim=512, heads=4, ffn_dim=60_000)
 path = Path(sys.argv[1])
 if len(sys.argv) == 2:

@@ -16,6 +16,7 @@ from seko_export.errors import CheckpointError
 from seko_export.families.wan.presets import PRESETS
 
 Weights = dict[str, torch.Tensor]
+MODELS = [preset.model for preset in PRESETS.values()]
 
 
 def refusal(path: Path, model: ModelConfig, kind: type[CheckpointError], **options: Any) -> Any:
@@ -78,7 +79,7 @@ def test_another_presets_set_is_named(format: str, tmp_path: Path) -> None:
 
     path = tmp_path / "tiny"
     write_random_checkpoint(path, PRESETS["tiny"].model, format=format, seed=0)
-    text = str(refusal(path, PRESETS["self-forcing-1.3b"].model, errors.WeightKeysError))
+    text = str(refusal(path, PRESETS["self-forcing-1.3b"].model, errors.WeightKeysError, known_models=MODELS))
     assert "dim 256 (expected 1536)" in text
     assert "--preset tiny" in text
 

@@ -10,6 +10,7 @@ import pytest
 
 from seko_export.artifact.describe import describe
 from seko_export.artifact.manifest_json import manifest_json
+from seko_export.backends import export_backend
 from seko_export.config.build import BuildConfig
 from seko_export.config.media import TextEncoderConfig, VaeConfig
 from seko_export.config.schedule import Schedule
@@ -60,7 +61,7 @@ def described(config: BuildConfig) -> Manifest:
         sizes[file] = sizes.get(file, 0) + weight.nbytes
         shard += sizes[file] > SHARD_BYTES
         weights[name] = replace(weight, file=file)
-    manifest = describe(config, "aoti", tuple(weights.values()), {})
+    manifest = describe(config, export_backend("aoti"), tuple(weights.values()), {})
     paths = {one.file: sizes.get(one.file, 1 << 24) for one in (*manifest.weights, *manifest.engines)}
     if manifest.text is not None:
         paths[manifest.text.tokenizer] = 1 << 24

@@ -188,13 +188,13 @@ def test_bytes_are_those_of_a_real_artifact(built, request):
     layout = {
         "height": manifest.stream.height,
         "width": manifest.stream.width,
-        "batch": manifest.stream.batch,
+        "batch": (manifest.stream.batch,),
     }
     kv = None if built == "rows" else "fp4"
     config = resolved("tiny", kv, layout=layout).config
     weights = weight_bytes(config, make_pieces(config))
     assert weights == {"transformer": sum(weight.nbytes for weight in manifest.weights), "text": 0, "vae": 0}
-    slots = layout["batch"] * config.stream.cache_frames
+    slots = manifest.stream.batch * config.stream.cache_frames
     frames = 8 * slots if config.kv.keys_before_rope else 0  # which frame each slot holds
     tokens = slots * config.stream.frame_tokens
     assert pool_bytes(config.kv, 2, tokens) + frames == manifest.kv.pool_bytes

@@ -23,6 +23,7 @@ from seko_export.families.wan.presets import PRESETS
 from seko_export.goldens import record as golden
 from seko_export.goldens.calibration import KvStatistics
 from seko_export.goldens.record import eager_engine, eager_session, golden_text
+from seko_export.options.declaration import numbers
 from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.format.manifest import Weight
 from seko_runtime.video.pool import Pool, PooledSession
@@ -213,9 +214,9 @@ def test_slots_that_hold_nothing_yet_may_hold_nan(scheme: str, weights: dict[str
 @pytest.mark.parametrize(
     ("batch", "sessions", "words"),
     [
-        ("x", None, "expected a number"),
+        ("x", None, "expected whole numbers"),
         ("1,2", None, "give --sessions N beside them"),
-        ("1,", 4, "expected a number"),
+        ("1,", 4, "expected whole numbers"),
         ("2,1", 4, "rising sizes"),
         ("1,8", 4, "from 1 to 4"),
         ("0,1", 4, "rising sizes"),
@@ -224,7 +225,7 @@ def test_slots_that_hold_nothing_yet_may_hold_nan(scheme: str, weights: dict[str
 )
 def test_rows_that_cannot_be(batch: str | None, sessions: int | None, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        resolved("tiny", batch=batch, sessions=sessions)
+        resolved("tiny", batch=None if batch is None else numbers("--batch", batch), sessions=sessions)
 
 
 def test_a_backend_that_has_no_pools_says_so() -> None:
@@ -238,7 +239,8 @@ def test_a_backend_that_has_no_pools_says_so() -> None:
 
 def test_what_the_options_mean() -> None:
     def planned(batch: str | None, sessions: int | None) -> BuildConfig:
-        return resolved("tiny", batch=batch, sessions=sessions).config
+        sizes = None if batch is None else numbers("--batch", batch)
+        return resolved("tiny", batch=sizes, sessions=sessions).config
 
     assert (planned(None, None).stream.batch, planned("3", None).stream.batch) == (1, 3)
     assert planned(None, 3).pool == PoolConfig(3, (1, 2))

@@ -110,7 +110,8 @@ def test_a_passphrase_that_is_none(tmp_path, content, mode, words):
 
 def test_the_commands_take_a_passphrase_from_files_or_a_terminal(folder, tmp_path, secret, monkeypatch):
     from click.testing import CliRunner
-    from seko_export.cli.main import main as export
+
+    from seko_export.cli import main as export
 
     run = CliRunner().invoke
     made = run(export, ["keygen", "-o", str(tmp_path / "filed"), "--passphrase-file", str(secret)])

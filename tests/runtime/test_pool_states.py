@@ -30,8 +30,8 @@ from hypothesis.stateful import (
 )
 
 from seko_runtime.errors import PoolFullError, SessionClosedError, UsageError
-from seko_runtime.video.files import pool as pool_module
-from seko_runtime.video.files import pooled_session, turns
+from seko_runtime.video import pool as pool_module
+from seko_runtime.video import pooled_session, turns
 from seko_runtime.video.pool import PooledSession, SessionLeakWarning
 
 from .pool_stories import PROMPTS, Story, closing, take

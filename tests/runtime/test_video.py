@@ -188,7 +188,7 @@ from pathlib import Path
 import numpy as np
 from seko_runtime.errors import SekoRuntimeError
 from seko_runtime.format.manifest import Stream
-from seko_runtime.video import ChunkWriter
+from seko_runtime.video.files import ChunkWriter
 goal, limit = Path(sys.argv[1]), int(sys.argv[2])
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
