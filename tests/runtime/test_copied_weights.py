@@ -94,9 +94,9 @@ def test_the_option_of_the_command_line(
     seen = []
     run_chunk = Session.run_chunk
 
-    def watched(session: Session) -> object:
+    def watched(session: Session, *given: object) -> object:
         seen.append(bool(mapped_weights(whole_folder)))
-        return run_chunk(session)
+        return run_chunk(session, *given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Session, "run_chunk", watched)
     options = ["-o", str(tmp_path / "out.npy")] if command == "run" else []

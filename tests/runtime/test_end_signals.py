@@ -52,11 +52,11 @@ if not moment.startswith(("import", "open")):
     seko_runtime.opening.artifact.open_backend = opened
     run_chunk, made = seko_runtime.video.session.Session.run_chunk, []
 
-    def chunk_run(session):
+    def chunk_run(session, *given):
         made.append(session)
         if moment == "chunk" and len(made) == 2:
             strike()
-        return run_chunk(session)
+        return run_chunk(session, *given)
 
     seko_runtime.video.session.Session.run_chunk = chunk_run
 runpy.run_module("seko_runtime", run_name="__main__", alter_sys=True)
