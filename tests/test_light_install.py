@@ -240,7 +240,7 @@ def test_help_and_version_of_the_exporter_are_light():
 def test_import_rules_hold(workspace):
     done = _lint_imports(workspace)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 kept, 0 broken" in done.stdout
+    assert re.search(r"[1-9]\d* kept, 0 broken", done.stdout)
 
 
 @pytest.mark.parametrize(
