@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
-from seko_export.checkpoints import FORMATS, wan_shapes, write_random_checkpoint
 from seko_export.errors import ExportError
+from seko_export.families.model_files import write_random_checkpoint
+from seko_export.families.wan.keys import FORMATS, wan_shapes
 from seko_export.families.wan.presets import PRESETS
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

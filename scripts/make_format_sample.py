@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 
 from seko_export.build_steps import build_artifact
-from seko_export.checkpoints import write_random_checkpoint
 from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
+from seko_export.families.model_files import write_random_checkpoint
 
 MODEL = ModelConfig(
     name="format-sample", layers=2, dim=32, heads=2, ffn_dim=48, in_channels=4, out_channels=4,

@@ -8,6 +8,7 @@ Importing this imports neither torch nor the compiler; the functions do.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ def build(
     replace: bool = False,
     compiler_cache: bool = True,
     progress: Progress = silent,
-    random_weights: Callable[[], None] = lambda: None,
+    note: Callable[[str], None] = warnings.warn,
 ) -> BuildResult:
     """Build one artifact and verify it in a process of its own before it gets its name.
 
@@ -44,8 +45,9 @@ def build(
         Whether a ``compile`` artifact carries the compiler's cache, without which every box compiles at open.
     progress : callable
         Told of every step.
-    random_weights : callable
-        Called when no checkpoint is named and random weights of a small model are about to be made.
+    note : callable
+        Told in a sentence what the checkpoint does not tell and nobody said, or that random weights are about to be
+        made. A warning, if it is left out.
 
     Returns
     -------
@@ -63,7 +65,9 @@ def build(
 
     resolved, goal = resolve_build(options), Path(output)
     check_goal(goal, replace=replace)  # before random weights are written, which may be large
-    with opened_checkpoint(resolved.checkpoint, resolved.config.model, random_weights) as checkpoint:
+    for sentence in resolved.notes:
+        note(sentence)
+    with opened_checkpoint(resolved.checkpoint, resolved.config.model, note) as checkpoint:
         return build_artifact(
             resolved.config,
             checkpoint,
@@ -103,14 +107,16 @@ def plan(
     return predict(Wish(options, gpu, steps, fps))
 
 
-def inspect(artifact: str | Path) -> dict[str, Any]:
-    """Return what a finished artifact holds, as `seko-export inspect --json` prints it.
+def inspect(path: str | Path) -> dict[str, Any]:
+    """Return what a finished artifact or a checkpoint holds, as `seko-export inspect --json` prints it.
 
     Raises
     ------
-    ArtifactError
-        By its subclass, if it is damaged.
+    ArtifactError, CheckpointError
+        By its subclass, if it is damaged or something else.
     """
+    from seko_export.tools.checkpoint_inspection import inspect_checkpoint, is_checkpoint
     from seko_export.tools.inspection import inspect_artifact
 
-    return inspect_artifact(Path(artifact))
+    path = Path(path)
+    return inspect_checkpoint(path) if is_checkpoint(path) else inspect_artifact(path)

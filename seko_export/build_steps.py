@@ -19,12 +19,13 @@ from seko_export.artifact.writer import hash_files, write_tokenizer, write_weigh
 from seko_export.backends import export_backend
 from seko_export.backends.base import ExportBackend, Unfinished
 from seko_export.backends.workers import compiled_beside
-from seko_export.checkpoints.load import Checkpoint, load_checkpoint
+from seko_export.checkpoints.load import Checkpoint
 from seko_export.config.build import BuildConfig
 from seko_export.engines.kernel_table import write_kernel_table
 from seko_export.engines.key import ENGINES_FOLDER
 from seko_export.errors import NumericError
-from seko_export.families.registry import family_of, graph_of, presets
+from seko_export.families.model_files import load_checkpoint
+from seko_export.families.registry import family_of, graph_of
 from seko_export.goldens import record as golden
 from seko_export.host import environment
 from seko_export.host.child_process import last_line, run_child
@@ -133,8 +134,7 @@ def build_artifact(
     started, maker = time.monotonic(), export_backend(backend)
     maker.check_build(config)
     check_goal(goal, replace=replace)
-    known = [preset.model for preset in presets().values()]
-    source = load_checkpoint(checkpoint, config.model, use_ema=use_ema, known_models=known)
+    source = load_checkpoint(checkpoint, config.model, use_ema=use_ema)
     media = media or MediaSources()
     around = media.open(config)
     ids = None if media.tokenizer is None else prompt_ids(media.tokenizer, config, golden.GOLDEN_PROMPT)

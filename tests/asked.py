@@ -16,7 +16,7 @@ NO_LAYOUT: Mapping[str, Any] = {}
 
 
 def resolved(
-    preset: str | None,
+    preset: str | None = None,
     kv: str | None = None,
     *,
     device: str | None = None,

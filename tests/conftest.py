@@ -86,15 +86,14 @@ def build_once(tmp_path_factory: pytest.TempPathFactory, name: str, *options: st
     return Built(shared / name / "artifact", json.loads(done.stdout.splitlines()[-1]), done)
 
 
-def build_tiny(goal: Path, *options: str) -> Built:
-    """Run `seko-export build --preset tiny` for the CPU; skip where there is no compiler."""
+def build_tiny(goal: Path, *options: str, model: tuple[str, ...] = ("--preset", "tiny")) -> Built:
+    """Run `seko-export build`, of the preset tiny or another ``model``, for the CPU; skip without a compiler."""
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         pytest.skip("no C++ compiler: nothing can be built here")
     command = [
         SEKO_EXPORT,
         "build",
-        "--preset",
-        "tiny",
+        *model,
         *options,
         "--target",
         "cpu",

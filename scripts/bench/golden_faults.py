@@ -14,11 +14,11 @@ from unittest import mock
 import torch
 from rows import append_row
 
-from seko_export.checkpoints import load_checkpoint, write_random_checkpoint
 from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.weights import model_weights
+from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
 from seko_export.families.wan.presets import PRESETS
 from seko_export.goldens import record as golden
 from seko_export.goldens.bounds import difference

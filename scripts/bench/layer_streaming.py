@@ -22,8 +22,8 @@ from rows import append_row
 
 from seko_export import BuildOptions
 from seko_export.build_steps import build_artifact
-from seko_export.checkpoints import write_random_checkpoint
 from seko_export.config.build import BuildConfig
+from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.wan.presets import PRESETS
 from seko_export.options.resolve import resolve_build
 from seko_export.roofline.stream import chunk_stream_bytes, home_bytes

@@ -200,9 +200,9 @@ def _eager_chunk_ms(checkpoint: Path, scheme: str, chunks: int) -> dict[str, flo
     """Time the eager model in this process: the same session, engines replaced by the modules in plain torch."""
 
     from seko_export import BuildOptions
-    from seko_export.checkpoints.load import load_checkpoint
     from seko_export.families.layers.pieces import make_pieces
     from seko_export.families.layers.weights import model_weights
+    from seko_export.families.model_files import load_checkpoint
     from seko_export.goldens.record import KvStatistics, eager_session, golden_text
     from seko_export.options.resolve import resolve_build
 

@@ -27,6 +27,7 @@ from scripts.train_sample.captions import parse
 from scripts.train_sample.judge import judge
 from seko_export.checkpoints.random import random_weight
 from seko_export.config.build import BuildConfig
+from seko_export.families.wan.keys import spread
 from seko_export.goldens.calibration import layer_constants
 from seko_export.media.wan_vae import VaeDecode
 
@@ -67,7 +68,7 @@ def main(arguments: list[str] | None = None) -> None:
 def planted(sample: Sample) -> Sample:
     """Return a model of the sample's sizes with random weights, some channels of keys and values far too large."""
     weights = {
-        name: random_weight(name, tuple(tensor.shape), seed=0, dtype=torch.float32)
+        name: random_weight(name, tuple(tensor.shape), seed=0, dtype=torch.float32, spread=spread)
         for name, tensor in sample.checkpoint.items()
     }
     factor, every = OUTLIERS

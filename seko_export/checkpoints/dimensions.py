@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from seko_export.checkpoints.errors import NotACheckpointError
-from seko_export.checkpoints.json_files import read_json
-from seko_export.checkpoints.keycheck import is_transformers_text
-from seko_export.checkpoints.keys import layer_of
+from seko_export.checkpoints.json_files import config_file_of, read_json_object
+from seko_export.checkpoints.key_table import layer_of
 from seko_export.checkpoints.readers import open_files
-from seko_export.checkpoints.sources import TEXT_LAYOUT, VAE_LAYOUT, Layout, shown
+from seko_export.checkpoints.sources import TEXT_LAYOUT, VAE_LAYOUT, Layout
+from seko_export.checkpoints.text_keys import is_transformers_text
 from seko_export.config.media import TextEncoderConfig, VaeConfig
 
 # Keys whose shape tells the VAE's base_dim: what goes into the last conv, out of the first one.
@@ -171,27 +171,8 @@ def _text_layer(key: str, *, transformers: bool) -> int:
 
 
 def _config_json(path: Path, layout: Layout) -> dict[str, Any] | None:
-    """Return the config.json of the folder that the weights lie in, or None."""
-    homes = (path, path / layout.subfolder) if path.is_dir() else ()
-    file = next((home / "config.json" for home in homes if (home / "config.json").is_file()), None)
+    file = config_file_of(path, layout)
     return None if file is None else read_json_object(file)
-
-
-def read_json_object(file: Path) -> dict[str, Any]:
-    """Read a JSON object from a file.
-
-    Raises
-    ------
-    CheckpointError
-        If it is none.
-    """
-    try:
-        told = read_json(file)
-    except (OSError, ValueError) as fault:
-        raise NotACheckpointError(f"{file} cannot be read as JSON: {shown(str(fault))}") from fault
-    if not isinstance(told, dict):
-        raise NotACheckpointError(f"{file} holds a JSON {type(told).__name__}, expected an object")
-    return told
 
 
 def _shapes(path: Path, layout: Layout) -> dict[str, tuple[int, ...]]:

@@ -70,3 +70,11 @@ class NonFiniteWeightError(CheckpointError):
 
 class WeightRangeError(CheckpointError):
     """A weight is finite as stored and infinite in the dtype that was asked for."""
+
+
+class ContradictionError(CheckpointError):
+    """Shapes, config.json, preset or option say different things of one model; the message has both values."""
+
+
+class UnknownModelError(CheckpointError):
+    """Whole weights of something that no model family knows."""

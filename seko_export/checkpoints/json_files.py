@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+from seko_export.checkpoints.errors import NotACheckpointError
+from seko_export.checkpoints.sources import Layout, shown
+
+CONFIG_FILE = "config.json"
 MAX_JSON_BYTES = 4 << 20  # the index of a model of 14B has 0.1 MB
 
 
@@ -34,3 +39,34 @@ def read_json(file: Path) -> object:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return told
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """Read a JSON object from a file.
+
+    Raises
+    ------
+    NotACheckpointError
+        If it is none.
+    """
+    try:
+        told = read_json(file)
+    except (OSError, ValueError) as fault:
+        raise NotACheckpointError(f"{file} cannot be read as JSON: {shown(str(fault))}") from fault
+    if not isinstance(told, dict):
+        raise NotACheckpointError(f"{file} holds a JSON {type(told).__name__}, expected an object")
+    return told
+
+
+def config_file_of(path: Path, layout: Layout) -> Path | None:
+    """Return the ``config.json`` of the folder that the weights lie in, or None.
+
+    Parameters
+    ----------
+    path : Path
+        A folder, as `open_files` takes it. A file has none: its folder may hold other models, too.
+    layout : Layout
+        Names the subfolder of a pipeline.
+    """
+    homes = (path, path / layout.subfolder) if path.is_dir() else ()
+    return next((home / CONFIG_FILE for home in homes if (home / CONFIG_FILE).is_file()), None)

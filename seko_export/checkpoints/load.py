@@ -1,26 +1,21 @@
-"""The strict loader: any supported checkpoint as Wan-named tensors, or one error that lists what is wrong."""
+"""The strict loader: any supported checkpoint as tensors by our names, or one error that lists what is wrong."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from seko_export.checkpoints.errors import NonFiniteWeightError, WeightRangeError, WeightTypeError
-from seko_export.checkpoints.keycheck import match_sources, match_text_sources, match_vae_sources
+from seko_export.checkpoints.key_table import KeyTable
+from seko_export.checkpoints.keycheck import match_sources
 from seko_export.checkpoints.readers import open_files
-from seko_export.checkpoints.sources import (
-    TEXT_LAYOUT,
-    VAE_LAYOUT,
-    OpenedFiles,
-    TensorSource,
-    dit_layout,
-    shown,
-)
-from seko_export.checkpoints.vae_keys import HALVES
+from seko_export.checkpoints.sources import TEXT_LAYOUT, VAE_LAYOUT, OpenedFiles, TensorSource, shown
+from seko_export.checkpoints.text_keys import match_text_sources
+from seko_export.checkpoints.vae_keys import HALVES, match_vae_sources
 from seko_export.config.media import TextEncoderConfig, VaeConfig
 from seko_export.config.model import ModelConfig
 from seko_export.errors import UsageError
@@ -31,14 +26,14 @@ _SAMPLED_NUMBERS = 64  # of each tensor, for the fingerprint: one page of the fi
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Weights of one model under Wan's names, read from the file only when asked for.
+    """Weights of one model by our names, read from the file only when asked for.
 
     Parameters
     ----------
     config : ModelConfig, VaeConfig or TextEncoderConfig
         The model that the keys and shapes were checked against.
     format : str
-        ``self-forcing``, ``wan``, ``diffusers`` or ``transformers``.
+        Name of the file's naming, such as ``wan`` or ``diffusers``.
     identity : Mapping[str, str | int]
         What tells this checkpoint from others in reports: ``name`` (last part of the path alone),
         ``format``, ``part``, ``bytes`` and ``fingerprint`` (CRC-32 over the names, shapes, dtypes and the
@@ -55,7 +50,7 @@ class Checkpoint:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every Wan key, in the order of `wan_shapes`, `vae_shapes` or `text_shapes`."""
+        """Every key, in the order of the model's layers."""
         return tuple(self._sources)
 
     def stored_dtype(self, name: str) -> torch.dtype:
@@ -76,7 +71,7 @@ class Checkpoint:
         Parameters
         ----------
         name : str
-            A Wan key.
+            One of `names`.
 
         Returns
         -------
@@ -116,34 +111,34 @@ class Checkpoint:
             yield name, self[name]
 
 
-def load_checkpoint(
+def load_model(
     path: Path,
     config: ModelConfig,
+    keys: KeyTable,
     *,
     use_ema: bool = True,
     dtype: torch.dtype | None = None,
-    known_models: Iterable[ModelConfig] = (),
 ) -> Checkpoint:
-    """Open a checkpoint and check all its keys, shapes and dtypes; the numbers are read later.
+    """Open a model's checkpoint and check all its keys, shapes and dtypes; the numbers are read later.
 
     Parameters
     ----------
     path : Path
-        A Self-Forcing `.pt`, a Wan or diffusers safetensors file, or a folder of one (sharded by an index, or
-        with ``transformer/``). What it is, is told by its content.
+        A `.pt`, a safetensors file, or a folder of one (sharded by an index, or with the subfolder of a pipeline).
+        What it is, is told by its content.
     config : ModelConfig
         The model that it must be.
+    keys : KeyTable
+        Its family's; `seko_export.families.model_files.load_checkpoint` finds it.
     use_ema : bool
-        Take ``generator_ema`` of a Self-Forcing `.pt` rather than ``generator``; other formats hold one set.
+        Take a `.pt`'s averaged weights rather than those as trained; other formats hold one set.
     dtype : torch.dtype, optional
         float32, bfloat16 or float16 to convert to; None keeps what is stored.
-    known_models : iterable of ModelConfig
-        Presets: a refusal says it where the file has the dimensions of one of them.
 
     Returns
     -------
     Checkpoint
-        The weights under Wan's names.
+        The weights under our names.
 
     Raises
     ------
@@ -153,8 +148,8 @@ def load_checkpoint(
         Its subclass for the cause; see `seko_export.checkpoints.errors`.
     """
     _check_dtype(dtype)
-    opened = open_files(path, dit_layout(use_ema=use_ema))
-    format_name, sources = match_sources(path, opened, config, known_models)
+    opened = open_files(path, keys.layout(use_ema=use_ema))
+    format_name, sources = match_sources(path, opened, config, keys)
     return _checkpoint(path, opened, config, format_name, sources, dtype)
 
 

@@ -36,7 +36,7 @@ def open_pt(path: Path, layout: Layout) -> tuple[TensorSource, ...]:
     path : Path
         The file.
     layout : Layout
-        Names the part: ``generator``, ``generator_ema``, or none.
+        Names the part, or none.
 
     Returns
     -------
@@ -56,11 +56,12 @@ def open_pt(path: Path, layout: Layout) -> tuple[TensorSource, ...]:
         raise NotACheckpointError(f"{path} holds a {type(content).__name__}, expected a dict with {part!r}")
     if part not in content:
         tops = ", ".join(repr(key)[:80] for key in list(content)[:20])
-        other = "generator" if part == "generator_ema" else "generator_ema"
+        other = next((name for name in layout.pt_parts if name in content), None)
+        whole = " and ".join(map(repr, layout.pt_parts))
         advice = (
-            f"it does hold {other!r}: ask for that with use_ema={other == 'generator_ema'}"
-            if other in content
-            else "a Self-Forcing .pt holds 'generator' and 'generator_ema'; save bare weights as safetensors"
+            f"such a .pt holds {whole}; save bare weights as safetensors"
+            if other is None
+            else f"it does hold {other!r}: {layout.pt_parts[other]}"
         )
         raise MissingGeneratorError(f"{path} has no {part!r}; found {len(content)} keys: {tops}; {advice}")
     return _pt_sources(path, repr(part), content[part])

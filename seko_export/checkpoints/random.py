@@ -7,28 +7,29 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import torch
 
-from seko_export.checkpoints.keys import wan_shapes, wan_to_diffusers
+from seko_export.checkpoints.json_files import CONFIG_FILE
+from seko_export.checkpoints.key_table import KeyTable, RandomForm, plain_spread
 from seko_export.config.model import ModelConfig
-from seko_export.config.stream import PATCH
 from seko_export.errors import MachineError, UsageError
 
-FORMATS = ("self-forcing", "wan", "wan-sharded", "diffusers")
+STEM = "diffusion_pytorch_model"  # as diffusers and Wan name the file
 SHARD_BYTES = 5_000_000_000  # of weights in one shard at most, as the Hugging Face Hub cuts them
 MIN_SHARDS = 2  # a small model is cut too: the point of the format is the index
 
 _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 
 
-def write_random_checkpoint(
+def write_random_model(
     path: Path,
     config: ModelConfig,
+    keys: KeyTable,
     *,
     format: str,
     seed: int,
@@ -40,12 +41,14 @@ def write_random_checkpoint(
     Parameters
     ----------
     path : Path
-        Where it goes: a file (``self-forcing``, ``wan``) or a folder (``wan-sharded``, ``diffusers``).
-        Nothing may be there yet. It appears whole or not at all.
+        Where it goes: a file, or a folder where the format is one. Nothing may be there yet. It appears whole or not
+        at all.
     config : ModelConfig
         The model.
+    keys : KeyTable
+        Its family's; `seko_export.families.model_files.write_random_checkpoint` finds it.
     format : str
-        One of `FORMATS`. ``self-forcing`` stores the tensors once, as ``generator`` and ``generator_ema``.
+        One of ``keys.random_forms``. All parts of a `.pt` are the same tensors, stored once.
     seed : int
         Any integer.
     dtype : torch.dtype
@@ -60,8 +63,11 @@ def write_random_checkpoint(
     MachineError
         If there is no such GPU, the disk is too small, or the path cannot be written.
     """
-    if format not in FORMATS:
-        raise UsageError(f"unknown checkpoint format {format!r}; expected one of {', '.join(FORMATS)}")
+    form = keys.random_forms.get(format)
+    if form is None:
+        raise UsageError(
+            f"unknown checkpoint format {format!r}; expected one of {', '.join(keys.random_forms)}"
+        )
     if dtype not in _DTYPE_NAMES:
         raise UsageError(f"random weights are float32 or bfloat16, not {dtype}")
     _check_device(device)
@@ -70,13 +76,13 @@ def write_random_checkpoint(
     temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        weights = _RandomWeights(config, wan_shapes(config), seed, dtype, device)
+        weights = _RandomWeights(config, keys, form, keys.shapes(config), seed, dtype, device)
         free = shutil.disk_usage(path.parent).free
         if weights.total_bytes > free:
             raise MachineError(
                 f"{path} needs {weights.total_bytes} bytes, {free} are free; make room or go elsewhere"
             )
-        _WRITERS[format](temporary, weights)
+        _write(temporary, weights)
         temporary.rename(path)
     except OSError as fault:
         raise MachineError(f"{path} cannot be written: {fault.strerror or fault}") from fault
@@ -88,26 +94,30 @@ def write_random_checkpoint(
 
 
 def random_weight(
-    name: str, shape: tuple[int, ...], *, seed: int, dtype: torch.dtype, device: str = "cpu"
+    name: str,
+    shape: tuple[int, ...],
+    *,
+    seed: int,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    spread: Callable[[str, tuple[int, ...]], tuple[float, float]] = plain_spread,
 ) -> torch.Tensor:
     """Draw one weight, at a scale that keeps activations near 1 through any depth.
-
-    Matrices have a standard deviation of 1/sqrt(fan in), biases of 0.02, modulations of 1/sqrt(dim) as in
-    Wan's own initialisation; norm weights are 1 + 0.1 N(0, 1). Nothing is zero, the head included, so that
-    every weight shows in the output.
 
     Parameters
     ----------
     name : str
-        A Wan key.
+        A key by our names.
     shape : tuple[int, ...]
-        Its shape, from `wan_shapes`.
+        Its shape.
     seed : int
         Any integer.
     dtype : torch.dtype
         Of the result; drawn in float32.
     device : str
         Where it is drawn.
+    spread : callable
+        Mean and standard deviation by name and shape.
 
     Returns
     -------
@@ -118,34 +128,11 @@ def random_weight(
     # A CPU generator keeps 32 bits of its seed; more would only look like more.
     generator = torch.Generator(device=device).manual_seed(int.from_bytes(digest[:4], "little"))
     weight = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
-    if name.endswith("modulation"):
-        weight *= shape[-1] ** -0.5
-    elif name.endswith(".bias"):
-        weight *= 0.02
-    elif len(shape) == 1:
-        weight = 1 + 0.1 * weight
-    else:
-        weight *= math.prod(shape[1:]) ** -0.5
+    mean, deviation = spread(name, shape)
+    weight *= deviation
+    if mean:
+        weight += mean
     return weight.to(dtype).cpu()
-
-
-def diffusers_config(config: ModelConfig) -> dict[str, object]:
-    """Return what config.json holds for this model: the arguments of ``diffusers.WanTransformer3DModel``."""
-    return {
-        "_class_name": "WanTransformer3DModel",
-        "patch_size": [1, PATCH, PATCH],
-        "num_attention_heads": config.heads,
-        "attention_head_dim": config.head_dim,
-        "in_channels": config.in_channels,
-        "out_channels": config.out_channels,
-        "text_dim": config.text_dim,
-        "freq_dim": config.freq_dim,
-        "ffn_dim": config.ffn_dim,
-        "num_layers": config.layers,
-        "cross_attn_norm": True,
-        "qk_norm": "rms_norm_across_heads",
-        "eps": config.norm_eps,
-    }
 
 
 @dataclass(frozen=True)
@@ -153,6 +140,8 @@ class _RandomWeights:
     """The weights of one model, drawn when asked for."""
 
     config: ModelConfig
+    keys: KeyTable
+    form: RandomForm
     shapes: Mapping[str, tuple[int, ...]]
     seed: int
     dtype: torch.dtype
@@ -166,7 +155,18 @@ class _RandomWeights:
         return math.prod(self.shapes[name]) * self.dtype.itemsize
 
     def draw(self, name: str) -> torch.Tensor:
-        return random_weight(name, self.shapes[name], seed=self.seed, dtype=self.dtype, device=self.device)
+        return random_weight(
+            name,
+            self.shapes[name],
+            seed=self.seed,
+            dtype=self.dtype,
+            device=self.device,
+            spread=self.keys.spread,
+        )
+
+    def keyed(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the key in the file of each name."""
+        return {f"{self.form.prefix}{self.form.naming.to_theirs(name)}": name for name in names}
 
 
 def _check_device(device: str) -> None:
@@ -180,44 +180,49 @@ def _check_device(device: str) -> None:
         )
 
 
-def _write_self_forcing(path: Path, weights: _RandomWeights) -> None:
-    state = {f"model.{name}": weights.draw(name) for name in weights.shapes}
+def _write(path: Path, weights: _RandomWeights) -> None:
+    form = weights.form
+    is_folder = form.subfolder is not None or form.container == "sharded"
+    home = path / (form.subfolder or "")
+    if is_folder:
+        home.mkdir(parents=True)
+    if form.container == "sharded":
+        _write_sharded(home, weights)
+    else:
+        _WRITERS[form.container](home / f"{STEM}.{form.container}" if is_folder else path, weights)
+    if is_folder and form.config is not None:
+        _write_json(home / CONFIG_FILE, form.config(weights.config))
+
+
+def _write_pt(path: Path, weights: _RandomWeights) -> None:
+    state = {key: weights.draw(name) for key, name in weights.keyed(weights.shapes).items()}
     with path.open("wb") as file:  # torch.save names the archive after a path; a file keeps the bytes equal
-        torch.save({"generator": state, "generator_ema": state}, file)
+        torch.save(dict.fromkeys(weights.form.parts, state) or state, file)
         _sync(file)
 
 
-def _write_wan(path: Path, weights: _RandomWeights) -> None:
-    _write_safetensors(path, {name: name for name in weights.shapes}, weights)
+def _write_whole(path: Path, weights: _RandomWeights) -> None:
+    _write_safetensors(path, weights.keyed(weights.shapes), weights)
 
 
-def _write_wan_sharded(folder: Path, weights: _RandomWeights) -> None:
-    folder.mkdir()
+def _write_sharded(folder: Path, weights: _RandomWeights) -> None:
     shards = max(MIN_SHARDS, math.ceil(weights.total_bytes / SHARD_BYTES))
     names = list(weights.shapes)
     weight_map: dict[str, str] = {}
     for number in range(shards):
-        shard = f"diffusion_pytorch_model-{number + 1:05}-of-{shards:05}.safetensors"
-        part = names[number * len(names) // shards : (number + 1) * len(names) // shards]
-        _write_safetensors(folder / shard, {name: name for name in part}, weights)
+        shard = f"{STEM}-{number + 1:05}-of-{shards:05}.safetensors"
+        part = weights.keyed(names[number * len(names) // shards : (number + 1) * len(names) // shards])
+        _write_safetensors(folder / shard, part, weights)
         weight_map |= dict.fromkeys(part, shard)
     index = {"metadata": {"total_size": weights.total_bytes}, "weight_map": weight_map}
-    _write_json(folder / "diffusion_pytorch_model.safetensors.index.json", index)
-
-
-def _write_diffusers(folder: Path, weights: _RandomWeights) -> None:
-    home = folder / "transformer"
-    home.mkdir(parents=True)
-    names = {wan_to_diffusers(name): name for name in weights.shapes}
-    _write_safetensors(home / "diffusion_pytorch_model.safetensors", names, weights)
-    _write_json(home / "config.json", diffusers_config(weights.config))
+    _write_json(folder / f"{STEM}.safetensors.index.json", index)
 
 
 def _write_safetensors(path: Path, names: Mapping[str, str], weights: _RandomWeights) -> None:
     """Write one safetensors file tensor by tensor: one in memory at a time, where `save_file` wants all.
 
     The format: 8 bytes of header length, little endian; a JSON header of dtype, shape and byte range by key,
-    padded with spaces to a multiple of 8; the bytes. ``names`` maps the key in the file to the Wan key.
+    padded with spaces to a multiple of 8; the bytes. ``names`` maps the key in the file to our name.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -251,8 +256,6 @@ def _sync(file: IO[bytes]) -> None:
 
 
 _WRITERS: dict[str, Callable[[Path, _RandomWeights], None]] = {
-    "self-forcing": _write_self_forcing,
-    "wan": _write_wan,
-    "wan-sharded": _write_wan_sharded,
-    "diffusers": _write_diffusers,
+    "pt": _write_pt,
+    "safetensors": _write_whole,
 }

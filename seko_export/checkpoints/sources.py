@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -20,21 +20,14 @@ class Layout:
         Where a diffusers pipeline keeps this model.
     pt_part : str or None
         Entry of a `.pt` that holds the weights; None: the `.pt` is the weights.
+    pt_parts : mapping of str to str
+        Entries that such a `.pt` may have, and how each is asked for.
     """
 
     formats: str
     subfolder: str
     pt_part: str | None
-
-
-def dit_layout(*, use_ema: bool) -> Layout:
-    """Return the layout of a DiT's checkpoint: ``generator_ema`` of a Self-Forcing `.pt`, or ``generator``."""
-    return Layout(
-        "a Self-Forcing .pt, Wan safetensors (a file, or a folder with an index), "
-        "or diffusers safetensors (a file, or a folder)",
-        "transformer",
-        "generator_ema" if use_ema else "generator",
-    )
+    pt_parts: Mapping[str, str] = field(default_factory=dict)
 
 
 VAE_LAYOUT = Layout(

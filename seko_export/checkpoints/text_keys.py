@@ -1,4 +1,4 @@
-"""The text encoder's key table: Wan's names and shapes, transformers' names for the same tensors; reads no file.
+"""The text encoder's key table: Wan's names and shapes, transformers' names for the same tensors.
 
 Wan's names are ours, and their shapes are the module's own. A part of transformers' whole model that an encoder does
 not need (the decoder, the language head) is no error: published UMT5 checkpoints hold it.
@@ -7,9 +7,15 @@ not need (the decoder, the language head) is no error: published UMT5 checkpoint
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 
+from seko_export.checkpoints.key_table import LAYER, Naming
+from seko_export.checkpoints.keycheck import compare_keys
+from seko_export.checkpoints.sources import OpenedFiles, TensorSource
 from seko_export.config.media import TextEncoderConfig
 from seko_export.media.umt5 import TextEncoder
 
@@ -32,8 +38,6 @@ LAYER_KEYS: dict[str, str] = {
     "ffn.fc2.weight": "layer.1.DenseReluDense.wo.weight",
 }
 SURPLUS_KEYS = re.compile(r"(decoder\.|lm_head\.).*")  # of the whole model
-
-_LAYER = re.compile(r"blocks\.(0|[1-9][0-9]*)\.(.+)", re.ASCII)
 
 
 def text_shapes(config: TextEncoderConfig) -> dict[str, tuple[int, ...]]:
@@ -60,7 +64,66 @@ def text_transformers_names(config: TextEncoderConfig) -> dict[str, str]:
 
 
 def _in_transformers(name: str) -> str:
-    match = _LAYER.fullmatch(name)
+    match = LAYER.fullmatch(name)
     if match is None:
         return OUTER_KEYS[name]
     return f"encoder.block.{match[1]}.{LAYER_KEYS[match[2]]}"
+
+
+def match_text_sources(
+    path: Path, opened: OpenedFiles, config: TextEncoderConfig
+) -> tuple[str, Mapping[str, TensorSource]]:
+    """Give every key of the text encoder its stored tensor, strictly.
+
+    Parameters
+    ----------
+    path : Path
+        Where the checkpoint lies, for the message.
+    opened : OpenedFiles
+        What was found there. The rest of a whole UMT5 may be there too.
+    config : TextEncoderConfig
+        What must be there.
+
+    Returns
+    -------
+    format_name : str
+        ``wan`` or ``transformers``.
+    sources : Mapping[str, TensorSource]
+        By Wan key, in the order of `text_shapes`.
+
+    Raises
+    ------
+    WeightKeysError
+        If a key is unknown, missing, of another shape, or there twice; all of them are listed in one error.
+    """
+    names = text_transformers_names(config)
+    naming = Naming("wan", str, str)
+    if is_transformers_text(opened):
+        ours = {theirs: name for name, theirs in names.items()}
+        ours |= {alias: ours[theirs] for alias, theirs in TIED_KEYS.items()}
+        naming = Naming("transformers", ours.__getitem__, names.__getitem__)
+        opened = replace(opened, sources=_without_surplus(opened.sources))
+    sources = compare_keys(
+        f"{path} ({naming.name} names) does not hold a UMT5 encoder of {config.layers} layers and width "
+        f"{config.dim}:",
+        opened,
+        naming,
+        text_shapes(config),
+        hints=list,
+    )
+    return naming.name, sources
+
+
+def is_transformers_text(opened: OpenedFiles) -> bool:
+    """Tell whether a text encoder's keys are transformers' rather than Wan's."""
+    return any(".SelfAttention." in source.key for source in opened.sources)
+
+
+def _without_surplus(sources: tuple[TensorSource, ...]) -> tuple[TensorSource, ...]:
+    """Drop a whole model's other half, and the second name of a tensor that is stored under both."""
+    named = {source.key: source for source in sources}
+    surplus = {key for key in named if SURPLUS_KEYS.fullmatch(key)}
+    for alias, key in TIED_KEYS.items():
+        if alias in named and key in named and torch.equal(named[alias].read(), named[key].read()):
+            surplus.add(alias)
+    return tuple(source for source in sources if source.key not in surplus)

@@ -1,4 +1,4 @@
-"""The VAE's key table: Wan's names and shapes, diffusers' names for the same tensors; reads no file.
+"""The VAE's key table: Wan's names and shapes, diffusers' names for the same tensors.
 
 Wan's names are ours. Their shapes are the modules' own, so the table cannot drift from the code; diffusers' names
 follow by rule, and diffusers stores the same shapes.
@@ -6,10 +6,16 @@ follow by rule, and diffusers stores the same shapes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import torch
 
+from seko_export.checkpoints.key_table import Naming
+from seko_export.checkpoints.keycheck import compare_keys
+from seko_export.checkpoints.sources import OpenedFiles, TensorSource
 from seko_export.config.media import VaeConfig
-from seko_export.media.wan_vae import VaeDecode, VaeEncode, latent_statistics
+from seko_export.media.wan_vae import VAE_PRESETS, VaeDecode, VaeEncode, latent_statistics
 
 HALVES = ("decoder", "encoder", "both")
 
@@ -95,3 +101,65 @@ def _in_diffusers(name: str, level: int) -> str:
     else:  # inside the attention: middle.1.to_qkv
         parts[:3] = [OUTER_MODULES[".".join(parts[:3])]]
     return f"{'.'.join(parts)}{inner}.{leaf}"
+
+
+def match_vae_sources(
+    path: Path, opened: OpenedFiles, config: VaeConfig, half: str
+) -> tuple[str, Mapping[str, TensorSource]]:
+    """Give every key of the VAE, or of one half of it, its stored tensor, strictly.
+
+    Parameters
+    ----------
+    path : Path
+        Where the checkpoint lies, for the message.
+    opened : OpenedFiles
+        What was found there.
+    config : VaeConfig
+        What must be there.
+    half : str
+        ``decoder``, ``encoder`` or ``both``. The other half may be there, of any shape, or not; a key of neither
+        is unknown.
+
+    Returns
+    -------
+    format_name : str
+        ``wan`` or ``diffusers``.
+    sources : Mapping[str, TensorSource]
+        By Wan key, in the order of `vae_shapes`.
+
+    Raises
+    ------
+    WeightKeysError
+        If a key is unknown, missing, of another shape, or there twice; all of them are listed in one error.
+    """
+    names = vae_diffusers_names(config)
+    signs = ("mid_block.", "quant_conv.", "up_blocks.", "down_blocks.")
+    ours = {theirs: name for name, theirs in names.items()}
+    naming = Naming("diffusers", ours.__getitem__, names.__getitem__, signs)
+    if not naming.fits(opened):
+        naming = Naming("wan", str, str)
+    sources = compare_keys(
+        f"{path} ({naming.name} names) does not hold the weights of a VAE of base_dim {config.base_dim} "
+        f"(asked for: {half}):",
+        opened,
+        naming,
+        vae_shapes(config, half),
+        hints=lambda: _vae_hints(opened, naming, config),
+        passed_over=names,
+    )
+    return naming.name, sources
+
+
+def _vae_hints(opened: OpenedFiles, naming: Naming, config: VaeConfig) -> list[str]:
+    shapes = naming.shapes_in(opened)
+    # Where each half has base_dim channels, at the first level: what goes into the last conv, out of the first.
+    for name, axis in (("decoder.head.2.weight", 1), ("encoder.conv1.weight", 0)):
+        if len(shapes.get(name, ())) > axis:
+            base_dim = (
+                shapes[name][axis] // config.dim_mult[0] if name.startswith("decoder") else shapes[name][axis]
+            )
+            if base_dim != config.base_dim:
+                presets = [name for name, preset in VAE_PRESETS.items() if preset.base_dim == base_dim]
+                known = f": the VAE {presets[0]!r}" if presets else ""
+                return [f"the file's VAE has base_dim {base_dim} (expected {config.base_dim}){known}"]
+    return []

@@ -20,8 +20,6 @@ from seko_export.options.declaration import BuildOptions, Option, declared, flag
 from seko_export.roofline.gpus import GPUS
 from seko_runtime.end_signals import until_ended
 
-RANDOM_WEIGHTS = "no checkpoint named: using seeded random weights (noise, not video)"
-
 
 class SekoGroup(click.Group):
     """A group that ends with our exit codes: 2 usage, 3 checkpoint, 4 artifact, 5 environment, 6 numeric."""
@@ -95,6 +93,8 @@ def _numbers(_: click.Context, param: click.Parameter, value: str | None) -> tup
 def build(checkpoint: Path | None, output: Path, force: bool, as_json: bool, **asked: Any) -> None:
     """Build an artifact from CHECKPOINT (Self-Forcing .pt, Wan or diffusers safetensors).
 
+    Its dimensions are read from it; `seko-export inspect CHECKPOINT` shows them, and what it leaves open.
+
     Without a CHECKPOINT: the sample model, which makes video of sentences; with --preset tiny a small one with seeded
     random weights, made on the spot.
     """
@@ -106,7 +106,7 @@ def build(checkpoint: Path | None, output: Path, force: bool, as_json: bool, **a
             output,
             replace=force,
             progress=tell,
-            random_weights=lambda: click.echo(RANDOM_WEIGHTS, err=True),
+            note=lambda sentence: click.echo(sentence, err=True),
         )
     if as_json:
         print_json(result.report())

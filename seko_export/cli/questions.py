@@ -14,18 +14,28 @@ from seko_export.cli.shared import artifact_argument, json_option, print_json
 
 
 @click.command()
-@artifact_argument
+@click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
 @json_option
-def inspect(artifact: Path, as_json: bool) -> None:
-    """Show what ARTIFACT holds, after checking every hash; no engine is loaded."""
-    from seko_export.tools.inspection import inspect_artifact
+def inspect(path: Path, as_json: bool) -> None:
+    """Show what PATH holds: an artifact, after checking every hash, or a checkpoint and the build that it is for.
 
-    report = inspect_artifact(artifact)
+    No engine is loaded and no weight of a checkpoint is read.
+    """
+    import seko_export
+
+    report = seko_export.inspect(path)
     if as_json:
         print_json(report)
         return
     for key, value in report.items():
-        click.echo(f"{key:12} {_plain(value)}")
+        if isinstance(value, dict) and all(isinstance(one, dict) and "from" in one for one in value.values()):
+            for name, fact in value.items():
+                click.echo(f"{key:12} {name} {fact['value']}  ({fact['from']})")
+        elif key == "notes":
+            for note in value:
+                click.echo(f"{key:12} {note}")
+        else:
+            click.echo(f"{key:12} {_plain(value)}")
 
 
 @click.command()

@@ -10,14 +10,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
+from seko_export.checkpoints.key_table import KeyTable
+from seko_export.checkpoints.sources import OpenedFiles
 from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
+from seko_export.families.recognition import Recognised
 from seko_runtime.format.manifest import Buffer, Call, InputSpec
 
 
@@ -91,9 +95,35 @@ class Family(ABC):
     def presets(self) -> Mapping[str, Preset]:
         """Named defaults, for ``--preset``."""
 
+    @property
     @abstractmethod
-    def shapes(self, model: ModelConfig) -> dict[str, tuple[int, ...]]:
-        """Return name and shape of every tensor that a checkpoint of this model holds, in the order of its layers."""
+    def keys(self) -> KeyTable:
+        """Key names and shapes of the family's checkpoints, and the files in which they come."""
+
+    def recognise(self, where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -> Recognised | None:
+        """Return what a checkpoint tells of its model, or None where it is not of this family.
+
+        A family that no file tells by its content, as one outside this package, leaves it as it is: its models are
+        named by the caller.
+
+        Shapes tell first. ``told``, the content of the config.json beside the weights, decides what shapes cannot:
+        heads, eps, window, sink, shift. What the family may assume where neither tells is marked so; what it may not
+        is left out, and the user is asked for it. ``where`` names the checkpoint in messages.
+
+        Raises
+        ------
+        ContradictionError
+            If the two say different things, with both values.
+        NotACheckpointError
+            If config.json has a field of another type than it should.
+        """
+        del where, opened, told
+        return None
+
+    def is_config(self, told: Mapping[str, Any]) -> bool:
+        """Tell whether a config.json beside weights may be of this family, rather than of a VAE or text encoder."""
+        del told
+        return False
 
     @abstractmethod
     def graph(self, config: BuildConfig) -> ModelGraph:

@@ -63,7 +63,12 @@ class BuildOptions:
     """Self-Forcing ``.pt``, Wan or diffusers safetensors; None: the sample, or random weights of a small preset."""
 
     preset: str | None = _option(
-        "Model: sample, tiny, self-forcing-1.3b, wan-14b. Without a checkpoint: sample.", "model", plan=True
+        "Model: sample, tiny, self-forcing-1.3b, wan-14b. Without it the checkpoint says; without both: sample.",
+        "model",
+        plan=True,
+    )
+    heads: int | None = _option(
+        "Attention heads, where no config.json beside the weights tells them.", "model"
     )
     no_ema: bool = _option("Take a .pt's plain weights (generator), not their average.", "model", False)
 
@@ -163,6 +168,10 @@ class BuildOptions:
         ):
             if refused and given is not None:
                 raise UsageError(f"{option} {given} contradicts {refusal}: give one of them")
+        if self.heads is not None and self.checkpoint is None:
+            raise UsageError(f"--heads {self.heads} is of a checkpoint: name one")
+        if self.heads is not None and self.heads < 1:
+            raise UsageError(f"--heads {self.heads}: expected at least 1")
         if self.fp4_kv and self.kv not in (None, "fp4"):
             raise UsageError(f"--fp4-kv contradicts --kv {self.kv}: give one of them")
         if self.sessions is None and self.batch is not None and len(self.batch) > 1:

@@ -18,6 +18,7 @@ from seko_export.families.base import Preset
 from seko_export.families.registry import presets as all_presets
 from seko_export.host.environment import Target, has_fp8, resolve_target
 from seko_export.options.declaration import BuildOptions
+from seko_export.options.model import preset_model, read_model
 from seko_export.options.sample import SAMPLE_FOLDER, Sample, read_sample
 from seko_export.options.sources import MediaSources, find_tokenizer
 from seko_kernels import hopper_attention_bf16
@@ -43,11 +44,14 @@ class ResolvedBuild:
         The transformer's weights; None: random ones are to be made.
     media : MediaSources
         The files of all else.
+    notes : tuple of str
+        Sentences on what the checkpoint does not tell and nobody said.
     """
 
     config: BuildConfig
     checkpoint: Path | None
     media: MediaSources
+    notes: tuple[str, ...] = ()
 
 
 def resolve_build(
@@ -58,7 +62,7 @@ def resolve_build(
     Parameters
     ----------
     options : BuildOptions
-        Where a checkpoint is named, the preset must be too, because shapes alone do not tell heads.
+        What `seko-export build` takes.
     machine : Target, optional
         In place of what ``--target`` says: for an estimate of what another machine would do.
     sample_folder : Path
@@ -69,33 +73,34 @@ def resolve_build(
     UsageError
         If a name is unknown or options contradict each other.
     CheckpointError
-        If the sample, or a VAE or text encoder that was named, cannot be read.
+        If the sample, or a checkpoint, VAE or text encoder that was named, cannot be read or contradicts itself.
     MachineError
         If this machine cannot build for the target.
     """
     preset, checkpoint = options.preset, options.checkpoint
     known = all_presets()
     names = (SAMPLE, *known)
-    if preset is None:
-        if checkpoint is not None:
-            raise UsageError(f"name the checkpoint's model with --preset: one of {', '.join(names)}")
+    if preset is None and checkpoint is None:
         preset = SAMPLE if sample_folder.is_dir() else RANDOM
-    if preset not in names:
+    if preset is not None and preset not in names:
         raise UsageError(f"--preset {preset!r} is not known: expected one of {', '.join(names)}")
     wanted = _kv_scheme("fp4" if options.fp4_kv else options.kv or EXACT)
     machine = machine or resolve_target(options.target)
     device = machine.device
     sample = read_sample(sample_folder) if preset == SAMPLE else None
-    chosen = Preset(sample.model, sample.stream) if sample else known[preset]
-    stream = replace(chosen.stream, **options.layout)
-    _check_sink(stream)
+    if preset is None and checkpoint is not None:
+        chosen = read_model(options, checkpoint, known)
+    else:
+        named = Preset(sample.model, sample.stream) if sample else known[preset or RANDOM]
+        chosen = preset_model(preset or RANDOM, named, sample.schedule if sample else None, options)
+    _check_sink(chosen.stream)
     files, vae, text = _media(options, sample)
     exact = "bf16" if device == "cuda" else "fp32"
     keys, values = (exact if name == EXACT else name for name in (wanted.keys, wanted.values))
     config = BuildConfig(
         chosen.model,
-        stream,
-        sample.schedule if sample else Schedule.warped(),
+        chosen.stream,
+        chosen.schedule or Schedule.warped(),
         str(replace(wanted, keys=keys, values=values)),
         device,
         text,
@@ -120,7 +125,8 @@ def resolve_build(
             "leave it out"
         )
     refuse_uncarried(export_backend(options.backend), config)
-    return ResolvedBuild(config, sample.checkpoint if sample and checkpoint is None else checkpoint, files)
+    weights = sample.checkpoint if sample and checkpoint is None else checkpoint
+    return ResolvedBuild(config, weights, files, chosen.notes)
 
 
 def _kv_scheme(text: str) -> KvScheme:

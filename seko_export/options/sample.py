@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seko_export.checkpoints.dimensions import read_json_object, text_config, vae_config
+from seko_export.checkpoints.dimensions import text_config, vae_config
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
+from seko_export.checkpoints.json_files import read_json_object
 from seko_export.config.media import TextEncoderConfig, VaeConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule

@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from seko_export.checkpoints.dimensions import read_json_object
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
+from seko_export.checkpoints.json_files import read_json_object
 from seko_export.checkpoints.load import load_text_encoder, load_vae
-from seko_export.checkpoints.random import write_random_checkpoint
 from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.errors import UsageError
 from seko_export.families.base import MediaTensors
+from seko_export.families.model_files import write_random_checkpoint
 from seko_export.host.workshop import workshop
 from seko_export.media.pieces import text_table
 from seko_export.media.wan_vae import VaeTensors
@@ -25,6 +25,7 @@ from seko_runtime.format.whole_files import disk_faults
 from seko_runtime.video.text import PromptIds, clean_prompt
 
 TOKENIZER = "tokenizer.json"
+RANDOM_WEIGHTS = "no checkpoint named: using seeded random weights (noise, not video)"
 
 
 @dataclass(frozen=True)
@@ -141,19 +142,17 @@ def prompt_ids(tokenizer: Path, config: BuildConfig, prompt: str) -> Tensor | No
 
 
 @contextmanager
-def opened_checkpoint(
-    named: Path | None, model: ModelConfig, random_weights: Callable[[], None]
-) -> Iterator[Path]:
+def opened_checkpoint(named: Path | None, model: ModelConfig, note: Callable[[str], None]) -> Iterator[Path]:
     """Give the checkpoint that was named, or a small random one in Self-Forcing's own format until the block ends.
 
-    ``random_weights`` is called before one is written.
+    ``note`` is told before one is written.
     """
     if named is not None:
         yield named
         return
     with workshop("seko-sample-") as folder:
         path = folder / "sample.pt"
-        random_weights()
+        note(RANDOM_WEIGHTS)
         with disk_faults(path):
             write_random_checkpoint(path, model, format="self-forcing", seed=0)
         yield path

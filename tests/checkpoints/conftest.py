@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from seko_export.checkpoints import wan_shapes, write_random_checkpoint
 from seko_export.checkpoints.random import random_weight
 from seko_export.config.model import ModelConfig
+from seko_export.families.model_files import write_random_checkpoint
+from seko_export.families.wan.keys import spread, wan_shapes
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +34,7 @@ def model() -> ModelConfig:
 def weights(model: ModelConfig) -> dict[str, torch.Tensor]:
     """What every checkpoint of seed 7 holds, in bfloat16; a fresh dict that a test may spoil."""
     return {
-        name: random_weight(name, shape, seed=7, dtype=torch.bfloat16)
+        name: random_weight(name, shape, seed=7, dtype=torch.bfloat16, spread=spread)
         for name, shape in wan_shapes(model).items()
     }
 

@@ -16,9 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from seko_export.checkpoints import errors, load_checkpoint, wan_shapes, write_random_checkpoint
+from seko_export.checkpoints import errors
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError
+from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
+from seko_export.families.wan.keys import wan_shapes
 
 Weights = dict[str, torch.Tensor]
 FILES = ("self-forcing", "wan")

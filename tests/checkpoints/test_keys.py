@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seko_export.checkpoints import diffusers_to_wan, wan_shapes, wan_to_diffusers
-from seko_export.checkpoints.random import diffusers_config
 from seko_export.config.model import ModelConfig
+from seko_export.families.wan.keys import diffusers_config, diffusers_to_wan, wan_shapes, wan_to_diffusers
 from seko_export.families.wan.presets import PRESETS
 
 configs = st.builds(

@@ -13,10 +13,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from seko_export.checkpoints import FORMATS, load_checkpoint, wan_shapes, wan_to_diffusers
 from seko_export.checkpoints.load import is_finite
 from seko_export.config.model import ModelConfig
 from seko_export.errors import UsageError
+from seko_export.families.model_files import load_checkpoint
+from seko_export.families.wan.keys import FORMATS, wan_shapes, wan_to_diffusers
 
 Weights = dict[str, torch.Tensor]
 
@@ -58,7 +59,7 @@ def test_diffusers_single_file(
 def test_diffusers_own_save_is_read(tmp_path: Path, model: ModelConfig) -> None:
     from diffusers import WanTransformer3DModel
 
-    from seko_export.checkpoints.random import diffusers_config
+    from seko_export.families.wan.keys import diffusers_config
 
     theirs = WanTransformer3DModel.from_config(diffusers_config(model))
     theirs.save_pretrained(tmp_path / "whole")
@@ -142,7 +143,7 @@ def test_opening_reads_no_weights(format: str, tmp_path: Path) -> None:
     script = f"""
 import resource, sys
 from pathlib import Path
-from seko_export.checkpoints import load_checkpoint, write_random_checkpoint
+from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
 from seko_export.config.model import ModelConfig
 model = ModelConfig(name="m", layers=1, dim=512, heads=4, ffn_dim=60_000)
 path = Path(sys.argv[1])

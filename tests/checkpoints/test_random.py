@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from seko_export.checkpoints import FORMATS, random, wan_shapes, wan_to_diffusers, write_random_checkpoint
-from seko_export.checkpoints.random import diffusers_config, random_weight
+from seko_export.checkpoints import random
+from seko_export.checkpoints.random import random_weight
 from seko_export.config.model import ModelConfig
 from seko_export.errors import MachineError, UsageError
+from seko_export.families.model_files import write_random_checkpoint
+from seko_export.families.wan.keys import FORMATS, diffusers_config, spread, wan_shapes, wan_to_diffusers
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_checkpoint.py"
 
@@ -35,8 +37,10 @@ def test_same_seed_same_bytes(format: str, tmp_path: Path, model: ModelConfig) -
 def test_every_weight_differs_and_bf16_is_the_rounded_fp32(model: ModelConfig) -> None:
     seen = set()
     for name, shape in wan_shapes(model).items():
-        exact = random_weight(name, shape, seed=3, dtype=torch.float32)
-        assert torch.equal(random_weight(name, shape, seed=3, dtype=torch.bfloat16), exact.bfloat16())
+        exact = random_weight(name, shape, seed=3, dtype=torch.float32, spread=spread)
+        assert torch.equal(
+            random_weight(name, shape, seed=3, dtype=torch.bfloat16, spread=spread), exact.bfloat16()
+        )
         assert exact.std() > 0
         seen.add(exact.flatten()[:16].numpy().tobytes())
     assert len(seen) == len(wan_shapes(model))
@@ -48,7 +52,7 @@ def test_activations_stay_near_one_through_depth(layers: int) -> None:
 
     config = ModelConfig(name="deep", layers=layers, dim=128, heads=2, ffn_dim=256, text_dim=64, freq_dim=64)
     state = {
-        wan_to_diffusers(name): random_weight(name, shape, seed=0, dtype=torch.float32)
+        wan_to_diffusers(name): random_weight(name, shape, seed=0, dtype=torch.float32, spread=spread)
         for name, shape in wan_shapes(config).items()
     }
     transformer = WanTransformer3DModel.from_config(diffusers_config(config)).eval()

@@ -10,13 +10,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from seko_export.checkpoints import errors, load_checkpoint, wan_shapes, wan_to_diffusers
+from seko_export.checkpoints import errors
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError
+from seko_export.families.model_files import load_checkpoint
+from seko_export.families.wan.keys import wan_shapes, wan_to_diffusers
 from seko_export.families.wan.presets import PRESETS
 
 Weights = dict[str, torch.Tensor]
-MODELS = [preset.model for preset in PRESETS.values()]
 
 
 def refusal(path: Path, model: ModelConfig, kind: type[CheckpointError], **options: Any) -> Any:
@@ -75,11 +76,11 @@ def test_one_weight_under_two_wrappers_is_refused(
 
 @pytest.mark.parametrize("format", ["self-forcing", "wan", "wan-sharded", "diffusers"])
 def test_another_presets_set_is_named(format: str, tmp_path: Path) -> None:
-    from seko_export.checkpoints import write_random_checkpoint
+    from seko_export.families.model_files import write_random_checkpoint
 
     path = tmp_path / "tiny"
     write_random_checkpoint(path, PRESETS["tiny"].model, format=format, seed=0)
-    text = str(refusal(path, PRESETS["self-forcing-1.3b"].model, errors.WeightKeysError, known_models=MODELS))
+    text = str(refusal(path, PRESETS["self-forcing-1.3b"].model, errors.WeightKeysError))
     assert "dim 256 (expected 1536)" in text
     assert "--preset tiny" in text
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from seko_export.checkpoints import write_random_checkpoint
 from seko_export.checkpoints.text_keys import text_shapes, text_transformers_names
 from seko_export.checkpoints.vae_keys import vae_shapes
 from seko_export.config.media import TextEncoderConfig, VaeConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
+from seko_export.families.model_files import write_random_checkpoint
 
 VAE = VaeConfig(base_dim=4, num_res_blocks=1, latents_mean=(0.1,) * 16, latents_std=(0.5,) * 16)
 TEXT = TextEncoderConfig(

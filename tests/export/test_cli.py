@@ -20,11 +20,13 @@ from safetensors.torch import load_file, save_file
 
 from seko_export.artifact.manifest_json import manifest_json
 from seko_export.artifact.writer import hash_files
-from seko_export.checkpoints import write_random_checkpoint
+from seko_export.config.model import ModelConfig
+from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.wan.presets import PRESETS
 from seko_export.host import environment
 from seko_runtime.format.manifest_reader import parse_manifest
 from tests.conftest import SEKO_EXPORT
+from tests.export.media_files import write_text_encoder, write_vae
 
 USAGE, CHECKPOINT, ARTIFACT, ENVIRONMENT, NUMERIC = 2, 3, 4, 5, 6
 PATIENCE_S = 60.0
@@ -97,6 +99,60 @@ def test_inspect(fp4, invoke):
     assert text.exit_code == 0
     assert {line.split()[0] for line in text.stdout.splitlines()} == set(report)
     assert report["text"] is report["video"] is None
+
+
+def test_inspect_of_a_checkpoint(invoke, checkpoint, tmp_path):
+    """Told by what lies there; everything that the JSON holds is in the text; the command can be run as it is."""
+    report = last_json(invoke("inspect", checkpoint, "--json"))
+    assert (report["family"], report["format"], report["part"]) == ("wan", "self-forcing", "generator_ema")
+    assert report["preset"] == "tiny"
+    assert report["model"]["dim"] == {"value": 256, "from": "shapes"}
+    assert report["model"]["heads"] == {"value": 2, "from": "preset tiny"}
+    assert (report["dtypes"], report["bytes"]) == ({"bfloat16": 69}, checkpoint.stat().st_size)
+    assert report["parameters"] == 2_177_856
+    assert report["command"] == f"seko-export build {checkpoint} --heads 2 -o artifacts/tiny"
+    (note,) = report["notes"]
+    assert "heads 2, text_tokens 32, norm_eps 1e-06 (preset tiny)" in note
+    text = invoke("inspect", checkpoint)
+    assert text.exit_code == 0
+    assert {line.split()[0] for line in text.stdout.splitlines()} == set(report)
+    odd = ModelConfig("odd", layers=3, dim=144, heads=3, ffn_dim=80, text_dim=24, freq_dim=16)
+    write_random_checkpoint(tmp_path / "o d d", odd, format="diffusers", seed=0)
+    (tmp_path / "o d d/vae").mkdir()
+    report = last_json(invoke("inspect", tmp_path / "o d d", "--json"))
+    assert report["preset"] is None
+    assert report["model"]["heads"] == {"value": 3, "from": "config.json (num_attention_heads)"}
+    vae = f"--vae '{tmp_path}/o d d/vae'"
+    assert report["command"] == f"seko-export build '{tmp_path}/o d d' {vae} -o artifacts/wan-144x3"
+
+
+def test_inspect_of_a_checkpoint_that_leaves_its_heads_open(invoke, tmp_path):
+    odd = ModelConfig("odd", layers=1, dim=144, heads=3, ffn_dim=80, text_dim=24, freq_dim=16)
+    write_random_checkpoint(tmp_path / "odd", odd, format="wan", seed=0)
+    report = last_json(invoke("inspect", tmp_path / "odd", "--json"))
+    assert "heads" not in report["model"]
+    assert "--heads N" in report["command"]
+    assert "does not tell its heads" in report["notes"][-1]
+    refused = invoke("build", tmp_path / "odd", "-o", tmp_path / "out")
+    assert_refused(refused, USAGE, "does not tell its heads", "144", "--heads N", "config.json")
+
+
+def test_inspect_of_other_files(invoke, tmp_path, checkpoint):
+    """A VAE is named as one; a damaged checkpoint is a damaged checkpoint, not an artifact; weights alone of a .pt."""
+    vae = invoke("inspect", write_vae(tmp_path / "vae"))
+    assert_refused(vae, CHECKPOINT, "no model of a known family (wan)", "it is a VAE", "--vae")
+    text = invoke("inspect", write_text_encoder(tmp_path / "text"))
+    assert_refused(text, CHECKPOINT, "it is a UMT5 text encoder", "--text-encoder")
+    (tmp_path / "cut.pt").write_bytes(checkpoint.read_bytes()[:5000])
+    assert_refused(invoke("inspect", tmp_path / "cut.pt"), CHECKPOINT, "cut short or damaged")
+    trained = torch.load(checkpoint, weights_only=True)["generator"]
+    torch.save({"generator": trained}, tmp_path / "trained.pt")
+    report = last_json(invoke("inspect", tmp_path / "trained.pt", "--json"))
+    assert report["part"] == "generator"
+    assert "--no-ema" in report["command"]
+    trained["model.stray"] = torch.zeros(1)
+    torch.save({"generator_ema": trained}, tmp_path / "stray.pt")
+    assert_refused(invoke("inspect", tmp_path / "stray.pt"), CHECKPOINT, "1 unknown: model.stray")
 
 
 def test_verify(fp4, invoke):
@@ -211,6 +267,7 @@ def test_no_artifact(tmp_path, invoke, command):
         (["--height", "-16"], USAGE, ["height -16", "multiple of 16"]),
         (["--chunk-frames", "0"], USAGE, ["chunk_frames 0", "at least 1"]),
         (["--batch", "0"], USAGE, ["batch 0", "at least 1"]),
+        (["--heads", "2"], USAGE, ["--heads 2", "of a checkpoint"]),
         (["--sink-frames", "-1"], USAGE, ["sink_frames -1", "at least 0"]),
         (["--sink-frames", "30"], USAGE, ["--sink-frames 30", "--ring-frames 6", "36", "N minus the sink"]),
         (["--chunk-frames", "7"], USAGE, ["chunk of 7", "ring of 6", "raise --ring-frames"]),
@@ -257,7 +314,11 @@ def test_options_that_click_refuses(workplace, invoke, options):
 def test_checkpoints_that_cannot_be(workplace, invoke, checkpoint):
     goal = workplace / "out/x"
     named = ["--preset", "tiny", "-o", goal]
-    assert_refused(invoke("build", checkpoint, "-o", goal), USAGE, "--preset", "tiny")
+    nameless = invoke("build", workplace / "absent.pt", "-o", goal)
+    assert_refused(nameless, CHECKPOINT, "absent.pt", "give the path")
+    assert_refused(invoke("build", checkpoint, "--heads", "3", "-o", goal), USAGE, "dim 256", "heads 3")
+    both = invoke("build", checkpoint, "--heads", "4", *named)
+    assert_refused(both, USAGE, "--heads 4", "--preset tiny, which has 2")
     assert_refused(invoke("build", workplace / "absent.pt", *named), CHECKPOINT, "absent.pt", "give the path")
     other = invoke("build", checkpoint, "--preset", "self-forcing-1.3b", "-o", goal)
     assert_refused(other, CHECKPOINT, "tiny.pt")

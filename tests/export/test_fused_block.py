@@ -22,7 +22,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 
 from seko_export.build_steps import build_artifact
-from seko_export.checkpoints import write_random_checkpoint
 from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import PoolConfig, StreamConfig
@@ -30,6 +29,7 @@ from seko_export.engines.piece import FlatModule
 from seko_export.errors import UsageError
 from seko_export.families.layers.fused_block import RowFusedBlock
 from seko_export.families.layers.pieces import make_pieces, make_programs
+from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.wan.presets import PRESETS
 from seko_export.goldens import record as golden
 from seko_export.goldens.calibration import KvStatistics, layer_constants

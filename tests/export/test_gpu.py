@@ -11,13 +11,14 @@ import torch
 from numpy.typing import NDArray
 
 from seko_export.build_steps import build_artifact
-from seko_export.checkpoints import load_checkpoint, load_vae, write_random_checkpoint
+from seko_export.checkpoints import load_vae
 from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.weights import model_weights
+from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
 from seko_export.families.wan.presets import PRESETS
 from seko_export.goldens import bounds as golden_bounds
 from seko_export.goldens import record as golden

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from seko_export.checkpoints import load_checkpoint
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
 from seko_export.errors import UsageError
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.weights import model_weights
+from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
 from seko_export.goldens import record as golden
 from seko_export.host.progress import silent
 from seko_export.options.sample import SAMPLE_FOLDER, read_sample
@@ -73,11 +74,25 @@ def test_parts_can_be_left_out_and_exchanged(folder, tmp_path):
     assert own.config.text == TEXT  # cuts prompts, as pipelines do
     tiny = plan(folder, "tiny", vae=vae)
     assert (tiny.config.model.name, tiny.config.vae, tiny.config.text) == ("tiny", VAE, None)
-    other = plan(folder, "sample", checkpoint=tmp_path / "own.safetensors")
-    assert other.checkpoint == tmp_path / "own.safetensors"
+    trained = tmp_path / "own.safetensors"
+    write_random_checkpoint(trained, SAMPLE_MODEL, format="wan", seed=1)
+    other = plan(folder, "sample", checkpoint=trained)
+    assert other.checkpoint == trained
     assert other.config.vae == VAE
-    with pytest.raises(UsageError, match="--preset: one of sample, tiny"):
-        plan(folder, checkpoint=tmp_path / "own.safetensors")
+
+
+def test_the_samples_own_config_tells_all_of_its_weights(folder):
+    """Model, layout and times of dit.safetensors are those of the preset, which has a VAE, too."""
+    named, read = plan(folder, no_vae=True, no_text=True), plan(folder, checkpoint=folder / "dit.safetensors")
+    assert replace(read.config, model=replace(read.config.model, name="sample")) == named.config
+    assert read.notes == ()
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(told | {"schedule": {"timesteps": ["soon"]}}))
+    try:
+        with pytest.raises(NotACheckpointError, match="'soon', expected a number above 0"):
+            plan(folder, checkpoint=folder / "dit.safetensors")
+    finally:
+        (folder / "config.json").write_text(json.dumps(told))
 
 
 def test_it_makes_video_of_a_sentence(folder):

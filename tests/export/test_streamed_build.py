@@ -14,9 +14,9 @@ from safetensors.numpy import load_file
 
 from scripts.bench.resident_copy import resident_copy
 from seko_export.build_steps import build_artifact
-from seko_export.checkpoints import write_random_checkpoint
 from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
+from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.wan.presets import PRESETS
 from seko_runtime import open_artifact
 from seko_runtime.cli.commands import main

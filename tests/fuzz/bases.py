@@ -18,8 +18,8 @@ import torch
 from seko_export.artifact.manifest_json import manifest_json
 from seko_export.artifact.packing import pack_artifact
 from seko_export.artifact.signing import make_key, sign_artifact
-from seko_export.checkpoints import write_random_checkpoint
 from seko_export.config.model import ModelConfig
+from seko_export.families.model_files import write_random_checkpoint
 from seko_runtime.backends.memory import Engine, Memory
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import EngineLoadError

@@ -14,9 +14,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from seko_export.checkpoints import load_checkpoint
 from seko_export.checkpoints.dimensions import text_config_of, vae_config_of
 from seko_export.errors import ExportError
+from seko_export.families.model_files import load_checkpoint, recognise_checkpoint
 from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE
 from seko_runtime.format.safetensors_map import map_safetensors
 from seko_runtime.format.tar_format import BLOCK_BYTES, END, member_header, padding
@@ -293,7 +293,7 @@ def checkpoint_case(bases: Bases, random: Random, folder: Path, notes: list[str]
     put(target, content)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for config_of in (text_config_of, vae_config_of):
+        for config_of in (text_config_of, vae_config_of, recognise_checkpoint):
             with contextlib.suppress(ExportError):  # that it is none of that kind is an answer
                 config_of(path)
         checkpoint = load_checkpoint(path, MODEL)

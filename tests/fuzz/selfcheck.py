@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from seko_export.checkpoints import load_checkpoint
+from seko_export.families.model_files import load_checkpoint
 from seko_runtime.errors import ManifestError, UsageError
 from seko_runtime.format.manifest import SIGNATURE_FILE
 from seko_runtime.format.unpacking import unpack_artifact

@@ -25,11 +25,11 @@ from scripts.kv_quality.trial_formats import TRICKS, TrialKv, hadamard
 from scripts.train_sample.shapes import draw_scenes, render
 from scripts.train_sample.text import make_encoder, save_tokenizer, text_config
 from scripts.train_sample.train_vae import Vae, init_vae
-from seko_export.checkpoints.random import write_random_checkpoint
 from seko_export.config.media import VaeConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
 from seko_export.families.layers.rotary import rotary_tables
+from seko_export.families.model_files import write_random_checkpoint
 from seko_kernels.kv_formats import ChannelStatistics
 from seko_runtime.video.ring import Ring
 from tests.tolerances import STEP

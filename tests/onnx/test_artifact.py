@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from onnx import ModelProto, TensorProto, checker, helper
 
 from seko_export.artifact.manifest_json import manifest_json
 from seko_export.backends.onnx_form.form_check import all_nodes, open_shapes
+from seko_export.config.model import ModelConfig
+from seko_export.families.model_files import write_random_checkpoint
 from seko_runtime import open_artifact
 from seko_runtime.errors import BackendMissingError, EngineLoadError, EngineSignatureError
 from seko_runtime.format.manifest import Manifest
@@ -27,6 +29,9 @@ from seko_runtime.opening.artifact import check_artifact
 from tests.conftest import Built, build_tiny
 from tests.runtime.toy import file_entries
 
+ODD = ModelConfig(
+    "wan-144x3", layers=3, dim=144, heads=3, ffn_dim=800, text_dim=24, text_tokens=8, freq_dim=16
+)
 PASSES = {"denoise": "denoise.onnx", "context": "context.onnx"}
 VERIFY = """
 import json, sys
@@ -39,9 +44,11 @@ sys.exit(code or (f"imported {bad}" if bad else 0))
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The tiny model on 32x32 pixels with an FP4 cache, as ONNX; not to be changed."""
-    goal = tmp_path_factory.mktemp("onnx") / "artifact"
-    return build_tiny(goal, "--fp4-kv", "--backend", "onnx", "--height", "32", "--width", "32")
+    """A model of no preset's sizes, read from its file, on 32x32 pixels with an FP4 cache; not to be changed."""
+    home = tmp_path_factory.mktemp("onnx")
+    write_random_checkpoint(home / "odd", ODD, format="wan-sharded", seed=0)
+    layout = ("--height", "32", "--width", "32", "--sink-frames", "1", "--ring-frames", "6")
+    return build_tiny(home / "artifact", "--fp4-kv", "--backend", "onnx", *layout, model=(str(home / "odd"),))
 
 
 @pytest.fixture
@@ -56,6 +63,13 @@ def test_it_was_verified_by_the_build_and_verifies_without_torch(built: Built) -
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["ok"] is True
+
+
+def test_sizes_of_no_preset_are_built(built: Built) -> None:
+    """Layers, width, heads and all else come from the checkpoint: no option and no preset says them."""
+    told = parse_manifest((built.folder / "manifest.json").read_bytes()).model
+    assert {name: told[name] for name in asdict(ODD)} == asdict(ODD)
+    assert "does not tell" not in built.done.stderr  # nothing had to be assumed
 
 
 def test_the_manifest_has_functional_engines_and_names_the_passes(built: Built) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from seko_export.checkpoints.key_table import KeyTable, Naming
 from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
@@ -81,10 +82,10 @@ class CameraFamily(Family):
         """Named defaults."""
         return {MODEL.name: Preset(MODEL, STREAM)}
 
-    def shapes(self, model: ModelConfig) -> dict[str, tuple[int, ...]]:
-        """Return name and shape of every tensor of a checkpoint, by the family's own words."""
-        pieces = self.graph(BuildConfig(model, STREAM, Schedule.warped((1000.0,)), "fp32", "cpu")).pieces
-        return {own: argument_shape for _, own, argument_shape, _ in _tensors(pieces)}
+    @property
+    def keys(self) -> KeyTable:
+        """The checkpoint's own words; its sizes are not read off them."""
+        return KeyTable("safetensors", _shapes, (Naming("camera", str, str),), (), "patch_embedding.weight")
 
     def graph(self, config: BuildConfig) -> ModelGraph:
         """Return engines, programs, buffers and inputs of a build."""
@@ -129,12 +130,18 @@ def random_checkpoint(model: ModelConfig = MODEL) -> dict[str, Tensor]:
     """Return random weights by the checkpoint's names, scaled so that every one shows in the output."""
     generator = torch.Generator().manual_seed(0)
     made = {}
-    for name, shape in FAMILY.shapes(model).items():
+    for name, shape in _shapes(model).items():
         weight = torch.randn(shape, generator=generator)
         is_norm = "norm" in name and name.endswith("weight")
         wide = len(shape) > 1 and "modulation" not in name
         made[name] = 1 + 0.1 * weight if is_norm else weight / shape[-1] ** 0.5 if wide else 0.1 * weight
     return made
+
+
+def _shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return name and shape of every tensor of a checkpoint, by the family's own words."""
+    pieces = FAMILY.graph(BuildConfig(model, STREAM, Schedule.warped((1000.0,)), "fp32", "cpu")).pieces
+    return {own: shape for _, own, shape, _ in _tensors(pieces)}
 
 
 def _tensors(pieces: Mapping[str, Piece]) -> Iterator[tuple[str, str, tuple[int, ...], torch.dtype]]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seko_export.checkpoints.keys import wan_shapes
 from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
@@ -20,6 +19,7 @@ from seko_export.config.stream import StreamConfig
 from seko_export.engines.piece import FlatModule
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
 from seko_export.families.layers.weights import model_weights
+from seko_export.families.wan.keys import wan_shapes
 from seko_export.goldens.calibration import layer_constants
 from seko_kernels.kv_formats import ChannelStatistics
 from seko_runtime.format.manifest import Call

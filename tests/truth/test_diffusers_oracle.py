@@ -14,9 +14,9 @@ from diffusers import WanTransformer3DModel
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 from torch import Tensor
 
-from seko_export.checkpoints.keys import diffusers_to_wan
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
+from seko_export.families.wan.keys import diffusers_to_wan
 from tests.tolerances import ORACLE, relative_error
 from tests.truth.eager_stream import EagerStream, random_text, small_config
 

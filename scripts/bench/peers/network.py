@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
-from seko_export.checkpoints.keys import wan_shapes
 from seko_export.checkpoints.random import random_weight
 from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
@@ -35,6 +34,7 @@ from seko_export.families.layers.causal_dit import (
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.sampler import gaussian
 from seko_export.families.layers.weights import model_weights
+from seko_export.families.wan.keys import spread, wan_shapes
 
 WEIGHT_SEED = 0  # what scripts/make_checkpoint.py takes if not told otherwise
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # q, k, v [B, T, H, D] to [B, T, H*D]
@@ -57,7 +57,12 @@ class RandomWan:
     def __getitem__(self, name: str) -> Tensor:
         """Return one tensor by Wan's name, bf16, on the CPU."""
         return random_weight(
-            name, self._shapes[name], seed=WEIGHT_SEED, dtype=torch.bfloat16, device=self._device
+            name,
+            self._shapes[name],
+            seed=WEIGHT_SEED,
+            dtype=torch.bfloat16,
+            device=self._device,
+            spread=spread,
         )
 
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from torch import Tensor
 
-from seko_export.checkpoints.keys import wan_shapes
+from seko_export.checkpoints.key_table import KeyTable
+from seko_export.checkpoints.sources import OpenedFiles
 from seko_export.config.build import BuildConfig
-from seko_export.config.model import ModelConfig
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
 from seko_export.families.base import CacheProbe, Family, MediaTensors, ModelGraph, Preset
 from seko_export.families.layers.layer_pieces import BLOCK
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
 from seko_export.families.layers.weights import model_weights
+from seko_export.families.recognition import Recognised
+from seko_export.families.wan.keys import KEYS
 from seko_export.families.wan.presets import PRESETS
+from seko_export.families.wan.recognise import is_config, recognise
 
 
 class WanFamily(Family):
@@ -28,9 +32,18 @@ class WanFamily(Family):
         """Named defaults, for ``--preset``."""
         return PRESETS
 
-    def shapes(self, model: ModelConfig) -> dict[str, tuple[int, ...]]:
-        """Return name and shape of every tensor of a checkpoint, by Wan's own names."""
-        return wan_shapes(model)
+    @property
+    def keys(self) -> KeyTable:
+        """Wan's own names, diffusers', and those of Self-Forcing's `.pt`."""
+        return KEYS
+
+    def recognise(self, where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -> Recognised | None:
+        """Return what a checkpoint tells of its model, or None where it is none of Wan's."""
+        return recognise(where, opened, told)
+
+    def is_config(self, told: Mapping[str, Any]) -> bool:
+        """Tell whether a config.json may be of a Wan model."""
+        return is_config(told)
 
     def graph(self, config: BuildConfig) -> ModelGraph:
         """Return engines, programs and buffers of a build."""

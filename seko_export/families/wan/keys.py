@@ -1,11 +1,13 @@
-"""The key table as data: Wan's names and shapes, diffusers' names for the same tensors; reads no file."""
+"""Wan's checkpoints as data: Wan's names and shapes, diffusers' names for the same tensors; reads no file."""
 
 from __future__ import annotations
 
 import re
 
+from seko_export.checkpoints.key_table import LAYER, Dimension, KeyTable, Naming, RandomForm, plain_spread
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH
+from seko_export.families.wan.presets import PRESETS
 
 # Wan's module -> diffusers' module, outside the blocks. Source: state dicts of Wan 2.1 and of
 # diffusers.WanTransformer3DModel; the test compares with the class itself.
@@ -43,7 +45,6 @@ BLOCK_MODULES: dict[str, str] = {
 OUTER_PARAMETERS: dict[str, str] = {"head.modulation": "scale_shift_table"}
 BLOCK_PARAMETERS: dict[str, str] = {"modulation": "scale_shift_table"}
 
-_BLOCK = re.compile(r"blocks\.(0|[1-9][0-9]*)\.(.+)", re.ASCII)  # no leading zero: one spelling per layer
 _LEAVES = ("weight", "bias")
 
 
@@ -131,12 +132,6 @@ def diffusers_to_wan(name: str) -> str:
     return _translate(name, OUTER_TO_WAN, BLOCK_TO_WAN)
 
 
-def layer_of(name: str) -> int | None:
-    """Return the layer that a key belongs to, or None for a key outside the blocks (both namings)."""
-    match = _BLOCK.fullmatch(name)
-    return int(match[1]) if match else None
-
-
 def _linear(module: str, out_features: int, in_features: int) -> dict[str, tuple[int, ...]]:
     return {f"{module}.weight": (out_features, in_features), f"{module}.bias": (out_features,)}
 
@@ -150,7 +145,7 @@ def _with_leaves(modules: dict[str, str], parameters: dict[str, str]) -> dict[st
 
 
 def _translate(name: str, outer: dict[str, str], block: dict[str, str]) -> str:
-    match = _BLOCK.fullmatch(name)
+    match = LAYER.fullmatch(name)
     if match is None:
         return outer[name]
     return f"blocks.{match[1]}.{block[match[2]]}"
@@ -160,3 +155,95 @@ OUTER_TO_DIFFUSERS = _with_leaves(OUTER_MODULES, OUTER_PARAMETERS)
 BLOCK_TO_DIFFUSERS = _with_leaves(BLOCK_MODULES, BLOCK_PARAMETERS)
 OUTER_TO_WAN = {other: wan for wan, other in OUTER_TO_DIFFUSERS.items()}
 BLOCK_TO_WAN = {other: wan for wan, other in BLOCK_TO_DIFFUSERS.items()}
+
+
+def wan_config(config: ModelConfig) -> dict[str, object]:
+    """Return what config.json holds for this model: the arguments of Wan's own ``WanModel``."""
+    return {
+        "_class_name": "WanModel",
+        "dim": config.dim,
+        "eps": config.norm_eps,
+        "ffn_dim": config.ffn_dim,
+        "freq_dim": config.freq_dim,
+        "in_dim": config.in_channels,
+        "model_type": "t2v",
+        "num_heads": config.heads,
+        "num_layers": config.layers,
+        "out_dim": config.out_channels,
+        "text_dim": config.text_dim,
+        "text_len": config.text_tokens,
+    }
+
+
+def diffusers_config(config: ModelConfig) -> dict[str, object]:
+    """Return what config.json holds for this model: the arguments of ``diffusers.WanTransformer3DModel``."""
+    return {
+        "_class_name": "WanTransformer3DModel",
+        "patch_size": [1, PATCH, PATCH],
+        "num_attention_heads": config.heads,
+        "attention_head_dim": config.head_dim,
+        "in_channels": config.in_channels,
+        "out_channels": config.out_channels,
+        "text_dim": config.text_dim,
+        "freq_dim": config.freq_dim,
+        "ffn_dim": config.ffn_dim,
+        "num_layers": config.layers,
+        "cross_attn_norm": True,
+        "qk_norm": "rms_norm_across_heads",
+        "eps": config.norm_eps,
+    }
+
+
+def spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+    """Return mean and deviation of a random weight: modulations as in Wan's own initialisation, the rest plainly."""
+    return (0.0, shape[-1] ** -0.5) if name.endswith("modulation") else plain_spread(name, shape)
+
+
+SELF_FORCING = Naming("self-forcing", str, str, container="pt")
+DIFFUSERS = Naming(
+    "diffusers",
+    diffusers_to_wan,
+    wan_to_diffusers,
+    ("condition_embedder.", ".attn1.", "scale_shift_table"),
+    "safetensors",
+)
+WAN = Naming("wan", str, str)
+
+_PT_PARTS = ("generator_ema", "generator")
+
+KEYS = KeyTable(
+    formats="a Self-Forcing .pt, Wan safetensors (a file, or a folder with an index), "
+    "or diffusers safetensors (a file, or a folder)",
+    shapes=wan_shapes,
+    namings=(SELF_FORCING, DIFFUSERS, WAN),
+    dimensions=(
+        Dimension("dim", "patch_embedding.weight", 0),
+        Dimension("in_channels", "patch_embedding.weight", 1),
+        Dimension("out_channels", "head.head.weight", 0, per=PATCH * PATCH),
+        Dimension("ffn_dim", "blocks.0.ffn.0.weight", 0),
+        Dimension("text_dim", "text_embedding.0.weight", 1),
+        Dimension("freq_dim", "time_embedding.0.weight", 1),
+    ),
+    landmark="patch_embedding.weight",
+    pt_parts=_PT_PARTS,
+    telltales=(
+        (
+            ("k_img", "img_emb.", "add_k_proj", "image_embedder."),
+            "these are the keys of an image-to-video checkpoint; take the text-to-video one",
+        ),
+        (
+            ("weight_scale", "scale_weight"),
+            "these are quantised weights; take the bfloat16 or float32 checkpoint",
+        ),
+        (("lora_",), "these are the keys of a LoRA; merge it into its base model first"),
+    ),
+    models={name: preset.model for name, preset in PRESETS.items()},
+    random_forms={
+        "self-forcing": RandomForm("pt", SELF_FORCING, "model.", _PT_PARTS[::-1]),
+        "wan": RandomForm("safetensors", WAN),
+        "wan-sharded": RandomForm("sharded", WAN, config=wan_config),
+        "diffusers": RandomForm("safetensors", DIFFUSERS, subfolder="transformer", config=diffusers_config),
+    },
+    spread=spread,
+)
+FORMATS = tuple(KEYS.random_forms)

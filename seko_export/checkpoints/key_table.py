@@ -1,0 +1,230 @@
+"""What a model family says of its checkpoints, as data: key names, shapes, dimensions, files. Reads no file itself."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from seko_export.checkpoints.sources import Layout, OpenedFiles, shown
+from seko_export.config.model import ModelConfig
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+# No leading zero, so that each layer has one spelling; no number that no file could hold.
+LAYER = re.compile(r"blocks\.(0|[1-9][0-9]{0,5})\.(.+)", re.ASCII)
+
+
+def layer_of(name: str) -> int | None:
+    """Return the layer that a key ``blocks.N.`` belongs to, or None for a key outside the layers."""
+    match = LAYER.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+@dataclass(frozen=True)
+class Naming:
+    """One set of names that checkpoints of a model go by.
+
+    Parameters
+    ----------
+    name : str
+        For reports: ``wan``, ``diffusers``.
+    to_ours, to_theirs : callable
+        Translate one key to the name that the exporter uses, and back. KeyError: there is no such key.
+    signs : tuple of str
+        Parts of keys; a file with one of them goes by this naming. Empty: any file may.
+    container : str or None
+        ``pt`` or ``safetensors``, where this naming occurs in such files alone.
+    """
+
+    name: str
+    to_ours: Callable[[str], str]
+    to_theirs: Callable[[str], str]
+    signs: tuple[str, ...] = ()
+    container: str | None = None
+
+    def fits(self, opened: OpenedFiles) -> bool:
+        """Tell whether the keys of a file look like this naming."""
+        if self.container not in (None, opened.container):
+            return False
+        return not self.signs or any(sign in source.key for source in opened.sources for sign in self.signs)
+
+    def translated(self, key: str) -> str | None:
+        """Return our name of a key, or None where there is no such key."""
+        try:
+            return self.to_ours(key)
+        except KeyError:
+            return None
+
+    def shapes_in(self, opened: OpenedFiles) -> dict[str, tuple[int, ...]]:
+        """Return our name and the stored shape of every key that this naming knows."""
+        named = ((self.translated(source.key), source.shape) for source in opened.sources)
+        return {name: shape for name, shape in named if name is not None}
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A field of `ModelConfig` that one axis of one tensor tells: ``shape[axis] // per``."""
+
+    field: str
+    key: str
+    axis: int
+    per: int = 1
+
+
+@dataclass(frozen=True)
+class RandomForm:
+    """How a checkpoint of seeded random weights is laid out on disk.
+
+    Parameters
+    ----------
+    container : str
+        ``pt``, ``safetensors`` or ``sharded`` (safetensors files with an index).
+    naming : Naming
+        The names of its keys.
+    prefix : str
+        Stands before every key.
+    parts : tuple of str
+        Entries of a ``pt``, each of which holds the weights. Empty: the ``pt`` is the weights.
+    subfolder : str or None
+        Where the file lies in the checkpoint's folder; None: the checkpoint is the file (a sharded one a folder).
+    config : callable or None
+        Gives the content of the ``config.json`` beside the weights.
+    """
+
+    container: str
+    naming: Naming
+    prefix: str = ""
+    parts: tuple[str, ...] = ()
+    subfolder: str | None = None
+    config: Callable[[ModelConfig], Mapping[str, Any]] | None = None
+
+
+def plain_spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+    """Return mean and standard deviation of a random weight that keeps activations near 1 through any depth.
+
+    Biases have a deviation of 0.02, norm weights are 1 + 0.1 N(0, 1), matrices have 1/sqrt(fan in). Nothing is zero, so
+    that every weight shows in the output.
+    """
+    if name.endswith(".bias"):
+        return 0.0, 0.02
+    if len(shape) == 1:
+        return 1.0, 0.1
+    return 0.0, math.prod(shape[1:]) ** -0.5
+
+
+@dataclass(frozen=True)
+class KeyTable:
+    """The checkpoints of one model family.
+
+    Parameters
+    ----------
+    formats : str
+        The formats that are read, in words, for messages.
+    shapes : callable
+        Gives name and shape of every tensor of a model, by our names, in the order of its layers.
+    namings : tuple of Naming
+        The first that fits a file is taken; the last should fit any.
+    dimensions : tuple of Dimension
+        What shapes tell. ``layers`` follow from the keys.
+    landmark : str
+        A key by our names that every checkpoint has; what stands before it in a foreign file is a prefix to remove.
+    subfolder : str
+        Where a diffusers pipeline keeps this model.
+    pt_parts : tuple of str
+        Entries of a `.pt` that may hold the weights: averaged, then as trained. Empty: the `.pt` is the weights.
+    layer_of : callable
+        Gives the layer that a key belongs to, None for one outside the layers. Left out: keys ``blocks.N.``.
+    telltales : tuple of pairs
+        Parts of keys, and what a checkpoint with one of them is.
+    models : mapping of str to ModelConfig
+        The presets' models, to say which one a file is.
+    random_forms : mapping of str to RandomForm
+        Formats in which random checkpoints are written, by name.
+    spread : callable
+        Mean and standard deviation of a random weight by name and shape.
+    """
+
+    formats: str
+    shapes: Callable[[ModelConfig], dict[str, tuple[int, ...]]]
+    namings: tuple[Naming, ...]
+    dimensions: tuple[Dimension, ...]
+    landmark: str
+    subfolder: str = "transformer"
+    pt_parts: tuple[str, ...] = ()
+    layer_of: Callable[[str], int | None] = layer_of
+    telltales: tuple[tuple[tuple[str, ...], str], ...] = ()
+    models: Mapping[str, ModelConfig] = field(default_factory=dict)
+    random_forms: Mapping[str, RandomForm] = field(default_factory=dict)
+    spread: Callable[[str, tuple[int, ...]], tuple[float, float]] = plain_spread
+
+    def layout(self, *, use_ema: bool = True) -> Layout:
+        """Return where a file keeps the weights: the averaged ones, or those as trained."""
+        if not self.pt_parts:
+            return Layout(self.formats, self.subfolder, None)
+        averaged, trained = self.pt_parts[0], self.pt_parts[-1]
+        return Layout(
+            self.formats,
+            self.subfolder,
+            averaged if use_ema else trained,
+            {
+                averaged: "leave out --no-ema (use_ema=True)",
+                trained: "ask for it with --no-ema (use_ema=False)",
+            },
+        )
+
+    def naming_of(self, opened: OpenedFiles) -> Naming:
+        """Return the naming that a file goes by: the first that fits, else the last."""
+        return next((naming for naming in self.namings if naming.fits(opened)), self.namings[-1])
+
+    def dimensions_of(self, shapes: Shapes) -> dict[str, int]:
+        """Read a model's dimensions off shapes, as far as the keys are there.
+
+        Parameters
+        ----------
+        shapes : Mapping[str, tuple[int, ...]]
+            Our name to stored shape.
+
+        Returns
+        -------
+        dict[str, int]
+            Field of `ModelConfig` to value. Layers are those that have a key, so that no more are ever expected than a
+            file has keys.
+        """
+        found = {
+            one.field: shapes[one.key][one.axis] // one.per
+            for one in self.dimensions
+            if len(shapes.get(one.key, ())) > one.axis
+        }
+        layers = {layer for layer in map(self.layer_of, shapes) if layer is not None}
+        return found | ({"layers": len(layers)} if layers else {})
+
+    def preset_of(self, dimensions: Mapping[str, int]) -> str | None:
+        """Return the preset whose shapes have these dimensions, if there is one."""
+        same = (
+            name
+            for name, model in self.models.items()
+            if self.dimensions_of(self.shapes(model)) == dimensions
+        )
+        return next(same, None)
+
+    def hints(self, opened: OpenedFiles, wanted: ModelConfig | None = None) -> list[str]:
+        """Return sentences on what a file probably is that does not hold this family's weights, or those ``wanted``."""
+        keys = [source.key for source in opened.sources]
+        hints = [hint for parts, hint in self.telltales if any(part in key for part in parts for key in keys)]
+        prefixes = {key.removesuffix(self.landmark) for key in keys if key.endswith(self.landmark)} - {""}
+        if prefixes:
+            hints.append(f"the keys carry the prefix {shown(min(prefixes))!r}; save them without it")
+        if wanted is None:
+            return hints
+        found = self.dimensions_of(self.naming_of(opened).shapes_in(opened))
+        expected = self.dimensions_of(self.shapes(wanted))
+        differing = [name for name in expected if name in found and found[name] != expected[name]]
+        if differing:
+            sizes = ", ".join(f"{name} {found[name]} (expected {expected[name]})" for name in differing)
+            preset = self.preset_of(found)
+            known = f": the dimensions of --preset {preset}" if preset else ""
+            hints.append(f"the file's model has {sizes}{known}")
+        return hints

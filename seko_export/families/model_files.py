@@ -1,0 +1,118 @@
+"""Checkpoints of models of any family: loaded, recognised, written at random. The registry finds the family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from seko_export.checkpoints.errors import MissingGeneratorError, UnknownModelError
+from seko_export.checkpoints.json_files import CONFIG_FILE, config_file_of, read_json_object
+from seko_export.checkpoints.load import Checkpoint, load_model
+from seko_export.checkpoints.random import write_random_model
+from seko_export.checkpoints.readers import open_files
+from seko_export.checkpoints.sources import Layout, OpenedFiles, shown
+from seko_export.config.model import ModelConfig
+from seko_export.families.base import Family
+from seko_export.families.recognition import Recognised
+from seko_export.families.registry import FAMILIES, family_named
+
+_SHOWN_KEYS = 5
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A checkpoint that a family knows.
+
+    Parameters
+    ----------
+    opened : OpenedFiles
+        Its tensors, unread.
+    recognised : Recognised
+        What it tells of its model.
+    config_file : Path or None
+        The config.json that was read.
+    ignored_config : Path or None
+        One that lies there and is of something else.
+    """
+
+    opened: OpenedFiles
+    recognised: Recognised
+    config_file: Path | None = None
+    ignored_config: Path | None = None
+
+
+def load_checkpoint(
+    path: Path, config: ModelConfig, *, use_ema: bool = True, dtype: torch.dtype | None = None
+) -> Checkpoint:
+    """Open a model's checkpoint and check all its keys, shapes and dtypes; see `load_model`."""
+    return load_model(path, config, family_named(config.family).keys, use_ema=use_ema, dtype=dtype)
+
+
+def write_random_checkpoint(
+    path: Path,
+    config: ModelConfig,
+    *,
+    format: str,
+    seed: int,
+    dtype: torch.dtype = torch.bfloat16,
+    device: str = "cpu",
+) -> None:
+    """Write seeded random weights of a model; see `write_random_model`."""
+    keys = family_named(config.family).keys
+    write_random_model(path, config, keys, format=format, seed=seed, dtype=dtype, device=device)
+
+
+def recognise_checkpoint(path: Path, *, use_ema: bool = True) -> ModelFile:
+    """Return what a checkpoint tells of its model, by its tensors' shapes and the config.json in its folder.
+
+    Parameters
+    ----------
+    path : Path
+        As `load_checkpoint` takes it.
+    use_ema : bool
+        Take a `.pt`'s averaged weights rather than those as trained.
+
+    Raises
+    ------
+    CheckpointError
+        If it cannot be read, is of no family, or contradicts its config.json.
+    """
+    missing: MissingGeneratorError | None = None
+    hints: list[str] = []
+    opened: OpenedFiles | None = None
+    for name in FAMILIES:
+        family = family_named(name)
+        layout = family.keys.layout(use_ema=use_ema)
+        try:
+            opened = open_files(path, layout)
+        except MissingGeneratorError as fault:  # another family may name the part otherwise
+            missing = missing or fault
+            continue
+        told, file, ignored = _config_of(path, layout, family)
+        found = family.recognise(str(path), opened, told)
+        if found is not None:
+            return ModelFile(opened, found, file, ignored)
+        hints += family.keys.hints(opened)
+    if opened is None and missing is not None:
+        raise missing
+    keys = [shown(source.key) for source in opened.sources[:_SHOWN_KEYS]] if opened else []
+    raise UnknownModelError(
+        f"{path} holds no model of a known family ({', '.join(FAMILIES)}); its keys begin with {', '.join(keys)}"
+        + "".join(f"\n  hint: {hint}" for hint in hints)
+    )
+
+
+def _config_of(
+    path: Path, layout: Layout, family: Family
+) -> tuple[Mapping[str, Any] | None, Path | None, Path | None]:
+    """Return the config.json of a checkpoint's folder, read; its path; or the path of one that is of something else."""
+    beside = path.parent / CONFIG_FILE
+    file = config_file_of(path, layout) or (beside if path.is_file() and beside.is_file() else None)
+    if file is None:
+        return None, None, None
+    told = read_json_object(file)
+    return (told, file, None) if family.is_config(told) else (None, None, file)

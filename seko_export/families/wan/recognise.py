@@ -1,0 +1,153 @@
+"""What Wan's files tell of a model: shapes, and the config.json of Wan's own code, of diffusers, or of our sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from seko_export.checkpoints.errors import ContradictionError, NotACheckpointError
+from seko_export.checkpoints.sources import OpenedFiles
+from seko_export.config.schedule import Schedule
+from seko_export.errors import UsageError
+from seko_export.families.recognition import (
+    STREAM_FIELDS,
+    Fact,
+    Facts,
+    Recognised,
+    Source,
+    config_number,
+    fill,
+    learn_config,
+    shape_facts,
+    stream_facts,
+)
+from seko_export.families.wan.keys import KEYS
+from seko_export.families.wan.presets import PRESETS
+
+# Our field -> names in a config.json: Wan's own, diffusers', ours.
+_MODEL_FIELDS: dict[str, tuple[str, ...]] = {
+    "layers": ("num_layers", "layers"),
+    "dim": ("dim",),
+    "heads": ("num_heads", "num_attention_heads", "heads"),
+    "ffn_dim": ("ffn_dim",),
+    "in_channels": ("in_dim", "in_channels"),
+    "out_channels": ("out_dim", "out_channels"),
+    "text_dim": ("text_dim",),
+    "text_tokens": ("text_len", "text_tokens"),
+    "freq_dim": ("freq_dim",),
+    "norm_eps": ("eps", "norm_eps"),
+    "rope_theta": ("rope_theta",),
+}
+_HEAD_DIM, _WINDOW, _SINK, _CHUNK = (
+    "attention_head_dim",
+    "local_attn_size",
+    "sink_size",
+    "num_frame_per_block",
+)
+_TIMES = "timesteps"
+_SHIFTS = ("timestep_shift", "flow_shift", "shift")
+_PARTS = ("model", "stream", "schedule")  # of the config.json that lies beside our sample
+
+# Every published Wan model has heads of 128 channels: 12 of 1.3B, 24 of 5B, 40 of 14B. So the family says it where
+# no config.json does (a Self-Forcing .pt never has one), the build prints what it took, and --heads says otherwise.
+# Refusing would make everybody type a number that is the same for all of them; a width that is no multiple of 128 is
+# no such model, and there the number is asked for.
+_HEAD_CHANNELS = 128
+_USUAL = {"text_tokens": 512, "norm_eps": 1e-6}
+_FIXED = {"rope_theta": 10_000.0}  # Wan's code has it as a literal
+
+
+def recognise(where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -> Recognised | None:
+    """Return what a file and its config.json tell of a Wan model; None: it is none. See `Family.recognise`."""
+    facts = shape_facts(where, KEYS, opened)
+    if facts is None:
+        return None
+    stream, schedule = Facts(where), None
+    if told is not None:
+        parts = [told.get(part) for part in _PARTS]
+        if isinstance(parts[0], dict):  # our sample's form
+            model, layout, times = (part if isinstance(part, dict) else {} for part in parts)
+            told = {**model, **times}
+            learn_config(stream, layout, {name: (name,) for name in STREAM_FIELDS})
+        learn_config(facts, told, _MODEL_FIELDS)
+        _learn_head_dim(facts, told)
+        _learn_window(stream, told)
+        schedule = _schedule(where, told)
+    dim = facts.known["dim"].value
+    heads = {} if dim % _HEAD_CHANNELS else {"heads": dim // _HEAD_CHANNELS}
+    fill(facts, {**heads, **_USUAL}, Source.ASSUMED, "Wan")
+    fill(facts, _FIXED, Source.FAMILY, "Wan")
+    usual = stream_facts(PRESETS["self-forcing-1.3b"].stream, Source.ASSUMED, "Wan")
+    naming = KEYS.naming_of(opened)
+    return Recognised("wan", naming.name, facts.known, usual | stream.known, schedule)
+
+
+def is_config(told: Mapping[str, Any]) -> bool:
+    """Tell whether a config.json may be of a Wan model: not a VAE's, a scheduler's or one of transformers."""
+    name = told.get("_class_name")
+    if "architectures" in told or (
+        isinstance(name, str) and "Model" not in name and "Transformer" not in name
+    ):
+        return False
+    model = told.get("model")
+    known = {name for names in _MODEL_FIELDS.values() for name in names}
+    known |= {_HEAD_DIM, _WINDOW, _SINK, _CHUNK, *_SHIFTS}
+    return bool(known & set(model if isinstance(model, dict) else told))
+
+
+def _learn_head_dim(facts: Facts, told: Mapping[str, Any]) -> None:
+    """Learn diffusers' width of a head: with the heads it tells the width, without them the heads."""
+    size = config_number(facts.where, told, _HEAD_DIM, whole=True)
+    if size is None:
+        return
+    if "heads" in facts.known:
+        facts.learn("dim", Fact(facts.known["heads"].value * size, Source.CONFIG, f"heads times {_HEAD_DIM}"))
+        return
+    dim = facts.known["dim"].value
+    if dim % size:
+        raise ContradictionError(
+            f"{facts.where} contradicts itself: dim is {dim} by shapes, and no multiple of the {size} that config.json "
+            f"({_HEAD_DIM}) says; correct the one that is wrong"
+        )
+    facts.learn("heads", Fact(dim // size, Source.CONFIG, _HEAD_DIM))
+
+
+def _learn_window(stream: Facts, told: Mapping[str, Any]) -> None:
+    """Learn chunk, sink and ring: Wan's window counts the sink among its frames, -1 is all frames of a fixed video."""
+    chunk = config_number(stream.where, told, _CHUNK, whole=True)
+    if chunk is not None:
+        stream.learn("chunk_frames", Fact(chunk, Source.CONFIG, _CHUNK))
+    window = config_number(stream.where, told, _WINDOW, whole=True, least=-1)
+    sink = config_number(stream.where, told, _SINK, whole=True, least=0)
+    if window is not None and window > 0:
+        ring = window - (sink or 0)
+        if ring < 1:
+            raise NotACheckpointError(
+                f"the config.json of {stream.where} has {_SINK} {sink} and {_WINDOW} {window}, which includes it: "
+                "expected a larger window"
+            )
+        stream.learn("ring_frames", Fact(ring, Source.CONFIG, f"{_WINDOW} minus {_SINK}"))
+        stream.learn("sink_frames", Fact(sink or 0, Source.CONFIG, _SINK))
+    elif sink:  # 0 beside no window is what the code has where nobody thought of one
+        stream.learn("sink_frames", Fact(sink, Source.CONFIG, _SINK))
+
+
+def _schedule(where: str, told: Mapping[str, Any]) -> Fact | None:
+    """Return the times of the passes: our sample's, or Self-Forcing's four warped by the shift that is told."""
+    shifts = Facts(where)
+    for name in _SHIFTS:
+        value = config_number(where, told, name, whole=False)
+        if value is not None:
+            shifts.learn("shift", Fact(float(value), Source.CONFIG, name))
+    shift = shifts.known.get("shift")
+    times = told.get(_TIMES)
+    if isinstance(times, list):
+        numbered = {str(at): time for at, time in enumerate(times)}
+        steps = tuple(config_number(where, numbered, at, whole=False) for at in numbered)
+        try:
+            return Fact(Schedule(steps, shift=None if shift is None else shift.value), Source.CONFIG, _TIMES)
+        except (TypeError, UsageError) as fault:
+            raise NotACheckpointError(
+                f"the config.json of {where} has no times that can be: {fault}"
+            ) from fault
+    return None if shift is None else Fact(Schedule.warped(shift=shift.value), Source.CONFIG, shift.detail)

@@ -1,0 +1,240 @@
+"""Which model a build is of: what its checkpoint tells, a preset that is named or fits, and ``--heads``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from seko_export.checkpoints.errors import ContradictionError, NotACheckpointError, UnknownModelError
+from seko_export.config.model import ModelConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import StreamConfig
+from seko_export.errors import UsageError
+from seko_export.families.base import Preset
+from seko_export.families.model_files import ModelFile, recognise_checkpoint
+from seko_export.families.recognition import NAMES, Fact, Recognised, Source
+from seko_export.options.declaration import BuildOptions
+
+HEADS = "--heads"
+
+
+@dataclass(frozen=True)
+class ChosenModel:
+    """The model of a build.
+
+    Parameters
+    ----------
+    model : ModelConfig
+        Its dimensions. Its name is that of the preset that has them, else made of family, width and depth.
+    stream : StreamConfig
+        The layout, with what the options ask for.
+    schedule : Schedule or None
+        Times of the passes, if the checkpoint tells them.
+    notes : tuple of str
+        Sentences on what nobody said and was taken nevertheless.
+    """
+
+    model: ModelConfig
+    stream: StreamConfig
+    schedule: Schedule | None = None
+    notes: tuple[str, ...] = ()
+
+
+def preset_model(name: str, preset: Preset, schedule: Schedule | None, options: BuildOptions) -> ChosenModel:
+    """Return the model of a named preset, once the checkpoint's config.json does not contradict it.
+
+    Its shapes are compared when the weights are read, tensor by tensor. ``schedule`` is the preset's own, if it has
+    one; else config.json's is taken.
+
+    Raises
+    ------
+    ContradictionError
+        If config.json says something else than the preset, and no option settles it.
+    UsageError
+        If ``--heads`` says something else than the preset.
+    """
+    if options.heads not in (None, preset.model.heads):
+        raise UsageError(
+            f"{HEADS} {options.heads} contradicts --preset {name}, which has {preset.model.heads}: leave one out"
+        )
+    stream = replace(preset.stream, **options.layout)
+    if options.checkpoint is None:
+        return ChosenModel(preset.model, stream, schedule)
+    try:
+        file = recognise_checkpoint(options.checkpoint, use_ema=not options.no_ema)
+    except UnknownModelError:  # the strict comparison with this model will say more
+        return ChosenModel(preset.model, stream, schedule)
+    told = file.recognised
+    pairs = [(one, getattr(preset.model, one), fact) for one, fact in told.model.items()]
+    pairs += [
+        (one, getattr(preset.stream, one), fact)
+        for one, fact in told.stream.items()
+        if one not in options.layout
+    ]
+    if schedule is not None and told.schedule is not None:
+        pairs.append(("schedule", schedule, told.schedule))
+    odd = [
+        f"{one} is {fact.value} by {fact.origin}, {ours} by the preset"
+        for one, ours, fact in pairs
+        if fact.source is Source.CONFIG and fact.value != ours
+    ]
+    if odd:
+        raise ContradictionError(
+            f"{options.checkpoint} contradicts --preset {name}: {'; '.join(odd)}; leave --preset out, or give what "
+            "belongs to the stream as options"
+        )
+    return ChosenModel(preset.model, stream, schedule or told.own_schedule)
+
+
+@dataclass(frozen=True)
+class ReadFacts:
+    """What is known of the model of a checkpoint for which no preset is named.
+
+    Parameters
+    ----------
+    file : ModelFile
+        What was found.
+    name : str
+        That of the preset with all dimensions that were read, else made of family, width and depth.
+    model, stream : mapping of str to Fact
+        Fields of `ModelConfig` and `StreamConfig`; what was not read is the preset's or the family's.
+    """
+
+    file: ModelFile
+    name: str
+    model: Mapping[str, Fact]
+    stream: Mapping[str, Fact]
+
+    @property
+    def recognised(self) -> Recognised:
+        """The checkpoint, all facts among what it tells."""
+        return replace(self.file.recognised, model=self.model, stream=self.stream)
+
+
+def read_facts(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Preset]) -> ReadFacts:
+    """Return what is known of a checkpoint's model.
+
+    Parameters
+    ----------
+    options : BuildOptions
+        ``--heads`` and ``--no-ema`` are looked at.
+    checkpoint : Path
+        The checkpoint.
+    presets : mapping of str to Preset
+        Those that may fit.
+
+    Raises
+    ------
+    CheckpointError
+        If it cannot be read, is of no known family, or contradicts its config.json or ``--heads``.
+    """
+    file = recognise_checkpoint(checkpoint, use_ema=not options.no_ema)
+    model, stream = _with_heads(checkpoint, file.recognised, options.heads), file.recognised.stream
+    family = file.recognised.family
+    read = {name: fact.value for name, fact in model.items() if fact.is_read}
+    for name, preset in presets.items():
+        if preset.model.family == family and all(getattr(preset.model, one) == read[one] for one in read):
+            return ReadFacts(
+                file, name, _taken_from(name, preset.model, model), _taken_from(name, preset.stream, stream)
+            )
+    return ReadFacts(file, f"{family}-{model['dim'].value}x{model['layers'].value}", model, stream)
+
+
+def read_model(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Preset]) -> ChosenModel:
+    """Return the model that a checkpoint tells of itself.
+
+    What it does not tell is taken from the preset with all the dimensions that it does tell, else from the family, and
+    said in a note. For the parameters see `read_facts`.
+
+    Raises
+    ------
+    CheckpointError
+        If it cannot be read, is of no known family, or contradicts its config.json or ``--heads``.
+    UsageError
+        If its heads are not known, or the options contradict each other.
+    """
+    facts = read_facts(options, checkpoint, presets)
+    told = facts.recognised
+    if told.lacking:
+        raise UsageError(f"{checkpoint} {lacking_sentence(told)}")
+    return ChosenModel(
+        model_of(checkpoint, facts),
+        StreamConfig(**{one: fact.value for one, fact in told.stream.items()} | {**options.layout}),
+        told.own_schedule,
+        notes_on(checkpoint, facts),
+    )
+
+
+def model_of(checkpoint: Path, facts: ReadFacts) -> ModelConfig:
+    """Return the model, once nothing is lacking.
+
+    Raises
+    ------
+    UsageError
+        If ``--heads`` does not fit the width.
+    NotACheckpointError
+        If the file's own dimensions do not fit each other.
+    """
+    try:
+        return facts.recognised.model_named(facts.name)
+    except UsageError as fault:
+        if facts.model["heads"].source is Source.ASKED:
+            raise
+        raise NotACheckpointError(f"{checkpoint} is of a model that cannot be built: {fault}") from fault
+
+
+def lacking_sentence(told: Recognised) -> str:
+    """Say what a checkpoint does not tell and its family does not assume."""
+    return (
+        f"does not tell its {', '.join(told.lacking)}, and {told.family} has no rule for a width of "
+        f"{told.model['dim'].value}: give {HEADS} N, or a config.json beside the weights"
+    )
+
+
+def notes_on(checkpoint: Path, facts: ReadFacts) -> tuple[str, ...]:
+    """Return sentences on what a checkpoint leaves open, and what is taken for it."""
+    taken: dict[str, list[str]] = {}
+    for name, fact in facts.model.items():
+        if not fact.is_read:
+            taken.setdefault(fact.origin, []).append(f"{name} {fact.value}")
+    notes = []
+    if taken:
+        listed = "; ".join(f"{', '.join(values)} ({origin})" for origin, values in taken.items())
+        heads = facts.model.get("heads")
+        option = "" if heads is None or heads.is_read else f"{HEADS} N or "
+        notes.append(
+            f"{checkpoint} does not tell all of its model; taken: {listed}; {option}a config.json beside the weights "
+            "says otherwise"
+        )
+    if facts.file.ignored_config is not None:
+        notes.append(f"{facts.file.ignored_config} is of something else than {checkpoint}, and was not read")
+    return tuple(notes)
+
+
+def _with_heads(path: Path, told: Recognised, heads: int | None) -> dict[str, Fact]:
+    """Return a model's facts with ``--heads`` among them, which stands above what the family assumes.
+
+    Raises
+    ------
+    ContradictionError
+        If config.json says something else.
+    """
+    model = dict(told.model)
+    if heads is None:
+        return model
+    before = model.get("heads")
+    if before is not None and before.source is Source.CONFIG and before.value != heads:
+        raise ContradictionError(
+            f"{path} contradicts {HEADS} {heads}: heads is {before.value} by {before.origin}; leave the option out, or "
+            "correct the file"
+        )
+    return model | {"heads": Fact(heads, Source.ASKED, HEADS)}
+
+
+def _taken_from(name: str, preset: ModelConfig | StreamConfig, facts: Mapping[str, Fact]) -> dict[str, Fact]:
+    """Return what was read, and all else as a preset has it."""
+    read = {one for one, fact in facts.items() if fact.is_read}
+    assumed = set(vars(preset)) - read - {*NAMES}
+    taken = {one: Fact(getattr(preset, one), Source.PRESET, name) for one in assumed}
+    return {**facts, **taken}

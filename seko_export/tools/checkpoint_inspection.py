@@ -1,0 +1,138 @@
+"""What the CLI shows of a checkpoint: family, dimensions and where each comes from, and the build that it is for."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from seko_export.checkpoints.dimensions import text_config_of, vae_config_of
+from seko_export.checkpoints.errors import MissingGeneratorError, UnknownModelError
+from seko_export.checkpoints.keycheck import match_sources
+from seko_export.checkpoints.load import load_text_encoder, load_vae
+from seko_export.config.model import ModelConfig
+from seko_export.errors import CheckpointError
+from seko_export.families.base import Preset
+from seko_export.families.recognition import Fact
+from seko_export.families.registry import family_named, presets
+from seko_export.options.declaration import BuildOptions
+from seko_export.options.model import HEADS, ReadFacts, lacking_sentence, model_of, notes_on, read_facts
+from seko_export.options.resolve import SAMPLE
+from seko_export.options.sample import SAMPLE_FOLDER, read_sample
+from seko_runtime.format.manifest import MANIFEST_FILE
+
+_TAR_MARK = (257, b"ustar")
+_MEDIA = (("vae", "--vae"), ("text_encoder", "--text-encoder"))  # folders of a diffusers pipeline
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Tell by what lies at a path whether it is to be read as a checkpoint; else it is an artifact, or nothing."""
+    if path.is_dir():
+        if (path / MANIFEST_FILE).exists():
+            return False
+        return any(path.glob("*.safetensors*")) or any(path.glob("transformer/*.safetensors*"))
+    if not path.is_file():
+        return False
+    at, mark = _TAR_MARK
+    try:
+        with path.open("rb") as file:
+            file.seek(at)
+            return file.read(len(mark)) != mark
+    except OSError:
+        return True
+
+
+def inspect_checkpoint(path: Path) -> dict[str, Any]:
+    """Return what a checkpoint is. Its keys and shapes are checked; no weight is read.
+
+    Parameters
+    ----------
+    path : Path
+        As `load_checkpoint` takes it.
+
+    Returns
+    -------
+    dict
+        Plain data: ``checkpoint`` (its name), ``family``, ``format``, ``part``, ``bytes``, ``parameters``, ``dtypes``
+        (how many tensors of each), ``model`` and ``stream`` (``value`` and ``from`` of each field), ``preset`` (the one
+        with these dimensions, or None), ``notes``, and ``command``, which builds it.
+
+    Raises
+    ------
+    CheckpointError
+        If it cannot be read, is of no known family, contradicts its config.json, or has other keys than its model.
+    """
+    options, known = BuildOptions(path), presets()
+    try:
+        facts = read_facts(options, path, known)
+    except MissingGeneratorError:  # the weights as trained, if it has those alone
+        options = replace(options, no_ema=True)
+        facts = read_facts(options, path, known)
+    except UnknownModelError as fault:
+        raise UnknownModelError(f"{fault}{_media_hint(path)}") from fault
+    told, sources = facts.recognised, facts.file.opened.sources
+    notes, preset = [*notes_on(path, facts)], None
+    if told.lacking:
+        notes.append(f"{path} {lacking_sentence(told)}; its keys were not compared")
+    else:
+        model = model_of(path, facts)
+        preset = _preset_of(model, known)
+        match_sources(path, facts.file.opened, model, family_named(told.family).keys)
+    return {
+        "checkpoint": path.name or path.resolve().name,
+        "family": told.family,
+        "format": told.format,
+        "part": facts.file.opened.part,
+        "bytes": facts.file.opened.file_bytes,
+        "parameters": sum(math.prod(source.shape) for source in sources),
+        "dtypes": dict(Counter(source.dtype_name for source in sources)),
+        "model": _shown(told.model),
+        "stream": _shown(told.stream),
+        "preset": preset,
+        "notes": notes,
+        "command": _command(path, options, facts, preset),
+    }
+
+
+def _shown(facts: Mapping[str, Fact]) -> dict[str, dict[str, Any]]:
+    return {name: {"value": fact.value, "from": fact.origin} for name, fact in facts.items()}
+
+
+def _preset_of(model: ModelConfig, known: Mapping[str, Preset]) -> str | None:
+    """Return the preset with these dimensions, the sample's among them."""
+    models = {name: preset.model for name, preset in known.items()}
+    if SAMPLE_FOLDER.is_dir():
+        models[SAMPLE] = read_sample().model
+    return next((name for name, one in models.items() if replace(one, name=model.name) == model), None)
+
+
+def _media_hint(path: Path) -> str:
+    """Return what a file is that is no model: a VAE or a text encoder, and the option that takes it."""
+    with suppress(CheckpointError):
+        load_vae(path, vae_config_of(path))
+        return "\n  hint: it is a VAE; give it with --vae beside a model"
+    with suppress(CheckpointError):
+        load_text_encoder(path, text_config_of(path))
+        return "\n  hint: it is a UMT5 text encoder; give it with --text-encoder beside a model"
+    return ""
+
+
+def _command(path: Path, options: BuildOptions, facts: ReadFacts, preset: str | None) -> str:
+    """Return the command that builds a checkpoint; heads that it does not tell are spelled out."""
+    words = ["seko-export", "build", str(path)]
+    heads = facts.model.get("heads")
+    if heads is None or not heads.is_read:
+        words += [HEADS, "N" if heads is None else str(heads.value)]
+    if options.no_ema:
+        words.append("--no-ema")
+    if preset == SAMPLE:  # named, it brings its VAE and text encoder
+        words += ["--preset", SAMPLE]
+    for folder, option in _MEDIA:
+        if (path / folder).is_dir():
+            words += [option, str(path / folder)]
+    return shlex.join([*words, "-o", f"artifacts/{facts.name}"])

@@ -1,0 +1,304 @@
+"""Which model a build is of: read from the checkpoint, told by its config.json, by a preset, by --heads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from seko_export.checkpoints.errors import ContradictionError, NotACheckpointError, UnknownModelError
+from seko_export.config.model import ModelConfig
+from seko_export.errors import CheckpointError, UsageError
+from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
+from seko_export.families.recognition import Source
+from seko_export.families.wan.keys import FORMATS
+from seko_export.families.wan.presets import PRESETS
+from tests.asked import resolved
+
+TINY = PRESETS["tiny"]
+ODD = ModelConfig(
+    "wan-144x3", layers=3, dim=144, heads=3, ffn_dim=80, text_dim=24, text_tokens=8, freq_dim=16
+)
+
+models = st.builds(
+    lambda heads, head_dim, **sizes: ModelConfig(name="any", dim=heads * head_dim, heads=heads, **sizes),
+    heads=st.integers(1, 5),
+    head_dim=st.sampled_from([16, 48, 128]),
+    layers=st.integers(1, 11),
+    ffn_dim=st.integers(1, 60),
+    in_channels=st.integers(1, 20),
+    out_channels=st.integers(1, 20),
+    text_dim=st.integers(1, 30),
+    text_tokens=st.integers(1, 600),
+    freq_dim=st.integers(1, 10).map(lambda half: 2 * half),
+    norm_eps=st.sampled_from([1e-6, 1e-5]),
+)
+
+
+def put_config(folder: Path, **told: Any) -> None:
+    (folder / "config.json").write_text(json.dumps(told))
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A file of its own folder: nothing but shapes tells its dimensions."""
+    write_random_checkpoint(tmp_path / "tiny.pt", TINY.model, format="self-forcing", seed=0)
+    return tmp_path / "tiny.pt"
+
+
+@given(model=models, format=st.sampled_from(FORMATS))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_was_written_is_recognised(
+    model: ModelConfig, format: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Shapes give every dimension that leaves one; config.json the others; the rest is marked as assumed."""
+    path = tmp_path_factory.mktemp("any") / "checkpoint"
+    write_random_checkpoint(path, model, format=format, seed=0)
+    told = recognise_checkpoint(path).recognised
+    assert told.format == format.removesuffix("-sharded")
+    read = {name: fact.value for name, fact in told.model.items() if fact.is_read}
+    assert read == {name: getattr(model, name) for name in read}
+    unread = {"heads", "text_tokens", "norm_eps"}
+    unread -= {"wan-sharded": unread, "diffusers": {"heads", "norm_eps"}}.get(format, set())
+    assert {name for name, fact in told.model.items() if fact.source is Source.ASSUMED} | {
+        *told.lacking
+    } == unread
+    if format == "wan-sharded":
+        assert told.model_named("any") == model
+    if format == "diffusers":
+        assert told.model_named("any") == replace(model, text_tokens=512)
+    if format in ("self-forcing", "wan") and model.dim % 128 == 0:
+        usual = replace(model, heads=model.dim // 128, text_tokens=512, norm_eps=1e-6)
+        assert told.model_named("any") == usual
+    if not told.lacking:  # and what was recognised is what is loaded
+        load_checkpoint(path, told.model_named("any"))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_preset_that_is_left_out_builds_the_same(format: str, tmp_path: Path) -> None:
+    path = tmp_path / "tiny"
+    write_random_checkpoint(path, TINY.model, format=format, seed=0)
+    named, read = resolved("tiny", checkpoint=path), resolved(checkpoint=path)
+    assert read.config == named.config
+    assert (named.notes, bool(read.notes)) == ((), format != "wan-sharded")
+
+
+@pytest.mark.parametrize("preset", ["self-forcing-1.3b", "wan-14b"])
+def test_presets_differ_in_what_shapes_tell(preset: str) -> None:
+    """Else a file could not tell which one it is."""
+    model = PRESETS[preset].model
+    same = [
+        name
+        for name, one in PRESETS.items()
+        if (one.model.dim, one.model.layers) == (model.dim, model.layers)
+    ]
+    assert same == [preset]
+
+
+def test_heads_that_nobody_told_are_said(tiny: Path) -> None:
+    (note,) = resolved(checkpoint=tiny).notes
+    assert "heads 2" in note
+    assert "preset tiny" in note
+    assert "--heads N" in note
+    told = resolved(checkpoint=tiny, heads=4)
+    assert told.config.model == replace(TINY.model, name="wan-256x2", heads=4, text_tokens=512)
+    assert "heads" not in told.notes[0].split(";")[1]
+
+
+def test_a_config_beside_the_file_is_read(tiny: Path) -> None:
+    """Other heads: it is no preset's model any more, and nothing of a preset is taken."""
+    put_config(tiny.parent, num_heads=4, text_len=77, eps=1e-5)
+    made = resolved(checkpoint=tiny)
+    wanted = replace(TINY.model, name="wan-256x2", heads=4, text_tokens=77, norm_eps=1e-5)
+    assert made.config.model == wanted
+    assert made.notes == ()
+
+
+@pytest.mark.parametrize("format", ["wan-sharded", "diffusers"])
+def test_any_size_is_taken_with_the_options_that_belong_to_the_stream(format: str, tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path / "odd", ODD, format=format, seed=0)
+    made = resolved(checkpoint=tmp_path / "odd", height=32, width=48, kv="fp4").config
+    assert made.model == replace(ODD, text_tokens=8 if format == "wan-sharded" else 512)
+    usual = PRESETS["self-forcing-1.3b"].stream
+    assert made.stream == replace(usual, height=32, width=48)
+
+
+# -- window, sink, shift ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("told", "stream"),
+    [
+        ({"local_attn_size": 12, "sink_size": 3}, {"ring_frames": 9, "sink_frames": 3}),
+        ({"local_attn_size": 12}, {"ring_frames": 12, "sink_frames": 0}),
+        ({"local_attn_size": -1, "sink_size": 0}, {}),
+        ({"sink_size": 2}, {"sink_frames": 2}),
+        ({"num_frame_per_block": 2}, {"chunk_frames": 2}),
+    ],
+)
+def test_windows(tiny: Path, told: Mapping[str, int], stream: Mapping[str, int]) -> None:
+    """The window of the file includes the sink, our ring stands behind it; options are above both."""
+    put_config(tiny.parent, num_heads=2, text_len=32, **told)
+    assert resolved(checkpoint=tiny).config.stream == replace(TINY.stream, **stream)
+    asked = resolved(checkpoint=tiny, ring_frames=5, sink_frames=1, chunk_frames=3).config.stream
+    assert asked == replace(TINY.stream, ring_frames=5, sink_frames=1, chunk_frames=3)
+
+
+def test_the_shift_of_the_times(tiny: Path) -> None:
+    put_config(tiny.parent, num_heads=2, timestep_shift=3)
+    for preset in (None, "tiny"):
+        schedule = resolved(preset, checkpoint=tiny).config.schedule
+        assert schedule.shift == 3.0
+        assert schedule.timesteps[1] == pytest.approx(1000 * 3 * 0.75 / (1 + 2 * 0.75))
+
+
+# -- contradictions: both values are in the sentence ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"num_layers": 30}, ("layers", "2 by shapes", "30 by config.json (num_layers)")),
+        ({"dim": 512}, ("dim", "256 by shapes", "512 by config.json")),
+        ({"in_dim": 36}, ("in_channels", "16 by shapes", "36 by config.json (in_dim)")),
+        ({"num_heads": 2, "num_attention_heads": 4}, ("2 by config.json", "4 by config.json")),
+        ({"num_heads": 3, "attention_head_dim": 128}, ("dim", "256 by shapes", "384 by config.json")),
+        ({"attention_head_dim": 96}, ("256 by shapes", "96")),
+    ],
+)
+@pytest.mark.parametrize("preset", [None, "tiny"])
+def test_a_file_that_contradicts_its_config(
+    tiny: Path, preset: str | None, told: Mapping[str, int], words: tuple[str, ...]
+) -> None:
+    put_config(tiny.parent, **told)
+    with pytest.raises(ContradictionError) as raised:
+        resolved(preset, checkpoint=tiny)
+    for word in ("contradicts itself", *words):
+        assert word in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("told", "settled", "words"),
+    [
+        ({"num_heads": 4}, None, "heads is 4 by config.json (num_heads), 2 by the preset"),
+        ({"attention_head_dim": 64}, None, "heads is 4 by config.json (attention_head_dim), 2 by the preset"),
+        ({"eps": 1e-5}, None, "norm_eps is 1e-05 by config.json (eps), 1e-06 by the preset"),
+        ({"text_len": 512}, None, "text_tokens is 512 by config.json (text_len), 32 by the preset"),
+        ({"local_attn_size": 5}, {"ring_frames": 5, "sink_frames": 0}, "ring_frames is 5 by config.json"),
+    ],
+)
+def test_a_config_that_contradicts_the_named_preset(
+    tiny: Path, told: Mapping[str, Any], settled: Mapping[str, int] | None, words: str
+) -> None:
+    """Heads of another number make wrong video that passes its own goldens."""
+    put_config(tiny.parent, **told)
+    with pytest.raises(ContradictionError, match="contradicts --preset tiny") as raised:
+        resolved("tiny", checkpoint=tiny)
+    assert words in str(raised.value)
+    if settled:
+        assert resolved("tiny", checkpoint=tiny, **settled).config.stream.ring_frames == 5
+
+
+def test_a_config_that_contradicts_the_heads_asked_for(tiny: Path) -> None:
+    put_config(tiny.parent, num_heads=4)
+    with pytest.raises(ContradictionError, match=r"--heads 8: heads is 4 by config.json \(num_heads\)"):
+        resolved(checkpoint=tiny, heads=8)
+    assert resolved(checkpoint=tiny, heads=4).config.model.heads == 4
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        *({"num_heads": bad} for bad in (0, -1, 2.0, True, "2", [2], {})),
+        *({"eps": bad} for bad in (0, -1e-6, "small", float("nan"), float("inf"), True)),
+        *({"local_attn_size": bad} for bad in (-2, 1.5, [3, 4], "all")),
+        {"local_attn_size": 3, "sink_size": 3},
+        {"sink_size": -1},
+        {"num_frame_per_block": 0},
+        {"timestep_shift": -1},
+        {"num_heads": 7},
+        {"num_heads": 32},
+        {"num_heads": 10**30},
+    ],
+)
+def test_configs_that_cannot_be(tiny: Path, told: Mapping[str, Any]) -> None:
+    put_config(tiny.parent, **told)
+    with pytest.raises(NotACheckpointError):
+        resolved(checkpoint=tiny)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "3", "[" * 100_000, "\x00"])
+def test_a_config_that_is_no_json_object(tiny: Path, content: str) -> None:
+    (tiny.parent / "config.json").write_text(content)
+    for preset in (None, "tiny"):
+        with pytest.raises(NotACheckpointError, match=r"config\.json"):
+            resolved(preset, checkpoint=tiny)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"architectures": ["UMT5EncoderModel"], "num_heads": 64, "num_layers": 24},
+        {"_class_name": "AutoencoderKLWan", "in_channels": 3, "base_dim": 96},
+        {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0},
+        {"something": "else"},
+    ],
+)
+def test_a_config_of_something_else_is_not_read_and_that_is_said(tiny: Path, told: Mapping[str, Any]) -> None:
+    put_config(tiny.parent, **told)
+    made = resolved(checkpoint=tiny)
+    assert made.config == resolved("tiny", checkpoint=tiny).config
+    assert "config.json is of something else" in made.notes[-1]
+
+
+# -- what is no model, or not to be believed ------------------------------------------------------------------------
+
+
+def test_other_weights_are_no_known_model(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+    from torch import zeros
+
+    save_file({"model.diffusion_model.patch_embedding.weight": zeros(8, 4, 1, 2, 2)}, tmp_path / "file")
+    with pytest.raises(UnknownModelError, match=r"prefix 'model\.diffusion_model\.'"):
+        resolved(checkpoint=tmp_path / "file")
+    with pytest.raises(CheckpointError, match="known family"):
+        recognise_checkpoint(tmp_path / "file")
+
+
+def test_a_layer_of_a_huge_number_asks_for_no_more_layers_than_there_are(tmp_path: Path) -> None:
+    """One key must not make a table of a million layers."""
+    from safetensors.torch import load_file, save_file
+    from torch import zeros
+
+    write_random_checkpoint(tmp_path / "tiny", TINY.model, format="wan", seed=0)
+    tensors = load_file(tmp_path / "tiny")
+    tensors |= {f"blocks.{'9' * digits}.norm3.bias": zeros(256) for digits in (5, 6, 9, 5000)}
+    save_file(tensors, tmp_path / "far")
+    told = recognise_checkpoint(tmp_path / "far").recognised
+    assert told.model["layers"].value == 4
+    with pytest.raises(CheckpointError, match="unknown"):
+        load_checkpoint(tmp_path / "far", told.model_named("far"))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("patch_embedding.weight", (0, 16, 1, 2, 2)), ("head.head.weight", (3, 256))]
+)
+def test_dimensions_of_nothing_are_refused(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
+    from safetensors.torch import load_file, save_file
+    from torch import zeros
+
+    write_random_checkpoint(tmp_path / "tiny", TINY.model, format="wan", seed=0)
+    save_file(load_file(tmp_path / "tiny") | {name: zeros(shape)}, tmp_path / "odd")
+    with pytest.raises(NotACheckpointError, match="must be at least 1, got 0"):
+        resolved(checkpoint=tmp_path / "odd")
+
+
+def test_heads_that_do_not_fit_are_the_users_mistake(tiny: Path) -> None:
+    with pytest.raises(UsageError, match="dim 256 is no multiple of heads 3"):
+        resolved(checkpoint=tiny, heads=3)
