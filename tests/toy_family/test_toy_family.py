@@ -102,6 +102,8 @@ def test_fused_layers_add_their_residual_before_the_tail() -> None:
         assert relative_error(torch.from_numpy(one), torch.from_numpy(other)) <= STREAM_BAR
 
 
+# Torch's own warnings, of what its compiler imports when a `compile` artifact is opened in this process.
+@pytest.mark.filterwarnings(r"ignore:`torch\.jit\.:DeprecationWarning")
 @pytest.mark.parametrize("scheme", ["fp32", "fp4"])
 def test_it_is_built_verified_and_replayed(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
