@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,15 @@ MOST_ENTRIES = {"seko_export": 20, "seko_runtime": 12}
 def test_few_entries_lie_directly_in_a_package(package: str) -> None:
     entries = [path.name for path in HOMES[package].iterdir() if path.name != "__pycache__"]
     assert len(entries) <= MOST_ENTRIES[package], sorted(entries)
+
+
+@pytest.mark.parametrize("project", ["pyproject.toml", "runtime/pyproject.toml"])
+def test_console_scripts_name_functions_that_exist(project: str) -> None:
+    """An installed script is only made once: a stale one hides that its function moved."""
+    scripts = tomllib.loads((ROOT / project).read_text(encoding="utf-8"))["project"]["scripts"]
+    assert scripts
+    for name, target in scripts.items():
+        assert callable(EntryPoint(name, target, "console_scripts").load()), name
 
 
 def private_names(home: Path) -> set[str]:
