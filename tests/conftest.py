@@ -16,12 +16,25 @@ import pytest
 from filelock import FileLock
 
 from tests.lone_runtime import lone_python, wheel
+from tests.minutes import Minutes
 
 __all__ = ["lone_python", "wheel"]  # fixtures for all
 _worst: dict[str, float] = {}
 
 SEKO_EXPORT = str(Path(sysconfig.get_path("scripts"), "seko-export"))
 ROWS_LAYOUT = ("--batch", "2", "--height", "32", "--width", "32")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Offer the times of all files."""
+    parser.addoption(
+        "--minutes-by-file", action="store_true", help="print the minutes of every file of tests"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the minutes by folder told after the run."""
+    config.pluginmanager.register(Minutes())
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
