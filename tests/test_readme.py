@@ -148,16 +148,14 @@ def figure_lines() -> str:
 
 
 def dated_lines() -> str:
-    """The first table of docs/performance.md: README's figures and two more, with the newest row's date and commit."""
+    """The first table of docs/performance.md: README's figures and two more, and when each was measured."""
     newest = rows()
     lines = []
     for text, form, sources in (*FIGURES, *MORE):
         found = [newest[one] for one in sources]
         told = ", ".join(dict.fromkeys(f"`{row['figure']}`" for row in found))
-        made = max((row["date"], row.get("commit") or "") for row in found)
-        lines.append(
-            f"| {text} | {form.format(*(row['value'] for row in found))} | {told} | {' '.join(made).strip()} |"
-        )
+        made = "; ".join(dict.fromkeys(TABLE.measured(row) for row in found))
+        lines.append(f"| {text} | {form.format(*(row['value'] for row in found))} | {told} | {made} |")
     return "\n".join(["| what | figure | row | date, commit |", "|---|---|---|---|", *lines]) + "\n"
 
 

@@ -3,7 +3,8 @@
     python scripts/bench/table.py
 
 A block between ``<!-- figures:NAME PATTERN ... -->`` and ``<!-- /figures -->`` gets the newest row of each figure and
-shape of docs/benchmarks/NAME.jsonl whose figure fits one of the patterns (``*`` stands for anything).
+shape of docs/benchmarks/NAME.jsonl whose figure fits one of the patterns (``*`` stands for anything). Each line says
+when its row was measured, at which commit, and whether the measured code has changed since (`measured`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,32 @@ BENCHMARKS = ROOT / "docs" / "benchmarks"
 BLOCK = re.compile(
     r"(?P<head><!-- figures:(?P<name>[\w-]+) (?P<patterns>[^>]+) -->\n).*?(?P<foot><!-- /figures -->)",
     re.DOTALL,
+)
+
+# Commits of rows that were measured before the code was sorted into rooms (f2caa1f). So were all rows without a commit.
+BEFORE_ROOMS = frozenset(
+    {"3c0bf845912f", "e3047caa28c9", "9d2897d0559a", "529d26d9f81d", "57bbf6d805dd", "6648ca7ddd03"}
+)
+# Figures whose measured code has changed more than that: patterns of figures, one of shapes, the last day of such rows,
+# and what they came before. A newer row loses the mark by its date.
+OLDER: tuple[tuple[str, str, str, str], ...] = (
+    (
+        "build_s engine_mb first_chunk_s launches_per_chunk busy_host_p99 step_vs_eager",
+        "*",
+        "2026-11-20",
+        "before fused layers",
+    ),
+    ("fused_vs_plain", "*", "2026-11-20", "before attention in whole waves"),
+    (
+        "batch_scaling busy_pool_p99 soak_mismatches layer_streaming first_frame_s overlap_vs_none real_time_factor",
+        "*",
+        "2026-11-21",
+        "before the Hopper attention kernels",
+    ),
+    ("batch4_s1", "*", "2026-11-21", "before the faster row kernels"),
+    ("e2e_s1_vs_b3", "*, fp4_fp8", "2026-11-21", "before the faster row kernels"),
+    ("s1_exact_vs_b3 s5_* e2e_s1_vs_b3 fill_linearity", "*", "2026-11-21", "before the last attention kernels"),
+    ("import_ms", "*", "2026-11-20", "before imports waited for the first open"),
 )
 
 
@@ -58,13 +85,26 @@ def table(rows: Any, patterns: list[str]) -> str:
             newest[row["figure"], row["shape"]] = row
     if not newest:
         raise ValueError(f"no row's figure fits {' '.join(patterns)}")
-    lines = ["| figure | measured on | value | bar |", "|---|---|---|---|"]
+    lines = ["| figure | measured on | value | goal | when |", "|---|---|---|---|---|"]
     for row in newest.values():
-        bar = "" if row["bar"] is None else f"{row['bar']:g}"
-        lines.append(f"| `{row['figure']}` | {row['shape']} | {row['value']:.4g} {row['unit']} | {bar} |")
+        goal = "" if row["bar"] is None else f"{row['bar']:g}"
+        lines.append(
+            f"| `{row['figure']}` | {row['shape']} | {row['value']:.4g} {row['unit']} | {goal} | {measured(row)} |"
+        )
     one = list(newest.values())[-1]
     versions = ", ".join(f"{name} {version}" for name, version in sorted(one["versions"].items()))
     return "\n".join([*lines, "", f"{one['gpu']}; {versions}.", ""])
+
+
+def measured(row: dict[str, Any]) -> str:
+    """Return a row's date and commit, and what the measured code has had since, such as `before rooms`."""
+    commit = row.get("commit") or ""
+    told = f"{row['date']} {commit}".strip()
+    for figures, shapes, last, words in OLDER:
+        named = any(fnmatchcase(row["figure"], one) for one in figures.split())
+        if named and fnmatchcase(row["shape"], shapes) and row["date"] <= last:
+            return f"{told}, {words}"
+    return f"{told}, before rooms" if not commit or commit.removesuffix("+") in BEFORE_ROOMS else told
 
 
 if __name__ == "__main__":
