@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -83,11 +84,11 @@ def started(number: int, moment: str, *arguments: object) -> subprocess.Popen[st
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
 
 
-def assert_ended(process: subprocess.Popen[str], number: int) -> None:
+def assert_ended(process: subprocess.Popen[str], number: int, wanted: str = "") -> None:
     stdout, stderr = process.communicate(timeout=PATIENCE_S)
     assert stderr == SAID
     assert process.returncode == 128 + number
-    assert stdout == ""
+    assert stdout == wanted
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,9 @@ def test_a_signal_at_any_moment_ends_any_command(whole, tmp_path, number, moment
     if command == "unpack":
         source = tmp_path.parent / f"{tmp_path.name}.tar"
         pack_artifact(whole, source)
-    assert_ended(started(number, moment, command, source, *options[command], "--json"), number)
+    process = started(number, moment, command, source, *options[command], "--json")
+    said = {"error": "interrupted; nothing was left behind", "exit": 128 + number}
+    assert_ended(process, number, json.dumps(said) + "\n")
     assert list(tmp_path.iterdir()) == []
 
 

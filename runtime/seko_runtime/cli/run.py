@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.cli.output import Report
 from seko_runtime.errors import ManifestError, UsageError, VideoWriterError
 from seko_runtime.format.json_fields import Fields, as_items, as_number, as_text, parse_json
 from seko_runtime.format.manifest import Manifest
@@ -35,7 +36,7 @@ class PromptAt:
     recache: bool = False
 
 
-def run(options: argparse.Namespace) -> dict[str, object]:
+def run(options: argparse.Namespace) -> Report:
     """Make chunks, write them, and return the report.
 
     Raises
@@ -68,8 +69,8 @@ def run(options: argparse.Namespace) -> dict[str, object]:
             ) as session,
             ChunkWriter(options.output, stream, options.chunks, artifact.manifest.video) as writer,
         ):
-            own = [text, prompts or None, options.steps, options.shift, options.image, options.reference]
-            compared = frozenset() if any(one is not None for one in own) else _compared(artifact, seeds)
+            skipped = _not_compared(options, artifact, seeds)
+            compared = frozenset() if skipped else frozenset(_golden_chunks(artifact))
             job = _Job(artifact, session, writer, options.chunks, compared, began)
             job.run(deque(prompts[int(starts) :]))
         report = job.report()
@@ -79,8 +80,7 @@ def run(options: argparse.Namespace) -> dict[str, object]:
         "seed": options.seed,
         **report,
     }
-    _print_report(result, job.errors, artifact.manifest)
-    return result
+    return Report(result, _lines(result, job.errors, skipped, artifact.manifest))
 
 
 @dataclass
@@ -276,10 +276,21 @@ def _video_frames(manifest: Manifest, number: int) -> int:
     return manifest.stream.chunk_frames * manifest.stream.video_frames_per_latent
 
 
-def _compared(artifact: OpenArtifact, seeds: Sequence[int]) -> frozenset[int]:
-    """Chunks whose golden was recorded with these seeds."""
+def _golden_chunks(artifact: OpenArtifact) -> tuple[int, ...]:
     golden = artifact.manifest.golden
-    return frozenset() if golden is None or list(golden.seeds) != list(seeds) else frozenset(golden.chunks)
+    return () if golden is None else golden.chunks
+
+
+def _not_compared(options: argparse.Namespace, artifact: OpenArtifact, seeds: Sequence[int]) -> str:
+    """Say why this run's chunks are not those that were recorded; nothing if they are."""
+    golden = artifact.manifest.golden
+    if golden is None:
+        return "the artifact has no recorded chunks"
+    asked = [name for name in ("prompt", "prompts", "text") if getattr(options, name) is not None]
+    if asked or list(golden.seeds) != list(seeds):
+        return "another prompt or seed"
+    others = [name for name in ("steps", "shift", "image", "reference") if getattr(options, name) is not None]
+    return f"--{others[0]} was given" if others else ""
 
 
 def _load_text(path: Path) -> NDArray[np.float32]:
@@ -299,21 +310,21 @@ def _load_array(path: Path, option: str) -> NDArray[Any]:
     return array
 
 
-def _print_report(result: dict[str, Any], errors: Sequence[ChunkError], manifest: Manifest) -> None:
+def _lines(
+    result: dict[str, Any], errors: Sequence[ChunkError], skipped: str, manifest: Manifest
+) -> tuple[str, ...]:
     kind = "latents"
     if result["preview"]:
         kind = "a linear preview of the latents, not decoded video"
     elif result["first_frame_s"] is not None:
         kind = f"{result['video_frames']} video frames, the first after {result['first_frame_s']:.2f} s"
     kv = manifest.kv
-    print(f"wrote    {result['output']} ({kind})")
-    print(
-        f"speed    {result['chunks_per_s']:.2f} chunks/s, {result['realtime_factor']:.2f} x real time "
-        f"at {manifest.stream.fps} fps"
-    )
     ratio = kv.pool_bytes / max(kv.bf16_pool_bytes, 1)
-    print(f"KV pool  {kv.pool_bytes} bytes ({kv.scheme}), {ratio:.4f} of bf16")
-    for error in errors:
-        print(f"error    {error}")
-    if not errors:
-        print("error    not compared: the golden was recorded with other seeds, text, passes or chunks")
+    checks = [f"check    {error}{'' if error.within else ': missed'}" for error in errors]
+    return (
+        f"wrote    {result['output']} ({kind})",
+        f"speed    {result['chunks_per_s']:.2f} chunks/s, {result['realtime_factor']:.2f} x real time "
+        f"at {manifest.stream.fps} fps",
+        f"KV pool  {kv.pool_bytes} bytes ({kv.scheme}), {ratio:.4f} of bf16",
+        *(checks or [f"check    skipped ({skipped})"]),
+    )

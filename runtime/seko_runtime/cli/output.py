@@ -1,0 +1,109 @@
+"""What a command says: its report on stdout, as lines or as one JSON object; everything else on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TextIO
+
+from seko_runtime.errors import DiskError, SekoRuntimeError
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a command found.
+
+    Parameters
+    ----------
+    result : dict
+        For ``--json``.
+    lines : tuple of str
+        The same for a reader, printed without ``--json``.
+    error : SekoRuntimeError, optional
+        What the command ends with although it ran to its end: a golden that is missed.
+    """
+
+    result: dict[str, object]
+    lines: tuple[str, ...]
+    error: SekoRuntimeError | None = None
+
+
+def note(sentence: str, end: str = "\n") -> None:
+    """Print to stderr; where that is closed or full, nothing is said."""
+    if sys.stderr is not None:  # print() would take stdout in its place
+        with contextlib.suppress(OSError):
+            print(sentence, end=end, file=sys.stderr, flush=True)
+
+
+def show(report: Report, *, as_json: bool) -> None:
+    """Print a report on stdout and flush it.
+
+    Raises
+    ------
+    DiskError
+        If stdout cannot be written.
+    BrokenPipeError
+        If nobody reads it any more.
+    """
+    if as_json:
+        _print([json.dumps(report.result, sort_keys=True)])
+    else:
+        _print(report.lines)
+
+
+def show_failure(result: dict[str, object], message: str, code: int) -> None:
+    """Print the JSON object of a command that failed; where stdout is closed or full, stderr has to do."""
+    with contextlib.suppress(BrokenPipeError, DiskError):
+        _print([json.dumps(result | {"error": message, "exit": code}, sort_keys=True)])
+
+
+def flush_stdout() -> None:
+    """Write what was printed so far; raises as `show` does."""
+    _print([])
+
+
+@contextlib.contextmanager
+def stdout_for_video() -> Iterator[int]:
+    """Give a descriptor of stdout for a video alone: whatever else is written there meanwhile goes to stderr.
+
+    Native libraries are meant too, so the descriptor itself is exchanged. It is closed at the end.
+    """
+    flush_stdout()
+    video, stderr = os.dup(1), sys.stderr
+    try:
+        os.dup2(2, 1)
+        with contextlib.redirect_stdout(stderr):
+            yield video
+    finally:
+        os.dup2(video, 1)
+        os.close(video)
+
+
+def _print(lines: list[str] | tuple[str, ...]) -> None:
+    stdout = sys.stdout
+    if stdout is None:  # closed by whoever started this
+        return
+    try:
+        for line in lines:
+            print(line, file=stdout)
+        stdout.flush()
+    except BrokenPipeError:
+        _drop(stdout)
+        raise
+    except OSError as fault:
+        _drop(stdout)
+        raise DiskError(f"stdout cannot be written ({fault.strerror or fault}): send it elsewhere") from fault
+
+
+def _drop(stdout: TextIO) -> None:
+    """Let what Python still holds for stdout go nowhere: it would fail once more when the process ends."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, stdout.fileno())
+        finally:
+            os.close(nowhere)

@@ -1,0 +1,148 @@
+"""The command line of `seko-run`: its commands and options. What they do is in `commands`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from seko_runtime import __version__
+from seko_runtime.errors import UsageError
+
+SUMMARIES = {
+    "run": "replay chunks and write them to a file",
+    "verify": "replay the recorded chunks and compare",
+    "info": "print what the manifest says",
+    "unpack": "make a folder of a packed artifact",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are ours."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a UsageError in place of ending the process."""
+        raise UsageError(f"{message}; see `{self.prog} --help`")
+
+
+def parse(arguments: Sequence[str], functions: dict[str, Callable[..., Any]]) -> argparse.Namespace:
+    """Return the options of a command line; ``command`` is the function that it names.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        Without the program's name.
+    functions : dict of str to callable
+        One for each of `SUMMARIES`.
+
+    Raises
+    ------
+    UsageError
+        If they cannot be meant; for an unknown command or option the nearest one is named.
+    """
+    parser = Parser(prog="seko-run", description="Open an artifact and make video of it, chunk by chunk.")
+    parser.add_argument("--version", action="version", version=f"seko-runtime {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parsers: dict[str, argparse.ArgumentParser] = {}
+    for name, summary in SUMMARIES.items():
+        parsers[name] = commands.add_parser(name, help=summary, description=summary)
+        parsers[name].set_defaults(command=functions[name])
+        _add_options(parsers[name], name)
+    _check_names(arguments, parsers)
+    return parser.parse_args(arguments)
+
+
+def _add_options(command: argparse.ArgumentParser, name: str) -> None:
+    packed = name == "unpack"
+    command.add_argument(
+        "artifact",
+        type=Path,
+        metavar="FILE.tar" if packed else "ARTIFACT",
+        help="what `seko-export pack` made" if packed else "the artifact's folder",
+    )
+    command.add_argument(
+        "--json", action="store_true", help="print one JSON object, and nothing else, on stdout"
+    )
+    command.add_argument(
+        "--trust",
+        type=Path,
+        metavar="FILE",
+        help="open only what a key of this file signed; or SEKO_TRUST",
+    )
+    if packed:
+        command.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
+    if name in ("run", "verify"):
+        command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+        command.add_argument(
+            "--copy-weights",
+            action="store_true",
+            help="read the weights into memory of its own: others may truncate their files",
+        )
+    if name == "run":
+        _add_run_options(command)
+
+
+def _add_run_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--chunks", type=_positive, default=4, metavar="N")
+    command.add_argument("--seed", type=int, default=0, metavar="S", help="row r gets S + r")
+    command.add_argument("--prompt", metavar="TEXT", help="a sentence; the one of the golden without it")
+    command.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE.json",
+        help='prompts over time: [{"at_s": 0, "prompt": "..."}, {"at_s": 6.5, "prompt": ..., "recache": true}]',
+    )
+    command.add_argument("--text", type=Path, metavar="FILE.npy", help="text embeddings [B, tokens, dim]")
+    command.add_argument("--steps", type=_positive, metavar="N", help="denoise passes of a chunk")
+    command.add_argument("--shift", type=float, metavar="X", help="warp of their times")
+    command.add_argument(
+        "--image",
+        type=Path,
+        metavar="FILE",
+        help="start with a picture: .npy uint8, or with PyAV .png",
+    )
+    command.add_argument(
+        "--reference",
+        type=Path,
+        metavar="FILE",
+        help="reference frames: pictures as --image takes them, or .npy float32 latents",
+    )
+    command.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help=".npy .y4m .mp4")
+
+
+def _check_names(arguments: Sequence[str], parsers: dict[str, argparse.ArgumentParser]) -> None:
+    """Raise a UsageError that names the nearest if there is no such command, or no such option of it."""
+    if not arguments or arguments[0].startswith("-"):
+        return
+    command = arguments[0]
+    if command not in parsers:
+        raise UsageError(
+            f"there is no command {command!r}{_nearest(command, parsers)}; see `seko-run --help`"
+        )
+    known = [spelled for action in parsers[command]._actions for spelled in action.option_strings]
+    for argument in arguments[1:]:
+        if argument == "--":
+            return
+        option = argument.split("=", 1)[0]
+        if not option.startswith("--") or " " in option:  # with a space it is a value
+            continue
+        if not any(one.startswith(option) for one in known):  # argparse takes beginnings
+            raise UsageError(
+                f"`seko-run {command}` has no option {option}{_nearest(option, known)}; "
+                f"see `seko-run {command} --help`"
+            )
+
+
+def _nearest(found: str, known: Iterable[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(found, list(known), n=1)
+    return f": did you mean {near[0]}?" if near else ""
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number

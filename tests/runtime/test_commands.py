@@ -1,0 +1,125 @@
+"""What the commands print: success says so, `--json` is one object, unknown names are answered with the nearest."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from seko_runtime.cli.commands import main
+
+from . import toy_whole
+from .conftest import Edit
+
+Said = pytest.CaptureFixture[str]
+COMMANDS = ("run", "verify", "info", "unpack")
+
+
+def test_verify_ends_with_verified(whole_folder: Path, capsys: Said) -> None:
+    assert main(["verify", str(whole_folder)]) == 0
+    *each, last = capsys.readouterr().out.splitlines()
+    assert last.startswith("verified ")
+    assert [line.split(":")[0] for line in each] == ["golden   chunk 0", "golden   chunk 3"]
+
+
+def missed(folder: Path, edit_manifest: Edit) -> None:
+    """Recorded chunks that no engine meets."""
+    golden = replace(toy_whole.GOLDEN, bounds=(), tolerance=1e-30, seeds=(1,))
+    edit_manifest(folder, lambda one: replace(one, golden=golden))
+
+
+def test_a_missed_golden_is_no_success(whole_folder: Path, edit_manifest: Edit, capsys: Said) -> None:
+    missed(whole_folder, edit_manifest)
+    assert main(["verify", str(whole_folder)]) == 6
+    said = capsys.readouterr()
+    assert "verified" not in said.out
+    assert said.err.startswith("error: a golden is missed: chunk 0")
+    assert main(["verify", str(whole_folder), "--json"]) == 6
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ok"], found["exit"]) == (False, 6)
+    assert found["error"].startswith("a golden is missed: chunk 0")
+
+
+@pytest.mark.parametrize(
+    ("options", "check"),
+    [
+        ([], "chunk 0: golden 0 "),
+        (["--seed", "7"], "skipped (another prompt or seed)"),
+        (["--steps", "1"], "skipped (--steps was given)"),
+    ],
+)
+def test_a_run_that_went_well_prints_no_error(
+    whole_folder: Path, tmp_path: Path, options: list[str], check: str, capsys: Said
+) -> None:
+    assert main(["run", str(whole_folder), "-o", str(tmp_path / "a.npy"), "--chunks", "1", *options]) == 0
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert lines[3].startswith(f"check    {check}")
+    assert not [line for line in (*lines, *said.err.splitlines()) if line.startswith("error")]
+
+
+def test_json_is_all_of_stdout(whole_folder: Path, tmp_path: Path, capsys: Said) -> None:
+    for arguments in (
+        ["info", str(whole_folder)],
+        ["verify", str(whole_folder)],
+        ["run", str(whole_folder), "-o", str(tmp_path / "a.y4m")],
+    ):
+        assert main([*arguments, "--json"]) == 0
+        assert isinstance(json.loads(capsys.readouterr().out), dict)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ([], 2),
+        (["run"], 2),
+        (["rum", "artifact"], 2),
+        (["info", "artifact", "--trsut", "a"], 2),
+        (["run", "artifact", "-o", "a.npy", "--chunks", "0"], 2),
+        (["info", "not/there"], 4),
+        (["unpack", "not/there.tar", "-o", "folder"], 4),
+    ],
+)
+def test_json_is_all_of_stdout_of_a_failure_too(arguments: list[str], code: int, capsys: Said) -> None:
+    assert main([*arguments, "--json"]) == code
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert said.err == f"error: {found.pop('error')}\n"
+    assert found == {"exit": code}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["rum", "a"], "there is no command 'rum': did you mean run?"),
+        (["zzz", "a"], "there is no command 'zzz'; see `seko-run --help`"),
+        (["run", "a", "--promt", "a disc", "-o", "b.npy"], "no option --promt: did you mean --prompt?"),
+        (["run", "a", "--outptu=b.npy"], "no option --outptu: did you mean --output?"),
+        (["verify", "a", "--divice", "cpu"], "no option --divice: did you mean --device?"),
+        (["info", "a", "--zzz"], "no option --zzz; see `seko-run info --help`"),
+        (["info", "a", "b"], "unrecognized arguments: b"),
+    ],
+)
+def test_the_nearest_name_is_told(arguments: list[str], words: str, capsys: Said) -> None:
+    assert main(arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_beginnings_of_options_and_sentences_that_look_like_options_are_taken(
+    whole_folder: Path, tmp_path: Path, capsys: Said
+) -> None:
+    pytest.importorskip("tokenizers")
+    goal = str(tmp_path / "a.npy")
+    assert main(["run", str(whole_folder), "--chu", "1", "--out", goal, "--prompt=--red"]) == 0
+    assert main(["run", str(whole_folder), "--chunks", "1", "-o", goal, "--prompt", "-- a red disc"]) == 0
+    assert "error" not in capsys.readouterr().err
+
+
+def test_the_commands_are_those_of_the_parser(capsys: Said) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    assert [name for name in COMMANDS if f"    {name} " not in told] == []
