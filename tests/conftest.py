@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -100,7 +101,10 @@ def build_once(tmp_path_factory: pytest.TempPathFactory, name: str, *options: st
 
 
 def build_tiny(goal: Path, *options: str, model: tuple[str, ...] = ("--preset", "tiny")) -> Built:
-    """Run `seko-export build`, of the preset tiny or another ``model``, for the CPU; skip without a compiler."""
+    """Run `seko-export build`, of the preset tiny or another ``model``, for the CPU; skip without a compiler.
+
+    It has a TMPDIR of its own: in a shared one it would say what it removes of builds that others killed.
+    """
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         pytest.skip("no C++ compiler: nothing can be built here")
     command = [
@@ -114,7 +118,9 @@ def build_tiny(goal: Path, *options: str, model: tuple[str, ...] = ("--preset", 
         str(goal),
         "--json",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory() as own:
+        environ = os.environ | {"TMPDIR": own}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
     assert done.returncode == 0, done.stderr
     return Built(goal, json.loads(done.stdout.splitlines()[-1]), done)
 

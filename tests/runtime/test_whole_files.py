@@ -400,6 +400,7 @@ def test_what_a_killed_process_left_is_removed_and_said(tmp_path, capsys):
     left.mkdir()
     fill(left)
     (tmp_path / ".artifact.unpacking-0123456789").mkdir()
+    (tmp_path / ".artifact.unpacking-0123456789/half").touch()
     (tmp_path / ".artifact.saving-0123456789").write_text("half")
     assert len(names(tmp_path)) == 4
     build(tmp_path / "artifact")
@@ -407,6 +408,15 @@ def test_what_a_killed_process_left_is_removed_and_said(tmp_path, capsys):
     said = capsys.readouterr().err
     assert f"removed {left.name}: the process that left it is gone" in said
     assert said.count("removed .artifact.") == 4
+
+
+def test_of_what_is_empty_nothing_is_said(tmp_path, capsys):
+    """A living process may have made it this moment, and not locked it yet."""
+    (tmp_path / ".artifact.unpacking-0123456789").mkdir()
+    (tmp_path / ".artifact.saving-0123456789").touch()
+    build(tmp_path / "artifact")
+    assert names(tmp_path) == ["artifact"]
+    assert capsys.readouterr().err == ""
 
 
 def test_what_is_not_left_over_stays(tmp_path, capsys):

@@ -41,7 +41,7 @@ def make_held_file(place: Path, prefix: str, mode: int = 0o666) -> tuple[Path, i
 def remove_leftovers(place: Path, stem: str, spared: Callable[[Path], bool] = lambda _: False) -> None:
     """Remove what killed processes left, and say so; what somebody works on stays.
 
-    The lock alone says whether somebody does: a process number means nothing in another container or on another
+    Of what is empty nothing is said: a living process may have made it this moment, and makes another. The lock alone says whether somebody does: a process number means nothing in another container or on another
     machine. On a file system without locks leftovers stay.
 
     Parameters
@@ -56,8 +56,9 @@ def remove_leftovers(place: Path, stem: str, spared: Callable[[Path], bool] = la
     for path in names_in(place, stem):
         with _unheld(path) as unheld:
             if unheld and not spared(path):
+                held_something = not _is_empty(path)
                 remove(path)
-                if not os.path.lexists(path):
+                if held_something and not os.path.lexists(path):
                     print(f"removed {path.name}: the process that left it is gone", file=sys.stderr)
 
 
@@ -84,6 +85,13 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
     except OSError:  # a folder
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_empty(path: Path) -> bool:
+    try:
+        return not (any(path.iterdir()) if path.is_dir() else path.stat().st_size)
+    except OSError:  # gone, or not to be read
+        return True
 
 
 def hold(descriptor: int) -> bool:
