@@ -6,8 +6,8 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 import sysconfig
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+
+import seko_export.backends
+import seko_runtime.backends
 
 ROOT = Path(__file__).parents[1]
 HOMES = {
@@ -72,3 +77,91 @@ def test_the_search_finds_a_planted_use(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("tests.test_rooms.ROOT", tmp_path)
     assert "_engines" in private_names(HOMES["seko_runtime"])
     assert foreign_uses(tmp_path, {"_engines"}) == ["planted.py:2: artifact._engines"]
+
+
+def found_in(
+    homes: list[Path], wanted: Callable[[ast.AST], bool], *, but: str = "no such folder"
+) -> list[str]:
+    """Return where the code of these folders has a node that is wanted; folders of the name ``but`` are left out."""
+    return [
+        f"{path.relative_to(home)}:{node.lineno}: {ast.unparse(node)}"
+        for home in homes
+        for path in sorted(home.rglob("*.py"))
+        if but not in path.relative_to(home).parts[:-1]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.expr | ast.pattern) and wanted(node)
+    ]
+
+
+def names_a_backend(node: ast.AST) -> bool:
+    """Whether code compares with a backend's name, or lists several of them: what a capability would say."""
+    names = {one.name for one in seko_runtime.backends.BACKENDS} | {"eager"}
+    if isinstance(node, ast.Compare | ast.MatchValue):
+        return any(isinstance(one, ast.Constant) and one.value in names for one in ast.walk(node))
+    if isinstance(node, ast.Tuple | ast.Set | ast.List):
+        return sum(isinstance(one, ast.Constant) and one.value in names for one in node.elts) > 1
+    if isinstance(node, ast.Dict):
+        return sum(isinstance(one, ast.Constant) and one.value in names for one in node.keys) > 1
+    return False
+
+
+def parses_an_engines_name(node: ast.AST) -> bool:
+    """Whether code takes the name of an engine or a piece apart; its `EngineKey` says what it is."""
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in PARSING
+        and (
+            ENGINE_NAME.search(ast.unparse(node.func.value)) is not None
+            or (ast.unparse(node.func.value) == "re" and ENGINE_NAME.search(ast.unparse(node)) is not None)
+        )
+    )
+
+
+PARSING = (
+    *("startswith", "endswith", "removeprefix", "removesuffix", "split", "rsplit", "partition", "rpartition"),
+    *("match", "fullmatch", "search", "find", "index"),
+)
+ENGINE_NAME = re.compile(r"\b(engine|piece|engine_name|piece_name|(spec|key|engine|piece)\.(name|file))$")
+
+
+def test_both_sides_have_the_same_backends() -> None:
+    assert tuple(one.name for one in seko_runtime.backends.BACKENDS) == seko_export.backends.BACKENDS
+
+
+def test_nothing_outside_their_rooms_compares_with_the_name_of_a_backend() -> None:
+    assert found_in([*HOMES.values()], names_a_backend, but="backends") == []
+
+
+def test_a_build_reads_as_the_order_of_its_steps() -> None:
+    text = (HOMES["seko_export"] / "build_steps.py").read_text(encoding="utf-8")
+    (build,) = (one for one in ast.parse(text).body if getattr(one, "name", "") == "build_artifact")
+    assert isinstance(build, ast.FunctionDef)
+    assert isinstance(build.body[0], ast.Expr)  # its docstring
+    assert len(ast.unparse(ast.Module(build.body[1:], [])).splitlines()) <= 50
+
+
+def test_no_name_of_an_engine_is_parsed() -> None:
+    assert found_in([*HOMES.values()], parses_an_engines_name) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("manifest.backend == 'aoti'", names_a_backend),
+        ("name not in ('onnx', 'tensorrt')", names_a_backend),
+        ("PORTABLE = frozenset({'onnx', 'aoti'})", names_a_backend),
+        ("HOSTS = {'compile': 1, 'onnx': 2}", names_a_backend),
+        ("engine.name.startswith('block')", parses_an_engines_name),
+        ("call.engine.partition('.')[0]", parses_an_engines_name),
+        ("[engine for engine in engines if engine.file.endswith('.pt2')]", parses_an_engines_name),
+    ],
+)
+def test_the_search_finds_what_is_planted(
+    tmp_path: Path, line: str, wanted: Callable[[ast.AST], bool]
+) -> None:
+    (tmp_path / "backends").mkdir()
+    for name in ("planted.py", "backends/planted.py"):
+        (tmp_path / name).write_text(f"{line}\n", encoding="utf-8")
+    found = found_in([tmp_path], wanted, but="backends")
+    assert {where.partition(":")[0] for where in found} == {"planted.py"}

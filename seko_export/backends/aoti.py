@@ -116,4 +116,5 @@ BACKEND = ExportBackend(
     compile_piece,
     host_code=True,
     fits_one_cpu=True,  # a GPU engine's host side is compiled for this processor, too
+    named_kernels="TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE=1",
 )

@@ -89,6 +89,8 @@ class ExportBackend:
         Whether C++ is compiled on the build box.
     fits_one_cpu : bool
         Whether engines hold code for the processor of the build box.
+    named_kernels : str, optional
+        What in the environment of a build gives its engines' kernels names in a profile, where they else have none.
     packages : tuple of str
         What the bill of materials lists besides torch.
     extra_files : mapping of str to str
@@ -111,6 +113,7 @@ class ExportBackend:
     functional: bool = False
     host_code: bool = False
     fits_one_cpu: bool = False
+    named_kernels: str | None = None
     packages: tuple[str, ...] = ()
     extra_files: Mapping[str, str] = field(default_factory=dict)
     versions: Callable[[], dict[str, str]] = dict

@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from seko_export.backends import export_backend
 from seko_export.errors import MachineError, UsageError
 from seko_export.host.workshop import workshop
 from seko_export.tools.profile_trace import CHUNK_RANGE, ENGINE_RANGE, Digest, digest_trace, scrubbed
@@ -27,7 +28,6 @@ from seko_runtime.video.session import Session
 WIDTH = 120  # columns where no terminal says
 NAME_WIDTH = 70
 OPAQUE_SHARE = 0.2  # of the time inside engines without kernel names, from which on the reader is told
-NAMED_BUILD = "TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE=1"
 # Kineto tells start and stop on stderr below level 6. Re-initialising CUPTI after a teardown crashes where graphs
 # were captured (torch sets the same two for its own graphs).
 _KINETO = {"KINETO_LOG_LEVEL": "6", "DISABLE_CUPTI_LAZY_REINIT": "1", "TEARDOWN_CUPTI": "0"}
@@ -87,10 +87,11 @@ def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = 
                 "engines: from a run without capture, since a captured chunk is one launch of all of them"
             )
         opaque = report["buckets"]["engine"]["share"]
-        if artifact.manifest.backend == "aoti" and opaque >= OPAQUE_SHARE:
+        setting = export_backend(artifact.manifest.backend).named_kernels
+        if setting is not None and opaque >= OPAQUE_SHARE:
             notes.append(
                 f"engine: {opaque:.0%} of the time is inside engines whose kernels carry no names; build with "
-                f"{NAMED_BUILD} in the environment to see them"
+                f"{setting} in the environment to see them"
             )
         if report["other"]:
             notes.append(f"other: {len(report['other'])} names fit no bucket: {', '.join(report['other'])}")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from seko_export.backends import export_backend
 from seko_export.tools import profile_trace, profiling
 from seko_export.tools.profile_trace import BETWEEN_ENGINES, CHUNK_RANGE, Digest, digest_trace
 from tests.export.traces import cpu_trace, gpu_trace
@@ -37,9 +38,8 @@ def test_profile(fp4, invoke, tmp_path):
     assert report["other"] == []
     assert set(report["launches"].values()) == {0}
     assert report["chunk_s"] > 0
-    assert any(
-        profiling.NAMED_BUILD in note for note in report["notes"]
-    )  # AOTInductor's kernels carry no names
+    setting = export_backend("aoti").named_kernels
+    assert any(str(setting) in note for note in report["notes"])  # AOTInductor's kernels carry no names
     written = trace.read_text(encoding="utf-8")
     assert sum(one["name"] == CHUNK_RANGE for one in json.loads(written)["traceEvents"]) == 2
     for secret in (str(fp4.folder), str(tmp_path), str(Path.home()), platform.node(), "/tmp"):

@@ -72,7 +72,7 @@ class Bases:
 
 
 class DoubleBackend:
-    """`seko_runtime.backends.Backend` that knows an engine by the content of its file, and compiles nothing."""
+    """`seko_runtime.backends.base.Backend` that knows an engine by the content of its file, and compiles nothing."""
 
     engines: dict[str, Callable[[list[Any]], list[Any]]] = {}  # noqa: RUF012 - by SHA-256, filled before any fork
 

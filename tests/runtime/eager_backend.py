@@ -18,7 +18,7 @@ from . import toy, toy_whole
 
 
 class EagerBackend:
-    """`seko_runtime.backends.Backend` over the toy's modules; engine files are not looked at."""
+    """`seko_runtime.backends.base.Backend` over the toy's modules; engine files are not looked at."""
 
     def memory(self) -> Memory:
         return CpuMemory()

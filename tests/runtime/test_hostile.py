@@ -17,7 +17,7 @@ import torch
 
 from seko_export.artifact.manifest_json import manifest_json
 from seko_runtime import errors
-from seko_runtime.backends import check_backend
+from seko_runtime.backends import runtime_backend
 from seko_runtime.backends.aoti import AotiBackend
 from seko_runtime.cli.commands import main
 from seko_runtime.format.manifest import Manifest, Target
@@ -239,9 +239,9 @@ def test_a_library_that_cannot_be_imported_is_told_from_one_that_is_not_there(
     def refuse(_name: str) -> None:
         raise fault
 
-    monkeypatch.setattr("seko_runtime.backends.importlib", SimpleNamespace(import_module=refuse))
+    monkeypatch.setattr("seko_runtime.backends.base.importlib", SimpleNamespace(import_module=refuse))
     with pytest.raises(errors.BackendMissingError, match=told):
-        check_backend("aoti")
+        runtime_backend("aoti").check_library()
 
 
 def rewrite_weights(artifact: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:

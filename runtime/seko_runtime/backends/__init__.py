@@ -1,87 +1,46 @@
-"""Backends by name. Each is one module, imported when an artifact asks for it; none is imported here."""
+"""The table of backends. What opens the engines of one is a module of its own, imported when an artifact is opened."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping
-from typing import Protocol
-
-from seko_runtime.backends.memory import Engine, Memory
+from seko_runtime.backends.base import Backend, RuntimeBackend
+from seko_runtime.backends.host import check_driver, check_torch
 from seko_runtime.errors import BackendMissingError
-from seko_runtime.format.manifest import Manifest
 
-_LIBRARIES = {"aoti": "torch", "compile": "torch", "onnx": "onnxruntime", "tensorrt": "tensorrt_lean"}
-_EXTRAS = {
-    "torch": "torch",
-    "onnxruntime": "onnxruntime",
-    "tensorrt_lean": "TensorRT's lean runtime (tensorrt_lean)",
-}
-OVER_DRIVER = frozenset({"tensorrt"})  # its engines need the GPU's driver, and no torch
-PORTABLE = frozenset({"onnx"})  # its engines are no native code: any machine's library runs them
-
-
-class Backend(Protocol):
-    """What an open artifact needs of a backend; one object per open artifact."""
-
-    def memory(self) -> Memory:
-        """Memory for one session, or for the weights."""
-        ...
-
-    def load_engines(self, manifest: Manifest, files: Mapping[str, memoryview]) -> Mapping[str, Engine]:
-        """Load native code from bytes whose hashes were checked."""
-        ...
-
-    def stats(self) -> Mapping[str, int]:
-        """Counters of the backend's own, such as recompiles."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the engines."""
-        ...
+BACKENDS = (
+    RuntimeBackend("aoti", "torch", f"{__name__}.aoti", check_target=check_torch),
+    RuntimeBackend("compile", "torch", f"{__name__}.compile", check_target=check_torch),
+    RuntimeBackend("onnx", "onnxruntime", f"{__name__}.onnx", fits_one_cpu=False),
+    RuntimeBackend(
+        "tensorrt",
+        "tensorrt_lean",
+        f"{__name__}.tensorrt",
+        library_words="TensorRT's lean runtime (tensorrt_lean)",
+        check_target=check_driver,
+    ),
+)
 
 
-def check_backend(name: str) -> None:
-    """See that a backend can run here; imports its library.
+def runtime_backend(name: str) -> RuntimeBackend:
+    """Return a backend by the name that manifests give it.
+
+    Raises
+    ------
+    BackendMissingError
+        If there is none of that name.
+    """
+    for backend in BACKENDS:
+        if backend.name == name:
+            return backend
+    known = ", ".join(backend.name for backend in BACKENDS)
+    raise BackendMissingError(f"backend {name!r} is unknown, this runtime has {known}; update it")
+
+
+def open_backend(name: str, device: str) -> Backend:
+    """Return what runs the engines of a backend on a device.
 
     Raises
     ------
     BackendMissingError
         If it is unknown, or its library is not installed or cannot be loaded.
     """
-    library = _LIBRARIES.get(name)
-    if library is None:
-        raise BackendMissingError(
-            f"backend {name!r} is unknown, this runtime has {', '.join(_LIBRARIES)}; update it"
-        )
-    try:
-        importlib.import_module(library)
-    except ModuleNotFoundError as fault:
-        if fault.name != library:
-            raise BackendMissingError(f"backend {name!r}: {_EXTRAS[library]} needs {fault.name}") from None
-        raise BackendMissingError(
-            f"backend {name!r} needs {_EXTRAS[library]}, which is not installed; pip install 'seko-runtime[{name}]'"
-        ) from None
-    except (ImportError, OSError) as fault:  # a shared library of its own is missing, or another's
-        raise BackendMissingError(
-            f"backend {name!r}: {_EXTRAS[library]} is installed and cannot be loaded: {fault}"
-        ) from None
-
-
-def open_backend(name: str, device: str) -> Backend:
-    """Return the backend of an artifact for a device, after `check_backend`."""
-    check_backend(name)
-    if name == "onnx":
-        from seko_runtime.backends.onnx import OnnxBackend
-
-        return OnnxBackend()
-    if name == "tensorrt":
-        from seko_runtime.backends.tensorrt import TensorRtBackend
-
-        return TensorRtBackend(device)
-    if name == "compile":
-        from seko_runtime.backends.compile import CompileBackend
-
-        return CompileBackend(device)
-    from seko_runtime.backends.aoti import AotiBackend
-
-    return AotiBackend(device)
+    return runtime_backend(name).open(device)

@@ -27,7 +27,7 @@ _idle_lock = threading.Lock()
 
 
 class AotiBackend:
-    """Engines compiled ahead of time; see `seko_runtime.backends.Backend`."""
+    """Engines compiled ahead of time; see `seko_runtime.backends.base.Backend`."""
 
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
@@ -127,3 +127,6 @@ def _count_leaves(tree: dict[str, Any]) -> int:
     """Leaves of a serialised pytree: the tensors of a flat call."""
     children = tree["children_spec"]
     return sum(map(_count_leaves, children)) if children or tree["type"] is not None else 1
+
+
+BACKEND = AotiBackend

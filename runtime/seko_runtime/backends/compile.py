@@ -30,7 +30,7 @@ WARM_UP_RUNS = 3  # cudagraph trees run a path eagerly, then record it, then rep
 
 
 class CompileBackend:
-    """Engines compiled when the artifact is opened; see `seko_runtime.backends.Backend`.
+    """Engines compiled when the artifact is opened; see `seko_runtime.backends.base.Backend`.
 
     `torch.export.load` reads the graph as JSON, but its sample inputs and any constants through `torch.load`
     (2.13: with weights_only=False where a tensor was stored as a pickle), and the compiler's cache holds pickles. Both
@@ -220,3 +220,6 @@ def _counters() -> dict[str, int]:
         "compiler_cache_hits": counters["inductor"]["fxgraph_cache_hit"],
         "compiler_cache_misses": counters["inductor"]["fxgraph_cache_miss"],
     }
+
+
+BACKEND = CompileBackend

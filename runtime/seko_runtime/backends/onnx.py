@@ -28,9 +28,9 @@ DTYPES = {
 
 
 class OnnxBackend:
-    """Engines run by onnxruntime; see `seko_runtime.backends.Backend`."""
+    """Engines run by onnxruntime; see `seko_runtime.backends.base.Backend`."""
 
-    def __init__(self) -> None:
+    def __init__(self, _device: str = "cpu") -> None:
         self._sessions: dict[str, Any] = {}
 
     def memory(self) -> Memory:
@@ -96,3 +96,6 @@ def _engine(session: Any) -> Engine:
 
 def _side(tensors: Sequence[Any]) -> Side:
     return [(list(one.shape), DTYPES.get(one.type, one.type)) for one in tensors]
+
+
+BACKEND = OnnxBackend

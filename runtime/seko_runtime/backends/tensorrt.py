@@ -42,7 +42,7 @@ DTYPES = {
 
 
 class TensorRtBackend:
-    """Plans run by TensorRT's lean runtime; see `seko_runtime.backends.Backend`.
+    """Plans run by TensorRT's lean runtime; see `seko_runtime.backends.base.Backend`.
 
     Parameters
     ----------
@@ -259,3 +259,6 @@ def _check_address(spec: EngineSpec, argument: TensorSpec, tensor: DeviceTensor)
             f"engine {spec.name} is given {argument.name} at an address that is no multiple of {ALIGNMENT}, or with "
             "holes; a plan takes neither: rebuild the artifact with another layout"
         )
+
+
+BACKEND = TensorRtBackend

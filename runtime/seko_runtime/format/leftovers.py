@@ -41,8 +41,9 @@ def make_held_file(place: Path, prefix: str, mode: int = 0o666) -> tuple[Path, i
 def remove_leftovers(place: Path, stem: str, spared: Callable[[Path], bool] = lambda _: False) -> None:
     """Remove what killed processes left, and say so; what somebody works on stays.
 
-    Of what is empty nothing is said: a living process may have made it this moment, and makes another. The lock alone says whether somebody does: a process number means nothing in another container or on another
-    machine. On a file system without locks leftovers stay.
+    The lock alone says whether somebody does: a process number means nothing in another container or on another
+    machine. On a file system without locks leftovers stay. Of what is empty nothing is said: a living process may
+    have made it this moment and not locked it yet; it makes another then.
 
     Parameters
     ----------

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.backends import Backend, open_backend
+from seko_runtime.backends import open_backend
+from seko_runtime.backends.base import Backend
 from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import (
     ArtifactError,

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from seko_runtime.backends import OVER_DRIVER, PORTABLE, check_backend
-from seko_runtime.backends.host import check_cpu, check_device, check_driver, check_torch, free_host_bytes
+from seko_runtime.backends import runtime_backend
+from seko_runtime.backends.host import check_cpu, check_device, free_host_bytes
 from seko_runtime.errors import HostMemoryError
 from seko_runtime.executor.buffers_check import TEXT_BUFFER
 from seko_runtime.executor.programs_check import resolve_programs
@@ -83,16 +83,13 @@ def check_artifact(
         programs = resolve_programs(manifest)
         held = _held_files(manifest)
         device = check_device(manifest.target, device)
-        native = manifest.backend not in PORTABLE
-        if fits_here and native:
+        backend = runtime_backend(manifest.backend) if fits_here else None
+        if backend is not None and backend.fits_one_cpu:
             check_cpu(manifest.target)
         folder.open_all(manifest.files)
-        if fits_here:
-            check_backend(manifest.backend)  # before torch's version: without torch there is none
-            if manifest.backend in OVER_DRIVER:
-                check_driver(manifest.target, device)
-            elif native:
-                check_torch(manifest.target, device)
+        if backend is not None:
+            backend.check_library()  # before its version: without it there is none
+            backend.check_target(manifest.target, device)
         if copy_weights:
             held |= {weight.file for weight in manifest.weights}
         _check_host_memory(sum(manifest.files[path].size for path in held), copy_weights)
