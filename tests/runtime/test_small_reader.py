@@ -1,0 +1,142 @@
+"""A reader of forty lines, written from the ten points that docs/engine-format.md begins with and nothing of Seko's.
+
+It opens, lists and replays the committed artifact. What the ten points leave out would show here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+SAMPLE = ROOT / "artifacts" / "format-1-sample"
+DTYPES = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+}
+
+
+class SmallReader:
+    """Points 1 to 9 of the page, for one row of a CPU artifact of the backend `compile`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.manifest = table = json.loads((folder / "manifest.json").read_text("utf-8"))
+        assert table["format_version"] <= 6  # 1
+        for path, entry in table["files"].items():  # 2
+            data = (folder / path).read_bytes()
+            assert (len(data), hashlib.sha256(data).hexdigest()) == (entry["size"], entry["sha256"]), path
+        shards = {file: tensors(folder / file) for file in {one["file"] for one in table["weights"]}}  # 3
+        self.weights = {one["name"]: shards[one["file"]][one["name"]] for one in table["weights"]}
+        self.buffers = {  # 4
+            one["name"]: torch.zeros(one["shape"], dtype=getattr(torch, one["dtype"]))
+            for one in table["buffers"]
+        }
+        self.engines = {  # 5
+            one["name"]: torch.export.load(folder / one["file"]).module(check_guards=False)
+            for one in table["engines"]
+        }
+
+    def run(self, program: str, number: int = 0) -> None:
+        values: dict[str, torch.Tensor] = {}
+        for call in self.manifest["programs"][program]:  # 6
+            first = call.get("first_layer", 0)
+            for layer in range(first, first + max(1, call.get("layers", 0))):  # 7
+                given = [self.tensor(ref, values, layer, number) for ref in call["inputs"]]
+                made = self.engines[call["engine"]](*given)
+                for ref, result in zip(call["outputs"], made, strict=True):
+                    if ref.startswith("value:"):
+                        values[ref.removeprefix("value:")] = result
+                    else:
+                        self.tensor(ref, values, layer, number).copy_(result)
+
+    def tensor(self, ref: str, values: dict[str, torch.Tensor], layer: int, number: int) -> torch.Tensor:
+        kind, name, indices = re.fullmatch(r"(\w+):([^\[]+)(.*)", ref).groups()  # type: ignore[union-attr]
+        found = {"weight": self.weights, "buffer": self.buffers, "value": values}[kind]
+        tensor = found[name.replace("{layer}", str(layer))]
+        for index in re.findall(r"\[(\w+)\]", indices):
+            tensor = tensor[{"layer": layer, "pass": number}[index]]
+        return tensor
+
+    def chunk(self, first: int, seed: int) -> torch.Tensor:
+        stream, passes = self.manifest["stream"], self.manifest["schedule"]["denoise_passes"]
+        sink, ring, count = stream["sink_frames"], stream["ring_frames"], stream["chunk_frames"]
+        frames = range(first, first + count)
+        slots = [frame if frame < sink else sink + (frame - sink) % ring for frame in frames]
+        valid = stream["frame_tokens"] * min(first + count, sink + ring)
+        for name, value in (
+            ("seeds", [seed]),
+            ("frames", [[*frames]]),
+            ("write_slots", [slots]),
+            ("valid_tokens", [valid]),
+        ):
+            self.buffers[name].copy_(torch.tensor(value))  # 9
+        for program, number in (
+            ("begin", 0),
+            *(("denoise", one) for one in range(passes)),
+            ("context", passes),
+        ):  # 8
+            self.run(program, number)
+        return self.buffers[self.manifest["output"]].clone()
+
+
+def tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Point 3: the tensors of a safetensors file."""
+    data = path.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    found = {}
+    for name, entry in json.loads(data[8:start]).items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            flat = torch.frombuffer(
+                bytearray(data[start + begin : start + end]), dtype=DTYPES[entry["dtype"]]
+            )
+            found[name] = flat.reshape(entry["shape"])
+    return found
+
+
+@pytest.fixture(scope="module")
+def reader() -> SmallReader:
+    made = json.loads((SAMPLE / "manifest.json").read_text("utf-8"))["target"]["torch"]
+    if made.split(".")[:2] != torch.__version__.split(".")[:2]:
+        pytest.skip(f"the sample's graphs are torch {made}'s, this is torch {torch.__version__}")
+    return SmallReader(SAMPLE)
+
+
+def test_it_lists_engines_and_buffers(reader: SmallReader) -> None:
+    assert [*reader.engines] == ["embed", "block", "head", "prompt", "prompt_kv", "noise", "advance"]
+    roles: dict[str, list[str]] = {}
+    for one in reader.manifest["buffers"]:
+        roles.setdefault(one["role"], []).append(one["name"])
+    assert roles["cache"] == ["kv.k_codes", "kv.k_scales", "kv.v_codes", "kv.v_scales"]
+    assert [*roles] == ["cache", "prompt", "chunk", "state"]
+
+
+def test_it_makes_the_recorded_chunks(reader: SmallReader) -> None:
+    """Point 10. The last recorded chunk is one that has evicted frames."""
+    golden: dict[str, Any] = reader.manifest["golden"]
+    recorded = tensors(SAMPLE / golden["file"])
+    reader.buffers["text.embeddings"].copy_(recorded[golden["text"]])
+    reader.run("prompt")
+    stream = reader.manifest["stream"]
+    assert (golden["chunks"][-1] + 1) * stream["chunk_frames"] > stream["sink_frames"] + stream["ring_frames"]
+    for number in range(golden["chunks"][-1] + 1):
+        found = reader.chunk(number * stream["chunk_frames"], golden["seeds"][0]).double()
+        if number in golden["chunks"]:
+            truth = recorded[f"latents.{number}"].double()
+            assert float((found - truth).norm() / truth.norm()) <= golden["tolerance"]
+
+
+def test_the_page_begins_with_ten_points_and_names_this_reader() -> None:
+    page = (ROOT / "docs" / "engine-format.md").read_text(encoding="utf-8")
+    begin = page.split("\n## ")[0]
+    assert re.findall(r"^(\d+)\. ", begin, re.MULTILINE) == [str(number) for number in range(1, 11)]
+    assert f"`{Path(__file__).relative_to(ROOT)}`" in begin
