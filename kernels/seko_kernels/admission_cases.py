@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from seko_kernels.attention import key_tiles, v_columns
-from seko_kernels.fused_reference import e4m3_cast, int8_rows, int8_tiles, largest_of_tiles, of_places
+from seko_kernels.fused_reference import e4m3_cast, int8_rows, int8_tiles, largest_of_tiles, scale_per_token
 
 NAN_BYTE = 0x7F
 
@@ -102,7 +102,7 @@ def expected(
     rounded = torch.zeros(q.shape, dtype=torch.bfloat16, device=q.device)
     codes, q_scale = int8_rows(q.float())
     coarse_q = codes.float() * q_scale.unsqueeze(-1)
-    own_tokens, key_scale = k_own.shape[1], of_places(k_scale, k.shape[1])
+    own_tokens, key_scale = k_own.shape[1], scale_per_token(k_scale, k.shape[1])
     for row, valid in enumerate(valid_tokens.tolist()):
         filled = valid - own_tokens
         for head in range(q.shape[2]):

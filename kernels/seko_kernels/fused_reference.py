@@ -67,7 +67,7 @@ def int8_tiles(k: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
         ``[B, H, tiles]`` float32, contiguous: what a tile's codes are multiplied by to be the real ones.
     """
     scale = int8_scale(bound)
-    inverse = _inverse_of_places(scale, k.shape[1])
+    inverse = _inverse_scale_per_token(scale, k.shape[1])
     codes = (k * inverse.unsqueeze(-1)).round().clamp(-INT8_MAX, INT8_MAX)
     return codes.to(torch.int8), scale
 
@@ -78,9 +78,9 @@ def int8_scale(bound: Tensor) -> Tensor:
     return scale.contiguous()
 
 
-def _inverse_of_places(scale: Tensor, places: int) -> Tensor:
-    """Return one over a scale of tiles ``[B, H, tiles]`` for each place, ``[B, places, H]``."""
-    return of_places(scale.reciprocal(), places).transpose(1, 2)
+def _inverse_scale_per_token(scale: Tensor, tokens: int) -> Tensor:
+    """Return one over a scale of tiles ``[B, H, tiles]`` for each token, ``[B, tokens, H]``."""
+    return scale_per_token(scale.reciprocal(), tokens).transpose(1, 2)
 
 
 def key_codes(
@@ -88,7 +88,7 @@ def key_codes(
     scales: Tensor,
     global_scale: Tensor,
     key_scale: Tensor,
-    turn: tuple[Tensor, Tensor, Tensor] | None,
+    rotation: tuple[Tensor, Tensor, Tensor] | None,
 ) -> Tensor:
     """Quantise the keys of an NVFP4 cache, which are never computed as such: int8 from fp16 numbers in int8's units.
 
@@ -106,7 +106,7 @@ def key_codes(
         ``[H]`` float32, powers of two.
     key_scale : Tensor
         ``[B, H, tiles]`` float32: what a tile's codes are multiplied by to be the real ones.
-    turn : tuple of Tensor, optional
+    rotation : tuple of Tensor, optional
         Mean ``[H, D]``, cosines and sines ``[B, P, D // 2]``, float32; None: keys that are taken as they lie.
 
     Returns
@@ -114,14 +114,14 @@ def key_codes(
     Tensor
         ``[B, P, H, D]`` int8; where `key_scale` is of a bound by `key_bounds`, none was above 127.
     """
-    inverse = _inverse_of_places(key_scale, codes.shape[1])
+    inverse = _inverse_scale_per_token(key_scale, codes.shape[1])
     factor = e4m3_decode(scales) * (global_scale * inverse)[..., None]
     factor = _fp16(factor.clamp(max=torch.finfo(torch.float16).max).double())[..., None]  # [B, P, H, D/16, 1]
     number = e2m1_decode(unpacked(codes).flatten(-2).unflatten(-1, (-1, NVFP4_BLOCK))).double()
     product: Tensor = number * factor
-    if turn is None:
+    if rotation is None:
         return product.round().flatten(-2).to(torch.int8)
-    mean, cos, sin = turn
+    mean, cos, sin = rotation
     added = _fp16((mean * inverse[..., None]).double()).unflatten(-1, (-1, NVFP4_BLOCK))
     even, odd = _fp16(product + added).flatten(-2).unflatten(-1, (-1, 2)).unbind(-1)  # [B, P, H, D/2]
     cos, sin = (_fp16(x.double()).unsqueeze(2) for x in (cos, sin))
@@ -139,9 +139,9 @@ def _fp16(x: Tensor) -> Tensor:
     return (x / step).round() * step
 
 
-def of_places(scale: Tensor, places: int) -> Tensor:
-    """Return a scale of tiles ``[B, H, tiles]`` for each place, ``[B, H, places]``."""
-    each: Tensor = scale.repeat_interleave(KEY_TILE, -1)[..., :places]
+def scale_per_token(scale: Tensor, tokens: int) -> Tensor:
+    """Return a scale of tiles ``[B, H, tiles]`` for each token, ``[B, H, tokens]``."""
+    each: Tensor = scale.repeat_interleave(KEY_TILE, -1)[..., :tokens]
     return each
 
 
@@ -236,7 +236,7 @@ def attention_fp8(
     tokens, head_dim = k.shape[1], k.shape[3]
     live = torch.arange(tokens, device=k.device) < (valid_tokens - q.shape[1])[:, None]  # [B, N]
     # Bytes never written may be NaN.
-    scale = torch.where(live[:, None, :], of_places(k_scale, tokens), 0.0)  # [B, H, N]
+    scale = torch.where(live[:, None, :], scale_per_token(k_scale, tokens), 0.0)  # [B, H, N]
     values = torch.where(live[:, None, None, :], v_t[..., :tokens].float(), 0.0)  # [B, H, D, N]
     codes, q_scale = int8_rows(q.float())
     products = torch.einsum("bthd,bnhd->bhtn", codes.float(), k.float())
@@ -300,7 +300,7 @@ def fp8_expand(codes: Tensor, scales: Tensor, global_scale: Tensor, fp8_scale: T
     return e4m3_cast(number * fp8_scale.reciprocal()[:, None])
 
 
-def past_places(write_slots: Tensor, tokens: int, frame_tokens: int) -> Tensor:
+def past_token_index(write_slots: Tensor, tokens: int, frame_tokens: int) -> Tensor:
     """Return ``[B, P]`` int64: the places of a cache that lie in none of the slots being written, rising.
 
     Parameters

@@ -100,11 +100,11 @@ class KvFormat(Protocol):
         Keys as they are before RoPE where `keys_before_rope` says so.
         """
 
-    def window(
+    def expand(
         self,
         caches: Mapping[str, Tensor],
         scales: Mapping[str, Tensor],
-        places: Mapping[str, Tensor],
+        key_rotary: Mapping[str, Tensor],
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         """Return keys (after RoPE) and values of every place, ``[N, H, D]`` each, as `dtype`, for attention.
@@ -193,11 +193,11 @@ class ExactKv:
         caches["k"].index_copy_(0, token_index, k.to(self.dtype))
         caches["v"].index_copy_(0, token_index, v.to(self.dtype))
 
-    def window(
+    def expand(
         self,
         caches: Mapping[str, Tensor],
         scales: Mapping[str, Tensor],  # noqa: ARG002 - the protocol's; this format has none
-        places: Mapping[str, Tensor],
+        key_rotary: Mapping[str, Tensor],
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         """Return the caches themselves, no copy; of keys before RoPE a turned one.
@@ -211,9 +211,9 @@ class ExactKv:
             raise KvSchemeError(f"the {self.name} KV cache cannot serve a window of {dtype} without a copy")
         if not self.before_rope:
             return caches["k"], caches["v"]
-        return rotate_keys(caches["k"].float(), places["slot_rotary"], places["patch_rotary"], dtype), caches[
-            "v"
-        ]
+        return rotate_keys(
+            caches["k"].float(), key_rotary["slot_rotary"], key_rotary["patch_rotary"], dtype
+        ), caches["v"]
 
     def calibrate(self, k: ChannelStatistics, v: ChannelStatistics) -> dict[str, Tensor]:
         """Return no constants."""

@@ -12,9 +12,9 @@ from torch.library import triton_op, wrap_triton
 from seko_kernels import kv_reference
 from seko_kernels.errors import KvDtypeError, KvShapeError
 from seko_kernels.formats import NUMBER_FORMATS, NumberFormat
-from seko_kernels.kv_places import KeyTables, SinkApart, check_mean
+from seko_kernels.kv_tables import KeyTables, SinkApart, check_mean
 from seko_kernels.ops import FLOAT_DTYPES, check_written, takes_kernels
-from seko_kernels.reference import turn_keys
+from seko_kernels.reference import rotate_centred_keys
 from seko_kernels.triton.kv_expand import (
     KV_EXPAND_HEADS,
     KV_EXPAND_NUMBERS,
@@ -134,7 +134,7 @@ def kv_expand(
         return expanded
     values = kv_reference.decode(form, codes, scales, global_scale, dtype if keys is None else torch.float32)
     if keys is not None:
-        values = turn_keys(values, *keys, dtype)
+        values = rotate_centred_keys(values, *keys, dtype)
     return values if apart is None else apart.lengthened(values)
 
 

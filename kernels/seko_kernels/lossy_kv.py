@@ -17,7 +17,7 @@ from seko_kernels.errors import KvSchemeError, KvShapeError
 from seko_kernels.formats import FP4, CacheTensor, NumberFormat, ScaleTensor
 from seko_kernels.kv_formats import ChannelStatistics, check_sizes, check_statistics
 from seko_kernels.kv_ops import kv_expand, kv_write
-from seko_kernels.kv_places import KeyTables, SinkApart
+from seko_kernels.kv_tables import KeyTables, SinkApart
 from seko_kernels.ops import nvfp4_expand, nvfp4_expand_keys, nvfp4_write
 
 
@@ -172,15 +172,15 @@ class LossyKv:
             else:
                 kv_write(form, x, codes_index, codes, groups, g, mean)
 
-    def window(
+    def expand(
         self,
         caches: Mapping[str, Tensor],
         scales: Mapping[str, Tensor],
-        places: Mapping[str, Tensor],
+        key_rotary: Mapping[str, Tensor],
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """Expand and turn keys, expand values; see `KvFormat.window`. Places never written: the mean, and 0."""
-        k, v = (self._read(side, form, caches, scales, places, dtype) for side, form in self._sides)
+        """Expand and turn keys, expand values; see `KvFormat.expand`. Places never written: the mean, and 0."""
+        k, v = (self._read(side, form, caches, scales, key_rotary, dtype) for side, form in self._sides)
         return k, v
 
     def calibrate(self, k: ChannelStatistics, v: ChannelStatistics) -> dict[str, Tensor]:
@@ -231,7 +231,7 @@ class LossyKv:
         form: NumberFormat | None,
         caches: Mapping[str, Tensor],
         scales: Mapping[str, Tensor],
-        places: Mapping[str, Tensor],
+        key_rotary: Mapping[str, Tensor],
         dtype: torch.dtype,
     ) -> Tensor:
         if form is None:
@@ -240,14 +240,14 @@ class LossyKv:
             if side == "v" or not self.before_rope:
                 return caches[side]
             return reference.rotate_keys(
-                caches[side].float(), places["slot_rotary"], places["patch_rotary"], dtype
+                caches[side].float(), key_rotary["slot_rotary"], key_rotary["patch_rotary"], dtype
             )
         layout, turning = self.exact_sink, None
         apart = None if layout is None else SinkApart(layout.ring_tokens, layout.sink_tokens)
         codes, groups = caches[f"{side}_codes"], caches.get(f"{side}_scales")
         g = scales[f"{side}_global_scale"]
         if side == "k":
-            slots, patches = places["slot_rotary"], places["patch_rotary"]
+            slots, patches = key_rotary["slot_rotary"], key_rotary["patch_rotary"]
             if layout is not None:
                 slots = _slots_of(layout, slots, len(patches), sink=False)
             turning = KeyTables(scales["k_mean"], slots, patches)
@@ -261,8 +261,8 @@ class LossyKv:
             return window
         sink = caches[f"{side}_sink"]
         if side == "k":
-            slots = _slots_of(layout, places["slot_rotary"], len(places["patch_rotary"]), sink=True)
-            sink = reference.rotate_keys(sink.float(), slots, places["patch_rotary"], dtype)
+            slots = _slots_of(layout, key_rotary["slot_rotary"], len(key_rotary["patch_rotary"]), sink=True)
+            sink = reference.rotate_keys(sink.float(), slots, key_rotary["patch_rotary"], dtype)
         rows = torch.arange(len(sink) // layout.sink_tokens, device=sink.device) * layout.cache_tokens
         index = rows[:, None] + torch.arange(layout.sink_tokens, device=sink.device)
         return window.index_copy(0, index.flatten(), sink)

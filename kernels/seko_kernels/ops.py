@@ -19,7 +19,7 @@ from torch.library import triton_op, wrap_triton
 from seko_kernels import reference
 from seko_kernels.errors import KvDeviceError, KvDtypeError, KvShapeError
 from seko_kernels.formats import NVFP4_BLOCK
-from seko_kernels.kv_places import KeyTables, SinkApart, check_mean
+from seko_kernels.kv_tables import KeyTables, SinkApart, check_mean
 from seko_kernels.triton.nvfp4_expand import EXPAND_TILE, EXPAND_WARPS, nvfp4_expand_kernel
 from seko_kernels.triton.nvfp4_expand_keys import (
     EXPAND_KEYS_HEADS,

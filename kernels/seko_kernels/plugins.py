@@ -259,13 +259,13 @@ def compile_plugin(
             f"plugin {plugin.identifier} needs scratch memory or a cluster of blocks, which TensorRT does not give a "
             "kernel of a plan; take another kernel for it"
         )
-    given = len(pointers) + scalars + len(results)
-    ptx = without_hidden_parameters(made.asm["ptx"], meta.name, given)
+    wanted = len(pointers) + scalars + len(results)
+    ptx = without_hidden_parameters(made.asm["ptx"], meta.name, wanted)
     return PluginKernel(meta.name, ptx, meta.num_warps * WARP_THREADS, meta.shared)
 
 
-def without_hidden_parameters(ptx: str, kernel: str, given: int) -> str:
-    """Return the PTX whose entry takes its first ``given`` parameters alone.
+def without_hidden_parameters(ptx: str, kernel: str, wanted: int) -> str:
+    """Return the PTX whose entry takes its first ``wanted`` parameters alone.
 
     Triton's launcher hands over two more, which these kernels never read. TensorRT does not: the driver would read
     past the end of TensorRT's list of arguments.
@@ -277,19 +277,19 @@ def without_hidden_parameters(ptx: str, kernel: str, given: int) -> str:
     """
     head = re.search(rf"\.entry {re.escape(kernel)}\((.*?)\)", ptx, re.DOTALL)
     parameters = [] if head is None else [line.strip().rstrip(",") for line in head[1].strip().splitlines()]
-    if head is None or len(parameters) != given + HIDDEN_PARAMETERS:
+    if head is None or len(parameters) != wanted + HIDDEN_PARAMETERS:
         raise PluginFormError(
-            f"kernel {kernel} has {len(parameters)} parameters, expected {given} and {HIDDEN_PARAMETERS} of Triton's "
+            f"kernel {kernel} has {len(parameters)} parameters, expected {wanted} and {HIDDEN_PARAMETERS} of Triton's "
             "own: another version of Triton lays them out otherwise; take triton 3.6"
         )
     body = ptx[head.end() :]
-    for parameter in parameters[given:]:
+    for parameter in parameters[wanted:]:
         name = parameter.split()[-1]
         if re.search(rf"\b{re.escape(name)}\b", body):
             raise PluginFormError(
                 f"kernel {kernel} reads Triton's own parameter {name}, which TensorRT does not give"
             )
-    kept = ",\n\t".join(parameters[:given])
+    kept = ",\n\t".join(parameters[:wanted])
     return f"{ptx[: head.start(1)]}\n\t{kept}\n{ptx[head.end(1) :]}"
 
 

@@ -180,12 +180,12 @@ def nvfp4_decode_keys(
     Tensor
         ``[N, H, D]`` of `dtype`.
     """
-    return turn_keys(
+    return rotate_centred_keys(
         nvfp4_decode(codes, scales, global_scale, torch.float32), mean, slot_rotary, patch_rotary, dtype
     )
 
 
-def turn_keys(
+def rotate_centred_keys(
     keys: Tensor, mean: Tensor, slot_rotary: Tensor, patch_rotary: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """Add the mean to expanded keys [N, H, D] float32 and rotate each by its place; see `nvfp4_decode_keys`."""

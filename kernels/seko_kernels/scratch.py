@@ -47,10 +47,10 @@ class KeyRotation(NamedTuple):
     slot_rotary: Tensor
     patch_rotary: Tensor
 
-    def of_places(self, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the mean, and cosines and sines ``[B, P, D/2]`` of places ``[B, P]`` of all rows' caches."""
+    def at_tokens(self, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the mean, and cosines and sines ``[B, P, D/2]`` of tokens ``[B, P]`` of all rows' caches."""
         patches = len(self.patch_rotary)
-        rotary = torch.cat((self.slot_rotary[place // patches], self.patch_rotary[place % patches]), dim=2)
+        rotary = torch.cat((self.slot_rotary[token // patches], self.patch_rotary[token % patches]), dim=2)
         cos, sin = rotary.unbind(-1)
         return self.mean, cos, sin
 
@@ -157,13 +157,13 @@ def fp8_expand(
             *(write_slots, valid_tokens, frame_tokens, k_out, k_out_scale, v_out),
         )
         return
-    place = fused_reference.past_places(write_slots, tokens, frame_tokens)  # [B, P]
+    place = fused_reference.past_token_index(write_slots, tokens, frame_tokens)  # [B, P]
     source = place + torch.arange(batch, device=place.device)[:, None] * tokens
     past = torch.arange(past_tokens, device=place.device) < (valid_tokens - (tokens - past_tokens))[:, None]
     mean = None if rotation is None else rotation.mean
     bound = fused_reference.key_bounds(k_scales[source], past, k_global_scale, mean)
     scale = fused_reference.int8_scale(bound)
-    turn = None if rotation is None else rotation.of_places(source)
+    turn = None if rotation is None else rotation.at_tokens(source)
     codes = fused_reference.key_codes(k_codes[source], k_scales[source], k_global_scale, scale, turn)
     k_out.copy_(torch.where(past[:, :, None, None], codes, k_out))
     v = fused_reference.fp8_expand(v_codes, v_scales, v_global_scale, v_fp8_scale)

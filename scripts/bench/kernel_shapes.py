@@ -235,7 +235,7 @@ def scheme_calls(shape: Shape, device: str) -> list[Timed]:
             return caches
 
         def read(form: KvFormat = form, caches: Tensors = caches, scales: Tensors = scales) -> object:
-            return form.window(caches, scales, places, torch.bfloat16)
+            return form.expand(caches, scales, places, torch.bfloat16)
 
         write()
         moved = 2 * s.width * (2 + numbers.bits / 8)

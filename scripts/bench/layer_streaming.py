@@ -26,7 +26,7 @@ from seko_export.config.build import BuildConfig
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.wan.presets import PRESETS
 from seko_export.options.resolve import resolve_build
-from seko_export.roofline.stream import chunk_stream_bytes, home_bytes
+from seko_export.roofline.offload import chunk_offload_bytes, home_bytes
 from seko_runtime import open_artifact
 
 PRESET = "self-forcing-1.3b"
@@ -55,7 +55,7 @@ def main() -> None:
             checkpoint, model, format="self-forcing", seed=0, dtype=torch.bfloat16, device="cuda"
         )
     for scheme in options.kv.split(","):
-        options = BuildOptions(preset=PRESET, kv=scheme, stream_cache=True, no_vae=True, no_text=True)
+        options = BuildOptions(preset=PRESET, kv=scheme, offload_cache=True, no_vae=True, no_text=True)
         config = resolve_build(options).config
         measure(replace(config, model=model), checkpoint, scheme, options)
 
@@ -69,7 +69,7 @@ def measure(config: BuildConfig, checkpoint: Path, scheme: str, options: argpars
     one, other = (timed(folder, options.chunks) for folder in (streamed, resident))
     if not torch.equal(one.pop("latents"), other.pop("latents")):
         raise SystemExit(f"{scheme}: a streamed cache gives other bytes than one on the device")
-    plain, homes, moved = copy_rates(), home_bytes(config), chunk_stream_bytes(config)
+    plain, homes, moved = copy_rates(), home_bytes(config), chunk_offload_bytes(config)
     copying_s = (moved - homes) / plain["in"] + homes / plain["out"]
     append_row(
         options.rows,

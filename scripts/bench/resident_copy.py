@@ -10,7 +10,7 @@ from seko_runtime.format.manifest_reader import parse_manifest
 
 
 def resident_copy(streamed: Path, goal: Path) -> Path:
-    """Link an artifact's files into a folder, beside a manifest of the same without ``--stream-cache``.
+    """Link an artifact's files into a folder, beside a manifest of the same without ``--offload-cache``.
 
     Parameters
     ----------

@@ -143,6 +143,6 @@ def _through(
     index = torch.arange(len(k), device=k.device)
     form.write(caches, scales, index, written.to(dtype), v.to(dtype))
     read = (torch.where(own[:, None, None], true, x.float())
-            for x, true in zip(form.window(caches, scales, tables, dtype), (k, v), strict=True))  # fmt: skip
+            for x, true in zip(form.expand(caches, scales, tables, dtype), (k, v), strict=True))  # fmt: skip
     read_k, read_v = (x.unflatten(0, (batch, -1)) for x in read)
     return read_k, read_v

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from scripts.kv_quality.sample import Sample
 from seko_export.config.build import BuildConfig
-from seko_export.families.layers.rotary import place_tables, rotary_tables, rotate
+from seko_export.families.layers.rotary import key_rotary_tables, rotary_tables, rotate
 from seko_export.goldens.record import eager_session
 from seko_kernels.kv_formats import KvFormat
 from seko_runtime.video.ring import Ring
@@ -119,7 +119,7 @@ def places(config: BuildConfig, chunk: int) -> Places:
     cos, sin = (t.to(config.device) for t in rotary_tables(frames, config.model, s))
     own = torch.zeros(s.cache_frames, dtype=torch.bool)
     own[ring.write_slots(first)] = True
-    slot_rotary, patch_rotary = (t.to(config.device) for t in place_tables(frames[0], config.model, s))
+    slot_rotary, patch_rotary = (t.to(config.device) for t in key_rotary_tables(frames[0], config.model, s))
     tables = {"slot_rotary": slot_rotary, "patch_rotary": patch_rotary}
     return Places(cos, sin, own.repeat_interleave(s.frame_tokens).to(config.device), tables)
 

@@ -132,14 +132,14 @@ class TrialKv:
                 rounded = torch.where(in_sink, x.to(self.dtype), rounded)
             caches[name].index_copy_(0, token_index, rounded)
 
-    def window(
+    def expand(
         self,
         caches: Mapping[str, Tensor],
         scales: Mapping[str, Tensor],  # noqa: ARG002 - the protocol's; reading needs none here
-        places: Mapping[str, Tensor],  # noqa: ARG002 - the protocol's; keys are turned when they are written
+        key_rotary: Mapping[str, Tensor],  # noqa: ARG002 - the protocol's; keys are turned when they are written
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """Return what attention sees of the past; see `KvFormat.window`."""
+        """Return what attention sees of the past; see `KvFormat.expand`."""
         return caches["k"].to(dtype), caches["v"].to(dtype)
 
     def calibrate(self, k: ChannelStatistics, v: ChannelStatistics) -> dict[str, Tensor]:

@@ -108,7 +108,9 @@ def describe(
 def kv_pool(config: BuildConfig) -> KvPool:
     """Return the pool's size in its own format and in bf16."""
     model, stream = config.model, config.stream
-    tokens = sum(len(kind.layers) * config.of_kind(kind).stream.cache_tokens for kind in config.kinds)
+    tokens = sum(
+        len(group.layers) * config.of_layer_group(group).stream.cache_tokens for group in config.layer_groups
+    )
     numbers = 2 * config.slots * tokens * model.dim  # K and V
     if stream.pass_caches:
         numbers *= len(config.schedule.timesteps)
@@ -134,7 +136,7 @@ def _stream(config: BuildConfig) -> Stream:
         video_frames_per_latent=VAE_TEMPORAL_STRIDE,
         fps=stream.fps,
         reference_frames=stream.reference_frames,
-        rings={kind.name: kind.ring_frames for kind in config.kinds if kind.name},
+        rings={group.name: group.ring_frames for group in config.layer_groups if group.name},
     )
 
 

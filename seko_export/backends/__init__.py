@@ -9,7 +9,7 @@ from seko_export.errors import UsageError
 
 BACKENDS = ("aoti", "compile", "onnx", "tensorrt")  # each a module of this package with a `BACKEND`
 # The pieces themselves, run by torch: what goldens are recorded with. No artifact has it.
-EAGER = ExportBackend("eager", Capabilities(fused_kernels=True, streamed_cache=True))
+EAGER = ExportBackend("eager", Capabilities(fused_kernels=True, offloaded_cache=True))
 
 
 def export_backend(name: str) -> ExportBackend:

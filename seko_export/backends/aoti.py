@@ -112,7 +112,7 @@ def local_prefixes() -> list[Path]:
 
 BACKEND = ExportBackend(
     "aoti",
-    Capabilities(fused_kernels=True, streamed_cache=True),
+    Capabilities(fused_kernels=True, offloaded_cache=True),
     compile_piece,
     host_code=True,
     fits_one_cpu=True,  # a GPU engine's host side is compiled for this processor, too

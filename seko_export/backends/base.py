@@ -28,7 +28,7 @@ class Capabilities:
         ``cpu``, ``cuda``.
     fused_kernels : bool
         Layers in Seko's own Triton kernels.
-    streamed_cache : bool
+    offloaded_cache : bool
         Caches that lie on the host and come to the device layer by layer.
     pools, pass_caches, layer_rings, window_positions, reference_frames : bool
         As the options of these names ask for them.
@@ -36,7 +36,7 @@ class Capabilities:
 
     devices: tuple[str, ...] = ("cpu", "cuda")
     fused_kernels: bool = False
-    streamed_cache: bool = False
+    offloaded_cache: bool = False
     pools: bool = True
     pass_caches: bool = True
     layer_rings: bool = True
@@ -146,7 +146,7 @@ def refuse_uncarried(backend: ExportBackend, config: BuildConfig) -> None:
         )
     for carried, asked, what, option in (
         (can.fused_kernels, config.fused, "fused kernels", "--kernels fused"),
-        (can.streamed_cache, stream.stream_cache, "streamed caches", "--stream-cache"),
+        (can.offloaded_cache, stream.offload_cache, "offloaded caches", "--offload-cache"),
         (can.pools, config.pool is not None, "pools", "--sessions"),
         (can.pass_caches, stream.pass_caches, "caches of each pass", "--pass-caches"),
         (can.layer_rings, bool(stream.layer_rings), "layers of different rings", "--layer-rings"),

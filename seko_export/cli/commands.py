@@ -42,7 +42,16 @@ class SekoGroup(click.Group):
             ctx.exit(code)
 
 
-@click.group(cls=SekoGroup, context_settings={"help_option_names": ["-h", "--help"]})
+_OLD_SPELLINGS = {"stream-cache": "offload-cache"}  # still taken, and not in the help
+
+
+def _today(option: str) -> str:
+    return _OLD_SPELLINGS.get(option, option)
+
+
+@click.group(
+    cls=SekoGroup, context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _today}
+)
 @click.version_option(package_name="seko-export")
 def main() -> None:
     """Turn checkpoints of causal video diffusion transformers into artifacts that replay chunk by chunk."""

@@ -13,7 +13,7 @@ from seko_export.config.schedule import Schedule
 from seko_export.config.stream import (
     VAE_SPATIAL_STRIDE,
     VAE_TEMPORAL_STRIDE,
-    LayerKind,
+    LayerGroup,
     PoolConfig,
     StreamConfig,
 )
@@ -79,13 +79,13 @@ class BuildConfig:
     resident_window: bool = False
 
     def __post_init__(self) -> None:
-        if not all(kind.layers for kind in self.kinds):
+        if not all(group.layers for group in self.layer_groups):
             raise UsageError(
                 f"--layer-rings {','.join(map(str, self.stream.layer_rings))} names rings that none of the "
                 f"{self.model.layers} layers has"
             )
-        if self.stream.stream_cache:
-            self._check_streaming()
+        if self.stream.offload_cache:
+            self._check_offloading()
         refusals = {"fp8": self.no_fp8_attention, "bf16": self.no_bf16_attention}
         if refusal := refusals.get(self.attention):
             raise UsageError(f"--attention {self.attention}: {refusal}; take --attention torch")
@@ -113,15 +113,15 @@ class BuildConfig:
                 f"{channels[1]}: they are not of one model"
             )
 
-    def _check_streaming(self) -> None:
+    def _check_offloading(self) -> None:
         if self.pool is not None:
             raise UsageError(
-                "--stream-cache contradicts --sessions: the sessions of a pool move rows to and from the device, not "
+                "--offload-cache contradicts --sessions: the sessions of a pool move rows to and from the device, not "
                 "layers; leave one of them out"
             )
-        if not any(kind.device_layers for kind in self.kinds):
+        if not any(group.device_layers for group in self.layer_groups):
             raise UsageError(
-                f"--stream-cache: the device would hold all of the {self.model.layers} layers of {self.model.name!r}; "
+                f"--offload-cache: the device would hold all of the {self.model.layers} layers of {self.model.name!r}; "
                 "leave it out"
             )
 
@@ -179,7 +179,7 @@ class BuildConfig:
             return f"it reads an FP4 cache, this build's is {self.kv_scheme}"
         if size < SMALLEST_HEAD_DIM or size & (size - 1):
             return f"it takes heads of a power of two of at least {SMALLEST_HEAD_DIM} channels, not {size}"
-        least = self.stream.pinned_frames + min(kind.ring_frames for kind in self.kinds)
+        least = self.stream.pinned_frames + min(group.ring_frames for group in self.layer_groups)
         if least == self.stream.chunk_frames:
             return f"it reads the past in fp8, and a cache of {least} frames holds the chunk alone"
         references, chunk = self.stream.reference_frames, self.stream.chunk_frames
@@ -200,7 +200,7 @@ class BuildConfig:
             )
         if self.stream.pass_caches:
             return "each denoise pass has a cache of its own, whose past no other pass reads"
-        if self.stream.stream_cache:
+        if self.stream.offload_cache:
             return "its cache lies on the host to spare the memory that the window takes"
         return None
 
@@ -233,7 +233,7 @@ class BuildConfig:
         return replace(
             self,
             kv_scheme=self.exact_scheme,
-            stream=replace(self.stream, stream_cache=False),
+            stream=replace(self.stream, offload_cache=False),
             fused=False,
             fp8=False,
             fp8_except=(),
@@ -266,12 +266,12 @@ class BuildConfig:
         )
 
     @property
-    def kinds(self) -> tuple[LayerKind, ...]:
+    def layer_groups(self) -> tuple[LayerGroup, ...]:
         """The kinds of layers, the one with the largest ring first."""
         s = self.stream
         rings = s.layer_rings or (s.ring_frames,)
         return tuple(
-            LayerKind(
+            LayerGroup(
                 "" if ring == s.ring_frames else f"ring{ring}",
                 ring,
                 tuple(layer for layer in range(self.model.layers) if rings[layer % len(rings)] == ring),
@@ -279,9 +279,9 @@ class BuildConfig:
             for ring in sorted(set(rings), reverse=True)
         )
 
-    def of_kind(self, kind: LayerKind) -> BuildConfig:
-        """The same build as if all layers were of this kind."""
-        return replace(self, stream=replace(self.stream, ring_frames=kind.ring_frames, layer_rings=()))
+    def of_layer_group(self, group: LayerGroup) -> BuildConfig:
+        """The same build as if all layers were of this group."""
+        return replace(self, stream=replace(self.stream, ring_frames=group.ring_frames, layer_rings=()))
 
     def row_tokens(self, part: str) -> int:
         """Tokens of one row that a cache tensor of this ``part`` holds; see `CacheTensor`."""

@@ -37,7 +37,7 @@ class StreamConfig:
         Rings of the layers, from the first on and over again; the largest is ``ring_frames``. Empty: that for all.
     window_positions : bool
         Whether RoPE counts frames within the window, sink first (Seko-Talk), instead of from the stream's beginning.
-    stream_cache : bool
+    offload_cache : bool
         Whether the cache lies on the host, and its layers come to the device one after another.
     reference_frames : int
         Latent frames that stand in the cache before the sink, are given with a session and are no part of its video.
@@ -58,7 +58,7 @@ class StreamConfig:
     pass_caches: bool = False
     layer_rings: tuple[int, ...] = ()
     window_positions: bool = False
-    stream_cache: bool = False
+    offload_cache: bool = False
     reference_frames: int = 0
 
     def __post_init__(self) -> None:
@@ -131,7 +131,7 @@ class StreamConfig:
 
 
 @dataclass(frozen=True)
-class LayerKind:
+class LayerGroup:
     """Layers with a ring of one size.
 
     Parameters

@@ -51,7 +51,7 @@ def attention_tiles(config: BuildConfig, target: Target) -> list[dict[str, Any]]
 
     One entry a size of call and a size of past, of which layers of different rings have several.
     """
-    streams = [config.of_kind(kind).stream for kind in config.kinds]
+    streams = [config.of_layer_group(group).stream for group in config.layer_groups]
     pasts = sorted({stream.cache_tokens - stream.chunk_tokens for stream in streams}, reverse=True)
     model, found = config.model, []
     for rows, shape in _calls(config):

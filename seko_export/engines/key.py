@@ -17,7 +17,7 @@ class EngineKey:
     role : str
         What the engine does: ``embed``, ``block``, ``head``, ``vae_decode`` ...
     layer_group : str
-        The layers that it is for, where layers have rings of several sizes: `LayerKind.name`. Empty for those with the
+        The layers that it is for, where layers have rings of several sizes: `LayerGroup.name`. Empty for those with the
         largest ring, and for engines that are of no layer.
     bucket : int or None
         Rows of the pool's calls that it is compiled for; None without a pool.

@@ -33,7 +33,7 @@ def buffer_room(config: BuildConfig, memory: Memory) -> int | None:
 def placed_buffers(config: BuildConfig, room: int | None) -> tuple[Buffer, ...]:
     """Return the buffer table of an eager stream, with as many caches on the host as exceed the device.
 
-    They come to the device layer by layer, as with ``--stream-cache``: the bytes of every chunk stay the same. The
+    They come to the device layer by layer, as with ``--offload-cache``: the bytes of every chunk stay the same. The
     first passes' caches are taken first, whole buffers, no more than must be.
 
     Parameters
@@ -49,9 +49,13 @@ def placed_buffers(config: BuildConfig, room: int | None) -> tuple[Buffer, ...]:
         If the host has too little free memory for the others.
     """
     buffers = graph_of(config).buffers
-    if room is None or config.pool is not None or not any(kind.device_layers for kind in config.kinds):
+    if (
+        room is None
+        or config.pool is not None
+        or not any(group.device_layers for group in config.layer_groups)
+    ):
         return buffers
-    streamed = replace(config, stream=replace(config.stream, stream_cache=True), resident_window=False)
+    streamed = replace(config, stream=replace(config.stream, offload_cache=True), resident_window=False)
     on_host = {moved.name: moved for moved in graph_of(streamed).buffers}
     held, placed = device_bytes(buffers), list(buffers)
     for at, one in enumerate(buffers):

@@ -26,7 +26,7 @@ from seko_export.families.registry import family_of, graph_of
 from seko_export.goldens.bounds import EagerChunk, golden_bound
 from seko_export.goldens.cache_room import buffer_room, home_bytes, placed_buffers
 from seko_export.goldens.calibration import KvStatistics, layer_constants
-from seko_export.goldens.sensitivity import shaken
+from seko_export.goldens.sensitivity import perturbed
 from seko_export.host.progress import Progress
 from seko_export.media.pieces import video_table
 from seko_export.media.wan_vae import PICTURE_CHANNELS
@@ -206,7 +206,7 @@ def run_eager(
     step = video_step(config)
     with eager_session(config, weights, text, seeds, statistics, shake=shake) as session:
         beside = home_bytes(session.manifest.buffers)
-        told = f"{config.kv_scheme}{', shaken' * shake}"
+        told = f"{config.kv_scheme}{', perturbed' * shake}"
         told += f", {beside / 1e9:.1f} GB of its cache on the host" * bool(beside)
         for index in range(chunks[-1] + 1):
             progress(f"recording goldens ({told})", index, chunks[-1] + 1)
@@ -256,7 +256,7 @@ def eager_session(
     pieces, probe = graph_of(config).pieces, family_of(config).cache_probe(config)
     engines = {name: eager_engine(piece) for name, piece in pieces.items()}
     if shake:
-        engines[probe.perturbed] = shaken(engines[probe.perturbed])
+        engines[probe.perturbed] = perturbed(engines[probe.perturbed])
     if statistics is not None:
         engines |= {
             name: statistics.watch(engines[name]) for name in pieces if pieces[name].key.role == probe.role

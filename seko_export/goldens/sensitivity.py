@@ -16,7 +16,7 @@ from torch import Tensor
 _SEED = 0
 
 
-def shaken(
+def perturbed(
     embed: Callable[[list[Tensor]], Sequence[Tensor]],
 ) -> Callable[[list[Tensor]], Sequence[Tensor]]:
     """Return the piece `embed` with the last bit of its hidden state at random, the same way each time."""

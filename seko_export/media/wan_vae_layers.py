@@ -28,27 +28,27 @@ class FrameCaches:
 
     Parameters
     ----------
-    given : sequence of Tensor or None
+    earlier : sequence of Tensor or None
         The last call's `kept`, each [B, t, H, W, C] contiguous; None at the start of a stream, where every frame
         before the first one is zeros.
     """
 
-    def __init__(self, given: Sequence[Tensor] | None) -> None:
-        self._given = given
+    def __init__(self, earlier: Sequence[Tensor] | None) -> None:
+        self._earlier = earlier
         self.kept: list[Tensor] = []
 
     @property
     def starts(self) -> bool:
         """Tell whether this call is the first of its stream."""
-        return self._given is None
+        return self._earlier is None
 
     def before(self, x: Tensor, frames: int) -> Tensor:
         """Return the ``frames`` frames before ``x`` [B, C, T, H, W] in the next slot, as [B, C, frames, H, W]."""
-        if self._given is None:
+        if self._earlier is None:
             batch, channels, _, height, width = x.shape
             past = x.new_zeros((batch, frames, height, width, channels))
         else:
-            past = self._given[len(self.kept)]
+            past = self._earlier[len(self.kept)]
         return past.permute(0, 4, 1, 2, 3)
 
     def keep(self, x: Tensor) -> None:

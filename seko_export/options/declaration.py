@@ -133,7 +133,7 @@ class BuildOptions:
         off="--stream-positions",
         plan=True,
     )
-    stream_cache: bool | None = _option(
+    offload_cache: bool | None = _option(
         "Keep the cache on the host and bring it to the device layer by layer, or all of it there.",
         _LAYOUT,
         off="--resident-cache",

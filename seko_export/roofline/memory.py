@@ -12,7 +12,7 @@ from seko_export.engines.piece import Piece
 from seko_export.families.registry import graph_of
 from seko_export.media.pieces import TEXT_WEIGHTS, VAE_WEIGHTS
 from seko_export.roofline.gpus import CUBLAS_WORKSPACE, Gpu
-from seko_export.roofline.stream import home_bytes
+from seko_export.roofline.offload import home_bytes
 from seko_export.roofline.work import Work, nbytes
 from seko_runtime.executor.buffers_check import TEXT_BUFFER
 from seko_runtime.format.manifest import Buffer

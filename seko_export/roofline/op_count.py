@@ -319,11 +319,11 @@ class _CountedKv:
         parts = [(caches[c.name], tokens * c.token_bytes) for c in stored]
         self._recorder.add(CACHE_WRITE, [k, v, token_index, *scales.values()], [], parts=parts)
 
-    def window(
+    def expand(
         self,
         caches: Mapping[str, Tensor],
         scales: Mapping[str, Tensor],
-        places: Mapping[str, Tensor],
+        key_rotary: Mapping[str, Tensor],
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         """Take down the expansion of all that is quantised and give windows without content for it."""
@@ -338,7 +338,7 @@ class _CountedKv:
             windows.append(torch.empty(shape, dtype=dtype, device="meta"))
             made.append(windows[-1])
         read = [cache for name, cache in caches.items() if name not in ("k", "v")]
-        self._recorder.add(EXPAND, [*read, *scales.values(), *places.values()], made)
+        self._recorder.add(EXPAND, [*read, *scales.values(), *key_rotary.values()], made)
         return windows[0], windows[1]
 
 

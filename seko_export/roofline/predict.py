@@ -125,7 +125,7 @@ def _notes(gpu: Gpu, config: BuildConfig, work: Work) -> list[str]:
     notes = []
     if not gpu.measured:
         notes.append(f"not measured on this GPU: the H200's shares of the peak are taken for {gpu.title}")
-    if config.stream.stream_cache:
+    if config.stream.offload_cache:
         notes.append("streamed cache: one session has all of the host link")
     if config.pool is not None and any(ProgramKey.parse(name).full for name in work.programs):
         notes.append("a call of both full and filling rows is two launches, and takes the time of two")

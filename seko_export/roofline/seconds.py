@@ -31,6 +31,7 @@ from seko_export.roofline.gpus import (
     ROWS_SHARE,
     Gpu,
 )
+from seko_export.roofline.offload import chunk_offload_bytes
 from seko_export.roofline.op_count import (
     ATTENTION,
     CACHE_WRITE,
@@ -48,7 +49,6 @@ from seko_export.roofline.op_count_fused import (
     FP8_MATMUL,
     ROW_KERNEL,
 )
-from seko_export.roofline.stream import chunk_stream_bytes
 from seko_export.roofline.work import Work
 from seko_runtime.format.manifest import Pool
 from seko_runtime.format.program_key import ProgramKey
@@ -60,7 +60,7 @@ def time_report(config: BuildConfig, gpu: Gpu, work: Work, sessions_fit: int) ->
     """Return the seconds of `roofline.predict`'s report; ``sessions_fit`` bounds how many may keep up."""
     s = config.stream
     sizes = (s.batch,) if config.pool is None else config.pool.buckets
-    stream_bytes = chunk_stream_bytes(config)
+    stream_bytes = chunk_offload_bytes(config)
     stream_s = stream_bytes / (gpu.host_link * HOST_LINK_SHARE)
     calls = {rows: _call(config, gpu, work, rows, stream_s) for rows in sizes}
     chunk_s: dict[int, float] = {rows: call["chunk_s"] for rows, call in calls.items()}

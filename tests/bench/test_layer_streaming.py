@@ -39,7 +39,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def config() -> BuildConfig:
     tiny = PRESETS["tiny"]
-    model, stream = replace(tiny.model, layers=LAYERS), replace(tiny.stream, stream_cache=True)
+    model, stream = replace(tiny.model, layers=LAYERS), replace(tiny.stream, offload_cache=True)
     return BuildConfig(model, stream, Schedule.warped(2), "fp32", "cpu")
 
 

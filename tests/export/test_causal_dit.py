@@ -16,7 +16,7 @@ from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import FlatModule, Piece
 from seko_export.families.layers.causal_dit import Block, fill_bias, patchify, sinusoid, unpatchify
 from seko_export.families.layers.pieces import make_pieces
-from seko_export.families.layers.ring_places import token_index
+from seko_export.families.layers.ring_positions import token_index
 from seko_export.families.layers.rotary import rotary_tables, rotate
 from seko_export.families.wan.presets import PRESETS
 from seko_export.lowering.trace import trace

@@ -273,7 +273,7 @@ def test_json_is_the_report(invoke):
 def test_a_streamed_cache_takes_the_longer_of_compute_and_bus():
     """All but two layers of 30 lie on the host, and five fetches and one way back of each cross the bus a chunk."""
     resident, streamed = (
-        predict(wished(S1_WISH, layout={"stream_cache": stream})) for stream in (False, True)
+        predict(wished(S1_WISH, layout={"offload_cache": stream})) for stream in (False, True)
     )
     kv = resident["session_bytes"]["kv"]
     assert (resident["host_bytes"], resident["stream_bytes"]) == (0, 0)
@@ -283,19 +283,21 @@ def test_a_streamed_cache_takes_the_longer_of_compute_and_bus():
     link = GPUS["h200"].host_link * HOST_LINK_SHARE
     assert streamed["chunk_s"] == pytest.approx(max(resident["chunk_s"], 6 * kv / link))
     assert streamed["chunk_s"] > resident["chunk_s"]  # bf16 keys and values come slower than they are used
-    small = [predict(wished(S1_WISH, kv="fp4", layout={"stream_cache": stream})) for stream in (False, True)]
+    small = [predict(wished(S1_WISH, kv="fp4", layout={"offload_cache": stream})) for stream in (False, True)]
     assert small[0]["chunk_s"] == small[1]["chunk_s"]  # FP4 ones come beside the layers
     assert any("all of the host link" in note for note in streamed["notes"])
-    of_pass = predict(wished(S1_WISH, layout={"stream_cache": True, "pass_caches": True}))
+    of_pass = predict(wished(S1_WISH, layout={"offload_cache": True, "pass_caches": True}))
     assert of_pass["stream_bytes"] == 2 * of_pass["host_bytes"] == 2 * 4 * kv
 
 
 def test_the_plan_prints_what_lies_on_the_host(invoke):
     wish = ("plan", "--preset", "self-forcing-1.3b", "--gpu", "h200", "--no-text", "--no-vae")
-    shown = invoke(*wish, "--stream-cache").stdout
+    shown = invoke(*wish, "--offload-cache").stdout
     assert re.search(r"a session, on the host +MB\n  KV cache +6038\.3\n", shown)
     assert re.search(r"layers over PCIe, beside it +36\.230", shown)
     assert "PCIe" not in invoke(*wish).stdout
+    assert invoke(*wish, "--stream-cache").stdout == shown  # the old spelling, not in the help
+    assert "stream-cache" not in invoke("plan", "--help").stdout
 
 
 # -- what is refused -------------------------------------------------------------------------------------------
@@ -312,7 +314,7 @@ def test_the_plan_prints_what_lies_on_the_host(invoke):
         ("--sessions", "0"),
         ("--sessions", "2", "--batch", "4"),
         ("--sessions", "2", "--batch", "2,1"),
-        ("--sessions", "2", "--stream-cache"),
+        ("--sessions", "2", "--offload-cache"),
         ("--kv", "int3"),
         ("--kv", "bf16-sink"),
         ("--kv", "fp4-sink", "--sink-frames", "0"),

@@ -248,6 +248,6 @@ def test_given_frames_are_neither_drawn_nor_moved(given):
     free = Advance(model, stream)(x, v, sigma, after, seeds, frames, draw, NONE_GIVEN)
     for row, frames_given in enumerate(given):
         for frame in range(2):
-            is_given = frame < frames_given
-            assert same_bytes(begun[row, :, frame], (x if is_given else drawn)[row, :, frame])
-            assert same_bytes(moved[row, :, frame], (x if is_given else free)[row, :, frame])
+            is_conditioning = frame < frames_given
+            assert same_bytes(begun[row, :, frame], (x if is_conditioning else drawn)[row, :, frame])
+            assert same_bytes(moved[row, :, frame], (x if is_conditioning else free)[row, :, frame])

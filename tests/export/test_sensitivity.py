@@ -1,4 +1,4 @@
-"""The bound of lossy goldens: the last bit is shaken and nothing else, the same way each time."""
+"""The bound of lossy goldens: the last bit is perturbed and nothing else, the same way each time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from seko_export.goldens.bounds import (
     golden_bound,
 )
 from seko_export.goldens.record import run_eager
-from seko_export.goldens.sensitivity import shaken
+from seko_export.goldens.sensitivity import perturbed
 from seko_export.host.progress import silent
 from seko_runtime.format.manifest import GoldenBound
 from tests.truth.eager_stream import known_channels, random_text, random_wan_weights, same_bytes, small_config
@@ -28,7 +28,7 @@ from tests.truth.eager_stream import known_channels, random_text, random_wan_wei
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_last_bit_of_the_hidden_state_is_shaken(dtype):
     hidden, rest = torch.randn(2, 50, 64, generator=torch.Generator().manual_seed(0)).to(dtype), torch.ones(3)
-    runs = [shaken(lambda _: (hidden, rest)) for _ in range(2)]
+    runs = [perturbed(lambda _: (hidden, rest)) for _ in range(2)]
     first, second = ([run([])[0] for _ in range(2)] for run in runs)
     assert all(map(same_bytes, first, second))
     assert not same_bytes(*first)  # each pass otherwise

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from seko_kernels.formats import FP8, INT4, INT4_HADAMARD, INT8, NumberFormat
 from seko_kernels.kv_reference import decode, encode
-from seko_kernels.reference import global_scale, turn_keys
+from seko_kernels.reference import global_scale, rotate_centred_keys
 from seko_kernels.triton.kv_expand import KV_EXPAND_HEADS, KV_EXPAND_NUMBERS, kv_expand_kernel
 from seko_kernels.triton.kv_write import KV_WRITE_NUMBERS, kv_write_kernel
 
@@ -144,7 +144,7 @@ def test_expand_kernel_gives_the_bits_of_the_reference(
     )
     expected = decode(form, codes, scales, g, torch.float32)
     if turned:
-        expected = turn_keys(expected, mean, *tables, torch.float32)
+        expected = rotate_centred_keys(expected, mean, *tables, torch.float32)
     if dtype == torch.bfloat16:
         # The interpreter's cast cuts off. A GPU's rounds: test_kv_ops.py holds it to the reference.
         expected = (expected.view(torch.int32) & -0x10000).view(torch.float32)

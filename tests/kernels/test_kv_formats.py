@@ -103,7 +103,7 @@ def test_write_touches_its_places_only_and_window_reads_them(form: KvFormat) -> 
         written = {place - first[name] for place in INDEX.tolist()}
         others = [place for place in range(len(untouched)) if place not in written]
         assert torch.equal(caches[name][others].view(torch.uint8), untouched[others].view(torch.uint8))
-    k_window, v_window = form.window(caches, scales, STILL if form.keys_before_rope else {}, dtype)
+    k_window, v_window = form.expand(caches, scales, STILL if form.keys_before_rope else {}, dtype)
     assert k_window.shape == v_window.shape == (TOKENS, HEADS, HEAD_DIM)
     for side, window, x, exact in zip("kv", (k_window, v_window), (k, v), form.exact, strict=True):
         if exact:
@@ -117,7 +117,7 @@ def test_write_touches_its_places_only_and_window_reads_them(form: KvFormat) -> 
 def test_a_pool_of_zero_bytes_is_a_window_of_means_and_zeros(scheme: str) -> None:
     form = kv_format(scheme, HEADS, HEAD_DIM, torch.bfloat16)
     known = ChannelStatistics(*(torch.full((HEADS, HEAD_DIM), number) for number in (0.0, 1.0, 0.25)))
-    k, v = form.window(caches_of(form, 0), form.calibrate(known, known), STILL, torch.bfloat16)
+    k, v = form.expand(caches_of(form, 0), form.calibrate(known, known), STILL, torch.bfloat16)
     assert bool((k == 0.25).all())
     assert not v.any()
 
@@ -134,7 +134,7 @@ def test_keys_of_one_large_mean_are_kept_more_finely_than_without(scheme: str) -
         caches = caches_of(form, 0)
         scales = form.calibrate(seen(stored), seen(stored))
         form.write(caches, scales, torch.arange(TOKENS), stored, stored)
-        read, _ = form.window(caches, scales, STILL, torch.float32)
+        read, _ = form.expand(caches, scales, STILL, torch.float32)
         errors.append(float((read - stored).norm() / rest.norm()))
     # A twentieth of what is left, or less, is FP4's error; a sum near 10 keeps 12 bits of it in a read.
     assert errors[1] < 0.1
@@ -235,7 +235,7 @@ def test_a_sink_that_is_stored_as_it_is_comes_back_as_it_was() -> None:
         index = torch.tensor([[place + 9 * row for place in chunk] for row, chunk in enumerate(chunks)])
         numbers = torch.stack([x[row][chunk] for row, chunk in enumerate(chunks)]).flatten(0, 1)
         form.write(caches, scales, index.flatten(), numbers, numbers)
-    k, v = (window.unflatten(0, (2, 9)) for window in form.window(caches, scales, still, torch.float32))
+    k, v = (window.unflatten(0, (2, 9)) for window in form.expand(caches, scales, still, torch.float32))
     assert torch.equal(v[:, :3], x[:, :3])
     assert torch.equal(k[:, :3], x[:, :3])
     assert 0.01 < float((v - x)[:, 3:].norm() / x[:, 3:].norm()) < 0.2
@@ -288,4 +288,4 @@ def test_lookup_refuses_and_says_what_there_is() -> None:
     with pytest.raises(KvShapeError, match="at least 1"):
         ExactKv(0, 32, torch.float32)
     with pytest.raises(KvSchemeError, match="without a copy"):
-        ExactKv(2, 32, torch.float32).window({}, {}, {}, torch.bfloat16)
+        ExactKv(2, 32, torch.float32).expand({}, {}, {}, torch.bfloat16)

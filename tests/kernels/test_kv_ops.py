@@ -22,8 +22,8 @@ from seko_kernels.formats import (
     NumberFormat,
 )
 from seko_kernels.kv_ops import kv_expand, kv_write
-from seko_kernels.kv_places import KeyTables, SinkApart
 from seko_kernels.kv_reference import decode, encode
+from seko_kernels.kv_tables import KeyTables, SinkApart
 from seko_kernels.reference import e4m3_decode, global_scale
 from seko_kernels.triton.kv_expand import (
     KV_EXPAND_HEADS,

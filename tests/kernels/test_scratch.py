@@ -27,9 +27,9 @@ from seko_kernels.fused_reference import (
     int8_tiles,
     key_bounds,
     key_codes,
-    of_places,
+    scale_per_token,
 )
-from seko_kernels.reference import e4m3_decode, nvfp4_decode, nvfp4_decode_keys, turn_keys
+from seko_kernels.reference import e4m3_decode, nvfp4_decode, nvfp4_decode_keys, rotate_centred_keys
 from seko_kernels.scratch import KeyRotation, fp8_expand
 from seko_kernels.triton.fp8_expand import (
     EXPAND_GROUP,
@@ -132,10 +132,10 @@ def test_the_bound_of_a_tile_keeps_every_code_within_127(seed: int, exponent: in
     cos, sin = torch.cat([x.expand(KEY_TILE, -1, 2) for x in tables], 1).unbind(-1)
     codes = torch.where(sign < 0, 15, 7).view(KEY_TILE, 2, 32, 2)  # of 6, with their signs
     codes = (codes[..., 0] | codes[..., 1] << 4).to(torch.uint8)
-    for turned, added in ((turn_keys(keys, mean, *tables, torch.float32), mean), (keys, None)):
+    for turned, added in ((rotate_centred_keys(keys, mean, *tables, torch.float32), mean), (keys, None)):
         bound = key_bounds(scales[None], live, g, added)
         scale = int8_scale(bound)
-        inverse = of_places(scale.reciprocal(), KEY_TILE).transpose(1, 2)
+        inverse = scale_per_token(scale.reciprocal(), KEY_TILE).transpose(1, 2)
         turn = None if added is None else (mean, cos[None], sin[None])
         found = key_codes(codes[None], scales[None], g, scale, turn)
         real = turned[None] * inverse.unsqueeze(-1)

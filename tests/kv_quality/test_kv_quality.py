@@ -268,7 +268,7 @@ def test_a_trick_around_no_rounding_changes_nothing(trick):
     }
     order = torch.randperm(20)
     form.write(caches, scales, order, k[order], v[order])
-    read_k, read_v = form.window(caches, scales, {}, torch.float32)
+    read_k, read_v = form.expand(caches, scales, {}, torch.float32)
     torch.testing.assert_close(read_k, k)
     torch.testing.assert_close(read_v, v)
 
@@ -284,7 +284,7 @@ def test_the_sink_is_kept_where_a_trick_says_so():
         scales = form.calibrate(known, known)
         for index in (torch.arange(20), torch.tensor([4, 14])):
             form.write(caches, scales, index, torch.ones(len(index), 1, 16), torch.ones(len(index), 1, 16))
-        kept[tricks] = form.window(caches, scales, {}, torch.float32)[0].any(-1).nonzero()[:, 0].tolist()
+        kept[tricks] = form.expand(caches, scales, {}, torch.float32)[0].any(-1).nonzero()[:, 0].tolist()
         assert form.bits_per_number == (4 + 12 * 0.2 if "sink-exact" in tricks else 4)
     assert list(kept.values()) == [[], [0, 1, 10, 11]]
 

@@ -131,12 +131,12 @@ class EagerStream:
         s = self.config.stream
         offsets = range(s.chunk_frames)
         self.buffers["frames"].copy_(torch.tensor([[f + i for i in offsets] for f in first_frames]))
-        for kind in self.config.kinds:
-            own = Ring(s.sink_frames, kind.ring_frames, s.chunk_frames, s.reference_frames)
+        for group in self.config.layer_groups:
+            own = Ring(s.sink_frames, group.ring_frames, s.chunk_frames, s.reference_frames)
             slots = [own.write_slots(f) for f in first_frames]
-            self.buffers[kind.own("write_slots")].copy_(torch.tensor(slots))
+            self.buffers[group.own("write_slots")].copy_(torch.tensor(slots))
             valid = [own.valid_frames(f) * s.frame_tokens for f in first_frames]
-            self.buffers[kind.own("valid_tokens")].copy_(torch.tensor(valid))
+            self.buffers[group.own("valid_tokens")].copy_(torch.tensor(valid))
 
     def caches(self) -> dict[str, Tensor]:
         """Return every cache tensor that holds tokens, [layers, B*N, ...]."""

@@ -102,7 +102,7 @@ class SliceWrites:
                         start = (row * frames + place) * n
                         cache[start : start + n] = tokens[source : source + n]
 
-    def window(
+    def expand(
         self,
         caches: Mapping[str, Tensor],
         scales: Mapping[str, Tensor],
@@ -110,7 +110,7 @@ class SliceWrites:
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         """Read as the format under test does."""
-        return self.form.window(caches, scales, places, dtype)
+        return self.form.expand(caches, scales, places, dtype)
 
 
 SINK = "_sink"

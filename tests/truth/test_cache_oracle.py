@@ -19,7 +19,7 @@ from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PoolConfig, StreamConfig
 from seko_export.engines.piece import FlatModule
 from seko_export.families.layers.pieces import make_pieces
-from seko_export.families.layers.ring_places import in_window, rows_of
+from seko_export.families.layers.ring_positions import rows_of, token_index_of_call
 from seko_export.families.layers.rotary import rotary_tables, rotate
 from seko_kernels.formats import FP4, ROTARY_FACTOR_BITS
 from seko_kernels.kv_formats import ChannelStatistics
@@ -111,8 +111,8 @@ class Cache:
         """Read the call's window as a block does and compare every slot that holds something."""
         at = torch.tensor(rows)
         caches = {n: rows_of(c, at, len(c) // self.config.slots) for n, c in self.caches.items()}
-        windows = self.form.window(caches, self.scales, self.tables, torch.float32)
-        own = in_window(index, at, self.stream)
+        windows = self.form.expand(caches, self.scales, self.tables, torch.float32)
+        own = token_index_of_call(index, at, self.stream)
         assert len(set(own.tolist())) == len(own)
         shape = (len(rows), self.stream.cache_frames, self.stream.frame_tokens)
         k, v = (x.unflatten(0, shape) for x in windows)

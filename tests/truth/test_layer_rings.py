@@ -56,7 +56,7 @@ def test_each_layer_sees_its_own_window(rings, chunk, sink, pass_caches, worst):
 
 @pytest.mark.parametrize("scheme", ["fp32", "fp4", "int8-sink"])
 def test_the_pool_is_laid_out_by_kind(scheme):
-    """Five layers of rings 2, 2, 5, 2, 2: one engine a kind, each with the caches of its own layers."""
+    """Five layers of rings 2, 2, 5, 2, 2: one engine a group, each with the caches of its own layers."""
     config = config_of(scheme=scheme)
     caches = {b.name: b.shape for b in make_buffers(config) if b.role == "cache" and b.layered}
     assert {shape[0] for name, shape in caches.items() if ".ring2." in name} == {4}
@@ -155,7 +155,7 @@ def test_a_manifest_whose_rings_cannot_be_is_refused():
 def test_the_options_and_the_plan_take_them():
     layout = {"layer_rings": (3, 3, 21), "chunk_frames": 3}
     plan = resolved("self-forcing-1.3b", "fp4", layout=layout, device="cuda")
-    assert [(kind.name, kind.ring_frames, len(kind.layers)) for kind in plan.config.kinds] == [
+    assert [(group.name, group.ring_frames, len(group.layers)) for group in plan.config.layer_groups] == [
         ("", 21, 10),
         ("ring3", 3, 20),
     ]

@@ -93,8 +93,8 @@ STREAMS = [
     {},
     {"pass_caches": True},
     {"window_positions": True},
-    {"stream_cache": True},
-    {"stream_cache": True, "pass_caches": True},
+    {"offload_cache": True},
+    {"offload_cache": True, "pass_caches": True},
 ]
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from seko_export import BuildOptions
 from seko_export.config.build import BuildConfig
 from seko_export.families.layers.pieces import make_pieces
-from seko_export.families.layers.ring_places import window_positions
+from seko_export.families.layers.ring_positions import window_positions
 from seko_export.goldens.record import eager_session
 from seko_export.roofline.predict import Wish, predict
 from seko_runtime.video.clocks import RowClocks

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from seko_kernels.triton.e4m3_cast import power_of_two_inverse
 from seko_kernels.triton.e4m3_scale import e4m3_scale_decode
-from seko_kernels.triton.nvfp4_blocks import block_scale, plain_codes, turned_codes, two_pairs, value_words
+from seko_kernels.triton.nvfp4_blocks import block_scale, plain_codes, rotated_codes, two_pairs, value_words
 from seko_kernels.triton.nvfp4_expand_keys import rotary_factor
 
 # Tokens of a program and its warps, and its heads where that divides the heads: they share cosines and sines. On an
@@ -136,7 +136,7 @@ def _expand_keys(  # type: ignore[no-untyped-def]
             e1, o1 = two_pairs(at_mean + 16, inverse, INTEGER)
             e2, o2 = two_pairs(at_mean + 32, inverse, INTEGER)
             e3, o3 = two_pairs(at_mean + 48, inverse, INTEGER)
-            low, high = turned_codes(
+            low, high = rotated_codes(
                 word, scale, (e0, e1, e2, e3), (o0, o1, o2, o3), (c0, c1, c2, c3), (s0, s1, s2, s3), INTEGER
             )
         else:

@@ -40,8 +40,8 @@ def kv_expand_kernel(  # type: ignore[no-untyped-def]
 ):
     """Write the numbers that ``CODES`` and ``SCALES`` stand for; with SLOT_PAIRS add ``MEAN`` and rotate.
 
-    `seko_kernels.kv_reference.decode` and `seko_kernels.reference.turn_keys` are the definition. A program takes a run
-    of (token, unit) of one group of heads, as `nvfp4_expand_keys_kernel` does and for its reasons.
+    `kv_reference.decode` and `reference.rotate_centred_keys` are the definition. A program takes a run of (token, unit)
+    of one group of heads, as `nvfp4_expand_keys_kernel` does and for its reasons.
 
     Parameters
     ----------

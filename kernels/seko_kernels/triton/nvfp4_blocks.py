@@ -51,7 +51,7 @@ _TAKE = """
 
 
 def _keys(turned: bool) -> str:
-    """Assembly of `turned_codes` or `plain_codes`."""
+    """Assembly of `rotated_codes` or `plain_codes`."""
     text = """
         .reg .b32 m, s, lo, hi, low, high, w<4>, e, o, t, x, y, c;
         mov.b32 lo, 0x3E3C3800;
@@ -172,7 +172,7 @@ def two_pairs(address, factor, INTEGER: tl.constexpr):  # type: ignore[no-untype
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def turned_codes(word, scale, even, odd, cos, sin, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
+def rotated_codes(word, scale, even, odd, cos, sin, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
     """Int8 codes, two int64 of eight, of a block of keys; `seko_kernels.fused_reference.key_codes` is the definition.
 
     Parameters
@@ -210,7 +210,7 @@ def turned_codes(word, scale, even, odd, cos, sin, INTEGER: tl.constexpr):  # ty
 
 @triton.jit  # type: ignore[untyped-decorator]
 def plain_codes(word, scale, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
-    """As `turned_codes`, of keys that are taken as they lie."""
+    """As `rotated_codes`, of keys that are taken as they lie."""
     if INTEGER:
         low, high = word & 0, word & 0
         for channel in tl.static_range(16):

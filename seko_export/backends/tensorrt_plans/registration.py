@@ -72,10 +72,10 @@ def _description(plugin: Plugin) -> Callable[..., Any]:
     import tensorrt.plugin as trtp
 
     def describe(*inputs: trtp.TensorDesc) -> tuple[trtp.TensorDesc, ...]:
-        given = dict(zip(plugin.inputs, inputs, strict=True))
-        shapes = {name: tuple(one.shape_expr) for name, one in given.items()}
+        inputs_by_name = dict(zip(plugin.inputs, inputs, strict=True))
+        shapes = {name: tuple(one.shape_expr) for name, one in inputs_by_name.items()}
         return tuple(
-            given[output.alias].aliased()
+            inputs_by_name[output.alias].aliased()
             if output.alias
             else trtp.from_shape_expr(output.shape(shapes), trt_dtype(output.dtype))
             for output in plugin.outputs
@@ -93,12 +93,14 @@ def _implementation(plugin: Plugin, compute: str, arch: int) -> Callable[..., An
     def implement(
         *arguments: Any,
     ) -> tuple[str | bytes, str | bytes, trtp.KernelLaunchParams, trtp.SymIntExprs]:
-        given: dict[str, trtp.TensorDesc] = dict(zip(plugin.inputs, arguments[:-2], strict=True))
-        _check_dtypes(plugin, given, compute)
+        inputs_by_name: dict[str, trtp.TensorDesc] = dict(zip(plugin.inputs, arguments[:-2], strict=True))
+        _check_dtypes(plugin, inputs_by_name, compute)
         kernel = compile_plugin(
-            plugin, {name: tuple(one.shape) for name, one in given.items()}, compute, arch
+            plugin, {name: tuple(one.shape) for name, one in inputs_by_name.items()}, compute, arch
         )
-        launch = plugin.launch({name: tuple(one.shape_expr) for name, one in given.items()}, trtp.cdiv)
+        launch = plugin.launch(
+            {name: tuple(one.shape_expr) for name, one in inputs_by_name.items()}, trtp.cdiv
+        )
         params = trtp.KernelLaunchParams()
         params.grid_x, params.grid_y = launch.grid
         params.block_x, params.shared_mem = kernel.threads, kernel.shared_bytes
@@ -108,18 +110,18 @@ def _implementation(plugin: Plugin, compute: str, arch: int) -> Callable[..., An
         return kernel.name, kernel.ptx, params, scalars
 
     tensors = [_parameter(name, trtp.TensorDesc) for name in plugin.inputs]
-    given = [*tensors, _parameter("outputs", tuple[trtp.TensorDesc]), _parameter("tactic", int)]
+    parameters = [*tensors, _parameter("outputs", tuple[trtp.TensorDesc]), _parameter("tactic", int)]
     results = tuple[str | bytes, str | bytes, trtp.KernelLaunchParams, trtp.SymIntExprs]
-    return _with_signature(implement, given, results)
+    return _with_signature(implement, parameters, results)
 
 
-def _check_dtypes(plugin: Plugin, given: dict[str, trtp.TensorDesc], compute: str) -> None:
+def _check_dtypes(plugin: Plugin, inputs_by_name: dict[str, trtp.TensorDesc], compute: str) -> None:
     for name, dtype in plugin.inputs.items():
         wanted = trt_dtype(compute if dtype == "float" else dtype)
-        if given[name].dtype != wanted:
+        if inputs_by_name[name].dtype != wanted:
             raise PlanError(
-                f"TensorRT gives plugin {plugin.identifier} its {name} as {given[name].dtype}, expected {wanted}; this "
-                "version of TensorRT changes dtypes of a strongly typed network: take 11.4"
+                f"TensorRT gives plugin {plugin.identifier} its {name} as {inputs_by_name[name].dtype}, "
+                f"expected {wanted}; this version of TensorRT changes dtypes of a strongly typed network: take 11.4"
             )
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH, StreamConfig
 from seko_export.families.layers.attention_waves import cut_attention, waves_on
-from seko_export.families.layers.ring_places import chunk_places, in_window, rows_of
+from seko_export.families.layers.ring_positions import chunk_positions, rows_of, token_index_of_call
 from seko_export.families.layers.rotary import rotate
 from seko_kernels.kv_formats import KvFormat
 
@@ -32,7 +32,7 @@ class Embed(nn.Module):
 
     Parameters
     ----------
-    places : bool
+    key_rotary : bool
         Whether the blocks need to know what each slot of the cache holds: where keys are stored before RoPE.
     update : bool
         Whether the blocks take what the layer before gave last beside the hidden state; before the first one, zeros.
@@ -46,11 +46,11 @@ class Embed(nn.Module):
         stream: StreamConfig,
         dtype: torch.dtype,
         *,
-        places: bool,
+        key_rotary: bool,
         update: bool = False,
     ) -> None:
         super().__init__()
-        self.model, self.stream, self.places, self.update = model, stream, places, update
+        self.model, self.stream, self.key_rotary, self.update = model, stream, key_rotary, update
         d = model.dim
         self.patch_embedding = nn.Linear(model.in_channels * PATCH * PATCH, d, dtype=dtype)
         self.time_embedding = nn.Sequential(nn.Linear(model.freq_dim, d), nn.SiLU(), nn.Linear(d, d))
@@ -86,7 +86,7 @@ class Embed(nn.Module):
         context_timestep : Tensor
             [1] float32, that time.
         slot_frames : Tensor, optional
-            [B*cache_frames] int64, the frame that each slot holds; with `places` alone. A part of the cache: the
+            [B*cache_frames] int64, the frame that each slot holds; only with `key_rotary`. A part of the cache: the
             chunk's own are written in place here, before any block writes their keys. Kept and not computed, because
             it has no closed form: where a cache is rebuilt, frames are no longer one after another in it.
         valid_tokens : Tensor, optional
@@ -111,18 +111,20 @@ class Embed(nn.Module):
         token_index : Tensor
             [B*T] int64, row of the flat cache [B*N, ...] that each token is written to.
         slot_rotary, patch_rotary : Tensor
-            With `places` alone: see `rotary.place_tables`.
+            Only with `key_rotary`: see `rotary.key_rotary_tables`.
         """
         latents = self.beside(latents, given or {})
         patches = patchify(latents).to(self.patch_embedding.weight.dtype)  # [B, T, C*4]
         hidden = self.patch_embedding(patches)
-        clean = is_given(given_frames, frames.shape[1])  # [B, F]
+        clean = is_conditioning(given_frames, frames.shape[1])  # [B, F]
         timestep = torch.where(clean, context_timestep, timestep)
         time = self.time_embedding(sinusoid(timestep, self.model.freq_dim))  # [B, F, d]
         modulation = self.time_projection(time).unflatten(-1, (6, self.model.dim))
-        places = chunk_places(self.model, self.stream, frames, write_slots, slot_frames, valid_tokens, rows)
+        positions = chunk_positions(
+            self.model, self.stream, frames, write_slots, slot_frames, valid_tokens, rows
+        )
         state = (hidden, torch.zeros_like(hidden)) if self.update else (hidden,)
-        return (*state, modulation, time, *places)
+        return (*state, modulation, time, *positions)
 
     def beside(self, latents: Tensor, given: Mapping[str, Tensor]) -> Tensor:
         """Return what is embedded, [B, in_channels, F, h, w]: the latents, and what a family puts beside them."""
@@ -253,7 +255,7 @@ class Block(BlockWeights):
             held = text_k.shape[0]
             caches = {name: rows_of(cache, rows, len(cache) // held) for name, cache in caches.items()}
             text_k, text_v = text_k.index_select(0, rows), text_v.index_select(0, rows)
-            token_index = in_window(token_index, rows, self.stream)
+            token_index = token_index_of_call(token_index, rows, self.stream)
         y = self.self_attn.o(self._attend(q, own, token_index, caches, scales, places, valid_tokens))
         hidden = gated_residual(hidden, y, gate_1)
 
@@ -276,7 +278,7 @@ class Block(BlockWeights):
         valid_tokens: Tensor,
     ) -> Tensor:
         batch, tokens = q.shape[0], self.stream.cache_tokens
-        windows = self.kv.window(caches, scales, places, q.dtype)  # each [B*N, H, D]
+        windows = self.kv.expand(caches, scales, places, q.dtype)  # each [B*N, H, D]
         k, v = (  # a chunk sees itself as it is: only its past went through the format
             window if exact else window.index_copy(0, token_index, x)
             for window, x, exact in zip(windows, own, self.kv.exact, strict=True)
@@ -433,7 +435,7 @@ def sinusoid(timestep: Tensor, width: int) -> Tensor:
     return torch.cat((angle.cos(), angle.sin()), dim=-1).float()
 
 
-def is_given(given_frames: Tensor, chunk_frames: int) -> Tensor:
+def is_conditioning(given_frames: Tensor, chunk_frames: int) -> Tensor:
     """Return [B, F] bool: which frames of the chunk are given, from how many leading ones [B]."""
     return torch.arange(chunk_frames, device=given_frames.device) < given_frames[:, None]
 

@@ -30,7 +30,7 @@ from seko_export.families.layers.causal_dit import (
 )
 from seko_export.families.layers.layer_ops import LayerOps
 from seko_export.families.layers.past_window import PastWindow, expand_past
-from seko_export.families.layers.ring_places import in_window, rows_of
+from seko_export.families.layers.ring_positions import rows_of, token_index_of_call
 from seko_export.families.layers.rotary import rotate
 from seko_kernels.attention import OwnTokens
 from seko_kernels.fused_reference import FP8
@@ -57,7 +57,7 @@ class Past(NamedTuple):
     valid_tokens: Tensor
     caches: Mapping[str, Tensor]
     scales: Mapping[str, Tensor]
-    places: Mapping[str, Tensor]
+    key_rotary: Mapping[str, Tensor]
     window: Mapping[str, Tensor]
     rows: Tensor | None
     held: int
@@ -150,10 +150,18 @@ class FusedLayer(BlockWeights):
             As it takes them.
         """
         ops, eps, dtype = self.ops, self.model.norm_eps, hidden.dtype
-        turns = Modulation(modulation, self.modulation.squeeze(0))
+        shift_scale_gate = Modulation(modulation, self.modulation.squeeze(0))
 
         hidden, x = ops.gated_residual_norm_modulate(
-            hidden, update, self.before.squeeze(0), GATE_2, turns, SHIFT_1, SCALE_1, eps, fp8=self.fp8
+            hidden,
+            update,
+            self.before.squeeze(0),
+            GATE_2,
+            shift_scale_gate,
+            SHIFT_1,
+            SCALE_1,
+            eps,
+            fp8=self.fp8,
         )
         qkv = self._matmul(self.self_attn.qkv, x, dtype)  # [B, T, 3*d]
         held = text_k.shape[0]  # rows of the caches
@@ -163,20 +171,22 @@ class FusedLayer(BlockWeights):
         y = self._attend(qkv, cos, sin, past, write_slots, token_index)
         y = self._matmul(self.self_attn.o, self._as_rows(y.to(dtype)), dtype)
         hidden, x = ops.gated_residual_norm(
-            hidden, y, turns, GATE_1, self.norm3.weight, self.norm3.bias, eps, fp8=self.fp8
+            hidden, y, shift_scale_gate, GATE_1, self.norm3.weight, self.norm3.bias, eps, fp8=self.fp8
         )
 
         q = rms_norm(self._matmul(self.cross_attn.q, x, dtype), self.cross_attn.norm_q)
         y = attention(self.split_heads(q).to(dtype), text_k, text_v, bias=None)
         y = self._matmul(self.cross_attn.o, self._as_rows(y), dtype)
-        hidden, x = ops.residual_norm_modulate(hidden, y, turns, SHIFT_2, SCALE_2, eps, fp8=self.fp8)
+        hidden, x = ops.residual_norm_modulate(
+            hidden, y, shift_scale_gate, SHIFT_2, SCALE_2, eps, fp8=self.fp8
+        )
 
         inner = self._matmul(self.ffn[0], x, dtype)
         x = ops.gelu_quantise(inner) if self.fp8 else _plain_rows(self.ffn[1](inner))
         update = self._matmul(self.ffn[2], x, dtype)
         if self.tail is None:
             return hidden, update
-        hidden = ops.gated_residual(hidden, update, turns, GATE_2)
+        hidden = ops.gated_residual(hidden, update, shift_scale_gate, GATE_2)
         return self.tail(hidden, given or {}), torch.zeros_like(update)
 
     def _attend(
@@ -261,8 +271,8 @@ class FusedBlock(FusedLayer):
             raise TypeError("a layer without a resident window expands its own, and takes write_slots for it")
         else:
             window = PastWindow.empty(self.model, self.stream, len(qkv), qkv.device)
-            of_rows, valid, places = past.of_rows, past.valid_tokens, past.places
-            expand_past(self.ops, window, of_rows, scales, places, write_slots, valid, self.stream)
+            of_rows, valid, key_rotary = past.of_rows, past.valid_tokens, past.key_rotary
+            expand_past(self.ops, window, of_rows, scales, key_rotary, write_slots, valid, self.stream)
         own = OwnTokens(k, values)
         y = self.ops.attention_fp8(q, *window, scales["v_fp8_scale"], past.valid_tokens, own)
         if token_index is not None:  # behind the read: what is read are the engine's inputs as they came
@@ -318,8 +328,8 @@ class RowFusedBlock(FusedLayer):
         own = (k.flatten(0, 1), values)  # [B*T, H, D]
         self.kv.write(past.caches, scales, token_index, unturned.flatten(0, 1) if before else own[0], values)
         if rows is not None:
-            token_index = in_window(token_index, rows, s)
-        windows = self.kv.window(past.of_rows, scales, past.places, q.dtype)  # each [B*N, H, D]
+            token_index = token_index_of_call(token_index, rows, s)
+        windows = self.kv.expand(past.of_rows, scales, past.key_rotary, q.dtype)  # each [B*N, H, D]
         keys, seen = (  # a chunk sees itself as it is: only its past went through the format
             (window if exact else window.index_copy(0, token_index, x)).unflatten(0, (batch, s.cache_tokens))
             for window, x, exact in zip(windows, own, self.kv.exact, strict=True)
@@ -366,9 +376,17 @@ class KeysAndValues(nn.Module):
     ) -> tuple[()]:
         """Write this layer's K and V. Arguments are `FusedLayer`'s; cosines and sines where RoPE comes first."""
         m, dtype = self.model, hidden.dtype
-        turns = Modulation(modulation, self.modulation.squeeze(0))
+        shift_scale_gate = Modulation(modulation, self.modulation.squeeze(0))
         _, x = self.ops.gated_residual_norm_modulate(
-            hidden, update, self.before.squeeze(0), GATE_2, turns, SHIFT_1, SCALE_1, m.norm_eps, fp8=self.fp8
+            hidden,
+            update,
+            self.before.squeeze(0),
+            GATE_2,
+            shift_scale_gate,
+            SHIFT_1,
+            SCALE_1,
+            m.norm_eps,
+            fp8=self.fp8,
         )
         layer, norm = self.self_attn.qkv, self.self_attn.norm_k
         if isinstance(layer, Fp8Linear):

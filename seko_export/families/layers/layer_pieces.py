@@ -11,21 +11,22 @@ from torch import nn
 
 from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
-from seko_export.config.stream import LayerKind
+from seko_export.config.stream import LayerGroup
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece, on_meta
 from seko_export.families.layers.causal_dit import Block, Embed
 from seko_export.families.layers.fused_block import FusedBlock, KeysAndValues, LastUpdate, RowFusedBlock
 from seko_export.families.layers.past_window import PastWindow, WindowExpand
-from seko_export.families.layers.ring_places import RingPlaces
+from seko_export.families.layers.ring_positions import RingPositions
 from seko_export.families.layers.rotary import side_channels
 from seko_runtime.format.manifest import InputSpec
 
 LAYER = "blocks.{layer}."
 SLOT_FRAMES = "kv.slot_frames"
-# Roles of engines: a layer, what comes between fused layers and the head, where a chunk lies in the caches, what fills
-# a layer's resident window.
-BLOCK, LAST_UPDATE, PLACES, WINDOW = "block", "last_update", "places", "window"
+# Roles of engines: a layer; the residual between the last fused layer and the head; a chunk's positions in the caches;
+# what fills a layer's resident window. These names, and `places.` and `given.` in front of an engine's inputs, stand in
+# the manifest: the format is frozen.
+BLOCK, LAST_UPDATE, RING_POSITIONS, WINDOW = "block", "last_update", "places", "window"
 # Variants of a block: for rows whose caches are full; of fused layers those of the context pass, its last layer, and
 # layers that `--fp8-except` names.
 FULL, CONTEXT, LAST, WIDE = "full", "context", "last", "wide"
@@ -63,7 +64,7 @@ class LayerChoice:
 PLAIN = LayerChoice()
 
 
-def given_arguments(
+def caller_arguments(
     config: BuildConfig, bucket: int | None, choice: LayerChoice, names: tuple[str, ...]
 ) -> tuple[Argument, ...]:
     """Return an engine's arguments for these inputs of the caller: of the call's rows."""
@@ -87,11 +88,11 @@ class LayerArguments:
     ----------
     config : BuildConfig
         The whole build.
-    kind : LayerKind
+    group : LayerGroup
         Which layers.
     bucket : int or None
         Rows of a pool's calls.
-    turns : tuple of Argument
+    rope_cos_sin : tuple of Argument
         Cosines and sines of a chunk at its frames of the stream.
     choice : LayerChoice
         The family's.
@@ -100,18 +101,18 @@ class LayerArguments:
     def __init__(
         self,
         config: BuildConfig,
-        kind: LayerKind,
+        group: LayerGroup,
         bucket: int | None,
-        turns: tuple[Argument, ...],
+        rope_cos_sin: tuple[Argument, ...],
         choice: LayerChoice,
     ) -> None:
-        self._config, self._kind, self._bucket = config.of_kind(kind), kind, bucket
-        self._choice, self._given = choice, given_arguments(config, bucket, choice, choice.tail_inputs)
-        self._among = kind.layers if len(config.kinds) > 1 else ()
+        self._config, self._group, self._bucket = config.of_layer_group(group), group, bucket
+        self._choice, self._caller = choice, caller_arguments(config, bucket, choice, choice.tail_inputs)
+        self._among = group.layers if len(config.layer_groups) > 1 else ()
         m, s, kv = config.model, self._config.stream, self._config.kv
         b, f, held = bucket or s.batch, s.chunk_frames, config.slots
         part, i64, f32 = "" if bucket is None else "[bucket]", torch.int64, torch.float32
-        name, place = kind.own, "[place]" if self._among else "[layer]"
+        name, place = group.own, "[place]" if self._among else "[layer]"
         of_pass = "{pass}" if s.pass_caches else None
         self.write_slots = Argument("write_slots", f"buffer:{name('write_slots')}{part}", (b, f), i64)
         self.token_index = Argument("token_index", f"value:{name('token_index')}", (b * s.chunk_tokens,), i64)
@@ -119,7 +120,7 @@ class LayerArguments:
         self._caches = tuple(
             Argument(
                 f"caches.{c.name}",
-                f"buffer:{cache_name(c.name, kind, of_pass)}{place}",
+                f"buffer:{cache_name(c.name, group, of_pass)}{place}",
                 (held * self._config.row_tokens(c.part), *c.token_shape),
                 c.dtype,
             )
@@ -131,12 +132,12 @@ class LayerArguments:
         )
         self.window = tuple(
             Argument(f"window.{name}", f"buffer:{window}{place}{part}", tuple(one.shape), one.dtype)
-            for name, window, one in resident_windows(config, kind, b)
+            for name, window, one in resident_windows(config, group, b)
         )
-        self.turns = turns
+        self.rope_cos_sin = rope_cos_sin
         self.filled: tuple[Argument, ...] = ()  # what positions within the window hang on
         self.slot_frames: tuple[Argument, ...] = ()  # what only a cache of keys before RoPE needs to be read
-        self.places: tuple[Argument, ...] = ()
+        self.key_rotary: tuple[Argument, ...] = ()
         if kv.keys_before_rope:
             side = side_channels(m)  # pairs of both sides
             slots = (b * s.cache_frames, m.head_dim // 2 - side, 2)
@@ -145,27 +146,27 @@ class LayerArguments:
             self.slot_frames = (Argument("slot_frames", frames, (held * s.cache_frames,), i64),)
             if s.window_positions:
                 self.filled = (self._valid,)
-                self.turns = tuple(replace(one, ref=name(one.ref)) for one in turns)
-            self.places = (
+                self.rope_cos_sin = tuple(replace(one, ref=name(one.ref)) for one in rope_cos_sin)
+            self.key_rotary = (
                 Argument("places.slot_rotary", f"value:{name('slot_rotary')}", slots, f32),
                 Argument("places.patch_rotary", f"value:{name('patch_rotary')}", patches, f32),
             )
 
-    def places_piece(self, frames: Argument, rows: tuple[Argument, ...]) -> Piece:
+    def positions_piece(self, frames: Argument, rows: tuple[Argument, ...]) -> Piece:
         """Return what says where a chunk lies in its layers' caches; in a pass `Embed` says it of the largest ring."""
         return Piece(
-            self._key(PLACES),
-            RingPlaces(self._config.model, self._config.stream),
+            self._key(RING_POSITIONS),
+            RingPositions(self._config.model, self._config.stream),
             "",
             0,
             (frames, self.write_slots, *self.slot_frames, *self.filled, *rows),
-            (*(self.turns if self.filled else ()), self.token_index, *self.places),
+            (*(self.rope_cos_sin if self.filled else ()), self.token_index, *self.key_rotary),
             tuple(a.name for a in self.slot_frames),
         )
 
     def window_piece(self, rows: tuple[Argument, ...]) -> Piece:
         """Return what fills these layers' resident windows before a chunk's first pass."""
-        taken = (self.write_slots, self._valid, *self._caches, *self._scales, *self.places, *self.window)
+        taken = (self.write_slots, self._valid, *self._caches, *self._scales, *self.key_rotary, *self.window)
         return Piece(
             self._key(WINDOW),
             WindowExpand(self._config.stream),
@@ -200,7 +201,7 @@ class LayerArguments:
         """
         config = self._config
         m, s, kv, dtype = config.model, config.stream, config.kv, config.dtype
-        tables, mutated = (modulation, *self.turns), tuple(c.name for c in self._caches)
+        tables, mutated = (modulation, *self.rope_cos_sin), tuple(c.name for c in self._caches)
         blocks: list[Piece] = []
 
         def block(
@@ -210,10 +211,10 @@ class LayerArguments:
             writes: bool = True,
         ) -> None:
             chunk = (*state, *tables, *([self.token_index] if writes else []), self._valid)
-            past = (*self._caches, *self._scales, *self.places, *inputs)
+            past = (*self._caches, *self._scales, *self.key_rotary, *inputs)
             if self.window:
                 past = (*(self._caches if writes else ()), *self._scales, *self.window)
-            taken = (*chunk, *text_kv, *past, *rows, *self._given)
+            taken = (*chunk, *text_kv, *past, *rows, *self._caller)
             module = on_meta(lambda: make(tail=self._choice.tail(m, dtype)))
             piece = Piece(self._key(BLOCK, *variant), module, LAYER, m.layers, taken, state)
             blocks.append(replace(piece, mutates=mutated if writes else (), among=self._among))
@@ -245,7 +246,7 @@ class LayerArguments:
         blocks = [replace(piece, only=self._layers_of(piece.key)) for piece in blocks]
         blocks = [piece for piece in blocks if piece.served]
         last = m.layers - 1
-        if not s.pass_caches and last in self._kind.layers:
+        if not s.pass_caches and last in self._group.layers:
             turned = () if kv.keys_before_rope else tables[1:]
             scales = self._scales[: len(kv.scale_tensors)]
             inputs = (*state, tables[0], self.token_index, *self._caches, *scales, *turned)
@@ -258,12 +259,12 @@ class LayerArguments:
         return blocks
 
     def _key(self, role: str, *variant: str) -> EngineKey:
-        return EngineKey(role, self._kind.name, self._bucket, variant)
+        return EngineKey(role, self._group.name, self._bucket, variant)
 
     def _layers_of(self, key: EngineKey) -> tuple[int, ...] | None:
         """Return the layers that a fused block is made for; None: all."""
         config, wide = self._config, WIDE in key.variant
-        layers = [n for n in self._kind.layers if (n in config.fp8_except) == wide or not config.fp8_except]
+        layers = [n for n in self._group.layers if (n in config.fp8_except) == wide or not config.fp8_except]
         if CONTEXT in key.variant and config.model.layers - 1 in layers:
             layers.remove(config.model.layers - 1)  # the variant LAST is made for it
         return None if len(layers) == config.model.layers else tuple(layers)
@@ -279,14 +280,16 @@ def last_update(
     return Piece(key, module, LAYER, m.layers, taken, state[:1], only=only)
 
 
-def resident_windows(config: BuildConfig, kind: LayerKind, rows: int) -> list[tuple[str, str, torch.Tensor]]:
+def resident_windows(
+    config: BuildConfig, group: LayerGroup, rows: int
+) -> list[tuple[str, str, torch.Tensor]]:
     """Return name, buffer and meta tensor of each part of a layer's resident window for calls of ``rows``, if any."""
     if not config.resident_window:
         return []
-    one = PastWindow.empty(config.model, config.of_kind(kind).stream, rows, torch.device("meta"))
-    return [(name, kind.own(f"window.{name}"), tensor) for name, tensor in one._asdict().items()]
+    one = PastWindow.empty(config.model, config.of_layer_group(group).stream, rows, torch.device("meta"))
+    return [(name, group.own(f"window.{name}"), tensor) for name, tensor in one._asdict().items()]
 
 
-def cache_name(name: str, kind: LayerKind, of_pass: str | None) -> str:
+def cache_name(name: str, group: LayerGroup, of_pass: str | None) -> str:
     """Return the buffer of a cache tensor: of a kind of layers, and of one denoise pass where each has its own."""
-    return ".".join(("kv", *((of_pass,) if of_pass else ()), *((kind.name,) if kind.name else ()), name))
+    return ".".join(("kv", *((of_pass,) if of_pass else ()), *((group.name,) if group.name else ()), name))

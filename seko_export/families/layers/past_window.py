@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
 from seko_export.families.layers.layer_ops import LayerOps
-from seko_export.families.layers.ring_places import rows_of
+from seko_export.families.layers.ring_positions import rows_of
 from seko_kernels.attention import key_tiles, v_columns
 from seko_kernels.fused_reference import FP8
 from seko_kernels.scratch import KeyRotation

@@ -23,15 +23,15 @@ from seko_export.families.layers.layer_pieces import (
     LAST,
     LAST_UPDATE,
     LAYER,
-    PLACES,
     PLAIN,
+    RING_POSITIONS,
     SLOT_FRAMES,
     WIDE,
     WINDOW,
     LayerArguments,
     LayerChoice,
     cache_name,
-    given_arguments,
+    caller_arguments,
     last_update,
     resident_windows,
 )
@@ -115,15 +115,15 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) 
         Argument("text_v", "buffer:text.v[layer]", text, dtype),
     )
     modulation = Argument("modulation", "value:modulation", (b, f, 6, m.dim), f32)
-    turns = tuple(Argument(x, f"value:{x}", (b, t, m.head_dim // 2), f32) for x in ("cos", "sin"))
-    kinds = [LayerArguments(config, kind, bucket, turns, choice) for kind in config.kinds]
-    main, windows = kinds[0], [one for one in kinds if one.window]
+    rope_cos_sin = tuple(Argument(x, f"value:{x}", (b, t, m.head_dim // 2), f32) for x in ("cos", "sin"))
+    groups = [LayerArguments(config, group, bucket, rope_cos_sin, choice) for group in config.layer_groups]
+    main, windows = groups[0], [one for one in groups if one.window]
 
     return [
         Piece(
             EngineKey("embed", bucket=bucket),
             on_meta(
-                lambda: choice.embed(m, s, dtype, places=config.kv.keys_before_rope, update=config.fused)
+                lambda: choice.embed(m, s, dtype, key_rotary=config.kv.keys_before_rope, update=config.fused)
             ),
             "",
             0,
@@ -137,14 +137,14 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) 
                 *main.slot_frames,
                 *main.filled,
                 *rows,
-                *given_arguments(config, bucket, choice, choice.embed_inputs),
+                *caller_arguments(config, bucket, choice, choice.embed_inputs),
             ),
-            (*state, modulation, time, *main.turns, main.token_index, *main.places),
+            (*state, modulation, time, *main.rope_cos_sin, main.token_index, *main.key_rotary),
             tuple(a.name for a in main.slot_frames),
         ),
-        *(one.places_piece(frames, rows) for one in kinds if one is not main or windows),
+        *(one.positions_piece(frames, rows) for one in groups if one is not main or windows),
         *(one.window_piece(rows) for one in windows),
-        *(piece for one in kinds for piece in one.blocks(state, modulation, text_kv, rows)),
+        *(piece for one in groups for piece in one.blocks(state, modulation, text_kv, rows)),
         *([last_update(config, bucket, state, modulation)] if config.fused else ()),
         Piece(
             EngineKey("head", bucket=bucket),
@@ -209,18 +209,20 @@ def _chunk_programs(
     """Return the programs of a chunk: for calls of any rows, and for full rows where they have engines of their own."""
     # Layers with a smaller ring than the largest.
     small = [
-        key.layer_group for key in pieces if (key.role, key.bucket) == (PLACES, bucket) and key.layer_group
+        key.layer_group
+        for key in pieces
+        if (key.role, key.bucket) == (RING_POSITIONS, bucket) and key.layer_group
     ]
 
-    def places(*groups: str) -> tuple[Call, ...]:
-        return _calls(pieces, *(EngineKey(PLACES, group, bucket) for group in groups))
+    def positions(*names: str) -> tuple[Call, ...]:
+        return _calls(pieces, *(EngineKey(RING_POSITIONS, group, bucket) for group in names))
 
     def layers(*variant: str) -> list[EngineKey]:
         wide = ((), (WIDE,))
         return [EngineKey(BLOCK, group, bucket, variant + w) for w in wide for group in ("", *small)]
 
     made: dict[ProgramKey, tuple[Call, ...]] = {}
-    embed = (*_calls(pieces, EngineKey("embed", bucket=bucket)), *places(*small))
+    embed = (*_calls(pieces, EngineKey("embed", bucket=bucket)), *positions(*small))
     for full in (False, True):
         variant = (FULL,) if full else ()
         if EngineKey(BLOCK, bucket=bucket, variant=variant) not in pieces:
@@ -240,8 +242,8 @@ def _chunk_programs(
             context = _through_layers(pieces, [*layers(*(variant if writes else (CONTEXT,))), last])
             made[ProgramKey("context", bucket, full)] = (*embed, *context)
     begin = _calls(pieces, EngineKey("noise", bucket=bucket))
-    if EngineKey(PLACES, bucket=bucket) in pieces:
-        begin += places("", *small)
+    if EngineKey(RING_POSITIONS, bucket=bucket) in pieces:
+        begin += positions("", *small)
         begin += _through_layers(pieces, [EngineKey(WINDOW, group, bucket) for group in ("", *small)])
     made[ProgramKey("begin", bucket)] = begin
     return made
@@ -269,23 +271,27 @@ def make_buffers(config: BuildConfig, choice: LayerChoice = PLAIN) -> tuple[Buff
     passes = map(str, range(len(config.schedule.timesteps))) if s.pass_caches else (None,)
     caches = tuple(
         Buffer(
-            cache_name(c.name, kind, of_pass),
-            (len(kind.layers), held * config.of_kind(kind).row_tokens(c.part), *c.token_shape),
+            cache_name(c.name, group, of_pass),
+            (len(group.layers), held * config.of_layer_group(group).row_tokens(c.part), *c.token_shape),
             dtype_name(c.dtype),
             "cache",
             True,
-            kind.device_layers if s.stream_cache else 0,
+            group.device_layers if s.offload_cache else 0,
         )
         for of_pass in passes
-        for kind in config.kinds
+        for group in config.layer_groups
         for c in config.kv.cache_tensors
     )
     if config.kv.keys_before_rope:
         caches += tuple(
             Buffer(
-                kind.own(SLOT_FRAMES), (held * (s.pinned_frames + kind.ring_frames),), "int64", "cache", False
+                group.own(SLOT_FRAMES),
+                (held * (s.pinned_frames + group.ring_frames),),
+                "int64",
+                "cache",
+                False,
             )
-            for kind in config.kinds
+            for group in config.layer_groups
         )
     return (
         *caches,
@@ -294,17 +300,17 @@ def make_buffers(config: BuildConfig, choice: LayerChoice = PLAIN) -> tuple[Buff
         Buffer("text.v", text, dtype, "prompt", True),
         Buffer("seeds", (b,), "int64", "chunk", False),
         Buffer("frames", (b, f), "int64", "chunk", False),
-        *(Buffer(kind.own("write_slots"), (b, f), "int64", "chunk", False) for kind in config.kinds),
-        *(Buffer(kind.own("valid_tokens"), (b,), "int64", "chunk", False) for kind in config.kinds),
+        *(Buffer(group.own("write_slots"), (b, f), "int64", "chunk", False) for group in config.layer_groups),
+        *(Buffer(group.own("valid_tokens"), (b,), "int64", "chunk", False) for group in config.layer_groups),
         Buffer(GIVEN_FRAMES, (b,), "int64", "chunk", False),
         *([] if config.pool is None else [Buffer(CALL_ROWS, (b,), "int64", "chunk", False)]),
         *(Buffer(one.buffer, (b, *one.shape), one.dtype, "chunk", False) for one in choice.inputs),
         Buffer(GIVEN_LATENTS, (held, *latent), "float32", "prompt", False),
         *([Buffer(REFERENCE_LATENTS, reference, "float32", "prompt", False)] if s.reference_frames else []),
         *(
-            Buffer(name, (len(kind.layers), *one.shape), dtype_name(one.dtype), "state", True)
-            for kind in config.kinds
-            for _, name, one in resident_windows(config, kind, b)
+            Buffer(name, (len(group.layers), *one.shape), dtype_name(one.dtype), "state", True)
+            for group in config.layer_groups
+            for _, name, one in resident_windows(config, group, b)
         ),
         Buffer("latents", (b, *latent), "float32", "state", False),
         *media_buffers(config),

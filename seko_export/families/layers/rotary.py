@@ -38,7 +38,7 @@ def rotary_tables(frames: Tensor, model: ModelConfig, stream: StreamConfig) -> t
     return table.cos().float(), table.sin().float()
 
 
-def place_tables(slot_frames: Tensor, model: ModelConfig, stream: StreamConfig) -> tuple[Tensor, Tensor]:
+def key_rotary_tables(slot_frames: Tensor, model: ModelConfig, stream: StreamConfig) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of what the cache holds, in two parts that make up `rotary_tables` of its frames.
 
     The axes turn channel pairs of their own. So the table of a whole cache is the one of its slots beside the one of

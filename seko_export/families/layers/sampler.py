@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
-from seko_export.families.layers.causal_dit import is_given
+from seko_export.families.layers.causal_dit import is_conditioning
 from seko_kernels.ops import stand_in
 
 # Philox4x32-10 constants: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11, table 2.
@@ -57,10 +57,10 @@ class Noise(nn.Module):
         Tensor
             [B, C, F, h, w] float32.
         """
-        given = is_given(given_frames, frames.shape[1])[:, None, :, None, None]
+        still = is_conditioning(given_frames, frames.shape[1])[:, None, :, None, None]
         if rows is not None:
             given_latents = given_latents.index_select(0, rows)
-        return torch.where(given, given_latents, gaussian(seeds, frames, draw, self.latent_shape))
+        return torch.where(still, given_latents, gaussian(seeds, frames, draw, self.latent_shape))
 
 
 class Advance(nn.Module):
@@ -98,10 +98,10 @@ class Advance(nn.Module):
         given_frames : Tensor
             [B] int64, as `Noise` takes it.
         """
-        given = is_given(given_frames, frames.shape[1])[:, None, :, None, None]
+        still = is_conditioning(given_frames, frames.shape[1])[:, None, :, None, None]
         clean = latents - sigma * velocity
         noise = gaussian(seeds, frames, draw, self.latent_shape)
-        return torch.where(given, latents, (1 - sigma_next) * clean + sigma_next * noise)
+        return torch.where(still, latents, (1 - sigma_next) * clean + sigma_next * noise)
 
 
 def gaussian(seeds: Tensor, frames: Tensor, draw: Tensor, latent_shape: tuple[int, int, int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""`--stream-cache`: the same bytes as with the cache on the device, for every way to lay one out, eager and built."""
+"""`--offload-cache`: the same bytes as with the cache on the device, for every way to lay one out, eager and built."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LAYOUTS = {
 
 
 def streamed(config: BuildConfig) -> BuildConfig:
-    return replace(config, stream=replace(config.stream, stream_cache=True))
+    return replace(config, stream=replace(config.stream, offload_cache=True))
 
 
 def config_of(scheme: str = "fp32", layers: int = 5, batch: int = 2, **layout: object) -> BuildConfig:
@@ -92,7 +92,7 @@ def test_of_few_layers_none_is_streamed() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"pool": PoolConfig(3, (1, 2))}, "--stream-cache contradicts --sessions"),
+        ({"pool": PoolConfig(3, (1, 2))}, "--offload-cache contradicts --sessions"),
         ({"model": replace(config_of().model, layers=3)}, "hold all of the 3 layers"),
         ({"model": replace(config_of().model, layers=1)}, "hold all of the 1 layers"),
     ],
@@ -109,7 +109,7 @@ def test_the_command_refuses_them_too(
     options: tuple[object, ...], words: str, invoke, tmp_path: Path
 ) -> None:
     goal = tmp_path / "artifact"
-    done = invoke("build", "--preset", "tiny", "--stream-cache", *options, "--target", "cpu", "-o", goal)
+    done = invoke("build", "--preset", "tiny", "--offload-cache", *options, "--target", "cpu", "-o", goal)
     assert (done.exit_code, goal.exists()) == (2, False)
     assert words in done.stderr
 
@@ -117,8 +117,8 @@ def test_the_command_refuses_them_too(
 @pytest.mark.parametrize(
     ("backend", "words"),
     [
-        ("compile", "--backend compile has no streamed caches yet"),
-        ("onnx", "--backend onnx has no streamed caches yet"),
+        ("compile", "--backend compile has no offloaded caches yet"),
+        ("onnx", "--backend onnx has no offloaded caches yet"),
         ("tensorrt", "--backend tensorrt builds for GPUs"),
     ],
 )

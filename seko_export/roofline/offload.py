@@ -11,7 +11,7 @@ def home_bytes(config: BuildConfig) -> int:
     return sum(buffer.nbytes for buffer in graph_of(config).buffers if buffer.device_layers)
 
 
-def chunk_stream_bytes(config: BuildConfig) -> int:
+def chunk_offload_bytes(config: BuildConfig) -> int:
     """Return what a chunk moves between host and device, both ways together.
 
     Each pass fetches every layer of its cache once, and each layer goes back once: after the last pass that writes it.

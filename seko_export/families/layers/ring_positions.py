@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
-from seko_export.families.layers.rotary import place_tables, rotary_tables
+from seko_export.families.layers.rotary import key_rotary_tables, rotary_tables
 
 
-class RingPlaces(nn.Module):
+class RingPositions(nn.Module):
     """The places of a chunk in the caches of layers whose ring is not the one that `causal_dit.Embed` knows."""
 
     def __init__(self, model: ModelConfig, stream: StreamConfig) -> None:
@@ -28,14 +28,14 @@ class RingPlaces(nn.Module):
         valid_tokens: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """Return what `chunk_places` does; cosines and sines only where positions are the window's."""
-        cos, sin, *places = chunk_places(
+        """Return what `chunk_positions` does; cosines and sines only where positions are the window's."""
+        cos, sin, *tables = chunk_positions(
             self.model, self.stream, frames, write_slots, slot_frames, valid_tokens, rows
         )
-        return (cos, sin, *places) if self.stream.window_positions else tuple(places)
+        return (cos, sin, *tables) if self.stream.window_positions else tuple(tables)
 
 
-def chunk_places(
+def chunk_positions(
     model: ModelConfig,
     stream: StreamConfig,
     frames: Tensor,
@@ -63,7 +63,7 @@ def chunk_places(
     -------
     tuple of Tensor
         ``cos`` and ``sin`` [B, T, D/2] float32 of the chunk, ``token_index`` [B*T] int64; with ``slot_frames`` also the
-        two tables of `rotary.place_tables`.
+        two tables of `rotary.key_rotary_tables`.
     """
     index = token_index(write_slots, stream, rows)
     if slot_frames is None:
@@ -77,7 +77,7 @@ def chunk_places(
         slot_frames = window_positions(slot_frames.unflatten(0, (-1, stream.cache_frames)), valid_tokens // n)
         frames = slot_frames.gather(1, write_slots)
         slot_frames = slot_frames.flatten()
-    return (*rotary_tables(frames, model, stream), index, *place_tables(slot_frames, model, stream))
+    return (*rotary_tables(frames, model, stream), index, *key_rotary_tables(slot_frames, model, stream))
 
 
 def window_positions(slot_frames: Tensor, valid_frames: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def rows_of(x: Tensor, rows: Tensor, length: int) -> Tensor:
     return parts.index_select(0, rows).flatten(0, 1)
 
 
-def in_window(token_index: Tensor, rows: Tensor, stream: StreamConfig) -> Tensor:
+def token_index_of_call(token_index: Tensor, rows: Tensor, stream: StreamConfig) -> Tensor:
     """Return [B*T] int64: where a pool's tokens [B*T] lie in the window [B*N, ...] that `rows_of` takes."""
     moved = (torch.arange(rows.shape[0], device=rows.device) - rows) * stream.cache_tokens
     by_row: Tensor = token_index.unflatten(0, (rows.shape[0], -1))

@@ -33,7 +33,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     home = tmp_path_factory.mktemp("streamed")
     tiny = PRESETS["tiny"]
     model = replace(tiny.model, layers=int(layers))
-    stream = replace(tiny.stream, batch=2, stream_cache=True)
+    stream = replace(tiny.stream, batch=2, offload_cache=True)
     config = BuildConfig(model, stream, Schedule.warped(2), scheme, "cuda", fused=kernels == "fused")
     write_random_checkpoint(home / "tiny.pt", model, format="self-forcing", seed=0, dtype=torch.float32)
     build_artifact(config, home / "tiny.pt", home / "streamed")

@@ -31,7 +31,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("streamed")
     tiny = PRESETS["tiny"]
     model = replace(tiny.model, layers=5)
-    stream = replace(tiny.stream, height=32, width=48, reference_frames=2, stream_cache=True)
+    stream = replace(tiny.stream, height=32, width=48, reference_frames=2, offload_cache=True)
     config = BuildConfig(model, stream, Schedule.warped(2), "int4-hadamard-int4-sink", "cpu")
     write_random_checkpoint(home / "tiny.pt", model, format="self-forcing", seed=0, dtype=torch.float32)
     build_artifact(config, home / "tiny.pt", home / "artifact")
