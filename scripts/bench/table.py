@@ -44,7 +44,12 @@ OLDER: tuple[tuple[str, str, str, str], ...] = (
     ),
     ("batch4_s1", "*", "2026-11-21", "before the faster row kernels"),
     ("e2e_s1_vs_b3", "*, fp4_fp8", "2026-11-21", "before the faster row kernels"),
-    ("s1_exact_vs_b3 s5_* e2e_s1_vs_b3 fill_linearity", "*", "2026-11-21", "before the last attention kernels"),
+    (
+        "s1_exact_vs_b3 s5_* e2e_s1_vs_b3 fill_linearity",
+        "*",
+        "2026-11-21",
+        "before the last attention kernels",
+    ),
     ("import_ms", "*", "2026-11-20", "before imports waited for the first open"),
 )
 

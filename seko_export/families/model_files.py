@@ -18,7 +18,7 @@ from seko_export.checkpoints.sources import Layout, OpenedFiles, shown
 from seko_export.config.model import ModelConfig
 from seko_export.families.base import Family
 from seko_export.families.recognition import Recognised
-from seko_export.families.registry import FAMILIES, family_named
+from seko_export.families.registry import families, family_named
 
 _SHOWN_KEYS = 5
 
@@ -84,8 +84,8 @@ def recognise_checkpoint(path: Path, *, use_ema: bool = True) -> ModelFile:
     missing: MissingGeneratorError | None = None
     hints: list[str] = []
     opened: OpenedFiles | None = None
-    for name in FAMILIES:
-        family = family_named(name)
+    known = families()
+    for family in known.values():
         layout = family.keys.layout(use_ema=use_ema)
         try:
             opened = open_files(path, layout)
@@ -101,7 +101,7 @@ def recognise_checkpoint(path: Path, *, use_ema: bool = True) -> ModelFile:
         raise missing
     keys = [shown(source.key) for source in opened.sources[:_SHOWN_KEYS]] if opened else []
     raise UnknownModelError(
-        f"{path} holds no model of a known family ({', '.join(FAMILIES)}); its keys begin with {', '.join(keys)}"
+        f"{path} holds no model of a known family ({', '.join(known)}); its keys begin with {', '.join(keys)}"
         + "".join(f"\n  hint: {hint}" for hint in hints)
     )
 

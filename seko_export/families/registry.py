@@ -9,7 +9,9 @@ from seko_export.config.build import BuildConfig
 from seko_export.errors import UsageError
 from seko_export.families.base import Family, ModelGraph, Preset
 
-FAMILIES = ("wan",)  # folders of this package, each with a `FAMILY`
+FAMILIES: tuple[str, ...] = (
+    "wan",
+)  # folders of this package, each with a `FAMILY`; or as `family_named` takes them
 
 
 def family_named(name: str) -> Family:
@@ -34,6 +36,11 @@ def family_named(name: str) -> Family:
     return found
 
 
+def families() -> dict[str, Family]:
+    """Return all families of `FAMILIES` by name."""
+    return {name: family_named(name) for name in FAMILIES}
+
+
 def family_of(config: BuildConfig) -> Family:
     """Return the family that a build's model is of."""
     return family_named(config.model.family)
@@ -47,4 +54,4 @@ def graph_of(config: BuildConfig) -> ModelGraph:
 
 def presets() -> dict[str, Preset]:
     """Return the named defaults of all families of `FAMILIES`."""
-    return {name: preset for family in FAMILIES for name, preset in family_named(family).presets.items()}
+    return {name: preset for family in families().values() for name, preset in family.presets.items()}

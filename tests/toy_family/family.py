@@ -7,11 +7,13 @@ build finds it by ``ModelConfig.family``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from seko_export.checkpoints.key_table import KeyTable, Naming
+from seko_export.checkpoints.sources import OpenedFiles
 from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
@@ -23,6 +25,7 @@ from seko_export.families.layers.causal_dit import Embed, attention
 from seko_export.families.layers.layer_pieces import BLOCK, LayerChoice
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
 from seko_export.families.layers.weights import BEFORE
+from seko_export.families.recognition import NAMES, Fact, Recognised, Source, stream_facts
 from seko_runtime.format.manifest import InputSpec
 
 NAME = "tests.toy_family.family:FAMILY"
@@ -86,6 +89,14 @@ class CameraFamily(Family):
     def keys(self) -> KeyTable:
         """The checkpoint's own words; its sizes are not read off them."""
         return KeyTable("safetensors", _shapes, (Naming("camera", str, str),), (), "patch_embedding.weight")
+
+    def recognise(self, where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -> Recognised | None:
+        """Return the one model that there is, if these are its tensors."""
+        del where, told
+        if self.keys.naming_of(opened).shapes_in(opened) != _shapes(MODEL):
+            return None
+        model = {name: Fact(value, Source.SHAPES) for name, value in vars(MODEL).items() if name not in NAMES}
+        return Recognised(NAME, "camera", model, stream_facts(STREAM, Source.FAMILY, NAME))
 
     def graph(self, config: BuildConfig) -> ModelGraph:
         """Return engines, programs, buffers and inputs of a build."""

@@ -10,15 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
-from seko_export import build_steps
 from seko_export.artifact.describe import describe
 from seko_export.backends import EAGER
+from seko_export.build_steps import build_artifact
+from seko_export.checkpoints.errors import UnknownModelError
 from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import PoolConfig
 from seko_export.engines.piece import dtype_name
+from seko_export.families import registry
+from seko_export.families.model_files import recognise_checkpoint
 from seko_export.families.registry import family_of, graph_of
 from seko_export.goldens.record import eager_engine, eager_session, golden_text
 from seko_runtime import open_artifact
@@ -28,7 +32,7 @@ from seko_runtime.format.manifest import INPUT_VERSION, Weight
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.streams import Streams
 from tests.tolerances import relative_error
-from tests.toy_family.family import CAMERA, MODEL, STREAM, camera_of, random_checkpoint
+from tests.toy_family.family import CAMERA, MODEL, NAME, STREAM, camera_of, random_checkpoint
 from tests.toy_family.naive import NaiveToy
 
 # A chunk is three passes in float32 that feed on each other, and later chunks read what they wrote: some ten times the
@@ -109,14 +113,13 @@ def test_it_is_built_verified_and_replayed(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = random_checkpoint()
-    monkeypatch.setattr(build_steps, "load_checkpoint", lambda *_, **__: checkpoint)
+    save_file(checkpoint, tmp_path / "toy.safetensors")
     found = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join(filter(None, found))
     )  # of the processes that compile engines
-    config = toy_config(scheme)
-    built = build_steps.build_artifact(
-        config, tmp_path / "checkpoint", tmp_path / "artifact", backend="compile"
+    built = build_artifact(
+        toy_config(scheme), tmp_path / "toy.safetensors", tmp_path / "artifact", backend="compile"
     )
     assert built.golden_error <= 1e-3
     with open_artifact(built.artifact) as artifact:
@@ -136,6 +139,19 @@ def test_it_is_built_verified_and_replayed(
                 made = torch.from_numpy(session.run_chunk({"camera": one.numpy()}).to_host())[0]
                 if scheme == "fp32":
                     assert relative_error(made, reference) <= STREAM_BAR
+
+
+def test_its_checkpoint_is_recognised_once_it_is_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "toy.safetensors"
+    save_file(random_checkpoint(), path)
+    with pytest.raises(UnknownModelError, match=r"known family \(wan\)"):
+        recognise_checkpoint(path)
+    monkeypatch.setattr(registry, "FAMILIES", (*registry.FAMILIES, NAME))
+    told = recognise_checkpoint(path).recognised
+    assert (told.family, told.model_named(MODEL.name)) == (NAME, MODEL)
+    assert registry.presets()[MODEL.name].model == MODEL
 
 
 def test_nothing_outside_of_the_tests_knows_of_it() -> None:
