@@ -1,0 +1,161 @@
+"""The page docs/real-models.md: its commands find files laid out as published; its table is computed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import torch
+
+from seko_export.checkpoints.text_keys import text_shapes
+from seko_export.checkpoints.vae_keys import vae_shapes
+from seko_export.cli import main
+from seko_export.config.media import VaeConfig
+from seko_export.config.model import ModelConfig
+from seko_export.families.model_files import write_random_checkpoint
+from seko_export.host.environment import Target
+from seko_export.options.declaration import BuildOptions
+from seko_export.options.resolve import ResolvedBuild, resolve_build
+from seko_export.roofline.predict import Wish, predict
+from seko_runtime.cli.commands import main as run_command
+from tests.export.media_files import TEXT, write_text_encoder, write_tokenizer, write_vae
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "real-models.md").read_text(encoding="utf-8")
+LINES = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+SMALL = ModelConfig(
+    name="small", layers=2, dim=256, heads=2, ffn_dim=256, text_dim=TEXT.dim, text_tokens=12, freq_dim=32
+)
+S1, S5 = (f"{one}, 480x832, chunk 3, ring 21" for one in ("S1: self-forcing-1.3b", "S5: wan-14b"))
+# Preset, options of the build, and the row of a measured pass: figure and shape, or none.
+BUILDS: tuple[tuple[str, dict[str, Any], tuple[str, str] | None], ...] = (
+    ("self-forcing-1.3b", {}, ("s1_exact_vs_b3", f"{S1}, exact")),
+    ("self-forcing-1.3b", {"fp4_kv": True}, ("s1_fp4_vs_b3", f"{S1}, fp4")),
+    (
+        "self-forcing-1.3b",
+        {"fp4_kv": True, "fp8": True, "resident_window": True},
+        ("s1_fp4_fp8_vs_b3", f"{S1}, fp4_fp8_resident"),
+    ),
+    ("wan-14b", {}, None),
+    (
+        "wan-14b",
+        {"fp4_kv": True, "fp8": True, "resident_window": True},
+        ("s5_fp4_fp8_vs_b3", f"{S5}, fp4_fp8_resident"),
+    ),
+)
+
+
+def expected_lines() -> str:
+    """The page's table of bytes and seconds."""
+    rows = {
+        (row["figure"], row["shape"]): row
+        for row in map(json.loads, (ROOT / "docs" / "benchmarks" / "h200.jsonl").read_text().splitlines())
+    }
+    lines = []
+    for preset, options, source in BUILDS:
+        told = predict(Wish(BuildOptions(preset=preset, **options), "h200"))
+        weights = " + ".join(
+            f"{told['weight_bytes'][part] / 1e9:.2f}" for part in ("transformer", "text", "vae")
+        )
+        asked = " ".join(f"`--{name.replace('_', '-')}`" for name in options) or "(none)"
+        row = rows[source] if source else None
+        step = "not measured" if row is None else f"{row['engine_step_ms']:.1f} ms ({row['date']})"
+        lines.append(
+            f"| `{preset}` | {asked} | {weights} | {told['session_bytes']['kv'] / 1e9:.2f} | "
+            f"{told['peak_bytes'] / 1e9:.1f} | {step} | {told['chunk_s']:.2f} s, {told['real_time_factor']:.2f} x |"
+        )
+    head = (
+        "| preset | options | weights, GB: transformer + text + VAE | KV cache, GB | device, GB | a pass, measured | "
+        "a chunk with its video, predicted; x real time |"
+    )
+    return "\n".join([head, "|---|---|---|---|---|---|---|", *lines]) + "\n"
+
+
+def test_bytes_and_seconds_are_those_of_plan_and_rows() -> None:
+    assert expected_lines() in PAGE
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small random models in files and folders as the page names them."""
+    home = tmp_path_factory.mktemp("published")
+    (home / "checkpoints").mkdir()
+    write_random_checkpoint(
+        home / "checkpoints" / "self_forcing_dmd.pt", SMALL, format="self-forcing", seed=0
+    )
+    vae = VaeConfig(base_dim=4)  # and Wan 2.1's else, as for every file without a config.json
+    for size in ("1.3B", "14B"):
+        wan = home / f"Wan2.1-T2V-{size}"
+        write_random_checkpoint(wan, SMALL, format="wan-sharded", seed=0)
+        save_pth(wan / "Wan2.1_VAE.pth", vae_shapes(vae, "both"))
+        save_pth(wan / "models_t5_umt5-xxl-enc-bf16.pth", text_shapes(TEXT))
+        (wan / "google" / "umt5-xxl").mkdir(parents=True)
+        write_tokenizer(wan / "google" / "umt5-xxl" / "tokenizer.json")
+        pipeline = home / f"Wan2.1-T2V-{size}-Diffusers"
+        write_random_checkpoint(pipeline, SMALL, format="diffusers", seed=0)
+        write_vae(pipeline / "vae")
+        write_text_encoder(pipeline / "text_encoder")
+        (pipeline / "tokenizer").mkdir()
+        (pipeline / "text_encoder" / "tokenizer.json").rename(pipeline / "tokenizer" / "tokenizer.json")
+    return home
+
+
+def save_pth(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    torch.save({name: torch.ones(shape) for name, shape in shapes.items()}, path)
+
+
+def options_of(line: str) -> click.Context:
+    """A line of the page as `seko-export` parses it; an unknown option is an error."""
+    program, command, *arguments = shlex.split(line)
+    assert program == "seko-export"
+    return main.commands[command].make_context(command, arguments)
+
+
+def build_of(line: str) -> ResolvedBuild:
+    asked = dict(options_of(line).params)
+    for name in ("output", "force", "as_json"):
+        asked.pop(name)
+    return resolve_build(BuildOptions(**asked), machine=Target("cuda", "sm_90"))
+
+
+BUILD_LINES = [line for line in LINES if line.startswith("seko-export build")]
+
+
+@pytest.mark.parametrize("line", BUILD_LINES, ids=[line.split()[2] for line in BUILD_LINES])
+def test_a_build_finds_its_files(line: str, published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(published)
+    resolved = build_of(line)
+    assert resolved.config.model.layers == SMALL.layers
+    assert resolved.media.tokenizer is not None
+    assert resolved.media.tokenizer.is_file()
+    media = resolved.media.open(resolved.config)  # every key and shape
+    assert media.text is not None
+    assert media.vae is not None
+
+
+def test_a_pt_that_tells_no_heads_says_what_was_taken(
+    published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(published)
+    (note,) = build_of(BUILD_LINES[0]).notes
+    assert "heads 2" in note
+
+
+def test_every_line_is_a_command_with_options_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {line.split()[0] for line in LINES} == {"seko-export", "seko-run"}
+    for line in LINES:
+        program, command, *arguments = shlex.split(line)
+        if program == "seko-export":
+            options_of(line)
+            continue
+        with pytest.raises(SystemExit):
+            run_command([command, "--help"])
+        known = capsys.readouterr().out
+        for one in arguments:
+            assert not one.startswith("-") or re.search(rf"(?<![\w-]){re.escape(one)}(?![\w-])", known), line
