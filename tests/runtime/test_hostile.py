@@ -98,7 +98,7 @@ def test_a_flipped_bit_in_the_manifest_is_an_artifact_error_or_another_name(
 def test_no_manifest_and_no_folder(artifact: Path, loads: list[str]) -> None:
     (artifact / "manifest.json").unlink()
     refused(artifact, errors.ManifestError, "holds no manifest.json", loads)
-    refused(artifact / "nothing", errors.MissingFileError, "is no folder", loads)
+    refused(artifact / "nothing", errors.MissingFileError, "was not found", loads)
     refused(artifact / ENGINE, errors.MissingFileError, "is no folder", loads)
 
 

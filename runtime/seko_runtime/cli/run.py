@@ -8,32 +8,18 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.cli.given_files import PromptAt, fitted, read_given
 from seko_runtime.cli.output import Report
-from seko_runtime.errors import ManifestError, UsageError, VideoWriterError
-from seko_runtime.format.json_fields import Fields, as_items, as_number, as_text, parse_json
 from seko_runtime.format.manifest import Manifest
-from seko_runtime.opening.artifact import OpenArtifact, open_artifact
+from seko_runtime.opening.artifact import OpenArtifact, open_artifact, read_manifest
 from seko_runtime.opening.golden import ChunkError, error_row
 from seko_runtime.video.chunk import Chunk
-from seko_runtime.video.files import ChunkWriter, check_suffix
+from seko_runtime.video.files import ChunkWriter, check_output
 from seko_runtime.video.session import Session
-
-MAX_SCHEDULE_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class PromptAt:
-    """One line of a prompt schedule: from the first chunk that begins at ``at_s`` or later, in seconds of video."""
-
-    at_s: float
-    prompt: str
-    recache: bool = False
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -44,11 +30,11 @@ def run(options: argparse.Namespace) -> Report:
     SekoRuntimeError
         By its subclass; the file is then not there.
     """
-    check_suffix(options.output)
-    prompts = _prompts_of(options)
-    text = None if options.text is None else _load_text(options.text)
-    image = None if options.image is None else load_image(options.image)
-    reference = None if options.reference is None else load_reference(options.reference)
+    check_output(options.output)
+    read = read_given(options)
+    manifest, _ = read_manifest(options.artifact, trust=options.trust)
+    given = fitted(read, options, manifest)
+    prompts = given.prompts
     began = time.perf_counter()
     with open_artifact(
         options.artifact, device=options.device, trust=options.trust, copy_weights=options.copy_weights
@@ -60,12 +46,12 @@ def run(options: argparse.Namespace) -> Report:
         with (
             artifact.open_session(
                 seeds=seeds,
-                text=text,
+                text=given.text,
                 prompt=prompts[0].prompt if starts else None,
                 steps=options.steps,
                 shift=options.shift,
-                image=image,
-                reference=reference,
+                image=given.image,
+                reference=given.reference,
             ) as session,
             ChunkWriter(options.output, stream, options.chunks, artifact.manifest.video) as writer,
         ):
@@ -173,102 +159,6 @@ class _Job:
             )
 
 
-def load_schedule(path: Path) -> list[PromptAt]:
-    """Read a prompt schedule: ``[{"at_s": 0, "prompt": "..."}, {"at_s": 6.5, "prompt": "...", "recache": true}]``.
-
-    Raises
-    ------
-    UsageError
-        If it is none, or its times do not rise.
-    """
-    try:
-        document = path.read_bytes()
-        lines = list(as_items(parse_json(document, str(path), MAX_SCHEDULE_BYTES), "it", _prompt_at))
-    except (OSError, ManifestError) as error:
-        raise UsageError(f"--prompts {path} is no schedule of prompts: {str(error)[:200]}") from None
-    times = [line.at_s for line in lines]
-    if not lines or times[0] < 0 or times != sorted(set(times)):
-        raise UsageError(f"--prompts {path} has the times {times[:8]}, expected rising ones from 0 on")
-    return lines
-
-
-def load_reference(path: Path) -> NDArray[Any]:
-    """Read reference frames: a picture as `load_image` does, or an array file of pictures or float32 latents.
-
-    Raises
-    ------
-    UsageError, VideoWriterError
-        As `load_image`.
-    """
-    if path.suffix != ".npy":
-        return load_image(path, "--reference")
-    array = _load_array(path, "--reference")
-    if array.dtype not in (np.uint8, np.float32):
-        raise UsageError(
-            f"--reference {path} is {array.dtype} {list(array.shape)}, expected uint8 pictures or float32 latents"
-        )
-    return array
-
-
-def load_image(path: Path, option: str = "--image") -> NDArray[np.uint8]:
-    """Read a picture, uint8 [H, W, 3]: an array file, or whatever PyAV reads.
-
-    Raises
-    ------
-    UsageError
-        If the file is none.
-    VideoWriterError
-        If it needs PyAV, which is not installed.
-    """
-    if path.suffix == ".npy":
-        array = _load_array(path, option)
-        if array.dtype != np.uint8 or array.ndim not in (3, 4):
-            raise UsageError(
-                f"{option} {path} is {array.dtype} {list(array.shape)}, expected uint8 [rows, columns, 3]"
-            )
-        return array.astype(np.uint8, copy=False)
-    try:
-        import av
-    except ImportError:
-        raise VideoWriterError(
-            f"{option} {path.name} needs PyAV, which is not installed; give a .npy, or "
-            "pip install 'seko-runtime[video]'"
-        ) from None
-    library: Any = av
-    try:
-        with library.open(str(path)) as container:
-            picture: NDArray[np.uint8] = next(container.decode(video=0)).to_ndarray(format="rgb24")
-    except (
-        OSError,
-        ValueError,
-        IndexError,
-        StopIteration,
-    ) as error:  # PyAV's errors are these two of Python's
-        raise UsageError(f"{option} {path} is no picture: {str(error)[:120]}") from None
-    return picture
-
-
-def _prompts_of(options: argparse.Namespace) -> list[PromptAt]:
-    given = [name for name in ("prompt", "prompts", "text") if getattr(options, name) is not None]
-    if len(given) > 1:
-        raise UsageError(f"--{' and --'.join(given)} exclude each other; give one")
-    if options.prompt is not None:
-        return [PromptAt(0.0, options.prompt)]
-    return [] if options.prompts is None else load_schedule(options.prompts)
-
-
-def _prompt_at(value: object, where: str) -> PromptAt:
-    fields = Fields(value, where)
-    surplus = set(fields.names()) - {"at_s", "prompt", "recache"}
-    if surplus:
-        raise ManifestError(f"{where} has the unknown {sorted(surplus)[:4]}")
-    return PromptAt(
-        as_number(fields.value("at_s"), f"{where}.at_s"),
-        as_text(fields.value("prompt"), f"{where}.prompt"),
-        fields.flag("recache", default=False),
-    )
-
-
 def _video_frames(manifest: Manifest, number: int) -> int:
     """Video frames of chunk ``number`` of a stream, decoded or as a preview shows them."""
     if manifest.video is not None:
@@ -291,23 +181,6 @@ def _not_compared(options: argparse.Namespace, artifact: OpenArtifact, seeds: Se
         return "another prompt or seed"
     others = [name for name in ("steps", "shift", "image", "reference") if getattr(options, name) is not None]
     return f"--{others[0]} was given" if others else ""
-
-
-def _load_text(path: Path) -> NDArray[np.float32]:
-    text = _load_array(path, "--text")
-    if text.dtype.kind not in "fiu":
-        raise UsageError(f"--text {path} holds no array of numbers")
-    return text.astype(np.float32)
-
-
-def _load_array(path: Path, option: str) -> NDArray[Any]:
-    try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise UsageError(f"{option} {path} is no .npy file of numbers: {str(error)[:120]}") from None
-    if not isinstance(array, np.ndarray):
-        raise UsageError(f"{option} {path} holds no array of numbers")
-    return array
 
 
 def _lines(

@@ -48,8 +48,13 @@ class ArtifactFiles:
         self.root = root
         try:
             self._root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except (FileNotFoundError, NotADirectoryError):
-            raise MissingFileError(f"{root} is no folder, expected an artifact's; check the path") from None
+        except FileNotFoundError:
+            raise MissingFileError(f"{root} was not found; check the path") from None
+        except NotADirectoryError:
+            raise MissingFileError(
+                f"{root} is no folder, expected an artifact's; check the path, or unpack a packed one first: "
+                "`seko-run unpack FILE.tar -o DIR`"
+            ) from None
         except OSError as error:
             if lacks(error):
                 raise

@@ -143,6 +143,27 @@ def whole_file(
         _discard(hidden)
 
 
+def check_file_place(goal: Path) -> None:
+    """Raise unless a file can be made or replaced at ``goal``, as far as that shows before it is made.
+
+    Raises
+    ------
+    UsageError
+        If something stands there that is no regular file.
+    DiskError
+        If the folder, or the nearest one above it that is there, cannot be written.
+    """
+    goal = goal.absolute()
+    _check_file_goal(goal, replace=True)
+    folder = next(parent for parent in goal.parents if os.path.lexists(parent))
+    with disk_faults(goal):
+        if not folder.is_dir():
+            raise _unwritable(goal, errno.ENOTDIR)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            barred = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES
+            raise _unwritable(goal, barred)
+
+
 def check_goal(goal: Path, *, replace: bool) -> None:
     """Raise a UsageError if something stands at ``goal`` that must not be replaced."""
     found = _is_artifact(goal)

@@ -59,6 +59,23 @@ def read_manifest(path: str | Path, *, trust: str | Path | None = None) -> tuple
 
 
 @machine_faults()
+def read_file(path: str | Path, manifest: Manifest, name: str) -> memoryview:
+    """Read one file of an artifact, checked against its hash in the manifest that `read_manifest` gave.
+
+    Raises
+    ------
+    ArtifactError
+        By its subclass.
+    """
+    files = ArtifactFiles(Path(path))
+    try:
+        files.open_all(manifest.files)
+        return files.verified({name: manifest.files[name]}, frozenset({name}))[name]
+    finally:
+        files.close()
+
+
+@machine_faults()
 def check_artifact(
     path: str | Path,
     device: str = "auto",

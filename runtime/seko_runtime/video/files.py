@@ -16,7 +16,7 @@ from seko_runtime.end_signals import held_signals
 from seko_runtime.errors import DiskError, UsageError, VideoWriterError
 from seko_runtime.faults import told
 from seko_runtime.format.manifest import Stream, Video
-from seko_runtime.format.whole_files import disk_faults, whole_file
+from seko_runtime.format.whole_files import check_file_place, disk_faults, whole_file
 
 SUFFIXES = (".npy", ".y4m", ".mp4")
 LABEL = "LATENT PREVIEW"
@@ -114,6 +114,20 @@ class _Sink(Protocol):
     def close(self, *, whole: bool) -> None:
         """Write what is still to be written, unless the file is not to be ``whole``; it stays open."""
         ...
+
+
+def check_output(path: Path) -> None:
+    """Raise what `ChunkWriter` would, as far as that shows before there is a chunk: suffix, place, encoder.
+
+    Raises
+    ------
+    UsageError, VideoWriterError, DiskError
+        As `ChunkWriter`.
+    """
+    check_suffix(path)
+    check_file_place(path)
+    if path.suffix == ".mp4":
+        _import_av()
 
 
 def check_suffix(path: Path) -> None:
@@ -241,13 +255,8 @@ class _Mp4Sink:
     """H.264 through PyAV."""
 
     def __init__(self, file: BinaryIO, height: int, width: int, fps: int, *, preview: bool) -> None:
-        try:
-            import av
-        except ImportError:
-            raise VideoWriterError(
-                "writing .mp4 needs PyAV, which is not installed; write a .y4m, or pip install 'seko-runtime[video]'"
-            ) from None
-        self._av: Any = av
+        av = _import_av()
+        self._av = av
         self._told = f"pictures of {width}x{height} at {fps} fps"
         with _encoder_faults(self._told):
             self._container: Any = av.open(file, mode="w", format="mp4")
@@ -273,6 +282,16 @@ class _Mp4Sink:
         # Else it would be closed when it is freed, after its file.
         with contextlib.suppress(OSError, VideoWriterError), _encoder_faults(self._told):
             self._container.close()
+
+
+def _import_av() -> Any:
+    try:
+        import av
+    except ImportError:
+        raise VideoWriterError(
+            "writing .mp4 needs PyAV, which is not installed; write a .y4m, or pip install 'seko-runtime[video]'"
+        ) from None
+    return av
 
 
 def _label_mask(height: int, width: int) -> NDArray[np.bool_]:

@@ -13,6 +13,8 @@ from seko_runtime.executor.buffers_check import GIVEN_LATENTS, IMAGE, IMAGE_LATE
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.video.live import Live
 
+NO_ENCODER = "this artifact encodes no pictures; rebuild it with a VAE (--vae), or give latents"
+
 
 class GivenFrames:
     """How many frames each row's stream begins with that are given; their latents lie in ``given.latents``.
@@ -47,9 +49,7 @@ class GivenFrames:
             If the artifact encodes no pictures, or the picture's shape or dtype does not fit.
         """
         if "encode" not in live.once:
-            raise UsageError(
-                "this artifact encodes no pictures; rebuild it with its VAE's encoder, or give latents"
-            )
+            raise UsageError(NO_ENCODER)
         pictures = per_row(np.asarray(image), live.specs[IMAGE].shape, np.uint8, "image", rows)
         previous: NDArray[np.generic] | None = None
         with self._memory.ordered():

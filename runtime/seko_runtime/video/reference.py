@@ -11,7 +11,7 @@ from seko_runtime.backends.memory import Memory
 from seko_runtime.errors import UsageError
 from seko_runtime.executor.buffers_check import IMAGE, IMAGE_LATENTS, REFERENCE_LATENTS
 from seko_runtime.format.manifest import Manifest
-from seko_runtime.video.given import per_row
+from seko_runtime.video.given import NO_ENCODER, per_row
 from seko_runtime.video.live import Live
 
 
@@ -41,36 +41,58 @@ def set_reference(
         If there are none or too many, or shape, dtype or numbers do not fit.
     """
     count = manifest.stream.reference_frames
-    if not count:
-        if reference is not None:
-            raise UsageError("this artifact has no reference frames; rebuild it with --reference-frames N")
+    if reference is None and not count:
         return False
     if reference is None:
         raise UsageError(f"this artifact has {count} reference frames, found none; give them as reference")
     found = np.asarray(reference)
+    parts = check_reference(manifest, found, rows)
     if found.dtype == np.uint8:
-        _set_pictures(live, memory, rows, found, count)
+        _set_pictures(live, memory, parts, count)
         return True
-    channels, *size = manifest.stream.latent_shape
-    parts = per_row(found, (channels, count, *size), np.float32, "reference", rows)
-    if not np.isfinite(found).all():
-        raise UsageError("reference holds a number that is not finite")
     with memory.ordered():
         for row, part in parts:
             memory.write(live.row_of(REFERENCE_LATENTS, row), part[None])
     return True
 
 
-def _set_pictures(
-    live: Live, memory: Memory, rows: Sequence[int], found: NDArray[np.generic], count: int
-) -> None:
-    if "encode" not in live.once:
+def check_reference(
+    manifest: Manifest, found: NDArray[np.generic], rows: Sequence[int]
+) -> list[tuple[int, NDArray[np.generic]]]:
+    """Return each of k rows with its reference frames, as `set_reference` takes them.
+
+    Raises
+    ------
+    UsageError
+        As `set_reference`.
+    """
+    count = manifest.stream.reference_frames
+    if not count:
+        raise UsageError("this artifact has no reference frames; rebuild it with --reference-frames N")
+    pictures = found.dtype == np.uint8
+    if pictures:
+        if "encode" not in manifest.programs:
+            raise UsageError(NO_ENCODER)
+        size = next(buffer.shape for buffer in manifest.buffers if buffer.name == IMAGE)
+        found = found[None] if found.ndim == 3 else found
+        given, shape = found.shape[-4] if found.ndim > 3 else 0, (count, *size)
+    else:
+        channels, *sides = manifest.stream.latent_shape
+        given, shape = found.shape[-3] if found.ndim > 3 else 0, (channels, count, *sides)
+    if given > count:
         raise UsageError(
-            "this artifact encodes no pictures; rebuild it with its VAE's encoder, or give latents as reference"
+            f"found {given} reference frames, this artifact has room for {count}; rebuild it with "
+            f"--reference-frames {given}"
         )
-    if found.ndim == 3:
-        found = found[None]
-    parts = per_row(found, (count, *live.specs[IMAGE].shape), np.uint8, "reference", rows)
+    parts = per_row(found, shape, np.uint8 if pictures else np.float32, "reference", rows)
+    if not pictures and not np.isfinite(found).all():
+        raise UsageError("reference holds a number that is not finite")
+    return parts
+
+
+def _set_pictures(
+    live: Live, memory: Memory, parts: Sequence[tuple[int, NDArray[np.generic]]], count: int
+) -> None:
     with memory.ordered():
         for row, pictures in parts:
             held = memory.index(live.buffers[REFERENCE_LATENTS], (row,))  # [C, R, h, w]

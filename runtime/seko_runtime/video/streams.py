@@ -28,7 +28,7 @@ from seko_runtime.video.reference import set_reference
 from seko_runtime.video.ring import Ring
 from seko_runtime.video.row_moves import RowMoves
 from seko_runtime.video.snapshot import RowNumbers, RowState, check_numbers
-from seko_runtime.video.text import TokenIds
+from seko_runtime.video.text import NO_TEXT_ENCODER, TokenIds
 from seko_runtime.video.turns import Turns
 
 CLOSED = "the session is closed; open a new one with open_session()"
@@ -220,7 +220,7 @@ class Streams:
         """
         live = self._live_for(recache=recache)
         if self._prompts is None:
-            raise UsageError("this artifact has no text encoder; give the embeddings of one as text")
+            raise UsageError(NO_TEXT_ENCODER)
         prompts = [prompt] * len(rows) if isinstance(prompt, str) else list(prompt)
         if len(prompts) != len(rows):
             raise UsageError(f"{len(prompts)} prompts given for {len(rows)} rows, expected one, or one each")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import html
+import json
 import re
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from seko_runtime.errors import TokenizerError, TokenizerMissingError, UsageErro
 from seko_runtime.format.manifest import Text
 
 MAX_PROMPT_LETTERS = 1 << 16
+NO_TEXT_ENCODER = "this artifact has no text encoder; give the embeddings of one as text"
 
 
 class TokenIds(Protocol):
@@ -55,14 +57,7 @@ class PromptIds:
             If the prompt is too long, and the artifact does not cut.
         """
         spec = self._spec
-        tokenizer = self._loaded()
-        try:
-            found = list(tokenizer.encode(cleaned).ids)
-        except BaseException as error:  # its message is not told: it may quote the prompt
-            _raise_foreign(error)
-            raise TokenizerError(
-                f"{spec.tokenizer} cannot cut a prompt into ids ({type(error).__name__}); rebuild the artifact"
-            ) from None
+        found = list(self._encoded(cleaned).ids)
         if self._vocabulary is not None and max(found, default=0) >= self._vocabulary:
             raise TokenizerError(
                 f"{spec.tokenizer} gives the id {max(found)}, the text encoder knows ids below {self._vocabulary}; "
@@ -77,6 +72,43 @@ class PromptIds:
         out = np.full((1, spec.tokens), spec.pad_id, np.int64)
         out[0, : len(found)] = found
         return out
+
+    def length(self, cleaned: str) -> int:
+        """Return how many tokens a cleaned prompt has before it is cut; raises as `ids`."""
+        return len(self._encoded(cleaned).ids)
+
+    def unknown_words(self, cleaned: str) -> list[str]:
+        """Return the words of a cleaned prompt, each once, of which the tokenizer makes its unknown token.
+
+        None for a tokenizer without such a token. It raises as `ids`.
+        """
+        encoded = self._encoded(cleaned)
+        unknown = self._unknown_id()
+        words = [
+            _word_at(cleaned, *span)
+            for one, span in zip(encoded.ids, encoded.offsets, strict=True)
+            if one == unknown
+        ]
+        return list(dict.fromkeys(word for word in words if word))
+
+    def _unknown_id(self) -> int | None:
+        tokenizer = self._loaded()
+        model = json.loads(bytes(self._document))["model"]  # a document that the library has read
+        if model.get("unk_id") is not None:
+            return int(model["unk_id"])
+        token = model.get("unk_token")
+        found: int | None = None if token is None else tokenizer.token_to_id(token)
+        return found
+
+    def _encoded(self, cleaned: str) -> Any:
+        tokenizer = self._loaded()
+        try:
+            return tokenizer.encode(cleaned)
+        except BaseException as error:  # its message is not told: it may quote the prompt
+            _raise_foreign(error)
+            raise TokenizerError(
+                f"{self._spec.tokenizer} cannot cut a prompt into ids ({type(error).__name__}); rebuild the artifact"
+            ) from None
 
     def _loaded(self) -> Any:
         if self._tokenizer is not None:
@@ -101,6 +133,17 @@ class PromptIds:
         loaded.no_padding()
         self._tokenizer = loaded
         return loaded
+
+
+def _word_at(text: str, begin: int, end: int) -> str:
+    """Return the word around a span of a text; of what is no word, the span itself."""
+    if not re.search(r"\w", text[begin:end]):
+        return text[begin:end].strip()
+    while begin > 0 and re.match(r"\w", text[begin - 1]):
+        begin -= 1
+    while end < len(text) and re.match(r"\w", text[end]):
+        end += 1
+    return re.sub(r"^\W+|\W+$", "", text[begin:end])
 
 
 def _raise_foreign(error: BaseException) -> None:

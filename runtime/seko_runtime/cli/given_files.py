@@ -1,0 +1,273 @@
+"""What a run is given in files and sentences: read, and checked before torch or an engine is loaded."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.backends.host import check_device
+from seko_runtime.cli.output import note
+from seko_runtime.errors import ManifestError, UsageError, VideoWriterError, one_line
+from seko_runtime.executor.buffers_check import IMAGE, TEXT_BUFFER, text_vocabulary
+from seko_runtime.format.json_fields import Fields, as_items, as_number, as_text, parse_json
+from seko_runtime.format.manifest import Manifest
+from seko_runtime.opening.checked_artifact import read_file
+from seko_runtime.video.clocks import checked_seeds
+from seko_runtime.video.fitting import fit_pictures
+from seko_runtime.video.given import NO_ENCODER, per_row
+from seko_runtime.video.reference import check_reference
+from seko_runtime.video.schedule import rescheduled
+from seko_runtime.video.text import NO_TEXT_ENCODER, PromptIds, clean_prompt
+
+MAX_SCHEDULE_BYTES = 1 << 20
+MAX_WORDS_TOLD = 8
+
+
+@dataclass(frozen=True)
+class PromptAt:
+    """One line of a prompt schedule: from the first chunk that begins at ``at_s`` or later, in seconds of video."""
+
+    at_s: float
+    prompt: str
+    recache: bool = False
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a run's options name, as `Session` takes it."""
+
+    prompts: list[PromptAt]
+    text: NDArray[np.float32] | None
+    image: NDArray[np.uint8] | None
+    reference: NDArray[Any] | None
+
+
+def read_given(options: argparse.Namespace) -> Given:
+    """Read the files that the options of `run` name.
+
+    Raises
+    ------
+    UsageError
+        If one is not there, or not what it should be, or options exclude each other.
+    VideoWriterError
+        If a picture needs PyAV, which is not installed.
+    """
+    return Given(
+        _prompts_of(options),
+        None if options.text is None else _load_text(options.text),
+        None if options.image is None else load_image(options.image),
+        None if options.reference is None else load_reference(options.reference),
+    )
+
+
+def fitted(given: Given, options: argparse.Namespace, manifest: Manifest) -> Given:
+    """Check what is given against the manifest alone; return it with its pictures in the size that the artifact takes.
+
+    How they were fitted, and what of the prompts is not understood, is said on stderr.
+
+    Raises
+    ------
+    UsageError
+        If something does not fit the artifact.
+    ArtifactError, TokenizerMissingError
+        If its tokenizer cannot be used.
+    """
+    check_device(manifest.target, options.device)
+    if options.steps is not None or options.shift is not None:
+        rescheduled(manifest, options.steps, options.shift)
+    rows = range(manifest.call_rows)
+    checked_seeds([options.seed + row for row in rows], len(rows))
+    shapes = {buffer.name: buffer.shape for buffer in manifest.buffers}
+    if given.prompts:
+        _check_prompts(given.prompts, options, manifest)
+    if given.text is not None:
+        wanted = (len(rows), *shapes[TEXT_BUFFER][1:]) if TEXT_BUFFER in shapes else None
+        if given.text.shape != wanted:
+            raise UsageError(f"--text {options.text} is {given.text.shape}, this artifact takes {wanted}")
+    image, reference = given.image, given.reference
+    if image is not None:
+        if IMAGE not in shapes or "encode" not in manifest.programs:
+            raise UsageError(NO_ENCODER)
+        image = _fit("image", options.image, image, shapes[IMAGE])
+        per_row(image, shapes[IMAGE], np.uint8, f"--image {options.image}", rows)
+    if reference is not None:
+        if reference.dtype == np.uint8 and IMAGE in shapes:
+            reference = _fit("reference", options.reference, reference, shapes[IMAGE])
+        check_reference(manifest, reference, rows)
+    return Given(given.prompts, given.text, image, reference)
+
+
+def _fit(name: str, path: Path, pictures: NDArray[Any], shape: Sequence[int]) -> NDArray[np.uint8]:
+    if pictures.ndim < 3 or pictures.shape[-1] != 3 or 0 in pictures.shape:
+        raise UsageError(f"--{name} {path} is {list(pictures.shape)}, expected [rows, columns, 3]")
+    found, done = fit_pictures(pictures, shape[0], shape[1])
+    if done:
+        note(one_line(f"{name:8} {path.name} {done}"))
+    return found
+
+
+def _check_prompts(prompts: Sequence[PromptAt], options: argparse.Namespace, manifest: Manifest) -> None:
+    """Cut each prompt into tokens; warn of what the tokenizer does not know."""
+    spec = manifest.text
+    if spec is None:
+        raise UsageError(NO_TEXT_ENCODER)
+    document = read_file(options.artifact, manifest, spec.tokenizer)
+    ids = PromptIds(spec, document, text_vocabulary(manifest))
+    for prompt in dict.fromkeys(clean_prompt(one.prompt) for one in prompts):
+        if not prompt:
+            note("warning: the prompt is empty; the video shows whatever the model makes of nothing")
+            continue
+        ids.ids(prompt)  # raises if it is too long and may not be cut
+        length = ids.length(prompt)
+        if length > spec.tokens:
+            note(f"warning: the prompt has {length} tokens and is cut to {spec.tokens}")
+        words = ids.unknown_words(prompt)
+        if words:
+            told = ", ".join(map(repr, words[:MAX_WORDS_TOLD]))
+            more = f" and {len(words) - MAX_WORDS_TOLD} more" if len(words) > MAX_WORDS_TOLD else ""
+            note(
+                one_line(
+                    f"warning: this artifact does not know the words {told}{more}; they mean nothing to it"
+                )
+            )
+
+
+def load_schedule(path: Path) -> list[PromptAt]:
+    """Read a prompt schedule: ``[{"at_s": 0, "prompt": "..."}, {"at_s": 6.5, "prompt": "...", "recache": true}]``.
+
+    Raises
+    ------
+    UsageError
+        If it is none, or its times do not rise.
+    """
+    try:
+        document = path.read_bytes()
+    except OSError as error:
+        raise _unreadable("--prompts", path, error) from None
+    try:
+        lines = list(as_items(parse_json(document, "it", MAX_SCHEDULE_BYTES), "it", _prompt_at))
+    except ManifestError as error:
+        found = str(error).rsplit("; ", 1)[0][:200]  # without what to do about an artifact
+        raise UsageError(
+            f'--prompts {path} is no schedule of prompts: {found}; expected [{{"at_s": 0, "prompt": "..."}}]'
+        ) from None
+    times = [line.at_s for line in lines]
+    if not lines or times[0] < 0 or times != sorted(set(times)):
+        raise UsageError(f"--prompts {path} has the times {times[:8]}, expected rising ones from 0 on")
+    return lines
+
+
+def load_reference(path: Path) -> NDArray[Any]:
+    """Read reference frames: a picture as `load_image` does, or an array file of pictures or float32 latents.
+
+    Raises
+    ------
+    UsageError, VideoWriterError
+        As `load_image`.
+    """
+    if path.suffix != ".npy":
+        return load_image(path, "--reference")
+    array = _load_array(path, "--reference")
+    if array.dtype not in (np.uint8, np.float32):
+        raise UsageError(
+            f"--reference {path} is {array.dtype} {list(array.shape)}, expected uint8 pictures or float32 latents"
+        )
+    return array
+
+
+def load_image(path: Path, option: str = "--image") -> NDArray[np.uint8]:
+    """Read a picture, uint8 [H, W, 3]: an array file, or whatever PyAV reads.
+
+    Raises
+    ------
+    UsageError
+        If the file is none.
+    VideoWriterError
+        If it needs PyAV, which is not installed.
+    """
+    if path.suffix == ".npy":
+        array = _load_array(path, option)
+        if array.dtype != np.uint8 or array.ndim not in (3, 4):
+            raise UsageError(
+                f"{option} {path} is {array.dtype} {list(array.shape)}, expected uint8 [rows, columns, 3]"
+            )
+        return array.astype(np.uint8, copy=False)
+    try:
+        import av
+    except ImportError:
+        raise VideoWriterError(
+            f"{option} {path.name} needs PyAV, which is not installed; give a .npy, or "
+            "pip install 'seko-runtime[video]'"
+        ) from None
+    library: Any = av
+    _check_there(path, option)
+    try:
+        with library.open(str(path)) as container:
+            picture: NDArray[np.uint8] = next(container.decode(video=0)).to_ndarray(format="rgb24")
+    except (
+        OSError,
+        ValueError,
+        IndexError,
+        StopIteration,
+    ) as error:  # PyAV's errors are these two of Python's
+        raise UsageError(f"{option} {path} is no picture: {str(error)[:120]}") from None
+    return picture
+
+
+def _prompts_of(options: argparse.Namespace) -> list[PromptAt]:
+    given = [name for name in ("prompt", "prompts", "text") if getattr(options, name) is not None]
+    if len(given) > 1:
+        raise UsageError(f"--{' and --'.join(given)} exclude each other; give one")
+    if options.prompt is not None:
+        return [PromptAt(0.0, options.prompt)]
+    return [] if options.prompts is None else load_schedule(options.prompts)
+
+
+def _prompt_at(value: object, where: str) -> PromptAt:
+    fields = Fields(value, where)
+    surplus = set(fields.names()) - {"at_s", "prompt", "recache"}
+    if surplus:
+        raise ManifestError(f"{where} has the unknown {sorted(surplus)[:4]}")
+    return PromptAt(
+        as_number(fields.value("at_s"), f"{where}.at_s"),
+        as_text(fields.value("prompt"), f"{where}.prompt"),
+        fields.flag("recache", default=False),
+    )
+
+
+def _load_text(path: Path) -> NDArray[np.float32]:
+    text = _load_array(path, "--text")
+    if text.dtype.kind not in "fiu":
+        raise UsageError(f"--text {path} holds no array of numbers")
+    return text.astype(np.float32)
+
+
+def _load_array(path: Path, option: str) -> NDArray[Any]:
+    _check_there(path, option)
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UsageError(f"{option} {path} is no .npy file of numbers: {str(error)[:120]}") from None
+    if not isinstance(array, np.ndarray):
+        raise UsageError(f"{option} {path} holds no array of numbers")
+    return array
+
+
+def _check_there(path: Path, option: str) -> None:
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise _unreadable(option, path, error) from None
+
+
+def _unreadable(option: str, path: Path, error: OSError) -> UsageError:
+    if isinstance(error, FileNotFoundError):
+        return UsageError(f"{option} {path} was not found")
+    return UsageError(f"{option} {path} cannot be read: {error.strerror}")

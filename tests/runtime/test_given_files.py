@@ -1,0 +1,247 @@
+"""What `run` is given is checked before an artifact is opened; pictures are fitted; unknown words are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seko_runtime.cli import run as run_command
+from seko_runtime.cli.commands import main
+from seko_runtime.errors import UsageError
+from seko_runtime.video.fitting import fit_pictures
+from seko_runtime.video.reference import check_reference
+from seko_runtime.video.text import PromptIds
+
+from . import toy_whole
+from .conftest import Edit
+from .toy_whole import HEIGHT, WIDTH, open_whole
+
+Said = pytest.CaptureFixture[str]
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(whole_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said) -> Refused:
+    """Run a command that ends before an artifact is opened; gives what it says."""
+
+    def opened(*_: object, **__: object) -> None:
+        raise AssertionError("the artifact was opened")
+
+    monkeypatch.setattr(run_command, "open_artifact", opened)
+
+    def go(code: int, *options: object, goal: str = "out.npy") -> str:
+        asked = ["run", str(whole_folder), "-o", str(tmp_path / goal), *map(str, options)]
+        assert main(asked) == code
+        assert not (tmp_path / goal).is_file()
+        return capsys.readouterr().err
+
+    return go
+
+
+def test_each_mistake_is_told_before_anything_is_opened(refused: Refused, tmp_path: Path) -> None:
+    np.save(tmp_path / "text.npy", np.zeros((1, 2, 3), np.float32))
+    np.save(tmp_path / "grey.npy", np.zeros((8, 8), np.uint8))
+    np.save(tmp_path / "image.npy", np.zeros((8, 8, 3), np.uint8))
+    (tmp_path / "folder.npy").mkdir()
+    (tmp_path / "file").touch()
+    for options, words in (
+        (["--text", tmp_path / "text.npy"], r"text.npy is \(1, 2, 3\), this artifact takes \(1, 5, "),
+        (["--image", tmp_path / "grey.npy"], r"grey.npy is uint8 \[8, 8\], expected"),
+        (["--reference", tmp_path / "image.npy"], "no reference frames; rebuild it with --reference-frames"),
+        (["--shift", "-1"], "a positive shift"),
+        (["--device", "gpu"], "device is 'gpu', expected auto"),
+        (["--seed", -(1 << 70)], "seed"),
+    ):
+        assert re.search(words, refused(2, *options))
+    assert "is no regular file" in refused(2, goal="folder.npy")
+    assert "cannot be written (Not a directory)" in refused(5, goal="file/out.npy")
+    assert "expected one of .npy, .y4m, .mp4" in refused(2, goal="out.gif")
+
+
+@pytest.mark.parametrize("option", ["--prompts", "--text", "--image", "--reference"])
+def test_what_is_not_there_is_not_found(refused: Refused, tmp_path: Path, option: str) -> None:
+    missing = tmp_path / "missing.npy"
+    assert refused(2, option, missing) == f"error: {option} {missing} was not found\n"
+
+
+def test_an_artifact_that_is_not_there_is_not_found(tmp_path: Path, capsys: Said) -> None:
+    for command in (["info"], ["verify"], ["run", "-o", str(tmp_path / "a.npy")]):
+        assert main([*command, str(tmp_path / "nothing")]) == 4
+        assert capsys.readouterr().err == f"error: {tmp_path / 'nothing'} was not found; check the path\n"
+    (tmp_path / "a.tar").touch()
+    assert main(["info", str(tmp_path / "a.tar")]) == 4
+    assert "`seko-run unpack FILE.tar -o DIR`" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_is_told_first(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "shut").mkdir(mode=0o500)
+    assert "cannot be written (Permission denied)" in refused(5, goal="shut/out.npy")
+
+
+@pytest.mark.parametrize("document", ["{", "{}", '[{"at_s": 0}]', '[{"at_s": 99999999999999999999999999}]'])
+def test_a_bad_prompts_file_is_not_told_to_mend_the_artifact(
+    refused: Refused, tmp_path: Path, document: str
+) -> None:
+    (tmp_path / "it.json").write_text(document)
+    said = refused(2, "--prompts", tmp_path / "it.json")
+    assert "is no schedule of prompts: " in said
+    assert "artifact" not in said
+    assert said.endswith('expected [{"at_s": 0, "prompt": "..."}]\n')
+
+
+def test_a_prompt_that_may_not_be_cut_is_refused_first(
+    refused: Refused, whole_folder: Path, edit_manifest: Edit
+) -> None:
+    pytest.importorskip("tokenizers")
+    edit_manifest(whole_folder, lambda one: replace(one, text=replace(toy_whole.TABLE, truncate=False)))
+    assert "the prompt has 7 tokens, this artifact takes 5" in refused(
+        2, "--prompt", "a red disc bounces a disc"
+    )
+
+
+def test_a_sentence_for_an_artifact_without_a_text_encoder(
+    refused: Refused, whole_folder: Path, edit_manifest: Edit
+) -> None:
+    def without(manifest):
+        programs = {name: calls for name, calls in manifest.programs.items() if name != "text"}
+        return replace(manifest, text=None, programs=programs)
+
+    edit_manifest(whole_folder, without)
+    assert "no text encoder" in refused(2, "--prompt", "a red disc")
+
+
+# -- words -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompt", "warning"),
+    [
+        ("a red whale", "does not know the words 'whale'; they mean nothing to it"),
+        ("ein Wal, a Wal", "does not know the words 'ein', 'Wal'; "),
+        ("", "the prompt is empty"),
+        ("  ", "the prompt is empty"),
+        ("a red disc bounces a ring", "the prompt has 7 tokens and is cut to 5"),
+        ("b c d e f g h i j k", "'b', 'c', 'd', 'e', 'f', 'g', 'h', 'i' and 2 more"),
+    ],
+)
+def test_what_is_not_understood_is_a_warning(
+    whole_folder: Path, tmp_path: Path, prompt: str, warning: str, capsys: Said
+) -> None:
+    pytest.importorskip("tokenizers")
+    goal = tmp_path / "a.npy"
+    assert main(["run", str(whole_folder), "-o", str(goal), "--chunks", "1", "--prompt", prompt]) == 0
+    said = capsys.readouterr()
+    assert warning in said.err
+    assert "warning" not in said.out
+    assert goal.exists()
+
+
+def test_every_prompt_of_a_schedule_is_looked_at(whole_folder: Path, tmp_path: Path, capsys: Said) -> None:
+    pytest.importorskip("tokenizers")
+    lines = [{"at_s": 0, "prompt": "a red disc"}, {"at_s": 9, "prompt": "a whale"}]
+    (tmp_path / "it.json").write_text(json.dumps(lines))
+    asked = ["--chunks", "1", "--prompts", str(tmp_path / "it.json")]
+    assert main(["run", str(whole_folder), "-o", str(tmp_path / "a.npy"), *asked]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["warning: this artifact does not know the words 'whale'; they mean nothing to it"]
+
+
+def test_known_words_are_no_warning(whole_folder: Path, tmp_path: Path, capsys: Said) -> None:
+    pytest.importorskip("tokenizers")
+    asked = ["--chunks", "1", "--prompt", "a red disc bounces"]
+    assert main(["run", str(whole_folder), "-o", str(tmp_path / "a.npy"), *asked]) == 0
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_words_around_unknown_pieces_of_a_sentencepiece_model() -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    pieces = [
+        ("<pad>", 0.0),
+        ("<unk>", -9.0),
+        ("\u2581a", -2.0),
+        ("\u2581red", -2.0),
+        ("disc", -3.0),
+        ("\u2581", -4.0),
+    ]
+    made = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, 1, byte_fallback=False))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    ids = PromptIds(toy_whole.TABLE, made.to_str().encode())
+    assert ids.unknown_words("a red disc") == []
+    assert ids.unknown_words("a red discs, a \u65e5\u672c disc") == ["discs", "\u65e5\u672c"]
+
+
+def test_a_tokenizer_that_knows_everything_has_no_unknown_word() -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1}, []))
+    assert PromptIds(toy_whole.TABLE, made.to_str().encode()).unknown_words("a b") == []
+
+
+# -- pictures --------------------------------------------------------------------------------------------------
+
+
+def test_a_picture_of_the_right_size_is_as_it_is() -> None:
+    picture = np.random.default_rng(0).integers(0, 256, (6, 9, 3), np.uint8)
+    found, done = fit_pictures(picture, 6, 9)
+    assert found is picture
+    assert done == ""
+
+
+@pytest.mark.parametrize(("size", "crop"), [((480, 640), "480x480"), ((640, 480), "480x480")])
+def test_the_middle_of_a_picture_is_taken(size: tuple[int, int], crop: str) -> None:
+    picture = np.zeros((*size, 3), np.uint8)
+    rows, columns = size
+    picture[rows // 2 - 240 : rows // 2 + 240, columns // 2 - 240 : columns // 2 + 240] = 200
+    found, done = fit_pictures(picture, 96, 96)
+    assert done == f"{columns}x{rows}: centre crop to {crop}, resized to 96x96"
+    assert found.shape == (96, 96, 3)
+    assert (found == 200).all()
+
+
+def test_a_smaller_picture_is_the_mean_of_what_it_covers_and_a_larger_one_lies_between() -> None:
+    ramp = np.repeat(np.arange(0, 256, 2, dtype=np.uint8)[None, :, None], 64, 0).repeat(3, -1)  # [64, 128, 3]
+    small, done = fit_pictures(ramp, 32, 64)
+    assert done == "128x64: resized to 64x32"
+    inner = small[:, 1:-1].astype(int)
+    assert np.abs(inner - (4 * np.arange(1, 63) + 1)[None, :, None]).max() <= 1
+    large, _ = fit_pictures(ramp, 128, 256)
+    assert np.array_equal(np.sort(large[0, :, 0]), large[0, :, 0])
+    assert (large[:, 0].max(), large[:, -1].min()) == (0, 254)
+
+
+def test_pictures_are_fitted_each_alone_and_other_aspects_by_a_crop_alone() -> None:
+    pictures = np.random.default_rng(1).integers(0, 256, (2, 4, 10, 3), np.uint8)
+    found, done = fit_pictures(pictures, 4, 6)
+    assert done == "10x4: centre crop to 6x4"
+    assert np.array_equal(found, pictures[:, :, 2:8])
+
+
+def test_run_fits_a_picture_and_says_how(whole_folder: Path, tmp_path: Path, capsys: Said) -> None:
+    picture = np.random.default_rng(2).integers(0, 256, (30, 40, 3), np.uint8)
+    np.save(tmp_path / "photo.npy", picture)
+    asked = ["--chunks", "1", "--image", str(tmp_path / "photo.npy")]
+    assert main(["run", str(whole_folder), "-o", str(tmp_path / "a.npy"), *asked]) == 0
+    assert "photo.npy 40x30: centre crop to 40x13, resized to 24x8" in capsys.readouterr().err
+    with open_whole(image=fit_pictures(picture, HEIGHT, WIDTH)[0]) as session:
+        assert np.array_equal(np.load(tmp_path / "a.npy")[0], session.run_chunk().to_host())
+
+
+@pytest.mark.parametrize(
+    "given", [np.zeros((3, HEIGHT, WIDTH, 3), np.uint8), "latents"], ids=["pictures", "latents"]
+)
+def test_reference_frames_without_room_name_the_option_of_build(given: object) -> None:
+    manifest = toy_whole.whole_manifest()
+    channels, *sides = manifest.stream.latent_shape
+    found = np.zeros((channels, 3, *sides), np.float32) if isinstance(given, str) else given
+    with pytest.raises(UsageError, match="no reference frames; rebuild it with --reference-frames N"):
+        check_reference(manifest, found, range(1))
+    two = replace(manifest, stream=replace(manifest.stream, reference_frames=2))
+    with pytest.raises(UsageError, match=r"found 3 .* room for 2; rebuild it with --reference-frames 3"):
+        check_reference(two, found, range(1))
