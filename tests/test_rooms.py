@@ -165,3 +165,16 @@ def test_the_search_finds_what_is_planted(
         (tmp_path / name).write_text(f"{line}\n", encoding="utf-8")
     found = found_in([tmp_path], wanted, but="backends")
     assert {where.partition(":")[0] for where in found} == {"planted.py"}
+
+
+@pytest.mark.parametrize("package", ["seko_export", "seko_runtime"])
+def test_the_architecture_page_names_every_room(package: str) -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    (part,) = re.findall(rf"^\*\*The \w+\*\*, `[\w/]*{package}/`:\n\n((?:\|.*\n)+)", page, flags=re.MULTILINE)
+    named = {
+        name.removesuffix("/")
+        for line in part.splitlines()[2:]
+        for name in re.findall(r"`([\w./]+)`", line.split("|")[1])
+    }
+    fixed = {"__init__.py", "__main__.py", "py.typed", "__pycache__"}
+    assert {path.name for path in HOMES[package].iterdir()} - fixed == named
