@@ -27,6 +27,7 @@ def build(
     output: str | Path,
     *,
     replace: bool = False,
+    room_check: bool = True,
     compiler_cache: bool = True,
     progress: Progress = silent,
     note: Callable[[str], None] = warnings.warn,
@@ -41,6 +42,8 @@ def build(
         The artifact's folder.
     replace : bool
         Whether an artifact that is already there gives way.
+    room_check : bool
+        Whether a build that takes more memory or disk than there is is refused before it begins.
     compiler_cache : bool
         Whether a ``compile`` artifact carries the compiler's cache, without which every box compiles at open.
     progress : callable
@@ -58,16 +61,24 @@ def build(
     ExportError
         By its subclass; nothing is left behind.
     """
+    from seko_export.options.checks import check_build
+
+    goal = Path(output)
+    check_build(options, goal, force=replace)  # all that can be told without torch, and before it is loaded
+
     from seko_export.build_steps import build_artifact
     from seko_export.options.resolve import resolve_build
     from seko_export.options.sources import opened_checkpoint
-    from seko_runtime.format.whole_files import check_goal
+    from seko_export.roofline.room import check_room, room_of
 
-    resolved, goal = resolve_build(options), Path(output)
-    check_goal(goal, replace=replace)  # before random weights are written, which may be large
+    resolved = resolve_build(options)
+    if room_check:
+        room = room_of(resolved.config, random_weights=resolved.checkpoint is None)
+        progress(check_room(room, goal), 0, 1)
     for sentence in resolved.notes:
         note(sentence)
-    with opened_checkpoint(resolved.checkpoint, resolved.config.model, note) as checkpoint:
+    seed = options.random_weights or 0
+    with opened_checkpoint(resolved.checkpoint, resolved.config.model, note, seed=seed) as checkpoint:
         return build_artifact(
             resolved.config,
             checkpoint,
@@ -102,6 +113,12 @@ def plan(
     UsageError
         If a name is unknown, or the options contradict each other.
     """
+    from seko_export.options.checks import check_options
+    from seko_export.roofline.gpus import find_gpu
+
+    find_gpu(gpu)
+    check_options(options)  # both before torch is loaded
+
     from seko_export.roofline.predict import Wish, predict
 
     return predict(Wish(options, gpu, steps, fps))
@@ -115,8 +132,15 @@ def inspect(path: str | Path) -> dict[str, Any]:
     ArtifactError, CheckpointError
         By its subclass, if it is damaged or something else.
     """
+    from seko_runtime.errors import MissingFileError
+
+    path = Path(path)
+    if not path.exists():
+        raise MissingFileError(
+            f"{path} was not found: give the path of an artifact's folder or of a checkpoint"
+        )
+
     from seko_export.tools.checkpoint_inspection import inspect_checkpoint, is_checkpoint
     from seko_export.tools.inspection import inspect_artifact
 
-    path = Path(path)
     return inspect_checkpoint(path) if is_checkpoint(path) else inspect_artifact(path)

@@ -98,14 +98,17 @@ def _numbers(_: click.Context, param: click.Parameter, value: str | None) -> tup
 @build_options()
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The artifact's folder.")
 @click.option("--force", is_flag=True, help="Replace an artifact that is already there.")
+@click.option("--no-room-check", is_flag=True, help="Begin even if memory or disk seem too small.")
 @json_option
-def build(checkpoint: Path | None, output: Path, force: bool, as_json: bool, **asked: Any) -> None:
+def build(
+    checkpoint: Path | None, output: Path, force: bool, no_room_check: bool, as_json: bool, **asked: Any
+) -> None:
     """Build an artifact from CHECKPOINT (Self-Forcing .pt, Wan or diffusers safetensors).
 
     Its dimensions are read from it; `seko-export inspect CHECKPOINT` shows them, and what it leaves open.
 
     Without a CHECKPOINT: the sample model, which makes video of sentences; with --preset tiny a small one with seeded
-    random weights, made on the spot.
+    random weights, made on the spot. A large preset wants a CHECKPOINT, or --random-weights for a test of speed.
     """
     import seko_export
 
@@ -114,6 +117,7 @@ def build(checkpoint: Path | None, output: Path, force: bool, as_json: bool, **a
             BuildOptions(checkpoint, **asked),
             output,
             replace=force,
+            room_check=not no_room_check,
             progress=tell,
             note=lambda sentence: click.echo(sentence, err=True),
         )
@@ -149,10 +153,10 @@ for command in (*QUESTIONS, *DELIVERY):
 @json_option
 def plan(gpu: str, steps: int | None, fps: int | None, as_json: bool, **asked: Any) -> None:
     """Predict memory and time of a build on a GPU: does it fit, is it real-time, for how many sessions."""
-    from seko_export.roofline.predict import Wish, predict
+    import seko_export
     from seko_export.roofline.table import show
 
-    report = predict(Wish(BuildOptions(**asked), gpu, steps, fps))
+    report = seko_export.plan(BuildOptions(**asked), gpu, steps=steps, fps=fps)
     if as_json:
         print_json(report)
     else:

@@ -10,19 +10,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from seko_export.checkpoints.key_table import KeyTable
-from seko_export.checkpoints.sources import OpenedFiles
-from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
-from seko_export.engines.piece import Piece
-from seko_export.engines.weight_source import WeightSource
-from seko_export.families.recognition import Recognised
-from seko_runtime.format.manifest import Buffer, Call, InputSpec
+
+if TYPE_CHECKING:  # presets are looked at before torch is loaded
+    from torch import Tensor
+
+    from seko_export.checkpoints.key_table import KeyTable
+    from seko_export.checkpoints.sources import OpenedFiles
+    from seko_export.config.build import BuildConfig
+    from seko_export.engines.piece import Piece
+    from seko_export.engines.weight_source import WeightSource
+    from seko_export.families.recognition import Recognised
+    from seko_runtime.format.manifest import Buffer, Call, InputSpec
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from functools import lru_cache
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from seko_export.config.build import BuildConfig
 from seko_export.errors import UsageError
 from seko_export.families.base import Family, ModelGraph, Preset
 
-FAMILIES: tuple[str, ...] = (
-    "wan",
-)  # folders of this package, each with a `FAMILY`; or as `family_named` takes them
+if TYPE_CHECKING:
+    from seko_export.config.build import BuildConfig
+
+# Folders of this package, each with a `FAMILY` in family.py and `PRESETS` in presets.py; or as `family_named` says.
+FAMILIES: tuple[str, ...] = ("wan",)
 
 
 def family_named(name: str) -> Family:
@@ -26,7 +28,7 @@ def family_named(name: str) -> Family:
     if not colon:
         if name not in FAMILIES:
             raise UsageError(f"model family {name!r} is not known: expected one of {', '.join(FAMILIES)}")
-        module, attribute = f"seko_export.families.{name}", "FAMILY"
+        module, attribute = f"{__package__}.{name}.family", "FAMILY"
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
@@ -53,5 +55,9 @@ def graph_of(config: BuildConfig) -> ModelGraph:
 
 
 def presets() -> dict[str, Preset]:
-    """Return the named defaults of all families of `FAMILIES`."""
-    return {name: preset for family in families().values() for name, preset in family.presets.items()}
+    """Return the named defaults of all families of `FAMILIES`; those of this package are found without torch."""
+    found: dict[str, Preset] = {}
+    for name in FAMILIES:
+        own = ":" not in name
+        found |= import_module(f"{__package__}.{name}.presets").PRESETS if own else family_named(name).presets
+    return found

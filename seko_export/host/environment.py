@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from seko_export.errors import MachineError, TensorRtMissingError, UsageError
+from seko_export.errors import MachineError, TensorRtMissingError
 from seko_export.host.tensorrt_library import require_tensorrt
 from seko_export.host.workshop import workshop
 from seko_kernels.checks import FP8_ARCH
@@ -88,8 +88,6 @@ def resolve_target(wanted: str) -> Target:
 
     Raises
     ------
-    UsageError
-        If the word is none of these.
     MachineError
         If this machine's GPU is another, or there is none.
     """
@@ -98,8 +96,6 @@ def resolve_target(wanted: str) -> Target:
         return Target("cpu", platform.machine())
     if wanted == "auto":
         return Target("cuda", str(local))
-    if not re.fullmatch(r"sm_\d{2,3}", wanted):
-        raise UsageError(f"--target {wanted!r} is not known: expected auto, cpu or sm_NN such as sm_90")
     if local != wanted:
         found = "no CUDA device" if local is None else f"a GPU of {local}"
         raise MachineError(

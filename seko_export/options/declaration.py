@@ -10,6 +10,16 @@ from typing import Any
 from seko_export.config.stream import PoolConfig
 from seko_export.errors import UsageError
 
+KV_FORMATS = (
+    "bf16",
+    "fp8",
+    "int8",
+    "int4",
+    "int4-hadamard",
+    "fp4",
+)  # the first is the exact cache of any device
+KERNELS = ("auto", "plain", "fused")  # auto: fused where the GPU, the backend and the model allow it
+ATTENTIONS = ("auto", "torch", "bf16", "fp8")
 DEFAULT_BUCKETS = (1, 2, 4)  # each costs the build two block engines
 _LAYOUT, _STREAMS, _MEDIA, _ENGINES, _CACHE = (
     "stream layout",
@@ -60,12 +70,16 @@ class BuildOptions:
     """
 
     checkpoint: Path | None = None
-    """Self-Forcing ``.pt``, Wan or diffusers safetensors; None: the sample, or random weights of a small preset."""
+    """Self-Forcing ``.pt``, Wan or diffusers safetensors; None: the sample, or random weights of a preset."""
 
     preset: str | None = _option(
         "Model: sample, tiny, self-forcing-1.3b, wan-14b. Without it the checkpoint says; without both: sample.",
         "model",
         plan=True,
+    )
+    random_weights: int | None = _option(
+        "Make random weights of this seed where a preset has no checkpoint: for tests of speed, not for video.",
+        "model",
     )
     heads: int | None = _option(
         "Attention heads, where no config.json beside the weights tells them.", "model"
@@ -168,6 +182,8 @@ class BuildOptions:
         ):
             if refused and given is not None:
                 raise UsageError(f"{option} {given} contradicts {refusal}: give one of them")
+        if self.random_weights is not None:
+            self._check_random_weights(self.random_weights)
         if self.heads is not None and self.checkpoint is None:
             raise UsageError(f"--heads {self.heads} is of a checkpoint: name one")
         if self.heads is not None and self.heads < 1:
@@ -178,6 +194,13 @@ class BuildOptions:
             raise UsageError(
                 f"--batch {with_commas(self.batch)}: sizes of calls belong to a pool; give --sessions N beside them"
             )
+
+    def _check_random_weights(self, seed: int) -> None:
+        option = f"--random-weights {seed}"
+        if self.checkpoint is not None:
+            raise UsageError(f"{option} contradicts the checkpoint {self.checkpoint}: give one of them")
+        if self.preset in (None, "sample"):
+            raise UsageError(f"{option} needs a --preset other than sample, which has weights: name one")
 
     @property
     def layout(self) -> Mapping[str, Any]:

@@ -11,25 +11,21 @@ from seko_export.checkpoints.dimensions import text_config_of, vae_config_of
 from seko_export.config.build import BuildConfig
 from seko_export.config.media import TextEncoderConfig, VaeConfig
 from seko_export.config.schedule import Schedule
-from seko_export.config.stream import StreamConfig
 from seko_export.engines.kernel_table import attention_tiles, bf16_is_faster
 from seko_export.errors import UsageError
 from seko_export.families.base import Preset
 from seko_export.families.registry import presets as all_presets
 from seko_export.host.environment import Target, has_fp8, resolve_target
-from seko_export.options.declaration import BuildOptions
+from seko_export.options.checks import RANDOM, SAMPLE, SAMPLE_FOLDER, check_options, check_sink, preset_of
+from seko_export.options.declaration import KV_FORMATS, BuildOptions
 from seko_export.options.model import preset_model, read_model
-from seko_export.options.sample import SAMPLE_FOLDER, Sample, read_sample
+from seko_export.options.sample import Sample, read_sample
 from seko_export.options.sources import MediaSources, find_tokenizer
 from seko_kernels import hopper_attention_bf16
 from seko_kernels.errors import KernelsError, KvSchemeError
-from seko_kernels.formats import NUMBER_FORMATS
-from seko_kernels.kv_schemes import KvScheme, scheme_names
+from seko_kernels.kv_schemes import KvScheme
 
-SAMPLE, RANDOM = "sample", "tiny"  # what is built where no checkpoint is named: the first, if it is there
-EXACT = "bf16"  # as options spell the exact scheme of any device
-KERNELS = ("auto", "plain", "fused")  # auto: fused where the GPU, the backend and the model allow it
-ATTENTIONS = ("auto", "torch", "bf16", "fp8")
+EXACT = KV_FORMATS[0]  # as options spell the exact scheme of any device
 
 
 @dataclass(frozen=True)
@@ -77,13 +73,11 @@ def resolve_build(
     MachineError
         If this machine cannot build for the target.
     """
+    check_options(options, sample_folder=sample_folder)
     preset, checkpoint = options.preset, options.checkpoint
     known = all_presets()
-    names = (SAMPLE, *known)
     if preset is None and checkpoint is None:
-        preset = SAMPLE if sample_folder.is_dir() else RANDOM
-    if preset is not None and preset not in names:
-        raise UsageError(f"--preset {preset!r} is not known: expected one of {', '.join(names)}")
+        preset = preset_of(options, sample_folder)
     wanted = _kv_scheme("fp4" if options.fp4_kv else options.kv or EXACT)
     machine = machine or resolve_target(options.target)
     device = machine.device
@@ -93,7 +87,7 @@ def resolve_build(
     else:
         named = Preset(sample.model, sample.stream) if sample else known[preset or RANDOM]
         chosen = preset_model(preset or RANDOM, named, sample.schedule if sample else None, options)
-    _check_sink(chosen.stream)
+    check_sink(chosen.stream)
     files, vae, text = _media(options, sample)
     exact = "bf16" if device == "cuda" else "fp32"
     keys, values = (exact if name == EXACT else name for name in (wanted.keys, wanted.values))
@@ -130,13 +124,7 @@ def resolve_build(
 
 
 def _kv_scheme(text: str) -> KvScheme:
-    """Return what ``--kv`` says, or refuse it."""
-    known, asked = (EXACT, *NUMBER_FORMATS), scheme_names(text)
-    if len(asked) > 2 or not {*asked} <= {*known}:
-        raise UsageError(
-            f"--kv {text!r} is not known: expected one of {', '.join(known)}, or KEYS-VALUES of them as int8-fp4; with "
-            "-sink behind it the sink stays exact"
-        )
+    """Return what ``--kv`` says, or refuse an exact sink of an exact cache."""
     try:
         return KvScheme.parse(text)
     except KvSchemeError as error:
@@ -145,18 +133,13 @@ def _kv_scheme(text: str) -> KvScheme:
 
 def _fused(config: BuildConfig, options: BuildOptions) -> bool:
     """Return whether a build's layers take the fused kernels; whether the backend has them is its own to say."""
-    kernels = options.kernels
-    if kernels not in KERNELS:
-        raise UsageError(f"--kernels {kernels!r} is not known: expected one of {', '.join(KERNELS)}")
-    if kernels == "auto":
+    if options.kernels == "auto":
         return config.device == "cuda" and export_backend(options.backend).capabilities.fused_kernels
-    return kernels == "fused"
+    return options.kernels == "fused"
 
 
 def _attention(config: BuildConfig, wish: str, machine: Target) -> str:
     """Return the attention of a build: unasked the fastest that was measured on such a GPU (docs/adr/0006, 0013)."""
-    if wish not in ATTENTIONS:
-        raise UsageError(f"--attention {wish!r} is not known: expected one of {', '.join(ATTENTIONS)}")
     if wish == "bf16" and machine.device == "cuda" and machine.arch != hopper_attention_bf16.ARCH:
         raise UsageError(
             f"--attention bf16: its kernel is for {hopper_attention_bf16.ARCH}, this GPU is {machine.arch}; take "
@@ -184,19 +167,4 @@ def _media(
     if options.text_encoder is not None:
         text_file, text = options.text_encoder, text_config_of(options.text_encoder)
         tokenizer = find_tokenizer(options.text_encoder, options.tokenizer)
-    elif options.tokenizer is not None:
-        raise UsageError(
-            f"--tokenizer {options.tokenizer} is one of a text encoder: name that with --text-encoder"
-        )
     return MediaSources(vae_file, text_file, tokenizer), vae, text
-
-
-def _check_sink(stream: StreamConfig) -> None:
-    """Refuse a sink larger than the ring: a Wan-derived window, which includes the sink, given as a ring."""
-    if stream.sink_frames > stream.ring_frames:
-        raise UsageError(
-            f"--sink-frames {stream.sink_frames} is larger than --ring-frames {stream.ring_frames}: the ring stands "
-            f"behind the sink, so the cache would hold {stream.cache_frames} latent frames and keep most of them "
-            "for ever; for a window of N frames that includes the sink (Wan's local_attn_size) give --ring-frames "
-            "N minus the sink"
-        )

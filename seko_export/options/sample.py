@@ -14,9 +14,9 @@ from seko_export.config.media import TextEncoderConfig, VaeConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
+from seko_export.options.checks import SAMPLE_FOLDER
 from seko_export.options.sources import TOKENIZER, MediaSources
 
-SAMPLE_FOLDER = Path(__file__).parents[1] / "sample"
 _FORMAT = 1
 _PARTS = ("model", "stream", "schedule", "vae", "text")
 

@@ -142,8 +142,10 @@ def prompt_ids(tokenizer: Path, config: BuildConfig, prompt: str) -> Tensor | No
 
 
 @contextmanager
-def opened_checkpoint(named: Path | None, model: ModelConfig, note: Callable[[str], None]) -> Iterator[Path]:
-    """Give the checkpoint that was named, or a small random one in Self-Forcing's own format until the block ends.
+def opened_checkpoint(
+    named: Path | None, model: ModelConfig, note: Callable[[str], None], *, seed: int = 0
+) -> Iterator[Path]:
+    """Give the checkpoint that was named, or a random one of ``seed``, as a Self-Forcing file, until the block ends.
 
     ``note`` is told before one is written.
     """
@@ -154,5 +156,5 @@ def opened_checkpoint(named: Path | None, model: ModelConfig, note: Callable[[st
         path = folder / "sample.pt"
         note(RANDOM_WEIGHTS)
         with disk_faults(path):
-            write_random_checkpoint(path, model, format="self-forcing", seed=0)
+            write_random_checkpoint(path, model, format="self-forcing", seed=seed)
         yield path

@@ -43,21 +43,27 @@ def memory_report(config: BuildConfig, gpu: Gpu, work: Work) -> dict[str, Any]:
 
 def weight_bytes(config: BuildConfig, pieces: Mapping[str, Piece]) -> dict[str, int]:
     """Return the bytes of the artifact's weights: ``transformer`` (tables and scales with it), ``text``, ``vae``."""
+    sizes = weight_sizes(config, pieces)
+    shares = {"text": TEXT_WEIGHTS, "vae": VAE_WEIGHTS}
+    total = {
+        share: sum(size for name, size in sizes.items() if name.startswith(prefix))
+        for share, prefix in shares.items()
+    }
+    return {"transformer": sum(sizes.values()) - sum(total.values()), **total}
+
+
+def weight_sizes(config: BuildConfig, pieces: Mapping[str, Piece]) -> dict[str, int]:
+    """Return the bytes of every weight that pieces take, tables and scales among them, by the artifact's names."""
     tables = config.schedule.tables(config.stream)
-    sizes = {f"weight:{name}": table.nbytes for name, table in tables.items()}
+    sizes = {name: table.nbytes for name, table in tables.items()}
     for piece in pieces.values():
         for argument in piece.signature:
             pattern = argument.ref.partition("[")[0]
             for layer in piece.served or (0,):
-                name = pattern.replace("{layer}", str(layer))
-                if name.startswith("weight:") and name not in sizes:
+                kind, _, name = pattern.replace("{layer}", str(layer)).partition(":")
+                if kind == "weight" and name not in sizes:
                     sizes[name] = nbytes(argument)
-    shares = {"text": TEXT_WEIGHTS, "vae": VAE_WEIGHTS}
-    total = {
-        share: sum(size for name, size in sizes.items() if name.startswith(f"weight:{prefix}"))
-        for share, prefix in shares.items()
-    }
-    return {"transformer": sum(sizes.values()) - sum(total.values()), **total}
+    return sizes
 
 
 def rows_bytes(config: BuildConfig, work: Work) -> tuple[dict[str, int], dict[str, int]]:

@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from seko_export.checkpoints import errors, load_text_encoder
+from seko_export.checkpoints import errors
 from seko_export.checkpoints.dimensions import text_config_of, vae_config_of
+from seko_export.checkpoints.load import load_text_encoder
 from seko_export.checkpoints.text_keys import text_shapes, text_transformers_names
 from seko_export.checkpoints.vae_keys import vae_diffusers_names, vae_shapes
 from seko_export.config.media import TextEncoderConfig, VaeConfig

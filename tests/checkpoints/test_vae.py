@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from seko_export.checkpoints import errors, load_vae
+from seko_export.checkpoints import errors
+from seko_export.checkpoints.load import load_vae
 from seko_export.checkpoints.vae_keys import HALVES, vae_diffusers_names, vae_shapes
 from seko_export.config.media import VaeConfig
 from seko_export.errors import UsageError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from seko_export.errors import MachineError, UsageError
+from seko_export.errors import MachineError
 from seko_export.host import environment
 from seko_export.host.environment import Finding, Target, probe_compiler, resolve_target
 
@@ -82,7 +82,7 @@ def test_a_file_that_is_no_program(monkeypatch, tmp_path):
 
 
 def test_targets(monkeypatch):
-    """auto takes what is here; another GPU's arch is refused with both names; a wrong word is a usage error."""
+    """auto takes what is here; another GPU's arch is refused with both names."""
     monkeypatch.setattr(environment, "local_gpu_arch", lambda: "sm_89")
     assert resolve_target("auto") == resolve_target("sm_89") == Target("cuda", "sm_89")
     with pytest.raises(
@@ -94,9 +94,6 @@ def test_targets(monkeypatch):
     assert resolve_target("cpu").device == "cpu"
     with pytest.raises(MachineError, match="no CUDA device"):
         resolve_target("sm_90")
-    for word in ("sm_x", "cuda", "", "SM_90", "sm_9", "sm_90; rm -rf"):
-        with pytest.raises(UsageError, match="expected auto, cpu or sm_NN"):
-            resolve_target(word)
 
 
 def test_producer_holds_versions_and_no_places(monkeypatch):

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from seko_export.build_steps import build_artifact
-from seko_export.checkpoints import load_vae
+from seko_export.checkpoints.load import load_vae
 from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule

@@ -259,6 +259,8 @@ def _check_tree(files: Mapping[str, FileEntry]) -> None:
 def _opened(archive: Path) -> Iterator[_Reader]:
     try:
         file = archive.open("rb", buffering=0)
+    except FileNotFoundError:
+        raise MissingFileError(f"{archive} was not found: give the path of a packed artifact") from None
     except OSError as fault:
         if lacks(fault):
             raise

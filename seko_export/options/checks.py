@@ -1,0 +1,136 @@
+"""Checks of a build's options that need no torch, so that a typo is told within a second. `resolve` does the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from seko_export.backends import BACKENDS
+from seko_export.checkpoints.errors import CheckpointNotFoundError
+from seko_export.checkpoints.sources import TEXT_LAYOUT, VAE_LAYOUT
+from seko_export.config.stream import StreamConfig
+from seko_export.errors import MachineError, UsageError
+from seko_export.families.registry import presets
+from seko_export.options.declaration import ATTENTIONS, KERNELS, KV_FORMATS, BuildOptions
+from seko_runtime.format.whole_files import check_goal
+
+SAMPLE, RANDOM = "sample", "tiny"  # what is built where no checkpoint is named: the first, if it is there
+SAMPLE_FOLDER = Path(__file__).parents[1] / "sample"
+TARGET = re.compile(r"auto|cpu|sm_\d{2,3}")
+
+
+def check_options(options: BuildOptions, *, sample_folder: Path = SAMPLE_FOLDER) -> None:
+    """Refuse names that are not known and layouts that cannot be, as far as no checkpoint has to be read for that.
+
+    Raises
+    ------
+    UsageError
+        If there is one.
+    """
+    kv = "|".join(map(re.escape, KV_FORMATS))
+    if options.kv is not None and not re.fullmatch(rf"(?:{kv})(?:-(?:{kv}))?(?:-sink)?", options.kv):
+        raise UsageError(
+            f"--kv {options.kv!r} is not known: expected one of {', '.join(KV_FORMATS)}, or KEYS-VALUES of them as "
+            "int8-fp4; with -sink behind it the sink stays exact"
+        )
+    known = presets()
+    for option, name, names in (
+        ("--preset", options.preset, (SAMPLE, *known)),
+        ("--kernels", options.kernels, KERNELS),
+        ("--attention", options.attention, ATTENTIONS),
+        ("--backend", options.backend, BACKENDS),
+    ):
+        if name is not None and name not in names:
+            raise UsageError(f"{option} {name!r} is not known: expected one of {', '.join(names)}")
+    if not TARGET.fullmatch(options.target):
+        raise UsageError(
+            f"--target {options.target!r} is not known: expected auto, cpu or sm_NN such as sm_90"
+        )
+    if options.tokenizer is not None and options.text_encoder is None:
+        raise UsageError(
+            f"--tokenizer {options.tokenizer} is one of a text encoder: name that with --text-encoder"
+        )
+    _ = options.pool  # checks itself
+    preset = preset_of(options, sample_folder)
+    stream = known[preset].stream if preset in known else _sample_stream(sample_folder)
+    if stream is not None and (options.preset is not None or options.checkpoint is None):
+        check_sink(replace(stream, **options.layout))
+
+
+def check_build(options: BuildOptions, goal: Path, *, force: bool) -> None:
+    """Refuse a build whose options, weights or place cannot be; nothing is read but names of files.
+
+    Parameters
+    ----------
+    options : BuildOptions
+        What `seko-export build` takes.
+    goal : Path
+        The artifact's folder.
+    force : bool
+        Whether an artifact that is already there gives way.
+
+    Raises
+    ------
+    UsageError
+        If options contradict each other, a large preset has no checkpoint, or the goal is taken.
+    CheckpointNotFoundError
+        If a file that was named is not there.
+    MachineError
+        If the goal cannot be written.
+    """
+    check_options(options)
+    nameless = options.checkpoint is None and options.random_weights is None
+    if nameless and options.preset not in (None, SAMPLE, RANDOM):
+        raise UsageError(
+            f"--preset {options.preset} says how large the model is and has no weights: name a checkpoint, or give "
+            f"--random-weights 0 for a test of speed and memory, whose video is noise; {SAMPLE} and {RANDOM} are "
+            "built without one"
+        )
+    for what, path, expected in (
+        ("checkpoint", options.checkpoint, "one, or of a folder that holds one"),
+        ("--vae", options.vae, VAE_LAYOUT.formats),
+        ("--text-encoder", options.text_encoder, TEXT_LAYOUT.formats),
+        ("--tokenizer", options.tokenizer, "a tokenizer.json, or of its folder"),
+    ):
+        if path is not None and not path.exists():
+            raise CheckpointNotFoundError(f"{what} {path} was not found: give the path of {expected}")
+    check_goal(goal, replace=force)
+    _check_place(goal)
+
+
+def preset_of(options: BuildOptions, sample_folder: Path = SAMPLE_FOLDER) -> str:
+    """Return the preset of a build: the one that is named, else the sample if it is installed."""
+    return options.preset or (SAMPLE if sample_folder.is_dir() else RANDOM)
+
+
+def check_sink(stream: StreamConfig) -> None:
+    """Refuse a sink larger than the ring: a Wan-derived window, which includes the sink, given as a ring."""
+    if stream.sink_frames > stream.ring_frames:
+        raise UsageError(
+            f"--sink-frames {stream.sink_frames} is larger than --ring-frames {stream.ring_frames}: the ring stands "
+            f"behind the sink, so the cache would hold {stream.cache_frames} latent frames and keep most of them "
+            "for ever; for a window of N frames that includes the sink (Wan's local_attn_size) give --ring-frames "
+            "N minus the sink"
+        )
+
+
+def _sample_stream(folder: Path) -> StreamConfig | None:
+    """Return the sample's layout; None where its config.json cannot be read, which the build itself will say."""
+    try:
+        return StreamConfig(**json.loads((folder / "config.json").read_text(encoding="utf-8"))["stream"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _check_place(goal: Path) -> None:
+    """Refuse a goal below a file, or in a folder that this user may not write."""
+    above = next(parent for parent in goal.absolute().parents if os.path.lexists(parent))
+    if not above.is_dir():
+        raise MachineError(f"{goal} cannot be written ({above} is no folder): choose another -o")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise MachineError(
+            f"{goal} cannot be written ({above} is read-only for this user): choose another -o"
+        )

@@ -1,0 +1,105 @@
+"""What a build takes of its own machine: memory of the host and space on disks, looked at before anything is made."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from seko_export.config.build import BuildConfig
+from seko_export.errors import MachineError
+from seko_export.families.registry import family_of, graph_of
+from seko_export.goldens.cache_room import device_bytes
+from seko_export.roofline.memory import weight_sizes
+from seko_runtime.backends.host import free_host_bytes
+
+# Measured on a CPU: a process that has loaded torch and its compiler holds this much beside tensors.
+PROCESS_BYTES = 400 << 20
+# Engines, goldens and manifest, as far as an artifact is not weights: 1 to 4 MB an engine were seen.
+ENGINE_BYTES = 4 << 20
+_CHECKPOINT_NUMBER = 2  # bytes of a number in a random checkpoint: bfloat16
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes that a build takes at the least.
+
+    Parameters
+    ----------
+    memory : int
+        Of the host: weights as the artifact holds them and, with fp8, as they were; on a CPU the cache of the recorded
+        stream; the compiling processes; a random checkpoint while it is written.
+    disk : int
+        In the artifact's folder.
+    temporary : int
+        In the folder for temporary files: the random checkpoint.
+    """
+
+    memory: int
+    disk: int
+    temporary: int = 0
+
+
+def room_of(config: BuildConfig, *, random_weights: bool) -> Room:
+    """Return what a build takes of its machine."""
+    graph = graph_of(config)
+    weights = weight_sizes(config, graph.pieces)
+    exact = {name: piece for name, piece in graph_of(config.as_exact).pieces.items() if piece.layers}
+    eager = (weight_sizes(config, exact) if config.fp8 else {}) | weights
+    cache = 0 if config.device == "cuda" else device_bytes(graph_of(config.as_exact.as_batch).buffers)
+    temporary = 0
+    if random_weights:
+        shapes = family_of(config).keys.shapes(config.model)
+        temporary = _CHECKPOINT_NUMBER * sum(map(prod, shapes.values()))
+    processes = 1 + min(len(graph.pieces), len(os.sched_getaffinity(0)))
+    return Room(
+        memory=max(sum(eager.values()) + cache, temporary) + processes * PROCESS_BYTES,
+        disk=sum(weights.values()) + len(graph.pieces) * ENGINE_BYTES,
+        temporary=temporary,
+    )
+
+
+def check_room(room: Room, goal: Path) -> str:
+    """Compare what a build takes with what is free, a container's limit counted.
+
+    Returns
+    -------
+    str
+        A sentence with both.
+
+    Raises
+    ------
+    MachineError
+        If something is too small, with every such number.
+    """
+    free = free_host_bytes()
+    above = next(parent for parent in goal.absolute().parents if parent.is_dir())
+    places = {above: room.disk}
+    temporary = Path(tempfile.gettempdir())
+    if room.temporary and temporary.stat().st_dev == above.stat().st_dev:
+        places[above] += room.temporary
+    elif room.temporary:
+        places[temporary] = room.temporary
+    found = [("of memory", room.memory, free)]
+    found += [(f"of disk at {place}", needed, _free_disk(place)) for place, needed in places.items()]
+    told = ", ".join(f"{_gb(needed)} {what} ({_gb(there)} free)" for what, needed, there in found)
+    if all(needed <= there for _, needed, there in found):
+        return f"takes about {told}"
+    raise MachineError(
+        f"this build takes about {told}, which is too little: free some, build on a larger machine, with another -o "
+        "or TMPDIR, or let it try with --no-room-check"
+    )
+
+
+def _free_disk(place: Path) -> int:
+    status = os.statvfs(place)
+    if not status.f_blocks:  # it counts none, as /proc: the first write will tell
+        return sys.maxsize
+    return status.f_bavail * status.f_frsize
+
+
+def _gb(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

@@ -1,0 +1,176 @@
+"""What a build is refused for before torch is loaded, and what it takes of its machine before it begins."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from seko_export.errors import MachineError, UsageError
+from seko_export.options import checks
+from seko_export.options.checks import check_build, check_options
+from seko_export.options.declaration import KV_FORMATS, BuildOptions
+from seko_export.options.sources import opened_checkpoint
+from seko_export.roofline import room as room_module
+from seko_export.roofline.room import Room, check_room, room_of
+from seko_kernels.formats import NUMBER_FORMATS
+from tests.asked import resolved
+
+# Runs the command, and tells whether torch was loaded on the way.
+LIGHT = """
+import sys
+from seko_export.cli.commands import main
+try:
+    main(sys.argv[1:])
+except SystemExit as ended:
+    print(ended.code, 'torch' in sys.modules, 'seko_kernels' in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["build", "--kv", "nonsense"], 2, "--kv 'nonsense' is not known"),
+        (["build", "--preset", "huge"], 2, "--preset 'huge' is not known"),
+        (["build", "--attention", "fast"], 2, "--attention 'fast' is not known"),
+        (["build", "--kernels", "fast"], 2, "--kernels 'fast' is not known"),
+        (["build", "--backend", "onx"], 2, "--backend 'onx' is not known"),
+        (["build", "--target", "gpu"], 2, "--target 'gpu' is not known"),
+        (["build", "--height", "50"], 2, "height 50"),
+        (["build", "--preset", "tiny", "--sink-frames", "30"], 2, "--sink-frames 30"),
+        (["build", "--preset", "wan-14b"], 2, "--preset wan-14b says how large"),
+        (["build", "absent.pt"], 3, "absent.pt was not found"),
+        (["build", "--vae", "absent"], 3, "--vae absent was not found"),
+        (["build", "--force", "-o", "."], 2, "is no artifact"),
+        (["build", "-o", "file/x"], 5, "file is no folder"),
+        (["plan", "--gpu", "h300"], 2, "--gpu 'h300' is not known"),
+        (["plan", "--gpu", "h200", "--kv", "nonsense"], 2, "--kv 'nonsense' is not known"),
+        (["inspect", "absent"], 4, "absent was not found"),
+    ],
+)
+def test_a_typo_is_told_before_torch_is_loaded(tmp_path, arguments, code, words):
+    (tmp_path / "file").write_text("")
+    output = ["-o", "out"] if arguments[0] == "build" and "-o" not in arguments else []
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT, *arguments, *output],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == [str(code), "False", "False"], done.stderr
+    assert words in done.stderr
+
+
+def test_the_names_of_caches_are_those_of_the_kernels():
+    assert ("bf16", *NUMBER_FORMATS) == KV_FORMATS
+    for keys in KV_FORMATS:
+        for values in KV_FORMATS:
+            check_options(BuildOptions(kv=f"{keys}-{values}-sink"))
+
+
+@pytest.mark.parametrize("word", ["sm_x", "cuda", "", "SM_90", "sm_9", "sm_90; rm -rf"])
+def test_words_that_are_no_target(word):
+    with pytest.raises(UsageError, match="expected auto, cpu or sm_NN"):
+        check_options(BuildOptions(target=word))
+
+
+def test_a_folder_that_may_not_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(checks.os, "access", lambda *_: False)
+    with pytest.raises(
+        MachineError, match=r"x cannot be written \(.* is read-only for this user\): choose another -o"
+    ):
+        check_build(BuildOptions(preset="tiny"), tmp_path / "new" / "x", force=False)
+
+
+# -- random weights --------------------------------------------------------------------------------------------
+
+
+def test_large_presets_want_a_checkpoint_or_a_seed(tmp_path):
+    for preset in ("self-forcing-1.3b", "wan-14b"):
+        with pytest.raises(UsageError, match=f"--preset {preset} .*--random-weights 0"):
+            check_build(BuildOptions(preset=preset), tmp_path / "x", force=False)
+        check_build(BuildOptions(preset=preset, random_weights=0), tmp_path / "x", force=False)
+    for preset in (None, "sample", "tiny"):
+        check_build(BuildOptions(preset=preset), tmp_path / "x", force=False)
+
+
+def test_random_weights_beside_others_are_refused():
+    with pytest.raises(UsageError, match=r"--random-weights 3 contradicts the checkpoint a\.pt"):
+        BuildOptions(Path("a.pt"), preset="tiny", random_weights=3)
+    for preset in (None, "sample"):
+        with pytest.raises(UsageError, match="--random-weights 3 needs a --preset"):
+            BuildOptions(preset=preset, random_weights=3)
+
+
+def test_the_seed_decides_the_weights():
+    model = resolved("tiny").config.model
+
+    def made(seed: int) -> bytes:
+        with opened_checkpoint(None, model, lambda _: None, seed=seed) as path:
+            return path.read_bytes()
+
+    assert made(0) == made(0) != made(7)
+
+
+# -- room ------------------------------------------------------------------------------------------------------
+
+
+def test_a_build_takes_its_weights_at_the_least():
+    """Bytes follow the parameters: four of each in float32 on a CPU, two in a random checkpoint."""
+    config = resolved("wan-14b", no_vae=True, no_text=True).config
+    parameters = 14_288_491_584
+    room = room_of(config, random_weights=True)
+    assert room.temporary == 2 * parameters
+    assert 4 * parameters <= room.disk < 4.1 * parameters
+    cache = config.model.layers * 2 * config.stream.cache_tokens * config.model.dim * 4
+    assert room.memory > 4 * parameters + cache
+    assert room_of(config, random_weights=False) == replace(room, temporary=0)
+
+
+def test_fp8_builds_hold_the_layers_twice():
+    def memory(**options: bool) -> int:
+        options |= {"no_vae": True, "no_text": True}
+        config = resolved("wan-14b", "fp4", device="cuda", arch="sm_90", attention="torch", **options).config
+        return room_of(config, random_weights=False).memory
+
+    layers = 40 * (4 * 5120**2 + 2 * 5120**2 + 2 * 5120 * 13824)  # those matrices that are fp8, in numbers
+    assert memory(fp8=True) - memory() == pytest.approx(layers, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("room", "words"),
+    [
+        (
+            Room(memory=10**18, disk=1),
+            r"takes about 1000000000\.0 GB of memory \(2\.0 GB free\), 0\.0 MB of disk",
+        ),
+        (Room(memory=1, disk=10**18), r"1000000000\.0 GB of disk at .* free\), which is too little"),
+        (Room(memory=1, disk=1, temporary=10**18), r"100000000\d\.0 GB of disk .* TMPDIR.*--no-room-check"),
+    ],
+)
+def test_too_little_room_is_refused_with_what_was_found(tmp_path, monkeypatch, room, words):
+    monkeypatch.setattr(room_module, "free_host_bytes", lambda: 2 * 10**9)
+    with pytest.raises(MachineError, match=words):
+        check_room(room, tmp_path / "new" / "x")
+    assert check_room(Room(10**9, 10**6), tmp_path / "x").startswith(
+        "takes about 1.0 GB of memory (2.0 GB free), 1.0 MB of disk"
+    )
+
+
+def test_the_command_refuses_and_can_be_told_to_try(tmp_path, monkeypatch, invoke):
+    """Refused before random weights are written; with --no-room-check it goes on to the next refusal."""
+    monkeypatch.setattr(room_module, "free_host_bytes", lambda: 10**6)
+    monkeypatch.setenv("CXX", "false")
+    goal = tmp_path / "x"
+    arguments = ("build", "--preset", "tiny", "--target", "cpu", "-o", goal)
+    refused = invoke(*arguments)
+    assert refused.exit_code == 5
+    assert "of memory (1.0 MB free)" in refused.stderr
+    assert "random weights" not in refused.stderr
+    tried = invoke(*arguments, "--no-room-check")
+    assert (tried.exit_code, "cannot build a shared library" in tried.stderr) == (5, True)
+    assert not goal.exists()
