@@ -1,7 +1,7 @@
-"""Is this attention right on this GPU? Asked before it enters a table; never while an artifact opens.
+"""Check that an attention kernel is right on this GPU, before its tiles enter a table of tuned ones.
 
-Triton compiles some tiles to kernels that give wrong numbers without an error (docs/LOG.md), so a tuned
-configuration is nothing before it has passed here, on the device that it is for.
+Triton compiles some tile sizes to kernels that give wrong numbers without an error (docs/LOG.md). So tiles are used
+only after they passed this check on the GPU that they are for. Opening an artifact never runs it.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ Arguments = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Admission:
-    """What the check of one configuration gave.
+    """The result of checking one configuration.
 
     Parameters
     ----------
     error : float
-        Relative to float32 attention on the same numbers, in the 2-norm, of the row that is nearest its bound.
+        Relative error in the 2-norm against float32 attention on the same numbers, of the row closest to its bound.
     bound : float
-        What that row is allowed.
+        The largest error that is allowed for that row.
     refusal : str
-        Empty where the tiles are admitted; otherwise why not.
+        Why the tiles are refused; empty if they are admitted.
     """
 
     error: float
@@ -61,18 +61,18 @@ def admit(
     device: str = "cuda",
     full: tuple[int, int, int] | None = None,
 ) -> Admission:
-    """Run the attention of engines, with own tokens, on every case and hold its error against the same-dtype torch one.
+    """Run the 8-bit attention on every case and compare its error with that of the same computation in torch.
 
     Parameters
     ----------
     tiles : AttentionTiles or None
-        None checks what the op picks by itself.
+        None: check the tiles that the op picks by itself.
     head_dim : int
         D.
     device : str
-        Where; on a CPU this checks the reference.
+        Device to run on; on a CPU this checks the reference.
     full : tuple of int, optional
-        Heads, query tokens and cache tokens of the size that is to be tuned, added to the cases.
+        Heads, query tokens and cache tokens of the size to be tuned; adds cases of this size.
 
     Returns
     -------
@@ -93,7 +93,7 @@ def admit(
 
 
 def admit_bf16(device: str = "cuda", full: tuple[int, int, int] | None = None) -> Admission:
-    """Run the 16-bit attention on every case, as `admit` does; `device` and `full` are `admit`'s."""
+    """Run the 16-bit attention on every case; parameters and result as in `admit`."""
     head_dim = hopper_attention_bf16.HEAD_DIM
 
     def prepare(case: Case) -> Prepared:
@@ -104,14 +104,14 @@ def admit_bf16(device: str = "cuda", full: tuple[int, int, int] | None = None) -
 
 
 class Prepared(NamedTuple):
-    """A case as it is run.
+    """A case with its arguments bound and its expected results computed.
 
     Parameters
     ----------
     run : callable
-        Gives the attention ``[B, T, H * D]``.
+        Computes the attention, ``[B, T, H * D]``.
     truth, rounded : Tensor
-        What it should give, and what it may differ as much as.
+        The float32 result, and the result in the kernel's dtypes, whose error sets the bound.
     """
 
     run: Callable[[], Tensor]
@@ -122,7 +122,7 @@ class Prepared(NamedTuple):
 def _judge(
     every: Iterable[Case], prepare: Callable[[Case], Prepared], head_dim: int, device: str
 ) -> Admission:
-    """Run every case, and return the first refusal or the row that is nearest its bound."""
+    """Run every case; return the first refusal, or the result of the row closest to its bound."""
     worst: Admission | None = None
     for case in every:
         run, truth, rounded = prepare(case)
@@ -159,12 +159,14 @@ def _prepared(
     head_dim: int,
     device: str,
 ) -> tuple[Arguments, Tensor, Tensor]:
-    """Arguments and both expectations of a case, kept for the next tiles: they take longer than the kernel."""
+    """Return arguments and both expected results of a case. They are cached, because they take longer than the
+    kernel.
+    """
     arguments = make(case, head_dim, device)
     return arguments, *expect(*arguments)
 
 
 def _leave_nan_behind(case: Case, head_dim: int, device: str) -> None:
-    """Free memory of the output's size that holds NaN, so that a place nobody writes is seen."""
+    """Free memory of the output's size filled with NaN, so that elements that no kernel wrote are noticed."""
     shape = (len(case.valid_tokens), case.query_tokens, case.heads * head_dim)
     torch.full(shape, float("nan"), dtype=torch.bfloat16, device=device)

@@ -1,4 +1,4 @@
-"""Attentions that kernels are admitted by: their sizes, arguments, and what they should give."""
+"""Test cases of the kernel admission: sizes, arguments and expected results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAN_BYTE = 0x7F
 
 @dataclass(frozen=True)
 class Case:
-    """One attention to check: its sizes, what makes it hard, and the fill of its rows, own tokens not counted."""
+    """One attention to check: its sizes, what makes it hard, and how many past tokens each row has."""
 
     name: str
     query_tokens: int
@@ -28,9 +28,9 @@ class Case:
 
 
 def cases(head_dim: int, full: tuple[int, int, int] | None) -> Iterator[Case]:
-    """Yield the cases; `full` is the size (heads, query tokens, cache tokens) that is to be tuned.
+    """Yield the cases; `full` adds cases of that size (heads, query tokens, cache tokens).
 
-    Sizes of the small ones are no multiples of 16, as in most presets: Triton compiles those anew.
+    The small sizes are no multiples of 16, as in most presets: Triton compiles a kernel of its own for those.
     """
     heads = full[0] if full else 2
     yield Case("whole tiles", 200, heads, 1000, (768,))
@@ -47,9 +47,9 @@ def cases(head_dim: int, full: tuple[int, int, int] | None) -> Iterator[Case]:
 
 
 def make_case(case: Case, head_dim: int, device: str) -> tuple[Tensor, ...]:
-    """Return the arguments of `fused_reference.attention_fp8`: seeded, NaN behind the valid tokens, uneven scales.
+    """Return seeded arguments of `fused_reference.attention_fp8`, with NaN behind the valid tokens and uneven scales.
 
-    Own values have a stride as they have in an engine; q and own tokens are bfloat16, on a CPU float32.
+    The queries' own values are strided as in an engine. q and own tokens are bfloat16 on CUDA, float32 on a CPU.
     """
     generator = torch.Generator(device).manual_seed(case.query_tokens + case.cache_tokens)
     batch, heads = len(case.valid_tokens), case.heads
@@ -88,10 +88,11 @@ def expected(
     k_own: Tensor,
     v_own: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return the attention in float32, and the same with the roundings that the kernel asks for.
+    """Return the attention in float32, and the same with the roundings that the kernel makes.
 
-    Those are: queries of the past to int8; probabilities, 256 at a row's maximum, to e4m3, those of own tokens to q's
-    dtype; the result to bfloat16. A head and a row at a time, since all of their scores would not fit into memory.
+    Queries of the past are rounded to int8. Probabilities, scaled to 256 at a row's maximum, are rounded to e4m3 for
+    the past and to q's dtype for own tokens. The result is rounded to bfloat16. One head and row at a time, to bound
+    memory.
 
     Returns
     -------
@@ -146,7 +147,7 @@ def _made_hard(
 def make_case_bf16(case: Case, head_dim: int, device: str) -> tuple[Tensor, ...]:
     """Return the arguments of `fused_reference.attention_bf16`: seeded, NaN behind the valid tokens.
 
-    The case's own tokens stand behind those of its past, as they do in a cache. bfloat16, on a CPU float32.
+    As in a cache, the case's own tokens follow its past tokens. bfloat16 on CUDA, float32 on a CPU.
     """
     generator = torch.Generator(device).manual_seed(case.query_tokens + case.cache_tokens)
     batch, tokens = len(case.valid_tokens), case.cache_tokens + case.query_tokens
@@ -166,9 +167,9 @@ def make_case_bf16(case: Case, head_dim: int, device: str) -> tuple[Tensor, ...]
 
 
 def expected_bf16(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the attention in float32, and the same with what the kernel rounds: probabilities and result to bfloat16.
+    """Return the attention in float32, and the same with probabilities and result rounded to bfloat16.
 
-    A head and a row at a time, since all of their scores would not fit into memory.
+    One head and row at a time, to bound memory.
 
     Returns
     -------
@@ -187,7 +188,7 @@ def expected_bf16(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> tupl
 
 
 def _softmax_parts(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the probabilities before they are divided by their sum, and that sum."""
+    """Return the probabilities before normalisation, and their sum."""
     weights = torch.exp(scores - scores.amax(-1, keepdim=True))
     return weights, weights.sum(-1, keepdim=True)
 

@@ -1,4 +1,4 @@
-"""The 8-bit attention as an op: checks, tiles, then Triton on CUDA or the reference on a CPU. No arithmetic."""
+"""The 8-bit attention op: checks its arguments, chooses tiles, calls Triton (CUDA) or the reference (CPU)."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ SMALLEST_HEAD_DIM = 32  # of an fp8 matrix instruction
 
 
 class OwnTokens(NamedTuple):
-    """Keys and values of the queries' own tokens, as they are.
+    """Keys and values of the chunk that is being denoised, not quantised.
 
     Parameters
     ----------
     k : Tensor
         ``[B, T, H, D]`` of q's dtype, contiguous, after RoPE.
     v : Tensor
-        ``[B, T, H * D]`` of q's dtype; rows may lie at any one stride, as in the output of a fused projection.
+        ``[B, T, H * D]`` of q's dtype; tokens may be strided, as in the output of a fused projection.
     """
 
     k: Tensor
@@ -44,12 +44,12 @@ class OwnTokens(NamedTuple):
 
 
 def v_columns(tokens: int) -> int:
-    """Return the columns that a transposed V scratch of `tokens` tokens has."""
+    """Return how many columns a transposed V scratch for `tokens` tokens has."""
     return -(-tokens // COLUMN_UNIT) * COLUMN_UNIT
 
 
 def key_tiles(tokens: int) -> int:
-    """Return the tiles of `tokens` keys that have a scale each."""
+    """Return how many scales the keys of `tokens` tokens have: one for each tile of `KEY_TILE`."""
     return v_columns(tokens) // KEY_TILE
 
 
@@ -63,16 +63,15 @@ def attention_fp8(
     own: OwnTokens,
     tiles: AttentionTiles | None = None,
 ) -> Tensor:
-    """Attend to the past in 8 bits and to the queries' own tokens as they are (docs/adr/0006).
+    """Attend to the past in 8 bits and to the chunk's own tokens unquantised (docs/adr/0006).
 
-    A row's past are the first ``valid_tokens[b] - T`` keys; what lies behind may be any bytes. Its keys are int8 with a
-    scale a tile of `KEY_TILE` places and head, which costs a tile of scores one product a query; the queries for it are
-    rounded to int8 by rows on the way; its values are e4m3. Three bits of
-    mantissa, as e4m3 has, would cost pictures in keys and queries.
+    The past of row b is its first ``valid_tokens[b] - T`` keys; bytes behind them are never used. Past keys are int8,
+    with one scale for each head and tile of `KEY_TILE` tokens; queries are rounded to int8 by row. Past values are
+    e4m3. Keys and queries in e4m3, with its three bits of mantissa, visibly cost picture quality.
 
-    K is token-major because the cache is: what expands it copies whole rows of all heads, and a tile of one head is as
-    good for a tensor descriptor (rows of D bytes, D a multiple of 32) as a head-major one. V is transposed because the
-    fp8 matrix instruction takes its second factor in no other order.
+    K is token-major like the cache, so expanding copies whole rows, and a tile of one head still suits a tensor
+    descriptor (rows of D bytes, D a multiple of 32). V is transposed because the fp8 matrix instruction takes its
+    second factor only in that order.
 
     Parameters
     ----------
@@ -81,17 +80,17 @@ def attention_fp8(
     k : Tensor
         ``[B, N, H, D]`` int8, contiguous.
     k_scale : Tensor
-        ``[B, H, key_tiles(N)]`` float32, contiguous: what a tile's numbers are multiplied by to be the real ones.
+        ``[B, H, key_tiles(N)]`` float32, contiguous: a key is its code times its tile's scale.
     v_t : Tensor
         ``[B, H, D, v_columns(N)]`` e4m3, contiguous.
     v_scale : Tensor
-        ``[H]`` float32, powers of two: what a head's values are multiplied by to be the real ones.
+        ``[H]`` float32, powers of two: a value is its e4m3 number times its head's scale.
     valid_tokens : Tensor
-        ``[B]`` int64 on the device, from T to N + T: the T own tokens count.
+        ``[B]`` int64 on the device, from T to N + T; includes the T own tokens.
     own : OwnTokens
-        The queries' own.
+        Keys and values of the queries' own tokens.
     tiles : AttentionTiles, optional
-        Chosen from `tuned` if absent. Only `admission` and benchmarks name them.
+        Default: chosen by `tuned`. Only `admission` and benchmarks pass it.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""The 16-bit attention as an op: checks, then Gluon on Hopper or the reference on a CPU. No arithmetic."""
+"""The 16-bit attention op: checks its arguments, calls Gluon (Hopper) or the reference (CPU)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from seko_kernels.waves import Waves, cut
 
 
 def attention_bf16(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Tensor:
-    """Attend to the first ``valid_tokens[b]`` keys of each row; what lies behind may be any bytes.
+    """Attend to the first ``valid_tokens[b]`` keys of each row; bytes behind them are never used.
 
     Parameters
     ----------

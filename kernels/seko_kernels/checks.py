@@ -1,4 +1,4 @@
-"""What the ops check of their tensors before device code sees them. One function a kind of check, no arithmetic."""
+"""Argument checks of the ops: shape, dtype, contiguity, device capability."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def expect_dtype(name: str, tensor: Tensor, *dtypes: torch.dtype) -> None:
 
 
 def expect_dims(name: str, tensor: Tensor, dims: int, axes: str) -> None:
-    """Refuse a tensor that has not `dims` axes, which `axes` describes; raises `OpShapeError`."""
+    """Refuse a tensor without `dims` axes; `axes` names them for the message. Raises `OpShapeError`."""
     if tensor.dim() != dims:
         raise OpShapeError(f"{name} has shape {tuple(tensor.shape)}, expected {axes}")
 

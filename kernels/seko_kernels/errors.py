@@ -1,4 +1,4 @@
-"""Errors of the kernels' distribution, one class per cause. Nothing else."""
+"""Errors of `seko_kernels`, one class for each cause."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class KvDeviceError(KernelsError, ValueError):
 
 
 class KvCalibrationError(KernelsError, ValueError):
-    """The statistics handed to a calibration are not finite magnitudes."""
+    """Calibration statistics are not finite float32, or their minimum exceeds their maximum."""
 
 
 class OpShapeError(KernelsError, ValueError):
@@ -40,8 +40,8 @@ class ArchError(KernelsError, RuntimeError):
 
 
 class TilesError(KernelsError, ValueError):
-    """Tiles of a kernel that contradict each other, or a table of them that cannot be read."""
+    """Kernel tiles contradict each other, or a table of tiles cannot be read."""
 
 
 class PluginFormError(KernelsError, ValueError):
-    """A kernel takes what TensorRT does not give to a kernel of a plan."""
+    """A kernel takes an argument that TensorRT does not pass to a plugin."""

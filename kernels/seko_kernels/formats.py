@@ -1,4 +1,4 @@
-"""Byte-level facts of the quantised formats and the records that name a format's tensors. No computation."""
+"""Constants of the quantised KV formats, and records that describe their tensors. No computation."""
 
 from __future__ import annotations
 
@@ -71,18 +71,18 @@ ROTARY_FACTOR_BITS = 12
 
 @dataclass(frozen=True)
 class CacheTensor:
-    """One tensor of a layer's KV cache, without its leading token axis.
+    """One tensor of a layer's KV cache; its shape is given without the leading token axis.
 
     Parameters
     ----------
     name : str
         Name inside the format: ``"k"``, ``"v_codes"``, …
     token_shape : tuple of int
-        Shape behind the token axis; ``(heads, head_dim // 2)`` for packed 4-bit codes.
+        Shape of one token; ``(heads, head_dim // 2)`` for packed 4-bit codes.
     dtype : torch.dtype
         Element type.
     part : str
-        Which of a row's tokens it holds: ``cache`` (all), ``sink`` or ``ring``.
+        Which tokens of a row it holds: ``cache`` (all), ``sink`` or ``ring``.
     """
 
     name: str
@@ -92,20 +92,20 @@ class CacheTensor:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes that one token of one layer takes."""
+        """Bytes of one token in one layer."""
         return prod(self.token_shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class ScaleTensor:
-    """One constant of a layer's KV format: calibrated at build, shipped as a weight.
+    """One constant of a layer's KV format: calibrated during the build and stored as a weight.
 
     Parameters
     ----------
     name : str
         Name inside the format: ``"k_global_scale"``, …
     shape : tuple of int
-        Whole shape.
+        Its shape.
     dtype : torch.dtype
         Element type.
     """
@@ -117,28 +117,29 @@ class ScaleTensor:
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """How keys, or values, are stored: all that a writer, a reader and a table of buffers must agree on.
+    """How keys, or values, are quantised: everything that writers, readers and the buffer table must agree on.
 
-    A number is ``code * scale``: the scale of its head alone (a power of two, calibrated), or that times the e4m3 step
-    of its group. Groups are channels of one token and head, so a write touches nobody's codes but its own tokens'.
+    A number is ``code * scale``. The scale is its head's calibrated power of two, times the e4m3 step of its group if
+    the format has groups. A group is some channels of one token and head, so writing a token changes no other token's
+    codes.
 
     Parameters
     ----------
     name : str
         As the command line and the manifest spell it.
     code_dtype : torch.dtype
-        Of the tensor of codes: int8, or uint8 that holds two codes of 4 bits, even channel low. fp8 is int8, too: the
-        magnitude's e4m3 bits with the number's sign, so that equal steps are near each other, and any GPU can hold it.
+        Dtype of the codes: int8, or uint8 with two 4-bit codes, the even channel in the low nibble. fp8 is stored as
+        int8 too: the e4m3 bits of the magnitude with the number's sign, which any GPU can hold.
     code_bits : int
         8 or 4.
     top : float
-        What a group's largest magnitude is divided by to be its step: what the power of two is calibrated for.
+        A group's step is its largest magnitude divided by this; the head's power of two is calibrated for it.
     group : int
-        Channels that share a step; 0: none.
+        Channels that share a step; 0: the format has no groups.
     zero_points : bool
-        Whether a group also has the code that stands for 0, so that its codes need not lie evenly around it.
+        Whether a group also stores the code of 0, so that its range need not be symmetric.
     rotated : bool
-        Whether each group is mixed by a Walsh-Hadamard transform before it is rounded, and unmixed by a read.
+        Whether a Walsh-Hadamard transform is applied to each group before rounding, and undone when it is read.
     """
 
     name: str
@@ -151,20 +152,20 @@ class NumberFormat:
 
     @property
     def unit(self) -> int:
-        """Channels that kernels take together; a head has a whole number of them."""
+        """Channels that a kernel handles together; head_dim is a multiple of it."""
         return self.group or NVFP4_BLOCK
 
     @property
     def bits(self) -> float:
-        """Stored bits a number."""
+        """Stored bits for each number, steps included."""
         return self.code_bits + (8 * (1 + self.zero_points) / self.group if self.group else 0)
 
     def codes_shape(self, heads: int, head_dim: int) -> tuple[int, ...]:
-        """Shape of a token's codes."""
+        """Shape of one token's codes."""
         return (heads, head_dim * self.code_bits // 8)
 
     def scales_shape(self, heads: int, head_dim: int) -> tuple[int, ...]:
-        """Shape of a token's bytes of groups: steps, then zero points."""
+        """Shape of one token's group bytes: first the steps, then the zero points."""
         return (heads, (1 + self.zero_points) * head_dim // self.group)
 
 

@@ -1,7 +1,7 @@
-"""The fused and fp8 operations in plain torch: what each kernel means. No kernels, no checks, no cache formats.
+"""Reference implementation of the fused and fp8 ops in plain torch: what each kernel must compute.
 
-All is computed in float32, with one rounding where a result is stored; one in fp8 has the bytes of `e4m3_cast`. Scales
-of fp8 tensors are powers of two a head, so that multiplying by them is exact.
+Everything is computed in float32 and rounded once when a result is stored; fp8 results have the bytes of `e4m3_cast`.
+fp8 tensors have one power of two for each head as scale, so multiplying by it is exact.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def e4m3_cast(x: Tensor) -> Tensor:
 
 
 def int8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise rows: ``codes = clamp(round(x / scale), -127, 127)``, ties to even; the largest is at least 64.
+    """Quantise rows: ``codes = clamp(round(x / scale), -127, 127)``, ties to even; a row's largest code is at least
+    64.
 
     Parameters
     ----------
@@ -38,7 +39,7 @@ def int8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     codes : Tensor
         ``[..., D]`` int8.
     scale : Tensor
-        ``[...]`` float32, powers of two, so that the quotient is exact: what a row is multiplied by to be the real one.
+        ``[...]`` float32, powers of two, so that the quotient is exact; a number is its code times its row's scale.
     """
     amax = x.abs().amax(-1).clamp(min=LEAST_ROW_SCALE)
     _, exponent = torch.frexp(amax)  # amax = m * 2**exponent, m from 0.5 up to 1
@@ -48,23 +49,23 @@ def int8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def int8_tiles(k: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise keys by tiles of places: ``scale = max(bound / 127, 2**-100)``, ``codes = round(k * (1 / scale))``.
+    """Quantise keys by tiles of tokens: ``scale = max(bound / 127, 2**-100)``, ``codes = round(k * (1 / scale))``.
 
-    Ties go to even. Codes that would lie above 127 are 127; where `bound` is one of `key_bounds` none does.
+    Ties go to even. Codes above 127 are clamped to 127; with a bound from `key_bounds` there are none.
 
     Parameters
     ----------
     k : Tensor
         ``[B, P, H, D]`` float32, finite.
     bound : Tensor
-        ``[B, H, tiles]`` float32, tiles of `KEY_TILE` places that hold P: what no key of a tile and head exceeds.
+        ``[B, H, tiles]`` float32: an upper bound of the magnitudes in each tile of `KEY_TILE` tokens.
 
     Returns
     -------
     codes : Tensor
         ``[B, P, H, D]`` int8.
     scale : Tensor
-        ``[B, H, tiles]`` float32, contiguous: what a tile's codes are multiplied by to be the real ones.
+        ``[B, H, tiles]`` float32, contiguous: a key is its code times its tile's scale.
     """
     scale = int8_scale(bound)
     inverse = _inverse_scale_per_token(scale, k.shape[1])
@@ -73,13 +74,13 @@ def int8_tiles(k: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def int8_scale(bound: Tensor) -> Tensor:
-    """Return ``max(bound / 127, 2**-100)``, contiguous: what codes of numbers up to `bound` are multiplied by."""
+    """Return ``max(bound / 127, 2**-100)``, contiguous: the int8 scale for magnitudes up to `bound`."""
     scale: Tensor = (bound * (1.0 / INT8_MAX)).clamp(min=LEAST_ROW_SCALE)
     return scale.contiguous()
 
 
 def _inverse_scale_per_token(scale: Tensor, tokens: int) -> Tensor:
-    """Return one over a scale of tiles ``[B, H, tiles]`` for each token, ``[B, tokens, H]``."""
+    """Return the reciprocal of the tiles' scales ``[B, H, tiles]`` for each token, ``[B, tokens, H]``."""
     return scale_per_token(scale.reciprocal(), tokens).transpose(1, 2)
 
 
@@ -90,7 +91,8 @@ def key_codes(
     key_scale: Tensor,
     rotation: tuple[Tensor, Tensor, Tensor] | None,
 ) -> Tensor:
-    """Quantise the keys of an NVFP4 cache, which are never computed as such: int8 from fp16 numbers in int8's units.
+    """Quantise NVFP4 keys to int8 without expanding them first: all arithmetic is in fp16, in units of the int8
+    scale.
 
     With ``i = 1 / key_scale`` of its tile, a key's number is ``x = fma(e2m1(code), s, m)`` with a block's
     ``s = fp16(e4m3(scale) * (global_scale * i))`` and ``m = fp16(mean * i)``, and a pair of them becomes
@@ -105,9 +107,9 @@ def key_codes(
     global_scale : Tensor
         ``[H]`` float32, powers of two.
     key_scale : Tensor
-        ``[B, H, tiles]`` float32: what a tile's codes are multiplied by to be the real ones.
+        ``[B, H, tiles]`` float32: the int8 scale of each tile.
     rotation : tuple of Tensor, optional
-        Mean ``[H, D]``, cosines and sines ``[B, P, D // 2]``, float32; None: keys that are taken as they lie.
+        Mean ``[H, D]``, cosines and sines ``[B, P, D // 2]``, float32; None: keys were stored after RoPE.
 
     Returns
     -------
@@ -130,9 +132,9 @@ def key_codes(
 
 
 def _fp16(x: Tensor) -> Tensor:
-    """Round float64 to the nearest number that fp16 has, ties to even.
+    """Round float64 to the nearest fp16 number, ties to even.
 
-    Torch's own cast rounds to fp32 before, and its compiler takes a cast to fp16 and back for none.
+    Torch's own cast rounds to fp32 first, and its compiler removes a cast to fp16 and back.
     """
     power = (x.view(torch.int64) & 0x7FF0000000000000).view(torch.float64)  # of two, not above the number
     step = (power * 2.0**-10).clamp(min=2.0**-24)
@@ -140,25 +142,25 @@ def _fp16(x: Tensor) -> Tensor:
 
 
 def scale_per_token(scale: Tensor, tokens: int) -> Tensor:
-    """Return a scale of tiles ``[B, H, tiles]`` for each token, ``[B, H, tokens]``."""
+    """Repeat the scales of tiles ``[B, H, tiles]`` for each token: ``[B, H, tokens]``."""
     each: Tensor = scale.repeat_interleave(KEY_TILE, -1)[..., :tokens]
     return each
 
 
 def by_tiles(x: Tensor) -> Tensor:
-    """Return places ``[B, P, ...]`` as ``[B, tiles, KEY_TILE, ...]``, zeros behind the last."""
+    """Cut tokens ``[B, P, ...]`` into tiles ``[B, tiles, KEY_TILE, ...]``; the last tile is padded with zeros."""
     tiles = -(-x.shape[1] // KEY_TILE)
     behind = x.new_zeros((x.shape[0], tiles * KEY_TILE - x.shape[1], *x.shape[2:]))
     return torch.cat((x, behind), 1).view(x.shape[0], tiles, KEY_TILE, *x.shape[2:])
 
 
 def largest_of_tiles(k: Tensor) -> Tensor:
-    """Return the least bound of keys ``[B, P, H, D]``: their largest magnitudes, ``[B, H, tiles]``."""
+    """Return the largest magnitude in each tile of keys ``[B, P, H, D]``: ``[B, H, tiles]``."""
     return by_tiles(k.abs()).amax((2, 4)).transpose(1, 2)
 
 
 def key_bounds(scales: Tensor, live: Tensor, global_scale: Tensor, mean: Tensor | None) -> Tensor:
-    """Return a bound of the magnitudes of each tile's keys from their scale bytes alone: no code is read for it.
+    """Return an upper bound of the key magnitudes in each tile, from their scale bytes alone.
 
     A block's numbers are at most ``r = 6 * e4m3(byte) * global_scale``, so a pair of channels of keys that get a mean m
     back lies within ``a = |m_even| + r`` and ``b = |m_odd| + r``, and turned by any angle within ``hypot(a, b)``. In
@@ -173,13 +175,13 @@ def key_bounds(scales: Tensor, live: Tensor, global_scale: Tensor, mean: Tensor 
     Parameters
     ----------
     scales : Tensor
-        ``[B, P, H, D/16]`` uint8, e4m3 bits without sign, of the places in their order.
+        ``[B, P, H, D/16]`` uint8, e4m3 bits without sign, in token order.
     live : Tensor
-        ``[B, P]`` bool: the places that count.
+        ``[B, P]`` bool: tokens that count.
     global_scale : Tensor
         ``[H]`` float32, powers of two.
     mean : Tensor or None
-        ``[H, D]`` float32, of keys that are rotated; None of keys that are taken as they lie.
+        ``[H, D]`` float32 for keys stored before RoPE; None for keys stored after it.
 
     Returns
     -------
@@ -207,18 +209,18 @@ def attention_fp8(
     k_own: Tensor,
     v_own: Tensor,
 ) -> Tensor:
-    """Softmax attention over the first ``valid_tokens[b] - T`` keys of the past, in 8 bits, and T own ones.
+    """Softmax attention over ``valid_tokens[b] - T`` past keys in 8 bits and T own keys unquantised.
 
     Parameters
     ----------
     q : Tensor
-        ``[B, T, H, D]`` float32 or bfloat16; for the past it is rounded by `int8_rows`.
+        ``[B, T, H, D]`` float32 or bfloat16; rounded by `int8_rows` for the past.
     k : Tensor
         ``[B, N, H, D]`` int8.
     k_scale : Tensor
-        ``[B, H, tiles]`` float32, by `int8_tiles`; those of tiles without a valid token are not read.
+        ``[B, H, tiles]`` float32, from `int8_tiles`; tiles without a valid token are not read.
     v_t : Tensor
-        ``[B, H, D, columns]`` e4m3, columns >= N; those from N up are not read.
+        ``[B, H, D, columns]`` e4m3 with columns >= N; columns from N on are not read.
     v_scale : Tensor
         ``[H]`` float32.
     valid_tokens : Tensor
@@ -256,7 +258,7 @@ def attention_bf16(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Ten
     q : Tensor
         ``[B, T, H, D]`` float32 or bfloat16.
     k, v : Tensor
-        ``[B, N, H, D]`` of the same; those behind the valid ones may be any bytes.
+        ``[B, N, H, D]`` of q's dtype; bytes behind the valid tokens are never used.
     valid_tokens : Tensor
         ``[B]`` int64.
 
@@ -282,7 +284,7 @@ def _weighted(scores: Tensor, values: Tensor) -> Tensor:
 
 
 def fp8_scale(global_scale: Tensor) -> Tensor:
-    """Return the fp8 scale ``[H]`` of heads with these NVFP4 global scales: no number that NVFP4 holds saturates."""
+    """Return the fp8 scale ``[H]`` for heads with these NVFP4 global scales; no number saturates with it."""
     return global_scale * FP8_SCALE_OF_GLOBAL
 
 
@@ -301,14 +303,14 @@ def fp8_expand(codes: Tensor, scales: Tensor, global_scale: Tensor, fp8_scale: T
 
 
 def past_token_index(write_slots: Tensor, tokens: int, frame_tokens: int) -> Tensor:
-    """Return ``[B, P]`` int64: the places of a cache that lie in none of the slots being written, rising.
+    """Return ``[B, P]`` int64, ascending: the cache's token indices outside the slots that are being written.
 
     Parameters
     ----------
     write_slots : Tensor
-        ``[B, F]`` int64, slots of the cache, each once.
+        ``[B, F]`` int64, distinct cache slots.
     tokens, frame_tokens : int
-        Places of the cache and of a slot; ``P = tokens - F * frame_tokens``.
+        Tokens of a row's cache and of a slot; ``P = tokens - F * frame_tokens``.
     """
     slot = torch.arange(tokens // frame_tokens, device=write_slots.device)
     own = (slot == write_slots[..., None]).any(1)  # [B, slots]
@@ -319,7 +321,7 @@ def past_token_index(write_slots: Tensor, tokens: int, frame_tokens: int) -> Ten
 def qk_norm_rope(
     qkv: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, part: int, heads: int, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """RMSNorm over the full width, then rotation of neighbouring channels, in float32.
+    """RMSNorm over the full width, then rotation of neighbouring channel pairs, in float32.
 
     Parameters
     ----------
@@ -363,7 +365,7 @@ def e4m3_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     values : Tensor
         ``[M, width]`` e4m3.
     scale : Tensor
-        ``[M, 1]`` float32: what a row is multiplied by to be the real one.
+        ``[M, 1]`` float32: a number is its e4m3 value times its row's scale.
     """
     x = x.float()
     scale = (x.abs().amax(-1, keepdim=True) * (1.0 / E4M3_MAX)).clamp(min=LEAST_ROW_SCALE)
@@ -381,7 +383,9 @@ def layer_norm(x: Tensor, eps: float) -> Tensor:
 
 
 def of_frames(modulation: Tensor, layer_modulation: Tensor, which: int, tokens: int) -> Tensor:
-    """Return row `which` of ``modulation [B, F, 6, d] + layer_modulation [6, d]`` for each token: ``[B, T, d]``."""
+    """Return row `which` of ``modulation [B, F, 6, d] + layer_modulation [6, d]``, repeated for each token: ``[B, T,
+    d]``.
+    """
     row = modulation[:, :, which] + layer_modulation[which]
     return row.repeat_interleave(tokens // modulation.shape[1], dim=1)
 

@@ -1,5 +1,7 @@
 # ruff: noqa: N803, ARG001 - the outline has all of the kernel's parameters, in capitals
-"""Hopper's 8-bit attention as torch's compiler and the op see it: an outline, and what its Gluon kernel takes."""
+"""Hopper's 8-bit attention: its outline for torch's compiler (see `outlines`), and which scratches its Gluon kernel
+can read.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def attention_hopper_outline(  # type: ignore[no-untyped-def]
     OWN_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Read what `gluon.attention_fp8.attention_hopper_kernel` reads, write what it writes; never compiled as it is."""
+    """Outline of `gluon.attention_fp8.attention_hopper_kernel`: same reads and writes, never compiled itself."""
     x = tl.load(Q).to(tl.float32) + tl.load(K).to(tl.float32) + tl.load(K_SCALE) + tl.load(V_T).to(tl.float32)
     x += tl.load(K_OWN).to(tl.float32) + tl.load(V_OWN).to(tl.float32) + tl.load(V_SCALE)
     x += tl.load(VALID_TOKENS).to(tl.float32)
@@ -63,5 +65,5 @@ def attention_hopper_outline(  # type: ignore[no-untyped-def]
 
 
 def takes(head_dim: int, cache_tokens: int) -> bool:
-    """Tell whether the kernel is there and can read a scratch of so many tokens."""
+    """Return whether the kernel is available and can read a scratch of so many tokens."""
     return gluon_fault() is None and head_dim == HEAD_DIM and cache_tokens % KEY_GROUP == 0

@@ -1,5 +1,7 @@
 # ruff: noqa: N803, ARG001 - the outline has all of the kernel's parameters, in capitals
-"""Hopper's 16-bit attention as torch's compiler and the op see it: an outline, and what its Gluon kernel takes."""
+"""Hopper's 16-bit attention: its outline for torch's compiler (see `outlines`), and which sizes its Gluon kernel
+takes.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def attention_bf16_outline(  # type: ignore[no-untyped-def]
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Read what `gluon.attention_bf16.attention_bf16_kernel` reads, write what it writes; never compiled as it is."""
+    """Outline of `gluon.attention_bf16.attention_bf16_kernel`: same reads and writes, never compiled itself."""
     x = tl.load(Q).to(tl.float32) + tl.load(K).to(tl.float32) + tl.load(V).to(tl.float32)
     x += tl.load(VALID_TOKENS).to(tl.float32)
     tl.store(OUT, x.to(OUT.dtype.element_ty))

@@ -1,7 +1,7 @@
-"""How a KV cache is stored: the protocol, and the exact format. Quantised ones: `lossy_kv`; names: `kv_schemes`.
+"""The protocol of a KV-cache format, and the exact format. Quantised formats: `lossy_kv`; names: `kv_schemes`.
 
-A format works on the caches of **one layer**, flat over tokens (``[N, *token_shape]``; N counts batch rows
-too).
+A format works on the caches of **one layer**, flat over tokens: ``[N, *token_shape]``, where N counts the tokens of
+all batch rows.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ EXACT_SCHEMES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 @dataclass(frozen=True)
 class ChannelStatistics:
-    """What a calibration knows of the keys or the values of one layer, each ``[H, D]`` float32.
+    """Statistics of the keys or the values of one layer, each ``[H, D]`` float32; input of a calibration.
 
     Parameters
     ----------
     lowest, highest, mean : Tensor
-        Of each channel, over the tokens that were looked at.
+        Minimum, maximum and mean of each channel over the tokens that were seen.
 
     Raises
     ------
@@ -61,19 +61,19 @@ class ChannelStatistics:
 
 
 class KvFormat(Protocol):
-    """What a model, an exporter and a manifest need to know of a way to store keys and values."""
+    """How keys and values are stored: everything that models, the exporter and the manifest need to know."""
 
     @property
     def name(self) -> str:
-        """Name of the bytes, as in the manifest's ``kv.scheme``."""
+        """The format's name, the manifest's ``kv.scheme``."""
 
     @property
     def keys_before_rope(self) -> bool:
-        """Whether keys are stored before RoPE, and turned when they are read."""
+        """Whether keys are stored before RoPE and rotated when they are read."""
 
     @property
     def exact(self) -> tuple[bool, bool]:
-        """Whether keys, and values, are read as they were written."""
+        """Whether keys, and whether values, are read exactly as they were written."""
 
     @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:
@@ -85,7 +85,7 @@ class KvFormat(Protocol):
 
     @property
     def bits_per_number(self) -> float:
-        """Cache bits per stored key or value channel, scale bytes included."""
+        """Stored bits for each key or value channel, scale bytes included."""
 
     def write(
         self,
@@ -95,9 +95,10 @@ class KvFormat(Protocol):
         k: Tensor,
         v: Tensor,
     ) -> None:
-        """Store ``k[t]``, ``v[t]`` (``[T, H, D]``) at place ``token_index[t]`` (``[T]`` int64), in place.
+        """Store ``k[t]`` and ``v[t]`` (``[T, H, D]``) as token ``token_index[t]`` (``[T]`` int64) of the cache, in
+        place.
 
-        Keys as they are before RoPE where `keys_before_rope` says so.
+        Where `keys_before_rope` is true, ``k`` are the keys before RoPE.
         """
 
     def expand(
@@ -107,15 +108,16 @@ class KvFormat(Protocol):
         key_rotary: Mapping[str, Tensor],
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """Return keys (after RoPE) and values of every place, ``[N, H, D]`` each, as `dtype`, for attention.
+        """Return keys (after RoPE) and values of every cached token, ``[N, H, D]`` each, as `dtype`, for attention.
 
-        ``places`` are the tables ``slot_rotary`` and ``patch_rotary`` of `ops.nvfp4_expand_keys` where
-        `keys_before_rope`, else nothing.
+        ``key_rotary`` holds the tables ``slot_rotary`` and ``patch_rotary`` of `ops.nvfp4_expand_keys` where
+        `keys_before_rope` is true, else nothing.
         """
 
     def calibrate(self, k: ChannelStatistics, v: ChannelStatistics) -> dict[str, Tensor]:
-        """Turn what is known of keys (before RoPE where `keys_before_rope`) and values into the constants
-        `scale_tensors` names."""
+        """Compute the constants that `scale_tensors` names, from statistics of keys (before RoPE where
+        `keys_before_rope`) and values.
+        """
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class ExactKv:
     dtype : torch.dtype
         bfloat16 or float32.
     before_rope : bool
-        Whether keys are stored before RoPE: where their positions change while they lie there.
+        Whether keys are stored before RoPE, for caches in which positions change while a key is stored.
 
     Raises
     ------
@@ -157,12 +159,12 @@ class ExactKv:
 
     @property
     def keys_before_rope(self) -> bool:
-        """Only if asked for; else attention reads them as they are stored."""
+        """Only if asked for; otherwise attention reads keys as they are stored."""
         return self.before_rope
 
     @property
     def exact(self) -> tuple[bool, bool]:
-        """Both, but for keys that a read turns."""
+        """Both are exact, except keys that are rotated when they are read."""
         return not self.before_rope, True
 
     @property
@@ -173,7 +175,7 @@ class ExactKv:
 
     @property
     def scale_tensors(self) -> tuple[ScaleTensor, ...]:
-        """None."""
+        """Empty: this format has no constants."""
         return ()
 
     @property
@@ -200,7 +202,7 @@ class ExactKv:
         key_rotary: Mapping[str, Tensor],
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """Return the caches themselves, no copy; of keys before RoPE a turned one.
+        """Return the cache tensors themselves; keys stored before RoPE are returned as a rotated copy.
 
         Raises
         ------
@@ -228,7 +230,7 @@ def check_sizes(heads: int, head_dim: int) -> None:
 
 
 def check_statistics(k: ChannelStatistics, v: ChannelStatistics, heads: int, head_dim: int) -> None:
-    """Refuse statistics of another number of channels; raises `KvShapeError`."""
+    """Refuse statistics with another number of heads or channels; raises `KvShapeError`."""
     for name, found in (("k", k), ("v", v)):
         if tuple(found.mean.shape) != (heads, head_dim):
             raise KvShapeError(

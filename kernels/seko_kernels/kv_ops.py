@@ -1,6 +1,6 @@
-"""Writes and expansions of fp8, int8 and int4 caches as ops: checks, then Triton (CUDA) or the reference (CPU).
+"""Ops that write and expand fp8, int8 and int4 caches: checks, then Triton (CUDA) or the reference (CPU).
 
-Those of NVFP4 are in `ops`. No arithmetic.
+The NVFP4 ops are in `ops`.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def kv_write(
     global_scale: Tensor,
     mean: Tensor | None = None,
 ) -> None:
-    """Quantise `x`, less a mean, and write token ``t`` to place ``token_index[t]`` of a cache, in place.
+    """Quantise `x` minus a mean and store token ``t`` as token ``token_index[t]`` of the cache, in place.
 
     Parameters
     ----------
     form : NumberFormat
         fp8, int8, int4 or rotated int4; `kv_reference.encode` has the formulas.
     x : Tensor
-        ``[T, H, D]`` float32 or bfloat16, finite; any strides with the channels contiguous cost no copy.
+        ``[T, H, D]`` float32 or bfloat16, finite; needs no copy if its channels are contiguous.
     token_index : Tensor
         ``[T]`` int64, distinct, in ``[0, N)``. The CUDA kernel skips tokens outside.
     codes : Tensor
@@ -50,7 +50,7 @@ def kv_write(
     global_scale : Tensor
         ``[H]`` float32, powers of two (see `reference.global_scale`).
     mean : Tensor, optional
-        ``[H, D]`` float32, contiguous: taken off before rounding.
+        ``[H, D]`` float32, contiguous: subtracted before rounding.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def kv_expand(
     keys: KeyTables | None = None,
     apart: SinkApart | None = None,
 ) -> Tensor:
-    """Expand a cache; of keys that were stored before RoPE, add the mean that the write took off and rotate by place.
+    """Expand a cache. For keys stored before RoPE, add the mean that the write subtracted, and rotate.
 
     Bytes that were never written (zeros) expand to 0, or to the rotated mean.
 
@@ -97,12 +97,13 @@ def kv_expand(
     keys : KeyTables, optional
         The keys' mean and rotary tables.
     apart : SinkApart, optional
-        Where each row's window begins with places that this cache does not hold.
+        For a cache without the sink: leaves room for the sink's tokens at the start of each row.
 
     Returns
     -------
     Tensor
-        ``[N, H, D]`` of `dtype`, new and contiguous; with ``apart`` longer, and anything in the places of the sink.
+        ``[N, H, D]`` of `dtype`, new and contiguous. With ``apart`` it is longer, and the sink's tokens are
+        undefined.
 
     Raises
     ------

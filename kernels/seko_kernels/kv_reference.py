@@ -1,7 +1,7 @@
-"""fp8, int8 and int4 of a KV cache in plain torch: the truth for every byte. NVFP4 is in `reference`.
+"""Reference of the fp8, int8 and int4 caches in plain torch: the kernels give equal bytes. NVFP4 is in `reference`.
 
-Static arithmetic that `torch.export` traces. Every step is exact in fp32, rounds at stated places, or is corrected
-to the exact result; therefore eager torch, a compiled CPU engine and the Triton kernels give equal bytes.
+Static arithmetic that `torch.export` traces. Every step is exact in fp32, rounds at a stated place, or is corrected
+to the exact result. So eager torch, a compiled CPU engine and the Triton kernels give equal bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def encode(
     global_scale : Tensor
         ``[H]`` float32, powers of two (`reference.global_scale`).
     mean : Tensor, optional
-        ``[H, D]`` float32, taken off before all else: ``x - mean``, rounded to fp32.
+        ``[H, D]`` float32, subtracted first: ``x - mean``, rounded to fp32.
 
     Returns
     -------
@@ -72,9 +72,10 @@ def encode(
 def decode(
     form: NumberFormat, codes: Tensor, scales: Tensor | None, global_scale: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Expand what `encode` made: fp8 exact in both dtypes, integers exact in float32 and rounded once to bfloat16.
+    """Expand what `encode` made. fp8 is exact in both dtypes; integers are exact in float32 and rounded once to
+    bfloat16.
 
-    Rotated int4 is ``hadamard((code - zero) * step) / 8``: each of the seven additions of a number rounds to float32.
+    Rotated int4 is ``hadamard((code - zero) * step) / 8``. Each of the seven additions rounds to float32.
 
     Parameters
     ----------
@@ -106,10 +107,10 @@ def decode(
 
 
 def hadamard(x: Tensor) -> Tensor:
-    """Mix the last axis, a power of two long, by the Walsh-Hadamard matrix of 1 and -1 (Sylvester's), float32.
+    """Apply the Walsh-Hadamard transform (Sylvester's matrix) to the last axis, a power of two long, in float32.
 
-    Butterflies of neighbours first: ``(a + b, a - b)`` of numbers 1, 2, 4, … apart. Each rounds once, and their order
-    is part of the format: a product with the matrix would leave the order of summation open, and with it the bytes.
+    Butterflies ``(a + b, a - b)`` of numbers 1, 2, 4, … apart, in this order, each rounding once. The order is part
+    of the format: a matrix product would leave the order of summation open, and with it the bytes.
     """
     apart = 1
     while apart < x.shape[-1]:
@@ -120,9 +121,9 @@ def hadamard(x: Tensor) -> Tensor:
 
 
 def e4m3_above(x: Tensor) -> Tensor:
-    """Bits of the least e4m3 number that is not below `x` (float32, >= 0), at most 448, as uint8.
+    """Return the bits of the smallest e4m3 number >= `x` (float32, >= 0), at most 448, as uint8.
 
-    Where the nearest one is 0, it is 0: no result hangs on a number that a GPU may have flushed to zero.
+    If the nearest one is 0, the result is 0, so that nothing depends on numbers that a GPU may flush to zero.
     """
     nearest_byte = e4m3_encode(x)
     short = (e4m3_decode(nearest_byte) < x) & (nearest_byte > 0) & (nearest_byte < LARGEST_STEP_BYTE)
@@ -130,10 +131,11 @@ def e4m3_above(x: Tensor) -> Tensor:
 
 
 def nearest(magnitude: Tensor, step: Tensor, most: int) -> Tensor:
-    """Whole number nearest to ``magnitude / step``, ties to even, at most `most`, as int32; 0 where the step is 0.
+    """Return the whole number nearest to ``magnitude / step``, ties to even, at most `most`, as int32; 0 if the step
+    is 0.
 
-    A division that is a little off at first is put right: (n + 1/2) * step is exact, since n has at most 7 bits and a
-    step 4.
+    The approximate quotient is corrected by comparing with ``(n + 1/2) * step``. That product is exact: n has at most
+    7 significant bits and a step 4.
     """
     there = step > 0
     inverse = torch.where(there, step, 1.0).reciprocal()

@@ -1,4 +1,4 @@
-"""KV schemes by name, as a command line spells them: what of a cache is stored how. No bytes, no tensors."""
+"""KV schemes by their command-line names, and the format that each stands for."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _SINK, _ROTATED = "-sink", "hadamard"
 
 @dataclass(frozen=True)
 class KvScheme:
-    """How keys and values are stored.
+    """How keys and values are stored, by name.
 
     Parameters
     ----------
     keys, values : str
-        One of `SCHEMES` each.
+        Each one of `SCHEMES`.
     exact_sink : bool
-        Whether the sink of what is quantised is stored as the model computes it.
+        Whether the sink is stored unquantised.
 
     Raises
     ------
@@ -45,7 +45,7 @@ class KvScheme:
 
     @classmethod
     def parse(cls, text: str) -> KvScheme:
-        """Return what `str` of a scheme means."""
+        """Return the scheme that a string such as ``int8-fp4-sink`` names; the inverse of ``str``."""
         keys, *values = scheme_names(text)
         return cls(keys, "-".join(values) or keys, exact_sink=text.endswith(_SINK))
 
@@ -55,7 +55,7 @@ class KvScheme:
 
 
 def scheme_names(text: str) -> list[str]:
-    """Return the names in ``KEYS-VALUES`` or ``BOTH``, ``-sink`` left out; ``-hadamard`` belongs to what it follows."""
+    """Split ``KEYS-VALUES`` or ``BOTH`` into names, without ``-sink``; ``-hadamard`` belongs to the name before it."""
     names: list[str] = []
     for part in text.removesuffix(_SINK).split("-"):
         if part == _ROTATED and names:
@@ -79,18 +79,17 @@ def kv_format(
     Parameters
     ----------
     scheme : KvScheme or str
-        ``"bf16"`` or ``"fp32"`` (the model's own numbers, stored as they are), ``"fp8"``, ``"int8"``, ``"int4"``,
-        ``"int4-hadamard"`` or ``"fp4"`` (NVFP4) of both; ``"int8-fp4"`` of keys and values; with ``"-sink"`` behind
-        it the sink as it is.
+        ``"bf16"`` or ``"fp32"`` (exact), ``"fp8"``, ``"int8"``, ``"int4"``, ``"int4-hadamard"`` or ``"fp4"`` (NVFP4)
+        for both keys and values; ``"int8-fp4"`` for keys and values; a ``"-sink"`` at the end keeps the sink exact.
     heads, head_dim : int
         Attention heads and channels of each.
     exact_dtype : torch.dtype
-        The dtype that the model computes in: bfloat16 on CUDA, float32 on a CPU. An exact scheme must name
-        it.
+        The dtype that the model computes in: bfloat16 on CUDA, float32 on a CPU. An exact scheme must be of this
+        dtype.
     layout : RowLayout, optional
-        Of a row's cache; only an exact sink needs it.
+        Layout of a row's cache; needed only for an exact sink.
     before_rope : bool
-        Whether keys lie before RoPE also where they are stored as they are.
+        Whether exact keys are stored before RoPE too.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Where expanded tokens go, and what turns keys that were stored before RoPE: records of tensors, and their checks."""
+"""Records of tensors that expanding a cache needs: rotary tables of the keys, and the room for a separate sink."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from seko_kernels.errors import KvDtypeError, KvShapeError
 
 
 class KeyTables(NamedTuple):
-    """What keys that were stored before RoPE need to be read: `reference.nvfp4_decode_keys` has the formula.
+    """Mean and rotary tables for reading keys stored before RoPE; `reference.nvfp4_decode_keys` has the formula.
 
     Parameters
     ----------
@@ -20,7 +20,7 @@ class KeyTables(NamedTuple):
     slot_rotary : Tensor
         ``[slots, A, 2]`` float32, contiguous: cosine and sine of the first A pairs of channels, by slot.
     patch_rotary : Tensor
-        ``[n, D // 2 - A, 2]`` float32, contiguous: of the other pairs, by the place in a latent frame.
+        ``[n, D // 2 - A, 2]`` float32, contiguous: of the other pairs, by patch of a latent frame.
     """
 
     mean: Tensor
@@ -28,7 +28,7 @@ class KeyTables(NamedTuple):
     patch_rotary: Tensor
 
     def check(self, tokens: int, heads: int, head_dim: int) -> None:
-        """Refuse tables that do not have one cosine and sine for each token and pair of channels.
+        """Refuse tables that do not have one cosine and sine for each token and channel pair.
 
         Raises
         ------
@@ -52,26 +52,26 @@ class KeyTables(NamedTuple):
 
 
 class SinkApart(NamedTuple):
-    """A cache without its rows' first places, which are stored apart: an expansion leaves them free, to be filled in.
+    """A cache without the sink, which is stored separately: expanding leaves room for it at the start of each row.
 
     Parameters
     ----------
     row_tokens : int
-        Tokens of a row in the cache that is expanded.
+        Tokens of a row in the cache to expand.
     left_out : int
-        Places that stand before them in the row's window.
+        Tokens of the sink, for which room is left.
     """
 
     row_tokens: int
     left_out: int
 
     def check(self, tokens: int) -> None:
-        """Refuse a cache of `tokens` that is not whole rows.
+        """Refuse a cache of `tokens` that is not a whole number of rows.
 
         Raises
         ------
         KvShapeError
-            If a row has no tokens, or there is a part of one.
+            If `row_tokens` is below 1 or does not divide `tokens`.
         """
         if self.row_tokens < 1 or tokens % self.row_tokens or self.left_out < 0:
             raise KvShapeError(f"a cache of {tokens} tokens is no whole number of rows of {self.row_tokens}")
@@ -83,7 +83,7 @@ class SinkApart(NamedTuple):
 
 
 def check_mean(mean: Tensor, heads: int, head_dim: int) -> None:
-    """Refuse what is not one float32 number a channel; raises `KvShapeError`, `KvDtypeError`."""
+    """Refuse a mean that is not ``[heads, head_dim]`` float32, contiguous; raises `KvShapeError`, `KvDtypeError`."""
     if mean.dtype != torch.float32:
         raise KvDtypeError(f"mean is {mean.dtype}, expected torch.float32")
     if tuple(mean.shape) != (heads, head_dim) or not mean.is_contiguous():

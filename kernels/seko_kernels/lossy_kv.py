@@ -1,7 +1,7 @@
-"""A KV cache of quantised numbers: keys and values each in a format of their own, the sink as it is if wanted.
+"""A quantised KV cache: keys and values each in a format of their own, optionally with an exact sink.
 
-Keys lie before RoPE, less a calibrated mean: most of what a key holds is the same in every token of a head, as long as
-RoPE has not turned it. Taken off there, the same bits store the rest more finely (docs/adr/0005).
+Keys are stored before RoPE, minus a calibrated mean. Before RoPE most of a key is the same in every token of a head;
+without that constant part the same bits store the rest more finely (docs/adr/0005).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from seko_kernels.ops import nvfp4_expand, nvfp4_expand_keys, nvfp4_write
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Tokens of one row's cache: sink, ring behind it, and those of a chunk, which is written at once.
+    """Tokens of one row's cache: the sink, the ring behind it, and the chunk, which is written at once.
 
     Parameters
     ----------
     sink_tokens, ring_tokens, chunk_tokens : int
-        Whole latent frames each; a chunk is no larger than the ring.
+        Each a whole number of latent frames; a chunk is no larger than the ring.
     """
 
     sink_tokens: int
@@ -37,34 +37,34 @@ class RowLayout:
 
     @property
     def cache_tokens(self) -> int:
-        """Tokens of the window."""
+        """Tokens of the cache: sink and ring."""
         return self.sink_tokens + self.ring_tokens
 
 
 @dataclass(frozen=True)
 class LossyKv:
-    """Keys and values of which at least one is quantised.
+    """A cache in which keys, values or both are quantised.
 
     Parameters
     ----------
     heads, head_dim : int
         Attention heads and channels of each.
     keys, values : NumberFormat or None
-        None: as the model computes them; then keys lie after RoPE, unless ``before_rope``.
+        None: exact. Exact keys are stored after RoPE, unless ``before_rope``.
     dtype : torch.dtype or None
-        The model's, where anything is stored as it is.
+        The model's dtype; needed if any part is exact.
     exact_sink : RowLayout or None
-        With it the sink of what is quantised lies apart, as the model computes it (keys before RoPE), and the codes are
-        the ring's alone.
+        If given, the sink is stored separately and exact (its keys before RoPE), and the codes are those of the ring
+        alone.
     before_rope : bool
-        Whether keys that are stored as they are lie before RoPE, too.
+        Whether exact keys are stored before RoPE too.
 
     Raises
     ------
     KvShapeError
-        If a size is not positive, or head_dim no multiple of what a format takes together.
+        If a size is not positive, or head_dim is no multiple of a format's unit.
     KvSchemeError
-        If neither is quantised, ``dtype`` is missing, or there is no sink to be exact.
+        If neither is quantised, ``dtype`` is missing, or the sink is to be exact and there is none.
     """
 
     heads: int
@@ -93,7 +93,9 @@ class LossyKv:
 
     @property
     def name(self) -> str:
-        """As in the manifest. ``fp4`` there names the first such format: keys after RoPE, no mean, top 6 alone."""
+        """The manifest's name of the format. Plain ``fp4`` there is the first such format: keys after RoPE, no mean,
+        top 6 only.
+        """
         keys = (self.keys.name if self.keys else "exact") + "-before-rope" * self.keys_before_rope
         values = self.values.name if self.values else "exact"
         both = keys if self.keys == self.values else f"{keys}.{values}"
@@ -101,17 +103,17 @@ class LossyKv:
 
     @property
     def keys_before_rope(self) -> bool:
-        """Where they are quantised, or it is asked for."""
+        """True if keys are quantised, or if it was asked for."""
         return self.keys is not None or self.before_rope
 
     @property
     def exact(self) -> tuple[bool, bool]:
-        """Whether keys, and values, are read as they were written."""
+        """Whether keys, and whether values, are read exactly as they were written."""
         return not self.keys_before_rope, self.values is None
 
     @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:
-        """Codes and bytes of groups, for keys and for values; the sink's numbers where it lies apart."""
+        """Codes and group bytes of keys and values; also the sink's numbers if the sink is exact."""
         tensors, part = [], "ring" if self.exact_sink else "cache"
         for side, form in self._sides:
             whole = (self.heads, self.head_dim)
@@ -128,7 +130,7 @@ class LossyKv:
 
     @property
     def scale_tensors(self) -> tuple[ScaleTensor, ...]:
-        """One power of two per head, for keys and for values; the mean of each channel of the keys."""
+        """One power of two for each head, of keys and of values; the mean of each key channel."""
         tensors = []
         for side, form in self._sides:
             if form is not None:
@@ -179,17 +181,19 @@ class LossyKv:
         key_rotary: Mapping[str, Tensor],
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """Expand and turn keys, expand values; see `KvFormat.expand`. Places never written: the mean, and 0."""
+        """Expand and rotate keys, expand values; see `KvFormat.expand`. Tokens never written give the rotated mean,
+        and 0.
+        """
         k, v = (self._read(side, form, caches, scales, key_rotary, dtype) for side, form in self._sides)
         return k, v
 
     def calibrate(self, k: ChannelStatistics, v: ChannelStatistics) -> dict[str, Tensor]:
-        """Choose the global scales and take the keys' mean.
+        """Choose the global scales, and take the mean of the keys.
 
         Parameters
         ----------
         k, v : ChannelStatistics
-            Of the keys (before RoPE where `keys_before_rope`), and of the values.
+            Statistics of the keys (before RoPE where `keys_before_rope`) and of the values.
 
         Returns
         -------
@@ -270,11 +274,13 @@ class LossyKv:
 
 @dataclass(frozen=True)
 class Nvfp4Kv(LossyKv):
-    """Keys and values in NVFP4, four over six: 4.5 bits a number. The format that fused kernels read."""
+    """Keys and values in NVFP4 with two tops per block ("four over six"): 4.5 bits a number. Fused kernels read this
+    format.
+    """
 
 
 def _slots_of(layout: RowLayout, table: Tensor, frame_tokens: int, *, sink: bool) -> Tensor:
-    """Return the rows of a table [B * cache slots, ...] that are of the sinks' slots, or of the rings'."""
+    """Return the rows of a table [B * cache slots, ...] that belong to the sinks' slots, or to the rings'."""
     first = layout.sink_tokens // frame_tokens
     by_row: Tensor = table.unflatten(0, (-1, layout.cache_tokens // frame_tokens))
     part = by_row.narrow(1, 0, first) if sink else by_row.narrow(1, first, by_row.shape[1] - first)
@@ -282,19 +288,20 @@ def _slots_of(layout: RowLayout, table: Tensor, frame_tokens: int, *, sink: bool
 
 
 def _ring_index(layout: RowLayout, token_index: Tensor) -> Tensor:
-    """Return where tokens lie in caches of the rings alone.
+    """Return the token indices in a cache that holds only the rings.
 
-    Tokens of the sink go to the ring's last places: the closed form of the ring, one turn before its first. They are
-    read by nobody, since while a sink is being filled its ring is not yet, and each place is written before it is read.
+    Sink tokens are sent to the last slots of the ring. Nothing reads them: while the sink is being filled the ring is
+    empty, and every slot is written before it is read.
     """
     row, place = token_index // layout.cache_tokens, token_index % layout.cache_tokens
     return row * layout.ring_tokens + (place - layout.sink_tokens) % layout.ring_tokens
 
 
 def _write_sink(layout: RowLayout, sink: Tensor, token_index: Tensor, x: Tensor) -> None:
-    """Store those of the tokens that belong to sinks, in place.
+    """Store the tokens that belong to the sink, in place.
 
-    No index may be left out, so every other token writes what stands at its own row's first place afterwards anyway.
+    Static shapes allow no skipped index, so every other token rewrites its row's first sink token with the same
+    bytes.
     """
     tokens = layout.chunk_tokens
     row, place = (

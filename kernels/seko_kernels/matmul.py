@@ -1,4 +1,4 @@
-"""The fp8 matmul behind one function: `torch._scaled_mm`, rowwise, on CUDA; the reference on a CPU."""
+"""The fp8 matmul as one function: `torch._scaled_mm` with row scales on CUDA, the reference on a CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MATRIX_UNIT = 16  # both sides of an fp8 matrix must be a multiple of it
 
 
 def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a weight ``[out, in]`` as e4m3 with a scale an output channel, at build.
+    """Quantise a weight ``[out, in]`` to e4m3 with one scale for each output channel, during the build.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     Raises
     ------
     OpShapeError
-        If it is no matrix of such sides.
+        If it is no matrix, or a side is no multiple of 16.
     """
     expect_dims("weight", weight, 2, "[out, in]")
     if weight.shape[0] % MATRIX_UNIT or weight.shape[1] % MATRIX_UNIT:

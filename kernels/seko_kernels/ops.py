@@ -1,8 +1,8 @@
-"""The ops that a model calls: checks, then the Triton kernel (CUDA) or the reference (CPU). No arithmetic.
+"""The ops that a model calls: checks, then the Triton kernel (CUDA) or the reference (CPU).
 
-The choice is made by the device at trace time. The CUDA half is a `torch.library.triton_op`, which
-AOTInductor traces into its package; an ordinary custom op would be opaque there and need this module at run
-time. The CPU half is plain torch and compiles like the rest of the model.
+The device at trace time decides. The CUDA half is a `torch.library.triton_op`, which AOTInductor compiles into its
+package; an ordinary custom op would be opaque and need this module at run time. The CPU half is plain torch and
+compiles like the rest of the model.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def nvfp4_write(
     global_scale: Tensor,
     mean: Tensor | None = None,
 ) -> None:
-    """Quantise `x`, less a mean, to NVFP4 and write token ``t`` to place ``token_index[t]`` of a cache, in place.
+    """Quantise `x` minus a mean to NVFP4 and store token ``t`` as token ``token_index[t]`` of the cache, in place.
 
     Parameters
     ----------
     x : Tensor
-        ``[T, H, D]`` float32 or bfloat16, finite; any strides with the channels contiguous cost no copy.
+        ``[T, H, D]`` float32 or bfloat16, finite; needs no copy if its channels are contiguous.
     token_index : Tensor
         ``[T]`` int64, distinct, in ``[0, N)``. The CUDA kernel skips tokens outside.
     codes : Tensor
@@ -57,7 +57,7 @@ def nvfp4_write(
     global_scale : Tensor
         ``[H]`` float32, powers of two (see `reference.nvfp4_global_scale`).
     mean : Tensor, optional
-        ``[H, D]`` float32, contiguous: taken off before rounding.
+        ``[H, D]`` float32, contiguous: subtracted before rounding.
 
     Raises
     ------
@@ -108,12 +108,13 @@ def nvfp4_expand(
     dtype : torch.dtype
         float32 or bfloat16: both hold every value exactly.
     apart : SinkApart, optional
-        Where each row's window begins with places that this cache does not hold.
+        For a cache without the sink: leaves room for the sink's tokens at the start of each row.
 
     Returns
     -------
     Tensor
-        ``[N, H, D]`` of `dtype`, new and contiguous; with ``apart`` longer, and anything in the places of the sink.
+        ``[N, H, D]`` of `dtype`, new and contiguous. With ``apart`` it is longer, and the sink's tokens are
+        undefined.
 
     Raises
     ------
@@ -151,7 +152,7 @@ def nvfp4_expand_keys(
     dtype: torch.dtype,
     apart: SinkApart | None = None,
 ) -> Tensor:
-    """Expand NVFP4 keys that were stored before RoPE: add the mean that the write took off, rotate by place.
+    """Expand NVFP4 keys stored before RoPE: add the mean that the write subtracted, and rotate.
 
     `reference.nvfp4_decode_keys` has the formula. Bytes that were never written (zeros) expand to the rotated mean.
 
@@ -166,10 +167,10 @@ def nvfp4_expand_keys(
     mean : Tensor
         ``[H, D]`` float32, contiguous.
     slot_rotary : Tensor
-        ``[slots, A, 2]`` float32, contiguous: cosine and sine of the first A pairs of channels, by what each slot
-        holds.
+        ``[slots, A, 2]`` float32, contiguous: cosine and sine of the first A channel pairs, for the frame in each
+        slot.
     patch_rotary : Tensor
-        ``[n, D // 2 - A, 2]`` float32, contiguous: of the other pairs, by the place in a latent frame.
+        ``[n, D // 2 - A, 2]`` float32, contiguous: of the other pairs, by patch of a latent frame.
     dtype : torch.dtype
         float32 or bfloat16.
     apart : SinkApart, optional
@@ -208,10 +209,10 @@ def nvfp4_expand_keys(
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """Take the reference path on CUDA too, inside this context.
+    """Use the reference on CUDA too, inside this context.
 
-    For graphs that are saved as exported programs and opened where this package is not: they may name no op of
-    ours. Bytes are the same; the compiler fuses what it can.
+    For exported programs that are opened where this package is missing: they may contain none of its ops. The bytes
+    are the same; torch's compiler fuses what it can.
     """
     token = _PLAIN.set(True)
     try:
@@ -221,7 +222,7 @@ def plain_torch() -> Iterator[None]:
 
 
 def takes_kernels(*tensors: Tensor) -> bool:
-    """Tell whether an op of these tensors takes its kernel (CUDA) or its reference (CPU, or `plain_torch`).
+    """Return whether an op on these tensors runs its kernel (CUDA) or its reference (CPU, or `plain_torch`).
 
     Raises
     ------
@@ -233,9 +234,9 @@ def takes_kernels(*tensors: Tensor) -> bool:
 
 @contextmanager
 def stand_ins(by_name: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Call a function of the caller's instead of an op, inside this context, after the op's own checks.
+    """Inside this context, call the caller's functions instead of ops, after the ops' own checks.
 
-    For graphs of another language that name an op as one node. A stand-in writes nothing in place.
+    For graphs in another language that represent an op as one node. A stand-in writes nothing in place.
 
     Parameters
     ----------
@@ -251,7 +252,7 @@ def stand_ins(by_name: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
 
 
 def stand_in(name: str) -> Callable[..., Any] | None:
-    """Return what `stand_ins` names for an op outside of this file, or None."""
+    """Return the function that `stand_ins` set for an op of another module, or None."""
     return _STAND_INS.get().get(name)
 
 
@@ -354,7 +355,9 @@ def _nvfp4_expand_keys_cuda(
 
 
 def check_written(x: Tensor, token_index: Tensor) -> tuple[int, int]:
-    """Return heads and channels of what is to be written and where; raises `KvShapeError`, `KvDtypeError`."""
+    """Check a write's input, indices and constants; return heads and channels. Raises `KvShapeError`,
+    `KvDtypeError`.
+    """
     if x.dim() != 3:
         raise KvShapeError(f"x has shape {tuple(x.shape)}, expected [tokens, heads, head_dim]")
     tokens, heads, head_dim = x.shape

@@ -1,8 +1,7 @@
-"""Gluon kernels as torch's compiler sees them: by an outline, a Triton kernel with the same parameters.
+"""Gluon kernels as torch's compiler sees them: an outline, which is a Triton kernel with the same parameters.
 
-Torch's compiler learns from a kernel's Triton IR which tensors it changes, and it knows no Gluon. So it is shown an
-outline, which reads what the Gluon kernel reads and writes what it writes; `gluon_twin` takes its place before it is
-compiled.
+Torch's compiler learns from a kernel's Triton IR which tensors it writes, and it does not know Gluon. So it is shown
+an outline that reads and writes the same tensors; `gluon_twin` substitutes the Gluon kernel before compilation.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ TWINS = {
 
 
 class Outline(JITFunction):  # type: ignore[misc]
-    """A Triton kernel that shows what a Gluon kernel reads and writes; run as it is, the Gluon kernel runs."""
+    """A Triton kernel that declares the reads and writes of a Gluon kernel; launching it runs the Gluon kernel."""
 
     def run(self, *arguments: Any, **named: Any) -> Any:
         return kernel_of(self.__name__).run(*arguments, **named)
 
 
 def outline(runtime_ints: Sequence[str]) -> Callable[[Callable[..., None]], Outline]:
-    """Return the decorator of an outline, whose ``runtime_ints`` are no constants of the compiled kernel."""
+    """Return a decorator that makes an outline; the ``runtime_ints`` parameters are not compiled in as constants."""
     return lambda function: Outline(function, do_not_specialize=runtime_ints)
 
 
 def gluon_twin(source: Any) -> Any | None:
-    """Return the Gluon source that is to be compiled for an outline, or None for any other kernel.
+    """Return the Gluon source to compile instead of an outline, or None for any other kernel.
 
     Parameters
     ----------
@@ -48,7 +47,7 @@ def gluon_twin(source: Any) -> Any | None:
     Returns
     -------
     GluonASTSource or None
-        Of the same signature, constants and attributes.
+        With the same signature, constants and attributes.
 
     Raises
     ------
@@ -83,7 +82,9 @@ def kernel_of(outline_name: str) -> Any:
 
 @cache
 def gluon_fault() -> ImportError | None:
-    """Return why this triton's Gluon is not that of 3.6, or None: an experimental interface may move."""
+    """Return how this triton's Gluon differs from that of triton 3.6, or None. Gluon is experimental and may
+    change.
+    """
     try:
         for module, _ in TWINS.values():
             importlib.import_module(module)

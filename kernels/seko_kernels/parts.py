@@ -1,4 +1,6 @@
-"""Attention in parts of the keys: where they are written, and how they become one. What both attention ops share."""
+"""Attention split over parts of the keys: where the parts are written, and how they are combined. Used by both
+attention ops.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,16 @@ WAVE_OF_PARTS_KEYS = 1600
 
 
 class Parts(NamedTuple):
-    """What programs with a part of the keys write.
+    """Output of programs that see only a part of the keys.
 
     Parameters
     ----------
     out : Tensor
         ``[B * splits, max(tokens, 1), H, D]`` bfloat16.
     lse : Tensor
-        ``[B * splits, H, max(tokens, 1)]`` float32, base-2 logarithms of a part's sum.
+        ``[B * splits, H, max(tokens, 1)]`` float32: base-2 logarithm of each part's softmax sum.
     tokens, splits : int
-        Queries that see the keys in parts, and the parts.
+        Queries whose keys are split, and the number of parts.
     """
 
     out: Tensor
@@ -36,7 +38,7 @@ class Parts(NamedTuple):
 
     @classmethod
     def of(cls, whole: Tensor, tokens: int, splits: int) -> Parts:
-        """Return memory for parts of an attention whose result is ``whole`` ``[B, T, H, D]``."""
+        """Allocate the parts of an attention whose result is ``whole`` ``[B, T, H, D]``."""
         batch, _, heads, head_dim = whole.shape
         rows = (batch * splits, max(tokens, 1))
         out = torch.empty((*rows, heads, head_dim), dtype=whole.dtype, device=whole.device)
@@ -44,12 +46,12 @@ class Parts(NamedTuple):
         return cls(out, lse, tokens, splits)
 
     def programs(self, whole_tokens: int, tile: int, batch: int, heads: int) -> tuple[int, tuple[int, ...]]:
-        """Return how many programs one launch of whole tiles and parts has, and the last ints that its kernel takes.
+        """Return how many programs a launch has, whole tiles and parts together, and the kernel's last int arguments.
 
         Parameters
         ----------
         whole_tokens : int
-            Queries that see all keys at once.
+            Queries whose keys are not split.
         tile : int
             Queries of a program.
         batch, heads : int
@@ -61,7 +63,7 @@ class Parts(NamedTuple):
         return whole + rest_tiles * heads * batch * self.splits, ints
 
     def combine(self, whole: Tensor) -> None:
-        """Write the last queries of ``whole`` ``[B, T, H, D]``, if any see the keys in parts."""
+        """Combine the parts into the last queries of ``whole`` ``[B, T, H, D]``, if there are any."""
         batch, query_tokens, heads, head_dim = whole.shape
         if not self.tokens:
             return
@@ -80,7 +82,7 @@ class Parts(NamedTuple):
 
 
 def use_torchs_memory() -> None:
-    """Give Triton memory for tensor descriptors, for which it asks its host; a compiled engine brings its own."""
+    """Let Triton allocate its tensor descriptors through torch. A compiled engine has an allocator of its own."""
     triton.set_allocator(_descriptor_memory)
 
 

@@ -1,6 +1,7 @@
-"""The kernels as TensorRT sees them: tensors, aliases, launches as expressions of shapes, PTX. No TensorRT here.
+"""The kernels as TensorRT plugins: tensors, aliases, launch sizes as functions of shapes, and PTX. Imports no
+TensorRT.
 
-`seko_export.backends.tensorrt_plans.registration` hands this over to TensorRT; the tests launch it through the CUDA
+`seko_export.backends.tensorrt_plans.registration` registers them with TensorRT; tests launch the PTX through the CUDA
 driver.
 """
 
@@ -37,14 +38,14 @@ CeilDiv = Callable[[Size, int], Size]
 
 @dataclass(frozen=True)
 class Launch:
-    """How a kernel is launched, but for its block, which its PTX fixes.
+    """How a kernel is launched. The block size is fixed by its PTX.
 
     Parameters
     ----------
     grid : tuple of Size
         Programs along x and y.
     scalars : tuple of Size
-        int32 arguments, between the inputs' pointers and the outputs'.
+        int32 arguments, between the pointers of the inputs and those of the outputs.
     """
 
     grid: tuple[Size, Size]
@@ -53,18 +54,18 @@ class Launch:
 
 @dataclass(frozen=True)
 class PluginOutput:
-    """One output.
+    """One output of a plugin.
 
     Parameters
     ----------
     name : str
-        Of the function's result.
+        Result name of the function.
     dtype : str
         As the manifest names it.
     shape : callable
-        From the inputs' shapes.
+        Computes the shape from the inputs' shapes.
     alias : str or None
-        The input whose memory it is: written in place.
+        The input that it is written into in place, if any.
     """
 
     name: str
@@ -75,24 +76,24 @@ class PluginOutput:
 
 @dataclass(frozen=True)
 class Plugin:
-    """One function of the ONNX form as a kernel.
+    """A function of the ONNX form that is implemented by one kernel.
 
     Parameters
     ----------
     name : str
-        The function's.
+        Name of the function.
     inputs : mapping of str to str
-        Names, in order, and dtypes. ``float`` is whatever the engine computes in.
+        Dtypes by name, in order. ``float`` stands for the dtype that the engine computes in.
     outputs : tuple of PluginOutput
-        In order.
+        The outputs, in order.
     entry : triton kernel
-        Of `plugin_entries`.
+        An entry of `plugin_entries`.
     warps : int
-        Of a program.
+        Warps per program.
     launch : callable
-        From the inputs' shapes and a division that rounds up.
+        Computes the launch from the inputs' shapes and a ceiling division.
     constants : callable
-        The kernel's constants, from the inputs' shapes in plain numbers.
+        Computes the kernel's constants from the inputs' shapes as plain ints.
     """
 
     name: str
@@ -105,24 +106,24 @@ class Plugin:
 
     @property
     def identifier(self) -> str:
-        """``seko::NAME``."""
+        """``seko::NAME``, TensorRT's name of the plugin."""
         return f"{NAMESPACE}::{self.name}"
 
 
 @dataclass(frozen=True)
 class PluginKernel:
-    """A plugin compiled for shapes, dtypes and an architecture.
+    """A plugin compiled for given shapes, dtypes and architecture.
 
     Parameters
     ----------
     name : str
-        Of the entry in the PTX.
+        Name of the entry in the PTX.
     ptx : str
         Takes exactly the inputs' pointers, the scalars and the outputs' pointers, in this order.
     threads : int
-        Of a block, along x.
+        Threads per block, along x.
     shared_bytes : int
-        Dynamic shared memory of a block.
+        Dynamic shared memory per block.
     """
 
     name: str
@@ -217,11 +218,11 @@ def compile_plugin(
     Parameters
     ----------
     plugin : Plugin
-        Which.
+        The plugin to compile.
     sizes : mapping of str to sequence of int
         Shape of each input.
     compute : str
-        What ``float`` means: ``bfloat16`` or ``float32``.
+        The dtype of ``float``: ``bfloat16`` or ``float32``.
     arch : int
         Compute capability, such as 90.
 
@@ -232,7 +233,7 @@ def compile_plugin(
     Raises
     ------
     PluginFormError
-        If the kernel takes more than TensorRT hands over.
+        If the kernel needs an argument that TensorRT does not pass.
     """
     pointers = {
         name: _POINTERS[compute if dtype == "float" else dtype] for name, dtype in plugin.inputs.items()
@@ -265,15 +266,15 @@ def compile_plugin(
 
 
 def without_hidden_parameters(ptx: str, kernel: str, wanted: int) -> str:
-    """Return the PTX whose entry takes its first ``wanted`` parameters alone.
+    """Return PTX whose entry takes only its first ``wanted`` parameters.
 
-    Triton's launcher hands over two more, which these kernels never read. TensorRT does not: the driver would read
-    past the end of TensorRT's list of arguments.
+    Triton's launcher passes two more, which these kernels never read. TensorRT passes none, so the driver would read
+    past the end of its argument list.
 
     Raises
     ------
     PluginFormError
-        If it has another number of parameters, or reads one of those that go.
+        If the number of parameters is not as expected, or one to be removed is read.
     """
     head = re.search(rf"\.entry {re.escape(kernel)}\((.*?)\)", ptx, re.DOTALL)
     parameters = [] if head is None else [line.strip().rstrip(",") for line in head[1].strip().splitlines()]

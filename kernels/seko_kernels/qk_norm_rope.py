@@ -1,4 +1,4 @@
-"""QK norm and rotary embedding as an op that puts k at its ring places. Checks, then kernel or reference."""
+"""The op that normalises and rotates q and k and writes k into its cache slots. Checks, then kernel or reference."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def qk_norm_rope(
     k_out: Tensor,
     plain_keys: str = "none",
 ) -> tuple[Tensor, Tensor]:
-    """Normalise and rotate q and k in float32; write k to its places in `k_out`; return q.
+    """Apply RMSNorm and RoPE to q and k in float32; write k into its slots of `k_out`; return q.
 
     Parameters
     ----------
@@ -45,15 +45,15 @@ def qk_norm_rope(
     cos, sin : Tensor
         ``[B, T, D // 2]`` float32.
     write_slots : Tensor
-        ``[B, F]`` int64, ``T = F * frame_tokens``. The CUDA kernel leaves out places outside the cache.
+        ``[B, F]`` int64, ``T = F * frame_tokens``. The CUDA kernel skips tokens outside the cache.
     frame_tokens : int
-        Places of a slot.
+        Tokens of a slot.
     eps : float
         Of the norms.
     k_out : Tensor
         ``[B, N, H, D]`` of qkv's dtype, contiguous; mutated.
     plain_keys : str
-        What to return of k beside: ``"none"``, ``"rotated"`` or ``"before_rope"``, as a KV format stores it.
+        Which keys to return as well: ``"none"``, ``"rotated"`` or ``"before_rope"``, as the KV format stores them.
 
     Returns
     -------

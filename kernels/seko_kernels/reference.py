@@ -1,4 +1,4 @@
-"""The quantised formats in plain torch: the truth for every byte. No kernels, no caches, no checks.
+"""Reference of the NVFP4 format in plain torch: the kernels give equal bytes.
 
 Everything here is static torch arithmetic, so that `torch.export` traces it and a CPU engine is compiled
 from it. Every step is exact in fp32 or rounds at one stated place; therefore eager torch, a compiled CPU
@@ -46,7 +46,7 @@ def nvfp4_encode(x: Tensor, global_scale: Tensor, mean: Tensor | None = None) ->
     global_scale : Tensor
         ``[H]`` float32, powers of two with an exponent in `NVFP4_GLOBAL_EXPONENTS`.
     mean : Tensor, optional
-        ``[H, D]`` float32, taken off before all else: ``x - mean``, rounded to fp32.
+        ``[H, D]`` float32, subtracted first: ``x - mean``, rounded to fp32.
 
     Returns
     -------
@@ -85,11 +85,12 @@ def _nvfp4_round(magnitude: Tensor, scale: Tensor, g: Tensor) -> tuple[Tensor, T
 
 
 def nvfp4_error(magnitude: Tensor, codes: Tensor, scales: Tensor, g: Tensor) -> Tensor:
-    """Squared error of blocks, in whole numbers: parts of the power of two at or below each block's largest magnitude.
+    """Return the squared error of blocks as integers, in units of the power of two at or below each block's largest
+    magnitude.
 
-    Every step is exact or rounds to the nearest whole number, and the sum is one of integers, so that any order of
-    summation gives the same choice between two scales. A code's value is a whole number of parts by itself, unless
-    the scale saturated; then both tops have the same scale and the same error.
+    Every step is exact or rounds to the nearest whole number, and the sum is over integers. So any order of summation
+    chooses the same of two scales. A code's value is a whole number of units, unless the scale saturated; then both
+    tops have the same scale and the same error.
 
     Parameters
     ----------
@@ -140,7 +141,7 @@ def nvfp4_decode(codes: Tensor, scales: Tensor, global_scale: Tensor, dtype: tor
 
 
 def unpacked(codes: Tensor) -> Tensor:
-    """Return the codes of bytes of two ``[..., D // 2]``: ``[..., D // 2, 2]``, the even channel's first."""
+    """Unpack bytes of two 4-bit codes, ``[..., D // 2]``, to ``[..., D // 2, 2]``: even channel first."""
     return torch.stack([codes & 15, codes >> 4], dim=-1)
 
 
@@ -153,27 +154,27 @@ def nvfp4_decode_keys(
     patch_rotary: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Expand keys that were stored before RoPE, less a mean: add the mean, rotate each key by its place.
+    """Expand keys stored before RoPE minus a mean: add the mean, then rotate each key.
 
-    A key is ``r(e2m1(code) * (e4m3(scale) * g) + mean)``, the sum rounded to fp32 once and r to `ROTARY_FACTOR_BITS`
-    significant bits; so are cosines and sines. Its pairs of channels (even, odd) become
-    ``(even * cos - odd * sin, even * sin + odd * cos)``: exact products, so one rounding to fp32, fused or not.
+    A key is ``r(e2m1(code) * (e4m3(scale) * g) + mean)``. The sum is rounded to fp32 once, and r rounds to
+    `ROTARY_FACTOR_BITS` significant bits, as do cosines and sines. Channel pairs (even, odd) become ``(even * cos -
+    odd * sin, even * sin + odd * cos)``. Their products are exact, so there is one rounding to fp32, fused or not.
 
-    The angles of a place are those of its slot (time) for the first pairs of a head, and those of its patch (height,
-    width) for the rest: two small tables instead of one as long as the cache.
+    A token's angles come from two small tables: the first pairs of a head depend on its slot (time), the others on
+    its patch (height, width). One table as long as the cache is not needed.
 
     Parameters
     ----------
     codes, scales, global_scale
         As in `nvfp4_decode`, of ``N = slots * n`` tokens, slot by slot.
     mean : Tensor
-        ``[H, D]`` float32, what `nvfp4_encode` took off.
+        ``[H, D]`` float32, as `nvfp4_encode` subtracted it.
     slot_rotary : Tensor
-        ``[slots, A, 2]`` float32: cosine and sine of the first A pairs, by what each slot holds.
+        ``[slots, A, 2]`` float32: cosine and sine of the first A pairs, for the frame in each slot.
     patch_rotary : Tensor
-        ``[n, D // 2 - A, 2]`` float32: of the other pairs, by the place in a latent frame.
+        ``[n, D // 2 - A, 2]`` float32: of the other pairs, by patch of a latent frame.
     dtype : torch.dtype
-        float32 or bfloat16; the latter rounds the fp32 result once more.
+        float32 or bfloat16; bfloat16 rounds the fp32 result once more.
 
     Returns
     -------
@@ -188,7 +189,7 @@ def nvfp4_decode_keys(
 def rotate_centred_keys(
     keys: Tensor, mean: Tensor, slot_rotary: Tensor, patch_rotary: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Add the mean to expanded keys [N, H, D] float32 and rotate each by its place; see `nvfp4_decode_keys`."""
+    """Add the mean to expanded keys [N, H, D] float32 and rotate them; see `nvfp4_decode_keys`."""
     return rotate_keys(
         round_factor(keys + mean), round_factor(slot_rotary), round_factor(patch_rotary), dtype
     )
@@ -211,7 +212,7 @@ def rotate_keys(keys: Tensor, slot_rotary: Tensor, patch_rotary: Tensor, dtype: 
 
 
 def round_factor(x: Tensor) -> Tensor:
-    """Round float32 to `ROTARY_FACTOR_BITS` significant bits, ties away from zero: by adding to its bits."""
+    """Round float32 to `ROTARY_FACTOR_BITS` significant bits, ties away from zero, by integer addition to its bits."""
     dropped = 24 - ROTARY_FACTOR_BITS
     return ((x.view(torch.int32) + (1 << (dropped - 1))) & -(1 << dropped)).view(torch.float32)
 
@@ -251,23 +252,22 @@ def e4m3_decode(codes: Tensor) -> Tensor:
 
 
 def nvfp4_global_scale(amax: Tensor) -> Tensor:
-    """Return `global_scale` of NVFP4: its largest code is 6."""
+    """Return `global_scale` for NVFP4, whose largest code is 6."""
     return global_scale(amax, E2M1_MAX)
 
 
 def global_scale(amax: Tensor, top: float) -> Tensor:
     """Smallest power of two ``g`` with ``amax / (top * g) <= 56``; 1 where amax is 0.
 
-    Its exponent stays within `NVFP4_GLOBAL_EXPONENTS`.
-
-    A power of two, because then every product with it is exact; see `NVFP4_CALIBRATED_SCALE` for the 56.
+    Its exponent stays within `NVFP4_GLOBAL_EXPONENTS`. It is a power of two so that products with it are exact;
+    `NVFP4_CALIBRATED_SCALE` explains the 56.
 
     Parameters
     ----------
     amax : Tensor
-        ``[H]`` float32, finite and >= 0: largest magnitude that the calibration saw, per head.
+        ``[H]`` float32, finite and >= 0: the largest magnitude of each head during calibration.
     top : float
-        `NumberFormat.top`: over it the largest magnitude is a scale, which e4m3 holds up to 448.
+        `NumberFormat.top`: the largest magnitude over `top` is a step, and e4m3 holds steps up to 448.
 
     Returns
     -------

@@ -1,7 +1,8 @@
-"""Ops on rows between two matmuls: residual, LayerNorm, modulation, GELU, each with rowwise fp8 where asked.
+"""Ops on rows between two matmuls: residual, LayerNorm, modulation, GELU; each can quantise its result to fp8.
 
-`modulation` is ``[B, F, 6, d]`` float32, one set for each latent frame of the chunk; `layer_modulation` is the layer's
-own ``[6, d]``. The kernel adds them, so their sum is never stored. Rows are ``[B, T, d]``, T a multiple of F.
+`modulation` is ``[B, F, 6, d]`` float32, one set for each latent frame of the chunk; `layer_modulation` is the
+layer's own ``[6, d]``. The kernel adds the two, so their sum is never stored. Rows are ``[B, T, d]``, T a multiple of
+F.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from seko_kernels.triton.row_norm import (
 
 
 class Rows(NamedTuple):
-    """Rows as the next matmul takes them.
+    """Rows in the form that the next matmul takes.
 
     Parameters
     ----------
     values : Tensor
         ``[B, T, d]``, of the input's dtype or e4m3.
     scale : Tensor
-        ``[B * T, 1]`` float32 beside e4m3; empty otherwise.
+        ``[B * T, 1]`` float32 if the values are e4m3, else empty.
     """
 
     values: Tensor
@@ -46,12 +47,12 @@ class Rows(NamedTuple):
 
 
 class Modulation(NamedTuple):
-    """The six rows of a block for each latent frame: what the whole network gives, and what the layer adds.
+    """Shift, scale and gate rows of a layer: six for each latent frame, plus the layer's own six.
 
     Parameters
     ----------
     frames : Tensor
-        ``[B, F, 6, d]`` float32.
+        ``[B, F, 6, d]`` float32, the same for all layers.
     layer : Tensor
         ``[6, d]`` float32.
     """
@@ -70,13 +71,13 @@ def residual_norm_modulate(
     x, y : Tensor
         ``[B, T, d]`` float32 or bfloat16, contiguous.
     modulation : Modulation
-        Of this layer.
+        That of this layer.
     shift_at, scale_at : int
         Which of the six rows are shift and scale.
     eps : float
         Of the norm.
     fp8 : bool
-        Whether the result is quantised, rowwise.
+        Whether the result is quantised to fp8 by row.
 
     Returns
     -------
@@ -104,9 +105,10 @@ def gated_residual_norm_modulate(
     *,
     fp8: bool,
 ) -> tuple[Tensor, Rows]:
-    """As `residual_norm_modulate`, of ``hidden = x + y * gate``: the end of a layer and the beginning of the next.
+    """As `residual_norm_modulate`, with ``hidden = x + y * gate``. It joins the end of one layer to the start of the
+    next.
 
-    `before` is the ``[6, d]`` float32 of the layer before, which the gate is of.
+    `before` is the ``[6, d]`` float32 of the previous layer, to which the gate belongs.
     """
     return _row_norm(x, y, modulation, None, gate_at, shift_at, scale_at, eps, fp8=fp8, before=before)
 
@@ -132,12 +134,12 @@ def gated_residual(x: Tensor, y: Tensor, modulation: Modulation, gate_at: int) -
 
 
 def quantise_rows(x: Tensor) -> Rows:
-    """Return `x`, ``[B, T, d]``, as rowwise fp8; the bytes are those of `fused_reference.e4m3_rows`."""
+    """Return `x`, ``[B, T, d]``, as fp8 with row scales; the bytes are those of `fused_reference.e4m3_rows`."""
     return _row_norm(x, None, None, None, -1, -1, -1, 0.0, fp8=True)[1]
 
 
 def gelu_quantise(x: Tensor) -> Rows:
-    """Return GELU (tanh form) of `x`, ``[B, T, width]`` float32 or bfloat16, contiguous, as rowwise fp8."""
+    """Return GELU (tanh form) of `x`, ``[B, T, width]`` float32 or bfloat16, contiguous, as fp8 with row scales."""
     expect_dims("x", x, 3, "[batch, tokens, width]")
     expect("x", x, tuple(x.shape), *FLOAT_DTYPES)
     if takes_kernels(x):
@@ -160,9 +162,9 @@ def _row_norm(
     fp8: bool,
     before: Tensor | None = None,
 ) -> tuple[Tensor, Rows]:
-    """Check, then run the one kernel, or the same in plain torch. An index of -1 means that the step is left out.
+    """Check, then run the one kernel, or the same in plain torch. An index of -1 leaves that step out.
 
-    The gate is of the modulation's layer, or of the one that `before` is of.
+    The gate is taken from `before` if given, else from the modulation's own layer.
     """
     expect_dims("x", x, 3, "[batch, tokens, width]")
     batch, tokens, width = x.shape

@@ -1,7 +1,8 @@
-"""The op that fills the scratch which attention reads: the past, from an NVFP4 cache. A chunk's own is not in it.
+"""The op that fills the 8-bit scratch that attention reads: the past of an NVFP4 cache, without the chunk's own
+tokens.
 
-One scratch serves all layers, one after another: K ``[B, P, H, D]`` in int8 with a scale a tile of places and
-head, ``[B, H, key_tiles(P)]``, and V transposed, ``[B, H, D, v_columns(P)]``, in e4m3 with a power of two as scale a
+All layers share one scratch, one after another. K is ``[B, P, H, D]`` int8 with a scale for each head and tile of
+tokens, ``[B, H, key_tiles(P)]``. V is transposed, ``[B, H, D, v_columns(P)]``, e4m3 with a power of two for each
 head.
 """
 
@@ -30,17 +31,17 @@ from seko_kernels.triton.fp8_expand import (
 
 
 class KeyRotation(NamedTuple):
-    """What turns keys that were stored before RoPE into those that attention reads; see `ops.nvfp4_expand_keys`.
+    """Mean and rotary tables that turn stored keys into those that attention reads; see `ops.nvfp4_expand_keys`.
 
     Parameters
     ----------
     mean : Tensor
-        ``[H, D]`` float32, what was taken off.
+        ``[H, D]`` float32, the mean that was subtracted.
     slot_rotary : Tensor
-        ``[B * slots, A, 2]`` float32, A even, 0 < A < D/2: cosine and sine of the first A pairs, by what each slot
-        holds.
+        ``[B * slots, A, 2]`` float32, A even, 0 < A < D/2: cosine and sine of the first A pairs, for the frame in
+        each slot.
     patch_rotary : Tensor
-        ``[frame_tokens, D/2 - A, 2]`` float32: of the other pairs, by the place in a latent frame.
+        ``[frame_tokens, D/2 - A, 2]`` float32: of the other pairs, by patch of a latent frame.
     """
 
     mean: Tensor
@@ -48,7 +49,9 @@ class KeyRotation(NamedTuple):
     patch_rotary: Tensor
 
     def at_tokens(self, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the mean, and cosines and sines ``[B, P, D/2]`` of tokens ``[B, P]`` of all rows' caches."""
+        """Return the mean, and cosines and sines ``[B, P, D/2]`` for token indices ``[B, P]`` into all rows'
+        caches.
+        """
         patches = len(self.patch_rotary)
         rotary = torch.cat((self.slot_rotary[token // patches], self.patch_rotary[token % patches]), dim=2)
         cos, sin = rotary.unbind(-1)
@@ -56,12 +59,12 @@ class KeyRotation(NamedTuple):
 
 
 def scratch_scales(heads: int) -> tuple[ScaleTensor, ...]:
-    """Return what the scratch needs beside the constants of its cache: a power of two a head, of v."""
+    """Return the constants that the scratch needs beside those of the cache: a power of two for each head of V."""
     return (ScaleTensor("v_fp8_scale", (heads,), torch.float32),)
 
 
 def scratch_constants(constants: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors that `scratch_scales` names, of one layer; nothing that the cache can hold saturates.
+    """Return one layer's tensors for `scratch_scales`; nothing that the cache can hold saturates with them.
 
     Parameters
     ----------
@@ -89,15 +92,15 @@ def fp8_expand(
 ) -> None:
     """Expand the past of an NVFP4 cache into the scratch, in place and without gaps.
 
-    The past are the places below ``valid_tokens[b]`` that lie in none of the slots ``write_slots[b]``: those belong to
-    the chunk that is being made, whose keys and values attention sees as they are. In their order they go to the first
-    ``valid_tokens[b] - F * frame_tokens`` places of the scratch; what lies behind is left as it was, but for values
-    that share a word of four places with the last one.
+    The past of row b is its tokens below ``valid_tokens[b]`` that lie in none of the slots ``write_slots[b]``. Those
+    slots belong to the chunk being denoised, whose keys and values attention reads unquantised. Past tokens fill the
+    first ``valid_tokens[b] - F * frame_tokens`` tokens of the scratch in order. The rest is left as it was, except
+    values that share a 4-byte word with the last token.
 
-    Keys of a tile of `KEY_TILE` places and head have one scale, of the bound that their format gives
-    (`fused_reference.key_bounds`): their largest numbers themselves would take a pass of their own.
+    The keys of a head and tile of `KEY_TILE` tokens share one scale. It comes from the bound in
+    `fused_reference.key_bounds`, since finding the largest magnitude would take another pass.
 
-    On a GPU all tensors begin at multiples of 16 bytes, as torch's own allocations do.
+    On a GPU all tensors must begin at multiples of 16 bytes, as torch's own allocations do.
 
     Parameters
     ----------
@@ -108,13 +111,13 @@ def fp8_expand(
     k_global_scale, v_global_scale : Tensor
         ``[H]`` float32, powers of two.
     v_fp8_scale : Tensor
-        ``[H]`` float32, powers of two; `fused_reference.fp8_scale` of the global ones keeps all from saturating.
+        ``[H]`` float32, powers of two; with `fused_reference.fp8_scale` of the global scales nothing saturates.
     write_slots : Tensor
-        ``[B, F]`` int64, each slot once, below ``valid_tokens[b]``.
+        ``[B, F]`` int64, distinct in a row, all below ``valid_tokens[b]``.
     valid_tokens : Tensor
         ``[B]`` int64.
     frame_tokens : int
-        Places of a slot.
+        Tokens of a slot.
     k_out : Tensor
         ``[B, P, H, D]`` int8, contiguous, ``P = N - F * frame_tokens``; mutated. By `fused_reference.key_codes`.
     k_out_scale : Tensor
@@ -122,7 +125,7 @@ def fp8_expand(
     v_out : Tensor
         ``[B, H, D, v_columns(P)]`` e4m3, contiguous; mutated.
     rotation : KeyRotation, optional
-        For keys that were stored before RoPE; without it they are taken as they lie.
+        For keys that were stored before RoPE; without it, keys are not rotated.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""Tiles of the 8-bit attention: what they may be, which are safe, and the table of those that were measured.
+"""Tiles of the 8-bit attention: which are possible, which are safe, and the table of measured ones.
 
-`tuned_attention.json` is written by `scripts/bench/kernels.py --admit`, never by hand, and holds only tiles that
-passed `admission.admit` on the GPU that they are for. It is read while an engine is built; opening an artifact
-reads nothing, since the tiles are in the engine.
+`scripts/bench/kernels.py --admit` writes `tuned_attention.json`; nobody edits it by hand. It holds only tiles that
+passed `admission.admit` on their GPU. Builds read it; opening an artifact does not, since the tiles are compiled into
+the engine.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ HOPPER_SIZES = (hopper.QUERIES, KEY_TILE, hopper.OWN_KEYS, hopper.STAGES, hopper
 
 @dataclass(frozen=True)
 class AttentionTiles:
-    """How the 8-bit attention is cut into tiles.
+    """Tile sizes of the 8-bit attention.
 
     Parameters
     ----------
     block_m, block_n : int
-        Queries, and keys of the past, of a tile; powers of two, but for `specialised`. `block_n` is at most 128.
+        Queries and past keys of a tile; powers of two, except with `specialised`. `block_n` is at most 128.
     own_n : int
-        Own keys of a tile, whose keys and values are twice as wide; a power of two.
+        Own keys of a tile, a power of two. Own keys and values are twice as wide.
     stages : int
-        Tiles of the past's keys in flight.
+        Tiles of past keys that are loaded ahead.
     warps : int
         Warps of a program.
     resident : int
-        Programs that a multiprocessor runs at a time.
+        Programs that run on a multiprocessor at a time.
     specialised : bool
-        By `hopper_attention`, whose warpgroups have jobs of their own; only as `SPECIALISED`.
+        Whether `hopper_attention` runs, whose warpgroups have separate jobs; only `SPECIALISED` sets it.
 
     Raises
     ------
     TilesError
-        If one of them cannot be.
+        If the values contradict each other.
     """
 
     block_m: int
@@ -90,18 +90,18 @@ def safe_tiles(arch: str) -> AttentionTiles:
 
 
 def measured_tiles(arch: str, head_dim: int, shape: str, past_tokens: int) -> AttentionTiles | None:
-    """Return the fastest admitted tiles of this architecture, head_dim and shape class, or None.
+    """Return the fastest admitted tiles for this architecture, head_dim and shape class, or None.
 
     Parameters
     ----------
     arch : str
-        As ``"sm_90"``.
+        Such as ``"sm_90"``.
     head_dim : int
         D.
     shape : str
         See `shape_class`.
     past_tokens : int
-        What the scratch holds a row: `hopper_attention` takes a multiple of its groups alone.
+        Past tokens of a row in the scratch; `hopper_attention` needs a multiple of its key group.
     """
     tiles = tuned_table().get((arch, head_dim, shape))
     if tiles is not None and tiles.specialised and not hopper.takes(head_dim, past_tokens):
@@ -115,7 +115,7 @@ def tiles_for(arch: str, head_dim: int, shape: str, past_tokens: int) -> Attenti
 
 
 def shape_class(batch: int, heads: int, query_tokens: int) -> str:
-    """Return the class of an attention by how far its query tiles fill a GPU."""
+    """Classify an attention's size by its number of query tiles: how many waves it fills on a GPU."""
     tiles = batch * heads * -(-query_tokens // 128)
     return next((name for name, end in CLASS_ENDS.items() if tiles <= end), LAST_CLASS)
 
@@ -132,7 +132,7 @@ def read_table(file: Path) -> dict[tuple[str, int, str], AttentionTiles]:
     Raises
     ------
     TilesError
-        If it is no such table, or an entry has no error within its bound: it was not admitted.
+        If the file is no such table, or an entry's error exceeds its bound.
     """
     with table_faults(file):
         return {
@@ -142,7 +142,7 @@ def read_table(file: Path) -> dict[tuple[str, int, str], AttentionTiles]:
 
 
 def admitted_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield a table's rows; raises `TilesError` at one that was not admitted or has no known shape class."""
+    """Yield a table's rows; raises `TilesError` at a row that was not admitted or has no known shape class."""
     for row in json.loads(file.read_text(encoding="utf-8")):
         if not row["error"] <= row["bound"]:  # NaN too
             raise TilesError(f"{file.name}: error {row['error']} is above its bound {row['bound']}")
@@ -153,7 +153,7 @@ def admitted_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def table_faults(file: Path) -> Iterator[None]:
-    """Raise what reading a file that is no table raises as `TilesError`."""
+    """Turn the errors of reading a malformed table into `TilesError`."""
     try:
         yield
     except TilesError:
@@ -178,13 +178,13 @@ def table_row(
 
 
 def write_table(file: Path, rows: list[dict[str, Any]]) -> None:
-    """Put `rows` into the table in the place of rows with the same architecture, head_dim and shape class."""
+    """Add `rows` to the table; rows with the same architecture, head_dim and shape class are replaced."""
     merge_rows(file, rows)
     read_table(file)
 
 
 def merge_rows(file: Path, rows: list[dict[str, Any]]) -> None:
-    """Write a JSON list of what a file has and of `rows`, the later one of each architecture, head_dim and class."""
+    """Merge `rows` into a JSON list; of rows with the same architecture, head_dim and class the new one stays."""
 
     def key(row: dict[str, Any]) -> tuple[str, int, str]:
         return row["arch"], row["head_dim"], row["shape_class"]

@@ -1,8 +1,8 @@
-"""Where the 16-bit attention was measured to be faster than torch's.
+"""Table of sizes in which the 16-bit attention is faster than torch's.
 
-`tuned_attention_bf16.json` is written by `scripts/bench/kernels.py --admit`, never by hand, and holds a row for each
-class of sizes in which the kernel passed `admission.admit_bf16` on the GPU and took less time there than what an engine
-has without it. It is read while an engine is built; opening an artifact reads nothing.
+`scripts/bench/kernels.py --admit` writes `tuned_attention_bf16.json`; nobody edits it by hand. It holds a row for
+each size class in which the kernel passed `admission.admit_bf16` on its GPU and was faster than the engine's default.
+Builds read it; opening an artifact does not.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ TABLE = Path(__file__).with_name("tuned_attention_bf16.json")
 
 
 def is_faster(arch: str, head_dim: int, shape: str) -> bool:
-    """Tell whether the kernel is there and was faster on an architecture (``"sm_90"``) in a `tuned.shape_class`."""
+    """Return whether the kernel is available and was faster on this architecture (``"sm_90"``) and
+    `tuned.shape_class`.
+    """
     return gluon_fault() is None and (arch, head_dim, shape) in faster_table()
 
 
 @cache
 def faster_table() -> frozenset[tuple[str, int, str]]:
-    """Return architecture, head_dim and shape class of each row; see `read_table`."""
+    """Return the architecture, head_dim and shape class of each row; see `read_table`."""
     return read_table(TABLE)
 
 
@@ -47,6 +49,6 @@ def read_table(file: Path) -> frozenset[tuple[str, int, str]]:
 
 
 def write_table(file: Path, rows: list[dict[str, Any]]) -> None:
-    """Put `rows` into the table in the place of rows with the same architecture, head_dim and shape class."""
+    """Add `rows` to the table; rows with the same architecture, head_dim and shape class are replaced."""
     merge_rows(file, rows)
     read_table(file)

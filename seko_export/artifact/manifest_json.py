@@ -8,10 +8,10 @@ import json
 from seko_runtime.format.manifest import (
     FIRST_LAYER_VERSION,
     INPUT_VERSION,
+    OFFLOADED_VERSION,
     PASS_CACHE_VERSION,
     POOL_VERSION,
     REFERENCE_VERSION,
-    STREAMED_VERSION,
     WINDOW_VERSION,
     Buffer,
     Manifest,
@@ -66,7 +66,7 @@ def _least_of_fields(manifest: Manifest) -> int:
             FIRST_LAYER_VERSION,
             bool(manifest.stream.rings) or any(one.first_layer or one.first_place for one in calls),
         ),
-        (STREAMED_VERSION, manifest.streams_cache),
+        (OFFLOADED_VERSION, manifest.offloads_cache),
         (POOL_VERSION, manifest.pool is not None),
     )
     return max((version for version, so in needed if so), default=1)

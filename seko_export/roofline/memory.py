@@ -95,7 +95,7 @@ def _held_bytes(config: BuildConfig, work: Work) -> dict[str, int]:
     s = config.stream
     window = sum(buffer.nbytes for buffer in buffers if made_by_begin(buffer))
     latents = next(buffer for buffer in buffers if buffer.name == "latents")
-    kept = RowClocks(Ring(s.sink_frames, s.ring_frames, s.chunk_frames), config.rows).places
+    kept = RowClocks(Ring(s.sink_frames, s.ring_frames, s.chunk_frames), config.rows).kept_slots
     return {
         "kv": of("cache"),
         "prompt": of("prompt"),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seko_runtime.backends import cuda_memory
-from seko_runtime.backends.blocks import ALIGNMENT, block_places, fill_window
+from seko_runtime.backends.blocks import ALIGNMENT, block_offsets, fill_window
 from seko_runtime.format.safetensors_map import MappedTensor
 
 
@@ -26,7 +26,7 @@ def test_windows_of_any_size_assemble_every_tensor(sizes: list[int], window_byte
         MappedTensor(str(index), (size,), "uint8", data, offsets[index], size)
         for index, size in enumerate(sizes)
     ]
-    places, total = block_places({tensor.name: tensor.nbytes for tensor in tensors})
+    places, total = block_offsets({tensor.name: tensor.nbytes for tensor in tensors})
     spans = [(places[tensor.name], tensor) for tensor in tensors]
     block = np.zeros(total, np.uint8)
     for begin in range(0, total, window_bytes):

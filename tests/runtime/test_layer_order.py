@@ -13,12 +13,12 @@ import pytest
 from seko_runtime.backends import cuda_streams
 from seko_runtime.backends.cuda_streams import CudaCopies
 from seko_runtime.errors import DeviceMemoryError
-from seko_runtime.executor.layer_stream import LayerStream
+from seko_runtime.executor.cache_offload import CacheOffload
 from seko_runtime.format.manifest import Manifest
 
 from . import toy
 from .order_watch import FakeMemory, RaceError, Watch, World
-from .test_layer_stream import life_of, open_toy, streamed
+from .test_cache_offload import life_of, open_toy, streamed
 
 SHAPES = [(4, 2), (5, 3)]
 
@@ -93,14 +93,14 @@ def test_the_layer_behind_is_fetched_beside_a_call(world: World, monkeypatch: py
     """A call is ordered after the copies that were queued before its own, and not after those beside it."""
     memory = FakeMemory(world)
     beside: list[bool] = []
-    before = LayerStream.before
+    before = CacheOffload.before
 
-    def watched(stream: LayerStream, visit: Any) -> None:
+    def watched(stream: CacheOffload, visit: Any) -> None:
         before(stream, visit)
         copies, main = stream._copies.stream.name, memory.stream.name  # type: ignore[attr-defined]
         beside.append(world.clocks[main].get(copies, 0) < world.clocks[copies][copies])
 
-    monkeypatch.setattr(LayerStream, "before", watched)
+    monkeypatch.setattr(CacheOffload, "before", watched)
     with Watch(world), open_toy(streamed(toy.toy_manifest(layers=4), 2), memory) as session:
         session.run_chunk()
     assert beside
@@ -128,25 +128,25 @@ def test_each_wait_that_is_taken_out_is_found(
     ):  # of a chunk: then what comes after it does not wait for the last store
 
         @contextmanager
-        def unit(stream: LayerStream) -> Iterator[None]:
+        def unit(stream: CacheOffload) -> Iterator[None]:
             yield
             with stream._copies.forked():
                 stream._copy(stream._unstored)
             stream._unstored = ()
             stream._copies._ahead = False  # type: ignore[attr-defined]
 
-        monkeypatch.setattr(LayerStream, "unit", unit)
+        monkeypatch.setattr(CacheOffload, "unit", unit)
     else:  # a call that waits for the copies beside it only once it has run
-        before = LayerStream.before
+        before = CacheOffload.before
 
-        def late(stream: LayerStream, visit: Any) -> None:
+        def late(stream: CacheOffload, visit: Any) -> None:
             join, CudaCopies.join = CudaCopies.join, lambda _: None  # type: ignore[method-assign]
             try:
                 before(stream, visit)
             finally:
                 CudaCopies.join = join  # type: ignore[method-assign]
 
-        monkeypatch.setattr(LayerStream, "before", late)
+        monkeypatch.setattr(CacheOffload, "before", late)
     with pytest.raises(RaceError):
         run(world, *shape)
 

@@ -31,11 +31,11 @@ def test_kept_are_the_sinks_chunks_and_the_last_that_fit_the_ring(ring: Ring, ma
     clocks = RowClocks(ring, 1)
     stored: dict[int, int] = {}
     for chunk in range(made):
-        place = clocks.next_place(0)
-        assert 0 <= place < clocks.places
+        place = clocks.next_kept_slot(0)
+        assert 0 <= place < clocks.kept_slots
         stored[place] = chunk
         clocks.chunk_made([0])
-    stored[clocks.next_place(0)] = -1  # a failed try writes there, and harms nothing that is kept
+    stored[clocks.next_kept_slot(0)] = -1  # a failed try writes there, and harms nothing that is kept
     sink = -(-ring.sink_frames // ring.chunk_frames)
     last = ring.ring_frames // ring.chunk_frames
     wanted = sorted({*range(min(made, sink)), *range(max(0, made - last), made)} if made else set())
@@ -44,7 +44,7 @@ def test_kept_are_the_sinks_chunks_and_the_last_that_fit_the_ring(ring: Ring, ma
         assert steps == []
         return
     entries = [step[0] for step in steps]
-    assert [stored[entry.place] for entry in entries] == wanted
+    assert [stored[entry.kept_slot] for entry in entries] == wanted
     assert [entry.first_frame for entry in entries] == [chunk * ring.chunk_frames for chunk in wanted]
     assert [entry.slot_first for entry in entries] == [
         turn * ring.chunk_frames for turn in range(len(wanted))

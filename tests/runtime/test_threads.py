@@ -283,7 +283,7 @@ def test_an_artifact_that_closes_waits_for_the_calls_that_run(whole_folder: Path
 def test_a_call_that_waited_while_the_artifact_was_closed_is_told_so(whole_folder: Path) -> None:
     artifact = open_artifact(whole_folder)
     with ThreadPoolExecutor(1) as other:
-        with artifact._turns.lock:
+        with artifact._call_lock.lock:
             waiting = other.submit(artifact.open_session)
             while not waiting.running():
                 time.sleep(0.001)
@@ -310,7 +310,7 @@ def test_a_forked_child_gets_a_named_error_and_the_parents_frames_are_whole(
         held, leave = threading.Event(), threading.Event()
 
         def hold() -> None:
-            with pool._turns.take():
+            with pool._call_lock.take():
                 held.set()
                 assert leave.wait(60)
 

@@ -197,5 +197,5 @@ def test_every_token_is_read_as_itself(layout, events, sessions, random):
         else:
             for _ in range(random.randint(1, 6)):
                 firsts = [int(clocks.slot_first[row]) for row in rows]
-                cache.write(rows, clocks.frames(rows), firsts, [True] * len(rows))
+                cache.write(rows, clocks.next_frames(rows), firsts, [True] * len(rows))
                 clocks.chunk_made(rows)

@@ -85,7 +85,7 @@ def test_positions_are_the_order_of_time_wherever_frames_lie(chunk, sink, spare,
 
     for count in (before, after):
         for _ in range(count):
-            write(clocks.frames([0])[0].tolist(), int(clocks.slot_first[0]))
+            write(clocks.next_frames([0])[0].tolist(), int(clocks.slot_first[0]))
             clocks.chunk_made([0])
         held.clear()
         for (entry,) in clocks.rebuild([0]):

@@ -1,4 +1,4 @@
-"""The kernel that expands an NVFP4 cache to the 8-bit scratch that attention reads. Checks are in `scratch`."""
+"""The kernel that expands an NVFP4 cache to the 8-bit scratch of the attention. Checks are in `scratch`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows as int8 by a scale of their own, for kernels that hold a whole row."""
+"""Quantisation of rows to int8 with a scale for each row, for kernels that hold a whole row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel that normalises and rotates q and k and puts k at its ring places. Checks are in `qk_norm_rope`."""
+"""The kernel that normalises and rotates q and k and writes k into its cache slots. Checks are in `qk_norm_rope`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,9 @@ LONG_ROW = 12288  # from here on fewer warps are faster
 
 
 def gelu_warps(width: int) -> int:
-    """Return the warps of a program; measured on an H200: 8,960 numbers 39 us with 8, 41 with 4, 13,824 65 and 60."""
+    """Return the warps of a program. On an H200, 8,960 numbers take 39 us with 8 warps and 41 with 4; 13,824 take 65
+    and 60.
+    """
     return 8 if width < LONG_ROW else 4
 
 

@@ -1,4 +1,4 @@
-"""One kernel for what stands between two matmuls: residual, LayerNorm, modulation, quantisation, each optional."""
+"""One kernel for the ops between two matmuls: residual, LayerNorm, modulation and quantisation, each optional."""
 
 # mypy: disable-error-code="assignment"
 # (tuples of a row's parts grow)
@@ -19,14 +19,14 @@ LEAST_PART = 128  # of a warp; a row that is no multiple of it is one part, fill
 
 
 class RowTiles(NamedTuple):
-    """How rows are cut.
+    """How rows are divided among programs.
 
     Parameters
     ----------
     rows : int
         Rows of a program, all of one latent frame.
     part, parts : int
-        A power of two of numbers, and how many of these hold a row.
+        Numbers of a part, a power of two, and how many parts make up a row.
     warps : int
         Of a program.
     """
@@ -38,12 +38,12 @@ class RowTiles(NamedTuple):
 
     @property
     def constants(self) -> dict[str, int]:
-        """What the kernel takes of it."""
+        """The kernel's constexpr arguments."""
         return {"ROWS": self.rows, "PART": self.part, "PARTS": self.parts}
 
 
 def row_tiles(width: int, frame_tokens: int, norm: int) -> RowTiles:
-    """Return the tiles for rows of `width` numbers, so many of a latent frame; no part is filled up if that can be.
+    """Return the tiles for rows of `width` numbers; parts are chosen so that as little as possible is padded.
 
     On an H200 with 4,680 rows of 1,536 and 5,120 as fp8, us: residual, norm and modulation one row a program 17 and
     54, two 16 and 46, four 16 and 58; with gate and an affine norm 16 and 52, 18 and 73, 19 and 65.

@@ -19,7 +19,7 @@ UPLOAD_WINDOW = 8 << 20  # bytes of one staged copy
 UPLOAD_THREADS = 4  # copies into pinned memory run at about 8 GB/s a core; four reach the bus
 
 
-def block_places(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
+def block_offsets(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
     """Aligned byte offsets of each name in one block, and the block's size."""
     places: dict[str, int] = {}
     end = 0

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from seko_runtime.backends.blocks import (
     CHUNKS_IN_FLIGHT,
     UPLOAD_WINDOW,
-    block_places,
+    block_offsets,
     fill_window,
     upload_in_shares,
 )
@@ -58,7 +58,7 @@ class CudaMemory(CpuMemory):
 
     def upload(self, tensors: Mapping[str, MappedTensor]) -> dict[str, torch.Tensor]:
         """Copy all tensors into one allocation, through pinned windows filled by several threads."""
-        places, total = block_places({name: mapped.nbytes for name, mapped in tensors.items()})
+        places, total = block_offsets({name: mapped.nbytes for name, mapped in tensors.items()})
         with self.ordered():
             block = torch.empty(max(total, 1), dtype=torch.uint8, device=self.device)
         self.wait()  # the copies below run on streams of their own
@@ -157,7 +157,7 @@ class CudaMemory(CpuMemory):
     def _pinned_copies(self, wanted: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> PinnedCopies:
         """Cut a pinned block into tensors; one that is let go of is used again, as pinning is slow."""
         sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in wanted.items()}
-        places, total = block_places(sizes)
+        places, total = block_offsets(sizes)
         idle = self._idle_blocks.setdefault(total, [])
         block = idle.pop() if idle else pinned(torch.empty(total, dtype=torch.uint8))
         tensors = {
@@ -317,7 +317,7 @@ class _PinnedBlock:
     """Several pinned copies of the chunk's small tensors, and the device's one, moved by a single copy."""
 
     def __init__(self, specs: Sequence[TensorSpec], device: torch.device, stream: torch.cuda.Stream) -> None:
-        places, total = block_places({spec.name: spec.nbytes for spec in specs})
+        places, total = block_offsets({spec.name: spec.nbytes for spec in specs})
         self._stream = stream
         self._target = torch.zeros(total, dtype=torch.uint8, device=device)
         self._sources = [pinned(torch.zeros(total, dtype=torch.uint8)) for _ in range(CHUNKS_IN_FLIGHT)]

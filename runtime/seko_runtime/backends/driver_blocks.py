@@ -172,6 +172,6 @@ def _move(
             driver.copy_rows(*ends, rows.width, rows.height, stream)
 
 
-def when_gone(owner: object, act: Callable[..., object], *given: object) -> None:
+def when_gone(owner: object, act: Callable[..., object], *arguments: object) -> None:
     """Act when an object is gone; not at the interpreter's end, where the driver may be gone before it."""
-    weakref.finalize(owner, act, *given).atexit = False
+    weakref.finalize(owner, act, *arguments).atexit = False

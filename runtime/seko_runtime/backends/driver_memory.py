@@ -14,7 +14,7 @@ from seko_runtime.backends.blocks import (
     ALIGNMENT,
     CHUNKS_IN_FLIGHT,
     UPLOAD_WINDOW,
-    block_places,
+    block_offsets,
     fill_window,
     upload_in_shares,
 )
@@ -80,7 +80,7 @@ class DriverMemory:
 
     def upload(self, tensors: Mapping[str, MappedTensor]) -> dict[str, DeviceTensor]:
         """Copy all tensors into one allocation, through pinned windows filled by several threads."""
-        places, total = block_places({name: mapped.nbytes for name, mapped in tensors.items()})
+        places, total = block_offsets({name: mapped.nbytes for name, mapped in tensors.items()})
         block = Block(self.driver, total)
         spans = [(places[name], mapped) for name, mapped in tensors.items()]
         upload_in_shares(total, partial(_upload_windows, self.driver, block, total, spans))
@@ -229,7 +229,7 @@ class DriverMemory:
 
     def _pinned_copies(self, sizes: Mapping[str, int]) -> ParkedCopies:
         """Cut a pinned block into parts; one that is let go of is used again, as pinning is slow."""
-        places, total = block_places(sizes)
+        places, total = block_offsets(sizes)
         idle = self._idle_blocks.setdefault(total, [])
         block = idle.pop() if idle else PinnedBlock(self.driver, total)
         copies = ParkedCopies(
@@ -266,7 +266,7 @@ class _ChunkBlock:
     """Several pinned copies of the chunk's small tensors, and the device's one, moved by a single copy."""
 
     def __init__(self, driver: CudaDriver, stream: int, specs: Sequence[TensorSpec]) -> None:
-        places, self._total = block_places({spec.name: spec.nbytes for spec in specs})
+        places, self._total = block_offsets({spec.name: spec.nbytes for spec in specs})
         self._driver, self._stream, self._turn = driver, stream, 0
         self._target = Block(driver, self._total)
         driver.fill(self._target.address, 0, max(self._total, 1), stream)

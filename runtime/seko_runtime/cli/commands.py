@@ -110,9 +110,9 @@ def info(options: argparse.Namespace) -> Report:
     lines.append(
         f"KV pool  {manifest.kv.pool_bytes} bytes ({manifest.kv.scheme}), bf16 {manifest.kv.bf16_pool_bytes}"
     )
-    if manifest.streams_cache:
+    if manifest.offloads_cache:
         lines.append(
-            f"         on the host, streamed layer by layer; {manifest.device_pool_bytes} bytes on the device"
+            f"         on the host, offloaded layer by layer; {manifest.device_pool_bytes} bytes on the device"
         )
     text, video = manifest.text, manifest.video
     if video is not None:

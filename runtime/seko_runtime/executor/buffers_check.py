@@ -10,18 +10,18 @@ from seko_runtime.format.manifest import Buffer, Manifest, Stream
 TEXT_BUFFER = "text.embeddings"
 TEXT_IDS, TEXT_ENCODED = "text.ids", "text.encoded"
 IMAGE, IMAGE_LATENTS = "image", "image.latents"
-GIVEN_LATENTS, GIVEN_FRAMES = "given.latents", "given_frames"
+CONDITIONING_LATENTS, CONDITIONING_FRAMES = "given.latents", "given_frames"  # the format's names are frozen
 OF_ONE_PROMPT = (TEXT_IDS, TEXT_ENCODED, IMAGE, IMAGE_LATENTS)  # worked on for one row at a time
 REFERENCE_LATENTS = "reference.latents"
-CALL_ROWS = "rows"  # which of the pool's rows each place of a call stands for
+CALL_ROWS = "rows"  # the pool's row of each batch index of a call
 DECODE_LATENTS, VIDEO_FIRST, VIDEO = "decode.latents", "video.first", "video"
 PICTURE_CHANNELS = 3
-_OWN_MEANING = (TEXT_BUFFER, *OF_ONE_PROMPT, GIVEN_LATENTS, REFERENCE_LATENTS)  # no input's
+_OWN_MEANING = (TEXT_BUFFER, *OF_ONE_PROMPT, CONDITIONING_LATENTS, REFERENCE_LATENTS)  # no input's
 
 
-def kind_buffer(name: str, kind: str) -> str:
-    """Return the chunk buffer of a kind of layers: "" is that without a ring of its own; see `Stream.rings`."""
-    return f"{name}.{kind}" if kind else name
+def group_buffer(name: str, group: str) -> str:
+    """Return the chunk buffer of a layer group; ``""`` is the group with the largest ring. See `Stream.rings`."""
+    return f"{name}.{group}" if group else name
 
 
 def check_buffers(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
@@ -79,8 +79,8 @@ def _check_chunk_inputs(manifest: Manifest, buffers: Mapping[str, Buffer]) -> No
     frames = (rows, manifest.stream.chunk_frames)
     host = {"seeds": (rows,), "frames": frames}
     for kind in ("", *manifest.stream.rings):
-        host[kind_buffer("write_slots", kind)], host[kind_buffer("valid_tokens", kind)] = frames, (rows,)
-    host[GIVEN_FRAMES] = (rows,)
+        host[group_buffer("write_slots", kind)], host[group_buffer("valid_tokens", kind)] = frames, (rows,)
+    host[CONDITIONING_FRAMES] = (rows,)
     given = _check_inputs(manifest, buffers, host)
     if manifest.pool is not None:
         host[CALL_ROWS] = (rows,)
@@ -207,15 +207,19 @@ def _check_text(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
 
 
 def _check_given(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
-    if (GIVEN_LATENTS in buffers) != (GIVEN_FRAMES in buffers):
-        raise ProgramError(f"{GIVEN_LATENTS} and {GIVEN_FRAMES} belong together, expected both or none")
-    if GIVEN_LATENTS in buffers:
-        _expect(buffers, GIVEN_LATENTS, "prompt", _latent_shape(manifest, manifest.stream.batch), "float32")
-        _expect(buffers, GIVEN_FRAMES, "chunk", (manifest.call_rows,), "int64")
+    if (CONDITIONING_LATENTS in buffers) != (CONDITIONING_FRAMES in buffers):
+        raise ProgramError(
+            f"{CONDITIONING_LATENTS} and {CONDITIONING_FRAMES} belong together, expected both or none"
+        )
+    if CONDITIONING_LATENTS in buffers:
+        _expect(
+            buffers, CONDITIONING_LATENTS, "prompt", _latent_shape(manifest, manifest.stream.batch), "float32"
+        )
+        _expect(buffers, CONDITIONING_FRAMES, "chunk", (manifest.call_rows,), "int64")
     if "encode" not in manifest.programs:
         return
-    if GIVEN_LATENTS not in buffers:
-        raise ProgramError(f"the program encode needs the buffer {GIVEN_LATENTS}, which is not there")
+    if CONDITIONING_LATENTS not in buffers:
+        raise ProgramError(f"the program encode needs the buffer {CONDITIONING_LATENTS}, which is not there")
     channels, rows, columns = manifest.stream.latent_shape
     image = buffers.get(IMAGE)
     height, width = (*image.shape, 0, 0)[:2] if image is not None else (0, 0)
@@ -230,9 +234,9 @@ def _check_reference(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
     channels, rows, columns = stream.latent_shape
     shape = (stream.batch, channels, stream.reference_frames, rows, columns)
     _expect(buffers, REFERENCE_LATENTS, "prompt", shape, "float32")
-    if not manifest.has_context and GIVEN_FRAMES not in buffers:
+    if not manifest.has_context and CONDITIONING_FRAMES not in buffers:
         raise ProgramError(
-            f"reference frames of a cache for each pass need the buffer {GIVEN_FRAMES}, which is not there"
+            f"reference frames of a cache for each pass need the buffer {CONDITIONING_FRAMES}, which is not there"
         )
 
 

@@ -1,4 +1,4 @@
-"""Which call of a chunk needs which layers of a streamed cache, and what is copied around it. Static; runs nothing."""
+"""Which call of a chunk needs which layers of an offloaded cache, and what is copied around it. Runs nothing."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from seko_runtime.errors import ProgramError
 from seko_runtime.executor.resolved import Programs, Ref, ResolvedCall
 from seko_runtime.format.manifest import Buffer, EngineSpec, Manifest
 
-Layer = tuple[str, int]  # of which buffer, and its place there
-Place = tuple[str, int]  # a program, and which of its runs
+Layer = tuple[str, int]  # of which buffer, and its index there
+Run = tuple[str, int]  # a program, and which of its runs
 
 
 @dataclass(frozen=True)
 class Visit:
-    """A call that takes layers of streamed buffers.
+    """A call that takes layers of offloaded buffers.
 
     Parameters
     ----------
@@ -40,28 +40,28 @@ def device_seat(layer: int, buffer: Buffer) -> int:
     return 1 if layer and layer == buffer.shape[0] - 1 and seat == 0 else seat
 
 
-def layer_visits(manifest: Manifest, programs: Programs) -> dict[Place, dict[int, Visit]]:
+def layer_visits(manifest: Manifest, programs: Programs) -> dict[Run, dict[int, Visit]]:
     """Return the visits of each run of the chunk's programs, by the number of the call.
 
     Parameters
     ----------
     manifest : Manifest
-        The buffers say what is streamed.
+        The buffers say what is offloaded.
     programs : Programs
         As `resolve_programs` makes them.
 
     Raises
     ------
     ProgramError
-        If a streamed buffer cannot be streamed, or the calls do not take its layers one after another.
+        If an offloaded buffer cannot be offloaded, or the calls do not take its layers one after another.
     """
-    streamed = {buffer.name: buffer for buffer in manifest.buffers if buffer.device_layers}
-    for buffer in streamed.values():
+    offloaded = {buffer.name: buffer for buffer in manifest.buffers if buffer.device_layers}
+    for buffer in offloaded.values():
         _check_buffer(manifest, buffer)
-    if not streamed:
+    if not offloaded:
         return {}
     mutates = {engine.name: _mutated(engine) for engine in manifest.engines}
-    visits: dict[Place, dict[int, Visit]] = {}
+    visits: dict[Run, dict[int, Visit]] = {}
     for ending in ("", "_full"):
         chunk = [
             (name, number, calls)
@@ -69,48 +69,48 @@ def layer_visits(manifest: Manifest, programs: Programs) -> dict[Place, dict[int
             for number, calls in enumerate(programs.get(name, ()))
         ]
         taken = [
-            ((name, number), at, list(_layers_of(call, streamed, range(len(call.inputs)))),
-             list(_layers_of(call, streamed, mutates[call.engine])))
+            ((name, number), at, list(_layers_of(call, offloaded, range(len(call.inputs)))),
+             list(_layers_of(call, offloaded, mutates[call.engine])))
             for name, number, calls in chunk
             for at, call in enumerate(calls)
         ]  # fmt: skip
         taken = [one for one in taken if one[2]]
         later: set[Layer] = set()
         for turn in reversed(range(len(taken))):
-            place, at, takes, writes = taken[turn]
+            run, at, takes, writes = taken[turn]
             fetches = taken[(turn + 1) % len(taken)][2]
-            _check_seats(streamed, takes, fetches, place)
+            _check_seats(offloaded, takes, fetches, run)
             stores = tuple(layer for layer in writes if layer not in later)
             later.update(writes)
-            visits.setdefault(place, {})[at] = Visit(tuple(takes), tuple(fetches), stores)
+            visits.setdefault(run, {})[at] = Visit(tuple(takes), tuple(fetches), stores)
     if ("denoise", 0) not in visits:
-        raise ProgramError(f"the first denoise pass takes nothing of the streamed {', '.join(streamed)}")
+        raise ProgramError(f"the first denoise pass takes nothing of the offloaded {', '.join(offloaded)}")
     # Whatever runs next finds the layers of the first call there: a chunk, or a context pass that rebuilds a cache.
     starts = [of_run for (name, number), of_run in sorted(visits.items()) if not number]
     firsts = [set(of_run[min(of_run)].takes) for of_run in starts]
     if any(first != firsts[0] for first in firsts):
-        raise ProgramError(f"programs begin with different layers of a streamed cache: {firsts}")
-    _check_others(programs, streamed, {name for name, _ in visits})
+        raise ProgramError(f"programs begin with different layers of an offloaded cache: {firsts}")
+    _check_others(programs, offloaded, {name for name, _ in visits})
     return visits
 
 
 def _layers_of(
-    call: ResolvedCall, streamed: Mapping[str, Buffer], positions: Sequence[int]
+    call: ResolvedCall, offloaded: Mapping[str, Buffer], positions: Sequence[int]
 ) -> Iterator[Layer]:
-    """Give the streamed layers among these inputs and the outputs, each once."""
+    """Give the offloaded layers among these inputs and the outputs, each once."""
     refs = [
-        ref for ref in (*(call.inputs[n] for n in positions), *call.outputs) if _is_streamed(ref, streamed)
+        ref for ref in (*(call.inputs[n] for n in positions), *call.outputs) if _is_offloaded(ref, offloaded)
     ]
     for ref in refs:
         if not ref.index:
             raise ProgramError(
-                f"engine {call.engine} takes the streamed buffer {ref.name} whole, expected a layer of it"
+                f"engine {call.engine} takes the offloaded buffer {ref.name} whole, expected a layer of it"
             )
     return iter(dict.fromkeys((ref.name, ref.index[0]) for ref in refs))
 
 
-def _is_streamed(ref: Ref, streamed: Mapping[str, Buffer]) -> bool:
-    return ref.kind == "buffer" and ref.name in streamed
+def _is_offloaded(ref: Ref, offloaded: Mapping[str, Buffer]) -> bool:
+    return ref.kind == "buffer" and ref.name in offloaded
 
 
 def _mutated(engine: EngineSpec) -> tuple[int, ...]:
@@ -121,7 +121,7 @@ def _mutated(engine: EngineSpec) -> tuple[int, ...]:
 def _check_buffer(manifest: Manifest, buffer: Buffer) -> None:
     if buffer.role != "cache" or not buffer.layered:
         raise ProgramError(
-            f"buffer {buffer.name} of role {buffer.role} is streamed, only layered caches may be"
+            f"buffer {buffer.name} of role {buffer.role} is offloaded, only layered caches may be"
         )
     if not 2 <= buffer.device_layers < buffer.shape[0]:
         raise ProgramError(
@@ -130,27 +130,27 @@ def _check_buffer(manifest: Manifest, buffer: Buffer) -> None:
         )
     if manifest.pool is not None:
         raise ProgramError(
-            f"buffer {buffer.name} is streamed, but its rows are a pool's; rebuild the artifact"
+            f"buffer {buffer.name} is offloaded, but its rows are a pool's; rebuild the artifact"
         )
 
 
 def _check_seats(
-    streamed: Mapping[str, Buffer], takes: Sequence[Layer], fetches: Sequence[Layer], place: Place
+    offloaded: Mapping[str, Buffer], takes: Sequence[Layer], fetches: Sequence[Layer], run: Run
 ) -> None:
     """A layer is fetched while the call before it runs: not to where that one's layers lie."""
-    held = {(name, device_seat(layer, streamed[name])) for name, layer in takes}
-    wanted = {(name, device_seat(layer, streamed[name])) for name, layer in fetches}
+    held = {(name, device_seat(layer, offloaded[name])) for name, layer in takes}
+    wanted = {(name, device_seat(layer, offloaded[name])) for name, layer in fetches}
     if held & wanted or len(held) < len(takes):
         raise ProgramError(
-            f"program {place[0]}: the call that takes {takes[0]} and the one after it, {fetches[0]}, would share a "
+            f"program {run[0]}: the call that takes {takes[0]} and the one after it, {fetches[0]}, would share a "
             "seat on the device; rebuild the artifact"
         )
 
 
-def _check_others(programs: Programs, streamed: Mapping[str, Buffer], chunk: set[str]) -> None:
+def _check_others(programs: Programs, offloaded: Mapping[str, Buffer], chunk: set[str]) -> None:
     for name, runs in programs.items():
         for call in chain.from_iterable(runs):
             if name not in chunk and any(
-                _is_streamed(ref, streamed) for ref in (*call.inputs, *call.outputs)
+                _is_offloaded(ref, offloaded) for ref in (*call.inputs, *call.outputs)
             ):
-                raise ProgramError(f"program {name} takes a streamed cache, only the chunk's passes may")
+                raise ProgramError(f"program {name} takes an offloaded cache, only the chunk's passes may")

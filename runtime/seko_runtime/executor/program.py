@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import EngineSignatureError, SekoRuntimeError
-from seko_runtime.executor.layer_stream import BoundVisit, LayerStream
+from seko_runtime.executor.cache_offload import BoundVisit, CacheOffload
 from seko_runtime.executor.resolved import Ref, ResolvedCall
 from seko_runtime.faults import engine_fault
 from seko_runtime.format.manifest import EngineSpec
@@ -23,7 +23,7 @@ class BoundProgram:
     tensors : BoundTensors
         Where references lead.
     visits : mapping of int to BoundVisit
-        What `LayerStream` copies around which of the calls.
+        What `CacheOffload` copies around which of the calls.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class BoundTensors:
     weights: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
     memory: Memory
-    layers: LayerStream
+    layers: CacheOffload
     _views: dict[Ref, Tensor] = field(default_factory=dict)
 
     def tensor(self, ref: Ref) -> Tensor:

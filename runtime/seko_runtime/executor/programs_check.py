@@ -23,9 +23,9 @@ CHUNK_PROGRAMS = (
     "context",
 )  # of each bucket, where there is a pool; see `Manifest.has_context`
 REQUIRED_PROGRAMS = ("prompt", *CHUNK_PROGRAMS)
-GIVEN_PROGRAMS = ("text", "encode")  # a sentence to text embeddings, a picture to latents
+ENCODER_PROGRAMS = ("text", "encode")  # a sentence to text embeddings, a picture to latents
 DECODE_PROGRAMS = ("decode_first", "decode")
-PROMPT_WRITERS = ("prompt", *GIVEN_PROGRAMS)
+PROMPT_WRITERS = ("prompt", *ENCODER_PROGRAMS)
 REF_PATTERN = re.compile(
     r"(weight|buffer|value):([A-Za-z0-9_.{}\-]{1,255})((?:\[layer\]|\[place\]|\[pass\]|\[row\])*)(\[bucket\])?"
 )
@@ -333,7 +333,7 @@ def _check_program_names(manifest: Manifest) -> None:
     required = ["prompt", *(ProgramKey(role, bucket).name for bucket in buckets for role in chunk)]
     full = [tuple(ProgramKey(role, bucket, full=True).name for role in pair) for bucket in buckets]
     missing = [name for name in required if name not in names]
-    unknown = sorted(names - {*required, *chain(*full), *GIVEN_PROGRAMS, *DECODE_PROGRAMS})
+    unknown = sorted(names - {*required, *chain(*full), *ENCODER_PROGRAMS, *DECODE_PROGRAMS})
     if missing or unknown:
         raise ProgramError(
             f"programs lack {missing} and hold the unknown {unknown[:8]}; rebuild the artifact"

@@ -13,7 +13,7 @@ FORMAT_VERSION = 6
 # begin with another layer than 0, and layers with rings of their own; caches whose layers are streamed; reference
 # frames; context passes that read what begin makes of the cache, in layered state; declared inputs and the workload. An
 # artifact without them is written as the version before, for older runtimes.
-POOL_VERSION, PASS_CACHE_VERSION, FIRST_LAYER_VERSION, STREAMED_VERSION, REFERENCE_VERSION = 2, 3, 3, 3, 4
+POOL_VERSION, PASS_CACHE_VERSION, FIRST_LAYER_VERSION, OFFLOADED_VERSION, REFERENCE_VERSION = 2, 3, 3, 3, 4
 WINDOW_VERSION = 5
 INPUT_VERSION = 6
 MANIFEST_FILE = "manifest.json"
@@ -351,7 +351,7 @@ class Manifest:
         return any(ProgramKey.parse(name).role == "context" for name in self.programs)
 
     @property
-    def streams_cache(self) -> bool:
+    def offloads_cache(self) -> bool:
         """Whether layers of the cache go to and from the device in every pass."""
         return any(buffer.device_layers for buffer in self.buffers)
 

@@ -29,12 +29,12 @@ from seko_runtime.format.manifest import (
     FORMAT_VERSION,
     INPUT_VERSION,
     MANIFEST_FILE,
+    OFFLOADED_VERSION,
     PERIODS,
     POOL_VERSION,
     ROLES,
     SIGNATURE_FILE,
     SOURCES,
-    STREAMED_VERSION,
     WORKLOADS,
     Buffer,
     Call,
@@ -249,7 +249,7 @@ def _read_buffer(version: int, value: object, where: str) -> Buffer:
         raise ManifestError(f"{where}.role is {role[:40]!r}, expected one of {', '.join(ROLES)}")
     layered = fields.flag("layered", default=False)
     device_layers = 0
-    if version >= STREAMED_VERSION and "device_layers" in fields:
+    if version >= OFFLOADED_VERSION and "device_layers" in fields:
         device_layers = fields.integer("device_layers", maximum=4096)
     return Buffer(spec.name, spec.shape, spec.dtype, role, layered, device_layers)
 

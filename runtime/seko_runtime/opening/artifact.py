@@ -33,6 +33,7 @@ from seko_runtime.opening.golden import (
     video_tensor,
     worst_cache_error,
 )
+from seko_runtime.video.call_lock import CallLock, under_lock
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.prompts import PROMPT_CACHE
@@ -41,7 +42,6 @@ from seko_runtime.video.session import Session
 from seko_runtime.video.snapshot import checked_key
 from seko_runtime.video.streams import Streams
 from seko_runtime.video.text import PromptIds
-from seko_runtime.video.turns import Turns, in_turn
 
 __all__ = [
     "CheckedArtifact",
@@ -133,7 +133,7 @@ class OpenArtifact:
         self._pools: list[Pool] = []
         self._captures = True
         self._closed = False
-        self._turns = Turns("the artifact is closed; open it again with open_artifact()", waits=True)
+        self._call_lock = CallLock("the artifact is closed; open it again with open_artifact()", waits=True)
         spec = self.manifest.text
         if spec is None:
             self._prompt_ids = None
@@ -142,7 +142,7 @@ class OpenArtifact:
             self._prompt_ids = PromptIds(spec, document, text_vocabulary(self.manifest))
 
     @machine_faults()
-    @in_turn
+    @under_lock
     def open_session(
         self,
         seeds: Sequence[int] | None = None,
@@ -152,7 +152,7 @@ class OpenArtifact:
         steps: int | None = None,
         shift: float | None = None,
         image: object = None,
-        given_latents: object = None,
+        conditioning_latents: object = None,
         reference: object = None,
         inputs: Inputs | None = None,
         prompt_cache: int = PROMPT_CACHE,
@@ -177,7 +177,7 @@ class OpenArtifact:
             without it.
         inputs : mapping of str to array, optional
             What the artifact takes of the caller per session or prompt; the golden's without it.
-        image, given_latents, prompt_cache, overlap
+        image, conditioning_latents, prompt_cache, overlap
             As `Session` takes them.
 
         Raises
@@ -210,7 +210,7 @@ class OpenArtifact:
             text=text,
             prompt=prompt,
             image=image,
-            given_latents=given_latents,
+            conditioning_latents=conditioning_latents,
             reference=reference,
             inputs=inputs,
             programs=programs,
@@ -223,7 +223,7 @@ class OpenArtifact:
         return session
 
     @machine_faults()
-    @in_turn
+    @under_lock
     def open_pool(
         self,
         *,
@@ -440,9 +440,9 @@ class OpenArtifact:
 
         It waits for the calls that run. In a forked process it does nothing.
         """
-        if self._turns.forked:
+        if self._call_lock.forked:
             return
-        with self._turns.last():
+        with self._call_lock.last():
             if self._closed:
                 return
             for session in self._sessions:

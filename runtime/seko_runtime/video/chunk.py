@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from seko_runtime.backends.memory import Tensor
 from seko_runtime.errors import StaleChunkError, UsageError
 from seko_runtime.faults import machine_faults
+from seko_runtime.video.call_lock import CallLock
 from seko_runtime.video.decoding import Decoder
-from seko_runtime.video.turns import Turns
 
 
 class ChunkMaker(Protocol):
     """What a chunk is read through: the streams that made it."""
 
-    turns: Turns
+    call_lock: CallLock
 
     def read_latents(self, chunk: Chunk) -> NDArray[np.float32]:
         """Copy a chunk's latents to the host; see `Chunk.to_host`."""
@@ -75,7 +75,7 @@ class Chunk:
         SessionBusyError
             If another thread is in a call of the session; a pool's wait for each other instead.
         """
-        with self.streams.turns.take():
+        with self.streams.call_lock.take():
             return self.streams.read_latents(self)
 
     @machine_faults()
@@ -106,7 +106,7 @@ class Chunk:
     @machine_faults()
     def video_rows(self) -> list[NDArray[np.uint8]]:
         """Return each row's video frames, uint8 copies [T, H, W, 3]; as `video`, but rows may differ in T."""
-        with self.streams.turns.take():
+        with self.streams.call_lock.take():
             decoder = self.streams.decoder()
             return [decoder.frames(row, number).copy() for row, number in self.pictures]
 

@@ -1,4 +1,4 @@
-"""Where the rows of a batch stand: seeds, frames, cache slots, chunks kept for a rebuild. No tensors."""
+"""Each row's clocks: its frame, its cache slot, and the chunks that are kept for a rebuilt cache. No tensors."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from seko_runtime.video.ring import Ring
 
 @dataclass(frozen=True)
 class KeptChunk:
-    """One row's part of a step that rebuilds the caches.
+    """A kept chunk that one row writes into a new cache.
 
     Parameters
     ----------
-    place : int or None
-        Where the chunk's latents are kept; None for a row that has made no chunk yet.
+    kept_slot : int or None
+        The slot that keeps the chunk's latents; None for a row that has made no chunk yet.
     first_frame : int
         Absolute number of its first latent frame.
     slot_first : int
-        Frames that were written into the new cache before it.
+        Frames that are written into the new cache before it.
     """
 
-    place: int | None
+    kept_slot: int | None
     first_frame: int
     slot_first: int
 
 
 @dataclass(frozen=True)
 class RowClock:
-    """Where one row stands.
+    """The clocks of one row.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class RowClock:
     made : int
         Chunks since its stream began.
     first_frames : tuple of int
-        First frame of the chunk that each place keeps.
+        First frame of the chunk in each kept slot.
     """
 
     first: int
@@ -52,13 +52,13 @@ class RowClock:
 
 
 class RowClocks:
-    """Two clocks a row, and the order of the chunks whose latents are kept.
+    """Two clocks for each row, and the order of the chunks whose latents are kept.
 
-    ``first`` counts the frames of the row's stream: RoPE and noise come from it. ``slot_first`` counts the frames
-    written since the row's cache was last begun: slots come from it. They part when a cache is rebuilt.
+    ``first`` counts the frames of the row's video stream; RoPE and noise use it. ``slot_first`` counts the frames
+    written since the row's cache was last emptied; cache slots use it. The two differ after a cache was rebuilt.
 
-    Kept are the chunks that the sink's frames lie in and the last whole chunks that fit into the ring. Their places
-    follow the same closed form as slots do, a chunk in place of a frame.
+    A row keeps the chunks that hold the sink's frames and the last whole chunks that fit into the ring. Their slots
+    follow the formula of `Ring`, with chunks instead of frames.
 
     Parameters
     ----------
@@ -72,35 +72,35 @@ class RowClocks:
         self.ring = ring
         sink_chunks = -(-ring.sink_frames // ring.chunk_frames)
         self._last_chunks = ring.ring_frames // ring.chunk_frames
-        self._places = Ring(
+        self._kept_ring = Ring(
             sink_chunks, self._last_chunks + 1, 1
         )  # one to spare: a failed try may write there
         self.first = np.zeros(batch, np.int64)
         self.slot_first = np.zeros(batch, np.int64)
         self._made = [0] * batch  # chunks since the row's stream began
-        self._first_frames = [[0] * self.places for _ in range(batch)]  # of each place
+        self._first_frames = [[0] * self.kept_slots for _ in range(batch)]  # by kept slot
 
     @property
-    def places(self) -> int:
-        """How many chunks' latents there is room for."""
-        return self._places.cache_frames
+    def kept_slots(self) -> int:
+        """How many chunks' latents a row keeps."""
+        return self._kept_ring.cache_frames
 
-    def frames(self, rows: Sequence[int]) -> NDArray[np.int64]:
+    def next_frames(self, rows: Sequence[int]) -> NDArray[np.int64]:
         """Absolute frames of the rows' next chunks, [k, F]."""
         return self.first[list(rows), None] + np.arange(self.ring.chunk_frames)
 
-    def next_place(self, row: int) -> int:
-        """Where the latents of a row's next chunk are kept."""
-        return self._places.slot(self._made[row])
+    def next_kept_slot(self, row: int) -> int:
+        """Return the slot that will keep the latents of a row's next chunk."""
+        return self._kept_ring.slot(self._made[row])
 
-    def last_place(self, row: int) -> int:
-        """Where the latents of a row's last chunk are kept; the row's next chunk goes to another place."""
-        return self._places.slot(self._made[row] - 1)
+    def last_kept_slot(self, row: int) -> int:
+        """Return the slot that keeps the latents of a row's last chunk; the next chunk never overwrites it."""
+        return self._kept_ring.slot(self._made[row] - 1)
 
     def chunk_made(self, rows: Sequence[int]) -> None:
-        """Advance rows by one chunk, kept at `next_place`."""
+        """Advance rows by one chunk, kept at `next_kept_slot`."""
         for row in rows:
-            self._first_frames[row][self.next_place(row)] = int(self.first[row])
+            self._first_frames[row][self.next_kept_slot(row)] = int(self.first[row])
             self._made[row] += 1
             self.first[row] += self.ring.chunk_frames
             self.slot_first[row] += self.ring.chunk_frames
@@ -115,35 +115,35 @@ class RowClocks:
         self._made[row] = 0
 
     def state(self, row: int) -> RowClock:
-        """Return where a row stands."""
+        """Return the clocks of a row."""
         frames = tuple(self._first_frames[row])
         return RowClock(int(self.first[row]), int(self.slot_first[row]), self._made[row], frames)
 
     def load(self, row: int, clock: RowClock) -> None:
-        """Set a row to where another one stood.
+        """Set a row's clocks, as `state` returned them.
 
         Raises
         ------
         SnapshotError
-            If no row of these can stand there.
+            If they contradict each other or this ring.
         """
         frames, kept = self.ring.chunk_frames, self._kept(clock.made)
         if (
-            len(clock.first_frames) != self.places
+            len(clock.first_frames) != self.kept_slots
             or clock.first != clock.made * frames
             or clock.slot_first not in range(len(kept) * frames, clock.first + 1, frames)
-            or any(clock.first_frames[self._places.slot(chunk)] != chunk * frames for chunk in kept)
+            or any(clock.first_frames[self._kept_ring.slot(chunk)] != chunk * frames for chunk in kept)
         ):
             raise SnapshotError(
                 f"a row that has made {clock.made} chunks of {frames} frames cannot stand at frame {clock.first}, "
-                f"{clock.slot_first} of its cache, with {len(clock.first_frames)} chunks kept of {self.places}; take "
-                "another snapshot"
+                f"{clock.slot_first} of its cache, with {len(clock.first_frames)} chunks kept of {self.kept_slots}; "
+                "take another snapshot"
             )
         self.first[row], self.slot_first[row] = clock.first, clock.slot_first
         self._made[row], self._first_frames[row] = clock.made, list(clock.first_frames)
 
     def rebuild(self, rows: Sequence[int]) -> list[list[KeptChunk]]:
-        """Steps that write the rows' kept chunks into new caches, oldest first: one entry a row in each step.
+        """Return the steps that write the rows' kept chunks into new caches, oldest first: one entry for each row.
 
         A row with fewer chunks than another one repeats its last: the same latents into the same slots leave the same
         bytes.
@@ -157,9 +157,9 @@ class RowClocks:
                 if not order:
                     entries.append(KeptChunk(None, 0, 0))
                     continue
-                place = order[turn]
+                kept_slot = order[turn]
                 entries.append(
-                    KeptChunk(place, self._first_frames[row][place], turn * self.ring.chunk_frames)
+                    KeptChunk(kept_slot, self._first_frames[row][kept_slot], turn * self.ring.chunk_frames)
                 )
             steps.append(entries)
         return steps
@@ -171,12 +171,12 @@ class RowClocks:
         return [row for row in rows if not self._made[row]]
 
     def _order(self, made: int) -> list[int]:
-        """Places of a row that has made so many chunks, oldest first."""
-        return [self._places.slot(chunk) for chunk in self._kept(made)]
+        """Kept slots of a row that has made so many chunks, oldest first."""
+        return [self._kept_ring.slot(chunk) for chunk in self._kept(made)]
 
     def _kept(self, made: int) -> list[int]:
-        """Which chunks a row keeps that has made so many, oldest first."""
-        sink, last = self._places.sink_frames, max(self._places.sink_frames, made - self._last_chunks)
+        """Chunks that a row keeps when it has made so many, oldest first."""
+        sink, last = self._kept_ring.sink_frames, max(self._kept_ring.sink_frames, made - self._last_chunks)
         return [*range(min(made, sink)), *range(last, made)]
 
 

@@ -19,7 +19,7 @@ Rows = Sequence[int]
 _HELD, _KEPT = (
     "given.{}",
     "given.{}.{}",
-)  # names in a stream's state, of an input and of the chunk kept at a place
+)  # names in a stream's saved state: of an input, and of an input in a kept slot
 
 
 class CallerInputs:
@@ -32,33 +32,33 @@ class CallerInputs:
     ----------
     manifest : Manifest
         Its table of inputs, checked against its buffers.
-    places : int
+    kept_slots : int
         Chunks that are kept for a rebuild.
     """
 
-    def __init__(self, manifest: Manifest, places: int) -> None:
+    def __init__(self, manifest: Manifest, kept_slots: int) -> None:
         self._all = {spec.name: spec for spec in manifest.caller_inputs}
         self._steady = {name: spec for name, spec in self._all.items() if spec.per in ("session", "prompt")}
         self._specs = {name: spec for name, spec in self._all.items() if name not in self._steady}
         self._held: dict[str, Array] = {}  # [rows, ...]
-        self._kept: dict[str, Array] = {}  # [places, rows, ...]
+        self._kept: dict[str, Array] = {}  # [kept_slots, rows, ...]
         for name, spec in self._specs.items():
             shape, dtype = (manifest.rows, *spec.shape), host_dtype(spec.dtype)
-            self._held[name], self._kept[name] = np.zeros(shape, dtype), np.zeros((places, *shape), dtype)
+            self._held[name], self._kept[name] = np.zeros(shape, dtype), np.zeros((kept_slots, *shape), dtype)
 
     @property
     def buffers(self) -> set[str]:
         """Buffers of the inputs that change less often than every chunk: a part of each row's stream."""
         return {spec.buffer for spec in self._steady.values()}
 
-    def of_chunk(self, rows: Rows, given: Inputs | None) -> dict[str, Array]:
+    def of_chunk(self, rows: Rows, inputs: Inputs | None) -> dict[str, Array]:
         """Return what the next chunk of some rows sees, by input.
 
         Parameters
         ----------
         rows : sequence of int
             k of them.
-        given : mapping of str to array, optional
+        inputs : mapping of str to array, optional
             [*shape] for all of the rows, or [k, *shape], in the input's dtype; float32 for one of bfloat16, which is
             rounded.
 
@@ -72,7 +72,7 @@ class CallerInputs:
         UsageError
             If a required input is missing, there is no such input per chunk, or its array does not fit.
         """
-        found = self._checked(rows, given, self._specs, "set_inputs() takes it")
+        found = self._checked(rows, inputs, self._specs, "set_inputs() takes it")
         for name, spec in self._specs.items():
             if name in found:
                 continue
@@ -82,14 +82,16 @@ class CallerInputs:
             found[name] = held if spec.default == "hold" else np.zeros_like(held)
         return found
 
-    def of_each(self, rows: Rows, given: Sequence[Inputs | None]) -> dict[str, Array]:
+    def of_each(self, rows: Rows, inputs: Sequence[Inputs | None]) -> dict[str, Array]:
         """Return the same of rows whose owners each gave their own: a mapping a row, or None."""
-        if len(given) != len(rows):
-            raise UsageError(f"{len(given)} inputs given for {len(rows)} sessions, expected one mapping each")
-        each = [self.of_chunk([row], one) for row, one in zip(rows, given, strict=True)]
+        if len(inputs) != len(rows):
+            raise UsageError(
+                f"{len(inputs)} inputs given for {len(rows)} sessions, expected one mapping each"
+            )
+        each = [self.of_chunk([row], one) for row, one in zip(rows, inputs, strict=True)]
         return {name: np.concatenate([one[name] for one in each]) for name in self._specs}
 
-    def steady(self, rows: Rows, given: Inputs | None) -> list[tuple[InputSpec, int, Array]]:
+    def steady(self, rows: Rows, inputs: Inputs | None) -> list[tuple[InputSpec, int, Array]]:
         """Return what is given per session or prompt: input, row and numbers [1, *shape], as `Memory.write` takes them.
 
         Raises
@@ -97,21 +99,21 @@ class CallerInputs:
         UsageError
             If there is no such input, or its array does not fit.
         """
-        found = self._checked(rows, given, self._steady, "run_chunk() takes it", bits=False)
+        found = self._checked(rows, inputs, self._steady, "run_chunk() takes it", bits=False)
         return [
             (self._steady[name], row, array[at : at + 1])
             for name, array in found.items()
             for at, row in enumerate(rows)
         ]
 
-    def check_opening(self, given: Inputs | None) -> None:
+    def check_opening(self, inputs: Inputs | None) -> None:
         """Raise a UsageError unless all that a session must begin with is given."""
         for name, spec in self._steady.items():
-            if spec.default == "required" and name not in (given or {}):
+            if spec.default == "required" and name not in (inputs or {}):
                 raise UsageError(f"input {name!r} is required per {spec.per}; {self._told()}")
 
     def fill(self, host: Mapping[str, Array], values: Mapping[str, Array]) -> None:
-        """Write what a call's rows see to the arrays that go to the device; zeros for all other places."""
+        """Write what a call's rows see to the arrays that go to the device; zeros for the other batch indices."""
         for name, spec in self._specs.items():
             target = host[spec.buffer]
             if spec.per == "pass":
@@ -120,11 +122,11 @@ class CallerInputs:
             if name in values:
                 target[: len(values[name])] = values[name]
 
-    def chunk_made(self, rows: Rows, places: Sequence[int], values: Mapping[str, Array]) -> None:
+    def chunk_made(self, rows: Rows, kept_slots: Sequence[int], values: Mapping[str, Array]) -> None:
         """Hold what the rows' chunk saw, and keep it where its latents are kept."""
         for name, array in values.items():
             self._held[name][list(rows)] = array
-            self._kept[name][list(places), list(rows)] = array
+            self._kept[name][list(kept_slots), list(rows)] = array
 
     def kept(self, rows: Rows, entries: Sequence[KeptChunk]) -> dict[str, Array]:
         """Return what the kept chunks of a step that rebuilds caches saw; zeros of a row without one."""
@@ -132,7 +134,7 @@ class CallerInputs:
         for name, kept in self._kept.items():
             seen[name] = np.stack(
                 [
-                    np.zeros_like(kept[0, 0]) if entry.place is None else kept[entry.place, row]
+                    np.zeros_like(kept[0, 0]) if entry.kept_slot is None else kept[entry.kept_slot, row]
                     for row, entry in zip(rows, entries, strict=True)
                 ]
             )
@@ -167,18 +169,18 @@ class CallerInputs:
     def _checked(
         self,
         rows: Rows,
-        given: Inputs | None,
+        inputs: Inputs | None,
         specs: Mapping[str, InputSpec],
         elsewhere: str,
         *,
         bits: bool = True,
     ) -> dict[str, Array]:
         """Return the arrays that are given, [k, *shape]; with ``bits`` as integers where numpy lacks the dtype."""
-        given = {} if given is None else given
-        if not isinstance(given, Mapping):
-            raise UsageError(f"inputs are a {type(given).__name__}, expected a mapping of names to arrays")
+        inputs = {} if inputs is None else inputs
+        if not isinstance(inputs, Mapping):
+            raise UsageError(f"inputs are a {type(inputs).__name__}, expected a mapping of names to arrays")
         found = {}
-        for name, value in given.items():
+        for name, value in inputs.items():
             if name not in specs:
                 known = self._all.get(name)
                 why = f"is per {known.per}: {elsewhere}" if known else "does not exist"

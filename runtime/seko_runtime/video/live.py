@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import UsageError
-from seko_runtime.executor.buffers_check import GIVEN_LATENTS, REFERENCE_LATENTS, TEXT_BUFFER
-from seko_runtime.executor.layer_stream import LayerStream
+from seko_runtime.executor.buffers_check import CONDITIONING_LATENTS, REFERENCE_LATENTS, TEXT_BUFFER
+from seko_runtime.executor.cache_offload import CacheOffload
 from seko_runtime.executor.program import BoundProgram, BoundTensors
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.faults import captured
@@ -56,7 +56,7 @@ class ChunkPrograms:
         return self.denoise if self.context is None else (self.context,)
 
     @property
-    def each_kind(self) -> list[BoundProgram]:
+    def every_engine(self) -> list[BoundProgram]:
         """As few as call every engine of a chunk: the denoise passes call the same ones."""
         return [self.begin, self.denoise[0], self.context or self.denoise[-1]]
 
@@ -97,7 +97,7 @@ class Live:
             spec.name: memory.allocate(spec.on_device) for spec in manifest.buffers if spec.role != "chunk"
         }
         self.buffers.update(self.host.tensors)
-        self._layers = LayerStream(manifest, programs, self.buffers, memory)
+        self._layers = CacheOffload(manifest, programs, self.buffers, memory)
         self.engine_specs = {engine.name: engine for engine in manifest.engines}
         tensors = BoundTensors(engines, self.engine_specs, weights, self.buffers, memory, self._layers)
         bound = {
@@ -117,7 +117,7 @@ class Live:
         kept_shape = (manifest.rows, *latents.shape[1:])
         self._kept = [
             memory.allocate(TensorSpec(f"kept.{place}", kept_shape, latents.dtype))
-            for place in range(clocks.places)
+            for place in range(clocks.kept_slots)
         ]
         self.decoder: Decoder | None = None
         if manifest.video is not None:
@@ -169,7 +169,7 @@ class Live:
                     self._memory.write(self.row_of(TEXT_BUFFER, row), part)
             self.run_prompt(rows)
 
-    def set_inputs(self, rows: Sequence[int], given: Mapping[str, object] | None, *, rerun: bool) -> None:
+    def set_inputs(self, rows: Sequence[int], inputs: Mapping[str, object] | None, *, rerun: bool) -> None:
         """Write what rows are given per session or prompt; with ``rerun`` run the prompt program after one per prompt.
 
         Raises
@@ -177,7 +177,7 @@ class Live:
         UsageError
             As `CallerInputs.steady`.
         """
-        written = self._inputs.steady(rows, given)
+        written = self._inputs.steady(rows, inputs)
         with self._memory.ordered():
             for spec, row, array in written:
                 self._memory.write(self.row_of(spec.buffer, row), array)
@@ -236,7 +236,7 @@ class Live:
             self._keep(rows, places)
         for places in launches[:-1]:  # the last launch left the spare row's latents in their places
             for at in places:
-                kept = self._kept[self._clocks.next_place(rows[at])]
+                kept = self._kept[self._clocks.next_kept_slot(rows[at])]
                 self._memory.copy(self._row(self.latents, at), self._row(kept, rows[at]))
         return len(launches) if self.replays else 0
 
@@ -299,7 +299,7 @@ class Live:
         called = list(rows) if self._manifest.pool is not None else list(range(self._manifest.rows))
         for first in range(-ring.reference_frames, 0, ring.chunk_frames):
             firsts = [first if row in rows else int(clocks.slot_first[row]) for row in called]
-            frames = clocks.frames(called)
+            frames = clocks.next_frames(called)
             written = [(at, row) for at, row in enumerate(called) if row in rows]
             for at, _ in written:
                 frames[at] = np.arange(first, first + ring.chunk_frames)
@@ -340,7 +340,13 @@ class Live:
 
         With the row's numbers on the host beside them, another row that holds the same bytes goes on as this one.
         """
-        own = {TEXT_BUFFER, GIVEN_LATENTS, REFERENCE_LATENTS, *self.prompt_buffers, *self._inputs.buffers}
+        own = {
+            TEXT_BUFFER,
+            CONDITIONING_LATENTS,
+            REFERENCE_LATENTS,
+            *self.prompt_buffers,
+            *self._inputs.buffers,
+        }
         state = {}
         for spec in self._manifest.buffers:
             if spec.role == "cache" or spec.name in own:
@@ -351,7 +357,7 @@ class Live:
 
     def kept_latents(self, row: int) -> Tensor:
         """View [1, C, F, h, w] of where the latents of a row's last chunk are kept."""
-        return self._memory.row(self._kept[self._clocks.last_place(row)], 0, row, self._manifest.rows)
+        return self._memory.row(self._kept[self._clocks.last_kept_slot(row)], 0, row, self._manifest.rows)
 
     def has_rows(self, buffer: str) -> bool:
         """Whether a buffer can be cut into the rows."""
@@ -384,7 +390,7 @@ class Live:
 
     def _keep(self, rows: Sequence[int], places: Sequence[int]) -> None:
         """Queue copies of the latents in some places of a call to where the clocks keep their rows'."""
-        kept = [self._clocks.next_place(row) for row in rows]
+        kept = [self._clocks.next_kept_slot(row) for row in rows]
         if self._every_row(rows) and len(places) == len(rows) and len(set(kept)) == 1:
             self._memory.copy(self._kept[kept[0]], self.latents)
             return
@@ -392,16 +398,16 @@ class Live:
             self._memory.copy(self._row(self._kept[kept[at]], rows[at]), self._row(self.latents, at))
 
     def _load_kept(self, rows: Sequence[int], entries: Sequence[KeptChunk]) -> None:
-        places = {entry.place for entry in entries}
+        places = {entry.kept_slot for entry in entries}
         if self._every_row(rows) and len(places) == 1 and None not in places:
-            self._memory.copy(self.latents, self._kept[entries[0].place or 0])
+            self._memory.copy(self.latents, self._kept[entries[0].kept_slot or 0])
             return
         for at, (row, entry) in enumerate(zip(rows, entries, strict=True)):
             target = self._row(self.latents, at)
-            if entry.place is None:
+            if entry.kept_slot is None:
                 self._memory.zero(target)
             else:
-                self._memory.copy(target, self._row(self._kept[entry.place], row))
+                self._memory.copy(target, self._row(self._kept[entry.kept_slot], row))
 
     def _load_references(self, written: Sequence[tuple[int, int]], first: int) -> None:
         """Queue the reference frames from ``first`` on, of rows to their places in a call: pairs of place and row."""
@@ -430,7 +436,7 @@ class Live:
                 Positions(range(bucket), np.zeros(bucket, np.int64), frames, [first] * bucket)
             )
             for _ in range(memory.warm_up_runs):
-                self._run_all(programs.each_kind)
+                self._run_all(programs.every_engine)
         for spec in self._manifest.buffers:
             if spec.device_layers:
                 self._layers.clear(spec.name)

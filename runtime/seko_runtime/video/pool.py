@@ -61,8 +61,8 @@ class Pool:
         self._buckets = self.manifest.pool.buckets
         self._streams, self._digest, self._clock = streams, digest, clock
         self._snapshot_key = checked_key(snapshot_key)
-        self._turns = streams.turns
-        self._turns.waits = True
+        self._call_lock = streams.call_lock
+        self._call_lock.waits = True
         self._members: list[
             weakref.ref[PooledSession]
         ] = []  # running, paused, or closed and still held by someone
@@ -76,7 +76,7 @@ class Pool:
         prompt: str | None = None,
         text: object = None,
         image: object = None,
-        given_latents: object = None,
+        conditioning_latents: object = None,
         reference: object = None,
         inputs: Inputs | None = None,
         name: str = "",
@@ -91,7 +91,7 @@ class Pool:
             Of the noise.
         prompt, text
             A sentence, or [1, tokens, text_dim] embeddings; one of them, if the artifact takes text.
-        image, given_latents
+        image, conditioning_latents
             A picture uint8 [H, W, 3], or latents [C, n, h, w], that the stream begins with.
         reference
             The reference frames, needed where the artifact has some; see `reference.set_reference`.
@@ -116,7 +116,7 @@ class Pool:
         """
         (checked_seed,) = checked_seeds([seed], 1)
         lease_s, tenant = checked_lease(lease_s), checked_tenant(tenant)
-        with self._turns.take():
+        with self._call_lock.take():
             self.reap()
             row = self._free_row(tenant)
             self._streams.forget(row)
@@ -128,7 +128,7 @@ class Pool:
                 self._streams.set_prompt([row], prompt)
             else:
                 self._streams.set_text([row], text)
-            self._streams.set_given([row], image, given_latents)
+            self._streams.set_conditioning([row], image, conditioning_latents)
             self._streams.set_reference([row], reference)
             return self._opened_on(row, name, lease_s, tenant)
 
@@ -149,12 +149,12 @@ class Pool:
             If ``lease_s`` is no finite number above 0, or ``tenant`` no name.
         """
         lease_s, tenant = checked_lease(lease_s), checked_tenant(tenant)
-        with self._turns.take():
+        with self._call_lock.take():
             self.reap()
             self._vacant_row()  # a full pool says so before it reads anything
             layout = self._streams.layout()
         state = read_snapshot(Path(path), self._digest, layout, self._snapshot_key)
-        with self._turns.take():
+        with self._call_lock.take():
             self.reap()
             row = self._free_row(tenant)
             self._streams.load(row, state)
@@ -188,7 +188,7 @@ class Pool:
         SessionClosedError
             If one has ended.
         """
-        with self._turns.take():
+        with self._call_lock.take():
             self.reap()
             rows = [session._running_row(self) for session in sessions]
             if not rows or len(rows) > self._buckets[-1] or len(set(rows)) < len(rows):
@@ -206,7 +206,7 @@ class Pool:
 
         A lost session's row was free when its last reference went; here it is only told.
         """
-        with self._turns.take():
+        with self._call_lock.take():
             names = [self._lost.popleft() for _ in range(len(self._lost))]
             now = self._clock()
             for known in list(self._members):
@@ -237,7 +237,7 @@ class Pool:
     @property
     def session_bytes(self) -> int:
         """Bytes of one session's own state, on the device but for what its owner gives per chunk."""
-        with self._turns.take():
+        with self._call_lock.take():
             return sum(spec.nbytes for spec in self._streams.layout().values())
 
     @property
@@ -250,9 +250,9 @@ class Pool:
 
         It waits for the call that runs; those that wait are refused. In a forked process it does nothing.
         """
-        if self._turns.forked:
+        if self._call_lock.forked:
             return
-        with self._turns.last():
+        with self._call_lock.last():
             if self._streams.closed:
                 return
             for session in self.sessions:

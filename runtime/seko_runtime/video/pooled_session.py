@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import SessionClosedError, UsageError
+from seko_runtime.video.call_lock import CallLock
 from seko_runtime.video.chunk import Chunk
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.session import video_stream
 from seko_runtime.video.snapshot import RowState, write_snapshot
 from seko_runtime.video.streams import Streams
-from seko_runtime.video.turns import Turns
 
 
 class SessionLeakWarning(ResourceWarning):
@@ -29,7 +29,7 @@ class SharedRows(Protocol):
     """What a session needs of its pool: the streams behind it, whose turn it is, and rows to stand on."""
 
     _streams: Streams
-    _turns: Turns
+    _call_lock: CallLock
     _digest: str
     _snapshot_key: bytes | None
     _clock: Callable[[], float]
@@ -91,22 +91,22 @@ class PooledSession:
 
     def set_prompt(self, prompt: str, *, recache: bool = False) -> None:
         """Set the prompt by a sentence, from the next chunk on; see `Streams.set_prompt`."""
-        with self._pool._turns.take():
+        with self._pool._call_lock.take():
             self._pool._streams.set_prompt([self._running_row()], prompt, recache=recache)
 
     def set_text(self, text: object, *, recache: bool = False) -> None:
         """Set the prompt by embeddings [1, tokens, text_dim], from the next chunk on."""
-        with self._pool._turns.take():
+        with self._pool._call_lock.take():
             self._pool._streams.set_text([self._running_row()], text, recache=recache)
 
     def set_inputs(self, inputs: Inputs) -> None:
         """Set what the artifact takes of the caller per session or prompt; see `Session.set_inputs`."""
-        with self._pool._turns.take():
+        with self._pool._call_lock.take():
             self._pool._streams.set_inputs([self._running_row()], inputs)
 
     def restart(self, *, seed: int | None = None, image: object = None, reference: object = None) -> None:
         """Begin the stream anew at frame 0, with a clean cache; the prompt stays."""
-        with self._pool._turns.take():
+        with self._pool._call_lock.take():
             row = self._running_row()
             self._pool._streams.restart(row, seed=seed, image=image, reference=reference)
 
@@ -118,7 +118,7 @@ class PooledSession:
         UsageError
             If `stream` has queued a chunk that was not given out.
         """
-        with self._pool._turns.take():
+        with self._pool._call_lock.take():
             row = self._running_row()
             if self._ahead:
                 raise UsageError(
@@ -138,7 +138,7 @@ class PooledSession:
         UsageError
             If it is not paused, or its lease ran out meanwhile.
         """
-        with self._pool._turns.take():
+        with self._pool._call_lock.take():
             self._pool.reap()
             state = self._place
             if not isinstance(state, RowState):
@@ -160,7 +160,7 @@ class PooledSession:
         DiskError
             If it cannot be written.
         """
-        self._pool._turns.check_process()
+        self._pool._call_lock.check_process()
         state = self._place
         if not isinstance(state, RowState):
             state = self._stored()
@@ -186,8 +186,8 @@ class PooledSession:
 
         It waits for the call that runs. In a forked process it does nothing.
         """
-        if not self._pool._turns.forked:
-            with self._pool._turns.lock:
+        if not self._pool._call_lock.forked:
+            with self._pool._call_lock.lock:
                 if self._row is not None:
                     self._pool._streams.begin_owner(self._row, None)
                 self._place = None
@@ -200,7 +200,7 @@ class PooledSession:
         self.close()
 
     def __del__(self) -> None:
-        if self._row is not None and not self._pool._turns.forked:
+        if self._row is not None and not self._pool._call_lock.forked:
             self._pool._lost.append(self.name)
             text = f"session {self.name!r} was never closed; its row is free again"
             warnings.warn(text, SessionLeakWarning, stacklevel=2)
@@ -212,7 +212,7 @@ class PooledSession:
         return place if isinstance(place, int) else None
 
     def _stored(self) -> RowState:
-        with self._pool._turns.take():
+        with self._pool._call_lock.take():
             place = self._place  # which another thread may have changed meanwhile
             return place if isinstance(place, RowState) else self._pool._streams.store(self._running_row())
 

@@ -11,7 +11,7 @@ from seko_runtime.backends.memory import Memory
 from seko_runtime.errors import UsageError
 from seko_runtime.executor.buffers_check import IMAGE, IMAGE_LATENTS, REFERENCE_LATENTS
 from seko_runtime.format.manifest import Manifest
-from seko_runtime.video.given import NO_ENCODER, per_row
+from seko_runtime.video.conditioning import NO_ENCODER, per_row
 from seko_runtime.video.live import Live
 
 

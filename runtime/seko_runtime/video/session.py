@@ -42,7 +42,7 @@ class Session:
         In place of ``text``: one sentence for all rows, or one per row.
     image : array, optional
         uint8 [H, W, 3] or [B, H, W, 3]: each stream begins with this picture.
-    given_latents : array, optional
+    conditioning_latents : array, optional
         In place of ``image``: float32 [C, n, h, w] or [B, C, n, h, w], n up to F.
     reference : array, optional
         The reference frames, needed where the artifact has some; see `reference.set_reference`.
@@ -70,7 +70,7 @@ class Session:
         text: object = None,
         prompt: str | Sequence[str] | None = None,
         image: object = None,
-        given_latents: object = None,
+        conditioning_latents: object = None,
         reference: object = None,
         inputs: Inputs | None = None,
         programs: Programs | None = None,
@@ -95,14 +95,18 @@ class Session:
         )
         try:
             self._streams.seeds[list(self._rows)] = checked_seeds(seeds, len(self._rows))
-            if (prompt is not None and text is not None) or (image is not None and given_latents is not None):
-                raise UsageError("found both prompt and text, or both image and given_latents; give one")
+            if (prompt is not None and text is not None) or (
+                image is not None and conditioning_latents is not None
+            ):
+                raise UsageError(
+                    "found both prompt and text, or both image and conditioning_latents; give one"
+                )
             self._streams.set_inputs(self._rows, inputs, opening=True)
             if prompt is not None:
                 self.set_prompt(prompt)
             else:
                 self.set_text(text)
-            self._streams.set_given(self._rows, image, given_latents)
+            self._streams.set_conditioning(self._rows, image, conditioning_latents)
             self._streams.set_reference(self._rows, reference)
             self._streams.prepare()
             if manifest.video is not None:
@@ -133,7 +137,7 @@ class Session:
         SessionClosedError
             After `close()`.
         """
-        with self._streams.turns.take():
+        with self._streams.call_lock.take():
             return self._streams.run_chunk(self._rows, inputs)
 
     def stream(
@@ -190,7 +194,7 @@ class Session:
         UsageError, TokenizerMissingError, TokenizerError, SessionClosedError
             As `Streams.set_prompt`.
         """
-        with self._streams.turns.take():
+        with self._streams.call_lock.take():
             self._streams.set_prompt(self._rows, prompt, recache=recache)
 
     def set_text(self, text: object, *, recache: bool = False) -> None:
@@ -208,7 +212,7 @@ class Session:
         UsageError, SessionClosedError
             As `Streams.set_text`.
         """
-        with self._streams.turns.take():
+        with self._streams.call_lock.take():
             self._streams.set_text(self._rows, text, recache=recache)
 
     def set_inputs(self, inputs: Inputs) -> None:
@@ -226,7 +230,7 @@ class Session:
         SessionClosedError
             After `close()`.
         """
-        with self._streams.turns.take():
+        with self._streams.call_lock.take():
             self._streams.set_inputs(self._rows, inputs)
 
     def restart_row(
@@ -252,7 +256,7 @@ class Session:
         SessionClosedError
             After `close()`.
         """
-        with self._streams.turns.take():
+        with self._streams.call_lock.take():
             self._streams.live()
             if row not in self._rows:
                 raise UsageError(f"row {row} does not exist, expected 0 to {self._rows[-1]}")
@@ -276,7 +280,7 @@ class Session:
         SessionClosedError
             After `close()`.
         """
-        with self._streams.turns.take():
+        with self._streams.call_lock.take():
             return self._streams.cache_sample(step)
 
     @property
@@ -299,8 +303,8 @@ class Session:
 
         Nor does one in a forked process, where nothing of it may be touched.
         """
-        if not self._streams.turns.forked:
-            with self._streams.turns.last():
+        if not self._streams.call_lock.forked:
+            with self._streams.call_lock.last():
                 self._ahead.clear()
                 self._streams.close()
 
@@ -320,10 +324,10 @@ def video_stream(
     inputs: Iterable[Inputs] | None,
 ) -> VideoStream:
     """What `Session.stream` gives, of a session of its own or in a pool."""
-    with streams.turns.take():
+    with streams.call_lock.take():
         ahead = int(streams.decoder().overlaps)
         if prompt is not None:
             session.set_prompt(prompt, recache=recache)
         elif recache:
             raise UsageError("recache without a prompt does nothing; give both, or neither")
-    return VideoStream(streams.turns, session.run_chunk, session._ahead, ahead, chunks, inputs)
+    return VideoStream(streams.call_lock, session.run_chunk, session._ahead, ahead, chunks, inputs)

@@ -16,10 +16,11 @@ from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.faults import machine_faults
 from seko_runtime.format.manifest import Manifest, TensorSpec
+from seko_runtime.video.call_lock import CallLock
 from seko_runtime.video.chunk import Chunk, Readable, SessionStats
 from seko_runtime.video.clocks import RowClocks, checked_seeds
+from seko_runtime.video.conditioning import ConditioningFrames
 from seko_runtime.video.decoding import Decoder
-from seko_runtime.video.given import GivenFrames
 from seko_runtime.video.inputs import CallerInputs, Inputs
 from seko_runtime.video.live import Live
 from seko_runtime.video.positions import Positions
@@ -29,7 +30,6 @@ from seko_runtime.video.ring import Ring
 from seko_runtime.video.row_moves import RowMoves
 from seko_runtime.video.snapshot import RowNumbers, RowState, check_numbers
 from seko_runtime.video.text import NO_TEXT_ENCODER, TokenIds
-from seko_runtime.video.turns import Turns
 
 CLOSED = "the session is closed; open a new one with open_session()"
 
@@ -37,7 +37,7 @@ CLOSED = "the session is closed; open a new one with open_session()"
 class Streams:
     """The rows of an artifact's buffers, a stream each; `prepare` comes before the first chunk.
 
-    Whoever calls holds `turns`: nothing in here is made for two threads at once.
+    Whoever calls holds `call_lock`: nothing in here is made for two threads at once.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class Streams:
         overlap: bool = True,
     ) -> None:
         self.manifest, self.memory = manifest, memory
-        self.turns = Turns(CLOSED)
+        self.call_lock = CallLock(CLOSED)
         self._live: Live | None = None
         try:
             programs = resolve_programs(manifest) if programs is None else programs
@@ -97,8 +97,8 @@ class Streams:
             self._rebuild_due: set[int] = set()
             self._moves = RowMoves(memory)
             self._torn: set[int] = set()  # rows that are being moved on, or were when Ctrl-C came
-            self.given = GivenFrames(manifest, memory)
-            self.inputs = CallerInputs(manifest, self.clocks.places)
+            self.conditioning = ConditioningFrames(manifest, memory)
+            self.inputs = CallerInputs(manifest, self.clocks.kept_slots)
             self._prompts: RowPrompts | None = None
             if manifest.text is not None and prompt_ids is not None:
                 self._prompts = RowPrompts(memory, prompt_ids, digest, prompt_cache)
@@ -150,7 +150,7 @@ class Streams:
             seen = self.inputs.of_chunk(rows, inputs)
         else:
             seen = self.inputs.of_each(rows, inputs)
-        frames, seeds = clocks.frames(rows), self.seeds[list(rows)]
+        frames, seeds = clocks.next_frames(rows), self.seeds[list(rows)]
         first_frames, slot_firsts = frames[:, 0], [int(clocks.slot_first[row]) for row in rows]
         begins = [bool(first == 0) for first in first_frames]
         self._readable.let_go(rows)
@@ -160,7 +160,7 @@ class Streams:
             if due:
                 self._rebuild_caches(live, due)
                 slot_firsts = [int(clocks.slot_first[row]) for row in rows]
-            given = self.given.of_chunk(rows, first_frames)
+            given = self.conditioning.of_chunk(rows, first_frames)
             self._launches += live.run_chunk(Positions(rows, seeds, frames, slot_firsts, given), seen)
             if live.decoder is not None:
                 live.decoder.feed(rows, live.latents)
@@ -170,7 +170,7 @@ class Streams:
         except Exception:
             self._torn.difference_update(rows)  # the decoder knows what to do again
             raise
-        self.inputs.chunk_made(rows, [clocks.next_place(row) for row in rows], seen)
+        self.inputs.chunk_made(rows, [clocks.next_kept_slot(row) for row in rows], seen)
         clocks.chunk_made(rows)
         latents = self.memory.leading(live.latents, len(rows))
         pictures = tuple(zip(rows, numbers, strict=True)) if numbers else ()
@@ -249,15 +249,15 @@ class Streams:
             self._recache(live, rows)
 
     @machine_faults()
-    def set_given(self, rows: Sequence[int], image: object = None, latents: object = None) -> None:
-        """Begin rows' streams with a picture, or with latents; see `GivenFrames`."""
+    def set_conditioning(self, rows: Sequence[int], image: object = None, latents: object = None) -> None:
+        """Begin rows' streams with a picture, or with latents; see `ConditioningFrames`."""
         live = self.live()
         with self.memory.ordered():
             self._moves.settle(rows)
         if image is not None:
-            self.given.set_image(live, rows, image)
+            self.conditioning.set_image(live, rows, image)
         if latents is not None:
-            self.given.set_latents(live, rows, latents)
+            self.conditioning.set_latents(live, rows, latents)
 
     @machine_faults()
     def set_inputs(self, rows: Sequence[int], inputs: Inputs | None, *, opening: bool = False) -> None:
@@ -313,9 +313,9 @@ class Streams:
         with self.memory.ordered():
             self._moves.settle([row])
         if image is None:
-            self.given.drop(row)
+            self.conditioning.drop(row)
         else:
-            self.given.set_image(live, [row], image)
+            self.conditioning.set_image(live, [row], image)
         if new_seed is not None:
             self.seeds[row] = new_seed
         if reference is not None:
@@ -336,7 +336,7 @@ class Streams:
                 live.decoder.join()
             for state in live.state_of(row).values():
                 self.memory.zero(state)
-        self.given.drop(row)
+        self.conditioning.drop(row)
         self._begin(live, row)
 
     @machine_faults()
@@ -359,7 +359,7 @@ class Streams:
         self._check_whole([row])
         numbers = RowNumbers(
             seed=int(self.seeds[row]),
-            given=int(self.given.counts[row]),
+            given=int(self.conditioning.counts[row]),
             rebuild_due=row in self._rebuild_due,
             clock=self.clocks.state(row),
         )
@@ -389,7 +389,7 @@ class Streams:
                 live.decoder.join()
             self._moves.unpark(row, state.tensors, live.state_of(row))
         self.inputs.load(row, state.inputs)
-        self.seeds[row], self.given.counts[row] = numbers.seed, numbers.given
+        self.seeds[row], self.conditioning.counts[row] = numbers.seed, numbers.given
         self._rebuild_due.discard(row)
         if numbers.rebuild_due:
             self._rebuild_due.add(row)

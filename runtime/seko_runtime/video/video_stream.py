@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.video.call_lock import CallLock
 from seko_runtime.video.chunk import Chunk
 from seko_runtime.video.inputs import Inputs
-from seko_runtime.video.turns import Turns
 
 _ENDED: Any = object()
 
@@ -24,7 +24,7 @@ class VideoStream:
 
     Parameters
     ----------
-    turns : Turns
+    call_lock : CallLock
         The session's.
     run_chunk : callable
         Makes its next chunk.
@@ -40,14 +40,14 @@ class VideoStream:
 
     def __init__(
         self,
-        turns: Turns,
+        call_lock: CallLock,
         run_chunk: Callable[[Inputs | None], Chunk],
         queued: deque[Chunk],
         ahead: int,
         chunks: int | None,
         inputs: Iterable[Inputs] | None,
     ) -> None:
-        self._turns, self._run_chunk, self._queued = turns, run_chunk, queued
+        self._call_lock, self._run_chunk, self._queued = call_lock, run_chunk, queued
         self._ahead, self._left = ahead, chunks
         self._inputs: Iterator[Inputs | None] = repeat(None) if inputs is None else iter(inputs)
 
@@ -55,7 +55,7 @@ class VideoStream:
         return self
 
     def __next__(self) -> NDArray[np.uint8]:
-        with self._turns.take():
+        with self._call_lock.take():
             if self._left is not None and self._left <= 0:
                 raise StopIteration
             wanted = 1 + self._ahead if self._left is None else min(1 + self._ahead, self._left)

@@ -37,7 +37,12 @@ from seko_export.families.layers.layer_pieces import (
 )
 from seko_export.families.layers.sampler import Advance, Noise
 from seko_export.media.pieces import MEDIA_PROGRAMS, media_buffers, media_pieces
-from seko_runtime.executor.buffers_check import CALL_ROWS, GIVEN_FRAMES, GIVEN_LATENTS, REFERENCE_LATENTS
+from seko_runtime.executor.buffers_check import (
+    CALL_ROWS,
+    CONDITIONING_FRAMES,
+    CONDITIONING_LATENTS,
+    REFERENCE_LATENTS,
+)
 from seko_runtime.format.manifest import Buffer, Call
 from seko_runtime.format.program_key import ProgramKey
 
@@ -103,7 +108,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) 
     latents = Argument("latents", f"buffer:latents{part}", (b, *latent), f32)
     seeds = Argument("seeds", f"buffer:seeds{part}", (b,), i64)
     frames = Argument("frames", f"buffer:frames{part}", (b, f), i64)
-    given_frames = Argument("given_frames", f"buffer:{GIVEN_FRAMES}{part}", (b,), i64)
+    given_frames = Argument("given_frames", f"buffer:{CONDITIONING_FRAMES}{part}", (b,), i64)
     rows = () if bucket is None else (Argument("rows", f"buffer:{CALL_ROWS}{part}", (b,), i64),)
     hidden = Argument("hidden", "value:hidden", (b, t, m.dim), dtype)
     state = (hidden, replace(hidden, name="update", ref="value:update")) if config.fused else (hidden,)
@@ -163,7 +168,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) 
                 seeds,
                 frames,
                 Argument("draw", "weight:schedule.first_draw", (1,), i64),
-                Argument("given_latents", f"buffer:{GIVEN_LATENTS}", (held, *latent), f32),
+                Argument("given_latents", f"buffer:{CONDITIONING_LATENTS}", (held, *latent), f32),
                 given_frames,
                 *rows,
             ),
@@ -302,10 +307,10 @@ def make_buffers(config: BuildConfig, choice: LayerChoice = PLAIN) -> tuple[Buff
         Buffer("frames", (b, f), "int64", "chunk", False),
         *(Buffer(group.own("write_slots"), (b, f), "int64", "chunk", False) for group in config.layer_groups),
         *(Buffer(group.own("valid_tokens"), (b,), "int64", "chunk", False) for group in config.layer_groups),
-        Buffer(GIVEN_FRAMES, (b,), "int64", "chunk", False),
+        Buffer(CONDITIONING_FRAMES, (b,), "int64", "chunk", False),
         *([] if config.pool is None else [Buffer(CALL_ROWS, (b,), "int64", "chunk", False)]),
         *(Buffer(one.buffer, (b, *one.shape), one.dtype, "chunk", False) for one in choice.inputs),
-        Buffer(GIVEN_LATENTS, (held, *latent), "float32", "prompt", False),
+        Buffer(CONDITIONING_LATENTS, (held, *latent), "float32", "prompt", False),
         *([Buffer(REFERENCE_LATENTS, reference, "float32", "prompt", False)] if s.reference_frames else []),
         *(
             Buffer(name, (len(group.layers), *one.shape), dtype_name(one.dtype), "state", True)

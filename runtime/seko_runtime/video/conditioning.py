@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Memory
 from seko_runtime.errors import UsageError
-from seko_runtime.executor.buffers_check import GIVEN_LATENTS, IMAGE, IMAGE_LATENTS
+from seko_runtime.executor.buffers_check import CONDITIONING_LATENTS, IMAGE, IMAGE_LATENTS
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.video.live import Live
 
 NO_ENCODER = "this artifact encodes no pictures; rebuild it with a VAE (--vae), or give latents"
 
 
-class GivenFrames:
+class ConditioningFrames:
     """How many frames each row's stream begins with that are given; their latents lie in ``given.latents``.
 
     Parameters
@@ -58,7 +58,7 @@ class GivenFrames:
                     self._memory.write(live.buffers[IMAGE], picture)
                     live.once["encode"].run()
                 previous = picture
-                frames = self._memory.index(live.buffers[GIVEN_LATENTS], (target,))  # [C, F, h, w]
+                frames = self._memory.index(live.buffers[CONDITIONING_LATENTS], (target,))  # [C, F, h, w]
                 first = self._memory.row(frames, 1, 0, self._manifest.stream.chunk_frames)
                 self._memory.copy(first, live.buffers[IMAGE_LATENTS])
         for target, _ in pictures:
@@ -96,9 +96,9 @@ class GivenFrames:
             raise UsageError("given latents hold a number that is not finite")
         with self._memory.ordered():
             for row, part in parts:
-                whole = np.zeros((1, *live.specs[GIVEN_LATENTS].shape[1:]), np.float32)
+                whole = np.zeros((1, *live.specs[CONDITIONING_LATENTS].shape[1:]), np.float32)
                 whole[0, :, :count] = part
-                self._memory.write(live.row_of(GIVEN_LATENTS, row), whole)
+                self._memory.write(live.row_of(CONDITIONING_LATENTS, row), whole)
                 self.counts[row] = count
 
     def drop(self, row: int) -> None:
@@ -110,7 +110,7 @@ class GivenFrames:
         return np.where(first_frames == 0, self.counts[list(rows)], 0)
 
     def _check_taken(self, live: Live) -> None:
-        if GIVEN_LATENTS not in live.buffers:
+        if CONDITIONING_LATENTS not in live.buffers:
             raise UsageError("this artifact takes no given frames; rebuild it with a newer seko-export")
 
 

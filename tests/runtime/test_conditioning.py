@@ -56,7 +56,7 @@ def test_each_row_may_have_its_own_picture_and_a_restarted_row_begins_with_what_
 @pytest.mark.parametrize("count", [1, toy.CHUNK])
 def test_latents_can_be_given_up_to_a_chunk(count: int) -> None:
     clip = np.random.default_rng(3).standard_normal((toy.CHANNELS, count, toy.ROWS, toy.COLUMNS), np.float32)
-    with open_whole(2, given_latents=clip) as session:
+    with open_whole(2, conditioning_latents=clip) as session:
         first = session.run_chunk().to_host()
         assert [one[:, :count].tobytes() for one in first] == [clip.tobytes()] * 2
         session.run_chunk()
@@ -101,9 +101,9 @@ def test_what_cannot_be_given_is_a_usage_error() -> None:
         (np.zeros(3, np.float32), "n of 1 to 2"),
     ):
         with pytest.raises(UsageError, match=words):
-            open_whole(given_latents=latents)
-    with pytest.raises(UsageError, match="both image and given_latents"):
-        open_whole(image=picture(0), given_latents=wide[:, :1])
+            open_whole(conditioning_latents=latents)
+    with pytest.raises(UsageError, match="both image and conditioning_latents"):
+        open_whole(image=picture(0), conditioning_latents=wide[:, :1])
     base = toy.toy_manifest()
     plain = {
         "manifest": base,
@@ -112,7 +112,7 @@ def test_what_cannot_be_given_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="encodes no pictures"):
         open_whole(**plain, image=picture(0), engines=toy.eager_engines())
     with pytest.raises(UsageError, match="takes no given frames"):
-        open_whole(**plain, given_latents=wide[:, :1], engines=toy.eager_engines())
+        open_whole(**plain, conditioning_latents=wide[:, :1], engines=toy.eager_engines())
     with open_whole() as session:
         with pytest.raises(UsageError, match="image is"):
             session.restart_row(0, image=picture(0)[:, :1])

@@ -1,6 +1,6 @@
 """A cache that lies on the host: its layers come to the device one after another, each while the one before it runs.
 
-Nothing is streamed where no buffer says so; then all of this does nothing.
+Nothing is offloaded where no buffer says so; then all of this does nothing.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class BoundVisit:
     stores: Copies  # after it
 
 
-class LayerStream:
-    """The streamed buffers of one session: homes on the host, seats on the device, copies between them.
+class CacheOffload:
+    """The offloaded buffers of one session: homes on the host, seats on the device, copies between them.
 
     The homes hold the truth; a seat holds a layer for one call. Between two runs of a `unit` the seats of the chunk's
     first call hold its layers. Copies have a queue of their own: they come after all calls that were queued before
@@ -38,7 +38,7 @@ class LayerStream:
     manifest, programs
         As `layer_visits` takes them.
     buffers : mapping of str to tensor
-        Of a streamed one the seats, zeros.
+        Of an offloaded one the seats, zeros.
     memory : Memory
         The session's.
     """
@@ -102,7 +102,7 @@ class LayerStream:
             self._armed = True
 
     def clear(self, buffer: str, row: int | None = None) -> None:
-        """Queue zeros into a streamed buffer: into one row's part of it, or into all."""
+        """Queue zeros into an offloaded buffer: into one row's part of it, or into all."""
 
         def part(layer: Tensor) -> Tensor:
             return layer if row is None else self._memory.row(layer, 0, row, self._batch)

@@ -15,7 +15,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-class Turns:
+class CallLock:
     """The lock of a session, of a pool with its sessions, or of an artifact.
 
     Parameters
@@ -82,22 +82,22 @@ class Turns:
         return os.getpid() != self._process
 
 
-class _HasTurns(Protocol):
-    _turns: Turns
+class _HasCallLock(Protocol):
+    _call_lock: CallLock
 
 
-Holder = TypeVar("Holder", bound=_HasTurns)
+Holder = TypeVar("Holder", bound=_HasCallLock)
 
 
-def in_turn(
+def under_lock(
     method: Callable[Concatenate[Holder, Arguments], Result],
 ) -> Callable[Concatenate[Holder, Arguments], Result]:
-    """Let a method of what has ``_turns`` run while it holds the lock, as `Turns.take` gives it."""
+    """Let a method of what has ``_call_lock`` run while it holds the lock, as `CallLock.take` gives it."""
 
     @wraps(method)
-    def held(self: Holder, /, *given: Arguments.args, **named: Arguments.kwargs) -> Result:
-        with self._turns.take():
-            self._turns.check_open()  # the thread that closes may have had its turn while this one waited
-            return method(self, *given, **named)
+    def held(self: Holder, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+        with self._call_lock.take():
+            self._call_lock.check_open()  # the thread that closes may have had its turn while this one waited
+            return method(self, *arguments, **named)
 
     return held

@@ -193,7 +193,7 @@ def test_the_manifest_says_it_in_format_3_and_reads_back() -> None:
     document = manifest_json(manifest)
     assert replace(parse_manifest(document), format_version=1) == manifest
     older = parse_manifest(document.replace(b'"format_version": 3', b'"format_version": 2'))
-    assert not older.streams_cache  # an unknown field there: a newer one would have raised the version
+    assert not older.offloads_cache  # an unknown field there: a newer one would have raised the version
     assert b'"format_version": 3' in document
     assert b'"device_layers": 2' in document
     assert least_version(manifest) == 3
@@ -211,7 +211,7 @@ def test_the_manifest_says_it_in_format_3_and_reads_back() -> None:
         (lambda m: streamed(m, 2), "would share a seat"),  # five layers: the last one and the first
         (lambda m: _buffers(m, "text.embeddings", device_layers=2), "only layered caches"),
         (lambda m: _refs(streamed(m, 3), "denoise", "buffer:kv[layer]", "buffer:kv"), "is float32"),
-        (lambda m: _also(streamed(m, 3), "begin"), "program begin takes a streamed cache"),
+        (lambda m: _also(streamed(m, 3), "begin"), "program begin takes an offloaded cache"),
         (lambda m: _begins_with_another(streamed(m, 3), "denoise_full"), "begin with different layers"),
         (lambda m: _begins_with_another(streamed(m, 3), "context"), "begin with different layers"),
     ],
