@@ -29,7 +29,7 @@ def until_ended(command: Callable[[], int], tell: Callable[[str], None]) -> int:
     command : callable
         Returns the exit code. One of `ENDING` raises `AskedToEnd` in it, if it runs in the main thread.
     tell : callable
-        Is given the sentence.
+        Is given the sentence: that nothing was left behind, or what the last note of the exception says was kept.
 
     Returns
     -------
@@ -47,7 +47,8 @@ def until_ended(command: Callable[[], int], tell: Callable[[str], None]) -> int:
             code = command()
             done = True
         except KeyboardInterrupt as ended:
-            tell("interrupted; nothing was left behind")
+            kept = getattr(ended, "__notes__", ())  # by what cleaned up on the way
+            tell(f"interrupted; {kept[-1] if kept else 'nothing was left behind'}")
             code = _EXIT_SIGNAL + (ended.number if isinstance(ended, AskedToEnd) else signal.SIGINT)
             done = True
     return code

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from seko_export.artifact.packing import pack_artifact
@@ -23,6 +25,7 @@ from .eager_backend import write_whole
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120
+PROGRESS = r"(opening .*: \d+ s|\d+ frames .* chunk \d+ of 1000000)"  # a line every ten seconds
 SAID = "error: interrupted; nothing was left behind\n"
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -84,9 +87,11 @@ def started(number: int, moment: str, *arguments: object) -> subprocess.Popen[st
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
 
 
-def assert_ended(process: subprocess.Popen[str], number: int, wanted: str = "") -> None:
+def assert_ended(
+    process: subprocess.Popen[str], number: int, wanted: str = "", said: str = re.escape(SAID)
+) -> None:
     stdout, stderr = process.communicate(timeout=PATIENCE_S)
-    assert stderr == SAID
+    assert re.fullmatch(rf"({PROGRESS}\n)*{said}", stderr), stderr
     assert process.returncode == 128 + number
     assert stdout == wanted
 
@@ -105,15 +110,41 @@ def assert_ended(process: subprocess.Popen[str], number: int, wanted: str = "") 
 def test_a_signal_from_outside_ends_a_run_between_its_chunks(whole, tmp_path, number, suffix):
     if suffix == ".mp4":
         pytest.importorskip("av")
-    process = started(0, "never", "run", whole, "--chunks", 1_000_000, "-o", tmp_path / f"out{suffix}")
+    """What was finished is there, whole; a file that was there before gives way to it."""
+    goal = tmp_path / f"out{suffix}"
+    goal.write_bytes(b"old")
+    process = started(0, "never", "run", whole, "--chunks", 1_000_000, "-o", goal)
     deadline = time.monotonic() + PATIENCE_S
-    while not any(tmp_path.iterdir()):
+    while not any(path.stat().st_size > 20_000 for path in tmp_path.iterdir()):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, "waited in vain"
+        assert goal.read_bytes() == b"old"
         time.sleep(0.02)
     process.send_signal(number)
-    assert_ended(process, number)
-    assert list(tmp_path.iterdir()) == []
+    kept = rf"error: interrupted; kept (\d+) of 1000000 chunks in {re.escape(str(goal))}\n"
+    assert_ended(process, number, said=kept)
+    assert list(tmp_path.iterdir()) == [goal]
+    assert frames_of(goal) > 0
+
+
+def frames_of(path: Path) -> int:
+    """Frames, or of .npy chunks, of a file that is as whole as any."""
+    if path.suffix == ".npy":
+        latents = np.load(path)
+        assert np.isfinite(latents).all()
+        assert np.abs(latents[-1]).max() > 0
+        return len(latents)
+    if path.suffix == ".y4m":
+        _, _, content = path.read_bytes().partition(b"\n")
+        size = len(b"FRAME\n") + 3 * toy_whole.HEIGHT * toy_whole.WIDTH
+        assert len(content) % size == 0
+        frames = len(content) // size
+    else:
+        av = pytest.importorskip("av")
+        with av.open(str(path)) as container:
+            frames = sum(1 for _ in container.decode(video=0))
+    assert (frames - toy_whole.FIRST_FRAMES) % toy_whole.CHUNK_VIDEO == 0
+    return frames
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

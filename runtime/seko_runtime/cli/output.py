@@ -25,11 +25,14 @@ class Report:
         The same for a reader, printed without ``--json``.
     error : SekoRuntimeError, optional
         What the command ends with although it ran to its end: a golden that is missed.
+    aside : bool
+        Whether stdout is taken, and the lines go to stderr.
     """
 
     result: dict[str, object]
     lines: tuple[str, ...]
     error: SekoRuntimeError | None = None
+    aside: bool = False
 
 
 def note(sentence: str, end: str = "\n") -> None:
@@ -51,6 +54,8 @@ def show(report: Report, *, as_json: bool) -> None:
     """
     if as_json:
         _print([json.dumps(report.result, sort_keys=True)])
+    elif report.aside:
+        note("\n".join(report.lines))
     else:
         _print(report.lines)
 

@@ -108,7 +108,17 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="reference frames: pictures as --image takes them, or .npy float32 latents",
     )
-    command.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help=".npy .y4m .mp4")
+    command.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help=".npy .y4m .mp4; a named pipe is written to as chunks come, and - is stdout",
+    )
+    command.add_argument(
+        "--format", metavar="NAME", help="npy, y4m, mp4, or raw: rgb24 pictures alone; y4m for - and pipes"
+    )
 
 
 def _check_names(arguments: Sequence[str], parsers: dict[str, argparse.ArgumentParser]) -> None:

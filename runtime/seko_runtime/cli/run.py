@@ -12,13 +12,15 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from seko_runtime.cli.given_files import PromptAt, fitted, read_given
-from seko_runtime.cli.output import Report
+from seko_runtime.cli.given_files import Given, PromptAt, fitted, read_given
+from seko_runtime.cli.output import Report, note, stdout_for_video
+from seko_runtime.cli.progress import Progress
+from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.opening.artifact import OpenArtifact, open_artifact, read_manifest
 from seko_runtime.opening.golden import ChunkError, error_row
 from seko_runtime.video.chunk import Chunk
-from seko_runtime.video.files import ChunkWriter, check_output
+from seko_runtime.video.files import STDOUT, ChunkWriter, check_output
 from seko_runtime.video.session import Session
 
 
@@ -28,17 +30,45 @@ def run(options: argparse.Namespace) -> Report:
     Raises
     ------
     SekoRuntimeError
-        By its subclass; the file is then not there.
+        By its subclass; no new file is then there.
+    KeyboardInterrupt
+        If a signal ends it; the chunks so far are kept, see `ChunkWriter`.
     """
-    check_output(options.output)
+    check_output(options.output, options.format)
+    streams = options.output == STDOUT
+    if streams:
+        _check_stdout(options)
     read = read_given(options)
     manifest, _ = read_manifest(options.artifact, trust=options.trust)
     given = fitted(read, options, manifest)
+    if not streams:
+        return _run(options, manifest, given, None)
+    with stdout_for_video() as descriptor:
+        return _run(options, manifest, given, descriptor)
+
+
+def _check_stdout(options: argparse.Namespace) -> None:
+    if sys.stdout is None:
+        raise UsageError("-o - writes to stdout, which is closed; choose another -o")
+    if options.json:
+        raise UsageError("-o - and --json both write to stdout; give one")
+    if sys.stdout.isatty():
+        raise UsageError(
+            "-o - writes to stdout, which is a terminal; pipe it into a player, or choose another -o"
+        )
+
+
+def _run(options: argparse.Namespace, manifest: Manifest, given: Given, descriptor: int | None) -> Report:
     prompts = given.prompts
     began = time.perf_counter()
-    with open_artifact(
-        options.artifact, device=options.device, trust=options.trust, copy_weights=options.copy_weights
-    ) as artifact:
+    if options.output.is_fifo():
+        note(f"writing to the pipe {options.output}, which waits for whoever reads it")
+    with (
+        Progress(f"opening {options.artifact}", manifest.stream.fps, options.chunks) as progress,
+        open_artifact(
+            options.artifact, device=options.device, trust=options.trust, copy_weights=options.copy_weights
+        ) as artifact,
+    ):
         manifest = artifact.manifest
         stream = replace(manifest.stream, batch=manifest.call_rows)
         seeds = [options.seed + row for row in range(stream.batch)]
@@ -53,20 +83,30 @@ def run(options: argparse.Namespace) -> Report:
                 image=given.image,
                 reference=given.reference,
             ) as session,
-            ChunkWriter(options.output, stream, options.chunks, artifact.manifest.video) as writer,
+            ChunkWriter(
+                options.output,
+                stream,
+                options.chunks,
+                artifact.manifest.video,
+                form=options.format,
+                descriptor=descriptor,
+            ) as writer,
         ):
             skipped = _not_compared(options, artifact, seeds)
             compared = frozenset() if skipped else frozenset(_golden_chunks(artifact))
-            job = _Job(artifact, session, writer, options.chunks, compared, began)
+            job = _Job(artifact, session, writer, options.chunks, compared, progress, began)
+            progress.opened()
             job.run(deque(prompts[int(starts) :]))
         report = job.report()
     result: dict[str, object] = {
         "artifact": str(options.artifact),
-        "output": str(options.output.resolve()),
+        "output": str(options.output if options.output == STDOUT else options.output.resolve()),
+        "format": writer.form,
         "seed": options.seed,
         **report,
     }
-    return Report(result, _lines(result, job.errors, skipped, artifact.manifest))
+    lines = _lines(result, job.errors, skipped, artifact.manifest)
+    return Report(result, lines, aside=descriptor is not None)
 
 
 @dataclass
@@ -78,6 +118,7 @@ class _Job:
     writer: ChunkWriter
     chunks: int
     compared: frozenset[int]
+    progress: Progress
     began: float
     opened: float = field(default_factory=time.perf_counter)
     errors: list[ChunkError] = field(default_factory=list)
@@ -112,8 +153,6 @@ class _Job:
                 self._write(queued.popleft().video())
         while queued:
             self._write(queued.popleft().video())
-        if sys.stderr.isatty():
-            print(file=sys.stderr)
 
     def report(self) -> dict[str, object]:
         """What was made and how fast, as JSON takes it."""
@@ -147,16 +186,7 @@ class _Job:
         manifest, number = self.artifact.manifest, len(self.came) - 1
         self.video_frames += _video_frames(manifest, number)
         self.writer.write(made)
-        if sys.stderr.isatty():
-            passed = time.perf_counter() - self.opened
-            fps = self.video_frames / passed
-            print(
-                f"\r{self.video_frames} frames  {fps:.1f} fps  {fps / manifest.stream.fps:.2f} x real time  "
-                f"KV {manifest.kv.pool_bytes} bytes ",
-                end="",
-                file=sys.stderr,
-                flush=True,
-            )
+        self.progress.show(self.video_frames, number + 1)
 
 
 def _video_frames(manifest: Manifest, number: int) -> int:
@@ -164,6 +194,12 @@ def _video_frames(manifest: Manifest, number: int) -> int:
     if manifest.video is not None:
         return manifest.video.chunk_frames if number else manifest.video.first_frames
     return manifest.stream.chunk_frames * manifest.stream.video_frames_per_latent
+
+
+def _size(manifest: Manifest) -> tuple[int, int]:
+    """Width and height of a written picture: the rows of the batch lie beside each other."""
+    shown = manifest.stream if manifest.video is None else manifest.video
+    return shown.width * manifest.call_rows, shown.height
 
 
 def _golden_chunks(artifact: OpenArtifact) -> tuple[int, ...]:
@@ -191,6 +227,8 @@ def _lines(
         kind = "a linear preview of the latents, not decoded video"
     elif result["first_frame_s"] is not None:
         kind = f"{result['video_frames']} video frames, the first after {result['first_frame_s']:.2f} s"
+    if result["format"] == "raw":
+        kind += "; rgb24 pictures, {}x{}".format(*_size(manifest))
     kv = manifest.kv
     ratio = kv.pool_bytes / max(kv.bf16_pool_bytes, 1)
     checks = [f"check    {error}{'' if error.within else ': missed'}" for error in errors]

@@ -1,0 +1,70 @@
+"""How far a run is: one line that is written over on a terminal, a line every ten seconds elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from types import TracebackType
+
+from seko_runtime.cli.output import note
+
+EVERY_S = 10.0
+
+
+class Progress:
+    """Shows on stderr what a run does, from its ``with`` block's begin to its end.
+
+    Parameters
+    ----------
+    doing : str
+        What is said until the first frame.
+    fps : int
+        Video frames of a second at real time.
+    chunks : int
+        How many there will be.
+    every_s : float
+        Seconds between lines where stderr is no terminal.
+    """
+
+    def __init__(self, doing: str, fps: int, chunks: int, every_s: float = EVERY_S) -> None:
+        self._doing, self._fps, self._chunks, self._every_s = doing, fps, chunks, every_s
+        self._terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._began = time.monotonic()
+        self._first: float | None = None
+        self._line = ""
+        self._done = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, daemon=True)
+
+    def opened(self) -> None:
+        """Count the time of frames from here."""
+        self._first = time.monotonic()
+
+    def show(self, frames: int, chunks: int) -> None:
+        """Say how many video frames and chunks there are."""
+        passed = time.monotonic() - (self._began if self._first is None else self._first)
+        fps = frames / max(passed, 1e-9)
+        pace = f"{fps:.1f} fps  {fps / self._fps:.2f} x real time"
+        self._line = f"{frames} frames  {pace}  chunk {chunks} of {self._chunks}"
+        if self._terminal:
+            note(f"\r{self._line} ", end="")
+
+    def __enter__(self) -> Progress:
+        if self._terminal:
+            note(self._doing)
+        else:
+            self._ticker.start()
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _fault: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        if not self._terminal:
+            self._ticker.join()
+        elif self._line:
+            note("")
+
+    def _tick(self) -> None:
+        while not self._done.wait(self._every_s):
+            note(self._line or f"{self._doing}: {time.monotonic() - self._began:.0f} s")

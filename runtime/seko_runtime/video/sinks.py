@@ -1,0 +1,192 @@
+"""Formats of a run's output: latents as .npy, pictures as .y4m, .mp4 or bare bytes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.errors import UsageError, VideoWriterError
+from seko_runtime.faults import told
+from seko_runtime.format.manifest import Stream, Video
+from seko_runtime.video.preview import LABEL
+
+FORMS = ("npy", "y4m", "mp4", "raw")
+CRF = "17"  # of x264, for decoded video: small pictures have no detail to lose
+# BT.601 full range, as JPEG and y4m's C444 use it: rows are Y, Cb, Cr.
+RGB_TO_YCBCR = np.array([[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]])
+# No index at the end: each second is a fragment of its own, behind a header that holds no frame.
+FRAGMENTS = {"movflags": "frag_keyframe+empty_moov+default_base_moof", "frag_duration": "1000000"}
+
+
+class Sink(Protocol):
+    """Writes the chunks of a run in one format."""
+
+    def write(self, pictures: Iterable[NDArray[Any]]) -> None:
+        """Append a chunk: pictures, uint8 [H, W, 3], or of `NpySink` latents."""
+        ...
+
+    def cut(self) -> None:
+        """Let the file say that no more chunks come, though more were announced; before `close`."""
+        ...
+
+    def close(self, *, whole: bool) -> None:
+        """Write what is still to be written, unless the file is not to be ``whole``; it stays open."""
+        ...
+
+
+@contextlib.contextmanager
+def _encoder_faults(pictures: str) -> Iterator[None]:
+    """Turn what the encoder says against these pictures' size or rate into a VideoWriterError."""
+    try:
+        yield
+    except (OSError, MemoryError):  # not the encoder's
+        raise
+    except Exception as fault:
+        raise VideoWriterError(
+            f"the encoder of .mp4, which takes even sizes, refuses {pictures}: {told(fault)}; write a .y4m or .npy"
+        ) from fault
+
+
+def open_sink(form: str, file: BinaryIO, stream: Stream, chunks: int, video: Video | None) -> Sink:
+    """Return what writes one of `FORMS` to an open file; the file stays its opener's."""
+    if form == "npy":
+        return NpySink(file, stream, chunks)
+    size = (stream.height, stream.width) if video is None else (video.height, video.width)
+    height, width = size[0], size[1] * stream.batch
+    if form == "raw":
+        return RawSink(file)
+    if form == "y4m":
+        return Y4mSink(file, height, width, stream.fps, preview=video is None)
+    return Mp4Sink(file, height, width, stream.fps, preview=video is None)
+
+
+class NpySink:
+    """Latents as float32 [chunks, B, C, F, h, w], written as they come: a full disk is an error, not a dead process."""
+
+    def __init__(self, file: BinaryIO, stream: Stream, chunks: int) -> None:
+        channels, rows, columns = stream.latent_shape
+        self._file = file
+        self._left = chunks
+        self._chunks = chunks
+        self._shape = (stream.batch, channels, stream.chunk_frames, rows, columns)
+        self._write_header(chunks)
+
+    def write(self, pictures: Iterable[NDArray[Any]]) -> None:
+        for latents in pictures:
+            if latents.shape != self._shape or not self._left:
+                raise UsageError(
+                    f"a chunk is {list(latents.shape)} with {self._left} expected, each {list(self._shape)}"
+                )
+            self._file.write(np.ascontiguousarray(latents, np.float32).data)
+            self._left -= 1
+
+    def cut(self) -> None:
+        if self._left and self._file.seekable():
+            end = self._file.tell()
+            self._file.seek(0)
+            self._write_header(
+                self._chunks - self._left
+            )  # as long as the first: numpy leaves room for any number
+            self._file.seek(end)
+        self._left = 0
+
+    def _write_header(self, chunks: int) -> None:
+        formats: Any = np.lib.format  # untyped
+        descr = formats.dtype_to_descr(np.dtype(np.float32))
+        header = {"descr": descr, "fortran_order": False, "shape": (chunks, *self._shape)}
+        formats.write_array_header_1_0(self._file, header)
+
+    def close(self, *, whole: bool) -> None:
+        if whole and self._left:
+            raise UsageError(f"{self._left} chunks fewer were written than announced")
+
+
+class Y4mSink:
+    """YUV4MPEG2, 4:4:4, full range."""
+
+    def __init__(self, file: BinaryIO, height: int, width: int, fps: int, *, preview: bool) -> None:
+        self._file = file
+        comment = f" XSEKO={LABEL.replace(' ', '_')}" if preview else ""
+        header = f"YUV4MPEG2 W{width} H{height} F{fps}:1 Ip A1:1 C444 XCOLORRANGE=FULL{comment}\n"
+        self._file.write(header.encode("ascii"))
+
+    def write(self, pictures: Iterable[NDArray[Any]]) -> None:
+        for picture in pictures:
+            planes = np.einsum("hwk,pk->phw", picture.astype(np.float64), RGB_TO_YCBCR)
+            planes[1:] += 128
+            self._file.write(b"FRAME\n" + np.clip(planes.round(), 0, 255).astype(np.uint8).tobytes())
+
+    def cut(self) -> None:
+        pass
+
+    def close(self, *, whole: bool) -> None:
+        pass
+
+
+class RawSink:
+    """uint8 [H, W, 3] of each picture, red, green and blue, and nothing else."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, pictures: Iterable[NDArray[Any]]) -> None:
+        for picture in pictures:
+            self._file.write(np.ascontiguousarray(picture, np.uint8).data)
+
+    def cut(self) -> None:
+        pass
+
+    def close(self, *, whole: bool) -> None:
+        pass
+
+
+class Mp4Sink:
+    """H.264 through PyAV, in fragments: what is there plays while the rest is made."""
+
+    def __init__(self, file: BinaryIO, height: int, width: int, fps: int, *, preview: bool) -> None:
+        av = import_av()
+        self._av = av
+        self._told = f"pictures of {width}x{height} at {fps} fps"
+        with _encoder_faults(self._told):
+            self._container: Any = av.open(file, mode="w", format="mp4", options=FRAGMENTS)
+            if preview:
+                self._container.metadata["comment"] = LABEL
+            options = {} if preview else {"crf": CRF}
+            self._video: Any = self._container.add_stream("libx264", rate=Fraction(fps), options=options)
+            self._video.width, self._video.height = width, height
+            self._video.pix_fmt = "yuv420p"
+
+    def write(self, pictures: Iterable[NDArray[Any]]) -> None:
+        for picture in pictures:
+            with _encoder_faults(self._told):
+                frame = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
+                self._container.mux(self._video.encode(frame))
+
+    def cut(self) -> None:
+        pass
+
+    def close(self, *, whole: bool) -> None:
+        if whole:
+            with _encoder_faults(self._told):
+                self._container.mux(self._video.encode(None))
+                self._container.close()
+            return
+        # Else it would be closed when it is freed, after its file.
+        with contextlib.suppress(OSError, VideoWriterError), _encoder_faults(self._told):
+            self._container.close()
+
+
+def import_av() -> Any:
+    """Return PyAV; VideoWriterError if it is not installed."""
+    try:
+        import av
+    except ImportError:
+        raise VideoWriterError(
+            "writing .mp4 needs PyAV, which is not installed; write a .y4m, or pip install 'seko-runtime[video]'"
+        ) from None
+    return av

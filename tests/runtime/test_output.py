@@ -1,0 +1,261 @@
+"""Output as it comes: stdout and named pipes, fragments that play while a file grows, and progress on stderr."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seko_runtime.cli.commands import main
+from seko_runtime.cli.progress import Progress
+from seko_runtime.errors import UsageError
+from seko_runtime.format.manifest import Stream, Video
+from seko_runtime.video.files import ChunkWriter, output_form
+from seko_runtime.video.pipes import Pipe
+
+from .test_end_signals import PATIENCE_S, started
+from .test_end_signals import whole as whole  # a fixture
+from .toy_whole import CHUNK_VIDEO, FIRST_FRAMES, HEIGHT, WIDTH
+
+Said = pytest.CaptureFixture[str]
+STREAM = Stream(1, 3, 0, 6, 24, (16, 8, 12), 64, 96, 4, 16)
+VIDEO = Video(9, 12, 64, 96)
+FRAME = len(b"FRAME\n") + 3 * HEIGHT * WIDTH
+
+
+def pictures(number: int, frames: int = 12) -> np.ndarray:
+    return np.random.default_rng(number).integers(0, 256, (1, frames, 64, 96, 3), np.uint8)
+
+
+def begun(folder: Path) -> subprocess.Popen[str]:
+    """A run into stdout without an end, of which one byte was read."""
+    process = started(0, "never", "run", folder, "--chunks", 1_000_000, "-o", "-")
+    assert process.stdout is not None
+    assert os.read(process.stdout.fileno(), 1) == b"Y"
+    return process
+
+
+def last_words(process: subprocess.Popen[str]) -> str:
+    """What a process says at its end on stderr, while nobody reads its stdout."""
+    assert process.stderr is not None
+    assert process.stdout is not None
+    process.stdout.close()
+    with process.stderr:
+        return process.stderr.read().splitlines()[-1]
+
+
+# -- stdout ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["y4m", "raw", "npy"])
+def test_stdout_is_the_bytes_of_the_file_and_nothing_else(
+    whole_folder: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], form: str
+) -> None:
+    asked = ["run", str(whole_folder), "--chunks", "2", "--format", form, "-o"]
+    assert main([*asked, str(tmp_path / "file")]) == 0
+    assert capfdbinary.readouterr().out.startswith(b"wrote    ")
+    assert main([*asked, "-"]) == 0
+    said = capfdbinary.readouterr()
+    assert said.out == (tmp_path / "file").read_bytes()
+    assert said.err.startswith(b"wrote    - (")
+    assert b"check    chunk 0: golden 0 " in said.err
+
+
+def test_stdout_is_y4m_unless_another_format_is_asked_for(
+    whole_folder: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert main(["run", str(whole_folder), "--chunks", "2", "-o", "-"]) == 0
+    header, _, frames = capfdbinary.readouterr().out.partition(b"\n")
+    assert header.startswith(b"YUV4MPEG2 ")
+    assert len(frames) == (FIRST_FRAMES + CHUNK_VIDEO) * FRAME
+
+
+def test_what_others_write_to_stdout_goes_to_stderr(
+    whole_folder: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of Python's and of native code's."""
+    from seko_runtime.video.session import Session
+
+    run_chunk = Session.run_chunk
+
+    def loud(session: Session, *given: object) -> object:
+        print("said by Python")
+        os.write(1, b"said by a library\n")
+        return run_chunk(session, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Session, "run_chunk", loud)
+    assert main(["run", str(whole_folder), "--chunks", "2", "-o", "-"]) == 0
+    said = capfdbinary.readouterr()
+    assert b"said by" not in said.out
+    assert said.err.count(b"said by Python\n") == said.err.count(b"said by a library\n") == 2
+
+
+def test_stdout_is_one_thing_at_a_time(
+    whole_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
+) -> None:
+    assert main(["run", str(whole_folder), "-o", "-", "--json"]) == 2
+    assert "-o - and --json both write to stdout" in capsys.readouterr().err
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["run", str(whole_folder), "-o", "-"]) == 2
+    assert "is a terminal" in capsys.readouterr().err
+    assert main(["run", str(whole_folder), "-o", "a.y4m", "--format", "gif"]) == 2
+    assert "the format is 'gif', expected one of npy, y4m, mp4, raw" in capsys.readouterr().err
+
+
+def test_a_reader_that_stops_ends_the_run(whole: Path) -> None:
+    process = begun(whole)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(PATIENCE_S) == 1
+    assert last_words(process) == "error: whoever read the output stopped reading"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_into_a_pipe(whole: Path, number: int) -> None:
+    """Also while it waits for a reader that does not read."""
+    process = begun(whole)
+    time.sleep(0.5)
+    process.send_signal(number)
+    assert process.wait(PATIENCE_S) == 128 + number
+    assert re.fullmatch(r"error: interrupted; wrote \d+ of 1000000 chunks to stdout", last_words(process))
+
+
+# -- pipes and devices -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a.y4m", "a"])
+def test_a_named_pipe_is_written_to_and_stays(
+    whole_folder: Path, tmp_path: Path, name: str, capsys: Said
+) -> None:
+    pipe = tmp_path / name
+    os.mkfifo(pipe)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader.start()
+    assert main(["run", str(whole_folder), "--chunks", "2", "-o", str(pipe)]) == 0
+    reader.join()
+    assert pipe.is_fifo()
+    assert f"writing to the pipe {pipe}" in capsys.readouterr().err
+    assert main(["run", str(whole_folder), "--chunks", "2", "-o", str(tmp_path / "b.y4m")]) == 0
+    assert read == [(tmp_path / "b.y4m").read_bytes()]
+
+
+def test_devices_are_written_to(whole_folder: Path, capsys: Said) -> None:
+    asked = ["run", str(whole_folder), "--chunks", "1", "-o"]
+    assert main([*asked, "/dev/null"]) == 0
+    capsys.readouterr()
+    assert main([*asked, "/dev/full"]) == 5
+    assert capsys.readouterr().err == (
+        "error: /dev/full cannot be written (No space left on device): choose another -o\n"
+    )
+
+
+@pytest.mark.parametrize("form", ["npy", "y4m", "mp4", "raw"])
+def test_every_format_goes_through_a_pipe(tmp_path: Path, form: str) -> None:
+    if form == "mp4":
+        pytest.importorskip("av")
+    taken: list[bytes] = []
+    ends = os.pipe()
+
+    def take() -> None:
+        with os.fdopen(ends[0], "rb") as file:
+            taken.append(file.read())
+
+    reader = threading.Thread(target=take)
+    reader.start()
+    chunks = [np.full((1, 16, 3, 8, 12), n, np.float32) for n in (1, 2)] if form == "npy" else [
+        pictures(0, 9), pictures(1)
+    ]  # fmt: skip
+    for goal, descriptor in ((Path("-"), ends[1]), (tmp_path / "file", None)):
+        with ChunkWriter(goal, STREAM, 2, VIDEO, form=form, descriptor=descriptor) as writer:
+            for chunk in chunks:
+                writer.write(chunk)
+    os.close(ends[1])
+    reader.join()
+    assert taken == [(tmp_path / "file").read_bytes()]
+    if form == "raw":
+        assert taken[0] == np.concatenate(chunks, axis=1).tobytes()
+
+
+def test_a_pipe_that_nobody_reads_is_given_up_soon_once_it_has_to_hurry() -> None:
+    read, write = os.pipe()
+    pipe = Pipe(write)
+    pipe.hurry(0.05)
+    with pytest.raises(TimeoutError):
+        pipe.write(bytes(1 << 20))
+    pipe.close()
+    pipe.close()
+    os.close(read)
+
+
+def test_the_format_follows_from_the_output() -> None:
+    assert output_form(Path("-")) == output_form(Path("/dev/null")) == output_form(Path("a.y4m")) == "y4m"
+    assert output_form(Path("a.y4m"), "raw") == "raw"
+    assert output_form(Path("a.npy")) == "npy"
+    with pytest.raises(UsageError, match=r"ends in '', expected one of .*--format"):
+        output_form(Path("a"))
+
+
+# -- mp4 -------------------------------------------------------------------------------------------------------
+
+
+def test_an_mp4_plays_while_it_grows(tmp_path: Path) -> None:
+    av = pytest.importorskip("av")
+    with ChunkWriter(tmp_path / "a.mp4", STREAM, 40, VIDEO) as writer:
+        for number in range(40):
+            writer.write(pictures(number))
+        (growing,) = tmp_path.iterdir()
+        assert growing.name.startswith(".a.mp4.writing-")
+        with av.open(io.BytesIO(growing.read_bytes())) as container:
+            early = sum(1 for _ in container.decode(video=0))
+    assert 0 < early < 40 * 12
+    with av.open(str(tmp_path / "a.mp4")) as container:
+        assert sum(1 for _ in container.decode(video=0)) == 40 * 12
+
+
+# -- progress --------------------------------------------------------------------------------------------------
+
+
+def test_a_log_gets_a_line_from_time_to_time(capsys: Said) -> None:
+    with Progress("opening toy", 16, 4, every_s=0.01) as progress:
+        said = waited_for(capsys, "opening toy: 0 s\n")
+        progress.opened()
+        progress.show(24, 2)
+        said += waited_for(capsys, " x real time  chunk 2 of 4\n")
+    assert "24 frames  " in said
+    assert "\r" not in said
+
+
+def waited_for(capsys: Said, words: str) -> str:
+    said, deadline = "", time.monotonic() + PATIENCE_S
+    while words not in said:
+        assert time.monotonic() < deadline, said
+        said += capsys.readouterr().err
+        time.sleep(0.01)
+    return said
+
+
+def test_a_short_run_says_nothing_of_its_progress(whole_folder: Path, tmp_path: Path, capsys: Said) -> None:
+    assert main(["run", str(whole_folder), "--chunks", "2", "-o", str(tmp_path / "a.y4m")]) == 0
+    assert "frames  " not in capsys.readouterr().err
+
+
+def test_a_terminal_gets_one_line_that_is_written_over(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with Progress("opening toy", 16, 4) as progress:
+        progress.opened()
+        progress.show(12, 1)
+        progress.show(24, 2)
+    lines = capsys.readouterr().err.split("\r")
+    assert lines[0] == "opening toy\n"
+    assert [line.split("  ")[0] for line in lines[1:]] == ["12 frames", "24 frames"]
+    assert lines[-1].endswith("chunk 2 of 4 \n")
