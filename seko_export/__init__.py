@@ -41,16 +41,16 @@ def build(
     output : str or Path
         The artifact's folder.
     replace : bool
-        Whether an artifact that is already there gives way.
+        Whether to replace an artifact that is already there.
     room_check : bool
         Whether a build that takes more memory or disk than there is is refused before it begins.
     compiler_cache : bool
-        Whether a ``compile`` artifact carries the compiler's cache, without which every box compiles at open.
+        Whether a ``compile`` artifact includes the compiler's cache. Without it every machine compiles at the first
+        open.
     progress : callable
-        Told of every step.
+        Called at every step.
     note : callable
-        Told in a sentence what the checkpoint does not tell and nobody said, or that random weights are about to be
-        made. A warning, if it is left out.
+        Called with a sentence about every size that was assumed, or about random weights. Default: a warning.
 
     Returns
     -------
@@ -59,7 +59,7 @@ def build(
     Raises
     ------
     ExportError
-        By its subclass; nothing is left behind.
+        A subclass for the cause; no partial artifact is left behind.
     """
     from seko_export.options.checks import check_build
 
@@ -95,7 +95,8 @@ def build(
 def plan(
     options: BuildOptions, gpu: str, *, steps: int | None = None, fps: int | None = None
 ) -> dict[str, Any]:
-    """Estimate memory and time of a build on a GPU that need not be here; see `seko_export.roofline.predict.predict`.
+    """Estimate memory and time of a build on a GPU that need not be present; see
+    `seko_export.roofline.predict.predict`.
 
     Parameters
     ----------
@@ -106,7 +107,7 @@ def plan(
     steps : int, optional
         Denoise passes of a chunk.
     fps : int, optional
-        Video frames per second that are to be kept up with.
+        Frame rate that playback needs, in video frames per second.
 
     Raises
     ------
@@ -130,7 +131,7 @@ def inspect(path: str | Path) -> dict[str, Any]:
     Raises
     ------
     ArtifactError, CheckpointError
-        By its subclass, if it is damaged or something else.
+        A subclass for the cause, if it is damaged or neither of the two.
     """
     from seko_runtime.errors import MissingFileError
 

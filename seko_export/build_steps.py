@@ -1,4 +1,4 @@
-"""One build, from options to a verified artifact: the order of the steps, nothing of how each is done."""
+"""The steps of a build and their order. Each step is implemented elsewhere."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from seko_runtime.format.whole_files import check_goal, whole_folder
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What a build made, in the words of its JSON line.
+    """The result of a build; its fields are the keys of the command's JSON line.
 
     Parameters
     ----------
@@ -49,23 +49,23 @@ class BuildResult:
         Wall time, seconds.
     kv : dict
         ``scheme``, ``pool_bytes``, ``bf16_pool_bytes``, ``bits_per_number``; for a lossy scheme also
-        ``error_vs_exact``, relative, a golden chunk each.
+        ``error_vs_exact``, the relative error of each golden chunk.
     engine_bytes, weight_bytes : int
         Sizes on disk.
     engine_s : dict
-        Seconds of each engine's own process.
+        Seconds that each engine took to compile.
     golden_error : float
-        Worst relative error of the engines against the eager model over the golden chunks.
+        Largest relative error of the engines against the eager model over the golden chunks.
     golden_cache_error : float
-        Worst error of a token in the cache after them, as `seko_runtime.opening.golden.cache_error`.
+        Largest error of a token in the cache afterwards, as in `seko_runtime.opening.golden.cache_error`.
     golden_video_error : float or None
-        Root mean square difference of their video frames, the worst chunk's, in levels of 255; None without a VAE.
+        Root mean square difference of the video frames in the worst chunk, in levels of 255; None without a VAE.
     device : str
         ``cpu`` or ``cuda``.
     kernels : str
-        What the layers run in: ``fused`` or ``plain``.
+        Which kernels the layers use: ``fused`` or ``plain``.
     attention : str
-        Over the cache: ``torch`` or ``fp8``.
+        Attention over the cache: ``torch`` or ``fp8``.
     """
 
     artifact: Path
@@ -99,7 +99,7 @@ def build_artifact(
     replace: bool = False,
     progress: Progress = silent,
 ) -> BuildResult:
-    """Build one artifact and verify it in a process of its own before it gets its name.
+    """Build one artifact, verify it in a separate process, then give it its name.
 
     Parameters
     ----------
@@ -110,17 +110,18 @@ def build_artifact(
     goal : Path
         The artifact's folder.
     media : MediaSources, optional
-        Files of VAE and text encoder, for a build that has them.
+        Files of VAE and text encoder, for a build that includes them.
     backend : str
         One of `BACKENDS`.
     use_ema : bool
-        Whether a Self-Forcing ``.pt`` gives its averaged weights.
+        Whether to take the averaged weights of a Self-Forcing ``.pt``.
     compiler_cache : bool
-        Whether a ``compile`` artifact carries the compiler's cache, without which every box compiles at open.
+        Whether a ``compile`` artifact includes the compiler's cache. Without it every machine compiles at the first
+        open.
     replace : bool
-        Whether an artifact at ``goal`` gives way.
+        Whether to replace an artifact at ``goal``.
     progress : callable
-        Told of every step.
+        Called at every step.
 
     Returns
     -------
@@ -129,7 +130,7 @@ def build_artifact(
     Raises
     ------
     ExportError
-        Of the class that fits the cause; nothing is left behind.
+        A subclass for the cause; no partial artifact is left behind.
     """
     started, maker = time.monotonic(), export_backend(backend)
     maker.check_build(config)
@@ -175,7 +176,7 @@ def _result(
     engine_s: dict[str, float],
     build_s: float,
 ) -> BuildResult:
-    """Return what a build made; ``report`` is what `verify` printed."""
+    """Return the result of a build; ``report`` is the JSON line of `verify`."""
     sizes = {name: entry.size for name, entry in manifest.files.items()}
     videos = [row["video"] for row in report["errors"] if row.get("video") is not None]
     return BuildResult(
@@ -200,7 +201,7 @@ def _cuda(config: BuildConfig) -> str | None:
 
 
 def _exact_weights(config: BuildConfig, known: Mapping[str, Tensor], source: Checkpoint) -> dict[str, Tensor]:
-    """Return the layers' weights that only the exact track takes: those that the artifact holds in fp8."""
+    """Return the layers' weights that only the exact model needs, because the artifact holds them in fp8."""
     pieces = {name: piece for name, piece in graph_of(config.as_exact).pieces.items() if piece.layers}
     made = family_of(config).weights(pieces, source) if config.fp8 else ()
     return {name: tensor for name, tensor in made if name not in known}
@@ -209,14 +210,14 @@ def _exact_weights(config: BuildConfig, known: Mapping[str, Tensor], source: Che
 def _write_manifest(
     folder: Path, config: BuildConfig, backend: ExportBackend, weights: tuple[Weight, ...], table: Golden
 ) -> Manifest:
-    """Write `manifest.json` over what the folder holds now."""
+    """Write `manifest.json` for the files that are in the folder now."""
     manifest = describe(config, backend, weights, hash_files(folder), table)
     (folder / "manifest.json").write_bytes(manifest_json(manifest))
     return manifest
 
 
 def _verify(folder: Path) -> dict[str, Any]:
-    """Open the artifact with the runtime alone and replay its goldens, in a process that may crash."""
+    """Open the artifact with the runtime alone and replay its goldens, in a process that may crash without harm."""
     done = run_child("seko_runtime", "verify", str(folder), "--json")
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:

@@ -1,4 +1,4 @@
-"""The manifest of a build: every fact of the configs and pieces as the runtime reads it."""
+"""Makes the manifest of a build from its configuration and its engines."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def describe(
     config : BuildConfig
         What was built.
     backend : ExportBackend
-        How its engines are packed.
+        The backend that made its engines.
     weights : tuple of Weight
-        The table that `write_weights` gave.
+        The table returned by `write_weights`.
     files : mapping of str to FileEntry
         Every file of the artifact.
     golden : Golden, optional
-        What `verify` replays.
+        The recorded chunks that `verify` replays.
 
     Returns
     -------
@@ -106,7 +106,7 @@ def describe(
 
 
 def kv_pool(config: BuildConfig) -> KvPool:
-    """Return the pool's size in its own format and in bf16."""
+    """Return the size of the KV pool in bytes, in the build's own format and in bf16."""
     model, stream = config.model, config.stream
     tokens = sum(
         len(group.layers) * config.of_layer_group(group).stream.cache_tokens for group in config.layer_groups

@@ -1,4 +1,4 @@
-"""A manifest as the bytes of its file, and as old a format as it can be. The runtime reads it, and writes none."""
+"""Serialises a manifest, in the oldest format version that can express it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from seko_runtime.format.manifest import (
 
 
 def least_version(manifest: Manifest) -> int:
-    """Return the oldest format version that has all that the manifest says."""
+    """Return the oldest format version that has every feature this manifest uses."""
     return max(_least_of_fields(manifest), 1 if manifest.has_context else PASS_CACHE_VERSION)
 
 
 def manifest_json(manifest: Manifest) -> bytes:
-    """Return a manifest as UTF-8 JSON with sorted keys: the same manifest gives the same bytes.
+    """Return a manifest as UTF-8 JSON with sorted keys; equal manifests give equal bytes.
 
-    What a format before did not know is left out where it says nothing, for older runtimes.
+    Fields that an older format lacks are left out when they are empty, so that older runtimes can read the file.
     """
     table = dataclasses.asdict(manifest)
     table["format_version"] = max(manifest.format_version, _least_of_fields(manifest))
@@ -51,12 +51,14 @@ def manifest_json(manifest: Manifest) -> bytes:
 
 
 def made_by_begin(buffer: Buffer) -> bool:
-    """Tell whether begin makes it of the caches, layer by layer, for the passes of one chunk (`WINDOW_VERSION`)."""
+    """Return whether a buffer is a resident window, which the program ``begin`` computes from the caches
+    (`WINDOW_VERSION`).
+    """
     return buffer.role == "state" and buffer.layered
 
 
 def _least_of_fields(manifest: Manifest) -> int:
-    """Return the oldest format version whose readers see every field that says something."""
+    """Return the oldest format version whose readers know every field that is not empty."""
     calls = (call for calls in manifest.programs.values() for call in calls)
     needed = (
         (INPUT_VERSION, bool(manifest.inputs)),

@@ -1,4 +1,4 @@
-"""An artifact as one tar: the same artifact gives the same bytes. Unpacking is the runtime's."""
+"""Packs an artifact as one tar; equal artifacts give equal bytes. The runtime unpacks it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WRITE_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Packed:
-    """What was packed: the file, its bytes, the artifact's digest, and how many files are in it."""
+    """The result of packing: the file, its size, the artifact's digest, and the number of files in it."""
 
     file: Path
     bytes: int
@@ -30,11 +30,11 @@ def pack_artifact(folder: Path, goal: Path, *, replace: bool = False) -> Packed:
     Parameters
     ----------
     folder : Path
-        The artifact; it is checked whole first, for any machine.
+        The artifact; every hash is checked first.
     goal : Path
-        The tar to write; it appears when it is whole.
+        The tar to write; the name appears when the file is complete.
     replace : bool
-        Whether a regular file that is already there gives way.
+        Whether to replace a regular file that is already there.
 
     Returns
     -------
@@ -43,11 +43,11 @@ def pack_artifact(folder: Path, goal: Path, *, replace: bool = False) -> Packed:
     Raises
     ------
     ArtifactError
-        If the artifact is not right.
+        If the artifact is damaged.
     UsageError
-        If the goal is taken.
+        If the goal exists.
     DiskError
-        If the place is full or cannot be written.
+        If the disk is full or the file cannot be written.
     """
     checked = check_artifact(folder, fits_here=False)
     size = tar_bytes(checked.document, checked.signature, checked.manifest.files)

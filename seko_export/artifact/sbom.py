@@ -1,4 +1,6 @@
-"""What the engines were made with, as CycloneDX JSON: packages, versions, licences. No times, no names of hosts."""
+"""The bill of materials (CycloneDX JSON): packages that made the engines, with versions and licences. No times, no
+host names.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,11 @@ def write_sbom(folder: Path, model: str, cuda: str | None, further: tuple[str, .
     folder : Path
         The artifact's folder.
     model : str
-        Name of the model, for the component that the bill is of.
+        Name of the model, which the bill describes.
     cuda : str or None
-        CUDA's version, where the engines are for a GPU.
+        CUDA's version, if the engines are for a GPU.
     further : tuple of str
-        Packages that this backend's engines are made with too.
+        More packages that made this backend's engines.
     """
     packages = _closure((*TOOLCHAIN, *further))
     components = [_component(found) for found in packages.values()]
@@ -70,7 +72,7 @@ def write_sbom(folder: Path, model: str, cuda: str | None, further: tuple[str, .
 
 
 def _closure(roots: tuple[str, ...]) -> dict[str, metadata.Distribution]:
-    """Return installed distributions by normalised name: the roots that are there, and what they require."""
+    """Return the installed ones of these distributions and of all that they require, by normalised name."""
     found: dict[str, metadata.Distribution] = {}
     waiting = list(roots)
     while waiting:
@@ -90,7 +92,7 @@ def _needs(found: metadata.Distribution, packages: dict[str, metadata.Distributi
 
 
 def _required(found: metadata.Distribution) -> list[str]:
-    """Names that a distribution requires without an extra being asked for."""
+    """Return the names that a distribution requires without extras."""
     names = []
     for requirement in found.requires or ():
         name = re.match(r"[\w.-]+", requirement)
@@ -116,7 +118,7 @@ def _component(found: metadata.Distribution) -> Component:
 
 
 def _licences(found: metadata.Distribution) -> list[dict[str, Any]]:
-    """Return what the package says: an SPDX expression, else a name, else its classifiers."""
+    """Return the package's licence: its SPDX expression, else its licence name, else its classifiers."""
     told = found.metadata
     if "License-Expression" in told:
         return [{"expression": told["License-Expression"]}]

@@ -1,4 +1,4 @@
-"""Keys and signatures of artifacts: who made one. Checking them is the runtime's."""
+"""Makes signing keys and signs artifacts. The runtime checks signatures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PASSPHRASE_VARIABLE = "SEKO_SIGN_PASSPHRASE_FILE"
 
 @dataclass(frozen=True)
 class KeyPair:
-    """The two files of a new key, and the public key in 64 hexadecimal digits."""
+    """The two files of a new key, and its public key in 64 hexadecimal digits."""
 
     private: Path
     public: Path
@@ -43,9 +43,10 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class Signed:
-    """What was signed: the file, the artifact's digest, the key that signed and when, and all keys that now have.
+    """The result of signing: the file, the artifact's digest, the key and time, and all keys with a valid signature
+    now.
 
-    ``dropped`` are keys whose signatures were there and not of this manifest; they are there no more.
+    ``dropped`` are keys whose signatures were not of this manifest and have been removed.
     """
 
     file: Path
@@ -57,18 +58,19 @@ class Signed:
 
 
 def make_key(goal: Path, passphrase: bytes | None = None) -> KeyPair:
-    """Make an ed25519 key: ``GOAL`` for its owner alone (PEM, PKCS8), ``GOAL.pub`` for trust files.
+    """Make an ed25519 key: the private key ``GOAL`` (PEM, PKCS8, readable by its owner alone) and ``GOAL.pub`` for
+    trust files.
 
-    With a ``passphrase`` the private key is encrypted by it.
+    With a ``passphrase`` the private key is encrypted.
 
     Raises
     ------
     UsageError
-        If one of the files is there already, for a key is never replaced; or if the passphrase is empty.
+        If one of the files exists (a key is never replaced), or the passphrase is empty.
     MachineError
         If `cryptography` is not installed.
     DiskError
-        If the place cannot be written.
+        If a file cannot be written.
     """
     serialization, ed25519 = _library()
     public = goal.with_name(goal.name + ".pub")
@@ -95,26 +97,27 @@ def make_key(goal: Path, passphrase: bytes | None = None) -> KeyPair:
 
 
 def sign_artifact(folder: Path, key_file: Path, ask: Callable[[], bytes] | None = None) -> Signed:
-    """Check an artifact whole, and put a signature of its digest and of the time beside its manifest.
+    """Check every hash of an artifact, then write a signature of its digest and the time beside the manifest.
 
-    Signatures of other keys that are there stay if they are of this manifest, and are dropped if not; one of the same
-    key is made anew.
+    Signatures of other keys stay if they are of this manifest, else they are removed. A signature of the same key is
+    replaced.
 
     Parameters
     ----------
     folder : Path
         The artifact.
     key_file : Path
-        The private key, which nobody but its owner may read.
+        The private key, readable by its owner alone.
     ask : callable, optional
-        Gives the passphrase of a key that has one, where ``SEKO_SIGN_PASSPHRASE_FILE`` names no file with it.
+        Returns the passphrase of an encrypted key if the variable ``SEKO_SIGN_PASSPHRASE_FILE`` names no file with
+        it.
 
     Raises
     ------
     ArtifactError
-        If the artifact is not right, or the file with its signatures cannot be read.
+        If the artifact is damaged, or its signatures cannot be read.
     UsageError
-        If the key's file holds no ed25519 private key, others may read it, or the passphrase is not there or wrong.
+        If the file holds no ed25519 private key, others may read it, or the passphrase is missing or wrong.
     MachineError
         If `cryptography` is not installed.
     """
@@ -139,7 +142,7 @@ def sign_artifact(folder: Path, key_file: Path, ask: Callable[[], bytes] | None 
 
 
 def read_passphrase(path: Path) -> bytes:
-    """Read a passphrase: the file's one line, which nobody but its owner may read.
+    """Read a passphrase: the only line of a file that its owner alone may read.
 
     Raises
     ------
@@ -202,7 +205,7 @@ def _passphrase(key: Path, ask: Callable[[], bytes] | None) -> bytes:
 
 
 def _read_secret(path: Path, what: str, limit: int) -> bytes:
-    """Read a file that its owner alone may read."""
+    """Read a file; refuse one that others than its owner may read."""
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)

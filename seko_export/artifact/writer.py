@@ -1,4 +1,4 @@
-"""What a build writes into an artifact's folder: weights in shards, and the hash of every file."""
+"""Writes weights as shards into an artifact's folder, and hashes its files."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def write_weights(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> tuple[
     folder : Path
         The artifact's folder.
     tensors : iterable of str and Tensor
-        CPU tensors in order of use; consumed shard by shard, so that memory stays at one shard.
+        CPU tensors by name, in order of use. They are consumed shard by shard, so memory holds one shard.
 
     Returns
     -------
     tuple of Weight
-        One entry a tensor.
+        One entry for each tensor.
     """
     (folder / "weights").mkdir()
     table: list[Weight] = []
@@ -72,7 +72,7 @@ def hash_files(folder: Path) -> dict[str, FileEntry]:
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write a shard; safetensors tells the system's error number in words only, so it is read from them."""
+    """Write a shard. safetensors reports the system's error number only in its message, so it is parsed from there."""
     try:
         save_file(tensors, path)
     except SafetensorError as fault:
@@ -83,7 +83,7 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def write_tokenizer(folder: Path, tokenizer: Path | None) -> None:
-    """Copy a text encoder's tokenizer into an artifact's folder; nothing without one."""
+    """Copy the text encoder's tokenizer, if there is one, into an artifact's folder."""
     if tokenizer is not None:
         goal = folder / TOKENIZER_FILE
         goal.parent.mkdir()

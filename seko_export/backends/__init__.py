@@ -1,4 +1,4 @@
-"""One file per kind of engine that a build can make. A backend is imported when it is asked for."""
+"""Backends: one file for each kind of engine that a build can make. A backend is imported when it is used."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ EAGER = ExportBackend("eager", Capabilities(fused_kernels=True, offloaded_cache=
 
 
 def export_backend(name: str) -> ExportBackend:
-    """Return a backend by the name that ``--backend`` gives it.
+    """Return the backend that ``--backend`` names.
 
     Raises
     ------
     UsageError
-        If there is none of that name.
+        If there is no such backend.
     """
     if name == EAGER.name:
         return EAGER

@@ -1,4 +1,4 @@
-"""Engines by AOTInductor: one package a piece, each compiled in a process of its own."""
+"""The backend ``aoti``: one AOTInductor package for each engine, each compiled in a process of its own."""
 
 from __future__ import annotations
 
@@ -43,28 +43,28 @@ BLOCK_THREADS = max(1, len(os.sched_getaffinity(0)) // 3)
 def compile_piece(config: BuildConfig, name: str, package: str) -> float:
     """Trace, check and compile one piece into a package file.
 
-    Runs in a child process: the compiler is not thread-safe, and the pieces compile side by side.
+    Runs in a child process: the compiler is not thread-safe, and several engines compile at the same time.
 
     Parameters
     ----------
     config : BuildConfig
         The whole build.
     name : str
-        Which piece.
+        The engine's name.
     package : str
-        Path of the ``.pt2`` to write, in a folder of its own: what the compiler writes is left beside it.
+        Path of the ``.pt2`` to write, in a folder of its own; the compiler's other files stay beside it.
 
     Returns
     -------
     float
-        Seconds it took, without the start of the process.
+        Seconds, without the start of the process.
 
     Raises
     ------
     LoweringError
-        If the traced graph could not be replayed.
+        If the traced graph cannot be replayed.
     NumericError
-        If the engine is one that no golden chunk goes through, and differs from its module.
+        If the engine is one that goldens do not cover, and differs from its module.
     """
     started = time.monotonic()
     use_private_cache()
@@ -92,7 +92,9 @@ def compile_piece(config: BuildConfig, name: str, package: str) -> float:
 
 
 def attention_backends(device: str) -> contextlib.AbstractContextManager[None]:
-    """Return the context that pins scaled_dot_product_attention's backend order on a GPU; nothing on a CPU."""
+    """Return a context that fixes which attention implementations torch tries first on a GPU; it does nothing on a
+    CPU.
+    """
     if device != "cuda":
         return contextlib.nullcontext()
     context: contextlib.AbstractContextManager[None] = sdpa_kernel(list(CUDA_ATTENTION), set_priority=True)
@@ -100,7 +102,7 @@ def attention_backends(device: str) -> contextlib.AbstractContextManager[None]:
 
 
 def local_prefixes() -> list[Path]:
-    """Return the folders of this machine whose names must not travel in an artifact."""
+    """Return folders of this machine whose paths must not appear in an artifact."""
     folders = [
         sys.prefix,
         sys.base_prefix,

@@ -1,4 +1,4 @@
-"""What every backend of the build box is: an object that says what it can carry and makes engine files of pieces."""
+"""What a backend of the exporter is: its capabilities, and the functions that make its engine files."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ EngineMaker = Callable[["BuildConfig", str, str], float]
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend's engines can carry. A build that asks for more is refused by `refuse_uncarried`.
+    """What a backend's engines support. `refuse_uncarried` refuses builds that need more.
 
     Parameters
     ----------
     devices : tuple of str
         ``cpu``, ``cuda``.
     fused_kernels : bool
-        Layers in Seko's own Triton kernels.
+        Layers that run in Seko's own Triton kernels.
     offloaded_cache : bool
-        Caches that lie on the host and come to the device layer by layer.
+        A cache on the host, copied to the device layer by layer.
     pools, pass_caches, layer_rings, window_positions, reference_frames : bool
-        As the options of these names ask for them.
+        The options of these names.
     """
 
     devices: tuple[str, ...] = ("cpu", "cuda")
@@ -46,7 +46,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Unfinished:
-    """An artifact whose engines, weights and manifest are written: what `ExportBackend.finish` may add files to.
+    """An artifact with engines, weights and manifest, to which `ExportBackend.finish` may add files.
 
     Parameters
     ----------
@@ -55,9 +55,9 @@ class Unfinished:
     manifest : Manifest
         As written so far.
     progress : callable
-        Told of every step.
+        Called at every step.
     compiler_cache : bool
-        Whether the compiler's cache is wanted in the artifact.
+        Whether the artifact is to include the compiler's cache.
     """
 
     folder: Path
@@ -68,39 +68,41 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class ExportBackend:
-    """One way to turn pieces into engine files.
+    """One way to make engine files.
 
     Parameters
     ----------
     name : str
-        As ``--backend`` and the manifest spell it.
+        Its name in ``--backend`` and in the manifest.
     capabilities : Capabilities
-        What its engines can carry.
+        What its engines support.
     compile_piece : callable or None
-        Makes the file of one engine; a function of a module, since worker processes import it. None for the backend
-        that runs pieces as they are and writes no files.
+        Makes the file of one engine. A module-level function, since worker processes import it. None for the eager
+        backend, which writes no files.
     suffix : str
-        What engine files end with.
+        Suffix of engine files.
     check : callable
-        Refuses a build that only this backend knows cannot be, before anything is read: missing packages, KV schemes.
+        Refuses, before any file is read, builds that only this backend cannot make: missing packages, KV schemes.
     functional : bool
-        Whether engines return what they write instead of writing in place.
+        Whether engines return what they would otherwise write in place.
     host_code : bool
-        Whether C++ is compiled on the build box.
+        Whether the build compiles C++.
     fits_one_cpu : bool
-        Whether engines hold code for the processor of the build box.
+        Whether engines contain code for the build machine's processor alone.
     named_kernels : str, optional
-        What in the environment of a build gives its engines' kernels names in a profile, where they else have none.
+        Environment variable that, set during a build, gives the engines' kernels readable names in profiles.
     packages : tuple of str
-        What the bill of materials lists besides torch.
+        Packages to list in the bill of materials, besides torch.
     extra_files : mapping of str to str
-        Entries of the manifest's ``extra``: key to the file that it names, where the artifact holds it.
+        Entries of the manifest's ``extra``: the file that each names, listed if the artifact has that file.
     versions : callable
-        Entries of ``extra`` that an opener compares its own libraries with.
+        Entries of ``extra`` with library versions, which the runtime compares with its own when it opens the
+        artifact.
     form : tuple of (str, str), optional
-        Folder and suffix of what `compile_piece` writes, where that is not yet an engine.
+        Folder and suffix of the files that `compile_piece` writes, if these are not yet engines.
     build_engines : callable, optional
-        Turns those forms into engines: takes their folder, the engines' folder and progress; gives each one's seconds.
+        Makes engines of those files. Takes their folder, the engines' folder and progress; returns the seconds of
+        each.
     finish : callable, optional
         Adds files to an artifact whose manifest is written; returns whether it added any.
     """
@@ -122,14 +124,14 @@ class ExportBackend:
     finish: Callable[[Unfinished], bool] | None = None
 
     def check_build(self, config: BuildConfig) -> None:
-        """Refuse a build that this backend cannot make, before anything is read.
+        """Refuse a build that this backend cannot make, before any file is read.
 
         Raises
         ------
         UsageError
-            If the build asks for what engines of this backend cannot carry.
+            If the build needs something that engines of this backend do not support.
         MachineError
-            If a package is missing, that which verifies included.
+            If a package is missing, also one that only the verification needs.
         """
         refuse_uncarried(self, config)
         self.check(config)

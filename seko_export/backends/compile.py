@@ -1,6 +1,7 @@
-"""Engines as exported programs plus the compiler's cache: `torch.compile` finishes them when they are opened.
+"""The backend ``compile``: exported programs that `torch.compile` finishes when the artifact is opened.
 
-For boxes that carry torch and triton anyway. The first open of the build itself fills the cache that travels.
+For machines that have torch and triton anyway. The build opens the artifact once, and ships the compiler's cache that
+this fills.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ def export_piece(config: BuildConfig, name: str, path: str) -> float:
     config : BuildConfig
         The whole build.
     name : str
-        Which piece.
+        The engine's name.
     path : str
         Path of the ``.pt2`` to write.
 
     Returns
     -------
     float
-        Seconds it took, without the start of the process.
+        Seconds, without the start of the process.
 
     Raises
     ------
     LoweringError
-        If the traced graph could not be replayed.
+        If the traced graph cannot be replayed.
     """
     started = time.monotonic()
     piece = graph_of(config).pieces[name]
@@ -64,16 +65,16 @@ def export_piece(config: BuildConfig, name: str, path: str) -> float:
 
 
 def forget_sources(program: ExportedProgram) -> None:
-    """Drop the places of the model's source from the graph: they are paths of the build box."""
+    """Remove the model's source locations from the graph: they are paths of the build machine."""
     for node in program.graph.nodes:
         for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node"):
             node.meta.pop(key, None)
 
 
 def fill_cache(folder: Path) -> None:
-    """Open a `compile` artifact, run every program, and put what the compiler made into the artifact.
+    """Open a ``compile`` artifact, run every program, and store what the compiler made in the artifact.
 
-    Runs in a child process, so that the cache holds this artifact's graphs and nothing else.
+    Runs in a child process, so that the cache holds the graphs of this artifact alone.
     """
     # The compiler keeps a script with each graph to run it again, which sets every TORCH and TRITON variable of this
     # machine's environment: paths, the user's name.
@@ -100,7 +101,7 @@ def fill_cache(folder: Path) -> None:
 
 
 def finish(artifact: Unfinished) -> bool:
-    """Let a child process compile what `torch.compile` would at open; its cache goes into the artifact."""
+    """Fill the artifact's compiler cache in a child process."""
     if not artifact.compiler_cache:
         return False
     artifact.progress("compiling for the cache", 0, 1)

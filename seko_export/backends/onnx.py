@@ -1,4 +1,6 @@
-"""Engines as ONNX files of standard ops, and whole passes beside them. For CPUs: any ONNX runtime runs them."""
+"""The backend ``onnx``: engines as ONNX files of standard ops, plus one file for each whole pass. They run in any
+ONNX runtime on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,12 @@ PASS_FILES = {"denoise": "denoise.onnx", "context": "context.onnx"}  # one whole
 
 
 def check_can_build(config: BuildConfig) -> None:
-    """Refuse a build whose packages are missing here, or whose cache the ONNX form has no functions for.
+    """Refuse a build if a package is missing, or if the ONNX form has no functions for its cache.
 
     Raises
     ------
     OnnxMissingError
-        If a package is missing, that which verifies included.
+        If a package is missing, also one that only the verification needs.
     UsageError
         If the cache is neither exact nor FP4.
     """
@@ -45,7 +47,7 @@ def check_can_build(config: BuildConfig) -> None:
 
 
 def export_piece(config: BuildConfig, name: str, path: str) -> float:
-    """Translate one piece and save it.
+    """Translate one engine to ONNX and save it.
 
     Runs in a child process, as the other backends' makers do.
 
@@ -54,19 +56,19 @@ def export_piece(config: BuildConfig, name: str, path: str) -> float:
     config : BuildConfig
         The whole build.
     name : str
-        Which piece.
+        The engine's name.
     path : str
         Path of the ``.onnx`` to write.
 
     Returns
     -------
     float
-        Seconds it took, without the start of the process.
+        Seconds, without the start of the process.
 
     Raises
     ------
     LoweringError
-        If the piece has no ONNX form.
+        If the engine has no ONNX form.
     """
     from seko_export.families.registry import graph_of
 
@@ -77,7 +79,7 @@ def export_piece(config: BuildConfig, name: str, path: str) -> float:
 
 
 def finish(artifact: Unfinished) -> bool:
-    """Write each pass of an artifact as one file that refers to the artifact's weights; see `onnx_form.passes`."""
+    """Write each pass as one ONNX file that refers to the artifact's weights; see `onnx_form.passes`."""
     from seko_export.backends.onnx_form.passes import write_pass
 
     artifact.progress("writing whole passes", 0, 1)

@@ -1,4 +1,4 @@
-"""Engines as TensorRT plans: each piece's ONNX form, made side by side, then built one after another on the GPU."""
+"""The backend ``tensorrt``: the ONNX forms are made at the same time, then the GPU builds one plan after another."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ TENSORRT = "tensorrt"  # in the manifest's `extra`: the version whose builder ma
 
 
 def check_can_build(config: BuildConfig) -> None:
-    """Refuse a build whose packages are missing here, or whose cache has no plugins.
+    """Refuse a build if a package is missing, or if there are no plugins for its cache.
 
     Raises
     ------
     UsageError
         If the cache is not FP4.
     OnnxMissingError, TensorRtMissingError
-        If a package is missing, that which verifies included.
+        If a package is missing, also one that only the verification needs.
     """
     if config.kv_scheme != "fp4":
         raise UsageError(
@@ -54,16 +54,16 @@ def check_can_build(config: BuildConfig) -> None:
 
 
 def build_plans(forms: Path, engines: Path, progress: Progress) -> dict[str, float]:
-    """Build a plan of every form; one at a time, since the builder times kernels on the GPU.
+    """Build a plan of every ONNX form, one at a time, since the builder times kernels on the GPU.
 
     Parameters
     ----------
     forms : Path
-        Folder of the forms; removed at the end.
+        Folder of the ONNX forms; removed at the end.
     engines : Path
-        Folder to make, with a plan each.
+        Folder to make; receives one plan for each form.
     progress : callable
-        Told of the builder's phases.
+        Called with the builder's phases.
 
     Returns
     -------
@@ -101,17 +101,17 @@ def build_plans(forms: Path, engines: Path, progress: Progress) -> dict[str, flo
 
 
 def timing_cache_file(piece: str, arch: str) -> Path:
-    """Return where this user's timings of a piece on a kind of GPU are kept: one file a version of TensorRT."""
+    """Return the file that keeps this user's kernel timings for a GPU model and a version of TensorRT."""
     return user_cache() / "tensorrt" / f"{require_tensorrt()}-{arch}" / f"{piece}.timing"
 
 
 def local_arch() -> str:
-    """Return ``sm_NN`` of the GPU that plans are built on."""
+    """Return ``sm_NN`` of the GPU that builds the plans."""
     return "sm_{}{}".format(*torch.cuda.get_device_capability())
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    """Replace a file at once: two builds may keep their timings at the same time."""
+    """Replace a file atomically: two builds may write their timings at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_bytes(content)

@@ -1,4 +1,4 @@
-"""The processes that compile engines: started side by side, ended together, whatever ends the build."""
+"""The processes that compile engines. They run at the same time, and end when the build ends for any reason."""
 
 from __future__ import annotations
 
@@ -30,28 +30,29 @@ SLOW_ROLES = ("block", "vae_encode", "vae_decode_first", "vae_decode")
 def compiled_beside(
     config: BuildConfig, backend: ExportBackend, artifact: Path, progress: Progress
 ) -> Iterator[Callable[[], dict[str, float]]]:
-    """Compile every piece in child processes, side by side, while the caller does the rest.
+    """Compile every engine in child processes while the caller's block runs.
 
     Parameters
     ----------
     config : BuildConfig
         The build.
     backend : ExportBackend
-        Its `compile_piece` makes one piece into a file, in a worker.
+        Its `compile_piece` makes one engine file in a worker.
     artifact : Path
-        The artifact's folder; the folder of the engines, or of their forms, is made in it.
+        The artifact's folder, in which the folder of the engines (or of their forms) is made.
     progress : callable
-        Told how many are done while the caller waits.
+        Called with the number of finished engines while the caller waits.
 
     Yields
     ------
     callable
-        Waits for all of them and returns the seconds of each, or raises what the first one to fail raised.
+        Waits for all engines; returns the seconds of each, or raises the first failure.
 
     Raises
     ------
     ExportError
-        If a piece cannot be compiled. Whatever ends the caller's block early ends the workers and their compilers.
+        If an engine cannot be compiled. If the caller's block ends early, the workers and their compilers are ended
+        too.
     """
     folder, suffix = backend.form or (ENGINES_FOLDER, backend.suffix)
     (artifact / folder).mkdir()
@@ -86,7 +87,7 @@ def compiled_beside(
 
 
 def _told(make: EngineMaker | None, config: BuildConfig, name: str, workplace: Path, goal: Path) -> float:
-    """Make one piece in a worker; what a compiler raises comes back as text, since it may hold what cannot travel."""
+    """Make one engine in a worker. A compiler's exception is returned as text, since it may not be picklable."""
     try:
         if make is None:
             raise ExportError("this backend runs pieces as they are and makes no engine files")
@@ -102,7 +103,7 @@ def _told(make: EngineMaker | None, config: BuildConfig, name: str, workplace: P
 
 
 def _wait_for_all(futures: dict[Future[float], str], progress: Progress) -> dict[str, float]:
-    """Return the seconds of each engine when all are compiled; raise what the first one to fail raised."""
+    """Return the seconds of each engine when all are compiled; raise the first failure."""
     pending = set(futures)
     while pending:
         progress("compiling the engines", len(futures) - len(pending), len(futures))
@@ -118,7 +119,7 @@ def _wait_for_all(futures: dict[Future[float], str], progress: Progress) -> dict
 
 @contextmanager
 def _masked(number: signal.Signals) -> Iterator[None]:
-    """Keep a signal from this thread, and from the processes that it starts, until the block ends."""
+    """Block a signal in this thread, and in processes started from it, for the duration of the block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         yield
@@ -127,7 +128,7 @@ def _masked(number: signal.Signals) -> Iterator[None]:
 
 
 def _end_with_children(worker: int | None) -> None:
-    """End a worker and the compilers that it runs."""
+    """End a worker and the compilers that it started."""
     with suppress(ProcessLookupError):
         if worker is not None:
             # its own group once `_quiet_worker` ran; before that it has no children
@@ -135,7 +136,7 @@ def _end_with_children(worker: int | None) -> None:
 
 
 def _quiet_worker() -> None:
-    """Make this worker the head of a process group that ends with the parent; drop torch's warnings about itself."""
+    """Make this worker the leader of a process group that ends with its parent; hide torch's warnings about itself."""
     os.setpgid(0, 0)
     threading.Thread(target=_follow_parent, daemon=True).start()
     with suppress(ImportError):  # torch draws bars where it is installed
@@ -150,7 +151,7 @@ def _quiet_worker() -> None:
 
 
 def _follow_parent() -> None:
-    """End this process group when the parent is gone, killed outright: the pool's own queue would wait for ever."""
+    """End this process group when the parent was killed; the pool's queue would otherwise wait for ever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])

@@ -1,4 +1,4 @@
-"""What VAE or text encoder lies at a path: read from the config.json beside it, else off the stored shapes."""
+"""Dimensions of a VAE or text encoder, from the config.json beside it, else from the stored shapes."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def vae_config_of(path: Path) -> VaeConfig:
     Parameters
     ----------
     path : Path
-        As `load_vae` takes it. diffusers' config.json beside the weights is read; without one the width is read off
-        the shapes, and all else is Wan 2.1's.
+        As `load_vae` takes it. If there is a diffusers config.json beside the weights, it is read. Otherwise the
+        width is read from the shapes, and the rest is Wan 2.1's.
 
     Raises
     ------
@@ -61,12 +61,12 @@ def vae_config_of(path: Path) -> VaeConfig:
 
 
 def vae_config(told: Mapping[str, Any], where: str) -> VaeConfig:
-    """Return the config that diffusers' field names, or ours, tell; what is not told is Wan 2.1's.
+    """Return the config for these config.json fields, diffusers' or Seko's; missing fields are Wan 2.1's.
 
     Raises
     ------
     CheckpointError
-        If a field has another type than it should.
+        If a field has the wrong type.
     """
     fields: dict[str, Any] = {}
     for ours, theirs in (("temporal_downsample", "temperal_downsample"), *((n, n) for n in _VAE_FIELDS)):
@@ -88,8 +88,8 @@ def text_config_of(path: Path) -> TextEncoderConfig:
     Parameters
     ----------
     path : Path
-        As `load_text_encoder` takes it. transformers' config.json beside the weights is read; without one all is
-        read off the shapes but for what leaves no trace there, which is UMT5's.
+        As `load_text_encoder` takes it. If there is a transformers config.json beside the weights, it is read.
+        Otherwise sizes are read from the shapes, and the rest is UMT5's.
 
     Raises
     ------
@@ -125,12 +125,12 @@ def text_config_of(path: Path) -> TextEncoderConfig:
 
 
 def text_config(told: Mapping[str, Any], where: str, *, truncate: bool = True) -> TextEncoderConfig:
-    """Return the config that transformers' field names tell; what is not told is UMT5Config's own default.
+    """Return the config for these transformers fields; missing fields have UMT5Config's defaults.
 
     Raises
     ------
     CheckpointError
-        If it is of another model, or a field has another type than it should.
+        If it describes another model, or a field has the wrong type.
     """
     if (
         told.get("model_type", "umt5") != "umt5"
@@ -163,7 +163,7 @@ _TEXT_FIELDS: dict[str, tuple[str, Any]] = {
 
 
 def _text_layer(key: str, *, transformers: bool) -> int:
-    """Return the layer of a key, -1 for one outside the encoder's layers."""
+    """Return the layer number of a key, or -1 for a key outside the encoder's layers."""
     if transformers:
         key = key.replace("encoder.block.", "blocks.", 1) if key.startswith("encoder.block.") else ""
     layer = layer_of(key)

@@ -1,4 +1,4 @@
-"""Every way in which a checkpoint can be wrong, one class per cause; all end the CLI with exit code 3."""
+"""Errors of checkpoints, one class for each cause. All end the command with exit code 3."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from seko_export.errors import CheckpointError
 
 
 class CheckpointNotFoundError(CheckpointError):
-    """Nothing at that path, or nothing that this process may read."""
+    """Nothing exists at that path, or this process may not read it."""
 
 
 class NotACheckpointError(CheckpointError):
-    """The bytes are in none of the formats that are read."""
+    """The bytes are in none of the supported formats."""
 
 
 class TruncatedCheckpointError(CheckpointError):
-    """The file begins as a checkpoint and ends too early, or is damaged."""
+    """The file begins as a checkpoint but ends too early, or is damaged."""
 
 
 class AmbiguousCheckpointError(CheckpointError):
@@ -22,26 +22,26 @@ class AmbiguousCheckpointError(CheckpointError):
 
 
 class UnsafePickleError(CheckpointError):
-    """Loading the pickle would run code; it was not run."""
+    """Loading the pickle would execute code; it was not executed."""
 
 
 class MissingGeneratorError(CheckpointError):
-    """A `.pt` without the weights that were asked for: no ``generator`` or no ``generator_ema``."""
+    """A `.pt` lacks the requested weights: no ``generator`` or no ``generator_ema``."""
 
 
 class ShardIndexError(CheckpointError):
-    """The index of a sharded checkpoint is malformed, leaves its folder, or disagrees with its shards."""
+    """The index of a sharded checkpoint is malformed, points outside its folder, or contradicts its shards."""
 
 
 class WeightKeysError(CheckpointError):
-    """The set of keys is not the model's; every disagreement is counted here.
+    """The keys are not those of the model; every difference is listed.
 
     Parameters
     ----------
     message : str
         The report for the user.
     unknown, missing, misshapen, doubled : tuple[str, ...]
-        The keys in full, however many; unknown and doubled as the file spells them, the others Wan's names.
+        All such keys; unknown and doubled ones as the file spells them, the others by Seko's names.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class WeightKeysError(CheckpointError):
 
 
 class WeightTypeError(CheckpointError):
-    """A weight is stored as something else than float32, bfloat16 or float16."""
+    """A weight is not stored as float32, bfloat16 or float16."""
 
 
 class NonFiniteWeightError(CheckpointError):
@@ -69,12 +69,12 @@ class NonFiniteWeightError(CheckpointError):
 
 
 class WeightRangeError(CheckpointError):
-    """A weight is finite as stored and infinite in the dtype that was asked for."""
+    """A finite weight becomes infinite in the requested dtype."""
 
 
 class ContradictionError(CheckpointError):
-    """Shapes, config.json, preset or option say different things of one model; the message has both values."""
+    """Shapes, config.json, preset or option disagree about the model; the message has both values."""
 
 
 class UnknownModelError(CheckpointError):
-    """Whole weights of something that no model family knows."""
+    """The weights are complete, but no model family recognises them."""

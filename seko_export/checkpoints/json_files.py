@@ -1,4 +1,4 @@
-"""Reads the small JSON files that lie beside weights: an index of shards, a config."""
+"""Reads the small JSON files beside weights: a shard index, a config."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_JSON_BYTES = 4 << 20  # the index of a model of 14B has 0.1 MB
 
 
 def read_json(file: Path) -> object:
-    """Return what a JSON file says.
+    """Return the content of a JSON file.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ def read_json(file: Path) -> object:
     Raises
     ------
     ValueError
-        If it is no regular file, has more than `MAX_JSON_BYTES`, or is no JSON, with the reason.
+        If it is no regular file, is larger than `MAX_JSON_BYTES`, or is not JSON; the message says which.
     OSError
         If it cannot be read.
     """
@@ -47,7 +47,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
     Raises
     ------
     NotACheckpointError
-        If it is none.
+        If the file is not a JSON object.
     """
     try:
         told = read_json(file)
@@ -59,12 +59,12 @@ def read_json_object(file: Path) -> dict[str, Any]:
 
 
 def config_file_of(path: Path, layout: Layout) -> Path | None:
-    """Return the ``config.json`` of the folder that the weights lie in, or None.
+    """Return the ``config.json`` in the folder of the weights, or None.
 
     Parameters
     ----------
     path : Path
-        A folder, as `open_files` takes it. A file has none: its folder may hold other models, too.
+        A folder, as `open_files` takes it. For a file the result is None, since its folder may hold other models.
     layout : Layout
         Names the subfolder of a pipeline.
     """

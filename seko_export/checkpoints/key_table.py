@@ -1,4 +1,4 @@
-"""What a model family says of its checkpoints, as data: key names, shapes, dimensions, files. Reads no file itself."""
+"""A family's description of its checkpoints, as data: key names, shapes, dimensions, files. Reads no file."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ LAYER = re.compile(r"blocks\.(0|[1-9][0-9]{0,5})\.(.+)", re.ASCII)
 
 
 def layer_of(name: str) -> int | None:
-    """Return the layer that a key ``blocks.N.`` belongs to, or None for a key outside the layers."""
+    """Return the layer number of a key ``blocks.N.``, or None for a key outside the layers."""
     match = LAYER.fullmatch(name)
     return int(match[1]) if match else None
 
 
 @dataclass(frozen=True)
 class Naming:
-    """One set of names that checkpoints of a model go by.
+    """One convention for a checkpoint's key names.
 
     Parameters
     ----------
     name : str
-        For reports: ``wan``, ``diffusers``.
+        Name in reports: ``wan``, ``diffusers``.
     to_ours, to_theirs : callable
-        Translate one key to the name that the exporter uses, and back. KeyError: there is no such key.
+        Translate a key to the exporter's name, and back. They raise KeyError for an unknown key.
     signs : tuple of str
-        Parts of keys; a file with one of them goes by this naming. Empty: any file may.
+        Parts of keys that identify this naming. Empty: any file may use it.
     container : str or None
-        ``pt`` or ``safetensors``, where this naming occurs in such files alone.
+        ``pt`` or ``safetensors``, if this naming occurs only in such files.
     """
 
     name: str
@@ -46,27 +46,27 @@ class Naming:
     container: str | None = None
 
     def fits(self, opened: OpenedFiles) -> bool:
-        """Tell whether the keys of a file look like this naming."""
+        """Return whether the keys of a file look like this naming."""
         if self.container not in (None, opened.container):
             return False
         return not self.signs or any(sign in source.key for source in opened.sources for sign in self.signs)
 
     def translated(self, key: str) -> str | None:
-        """Return our name of a key, or None where there is no such key."""
+        """Return the exporter's name of a key, or None for an unknown key."""
         try:
             return self.to_ours(key)
         except KeyError:
             return None
 
     def shapes_in(self, opened: OpenedFiles) -> dict[str, tuple[int, ...]]:
-        """Return our name and the stored shape of every key that this naming knows."""
+        """Return the exporter's name and the stored shape of every key that this naming knows."""
         named = ((self.translated(source.key), source.shape) for source in opened.sources)
         return {name: shape for name, shape in named if name is not None}
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """A field of `ModelConfig` that one axis of one tensor tells: ``shape[axis] // per``."""
+    """A field of `ModelConfig` that is read from one axis of one tensor: ``shape[axis] // per``."""
 
     field: str
     key: str
@@ -76,22 +76,23 @@ class Dimension:
 
 @dataclass(frozen=True)
 class RandomForm:
-    """How a checkpoint of seeded random weights is laid out on disk.
+    """File layout of a checkpoint of seeded random weights.
 
     Parameters
     ----------
     container : str
         ``pt``, ``safetensors`` or ``sharded`` (safetensors files with an index).
     naming : Naming
-        The names of its keys.
+        The naming of its keys.
     prefix : str
-        Stands before every key.
+        Prefix of every key.
     parts : tuple of str
-        Entries of a ``pt``, each of which holds the weights. Empty: the ``pt`` is the weights.
+        Entries of a ``pt``, each of which holds the weights. Empty: the ``pt`` holds the weights directly.
     subfolder : str or None
-        Where the file lies in the checkpoint's folder; None: the checkpoint is the file (a sharded one a folder).
+        Subfolder of the checkpoint's folder that holds the file. None: the checkpoint is the file itself (or a
+        folder, if sharded).
     config : callable or None
-        Gives the content of the ``config.json`` beside the weights.
+        Returns the content of the ``config.json`` beside the weights.
     """
 
     container: str
@@ -103,10 +104,10 @@ class RandomForm:
 
 
 def plain_spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Return mean and standard deviation of a random weight that keeps activations near 1 through any depth.
+    """Return mean and standard deviation of a random weight, chosen so that activations stay near 1 at any depth.
 
-    Biases have a deviation of 0.02, norm weights are 1 + 0.1 N(0, 1), matrices have 1/sqrt(fan in). Nothing is zero, so
-    that every weight shows in the output.
+    Biases have deviation 0.02, norm weights are 1 + 0.1 N(0, 1), matrices have deviation 1/sqrt(fan in). Nothing is
+    zero, so every weight affects the output.
     """
     if name.endswith(".bias"):
         return 0.0, 0.02
@@ -122,27 +123,27 @@ class KeyTable:
     Parameters
     ----------
     formats : str
-        The formats that are read, in words, for messages.
+        The supported formats in words, for messages.
     shapes : callable
-        Gives name and shape of every tensor of a model, by our names, in the order of its layers.
+        Yields name and shape of every tensor of a model, by the exporter's names, in layer order.
     namings : tuple of Naming
-        The first that fits a file is taken; the last should fit any.
+        The first that fits a file is used; the last should fit any file.
     dimensions : tuple of Dimension
-        What shapes tell. ``layers`` follow from the keys.
+        Dimensions that shapes tell. ``layers`` follows from the keys.
     landmark : str
-        A key by our names that every checkpoint has; what stands before it in a foreign file is a prefix to remove.
+        A key (exporter's name) of every checkpoint. Whatever precedes it in a foreign file is a prefix to remove.
     subfolder : str
-        Where a diffusers pipeline keeps this model.
+        The subfolder of a diffusers pipeline that holds this model.
     pt_parts : tuple of str
-        Entries of a `.pt` that may hold the weights: averaged, then as trained. Empty: the `.pt` is the weights.
+        Entries of a `.pt` that may hold the weights: averaged, then raw. Empty: the `.pt` holds the weights directly.
     layer_of : callable
-        Gives the layer that a key belongs to, None for one outside the layers. Left out: keys ``blocks.N.``.
+        Returns the layer number of a key, None outside the layers. Default: keys ``blocks.N.``.
     telltales : tuple of pairs
-        Parts of keys, and what a checkpoint with one of them is.
+        Parts of keys, each with the kind of checkpoint that it reveals, for hints.
     models : mapping of str to ModelConfig
-        The presets' models, to say which one a file is.
+        The presets' models, to name the one that a file matches.
     random_forms : mapping of str to RandomForm
-        Formats in which random checkpoints are written, by name.
+        File layouts of random checkpoints, by name.
     spread : callable
         Mean and standard deviation of a random weight by name and shape.
     """
@@ -161,7 +162,7 @@ class KeyTable:
     spread: Callable[[str, tuple[int, ...]], tuple[float, float]] = plain_spread
 
     def layout(self, *, use_ema: bool = True) -> Layout:
-        """Return where a file keeps the weights: the averaged ones, or those as trained."""
+        """Return where a file keeps the weights, averaged or raw."""
         if not self.pt_parts:
             return Layout(self.formats, self.subfolder, None)
         averaged, trained = self.pt_parts[0], self.pt_parts[-1]
@@ -176,16 +177,16 @@ class KeyTable:
         )
 
     def naming_of(self, opened: OpenedFiles) -> Naming:
-        """Return the naming that a file goes by: the first that fits, else the last."""
+        """Return the naming that a file uses: the first that fits, else the last."""
         return next((naming for naming in self.namings if naming.fits(opened)), self.namings[-1])
 
     def dimensions_of(self, shapes: Shapes) -> dict[str, int]:
-        """Read a model's dimensions off shapes, as far as the keys are there.
+        """Read a model's dimensions from shapes, as far as the keys are present.
 
         Parameters
         ----------
         shapes : Mapping[str, tuple[int, ...]]
-            Our name to stored shape.
+            Stored shape by the exporter's name.
 
         Returns
         -------
@@ -202,7 +203,7 @@ class KeyTable:
         return found | ({"layers": len(layers)} if layers else {})
 
     def preset_of(self, dimensions: Mapping[str, int]) -> str | None:
-        """Return the preset whose shapes have these dimensions, if there is one."""
+        """Return the preset with these dimensions, if there is one."""
         same = (
             name
             for name, model in self.models.items()
@@ -211,7 +212,7 @@ class KeyTable:
         return next(same, None)
 
     def hints(self, opened: OpenedFiles, wanted: ModelConfig | None = None) -> list[str]:
-        """Return sentences on what a file probably is that does not hold this family's weights, or those ``wanted``."""
+        """Return sentences on what a file that lacks the family's (or the ``wanted``) weights probably is."""
         keys = [source.key for source in opened.sources]
         hints = [hint for parts, hint in self.telltales if any(part in key for part in parts for key in keys)]
         prefixes = {key.removesuffix(self.landmark) for key in keys if key.endswith(self.landmark)} - {""}

@@ -1,4 +1,4 @@
-"""Compares the keys found with the keys of a model, and lists every difference; reads no tensor."""
+"""Compares the keys of a file with those of a model and lists every difference. Reads no tensor."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ SHOWN_KEYS = 20  # of each sort in a message; the error's attributes hold all
 def match_sources(
     path: Path, opened: OpenedFiles, config: ModelConfig, keys: KeyTable
 ) -> tuple[str, Mapping[str, TensorSource]]:
-    """Give every key of the model its stored tensor, strictly.
+    """Find the stored tensor of every key of the model; any difference is an error.
 
     Parameters
     ----------
     path : Path
         Where the checkpoint lies, for the message.
     opened : OpenedFiles
-        What was found there.
+        The tensors found there.
     config : ModelConfig
-        What must be there.
+        The model that is expected.
     keys : KeyTable
-        The family's.
+        The family's key table.
 
     Returns
     -------
     format_name : str
-        Name of the file's naming.
+        Name of the naming that the file uses.
     sources : Mapping[str, TensorSource]
-        By our key, in the order of ``keys.shapes``.
+        By the exporter's key, in the order of ``keys.shapes``.
 
     Raises
     ------
     WeightKeysError
-        If a key is unknown, missing, of another shape, or there twice; all of them are listed in one error.
+        If a key is unknown, missing, misshapen or doubled; one error lists all of them.
     """
     naming = keys.naming_of(opened)
     sources = compare_keys(
@@ -61,12 +61,12 @@ def compare_keys(
     hints: Callable[[], list[str]],
     passed_over: Iterable[str] = (),
 ) -> Mapping[str, TensorSource]:
-    """Give every expected key its stored tensor, in order; names of ``passed_over`` may be there too.
+    """Find the stored tensor of every expected key, in order; keys in ``passed_over`` may be present too.
 
     Raises
     ------
     WeightKeysError
-        If a key is unknown, missing, of another shape, or there twice: ``heading``, all of them, ``hints``.
+        If a key is unknown, missing, misshapen or doubled. The message is ``heading``, all such keys, ``hints``.
     """
     known = {*expected, *passed_over}
     found: dict[str, TensorSource] = {}

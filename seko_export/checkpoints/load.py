@@ -1,4 +1,4 @@
-"""The strict loader: any supported checkpoint as tensors by our names, or one error that lists what is wrong."""
+"""Loads any supported checkpoint as tensors by the exporter's names, or raises one error that lists what is wrong."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _SAMPLED_NUMBERS = 64  # of each tensor, for the fingerprint: one page of the fi
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Weights of one model by our names, read from the file only when asked for.
+    """Weights of one model by the exporter's names, read from the file on demand.
 
     Parameters
     ----------
     config : ModelConfig, VaeConfig or TextEncoderConfig
         The model that the keys and shapes were checked against.
     format : str
-        Name of the file's naming, such as ``wan`` or ``diffusers``.
+        The naming that the file uses, such as ``wan`` or ``diffusers``.
     identity : Mapping[str, str | int]
-        What tells this checkpoint from others in reports: ``name`` (last part of the path alone),
-        ``format``, ``part``, ``bytes`` and ``fingerprint`` (CRC-32 over the names, shapes, dtypes and the
-        first numbers of every tensor: equal for the same weights in another format; a label, no proof).
+        Identifies the checkpoint in reports: ``name`` (last part of the path), ``format``, ``part``, ``bytes`` and
+        ``fingerprint`` (CRC-32 over the names, shapes, dtypes and first numbers of every tensor: equal for the same
+        weights in another format; a label, not a proof).
     dtype : torch.dtype or None
-        What reading converts to; None keeps what is stored.
+        The dtype to convert to; None keeps the stored dtype.
     """
 
     config: ModelConfig | VaeConfig | TextEncoderConfig
@@ -50,7 +50,7 @@ class Checkpoint:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every key, in the order of the model's layers."""
+        """Every key, in layer order."""
         return tuple(self._sources)
 
     def stored_dtype(self, name: str) -> torch.dtype:
@@ -61,7 +61,7 @@ class Checkpoint:
         KeyError
             If the model has no such key.
         WeightTypeError
-            If the loader does not read that kind; a loaded checkpoint holds none.
+            If the loader does not support the dtype; never in a loaded checkpoint.
         """
         return _known_dtype(self._sources[name])
 
@@ -106,7 +106,7 @@ class Checkpoint:
         )
 
     def items(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield every name with its tensor, one at a time: the caller decides what stays in memory."""
+        """Yield every name with its tensor, one at a time, so that the caller decides what stays in memory."""
         for name in self._sources:
             yield name, self[name]
 
@@ -119,33 +119,33 @@ def load_model(
     use_ema: bool = True,
     dtype: torch.dtype | None = None,
 ) -> Checkpoint:
-    """Open a model's checkpoint and check all its keys, shapes and dtypes; the numbers are read later.
+    """Open a model's checkpoint and check all keys, shapes and dtypes. The numbers are read later.
 
     Parameters
     ----------
     path : Path
-        A `.pt`, a safetensors file, or a folder of one (sharded by an index, or with the subfolder of a pipeline).
-        What it is, is told by its content.
+        A `.pt`, a safetensors file, or a folder with one (sharded by an index, or in a pipeline's subfolder). The
+        content decides which it is.
     config : ModelConfig
-        The model that it must be.
+        The model that is expected.
     keys : KeyTable
-        Its family's; `seko_export.families.model_files.load_checkpoint` finds it.
+        Key table of its family; `seko_export.families.model_files.load_checkpoint` finds it.
     use_ema : bool
-        Take a `.pt`'s averaged weights rather than those as trained; other formats hold one set.
+        Whether to take the averaged weights of a `.pt` instead of the raw ones; other formats hold one set.
     dtype : torch.dtype, optional
-        float32, bfloat16 or float16 to convert to; None keeps what is stored.
+        float32, bfloat16 or float16 to convert to; None keeps the stored dtype.
 
     Returns
     -------
     Checkpoint
-        The weights under our names.
+        The weights by the exporter's names.
 
     Raises
     ------
     UsageError
         If ``dtype`` is none of the three.
     CheckpointError
-        Its subclass for the cause; see `seko_export.checkpoints.errors`.
+        A subclass for the cause; see `seko_export.checkpoints.errors`.
     """
     _check_dtype(dtype)
     opened = open_files(path, keys.layout(use_ema=use_ema))
@@ -156,31 +156,31 @@ def load_model(
 def load_vae(
     path: Path, config: VaeConfig, *, half: str = "both", dtype: torch.dtype | None = None
 ) -> Checkpoint:
-    """Open a VAE's checkpoint and check its keys, shapes and dtypes; the numbers are read later.
+    """Open a VAE's checkpoint and check keys, shapes and dtypes. The numbers are read later.
 
     Parameters
     ----------
     path : Path
-        Wan's `.pth` (the bare weights), a safetensors file under the same names, or diffusers' (a file, or a folder
-        of one, or of a pipeline with ``vae/``). What it is, is told by its content.
+        Wan's `.pth` (the bare weights), a safetensors file with the same names, or diffusers' (a file, its folder, or
+        a pipeline with ``vae/``). The content decides which it is.
     config : VaeConfig
-        The VAE that it must be.
+        The VAE that is expected.
     half : str
-        ``decoder``, ``encoder`` or ``both``: what is taken. The other half may be there or not.
+        ``decoder``, ``encoder`` or ``both``: the part to load. The other half may be present or not.
     dtype : torch.dtype, optional
-        float32, bfloat16 or float16 to convert to; None keeps what is stored.
+        float32, bfloat16 or float16 to convert to; None keeps the stored dtype.
 
     Returns
     -------
     Checkpoint
-        The weights under Wan's names.
+        The weights by Wan's names.
 
     Raises
     ------
     UsageError
         If ``dtype`` is none of the three, or ``half`` is unknown.
     CheckpointError
-        Its subclass for the cause; see `seko_export.checkpoints.errors`.
+        A subclass for the cause; see `seko_export.checkpoints.errors`.
     """
     _check_dtype(dtype)
     if half not in HALVES:
@@ -193,29 +193,29 @@ def load_vae(
 def load_text_encoder(
     path: Path, config: TextEncoderConfig, *, dtype: torch.dtype | None = None
 ) -> Checkpoint:
-    """Open a text encoder's checkpoint and check its keys, shapes and dtypes; the numbers are read later.
+    """Open a text encoder's checkpoint and check keys, shapes and dtypes. The numbers are read later.
 
     Parameters
     ----------
     path : Path
-        Wan's `.pth` (the bare weights), a safetensors file under either naming, or transformers' folder (sharded by
-        an index, or of a pipeline with ``text_encoder/``). What it is, is told by its content.
+        Wan's `.pth` (the bare weights), a safetensors file with either naming, or transformers' folder (sharded by an
+        index, or a pipeline with ``text_encoder/``). The content decides which it is.
     config : TextEncoderConfig
-        The encoder that it must be.
+        The encoder that is expected.
     dtype : torch.dtype, optional
-        float32, bfloat16 or float16 to convert to; None keeps what is stored.
+        float32, bfloat16 or float16 to convert to; None keeps the stored dtype.
 
     Returns
     -------
     Checkpoint
-        The weights under Wan's names.
+        The weights by Wan's names.
 
     Raises
     ------
     UsageError
         If ``dtype`` is none of the three.
     CheckpointError
-        Its subclass for the cause; see `seko_export.checkpoints.errors`.
+        A subclass for the cause; see `seko_export.checkpoints.errors`.
     """
     _check_dtype(dtype)
     opened = open_files(path, TEXT_LAYOUT)
@@ -254,10 +254,10 @@ def _checkpoint(
 
 
 def is_finite(weight: torch.Tensor) -> bool:
-    """Tell whether every number is finite, in one pass and exactly.
+    """Return whether every number is finite, exactly and in one pass.
 
-    `aminmax` hands NaN on and cannot overflow, as a sum in a half type would; it was measured 60 times faster
-    than `isfinite().all()` (17 GB/s on one core, bfloat16) and needs no memory.
+    `aminmax` propagates NaN and cannot overflow, unlike a sum in a 16-bit dtype. It measured 60 times faster than
+    `isfinite().all()` (17 GB/s on one core, bfloat16) and needs no memory.
     """
     low, high = torch.aminmax(weight)
     return bool(torch.isfinite(low) & torch.isfinite(high))

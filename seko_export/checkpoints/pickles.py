@@ -1,4 +1,4 @@
-"""Reads a `.pt` of tensors without ever running its pickle, and says what a refused pickle asked for."""
+"""Reads the tensors of a `.pt` without executing its pickle, and says what a refused pickle would import."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def open_pt(path: Path, layout: Layout) -> tuple[TensorSource, ...]:
     path : Path
         The file.
     layout : Layout
-        Names the part, or none.
+        Names the part, if the file has parts.
 
     Returns
     -------
     tuple[TensorSource, ...]
-        Its tensors, their keys freed of Self-Forcing's and FSDP's prefixes.
+        Its tensors; the key prefixes of Self-Forcing and FSDP are removed.
 
     Raises
     ------
@@ -136,7 +136,7 @@ def _read_pickle_of_zip(path: Path, layout: Layout) -> bytes:
 
 
 def unsafe_pickle(path: Path, globals_named: list[str]) -> UnsafePickleError:
-    """Return the refusal of a pickle by what it asks for."""
+    """Return the error for a refused pickle, which names what it would import."""
     return UnsafePickleError(
         f"{path} is a pickle that asks for {', '.join(globals_named[:20])}: loading it would run code, "
         "so it was not loaded; expected tensors alone: get safetensors, or let its author save the state dict only"
@@ -144,7 +144,7 @@ def unsafe_pickle(path: Path, globals_named: list[str]) -> UnsafePickleError:
 
 
 def globals_of_pickle(pickled: bytes) -> list[str]:
-    """List what pickles, one behind another, would import beyond tensors' own needs; runs none of it."""
+    """List what a series of pickles would import beyond what tensors need. Executes nothing."""
     found: set[str] = set()
     strings: list[str] = []
     stream = io.BytesIO(pickled[:SCANNED_BYTES])

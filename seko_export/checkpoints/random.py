@@ -1,4 +1,4 @@
-"""Seeded random checkpoints of any model in every format that the loader reads; trains and checks nothing."""
+"""Writes checkpoints of seeded random weights, for any model and in every format that the loader reads."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ def write_random_model(
     dtype: torch.dtype = torch.bfloat16,
     device: str = "cpu",
 ) -> None:
-    """Write seeded random weights; each tensor depends on seed, key, shape, dtype and device alone.
+    """Write seeded random weights. Each tensor depends only on seed, key, shape, dtype and device.
 
     Parameters
     ----------
     path : Path
-        Where it goes: a file, or a folder where the format is one. Nothing may be there yet. It appears whole or not
+        The file to write, or the folder for formats that are folders. It must not exist. It appears complete or not
         at all.
     config : ModelConfig
         The model.
     keys : KeyTable
-        Its family's; `seko_export.families.model_files.write_random_checkpoint` finds it.
+        Key table of its family; `seko_export.families.model_files.write_random_checkpoint` finds it.
     format : str
         One of ``keys.random_forms``. All parts of a `.pt` are the same tensors, stored once.
     seed : int
         Any integer.
     dtype : torch.dtype
-        float32, or bfloat16: the float32 numbers rounded.
+        float32, or bfloat16, which rounds the float32 numbers.
     device : str
-        Where the numbers are drawn; a GPU draws others than a CPU.
+        Where the numbers are drawn; a GPU draws different ones than a CPU.
 
     Raises
     ------
     UsageError
         If the format, dtype or device is unknown, or ``path`` exists.
     MachineError
-        If there is no such GPU, the disk is too small, or the path cannot be written.
+        If there is no such GPU, the disk is full, or the path cannot be written.
     """
     form = keys.random_forms.get(format)
     if form is None:
@@ -102,18 +102,18 @@ def random_weight(
     device: str = "cpu",
     spread: Callable[[str, tuple[int, ...]], tuple[float, float]] = plain_spread,
 ) -> torch.Tensor:
-    """Draw one weight, at a scale that keeps activations near 1 through any depth.
+    """Draw one weight, scaled so that activations stay near 1 at any depth.
 
     Parameters
     ----------
     name : str
-        A key by our names.
+        A key, by the exporter's names.
     shape : tuple[int, ...]
         Its shape.
     seed : int
         Any integer.
     dtype : torch.dtype
-        Of the result; drawn in float32.
+        Dtype of the result; numbers are drawn in float32.
     device : str
         Where it is drawn.
     spread : callable
@@ -137,7 +137,7 @@ def random_weight(
 
 @dataclass(frozen=True)
 class _RandomWeights:
-    """The weights of one model, drawn when asked for."""
+    """The weights of one model, drawn on demand."""
 
     config: ModelConfig
     keys: KeyTable
@@ -165,7 +165,7 @@ class _RandomWeights:
         )
 
     def keyed(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the key in the file of each name."""
+        """Return the key in the file for each name."""
         return {f"{self.form.prefix}{self.form.naming.to_theirs(name)}": name for name in names}
 
 
@@ -219,7 +219,7 @@ def _write_sharded(folder: Path, weights: _RandomWeights) -> None:
 
 
 def _write_safetensors(path: Path, names: Mapping[str, str], weights: _RandomWeights) -> None:
-    """Write one safetensors file tensor by tensor: one in memory at a time, where `save_file` wants all.
+    """Write a safetensors file tensor by tensor, with one tensor in memory; `save_file` needs all of them.
 
     The format: 8 bytes of header length, little endian; a JSON header of dtype, shape and byte range by key,
     padded with spaces to a multiple of 8; the bytes. ``names`` maps the key in the file to our name.

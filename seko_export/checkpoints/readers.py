@@ -1,4 +1,4 @@
-"""Opens checkpoint files by their content and lists the tensors inside; judges no key and no value."""
+"""Opens checkpoint files by their content and lists their tensors. Checks no key and no value."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _SAFETENSORS_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torc
 
 
 def open_files(path: Path, layout: Layout) -> OpenedFiles:
-    """Open the checkpoint at ``path``, whatever container its bytes are.
+    """Open the checkpoint at ``path``; its bytes decide which container it is.
 
     Parameters
     ----------
     path : Path
-        A file, or a folder that holds one checkpoint (its own or in the layout's subfolder).
+        A file, or a folder with one checkpoint (directly, or in the layout's subfolder).
     layout : Layout
-        Where this kind of model keeps its weights.
+        Where files of this kind of model keep its weights.
 
     Returns
     -------
     OpenedFiles
-        The tensors inside, unread.
+        The tensors, not read yet.
 
     Raises
     ------
     CheckpointError
-        Its subclass for the cause; see `seko_export.checkpoints.errors`.
+        A subclass for the cause; see `seko_export.checkpoints.errors`.
     """
     try:
         if path.is_dir():

@@ -1,4 +1,4 @@
-"""Stored tensors that are not read yet, and the words in which any reader speaks of them; opens no file."""
+"""Records of stored tensors that are not read yet, shared by all readers. Opens no file."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the files of one kind of model keep its weights.
+    """Where files of one kind of model keep its weights.
 
     Parameters
     ----------
     formats : str
-        The formats that are read, in words, for messages.
+        The supported formats in words, for messages.
     subfolder : str
-        Where a diffusers pipeline keeps this model.
+        The subfolder of a diffusers pipeline that holds this model.
     pt_part : str or None
-        Entry of a `.pt` that holds the weights; None: the `.pt` is the weights.
+        Entry of a `.pt` that holds the weights. None: the `.pt` holds them directly.
     pt_parts : mapping of str to str
-        Entries that such a `.pt` may have, and how each is asked for.
+        Entries that such a `.pt` may have, and the option that selects each.
     """
 
     formats: str
@@ -51,17 +51,17 @@ class TensorSource:
     Parameters
     ----------
     key : str
-        The key, free of wrappers that only say how the trainer held the model.
+        The key, without prefixes that come from training wrappers.
     file_key : str
         The key as the file spells it.
     shape : tuple[int, ...]
         Stored shape.
     dtype_name : str
-        Stored dtype, in the file's own words.
+        Stored dtype, as the file spells it.
     dtype : torch.dtype or None
-        The same for torch; None where the loader does not read that kind.
+        The same as a torch dtype; None if the loader does not support it.
     read : Callable[[], torch.Tensor]
-        Gives the tensor on the CPU, mapped from the file.
+        Returns the tensor on the CPU, mapped from the file.
     """
 
     key: str
@@ -74,7 +74,7 @@ class TensorSource:
 
 @dataclass(frozen=True)
 class OpenedFiles:
-    """What lies at a path: the container, the part chosen in it, its size, its tensors."""
+    """The content of a path: container, selected part, size, tensors."""
 
     container: str  # "pt" or "safetensors"
     part: str  # "generator", "generator_ema", or "all" where the container has no parts
@@ -83,6 +83,6 @@ class OpenedFiles:
 
 
 def shown(key: str) -> str:
-    """Return a key from a foreign file as it may be printed: no control characters, not endless."""
+    """Return a key from a foreign file in a form safe to print: no control characters, limited length."""
     printable = key if key.isprintable() else ascii(key)
     return printable if len(printable) <= 120 else f"{printable[:117]}..."

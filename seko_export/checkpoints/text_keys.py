@@ -1,7 +1,7 @@
-"""The text encoder's key table: Wan's names and shapes, transformers' names for the same tensors.
+"""Key table of the text encoder: Wan's names and shapes, and transformers' names for the same tensors.
 
-Wan's names are ours, and their shapes are the module's own. A part of transformers' whole model that an encoder does
-not need (the decoder, the language head) is no error: published UMT5 checkpoints hold it.
+The exporter uses Wan's names, with the module's own shapes. Parts of transformers' full model that an encoder does
+not need (decoder, language head) are no error: published UMT5 checkpoints contain them.
 """
 
 from __future__ import annotations
@@ -73,16 +73,16 @@ def _in_transformers(name: str) -> str:
 def match_text_sources(
     path: Path, opened: OpenedFiles, config: TextEncoderConfig
 ) -> tuple[str, Mapping[str, TensorSource]]:
-    """Give every key of the text encoder its stored tensor, strictly.
+    """Find the stored tensor of every key of the text encoder; any difference is an error.
 
     Parameters
     ----------
     path : Path
         Where the checkpoint lies, for the message.
     opened : OpenedFiles
-        What was found there. The rest of a whole UMT5 may be there too.
+        The tensors found there; the rest of a full UMT5 may be present.
     config : TextEncoderConfig
-        What must be there.
+        The encoder that is expected.
 
     Returns
     -------
@@ -94,7 +94,7 @@ def match_text_sources(
     Raises
     ------
     WeightKeysError
-        If a key is unknown, missing, of another shape, or there twice; all of them are listed in one error.
+        If a key is unknown, missing, misshapen or doubled; one error lists all of them.
     """
     names = text_transformers_names(config)
     naming = Naming("wan", str, str)
@@ -115,12 +115,12 @@ def match_text_sources(
 
 
 def is_transformers_text(opened: OpenedFiles) -> bool:
-    """Tell whether a text encoder's keys are transformers' rather than Wan's."""
+    """Return whether a text encoder's keys are transformers' rather than Wan's."""
     return any(".SelfAttention." in source.key for source in opened.sources)
 
 
 def _without_surplus(sources: tuple[TensorSource, ...]) -> tuple[TensorSource, ...]:
-    """Drop a whole model's other half, and the second name of a tensor that is stored under both."""
+    """Drop the decoder of a full model, and the second name of a tensor that is stored under two."""
     named = {source.key: source for source in sources}
     surplus = {key for key in named if SURPLUS_KEYS.fullmatch(key)}
     for alias, key in TIED_KEYS.items():

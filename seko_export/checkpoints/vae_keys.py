@@ -1,7 +1,7 @@
-"""The VAE's key table: Wan's names and shapes, diffusers' names for the same tensors.
+"""Key table of the VAE: Wan's names and shapes, and diffusers' names for the same tensors.
 
-Wan's names are ours. Their shapes are the modules' own, so the table cannot drift from the code; diffusers' names
-follow by rule, and diffusers stores the same shapes.
+The exporter uses Wan's names, with the modules' own shapes, so the table always matches the code. diffusers' names
+follow by rule; its shapes are the same.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def vae_shapes(config: VaeConfig, half: str) -> dict[str, tuple[int, ...]]:
     config : VaeConfig
         The VAE's dimensions.
     half : str
-        One of `HALVES`: what decoding needs, what encoding needs, or both.
+        One of `HALVES`: the tensors for decoding, for encoding, or both.
 
     Returns
     -------
     dict[str, tuple[int, ...]]
-        Name to shape. The statistics of the latents are the config's, not the checkpoint's.
+        Name to shape. The statistics of the latents are in the config, not in the checkpoint.
     """
     with torch.device("meta"):
         modules = {
@@ -83,7 +83,7 @@ def vae_diffusers_names(config: VaeConfig) -> dict[str, str]:
 
 
 def _in_diffusers(name: str, level: int) -> str:
-    """Translate a name; a level of the decoder is ``level`` entries of Wan's flat list, the upsampling last."""
+    """Translate a name. A decoder level is ``level`` consecutive entries of Wan's flat list, the upsampling last."""
     module, leaf = name.rsplit(".", 1)
     inner = ""
     for wan, diffusers in BLOCK_MODULES.items():
@@ -106,19 +106,19 @@ def _in_diffusers(name: str, level: int) -> str:
 def match_vae_sources(
     path: Path, opened: OpenedFiles, config: VaeConfig, half: str
 ) -> tuple[str, Mapping[str, TensorSource]]:
-    """Give every key of the VAE, or of one half of it, its stored tensor, strictly.
+    """Find the stored tensor of every key of the VAE, or of one half; any difference is an error.
 
     Parameters
     ----------
     path : Path
         Where the checkpoint lies, for the message.
     opened : OpenedFiles
-        What was found there.
+        The tensors found there.
     config : VaeConfig
-        What must be there.
+        The VAE that is expected.
     half : str
-        ``decoder``, ``encoder`` or ``both``. The other half may be there, of any shape, or not; a key of neither
-        is unknown.
+        ``decoder``, ``encoder`` or ``both``. The other half may be present in any shape, or missing; a key of neither
+        half is unknown.
 
     Returns
     -------
@@ -130,7 +130,7 @@ def match_vae_sources(
     Raises
     ------
     WeightKeysError
-        If a key is unknown, missing, of another shape, or there twice; all of them are listed in one error.
+        If a key is unknown, missing, misshapen or doubled; one error lists all of them.
     """
     names = vae_diffusers_names(config)
     signs = ("mid_block.", "quant_conv.", "up_blocks.", "down_blocks.")

@@ -1,1 +1,1 @@
-"""Pieces and passes as ONNX: functional, our ops as functions of standard ops."""
+"""The ONNX form of engines and passes: nothing is written in place, and Seko's ops are functions of standard ops."""

@@ -1,7 +1,8 @@
-"""The bits of float32 numbers in arithmetic: what ``x.view(torch.int32)`` and its reverse become in ONNX.
+"""The bits of float32 numbers by arithmetic: replaces ``x.view(torch.int32)`` and its inverse in ONNX.
 
-The references of the quantised formats read and make floats by their bits. ONNX has an op for that from opset 26 on
-(BitCast), which few runtimes have. Here every step is exact: comparisons, products with powers of two, integers.
+The references of the quantised formats read and build floats by their bits. ONNX has an op for that only from opset
+26 on (BitCast), and few runtimes support it. Every step here is exact: comparisons, products with powers of two,
+integers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _HALVINGS = (64, 32, 16, 8, 4, 2, 1)
 def view_as(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``x.view(dtype)`` for float32 and int32; NotImplementedError for any other pair.
 
-    In the place of ``aten.view.dtype`` when a graph is decomposed.
+    Used instead of ``aten.view.dtype`` when a graph is decomposed.
     """
     if x.dtype == dtype:
         return x
@@ -33,7 +34,7 @@ def view_as(x: Tensor, dtype: torch.dtype) -> Tensor:
 def bits_of_float(x: Tensor) -> Tensor:
     """Return the bits of float32 numbers, int32; `x` is no NaN.
 
-    The exponent is found by halving: 64 binades, then 32, and so on to one.
+    The exponent is found by bisection: 64 binades, then 32, down to one.
     """
     magnitude = x.abs()
     mantissa = magnitude  # in [1, 2) in the end, but for zero, subnormals and infinity

@@ -1,7 +1,7 @@
-"""Compute, in torch, what a traced graph computes of constants alone; refuse what ONNX would round.
+"""Constant folding of a traced graph in torch, and a check for constants that ONNX would round.
 
-The exporter holds a Python number as float32, also where it is multiplied with float64: the frequencies of the time
-embedding came out wrong in the ninth digit (torch 2.13), which a time of 1000 makes 4e-6 of an angle.
+The exporter stores a Python number as float32 even where it is multiplied with float64. With torch 2.13 that changed
+the ninth digit of the time embedding's frequencies, an error of 4e-6 in an angle at time 1000.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _GROWING = frozenset(
 
 
 def fold_constants(program: ExportedProgram, examples: Sequence[Tensor], name: str) -> ExportedProgram:
-    """Return the graph with everything that depends on no input as a constant.
+    """Return the graph with every value that depends on no input replaced by a constant.
 
     Parameters
     ----------
     program : ExportedProgram
         A functional graph, after `run_decompositions`.
     examples : sequence of Tensor
-        Its inputs, for tracing it anew.
+        Example inputs for tracing it again.
     name : str
         For messages.
 
     Raises
     ------
     OnnxDtypeError
-        If what remains calculates float64 with a Python number that float32 does not hold.
+        If the remaining graph combines float64 with a Python number that float32 cannot hold.
     """
     module: Any = program.module(check_guards=False)
     values: dict[Node, Tensor] = {}

@@ -1,4 +1,4 @@
-"""ONNX's own rules, and ours: every shape is known, every op is as old as the opset, every name leads somewhere."""
+"""Checks of a finished ONNX model: ONNX's own rules, known shapes, op versions, no dangling names."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def infer_shapes(model: ModelProto) -> ModelProto:
 
 
 def check_form(model: ModelProto, opset: int) -> None:
-    """Run every check on a finished model whose data lie in it or are inputs.
+    """Run every check on a finished model.
 
     Raises
     ------
     OnnxOpError
-        If an op is newer than the opset, or the model is of another one.
+        If an op is newer than the opset, or the model declares another opset.
     OnnxFormError
-        If ONNX's full check refuses it, or a shape is open.
+        If ONNX's full check refuses it, or a shape is unknown.
     """
     name = model.graph.name
     versions = {entry.domain: entry.version for entry in model.opset_import}
@@ -63,14 +63,14 @@ def check_shapes(model: ModelProto) -> None:
 
 
 def all_nodes(model: ModelProto) -> Iterator[NodeProto]:
-    """Yield the nodes of the graph and of its functions; our graphs have no inner graphs."""
+    """Yield the nodes of the graph and of its functions. These graphs have no nested graphs."""
     yield from model.graph.node
     for function in model.functions:
         yield from function.node
 
 
 def open_shapes(model: ModelProto) -> Iterator[str]:
-    """Yield the name of every value, of the graph and of its functions, whose type or shape is not known in numbers."""
+    """Yield the name of every value whose type is unknown or whose shape is not known in numbers."""
     graph = model.graph
     known = {one.name for one in graph.initializer}
     known |= _known((*graph.input, *graph.output, *graph.value_info))

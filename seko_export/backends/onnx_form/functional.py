@@ -1,6 +1,6 @@
-"""Pieces that write nothing in place: what a piece mutates is an output too. No ONNX here.
+"""Engines that write nothing in place: tensors that an engine would write become additional outputs. No ONNX here.
 
-The exporter of torch drops an in-place write of an input from the outputs without a word.
+Torch's ONNX exporter silently drops in-place writes to inputs.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from seko_export.families.base import ModelGraph
 
 
 def functional_piece(piece: Piece) -> Piece:
-    """Return the same piece with each tensor that it writes as a further output, which goes where that came from."""
+    """Return the same engine with each tensor that it writes as an additional output, stored back where it came
+    from.
+    """
     written = tuple(a for a in piece.inputs if a.name in piece.mutates)
     return replace(piece, outputs=piece.outputs + written, mutates=())
 
 
 def functional_graph(graph: ModelGraph) -> ModelGraph:
-    """Return the graph of a build whose engines return what they write: its programs put that back where it was."""
+    """Return the graph of a build whose engines return what they write; its programs store the results back."""
     written = {
         name: tuple(a.ref for a in piece.inputs if a.name in piece.mutates)
         for name, piece in graph.pieces.items()
@@ -37,12 +39,12 @@ def functional_graph(graph: ModelGraph) -> ModelGraph:
 
 
 class FunctionalModule(nn.Module):
-    """A piece as a function of a flat list of tensors that changes none of them.
+    """An engine's module as a function of a flat list of tensors that changes none of them.
 
     Parameters
     ----------
     piece : Piece
-        As `make_pieces` gives it; its outputs and then what it mutates are the outputs.
+        From `make_pieces`. Its outputs come first, then the tensors that it would write.
     """
 
     def __init__(self, piece: Piece) -> None:
@@ -51,7 +53,7 @@ class FunctionalModule(nn.Module):
         self._written = tuple(i for i, a in enumerate(piece.signature) if a.name in piece.mutates)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Call the piece on copies of what it writes."""
+        """Call the engine's module on copies of the tensors that it writes."""
         inputs = list(tensors)
         for position in self._written:
             inputs[position] = inputs[position].clone()

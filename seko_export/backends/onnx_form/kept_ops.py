@@ -1,8 +1,8 @@
-"""The ops that stay one node of the ONNX form: their names, their shapes, and what their bodies are made of.
+"""Ops that remain one node in the ONNX form: their names, shapes and bodies.
 
-A node names the function ``seko::NAME`` and takes the op's tensors; a builder of other engines replaces it by a
-plugin of that name. The body is traced from the truth itself, the reference in `seko_kernels` or the sampler;
-attention's is written out. So a change of a format changes nothing here but, if its tensors change, a signature.
+A node calls the function ``seko::NAME`` with the op's tensors; TensorRT's builder replaces it by a plugin of that
+name. A function's body is traced from the reference in `seko_kernels` or from the sampler; attention is written out.
+So a change of a format needs no change here, except of a signature if its tensors change.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ Spec = tuple[tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True)
 class KeptOp:
-    """One op of a trace.
+    """One call of such an op in a trace.
 
     Parameters
     ----------
     name : str
-        Of the function, in `DOMAIN`.
+        Name of the function in `DOMAIN`.
     arguments, results : tuple of str
         Names of its tensors.
     body : callable
-        The same in torch.
+        The same computation in torch.
     inputs, outputs : tuple of Spec
         Shape and dtype of each.
     """
@@ -57,7 +57,7 @@ class KeptOp:
 
 
 class KeptOps:
-    """A context in which a trace keeps our ops whole; afterwards `found` has each of them by name."""
+    """A context in which tracing keeps these ops whole; afterwards `found` holds each of them by name."""
 
     def __init__(self) -> None:
         self.found: dict[str, KeptOp] = {}
@@ -83,7 +83,7 @@ class KeptOps:
         self._stack.close()
 
     def _write(self, *tensors: Tensor) -> Sequence[Tensor]:
-        """Keep one write: ``nvfp4_write_keys`` where a mean is taken off, else ``nvfp4_write``."""
+        """Keep one write: ``nvfp4_write_keys`` if it subtracts a mean, else ``nvfp4_write``."""
         names = ("x", "token_index", "codes", "scales", "global_scale", "mean")
         results = {"new_codes": _spec(tensors[2]), "new_scales": _spec(tensors[3])}
         given = dict(zip(names, tensors, strict=False))
@@ -166,7 +166,7 @@ class KeptOps:
 
 
 class _AttentionAsOneNode(TorchFunctionMode):
-    """Hands each call of torch's attention to `KeptOps`."""
+    """Redirects each call of torch's attention to `KeptOps`."""
 
     def __init__(self, kept: KeptOps) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ def nvfp4_write(
     global_scale: Tensor,
     mean: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return codes and scales of a cache with `x`, less `mean`, written, as `seko_kernels.nvfp4_write` leaves them."""
+    """Return codes and scales of a cache after writing `x` minus `mean`, as `seko_kernels.nvfp4_write` leaves them."""
     new_codes, new_scales = reference.nvfp4_encode(x, global_scale, mean)
     return codes.index_copy(0, token_index, new_codes), scales.index_copy(0, token_index, new_scales)
 
@@ -196,7 +196,7 @@ def nvfp4_write(
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
     """Return softmax(q k^T * scale + bias) v; q [B, H, T, D], k and v [B, H, N, D], bias [B, 1 or H, 1 or T, N].
 
-    Written out: ONNX's own Attention is younger than most runtimes, and onnxruntime 1.31 refuses a bias of one row.
+    Written out because most runtimes lack ONNX's own Attention op, and onnxruntime 1.31 refuses a bias with one row.
     """
     scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-2, -1)
     return torch.softmax(scores if bias is None else scores + bias, dim=-1) @ v

@@ -1,7 +1,8 @@
-"""A whole pass as one ONNX file: every call of a program in one graph, weights where the artifact has them.
+"""A whole pass as one ONNX file: every call of a program in one graph, weights referenced in the artifact's files.
 
-Each engine is a function of the domain ``seko.piece``, stored once and called once a layer, so that depth does not
-enter the file. Caches come in and go out a layer each: no copy of the pool, and each may be aliased with its input.
+Each engine is a function in the domain ``seko.piece``, stored once and called for each layer, so the file does not
+grow with depth. Caches are inputs and outputs of one layer each: the pool is never copied, and each output may alias
+its input.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ PIECE_DOMAIN = "seko.piece"
 
 
 def write_pass(folder: Path, manifest: Manifest, program: str, file: str) -> None:
-    """Write one pass of an artifact as one ONNX file and check it together with the weights that it refers to.
+    """Write one pass of an artifact as one ONNX file, and check it together with the weights that it refers to.
 
     Parameters
     ----------
     folder : Path
-        The artifact, with its engines and weights; the file must lie in it itself, since ONNX lets no path lead up.
+        The artifact, with engines and weights. The file is written into it, because ONNX permits no paths that lead
+        upwards.
     manifest : Manifest
         Of backend ``onnx``.
     program : str
@@ -83,7 +85,7 @@ def _pass_model(folder: Path, manifest: Manifest, program: str) -> ModelProto:
 
 
 class _PassGraph:
-    """Nodes and names of one pass: every reference of its calls becomes a value of the graph."""
+    """Nodes and names of one pass; every tensor reference of its calls becomes a value of the graph."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.specs = {engine.name: engine for engine in manifest.engines}
@@ -129,7 +131,7 @@ class _PassGraph:
 
 
 def _input_name(ref: Ref) -> str:
-    """Name of a buffer's layer, or of a table's entry of this pass, which is put in from outside."""
+    """Return the name of a graph input: one layer of a buffer, or this pass's entry of a table."""
     return ref.name if ref.by_pass else ".".join((ref.name, *map(str, ref.index)))
 
 
@@ -168,7 +170,7 @@ def _value_info(name: str, spec: TensorSpec) -> ValueInfoProto:
 
 
 def _external(tensor: MappedTensor, file: str) -> TensorProto:
-    """Return an initializer that is a place in a file of the artifact."""
+    """Return an initializer that refers to a byte range in a file of the artifact."""
     made = TensorProto(
         name=tensor.name,
         dims=tensor.shape,
@@ -181,7 +183,7 @@ def _external(tensor: MappedTensor, file: str) -> TensorProto:
 
 
 def onnx_dtype(name: str) -> int:
-    """Return ONNX's number of a manifest's dtype name."""
+    """Return ONNX's number for a dtype name of the manifest."""
     special = {"bfloat16": TensorProto.BFLOAT16, "float8_e4m3fn": TensorProto.FLOAT8E4M3FN}
     number: int = special.get(name) or helper.np_dtype_to_tensor_dtype(np.dtype(name))
     return number

@@ -1,4 +1,4 @@
-"""A piece as an ONNX model: trace it functionally, translate it, add the bodies of our functions, check the whole."""
+"""Translates an engine to an ONNX model: trace it without in-place writes, translate, add function bodies, check."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ONNX_DTYPES = frozenset(
 
 
 def require_onnx() -> None:
-    """Refuse where a package is missing.
+    """Refuse if a package is missing.
 
     Raises
     ------
@@ -56,25 +56,25 @@ def require_onnx() -> None:
 
 
 def piece_model(piece: Piece, opset: int = OPSET) -> ModelProto:
-    """Return a piece as an ONNX model whose inputs are the piece's, weights first, and whose shapes are all known.
+    """Return an engine as an ONNX model with all shapes known; its inputs are the engine's, weights first.
 
     Parameters
     ----------
     piece : Piece
         From `make_pieces`, for the CPU.
     opset : int
-        Of the standard ops.
+        Opset of the standard ops.
 
     Returns
     -------
     ModelProto
-        Outputs are those of `functional_piece`, in order; one that has an input's name is called ``next.NAME``. Ops
-        of ours are functions in the domain ``seko``.
+        Outputs are those of `functional_piece`, in order. An output with an input's name is called ``next.NAME``.
+        Seko's ops are functions in the domain ``seko``.
 
     Raises
     ------
     LoweringError
-        If the piece could not be replayed, or has no such form; see its subclasses.
+        If the engine cannot be replayed, or has no ONNX form; see its subclasses.
     OnnxMissingError
         If a package is missing.
     """
@@ -105,7 +105,7 @@ def translate(
     opset: int,
     name: str,
 ) -> ModelProto:
-    """Translate a traced graph, and refuse what ONNX would lose or cannot say.
+    """Translate a traced graph; refuse anything that ONNX would lose or cannot express.
 
     Parameters
     ----------
@@ -114,9 +114,9 @@ def translate(
     examples : sequence of Tensor
         Its inputs.
     inputs, outputs : sequence of str
-        What its inputs and outputs are to be called.
+        Names for its inputs and outputs.
     opset : int
-        Of the standard ops.
+        Opset of the standard ops.
     name : str
         Of the graph, and for messages.
 
@@ -127,7 +127,7 @@ def translate(
     OnnxDtypeError
         If a tensor has a dtype that ONNX cannot hold.
     OnnxOpError
-        If an op has no ONNX form, or the opset is none that was tried.
+        If an op has no ONNX form, or the opset is not one that was tested.
     """
     if not OPSET <= opset <= NEWEST_OPSET:
         raise OnnxOpError(
@@ -161,7 +161,7 @@ def translate(
 
 
 def forget_sources(model: ModelProto) -> None:
-    """Drop what the exporter notes of the model's source: it holds paths of the build box."""
+    """Remove the model's source locations that the exporter records: they are paths of the build machine."""
     del model.metadata_props[:]
     model.doc_string = ""
     for graph in (model.graph, *model.functions):
@@ -176,9 +176,9 @@ def forget_sources(model: ModelProto) -> None:
 
 
 def rename_values(model: ModelProto, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Give inputs and outputs their names, and every other value one that none of them can have.
+    """Name inputs and outputs, and give every other value a name that none of them can have.
 
-    The exporter's own ``output_names`` may take the name of a value inside (torch 2.13): two values then have one name.
+    The exporter's own ``output_names`` may give an output the name of an inner value (torch 2.13).
     """
     graph = model.graph
     names = {old.name: new for old, new in zip(graph.input, inputs, strict=True)}
@@ -202,7 +202,7 @@ def rename_values(model: ModelProto, inputs: Sequence[str], outputs: Sequence[st
 
 
 def as_function(model: ModelProto, domain: str, name: str) -> FunctionProto:
-    """Return a model's graph as a function: constants become nodes, known shapes stay."""
+    """Return a model's graph as a function: constants become nodes, known shapes are kept."""
     from onnx import helper
 
     graph = model.graph
@@ -219,7 +219,7 @@ def as_function(model: ModelProto, domain: str, name: str) -> FunctionProto:
 
 
 class _Bodies(nn.Module):
-    """The bodies of several ops side by side: one call of the exporter, which takes seconds, for all of them."""
+    """The bodies of several ops, exported in one call, since each call of the exporter takes seconds."""
 
     def __init__(self, ops: Sequence[KeptOp]) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ def _functions_of(ops: Sequence[KeptOp], opset: int) -> list[FunctionProto]:
 
 
 def _part(model: ModelProto, op: KeptOp) -> ModelProto:
-    """Return what makes one op's results, under the names that the function's tensors have."""
+    """Return the nodes that compute one op's results, with the function's tensor names."""
     from onnx import ModelProto
 
     names = {f"{op.name}/{name}": name for name in (*op.arguments, *op.results)}
@@ -295,7 +295,9 @@ def _refuse_dtypes(program: ExportedProgram, name: str) -> None:
 
 
 def _shifts() -> dict[Any, Any]:
-    """Translations of shifts by a number: ONNX shifts unsigned numbers alone, and the exporter's detour is long."""
+    """Translations of bit shifts by a constant. ONNX shifts unsigned numbers only, and the exporter's workaround is
+    long.
+    """
     import onnx_ir
     from onnxscript import opset18
 
@@ -305,12 +307,14 @@ def _shifts() -> dict[Any, Any]:
         return op.Constant(value=onnx_ir.tensor(value, dtype=like.dtype))
 
     def right(x: Any, places: int) -> Any:
-        """x >> places, the sign kept: what is divided leaves no rest, so it does not matter how division rounds."""
+        """x >> places, sign kept. The dividend is an exact multiple, so the rounding of the division does not
+        matter.
+        """
         power = 1 << places
         return op.Div(op.Sub(x, op.BitwiseAnd(x, number(power - 1, x))), number(power, x))
 
     def left(x: Any, places: int) -> Any:
-        """x << places, what is carried out of the number dropped as the hardware drops it."""
+        """x << places; bits shifted out are dropped, as in hardware."""
         if x.dtype != onnx_ir.DataType.INT32:
             return op.Mul(x, number(1 << places, x))
         kept = number((1 << (32 - places)) - 1, x)
@@ -326,7 +330,7 @@ def _shifts() -> dict[Any, Any]:
 
 @contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Hold back what torch's exporter says of itself and of packages that we do not use."""
+    """Suppress messages of torch's exporter about itself and about packages that are not used."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,1 +1,1 @@
-"""TensorRT plans out of the ONNX form: our functions become plugins, the rest is TensorRT's."""
+"""TensorRT plans from the ONNX form: Seko's functions become plugins, TensorRT does the rest."""

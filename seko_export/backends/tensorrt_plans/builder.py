@@ -1,4 +1,4 @@
-"""One plan out of one form: parse, check, configure, build. The only file that calls TensorRT's builder."""
+"""Builds one plan: parse, check, configure, build. The only file that calls TensorRT's builder."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _DTYPES: dict[int, str] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """A built engine.
+    """TensorRT's serialised engine, and the timings of its build.
 
     Parameters
     ----------
     content : bytes
         The serialised plan.
     timing_cache : bytes
-        What the builder measured, for the next build.
+        Kernel timings that the builder measured, reused by the next build.
     """
 
     content: bytes
@@ -53,19 +53,19 @@ def build_plan(form: PlanForm, arch: int, timing_cache: bytes, progress: Progres
     arch : int
         Its compute capability, such as 90.
     timing_cache : bytes
-        Of an earlier build on this GPU by this TensorRT; empty for none.
+        Timings of an earlier build on this GPU with this TensorRT; empty if there are none.
     progress : callable
-        Told of the builder's phases.
+        Called with the builder's phases.
 
     Returns
     -------
     Plan
-        Version compatible, without a runtime inside, its dtypes those of the form, TF32 off.
+        Version compatible, without an embedded runtime, with the form's dtypes, TF32 off.
 
     Raises
     ------
     PlanError
-        If TensorRT refuses the form or reads another signature out of it, or the build fails; with its own words.
+        If TensorRT refuses the form, parses a different signature, or fails to build; the message quotes TensorRT.
     """
     import tensorrt as trt
 
@@ -98,7 +98,7 @@ def build_plan(form: PlanForm, arch: int, timing_cache: bytes, progress: Progres
 
 
 def check_signature(network: trt.INetworkDefinition, model: ModelProto) -> None:
-    """Compare what TensorRT read with the form: names, order, shapes, dtypes.
+    """Compare the network that TensorRT parsed with the ONNX form: names, order, shapes, dtypes.
 
     Raises
     ------
@@ -118,7 +118,9 @@ def check_signature(network: trt.INetworkDefinition, model: ModelProto) -> None:
 
 
 def make_logger() -> Any:
-    """Return a logger of TensorRT's kind that keeps errors and warnings; its class needs the library."""
+    """Return a TensorRT logger that collects errors and warnings. The class is made here because its base needs the
+    library.
+    """
     import tensorrt as trt
 
     class Logger(trt.ILogger):
@@ -137,7 +139,9 @@ def make_logger() -> Any:
 
 
 def make_monitor(engine: str, progress: Progress) -> Any:
-    """Return a monitor of TensorRT's kind that tells of the outermost phase; its class needs the library."""
+    """Return a TensorRT progress monitor that reports the outermost phase. Made here because its base needs the
+    library.
+    """
     import tensorrt as trt
 
     class Monitor(trt.IProgressMonitor):

@@ -1,4 +1,6 @@
-"""The ONNX form as TensorRT's parser is to read it: functions give way to plugins, dtypes to those that a plan has."""
+"""Prepares the ONNX form for TensorRT's parser: functions become plugin calls, dtypes become those that a plan
+supports.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,13 @@ class PlanForm:
     Parameters
     ----------
     model : ModelProto
-        Its nodes of the domain ``seko`` name plugins; attention stays a function of standard ops.
+        Its nodes in the domain ``seko`` name plugins; attention remains a function of standard ops.
     plugins : mapping of str to Plugin
-        Those that it names.
+        The plugins that it uses.
     compute : str
-        What the plugins' ``float`` is: ``bfloat16`` or ``float32``.
+        The dtype of the plugins' ``float``: ``bfloat16`` or ``float32``.
     narrowed : int
-        Values that were float64 and are float32 now: TensorRT has no wider one.
+        How many values were changed from float64 to float32, since TensorRT has no float64.
     """
 
     model: ModelProto
@@ -44,7 +46,7 @@ class PlanForm:
 
 
 def plan_form(source: ModelProto) -> PlanForm:
-    """Turn a piece's ONNX form into what a plan is parsed from; `source` stays as it is.
+    """Turn an engine's ONNX form into the model that TensorRT parses; `source` is not changed.
 
     Parameters
     ----------
@@ -54,7 +56,7 @@ def plan_form(source: ModelProto) -> PlanForm:
     Raises
     ------
     PlanFormError
-        If it returns a cache that no plugin writes in place: a plan would copy it whole at every call.
+        If it returns a cache that no plugin writes in place: a plan would copy the whole cache at every call.
     """
     model = ModelProto()
     model.CopyFrom(source)
@@ -79,7 +81,7 @@ def plan_form(source: ModelProto) -> PlanForm:
 
 
 def _plugin_of(node: NodeProto, types: Mapping[str, int], model: ModelProto) -> Plugin | None:
-    """Return the plugin that stands for a function, or None where the function stays."""
+    """Return the plugin for a function, or None if the function stays."""
     if node.op_type in ("nvfp4_write", "nvfp4_write_keys"):
         return getattr(plugins, node.op_type)()  # type: ignore[no-any-return]
     if node.op_type in ("nvfp4_expand", "nvfp4_expand_keys"):
@@ -92,9 +94,9 @@ def _plugin_of(node: NodeProto, types: Mapping[str, int], model: ModelProto) -> 
 
 
 def _bytes_as_int8(model: ModelProto) -> None:
-    """Declare the bytes that go in and out of plugins as int8: TensorRT's uint8 may only be cast.
+    """Declare byte tensors of plugins as int8, because TensorRT permits only casts of uint8.
 
-    The bytes are the same, and nothing but plugins touches them.
+    The bytes are the same, and only plugins read them.
     """
     touched = {
         name for node in model.graph.node if _is_plugin(node) for name in (*node.input, *node.output) if name
@@ -131,7 +133,7 @@ def _refuse_copied_caches(model: ModelProto, found: Mapping[str, Plugin]) -> Non
 
 
 def _narrow(model: ModelProto) -> int:
-    """Make float32 of every float64; return how many values were."""
+    """Change every float64 to float32; return how many values were changed."""
     narrowed = 0
     for value in [*_values(model), *(value for function in model.functions for value in function.value_info)]:
         tensor = value.type.tensor_type

@@ -1,6 +1,6 @@
-"""Our plugins handed over to tensorrt.plugin: what goes in and out, and the kernel ahead of time.
+"""Registers Seko's plugins with `tensorrt.plugin`: inputs, outputs, and the precompiled kernel.
 
-TensorRT reads the functions' annotations as objects, so they are put into a signature of our own making.
+TensorRT reads the functions' annotations as objects, so their signatures are made at run time.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ def register_plugins(wanted: Iterable[Plugin], compute: str, arch: int) -> None:
     Parameters
     ----------
     wanted : iterable of Plugin
-        Those of a form.
+        The plugins of a form.
     compute : str
-        What their ``float`` is.
+        The dtype of their ``float``.
     arch : int
         Compute capability, such as 90.
 
     Raises
     ------
     PlanError
-        If one of them is registered in this process with another meaning.
+        If one is already registered in this process with another meaning.
     """
     import tensorrt.plugin as trtp
 
@@ -60,7 +60,7 @@ def register_plugins(wanted: Iterable[Plugin], compute: str, arch: int) -> None:
 
 
 def trt_dtype(name: str) -> trt.DataType:
-    """Return TensorRT's dtype of a manifest's dtype name, or of ``float32`` and the like."""
+    """Return TensorRT's dtype for a dtype name of the manifest."""
     import tensorrt as trt
 
     found: trt.DataType = getattr(trt.DataType, _DTYPES[name])
@@ -68,7 +68,9 @@ def trt_dtype(name: str) -> trt.DataType:
 
 
 def _description(plugin: Plugin) -> Callable[..., Any]:
-    """Return the function that tells TensorRT the outputs: shapes as expressions, and what is written in place."""
+    """Return the function that describes a plugin's outputs: shapes as expressions, and which inputs are written in
+    place.
+    """
     import tensorrt.plugin as trtp
 
     def describe(*inputs: trtp.TensorDesc) -> tuple[trtp.TensorDesc, ...]:
@@ -87,7 +89,7 @@ def _description(plugin: Plugin) -> Callable[..., Any]:
 
 
 def _implementation(plugin: Plugin, compute: str, arch: int) -> Callable[..., Any]:
-    """Return the function that gives TensorRT the kernel, its PTX, its launch and its scalars."""
+    """Return the function that gives TensorRT a plugin's kernel: PTX, launch and scalars."""
     import tensorrt.plugin as trtp
 
     def implement(
