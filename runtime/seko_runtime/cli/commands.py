@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from seko_runtime import open_artifact, read_manifest
-from seko_runtime.cli.output import Report, flush_stdout, note, show, show_failure
+from seko_runtime.cli.output import Report, note, show, show_failure
 from seko_runtime.cli.parser import parse
 from seko_runtime.end_signals import until_ended
 from seko_runtime.errors import NumericError, SekoRuntimeError
@@ -41,7 +41,7 @@ def _run_command(arguments: Sequence[str], *, as_json: bool) -> int:
     result: dict[str, object] = {}
     try:
         with machine_faults():
-            options = _parsed(arguments)
+            options = parse(arguments, {"run": run, "verify": verify, "info": info, "unpack": unpack})
             as_json = options.json
             report: Report = options.command(options)
             result = report.result
@@ -58,14 +58,6 @@ def _run_command(arguments: Sequence[str], *, as_json: bool) -> int:
         note("error: whoever read the output stopped reading")
         return 1
     return 0
-
-
-def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    try:
-        return parse(arguments, {"run": run, "verify": verify, "info": info, "unpack": unpack})
-    except SystemExit:  # of --help and --version, which print
-        flush_stdout()
-        raise
 
 
 def run(options: argparse.Namespace) -> Report:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -53,22 +53,17 @@ def show(report: Report, *, as_json: bool) -> None:
         If nobody reads it any more.
     """
     if as_json:
-        _print([json.dumps(report.result, sort_keys=True)])
+        print_lines([json.dumps(report.result, sort_keys=True)])
     elif report.aside:
         note("\n".join(report.lines))
     else:
-        _print(report.lines)
+        print_lines(report.lines)
 
 
 def show_failure(result: dict[str, object], message: str, code: int) -> None:
     """Print the JSON object of a command that failed; where stdout is closed or full, stderr has to do."""
     with contextlib.suppress(BrokenPipeError, DiskError):
-        _print([json.dumps(result | {"error": message, "exit": code}, sort_keys=True)])
-
-
-def flush_stdout() -> None:
-    """Write what was printed so far; raises as `show` does."""
-    _print([])
+        print_lines([json.dumps(result | {"error": message, "exit": code}, sort_keys=True)])
 
 
 @contextlib.contextmanager
@@ -77,7 +72,7 @@ def stdout_for_video() -> Iterator[int]:
 
     Native libraries are meant too, so the descriptor itself is exchanged. It is closed at the end.
     """
-    flush_stdout()
+    print_lines([])  # what was printed so far
     video, stderr = os.dup(1), sys.stderr
     try:
         os.dup2(2, 1)
@@ -88,7 +83,8 @@ def stdout_for_video() -> Iterator[int]:
         os.close(video)
 
 
-def _print(lines: list[str] | tuple[str, ...]) -> None:
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines on stdout and flush it; raises as `show` does."""
     stdout = sys.stdout
     if stdout is None:  # closed by whoever started this
         return

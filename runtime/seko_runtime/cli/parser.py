@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from seko_runtime import __version__
+from seko_runtime.cli.output import print_lines
 from seko_runtime.errors import UsageError
 
 SUMMARIES = {
@@ -24,6 +25,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError in place of ending the process."""
         raise UsageError(f"{message}; see `{self.prog} --help`")
+
+    def _print_message(self, message: str, file: object = None) -> None:  # noqa: ARG002  argparse gives it
+        """Print help or version; argparse itself would let an error of stdout pass."""
+        print_lines(message.splitlines())
 
 
 def parse(arguments: Sequence[str], functions: dict[str, Callable[..., Any]]) -> argparse.Namespace:
