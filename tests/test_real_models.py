@@ -78,7 +78,8 @@ def expected_lines() -> str:
 
 
 def test_bytes_and_seconds_are_those_of_plan_and_rows() -> None:
-    assert expected_lines() in PAGE
+    lines = expected_lines()
+    assert lines in PAGE, f"docs/real-models.md should say:\n{lines}"
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,15 @@
 A block between ``<!-- figures:NAME PATTERN ... -->`` and ``<!-- /figures -->`` gets the newest row of each figure and
 shape of docs/benchmarks/NAME.jsonl whose figure fits one of the patterns (``*`` stands for anything). Each line says
 when its row was measured, at which commit, and whether the measured code has changed since (`measured`).
+
+A block between ``<!-- plain:NAME -->`` and ``<!-- /plain -->`` gets one of the tables in plain words (`PLAIN`).
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -52,6 +55,101 @@ OLDER: tuple[tuple[str, str, str, str], ...] = (
     ),
     ("import_ms", "*", "2026-11-20", "before imports waited for the first open"),
 )
+PLAIN_BLOCK = re.compile(r"(?P<head><!-- plain:(?P<name>\w+) -->\n).*?(?P<foot><!-- /plain -->)", re.DOTALL)
+
+LARGE = "S1: self-forcing-1.3b, 480x832, chunk 3, ring 21"
+HUGE = "S5: wan-14b, 480x832, chunk 3, ring 21"
+SMALL = "S3: self-forcing-1.3b, 320x576, chunk 3, ring 12"
+FIT = "self-forcing-1.3b, --chunk-frames 3 --sink-frames 1 --ring-frames 21 --pass-caches"
+# Figures in plain words, as README has them: text, format of the values, and (file, figure, shape) of each.
+Said = tuple[str, str, tuple[tuple[str, str, str], ...]]
+FIGURES: tuple[Said, ...] = (
+    (
+        "time of a pass of the 1.3B model, exact cache; by hand = 1",
+        "{:.2f}",
+        (("h200", "s1_exact_vs_b3", f"{LARGE}, exact"),),
+    ),
+    (
+        "the same over an FP4 cache",
+        "{:.2f}",
+        (("h200", "s1_fp4_vs_b3", f"{LARGE}, fp4"),),
+    ),
+    (
+        "the same with fp8 matmuls and the past kept in 8 bits (`--fp8 --resident-window`)",
+        "{:.2f}",
+        (("h200", "s1_fp4_fp8_vs_b3", f"{LARGE}, fp4_fp8_resident"),),
+    ),
+    (
+        "the last line for the 14B model",
+        "{:.2f}",
+        (("h200", "s5_fp4_fp8_vs_b3", f"{HUGE}, fp4_fp8_resident"),),
+    ),
+    (
+        "time of a chunk with its video frames by Wan's VAE, 1.3B, same options; by hand with an eager VAE = 1",
+        "{:.2f}",
+        (("h200", "e2e_s1_vs_b3", f"{LARGE}, 12 video frames, fp4_fp8_resident"),),
+    ),
+    (
+        "sessions of the 1.3B model that fit on the GPU, a cache for each of four passes: FP4, and bf16",
+        "{:.0f} and {:.0f}",
+        (
+            ("h200", "sessions_fit_1p3b_fp4", f"{FIT}, fp4"),
+            ("h200", "sessions_fit_1p3b_bf16", f"{FIT}, bf16"),
+        ),
+    ),
+)
+# What docs/performance.md says in its first table besides.
+MORE: tuple[Said, ...] = (
+    (
+        "seconds until the first chunk of the 1.3B model over an FP4 cache, after torch was imported",
+        "{:.1f}",
+        (("h200", "first_chunk_s", "S1: 1.3B, 480x832, chunk 3, ring 21, B=1, fp4"),),
+    ),
+    (
+        "seconds of video in a second, the 1.3B model over an FP4 cache with Wan's VAE",
+        "{:.1f}",
+        (("h200", "real_time_factor", "S1: 1.3B, 480x832, chunk 3, ring 21, B=1, fp4, Wan VAE"),),
+    ),
+)
+# Goals that were missed, the same way; the goal is the row's.
+MISSED: tuple[Said, ...] = (
+    (
+        "small videos (1.3B, 320x576, window 12): time of a pass, eager PyTorch = 1, at best",
+        "{:.2f}",
+        (("h200", "s3_vs_eager", f"{SMALL}, fp4_fp8"),),
+    ),
+    (
+        "four rows of these in one call; four calls = 1",
+        "{:.3f}",
+        (("h200", "batch4_s3", f"{SMALL}, B=4, fp4_fp8_resident"),),
+    ),
+    (
+        "the chunk with its video frames from above, without `--resident-window`",
+        "{:.2f}",
+        (("h200", "e2e_s1_vs_b3", f"{LARGE}, 12 video frames, fp4_fp8"),),
+    ),
+    (
+        "PSNR that the sample loses by fp8 matmuls, dB",
+        "{:.1f}",
+        (("kv-quality", "fused_psnr_loss", "sample, fp4, 8-bit attention and fp8 matmuls, after 7 chunks"),),
+    ),
+    (
+        "prompts that the sample follows less with an FP4 cache, at a stream's start, points of 100",
+        "{:.0f}",
+        (("kv-quality", "kv_following_loss", "sample, fp4-before-rope, start of the stream"),),
+    ),
+    (
+        "CPU time to import what opens an artifact, ms",
+        "{:.0f}",
+        (("cpu", "import_ms", "from seko_runtime import open_artifact"),),
+    ),
+    (
+        "engines of the 1.3B model with an exact cache, MB",
+        "{:.1f}",
+        (("h200", "engine_mb", "S1: 1.3B, 480x832, chunk 3, ring 21, B=1, bf16"),),
+    ),
+)
+MORE_IS_BETTER = {"prompts_followed", "kv_psnr", "real_time_factor"}
 
 
 def main() -> None:
@@ -63,7 +161,8 @@ def main() -> None:
 def pages() -> list[Path]:
     """Return README and the pages of docs that have a block."""
     every = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    return [page for page in every if BLOCK.search(page.read_text(encoding="utf-8"))]
+    texts = {page: page.read_text(encoding="utf-8") for page in every}
+    return [page for page in every if BLOCK.search(texts[page]) or PLAIN_BLOCK.search(texts[page])]
 
 
 def with_tables(text: str, benchmarks: Path = BENCHMARKS) -> str:
@@ -79,7 +178,10 @@ def with_tables(text: str, benchmarks: Path = BENCHMARKS) -> str:
         lines = (benchmarks / f"{block['name']}.jsonl").read_text(encoding="utf-8").splitlines()
         return f"{block['head']}\n{table(map(json.loads, lines), block['patterns'].split())}\n{block['foot']}"
 
-    return BLOCK.sub(written, text)
+    def in_words(block: re.Match[str]) -> str:
+        return f"{block['head']}\n{PLAIN[block['name']]()}\n{block['foot']}"
+
+    return PLAIN_BLOCK.sub(in_words, BLOCK.sub(written, text))
 
 
 def table(rows: Any, patterns: list[str]) -> str:
@@ -110,6 +212,57 @@ def measured(row: dict[str, Any]) -> str:
         if named and fnmatchcase(row["shape"], shapes) and row["date"] <= last:
             return f"{told}, {words}"
     return f"{told}, before rooms" if not commit or commit.removesuffix("+") in BEFORE_ROOMS else told
+
+
+def newest_rows() -> dict[tuple[str, str, str], dict[str, Any]]:
+    """The newest row of each file, figure and shape."""
+    return {
+        (page.stem, row["figure"], row["shape"]): row
+        for page in sorted(BENCHMARKS.glob("*.jsonl"))
+        for row in map(json.loads, page.read_text(encoding="utf-8").splitlines())
+    }
+
+
+def missed(row: dict[str, Any]) -> bool:
+    """Whether a row's value is on the wrong side of its goal."""
+    if row["bar"] is None:
+        return False
+    return bool(row["value"] < row["bar"] if row["figure"] in MORE_IS_BETTER else row["value"] > row["bar"])
+
+
+def figure_lines() -> str:
+    """The table of README's figures."""
+    newest = newest_rows()
+    lines = [
+        f"| {text} | {form.format(*(newest[one]['value'] for one in sources))} |"
+        for text, form, sources in FIGURES
+    ]
+    return "\n".join(["| what | figure |", "|---|---|", *lines]) + "\n"
+
+
+def dated_lines() -> str:
+    """The first table of docs/performance.md: README's figures and two more, and when each was measured."""
+    newest = newest_rows()
+    lines = []
+    for text, form, sources in (*FIGURES, *MORE):
+        found = [newest[one] for one in sources]
+        told = ", ".join(dict.fromkeys(f"`{row['figure']}`" for row in found))
+        made = "; ".join(dict.fromkeys(measured(row) for row in found))
+        lines.append(f"| {text} | {form.format(*(row['value'] for row in found))} | {told} | {made} |")
+    return "\n".join(["| what | figure | row | date, commit |", "|---|---|---|---|", *lines]) + "\n"
+
+
+def missed_lines() -> str:
+    """The table of what README says was missed."""
+    newest = newest_rows()
+    lines = [
+        f"| {text} | {form.format(newest[source]['value'])} | {newest[source]['bar']:g} |"
+        for text, form, (source,) in MISSED
+    ]
+    return "\n".join(["| what | figure | goal, at most |", "|---|---|---|", *lines]) + "\n"
+
+
+PLAIN: dict[str, Callable[[], str]] = {"figures": figure_lines, "dated": dated_lines, "missed": missed_lines}
 
 
 if __name__ == "__main__":
