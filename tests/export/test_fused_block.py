@@ -34,7 +34,6 @@ from seko_export.families.wan.presets import PRESETS
 from seko_export.goldens import record as golden
 from seko_export.goldens.calibration import KvStatistics, layer_constants
 from seko_export.lowering.trace import trace
-from seko_export.options.declaration import numbers
 from seko_kernels.scratch import scratch_constants
 from seko_runtime import open_artifact
 from seko_runtime.format.manifest import WINDOW_VERSION
@@ -118,9 +117,7 @@ def test_layers_that_are_excepted_from_fp8_have_engines_of_their_own() -> None:
     plain, errors = EagerStream(config, weights, text), {}
     wanted = plain.run_chunk([0], [1])
     for excepted in ((), (0,), (0, 2, 3)):
-        ours = EagerStream(
-            replace(fused(config, fp8=True), fp8_except=numbers("--fp8-except", excepted)), weights, text
-        )
+        ours = EagerStream(replace(fused(config, fp8=True), fp8_except=excepted), weights, text)
         made = ours.run_chunk([0], [1], feed=[one.latents for one in wanted])
         errors[excepted] = relative_error(made[0].velocity, wanted[0].velocity)
         for layer in range(4):
@@ -152,7 +149,7 @@ def test_layers_that_are_excepted_from_fp8_have_engines_of_their_own() -> None:
 )
 def test_exceptions_that_cannot_be(excepted: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        resolved("tiny", "fp4", kernels="fused", fp8=True, fp8_except=numbers("--fp8-except", excepted))
+        resolved("tiny", "fp4", kernels="fused", fp8=True, fp8_except=excepted)
     with pytest.raises(UsageError, match="belongs to --fp8"):
         resolved("tiny", "fp4", kernels="fused", fp8_except=(0,))
 
