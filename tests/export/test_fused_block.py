@@ -149,7 +149,7 @@ def test_layers_that_are_excepted_from_fp8_have_engines_of_their_own() -> None:
 )
 def test_exceptions_that_cannot_be(excepted: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        resolved("tiny", "fp4", kernels="fused", fp8=True, fp8_except=excepted)
+        resolved("tiny", "fp4", kernels="fused", fp8=True, fp8_except=numbers("--fp8-except", excepted))
     with pytest.raises(UsageError, match="belongs to --fp8"):
         resolved("tiny", "fp4", kernels="fused", fp8_except=(0,))
 
