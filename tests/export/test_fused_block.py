@@ -34,6 +34,7 @@ from seko_export.families.wan.presets import PRESETS
 from seko_export.goldens import record as golden
 from seko_export.goldens.calibration import KvStatistics, layer_constants
 from seko_export.lowering.trace import trace
+from seko_export.options.declaration import numbers
 from seko_kernels.scratch import scratch_constants
 from seko_runtime import open_artifact
 from seko_runtime.format.manifest import WINDOW_VERSION
