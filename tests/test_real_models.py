@@ -119,9 +119,8 @@ def options_of(line: str) -> click.Context:
 
 
 def build_of(line: str) -> ResolvedBuild:
-    asked = dict(options_of(line).params)
-    for name in ("output", "force", "as_json"):
-        asked.pop(name)
+    known = {one.name for one in fields(BuildOptions)}
+    asked = {name: value for name, value in options_of(line).params.items() if name in known}
     return resolve_build(BuildOptions(**asked), machine=Target("cuda", "sm_90"))
 
 
