@@ -1,10 +1,10 @@
-"""Errors of the build box, one class per cause, each with the exit code that the CLI ends with."""
+"""Errors of the exporter, one class for each cause, with the exit codes of the command."""
 
 from __future__ import annotations
 
 
 class ExportError(Exception):
-    """Base of every error that `seko-export` reports as a sentence instead of a traceback."""
+    """Base of all errors that `seko-export` prints as one sentence instead of a traceback."""
 
     exit_code = 1
 
@@ -16,35 +16,35 @@ class UsageError(ExportError):
 
 
 class CheckpointError(ExportError):
-    """The checkpoint cannot be read, or is not the model that was asked for."""
+    """The checkpoint cannot be read, or is not the expected model."""
 
     exit_code = 3
 
 
 class MachineError(ExportError):
-    """This machine cannot do what was asked: compiler, GPU, library, disk."""
+    """This machine lacks something: compiler, GPU, library, disk space."""
 
     exit_code = 5
 
 
 class NumericError(ExportError):
-    """An engine's numbers differ from the reference by more than the tolerance."""
+    """An engine's result differs from the reference by more than its tolerance."""
 
     exit_code = 6
 
 
 class LoweringError(ExportError):
-    """A traced graph holds something that would break replay."""
+    """A traced graph contains something that cannot be replayed."""
 
     exit_code = 1
 
 
 class OnnxMissingError(MachineError):
-    """A package that the ONNX form is made with is not installed."""
+    """A package that the ONNX form needs is not installed."""
 
 
 class OnnxOpError(LoweringError):
-    """An op of the graph has no ONNX form, or none as old as the opset that was asked for."""
+    """An op of the graph has no ONNX form, or needs a newer opset."""
 
 
 class OnnxDtypeError(LoweringError):
@@ -52,20 +52,20 @@ class OnnxDtypeError(LoweringError):
 
 
 class LostWriteError(LoweringError):
-    """A graph writes an input in place and does not return it: as ONNX the write would be lost."""
+    """A graph writes an input in place without returning it: ONNX would lose the write."""
 
 
 class OnnxFormError(LoweringError):
-    """A finished ONNX file breaks ONNX's own rules, or leaves a shape open."""
+    """A finished ONNX file violates ONNX's rules, or a shape in it is unknown."""
 
 
 class TensorRtMissingError(MachineError):
-    """TensorRT's builder, or the runtime that verifies its plans, is not here, or is too old."""
+    """TensorRT's builder, or the runtime that verifies its plans, is missing or too old."""
 
 
 class PlanError(LoweringError):
-    """TensorRT refused a model, or reads something else out of it."""
+    """TensorRT refused a model, or parsed a different signature."""
 
 
 class PlanFormError(PlanError):
-    """A piece needs what a plan cannot do; found before TensorRT is asked."""
+    """An engine needs something that a TensorRT plan does not support; found before TensorRT is called."""

@@ -30,38 +30,39 @@ from seko_kernels.scratch import scratch_scales
 
 @dataclass(frozen=True)
 class BuildConfig:
-    """What one artifact is made for.
+    """Everything that determines one artifact.
 
     Parameters
     ----------
     model, stream, schedule
         Dimensions, layout and times.
     kv_scheme : str
-        As `seko_kernels.kv_schemes.KvScheme` spells it: ``bf16``, ``fp32`` (the exact formats), ``fp4``, ``int8-fp4``.
+        Name of the KV scheme (`seko_kernels.kv_schemes.KvScheme`): ``bf16`` and ``fp32`` are exact; ``fp4``,
+        ``int8-fp4`` and others are quantised.
     device : str
         ``cpu`` or ``cuda``.
     text : TextEncoderConfig, optional
-        The encoder of prompts; without it the artifact takes ready embeddings.
+        The prompt encoder; without it the artifact takes text embeddings.
     vae : VaeConfig, optional
-        What decodes latents and encodes a start image; without it the artifact makes latents.
+        Decodes latents and encodes start pictures; without it the artifact returns latents.
     pool : PoolConfig, optional
-        Sessions that are found by row; without it a call carries the stream's whole batch.
+        Sessions that share engine calls; without it every call carries the whole batch.
     fused : bool
-        Whether the layers run in kernels of ours (`models.fused_block`) or in plain torch.
+        Whether the layers run in Seko's kernels (`families.layers.fused_block`) or in plain torch.
     fp8 : bool
-        Whether the matmuls of fused layers are fp8, weights and activations.
+        Whether the matmuls of fused layers are in fp8, weights and activations.
     fp8_except : tuple of int
-        Layers whose matmuls are not, rising.
+        Layers whose matmuls are not in fp8, ascending.
     attention : str
-        ``torch``; ``bf16``, a kernel of ours for full and filling rows; ``fp8``, which reads the past of an FP4 cache
-        in 8 bits, while the chunk that is made sees itself as it is.
+        ``torch``; ``bf16``: Seko's 16-bit kernel; ``fp8``: reads the past of an FP4 cache in 8 bits and the chunk's
+        own tokens unquantised.
     resident_window : bool
-        Whether that past is brought to 8 bits once a chunk, for all layers at once, instead of in every pass.
+        Whether the past is converted to 8 bits once a chunk, for all layers at once, instead of in every pass.
 
     Raises
     ------
     UsageError
-        If text encoder or VAE do not fit the model, or the fused kernels do not take it.
+        If text encoder or VAE do not fit the model, or an option contradicts another.
     """
 
     model: ModelConfig
@@ -151,12 +152,12 @@ class BuildConfig:
 
     @property
     def rows(self) -> int:
-        """Streams that the artifact holds state for."""
+        """Streams for which the artifact holds state."""
         return self.stream.batch if self.pool is None else self.pool.sessions
 
     @property
     def slots(self) -> int:
-        """Rows of the caches: of a pool one more, which the places of a call that no session fills write to."""
+        """Rows of the caches. A pool has one more: batch indices of a call without a session write to it."""
         return self.rows + (self.pool is not None)
 
     @property
@@ -166,12 +167,14 @@ class BuildConfig:
 
     @property
     def as_batch(self) -> BuildConfig:
-        """The same model as one batch of as many rows as the largest call: what goldens are recorded with."""
+        """The same model without a pool, as one batch with the rows of the largest call. Goldens are recorded with
+        it.
+        """
         return replace(self, pool=None, stream=replace(self.stream, batch=self.call_rows))
 
     @property
     def no_fp8_attention(self) -> str | None:
-        """Why fp8 attention does not take this build, whatever the GPU; None where it does."""
+        """Why fp8 attention does not support this build on any GPU; None if it does."""
         size = self.model.head_dim
         if not self.fused:
             return "it is of fused layers, and this build's are plain"
@@ -192,7 +195,7 @@ class BuildConfig:
 
     @property
     def no_resident_window(self) -> str | None:
-        """Why layers cannot keep the past in 8 bits for all passes of a chunk; None where they can."""
+        """Why this build cannot keep the past in 8 bits for all passes of a chunk; None if it can."""
         if self.attention != "fp8":
             return (
                 "it holds what 8-bit attention reads (--attention fp8, over an FP4 cache), and this build's attention "
@@ -206,7 +209,7 @@ class BuildConfig:
 
     @property
     def no_bf16_attention(self) -> str | None:
-        """Why the kernel of 16-bit attention does not take this build, whatever the GPU; None where it does."""
+        """Why the 16-bit attention kernel does not support this build on any GPU; None if it does."""
         if not self.fused:
             return "it is of fused layers, and this build's are plain"
         if self.device == "cuda" and self.model.head_dim != hopper_attention_bf16.HEAD_DIM:
@@ -215,20 +218,22 @@ class BuildConfig:
 
     @property
     def lossless(self) -> bool:
-        """Whether the build is of the exact track."""
+        """Whether the cache and all matmuls are exact, so that the engines differ from the eager model by rounding
+        only.
+        """
         return self.kv_scheme == self.exact_scheme and not self.fp8
 
     @property
     def scales(self) -> tuple[ScaleTensor, ...]:
-        """Constants of one layer: the cache format's, and those of the fused kernels."""
+        """Constants of one layer: those of the cache format and of the fused kernels."""
         own = scratch_scales(self.model.heads) if self.attention == "fp8" else ()
         return (*self.kv.scale_tensors, *own)
 
     @property
     def as_exact(self) -> BuildConfig:
-        """The same model on the exact track, in plain torch: what a lossy build is calibrated on and compared with.
+        """The same model with an exact cache, in plain torch: lossy builds are calibrated on it and compared with it.
 
-        Where its cache lies is not the artifact's matter.
+        It runs during the build only, so it may keep its cache on the host or the device.
         """
         return replace(
             self,
@@ -248,7 +253,7 @@ class BuildConfig:
 
     @property
     def exact_scheme(self) -> str:
-        """The exact format of this device."""
+        """The exact KV scheme on this device."""
         return "bf16" if self.device == "cuda" else "fp32"
 
     @property
@@ -267,7 +272,7 @@ class BuildConfig:
 
     @property
     def layer_groups(self) -> tuple[LayerGroup, ...]:
-        """The kinds of layers, the one with the largest ring first."""
+        """The layer groups, the one with the largest ring first."""
         s = self.stream
         rings = s.layer_rings or (s.ring_frames,)
         return tuple(
@@ -280,11 +285,11 @@ class BuildConfig:
         )
 
     def of_layer_group(self, group: LayerGroup) -> BuildConfig:
-        """The same build as if all layers were of this group."""
+        """The same build as if all layers were in this group."""
         return replace(self, stream=replace(self.stream, ring_frames=group.ring_frames, layer_rings=()))
 
     def row_tokens(self, part: str) -> int:
-        """Tokens of one row that a cache tensor of this ``part`` holds; see `CacheTensor`."""
+        """Tokens of one row in a cache tensor with this ``part``; see `CacheTensor`."""
         frames = {
             "cache": self.stream.cache_frames,
             "sink": self.stream.pinned_frames,

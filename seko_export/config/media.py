@@ -12,20 +12,20 @@ TOKENIZER_FILE = "text/tokenizer.json"  # in the artifact
 
 @dataclass(frozen=True)
 class TextEncoderConfig:
-    """Dimensions of a UMT5 encoder, and how prompts are put into it.
+    """Dimensions of a UMT5 encoder, and how prompts are padded and cut.
 
     Parameters
     ----------
     vocab_size, dim, heads, head_dim, ffn_dim, layers : int
         Tokens, width, attention heads, channels of one, hidden width of the feed-forward, depth.
     buckets, max_distance : int
-        Of the relative position bias: how many, and the distance in tokens from which on all share the last one.
+        Relative position bias: number of buckets, and the distance in tokens from which all share the last bucket.
     norm_eps : float
         Epsilon of every RMSNorm.
     pad_id : int
-        The token behind the end of a prompt; its embedding comes out as zeros.
+        The padding token behind a prompt; its embedding is zeros.
     truncate : bool
-        Whether a prompt that is too long is cut, as Wan's pipeline does, or refused.
+        Whether a prompt that is too long is cut, as in Wan's pipeline, or refused.
 
     Raises
     ------
@@ -89,13 +89,14 @@ class VaeConfig:
     z_dim : int
         Latent channels.
     dim_mult : tuple of int
-        Channels of each level in units of ``base_dim``, from full resolution down; each level halves the side.
+        Channels of each level as multiples of ``base_dim``, from full resolution down; each level halves height and
+        width.
     num_res_blocks : int
-        Residual blocks of a level in the encoder; the decoder has one more.
+        Residual blocks per level in the encoder; the decoder has one more.
     temporal_downsample : tuple of bool
-        Whether each step between levels halves the frames too.
+        Whether each step between levels also halves the number of frames.
     latents_mean, latents_std : tuple of float
-        Of each latent channel. A diffusion model's latents are (z - mean) / std.
+        Statistics of each latent channel. A diffusion model's latents are (z - mean) / std.
 
     Raises
     ------
@@ -146,9 +147,9 @@ class VaeConfig:
 
     @property
     def temporal_stride(self) -> int:
-        """Video frames of one latent frame after the first."""
+        """Video frames per latent frame, except the first latent frame."""
         return int(2 ** sum(self.temporal_downsample))
 
     def video_frames(self, frames: int, *, first: bool) -> int:
-        """Return how many video frames ``frames`` latent frames are, at the start of a stream or later."""
+        """Return how many video frames ``frames`` latent frames decode to, at the start of a stream or later."""
         return self.temporal_stride * frames - (self.temporal_stride - 1) * first

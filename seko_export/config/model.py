@@ -1,4 +1,4 @@
-"""Dimensions of a causal video transformer, whatever its family."""
+"""Dimensions of a causal video transformer of any family."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class ModelConfig:
     layers, dim, heads, ffn_dim : int
         Transformer depth, width, attention heads, hidden width of the feed-forward.
     in_channels, out_channels : int
-        Channels that go into the patch embedding, and channels of the latents. More go in where a family puts a
-        condition beside the latents.
+        Channels into the patch embedding, and channels of the latents. More go in if a family concatenates a
+        condition to the latents.
     text_dim, text_tokens : int
         Width and count of the text encoder's (zero-padded) output.
     freq_dim : int
@@ -29,7 +29,7 @@ class ModelConfig:
     rope_theta : float
         Base of the rotary frequencies.
     family : str
-        Which family builds it, as `families.registry.family_named` takes it.
+        The family that builds it, as `families.registry.family_named` takes it.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Times of a chunk's passes."""
+"""The timesteps of a chunk's passes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from seko_runtime.video.schedule import schedule_tables, sigmas_of, warped_times
 
 @dataclass(frozen=True)
 class Schedule:
-    """Times of the passes of one chunk.
+    """Timesteps of the passes of one chunk.
 
     Parameters
     ----------
     timesteps : tuple of float
-        Time of each denoise pass, 0..1000, falling. Self-Forcing: 1000, 750, 500, 250 warped by its shift of 5.
+        Timestep of each denoise pass, 0..1000, descending. Self-Forcing: 1000, 750, 500, 250 warped with shift 5.
     context_timestep : float
-        Time of the context pass, which writes the clean K and V, and of given frames in every pass.
+        Timestep of the context pass, which writes the clean K and V, and of conditioning frames in every pass.
     shift : float or None
-        The warp that the times were made with, if they were: a session that takes another number of passes starts
-        from it.
+        The shift of the warp that made the timesteps, if any. A session with another number of passes uses it.
     """
 
     timesteps: tuple[float, ...]
@@ -44,7 +43,7 @@ class Schedule:
 
     @classmethod
     def warped(cls, steps: tuple[float, ...] = (1000.0, 750.0, 500.0, 250.0), shift: float = 5.0) -> Schedule:
-        """Return the schedule of `warped_timesteps`: the formula that a session uses for its own passes."""
+        """Return the schedule of `warped_timesteps`, the formula that sessions use for passes of their own."""
         if not shift > 0 or not math.isfinite(shift):
             raise UsageError(f"shift must be positive, got {shift}")
         return cls(warped_timesteps(steps, shift), shift=shift)
@@ -55,6 +54,6 @@ class Schedule:
         return sigmas_of(self.timesteps)
 
     def tables(self, stream: StreamConfig) -> dict[str, Tensor]:
-        """Return the constants that the programs index by pass, as `schedule_tables` names and lays them out."""
+        """Return the constants that programs index by pass, as `schedule_tables` names and lays them out."""
         tables = schedule_tables(self.timesteps, self.context_timestep, stream.batch, stream.chunk_frames)
         return {name: torch.from_numpy(table) for name, table in tables.items()}

@@ -1,4 +1,4 @@
-"""Frozen configurations of a build: the model's dimensions, the stream's layout, the presets."""
+"""Layout of a video stream: chunk, cache, batch, layer groups, pool."""
 
 from __future__ import annotations
 
@@ -25,27 +25,30 @@ class StreamConfig:
     sink_frames : int
         Latent frames at the start of the stream that are never evicted.
     ring_frames : int
-        Reusable slots behind the sink; at least ``chunk_frames``.
+        Reusable slots behind the sink, at least ``chunk_frames``. Once they are full, a new frame takes the oldest
+        one's slot.
     batch : int
         Rows that one engine call carries.
     fps : int
         Video frames per second, for reports and files.
     pass_caches : bool
-        Whether each denoise pass has a cache of its own, which it writes itself (Seko-Talk); then there is no context
-        pass.
+        Whether each denoise pass writes a cache of its own (Seko-Talk); then there is no context pass.
     layer_rings : tuple of int
-        Rings of the layers, from the first on and over again; the largest is ``ring_frames``. Empty: that for all.
+        Ring sizes of the layers, repeated from the first layer on; the largest is ``ring_frames``. Empty: all layers
+        use ``ring_frames``.
     window_positions : bool
-        Whether RoPE counts frames within the window, sink first (Seko-Talk), instead of from the stream's beginning.
+        Whether RoPE counts frames from the oldest one in the cache, sink first (Seko-Talk), instead of from the start
+        of the stream.
     offload_cache : bool
-        Whether the cache lies on the host, and its layers come to the device one after another.
+        Whether the cache lies on the host and is copied to the device layer by layer.
     reference_frames : int
-        Latent frames that stand in the cache before the sink, are given with a session and are no part of its video.
+        Latent frames that are kept in the cache before the sink. A session supplies them; they are not part of its
+        video.
 
     Raises
     ------
     UsageError
-        If a size cannot be laid out.
+        If the sizes contradict each other.
     """
 
     height: int
@@ -132,16 +135,16 @@ class StreamConfig:
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers with a ring of one size.
+    """Layers that share one ring size and therefore one engine.
 
     Parameters
     ----------
     name : str
-        Empty for those with the largest.
+        Empty for the group with the largest ring.
     ring_frames : int
-        Of each of them.
+        Ring size of these layers.
     layers : tuple of int
-        Their numbers, rising: where they stand here, they stand in their kind's caches.
+        Their layer numbers, ascending. A layer's index here is its index in the group's caches.
     """
 
     name: str
@@ -150,34 +153,36 @@ class LayerGroup:
 
     @property
     def device_layers(self) -> int:
-        """Layers of a streamed cache that the device holds at a time; 0: so few that all of them may lie there.
+        """Layers of an offloaded cache that the device holds at a time; 0: so few layers that all may stay there.
 
-        Two: one that is read and one that is fetched; of an odd number three, so that the first one can be fetched
-        while the last one is read.
+        Two: one that is read and one that is being copied. Three for an odd number of layers, so that the first layer
+        can be copied while the last is read.
         """
         seats = 2 + len(self.layers) % 2
         return seats if seats < len(self.layers) else 0
 
     def own(self, name: str) -> str:
-        """Return the name of a tensor or engine of this kind; the largest ring's have none of their own."""
+        """Return the name of a tensor or engine of this group: with the group's name appended, unless that is
+        empty.
+        """
         return f"{name}.{self.name}" if self.name else name
 
 
 @dataclass(frozen=True)
 class PoolConfig:
-    """Sessions that come and go, and how many of them one engine call carries.
+    """Sessions that come and go, and how many of them one engine call can carry.
 
     Parameters
     ----------
     sessions : int
-        Streams that the artifact holds state for at a time.
+        Sessions for which the artifact holds state at a time.
     buckets : tuple of int
-        Sizes of the calls, rising, the largest at most ``sessions``; engines are compiled for each.
+        Sizes of engine calls, ascending, the largest at most ``sessions``. Each needs engines of its own.
 
     Raises
     ------
     UsageError
-        If they do not fit together.
+        If they contradict each other.
     """
 
     sessions: int

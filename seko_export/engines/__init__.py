@@ -1,1 +1,1 @@
-"""What an engine is before it is compiled, and which kernels its layers run in."""
+"""Engines before compilation: their keys, signatures, modules, and the kernels that their layers use."""

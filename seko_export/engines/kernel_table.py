@@ -1,6 +1,6 @@
-"""Which kernels the layers of a build run in, and with which tiles: what an artifact and `doctor` say of it.
+"""Which kernels the layers of a build use, with which tiles, as shown by `doctor` and stored in an artifact.
 
-The tiles are in the engines: this is told for people, and read by nobody when an artifact opens.
+The tiles are compiled into the engines. This table is for people; opening an artifact does not read it.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ KERNEL_TABLE = "engines/kernels.json"
 
 
 def kernel_table(config: BuildConfig, target: Target) -> dict[str, Any]:
-    """Return what the layers run in.
+    """Return which kernels the layers use.
 
     Parameters
     ----------
     config : BuildConfig
         The build.
     target : Target
-        Its device.
+        The device it is built for.
 
     Returns
     -------
     dict
-        ``layers``: ``fused`` or ``plain``; ``matmuls``: ``fp8`` or the compute dtype; ``fp8_except``; ``attention``: as
-        `BuildConfig` has it, and ``resident_window``; ``attention_tiles``: of the 8-bit one.
+        ``layers``: ``fused`` or ``plain``; ``matmuls``: ``fp8`` or the compute dtype; ``fp8_except``; ``attention``
+        and ``resident_window`` as in `BuildConfig`; ``attention_tiles`` of the 8-bit attention.
     """
     tiled = config.attention == "fp8" and target.device == "cuda"
     return {
@@ -47,9 +47,9 @@ def kernel_table(config: BuildConfig, target: Target) -> dict[str, Any]:
 
 
 def attention_tiles(config: BuildConfig, target: Target) -> list[dict[str, Any]]:
-    """Return the tiles that 8-bit attention has on a GPU, and whether they were measured there.
+    """Return the tiles of the 8-bit attention on a GPU, and whether they were measured there.
 
-    One entry a size of call and a size of past, of which layers of different rings have several.
+    One entry for each combination of call size and past size; layer groups differ in the latter.
     """
     streams = [config.of_layer_group(group).stream for group in config.layer_groups]
     pasts = sorted({stream.cache_tokens - stream.chunk_tokens for stream in streams}, reverse=True)
@@ -64,20 +64,20 @@ def attention_tiles(config: BuildConfig, target: Target) -> list[dict[str, Any]]
 
 
 def bf16_is_faster(config: BuildConfig, target: Target) -> bool:
-    """Tell whether the 16-bit attention was measured to be faster than torch's for each size of call of a build."""
+    """Return, for each call size of a build, whether the 16-bit attention was measured to be faster than torch's."""
     head_dim = config.model.head_dim
     return all(tuned_bf16.is_faster(target.arch, head_dim, shape) for _, shape in _calls(config))
 
 
 def _calls(config: BuildConfig) -> list[tuple[int, str]]:
-    """Return the rows of each size of call, and the `shape_class` of its attention."""
+    """Return the rows of each call size, and the `shape_class` of its attention."""
     sizes = (config.stream.batch,) if config.pool is None else config.pool.buckets
     tokens = config.stream.chunk_tokens
     return [(rows, shape_class(rows, config.model.heads, tokens)) for rows in sizes]
 
 
 def write_kernel_table(folder: Path, config: BuildConfig) -> None:
-    """Write `kernel_table` into an artifact's folder, of a build with fused layers; others have nothing to tell."""
+    """Write `kernel_table` into an artifact's folder, if the build has fused layers."""
     if config.fused:
         target = resolve_target("cpu" if config.device == "cpu" else "auto")
         text = json.dumps(kernel_table(config, target), indent=1, sort_keys=True) + "\n"
@@ -85,7 +85,7 @@ def write_kernel_table(folder: Path, config: BuildConfig) -> None:
 
 
 def examine_kernels() -> Finding:
-    """Return the doctor's line: what builds for this machine's GPU run in, unless they are told otherwise."""
+    """Return the doctor's line on the kernels that builds for this machine's GPU use by default."""
     arch = local_gpu_arch()
     if arch is None:
         return Finding("kernels", True, "torch's own: there is no GPU")

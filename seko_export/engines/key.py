@@ -1,4 +1,4 @@
-"""Which engine of a build is which. An engine's name and file are made from its key here, and never read back."""
+"""Keys of engines. An engine's name and file name are made from its key here, and never parsed."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ ENGINES_FOLDER = "engines"
 
 @dataclass(frozen=True)
 class EngineKey:
-    """One engine among those of a build.
+    """Identifies one engine of a build.
 
     Parameters
     ----------
     role : str
         What the engine does: ``embed``, ``block``, ``head``, ``vae_decode`` ...
     layer_group : str
-        The layers that it is for, where layers have rings of several sizes: `LayerGroup.name`. Empty for those with the
-        largest ring, and for engines that are of no layer.
+        `LayerGroup.name` of its layers. Empty for the group with the largest ring, and for engines that are not
+        layers.
     bucket : int or None
-        Rows of the pool's calls that it is compiled for; None without a pool.
+        Rows of the pool calls for which it is compiled; None without a pool.
     variant : tuple of str
-        Which of several engines of one role: ``full`` (every row's cache is full), ``context`` (for the context pass),
-        ``last`` (the last layer of that pass), ``wide`` (layers that fp8 leaves out).
+        Distinguishes engines of one role: ``full`` (every row's cache is full), ``context`` (the context pass),
+        ``last`` (the last layer of that pass), ``wide`` (layers without fp8).
     """
 
     role: str

@@ -1,4 +1,4 @@
-"""What a build is made for, and what an engine is made of: configuration, signature, module. No model's own pieces."""
+"""Pieces: engines before they are compiled, each a module with a signature."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _WEIGHTS = "weights."  # before a parameter's name in an engine's signature: inp
 
 @dataclass(frozen=True)
 class Argument:
-    """One tensor of a piece's signature and where the runtime takes it from, or puts it.
+    """One tensor in an engine's signature, and where the runtime reads or writes it.
 
     Parameters
     ----------
     name : str
-        Name within the piece; ``group.name`` becomes an entry of the mapping argument ``group``.
+        Name within the engine; ``group.name`` is the entry ``name`` of the mapping argument ``group``.
     ref : str
-        ``weight:``, ``buffer:`` or ``value:`` reference, as the manifest's programs write them.
+        Reference as in the manifest's programs: ``weight:``, ``buffer:`` or ``value:``.
     shape, dtype
-        As the engine sees the tensor.
+        Of the tensor as the engine sees it.
     """
 
     name: str
@@ -35,34 +35,35 @@ class Argument:
 
     @property
     def spec(self) -> TensorSpec:
-        """The manifest's form."""
+        """The same as the manifest states it."""
         return TensorSpec(self.name, self.shape, dtype_name(self.dtype))
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One engine to be: a module on the meta device, its inputs, its outputs.
+    """An engine before it is compiled: a module on the meta device with its inputs and outputs.
 
     Parameters
     ----------
     key : EngineKey
-        Which engine it is.
+        Which engine it becomes.
     module : nn.Module
-        On the meta device; its parameters are inputs of the engine, in ``named_parameters`` order, first.
+        On the meta device. Its parameters are the engine's first inputs, in ``named_parameters`` order.
     prefix : str
-        What stands before the module's parameter names in the artifact; may hold ``{layer}``.
+        Prefix of the module's parameter names in the artifact; may contain ``{layer}``.
     layers : int
-        0: called once. n: of a layer, of which the model has n.
+        0: the engine is called once. n: it is called for each of the model's n layers.
     inputs, outputs : tuple of Argument
         Inputs after the parameters, then outputs.
     mutates : tuple of str
         Inputs that are written in place.
     positional : bool
-        Whether the module takes its inputs by position alone: any number of caches.
+        Whether the module takes all inputs by position, for example a varying number of caches.
     only : tuple of int or None
-        The layers that it is made for, where not all.
+        The layers that it serves, if not all.
     among : tuple of int
-        The layers of its ring, where layers have rings of their own: their caches hold those alone.
+        The layers of its layer group, if there are several groups: a layer's index here is its index in the group's
+        caches.
     """
 
     key: EngineKey
@@ -83,12 +84,12 @@ class Piece:
 
     @property
     def served(self) -> tuple[int, ...]:
-        """The layers that it is made for."""
+        """The layers that it serves."""
         return tuple(range(self.layers)) if self.only is None else self.only
 
     @property
     def parameters(self) -> tuple[Argument, ...]:
-        """The weights, as inputs."""
+        """The weights, as engine inputs."""
         return tuple(
             Argument(f"{_WEIGHTS}{name}", f"weight:{self.prefix}{name}", tuple(p.shape), p.dtype)
             for name, p in self.module.named_parameters()
@@ -100,7 +101,7 @@ class Piece:
         return self.parameters + self.inputs
 
     def call(self, first_layer: int = 0, layers: int | None = None) -> Call:
-        """Return a call of this piece in a program: of so many layers, or of all."""
+        """Return a program's call of this engine, for ``layers`` layers from ``first_layer`` on, or for all."""
         return Call(
             engine=self.name,
             layers=self.layers if layers is None else layers,
@@ -111,12 +112,12 @@ class Piece:
         )
 
     def example_inputs(self, device: str) -> tuple[Tensor, ...]:
-        """Return inputs to trace and compile with, [shapes of `signature`]: zeros, which are valid indices too."""
+        """Return inputs for tracing and compiling: zeros, which are valid indices too."""
         return tuple(torch.zeros(a.shape, dtype=a.dtype, device=device) for a in self.signature)
 
 
 class FlatModule(nn.Module):
-    """A piece as a function of a flat list of tensors: what is traced, compiled and called."""
+    """A piece as a function of a flat list of tensors: the form that is traced, compiled and called."""
 
     def __init__(self, piece: Piece) -> None:
         super().__init__()
@@ -142,7 +143,7 @@ class FlatModule(nn.Module):
 
 
 def engine_spec(piece: Piece, suffix: str) -> EngineSpec:
-    """Return what the manifest says of a piece's engine, whose file's name ends with ``suffix``."""
+    """Return the manifest's entry for a piece's engine; ``suffix`` is that of its file."""
     return EngineSpec(
         name=piece.name,
         file=engine_file(piece.name, suffix),
@@ -158,7 +159,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
-    """Return the module that ``make`` gives, without memory for its parameters."""
+    """Return the module that ``make`` creates, on the meta device, where parameters take no memory."""
     with torch.device("meta"):
         return make().eval().requires_grad_(False)
 

@@ -1,4 +1,4 @@
-"""Weights by name, whatever holds them: a checkpoint on disk, or a dictionary."""
+"""The protocol of weights by name, from a checkpoint on disk or a dictionary."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class WeightSource(Protocol):
-    """A checkpoint seen through its family's own names."""
+    """Weights by the exporter's names."""
 
     def __getitem__(self, name: str) -> Tensor:
         """Return one tensor, on the CPU."""

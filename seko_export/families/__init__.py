@@ -1,1 +1,1 @@
-"""Model families, a folder each, and the transformer layers that they share."""
+"""Model families, one folder each, and the transformer layers that they share."""

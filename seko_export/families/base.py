@@ -1,4 +1,4 @@
-"""The seam between Seko and a model family: what a family gives, and who asks for it.
+"""The interface between Seko and a model family: what a family provides, and who uses it.
 
 A family is a module with a `FAMILY`, an object of a class derived from `Family`. It knows its checkpoints, its modules
 and the programs that the runtime runs for it. All else (compiling, goldens, the artifact, replay) is the same for every
@@ -59,15 +59,15 @@ class ModelGraph:
 
 @dataclass(frozen=True)
 class CacheProbe:
-    """Where calibration sees the keys and values that a build writes into its cache.
+    """Where calibration can read the keys and values that are written to the cache.
 
     Parameters
     ----------
     role : str
-        Role of the engines that write the cache, one call a layer and pass.
+        Role of the engines that write the cache, called once for each layer and pass.
     perturbed : str
-        Name of the engine that each pass begins with. Its first output is changed by its last bit to learn how far
-        rounding alone moves a stream with a lossy cache.
+        Name of the engine that begins each pass. To measure the effect of rounding alone, the last bit of its first
+        output is changed.
     """
 
     role: str
@@ -76,7 +76,7 @@ class CacheProbe:
 
 @dataclass(frozen=True)
 class MediaTensors:
-    """Checkpoints of what stands around the transformer, each by its own names; None where the build has none."""
+    """Weights of text encoder and VAE, each by its own names; None if the build has none."""
 
     text: WeightSource | None = None
     vae: WeightSource | None = None

@@ -1,4 +1,4 @@
-"""Checkpoints of models of any family: loaded, recognised, written at random. The registry finds the family."""
+"""Loads, recognises and randomly writes checkpoints of any family; the registry finds the family."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _SHOWN_KEYS = 5
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A checkpoint that a family knows.
+    """A checkpoint that a family recognised.
 
     Parameters
     ----------
     opened : OpenedFiles
-        Its tensors, unread.
+        Its tensors, not read yet.
     recognised : Recognised
-        What it tells of its model.
+        What is known of its model.
     config_file : Path or None
-        The config.json that was read.
+        The config.json that was used.
     ignored_config : Path or None
-        One that lies there and is of something else.
+        A config.json beside it that describes something else.
     """
 
     opened: OpenedFiles
@@ -67,14 +67,14 @@ def write_random_checkpoint(
 
 
 def recognise_checkpoint(path: Path, *, use_ema: bool = True) -> ModelFile:
-    """Return what a checkpoint tells of its model, by its tensors' shapes and the config.json in its folder.
+    """Return what is known of a checkpoint's model, from its tensors' shapes and the config.json beside it.
 
     Parameters
     ----------
     path : Path
         As `load_checkpoint` takes it.
     use_ema : bool
-        Take a `.pt`'s averaged weights rather than those as trained.
+        Whether to take the averaged weights of a `.pt` instead of the raw ones.
 
     Raises
     ------

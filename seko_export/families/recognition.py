@@ -1,4 +1,4 @@
-"""What is known of a model, fact by fact: read off shapes, told by config.json, asked for, or assumed.
+"""Facts about a model, each with its source: shapes, config.json, an option, a preset, or an assumption.
 
 Facts that contradict each other are refused with both values. Nothing here knows a family or opens a file.
 """
@@ -24,7 +24,7 @@ STREAM_FIELDS = ("height", "width", "chunk_frames", "sink_frames", "ring_frames"
 
 
 class Source(StrEnum):
-    """Where a fact comes from."""
+    """The source of a fact."""
 
     SHAPES = "shapes"
     CONFIG = "config.json"
@@ -36,7 +36,7 @@ class Source(StrEnum):
 
 @dataclass(frozen=True)
 class Fact:
-    """One value, and where it comes from; ``detail`` is the field, option or preset there."""
+    """A value and its source; ``detail`` is the field, option or preset."""
 
     value: Any
     source: Source
@@ -53,13 +53,13 @@ class Fact:
 
     @property
     def is_read(self) -> bool:
-        """Whether it is beyond doubt: said by the checkpoint or the user, or true of the whole family."""
+        """Whether it is certain: stated by the checkpoint or the user, or true of the whole family."""
         return self.source not in (Source.PRESET, Source.ASSUMED)
 
 
 @dataclass
 class Facts:
-    """Facts of one kind, by the name of the field that they fill."""
+    """Facts by the name of the config field that they fill."""
 
     where: str  # the checkpoint, for messages
     known: dict[str, Fact] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Facts:
         Raises
         ------
         ContradictionError
-            If another value is known already.
+            If another value is already known.
         """
         before = self.known.setdefault(name, fact)
         if before.value != fact.value:
@@ -82,20 +82,20 @@ class Facts:
 
 @dataclass(frozen=True)
 class Recognised:
-    """What a family sees in a checkpoint.
+    """What a family recognised in a checkpoint.
 
     Parameters
     ----------
     family : str
         Name of the family.
     format : str
-        Name of the naming that its keys go by.
+        The naming that its keys use.
     model : mapping of str to Fact
-        Fields of `ModelConfig`. One that is neither told nor the family's to assume is not there.
+        Fields of `ModelConfig`. Fields that are neither stated nor safe to assume are missing.
     stream : mapping of str to Fact
         Fields of `StreamConfig`.
     schedule : Fact or None
-        Times of the passes, if the checkpoint tells them or their shift.
+        Timesteps of the passes, if the checkpoint states them or their shift.
     """
 
     family: str
@@ -106,23 +106,23 @@ class Recognised:
 
     @property
     def own_schedule(self) -> Schedule | None:
-        """The times that the checkpoint tells."""
+        """The schedule that the checkpoint states, if any."""
         return None if self.schedule is None else self.schedule.value
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """Fields of the model that are not known."""
+        """Fields of the model that are unknown."""
         return tuple(one.name for one in fields(ModelConfig) if one.name not in {*self.model, *NAMES})
 
     def model_named(self, name: str) -> ModelConfig:
-        """Return the model, once nothing is lacking."""
+        """Return the model; no field may be unknown."""
         return ModelConfig(
             name=name, family=self.family, **{key: one.value for key, one in self.model.items()}
         )
 
 
 def shape_facts(where: str, keys: KeyTable, opened: OpenedFiles) -> Facts | None:
-    """Return what the shapes of a file tell, or None where they are not of this family: one of them is missing."""
+    """Return the facts that shapes tell, or None if a tensor is missing, so that the file is not of this family."""
     found = keys.dimensions_of(keys.naming_of(opened).shapes_in(opened))
     if {"layers", *(one.field for one in keys.dimensions)} - set(found):
         return None
@@ -130,14 +130,14 @@ def shape_facts(where: str, keys: KeyTable, opened: OpenedFiles) -> Facts | None
 
 
 def learn_config(facts: Facts, told: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]) -> None:
-    """Learn what a config.json tells: ``names`` are its names for each of our fields.
+    """Add the facts of a config.json; ``names`` maps Seko's fields to its field names.
 
     Raises
     ------
     NotACheckpointError
-        If a field has another type than it should.
+        If a field has the wrong type.
     ContradictionError
-        If it tells something else than is known.
+        If it contradicts a known fact.
     """
     for ours, theirs in names.items():
         for name in theirs:
@@ -148,7 +148,7 @@ def learn_config(facts: Facts, told: Mapping[str, Any], names: Mapping[str, tupl
 
 
 def config_number(where: str, told: Mapping[str, Any], name: str, *, whole: bool, least: int = 1) -> Any:
-    """Return a number of a config.json, or None where it is not told.
+    """Return a number from a config.json, or None if the field is missing.
 
     Parameters
     ----------
@@ -159,12 +159,12 @@ def config_number(where: str, told: Mapping[str, Any], name: str, *, whole: bool
     name : str
         The field.
     whole : bool
-        Whether it is a whole number of at least ``least``; else any finite one above 0.
+        Whether it must be an integer of at least ``least``; otherwise any finite number above 0.
 
     Raises
     ------
     NotACheckpointError
-        If it is something else.
+        If the field has another type or value.
     """
     value = told.get(name)
     if value is None:
@@ -182,7 +182,7 @@ def config_number(where: str, told: Mapping[str, Any], name: str, *, whole: bool
 
 
 def fill(facts: Facts, model: Mapping[str, Any], source: Source, detail: str) -> None:
-    """Fill in what is not known."""
+    """Add facts for fields that are still unknown."""
     for name, value in model.items():
         facts.known.setdefault(name, Fact(value, source, detail))
 

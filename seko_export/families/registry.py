@@ -1,4 +1,4 @@
-"""The table of families. Nothing else outside a family's own folder imports one."""
+"""The table of families. Only this file imports a family's package, by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def family_named(name: str) -> Family:
     Raises
     ------
     UsageError
-        If there is none.
+        If there is no such family.
     """
     module, colon, attribute = name.partition(":")
     if not colon:
@@ -44,13 +44,13 @@ def families() -> dict[str, Family]:
 
 
 def family_of(config: BuildConfig) -> Family:
-    """Return the family that a build's model is of."""
+    """Return the family of a build's model."""
     return family_named(config.model.family)
 
 
 @lru_cache(maxsize=8)
 def graph_of(config: BuildConfig) -> ModelGraph:
-    """Return engines, programs and buffers of a build; made once a process, and never changed."""
+    """Return engines, programs and buffers of a build. Made once in each process, and never changed."""
     return family_of(config).graph(config)
 
 

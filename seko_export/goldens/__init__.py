@@ -1,1 +1,1 @@
-"""Goldens and the constants of lossy caches, both recorded from the eager model."""
+"""Recorded chunks (goldens) and the constants of lossy caches, both from the eager model."""

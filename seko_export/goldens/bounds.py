@@ -1,4 +1,4 @@
-"""How far an engine may miss a recorded chunk: by the format, by what the last bits do, by what the format loses."""
+"""How much an engine may differ from a recorded chunk: by format and dtype, by rounding, by what the format loses."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class EagerChunk:
     latents : Tensor
         [B, C, F, h, w] float32.
     cache : dict of str to Tensor
-        By buffer, in its dtype: the first token of every slot after the chunk, [L, B*cache_frames, ...].
+        By buffer name, in its dtype: the first token of every slot after the chunk, [L, B*cache_frames, ...].
     video : Tensor or None
-        [B, T, rows, columns, 3] uint8, every `video_step`-th pixel of both sides; None without a VAE.
+        [B, T, rows, columns, 3] uint8, every `video_step`-th pixel in both directions; None without a VAE.
     """
 
     latents: Tensor
@@ -60,14 +60,15 @@ class EagerChunk:
 
 
 def golden_bound(config: BuildConfig, made: EagerChunk, other: EagerChunk, exact: EagerChunk) -> GoldenBound:
-    """Return how far an engine may miss one chunk.
+    """Return how much an engine may differ from one recorded chunk.
 
     Parameters
     ----------
     config : BuildConfig
         The build.
     made, other, exact : EagerChunk
-        The recorded chunk; the same with other last bits; the same on the exact track. All one for an exact format.
+        The recorded chunk; the same with perturbed last bits; the same with an exact cache. For an exact format all
+        three are the same.
 
     Returns
     -------
@@ -90,9 +91,9 @@ def golden_bound(config: BuildConfig, made: EagerChunk, other: EagerChunk, exact
 
 
 def difference(config: BuildConfig, found: EagerChunk, wanted: EagerChunk) -> GoldenBound:
-    """Return how far two chunks are apart in latents, in the worst cache token and in video, as `verify` measures it.
+    """Return how much two chunks differ in latents, in the worst cache token and in video, measured as `verify` does.
 
-    Caches of other formats are not compared.
+    Caches of different formats are not compared.
     """
     cache, video = 0.0, 0.0
     for buffer in graph_of(config).buffers:

@@ -1,6 +1,7 @@
-"""Where the caches of an eager stream lie: on the device as far as they fit there, the others on the host.
+"""Placement of the caches while goldens are recorded: on the device as far as they fit, the others on the host.
 
-A lossy build records the exact track too. Its caches are several times the artifact's, which need not fit.
+A lossy build also records the model with an exact cache, which is several times larger than the artifact's and may
+not fit.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ BUFFER_SHARE = 0.8
 
 
 def buffer_room(config: BuildConfig, memory: Memory) -> int | None:
-    """Return the bytes of the device that a stream's buffers may take now; None: its memory is the host's."""
+    """Return the bytes of device memory that a stream's buffers may take now; None on a CPU."""
     if config.device == "cpu":
         return None
     torch.cuda.empty_cache()
@@ -31,22 +32,22 @@ def buffer_room(config: BuildConfig, memory: Memory) -> int | None:
 
 
 def placed_buffers(config: BuildConfig, room: int | None) -> tuple[Buffer, ...]:
-    """Return the buffer table of an eager stream, with as many caches on the host as exceed the device.
+    """Return the buffer table of an eager stream, with as many caches offloaded to the host as do not fit the device.
 
-    They come to the device layer by layer, as with ``--offload-cache``: the bytes of every chunk stay the same. The
-    first passes' caches are taken first, whole buffers, no more than must be.
+    They are copied layer by layer, as with ``--offload-cache``, so the bytes of every chunk are the same. Whole
+    buffers are offloaded, the first passes' caches first, and no more than necessary.
 
     Parameters
     ----------
     config : BuildConfig
         The build.
     room : int or None
-        Bytes for buffers on the device, as `buffer_room` gives them.
+        Bytes for buffers on the device, from `buffer_room`.
 
     Raises
     ------
     MachineError
-        If the host has too little free memory for the others.
+        If the host has too little free memory for the rest.
     """
     buffers = graph_of(config).buffers
     if (
@@ -75,10 +76,10 @@ def placed_buffers(config: BuildConfig, room: int | None) -> tuple[Buffer, ...]:
 
 
 def device_bytes(buffers: Iterable[Buffer]) -> int:
-    """Return what a buffer table takes of the device."""
+    """Return the bytes of device memory that a buffer table needs."""
     return sum(one.on_device.nbytes for one in buffers)
 
 
 def home_bytes(buffers: Iterable[Buffer]) -> int:
-    """Return what it takes of the host: the caches whose layers come to the device one after another."""
+    """Return the bytes of host memory that it needs: its offloaded caches."""
     return sum(one.nbytes for one in buffers if one.device_layers)

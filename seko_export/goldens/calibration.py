@@ -1,4 +1,4 @@
-"""What keys and values are like: watched while the exact track runs, made into the constants of a lossy cache."""
+"""Statistics of keys and values while the exact model runs, and the constants of a lossy cache made from them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from seko_kernels.scratch import scratch_constants
 
 
 def layer_constants(config: BuildConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return what the fused kernels need beside the cache format's constants: ``blocks.{layer}.kv.NAME``.
+    """Return the constants that fused kernels need besides the cache format's: ``blocks.{layer}.kv.NAME``.
 
     Parameters
     ----------
     config : BuildConfig
-        Nothing is needed without fp8 attention.
+        Without fp8 attention there are none.
     tensors : mapping of str to Tensor
         Weights of the model and the cache format's constants, by name.
     """
@@ -34,7 +34,7 @@ def layer_constants(config: BuildConfig, tensors: Mapping[str, Tensor]) -> dict[
 
 @dataclass
 class _Sums:
-    """Lowest, highest and sum of each channel [H, D] of one layer's keys or values, and of how many tokens."""
+    """Minimum, maximum, sum and count for each channel [H, D] of one layer's keys or values."""
 
     lowest: Tensor
     highest: Tensor
@@ -42,7 +42,7 @@ class _Sums:
     tokens: int = 0
 
     def add(self, x: Tensor) -> None:
-        """Take in tokens [T, H, D]."""
+        """Add tokens [T, H, D]."""
         x = x.float()
         self.lowest = torch.minimum(self.lowest, x.amin(0).cpu()) if self.tokens else x.amin(0).cpu()
         self.highest = torch.maximum(self.highest, x.amax(0).cpu()) if self.tokens else x.amax(0).cpu()
@@ -51,23 +51,23 @@ class _Sums:
 
     @property
     def statistics(self) -> ChannelStatistics:
-        """As a format takes them; zeros where nothing was seen."""
+        """Return them as a format takes them; zeros if there were no tokens."""
         return ChannelStatistics(self.lowest, self.highest, (self.total / max(1, self.tokens)).float())
 
 
 class KvStatistics:
-    """What each channel of K and V is like, per layer, seen while the exact track runs.
+    """Statistics of each channel of K and V for each layer, collected while the exact model runs.
 
-    Only what the context pass writes of the stream counts: no later chunk reads anything else, and of references there
-    may be as much filling up their chunk. Where each pass has a cache of its own, all of them count. Keys are turned
-    back to what they were before RoPE where the format stores them so.
+    Only what the context pass writes for the stream counts, since later chunks read nothing else; chunks of reference
+    frames may contain padding. If each pass has a cache of its own, all passes count. If the format stores keys
+    before RoPE, their rotation is undone first.
 
     Parameters
     ----------
     config : BuildConfig
-        Of the exact track.
+        The build with an exact cache.
     form : KvFormat
-        Whose constants are wanted.
+        The format to calibrate.
     """
 
     def __init__(self, config: BuildConfig, form: KvFormat) -> None:
@@ -93,7 +93,7 @@ class KvStatistics:
     def watch(
         self, block: Callable[[list[Tensor]], Sequence[Tensor]]
     ) -> Callable[[list[Tensor]], Sequence[Tensor]]:
-        """Return the exact block engine with an eye on what it writes; layers are called in order, pass by pass."""
+        """Wrap the exact block engine so that what it writes is recorded; layers are called in order, pass by pass."""
         layers, apart = self._config.model.layers, self._config.stream.pass_caches
         passes = len(self._config.schedule.timesteps) + 1
 

@@ -1,7 +1,7 @@
-"""Goldens: what the eager model makes of a fixed text and seed, recorded so that `verify` can replay it.
+"""Goldens: chunks of the eager model for a fixed text and seed, which `verify` replays with the engines.
 
-The eager model is the pieces themselves, run by the runtime's own session: same programs, same order. For a
-lossy cache the exact track runs first; it calibrates the scales and is recorded beside the lossy one.
+The eager model is made of the engines' own modules, run by the runtime's session with the same programs. For a lossy
+cache the model runs first with an exact cache: this calibrates the scales, and is recorded too.
 """
 
 from __future__ import annotations
@@ -48,32 +48,32 @@ VIDEO_BYTES = 1_000_000  # of one recorded chunk's frames at most
 
 @dataclass(frozen=True)
 class Record:
-    """What the eager model gave.
+    """The recorded chunks and everything needed to replay them.
 
     Parameters
     ----------
     text : Tensor
         [B, text tokens, text_dim] float32, the text that was used.
     seeds : tuple of int
-        One a row.
+        One for each row.
     scales : dict of str to Tensor
         Calibrated weights of the cache format, by name; empty for an exact one.
     chunks : dict of int to EagerChunk
-        The recorded ones.
+        The recorded chunks by number.
     exact : dict of int to EagerChunk
-        The same on the exact track; empty for an exact format.
+        The same with an exact cache; empty if the format is exact.
     bounds : tuple of GoldenBound
-        For `verify`, a recorded chunk each.
+        For `verify`, one for each recorded chunk.
     cache_step : int
         Tokens between two samples of the cache.
     video_step : int
         Pixels between two samples of the video; 0 without a VAE.
     prompt : str or None
-        The sentence that the text is of; None if it is of none.
+        The sentence that was encoded to the text; None if the text is random numbers.
     reference : Tensor or None
         [B, C, R, h, w] float32, the reference frames; None if the build has none.
     inputs : mapping of str to Tensor
-        What every chunk up to the last recorded one was given, by the golden file's names.
+        The caller's inputs of every chunk up to the last recorded one, by their names in the golden file.
     """
 
     text: Tensor
@@ -90,7 +90,7 @@ class Record:
 
     @property
     def error_vs_exact(self) -> list[float]:
-        """Relative error of the lossy track against the exact one, a recorded chunk each."""
+        """Relative error of the lossy cache against the exact one, for each recorded chunk."""
         return [
             float((self.chunks[number].latents - exact.latents).norm() / exact.latents.norm())
             for number, exact in self.exact.items()
@@ -98,7 +98,7 @@ class Record:
 
     @property
     def table(self) -> Golden:
-        """The manifest's entry."""
+        """The manifest's entry for the goldens."""
         return Golden(
             GOLDEN_FILE,
             self.seeds,
@@ -116,7 +116,7 @@ class Record:
 def record(
     config: BuildConfig, weights: Mapping[str, Tensor], progress: Progress, ids: Tensor | None = None
 ) -> Record:
-    """Run the eager model over the golden chunks: the first one, and the first that evicts a frame.
+    """Run the eager model and record two chunks: the first one, and the first that evicts a frame.
 
     Parameters
     ----------
@@ -125,9 +125,9 @@ def record(
     weights : mapping of str to Tensor
         Model weights and schedule tables, on the CPU.
     progress : callable
-        Told of every chunk.
+        Called for every chunk.
     ids : Tensor, optional
-        [1, text tokens] int64, `GOLDEN_PROMPT` as the text encoder takes it; without it the text is random numbers.
+        [1, text tokens] int64, `GOLDEN_PROMPT` as token numbers; without it the text is random numbers.
 
     Returns
     -------
@@ -200,7 +200,7 @@ def run_eager(
     *,
     shake: bool = False,
 ) -> dict[int, EagerChunk]:
-    """Return the wanted chunks, made by the pieces in eager torch; with ``shake`` rounded otherwise."""
+    """Return the wanted chunks, computed in eager torch; with ``shake`` the last bits are perturbed."""
     made: dict[int, EagerChunk] = {}
     dtypes = {buffer.name: torch_dtype(buffer.dtype) for buffer in graph_of(config).buffers}
     step = video_step(config)
@@ -230,24 +230,24 @@ def eager_session(
     shake: bool = False,
     reference: Tensor | None = None,
 ) -> Iterator[Session]:
-    """Give the runtime's session over the eager pieces: never captured, attention pinned as in the engines.
+    """Open the runtime's session over the eager modules: not captured, attention backends fixed as in the engines.
 
     Parameters
     ----------
     config : BuildConfig
         The build.
     weights : mapping of str to Tensor
-        Every weight that the programs name, on the build's device.
+        Every weight that the programs use, on the build's device.
     text : Tensor
         [B, text tokens, text_dim].
     seeds : sequence of int
-        One a row.
+        One for each row.
     statistics : KvStatistics, optional
-        Watches what is written to the caches.
+        Records what is written to the caches.
     shake : bool
-        Whether the last bit of each pass's input is random: what rounding does to the stream.
+        Whether the last bits of each pass's input are perturbed, to measure the effect of rounding.
     reference : Tensor, optional
-        [B, C, R, h, w], the reference frames of a build that has some; without it those of the goldens.
+        [B, C, R, h, w], reference frames; by default those of the goldens, if the build has some.
 
     Yields
     ------
@@ -287,13 +287,13 @@ def eager_session(
 
 
 def eager_engine(piece: Piece) -> Callable[[list[Tensor]], Sequence[Tensor]]:
-    """Return one piece as the callable that the session takes: plain eager torch."""
+    """Return one module as the callable that a session expects, in plain eager torch."""
     module = FlatModule(piece)
     return lambda inputs: module(*inputs)
 
 
 def golden_text(config: BuildConfig) -> Tensor:
-    """Return [B, text tokens, text_dim] float32: seeded numbers as a text encoder might give, zero-padded."""
+    """Return [B, text tokens, text_dim] float32: seeded random numbers in place of text embeddings, zero-padded."""
     model = config.model
     shape = (config.stream.batch, model.text_tokens, model.text_dim)
     text = torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -302,7 +302,7 @@ def golden_text(config: BuildConfig) -> Tensor:
 
 
 def golden_inputs(config: BuildConfig, chunk: int | None) -> dict[str, NDArray[Any]]:
-    """Return what the family gives a golden's chunk, or its session, as a session takes it."""
+    """Return the family's inputs for a golden chunk, or for its session, in the form that a session takes."""
     given = family_of(config).golden_inputs(config, chunk)
     return {
         name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
@@ -311,7 +311,7 @@ def golden_inputs(config: BuildConfig, chunk: int | None) -> dict[str, NDArray[A
 
 
 def golden_reference(config: BuildConfig) -> Tensor | None:
-    """Return [B, C, R, h, w] float32: seeded numbers as latents of the reference frames; None if there are none."""
+    """Return [B, C, R, h, w] float32: seeded random latents as reference frames; None if the build has none."""
     s = config.stream
     if not s.reference_frames:
         return None
@@ -320,14 +320,14 @@ def golden_reference(config: BuildConfig) -> Tensor | None:
 
 
 def encoded_text(config: BuildConfig, weights: Mapping[str, Tensor], ids: Tensor) -> Tensor:
-    """Return [B, text tokens, text_dim] float32: one prompt for every row, through the eager text encoder.
+    """Return [B, text tokens, text_dim] float32: one prompt for every row, encoded in eager torch.
 
     Parameters
     ----------
     config : BuildConfig
-        With a text encoder.
+        A build with a text encoder.
     weights : mapping of str to Tensor
-        The artifact's, on the build's device.
+        The artifact's weights, on the build's device.
     ids : Tensor
         [1, text tokens] int64.
     """
@@ -339,7 +339,7 @@ def encoded_text(config: BuildConfig, weights: Mapping[str, Tensor], ids: Tensor
 
 
 def video_step(config: BuildConfig) -> int:
-    """Return the pixels between two samples of a golden video: as few as fit `VIDEO_BYTES`; 0 without a VAE."""
+    """Return the pixel step at which a golden video is sampled so that it fits `VIDEO_BYTES`; 0 without a VAE."""
     video, batch = video_table(config), config.stream.batch
     if video is None:
         return 0

@@ -1,9 +1,9 @@
-"""What rounding alone does to a stream with a lossy cache: the bound that its goldens can be held to.
+"""Measures how much rounding alone changes a stream with a lossy cache; the bound of its goldens follows from it.
 
-A number next to the border of two codes falls to either side by its last bit. The code that it becomes is another
-kind of step: it moves all that reads it, so that more codes fall otherwise, pass by pass. With random weights this dies
-out. A trained model decides between pictures: measured with a sample model before its distillation, one last bit in
-its input moved chunk 0 by a third. No engine can be asked to be nearer to the eager model than it is to itself.
+A number near the border between two codes falls to either side by its last bit. The other code is a full step away
+and changes everything that reads it, so more codes flip, pass by pass. With random weights the effect dies out. A
+trained model amplifies it: in a sample model before distillation, one last bit of the input changed chunk 0 by a
+third. No engine can be closer to the eager model than the eager model is to itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ _SEED = 0
 def perturbed(
     embed: Callable[[list[Tensor]], Sequence[Tensor]],
 ) -> Callable[[list[Tensor]], Sequence[Tensor]]:
-    """Return the piece `embed` with the last bit of its hidden state at random, the same way each time."""
+    """Return the module `embed` with the last bit of its hidden state perturbed at random, the same way in every
+    run.
+    """
     generator: torch.Generator | None = None
 
     def run(inputs: list[Tensor]) -> Sequence[Tensor]:

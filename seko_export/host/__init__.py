@@ -1,1 +1,1 @@
-"""The machine of a build: what it can do, its compiler processes, their folders, progress."""
+"""The build machine: what it can do, child processes, their folders, progress."""

@@ -1,4 +1,4 @@
-"""Python modules run in a child process of a build, with the compiler's private cache and without a trust file."""
+"""Runs Python modules in child processes, with the private compiler cache and without a trust file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from seko_runtime.format.trust import TRUST_VARIABLE
 
 
 def run_child(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m MODULE ARGUMENTS`` to its end and return what it printed; its exit code is the caller's to check.
+    """Run ``python -m MODULE ARGUMENTS`` and return its output; the caller checks the exit code.
 
-    Strings hash alike in every child, so that sets keep their order and equal builds their bytes.
+    Strings hash alike in every child, so that sets keep their order and equal builds give equal bytes.
     """
     environ = os.environ | {"PYTHONHASHSEED": "0", CACHE_VARIABLE: private_cache()}
     environ.pop(TRUST_VARIABLE, None)  # what is being built cannot be signed yet
@@ -23,5 +23,5 @@ def run_child(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the last line that a child wrote to stderr: the sentence that its failure ends with."""
+    """Return the last line of a child's stderr, which states the reason of a failure."""
     return (done.stderr.strip().splitlines() or ["no message"])[-1]

@@ -1,4 +1,4 @@
-"""Where torch's compiler keeps what it made: a folder of this user's own, since what lies there is loaded and run."""
+"""The folder of torch's compiler cache. It belongs to this user alone, because its content is loaded and executed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def use_private_cache() -> None:
-    """Let this process's compiler use `private_cache`, for the headers too that it compiles once for all engines."""
+    """Make this process's compiler use `private_cache`, also for precompiled headers."""
     os.environ[CACHE_VARIABLE] = private_cache()
     if hasattr(codecache, "_HEADER_DIR"):  # else below /tmp, whatever the cache
         headers = Path(os.environ[CACHE_VARIABLE], "precompiled_headers")
@@ -26,10 +26,10 @@ def use_private_cache() -> None:
 
 
 def private_cache() -> str:
-    """Return the folder for the compiler's cache: this user's own, so that a second build finds the first one's work.
+    """Return the folder of the compiler cache, owned by this user and reused by later builds.
 
-    Torch's own choice, which importing it writes into the environment, is a folder below /tmp that another user
-    may have made first; and what lies in the cache is loaded and run. Another choice of the user's stays.
+    Torch's default is a folder below /tmp that another user may have created, and what lies in the cache is executed.
+    A folder that the user configured is respected.
     """
     chosen = os.environ.get(CACHE_VARIABLE, default_cache_dir())
     if chosen != default_cache_dir():

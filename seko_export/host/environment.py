@@ -1,4 +1,4 @@
-"""What this machine can build and run, and why not. Probes only: nothing is installed or changed."""
+"""What this machine can build and run, and why not. Installs and changes nothing."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Finding:
     Parameters
     ----------
     subject : str
-        What was looked at.
+        What was examined.
     ok : bool
-        Whether it serves.
+        Whether it is usable.
     found : str
         What was found.
     advice : str
-        What to do; empty where nothing needs doing.
+        What to do; empty if nothing is needed.
     """
 
     subject: str
@@ -64,14 +64,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Target:
-    """The device that engines are built for.
+    """The device for which engines are built.
 
     Parameters
     ----------
     device : str
         ``cpu`` or ``cuda``.
     arch : str
-        ``x86_64`` and the like, or ``sm_90``.
+        ``x86_64`` or similar, or ``sm_90``.
     """
 
     device: str
@@ -79,17 +79,17 @@ class Target:
 
 
 def user_cache() -> Path:
-    """Return the folder of what this user's builds keep for the next ones."""
+    """Return the folder in which this user's builds keep data for later builds."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "seko"
 
 
 def resolve_target(wanted: str) -> Target:
-    """Return the target for ``auto``, ``cpu`` or ``sm_NN``, or refuse one that this machine cannot compile for.
+    """Return the target for ``auto``, ``cpu`` or ``sm_NN``; refuse one that this machine cannot compile for.
 
     Raises
     ------
     MachineError
-        If this machine's GPU is another, or there is none.
+        If this machine has another GPU, or none.
     """
     local = local_gpu_arch()
     if wanted == "cpu" or (wanted == "auto" and local is None):
@@ -114,7 +114,7 @@ def local_gpu_arch() -> str | None:
 
 
 def has_fp8(target: Target) -> bool:
-    """Tell whether a target is a GPU with e4m3 numbers in its matrix units."""
+    """Return whether a target is a GPU whose matrix units support e4m3."""
     number = target.arch.removeprefix("sm_")
     return target.device == "cuda" and divmod(int(number), 10) >= FP8_ARCH
 
@@ -131,7 +131,7 @@ def compiler_command() -> str:
 
 
 def compiler_version() -> str:
-    """Return the first line of the compiler's own version, or say that it was not found."""
+    """Return the first line of the compiler's version output, or that it was not found."""
     path = shutil.which(compiler_command())
     if path is None:
         return f"{compiler_command()}: not found"
@@ -143,7 +143,7 @@ def compiler_version() -> str:
 
 
 def probe_compiler() -> None:
-    """Compile a few lines as an engine is compiled, load them beside torch in a child process, and run them.
+    """Compile a few lines with an engine's options, load the result beside torch in a child process, and run it.
 
     Raises
     ------
@@ -178,7 +178,7 @@ def probe_compiler() -> None:
 
 
 def producer() -> dict[str, str]:
-    """Return the versions that a build was made with, without names, paths or times."""
+    """Return the versions of the packages that made a build, without host names, paths or times."""
     versions = {
         "python": platform.python_version(),
         "compiler": compiler_version().replace(compiler_command(), "c++"),
@@ -191,7 +191,7 @@ def producer() -> dict[str, str]:
 
 
 def examine() -> list[Finding]:
-    """Return the doctor's report, most basic things first."""
+    """Return the doctor's findings, the most basic ones first."""
     return [
         _python(),
         _torch(),
@@ -267,7 +267,7 @@ def _triton() -> Finding:
 
 
 def _tensorrt_builder() -> Finding:
-    """Whether plans can be built: with the bindings alone, `import tensorrt` fails."""
+    """Return whether TensorRT can build plans; with its bindings alone, `import tensorrt` fails."""
     try:
         return Finding("TensorRT builder", True, require_tensorrt())
     except TensorRtMissingError as fault:

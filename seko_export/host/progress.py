@@ -1,4 +1,4 @@
-"""How long work tells whoever waits for it how far it is. What is drawn of it is the command line's."""
+"""Progress callbacks. Rendering belongs to the CLI."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ Progress = Callable[[str, int, int], None]  # what is being done, how much of it
 
 
 def silent(step: str, done: int, total: int) -> None:
-    """Tell nobody."""
+    """Ignore progress."""

@@ -1,4 +1,4 @@
-"""The TensorRT that is installed here: is it one that can build. Imports nothing until it is asked."""
+"""Checks whether the installed TensorRT can build plans. Imports it only when asked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ OLDEST = (11, 0)  # networks are always strongly typed from here on
 
 
 def require_tensorrt() -> str:
-    """Return the version of the TensorRT that can build here.
+    """Return the version of TensorRT, or refuse one that cannot build.
 
     Raises
     ------

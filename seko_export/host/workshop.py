@@ -1,4 +1,4 @@
-"""A folder for what compilers write: made and removed whole, whatever ends the build."""
+"""Temporary folders for compilers, removed whatever ends the build."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _REMOVALS = 100  # tries, a twentieth of a second apart: an ended compiler may w
 
 @contextmanager
 def workshop(prefix: str) -> Iterator[Path]:
-    """Make a temporary folder and remove it at the end; a signal waits until it is known, and until it is gone.
+    """Make a temporary folder and remove it at the end. Signals wait while it is made and while it is removed.
 
-    It is in the hands of the process that makes it: a worker that is ended removes nothing. What a process left that
-    was killed outright is removed by the next one that asks for the same prefix.
+    It belongs to the process that makes it; ending a worker removes nothing. If the process was killed, the next one
+    with the same prefix removes the folder.
 
     Parameters
     ----------
     prefix : str
-        What its name begins with; ``workshop-`` and random digits follow.
+        Start of its name; ``workshop-`` and random digits follow.
 
     Yields
     ------
@@ -50,7 +50,7 @@ def workshop(prefix: str) -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder that a process which is just ending may still write to."""
+    """Remove a folder to which an ending process may still write."""
     for _ in range(_REMOVALS):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():

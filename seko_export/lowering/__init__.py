@@ -1,1 +1,1 @@
-"""From a module to a checked graph."""
+"""From a module to a checked graph and a clean package."""

@@ -1,7 +1,7 @@
-"""Does a compiled engine give what its module gives? Asked of each engine that no recorded chunk goes through.
+"""Compares a compiled engine with its module, for engines that no recorded chunk covers.
 
-torch 2.13's compiler for CPUs has given wrong results for graphs of the VAE's kind: a part of a concatenation that is
-an output too came back as another layer's numbers (`models/wan_vae_layers.py`).
+For graphs like the VAE's, torch 2.13's CPU compiler has given wrong results: a part of a concatenation that was also
+an output had another layer's numbers (`media/wan_vae_layers.py`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def check_agrees(piece: Piece, package: Path, device: str) -> None:
     Parameters
     ----------
     piece : Piece
-        With its module on the meta device; it must write nothing in place.
+        With its module on the meta device; it must not write in place.
     package : Path
-        What was compiled of it.
+        The compiled engine.
     device : str
         ``cpu`` or ``cuda``.
 
@@ -61,7 +61,7 @@ def check_agrees(piece: Piece, package: Path, device: str) -> None:
 
 
 def random_inputs(piece: Piece, device: str) -> list[Tensor]:
-    """Return inputs for a piece that keep its activations near 1, the same ones each time."""
+    """Return seeded inputs for an engine that keep its activations near 1."""
     generator = torch.Generator(device).manual_seed(0)
     vocabulary = min((a.shape[0] for a in piece.parameters if "token_embedding" in a.name), default=_TOKENS)
     made = []

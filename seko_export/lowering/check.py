@@ -1,8 +1,8 @@
-"""Refuse, in a traced graph, what would break replay: each finding names the op, the file and the line.
+"""Refuses traced graphs that cannot be replayed; each finding names the op, the file and the line.
 
-Four rules. A shape that is a symbol; an op that makes the host wait or whose result's size depends on data; a
-part of a cache taken by Python numbers (right for one chunk only); an op that has no kernel in the engine. What
-`torch.export` itself refuses is `trace.py`'s to report.
+Four rules: no symbolic shapes; no op that synchronises with the host or whose result size depends on data; no part of
+a cache selected by Python numbers (right for one chunk only); no op without a kernel in the engine. `trace.py`
+reports what `torch.export` itself refuses.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Finding:
     op : str
         The op, or the input's name.
     where : str
-        ``file:line in function (source)`` of the model's source, or ``unknown place``.
+        ``file:line in function (source)`` in the model's source, or ``unknown place``.
     advice : str
         What to do.
     """
@@ -82,12 +82,12 @@ class Finding:
 
 
 def check_replayable(program: ExportedProgram, piece: str, cache_inputs: Sequence[int]) -> None:
-    """Raise if the traced graph holds anything that replay could not repeat.
+    """Raise if the traced graph contains anything that cannot be replayed.
 
     Parameters
     ----------
     program : ExportedProgram
-        The traced piece.
+        The traced engine.
     piece : str
         Its name, for the message.
     cache_inputs : sequence of int
@@ -199,7 +199,7 @@ def _index_nodes(node: Node, op: str) -> list[Node]:
 
 
 def _keeps_cache(node: Node, op: str, holds_cache: set[Node]) -> bool:
-    """Tell whether the result is still a cache: a view of one, a written one, or a whole copy."""
+    """Return whether the result is still a cache: a view, a written cache, or a whole copy."""
     if op in WHOLE_COPY_OPS:
         return any(n in holds_cache for n in node.all_input_nodes)
     # Not what is computed from a cache: a window that was expanded from codes is the attention's own.
@@ -210,7 +210,7 @@ def _keeps_cache(node: Node, op: str, holds_cache: set[Node]) -> bool:
 
 
 def _takes_all(node: Node) -> bool:
-    """Tell whether a slice keeps every element, as ``x[:]`` does; a split or select never does."""
+    """Return whether a slice keeps every element, as ``x[:]`` does; a split or select never does."""
     source = node.args[0]
     value, taken = node.meta.get("val"), source.meta.get("val") if isinstance(source, Node) else None
     if (
@@ -223,7 +223,7 @@ def _takes_all(node: Node) -> bool:
 
 
 def _takes_channels(node: Node) -> bool:
-    """Tell whether a part is one of every token: of the innermost axis, where no cache has its tokens."""
+    """Return whether a part is cut from the innermost axis, where no cache has its tokens."""
     place = _CHANNEL_OPS.get(_op_name(node).removesuffix("_copy"))
     source = node.args[0]
     taken = source.meta.get("val") if isinstance(source, Node) else None
@@ -248,10 +248,10 @@ def _has_kernel(node: Node) -> bool:
 
 
 def _where(node: Node) -> str:
-    """Return ``file:line in function (source)`` of the innermost frame outside torch that the graph knows.
+    """Return ``file:line in function (source)`` of the innermost recorded frame outside torch.
 
-    `torch.export` keeps frames named ``forward`` alone: an op inside a helper is placed at the line of the
-    ``forward`` that calls the helper, and the source says which helper that is.
+    `torch.export` records only frames named ``forward``. An op in a helper gets the line of the ``forward`` that
+    calls it; the source text shows which helper that is.
     """
     if node.op == "placeholder":
         return "the piece's inputs"

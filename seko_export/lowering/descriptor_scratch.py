@@ -1,8 +1,8 @@
-"""Memory for the tensor descriptors of Triton kernels in AOTInductor engines: as much as the whole grid writes.
+"""Fixes the memory for tensor descriptors of Triton kernels in AOTInductor engines (torch before 2.12).
 
-A kernel that makes descriptors on the device writes them to global memory, each program into a part of its own. Before
-torch 2.12 the compiler's C++ code allocates one program's part, and all others write behind it, into whatever lies
-there (pytorch/pytorch#175385): small grids stay within the allocator's rounding, a full-size engine gives NaN.
+A kernel that makes tensor descriptors on the device writes them to global memory, each program to its own part.
+Before torch 2.12 the generated C++ allocates the part of one program only, and the others write out of bounds
+(pytorch/pytorch#175385). Small grids stay within the allocator's rounding; a full-size engine gives NaN.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ GRID = "grid_0 * grid_1 * grid_2"  # what the C++ code around a launch calls its
 
 @contextmanager
 def scratch_of_the_whole_grid() -> Iterator[None]:
-    """While entered, engines that are compiled allocate scratch for every program of a launch.
+    """Context in which compiled engines allocate scratch for every program of a launch.
 
     Raises
     ------
     LoweringError
-        While compiling, if torch neither does so itself nor writes what is known how to mend.
+        While compiling, if torch neither does so itself nor generates code that this fix knows.
     """
     from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
 
@@ -43,7 +43,7 @@ def scratch_of_the_whole_grid() -> Iterator[None]:
 
 
 def _scaled(lines: list[str], size: int) -> list[str]:
-    """Return the lines of C++ that allocate ``size`` bytes a program with as many as the grid's programs take."""
+    """Replace C++ lines that allocate ``size`` bytes by lines that allocate as much for each program of the grid."""
     if any(GRID in line for line in lines):
         return lines
     one = f"_size[] = {{{size}}};"

@@ -1,10 +1,10 @@
-"""Sizes and strides in the compiler's C++ code: each array is declared in the place that it was asked for.
+"""Fixes the order of size and stride arrays in torch 2.11's generated C++: each is declared where it is first used.
 
-The compiler writes C++ in two passes, into two lists, and remembers by the `writeline` it is given which arrays stand
-in which. Torch 2.11 takes the address of that bound method as its name. Such a method lives for one call, so that the
-second pass may meet the address of one of the first: then it uses an array that is declared further down, and the C++
-does not compile. 2.13 takes the list's address. Here every list has one method that lives as long as the compiler's
-object does, which is right for both.
+The compiler writes C++ in two passes into two lists, and remembers by the bound method ``writeline`` which arrays
+each list has. Torch 2.11 identifies this method by its address. A bound method lives for one call, so the second pass
+may get an address from the first; it then uses an array that is declared further down, and the C++ does not compile.
+2.13 uses the list's address. Here every list gets one method that lives as long as the compiler's object, which is
+right for both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KEPT = (
 
 @contextmanager
 def arrays_declared_where_used() -> Iterator[None]:
-    """While entered, an engine's C++ code uses no array of sizes or strides before its declaration."""
+    """Context in which generated C++ uses no size or stride array before its declaration."""
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
     known = CppWrapperCpu.codegen_int_array_var
@@ -39,7 +39,7 @@ def arrays_declared_where_used() -> Iterator[None]:
 
 
 def _lasting(compiler: object, writeline: Writer) -> Writer:
-    """Return the one writer that stands for all of an owner's; while both are kept, no other has their address."""
+    """Return one lasting method for an owner; while both are alive, no other has its address."""
     kept: dict[tuple[int, str], tuple[object, Writer]] = compiler.__dict__.setdefault(_KEPT, {})
     owner: object = getattr(writeline, "__self__", writeline)
     name: str = getattr(writeline, "__name__", "")

@@ -1,9 +1,9 @@
-"""Gluon kernels in AOTInductor engines, which torch's compiler knows by an outline alone.
+"""Puts Gluon kernels into AOTInductor engines in place of their outlines.
 
-Torch's compiler copies a Triton kernel's source into a file of its own and compiles it there; it knows nothing of
-Gluon. So it is given an outline: a Triton kernel with the same parameters, which reads what the kernel reads and writes
-what it writes. When that is compiled, the Gluon kernel is, with the same signature, constants and alignments. What goes
-into the package and how it is launched comes from the compiled kernel, so nothing else has to know.
+Torch's compiler copies a Triton kernel's source to a file and compiles it there; it does not know Gluon. So it is
+given an outline, a Triton kernel with the same parameters, reads and writes. When the outline is compiled, the Gluon
+kernel is compiled instead, with the same signature, constants and alignments. The package and its launch use the
+compiled kernel, so nothing else is affected.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _COMPILED: set[str] = set()
 
 @contextmanager
 def gluon_behind_outlines() -> Iterator[None]:
-    """While entered, what is compiled of an outline is its Gluon kernel.
+    """Context in which compiling an outline compiles its Gluon kernel.
 
     Raises
     ------
     LoweringError
-        While compiling, if an outline would be compiled as it is.
+        While compiling, if an outline itself would be compiled.
     """
     from torch._inductor.async_compile import AsyncCompile
 

@@ -1,7 +1,7 @@
-"""What is kept of an AOTInductor package: the code and its metadata, without sources, debug data or local paths.
+"""Reduces an AOTInductor package to code and metadata: no sources, debug data or local paths.
 
-A package as the compiler leaves it holds its C++ sources and, in the shared object, debug data of five times the
-code's size and the paths of the machine it was built on. An artifact travels; none of that should.
+The compiler leaves C++ sources in the package, and in the shared object debug data of five times the code's size with
+paths of the build machine. An artifact is copied to other machines and needs none of that.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _SHORTEST_PREFIX = 8  # bytes; a shorter one could be met by chance in machine c
 
 
 def slim_package(package: Path, local_prefixes: Iterable[Path]) -> None:
-    """Rewrite a ``.pt2`` package in place: sources dropped, shared objects stripped, local paths blanked.
+    """Rewrite a ``.pt2`` package in place: sources removed, shared objects stripped, local paths blanked.
 
     Parameters
     ----------
     package : Path
         The package that the compiler wrote.
     local_prefixes : iterable of Path
-        Folders of this machine whose names must not travel (interpreter, packages, caches, home).
+        Folders of this machine whose paths must not appear (interpreter, packages, caches, home).
 
     Raises
     ------
@@ -63,7 +63,7 @@ def slim_package(package: Path, local_prefixes: Iterable[Path]) -> None:
 
 
 def strip_symbols(shared_object: bytes) -> bytes:
-    """Return the shared object without symbols, debug data and the linker's hash of them, local paths and all."""
+    """Return the shared object without symbols, debug data and build id."""
     tool = shutil.which("strip")
     if tool is None:
         raise MachineError("binutils' strip was not found: install binutils (it comes with g++)")
@@ -82,7 +82,7 @@ def strip_symbols(shared_object: bytes) -> bytes:
 
 
 def blank_paths(content: bytes, prefixes: Iterable[bytes]) -> bytes:
-    """Replace each prefix by a stand-in of equal length, so that no offset in a binary moves."""
+    """Replace each prefix by a placeholder of equal length, so that no offset in a binary changes."""
     for prefix in prefixes:
         stand_in = (_PATH_STAND_IN + b"/" * len(prefix))[: len(prefix)]
         content = content.replace(prefix, stand_in)

@@ -1,4 +1,4 @@
-"""Trace a piece into a checked graph. Compiling it is the backends' work."""
+"""Traces an engine's module to a checked graph. Backends compile it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _DATA_DEPENDENT = (
 
 
 def trace(piece: Piece, device: str) -> ExportedProgram:
-    """Export a piece as a function of its flat inputs and refuse what could not be replayed.
+    """Export an engine's module as a function of its flat inputs, and refuse what cannot be replayed.
 
     Parameters
     ----------
     piece : Piece
         From `make_pieces`.
     device : str
-        ``cpu`` or ``cuda``: kernels are chosen by it.
+        ``cpu`` or ``cuda``; kernels are chosen for it.
 
     Returns
     -------
@@ -42,7 +42,7 @@ def trace(piece: Piece, device: str) -> ExportedProgram:
     Raises
     ------
     LoweringError
-        If the graph holds what replay cannot repeat; the message names op, file and line.
+        If the graph contains something that cannot be replayed; the message names op, file and line.
     """
     caches = [i for i, a in enumerate(piece.signature) if a.name in piece.mutates]
     try:

@@ -1,1 +1,1 @@
-"""What stands around the transformer: text encoder and VAE."""
+"""Models around the transformer: text encoder and VAE."""

@@ -1,7 +1,7 @@
-"""The pieces around the transformer: the text encoder, and the VAE that makes pictures of latents and back.
+"""Engines around the transformer: the text encoder, and the VAE's decoder and encoder.
 
-All of them are optional. Their weights' names begin with `TEXT_WEIGHTS` or `VAE_WEIGHTS`; the buffers that the host
-writes and reads have the names that the format gives them.
+All are optional. Names of their weights begin with `TEXT_WEIGHTS` or `VAE_WEIGHTS`. Buffers that the host writes or
+reads have names that the format fixes.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ MEDIA_PROGRAMS = {
 
 
 def media_pieces(config: BuildConfig) -> list[Piece]:
-    """Return the pieces of the text encoder and of the VAE, as far as the build has them; none is called a layer."""
+    """Return the engines of text encoder and VAE, as far as the build has them."""
     text = [] if config.text is None else [_text_piece(config, config.text)]
     return text if config.vae is None else text + _vae_pieces(config, config.vae)
 
 
 def media_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
-    """Return the buffers of those pieces."""
+    """Return the buffers of these engines."""
     m, s, dtype = config.model, config.stream, dtype_name(config.dtype)
     buffers = []
     if config.text is not None:
@@ -69,14 +69,14 @@ def media_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
 
 
 def text_table(config: BuildConfig) -> Text | None:
-    """Return what the manifest says of prompts."""
+    """Return the manifest's table of prompts."""
     if config.text is None:
         return None
     return Text(TOKENIZER_FILE, config.model.text_tokens, config.text.pad_id, config.text.truncate, "wan")
 
 
 def video_table(config: BuildConfig) -> Video | None:
-    """Return what the manifest says of pictures."""
+    """Return the manifest's table of pictures."""
     if config.vae is None:
         return None
     s = config.stream

@@ -1,11 +1,11 @@
-"""The UMT5 text encoder: token numbers of one prompt in, the embeddings that a DiT attends to out.
+"""The UMT5 text encoder: token numbers of a prompt in, embeddings for the transformer out.
 
-Written out here rather than taken from transformers, which a test holds it equal to: what becomes an engine must not
-change with a library's internals, and a build needs no second model library. Attribute names are those of Wan's own
-checkpoint; `checkpoints/text_keys.py` knows transformers' names. The tokenizer is not here: it travels as a file.
+Written out instead of imported from transformers (a test holds the two equal): an engine must not change with a
+library's internals, and a build needs no second model library. Attribute names are those of Wan's checkpoint;
+`checkpoints/text_keys.py` knows transformers' names. The tokenizer is shipped as a file.
 
-Shapes: T tokens, d width, H heads. Source of the maths: UMT5 (arXiv 2304.09151), T5 v1.1 with a relative bias in every
-layer.
+Shapes: T tokens, d width, H heads. Source of the maths: UMT5 (arXiv 2304.09151), T5 v1.1 with a relative bias in
+every layer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UMT5_XXL = TextEncoderConfig()  # what Wan 2.1 and its descendants read prompts 
 
 
 class TextEncoder(nn.Module):
-    """The encoder of one prompt, as pipelines run it: padding masked, and zeros where it stood."""
+    """The encoder as pipelines run it: padding is masked, and its embeddings are zeros."""
 
     def __init__(self, config: TextEncoderConfig, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class TextEncoder(nn.Module):
 
 
 class TextLayer(nn.Module):
-    """Self-attention with a relative bias, then a gated feed-forward, each behind a norm."""
+    """Self-attention with a relative bias, then a gated feed-forward, each after a norm."""
 
     def __init__(self, config: TextEncoderConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class TextLayer(nn.Module):
 
 
 class TextAttention(nn.Module):
-    """Attention whose scores are not scaled, written out: the bias differs from layer to layer."""
+    """Attention without scaling of the scores, written out because the bias differs between layers."""
 
     def __init__(self, config: TextEncoderConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class TextAttention(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """GELU (the tanh form) of one projection times another, projected back."""
+    """Product of one projection's GELU (tanh form) and another projection, projected back."""
 
     def __init__(self, config: TextEncoderConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class GatedFeedForward(nn.Module):
 
 
 class PositionBias(nn.Module):
-    """A number for each head and bucket of distance."""
+    """A learned number for each head and distance bucket."""
 
     def __init__(self, config: TextEncoderConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -135,9 +135,9 @@ class TextNorm(nn.Module):
 
 
 def position_buckets(tokens: int, config: TextEncoderConfig, device: torch.device) -> Tensor:
-    """Return [T, T] int64: the bucket of each (query, key), keys behind the query in the upper half.
+    """Return [T, T] int64: the bucket of each (query, key) pair; keys after the query use the upper half.
 
-    The nearest quarter of the buckets are one distance each, the rest grow by a constant factor up to
+    Short distances have a bucket each; longer ones share buckets that grow by a constant factor up to
     ``max_distance``.
     """
     half = config.buckets // 2

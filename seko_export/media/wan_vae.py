@@ -1,12 +1,12 @@
-"""The Wan 2.1 VAE as a stream of pure calls: `VaeDecode` and `VaeEncode`, their config and cache tables.
+"""The Wan 2.1 VAE as a stream of pure calls: `VaeDecode` and `VaeEncode`, with their cache tables.
 
-Two graphs serve a stream, whatever its chunk of F latent frames: FIRST (``first=True``) takes the whole first chunk
-and, having no past, no caches; STEADY takes every later chunk with the caches of the call before. Both give the same
-caches, so a stream starts anew by calling FIRST: nothing has to be zeroed, and nothing stale can be read. Layers are
-in `wan_vae_layers.py`, the names in checkpoints in `checkpoints/vae_keys.py`.
+Two graphs serve a stream of chunks of F latent frames. FIRST (``first=True``) takes the first chunk and no caches.
+STEADY takes every later chunk with the caches of the call before. Both return the same caches, so a stream restarts
+by calling FIRST: nothing has to be zeroed, and nothing stale can be read. Layers are in `wan_vae_layers.py`,
+checkpoint names in `checkpoints/vae_keys.py`.
 
-Shapes: B rows, F latent frames, h x w latent cells, T video frames (4*F, or 1 + 4*(F - 1) of a FIRST), H x W pixels
-(8 times the cells), z latent channels. Source of the maths: Wan 2.1 (arXiv 2503.20314).
+Shapes: B rows, F latent frames, h x w latent cells, T video frames (4*F, or 1 + 4*(F - 1) for FIRST), H x W pixels (8
+times the cells), z latent channels. Source of the maths: Wan 2.1 (arXiv 2503.20314).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ VAE_PRESETS: dict[str, VaeConfig] = {"wan-2.1": VaeConfig(), "lightvae": VaeConf
 
 
 class _StreamedHalf(nn.Module):
-    """What both halves share: the call's length, the statistics of the latents, the checks of what is given.
+    """What decoder and encoder share: the length of a call, the latents' statistics, checks of the inputs.
 
     Parameters
     ----------
@@ -50,8 +50,8 @@ class _StreamedHalf(nn.Module):
     frames : int
         Latent frames of one call, at least 1.
     dtype : torch.dtype
-        Of weights, video and caches. The statistics are parameters of float32 or wider, ``latents_mean`` and
-        ``latents_std``: constants of the graph would be constants of the engine, which the runtime refuses.
+        Dtype of weights, video and caches. The statistics ``latents_mean`` and ``latents_std`` are parameters of
+        float32 or wider: constants of the graph would become constants of the engine, which the runtime refuses.
 
     Raises
     ------
@@ -77,7 +77,7 @@ class _StreamedHalf(nn.Module):
 
     @property
     def cache_count(self) -> int:
-        """Slots of the caches that a call gives back; a call of a started stream takes as many."""
+        """Number of caches that a call returns; a STEADY call takes as many."""
         return sum(isinstance(m, CausalConv3d | HalvingTimeConv) for m in self.modules())
 
     def _begin(self, x: Tensor, channels: int, frames: int, caches: tuple[Tensor, ...]) -> FrameCaches:
@@ -94,7 +94,7 @@ class _StreamedHalf(nn.Module):
 
 
 class VaeDecode(_StreamedHalf):
-    """Latents of one chunk to its video frames."""
+    """Decodes the latents of one chunk to video frames."""
 
     def __init__(
         self, config: VaeConfig, *, first: bool, frames: int, dtype: torch.dtype = torch.float32
@@ -109,9 +109,9 @@ class VaeDecode(_StreamedHalf):
         Parameters
         ----------
         latents : Tensor
-            [B, z, F, h, w] float32 (any dtype is taken), normalised: as the diffusion model leaves them.
+            [B, z, F, h, w], normalised as the diffusion model returns them; float32 or another dtype.
         *caches : Tensor
-            What the call before gave, in `decoder_cache_shapes`, the weights' dtype; none for a FIRST.
+            From the call before, with `decoder_cache_shapes`, in the weights' dtype; none for FIRST.
 
         Returns
         -------
@@ -123,13 +123,13 @@ class VaeDecode(_StreamedHalf):
         Raises
         ------
         ValueError
-            If the latents' channels or frames, or the number of caches, are not this call's.
+            If the latents' channels or frames, or the number of caches, are wrong for this call.
         """
         video, *kept = self.decode(latents, caches)
         return (video.contiguous(), *kept)
 
     def decode(self, latents: Tensor, caches: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Decode as `forward` does, the video in whatever memory order the last layer left it."""
+        """As `forward`, with the video in the memory order of the last layer."""
         carried = self._begin(latents, self.config.z_dim, self.frames, caches)
         mean, std = self._mean_and_std()
         z = channels_last((latents * std + mean).to(self.dtype))
@@ -137,7 +137,7 @@ class VaeDecode(_StreamedHalf):
 
 
 class VaeEncode(_StreamedHalf):
-    """Video frames to the mean of their latents."""
+    """Encodes video frames to the mean of their latents."""
 
     def __init__(
         self, config: VaeConfig, *, first: bool, frames: int, dtype: torch.dtype = torch.float32
@@ -147,26 +147,26 @@ class VaeEncode(_StreamedHalf):
         self.conv1 = nn.Conv3d(2 * config.z_dim, 2 * config.z_dim, 1, dtype=dtype)
 
     def forward(self, video: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
-        """Encode the frames of one call; a start image is a FIRST of one latent frame.
+        """Encode the frames of one call; a start picture is a FIRST call with one latent frame.
 
         Parameters
         ----------
         video : Tensor
             [B, 3, T, H, W] in -1..1, any floating dtype; H and W multiples of the spatial stride.
         *caches : Tensor
-            What the call before gave, in `encoder_cache_shapes`, the weights' dtype; none for a FIRST.
+            From the call before, with `encoder_cache_shapes`, in the weights' dtype; none for FIRST.
 
         Returns
         -------
         latents : Tensor
-            [B, z, F, h, w] float32 or wider, normalised: the posterior's mean, as the diffusion model takes it.
+            [B, z, F, h, w] float32 or wider: the posterior's mean, normalised for the diffusion model.
         *caches : Tensor
             For the next call, in new memory.
 
         Raises
         ------
         ValueError
-            If the video's channels, frames or sides, or the number of caches, are not this call's.
+            If the video's channels, frames or sides, or the number of caches, are wrong for this call.
         """
         carried = self._begin(video, PICTURE_CHANNELS, self.video_frames, caches)
         stride = self.config.spatial_stride
@@ -179,7 +179,7 @@ class VaeEncode(_StreamedHalf):
 
 
 class Decoder(nn.Module):
-    """From z channels to a picture, with one cache slot for each causal convolution."""
+    """From z channels to a picture; one cache for each causal convolution."""
 
     def __init__(self, config: VaeConfig) -> None:
         super().__init__()
@@ -206,7 +206,7 @@ class Decoder(nn.Module):
 
 
 class Encoder(nn.Module):
-    """From a picture to mean and log-variance of z channels, with one cache slot for each look back in time."""
+    """From a picture to mean and log-variance of z channels; one cache for each layer that looks back in time."""
 
     def __init__(self, config: VaeConfig) -> None:
         super().__init__()
@@ -249,9 +249,9 @@ def encoder_cache_shapes(config: VaeConfig, batch: int, h: int, w: int) -> tuple
 
 
 def latent_statistics(config: VaeConfig, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the two parameters that no checkpoint holds, by name: [z], ``dtype`` or float32, the wider.
+    """Return the two parameters that no checkpoint holds, by name: [z], in the wider of ``dtype`` and float32.
 
-    A module built on the meta device has their shapes alone; who fills its parameters takes these from here.
+    A module on the meta device has only their shapes; the weights come from here.
     """
     wide = torch.promote_types(dtype, torch.float32)
     return {
@@ -261,7 +261,7 @@ def latent_statistics(config: VaeConfig, dtype: torch.dtype) -> dict[str, Tensor
 
 
 class VaeTensors:
-    """A VAE's checkpoint with the statistics of its latents, which are its config's.
+    """A VAE's checkpoint, together with the latents' statistics from its config.
 
     Parameters
     ----------

@@ -1,10 +1,9 @@
-"""The layers of the Wan 2.1 VAE and the frames they carry from call to call; knows no config and no whole model.
+"""Layers of the Wan 2.1 VAE and the frames that they carry from call to call.
 
-A layer that looks back in time (`Streamed`) takes what it saw last from a `FrameCaches` and leaves there what
-comes next; nothing is written in place, so a call is a pure function. Activations are [B, C, T, H, W] in
-channels-last memory throughout; caches are [B, t, H, W, C] contiguous, the same bytes under a shape that a buffer
-table can state without strides. Attribute names are the original checkpoint's. Source of the maths: Wan 2.1
-(arXiv 2503.20314).
+A layer that looks back in time (`Streamed`) takes its past from a `FrameCaches` and leaves the next past there.
+Nothing is written in place, so a call is a pure function. Activations are [B, C, T, H, W] in channels-last memory;
+caches are [B, t, H, W, C] contiguous, the same bytes in a shape that a buffer table can state without strides.
+Attribute names are the original checkpoint's. Source of the maths: Wan 2.1 (arXiv 2503.20314).
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ FUSED_HEAD = 256  # channels of a head at most in torch's fused attention on CUD
 
 
 class FrameCaches:
-    """What the streamed layers carry, slot by slot in the order in which they run.
+    """The frames that `Streamed` layers carry over, in the order in which the layers run.
 
     Parameters
     ----------
     earlier : sequence of Tensor or None
-        The last call's `kept`, each [B, t, H, W, C] contiguous; None at the start of a stream, where every frame
-        before the first one is zeros.
+        `kept` of the last call, each [B, t, H, W, C] contiguous. None at the start of a stream: every earlier frame
+        is zeros.
     """
 
     def __init__(self, earlier: Sequence[Tensor] | None) -> None:
@@ -39,11 +38,11 @@ class FrameCaches:
 
     @property
     def starts(self) -> bool:
-        """Tell whether this call is the first of its stream."""
+        """Return whether this call is the first of its stream."""
         return self._earlier is None
 
     def before(self, x: Tensor, frames: int) -> Tensor:
-        """Return the ``frames`` frames before ``x`` [B, C, T, H, W] in the next slot, as [B, C, frames, H, W]."""
+        """Return the ``frames`` frames before ``x`` [B, C, T, H, W] from the next cache, as [B, C, frames, H, W]."""
         if self._earlier is None:
             batch, channels, _, height, width = x.shape
             past = x.new_zeros((batch, frames, height, width, channels))
@@ -52,7 +51,7 @@ class FrameCaches:
         return past.permute(0, 4, 1, 2, 3)
 
     def keep(self, x: Tensor) -> None:
-        """Leave a copy of ``x`` [B, C, t, H, W] in the next slot.
+        """Store a copy of ``x`` [B, C, t, H, W] as the next cache.
 
         A view would keep the whole activation alive that it is a part of, and a plain copy is taken out by the
         compiler where the strides agree; one with a bound that changes nothing is not. Give a part of what
@@ -68,14 +67,14 @@ class Streamed(nn.Module):
 
 
 def run(layers: Iterable[nn.Module], x: Tensor, caches: FrameCaches) -> Tensor:
-    """Run the layers one behind another on ``x`` [B, C, T, H, W], streamed or not."""
+    """Run layers in sequence on ``x`` [B, C, T, H, W], `Streamed` or not."""
     for layer in layers:
         x = layer(x, caches) if isinstance(layer, Streamed) else layer(x)
     return x
 
 
 class CausalConv3d(Streamed):
-    """A convolution over the frame, the two before it, and as many rows and columns on either side."""
+    """A convolution over the frame, the two frames before it, and as many rows and columns on either side."""
 
     def __init__(self, channels_in: int, channels_out: int, side: int) -> None:
         super().__init__()
@@ -93,7 +92,7 @@ class CausalConv3d(Streamed):
         return self._convolved(joined, self.weight)
 
     def _convolved(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return the convolution of those frames of ``x`` [B, channels_in, T', H, W] whose past is in it, too.
+        """Return the convolution of the frames in ``x`` [B, channels_in, T', H, W], which includes the past.
 
         cuDNN is asked for what it is fast at: a few filters are a matmul instead, and most kernels in time are one of
         pictures for each tap.
@@ -108,7 +107,7 @@ class CausalConv3d(Streamed):
         return self._tap_by_tap(x, weight)
 
     def _tap_by_tap(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return the same of one row as a sum of one convolution of pictures a tap: mostly cuDNN is faster at these.
+        """Compute the same for one row as a sum of picture convolutions, one for each tap; mostly faster in cuDNN.
 
         The sum is fused with what follows. A CPU takes longer for it where there are few channels. The windows of the
         taps are cut out of memory as such: of a slice of something not computed yet, torch's compiler makes a copy.
@@ -136,7 +135,7 @@ class RmsNorm(nn.Module):
         self.gamma = nn.Parameter(torch.empty(channels, *(1,) * axes))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the same shape and dtype as ``x``, [B, C, ...] with ``axes`` axes behind the channels."""
+        """Return a tensor like ``x``, [B, C, ...] with ``axes`` axes after the channels."""
         wide = torch.promote_types(x.dtype, torch.float32)
         scale = self.gamma.to(wide) * x.shape[1] ** 0.5
         y: Tensor = F.normalize(x.to(wide), dim=1) * scale
@@ -144,7 +143,7 @@ class RmsNorm(nn.Module):
 
 
 class ResidualBlock(Streamed):
-    """Twice norm, SiLU and causal convolution, beside a shortcut."""
+    """Norm, SiLU and causal convolution, twice, with a shortcut."""
 
     def __init__(self, channels_in: int, channels_out: int) -> None:
         super().__init__()
@@ -167,7 +166,7 @@ class ResidualBlock(Streamed):
 
 
 class AttentionBlock(nn.Module):
-    """Self-attention of one head over the places of each frame by itself."""
+    """Self-attention with one head over the pixels of each frame separately."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -185,7 +184,7 @@ class AttentionBlock(nn.Module):
 
 
 class Upsample(Streamed):
-    """Twice the rows and columns at half the channels; where ``temporal``, twice the frames but for the first."""
+    """Doubles rows and columns and halves the channels; if ``temporal``, also doubles the frames except the first."""
 
     def __init__(self, channels: int, *, temporal: bool) -> None:
         super().__init__()
@@ -198,8 +197,8 @@ class Upsample(Streamed):
     def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
         """Return [B, C/2, T', 2*H, 2*W] from ``x`` [B, C, T, H, W].
 
-        The first frame of a stream stays one frame and is unknown to the time convolution, which takes the frames
-        behind it as its beginning; so its slot holds zeros until the second frame has come.
+        The first frame of a stream stays one frame, and the time convolution does not see it: its past is zeros until
+        the second frame.
         """
         if self.time_conv is not None:
             if not caches.starts:
@@ -212,7 +211,7 @@ class Upsample(Streamed):
 
 
 class Downsample(Streamed):
-    """Half the rows and columns; where ``temporal``, half the frames but for the first."""
+    """Halves rows and columns; if ``temporal``, also halves the frames except the first."""
 
     def __init__(self, channels: int, *, temporal: bool) -> None:
         super().__init__()
@@ -229,9 +228,9 @@ class Downsample(Streamed):
 
 
 class HalvingTimeConv(Streamed):
-    """A convolution over windows of three frames, every second one: half the frames, but for the first.
+    """A convolution over three frames at every second frame: it halves the frames, except the first.
 
-    A stream's first frame goes through as it is; it also begins the first window.
+    A stream's first frame passes unchanged, and is part of the first convolution.
     """
 
     def __init__(self, channels: int) -> None:
@@ -252,12 +251,14 @@ class HalvingTimeConv(Streamed):
 
 
 def by_cudnn(x: Tensor) -> bool:
-    """Tell whether cuDNN convolves ``x``; tests say so of a CPU, to hold what is done for cuDNN to plain maths."""
+    """Return whether cuDNN convolves ``x``. Tests override it on a CPU, to compare the cuDNN variants with plain
+    maths.
+    """
     return x.is_cuda
 
 
 def conv_of_few_filters(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return a convolution as one matmul of all taps with all places, and the sum of its shifted rows.
+    """Return a convolution as one matmul of all taps with all pixels, and the sum of its shifted rows.
 
     cuDNN has no fast kernel for it: the VAE's last one, 96 channels to 3 at 480x832, took 3.7 ms of an H200 for 12
     frames, and turning memory around for it 1.5 (docs/LOG.md), where reading ``x`` takes 0.25 by its bandwidth.
@@ -321,7 +322,7 @@ def as_clip(x: Tensor, batch: int) -> Tensor:
 
 
 def _interleaved(x: Tensor) -> Tensor:
-    """Return [B, C, 2*T, H, W] from [B, 2*C, T, H, W]: each frame's two halves of the channels, one after another."""
+    """Return [B, C, 2*T, H, W] from [B, 2*C, T, H, W]: the two halves of each frame's channels become two frames."""
     halves: Tensor = x.permute(0, 2, 3, 4, 1).unflatten(4, (2, -1))  # [B, T, H, W, 2, C]
     # Of a single frame, flatten would give a view whose memory order is no layer's.
     return halves.permute(0, 1, 4, 2, 3, 5).flatten(1, 2).contiguous().permute(0, 4, 1, 2, 3)

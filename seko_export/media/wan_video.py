@@ -1,4 +1,4 @@
-"""The Wan VAE as engines take it: one row of the batch at a time, pictures as bytes. The maths is in `wan_vae.py`."""
+"""The Wan VAE as engines take it: one row at a time, pictures as bytes. The maths is in `wan_vae.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HALF_RANGE = 127.5  # levels of a byte from -1 to 0, and from 0 to 1
 
 
 class DecodeRow(VaeDecode):
-    """Latents of one row's chunk to its pictures."""
+    """Decodes the latents of one row's chunk to pictures."""
 
     def forward(self, latents: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
         """Decode one chunk of one row.
@@ -21,7 +21,7 @@ class DecodeRow(VaeDecode):
         latents : Tensor
             [z, F, h, w] float32, normalised.
         *caches : Tensor
-            [t, rows, columns, channels] each, the weights' dtype; none for a FIRST.
+            [t, rows, columns, channels] each, in the weights' dtype; none for FIRST.
 
         Returns
         -------
@@ -37,7 +37,7 @@ class DecodeRow(VaeDecode):
 
 
 class EncodeImage(VaeEncode):
-    """A picture to the first latent frame of a stream."""
+    """Encodes a picture to the first latent frame of a stream."""
 
     def forward(self, video: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
         """Encode one picture.
@@ -47,7 +47,7 @@ class EncodeImage(VaeEncode):
         video : Tensor
             [H, W, 3] uint8: red, green, blue.
         *caches : Tensor
-            None: a picture begins a stream.
+            None: a picture always starts a stream.
 
         Returns
         -------

@@ -1,1 +1,1 @@
-"""From what the user asks for to a build's configuration and the files it reads."""
+"""From the user's options to a build's configuration and the files that it reads."""

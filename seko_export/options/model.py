@@ -1,4 +1,4 @@
-"""Which model a build is of: what its checkpoint tells, a preset that is named or fits, and ``--heads``."""
+"""Determines the model of a build from its checkpoint, a preset and ``--heads``."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class ChosenModel:
     Parameters
     ----------
     model : ModelConfig
-        Its dimensions. Its name is that of the preset that has them, else made of family, width and depth.
+        Its dimensions. Its name is that of the preset with these dimensions, else made of family, width and depth.
     stream : StreamConfig
-        The layout, with what the options ask for.
+        The layout, with the options applied.
     schedule : Schedule or None
-        Times of the passes, if the checkpoint tells them.
+        Timesteps of the passes, if the checkpoint states them.
     notes : tuple of str
-        Sentences on what nobody said and was taken nevertheless.
+        Sentences on sizes that were assumed.
     """
 
     model: ModelConfig
@@ -42,17 +42,16 @@ class ChosenModel:
 
 
 def preset_model(name: str, preset: Preset, schedule: Schedule | None, options: BuildOptions) -> ChosenModel:
-    """Return the model of a named preset, once the checkpoint's config.json does not contradict it.
+    """Return the model of a named preset; refuse it if the checkpoint's config.json contradicts it.
 
-    Its shapes are compared when the weights are read, tensor by tensor. ``schedule`` is the preset's own, if it has
-    one; else config.json's is taken.
+    Shapes are compared when the weights are read. ``schedule`` is the preset's if it has one, else config.json's.
 
     Raises
     ------
     ContradictionError
-        If config.json says something else than the preset, and no option settles it.
+        If config.json contradicts the preset, and no option settles it.
     UsageError
-        If ``--heads`` says something else than the preset.
+        If ``--heads`` contradicts the preset.
     """
     if options.heads not in (None, preset.model.heads):
         raise UsageError(
@@ -89,7 +88,7 @@ def preset_model(name: str, preset: Preset, schedule: Schedule | None, options: 
 
 @dataclass(frozen=True)
 class ReadFacts:
-    """What is known of the model of a checkpoint for which no preset is named.
+    """What is known of the model of a checkpoint that was given without a preset.
 
     Parameters
     ----------
@@ -98,7 +97,7 @@ class ReadFacts:
     name : str
         That of the preset with all dimensions that were read, else made of family, width and depth.
     model, stream : mapping of str to Fact
-        Fields of `ModelConfig` and `StreamConfig`; what was not read is the preset's or the family's.
+        Fields of `ModelConfig` and `StreamConfig`; those that were not read are the preset's or the family's.
     """
 
     file: ModelFile
@@ -108,7 +107,7 @@ class ReadFacts:
 
     @property
     def recognised(self) -> Recognised:
-        """The checkpoint, all facts among what it tells."""
+        """The checkpoint as recognised, with all these facts."""
         return replace(self.file.recognised, model=self.model, stream=self.stream)
 
 
@@ -118,11 +117,11 @@ def read_facts(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Pr
     Parameters
     ----------
     options : BuildOptions
-        ``--heads`` and ``--no-ema`` are looked at.
+        Only ``--heads`` and ``--no-ema`` are used.
     checkpoint : Path
         The checkpoint.
     presets : mapping of str to Preset
-        Those that may fit.
+        Presets that may fit.
 
     Raises
     ------
@@ -142,17 +141,17 @@ def read_facts(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Pr
 
 
 def read_model(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Preset]) -> ChosenModel:
-    """Return the model that a checkpoint tells of itself.
+    """Return the model that a checkpoint describes.
 
-    What it does not tell is taken from the preset with all the dimensions that it does tell, else from the family, and
-    said in a note. For the parameters see `read_facts`.
+    Missing fields come from the preset with the same dimensions, else from the family; a note says so. For the
+    parameters see `read_facts`.
 
     Raises
     ------
     CheckpointError
         If it cannot be read, is of no known family, or contradicts its config.json or ``--heads``.
     UsageError
-        If its heads are not known, or the options contradict each other.
+        If its number of heads is unknown, or the options contradict each other.
     """
     facts = read_facts(options, checkpoint, presets)
     told = facts.recognised
@@ -167,14 +166,14 @@ def read_model(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Pr
 
 
 def model_of(checkpoint: Path, facts: ReadFacts) -> ModelConfig:
-    """Return the model, once nothing is lacking.
+    """Return the model; no field may be unknown.
 
     Raises
     ------
     UsageError
         If ``--heads`` does not fit the width.
     NotACheckpointError
-        If the file's own dimensions do not fit each other.
+        If the file's own dimensions contradict each other.
     """
     try:
         return facts.recognised.model_named(facts.name)
@@ -185,7 +184,7 @@ def model_of(checkpoint: Path, facts: ReadFacts) -> ModelConfig:
 
 
 def lacking_sentence(told: Recognised) -> str:
-    """Say what a checkpoint does not tell and its family does not assume."""
+    """Say which fields the checkpoint does not state and its family does not assume."""
     return (
         f"does not tell its {', '.join(told.lacking)}, and {told.family} has no rule for a width of "
         f"{told.model['dim'].value}: give {HEADS} N, or a config.json beside the weights"
@@ -193,7 +192,7 @@ def lacking_sentence(told: Recognised) -> str:
 
 
 def notes_on(checkpoint: Path, facts: ReadFacts) -> tuple[str, ...]:
-    """Return sentences on what a checkpoint leaves open, and what is taken for it."""
+    """Return sentences on what a checkpoint leaves open, and what is assumed instead."""
     taken: dict[str, list[str]] = {}
     for name, fact in facts.model.items():
         if not fact.is_read:
@@ -213,7 +212,7 @@ def notes_on(checkpoint: Path, facts: ReadFacts) -> tuple[str, ...]:
 
 
 def _with_heads(path: Path, told: Recognised, heads: int | None) -> dict[str, Fact]:
-    """Return a model's facts with ``--heads`` among them, which stands above what the family assumes.
+    """Return a model's facts with ``--heads``, which overrides the family's assumption.
 
     Raises
     ------
@@ -233,7 +232,7 @@ def _with_heads(path: Path, told: Recognised, heads: int | None) -> dict[str, Fa
 
 
 def _taken_from(name: str, preset: ModelConfig | StreamConfig, facts: Mapping[str, Fact]) -> dict[str, Fact]:
-    """Return what was read, and all else as a preset has it."""
+    """Return the facts that were read, completed from a preset."""
     read = {one for one, fact in facts.items() if fact.is_read}
     assumed = set(vars(preset)) - read - {*NAMES}
     taken = {one: Fact(getattr(preset, one), Source.PRESET, name) for one in assumed}

@@ -1,4 +1,4 @@
-"""From command-line options to a build's configuration, with every contradiction refused by name."""
+"""From command-line options to a build's configuration; contradictions are refused by the options' names."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ EXACT = KV_FORMATS[0]  # as options spell the exact scheme of any device
 
 @dataclass(frozen=True)
 class ResolvedBuild:
-    """What the options of a build mean.
+    """The meaning of a build's options.
 
     Parameters
     ----------
     config : BuildConfig
         The build.
     checkpoint : Path or None
-        The transformer's weights; None: random ones are to be made.
+        The transformer's weights; None: random ones will be made.
     media : MediaSources
-        The files of all else.
+        Files of text encoder and VAE.
     notes : tuple of str
-        Sentences on what the checkpoint does not tell and nobody said.
+        Sentences on sizes that were assumed.
     """
 
     config: BuildConfig
@@ -53,16 +53,16 @@ class ResolvedBuild:
 def resolve_build(
     options: BuildOptions, *, machine: Target | None = None, sample_folder: Path = SAMPLE_FOLDER
 ) -> ResolvedBuild:
-    """Return what the options of a build mean.
+    """Return the meaning of a build's options.
 
     Parameters
     ----------
     options : BuildOptions
         What `seko-export build` takes.
     machine : Target, optional
-        In place of what ``--target`` says: for an estimate of what another machine would do.
+        Overrides ``--target``: to estimate a build on another machine.
     sample_folder : Path
-        Where the preset ``sample`` lies.
+        Folder of the preset ``sample``.
 
     Raises
     ------
@@ -124,7 +124,7 @@ def resolve_build(
 
 
 def _kv_scheme(text: str) -> KvScheme:
-    """Return what ``--kv`` says, or refuse an exact sink of an exact cache."""
+    """Return the scheme of ``--kv``; refuse an exact sink of an exact cache."""
     try:
         return KvScheme.parse(text)
     except KvSchemeError as error:
@@ -132,14 +132,16 @@ def _kv_scheme(text: str) -> KvScheme:
 
 
 def _fused(config: BuildConfig, options: BuildOptions) -> bool:
-    """Return whether a build's layers take the fused kernels; whether the backend has them is its own to say."""
+    """Return whether a build's layers use fused kernels. The backend checks whether it supports them."""
     if options.kernels == "auto":
         return config.device == "cuda" and export_backend(options.backend).capabilities.fused_kernels
     return options.kernels == "fused"
 
 
 def _attention(config: BuildConfig, wish: str, machine: Target) -> str:
-    """Return the attention of a build: unasked the fastest that was measured on such a GPU (docs/adr/0006, 0013)."""
+    """Return the attention of a build; by default the one that was measured fastest on such a GPU (docs/adr/0006,
+    0013).
+    """
     if wish == "bf16" and machine.device == "cuda" and machine.arch != hopper_attention_bf16.ARCH:
         raise UsageError(
             f"--attention bf16: its kernel is for {hopper_attention_bf16.ARCH}, this GPU is {machine.arch}; take "
@@ -157,7 +159,7 @@ def _attention(config: BuildConfig, wish: str, machine: Target) -> str:
 def _media(
     options: BuildOptions, sample: Sample | None
 ) -> tuple[MediaSources, VaeConfig | None, TextEncoderConfig | None]:
-    """Return the files of VAE and text encoder and what they are: those that were named, else the sample's."""
+    """Return the files and configs of VAE and text encoder: those named, else the sample's."""
     own = sample.media if sample else MediaSources()
     vae_file, vae = (None, None) if options.no_vae or sample is None else (own.vae, sample.vae)
     text_file, text = (None, None) if options.no_text or sample is None else (own.text_encoder, sample.text)

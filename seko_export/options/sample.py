@@ -1,4 +1,4 @@
-"""The sample model that ships with the exporter: weights, tokenizer and one config.json in a folder, read strictly."""
+"""The sample model that ships with the exporter: a folder with weights, tokenizer and one config.json."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _PARTS = ("model", "stream", "schedule", "vae", "text")
 
 @dataclass(frozen=True)
 class Sample:
-    """A model with everything around it, as `scripts/train_sample/export_sample.py` writes it.
+    """A model with text encoder and VAE, as `scripts/train_sample/export_sample.py` writes it.
 
     Parameters
     ----------
     folder : Path
-        Where its files lie.
+        Folder of its files.
     model, stream, schedule, vae, text
-        What config.json says.
+        As stated by config.json.
     """
 
     folder: Path
@@ -54,7 +54,7 @@ class Sample:
 
 
 def read_sample(folder: Path = SAMPLE_FOLDER) -> Sample:
-    """Read what a sample's folder says of itself; its weights are read by the build.
+    """Read the config.json of a sample's folder; the build reads its weights.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def read_sample(folder: Path = SAMPLE_FOLDER) -> Sample:
     Raises
     ------
     CheckpointError
-        If the folder is not there, or its config.json lacks a part or says something that cannot be.
+        If the folder is missing, or its config.json lacks a part or is invalid.
     UsageError
         If dimensions contradict each other.
     """

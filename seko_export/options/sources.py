@@ -1,4 +1,4 @@
-"""Where the weights of a build come from, and how a sentence becomes the text encoder's token numbers."""
+"""Opens the weights of a build, and turns a sentence into token numbers."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ RANDOM_WEIGHTS = "no checkpoint named: using seeded random weights (noise, not v
 
 @dataclass(frozen=True)
 class MediaSources:
-    """Files of the pieces around the transformer.
+    """Files of the models around the transformer.
 
     Parameters
     ----------
     vae, text_encoder : Path or None
-        As `load_vae` and `load_text_encoder` take them; None: the build has no such pieces.
+        As `load_vae` and `load_text_encoder` take them; None: the build has no such engines.
     tokenizer : Path or None
-        The text encoder's, a JSON file of the library `tokenizers`.
+        The text encoder's tokenizer, a JSON file of the library `tokenizers`.
 
     Raises
     ------
     UsageError
-        If there is a text encoder without a tokenizer, or the other way round.
+        If only one of text encoder and tokenizer is given.
     """
 
     vae: Path | None = None
@@ -56,14 +56,14 @@ class MediaSources:
             )
 
     def open(self, config: BuildConfig) -> MediaTensors:
-        """Check the keys of what the build takes; the numbers are read later.
+        """Open the files that the build needs and check their keys. The numbers are read later.
 
         Raises
         ------
         UsageError
-            If the build wants other pieces than there are files of.
+            If the build needs a model that has no file, or the other way round.
         CheckpointError
-            If a file is not what it should be.
+            If a file is not the expected model.
         """
         for what, wanted, given in (
             ("a VAE", config.vae, self.vae),
@@ -82,7 +82,7 @@ class MediaSources:
 
 
 def find_tokenizer(text_encoder: Path, named: Path | None) -> Path:
-    """Return the tokenizer's file: the one that was named, or what lies where published encoders keep it.
+    """Return the tokenizer's file: the named one, else the one in the usual place beside a published encoder.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def find_tokenizer(text_encoder: Path, named: Path | None) -> Path:
     Raises
     ------
     CheckpointError
-        If there is none, or it is no JSON object.
+        If there is none, or it is not a JSON object.
     """
     home = text_encoder if text_encoder.is_dir() else text_encoder.parent
     places = [home, home / "tokenizer", home.parent / "tokenizer", home / "google" / "umt5-xxl"]
@@ -111,23 +111,23 @@ def find_tokenizer(text_encoder: Path, named: Path | None) -> Path:
 
 
 def prompt_ids(tokenizer: Path, config: BuildConfig, prompt: str) -> Tensor | None:
-    """Return [1, text tokens] int64: a sentence as a session will hand it to the text encoder.
+    """Return [1, text tokens] int64: a sentence as token numbers, as a session passes them to the text encoder.
 
     Parameters
     ----------
     tokenizer : Path
         A JSON file of the library `tokenizers`.
     config : BuildConfig
-        Without a text encoder there are no ids: None.
+        Without a text encoder the result is None.
     prompt : str
-        Any sentence that fits.
+        A sentence that fits the token limit.
 
     Raises
     ------
     TokenizerMissingError, TokenizerError
-        The runtime's own: the library `tokenizers` is not installed, or this is no file of it.
+        The runtime's errors: the library `tokenizers` is not installed, or the file is not valid.
     UsageError
-        If the tokenizer has tokens that the encoder has not.
+        If the tokenizer has tokens that the encoder lacks.
     """
     table = text_table(config)
     if table is None or config.text is None:

@@ -1,7 +1,7 @@
-"""GPUs that `seko-export plan` knows: what the vendor says they can do, and the share of it that was reached on one.
+"""GPUs that `seko-export plan` knows: vendor figures, and the share of them that was measured on one GPU.
 
-Figures are dense (without structured sparsity) with float32 accumulation. Where a sheet's GB of memory is really GiB
-it is still read as 10^9 bytes: the seven percent between are left to the CUDA context and to whatever else runs.
+Figures are dense (without structured sparsity), with float32 accumulation. Memory is read as 10^9 bytes a GB even if
+the vendor means GiB; the difference of seven percent is left for the CUDA context and other use.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from seko_export.errors import UsageError
 
 @dataclass(frozen=True)
 class Gpu:
-    """One kind of GPU.
+    """One GPU model.
 
     Parameters
     ----------
     name : str
         As ``--gpu`` takes it.
     title : str
-        The vendor's.
+        The vendor's name.
     arch : str
-        What kernels are built for, ``sm_NN``.
+        The kernels' target, ``sm_NN``.
     bf16, fp8, fp32 : float
         Peak FLOP/s: tensor cores in bfloat16 and in fp8 (0: it has none), plain float32.
     bandwidth : float
-        Bytes/s of its memory.
+        Memory bandwidth, bytes/s.
     host_link : float
-        Bytes/s to or from the host.
+        Bandwidth to and from the host, bytes/s.
     memory_bytes : int
-        Bytes of its memory.
+        Size of its memory, bytes.
     measured : bool
-        Whether the shares below were measured on it.
+        Whether the measured shares below are from this GPU.
     """
 
     name: str
@@ -139,7 +139,7 @@ CUBLAS_WORKSPACE = 32 << 20  # bytes a stream that runs matmuls, on Hopper (docs
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU that ``--gpu`` names; UsageError if the table has none of that name."""
+    """Return the GPU that ``--gpu`` names; UsageError if the table lacks it."""
     if name not in GPUS:
         raise UsageError(f"--gpu {name!r} is not known: expected one of {', '.join(GPUS)}")
     return GPUS[name]

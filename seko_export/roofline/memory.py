@@ -1,4 +1,4 @@
-"""What a build takes of a GPU's memory, for `seko-export plan`: out of the buffer table and the counted pieces."""
+"""GPU memory of a build, for `seko-export plan`, from the buffer table and the engines' work counts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHUNK = ("begin", "denoise", "context")
 
 
 def memory_report(config: BuildConfig, gpu: Gpu, work: Work) -> dict[str, Any]:
-    """Return the bytes of `roofline.predict`'s report."""
+    """Return the byte figures of `roofline.predict`'s report."""
     weights = weight_bytes(config, work.pieces)
     once, each = rows_bytes(config, work)
     fixed, session = sum(weights.values()) + sum(once.values()), sum(each.values())
@@ -42,7 +42,7 @@ def memory_report(config: BuildConfig, gpu: Gpu, work: Work) -> dict[str, Any]:
 
 
 def weight_bytes(config: BuildConfig, pieces: Mapping[str, Piece]) -> dict[str, int]:
-    """Return the bytes of the artifact's weights: ``transformer`` (tables and scales with it), ``text``, ``vae``."""
+    """Return the bytes of the artifact's weights: ``transformer`` (with tables and scales), ``text``, ``vae``."""
     sizes = weight_sizes(config, pieces)
     shares = {"text": TEXT_WEIGHTS, "vae": VAE_WEIGHTS}
     total = {
@@ -53,7 +53,7 @@ def weight_bytes(config: BuildConfig, pieces: Mapping[str, Piece]) -> dict[str, 
 
 
 def weight_sizes(config: BuildConfig, pieces: Mapping[str, Piece]) -> dict[str, int]:
-    """Return the bytes of every weight that pieces take, tables and scales among them, by the artifact's names."""
+    """Return the bytes of every weight of these engines, with tables and scales, by the artifact's names."""
     tables = config.schedule.tables(config.stream)
     sizes = {name: table.nbytes for name, table in tables.items()}
     for piece in pieces.values():
@@ -67,7 +67,7 @@ def weight_sizes(config: BuildConfig, pieces: Mapping[str, Piece]) -> dict[str, 
 
 
 def rows_bytes(config: BuildConfig, work: Work) -> tuple[dict[str, int], dict[str, int]]:
-    """Return what is allocated beside the weights, by what it is for.
+    """Return the bytes that are allocated besides the weights, by purpose.
 
     Returns
     -------
@@ -86,7 +86,7 @@ def rows_bytes(config: BuildConfig, work: Work) -> tuple[dict[str, int], dict[st
 
 
 def _held_bytes(config: BuildConfig, work: Work) -> dict[str, int]:
-    """Return what a session without a pool, or a whole pool, allocates."""
+    """Return the bytes that a session without a pool, or a whole pool, allocates."""
     buffers = graph_of(config).buffers
 
     def of(*roles: str) -> int:
@@ -111,7 +111,7 @@ def _held_bytes(config: BuildConfig, work: Work) -> dict[str, int]:
 
 
 def _prompt_entry(config: BuildConfig, buffers: tuple[Buffer, ...], work: Work) -> int:
-    """Return the bytes that are kept of one prompt: a row's embeddings and what is made of them."""
+    """Return the bytes that are kept for one prompt: a row's embeddings and the keys and values made from them."""
     if config.text is None:
         return 0
     made = {

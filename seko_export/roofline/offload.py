@@ -1,4 +1,4 @@
-"""Bytes of a streamed cache, as `seko-export plan` counts them: on the host, and over the bus in a chunk."""
+"""Bytes of an offloaded cache, for `seko-export plan`: on the host, and over the bus in a chunk."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from seko_export.families.registry import graph_of
 
 
 def home_bytes(config: BuildConfig) -> int:
-    """Return the bytes of the layers whose home is the host; 0 where the cache is resident."""
+    """Return the bytes of host memory that the offloaded cache takes; 0 if the cache is on the device."""
     return sum(buffer.nbytes for buffer in graph_of(config).buffers if buffer.device_layers)
 
 
 def chunk_offload_bytes(config: BuildConfig) -> int:
-    """Return what a chunk moves between host and device, both ways together.
+    """Return the bytes that a chunk copies between host and device, both directions together.
 
-    Each pass fetches every layer of its cache once, and each layer goes back once: after the last pass that writes it.
+    Each pass fetches every layer of its cache once. Each layer is copied back once, after the last pass that writes
+    it.
     """
     # Of a cache a pass, each is fetched by its own alone.
     fetches = 1 if config.stream.pass_caches else len(config.schedule.timesteps) + 1

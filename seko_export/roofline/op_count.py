@@ -1,8 +1,8 @@
-"""What one call of a piece costs, counted from its shapes: launches with FLOPs and bytes, and the scratch between them.
+"""Cost of one call of an engine, from its shapes: launches with FLOPs and bytes, and scratch memory.
 
-The module runs once on the meta device, where nothing is computed. Matmuls, attention, convolutions and what touches
-a cache are launches of their own; all between them is fused as far as its data allows, and each tensor that crosses
-from launch to launch is written once and read once. Seconds are not here: they are in `seconds.py`.
+The module runs once on the meta device, where nothing is computed. Matmuls, attention, convolutions and cache
+accesses are launches of their own. Everything between them is fused as far as its data allows; each tensor that
+crosses from launch to launch is written once and read once. `seconds.py` turns this into time.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ _UNFILLED = ("aten::empty", "aten::new_empty")  # empty, empty_like, empty_strid
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel of a call.
+    """One kernel launch of a call.
 
     Parameters
     ----------
     kind : str
-        One of the names above; `ROWS` is all that is fused between the others.
+        One of the constants above; `ROWS` is everything fused between the others.
     dtype : torch.dtype
-        Of its first result.
+        Dtype of its first result.
     flops : int
-        Multiplications and additions; 0 of what only moves bytes.
+        Multiplications and additions; 0 if it only moves bytes.
     bytes_read, bytes_written : int
-        Every tensor, or the part of it that is touched, once.
+        Bytes of every tensor, or of the part that is accessed, counted once.
     inputs : frozenset of str
-        Names of the piece's inputs that it reads, or parts of them that were gathered.
+        Names of the engine's inputs of which it reads all or a part.
     """
 
     kind: str
@@ -64,14 +64,14 @@ class Launch:
 
 @dataclass(frozen=True)
 class PieceCount:
-    """One call of a piece.
+    """Cost of one call of an engine.
 
     Parameters
     ----------
     launches : tuple of Launch
         In an order in which they can run.
     scratch_bytes : int
-        Most that lies between them at one time; what the call gives back is in it.
+        Largest sum of tensors that are alive between two launches, results included.
     """
 
     launches: tuple[Launch, ...]
@@ -89,7 +89,9 @@ def count_piece(piece: Piece) -> PieceCount:
 
 @contextmanager
 def _counted_kv(module: nn.Module, recorder: _Recorder) -> Iterator[None]:
-    """Let a block's lossy cache and its fused ops be counted: their kernels know no meta device."""
+    """Substitute a block's lossy cache and fused ops by counting stand-ins: their kernels cannot run on the meta
+    device.
+    """
     kept: dict[str, object] = {}
     if isinstance(module, BlockWeights | KeysAndValues) and not isinstance(module.kv, ExactKv):
         kept["kv"] = module.kv
@@ -106,7 +108,7 @@ def _counted_kv(module: nn.Module, recorder: _Recorder) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Read:
-    """A tensor, or a part of one, as an op reads it."""
+    """A tensor, or a part of one, that an op reads."""
 
     maker: int | None  # the op that wrote it last; None: it came from outside
     storage: int
@@ -125,7 +127,7 @@ class _Op:
 
 
 class _Recorder(TorchDispatchMode):
-    """Takes down every op that runs inside."""
+    """Records every op that runs in this context."""
 
     def __init__(self, inputs: Sequence[Tensor], names: Sequence[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -173,7 +175,7 @@ class _Recorder(TorchDispatchMode):
         parts: Sequence[tuple[Tensor, int]] = (),
         taken: Sequence[tuple[Tensor, int]] = (),
     ) -> None:
-        """Take down an op; ``parts`` and ``taken``: tensors of which it writes, and reads, so many bytes."""
+        """Record an op. ``parts`` and ``taken`` are tensors of which it writes, or reads, only so many bytes."""
         number = len(self._ops)
         reads = [self._read(t, _nbytes(t)) for t in ins] + [self._read(t, 0) for t, _ in parts]
         reads += [self._read(t, nbytes) for t, nbytes in taken]
@@ -185,7 +187,7 @@ class _Recorder(TorchDispatchMode):
         self._maker.update(dict.fromkeys(writes, number))
 
     def count(self, results: Iterable[Tensor]) -> PieceCount:
-        """Return the launches of what was taken down; ``results``: what the piece gives back."""
+        """Return the launches of the recorded ops; ``results`` are the engine's outputs."""
         results = list(results)
         self._delay({self._maker.get(self._storage(t)) for t in results})
         groups = self._fused()
@@ -213,7 +215,7 @@ class _Recorder(TorchDispatchMode):
         return PieceCount(tuple(launches), most)
 
     def _delay(self, given_back: set[int | None]) -> None:
-        """Let an op of `ROWS` run beside the first that needs it: compilers compute a cast where it is used."""
+        """Move an op of `ROWS` to the first op that needs it: compilers compute a cast where it is used."""
         latest: dict[int | None, int] = {}
         for number in reversed(range(len(self._ops))):
             op = self._ops[number]
@@ -224,7 +226,7 @@ class _Recorder(TorchDispatchMode):
                 latest[read.maker] = min(here, latest.get(read.maker, here))
 
     def _fused(self) -> dict[int, list[int]]:
-        """Return the ops by the first one of each launch: of `ROWS`, those of a level that pass data on."""
+        """Return the ops of each launch, by its first op; `ROWS` ops of a level that share data are one launch."""
         group = list(range(len(self._ops)))
         for number, op in enumerate(self._ops):
             for read in op.reads:
@@ -252,7 +254,7 @@ class _Recorder(TorchDispatchMode):
         )
 
     def _outside(self, numbers: Sequence[int]) -> list[_Read]:
-        """Return what the ops of a group read that is not their own."""
+        """Return what a launch's ops read that none of them computed."""
         own = set(numbers)
         return [read for number in numbers for read in self._ops[number].reads if read.maker not in own]
 
@@ -269,7 +271,9 @@ class _Recorder(TorchDispatchMode):
 
 
 class _AttentionAsOne(TorchFunctionMode):
-    """Keeps attention whole: without a device it would fall into matmuls around a matrix that no kernel writes."""
+    """Keeps attention as one op: on the meta device it would decompose into matmuls with a score matrix that no
+    kernel writes.
+    """
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()
@@ -290,19 +294,21 @@ class _AttentionAsOne(TorchFunctionMode):
 
 
 class _CountedKv:
-    """A lossy cache format that takes down what its kernels move, a launch each way; see `KvFormat`."""
+    """A lossy cache format that records the bytes its kernels move, one launch each for write and read; see
+    `KvFormat`.
+    """
 
     def __init__(self, block: BlockWeights | KeysAndValues, recorder: _Recorder) -> None:
         self._kv, self._model, self._recorder = block.kv, block.model, recorder
 
     @property
     def keys_before_rope(self) -> bool:
-        """As the format that is counted."""
+        """As in the counted format."""
         return self._kv.keys_before_rope
 
     @property
     def exact(self) -> tuple[bool, bool]:
-        """As the format that is counted."""
+        """As in the counted format."""
         return self._kv.exact
 
     def write(
@@ -313,7 +319,9 @@ class _CountedKv:
         k: Tensor,
         v: Tensor,
     ) -> None:
-        """Take down the write of ``token_index`` tokens to every tensor of the cache but a sink's, long full."""
+        """Record the write of ``token_index`` tokens to every cache tensor except an exact sink, which is full by
+        then.
+        """
         tokens = token_index.numel()
         stored = [c for c in self._kv.cache_tensors if c.part != "sink"]
         parts = [(caches[c.name], tokens * c.token_bytes) for c in stored]
@@ -326,7 +334,7 @@ class _CountedKv:
         key_rotary: Mapping[str, Tensor],
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """Take down the expansion of all that is quantised and give windows without content for it."""
+        """Record the expansion of the quantised tensors, and return empty tensors for the results."""
         windows, made = [], []
         for side, exact in zip(("k", "v"), self.exact, strict=True):
             if exact:
@@ -351,6 +359,6 @@ def _address(tensor: Tensor) -> int:
 
 
 def _nbytes(tensor: Tensor) -> int:
-    """Bytes of the numbers that a tensor holds; repeats along a broadcast axis are none."""
+    """Bytes of the distinct numbers of a tensor; a broadcast axis counts once."""
     sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
     return prod(sizes) * tensor.itemsize

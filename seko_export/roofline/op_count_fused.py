@@ -1,7 +1,7 @@
-"""What the fused ops of a layer cost: each takes itself down as one launch and gives tensors without content.
+"""Cost-model stand-ins for the fused ops: each records one launch and returns an empty tensor.
 
-They stand in for `fused_block.LayerOps` while `op_count` counts, since kernels know no meta device and what their
-references do on the way is in registers. Bytes are those of a full cache.
+They replace `fused_block.LayerOps` while `op_count` counts: kernels cannot run on the meta device, and the
+references' intermediate results are registers in a kernel. Bytes are those of a full cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BF16_ATTENTION, FP8_ATTENTION, FP8_MATMUL = "attention, bf16", "attention, fp8",
 
 
 class TakeDown(Protocol):
-    """`op_count`'s way to take down an op."""
+    """The type of `op_count`'s recording function."""
 
     def __call__(
         self,
@@ -35,16 +35,16 @@ class TakeDown(Protocol):
         flops: int = 0,
         parts: Sequence[tuple[Tensor, int]] = (),
     ) -> None:
-        """Take down an op that reads ``ins`` and writes ``outs``, and of ``parts`` so many bytes each."""
+        """Record an op that reads ``ins`` and writes ``outs``; of ``parts`` only so many bytes each."""
 
 
 class CountedOps(LayerOps):
-    """`LayerOps` that compute nothing.
+    """`LayerOps` that compute nothing and record their cost.
 
     Parameters
     ----------
     take_down : TakeDown
-        Told of every launch.
+        Called for every launch.
     """
 
     def __init__(self, take_down: TakeDown) -> None:
@@ -152,7 +152,7 @@ class CountedOps(LayerOps):
         v_out: Tensor,
         rotation: KeyRotation | None = None,
     ) -> None:
-        """Count `scratch.fp8_expand`: all but the chunk's own places is read and written."""
+        """Count `scratch.fp8_expand`: reads and writes everything except the chunk's own tokens."""
         del frame_tokens
         past = k_out.shape[0] * k_out.shape[1]  # of tokens
         caches = (x[:past] for x in (k_codes, k_scales, v_codes, v_scales))
@@ -174,7 +174,7 @@ class CountedOps(LayerOps):
         own: OwnTokens,
         tiles: AttentionTiles | None = None,
     ) -> Tensor:
-        """Count `attention.attention_fp8` over the whole window: q k^T, then the weighted v."""
+        """Count `attention.attention_fp8` over the whole cache: q k^T, then the weighted v."""
         del tiles
         out = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device).flatten(2)
         tokens = k.shape[1]
@@ -183,7 +183,7 @@ class CountedOps(LayerOps):
         return out
 
     def attention_bf16(self, q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Tensor:
-        """Count `attention_bf16.attention_bf16` over the whole window."""
+        """Count `attention_bf16.attention_bf16` over the whole cache."""
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device).flatten(2)
         self._take_down(BF16_ATTENTION, [q, k, v, valid_tokens], [out], flops=4 * q.numel() * k.shape[1])
         return out

@@ -1,7 +1,7 @@
-"""`seko-export plan`: memory and time of a build on a GPU that need not be there.
+"""`seko-export plan`: estimates memory and time of a build on a GPU that need not be present.
 
-Bytes come from the buffer table and the weights' shapes that a build would write (`memory.py`), seconds from
-its pieces' work (`op_count.py`) and the rates in `gpus.py` (`seconds.py`).
+Bytes come from the buffer table and the weights' shapes of the build (`memory.py`), seconds from its engines' work
+(`op_count.py`) and the rates in `gpus.py` (`seconds.py`).
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from seko_runtime.video.schedule import warped_timesteps
 
 @dataclass(frozen=True)
 class Wish:
-    """What is asked of `seko-export plan`.
+    """The question that `seko-export plan` answers.
 
     Parameters
     ----------
     build : BuildOptions
-        Those that `plan` takes; the others at their defaults.
+        Options that `plan` takes; the others keep their defaults.
     gpu : str
         A name of `gpus.GPUS`.
     steps : int or None
-        Denoise passes; the preset's without it.
+        Denoise passes; default: the preset's.
     fps : int or None
-        Video frames per second that are to be kept up with; the preset's without it.
+        Video frames per second that playback needs; default: the preset's.
     """
 
     build: BuildOptions
@@ -48,7 +48,7 @@ class Wish:
 
 
 def predict(wish: Wish) -> dict[str, Any]:
-    """Return what a wish takes of a GPU.
+    """Estimate what a build takes of a GPU.
 
     Returns
     -------
@@ -98,7 +98,7 @@ def predict(wish: Wish) -> dict[str, Any]:
 
 
 def config_of(wish: Wish) -> tuple[BuildConfig, list[str]]:
-    """Return the build that a wish means, on a GPU, and what the reader should know of it."""
+    """Return the configuration that a wish means on a GPU, and notes for the reader."""
     machine = Target("cuda", find_gpu(wish.gpu).arch)
     built = resolve_build(wish.build, machine=machine).config
     if wish.fps is not None:

@@ -1,6 +1,6 @@
-"""How long a build's chunks take on a GPU, for `seko-export plan`.
+"""Time of a build's chunks on a GPU, for `seko-export plan`.
 
-A launch takes the longer of its arithmetic and its traffic, and a launch's own time.
+A launch takes the longer of its arithmetic and its memory traffic, plus a fixed time.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ SELF_ATTENTION, CROSS_ATTENTION, OTHER_MATMUL = "self-attention", "cross-attenti
 
 
 def time_report(config: BuildConfig, gpu: Gpu, work: Work, sessions_fit: int) -> dict[str, Any]:
-    """Return the seconds of `roofline.predict`'s report; ``sessions_fit`` bounds how many may keep up."""
+    """Return the seconds of `roofline.predict`'s report; ``sessions_fit`` limits how many sessions can be real-
+    time.
+    """
     s = config.stream
     sizes = (s.batch,) if config.pool is None else config.pool.buckets
     stream_bytes = chunk_offload_bytes(config)
@@ -88,7 +90,7 @@ def time_report(config: BuildConfig, gpu: Gpu, work: Work, sessions_fit: int) ->
 
 
 def _call(config: BuildConfig, gpu: Gpu, work: Work, rows: int, stream_s: float) -> dict[str, Any]:
-    """Return what a chunk of so many rows takes, ``stream_s`` of it at least for its layers' copies."""
+    """Return the time of a chunk with so many rows; it takes at least ``stream_s``, the time of its layer copies."""
     passes = len(config.schedule.timesteps)
     bucket = None if config.pool is None else rows
     # engines of full rows alone, where there are any
@@ -110,7 +112,7 @@ def _call(config: BuildConfig, gpu: Gpu, work: Work, rows: int, stream_s: float)
 
 
 def _runs(config: BuildConfig, bucket: int | None, *, full: bool) -> dict[str, int]:
-    """Return how often a chunk runs each program, with the engines of full rows or of any."""
+    """Return how often a chunk runs each program, with the engines for full rows or for any rows."""
     runs = {
         ProgramKey("begin", bucket): 1,
         ProgramKey("denoise", bucket, full): len(config.schedule.timesteps),

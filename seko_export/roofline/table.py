@@ -1,4 +1,4 @@
-"""What `seko-export plan` prints: the report of `roofline.predict` as text."""
+"""Text output of `seko-export plan`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pieces of a build, counted for `seko-export plan`: what is launched, and what lies between two launches."""
+"""Work counts of all engines of a build, for `seko-export plan`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seko_runtime.format.program_key import ProgramKey
 
 @dataclass(frozen=True)
 class Work:
-    """The pieces of a build, counted."""
+    """The engines of a build with their counts."""
 
     pieces: Mapping[str, Piece]
     programs: Mapping[str, tuple[Call, ...]]
@@ -25,13 +25,13 @@ class Work:
 
     @classmethod
     def of(cls, config: BuildConfig) -> Work:
-        """Count every piece of a build for a GPU."""
+        """Count every engine of a build for a GPU."""
         graph = graph_of(config)
         counts = {name: count_piece(one) for name, one in graph.pieces.items()}
         return cls(graph.pieces, graph.programs, counts)
 
     def scratch_bytes(self, programs: Collection[str]) -> int:
-        """Most that lies between the launches of these programs, of calls of any size, of which one runs at a time."""
+        """Return the largest scratch of any call of these programs; calls run one at a time."""
         asked = (calls for name, calls in self.programs.items() if ProgramKey.parse(name).role in programs)
         return max(map(self._scratch, asked), default=0)
 
@@ -48,5 +48,5 @@ class Work:
 
 
 def nbytes(argument: Argument) -> int:
-    """Return the bytes of a piece's input or output."""
+    """Return the bytes of an engine's input or output."""
     return prod(argument.shape) * argument.dtype.itemsize

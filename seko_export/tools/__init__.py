@@ -1,1 +1,1 @@
-"""What is asked of a finished artifact: its contents, its speed, its profile."""
+"""Reports on finished artifacts and checkpoints: contents, speed, profile."""

@@ -1,4 +1,4 @@
-"""What the CLI shows of a checkpoint: family, dimensions and where each comes from, and the build that it is for."""
+"""Report of `seko-export inspect CHECKPOINT`: family, dimensions with their sources, and the build command."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MEDIA = (("vae", "--vae"), ("text_encoder", "--text-encoder"))  # folders of a 
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Tell by what lies at a path whether it is to be read as a checkpoint; else it is an artifact, or nothing."""
+    """Return whether a path looks like a checkpoint rather than an artifact, by what lies there."""
     if path.is_dir():
         if (path / MANIFEST_FILE).exists():
             return False
@@ -48,7 +48,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def inspect_checkpoint(path: Path) -> dict[str, Any]:
-    """Return what a checkpoint is. Its keys and shapes are checked; no weight is read.
+    """Return the report on a checkpoint. Keys and shapes are checked; no weight is read.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def _shown(facts: Mapping[str, Fact]) -> dict[str, dict[str, Any]]:
 
 
 def _preset_of(model: ModelConfig, known: Mapping[str, Preset]) -> str | None:
-    """Return the preset with these dimensions, the sample's among them."""
+    """Return the preset with these dimensions, the sample included."""
     models = {name: preset.model for name, preset in known.items()}
     if SAMPLE_FOLDER.is_dir():
         models[SAMPLE] = read_sample().model
@@ -112,7 +112,7 @@ def _preset_of(model: ModelConfig, known: Mapping[str, Preset]) -> str | None:
 
 
 def _media_hint(path: Path) -> str:
-    """Return what a file is that is no model: a VAE or a text encoder, and the option that takes it."""
+    """Return what a file is if it is a VAE or a text encoder, and which option takes it."""
     with suppress(CheckpointError):
         load_vae(path, vae_config_of(path))
         return "\n  hint: it is a VAE; give it with --vae beside a model"
@@ -123,7 +123,7 @@ def _media_hint(path: Path) -> str:
 
 
 def _command(path: Path, options: BuildOptions, facts: ReadFacts, preset: str | None) -> str:
-    """Return the command that builds a checkpoint; heads that it does not tell are spelled out."""
+    """Return the command that builds a checkpoint; it includes ``--heads`` if the file does not tell them."""
     words = ["seko-export", "build", str(path)]
     heads = facts.model.get("heads")
     if heads is None or not heads.is_read:

@@ -1,4 +1,4 @@
-"""What the CLI shows of a finished artifact: its contents, its goldens, its speed. All through the runtime."""
+"""Reports on a finished artifact: contents, goldens, speed. Everything goes through the runtime."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from seko_runtime.opening.golden import verdict
 
 
 def inspect_artifact(path: Path) -> dict[str, Any]:
-    """Return what an artifact holds, after checking every hash; no engine is loaded.
+    """Return the contents of an artifact after checking every hash; loads no engine.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ def inspect_artifact(path: Path) -> dict[str, Any]:
     Raises
     ------
     ArtifactError
-        Of the class that fits what is wrong with it.
+        A subclass for the cause.
     """
     checked = check_artifact(path, fits_here=False)
     manifest = checked.manifest
@@ -60,15 +60,15 @@ def verify_artifact(path: Path) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``digest``, and what `seko_runtime.opening.golden.verdict` says: ``ok``, ``worst`` and, a recorded chunk each,
-        ``errors``.
+        ``digest``, and the result of `seko_runtime.opening.golden.verdict`: ``ok``, ``worst``, and ``errors`` for
+        each recorded chunk.
     """
     with open_artifact(path) as artifact:
         return {"digest": artifact.digest} | verdict(artifact.verify())
 
 
 def bench_artifact(path: Path, chunks: int) -> dict[str, Any]:
-    """Time an artifact with its golden text, chunk by chunk, the host waiting for each.
+    """Time an artifact with its golden text, one chunk at a time; the host waits for each.
 
     Parameters
     ----------
@@ -121,6 +121,6 @@ def bench_artifact(path: Path, chunks: int) -> dict[str, Any]:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Return the smallest value that at least ``share`` of the values do not exceed."""
+    """Return the smallest value that at least a ``share`` of the values does not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

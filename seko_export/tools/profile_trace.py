@@ -1,4 +1,6 @@
-"""A Chrome trace of profiled chunks to figures: buckets, engines, launches, gaps. No torch; nothing is run here."""
+"""Figures from a Chrome trace of profiled chunks: buckets, engines, launches, gaps. Imports no torch and runs
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,7 @@ _PATH = re.compile(r"(?<![\w.~/])(file://)?~?(/[\w.+@~-]+)+/?")  # absolute; "GB
 
 
 def bucket_of(name: str) -> str:
-    """Return the bucket, one of `BUCKETS`, of a kernel, copy, op or named range; ``other`` for an unknown name."""
+    """Return the bucket (one of `BUCKETS`) of a kernel, copy, op or named range; ``other`` for unknown names."""
     return next((bucket for bucket, rule in _RULES if rule.search(name)), "other")
 
 
@@ -101,17 +103,17 @@ class Digest:
     Parameters
     ----------
     on_device : bool
-        Whether times are a GPU's; else they are the CPU's, each name without what ran inside it.
+        Whether times are a GPU's. Otherwise they are the CPU's, each without the time of nested spans.
     span_ns : int
-        From the chunk's call to its latents (and video frames, where it makes any) on the host.
+        From the call of the chunk until its latents (and video frames, if any) are on the host.
     busy_ns, largest_gap_ns : int
-        Time of the span in which the device (on a CPU: an engine or an op) was at work; longest time it was not.
+        Time in which the device (on a CPU: an engine or op) was busy, and the longest time in which it was idle.
     names : Mapping[str, tuple[int, int]]
         Calls and nanoseconds of every kernel, copy, op and range.
     engines : Mapping[str, tuple[int, int]]
-        Calls and nanoseconds of every engine, all inside it included; empty where no range tells.
+        Calls and nanoseconds of every engine with everything inside it; empty if the trace has no ranges.
     launches : Mapping[str, int]
-        Calls of the host that launched ``graphs``, ``kernels``, ``copies``, ``sets``.
+        How often the host launched ``graphs``, ``kernels``, ``copies``, ``sets``.
     """
 
     on_device: bool
@@ -124,7 +126,7 @@ class Digest:
 
     @property
     def total_ns(self) -> int:
-        """Time of all names, which is what shares are of."""
+        """Sum over all names, to which shares refer."""
         return sum(time for _, time in self.names.values())
 
     def report(self, top: int) -> dict[str, Any]:
@@ -152,14 +154,14 @@ class Digest:
         }
 
     def engine_rows(self) -> dict[str, dict[str, Any]]:
-        """Return calls, time and share by engine, the largest first, and what lies between them."""
+        """Return calls, time and share of each engine, the largest first, and of the time between engines."""
         total = self.total_ns
         rows = sorted(self.engines.items(), key=lambda row: -row[1][1])
         return {name: _row(*figures, total) for name, figures in rows}
 
 
 def digest_trace(trace: Mapping[str, Any]) -> Digest:
-    """Make the figures of the chunk whose duration is the median of those in a trace.
+    """Return the figures of the chunk with the median duration in a trace.
 
     Parameters
     ----------
@@ -196,14 +198,15 @@ def digest_trace(trace: Mapping[str, Any]) -> Digest:
 
 
 def scrubbed(value: Any, words: Sequence[str] = ()) -> Any:
-    """Return a trace without what tells of the machine: host, file names, absolute paths, and ``words`` in values.
+    """Return a trace without data that identifies the machine: host, file names, absolute paths, and ``words`` in
+    values.
 
     Parameters
     ----------
     value : Any
         Plain data; a trace or a part of one.
     words : Sequence[str]
-        Names, such as the user's, to be blanked wherever they stand as whole words outside of an event's name.
+        Names, such as the user's, that are blanked wherever they are whole words, except in event names.
     """
     if isinstance(value, Mapping):
         kept = ("name", "cat", "ph") if value.get("ph") == "X" else ()
@@ -235,7 +238,7 @@ def _spans(trace: Mapping[str, Any]) -> Iterable[Span]:
 
 
 def _self_times(host: Sequence[Span]) -> Iterable[tuple[str, int]]:
-    """Give each span's time without that of the spans inside it, thread by thread."""
+    """Return each span's time without that of nested spans, thread by thread."""
     threads: dict[Any, list[Span]] = {}
     for span in host:
         threads.setdefault(span.thread, []).append(span)
@@ -269,7 +272,7 @@ def _engines_by_range(host: Sequence[Span], total: int) -> dict[str, tuple[int, 
 def _engines_by_launch(
     host: Sequence[Span], calls: Sequence[Span], device: Sequence[Span]
 ) -> dict[str, tuple[int, int]]:
-    """Give each engine what the launches inside its range ran on the device; nothing where there is no range."""
+    """Attribute to each engine what the launches inside its range ran on the device; empty without ranges."""
     ranges = [span for span in host if span.name.startswith(ENGINE_RANGE)]
     if not ranges:  # a captured chunk: its engines ran once, when it was captured
         return {}
@@ -296,7 +299,7 @@ def _with_rest(engines: dict[str, tuple[int, int]], total: int) -> dict[str, tup
 
 
 def _busy(work: Sequence[Span], chunk: Span) -> tuple[int, int]:
-    """Return how long any of ``work`` ran within ``chunk``, and the longest time that none did."""
+    """Return how long any of ``work`` ran within ``chunk``, and the longest idle time."""
     busy = longest = 0
     reached = chunk.begin
     for span in work:

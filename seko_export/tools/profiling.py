@@ -1,4 +1,4 @@
-"""`seko-export profile`: runs steady chunks with and without torch's profiler; reading its trace is `profile_trace`."""
+"""`seko-export profile`: runs steady chunks with and without torch's profiler. `profile_trace` reads the trace."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ _KINETO = {"KINETO_LOG_LEVEL": "6", "DISABLE_CUPTI_LAZY_REINIT": "1", "TEARDOWN_
 
 
 def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = None) -> dict[str, Any]:
-    """Profile steady chunks of an artifact: the cache is full, the text is the golden's.
+    """Profile steady chunks of an artifact, with a full cache and the golden text.
 
     Parameters
     ----------
     path : Path
         The artifact's folder.
     chunks : int
-        Chunks to run without the profiler, then as many with it; the figures are those of the median one.
+        Chunks to run without the profiler, and as many with it. Figures are those of the median chunk.
     top : int
-        Names in the list of the costliest.
+        Length of the list of the most expensive names.
     trace : Path, optional
-        Where to write the profiled chunks for Chrome's or Perfetto's viewer.
+        File for the trace, for Chrome's or Perfetto's viewer.
 
     Returns
     -------
@@ -57,11 +57,11 @@ def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = 
     Raises
     ------
     ArtifactError
-        Of the class that fits what is wrong with it.
+        A subclass for the cause.
     MachineError
-        If ``trace`` cannot be written, or the profiler sees nothing of the GPU.
+        If ``trace`` cannot be written, or the profiler records nothing of the GPU.
     UsageError
-        If ``trace`` lies inside the artifact, which must hold nothing that its manifest does not list.
+        If ``trace`` lies inside the artifact, whose folder must hold only files in its manifest.
     """
     if trace is not None:
         check_trace_goal(trace, path)
@@ -108,7 +108,7 @@ def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = 
 
 
 def check_trace_goal(trace: Path, artifact: Path) -> None:
-    """See that a trace can be written, before any work; leaves nothing behind.
+    """Check that a trace can be written, before any work; leaves nothing behind.
 
     Raises
     ------
@@ -129,7 +129,7 @@ def check_trace_goal(trace: Path, artifact: Path) -> None:
 
 
 def show(report: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print what `profile_artifact` gave, as tables."""
+    """Print the result of `profile_artifact` as tables."""
     console = Console() if console is None else console
     if not console.is_terminal:
         console = Console(file=console.file, width=WIDTH, no_color=True)
@@ -158,7 +158,9 @@ def show(report: Mapping[str, Any], console: Console | None = None) -> None:
 
 
 class _Ranges:
-    """Named ranges around engines' calls, shown to the profiler only while asked for: unprofiled time has none."""
+    """Named ranges around engine calls, shown to the profiler only on request, so that other runs do not pay for
+    them.
+    """
 
     def __init__(self) -> None:
         self._on = False
@@ -184,7 +186,7 @@ class _Ranges:
 
 
 def _uncaptured_engines(artifact: OpenArtifact, ranges: _Ranges) -> Digest:
-    """Profile a chunk of a session that captures nothing: there each launch lies in its engine's range."""
+    """Profile a chunk of a session without graph capture: there every launch lies in its engine's range."""
     with artifact.without_capture(), artifact.open_session() as session:
         _fill(session, artifact.manifest)
         with ranges.shown():
@@ -210,7 +212,7 @@ def _timed_chunk(session: Session) -> float:
 
 
 def _traced(session: Session, chunks: int, on_device: bool) -> tuple[dict[str, Any], list[float]]:
-    """Run chunks under the profiler; return its trace, as plain data, and each chunk's seconds on the host."""
+    """Run chunks under the profiler; return its trace as plain data, and each chunk's seconds on the host."""
     from torch.profiler import ProfilerActivity, profile, record_function
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_device else [])]
@@ -263,7 +265,7 @@ def _writing(goal: Path) -> Iterator[None]:
 
 @contextmanager
 def _kineto_settings() -> Iterator[None]:
-    """Set what Kineto reads from the environment, where the user has not; taken back at the end."""
+    """Set environment variables that Kineto reads, unless the user did; restored at the end."""
     ours = {name: value for name, value in _KINETO.items() if name not in os.environ}
     os.environ.update(ours)
     try:

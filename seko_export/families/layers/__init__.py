@@ -1,1 +1,1 @@
-"""Modules of causal video transformers over a KV ring, for every family."""
+"""Modules of causal video transformers with a ring cache, shared by all families."""

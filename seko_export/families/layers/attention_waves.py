@@ -1,7 +1,6 @@
-"""Torch's attention cut so that its query tiles fill a GPU's last wave, too (`seko_kernels.waves`).
+"""Splits torch's attention so that its query tiles also fill a GPU's last wave (`seko_kernels.waves`).
 
-cuDNN's attention on Hopper gives each tile of 128 queries of a head to one multiprocessor, from the first to the last
-key.
+On Hopper, cuDNN's attention gives each tile of 128 queries of a head to one multiprocessor, which goes over all keys.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ MOST_SPLITS = 24
 
 
 def waves_for(batch: int, heads: int, queries: int, keys: int, slots: int) -> Waves | None:
-    """Return how to cut an attention on a GPU that runs `slots` tiles at a time; None where whole tiles do as well."""
+    """Return how to split an attention on a GPU that runs `slots` tiles at a time; None if whole tiles are as good."""
     splits = [number for number in range(2, MOST_SPLITS + 1) if keys % number == 0]
     return cut(batch * heads, queries, keys, TILE, slots, splits)
 
 
 def waves_on(device: torch.device, batch: int, heads: int, queries: int, keys: int) -> Waves | None:
-    """Return `waves_for` this device: None for all but a Hopper GPU, where cuDNN's tiles were measured."""
+    """Return `waves_for` this device; None unless it is a Hopper GPU, where cuDNN's tiles were measured."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return None
     slots = torch.cuda.get_device_properties(device).multi_processor_count
@@ -33,7 +32,7 @@ def waves_on(device: torch.device, batch: int, heads: int, queries: int, keys: i
 def cut_attention(q: Tensor, k: Tensor, v: Tensor, waves: Waves) -> Tensor:
     """Return softmax(q k^T / sqrt(D)) v as [B, T, H, D]; q [B, T, H, D], k and v [B, N, H, D].
 
-    The parts are rounded to q's dtype, each at most as large as the values are, and summed in float32.
+    Each part is rounded to q's dtype, and the parts are summed in float32.
     """
     rest = queries_in_parts(q.narrow(1, waves.whole, q.shape[1] - waves.whole), waves.splits)
     parts, lse = attention_with_lse(rest, keys_in_parts(k, waves.splits), keys_in_parts(v, waves.splits))
@@ -47,13 +46,13 @@ def cut_attention(q: Tensor, k: Tensor, v: Tensor, waves: Waves) -> Tensor:
 
 
 def queries_in_parts(q: Tensor, splits: int) -> Tensor:
-    """Return [B*S, R, H, D], the same queries [B, R, H, D] for each part of the keys."""
+    """Return [B*S, R, H, D]: the queries [B, R, H, D] repeated for each part of the keys."""
     parts: Tensor = q.unsqueeze(1).expand(-1, splits, -1, -1, -1).flatten(0, 1)
     return parts
 
 
 def keys_in_parts(x: Tensor, splits: int) -> Tensor:
-    """Return [B*S, N/S, H, D] of keys or values [B, N, H, D]: a view."""
+    """Return [B*S, N/S, H, D]: keys or values [B, N, H, D] split into S parts, as a view."""
     parts: Tensor = x.unflatten(1, (splits, -1))
     return parts.flatten(0, 1)
 

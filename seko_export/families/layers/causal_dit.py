@@ -1,13 +1,13 @@
-"""The Wan-family causal video DiT as a static step, in the five pieces that become engines.
+"""The Wan-family causal video DiT as a static step, in the modules that become engines.
 
-`Embed` runs once a pass, `Block` once a layer and pass, `Head` once a pass; `Prompt` and `PromptKv` run once a
-prompt. Every size comes from a frozen config and every position as a tensor, so one traced graph serves the
-whole life of a stream, and rows of a batch may stand at different chunks. The sampler is not here
-(`sampler.py`), nor are the bytes of a quantised cache (`seko_kernels`).
+`Embed` runs once for each pass, `Block` for each layer and pass, `Head` for each pass; `Prompt` and `PromptKv` run
+once for each prompt. Every size comes from a frozen config and every position is a tensor, so one traced graph serves
+a whole stream, and rows of a batch may be at different chunks. The sampler is in `sampler.py`, the bytes of a
+quantised cache are in `seko_kernels`.
 
-Shapes: B rows, F latent frames of the chunk, n tokens a latent frame, T = F*n, N tokens of the cache,
-d width, H heads, D channels a head. Source of the maths: Wan 2.1 (arXiv 2503.20314) and Self-Forcing
-(arXiv 2506.08009). Matmuls run in the weights' dtype; norms, modulation, RoPE, time and head in float32.
+Shapes: B rows, F latent frames of the chunk, n tokens of a latent frame, T = F*n, N tokens of the cache, d width, H
+heads, D channels of a head. Source of the maths: Wan 2.1 (arXiv 2503.20314) and Self-Forcing (arXiv 2506.08009).
+Matmuls run in the weights' dtype; norms, modulation, RoPE, time and head in float32.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from seko_kernels.kv_formats import KvFormat
 
 
 class Embed(nn.Module):
-    """Latents, times and positions to what every block of a pass needs.
+    """Patch, time and position embeddings shared by all blocks of one pass.
 
     Parameters
     ----------
     key_rotary : bool
-        Whether the blocks need to know what each slot of the cache holds: where keys are stored before RoPE.
+        Whether to return the rotary tables of all cached keys; needed if keys are stored before RoPE.
     update : bool
-        Whether the blocks take what the layer before gave last beside the hidden state; before the first one, zeros.
+        Whether blocks also pass on the previous layer's FFN output; the first block gets zeros.
     """
 
     groups = ("given",)
@@ -82,28 +82,29 @@ class Embed(nn.Module):
         write_slots : Tensor
             [B, F] int64, the ring slot that each latent frame is written to.
         given_frames : Tensor
-            [B] int64, how many leading frames of the chunk are given: clean, so at the context time in every pass.
+            [B] int64, how many leading frames of the chunk are conditioning frames: clean, with the context timestep
+            in every pass.
         context_timestep : Tensor
-            [1] float32, that time.
+            [1] float32, the context timestep.
         slot_frames : Tensor, optional
-            [B*cache_frames] int64, the frame that each slot holds; only with `key_rotary`. A part of the cache: the
-            chunk's own are written in place here, before any block writes their keys. Kept and not computed, because
-            it has no closed form: where a cache is rebuilt, frames are no longer one after another in it.
+            [B*cache_frames] int64, the frame in each slot; only with `key_rotary`. The chunk's own frames are written
+            here in place, before any block writes their keys. It is state and not computed, because after a cache was
+            rebuilt its frames are no longer consecutive.
         valid_tokens : Tensor, optional
-            [B] int64, how far each row's cache is filled; only where positions are those within the window.
+            [B] int64, how many tokens of each row's cache are filled; only with window positions.
         rows : Tensor, optional
-            [B] int64, of a pool: which row of the caches each row of the call is; then ``slot_frames`` is the pool's.
+            [B] int64, only in a pool: the pool row of each batch index; ``slot_frames`` then covers all pool rows.
         given : mapping of str to Tensor, optional
-            The family's inputs of the caller that `beside` takes, [B, ...] each.
+            The caller's inputs that `beside` takes, [B, ...] each.
 
         Returns
         -------
         hidden : Tensor
             [B, T, d] in the compute dtype.
         update : Tensor
-            With `update` alone: zeros of the same.
+            Only with `update`: zeros of the same shape.
         modulation : Tensor
-            [B, F, 6, d] float32, shift, scale and gate of both halves of a block, per latent frame.
+            [B, F, 6, d] float32: shift, scale and gate for both halves of a block, for each latent frame.
         time : Tensor
             [B, F, d] float32, for the head.
         cos, sin : Tensor
@@ -127,18 +128,20 @@ class Embed(nn.Module):
         return (*state, modulation, time, *positions)
 
     def beside(self, latents: Tensor, given: Mapping[str, Tensor]) -> Tensor:
-        """Return what is embedded, [B, in_channels, F, h, w]: the latents, and what a family puts beside them."""
+        """Return the tensor to embed, [B, in_channels, F, h, w]: the latents, and what a family concatenates to
+        them.
+        """
         del given
         return latents
 
 
 class BlockWeights(nn.Module):
-    """The parameters of one transformer layer, whichever way it is computed.
+    """The parameters of one transformer layer, shared by its plain and fused implementations.
 
     Parameters
     ----------
     tail : nn.Module, optional
-        What the family puts behind the feed-forward: from the hidden state [B, T, d] and its inputs of the caller by
+        A module of the family behind the feed-forward. It maps the hidden state [B, T, d] and the caller's inputs by
         name, each [B, ...], to the next hidden state.
     """
 
@@ -174,7 +177,7 @@ class BlockWeights(nn.Module):
 class Block(BlockWeights):
     """One transformer layer: self-attention over the cache, cross-attention to the text, feed-forward.
 
-    In plain torch; `fused_block.FusedBlock` is the same layer in kernels of ours.
+    In plain torch; `fused_block.FusedBlock` is the same layer in Seko's kernels.
 
     Parameters
     ----------
@@ -220,19 +223,19 @@ class Block(BlockWeights):
         hidden, modulation, cos, sin, token_index : Tensor
             From `Embed`.
         valid_tokens : Tensor
-            [B] int64, how many tokens of each row's cache hold something, this chunk included.
+            [B] int64, how many tokens of each row's cache are filled, this chunk included.
         text_k, text_v : Tensor
             [B, text tokens, H, D], from `PromptKv`.
         caches : Mapping[str, Tensor]
-            This layer's cache tensors as `kv` lays them out, each [B*N, ...]; written in place.
+            This layer's cache tensors in `kv`'s layout, each [B*N, ...]; written in place.
         scales : Mapping[str, Tensor]
-            This layer's static scales as `kv` names them.
+            This layer's constants, as `kv` names them.
         places : Mapping[str, Tensor]
-            ``slot_rotary`` and ``patch_rotary`` from `Embed` where `kv` stores keys before RoPE, else nothing.
+            ``slot_rotary`` and ``patch_rotary`` from `Embed` if `kv` stores keys before RoPE, else empty.
         rows : Tensor, optional
-            [B] int64, of a pool: which row of the caches, and of ``text_k`` and ``text_v``, each row of the call is.
+            [B] int64, only in a pool: the pool row of each batch index, for the caches, ``text_k`` and ``text_v``.
         given : mapping of str to Tensor, optional
-            The inputs of the caller that the tail takes.
+            The caller's inputs that the tail takes.
 
         Returns
         -------
@@ -295,7 +298,7 @@ class Block(BlockWeights):
 
 
 class Head(nn.Module):
-    """The last norm, the projection to latent patches, and their reassembly."""
+    """The last norm, the projection to latent patches, and unpatchifying."""
 
     def __init__(self, model: ModelConfig, stream: StreamConfig) -> None:
         super().__init__()
@@ -311,7 +314,7 @@ class Head(nn.Module):
 
 
 class Prompt(nn.Module):
-    """Text encoder output to the context that the layers attend to."""
+    """Projects the text encoder's output to the context that the layers attend to."""
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -328,7 +331,7 @@ class Prompt(nn.Module):
 
 
 class PromptKv(nn.Module):
-    """One layer's cross-attention K and V of a prompt: they never change while the prompt stands."""
+    """One layer's cross-attention K and V. They are computed once for each prompt."""
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -345,7 +348,7 @@ class PromptKv(nn.Module):
 
 
 class SelfAttentionWeights(nn.Module):
-    """Weights of self-attention; q, k and v are one matrix, which fills the GPU better (facts: N=1536)."""
+    """Weights of self-attention. q, k and v are one matrix, which uses the GPU better."""
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -400,7 +403,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def window_attention(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor | None) -> Tensor:
-    """Return `attention` to the first ``valid_tokens`` [B] keys of each row, or to all: then without a bias."""
+    """Return `attention` to the first ``valid_tokens`` [B] keys of each row; with None to all keys, without a bias."""
     if valid_tokens is None:
         waves = waves_on(q.device, q.shape[0], q.shape[2], q.shape[1], k.shape[1])
         return attention(q, k, v, None) if waves is None else cut_attention(q, k, v, waves).flatten(2)
@@ -413,14 +416,14 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor | Non
 
 
 def is_filled(valid_tokens: Tensor, tokens: int) -> Tensor:
-    """Return [B, N] bool: which cache tokens lie below ``valid_tokens`` [B]."""
+    """Return [B, N] bool: whether each cache token lies below ``valid_tokens`` [B]."""
     return torch.arange(tokens, device=valid_tokens.device) < valid_tokens[:, None]
 
 
 def fill_bias(valid_tokens: Tensor, tokens: int, dtype: torch.dtype) -> Tensor:
-    """Return [B, 1, 1, N]: 0 for cache tokens below ``valid_tokens`` [B], -inf behind.
+    """Return [B, 1, 1, N]: 0 for cache tokens below ``valid_tokens`` [B], -inf for the others.
 
-    Slots fill in order (slot == frame until the cache is full), so a count says which of them hold something.
+    Slots are filled in order, so a count is enough to say which are filled.
     """
     filled = is_filled(valid_tokens, tokens)
     zero = torch.zeros((), dtype=dtype, device=valid_tokens.device)
@@ -436,12 +439,12 @@ def sinusoid(timestep: Tensor, width: int) -> Tensor:
 
 
 def is_conditioning(given_frames: Tensor, chunk_frames: int) -> Tensor:
-    """Return [B, F] bool: which frames of the chunk are given, from how many leading ones [B]."""
+    """Return [B, F] bool: whether each frame of the chunk is a conditioning frame, from their number [B]."""
     return torch.arange(chunk_frames, device=given_frames.device) < given_frames[:, None]
 
 
 def patchify(latents: Tensor) -> Tensor:
-    """Return [B, T, C*4]: each token's channels of one 2x2 patch, ordered (C, row, column)."""
+    """Return [B, T, C*4]: the channels of one 2x2 patch for each token, ordered (C, row, column)."""
     batch, channels, frames, height, width = latents.shape
     x = latents.reshape(batch, channels, frames, height // PATCH, PATCH, width // PATCH, PATCH)
     return x.permute(0, 2, 3, 5, 1, 4, 6).flatten(4).flatten(1, 3)

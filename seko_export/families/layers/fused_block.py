@@ -1,13 +1,13 @@
-"""One transformer layer in kernels of ours: `causal_dit.Block` with fewer launches, and fp8 attention if wanted.
+"""One transformer layer in Seko's kernels: `causal_dit.Block` with fewer launches, optionally with fp8 attention.
 
-With torch's attention (`RowFusedBlock`, any cache) norms, modulation, residuals and RoPE are ours, and nothing is
-rounded otherwise than in `Block`. With fp8 attention (`FusedBlock`, an FP4 cache) the past is expanded straight to a
-scratch, its keys in int8 and its values in fp8, and one kernel attends to it and to the chunk's own keys and values,
-which are left as they are (docs/adr/0004). The scratch is made in each call and let go behind it, so all layers share
-one; or a resident window stands in its place, which `past_window.WindowExpand` fills once a chunk. Attention reads how
-far it is filled on the device, so full and filling rows share one engine.
+`RowFusedBlock` works with any cache: it fuses norms, modulation, residuals and RoPE, uses 16-bit attention, and
+rounds exactly as `Block` does. `FusedBlock` needs an FP4 cache: the past is expanded to an 8-bit scratch (keys int8,
+values fp8), and one kernel attends to it and to the chunk's own unquantised keys and values (docs/adr/0004). The
+scratch lives for one call, so all layers share its memory. With a resident window, `past_window.WindowExpand` fills
+it once a chunk instead. Attention reads the number of filled tokens on the device, so full and filling rows share an
+engine.
 
-Shapes as in `causal_dit`. Where there is no GPU each op is its reference in plain torch.
+Shapes as in `causal_dit`. Without a GPU each op runs its reference in plain torch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SHIFT_1, SCALE_1, GATE_1, SHIFT_2, SCALE_2, GATE_2 = range(6)
 
 
 class Fp8Linear(nn.Module):
-    """Weights of a matmul in fp8: e4m3 with a scale an output channel. What it takes is quantised before, by rows."""
+    """Weights of an fp8 matmul: e4m3 with a scale for each output channel. Its input is already quantised by row."""
 
     def __init__(self, inner: int, outer: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Fp8Linear(nn.Module):
 
 
 class Past(NamedTuple):
-    """What a layer attends to beside its chunk: `FusedLayer.forward`'s arguments, and the rows that its caches hold."""
+    """What a layer attends to besides its chunk, and the number of rows that its caches hold."""
 
     valid_tokens: Tensor
     caches: Mapping[str, Tensor]
@@ -71,12 +71,12 @@ class Past(NamedTuple):
 
 
 class FusedLayer(BlockWeights):
-    """What the layers of this file have in common: all but self-attention.
+    """What the fused layers share: everything except self-attention.
 
     Parameters
     ----------
     fp8 : bool
-        Whether weights and activations of its matmuls are fp8; the text's keys and values are not of the layer.
+        Whether weights and activations of its matmuls are fp8. The text's keys and values are computed elsewhere.
     """
 
     groups = (*BlockWeights.groups, "window")
@@ -119,35 +119,35 @@ class FusedLayer(BlockWeights):
         rows: Tensor | None = None,
         given: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Advance the hidden state by one layer; with `token_index` put this layer's K and V into the cache.
+        """Advance the hidden state by one layer; with `token_index` also write this layer's K and V.
 
-        What the layer before gave last is not in `hidden` yet: its gate and this layer's norm are one kernel.
+        `hidden` excludes the previous layer's FFN output: its gated residual is added here, fused with the norm.
 
         Parameters
         ----------
         hidden, modulation, cos, sin : Tensor
             From `Embed`.
         update : Tensor
-            [B, T, d], what the layer before gave last, as it left the matmul; zeros before the first one, and where a
-            tail stands behind the feed-forward: nothing is left for the next norm to add then.
+            [B, T, d], the previous layer's FFN output. Zeros before the first layer, and if a tail follows the
+            feed-forward, since then nothing is left to add.
         valid_tokens, text_k, text_v, caches, places, rows : Tensor or mapping
-            As `Block` takes them.
+            As in `Block.forward`.
         scales : Mapping[str, Tensor]
-            The cache format's constants, and of an FP4 cache those that `scratch.scratch_scales` names.
+            The cache format's constants; for an FP4 cache also those of `scratch.scratch_scales`.
         window : Mapping[str, Tensor]
-            A resident window, by `PastWindow`'s names; empty without one.
+            A resident window, by `PastWindow`'s names; empty if there is none.
         write_slots : Tensor, optional
-            [B, F] int64, the ring slot of each latent frame of the chunk, in its own row's cache; of an FP4 cache that
-            this layer expands.
+            [B, F] int64, the ring slot of each latent frame of the chunk in its row's cache; for layers that expand
+            an FP4 cache.
         token_index : Tensor, optional
-            [B*T] int64 from `Embed`, where the layer writes.
+            [B*T] int64 from `Embed`, if the layer writes its K and V.
         given : mapping of str to Tensor, optional
-            The inputs of the caller that the tail takes.
+            The caller's inputs that the tail takes.
 
         Returns
         -------
         hidden, update : Tensor
-            As it takes them.
+            As the parameters of these names.
         """
         ops, eps, dtype = self.ops, self.model.norm_eps, hidden.dtype
         shift_scale_gate = Modulation(modulation, self.modulation.squeeze(0))
@@ -198,13 +198,13 @@ class FusedLayer(BlockWeights):
         write_slots: Tensor | None,
         token_index: Tensor | None,
     ) -> Tensor:
-        """Return what attention to cache and chunk gives, [B, T, d], and write what is to be written."""
+        """Return the attention to cache and chunk, [B, T, d], and write K and V if asked for."""
         raise NotImplementedError
 
     def _norm_rope(
         self, qkv: Tensor, cos: Tensor, sin: Tensor, plain_keys: str
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q and k as attention takes them, [B, T, H, D], and the keys that `plain_keys` asks for."""
+        """Return q and k for attention, [B, T, H, D], and the keys that `plain_keys` selects."""
         batch, s = qkv.shape[0], self.stream
         weights = (self.self_attn.norm_q.weight, self.self_attn.norm_k.weight)
         # To a chunk of its own, not to the cache: the compiler copies whole what is written through a view.
@@ -227,13 +227,13 @@ class FusedLayer(BlockWeights):
 
 
 class FusedBlock(FusedLayer):
-    """One transformer layer over an NVFP4 cache, the past in 8 bits: a chunk sees itself as it is.
+    """One transformer layer over an NVFP4 cache: the past in 8 bits, the chunk's own tokens unquantised.
 
     Parameters
     ----------
     writes : bool
-        Whether the layer writes its keys and values to the cache: the context pass alone does, since nobody reads
-        what a denoise pass would write.
+        Whether the layer writes K and V to the cache. Only the context pass does, since nothing reads what a denoise
+        pass would write.
     fp8 : bool
         As `FusedLayer` takes it.
     """
@@ -282,14 +282,14 @@ class FusedBlock(FusedLayer):
 
 
 class RowFusedBlock(FusedLayer):
-    """One transformer layer over any cache, with 16-bit attention: nothing is rounded otherwise than in `Block`.
+    """One transformer layer over any cache with 16-bit attention; it rounds exactly as `Block` does.
 
     Parameters
     ----------
     masked : bool
         As `Block` takes it.
     kernel : bool
-        Whether the attention is our kernel, which needs no mask to see filled places alone; else it is torch's.
+        Whether attention is Seko's kernel, which needs no mask; otherwise it is torch's.
     fp8 : bool
         As `FusedLayer` takes it.
     """
@@ -350,7 +350,7 @@ class _KeysAndValuesWeights(nn.Module):
 
 
 class KeysAndValues(nn.Module):
-    """What the context pass needs of the last layer: its keys and values in the cache. Nobody reads its output."""
+    """The last layer in the context pass: only its keys and values are needed, not its output."""
 
     groups = ("caches", "scales")  # arguments that are mappings
 
@@ -374,7 +374,9 @@ class KeysAndValues(nn.Module):
         cos: Tensor | None = None,
         sin: Tensor | None = None,
     ) -> tuple[()]:
-        """Write this layer's K and V. Arguments are `FusedLayer`'s; cosines and sines where RoPE comes first."""
+        """Write this layer's K and V. Parameters as in `FusedLayer.forward`; cosines and sines only if keys are
+        stored after RoPE.
+        """
         m, dtype = self.model, hidden.dtype
         shift_scale_gate = Modulation(modulation, self.modulation.squeeze(0))
         _, x = self.ops.gated_residual_norm_modulate(
@@ -406,14 +408,14 @@ class KeysAndValues(nn.Module):
 
 
 class LastUpdate(nn.Module):
-    """What the last layer gave last, gated and added: the hidden state that the head takes."""
+    """Adds the last layer's gated FFN output to the hidden state, for the head."""
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
         self.modulation, self.ops = nn.Parameter(torch.empty(1, 6, model.dim)), LayerOps()
 
     def forward(self, hidden: Tensor, update: Tensor, modulation: Tensor) -> Tensor:
-        """Return the hidden state [B, T, d]. Arguments are `FusedLayer`'s."""
+        """Return the hidden state [B, T, d]. Parameters as in `FusedLayer.forward`."""
         return self.ops.gated_residual(
             hidden, update, Modulation(modulation, self.modulation.squeeze(0)), GATE_2
         )

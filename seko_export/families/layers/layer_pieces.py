@@ -1,4 +1,4 @@
-"""The pieces of the layers that have one size of ring: where a chunk lies in their caches, and their blocks."""
+"""The engines of one layer group: positions of a chunk in the group's caches, resident windows, blocks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FULL, CONTEXT, LAST, WIDE = "full", "context", "last", "wide"
 
 
 def no_tail(model: ModelConfig, dtype: torch.dtype) -> None:
-    """Put nothing behind the feed-forward."""
+    """Return no tail: nothing follows the feed-forward."""
     del model, dtype
 
 
@@ -44,14 +44,14 @@ class LayerChoice:
     Parameters
     ----------
     inputs : tuple of InputSpec
-        What the caller gives, per chunk: each gets a buffer of role ``chunk``.
+        The caller's inputs per chunk; each gets a buffer of role ``chunk``.
     embed : type of Embed
-        Its `beside` may put inputs beside the latents.
+        A subclass may override `beside` to concatenate inputs to the latents.
     embed_inputs, tail_inputs : tuple of str
-        Names of the inputs that the embedding and the tail take.
+        Names of the inputs for the embedding and for the tail.
     tail : callable
-        From model and dtype to what stands behind the feed-forward of every layer, see `BlockWeights`; or to None.
-        Where nothing stands there, fused layers add the feed-forward's residual in the next layer's norm.
+        Returns, for a model and dtype, the module behind the feed-forward of every layer (see `BlockWeights`), or
+        None. Without a tail, fused layers add the feed-forward's residual in the next layer's norm.
     """
 
     inputs: tuple[InputSpec, ...] = ()
@@ -67,7 +67,7 @@ PLAIN = LayerChoice()
 def caller_arguments(
     config: BuildConfig, bucket: int | None, choice: LayerChoice, names: tuple[str, ...]
 ) -> tuple[Argument, ...]:
-    """Return an engine's arguments for these inputs of the caller: of the call's rows."""
+    """Return an engine's arguments for these inputs of the caller, for the rows of a call."""
     rows, part = bucket or config.stream.batch, "" if bucket is None else "[bucket]"
     specs = {one.name: one for one in choice.inputs}
     return tuple(
@@ -82,20 +82,20 @@ def caller_arguments(
 
 
 class LayerArguments:
-    """What the layers of one kind take: their caches, where a chunk lies in those; and their pieces.
+    """Makes the arguments and engines of one layer group.
 
     Parameters
     ----------
     config : BuildConfig
         The whole build.
     group : LayerGroup
-        Which layers.
+        The layer group.
     bucket : int or None
-        Rows of a pool's calls.
+        Rows of a pool's calls; None without a pool.
     rope_cos_sin : tuple of Argument
-        Cosines and sines of a chunk at its frames of the stream.
+        Cosines and sines of the chunk's positions in the stream.
     choice : LayerChoice
-        The family's.
+        The family's changes to the layers.
     """
 
     def __init__(
@@ -153,7 +153,9 @@ class LayerArguments:
             )
 
     def positions_piece(self, frames: Argument, rows: tuple[Argument, ...]) -> Piece:
-        """Return what says where a chunk lies in its layers' caches; in a pass `Embed` says it of the largest ring."""
+        """Return the engine that computes a chunk's positions in this group's caches. (`Embed` does so for the
+        largest ring.)
+        """
         return Piece(
             self._key(RING_POSITIONS),
             RingPositions(self._config.model, self._config.stream),
@@ -165,7 +167,7 @@ class LayerArguments:
         )
 
     def window_piece(self, rows: tuple[Argument, ...]) -> Piece:
-        """Return what fills these layers' resident windows before a chunk's first pass."""
+        """Return the engine that fills these layers' resident windows before a chunk's first pass."""
         taken = (self.write_slots, self._valid, *self._caches, *self._scales, *self.key_rotary, *self.window)
         return Piece(
             self._key(WINDOW),
@@ -186,18 +188,18 @@ class LayerArguments:
         text_kv: tuple[Argument, ...],
         rows: tuple[Argument, ...],
     ) -> list[Piece]:
-        """Return the engines of these layers, as the GPU, the kernels and the cache ask for them.
+        """Return the engines of these layers, for the build's GPU, kernels and cache.
 
         Parameters
         ----------
         state : tuple of Argument
-            What goes from layer to layer.
+            Tensors that go from layer to layer.
         modulation : Argument
-            Of the chunk's frames.
+            Shift, scale and gate of the chunk's frames.
         text_kv : tuple of Argument
             Keys and values of the text.
         rows : tuple of Argument
-            Rows of a pool's call, if there is a pool.
+            The pool rows of a call; empty without a pool.
         """
         config = self._config
         m, s, kv, dtype = config.model, config.stream, config.kv, config.dtype
@@ -262,7 +264,7 @@ class LayerArguments:
         return EngineKey(role, self._group.name, self._bucket, variant)
 
     def _layers_of(self, key: EngineKey) -> tuple[int, ...] | None:
-        """Return the layers that a fused block is made for; None: all."""
+        """Return the layers that a fused block serves; None: all."""
         config, wide = self._config, WIDE in key.variant
         layers = [n for n in self._group.layers if (n in config.fp8_except) == wide or not config.fp8_except]
         if CONTEXT in key.variant and config.model.layers - 1 in layers:
@@ -273,7 +275,7 @@ class LayerArguments:
 def last_update(
     config: BuildConfig, bucket: int | None, state: tuple[Argument, ...], modulation: Argument
 ) -> Piece:
-    """Return what adds a fused last layer's last update."""
+    """Return the engine that adds the last fused layer's FFN output before the head."""
     m = config.model
     module = on_meta(lambda: LastUpdate(m))
     key, taken, only = EngineKey(LAST_UPDATE, bucket=bucket), (*state, modulation), (m.layers - 1,)
@@ -283,7 +285,9 @@ def last_update(
 def resident_windows(
     config: BuildConfig, group: LayerGroup, rows: int
 ) -> list[tuple[str, str, torch.Tensor]]:
-    """Return name, buffer and meta tensor of each part of a layer's resident window for calls of ``rows``, if any."""
+    """Return name, buffer and meta tensor of each part of a layer's resident window for calls of ``rows``; empty
+    without one.
+    """
     if not config.resident_window:
         return []
     one = PastWindow.empty(config.model, config.of_layer_group(group).stream, rows, torch.device("meta"))
@@ -291,5 +295,5 @@ def resident_windows(
 
 
 def cache_name(name: str, group: LayerGroup, of_pass: str | None) -> str:
-    """Return the buffer of a cache tensor: of a kind of layers, and of one denoise pass where each has its own."""
+    """Return the buffer name of a cache tensor of a layer group, and of a pass if each pass has a cache."""
     return ".".join(("kv", *((of_pass,) if of_pass else ()), *((group.name,) if group.name else ()), name))

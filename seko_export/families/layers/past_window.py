@@ -1,7 +1,7 @@
-"""The past of a layer in 8 bits, as fp8 attention reads it: made anew in each pass, or once a chunk for all of them.
+"""The past of a layer in 8 bits, as fp8 attention reads it: expanded in each pass, or once a chunk (resident).
 
-The past of a chunk is the same in all its passes, so one that stays holds for all of them. It is of the call's rows,
-whichever sessions those are: the next chunk fills it anew.
+The past is the same in all passes of a chunk, so one resident copy serves them all. It holds the rows of the current
+call; the next chunk fills it again.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from seko_kernels.scratch import KeyRotation
 
 
 class PastWindow(NamedTuple):
-    """What `attention_fp8` takes of the past: of P tokens, in memory of whole tiles.
+    """The past as `attention_fp8` takes it: P tokens, padded to whole tiles.
 
-    Keys ``k`` [B, P, H, D] int8 with a scale a tile ``k_scale`` [B, H, tiles] float32, values ``v`` [B, H, D, columns]
-    e4m3.
+    Keys ``k`` [B, P, H, D] int8 with a scale for each tile ``k_scale`` [B, H, tiles] float32; values ``v`` [B, H, D,
+    columns] e4m3.
     """
 
     k: Tensor
@@ -36,7 +36,7 @@ class PastWindow(NamedTuple):
     def empty(
         cls, model: ModelConfig, stream: StreamConfig, batch: int, device: torch.device | None = None
     ) -> PastWindow:
-        """Return memory for a window of ``batch`` rows, with whatever lies there."""
+        """Return uninitialised memory for ``batch`` rows."""
         past, heads, size = stream.cache_tokens - stream.chunk_tokens, model.heads, model.head_dim
         return cls(
             torch.empty((batch, past, heads, size), dtype=torch.int8, device=device),
@@ -55,18 +55,18 @@ def expand_past(
     valid_tokens: Tensor,
     stream: StreamConfig,
 ) -> None:
-    """Write the past of an FP4 cache, without the chunk's own slots, into ``window``.
+    """Expand the past of an FP4 cache, without the chunk's own slots, into ``window``.
 
     Parameters
     ----------
     ops : LayerOps
-        Ours, or those that count.
+        Seko's ops, or stand-ins that count their cost.
     window : PastWindow
-        Written in place, as far as the rows' caches are filled.
+        Written in place, up to the filled tokens of each row.
     caches, scales, places, write_slots, valid_tokens
-        As `fused_block.FusedLayer` takes them, the caches of the call's rows alone.
+        As in `fused_block.FusedLayer.forward`; caches only of the call's rows.
     stream : StreamConfig
-        Their layout.
+        Layout of the caches.
     """
     ops.fp8_expand(
         caches["k_codes"],
@@ -85,7 +85,7 @@ def expand_past(
 
 
 class WindowExpand(nn.Module):
-    """Fills one layer's resident window, before the first pass of a chunk."""
+    """Fills one layer's resident window before the first pass of a chunk."""
 
     groups = ("caches", "scales", "places", "window")  # arguments that are mappings
 
@@ -103,7 +103,7 @@ class WindowExpand(nn.Module):
         window: Mapping[str, Tensor],
         rows: Tensor | None = None,
     ) -> tuple[()]:
-        """Write ``window``. Arguments are `fused_block.FusedLayer`'s."""
+        """Write ``window``. Parameters as in `fused_block.FusedLayer.forward`."""
         if rows is not None:
             caches = {name: rows_of(one, rows, self.stream.cache_tokens) for name, one in caches.items()}
         out = PastWindow(**window)

@@ -1,7 +1,7 @@
-"""The pieces of one build: each with its module, its signature and the calls that the runtime makes of it.
+"""All engines of a build, with the programs and buffers that the runtime uses them with.
 
-Everything that both sides of the wall must agree on (buffer table, engine signatures, programs) is made here,
-from the configs, and travels as data in the manifest. Text encoder and VAE add theirs from `media.pieces`.
+Everything that exporter and runtime must agree on (buffer table, engine signatures, programs) is made here from the
+configuration, and travels as data in the manifest. `media.pieces` adds the text encoder and the VAE.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = [
 
 
 def make_pieces(config: BuildConfig, choice: LayerChoice = PLAIN) -> dict[str, Piece]:
-    """Return every piece of a build by name, modules on the meta device; ``choice`` is the family's."""
+    """Return every engine of a build by its key, modules on the meta device; ``choice`` is the family's."""
     buckets: tuple[int | None, ...] = (None,) if config.pool is None else config.pool.buckets
     pieces = [piece for bucket in buckets for piece in _chunk_pieces(config, bucket, choice)]
     pieces += _prompt_pieces(config) + media_pieces(config)
@@ -67,7 +67,7 @@ def make_pieces(config: BuildConfig, choice: LayerChoice = PLAIN) -> dict[str, P
 
 
 def _prompt_pieces(config: BuildConfig) -> list[Piece]:
-    """Return what is run once a prompt: of a pool for one row at a time, else for the whole batch."""
+    """Return the engines that run once for each prompt: in a pool for one row at a time, else for the whole batch."""
     m, dtype = config.model, config.dtype
     rows, row = ((config.stream.batch,), "") if config.pool is None else ((), "[row]")
     context = Argument("context", "value:context", (*rows, m.text_tokens, m.dim), dtype)
@@ -97,7 +97,9 @@ def _prompt_pieces(config: BuildConfig) -> list[Piece]:
 
 
 def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) -> list[Piece]:
-    """Return what is run in a chunk; for a pool's calls of ``bucket`` rows, which find theirs by number."""
+    """Return the engines of a chunk; with ``bucket`` for a pool's calls of so many rows, which find their rows by
+    number.
+    """
     m, s, dtype = config.model, config.stream, config.dtype
     b, f, t = bucket or s.batch, s.chunk_frames, s.chunk_tokens
     held, part = config.slots, "" if bucket is None else "[bucket]"
@@ -195,7 +197,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) 
 
 
 def make_programs(pieces: Mapping[str, Piece]) -> dict[str, tuple[Call, ...]]:
-    """Return the programs that the runtime runs: per prompt, per chunk, per pass, per decoded row."""
+    """Return the programs that the runtime runs for each prompt, chunk, pass and decoded row."""
     by_key = {piece.key: piece for piece in pieces.values()}
     programs = {ProgramKey("prompt"): _calls(by_key, EngineKey("prompt"), EngineKey("prompt_kv"))}
     for bucket in (key.bucket for key in by_key if key.role == "embed"):
@@ -211,7 +213,7 @@ def make_programs(pieces: Mapping[str, Piece]) -> dict[str, tuple[Call, ...]]:
 def _chunk_programs(
     pieces: Mapping[EngineKey, Piece], bucket: int | None
 ) -> dict[ProgramKey, tuple[Call, ...]]:
-    """Return the programs of a chunk: for calls of any rows, and for full rows where they have engines of their own."""
+    """Return the programs of a chunk, for any rows and, if there are such engines, for rows with full caches."""
     # Layers with a smaller ring than the largest.
     small = [
         key.layer_group
@@ -259,7 +261,7 @@ def _calls(pieces: Mapping[EngineKey, Piece], *keys: EngineKey) -> tuple[Call, .
 
 
 def _through_layers(pieces: Mapping[EngineKey, Piece], keys: Sequence[EngineKey]) -> tuple[Call, ...]:
-    """Return the calls that go through all layers, each with the last of these pieces that is made for it."""
+    """Return the calls through all layers; each layer uses the last of these engines that serves it."""
     there = [pieces[key] for key in keys if key in pieces]
     by_layer = [[piece for piece in there if layer in piece.served][-1] for layer in range(there[0].layers)]
     runs = [(piece, [*run]) for piece, run in groupby(range(len(by_layer)), by_layer.__getitem__)]
@@ -267,7 +269,7 @@ def _through_layers(pieces: Mapping[EngineKey, Piece], keys: Sequence[EngineKey]
 
 
 def make_buffers(config: BuildConfig, choice: LayerChoice = PLAIN) -> tuple[Buffer, ...]:
-    """Return the buffer table: what the runtime allocates for a session, and what each part is for."""
+    """Return the buffer table: what the runtime allocates for a session, and the role of each buffer."""
     m, s, dtype = config.model, config.stream, dtype_name(config.dtype)
     b, held, f = config.call_rows, config.slots, s.chunk_frames
     latent = (m.out_channels, f, s.latent_height, s.latent_width)

@@ -1,6 +1,7 @@
-"""Where a chunk's tokens lie in a cache, and what its slots hold: indices and tables, no keys, no values.
+"""Positions of a chunk's tokens in the cache, and rotary tables for the cached keys. Computes no keys or values.
 
-Shapes: B rows of a call, F latent frames of the chunk, n tokens a latent frame, T = F*n, N tokens of a row's cache.
+Shapes: B rows of a call, F latent frames of the chunk, n tokens of a latent frame, T = F*n, N tokens of a row's
+cache.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from seko_export.families.layers.rotary import key_rotary_tables, rotary_tables
 
 
 class RingPositions(nn.Module):
-    """The places of a chunk in the caches of layers whose ring is not the one that `causal_dit.Embed` knows."""
+    """Positions of a chunk in the caches of layers with another ring than the largest, which `causal_dit.Embed`
+    handles.
+    """
 
     def __init__(self, model: ModelConfig, stream: StreamConfig) -> None:
         super().__init__()
@@ -28,7 +31,9 @@ class RingPositions(nn.Module):
         valid_tokens: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """Return what `chunk_positions` does; cosines and sines only where positions are the window's."""
+        """Return the result of `chunk_positions`; without cosines and sines unless positions are relative to the
+        window.
+        """
         cos, sin, *tables = chunk_positions(
             self.model, self.stream, frames, write_slots, slot_frames, valid_tokens, rows
         )
@@ -44,20 +49,20 @@ def chunk_positions(
     valid_tokens: Tensor | None,
     rows: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """Return how a chunk is turned, where it is written, and what the slots that it reads hold.
+    """Return a chunk's rotary tables, the cache tokens it is written to, and the rotary tables of the cached keys.
 
     Parameters
     ----------
     model, stream
-        With the ring of the layers in question.
+        ``stream`` has the ring of the layers in question.
     frames, write_slots : Tensor
-        [B, F] int64, absolute frames and their slots.
+        [B, F] int64, absolute frames and the slots they are written to.
     slot_frames : Tensor or None
-        [S*cache_frames] int64, the frame that each slot holds, where keys are stored before RoPE: written in place.
+        [S*cache_frames] int64, the frame in each slot, if keys are stored before RoPE; written in place.
     valid_tokens : Tensor or None
-        [B] int64, how far each row's cache is filled; where positions are the window's.
+        [B] int64, how many tokens of each row's cache are filled; only with window positions.
     rows : Tensor or None
-        [B] int64, of a pool of S rows; without it S is B.
+        [B] int64, rows of a pool with S rows; without it S is B.
 
     Returns
     -------
@@ -81,10 +86,10 @@ def chunk_positions(
 
 
 def window_positions(slot_frames: Tensor, valid_frames: Tensor) -> Tensor:
-    """Return [B, slots] int64: how many frames of the window are older than what each slot holds.
+    """Return [B, slots] int64: how many frames in the cache are older than the frame in each slot.
 
-    The sink's frames are the oldest, so they stand at 0 and on, and the others behind them in the order of time,
-    wherever they lie. Slots from ``valid_frames`` [B] on hold nothing and count for nothing.
+    The sink's frames are the oldest and get positions from 0 on; the others follow by age, in whatever slot they are.
+    Slots from ``valid_frames`` [B] on are empty and not counted.
     """
     slots = torch.arange(slot_frames.shape[1], device=slot_frames.device)
     there = slots < valid_frames[:, None]  # [B, slots]
@@ -93,9 +98,9 @@ def window_positions(slot_frames: Tensor, valid_frames: Tensor) -> Tensor:
 
 
 def token_index(write_slots: Tensor, stream: StreamConfig, rows: Tensor | None = None) -> Tensor:
-    """Return [B*T] int64: the row of the flat cache for each token of the chunk, from slots [B, F].
+    """Return [B*T] int64: the token of the flat cache for each token of the chunk, from slots [B, F].
 
-    The cache is the batch's, [B*N, ...], or a pool's, of which the batch is ``rows`` [B].
+    The cache is that of the batch, [B*N, ...], or of a pool, in which ``rows`` [B] are the batch's rows.
     """
     device = write_slots.device
     rows = torch.arange(write_slots.shape[0], device=device) if rows is None else rows
@@ -105,13 +110,15 @@ def token_index(write_slots: Tensor, stream: StreamConfig, rows: Tensor | None =
 
 
 def rows_of(x: Tensor, rows: Tensor, length: int) -> Tensor:
-    """Return [B*length, ...]: the parts of ``x`` [S*length, ...] that belong to ``rows`` [B] of a pool's S."""
+    """Return [B*length, ...]: the parts of ``x`` [S*length, ...] of the pool rows ``rows`` [B]."""
     parts: Tensor = x.unflatten(0, (-1, length))
     return parts.index_select(0, rows).flatten(0, 1)
 
 
 def token_index_of_call(token_index: Tensor, rows: Tensor, stream: StreamConfig) -> Tensor:
-    """Return [B*T] int64: where a pool's tokens [B*T] lie in the window [B*N, ...] that `rows_of` takes."""
+    """Convert token indices [B*T] of a pool's caches to those of the call's rows [B*N, ...], as `rows_of` returns
+    them.
+    """
     moved = (torch.arange(rows.shape[0], device=rows.device) - rows) * stream.cache_tokens
     by_row: Tensor = token_index.unflatten(0, (rows.shape[0], -1))
     return (by_row + moved[:, None]).flatten()

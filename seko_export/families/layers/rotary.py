@@ -1,6 +1,7 @@
-"""RoPE over time, height and width: angles by position, tables of a chunk and of a cache. No attention, no caches.
+"""RoPE over time, height and width: angles, and tables for a chunk and for the cached keys.
 
-Wan 2.1 (arXiv 2503.20314). Shapes: B rows, F latent frames, n tokens a latent frame, T = F*n, D channels a head.
+Wan 2.1 (arXiv 2503.20314). Shapes: B rows, F latent frames, n tokens of a latent frame, T = F*n, D channels of a
+head.
 """
 
 from __future__ import annotations
@@ -22,9 +23,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def rotary_tables(frames: Tensor, model: ModelConfig, stream: StreamConfig) -> tuple[Tensor, Tensor]:
     """Return cos and sin [B, T, D/2] float32 of the 3D rotary angles.
 
-    The D/2 pairs are split over time, height and width (22, 21, 21 for D = 128), each with frequencies
-    ``theta ** (-2i / axis channels)``. Angles are float64 until after the cosine, so that frame 1,000,000 is as
-    exact as frame 1.
+    The D/2 pairs are split over time, height and width (22, 21, 21 for D = 128), each with frequencies ``theta **
+    (-2i / axis channels)``. Angles are float64 until after the cosine, so frame 1,000,000 is as exact as frame 1.
     """
     side = side_channels(model)
     rows, columns = stream.latent_height // PATCH, stream.latent_width // PATCH
@@ -39,22 +39,23 @@ def rotary_tables(frames: Tensor, model: ModelConfig, stream: StreamConfig) -> t
 
 
 def key_rotary_tables(slot_frames: Tensor, model: ModelConfig, stream: StreamConfig) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines of what the cache holds, in two parts that make up `rotary_tables` of its frames.
+    """Return cosines and sines for the cached keys as two tables, which together equal `rotary_tables` of their
+    frames.
 
-    The axes turn channel pairs of their own. So the table of a whole cache is the one of its slots beside the one of
-    a frame's patches; both stay in a GPU's L2, where one as long as the cache would be read from memory by each layer.
+    Each axis rotates channel pairs of its own. So a table by slot (time) and a table by patch (height, width) are
+    enough. Both stay in a GPU's L2; one table as long as the cache would be read from memory by each layer.
 
     Parameters
     ----------
     slot_frames : Tensor
-        [B*cache_frames] int64, the frame that each slot holds.
+        [B*cache_frames] int64, the frame in each slot.
 
     Returns
     -------
     slot_rotary : Tensor
-        [B*cache_frames, A, 2] float32, of the A pairs that time turns, the first of a head.
+        [B*cache_frames, A, 2] float32, for the first A pairs of a head, which time rotates.
     patch_rotary : Tensor
-        [frame_tokens, D/2 - A, 2] float32, of the others: height, then width.
+        [frame_tokens, D/2 - A, 2] float32, for the other pairs: height, then width.
     """
     side = side_channels(model)
     rows, columns = stream.latent_height // PATCH, stream.latent_width // PATCH
@@ -72,7 +73,9 @@ def key_rotary_tables(slot_frames: Tensor, model: ModelConfig, stream: StreamCon
 
 
 def side_channels(model: ModelConfig) -> int:
-    """Return how many of a head's channels height turns, and width as many; time turns the rest, the first ones."""
+    """Return how many of a head's channels height rotates, and as many width; time rotates the rest, which come
+    first.
+    """
     return 2 * (model.head_dim // 6)
 
 

@@ -1,7 +1,7 @@
-"""The few-step sampler as two pieces, and its noise: a counter-based generator that runs inside the engine.
+"""The few-step sampler as two engines, with a counter-based noise generator inside them.
 
-Noise depends on (seed, absolute latent frame, draw) and on nothing else: not on the chunk, not on who shares
-the batch, not on a state that a failed chunk could advance. So a chunk run twice gives the same bytes.
+Noise depends only on seed, absolute latent frame and draw: not on the chunk, the other rows of the batch, or a state
+that a failed chunk could advance. So a chunk that is run twice gives the same bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WORD = 0xFFFFFFFF
 
 
 class Noise(nn.Module):
-    """The chunk's first latents: plain noise, but for the frames that are given."""
+    """The chunk's initial latents: noise, except for conditioning frames."""
 
     def __init__(self, model: ModelConfig, stream: StreamConfig) -> None:
         super().__init__()
@@ -44,13 +44,13 @@ class Noise(nn.Module):
         Parameters
         ----------
         seeds, frames, draw : Tensor
-            [B], [B, F], [1] int64, which noise.
+            [B], [B, F], [1] int64; they select the noise.
         given_latents : Tensor
-            [B, C, F, h, w] float32.
+            [B, C, F, h, w] float32, latents of the conditioning frames.
         given_frames : Tensor
-            [B] int64: how many leading frames of the chunk are ``given_latents``'; 0: none.
+            [B] int64: how many leading frames of the chunk are conditioning frames.
         rows : Tensor, optional
-            [B] int64, of a pool: which row of ``given_latents`` each row of the call is.
+            [B] int64, only in a pool: the row of ``given_latents`` for each batch index.
 
         Returns
         -------
@@ -64,10 +64,10 @@ class Noise(nn.Module):
 
 
 class Advance(nn.Module):
-    """One sampler step of flow matching with fresh noise, as Self-Forcing takes it.
+    """One flow-matching sampler step with fresh noise, as in Self-Forcing.
 
-    ``x0 = x - sigma*v``, then ``(1 - sigma')*x0 + sigma'*noise``. At the last pass sigma' is 0: clean latents. Frames
-    that are given stay as they are.
+    ``x0 = x - sigma*v``, then ``(1 - sigma')*x0 + sigma'*noise``. In the last pass sigma' is 0, which leaves clean
+    latents. Conditioning frames are not changed.
     """
 
     def __init__(self, model: ModelConfig, stream: StreamConfig) -> None:
@@ -92,9 +92,9 @@ class Advance(nn.Module):
         latents, velocity : Tensor
             [B, C, F, h, w] float32.
         sigma, sigma_next : Tensor
-            [1] float32, noise level now and after.
+            [1] float32, noise level before and after.
         seeds, frames, draw : Tensor
-            [B], [B, F], [1] int64, which noise.
+            [B], [B, F], [1] int64; they select the noise.
         given_frames : Tensor
             [B] int64, as `Noise` takes it.
         """

@@ -1,4 +1,6 @@
-"""From checkpoints' tensors to the artifact's: fused q, k, v; the patch embedding as a matrix; each dtype, fp8 too."""
+"""Converts a checkpoint's tensors to the artifact's weights: fuses q, k, v, reshapes the patch embedding, casts,
+quantises to fp8.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +27,17 @@ def model_weights(
     Parameters
     ----------
     pieces : mapping of str to Piece
-        The build's pieces: they say which weights there are, with shape and dtype.
+        The build's engines, which determine the weights with shape and dtype.
     checkpoint : WeightSource
-        The transformer's, by Wan's names.
+        The transformer's weights, by Wan's names.
     media : MediaTensors, optional
-        Those of the other pieces, if the build has them.
+        Weights of text encoder and VAE, if the build has them.
 
     Yields
     ------
     tuple of str and Tensor
-        Name in the artifact; CPU tensor, contiguous, in the dtype that the engine takes. A matrix in fp8 is followed
-        by its scales.
+        Name in the artifact, and a contiguous CPU tensor in the engine's dtype. The scales of an fp8 matrix follow
+        it.
     """
     sources = {TEXT_WEIGHTS: media and media.text, VAE_WEIGHTS: media and media.vae}
     seen: set[str] = set()

@@ -23,7 +23,7 @@ from seko_export.families.wan.recognise import is_config, recognise
 
 
 class WanFamily(Family):
-    """Wan 2.1 text-to-video transformers, made causal as Self-Forcing does."""
+    """Wan 2.1 text-to-video transformers, made causal as in Self-Forcing."""
 
     name = "wan"
 
@@ -38,11 +38,11 @@ class WanFamily(Family):
         return KEYS
 
     def recognise(self, where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -> Recognised | None:
-        """Return what a checkpoint tells of its model, or None where it is none of Wan's."""
+        """Return what a checkpoint tells about its model, or None if it is not one of Wan's."""
         return recognise(where, opened, told)
 
     def is_config(self, told: Mapping[str, Any]) -> bool:
-        """Tell whether a config.json may be of a Wan model."""
+        """Return whether a config.json may be that of a Wan model."""
         return is_config(told)
 
     def graph(self, config: BuildConfig) -> ModelGraph:
@@ -57,7 +57,7 @@ class WanFamily(Family):
         return model_weights(pieces, checkpoint, media)
 
     def cache_probe(self, config: BuildConfig) -> CacheProbe:
-        """Return the blocks, whose cache arguments are ``caches.k`` and ``caches.v``, and the embedding."""
+        """Return the blocks, with cache arguments ``caches.k`` and ``caches.v``, and the embedding."""
         del config
         return CacheProbe(BLOCK, "embed")
 

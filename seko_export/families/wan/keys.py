@@ -1,4 +1,4 @@
-"""Wan's checkpoints as data: Wan's names and shapes, diffusers' names for the same tensors; reads no file."""
+"""Wan's checkpoints as data: Wan's names and shapes, diffusers' names for the same tensors. Reads no file."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ BLOCK_TO_WAN = {other: wan for wan, other in BLOCK_TO_DIFFUSERS.items()}
 
 
 def wan_config(config: ModelConfig) -> dict[str, object]:
-    """Return what config.json holds for this model: the arguments of Wan's own ``WanModel``."""
+    """Return the content of config.json for this model: the arguments of Wan's own ``WanModel``."""
     return {
         "_class_name": "WanModel",
         "dim": config.dim,
@@ -176,7 +176,7 @@ def wan_config(config: ModelConfig) -> dict[str, object]:
 
 
 def diffusers_config(config: ModelConfig) -> dict[str, object]:
-    """Return what config.json holds for this model: the arguments of ``diffusers.WanTransformer3DModel``."""
+    """Return the content of config.json for this model: the arguments of ``diffusers.WanTransformer3DModel``."""
     return {
         "_class_name": "WanTransformer3DModel",
         "patch_size": [1, PATCH, PATCH],
@@ -195,7 +195,7 @@ def diffusers_config(config: ModelConfig) -> dict[str, object]:
 
 
 def spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Return mean and deviation of a random weight: modulations as in Wan's own initialisation, the rest plainly."""
+    """Return mean and deviation of a random weight: modulations as Wan initialises them, others as `plain_spread`."""
     return (0.0, shape[-1] ** -0.5) if name.endswith("modulation") else plain_spread(name, shape)
 
 

@@ -1,4 +1,4 @@
-"""What Wan's files tell of a model: shapes, and the config.json of Wan's own code, of diffusers, or of our sample."""
+"""Recognises a Wan model by shapes and by the config.json of Wan's code, of diffusers, or of Seko's sample."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ _FIXED = {"rope_theta": 10_000.0}  # Wan's code has it as a literal
 
 
 def recognise(where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -> Recognised | None:
-    """Return what a file and its config.json tell of a Wan model; None: it is none. See `Family.recognise`."""
+    """Return what a file and its config.json tell about a Wan model, or None if it is not one. See
+    `Family.recognise`.
+    """
     facts = shape_facts(where, KEYS, opened)
     if facts is None:
         return None
@@ -83,7 +85,7 @@ def recognise(where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -
 
 
 def is_config(told: Mapping[str, Any]) -> bool:
-    """Tell whether a config.json may be of a Wan model: not a VAE's, a scheduler's or one of transformers."""
+    """Return whether a config.json may be a Wan model's, rather than a VAE's, a scheduler's or transformers'."""
     name = told.get("_class_name")
     if "architectures" in told or (
         isinstance(name, str) and "Model" not in name and "Transformer" not in name
@@ -96,7 +98,7 @@ def is_config(told: Mapping[str, Any]) -> bool:
 
 
 def _learn_head_dim(facts: Facts, told: Mapping[str, Any]) -> None:
-    """Learn diffusers' width of a head: with the heads it tells the width, without them the heads."""
+    """Use diffusers' head width: with the number of heads it gives the width, without it the number of heads."""
     size = config_number(facts.where, told, _HEAD_DIM, whole=True)
     if size is None:
         return
@@ -113,7 +115,7 @@ def _learn_head_dim(facts: Facts, told: Mapping[str, Any]) -> None:
 
 
 def _learn_window(stream: Facts, told: Mapping[str, Any]) -> None:
-    """Learn chunk, sink and ring: Wan's window counts the sink among its frames, -1 is all frames of a fixed video."""
+    """Learn chunk, sink and ring. Wan's window includes the sink; -1 means all frames of a video of fixed length."""
     chunk = config_number(stream.where, told, _CHUNK, whole=True)
     if chunk is not None:
         stream.learn("chunk_frames", Fact(chunk, Source.CONFIG, _CHUNK))
@@ -133,7 +135,7 @@ def _learn_window(stream: Facts, told: Mapping[str, Any]) -> None:
 
 
 def _schedule(where: str, told: Mapping[str, Any]) -> Fact | None:
-    """Return the times of the passes: our sample's, or Self-Forcing's four warped by the shift that is told."""
+    """Return the timesteps of the passes: the sample's, or Self-Forcing's four, warped with the stated shift."""
     shifts = Facts(where)
     for name in _SHIFTS:
         value = config_number(where, told, name, whole=False)
