@@ -22,7 +22,7 @@ from seko_runtime.errors import (
 from seko_runtime.faults import lacks
 from seko_runtime.format.json_fields import MAX_JSON_BYTES
 from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE, FileEntry
-from seko_runtime.format.manifest_reader import check_no_module
+from seko_runtime.format.paths import check_no_module
 from seko_runtime.format.trust import MAX_SIGNATURE_BYTES
 
 OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC

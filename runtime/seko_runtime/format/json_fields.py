@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import chain
 from typing import TypeVar
 
@@ -64,41 +64,21 @@ class Fields:
         """Value of a required string field."""
         return as_text(self.value(key), f"{self.where}.{key}")
 
-    def name(self, key: str) -> str:
-        """Value of a required field that names something: letters, digits, ``_``, ``.``, ``-``."""
-        return as_name(self.value(key), f"{self.where}.{key}")
-
     def integer(self, key: str, minimum: int = 0, maximum: int = MAX_INTEGER) -> int:
         """Value of a required integer field within bounds."""
         return as_integer(self.value(key), f"{self.where}.{key}", minimum, maximum)
-
-    def number(self, key: str) -> float:
-        """Value of a required finite number."""
-        return as_number(self.value(key), f"{self.where}.{key}")
 
     def flag(self, key: str, default: bool) -> bool:
         """Value of an optional true/false field."""
         return as_flag(self._table.get(key, default), f"{self.where}.{key}")
 
-    def optional(self, key: str, read: Callable[[object, str], T]) -> T | None:
-        """Value of a field that may be absent or null."""
-        value = self._table.get(key)
-        return None if value is None else read(value, f"{self.where}.{key}")
+    def items(self, key: str, read: Callable[[object, str], T]) -> tuple[T, ...]:
+        """Items of a required array, each read by ``read(item, where)``."""
+        return as_items(self.value(key), f"{self.where}.{key}", read)
 
-    def items(
-        self, key: str, read: Callable[[object, str], T], budget: Budget | None = None
-    ) -> tuple[T, ...]:
-        """Items of a required array, each read by ``read(item, where)``, if their number is within the budget."""
-        return as_items(self.value(key), f"{self.where}.{key}", read, budget)
-
-    def entries(
-        self, key: str, read: Callable[[object, str], T], budget: Budget | None = None
-    ) -> dict[str, T]:
-        """Entries of a required object, each value read by ``read(value, where)``, likewise."""
-        inner = Fields(self.value(key), f"{self.where}.{key}")
-        if budget is not None:
-            budget.take(len(inner.names()), inner.where)
-        return {name: read(inner.value(name), f"{inner.where}[{name!r}]") for name in inner.names()}
+    def entries(self, key: str, read: Callable[[object, str], T]) -> dict[str, T]:
+        """Entries of a required object, each value read by ``read(value, where)``."""
+        return as_entries(self.value(key), f"{self.where}.{key}", read)
 
 
 def parse_json(document: bytes, what: str, max_bytes: int = MAX_JSON_BYTES) -> object:
@@ -209,10 +189,15 @@ def as_items(
     return tuple(read(item, f"{where}[{index}]") for index, item in enumerate(value))
 
 
-def as_free_object(value: object, where: str) -> Mapping[str, object]:
-    """Read an object whose content the runtime does not interpret."""
-    fields = Fields(value, where)
-    return {key: fields.value(key) for key in fields.names()}
+def as_entries(
+    value: object, where: str, read: Callable[[object, str], T], budget: Budget | None = None
+) -> dict[str, T]:
+    """Read an object with keys of any name, if their number is within the budget."""
+    table = Fields(value, where)
+    names = table.names()
+    if budget is not None:
+        budget.take(len(names), where)
+    return {name: read(table.value(name), f"{where}[{name!r}]") for name in names}
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -1,12 +1,17 @@
-"""The manifest: what an artifact says about itself, as frozen dataclasses. Reading it from JSON is apart."""
+"""The manifest: what an artifact says about itself, as frozen dataclasses whose types say how `records` reads them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
+from seko_runtime.errors import ManifestError
+from seko_runtime.format.json_fields import MAX_INTEGER, as_integer, as_name, as_text
+from seko_runtime.format.paths import as_path
 from seko_runtime.format.program_key import ProgramKey
+from seko_runtime.format.records import Limit, Mark, Since, one_of, within
 
 FORMAT_VERSION = 6
 # What brought pools; artifacts without a context pass, whose denoise passes have a cache of their own each; calls that
@@ -36,15 +41,60 @@ PERIODS = ("session", "prompt", "chunk", "pass")  # how often an input may chang
 SOURCES = ("host", "caller")
 DEFAULTS = ("zeros", "required", "hold")
 CLEANINGS = ("wan",)  # how a prompt is cleaned before it is cut into tokens; `text` does it
+MAX_RANK = 16
+MAX_SEED = (1 << 62) - 1  # as a session takes them
+_UNKNOWN_WORD = "this runtime knows {}; update it"
+
+
+def _as_shape(value: object, where: str) -> tuple[int, ...]:
+    """Read a shape: up to 16 positive sizes."""
+    if not isinstance(value, list) or len(value) > MAX_RANK:
+        raise ManifestError(f"{where} is no shape: expected an array of at most {MAX_RANK} integers")
+    if all(type(size) is int and 1 <= size <= MAX_INTEGER for size in value):  # no bool is of type int
+        return tuple(value)
+    return tuple(as_integer(size, f"{where}[{axis}]", minimum=1) for axis, size in enumerate(value))
+
+
+def _as_latent_shape(value: object, where: str) -> tuple[int, ...]:
+    shape = _as_shape(value, where)
+    if len(shape) != 3:
+        raise ManifestError(f"{where} has {len(shape)} sizes, expected channels, rows, columns")
+    return shape
+
+
+def _as_device(value: object, where: str) -> str:
+    device = as_text(value, where)
+    if device not in ("cpu", "cuda"):
+        raise ManifestError(f"{where} is {device[:40]!r}, expected 'cpu' or 'cuda'")
+    return device
+
+
+def _as_sha256(value: object, where: str) -> str:
+    digits = as_text(value, where)
+    if len(digits) != 64 or set(digits) - set("0123456789abcdef"):
+        raise ManifestError(f"{where} is {digits[:80]!r}, expected 64 lower-case hexadecimal digits")
+    return digits
+
+
+Name = Annotated[str, as_name]
+FilePath = Annotated[str, as_path]
+Shape = Annotated[tuple[int, ...], _as_shape]
+Dtype = Annotated[str, one_of(tuple(DTYPE_BYTES))]
+Count = Annotated[int, within(1, 1 << 31)]
+Layers = Annotated[int, within(0, 4096)]
+
+_TENSORS = Limit("MAX_SIGNATURE_TENSORS", "tensors of engine signatures")
+_REFERENCES = Limit("MAX_REFERENCES", "references")
+_CALLS = Limit("MAX_CALLS", "calls")
 
 
 @dataclass(frozen=True)
 class TensorSpec:
     """Name, shape and dtype of one tensor."""
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
+    name: Name
+    shape: Shape
+    dtype: Dtype
 
     @property
     def nbytes(self) -> int:
@@ -67,9 +117,9 @@ class Buffer(TensorSpec):
         0: all of it lies on the device. n: it lies on the host, and the device holds n of its layers at a time.
     """
 
-    role: str = "state"
+    role: Annotated[str, one_of(ROLES), Mark.REQUIRED] = "state"
     layered: bool = False
-    device_layers: int = 0
+    device_layers: Annotated[Layers, Since(OFFLOADED_VERSION)] = 0
 
     @property
     def on_device(self) -> Buffer:
@@ -98,29 +148,29 @@ class InputSpec(TensorSpec):
         What it is, for helpers that make such an array of what a person gives.
     """
 
-    buffer: str = ""
-    per: str = "chunk"
-    source: str = "caller"
-    default: str = "required"
-    kind: str | None = None
+    buffer: Annotated[Name, Mark.REQUIRED] = ""
+    per: Annotated[str, one_of(PERIODS, complaint=_UNKNOWN_WORD), Mark.REQUIRED] = "chunk"
+    source: Annotated[str, one_of(SOURCES, complaint=_UNKNOWN_WORD), Mark.REQUIRED] = "caller"
+    default: Annotated[str, one_of(DEFAULTS, complaint=_UNKNOWN_WORD), Mark.REQUIRED] = "required"
+    kind: Name | None = None
 
 
 @dataclass(frozen=True)
 class Weight(TensorSpec):
     """A tensor that lies in a safetensors file of the artifact."""
 
-    file: str = ""
+    file: Annotated[FilePath, Mark.REQUIRED] = ""
 
 
 @dataclass(frozen=True)
 class EngineSpec:
     """An engine's file and signature; ``mutates`` names the inputs that it writes in place."""
 
-    name: str
-    file: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    mutates: tuple[str, ...] = ()
+    name: Name
+    file: FilePath
+    inputs: Annotated[tuple[TensorSpec, ...], _TENSORS]
+    outputs: Annotated[tuple[TensorSpec, ...], _TENSORS]
+    mutates: Annotated[tuple[Name, ...], Mark.REQUIRED] = ()
 
 
 @dataclass(frozen=True)
@@ -130,12 +180,12 @@ class Call:
     Among the layers of their ring (`Stream.rings`) they stand from ``first_place`` on.
     """
 
-    engine: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    layers: int = 0
-    first_layer: int = 0
-    first_place: int = 0
+    engine: Name
+    inputs: Annotated[tuple[str, ...], _REFERENCES]
+    outputs: Annotated[tuple[str, ...], _REFERENCES]
+    layers: Layers = 0
+    first_layer: Annotated[Layers, Since(FIRST_LAYER_VERSION)] = 0
+    first_place: Annotated[Layers, Since(FIRST_LAYER_VERSION)] = 0
 
 
 @dataclass(frozen=True)
@@ -154,12 +204,12 @@ class Target:
         What the kernel calls the machine around the device; an artifact that does not say is not checked.
     """
 
-    device: str
-    arch: str
+    device: Annotated[str, _as_device]
+    arch: Name
     torch: str
     cuda: str | None = None
-    cpu_flags: tuple[str, ...] = ()
-    host_arch: str | None = None
+    cpu_flags: tuple[Name, ...] = ()
+    host_arch: Name | None = None
 
 
 @dataclass(frozen=True)
@@ -171,18 +221,18 @@ class Stream:
     ``reference_frames`` stand in the cache before the stream's, are never evicted and are no part of it.
     """
 
-    batch: int
-    chunk_frames: int
-    sink_frames: int
-    ring_frames: int
-    frame_tokens: int
-    latent_shape: tuple[int, int, int]
-    height: int
-    width: int
-    video_frames_per_latent: int
-    fps: int
-    rings: Mapping[str, int] = field(default_factory=dict)
-    reference_frames: int = 0
+    batch: Count
+    chunk_frames: Count
+    sink_frames: Annotated[int, within(0, 1 << 31)]
+    ring_frames: Count
+    frame_tokens: Count
+    latent_shape: Annotated[tuple[int, int, int], _as_latent_shape]
+    height: Count
+    width: Count
+    video_frames_per_latent: Annotated[int, within(1, 1 << 16)]
+    fps: Count
+    rings: Annotated[Mapping[str, int], Limit("MAX_ENTRIES", "entries")] = field(default_factory=dict)
+    reference_frames: Annotated[int, within(1, 1 << 16), Mark.NULLABLE] = 0
 
     @property
     def cache_frames(self) -> int:
@@ -201,7 +251,7 @@ class Pool:
         `Stream.batch` is the spare one, which the places of a call that no session fills write to.
     """
 
-    buckets: tuple[int, ...]
+    buckets: Annotated[tuple[int, ...], Limit("MAX_BUCKETS", "buckets")]
 
     def bucket(self, rows: int) -> int:
         """Return the smallest bucket that holds so many rows; at most the largest one's."""
@@ -212,7 +262,7 @@ class Pool:
 class KvPool:
     """How the KV pool is stored, and how large it is beside a bf16 one."""
 
-    scheme: str
+    scheme: Name
     pool_bytes: int
     bf16_pool_bytes: int
     bits_per_number: float
@@ -225,11 +275,11 @@ class Schedule:
     ``shift`` is the warp that the times were made with, if they were: what a session's own ``steps`` start from.
     """
 
-    denoise_passes: int
+    denoise_passes: Annotated[int, within(1, 1024)]
     timesteps: tuple[float, ...]
     sigmas: tuple[float, ...]
     context_timestep: float
-    sampler: str
+    sampler: Name
     shift: float | None = None
 
 
@@ -251,21 +301,21 @@ class Text:
         One of `CLEANINGS`.
     """
 
-    tokenizer: str
-    tokens: int
-    pad_id: int
+    tokenizer: FilePath
+    tokens: Annotated[int, within(1, 1 << 20)]
+    pad_id: Annotated[int, within(0, 1 << 31)]
     truncate: bool
-    cleaning: str
+    cleaning: Annotated[str, one_of(CLEANINGS, complaint=_UNKNOWN_WORD)]
 
 
 @dataclass(frozen=True)
 class Video:
     """Pictures that the decode programs make: video frames of a stream's first chunk, of a later one, pixels."""
 
-    first_frames: int
-    chunk_frames: int
-    height: int
-    width: int
+    first_frames: Count
+    chunk_frames: Count
+    height: Count
+    width: Count
 
 
 @dataclass(frozen=True)
@@ -273,8 +323,8 @@ class GoldenBound:
     """How far one recorded chunk may be missed: ``latents`` and ``cache`` relative, ``video`` in levels of 255."""
 
     latents: float
-    cache: float = 0.0
-    video: float = 0.0
+    cache: Annotated[float, Mark.REQUIRED] = 0.0
+    video: Annotated[float, Mark.REQUIRED] = 0.0
 
 
 @dataclass(frozen=True)
@@ -289,16 +339,16 @@ class Golden:
     ``input.{name}.{chunk}``, or ``input.{name}`` where it is not given per chunk.
     """
 
-    file: str
-    seeds: tuple[int, ...]
-    chunks: tuple[int, ...]
+    file: FilePath
+    seeds: tuple[Annotated[int, within(-MAX_SEED, MAX_SEED)], ...]
+    chunks: tuple[Annotated[int, within(0, 100_000)], ...]
     tolerance: float
-    text: str | None = None
-    cache_step: int = 0
-    video_step: int = 0
+    text: Name | None = None
+    cache_step: Annotated[int, Mark.NULLABLE] = 0
+    video_step: Annotated[int, Mark.NULLABLE] = 0
     prompt: str | None = None
     bounds: tuple[GoldenBound, ...] = ()
-    reference: str | None = None
+    reference: Name | None = None
 
     def bound(self, chunk: int) -> GoldenBound:
         """Return the bound of a recorded chunk."""
@@ -309,7 +359,7 @@ class Golden:
 class FileEntry:
     """Hash and size of one file of the artifact."""
 
-    sha256: str
+    sha256: Annotated[str, _as_sha256]
     size: int
 
 
@@ -317,28 +367,38 @@ class FileEntry:
 class Manifest:
     """Everything an artifact says about itself; see `docs/engine-format.md` for each field."""
 
-    name: str
-    backend: str
+    name: Name
+    backend: Name
     target: Target
     stream: Stream
     kv: KvPool
     schedule: Schedule
-    buffers: tuple[Buffer, ...]
-    weights: tuple[Weight, ...]
-    engines: tuple[EngineSpec, ...]
-    programs: Mapping[str, tuple[Call, ...]]
-    output: str
+    buffers: Annotated[tuple[Buffer, ...], Limit("MAX_BUFFERS", "buffers")]
+    weights: Annotated[tuple[Weight, ...], Limit("MAX_WEIGHTS", "weights")]
+    engines: Annotated[tuple[EngineSpec, ...], Limit("MAX_ENGINES", "engines")]
+    programs: Mapping[str, Annotated[tuple[Call, ...], _CALLS]]
+    output: Name
     golden: Golden | None = None
     text: Text | None = None
     video: Video | None = None
-    producer: Mapping[str, str] = field(default_factory=dict)
-    model: Mapping[str, object] = field(default_factory=dict)
-    files: Mapping[str, FileEntry] = field(default_factory=dict)
-    extra: Mapping[str, str] = field(default_factory=dict)
-    format_version: int = 1
-    pool: Pool | None = None
-    workload: str = "video"
-    inputs: tuple[InputSpec, ...] = ()
+    producer: Annotated[Mapping[str, str], Limit("MAX_ENTRIES", "entries"), Mark.REQUIRED] = field(
+        default_factory=dict
+    )
+    model: Annotated[Mapping[str, object], Mark.REQUIRED] = field(default_factory=dict)
+    files: Annotated[Mapping[str, FileEntry], Limit("MAX_FILES", "files"), Mark.REQUIRED] = field(
+        default_factory=dict
+    )
+    extra: Annotated[Mapping[str, str], Limit("MAX_ENTRIES", "entries"), Mark.REQUIRED] = field(
+        default_factory=dict
+    )
+    format_version: Annotated[int, within(1, FORMAT_VERSION), Mark.REQUIRED] = 1
+    pool: Annotated[Pool | None, Since(POOL_VERSION)] = None
+    workload: Annotated[
+        str, one_of(WORKLOADS, complaint=_UNKNOWN_WORD), Since(INPUT_VERSION), Mark.REQUIRED
+    ] = "video"
+    inputs: Annotated[
+        tuple[InputSpec, ...], Limit("MAX_INPUTS", "inputs"), Since(INPUT_VERSION), Mark.REQUIRED
+    ] = ()
 
     @property
     def caller_inputs(self) -> tuple[InputSpec, ...]:

@@ -27,7 +27,8 @@ from seko_runtime.errors import (
 from seko_runtime.faults import lacks, machine_faults
 from seko_runtime.format.json_fields import MAX_JSON_BYTES
 from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE, FileEntry
-from seko_runtime.format.manifest_reader import check_relative_path, parse_manifest
+from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.format.paths import check_relative_path
 from seko_runtime.format.tar_format import (
     BLOCK_BYTES,
     END,

@@ -1,0 +1,54 @@
+"""Names of files within an artifact: plain relative paths, none of which Python would import."""
+
+from __future__ import annotations
+
+import re
+
+from seko_runtime.errors import ModuleFileError, PathEscapeError
+from seko_runtime.format import budgets
+from seko_runtime.format.json_fields import as_text
+
+_MODULE_PATH = re.compile(r"[^/]*\.(?:py|pyc|so|pth)|[^/]+/__init__\.(?:[^/]+\.)?(?:py|pyc|so)")
+
+
+def check_relative_path(path: str, where: str) -> str:
+    """Return ``path`` if it is a plain relative path inside the artifact.
+
+    Raises
+    ------
+    PathEscapeError
+        If it is absolute, empty, too long or too deep, holds a backslash, a control character, or an empty, ``.`` or
+        ``..`` part.
+    """
+    parts = path.split("/")
+    bad = len(path) > 1024 or len(parts) > budgets.MAX_PATH_PARTS
+    bad = bad or any(part in ("", ".", "..") or len(part) > 255 for part in parts)
+    if bad or "\\" in path or any(ord(letter) < 32 or ord(letter) == 127 for letter in path):
+        raise PathEscapeError(
+            f"{where} names the file {path[:80]!r}, expected a relative path inside the artifact "
+            f"(at most {budgets.MAX_PATH_PARTS} parts joined by '/', none empty or '..'); do not open artifacts from "
+            "this source"
+        )
+    return path
+
+
+def check_no_module(path: str) -> None:
+    """Refuse a file of an artifact that Python would import if it were started in the artifact's folder.
+
+    Raises
+    ------
+    ModuleFileError
+        If ``path``, relative to the folder, is a module, a path file (`.pth`) or the face of a package there.
+    """
+    if _MODULE_PATH.fullmatch(path):
+        raise ModuleFileError(
+            f"the artifact holds {path[:80]!r}, which Python would import if it were started there, and no artifact "
+            "needs; do not open artifacts from this source"
+        )
+
+
+def as_path(value: object, where: str) -> str:
+    """Read a file name of the artifact."""
+    if not isinstance(value, str):
+        return as_text(value, where)  # raises with the type that was found
+    return as_text(check_relative_path(value, where), where)

@@ -1,0 +1,195 @@
+"""Frozen dataclasses read from untrusted JSON by the types of their fields; knows no dataclass by name.
+
+A field's type says how it is read: ``str``, ``int`` (from 0), ``float``, ``bool``, ``object``, ``tuple[T, ...]``,
+``Mapping[str, T]``, ``T | None`` (may be null), another dataclass, or ``Annotated[T, note, ...]``, where a note is a
+function that reads the value, a `Limit`, a `Since` or a `Mark`. A field with a default may be left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import Enum
+from functools import lru_cache, partial
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from seko_runtime.errors import ManifestError
+from seko_runtime.format import budgets
+from seko_runtime.format.budgets import Budget
+from seko_runtime.format.json_fields import (
+    Fields,
+    as_entries,
+    as_flag,
+    as_integer,
+    as_items,
+    as_number,
+    as_text,
+)
+
+Read = Callable[[object, str], Any]  # of a value and its place in the document
+Check = Callable[[Any, str], None]
+T = TypeVar("T")
+_PLAIN: Mapping[object, Read] = {
+    str: as_text,
+    int: as_integer,
+    float: as_number,
+    bool: as_flag,
+    object: lambda value, _: value,  # not interpreted
+}
+
+
+class Mark(Enum):
+    """What a field's type does not say."""
+
+    REQUIRED = "required, although the dataclass has a default"
+    NULLABLE = "null stands for the default"
+
+
+@dataclass(frozen=True)
+class Since:
+    """The format version that brought a field; in older documents it is not read."""
+
+    version: int
+
+
+@dataclass(frozen=True, eq=False)
+class Limit:
+    """How many items or entries are read: a constant of `budgets`. Fields that share the object share the budget."""
+
+    constant: str
+    what: str
+
+
+def within(minimum: int, maximum: int) -> Read:
+    """Return the reader of an integer within bounds."""
+    return lambda value, where: as_integer(value, where, minimum, maximum)
+
+
+def one_of(known: tuple[str, ...], *, complaint: str = "expected one of {}") -> Read:
+    """Return the reader of one of a few words."""
+
+    def read(value: object, where: str) -> str:
+        text = as_text(value, where)
+        if text not in known:
+            raise ManifestError(f"{where} is {text[:40]!r}, {complaint.format(', '.join(known))}")
+        return text
+
+    return read
+
+
+class Document:
+    """Reads the dataclasses of one document, of one format version and with budgets of its own.
+
+    Parameters
+    ----------
+    version : int
+        Of its format.
+    checks : mapping of type to callable
+        What is called with each object of that class, or of one derived from it, and its place: what types do not say.
+    """
+
+    def __init__(self, version: int, checks: Mapping[type, Check]) -> None:
+        self._version, self._checks = version, checks
+        self._budgets: dict[Limit, Budget] = {}
+
+    def read(self, kind: type[T], value: object, where: str, *, outermost: bool = False) -> T:
+        """Read one dataclass; unknown fields are left alone.
+
+        Parameters
+        ----------
+        kind : type
+            The dataclass.
+        value : object
+            What `json.loads` gave.
+        where : str
+            Its place in the document.
+        outermost : bool
+            Whether it is the document itself: the objects that it must have are called by their names alone.
+
+        Raises
+        ------
+        ManifestError
+            If a field is missing or is not as its type says, with its place.
+        """
+        table, found = Fields(value, where), {}
+        for one in _plan(kind):  # type: ignore[arg-type]  # a class is hashable
+            if one.since > self._version or (one.optional and one.name not in table):
+                continue
+            item = table.value(one.name)
+            if item is None and one.nullable:
+                continue
+            place = one.name if outermost and one.is_object else f"{where}.{one.name}"
+            found[one.name] = one.read(self, item, place)
+        made = kind(**found)
+        for base, check in self._checks.items():
+            if isinstance(made, base):
+                check(made, where)
+        return made
+
+    def budget(self, limit: Limit | None) -> Budget | None:
+        """Return what is left of a limit in this document."""
+        if limit is None:
+            return None
+        if limit not in self._budgets:
+            self._budgets[limit] = Budget(getattr(budgets, limit.constant), limit.what)
+        return self._budgets[limit]
+
+
+_Reader = Callable[[Document, object, str], Any]
+
+
+@dataclass(frozen=True)
+class _Field:
+    name: str
+    read: _Reader
+    optional: bool
+    nullable: bool
+    since: int
+    is_object: bool  # a required one
+
+
+@lru_cache
+def _plan(kind: type[Any]) -> tuple[_Field, ...]:
+    hints = get_type_hints(kind, include_extras=True)
+    plan = []
+    for one in fields(kind):
+        type_, notes = _noted(hints[one.name])
+        has_default = one.default is not MISSING or one.default_factory is not MISSING
+        optional = has_default and Mark.REQUIRED not in notes
+        plan.append(
+            _Field(
+                one.name,
+                _reader(hints[one.name]),
+                optional,
+                nullable=Mark.NULLABLE in notes or NoneType in get_args(type_),
+                since=next((note.version for note in notes if isinstance(note, Since)), 0),
+                is_object=not optional and (is_dataclass(type_) or get_args(type_)[1:] == (object,)),
+            )
+        )
+    return tuple(plan)
+
+
+def _noted(type_: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return a type without its notes, and these."""
+    if get_origin(type_) is not Annotated:
+        return type_, ()
+    return get_args(type_)[0], type_.__metadata__
+
+
+def _reader(type_: Any) -> _Reader:
+    type_, notes = _noted(type_)
+    if get_origin(type_) in (Union, UnionType):
+        (type_,) = (one for one in get_args(type_) if one is not NoneType)
+        return _reader(type_)
+    read = next((note for note in notes if callable(note)), _PLAIN.get(type_))
+    if read is not None:
+        return lambda _, value, where: read(value, where)
+    if isinstance(type_, type) and is_dataclass(type_):
+        return lambda document, value, where: document.read(type_, value, where)
+    limit = next((note for note in notes if isinstance(note, Limit)), None)
+    several, item = (as_items, 0) if get_origin(type_) is tuple else (as_entries, 1)
+    inner = _reader(get_args(type_)[item])
+    return lambda document, value, where: several(
+        value, where, partial(inner, document), document.budget(limit)
+    )
