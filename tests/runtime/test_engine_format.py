@@ -107,15 +107,18 @@ def test_the_buffers_that_have_a_meaning_by_name() -> None:
 
 
 def test_errors_and_exit_codes() -> None:
-    rows = {unquoted(name): int(code) for name, code, _ in only(tables(PAGE, "error"))}
+    rows = {unquoted(name): int(code) for name, code, _, _ in only(tables(PAGE, "error"))}
     assert rows == {name: getattr(errors, name).exit_code for name in rows}
     assert {name for name, one in ERRORS.items() if issubclass(one, errors.ArtifactError)} <= set(rows)
-    for name, _, cause in only(tables(PAGE, "error")):
+    for name, _, _, cause in only(tables(PAGE, "error")):
         assert ("a kind of `ManifestError`" in cause) == (
             errors.ManifestError in ERRORS[unquoted(name)].__bases__
         )
-    steps = {name for row in only(tables(PAGE, "step")) for name in re.findall(r"`(\w+Error)`", row[2])}
-    assert steps == set(rows) - {"ArtifactError", "NumericError"}
+    raised = {
+        unquoted(name): set(steps.split(", ")) - {""} for name, _, steps, _ in only(tables(PAGE, "error"))
+    }
+    assert {name for name, steps in raised.items() if not steps} == {"ArtifactError", "NumericError"}
+    assert set().union(*raised.values()) == {row[0] for row in only(tables(PAGE, "step"))}
 
 
 def test_limits_are_the_codes() -> None:
