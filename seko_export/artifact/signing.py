@@ -227,6 +227,6 @@ def _library() -> tuple[Any, Any]:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError:
         raise MachineError(
-            "signing needs the library cryptography, which is not installed; pip install 'seko-export[sign]'"
+            "signing needs the library cryptography, which is not installed; pip install cryptography"
         ) from None
     return serialization, ed25519

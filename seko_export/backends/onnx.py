@@ -37,7 +37,7 @@ def check_can_build(config: BuildConfig) -> None:
     except ImportError:
         raise OnnxMissingError(
             "--backend onnx verifies what it builds with the package onnxruntime, which is not installed; "
-            "pip install 'seko-export[onnx]'"
+            "in Seko's folder, pip install -e '.[onnx]'"
         ) from None
     if not isinstance(config.kv, ExactKv | Nvfp4Kv):
         raise UsageError(

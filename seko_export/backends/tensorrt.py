@@ -49,7 +49,7 @@ def check_can_build(config: BuildConfig) -> None:
     if importlib.util.find_spec("tensorrt_lean") is None:
         raise TensorRtMissingError(
             "--backend tensorrt verifies what it builds with the lean runtime (package tensorrt_lean), which is not "
-            "installed; pip install 'seko-runtime[tensorrt]'"
+            "installed; in Seko's folder, pip install './runtime[tensorrt]'"
         )
 
 

@@ -201,11 +201,13 @@ def examine() -> list[Finding]:
         _triton(),
         _tensorrt_builder(),
         _module(
-            "tensorrt_lean", "TensorRT lean", "plans are opened with it: pip install 'seko-runtime[tensorrt]'"
+            "tensorrt_lean",
+            "TensorRT lean",
+            "it opens plans: in Seko's folder, pip install './runtime[tensorrt]'",
         ),
-        _module("onnx", "onnx", "--backend onnx needs it: pip install 'seko-export[onnx]'"),
+        _module("onnx", "onnx", "--backend onnx needs it: in Seko's folder, pip install -e '.[onnx]'"),
         _module("tokenizers", "tokenizers (prompts)", "pip install tokenizers, or build with --no-text"),
-        _module("av", "PyAV (mp4 files)", "pip install 'seko-runtime[video]', or write .y4m"),
+        _module("av", "PyAV (mp4 files)", "pip install av, or write .y4m"),
         _free_disk(),
     ]
 

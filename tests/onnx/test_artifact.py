@@ -176,7 +176,7 @@ def _given(
 
 def test_without_onnxruntime_it_is_refused(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(BackendMissingError, match=r"'onnx' needs onnxruntime, .*seko-runtime\[onnx\]"):
+    with pytest.raises(BackendMissingError, match=r"'onnx' needs onnxruntime, .*runtime\[onnx\]"):
         open_artifact(built.folder)
 
 

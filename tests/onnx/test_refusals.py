@@ -118,7 +118,7 @@ def test_attention_of_a_second_shape_is_a_second_function() -> None:
 def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
-    with pytest.raises(OnnxMissingError, match=rf"needs the packages {package}, .*seko-export\[onnx\]"):
+    with pytest.raises(OnnxMissingError, match=rf"needs the packages {package}, .*\[onnx\]"):
         require_onnx()
     with pytest.raises(OnnxMissingError):
         piece_model(make_pieces(forms.config_of("fp32", 1))["prompt"])

@@ -226,7 +226,10 @@ def test_a_backend_that_cannot_run_here(
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        (ModuleNotFoundError("no torch", name="torch"), r"which is not installed; pip install"),
+        (
+            ModuleNotFoundError("no torch", name="torch"),
+            r"which is not installed; in Seko.s folder, pip install",
+        ),
         (ModuleNotFoundError("no networkx", name="networkx"), r"torch needs networkx"),
         (ImportError("libcublas.so.13: cannot open"), r"is installed and cannot be loaded: libcublas"),
         (OSError("libcudnn.so.9: file too short"), r"is installed and cannot be loaded: libcudnn"),

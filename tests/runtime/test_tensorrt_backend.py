@@ -193,7 +193,7 @@ def test_without_the_library_the_error_says_what_to_install(
 ) -> None:
     folder = artifact_of(tmp_path / "artifact", manifest_of())
     monkeypatch.setitem(sys.modules, "tensorrt_lean", None)
-    with pytest.raises(errors.BackendMissingError, match=r"pip install 'seko-runtime\[tensorrt\]'"):
+    with pytest.raises(errors.BackendMissingError, match=r"pip install './runtime\[tensorrt\]'"):
         open_artifact(folder)
     assert driver.live == {}
 

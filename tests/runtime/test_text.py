@@ -103,6 +103,6 @@ def test_an_interrupt_in_the_library_stays_one(monkeypatch: pytest.MonkeyPatch) 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(TokenizerMissingError, match=r"pip install 'seko-runtime\[text\]'") as caught:
+    with pytest.raises(TokenizerMissingError, match="pip install tokenizers") as caught:
         PromptIds(TABLE, tokenizer_json()).ids("a")
     assert caught.value.exit_code == 5

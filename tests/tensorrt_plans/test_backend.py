@@ -60,7 +60,7 @@ def test_what_cannot_be_is_refused_before_anything_is_read(monkeypatch: pytest.M
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name: None if name == "tensorrt_lean" else object()
     )
-    with pytest.raises(TensorRtMissingError, match=r"seko-runtime\[tensorrt\]"):
+    with pytest.raises(TensorRtMissingError, match=r"runtime\[tensorrt\]"):
         backend.check_can_build(config)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "onnxscript" else object())
     with pytest.raises(OnnxMissingError):

@@ -75,7 +75,7 @@ class RuntimeBackend:
                 raise BackendMissingError(f"backend {self.name!r}: {words} needs {fault.name}") from None
             raise BackendMissingError(
                 f"backend {self.name!r} needs {words}, which is not installed; "
-                f"pip install 'seko-runtime[{self.name}]'"
+                f"in Seko's folder, pip install './runtime[{self.name}]'"
             ) from None
         except (ImportError, OSError) as fault:  # a shared library of its own is missing, or another's
             raise BackendMissingError(

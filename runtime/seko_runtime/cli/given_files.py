@@ -202,8 +202,7 @@ def load_image(path: Path, option: str = "--image") -> NDArray[np.uint8]:
         import av
     except ImportError:
         raise VideoWriterError(
-            f"{option} {path.name} needs PyAV, which is not installed; give a .npy, or "
-            "pip install 'seko-runtime[video]'"
+            f"{option} {path.name} needs PyAV, which is not installed; give a .npy, or pip install av"
         ) from None
     library: Any = av
     _check_there(path, option)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
         print_lines(message.splitlines())
 
 
-def parse(arguments: Sequence[str], functions: dict[str, Callable[..., Any]]) -> argparse.Namespace:
+def parse(arguments: Sequence[str], functions: Mapping[str, Callable[..., Any]]) -> argparse.Namespace:
     """Return the options of a command line; ``command`` is the function that it names.
 
     Parameters
@@ -46,16 +46,24 @@ def parse(arguments: Sequence[str], functions: dict[str, Callable[..., Any]]) ->
     UsageError
         If they cannot be meant; for an unknown command or option the nearest one is named.
     """
+    parser, commands = parsers(functions)
+    _check_names(arguments, commands)
+    return parser.parse_args(arguments)
+
+
+def parsers(
+    functions: Mapping[str, Callable[..., Any]],
+) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """Return the parser of the command line, and those of its commands by name."""
     parser = Parser(prog="seko-run", description="Open an artifact and make video of it, chunk by chunk.")
     parser.add_argument("--version", action="version", version=f"seko-runtime {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    parsers: dict[str, argparse.ArgumentParser] = {}
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands: dict[str, argparse.ArgumentParser] = {}
     for name, summary in SUMMARIES.items():
-        parsers[name] = commands.add_parser(name, help=summary, description=summary)
-        parsers[name].set_defaults(command=functions[name])
-        _add_options(parsers[name], name)
-    _check_names(arguments, parsers)
-    return parser.parse_args(arguments)
+        commands[name] = subparsers.add_parser(name, help=summary, description=summary)
+        commands[name].set_defaults(command=functions[name])
+        _add_options(commands[name], name)
+    return parser, commands
 
 
 def _add_options(command: argparse.ArgumentParser, name: str) -> None:
@@ -126,16 +134,16 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _check_names(arguments: Sequence[str], parsers: dict[str, argparse.ArgumentParser]) -> None:
+def _check_names(arguments: Sequence[str], commands: dict[str, argparse.ArgumentParser]) -> None:
     """Raise a UsageError that names the nearest if there is no such command, or no such option of it."""
     if not arguments or arguments[0].startswith("-"):
         return
     command = arguments[0]
-    if command not in parsers:
+    if command not in commands:
         raise UsageError(
-            f"there is no command {command!r}{_nearest(command, parsers)}; see `seko-run --help`"
+            f"there is no command {command!r}{_nearest(command, commands)}; see `seko-run --help`"
         )
-    known = [spelled for action in parsers[command]._actions for spelled in action.option_strings]
+    known = [spelled for action in commands[command]._actions for spelled in action.option_strings]
     for argument in arguments[1:]:
         if argument == "--":
             return

@@ -134,7 +134,7 @@ def require_library(asking: str) -> None:
     except ImportError:
         raise SignatureLibraryMissingError(
             f"{asking} asks for signatures, and the library cryptography is not installed; "
-            "pip install 'seko-runtime[trust]'"
+            "pip install cryptography"
         ) from None
 
 

@@ -187,6 +187,6 @@ def import_av() -> Any:
         import av
     except ImportError:
         raise VideoWriterError(
-            "writing .mp4 needs PyAV, which is not installed; write a .y4m, or pip install 'seko-runtime[video]'"
+            "writing .mp4 needs PyAV, which is not installed; write a .y4m, or pip install av"
         ) from None
     return av

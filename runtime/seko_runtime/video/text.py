@@ -118,7 +118,7 @@ class PromptIds:
         except ImportError:
             raise TokenizerMissingError(
                 "a prompt needs the library tokenizers, which is not installed; "
-                "pip install 'seko-runtime[text]', or give text embeddings in place of a sentence"
+                "pip install tokenizers, or give text embeddings in place of a sentence"
             ) from None
         document = bytes(self._document).decode("utf-8", errors="replace")
         try:

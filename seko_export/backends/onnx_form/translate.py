@@ -51,7 +51,7 @@ def require_onnx() -> None:
     if missing:
         raise OnnxMissingError(
             f"--backend onnx needs the packages {' and '.join(missing)}, which are not installed; "
-            "pip install 'seko-export[onnx]'"
+            "in Seko's folder, pip install -e '.[onnx]'"
         )
 
 
