@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -160,21 +160,6 @@ def table_faults(file: Path) -> Iterator[None]:
         raise
     except (KeyError, TypeError, ValueError) as fault:
         raise TilesError(f"{file.name} is no table of attention on GPUs: {fault!r}") from fault
-
-
-def table_row(
-    arch: str, head_dim: int, shape: str, tiles: AttentionTiles, error: float, bound: float, **more: object
-) -> dict[str, Any]:
-    """Return one row of the table; `more` says where it was measured and what it took."""
-    return {
-        "arch": arch,
-        "head_dim": head_dim,
-        "shape_class": shape,
-        "tiles": asdict(tiles),
-        "error": error,
-        "bound": bound,
-        **more,
-    }
 
 
 def write_table(file: Path, rows: list[dict[str, Any]]) -> None:

@@ -56,7 +56,6 @@ from seko_kernels.tuned import (
     AttentionTiles,
     safe_tiles,
     shape_class,
-    table_row,
     write_table,
 )
 
@@ -329,10 +328,14 @@ class Bench:
             best[shape.name] = entry
             place = shape_class(1, shape.heads, shape.tokens)
             # S4 and S5 share a class: the longer cache, which stands first, decides.
-            table.setdefault(place, table_row(
-                self.arch, shape.head_dim, place, top["key"], top["error"], top["bound"],
-                ms=top["ms"], measured_on=shape.name, **measured_here(),
-            ))  # fmt: skip
+            row = {
+                "arch": self.arch,
+                "head_dim": shape.head_dim,
+                "shape_class": place,
+                "tiles": asdict(top["key"]),
+            }
+            row |= {"error": top["error"], "bound": top["bound"], "ms": top["ms"], "measured_on": shape.name}
+            table.setdefault(place, row | measured_here())
             if expand is not None:
                 entry["ratio_with_expand"] = (top["ms"] + expand) / cudnn
                 if options.rows and shape.name in BARS:

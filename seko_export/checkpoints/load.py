@@ -53,18 +53,6 @@ class Checkpoint:
         """Every key, in layer order."""
         return tuple(self._sources)
 
-    def stored_dtype(self, name: str) -> torch.dtype:
-        """Return the dtype in which the file holds ``name``.
-
-        Raises
-        ------
-        KeyError
-            If the model has no such key.
-        WeightTypeError
-            If the loader does not support the dtype; never in a loaded checkpoint.
-        """
-        return _known_dtype(self._sources[name])
-
     def __getitem__(self, name: str) -> torch.Tensor:
         """Return one weight, checked to be finite.
 

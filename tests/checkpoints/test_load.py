@@ -42,7 +42,7 @@ def test_every_format_gives_the_same_tensors(
     assert_holds(path, model, weights, dtype=torch.bfloat16)
     checkpoint = load_checkpoint(path, model)
     assert checkpoint.format == format.removesuffix("-sharded")
-    assert {checkpoint.stored_dtype(name) for name in checkpoint.names} == {dtype}
+    assert {checkpoint[name].dtype for name in checkpoint.names} == {dtype}
 
 
 def test_diffusers_single_file(

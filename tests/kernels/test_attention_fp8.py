@@ -243,11 +243,16 @@ def test_a_past_that_specialised_warpgroups_cannot_read_gets_safe_tiles(
     assert tiles_for("sm_90", 128, "some", 28080) == SAFE_HOPPER
 
 
+def table_row(shape: str, tiles: AttentionTiles) -> dict[str, Any]:
+    place = {"arch": "sm_90", "head_dim": 128, "shape_class": shape}
+    return place | {"tiles": asdict(tiles), "error": 0.01, "bound": 0.02}
+
+
 def test_a_table_round_trips_and_keeps_other_rows(tmp_path: Path) -> None:
     file = tmp_path / "table.json"
-    write_table(file, [tuned.table_row("sm_90", 128, "some", OTHER, 0.01, 0.02, ms=1.3)])
-    write_table(file, [tuned.table_row("sm_90", 128, "many", SAFE, 0.01, 0.02)])
-    write_table(file, [tuned.table_row("sm_90", 128, "some", SAFE_HOPPER, 0.01, 0.02)])
+    write_table(file, [table_row("some", OTHER) | {"ms": 1.3}])
+    write_table(file, [table_row("many", SAFE)])
+    write_table(file, [table_row("some", SAFE_HOPPER)])
     assert read_table(file) == {("sm_90", 128, "some"): SAFE_HOPPER, ("sm_90", 128, "many"): SAFE}
 
 
@@ -264,7 +269,7 @@ def test_a_table_round_trips_and_keeps_other_rows(tmp_path: Path) -> None:
 def test_a_table_with_tiles_that_were_not_admitted_is_refused(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    row = tuned.table_row("sm_90", 128, "some", OTHER, 0.01, 0.02)
+    row = table_row("some", OTHER)
     file = tmp_path / "table.json"
     file.write_text(json.dumps([row | change]))
     with pytest.raises(TilesError, match=message):

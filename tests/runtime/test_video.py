@@ -86,7 +86,7 @@ def test_mp4_can_be_read_back(tmp_path: Path) -> None:
     assert [picture.shape for picture in pictures] == [(64, 192, 3)] * 12
 
 
-def test_a_preview_pixel_depends_on_its_own_cell_alone_and_the_label_is_there() -> None:
+def test_a_preview_pixel_depends_on_its_own_cell_alone() -> None:
     one = chunk(0)
     other = one.copy()
     other[1, 0, 2, 7, 11] += 3.0
@@ -99,8 +99,7 @@ def test_a_preview_pixel_depends_on_its_own_cell_alone_and_the_label_is_there() 
         assert places.min(0).tolist() == [56, 184]
         assert places.max(0).tolist() == [63, 191]
     dark = next(preview_frames(one * 0, STREAM))
-    assert (dark[:7] == 255).any()
-    assert (dark[8:] == 128).all()
+    assert (dark == 128).all()
 
 
 def test_nan_is_pictured_and_not_a_warning() -> None:
