@@ -251,12 +251,6 @@ def is_finite(weight: torch.Tensor) -> bool:
     return bool(torch.isfinite(low) & torch.isfinite(high))
 
 
-def _known_dtype(source: TensorSource) -> torch.dtype:
-    if source.dtype is None:
-        raise WeightTypeError(f"{shown(source.file_key)} is {source.dtype_name}, which is not read")
-    return source.dtype
-
-
 def _fingerprint(sources: Mapping[str, TensorSource]) -> str:
     crc = 0
     for name, source in sources.items():
