@@ -143,7 +143,7 @@ class KeyTable:
     models : mapping of str to ModelConfig
         The presets' models, to name the one that a file matches.
     random_forms : mapping of str to RandomForm
-        File layouts of random checkpoints, by name.
+        File layouts of random checkpoints, by name. A build without a checkpoint takes the first.
     spread : callable
         Mean and standard deviation of a random weight by name and shape.
     """
@@ -201,6 +201,17 @@ class KeyTable:
         }
         layers = {layer for layer in map(self.layer_of, shapes) if layer is not None}
         return found | ({"layers": len(layers)} if layers else {})
+
+    def foreign_keys(self, opened: OpenedFiles) -> tuple[str, ...]:
+        """Return the keys of a file's layers, ``blocks.N.``, that no layer of the presets' models has."""
+        naming = self.naming_of(opened)
+        names = {name for model in self.models.values() for name in self.shapes(model)}
+        known = {match[2] for match in map(LAYER.fullmatch, names) if match}
+        found = (
+            (source.key, LAYER.fullmatch(naming.translated(source.key) or source.key))
+            for source in opened.sources
+        )
+        return tuple(key for key, match in found if match and match[2] not in known)
 
     def preset_of(self, dimensions: Mapping[str, int]) -> str | None:
         """Return the preset with these dimensions, if there is one."""

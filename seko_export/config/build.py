@@ -107,11 +107,10 @@ class BuildConfig:
                 f"the VAE's strides are {strides[0]} pixels and {strides[1]} frames, expected {VAE_SPATIAL_STRIDE} and "
                 f"{VAE_TEMPORAL_STRIDE}, which the stream is laid out for"
             )
-        channels = (self.model.in_channels, self.model.out_channels)
-        if set(channels) != {self.vae.z_dim}:
+        if self.vae.z_dim != self.model.out_channels:  # what goes in may have a condition beside it
             raise UsageError(
-                f"the VAE has {self.vae.z_dim} latent channels, {self.model.name!r} takes {channels[0]} and gives "
-                f"{channels[1]}: they are not of one model"
+                f"the VAE has {self.vae.z_dim} latent channels, {self.model.name!r} gives {self.model.out_channels}: "
+                "they are not of one model"
             )
 
     def _check_offloading(self) -> None:

@@ -11,6 +11,8 @@ from seko_export.errors import UsageError
 class ModelConfig:
     """Dimensions of a Wan-family causal video DiT.
 
+    A family whose models have further sizes derives a frozen dataclass from it, and says so in `Recognised.kind`.
+
     Parameters
     ----------
     name : str

@@ -16,6 +16,7 @@ from seko_export.checkpoints.random import write_random_model
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import Layout, OpenedFiles, shown
 from seko_export.config.model import ModelConfig
+from seko_export.errors import UsageError
 from seko_export.families.base import Family
 from seko_export.families.recognition import Recognised
 from seko_export.families.registry import families, family_named
@@ -56,13 +57,16 @@ def write_random_checkpoint(
     path: Path,
     config: ModelConfig,
     *,
-    format: str,
     seed: int,
+    format: str | None = None,
     dtype: torch.dtype = torch.bfloat16,
     device: str = "cpu",
 ) -> None:
-    """Write seeded random weights of a model; see `write_random_model`."""
+    """Write seeded random weights of a model; see `write_random_model`. Without a format, in the family's first."""
     keys = family_named(config.family).keys
+    if not keys.random_forms:
+        raise UsageError(f"family {config.family} writes no random weights: name a checkpoint")
+    format = next(iter(keys.random_forms)) if format is None else format
     write_random_model(path, config, keys, format=format, seed=seed, dtype=dtype, device=device)
 
 
@@ -84,6 +88,7 @@ def recognise_checkpoint(path: Path, *, use_ema: bool = True) -> ModelFile:
     missing: MissingGeneratorError | None = None
     hints: list[str] = []
     opened: OpenedFiles | None = None
+    first: ModelFile | None = None
     known = families()
     for family in known.values():
         layout = family.keys.layout(use_ema=use_ema)
@@ -94,9 +99,17 @@ def recognise_checkpoint(path: Path, *, use_ema: bool = True) -> ModelFile:
             continue
         told, file, ignored = _config_of(path, layout, family)
         found = family.recognise(str(path), opened, told)
-        if found is not None:
-            return ModelFile(opened, found, file, ignored)
-        hints += family.keys.hints(opened)
+        if found is None:
+            hints += family.keys.hints(opened)
+            continue
+        model = ModelFile(opened, found, file, ignored)
+        if not found.foreign:
+            return model
+        first = first or model
+    if (
+        first is not None
+    ):  # of all that take it for theirs the first; what it does not know is said when it is loaded
+        return first
     if opened is None and missing is not None:
         raise missing
     keys = [shown(source.key) for source in opened.sources[:_SHOWN_KEYS]] if opened else []

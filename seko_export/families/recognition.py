@@ -96,6 +96,10 @@ class Recognised:
         Fields of `StreamConfig`.
     schedule : Fact or None
         Timesteps of the passes, if the checkpoint states them or their shift.
+    kind : type of ModelConfig
+        The family's own, if its models have sizes that others have not, such as the channels of a camera.
+    foreign : tuple of str
+        Keys within the layers that the family does not know. Another family that knows all of them is preferred.
     """
 
     family: str
@@ -103,6 +107,8 @@ class Recognised:
     model: Mapping[str, Fact]
     stream: Mapping[str, Fact]
     schedule: Fact | None = None
+    kind: type[ModelConfig] = ModelConfig
+    foreign: tuple[str, ...] = ()
 
     @property
     def own_schedule(self) -> Schedule | None:
@@ -112,13 +118,11 @@ class Recognised:
     @property
     def lacking(self) -> tuple[str, ...]:
         """Fields of the model that are unknown."""
-        return tuple(one.name for one in fields(ModelConfig) if one.name not in {*self.model, *NAMES})
+        return tuple(one.name for one in fields(self.kind) if one.name not in {*self.model, *NAMES})
 
     def model_named(self, name: str) -> ModelConfig:
         """Return the model; no field may be unknown."""
-        return ModelConfig(
-            name=name, family=self.family, **{key: one.value for key, one in self.model.items()}
-        )
+        return self.kind(name=name, family=self.family, **{key: one.value for key, one in self.model.items()})
 
 
 def shape_facts(where: str, keys: KeyTable, opened: OpenedFiles) -> Facts | None:

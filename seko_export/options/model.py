@@ -65,7 +65,7 @@ def preset_model(name: str, preset: Preset, schedule: Schedule | None, options: 
     except UnknownModelError:  # the strict comparison with this model will say more
         return ChosenModel(preset.model, stream, schedule)
     told = file.recognised
-    pairs = [(one, getattr(preset.model, one), fact) for one, fact in told.model.items()]
+    pairs = [(one, getattr(preset.model, one, None), fact) for one, fact in told.model.items()]
     pairs += [
         (one, getattr(preset.stream, one), fact)
         for one, fact in told.stream.items()

@@ -145,7 +145,7 @@ def prompt_ids(tokenizer: Path, config: BuildConfig, prompt: str) -> Tensor | No
 def opened_checkpoint(
     named: Path | None, model: ModelConfig, note: Callable[[str], None], *, seed: int = 0
 ) -> Iterator[Path]:
-    """Give the checkpoint that was named, or a random one of ``seed``, as a Self-Forcing file, until the block ends.
+    """Give the checkpoint that was named, or a random one of ``seed``, until the block ends.
 
     ``note`` is told before one is written.
     """
@@ -153,8 +153,8 @@ def opened_checkpoint(
         yield named
         return
     with workshop("seko-sample-") as folder:
-        path = folder / "sample.pt"
+        path = folder / "sample"
         note(RANDOM_WEIGHTS)
         with disk_faults(path):
-            write_random_checkpoint(path, model, format="self-forcing", seed=seed)
+            write_random_checkpoint(path, model, seed=seed)
         yield path

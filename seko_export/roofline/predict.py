@@ -105,7 +105,14 @@ def config_of(wish: Wish) -> tuple[BuildConfig, list[str]]:
         built = replace(built, stream=replace(built.stream, fps=wish.fps))
     notes = []
     if built.vae is None and not wish.build.no_vae:
-        built = replace(built, vae=VAE_PRESETS["wan-2.1"])
+        vae = VAE_PRESETS["wan-2.1"]
+        if built.model.out_channels == vae.z_dim:
+            built = replace(built, vae=vae)
+        else:
+            notes.append(
+                f"no VAE counted: none is known of {built.model.out_channels} latent channels, as "
+                f"{built.model.name} gives them"
+            )
     if built.text is None and not wish.build.no_text:
         if built.model.text_dim == UMT5_XXL.dim:
             built = replace(built, text=UMT5_XXL)

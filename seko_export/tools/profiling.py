@@ -22,7 +22,6 @@ from seko_export.host.workshop import workshop
 from seko_export.tools.profile_trace import CHUNK_RANGE, ENGINE_RANGE, Digest, digest_trace, scrubbed
 from seko_runtime import OpenArtifact, open_artifact
 from seko_runtime.backends.memory import Engine, Tensor
-from seko_runtime.format.manifest import Manifest
 from seko_runtime.video.session import Session
 
 WIDTH = 120  # columns where no terminal says
@@ -70,13 +69,14 @@ def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = 
         artifact.wrap_engines(ranges.around)
         on_device = artifact.device != "cpu"
         with artifact.open_session() as session:
-            _fill(session, artifact.manifest)
-            plain = [_timed_chunk(session) for _ in range(chunks)]
+            stream = _Chunks(artifact, session)
+            stream.fill()
+            plain = [stream.timed() for _ in range(chunks)]
             with ranges.shown():
                 _traced(
-                    session, 1, on_device
+                    stream, 1, on_device
                 )  # the profiler's own start costs time in the first chunk it sees
-                recorded, profiled = _traced(session, chunks, on_device)
+                recorded, profiled = _traced(stream, chunks, on_device)
             captured = session.stats.captured_graphs > 0
         digest = _seen(recorded, on_device)
         report = digest.report(top)
@@ -188,30 +188,38 @@ class _Ranges:
 def _uncaptured_engines(artifact: OpenArtifact, ranges: _Ranges) -> Digest:
     """Profile a chunk of a session without graph capture: there every launch lies in its engine's range."""
     with artifact.without_capture(), artifact.open_session() as session:
-        _fill(session, artifact.manifest)
+        stream = _Chunks(artifact, session)
+        stream.fill()
         with ranges.shown():
-            trace, _ = _traced(session, 1, on_device=True)
+            trace, _ = _traced(stream, 1, on_device=True)
     return _seen(trace, on_device=True)
 
 
-def _fill(session: Session, manifest: Manifest) -> None:
-    stream = manifest.stream
-    for _ in range(-(-stream.cache_frames // stream.chunk_frames) + 1):
-        _timed_chunk(session)
+class _Chunks:
+    """The chunks of a session, one after another, with the recorded inputs of the caller."""
+
+    def __init__(self, artifact: OpenArtifact, session: Session) -> None:
+        self._artifact, self._session, self._made = artifact, session, 0
+
+    def fill(self) -> None:
+        """Make chunks until the cache is full."""
+        stream = self._artifact.manifest.stream
+        for _ in range(-(-stream.cache_frames // stream.chunk_frames) + 1):
+            self.timed()
+
+    def timed(self) -> float:
+        """Make the next chunk; return its seconds on the host."""
+        given = self._artifact.golden_inputs(self._made)
+        begin = time.perf_counter()
+        chunk = self._session.run_chunk(given)
+        chunk.to_host()
+        if self._artifact.manifest.video is not None:
+            chunk.video()  # decoded on a CUDA stream of its own: nothing of it may fall into the next chunk
+        self._made += 1
+        return time.perf_counter() - begin
 
 
-def _timed_chunk(session: Session) -> float:
-    begin = time.perf_counter()
-    chunk = session.run_chunk()
-    chunk.to_host()
-    if (
-        session.manifest.video is not None
-    ):  # decoded on a queue of its own: nothing of it may fall into the next chunk
-        chunk.video()
-    return time.perf_counter() - begin
-
-
-def _traced(session: Session, chunks: int, on_device: bool) -> tuple[dict[str, Any], list[float]]:
+def _traced(stream: _Chunks, chunks: int, on_device: bool) -> tuple[dict[str, Any], list[float]]:
     """Run chunks under the profiler; return its trace as plain data, and each chunk's seconds on the host."""
     from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -221,7 +229,7 @@ def _traced(session: Session, chunks: int, on_device: bool) -> tuple[dict[str, A
     with profile(activities=activities, acc_events=True) as profiler:
         for _ in range(chunks):
             with record_function(CHUNK_RANGE):
-                times.append(_timed_chunk(session))
+                times.append(stream.timed())
     with workshop("seko-profile-") as folder:
         exported = folder / "trace.json"
         profiler.export_chrome_trace(str(exported))

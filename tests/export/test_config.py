@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seko_export.config.build import BuildConfig
+from seko_export.config.media import VaeConfig
 from seko_export.config.model import ModelConfig
+from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.errors import UsageError
 from seko_export.families.wan.presets import PRESETS
@@ -37,7 +40,7 @@ def test_preset_sizes(preset, head_dim, frame_tokens, chunk_tokens, cache_tokens
 
 @pytest.mark.parametrize(("preset", "per_token"), [("self-forcing-1.3b", 184_320), ("wan-14b", 819_200)])
 def test_bf16_cache_bytes_a_token(preset, per_token):
-    """K and V of all layers, two bytes a channel (facts/models.md)."""
+    """K and V of all layers, two bytes a channel."""
     model = PRESETS[preset].model
     assert 2 * model.layers * model.dim * 2 == per_token
 
@@ -107,3 +110,13 @@ def test_configs_are_frozen():
     for config in (ModelConfig(**MODEL), StreamConfig(**STREAM)):
         with pytest.raises(dataclasses.FrozenInstanceError):
             config.batch = 2
+
+
+def test_a_vae_fits_by_the_channels_that_a_model_gives():
+    """What goes in may have a condition beside the latents."""
+    preset = PRESETS["tiny"]
+    build = BuildConfig(preset.model, preset.stream, Schedule.warped(), "fp32", "cpu", vae=VaeConfig())
+    beside = dataclasses.replace(build, model=dataclasses.replace(preset.model, in_channels=36))
+    assert beside.vae == VaeConfig()
+    with pytest.raises(UsageError, match="16 latent channels, 'tiny' gives 48"):
+        dataclasses.replace(build, model=dataclasses.replace(preset.model, out_channels=48))

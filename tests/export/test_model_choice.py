@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from seko_export.checkpoints.errors import ContradictionError, NotACheckpointError, UnknownModelError
+from seko_export.checkpoints.key_table import Dimension, KeyTable
+from seko_export.checkpoints.sources import OpenedFiles
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError, UsageError
+from seko_export.families import registry
 from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
-from seko_export.families.recognition import Source
-from seko_export.families.wan.keys import FORMATS
+from seko_export.families.recognition import Recognised, Source
+from seko_export.families.wan.family import WanFamily
+from seko_export.families.wan.keys import FORMATS, KEYS, wan_shapes
 from seko_export.families.wan.presets import PRESETS
+from seko_export.families.wan.recognise import recognise
 from tests.asked import resolved
 
 TINY = PRESETS["tiny"]
@@ -255,6 +260,59 @@ def test_a_config_of_something_else_is_not_read_and_that_is_said(tiny: Path, tol
     made = resolved(checkpoint=tiny)
     assert made.config == resolved("tiny", checkpoint=tiny).config
     assert "config.json is of something else" in made.notes[-1]
+
+
+# -- families beside each other -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CameraModel(ModelConfig):
+    """A model with a size that others have not."""
+
+    camera: int = 6
+
+
+class CameraFamily(WanFamily):
+    """Wan's layers, and a matrix for a camera in each of them."""
+
+    name = f"{__name__}:CAMERA"
+
+    @property
+    def keys(self) -> KeyTable:
+        model = CameraModel(**{**vars(TINY.model), "family": self.name})
+        sizes = (*KEYS.dimensions, Dimension("camera", "blocks.0.camera.weight", 1))
+        return replace(KEYS, shapes=_camera_shapes, dimensions=sizes, models={"camera": model})
+
+    def recognise(self, where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -> Recognised | None:
+        found = recognise(where, opened, told, family=self.name, keys=self.keys)
+        return None if found is None else replace(found, kind=CameraModel)
+
+
+def _camera_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    sizes = (model.dim, getattr(model, "camera", 0))
+    return wan_shapes(model) | {f"blocks.{layer}.camera.weight": sizes for layer in range(model.layers)}
+
+
+CAMERA = CameraFamily()
+
+
+def test_a_file_is_of_the_family_that_knows_all_keys_of_its_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wan, which stands first, has all keys that it looks for in the other's file; sizes of a family's own are told."""
+    model = CameraModel(**{**vars(TINY.model), "camera": 5, "family": CAMERA.name})
+    write_random_checkpoint(tmp_path / "camera", model, seed=0)
+    write_random_checkpoint(tmp_path / "plain", TINY.model, seed=0)
+    alone = recognise_checkpoint(tmp_path / "camera").recognised
+    assert (alone.family, len(alone.foreign)) == ("wan", TINY.model.layers)
+    with pytest.raises(CheckpointError, match="2 unknown"):
+        load_checkpoint(tmp_path / "camera", TINY.model)
+    monkeypatch.setattr(registry, "FAMILIES", (*registry.FAMILIES, CAMERA.name))
+    told = recognise_checkpoint(tmp_path / "camera").recognised
+    assert (told.family, told.lacking, told.foreign) == (CAMERA.name, (), ())
+    assert told.model_named(model.name) == replace(model, text_tokens=512)
+    load_checkpoint(tmp_path / "camera", told.model_named("any"))
+    assert recognise_checkpoint(tmp_path / "plain").recognised.family == "wan"
 
 
 # -- what is no model, or not to be believed ------------------------------------------------------------------------

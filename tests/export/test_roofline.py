@@ -16,11 +16,12 @@ import torch
 from seko_export import BuildOptions
 from seko_export.config.media import VaeConfig
 from seko_export.families.layers.pieces import make_pieces
+from seko_export.families.wan.presets import PRESETS
 from seko_export.roofline.gpus import GPUS, HOST_LINK_SHARE, Gpu
 from seko_export.roofline.op_count import (
     count_piece,
 )
-from seko_export.roofline.predict import Wish, predict
+from seko_export.roofline.predict import Wish, config_of, predict
 from seko_export.roofline.seconds import launch_seconds
 from seko_export.roofline.table import show
 from tests.asked import wished
@@ -107,6 +108,16 @@ def test_every_scheme_is_planned_with_the_bytes_that_it_stores():
     assert sink["session_bytes"]["kv"] / kv["bf16"] == pytest.approx(
         (3 * 16 + 18 * 4.5) / (21 * 16), rel=1e-6
     )
+
+
+@pytest.mark.parametrize(("channels", "counted"), [((36, 16), True), ((4, 4), False)])
+def test_a_vae_that_nobody_named_is_counted_where_it_fits(monkeypatch, channels, counted):
+    tiny = PRESETS["tiny"]
+    model = replace(tiny.model, in_channels=channels[0], out_channels=channels[1])
+    monkeypatch.setitem(PRESETS, "other", replace(tiny, model=model))
+    config, notes = config_of(wished(S1_WISH, preset="other", no_vae=False))
+    assert (config.vae is not None) == counted
+    assert any("no VAE counted: none is known of 4 latent channels" in note for note in notes) != counted
 
 
 def test_decoding_is_near_its_newest_row():

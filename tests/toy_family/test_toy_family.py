@@ -25,6 +25,7 @@ from seko_export.families import registry
 from seko_export.families.model_files import recognise_checkpoint
 from seko_export.families.registry import family_of, graph_of
 from seko_export.goldens.record import eager_engine, eager_session, golden_text
+from seko_export.tools.profiling import profile_artifact
 from seko_runtime import open_artifact
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import UsageError
@@ -132,6 +133,7 @@ def test_it_is_built_verified_and_replayed(
         )
         assert artifact.manifest.stream.latent_shape[0] == MODEL.out_channels != MODEL.in_channels
         assert all(error.within for error in artifact.verify())
+        assert profile_artifact(built.artifact, 1, top=1)["chunk_s"] > 0
         with artifact.open_session(seeds=SEEDS[:1]) as session:
             with pytest.raises(UsageError, match="input 'camera' is required for every chunk"):
                 session.run_chunk()

@@ -1,4 +1,4 @@
-"""The command `run`: chunks of one session into a file, written as they come. Options are parsed in `__main__`."""
+"""The command `run`: chunks of one session into a file, written as they come. Options are parsed in `parser`."""
 
 from __future__ import annotations
 

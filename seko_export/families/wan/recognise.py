@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from seko_export.checkpoints.errors import ContradictionError, NotACheckpointError
+from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.sources import OpenedFiles
 from seko_export.config.schedule import Schedule
 from seko_export.errors import UsageError
@@ -57,11 +58,19 @@ _USUAL = {"text_tokens": 512, "norm_eps": 1e-6}
 _FIXED = {"rope_theta": 10_000.0}  # Wan's code has it as a literal
 
 
-def recognise(where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -> Recognised | None:
-    """Return what a file and its config.json tell about a Wan model, or None if it is not one. See
-    `Family.recognise`.
+def recognise(
+    where: str,
+    opened: OpenedFiles,
+    told: Mapping[str, Any] | None,
+    *,
+    family: str = "wan",
+    keys: KeyTable = KEYS,
+) -> Recognised | None:
+    """Return what a file and its config.json tell about a Wan model, or None if it is not one; see `Family.recognise`.
+
+    A family with Wan's layers and keys of its own gives its name and its table.
     """
-    facts = shape_facts(where, KEYS, opened)
+    facts = shape_facts(where, keys, opened)
     if facts is None:
         return None
     stream, schedule = Facts(where), None
@@ -80,8 +89,14 @@ def recognise(where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -
     fill(facts, {**heads, **_USUAL}, Source.ASSUMED, "Wan")
     fill(facts, _FIXED, Source.FAMILY, "Wan")
     usual = stream_facts(PRESETS["self-forcing-1.3b"].stream, Source.ASSUMED, "Wan")
-    naming = KEYS.naming_of(opened)
-    return Recognised("wan", naming.name, facts.known, usual | stream.known, schedule)
+    return Recognised(
+        family,
+        keys.naming_of(opened).name,
+        facts.known,
+        usual | stream.known,
+        schedule,
+        foreign=keys.foreign_keys(opened),
+    )
 
 
 def is_config(told: Mapping[str, Any]) -> bool:
