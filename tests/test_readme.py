@@ -113,6 +113,21 @@ def test_paths_in_the_text_exist(name: str) -> None:
     assert [path for path in paths if not (ROOT / path).exists() and "NAME" not in path] == []
 
 
+def test_modules_that_pages_name_exist() -> None:
+    """By the last part of their name; the log and decisions keep the names of their day."""
+    modules = {path.split("/")[-1] for path in tracked_files()}
+    pages = [page for page in PAGES if page.name != "LOG.md" and page.parent.name != "adr"]
+    named = {
+        (page.name, module)
+        for page in pages
+        for module in re.findall(r"(?<![\w*])[a-z]\w*\.py\b", page.read_text(encoding="utf-8"))
+    }
+    assert named
+    assert {one for one in named if one[1] not in modules and "NAME" not in one[1]} == {
+        ("deploy.md", "numpy.py")
+    }  # a planted one
+
+
 def test_every_page_and_decision_is_in_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     linked = set(re.findall(r"\]\(([^)#\s]+)", index))
