@@ -1,4 +1,4 @@
-"""Inference box: open an artifact and replay it chunk by chunk. Importing this imports no tensor library, nor numpy."""
+"""Opens artifacts and replays them chunk by chunk. Importing this imports neither numpy nor a tensor library."""
 
 # Nothing at all is imported here: `python -m seko_runtime` comes by before the current directory has left the path.
 TYPE_CHECKING = False
@@ -43,18 +43,18 @@ def open_artifact(
     trust: "str | Path | None" = None,
     copy_weights: bool = False,
 ) -> "OpenArtifact":
-    """Check an artifact and load it; as `seko_runtime.opening.artifact.open_artifact`, imported on call.
+    """Check an artifact and load it. Imports `seko_runtime.opening.artifact` when called.
 
     Parameters
     ----------
     path : str or Path
         Its folder.
     device : str
-        ``auto`` (the kind it was built for), ``cpu``, ``cuda`` or ``cuda:N``.
+        ``auto`` (the kind for which it was built), ``cpu``, ``cuda`` or ``cuda:N``.
     trust : str or Path, optional
-        A trust file, in place of the one that ``SEKO_TRUST`` names.
+        A trust file; overrides ``SEKO_TRUST``.
     copy_weights : bool
-        Hold the weights in memory of the process's own instead of mapping their files.
+        Read the weights into the process's own memory instead of mapping their files.
 
     Returns
     -------
@@ -64,7 +64,7 @@ def open_artifact(
     Raises
     ------
     ArtifactError, EnvironmentLacksError
-        By its subclass.
+        A subclass for the cause.
     """
     from seko_runtime.opening import artifact
 
@@ -72,7 +72,7 @@ def open_artifact(
 
 
 def read_manifest(path: "str | Path", *, trust: "str | Path | None" = None) -> "tuple[Manifest, str]":
-    """Read and check an artifact's manifest alone; return it with its digest (SHA-256, hexadecimal).
+    """Read and check only an artifact's manifest; return it with its digest (SHA-256, hexadecimal).
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def read_manifest(path: "str | Path", *, trust: "str | Path | None" = None) -> "
     Raises
     ------
     ArtifactError
-        By its subclass.
+        A subclass for the cause.
     """
     from seko_runtime.opening import checked_artifact
 

@@ -1,4 +1,6 @@
-"""`python -m seko_runtime`: the same as `seko-run`, from a directory that plants no module."""
+"""`python -m seko_runtime`: the same as `seko-run`, started from a folder without modules that shadow the
+runtime's.
+"""
 
 if __name__ == "__main__":  # before any other import, which the current directory could answer
     from seko_runtime.cli.console import leave_current_directory

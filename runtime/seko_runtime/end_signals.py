@@ -1,4 +1,4 @@
-"""Signals that end a command: they unwind it as Ctrl-C does, so that what is half written goes away."""
+"""Signals that end a command raise an exception, like Ctrl-C, so that unfinished files are removed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EXIT_SIGNAL = 128  # plus the signal's number, as shells count
 
 
 class AskedToEnd(KeyboardInterrupt):
-    """One of `ENDING` came; ``number`` says which."""
+    """A signal of `ENDING` arrived; ``number`` is its number."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -27,14 +27,14 @@ def until_ended(command: Callable[[], int], tell: Callable[[str], None]) -> int:
     Parameters
     ----------
     command : callable
-        Returns the exit code. One of `ENDING` raises `AskedToEnd` in it, if it runs in the main thread.
+        Returns the exit code. A signal of `ENDING` raises `AskedToEnd` in it, if it runs in the main thread.
     tell : callable
-        Is given the sentence: that nothing was left behind, or what the last note of the exception says was kept.
+        Called with the sentence: that nothing was left behind, or what was kept (the exception's last note).
 
     Returns
     -------
     int
-        What ``command`` returned, or 128 plus the signal's number.
+        The result of ``command``, or 128 plus the signal's number.
     """
     done = False
 
@@ -56,9 +56,10 @@ def until_ended(command: Callable[[], int], tell: Callable[[str], None]) -> int:
 
 @contextmanager
 def held_signals() -> Iterator[None]:
-    """Let the signals of `ENDING` wait until the block ends.
+    """Delay the signals of `ENDING` until the block ends.
 
-    By handlers, not by the thread's mask: any other thread may take a signal, and Python then raises in the main one.
+    By handlers instead of the thread's signal mask: another thread may receive the signal, and Python then raises in
+    the main thread.
     """
     came: list[int] = []
     try:
@@ -71,7 +72,7 @@ def held_signals() -> Iterator[None]:
 
 @contextmanager
 def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Give the signals of `ENDING` a handler, those apart that whoever started this process ignores."""
+    """Install a handler for the signals of `ENDING`, except those that the parent process had ignored."""
     if threading.current_thread() is not threading.main_thread():  # Python sets and runs handlers there only
         yield
         return
@@ -87,7 +88,7 @@ def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
 
 
 def _is_unwinding() -> bool:
-    """Tell whether a signal before this one is being unwound: what cleans up must come to its end."""
+    """Return whether an earlier signal is still being handled; its clean-up must not be interrupted."""
     handled = sys.exception()
     while handled is not None:
         if isinstance(handled, AskedToEnd):

@@ -1,4 +1,4 @@
-"""Errors of the inference box, one class per cause, each with the exit code that the CLI ends with."""
+"""Errors of the runtime, one class for each cause, with the exit codes of the command."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ MAX_MESSAGE_LETTERS = 4096
 
 
 class SekoRuntimeError(Exception):
-    """Base of every error that `seko_runtime` reports as a sentence instead of a traceback.
+    """Base of all errors that `seko_runtime` prints as one sentence instead of a traceback.
 
     Parameters
     ----------
     message : str
-        It may quote what a file or a caller said: it is kept as one line of bounded length, see `one_line`.
+        May quote files or the caller; it is reduced to one line of bounded length, see `one_line`.
     """
 
     exit_code = 1
@@ -21,7 +21,7 @@ class SekoRuntimeError(Exception):
 
 
 class UsageError(SekoRuntimeError):
-    """A call or an option that cannot be meant: a wrong shape of text, a row that does not exist."""
+    """An invalid call or option, such as a wrong shape of text or a row that does not exist."""
 
     exit_code = 2
 
@@ -35,25 +35,25 @@ class SessionBusyError(UsageError):
 
 
 class ForkedProcessError(UsageError):
-    """What one process opened, or CUDA that it began, was used in a process forked from it."""
+    """Something that was opened, or CUDA that was initialised, in the parent process was used after a fork."""
 
 
 class StaleChunkError(SekoRuntimeError):
-    """A chunk was read after the session's next chunk had overwritten its latents."""
+    """A chunk was read after a later chunk had overwritten its latents or frames."""
 
 
 class TornStreamError(SekoRuntimeError):
-    """A stream was interrupted, as by Ctrl-C, between decoding a chunk and counting it; it must begin anew."""
+    """A stream was interrupted between decoding a chunk and counting it (as by Ctrl-C) and must be restarted."""
 
 
 class ArtifactError(SekoRuntimeError):
-    """Base: the artifact is damaged, incomplete, hostile, or made for another machine."""
+    """Base: the artifact is damaged, incomplete, hostile, or built for another machine."""
 
     exit_code = 4
 
 
 class ManifestError(ArtifactError):
-    """`manifest.json` is missing, too large, no JSON, or says something that cannot be."""
+    """`manifest.json` is missing, too large, not JSON, or has an invalid value."""
 
 
 class FormatVersionError(ManifestError):
@@ -61,19 +61,19 @@ class FormatVersionError(ManifestError):
 
 
 class PathEscapeError(ManifestError):
-    """A file name in the manifest is absolute, holds `..`, or is otherwise no plain relative path."""
+    """A file name in the manifest is not a plain relative path: absolute, or with `..`."""
 
 
 class ModuleFileError(ArtifactError):
-    """The artifact holds a file that Python would import from a folder in which it is started."""
+    """The artifact contains a file that Python would import if it were started in that folder."""
 
 
 class ProgramError(ManifestError):
-    """A program names something that does not exist, or writes where it must not."""
+    """A program names something that does not exist, or writes to something it must not."""
 
 
 class EngineSignatureError(ArtifactError):
-    """What a program hands to an engine, or what the engine gives back, is not its signature."""
+    """A tensor passed to an engine, or returned by it, does not match its signature."""
 
 
 class MissingFileError(ArtifactError):
@@ -101,7 +101,7 @@ class FileHashError(ArtifactError):
 
 
 class TarFormatError(ArtifactError):
-    """A packed artifact is not byte for byte what `seko-export pack` writes."""
+    """A packed artifact differs from what `seko-export pack` writes."""
 
 
 class TarTruncatedError(ArtifactError):
@@ -109,11 +109,11 @@ class TarTruncatedError(ArtifactError):
 
 
 class TarTrailingError(ArtifactError):
-    """A packed artifact goes on behind its end."""
+    """A packed artifact has data after its end."""
 
 
 class DuplicateFileError(ArtifactError):
-    """A packed artifact holds one name twice."""
+    """A packed artifact contains a name twice."""
 
 
 class SignatureMissingError(ArtifactError):
@@ -121,7 +121,7 @@ class SignatureMissingError(ArtifactError):
 
 
 class SignatureFormatError(ArtifactError):
-    """`manifest.sig` is too large, no JSON, or says something that cannot be."""
+    """`manifest.sig` is too large, not JSON, or has an invalid value."""
 
 
 class UnknownKeyError(ArtifactError):
@@ -129,11 +129,11 @@ class UnknownKeyError(ArtifactError):
 
 
 class SignatureWrongError(ArtifactError):
-    """A signature in the name of a trusted key is not of this manifest."""
+    """A trusted key's signature does not match this manifest."""
 
 
 class SignatureTimeError(ArtifactError):
-    """No trusted signature says a time as late as the trust file asks for."""
+    """No trusted signature is as late as the trust file requires."""
 
 
 class RevokedArtifactError(ArtifactError):
@@ -141,7 +141,7 @@ class RevokedArtifactError(ArtifactError):
 
 
 class DeviceArchError(ArtifactError):
-    """The engines were built for another kind of device."""
+    """The engines were built for another kind of device or another architecture."""
 
 
 class CpuFeatureError(ArtifactError):
@@ -157,7 +157,7 @@ class CudaVersionError(ArtifactError):
 
 
 class SafetensorsHeaderError(ArtifactError):
-    """A safetensors header is too large, malformed, or places tensors where they cannot be."""
+    """A safetensors header is too large or malformed, or has an invalid tensor range."""
 
 
 class WeightMissingError(ArtifactError):
@@ -173,23 +173,23 @@ class WeightDtypeError(ArtifactError):
 
 
 class EngineLoadError(ArtifactError):
-    """The backend's library refused an engine file whose hash was right."""
+    """The backend's library refused an engine file although its hash is right."""
 
 
 class EngineRunError(ArtifactError):
-    """An engine failed while it ran: in the first pass of a session, in a capture, or in a chunk."""
+    """An engine failed while it ran: in the warm-up of a session, in a capture, or in a chunk."""
 
 
 class PlanVersionError(ArtifactError):
-    """TensorRT plans were built by a version that the one here cannot stand in for."""
+    """The TensorRT plans were built by a version that the installed one cannot run."""
 
 
 class TokenizerError(ArtifactError):
-    """The artifact's tokenizer file is none that the library `tokenizers` reads."""
+    """The artifact's tokenizer file is not one that the library `tokenizers` can read."""
 
 
 class SnapshotError(ArtifactError):
-    """A snapshot is no regular file, damaged, of another format or key, or of another artifact's session."""
+    """A snapshot is damaged, no regular file, or of another format, key or artifact."""
 
 
 class EnvironmentLacksError(SekoRuntimeError):
@@ -199,11 +199,11 @@ class EnvironmentLacksError(SekoRuntimeError):
 
 
 class BackendMissingError(EnvironmentLacksError):
-    """The artifact's backend cannot run here: its library is not installed or not supported yet."""
+    """The artifact's backend cannot run here: unknown, or its library is not installed."""
 
 
 class DeviceMissingError(EnvironmentLacksError):
-    """The device that the artifact or the caller names is not on this machine."""
+    """The device that the artifact or the caller names is not in this machine."""
 
 
 class DeviceMemoryError(EnvironmentLacksError):
@@ -215,7 +215,7 @@ class DeviceFaultError(EnvironmentLacksError):
 
 
 class HostMemoryError(EnvironmentLacksError):
-    """The machine has too little free memory of its own."""
+    """The machine has too little free memory."""
 
 
 class HostFaultError(EnvironmentLacksError):
@@ -239,7 +239,7 @@ class SignatureLibraryMissingError(EnvironmentLacksError):
 
 
 class DiskError(EnvironmentLacksError):
-    """A place is full, has too little space, or cannot be written."""
+    """The disk is full, or a path cannot be written."""
 
 
 class VideoWriterError(EnvironmentLacksError):
@@ -247,16 +247,16 @@ class VideoWriterError(EnvironmentLacksError):
 
 
 class NumericError(SekoRuntimeError):
-    """Replayed numbers differ from the golden by more than its tolerance."""
+    """A replayed chunk differs from its golden by more than the tolerance."""
 
     exit_code = 6
 
 
 def one_line(message: str) -> str:
-    """Return a message as one line of a terminal or a log: at most `MAX_MESSAGE_LETTERS`, all of them printable.
+    """Return a message as one printable line of at most `MAX_MESSAGE_LETTERS` characters.
 
-    What is too long loses its middle, since the end says what to do. Control characters, line feeds and lone surrogates
-    among them, are escaped as in Python's source.
+    A message that is too long loses its middle, since the end says what to do. Control characters, line feeds and
+    lone surrogates are escaped as in Python source.
     """
     message = _shortened(message)
     if not message.isprintable():

@@ -1,4 +1,4 @@
-"""Failures that are not of our own classes, told as ours: what an engine raises, and what the machine refuses."""
+"""Turns exceptions of engines, libraries and the system into errors of the runtime."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _LACKING = frozenset(
 
 
 class Recorder(Protocol):
-    """What can record work and launch it again: a `Memory` or a `Lane`."""
+    """Something that can capture work and launch it again: a `Memory` or a `Lane`."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Record ``work`` and return what launches it."""
+        """Capture ``work`` and return a function that launches it."""
         ...
 
 
 @contextmanager
 def machine_faults() -> Iterator[None]:
-    """Turn what the machine or the device refuses into errors of ours; as a decorator too.
+    """Context or decorator that turns faults of the machine or the device into the runtime's errors.
 
-    A pipe that nobody reads any more is left as it is: the command line ends quietly then.
+    A broken pipe passes unchanged: the command line then ends quietly.
     """
     try:
         yield
@@ -51,7 +51,9 @@ def machine_faults() -> Iterator[None]:
 
 
 def captured(recorder: Recorder, work: Callable[[], None], what: str) -> Callable[[], None]:
-    """Record engines' work and return what launches it; a failure of either is told as `engine_fault` does."""
+    """Capture engines' work and return a function that launches it; failures of both become errors as in
+    `engine_fault`.
+    """
     failed: list[SekoRuntimeError] = []
 
     def noted() -> None:
@@ -82,14 +84,14 @@ def captured(recorder: Recorder, work: Callable[[], None], what: str) -> Callabl
 
 
 def engine_fault(what: str, fault: Exception) -> SekoRuntimeError:
-    """Return the error of ours for what an engine raised; ``what`` is how a message names the engine."""
+    """Return the runtime's error for an exception of an engine; ``what`` is the engine's name in the message."""
     return of_machine(fault) or EngineRunError(
         f"{what} failed while it ran: {told(fault)}; verify the artifact, rebuild it if that fails too"
     )
 
 
 def of_machine(fault: Exception) -> SekoRuntimeError | None:
-    """Return the error of ours for what the machine or its device refused; None for anything else."""
+    """Return the runtime's error for a fault of the machine or its device; None for any other exception."""
     no_memory = isinstance(fault, OSError) and fault.errno == errno.ENOMEM
     if no_memory or isinstance(fault, MemoryError) or _HOST_ALLOCATOR in str(fault):
         return HostMemoryError(
@@ -112,12 +114,14 @@ def of_machine(fault: Exception) -> SekoRuntimeError | None:
 
 
 def lacks(fault: OSError) -> bool:
-    """Whether an error speaks of what the machine has too little of, or of its disk, and not of the file's name."""
+    """Return whether an OSError means that the machine lacks something, or a disk fault, rather than a wrong file
+    name.
+    """
     return fault.errno in _LACKING
 
 
 def told(fault: Exception) -> str:
-    """Return the first line of a message, clipped, behind its class."""
+    """Return an exception's class and the first line of its message, shortened."""
     line = next((line.strip() for line in str(fault).splitlines() if line.strip()), "")
     name = type(fault).__name__
     return f"{name}: {line[:TOLD_LETTERS]}" if line else name

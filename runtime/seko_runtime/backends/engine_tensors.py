@@ -1,4 +1,4 @@
-"""What an engine's file says of itself, against what the manifest says of the engine. Runs nothing of it."""
+"""Compares an engine file's own description with the manifest. Runs nothing of it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def check_side(spec: EngineSpec, verb: str, found: Side, wanted: Sequence[Tensor
     spec : EngineSpec
         The engine.
     verb : str
-        What it does with that side: ``takes`` or ``gives``.
+        What the engine does with that side: ``takes`` or ``gives``.
     found : sequence of shape and dtype
-        As the file says.
+        As the file states them.
     wanted : sequence of TensorSpec
-        As the manifest says.
+        As the manifest states them.
 
     Raises
     ------
@@ -42,7 +42,7 @@ def check_side(spec: EngineSpec, verb: str, found: Side, wanted: Sequence[Tensor
 
 
 def check_count(spec: EngineSpec, verb: str, found: int, wanted: Sequence[TensorSpec]) -> None:
-    """Compare the count of tensors alone; EngineSignatureError if it differs."""
+    """Compare only the number of tensors; EngineSignatureError if it differs."""
     if found != len(wanted):
         raise EngineSignatureError(
             f"engine {spec.name} {verb} {found} tensors, the manifest says {len(wanted)}; rebuild the artifact"
@@ -50,14 +50,14 @@ def check_count(spec: EngineSpec, verb: str, found: int, wanted: Sequence[Tensor
 
 
 def check_place(spec: EngineSpec, package: memoryview, engines: Container[str]) -> None:
-    """See that a package of torch is not another engine's of the artifact.
+    """Check that a torch package belongs to this engine and not to another one of the artifact.
 
-    All of a package lies in a folder with its engine's name, which tells two of one signature apart.
+    A package's files lie in a folder with its engine's name, which distinguishes engines with equal signatures.
 
     Raises
     ------
     EngineSignatureError
-        If it is another one's.
+        If it belongs to another engine.
     """
     found = packed_name(package)
     if found != spec.name and found in engines:
@@ -67,7 +67,7 @@ def check_place(spec: EngineSpec, package: memoryview, engines: Container[str]) 
 
 
 def packed_name(package: memoryview) -> str:
-    """Return the folder that the first entry of a zip file lies in; nothing if there is none."""
+    """Return the folder of a zip file's first entry, or an empty string."""
     if package[:4] != ZIP_MAGIC:
         return ""
     length = int.from_bytes(package[26:28], "little")
@@ -76,14 +76,14 @@ def packed_name(package: memoryview) -> str:
 
 
 def tensors_text(spec: EngineSpec) -> str:
-    """Return an engine's signature as JSON, for its package: shapes and dtypes, places of the inputs that it writes."""
+    """Return an engine's signature as JSON for its package: shapes, dtypes, and which inputs it writes."""
     sides = ([[list(one.shape), one.dtype] for one in side] for side in (spec.inputs, spec.outputs))
     places = [place for place, one in enumerate(spec.inputs) if one.name in spec.mutates]
     return json.dumps([*sides, places])
 
 
 def check_tensors_text(spec: EngineSpec, found: str | None) -> None:
-    """Compare what a package carries with the manifest; a package that carries none is not compared.
+    """Compare the signature in a package with the manifest; a package without one is not compared.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Decoding and copies where work runs at once, in the caller's order: for every memory that queues nothing."""
+"""Lane and copy queue for memories whose work runs immediately, in the caller's order."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class InOrderLane:
     Parameters
     ----------
     memory : Memory
-        Whose lane it is.
+        The lane's memory.
     frames : callable
-        Makes its host blocks of the tensors and the depth.
+        Makes its host blocks from the tensors and the depth.
     """
 
     def __init__(self, memory: Memory, frames: Callable[[Mapping[str, Tensor], int], FrameBlocks]) -> None:

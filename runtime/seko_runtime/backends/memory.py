@@ -1,4 +1,4 @@
-"""What a session needs of a backend's memory, as protocols. No tensor library is named here."""
+"""Protocols of a backend's memory: what a session needs of it. Names no tensor library."""
 
 from __future__ import annotations
 
@@ -18,44 +18,46 @@ Engine = Callable[[list[Tensor]], Sequence[Tensor]]  # takes its inputs as one f
 
 
 class HostBlock(Protocol):
-    """The small tensors that the host writes before each chunk, several chunks deep."""
+    """The small tensors that the host writes before each chunk, with room for several chunks."""
 
     tensors: Mapping[str, Tensor]
 
     def acquire(self) -> Mapping[str, NDArray[Any]]:
-        """Arrays to fill for the next chunk, each of its tensor's `device_tensor.host_dtype`.
+        """Return arrays to fill for the next chunk, each with its tensor's `device_tensor.host_dtype`.
 
-        Waits only if the device is a whole ring of chunks behind.
+        Waits only if the device is behind by all the chunks that there is room for.
         """
         ...
 
     def send(self) -> None:
-        """Queue the copy of what `acquire` gave to the device, without waiting."""
+        """Queue the copy of the acquired arrays to the device, without waiting."""
         ...
 
 
 class FrameBlocks(Protocol):
-    """Host copies of the pictures of each row's last chunks."""
+    """Host copies of the video frames of each row's last chunks."""
 
     def reserve(self, row: int) -> None:
-        """Make a row's blocks, if they are not there; this may wait for the device."""
+        """Allocate a row's blocks if necessary; this may wait for the device."""
         ...
 
     def queue(self, row: int, turn: int, name: str) -> None:
-        """Queue the copy of a row's pictures from the tensor ``name`` into its block ``turn``, without waiting."""
+        """Queue the copy of a row's frames from the tensor ``name`` into its block number ``turn``, without
+        waiting.
+        """
         ...
 
     def wait(self, row: int, turn: int) -> NDArray[np.uint8]:
-        """Wait for a row's block ``turn`` and return its array, which the next `queue` of that turn overwrites."""
+        """Wait for a row's block number ``turn`` and return its array; the next `queue` to it overwrites the array."""
         ...
 
 
 class Parked(Protocol):
-    """Bytes of tensors on the host: copies that are queued and perhaps not there yet, or what a file held."""
+    """Bytes of tensors on the host: of copies that may still be running, or from a file."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of them."""
+        """Size of all of them, in bytes."""
         ...
 
     def arrays(self) -> Mapping[str, NDArray[np.uint8]]:
@@ -65,13 +67,13 @@ class Parked(Protocol):
 
 @dataclass(frozen=True)
 class HostBytes:
-    """`Parked` bytes that are on the host already: a file's, or copies that are done."""
+    """`Parked` bytes that are on the host already: from a file, or of finished copies."""
 
     held: Mapping[str, NDArray[np.uint8]]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
+        """Size of all tensors, in bytes."""
         return sum(array.nbytes for array in self.held.values())
 
     def arrays(self) -> Mapping[str, NDArray[np.uint8]]:
@@ -80,72 +82,73 @@ class HostBytes:
 
 
 class CopyQueue(Protocol):
-    """A queue of copies between host and device beside the memory's own, and the host's side of them."""
+    """A queue of copies between host and device besides the memory's own, and its host memory."""
 
     def allocate(self, spec: TensorSpec) -> Tensor:
-        """Zero-filled contiguous tensor of host memory that copies reach without the host."""
+        """Return a zero-filled contiguous tensor in host memory that the device can copy from directly."""
         ...
 
     def forked(self) -> AbstractContextManager[None]:
-        """Queue what runs inside here, after the memory's work so far and beside what comes."""
+        """Context: what is queued inside runs after the memory's work so far, and in parallel to its later work."""
         ...
 
     def join(self) -> None:
-        """Let the memory's work from now on come after all that is queued here."""
+        """Make all later work of the memory wait for what is queued here."""
         ...
 
 
 class Lane(Protocol):
-    """A queue of work beside the memory's own, or on it."""
+    """A queue of work in parallel to the memory's own, or the same queue."""
 
     def feed(self, target: Tensor, source: Tensor) -> None:
-        """Queue ``target = source`` on the memory's own queue, once the lane has read the target before.
+        """Queue ``target = source`` on the memory's queue, after the lane has read the previous content of
+        ``target``.
 
-        Called inside of the memory's `ordered`. The lane's next work comes after it.
+        Call it inside the memory's `ordered`. The lane's next work waits for it.
         """
         ...
 
     def ordered(self) -> AbstractContextManager[None]:
-        """Queue what runs inside on the lane, after the last `feed`."""
+        """Context: what is queued inside runs on the lane, after the last `feed`."""
         ...
 
     def join(self) -> None:
-        """Let the memory's work from now on come after the lane's so far, without waiting."""
+        """Make all later work of the memory wait for the lane's work so far; the host does not wait."""
         ...
 
     def mark_read(self) -> None:
-        """Say that the lane's work so far is the last that reads what was fed."""
+        """Record that the input buffer may be overwritten."""
         ...
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """As the memory's; what lanes captured may run at the same time as what the memory did."""
+        """As `Memory.capture`. Graphs captured by lanes may run at the same time as the memory's."""
         ...
 
     def frame_blocks(self, tensors: Mapping[str, Tensor], depth: int) -> FrameBlocks:
-        """Host blocks, ``depth`` a row, for uint8 tensors whose leading axis is the rows."""
+        """Return host blocks, ``depth`` for each row, for uint8 tensors whose leading axis is the rows."""
         ...
 
     def close(self) -> None:
-        """Let go of graphs and queue; called after the memory's `wait` and before its `close`."""
+        """Release graphs and queue; call it after the memory's `wait` and before its `close`."""
         ...
 
 
 class Memory(Protocol):
-    """Tensors, order of work, and capture on one device; one object per session."""
+    """Tensors, order of work, and graph capture on one device; one object for each session."""
 
     captures: bool  # whether `capture` can record a whole chunk
     warm_up_runs: int  # how often each program is run at open, before a capture or the first chunk
 
     def allocate(self, spec: TensorSpec) -> Tensor:
-        """Zero-filled contiguous tensor."""
+        """Return a zero-filled contiguous tensor."""
         ...
 
     def upload(self, tensors: Mapping[str, MappedTensor]) -> dict[str, Tensor]:
-        """Tensors on the device from mapped files."""
+        """Copy mapped files' tensors to the device."""
         ...
 
     def host_block(self, specs: Sequence[TensorSpec]) -> HostBlock:
-        """Block of tensors that the host fills before a chunk."""
+        """Return a block of tensors that the host fills before a chunk."""
         ...
 
     def index(self, tensor: Tensor, index: tuple[int, ...]) -> Tensor:
@@ -157,7 +160,9 @@ class Memory(Protocol):
         ...
 
     def constant(self, tensor: Tensor, index: tuple[int, ...]) -> Tensor:
-        """``tensor[i][j]...`` of a tensor that never changes, aligned as engines expect: a copy where a view is not."""
+        """Return ``tensor[i][j]...`` of a tensor that never changes, aligned as engines need it: a copy if a view is
+        not.
+        """
         ...
 
     def row(self, tensor: Tensor, axis: int, row: int, rows: int) -> Tensor:
@@ -169,11 +174,11 @@ class Memory(Protocol):
         ...
 
     def keep_static(self, tensor: Tensor) -> None:
-        """Promise that ``tensor`` stays at its address while the session lives."""
+        """Declare that ``tensor`` keeps its address while the session lives."""
         ...
 
     def program_begins(self) -> None:
-        """Called before each run of a program: values of the one before are no longer needed."""
+        """Called before each run of a program: values of the previous run are no longer needed."""
         ...
 
     def describe(self, tensor: Tensor) -> tuple[tuple[int, ...], str]:
@@ -189,7 +194,7 @@ class Memory(Protocol):
         ...
 
     def write(self, tensor: Tensor, host: object) -> None:
-        """Copy an array or tensor in, converting its dtype; the source may change afterwards."""
+        """Copy an array or tensor into ``tensor``, converting its dtype; the source may change afterwards."""
         ...
 
     def read(self, tensor: Tensor) -> NDArray[np.float32]:
@@ -197,11 +202,11 @@ class Memory(Protocol):
         ...
 
     def ordered(self) -> AbstractContextManager[None]:
-        """Queue what runs inside after the caller's work so far, and the caller's next work after it."""
+        """Context: what is queued inside runs after the caller's work so far and before the caller's later work."""
         ...
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Record ``work``, which has run before, and return what launches all of it at once."""
+        """Capture ``work``, which has run before; return a function that launches all of it at once."""
         ...
 
     def park(self, tensors: Mapping[str, Tensor]) -> tuple[Parked, object]:
@@ -215,25 +220,25 @@ class Memory(Protocol):
         ...
 
     def after(self, end: object) -> None:
-        """Let all work from now on come after the copies with this end, without waiting."""
+        """Make all later work wait for the copies with this end; the host does not wait."""
         ...
 
     def copy_queue(self) -> CopyQueue:
-        """Queue of copies for the session's life; UsageError if this memory has none."""
+        """Return a queue of copies for the session's life; UsageError if this memory has none."""
         ...
 
     def free_bytes(self) -> int:
-        """Bytes that could be allocated now, about."""
+        """Approximate number of bytes that could be allocated now."""
         ...
 
     def lane(self, *, beside: bool) -> Lane:
-        """Queue of work for decoding: beside the memory's own where the device can do that, else on it."""
+        """Return a queue of work for decoding: parallel to the memory's own if the device can, else the same."""
         ...
 
     def wait(self) -> None:
-        """Wait for all queued work, of lanes too."""
+        """Wait for all queued work, including that of lanes."""
         ...
 
     def close(self) -> None:
-        """Give the device back what freed tensors and graphs held; called after `wait`."""
+        """Return memory of freed tensors and graphs to the device; call it after `wait`."""
         ...

@@ -1,4 +1,4 @@
-"""Static check of the buffers that the host writes, reads or cuts into rows: shapes, dtypes, roles. Runs nothing."""
+"""Checks the buffers that the host writes, reads or splits into rows: shapes, dtypes, roles. Runs nothing."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def group_buffer(name: str, group: str) -> str:
 
 
 def check_buffers(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
-    """See that each buffer with a meaning to the host has the shape that the host will write and read.
+    """Check that each buffer with a meaning to the host has the shape that the host will use.
 
     Parameters
     ----------
     manifest : Manifest
-        Its programs are looked at by name only.
+        Its programs are used by name only.
     buffers : Mapping[str, Buffer]
         Its buffers by name.
 
     Raises
     ------
     ProgramError
-        If one does not, or if one is missing that a program or a table needs.
+        If a buffer has another shape, dtype or role, or one that a program or table needs is missing.
     """
     batch = manifest.stream.batch
     if manifest.pool is not None and manifest.call_rows >= batch:
@@ -103,7 +103,7 @@ def _check_chunk_inputs(manifest: Manifest, buffers: Mapping[str, Buffer]) -> No
 def _check_inputs(
     manifest: Manifest, buffers: Mapping[str, Buffer], host: Mapping[str, tuple[int, ...]]
 ) -> set[str]:
-    """See that every input's buffer has a row's shape for each row; return those that the caller's are read from."""
+    """Check that every input's buffer has a row's shape for each row; return the buffers of the caller's inputs."""
     given: set[str] = set()
     names: set[str] = set()
     for one in manifest.inputs:
@@ -136,7 +136,7 @@ def _check_inputs(
 
 
 def _check_row_axis(buffer: Buffer, batch: int) -> None:
-    """The axis behind the layers holds the rows one after another, so that one of them can be cleared or moved."""
+    """Check that the axis after the layers divides into the rows, so that one row can be cleared or moved."""
     axis = int(buffer.layered)
     if len(buffer.shape) <= axis or buffer.shape[axis] % batch:
         raise ProgramError(
@@ -146,7 +146,7 @@ def _check_row_axis(buffer: Buffer, batch: int) -> None:
 
 
 def _check_cache_frames(stream: Stream, caches: Sequence[Buffer]) -> None:
-    """See that the caches hold the frames that slots count: of each ring all, or those before it and the ring apart."""
+    """Check that cache buffers have as many frames as the slots: all of a ring's, or sink and ring separately."""
     pinned = stream.reference_frames + stream.sink_frames
     rings = {stream.ring_frames, *stream.rings.values()}
     wanted = {pinned, *rings, *(pinned + ring for ring in rings)}
@@ -172,9 +172,9 @@ def _check_cache_frames(stream: Stream, caches: Sequence[Buffer]) -> None:
 
 
 def text_vocabulary(manifest: Manifest) -> int | None:
-    """Return how many ids the program `text` can look up; None if that cannot be told.
+    """Return how many token ids the program `text` can look up; None if that is unknown.
 
-    An id is a row of a table that is one of the engine's inputs: no id may be beyond the longest table.
+    An id is an index into a table that is one of the engine's inputs, so no id may exceed the longest table.
     """
     specs = {engine.name: engine.inputs for engine in manifest.engines}
     tables = [

@@ -1,6 +1,6 @@
-"""A cache that lies on the host: its layers come to the device one after another, each while the one before it runs.
+"""A cache on the host: each layer is copied to the device while the layer before it runs.
 
-Nothing is offloaded where no buffer says so; then all of this does nothing.
+Without offloaded buffers in the manifest, everything here does nothing.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ Copies = Sequence[tuple[Tensor, Tensor]]  # target, source
 
 @dataclass(frozen=True)
 class BoundVisit:
-    """What is copied around one call."""
+    """The copies around one engine call."""
 
     fetches: Copies  # beside it, for the call after it
     stores: Copies  # after it
 
 
 class CacheOffload:
-    """The offloaded buffers of one session: homes on the host, seats on the device, copies between them.
+    """The offloaded buffers of one session: all layers on the host ("homes"), a few places on the device ("seats").
 
-    The homes hold the truth; a seat holds a layer for one call. Between two runs of a `unit` the seats of the chunk's
-    first call hold its layers. Copies have a queue of their own: they come after all calls that were queued before
-    them, and a call comes after those of the calls before it. So no seat is overwritten while it is read or before it
-    is stored, and a call does not wait for the layer that is fetched beside it.
+    A home always holds its layer's valid content; a seat holds a layer for one call. Between two runs of a `unit`,
+    the seats of the chunk's first call hold its layers. Copies have a queue of their own: they run after all calls
+    that were queued before them, and a call runs after the copies that were queued before the previous call. So no
+    seat is overwritten while it is read or before it is stored, and a call does not wait for the layer that is
+    fetched during it.
 
     Parameters
     ----------
     manifest, programs
         As `layer_visits` takes them.
     buffers : mapping of str to tensor
-        Of an offloaded one the seats, zeros.
+        For an offloaded buffer its seats, zero-filled.
     memory : Memory
         The session's.
     """
@@ -61,19 +62,19 @@ class CacheOffload:
         self._unstored: Copies = ()
 
     def index(self, ref: Ref) -> tuple[int, ...]:
-        """Return where a reference leads in its tensor on the device."""
+        """Return where a reference points in its tensor on the device."""
         spec = self._specs.get(ref.name) if ref.kind == "buffer" else None
         return ref.index if spec is None else (device_seat(ref.index[0], spec), *ref.index[1:])
 
     def visits(self, program: str, number: int) -> dict[int, BoundVisit]:
-        """Return the visits of one run of a program, by the number of the call."""
+        """Return the visits of one run of a program, by call number."""
         return {
             at: BoundVisit(self._fetched(visit.fetches), [(b, a) for a, b in self._fetched(visit.stores)])
             for at, visit in self._visits.get((program, number), {}).items()
         }
 
     def before(self, visit: BoundVisit) -> None:
-        """Queue what belongs before a call: its layers are there, the next ones are on their way."""
+        """Queue what a call needs: wait for its layers, and start copying the next ones."""
         self._copies.join()
         with self._copies.forked():
             self._copy(self._unstored)
@@ -82,7 +83,7 @@ class CacheOffload:
 
     @contextmanager
     def unit(self) -> Iterator[None]:
-        """Run programs inside: a chunk's, or a context pass alone. Can be captured, once `arm` was called."""
+        """Context for the programs of a chunk, or of one context pass. It can be captured after `arm` was called."""
         if not self._specs:
             yield
             return
@@ -96,13 +97,13 @@ class CacheOffload:
             self._copies.join()
 
     def arm(self) -> None:
-        """Queue the copies of the first call's layers, if a unit that failed left others there."""
+        """Queue the copies of the first call's layers, if a failed unit left others in the seats."""
         if self._specs and not self._armed:
             self._copy(self._first)
             self._armed = True
 
     def clear(self, buffer: str, row: int | None = None) -> None:
-        """Queue zeros into an offloaded buffer: into one row's part of it, or into all."""
+        """Queue zeros into an offloaded buffer, or into one row's part of it."""
 
         def part(layer: Tensor) -> Tensor:
             return layer if row is None else self._memory.row(layer, 0, row, self._batch)
@@ -114,7 +115,7 @@ class CacheOffload:
             self._memory.copy(part(self._memory.index(self.homes[buffer], (layer,))), zeros)
 
     def drop(self) -> None:
-        """Let go of all tensors."""
+        """Release all tensors."""
         self.homes.clear()
         self._seats.clear()
         self._first = self._unstored = ()

@@ -1,4 +1,6 @@
-"""Which call of a chunk needs which layers of an offloaded cache, and what is copied around it. Runs nothing."""
+"""Determines which call of a chunk needs which layers of an offloaded cache, and the copies around it. Runs
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,17 @@ Run = tuple[str, int]  # a program, and which of its runs
 
 @dataclass(frozen=True)
 class Visit:
-    """A call that takes layers of offloaded buffers.
+    """A call that uses layers of offloaded buffers.
 
     Parameters
     ----------
     takes : tuple of Layer
-        What lies in the device's seats while it runs.
+        Layers in the device's seats while it runs.
     fetches : tuple of Layer
-        What the next such call takes; the chunk's first one follows its last.
+        Layers of the next such call; after the chunk's last call comes the first one again.
     stores : tuple of Layer
-        What it writes and no later call of the chunk does. A pass writes its frames' slots before it reads them, so
-        what a pass before it wrote there is never read again.
+        Layers that it writes and no later call of the chunk writes. Earlier writes need no copy: each pass writes its
+        frames' slots before it reads them.
     """
 
     takes: tuple[Layer, ...]
@@ -35,25 +37,25 @@ class Visit:
 
 
 def device_seat(layer: int, buffer: Buffer) -> int:
-    """Return the seat of a layer: its place on the device, taken in turn, but the last one's is not the first one's."""
+    """Return the seat of a layer. Seats are used in turn, except that first and last layer never share one."""
     seat = layer % buffer.device_layers
     return 1 if layer and layer == buffer.shape[0] - 1 and seat == 0 else seat
 
 
 def layer_visits(manifest: Manifest, programs: Programs) -> dict[Run, dict[int, Visit]]:
-    """Return the visits of each run of the chunk's programs, by the number of the call.
+    """Return the visits of each run of the chunk's programs, by call number.
 
     Parameters
     ----------
     manifest : Manifest
-        The buffers say what is offloaded.
+        Its buffers say what is offloaded.
     programs : Programs
-        As `resolve_programs` makes them.
+        From `resolve_programs`.
 
     Raises
     ------
     ProgramError
-        If an offloaded buffer cannot be offloaded, or the calls do not take its layers one after another.
+        If a buffer cannot be offloaded, or the calls do not use its layers one after another.
     """
     offloaded = {buffer.name: buffer for buffer in manifest.buffers if buffer.device_layers}
     for buffer in offloaded.values():
@@ -97,7 +99,7 @@ def layer_visits(manifest: Manifest, programs: Programs) -> dict[Run, dict[int, 
 def _layers_of(
     call: ResolvedCall, offloaded: Mapping[str, Buffer], positions: Sequence[int]
 ) -> Iterator[Layer]:
-    """Give the offloaded layers among these inputs and the outputs, each once."""
+    """Yield the offloaded layers among these inputs and the outputs, each once."""
     refs = [
         ref for ref in (*(call.inputs[n] for n in positions), *call.outputs) if _is_offloaded(ref, offloaded)
     ]
@@ -137,7 +139,9 @@ def _check_buffer(manifest: Manifest, buffer: Buffer) -> None:
 def _check_seats(
     offloaded: Mapping[str, Buffer], takes: Sequence[Layer], fetches: Sequence[Layer], run: Run
 ) -> None:
-    """A layer is fetched while the call before it runs: not to where that one's layers lie."""
+    """Check that a call's layers and those of the next call have different seats: the latter are copied during the
+    call.
+    """
     held = {(name, device_seat(layer, offloaded[name])) for name, layer in takes}
     wanted = {(name, device_seat(layer, offloaded[name])) for name, layer in fetches}
     if held & wanted or len(held) < len(takes):

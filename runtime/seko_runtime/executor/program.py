@@ -1,4 +1,4 @@
-"""Programs bound to engines and tensors: everything is looked up once, a run is list copies and engine calls."""
+"""Programs bound to engines and tensors. All lookups are done once; a run only calls engines with lists of tensors."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from seko_runtime.format.manifest import EngineSpec
 
 
 class BoundProgram:
-    """One program, for one pass, ready to run.
+    """One run of a program (for example one pass), bound to its tensors.
 
     Parameters
     ----------
     calls : Sequence[ResolvedCall]
-        Checked by `programs_check.resolve_programs`.
+        From `programs_check.resolve_programs`.
     tensors : BoundTensors
-        Where references lead.
+        Resolves references to tensors.
     visits : mapping of int to BoundVisit
-        What `CacheOffload` copies around which of the calls.
+        The copies that `CacheOffload` makes around calls, by call number.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class BoundProgram:
         Raises
         ------
         EngineSignatureError
-            On the first run, if an engine gives back something else than the manifest says.
+            On the first run, if an engine returns something else than the manifest says.
         EngineRunError
             If an engine fails.
         """
@@ -75,7 +75,7 @@ class BoundProgram:
 
 @dataclass(frozen=True)
 class BoundTensors:
-    """Engines, weights and buffers by name; views are made once and shared."""
+    """Engines, weights and buffers by name. Views are made once and shared."""
 
     engines: Mapping[str, Engine]
     specs: Mapping[str, EngineSpec]
@@ -86,7 +86,7 @@ class BoundTensors:
     _views: dict[Ref, Tensor] = field(default_factory=dict)
 
     def tensor(self, ref: Ref) -> Tensor:
-        """Tensor or view that a weight or buffer reference means."""
+        """Return the tensor or view that a weight or buffer reference means."""
         if ref not in self._views:
             if ref.kind == "weight":
                 view = self.memory.constant(self.weights[ref.name], ref.index)

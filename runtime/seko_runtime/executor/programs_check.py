@@ -1,4 +1,4 @@
-"""Static check of programs: references exist, fit the engine's signature, and may be written. Runs nothing."""
+"""Checks programs: references exist, match the engine's signature, and may be written. Runs nothing."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _NO_NUMBERS: Mapping[str, int | None] = dict.fromkeys(("layer", "place", "pass",
 def resolve_programs(manifest: Manifest) -> Programs:
     """Expand every program for each layer, pass and row, and check each call against its engine's signature.
 
-    AOTInductor takes wrong shapes in silence, so this is the only place where they are found.
+    AOTInductor accepts wrong shapes silently, so they must be found here.
 
     Parameters
     ----------
     manifest : Manifest
-        Read or built; its `files` are not looked at.
+        Its `files` are not used.
 
     Returns
     -------
@@ -58,9 +58,9 @@ def resolve_programs(manifest: Manifest) -> Programs:
     Raises
     ------
     ProgramError
-        If a program or table names something that does not exist, twice, or writes where it must not.
+        If a program or table names something that does not exist or is doubled, or writes where it must not.
     EngineSignatureError
-        If a shape or dtype is not the engine's.
+        If a shape or dtype differs from the engine's.
     """
     tables = _Tables(manifest)
     _check_program_names(manifest)
@@ -88,7 +88,7 @@ def _check_pad_id(manifest: Manifest) -> None:
 
 
 def _runs(manifest: Manifest, program: str, calls: tuple[Call, ...]) -> tuple[str, range]:
-    """What the runs of a program are counted by, and their numbers."""
+    """Return which index a program's runs count (pass, row or none), and its values."""
     passes = manifest.schedule.denoise_passes
     role = ProgramKey.parse(program).role
     if role == "denoise":
@@ -104,7 +104,7 @@ def _runs(manifest: Manifest, program: str, calls: tuple[Call, ...]) -> tuple[st
 
 
 def _check_size(manifest: Manifest) -> None:
-    """See how many calls and references the programs expand to, before any is put in."""
+    """Limit the number of calls and references that the programs expand to, before they are expanded."""
     calls = references = 0
     for program, written in manifest.programs.items():
         runs = len(_runs(manifest, program, written)[1])
@@ -121,7 +121,7 @@ def _check_size(manifest: Manifest) -> None:
 
 
 class _Written:
-    """A reference as the document says it, and what it was found to mean, by the numbers that it names."""
+    """A reference as written in the manifest, and its resolved meanings by the numbers that it uses."""
 
     __slots__ = ("key", "meant", "parts", "text")
 
@@ -133,7 +133,7 @@ class _Written:
 
 
 class _Tables:
-    """The manifest's tables by name, and every reference that was looked up in them."""
+    """The manifest's tables by name, and every reference that was resolved."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.buffers = _by_name(manifest.buffers, "buffers")
@@ -221,7 +221,7 @@ class _Tables:
         return self._written[text]
 
     def _meaning(self, written: _Written, numbers: Mapping[str, int | None], where: str) -> _Meaning:
-        """Look up what a reference means with these numbers, for this time and all others."""
+        """Resolve a reference for these numbers, and remember the result."""
         self._distinct += 1
         if self._distinct > MAX_DISTINCT_REFERENCES:
             raise ProgramError(
@@ -253,7 +253,9 @@ class _Tables:
             raise ProgramError(f"{where}: writes buffer {ref.name}, which the host fills")
 
     def _check_lane(self, program: str, ref: Ref, where: str) -> None:
-        """Decoding runs beside the chunks: no buffer may belong to both, nor to another row's decoding."""
+        """Check that no buffer is shared by decoding and the chunks, or by two rows' decoding, since these run at the
+        same time.
+        """
         decodes = program in DECODE_PROGRAMS
         if (self.buffers[ref.name].role == "decode") != decodes:
             role = self.buffers[ref.name].role
@@ -298,7 +300,7 @@ def _parse_ref(written: _Written, numbers: Mapping[str, int | None], where: str)
 
 
 def _form(spec: TensorSpec | None, ref: Ref, where: str) -> _Form:
-    """Return shape and dtype of what a reference takes of a tensor."""
+    """Return shape and dtype of the part of a tensor that a reference selects."""
     if spec is None:
         raise ProgramError(f"{where}: {ref.kind} {ref.name!r} does not exist there")
     shape = spec.shape

@@ -1,4 +1,4 @@
-"""Programs with every layer, pass and row put in: which tensors each call of an engine takes and gives."""
+"""Programs with layers, passes and rows filled in: which tensors each engine call takes and returns."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A tensor that a call takes or gives: `weight`, `buffer` or `value`, indexed along leading axes.
+    """A tensor of a call: `weight`, `buffer` or `value`, indexed along its leading axes.
 
-    With ``leading`` only so many entries of the axis behind the indices: what a bucket takes of a larger one's.
+    With ``leading``, only so many entries of the axis after the indices: what a small bucket uses of the largest
+    one's buffer.
     """
 
     kind: str
@@ -23,7 +24,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedCall:
-    """A call with its layer and pass put in."""
+    """A call with its layer and pass filled in."""
 
     engine: str
     inputs: tuple[Ref, ...]

@@ -1,4 +1,4 @@
-"""The artifact's folder: what is in it, that nothing else is, and bytes that were hashed. Loads nothing."""
+"""An artifact's folder: lists its files, refuses others, and returns bytes that were hashed. Loads nothing."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ FILE_FLAGS = OPEN_FLAGS | os.O_NONBLOCK  # a pipe put in a file's place must not
 
 
 class ArtifactFiles:
-    """An open artifact folder; every file is opened once, relative to it, and never by following a link.
+    """An open artifact folder. Every file is opened once, relative to the folder, without following links.
 
     Parameters
     ----------
     root : Path
-        The artifact's folder; itself it may be a link.
+        The artifact's folder; the folder itself may be a link.
 
     Raises
     ------
@@ -73,7 +73,7 @@ class ArtifactFiles:
         SymlinkError, IrregularFileError
             If it is no regular file.
         ModuleFileError
-            If the folder itself holds a module of Python's, whether listed or not.
+            If the folder contains a file that Python would import, listed or not.
         """
         with os.scandir(self._root_fd) as entries:
             for entry in entries:
@@ -96,14 +96,14 @@ class ArtifactFiles:
         return self._read_small(SIGNATURE_FILE, MAX_SIGNATURE_BYTES)
 
     def open_all(self, files: Mapping[str, FileEntry]) -> None:
-        """Open every file of the table, and see that the folder holds those and nothing else.
+        """Open every file of the table, and check that the folder contains no others.
 
         Raises
         ------
         SymlinkError, IrregularFileError, SurplusFileError
-            For what should not be there.
+            If the folder contains something that should not be there.
         MissingFileError, FileSizeError
-            For what should.
+            If a listed file is missing or has another size.
         """
         folders = {
             "/".join(parts[:depth])
@@ -124,26 +124,26 @@ class ArtifactFiles:
                 )
 
     def verified(self, files: Mapping[str, FileEntry], held: frozenset[str]) -> dict[str, memoryview]:
-        """Hash every file; return the very bytes that were hashed, or a map of the file.
+        """Hash every file; return the bytes that were hashed, or a map of the file.
 
         Parameters
         ----------
         files : Mapping[str, FileEntry]
             As given to `open_all`.
         held : frozenset[str]
-            Read once, into memory of the process's own, and hashed there: nobody who can still write to the file can
-            change what was hashed. All others, plain data of any size, are hashed piece by piece, then mapped.
+            Files to read once into private memory and hash there, so that later changes of the file have no effect.
+            All others, plain data of any size, are hashed in pieces and then mapped.
 
         Returns
         -------
         dict[str, memoryview]
-            Bytes by path. Mapped ones are private: writing to them does not reach the file. To read one whose file was
-            truncated since ends the process by SIGBUS.
+            Bytes by path. Maps are private: writing to them does not change the file. Reading a map of a file that
+            was truncated meanwhile ends the process with SIGBUS.
 
         Raises
         ------
         FileSizeError
-            If a file is shorter or longer when it is read than it was when it was opened.
+            If a file's size changed since it was opened.
         FileHashError
             If a file's SHA-256 is not the manifest's.
         """
@@ -172,7 +172,7 @@ class ArtifactFiles:
         self._descriptors = {}
 
     def _read_small(self, name: str, limit: int) -> bytes | None:
-        """At most one byte more than ``limit``, by which the caller sees that there are too many."""
+        """Read at most ``limit`` plus one bytes; the extra byte tells the caller that the file is too large."""
         try:
             descriptor = os.open(name, FILE_FLAGS, dir_fd=self._root_fd)
         except FileNotFoundError:
@@ -250,14 +250,14 @@ def _map_privately(descriptor: int, size: int, path: str) -> memoryview:
 
 
 def _memory(size: int) -> memoryview:
-    """Return memory that is writable and aligned to pages, as a map's is."""
+    """Return writable memory aligned to pages, as a map's is."""
     if size == 0:
         return memoryview(b"")
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 def _pieces(descriptor: int, size: int, path: str, content: memoryview | None) -> Iterator[memoryview]:
-    """Read a file once from front to back, into ``content`` if there is one; give each piece as it is read."""
+    """Read a file once from front to back, into ``content`` if given; yield each piece as it is read."""
     room = memoryview(bytearray(min(size, READ_BYTES) if content is None else 0))
     offset = 0
     while offset < size:

@@ -1,7 +1,7 @@
-"""What a manifest may ask for at most, so that a small document cannot exhaust the machine that reads it.
+"""Upper limits of a manifest's sizes, so that a small document cannot exhaust the machine that reads it.
 
-Behind each budget stands what the largest artifact needs that we know of: Wan 14B with VAE and text encoder, 40 layers,
-5 passes, calls of 1, 2, 4 and 8 rows in a pool of 64, a cache for each pass, two kinds of rings.
+The comment at each limit says what the largest known artifact needs: Wan 14B with VAE and text encoder, 40 layers, 5
+passes, calls of 1, 2, 4 and 8 rows in a pool of 64, a cache for each pass, two layer groups.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ MAX_DISTINCT_REFERENCES = 7 << 14  # among them, 10,246
 
 
 class Budget:
-    """How much of something a document may still hold; several tables may draw on one.
+    """How many of something a document may still contain; several tables may share one budget.
 
     Parameters
     ----------
     most : int
-        How much in all.
+        The limit.
     what : str
-        Of what, for the message.
+        What is limited, for the message.
     """
 
     def __init__(self, most: int, what: str) -> None:
         self._most, self._what, self._left = most, what, most
 
     def take(self, count: int, where: str) -> None:
-        """Draw ``count`` for the part of the document that is called ``where``.
+        """Use ``count`` of the budget for the part of the document called ``where``.
 
         Raises
         ------

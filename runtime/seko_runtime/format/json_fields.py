@@ -1,4 +1,4 @@
-"""Typed reading of untrusted JSON, where all that is wrong is a ManifestError. Knows no field by name."""
+"""Typed reading of untrusted JSON; every fault is a ManifestError. Knows no field by name."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ T = TypeVar("T")
 
 
 class Fields:
-    """One JSON object, read field by field with its place in the document for the messages.
+    """One JSON object that is read field by field; messages name the place in the document.
 
     Parameters
     ----------
     value : object
-        What `json.loads` gave.
+        A value from `json.loads`.
     where : str
         Path of ``value`` in the document, such as ``engines[2]``.
 
     Raises
     ------
     ManifestError
-        If ``value`` is no object; each method raises it for a missing or mistyped field.
+        If ``value`` is no object. Each method raises it for a missing field or one of the wrong type.
     """
 
     def __init__(self, value: object, where: str) -> None:
@@ -51,7 +51,7 @@ class Fields:
         return key in self._table
 
     def names(self) -> list[str]:
-        """Keys as they stand in the document."""
+        """The keys as written."""
         return list(self._table)
 
     def value(self, key: str) -> object:
@@ -77,7 +77,9 @@ class Fields:
         return as_items(self.value(key), f"{self.where}.{key}", read)
 
     def entries(self, key: str, read: Callable[[object, str], T]) -> dict[str, T]:
-        """Entries of a required object, each value read by ``read(value, where)``."""
+        """Entries of a required object, each value read by ``read(value, where)``, if their number is within the
+        budget.
+        """
         return as_entries(self.value(key), f"{self.where}.{key}", read)
 
 
@@ -125,7 +127,7 @@ def _check_depth(value: object, what: str) -> None:
 
 
 def _finite(digits: str) -> float:
-    """Refuse 1e999, which would become an infinity that JSON cannot say."""
+    """Refuse numbers like 1e999, which Python would read as infinity."""
     number = float(digits)
     if not math.isfinite(number):
         raise ManifestError(f"holds the number {digits[:20]}, which is too large; copy the artifact again")

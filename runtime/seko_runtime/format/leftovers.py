@@ -1,4 +1,6 @@
-"""Files and folders in the making: random names, locked while somebody works on them; the others are leftovers."""
+"""Files and folders that are being written have random names and a lock; those without a lock are leftovers of killed
+processes.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def make_held_folder(place: Path, prefix: str, mode: int = 0o777) -> tuple[Path, int]:
-    """Make a folder of a random name in ``place``; return it, and the descriptor that holds its lock until closed."""
+    """Make a folder with a random name in ``place``; return it and the descriptor that holds its lock until closed."""
 
     def make(path: Path) -> int:
         path.mkdir(mode)
@@ -34,25 +36,25 @@ def make_held_folder(place: Path, prefix: str, mode: int = 0o777) -> tuple[Path,
 
 
 def make_held_file(place: Path, prefix: str, mode: int = 0o666) -> tuple[Path, int]:
-    """Make a file of a random name in ``place``; return it, and its descriptor for writing, which holds its lock."""
+    """Make a file with a random name in ``place``; return it and its descriptor for writing, which holds its lock."""
     return _make_held(place, prefix, lambda path: os.open(path, _FILE, mode))
 
 
 def remove_leftovers(place: Path, stem: str, spared: Callable[[Path], bool] = lambda _: False) -> None:
-    """Remove what killed processes left, and say so; what somebody works on stays.
+    """Remove what killed processes left, and say so on stderr. What a living process holds stays.
 
-    The lock alone says whether somebody does: a process number means nothing in another container or on another
-    machine. On a file system without locks leftovers stay. Of what is empty nothing is said: a living process may
-    have made it this moment and not locked it yet; it makes another then.
+    Only the lock decides: a process number means nothing in another container or on another machine. On a file system
+    without locks leftovers stay. Empty leftovers are removed without a message: a living process may have made one
+    just now and not locked it yet, and will then make another.
 
     Parameters
     ----------
     place : Path
         The folder to look in; nothing happens if it cannot be read.
     stem : str
-        Regular expression for what their names begin with; the digits of `random_name` follow.
+        Regular expression for the start of their names; the digits of `random_name` follow.
     spared : callable
-        Asked of each while it is held: whether it stays.
+        Called for each while it is locked; returns whether it stays.
     """
     for path in names_in(place, stem):
         with _unheld(path) as unheld:
@@ -64,9 +66,10 @@ def remove_leftovers(place: Path, stem: str, spared: Callable[[Path], bool] = la
 
 
 def names_in(place: Path, stem: str) -> list[Path]:
-    """Return what has a name of this stem; digits may be fewer than ours, as those of a process number are.
+    """Return the paths whose names have this stem. Fewer digits than ours are accepted, as in names with a process
+    number.
 
-    Nothing if the folder cannot be read.
+    Empty if the folder cannot be read.
     """
     name = re.compile(f"(?:{stem})[0-9a-f]{{1,10}}")
     try:
@@ -76,12 +79,12 @@ def names_in(place: Path, stem: str) -> list[Path]:
 
 
 def random_name(prefix: str) -> str:
-    """Return a name that nobody can foretell."""
+    """Return an unpredictable name."""
     return prefix + os.urandom(5).hex()
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder as far as that goes."""
+    """Remove a file or folder as far as possible."""
     try:
         path.unlink(missing_ok=True)
     except OSError:  # a folder
@@ -96,9 +99,9 @@ def _is_empty(path: Path) -> bool:
 
 
 def hold(descriptor: int) -> bool:
-    """Lock what a descriptor is open on until it is closed; return False if another holds it.
+    """Lock what a descriptor has open until it is closed; return False if another process holds the lock.
 
-    True on a file system without locks: there nobody finds it unlocked either.
+    True on a file system without locks, where nobody can find it unlocked.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -108,7 +111,7 @@ def hold(descriptor: int) -> bool:
 
 
 def _make_held(place: Path, prefix: str, make: Callable[[Path], int]) -> tuple[Path, int]:
-    """Make something and lock it; between the two, another process may take it for a leftover: then once more."""
+    """Make something and lock it; try again if another process removed it as a leftover in between."""
     for _ in range(_TRIES):
         path = place / random_name(prefix)
         try:
@@ -127,7 +130,7 @@ def _make_held(place: Path, prefix: str, make: Callable[[Path], int]) -> tuple[P
 
 @contextlib.contextmanager
 def _unheld(path: Path) -> Iterator[bool]:
-    """Say whether this is a file or folder that nobody works on; it is held meanwhile."""
+    """Context that tells whether nobody holds this file or folder; it is locked meanwhile."""
     try:
         descriptor = os.open(path, _LOOK)
     except OSError:  # gone; a link; not ours to read
@@ -150,7 +153,7 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def is_open_on(descriptor: int, path: Path) -> bool:
-    """Say whether a path still names what a descriptor is open on."""
+    """Return whether a path still names what a descriptor has open."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:

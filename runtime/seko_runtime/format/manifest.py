@@ -1,4 +1,4 @@
-"""The manifest: what an artifact says about itself, as frozen dataclasses whose types say how `records` reads them."""
+"""The manifest as frozen dataclasses: everything an artifact says about itself. `records` reads it by their types."""
 
 from __future__ import annotations
 
@@ -109,12 +109,12 @@ class Buffer(TensorSpec):
     Parameters
     ----------
     role : str
-        ``cache`` (the KV pool), ``prompt``, ``chunk`` (written by the host), ``state`` or ``decode`` (what turns
-        finished latents into video, beside the chunks).
+        ``cache`` (the KV pool), ``prompt``, ``chunk`` (written by the host), ``state``, or ``decode`` (decoding of
+        finished latents).
     layered : bool
-        Whether the leading axis counts layers; the rows of the batch then lie on the axis behind it.
+        Whether the leading axis counts layers; the next axis then holds the rows of the batch.
     device_layers : int
-        0: all of it lies on the device. n: it lies on the host, and the device holds n of its layers at a time.
+        0: all layers lie on the device. n: the buffer lies on the host, and the device holds n layers at a time.
     """
 
     role: Annotated[str, one_of(ROLES), Mark.REQUIRED] = "state"
@@ -123,7 +123,7 @@ class Buffer(TensorSpec):
 
     @property
     def on_device(self) -> Buffer:
-        """What of it lies on the device."""
+        """The part of it that lies on the device."""
         if not self.device_layers:
             return self
         return replace(self, shape=(self.device_layers, *self.shape[1:]), device_layers=0)
@@ -136,16 +136,16 @@ class InputSpec(TensorSpec):
     Parameters
     ----------
     buffer : str
-        The buffer that the programs read it from.
+        The buffer from which the programs read it.
     per : str
-        How often it may change: one of `PERIODS`. Of a ``pass``, axis 0 of the shape counts the passes of a chunk.
+        How often it may change: one of `PERIODS`. For ``pass``, axis 0 of the shape counts the passes of a chunk.
     source : str
-        ``host``: the runtime fills it, as the buffer's name says. ``caller``: whoever runs the session gives it.
+        ``host``: the runtime fills it, as the buffer's name says. ``caller``: the caller of the session supplies it.
     default : str
-        What a row gets that the caller gives nothing for: ``zeros``, ``hold`` (the last value given; zeros before the
+        The value of a row if the caller supplies none: ``zeros``, ``hold`` (the last value supplied; zeros before the
         first), or ``required``: an error.
     kind : str or None
-        What it is, for helpers that make such an array of what a person gives.
+        What it is, for helpers that make the array from a user's input.
     """
 
     buffer: Annotated[Name, Mark.REQUIRED] = ""
@@ -157,7 +157,7 @@ class InputSpec(TensorSpec):
 
 @dataclass(frozen=True)
 class Weight(TensorSpec):
-    """A tensor that lies in a safetensors file of the artifact."""
+    """A tensor in a safetensors file of the artifact."""
 
     file: Annotated[FilePath, Mark.REQUIRED] = ""
 
@@ -175,9 +175,10 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class Call:
-    """One line of a program; ``layers`` 0 calls the engine once, n calls it for n layers from ``first_layer`` on.
+    """One call of a program. With ``layers`` 0 the engine is called once, with n for n layers from ``first_layer``
+    on.
 
-    Among the layers of their ring (`Stream.rings`) they stand from ``first_place`` on.
+    ``first_place`` is the index of that layer within its layer group (`Stream.rings`).
     """
 
     engine: Name
@@ -195,13 +196,13 @@ class Target:
     Parameters
     ----------
     device, arch : str
-        ``cpu`` and what the kernel calls the machine, or ``cuda`` and ``sm_NN``.
+        ``cpu`` and the kernel's name of the architecture, or ``cuda`` and ``sm_NN``.
     torch, cuda : str
         Versions.
     cpu_flags : tuple of str
-        Features that compiled host code may use.
+        CPU features that compiled host code may use.
     host_arch : str or None
-        What the kernel calls the machine around the device; an artifact that does not say is not checked.
+        The kernel's name of the host's architecture; not checked if missing.
     """
 
     device: Annotated[str, _as_device]
@@ -216,9 +217,9 @@ class Target:
 class Stream:
     """Layout of the stream that the artifact makes; ``latent_shape`` is (channels, rows, columns).
 
-    ``batch`` counts the rows that a session holds state for; without a `Pool` every call carries all of them. ``rings``
-    has an entry for each kind of layers whose ring is smaller than ``ring_frames``: its own, by the kind's name.
-    ``reference_frames`` stand in the cache before the stream's, are never evicted and are no part of it.
+    ``batch`` counts the rows for which a session holds state; without a `Pool` every call carries all of them.
+    ``rings`` has the ring size of each layer group with a ring smaller than ``ring_frames``, by the group's name.
+    ``reference_frames`` lie in the cache before the sink, are never evicted, and are not part of the video.
     """
 
     batch: Count
@@ -242,25 +243,25 @@ class Stream:
 
 @dataclass(frozen=True)
 class Pool:
-    """Rows that stand for sessions of their own: a call carries some of them, in any order.
+    """Rows that are separate sessions; a call carries some of them, in any order.
 
     Parameters
     ----------
     buckets : tuple of int
-        Rows of one call, rising. Each bucket has programs of its own, which end in ``.{bucket}``; the last row of
-        `Stream.batch` is the spare one, which the places of a call that no session fills write to.
+        Row counts of calls, ascending. Each bucket has its own programs, named ``....{bucket}``. The last row of
+        `Stream.batch` is the spare row, to which batch indices without a session write.
     """
 
     buckets: Annotated[tuple[int, ...], Limit("MAX_BUCKETS", "buckets")]
 
     def bucket(self, rows: int) -> int:
-        """Return the smallest bucket that holds so many rows; at most the largest one's."""
+        """Return the smallest bucket with at least so many rows."""
         return next(bucket for bucket in self.buckets if bucket >= rows)
 
 
 @dataclass(frozen=True)
 class KvPool:
-    """How the KV pool is stored, and how large it is beside a bf16 one."""
+    """The format of the KV pool, its size, and the size of a bf16 pool."""
 
     scheme: Name
     pool_bytes: int
@@ -270,9 +271,9 @@ class KvPool:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The denoise passes of a chunk; numbers are for people and tools, the engines take theirs from weights.
+    """The denoise passes of a chunk. These numbers are for people and tools; engines take theirs from weights.
 
-    ``shift`` is the warp that the times were made with, if they were: what a session's own ``steps`` start from.
+    ``shift`` is the warp with which the timesteps were made, if any; a session's own ``steps`` use it.
     """
 
     denoise_passes: Annotated[int, within(1, 1024)]
@@ -285,16 +286,16 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Text:
-    """How a sentence becomes the ids that the program ``text`` takes.
+    """How a sentence becomes the token ids for the program ``text``.
 
     Parameters
     ----------
     tokenizer : str
         A JSON file of the library `tokenizers`, in the artifact.
     tokens : int
-        Ids are padded with ``pad_id`` to so many.
+        Ids are padded with ``pad_id`` to this number.
     pad_id : int
-        The padding's id.
+        The id of the padding token.
     truncate : bool
         Whether a longer prompt is cut, keeping its last id (the end mark), or refused.
     cleaning : str
@@ -310,7 +311,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Video:
-    """Pictures that the decode programs make: video frames of a stream's first chunk, of a later one, pixels."""
+    """Size of decoded pictures: video frames of the first chunk and of later chunks, height and width in pixels."""
 
     first_frames: Count
     chunk_frames: Count
@@ -320,7 +321,7 @@ class Video:
 
 @dataclass(frozen=True)
 class GoldenBound:
-    """How far one recorded chunk may be missed: ``latents`` and ``cache`` relative, ``video`` in levels of 255."""
+    """How much one recorded chunk may differ: ``latents`` and ``cache`` relative, ``video`` in levels of 255."""
 
     latents: float
     cache: Annotated[float, Mark.REQUIRED] = 0.0
@@ -402,30 +403,30 @@ class Manifest:
 
     @property
     def caller_inputs(self) -> tuple[InputSpec, ...]:
-        """What the caller gives."""
+        """The inputs that the caller supplies."""
         return tuple(one for one in self.inputs if one.source == "caller")
 
     @property
     def has_context(self) -> bool:
-        """Whether a chunk ends with a context pass; without one each denoise pass has a cache of its own."""
+        """Whether a chunk ends with a context pass; otherwise each denoise pass has a cache of its own."""
         return any(ProgramKey.parse(name).role == "context" for name in self.programs)
 
     @property
     def offloads_cache(self) -> bool:
-        """Whether layers of the cache go to and from the device in every pass."""
+        """Whether the cache lies on the host and its layers are copied in every pass."""
         return any(buffer.device_layers for buffer in self.buffers)
 
     @property
     def device_pool_bytes(self) -> int:
-        """Bytes of the KV pool that lie on the device."""
+        """Bytes of the KV pool on the device."""
         return sum(buffer.on_device.nbytes for buffer in self.buffers if buffer.role == "cache")
 
     @property
     def rows(self) -> int:
-        """Rows that streams stand in: all, but for a pool's spare one."""
+        """Rows that can hold a stream: all but a pool's spare row."""
         return self.stream.batch - (self.pool is not None)
 
     @property
     def call_rows(self) -> int:
-        """Rows that the largest call carries."""
+        """Rows of the largest call."""
         return self.stream.batch if self.pool is None else self.pool.buckets[-1]

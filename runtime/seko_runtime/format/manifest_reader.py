@@ -1,4 +1,4 @@
-"""Strict reading of `manifest.json`: by the types of its dataclasses, then what types do not say. Not programs."""
+"""Strict reading of `manifest.json`: types, bounds, names, paths. `programs_check` checks the programs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_TENSOR_BYTES = 1 << 48
 
 
 def parse_manifest(document: bytes) -> Manifest:
-    """Read a manifest; unknown fields of a known format version are ignored.
+    """Read a manifest. Unknown fields are ignored if the format version is known.
 
     Parameters
     ----------
@@ -66,7 +66,9 @@ def parse_manifest(document: bytes) -> Manifest:
 
 
 def _check_files(manifest: Manifest) -> None:
-    """Every file that a table names is in `files`; `files` may list more, which is hashed and left alone."""
+    """Check that `files` lists every file that a table names. It may list more, which is hashed and otherwise
+    ignored.
+    """
     used = {weight.file for weight in manifest.weights} | {engine.file for engine in manifest.engines}
     if manifest.golden is not None:
         used.add(manifest.golden.file)

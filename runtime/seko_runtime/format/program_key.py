@@ -1,4 +1,4 @@
-"""The names of programs. A manifest spells role, fill and bucket in one string; they are taken apart here alone."""
+"""Names of programs. A manifest writes role, fullness and bucket as one string; only this file parses it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _FULL = "_full"
 
 @dataclass(frozen=True)
 class ProgramKey:
-    """One program of a manifest.
+    """Identifies one program of a manifest.
 
     Parameters
     ----------
     role : str
         ``prompt``, ``begin``, ``denoise``, ``context``, ``text``, ``encode``, ``decode_first`` or ``decode``.
     bucket : int or None
-        Rows of the pool's calls that it is for; None without a pool.
+        Rows of the pool calls for which it is; None without a pool.
     full : bool
         Whether it is for rows whose caches are full.
     """
@@ -33,7 +33,7 @@ class ProgramKey:
 
     @classmethod
     def parse(cls, name: str) -> ProgramKey:
-        """Return the key of a program's name; a name that is none becomes a role that no program has."""
+        """Parse a program's name; an unknown name becomes a role that no program has."""
         stem, _, bucket = name.partition(".")
         full = stem.endswith(_FULL)
         role = stem[: -len(_FULL)] if full else stem

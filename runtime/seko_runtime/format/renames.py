@@ -1,4 +1,4 @@
-"""Renames that never clobber, and two names that change places at once: `renameat2` of Linux."""
+"""Atomic renames: without replacing anything, or exchanging two names, by Linux's `renameat2`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _UNKNOWN = frozenset({errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM}
 
 
 def rename_new(source: Path, goal: Path) -> None:
-    """Rename; FileExistsError if the goal is taken.
+    """Rename; raise FileExistsError if the goal exists.
 
-    Where `renameat2` is unknown, a plain rename: the caller has looked just before, and a file or an empty folder
-    that was made since gives way.
+    Without `renameat2` this is a plain rename: the caller has just checked, but a file or empty folder made since is
+    replaced.
     """
     if not _renamed(source, goal, _NOREPLACE):
         os.rename(source, goal)
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Let two names change places in one step; return False, and do nothing, where that is not known."""
+    """Exchange two names in one step; return False, without doing anything, if the system cannot."""
     return _renamed(one, other, _EXCHANGE)
 
 
@@ -38,7 +38,7 @@ def _renamed(source: Path, goal: Path, flag: int) -> bool:
 
 
 def renameat2(source: Path, goal: Path, flags: int) -> None:
-    """Call `renameat2(2)`; OSError with its number, ENOSYS where the C library lacks it."""
+    """Call `renameat2(2)`; raise OSError with its error number, ENOSYS if the C library lacks it."""
     import ctypes
 
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

@@ -1,4 +1,4 @@
-"""Strict reader of safetensors bytes in numpy alone: tensors are views of the mapping that was hashed."""
+"""Strict reader of safetensors in numpy; tensors are views of the bytes that were hashed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class MappedTensor:
     nbytes: int
 
     def to_numpy(self) -> NDArray[np.generic]:
-        """Return a copy; bfloat16 becomes float32, which holds all of its values.
+        """Return a copy. bfloat16 becomes float32, which represents all its values.
 
         Raises
         ------
@@ -65,7 +65,7 @@ class MappedTensor:
 
 
 def map_safetensors(data: memoryview, file: str) -> dict[str, MappedTensor]:
-    """Read the header of a safetensors file and place its tensors.
+    """Read the header of a safetensors file and return its tensors.
 
     Parameters
     ----------
@@ -77,12 +77,12 @@ def map_safetensors(data: memoryview, file: str) -> dict[str, MappedTensor]:
     Returns
     -------
     dict[str, MappedTensor]
-        By name. Together they fill the file's data without holes and overlaps.
+        By name. Together they cover the file's data without gaps and overlaps.
 
     Raises
     ------
     SafetensorsHeaderError
-        If the header is too large, malformed, or places a tensor where it cannot be.
+        If the header is too large or malformed, or a tensor's range is invalid.
     """
     if len(data) < PREFIX_BYTES:
         raise SafetensorsHeaderError(f"{file} has {len(data)} bytes, too few for a safetensors header")
@@ -118,12 +118,12 @@ def map_safetensors(data: memoryview, file: str) -> dict[str, MappedTensor]:
 
 
 def check_tensor(found: Mapping[str, MappedTensor], wanted: TensorSpec, file: str) -> MappedTensor:
-    """Return the tensor ``wanted`` of a file if it is what the manifest says.
+    """Return the tensor ``wanted`` of a file if it matches the manifest.
 
     Raises
     ------
     WeightMissingError, WeightShapeError, WeightDtypeError
-        With both sides.
+        With what was found and what was expected.
     """
     tensor = found.get(wanted.name)
     if tensor is None:

@@ -1,4 +1,4 @@
-"""The one tar that an artifact has: its members, their order, and the header of each, byte for byte."""
+"""The exact tar of an artifact: its members, their order, and each header, byte for byte."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NAME_BYTES = 100
 
 
 def member_header(path: str, size: int) -> bytes:
-    """Return the header of one member: a POSIX ustar block with no owner, no time and mode 0644.
+    """Return the header of one member: a POSIX ustar block without owner or time, mode 0644.
 
-    A name that is not ASCII or has more than 100 bytes, and a size of 8 GiB or more, are said in a pax header before
-    it; nothing else ever is.
+    A name that is not ASCII or longer than 100 bytes, or a size of 8 GiB or more, is stated in a pax header before
+    it.
 
     Parameters
     ----------
@@ -40,17 +40,17 @@ def member_header(path: str, size: int) -> bytes:
 
 
 def padding(size: int) -> bytes:
-    """Return the zeros that fill the last block of ``size`` bytes."""
+    """Return the zeros that pad ``size`` bytes to whole blocks."""
     return bytes(-size % BLOCK_BYTES)
 
 
 def member_bytes(path: str, size: int) -> int:
-    """Bytes that a member takes in the tar."""
+    """Size of a member in the tar, in bytes."""
     return len(member_header(path, size)) + size + len(padding(size))
 
 
 def tar_bytes(document: bytes, signature: bytes | None, files: Mapping[str, FileEntry]) -> int:
-    """Bytes of the whole tar of an artifact with this manifest and signature."""
+    """Size of the whole tar of an artifact with this manifest and signature, in bytes."""
     total = member_bytes(MANIFEST_FILE, len(document)) + len(END)
     if signature is not None:
         total += member_bytes(SIGNATURE_FILE, len(signature))
@@ -74,7 +74,9 @@ def _block(name: bytes, size: int, kind: bytes) -> bytes:
 
 
 def _pax_record(key: bytes, value: bytes) -> bytes:
-    """``LENGTH KEY=VALUE\\n``, where LENGTH counts itself."""
+    """Return ``LENGTH KEY=VALUE
+    ``, where LENGTH includes its own digits.
+    """
     rest = len(key) + len(value) + 3
     length = rest + len(str(rest))
     if rest + len(str(length)) != length:

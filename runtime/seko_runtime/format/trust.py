@@ -1,4 +1,4 @@
-"""Whose artifacts are opened here: the trust file, and the manifest's signature against it."""
+"""Checks a manifest's signature against a trust file."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 
 @dataclass(frozen=True)
 class Trust:
-    """What a trust file says.
+    """The content of a trust file.
 
     Parameters
     ----------
     keys : dict of str to str
-        Names by public key, 64 lower-case hexadecimal digits.
+        Names by public key (64 lower-case hexadecimal digits).
     not_before : str or None
-        The time, in the form of `TIME_FORM`, before which no signature counts.
+        Signatures before this time, in the form of `TIME_FORM`, do not count.
     revoked : frozenset of str
-        Digests of artifacts that are opened no more.
+        Digests of artifacts that must not be opened.
     """
 
     keys: dict[str, str]
@@ -54,9 +54,9 @@ class Trust:
 
 @dataclass(frozen=True)
 class Signature:
-    """One entry of `manifest.sig`: a key, what it made of the digest and, if it says when, of digest and time.
+    """One entry of `manifest.sig`: a key, its signature of the digest and, if there is a time, of digest and time.
 
-    ``time`` and ``timed`` are None in signatures from before there were times.
+    ``time`` and ``timed`` are None in older signatures, which had no time.
     """
 
     key: str
@@ -66,33 +66,33 @@ class Signature:
 
 
 def check_signature(document: bytes, signature: bytes | None, trust: str | Path | None = None) -> None:
-    """See that a key of the trust file signed a manifest; without a trust file nothing is asked.
+    """Check that a key of the trust file signed a manifest; without a trust file nothing is checked.
 
     Parameters
     ----------
     document : bytes
-        The manifest, as it lies in the artifact.
+        The manifest's bytes.
     signature : bytes or None
-        `manifest.sig`, if it is there.
+        The bytes of `manifest.sig`, if it exists.
     trust : str or Path, optional
-        The trust file; without it the one that the environment variable ``SEKO_TRUST`` names, if it does.
+        The trust file. Default: the file that the environment variable ``SEKO_TRUST`` names, if it is set.
 
     Raises
     ------
     TrustFileError
-        If the trust file cannot be read, has a line that is none of its lines, or names no key.
+        If the trust file cannot be read, has an invalid line, or names no key.
     SignatureLibraryMissingError
         If `cryptography` is not installed.
     SignatureMissingError, SignatureFormatError
-        If there is no signature, or one that cannot be read.
+        If there is no signature, or it cannot be read.
     RevokedArtifactError
-        If the trust file revokes the manifest's digest, whoever signed it.
+        If the trust file revokes the manifest's digest, even if it is signed.
     UnknownKeyError
         If no key of the trust file signed.
     SignatureWrongError
-        If a trusted key's signature does not fit; another one that fits does not help.
+        If a trusted key's signature does not match, even if another one does.
     SignatureTimeError
-        If the trust file has a ``not-before``, and no trusted key signed then or later.
+        If the trust file has a ``not-before``, and no trusted signature is as late.
     """
     named = os.environ.get(TRUST_VARIABLE) if trust is None else trust
     if named is None:
@@ -128,7 +128,7 @@ def check_signature(document: bytes, signature: bytes | None, trust: str | Path 
 
 
 def require_library(asking: str) -> None:
-    """Raise a SignatureLibraryMissingError if `cryptography` is not installed; ``asking`` is what needs it."""
+    """Raise a SignatureLibraryMissingError if `cryptography` is not installed; ``asking`` says what needs it."""
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: F401
     except ImportError:
@@ -139,7 +139,7 @@ def require_library(asking: str) -> None:
 
 
 def fits(signature: Signature, document: bytes) -> bool:
-    """Whether a key made a signature of this manifest, and of its time if it has one; needs `cryptography`."""
+    """Return whether a signature matches this manifest, and its time if it has one; needs `cryptography`."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -154,25 +154,25 @@ def fits(signature: Signature, document: bytes) -> bool:
 
 
 def signed_bytes(document: bytes) -> bytes:
-    """Return what is signed: a prefix and the manifest's SHA-256, 32 bytes."""
+    """Return the bytes to sign: a prefix and the manifest's SHA-256 (32 bytes)."""
     return SIGNED_PREFIX + hashlib.sha256(document).digest()
 
 
 def timed_bytes(document: bytes, time: str) -> bytes:
-    """Return what is signed with a time: a prefix, the manifest's SHA-256, and the time's 20 letters."""
+    """Return the bytes to sign with a time: a prefix, the manifest's SHA-256, and the time's 20 characters."""
     return TIMED_PREFIX + hashlib.sha256(document).digest() + time.encode("ascii")
 
 
 def read_trust(path: Path) -> Trust:
     """Read a trust file.
 
-    Its lines are ``ed25519 KEY NAME``, ``not-before TIME`` (of several the latest counts), ``revoked DIGEST``; empty
-    lines and lines that begin with ``#`` are left out.
+    Its lines are ``ed25519 KEY NAME``, ``not-before TIME`` (the latest counts) and ``revoked DIGEST``. Empty lines
+    and lines that begin with ``#`` are ignored.
 
     Raises
     ------
     TrustFileError
-        With the line that is wrong.
+        With the invalid line.
     """
     try:
         with path.open("rb") as file:
@@ -211,12 +211,12 @@ def read_trust(path: Path) -> Trust:
 
 
 def read_signatures(content: bytes) -> list[Signature]:
-    """Read `manifest.sig`; the order is the file's.
+    """Read `manifest.sig`, in the file's order.
 
     Raises
     ------
     SignatureFormatError
-        If it is no such file.
+        If it is not such a file.
     """
     try:
         fields = Fields(parse_json(content, SIGNATURE_FILE, MAX_SIGNATURE_BYTES), SIGNATURE_FILE)

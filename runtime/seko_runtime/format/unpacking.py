@@ -1,4 +1,6 @@
-"""A packed artifact to its folder: strict, bounded by the manifest's own table, whole or not at all."""
+"""Unpacks a packed artifact strictly: sizes are limited by its manifest, and the folder appears complete or not at
+all.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ _LINKS, _NO_FILES = b"12", b"3456"
 
 @dataclass(frozen=True)
 class Unpacked:
-    """What was unpacked: the folder, its digest, its files and their bytes, manifest included."""
+    """The result of unpacking: the folder, its digest, the number of its files and bytes, manifest included."""
 
     folder: Path
     digest: str
@@ -59,26 +61,26 @@ class Unpacked:
 def unpack_artifact(archive: Path, goal: Path, *, trust: str | Path | None = None) -> Unpacked:
     """Unpack what `seko-export pack` made.
 
-    An artifact has exactly one tar, so every byte of it but the contents is known once the manifest is read, and
-    the contents by their hashes. Anything else is refused, and nothing is left behind.
+    An artifact has exactly one tar. So once the manifest is read, every byte except the files' contents is known, and
+    those are known by their hashes. Anything else is refused, and nothing is left behind.
 
     Parameters
     ----------
     archive : Path
-        The tar; a pipe will do.
+        The tar; may be a pipe.
     goal : Path
-        The artifact's folder, which must not be there yet.
+        The artifact's folder, which must not exist yet.
     trust : str or Path, optional
         As `seko_runtime.open_artifact` takes it; checked before the manifest is even parsed.
 
     Raises
     ------
     ArtifactError
-        By its subclass: what is wrong with the tar or the manifest.
+        A subclass for what is wrong with the tar or the manifest.
     UsageError
-        If the goal is taken.
+        If the goal exists.
     DiskError
-        If the place cannot be written, or has less space than the manifest's table needs.
+        If the folder cannot be written, or there is less space than the manifest's files need.
     """
     with _opened(archive) as reader:
         document, block = reader.first(MANIFEST_FILE, MAX_JSON_BYTES), reader.take(BLOCK_BYTES)
@@ -134,7 +136,9 @@ class _Reader:
             )
 
     def first(self, path: str, limit: int, block: bytes | None = None) -> bytes:
-        """Return the content of a member that no table lists; its size is the header's, within ``limit``."""
+        """Return the content of a member that no table lists; its header gives the size, which must be within
+        ``limit``.
+        """
         block = self.take(BLOCK_BYTES) if block is None else block
         if not any(block):
             raise MissingFileError(f"{self._name} holds no {path}; it is no packed artifact")
@@ -148,7 +152,7 @@ class _Reader:
         return content
 
     def check_length(self, wanted: int) -> None:
-        """Compare the length of a regular file with what the manifest makes of it, before anything is written."""
+        """Compare a regular file's length with the length that the manifest implies, before anything is written."""
         status = os.fstat(self._file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_size == wanted:
             return
@@ -163,7 +167,7 @@ class _Reader:
     def expect(
         self, block: bytes, path: str, entry: FileEntry, files: Mapping[str, FileEntry], done: set[str]
     ) -> None:
-        """See that ``block``, with what follows it, is the header of ``path``; say why not."""
+        """Check that ``block`` (and what follows it) is the header of ``path``; the error says what is wrong."""
         wanted = member_header(path, entry.size)
         if block == wanted[:BLOCK_BYTES] and self.take(len(wanted) - BLOCK_BYTES) == wanted[BLOCK_BYTES:]:
             return
@@ -180,7 +184,7 @@ class _Reader:
         self._refuse(block, path)
 
     def expect_end(self, block: bytes, files: Mapping[str, FileEntry], done: set[str]) -> None:
-        """See that the tar ends here."""
+        """Check that the tar ends here."""
         if any(block):
             self._refuse_name(block, files, done)
             self._refuse(block, "the end")
@@ -188,7 +192,7 @@ class _Reader:
             raise TarTrailingError(f"{self._name} goes on behind its end; pack the artifact again")
 
     def _refuse_name(self, block: bytes, files: Mapping[str, FileEntry], done: set[str]) -> None:
-        """Refuse a block for what it would make or where."""
+        """Refuse a block because of the kind or the path of what it would create."""
         kind, name = block[156:157], _name(block)
         if _has_checksum(block) and kind != PAX_TYPE:
             self._refuse_kind(kind, name)
@@ -207,7 +211,7 @@ class _Reader:
             raise IrregularFileError(f"{self._name}: {name!r} is a folder, a pipe or a device, not a file")
 
     def _refuse(self, block: bytes, wanted: str) -> NoReturn:
-        """Refuse a block that has no worse fault than to be another than `member_header` makes."""
+        """Refuse a block that differs from `member_header` in some other way."""
         name = _name(block)
         if not _has_checksum(block):
             found = "no header of a tar"
@@ -247,7 +251,7 @@ def _write(reader: _Reader, folder: Path, path: str, entry: FileEntry) -> None:
 
 
 def _check_tree(files: Mapping[str, FileEntry]) -> None:
-    """See that no path of the table is the folder of another."""
+    """Check that no path of the table is a parent folder of another."""
     taken = {*files, MANIFEST_FILE, SIGNATURE_FILE}
     for path in files:
         parts = path.split("/")

@@ -1,4 +1,4 @@
-"""Folders and files that are there whole or not at all: made beside the goal, fsynced, then renamed."""
+"""Writes folders and files that appear complete or not at all: made beside the goal, fsynced, then renamed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TRIES = 100
 
 @contextlib.contextmanager
 def whole_folder(goal: Path, doing: str, *, replace: bool) -> Iterator[Path]:
-    """Give an empty folder to fill; on a clean exit it becomes ``goal``, on any other it is gone.
+    """Give an empty folder to fill; after a clean exit it becomes ``goal``, otherwise it is removed.
 
     A process that is killed, at whatever moment, leaves the old artifact or the new one, whole. What else it leaves
     has a hidden name; the next one with the same goal removes it and says so on stderr. When the machine loses
@@ -49,11 +49,11 @@ def whole_folder(goal: Path, doing: str, *, replace: bool) -> Iterator[Path]:
     Parameters
     ----------
     goal : Path
-        Where the artifact is to be.
+        The artifact's final path.
     doing : str
-        One word for the hidden name: ``building``, ``unpacking``.
+        A word for the hidden name: ``building``, ``unpacking``.
     replace : bool
-        Whether an artifact that is already there gives way; anything else never does.
+        Whether to replace an artifact that is already there; nothing else is ever replaced.
 
     Yields
     ------
@@ -63,9 +63,9 @@ def whole_folder(goal: Path, doing: str, *, replace: bool) -> Iterator[Path]:
     Raises
     ------
     UsageError
-        If the goal is taken.
+        If the goal exists.
     DiskError
-        If the place cannot be written or is full.
+        If the disk is full or the folder cannot be written.
     """
     goal = goal.absolute()
     _put_back(goal)
@@ -93,23 +93,23 @@ def whole_folder(goal: Path, doing: str, *, replace: bool) -> Iterator[Path]:
 def whole_file(
     goal: Path, doing: str, *, replace: bool, beside: Path | None = None, mode: int = 0o666
 ) -> Iterator[BinaryIO]:
-    """Give a file to write; on a clean exit it becomes ``goal``, on any other it is gone.
+    """Give a file to write; after a clean exit it becomes ``goal``, otherwise it is removed.
 
-    What `whole_folder` says of a killed process and of power holds here. Two that write one goal at once, be they
-    threads or processes, write a file each; with ``replace`` the last one stays.
+    After a kill or a power loss the same holds as for `whole_folder`. Two threads or processes that write one goal at
+    once write to separate files; with ``replace`` the last one stays.
 
     Parameters
     ----------
     goal : Path
-        Where the file is to be.
+        The file's final path.
     doing : str
-        One word for the hidden name: ``packing``, ``saving``.
+        A word for the hidden name: ``packing``, ``saving``.
     replace : bool
-        Whether a regular file that is already there gives way; anything else never does, no link either.
+        Whether to replace a regular file that is already there; nothing else, not even a link, is ever replaced.
     beside : Path, optional
-        Until it is whole the file lies in the folder of this path; without it in the goal's own.
+        The file is written in the folder of this path; default: in the goal's folder.
     mode : int
-        Permissions, less what the umask takes: 0o600 for what is its owner's alone.
+        Permissions before the umask: 0o600 for files of the owner alone.
 
     Yields
     ------
@@ -119,9 +119,9 @@ def whole_file(
     Raises
     ------
     UsageError
-        If the goal is taken.
+        If the goal exists.
     DiskError
-        If the place cannot be written or is full.
+        If the disk is full or the file cannot be written.
     """
     goal = goal.absolute()
     _check_file_goal(goal, replace=replace)
@@ -165,7 +165,7 @@ def check_file_place(goal: Path) -> None:
 
 
 def check_goal(goal: Path, *, replace: bool) -> None:
-    """Raise a UsageError if something stands at ``goal`` that must not be replaced."""
+    """Raise a UsageError if something exists at ``goal`` that must not be replaced."""
     found = _is_artifact(goal)
     if found is None:
         return
@@ -176,7 +176,7 @@ def check_goal(goal: Path, *, replace: bool) -> None:
 
 
 def check_space(place: Path, needed: int) -> None:
-    """Raise a DiskError if the file system of ``place``, which is there, has fewer than ``needed`` bytes free."""
+    """Raise a DiskError if the file system of ``place``, which exists, has fewer than ``needed`` bytes free."""
     free = _free_bytes(place)
     if free is not None and needed > free:
         raise DiskError(
@@ -186,14 +186,14 @@ def check_space(place: Path, needed: int) -> None:
 
 @contextlib.contextmanager
 def disk_faults(place: Path, written: Path | None = None) -> Iterator[None]:
-    """Turn what the operating system says of a full or barred disk into a DiskError that names place and numbers.
+    """Turn the system's errors of a full or read-only disk into a DiskError with path and numbers.
 
     Parameters
     ----------
     place : Path
         The goal, for the message.
     written : Path, optional
-        What has been written so far, to be counted.
+        The file written so far, whose size the message states.
     """
     try:
         yield
@@ -236,7 +236,7 @@ def _unwritable(place: Path, number: int) -> DiskError:
 
 
 def _is_artifact(path: Path) -> bool | None:
-    """Say whether a folder with a manifest stands there; None if nothing does."""
+    """Return whether an existing folder is an artifact; None if nothing exists there."""
     while True:
         try:
             descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -264,12 +264,12 @@ def _check_file_goal(goal: Path, *, replace: bool) -> None:
 
 
 def _stem(goal: Path, doing: str) -> str:
-    """Return a regular expression for the hidden names of a goal."""
+    """Return a regular expression for the hidden names that belong to a goal."""
     return rf"\.{re.escape(goal.name)}\.{doing}-"
 
 
 def _remove_leftovers(goal: Path) -> None:
-    """Remove what was left of the same goal, whatever was being done; an artifact that lacks its name stays."""
+    """Remove leftovers of the same goal, whatever was being done; an artifact that lost its name is kept."""
 
     def spared(path: Path) -> bool:
         return path.name.startswith(f".{goal.name}.{_ASIDE}-") and not os.path.lexists(goal)
@@ -278,9 +278,9 @@ def _remove_leftovers(goal: Path) -> None:
 
 
 def _put_back(goal: Path) -> None:
-    """Give an artifact its name back, if a process took that away and was killed before the new one had it.
+    """Give an artifact its name back if a process renamed it and was killed before the new one had the name.
 
-    No lock is asked: it is there on file systems without locks too, and a living process finds out and tries again.
+    No lock is checked, so that this works on file systems without locks. A living process notices and tries again.
     """
     if os.path.lexists(goal):
         return
@@ -293,7 +293,7 @@ def _put_back(goal: Path) -> None:
 
 
 def _make_folder(goal: Path, doing: str) -> tuple[Path, int, list[Path]]:
-    """Make the hidden folder with its parents; return it, its lock, and the parents made, innermost first."""
+    """Make the hidden folder and its parents; return it, its lock, and the parents made, innermost first."""
     parents = [parent for parent in goal.parents if not os.path.lexists(parent)]
     try:
         with disk_faults(goal.parent):
@@ -315,7 +315,7 @@ def _remove_empty(folders: list[Path]) -> None:
 
 
 def _name_folder(folder: Path, goal: Path, *, replace: bool) -> None:
-    """Give a folder its name, durably; an artifact that has it gives way and is removed."""
+    """Rename a folder to its goal and fsync; an artifact with that name is replaced and removed."""
     for _ in range(_TRIES):
         check_goal(goal, replace=replace)  # another process may have taken the name meanwhile
         with _unless_raced():
@@ -329,7 +329,7 @@ def _name_folder(folder: Path, goal: Path, *, replace: bool) -> None:
 
 
 def _replace_folder(folder: Path, goal: Path) -> bool:
-    """Let a folder take the place of an artifact; return False if that is none any more."""
+    """Replace an artifact by a folder; return False if it is no longer an artifact."""
     old = os.open(goal, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         hold(old)  # else another process would take it for a leftover once it has a hidden name
@@ -349,7 +349,7 @@ def _replace_folder(folder: Path, goal: Path) -> bool:
 
 
 def _rename_both(folder: Path, goal: Path, aside: Path) -> None:
-    """Let ``goal`` step aside for ``folder``; it comes back if that fails, or if it is no artifact."""
+    """Rename ``goal`` away and ``folder`` to it; undo this if it fails or ``goal`` is no artifact."""
     os.rename(goal, aside)
     try:
         if not _is_artifact(aside):
@@ -375,7 +375,7 @@ def _name_file(hidden: Path, goal: Path, *, replace: bool) -> None:
 
 @contextlib.contextmanager
 def _unless_raced() -> Iterator[None]:
-    """Let pass that a name was taken or given away since it was looked at."""
+    """Ignore errors that arise because a name appeared or vanished since it was checked."""
     try:
         yield
     except OSError as fault:
@@ -392,7 +392,7 @@ def _discard(path: Path) -> None:
 
 
 def _open_to_readers(folder: Path) -> None:
-    """Give every file the permissions that the user's umask means; safetensors writes for the owner alone."""
+    """Give every file the permissions of the user's umask; safetensors writes files readable by the owner alone."""
     mode = stat.S_IMODE(folder.stat().st_mode)
     for path in folder.rglob("*"):
         path.chmod(mode if path.is_dir() else mode & 0o666)

@@ -1,1 +1,1 @@
-"""Opening an artifact: all checks, then weights and engines, then sessions; comparison with its goldens."""
+"""Opens artifacts: all checks, then weights and engines, then sessions; compares chunks with goldens."""

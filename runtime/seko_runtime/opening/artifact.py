@@ -1,4 +1,4 @@
-"""Opening an artifact: every check in order, then its weights and engines, then sessions and verification."""
+"""Opens an artifact: every check in order, then weights and engines; opens sessions and verifies goldens."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def open_artifact(
     path : str or Path
         Its folder.
     device : str
-        ``auto`` (the kind it was built for), ``cpu``, ``cuda`` or ``cuda:N``.
+        ``auto`` (the kind for which it was built), ``cpu``, ``cuda`` or ``cuda:N``.
     trust : str or Path, optional
-        A trust file: only what one of its keys signed is opened. Without it the environment variable ``SEKO_TRUST``
-        names one; without either, signatures are not asked for.
+        A trust file: only artifacts signed by one of its keys are opened. Default: the file that the environment
+        variable ``SEKO_TRUST`` names; without either, signatures are not checked.
     copy_weights : bool
-        Read the weights into memory of the process's own, where they are hashed, instead of mapping their files: for
-        hosts where somebody else may truncate them, which ends a process that reads a map of them by SIGBUS. On a CPU
-        they stay there, and processes do not share them; on a GPU they are there until they are uploaded.
+        Read the weights into the process's own memory and hash them there, instead of mapping their files. For hosts
+        on which others may truncate the files, which would end a process that reads a map with SIGBUS. On a CPU they
+        stay there, and processes do not share them; on a GPU they stay until they are uploaded.
 
     Returns
     -------
@@ -85,8 +85,8 @@ def open_artifact(
     Raises
     ------
     ArtifactError
-        By its subclass: what is wrong. No native code of the artifact has been loaded then, except for
-        EngineLoadError and, where a package contradicts the manifest, EngineSignatureError.
+        A subclass for the cause. No native code of the artifact was loaded then, except for EngineLoadError, and
+        EngineSignatureError if a package contradicts the manifest.
     BackendMissingError, DeviceMissingError, TrustFileError, SignatureLibraryMissingError
         If this machine lacks what it needs.
     HostMemoryError
@@ -105,10 +105,10 @@ def open_artifact(
 
 
 class OpenArtifact:
-    """An artifact whose engines are loaded and whose weights are on the device; sessions share both.
+    """An artifact with loaded engines and weights on the device; its sessions share both.
 
-    Made by `open_artifact`. Use it as a context manager, or call `close()`. Any thread may call it: opening and closing
-    wait for each other.
+    Made by `open_artifact`. Use it as a context manager, or call `close()`. Any thread may call it: opening and
+    closing wait for each other.
     """
 
     def __init__(
@@ -163,29 +163,28 @@ class OpenArtifact:
         Parameters
         ----------
         seeds : Sequence[int], optional
-            One per row; 0, 1, ... without it.
+            One for each row; default: 0, 1, ...
         text : array or tensor, optional
-            [B, tokens, text_dim], the text encoder's output; without it and ``prompt`` the golden's.
+            [B, tokens, text_dim], the text encoder's output; default without ``prompt``: the golden's.
         prompt : str or Sequence[str], optional
-            One sentence for all rows, or one per row.
+            One sentence for all rows, or one for each.
         steps : int, optional
-            Denoise passes of this session; the artifact's without it.
+            Denoise passes of this session; default: the artifact's.
         shift : float, optional
-            Warp of their times; the artifact's without it.
+            Warp of their timesteps; default: the artifact's.
         reference : array, optional
-            The reference frames of an artifact that has some, as `reference.set_reference` takes them; the golden's
-            without it.
+            Reference frames, if the artifact has some (see `reference.set_reference`); default: the golden's.
         inputs : mapping of str to array, optional
-            What the artifact takes of the caller per session or prompt; the golden's without it.
+            The caller's inputs per session or prompt; default: the golden's.
         image, conditioning_latents, prompt_cache, overlap
-            As `Session` takes them.
+            As in `Session`.
 
         Raises
         ------
         UsageError
-            If something does not fit, or the artifact has no golden text and none is given.
+            If an argument does not fit, or there is neither text nor a golden text.
         TokenizerMissingError, TokenizerError
-            If ``prompt`` cannot be cut into tokens.
+            If ``prompt`` cannot be tokenised.
         SessionClosedError
             If the artifact is closed.
         """
@@ -233,15 +232,16 @@ class OpenArtifact:
         overlap: bool = True,
         snapshot_key: bytes | None = None,
     ) -> Pool:
-        """Open the pool of an artifact that was built with ``--sessions``; it ends with its `close` or the artifact's.
+        """Open the pool of an artifact that was built with ``--sessions``. It lives until its `close` or the
+        artifact's.
 
         Parameters
         ----------
         steps, shift, prompt_cache, overlap
-            As `open_session` takes them, for all sessions of the pool.
+            As in `open_session`, for all sessions of the pool.
         snapshot_key : bytes, optional
-            At least 32, secret: the pool writes snapshots that end in the HMAC-SHA256 of their content, and restores
-            only what was written with the same key. Without it only snapshots without a key are restored.
+            A secret of at least 32 bytes: snapshots end in the HMAC-SHA256 of their content, and only those with the
+            same key are restored. Without it, only snapshots without a key are restored.
 
         Raises
         ------
@@ -283,7 +283,7 @@ class OpenArtifact:
 
     @machine_faults()
     def golden_text(self) -> NDArray[np.generic]:
-        """Text embeddings that the golden was recorded with.
+        """Text embeddings with which the golden was recorded.
 
         Raises
         ------
@@ -298,9 +298,9 @@ class OpenArtifact:
         return self._golden[golden.text].to_numpy()
 
     def golden_inputs(self, chunk: int) -> dict[str, NDArray[np.generic]]:
-        """Return what the golden's chunk was given per chunk or pass, [B, ...] by input; empty where it was nothing.
+        """Return the golden's inputs per chunk or pass for a chunk, [B, ...] by name; empty if there are none.
 
-        Behind the last recorded chunk they begin anew, so that a stream of any length has some.
+        After the last recorded chunk they repeat, so that a stream of any length has inputs.
         """
         golden = self.manifest.golden
         recorded = 0 if golden is None else chunk % (golden.chunks[-1] + 1)
@@ -317,7 +317,7 @@ class OpenArtifact:
         Returns
         -------
         list[ChunkError]
-            One per recorded chunk; the caller judges by `within`.
+            One for each recorded chunk; the caller checks `within`.
 
         Raises
         ------
@@ -347,18 +347,18 @@ class OpenArtifact:
         cache: Mapping[str, NDArray[np.float32]] | None = None,
         video: NDArray[np.uint8] | None = None,
     ) -> ChunkError:
-        """Compare chunk ``number``, made with the golden's seeds and text, with what was recorded.
+        """Compare chunk ``number``, made with the golden's seeds and text, with the recorded one.
 
         Parameters
         ----------
         number : int
-            Of the chunk.
+            The chunk's number.
         latents : numpy.ndarray
-            float32 [B, C, F, h, w], as `Chunk.to_host` gives them.
+            float32 [B, C, F, h, w], from `Chunk.to_host`.
         cache : mapping of str to numpy.ndarray, optional
-            What `Session.cache_sample` gave after that chunk.
+            Result of `Session.cache_sample` after that chunk.
         video : numpy.ndarray, optional
-            uint8 [B, T, H, W, 3], as `Chunk.video` gives them.
+            uint8 [B, T, H, W, 3], from `Chunk.video`.
 
         Raises
         ------
@@ -384,7 +384,7 @@ class OpenArtifact:
         )
 
     def _golden_inputs(self) -> dict[str, NDArray[np.generic]]:
-        """What the golden's session was given per session or prompt."""
+        """Return the golden's inputs per session or prompt."""
         steady = [one.name for one in self.manifest.caller_inputs if one.per in ("session", "prompt")]
         return self._golden_arrays({name: input_tensor(name) for name in steady})
 
@@ -396,7 +396,7 @@ class OpenArtifact:
     def _scheduled(
         self, steps: int | None, shift: float | None
     ) -> tuple[Memory, Manifest, Programs, Mapping[str, Tensor]]:
-        """A new memory, and what runs on it with the caller's own passes, or with the artifact's."""
+        """Return a new memory, and manifest, programs and weights for the caller's passes or the artifact's."""
         manifest, programs, weights = self.manifest, self._programs, self._weights
         memory = self._backend.memory()
         memory.captures = memory.captures and self._captures
@@ -411,18 +411,20 @@ class OpenArtifact:
         return memory, manifest, programs, weights
 
     def wrap_engines(self, wrap: Callable[[str, Engine], Engine]) -> None:
-        """Put a callable around each engine, for every session that is opened from now on: for profilers.
+        """Wrap each engine, for all sessions that are opened from now on; used by profilers.
 
         Parameters
         ----------
         wrap : callable
-            Takes an engine's name and the engine; returns what is called in its place.
+            Takes an engine's name and the engine; returns a replacement.
         """
         self._engines = {name: wrap(name, engine) for name, engine in self._engines.items()}
 
     @contextmanager
     def without_capture(self) -> Iterator[None]:
-        """Let sessions that are opened inside the block run call by call, with no captured graph: for profilers."""
+        """Context in which sessions are opened without captured graphs, so that they run call by call; used by
+        profilers.
+        """
         self._captures = False
         try:
             yield
@@ -436,9 +438,9 @@ class OpenArtifact:
 
     @machine_faults()
     def close(self) -> None:
-        """Close all sessions, then let go of engines and weights; a second call does nothing.
+        """Close all sessions, then release engines and weights; a second call does nothing.
 
-        It waits for the calls that run. In a forked process it does nothing.
+        It waits for running calls. In a forked process it does nothing.
         """
         if self._call_lock.forked:
             return
@@ -477,7 +479,7 @@ def _loaded(backend: Backend, checked: CheckedArtifact) -> Mapping[str, Engine]:
 
 
 def _admit(manifest: Manifest, memory: Memory) -> None:
-    """Refuse a pool that does not fit, by its buffers alone: what engines need while they run comes on top."""
+    """Refuse a pool whose buffers alone do not fit on the device; engines need more while they run."""
     needed = sum(buffer.nbytes for buffer in manifest.buffers)
     free = memory.free_bytes()
     if needed > free:
@@ -489,7 +491,7 @@ def _admit(manifest: Manifest, memory: Memory) -> None:
 
 
 def _resolved_anew(manifest: Manifest) -> Programs:
-    """Programs of a manifest with other passes; UsageError if something else of the artifact depends on their count."""
+    """Return the programs of a manifest with other passes; UsageError if anything else depends on their number."""
     try:
         return resolve_programs(manifest)
     except ArtifactError as error:
@@ -500,7 +502,7 @@ def _resolved_anew(manifest: Manifest) -> Programs:
 def _uploaded(
     manifest: Manifest, tables: Mapping[str, NDArray[np.generic]], memory: Memory
 ) -> dict[str, Tensor]:
-    """Tables that stand in for weights, on the device."""
+    """Upload the tables that replace weights."""
     with memory.ordered():
         tensors = {
             weight.name: memory.allocate(weight) for weight in manifest.weights if weight.name in tables

@@ -1,4 +1,4 @@
-"""Every check of an artifact that needs no native code of it, cheapest first. Opening it is in `artifact`."""
+"""All checks of an artifact that load none of its native code, cheapest first. `artifact` opens it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from seko_runtime.opening.golden import cache_tensor, input_tensor, video_tensor
 
 @dataclass(frozen=True)
 class CheckedArtifact:
-    """An artifact whose manifest, files, hashes and headers are right, with no native code loaded yet."""
+    """An artifact whose manifest, files, hashes and headers are right; no native code is loaded yet."""
 
     manifest: Manifest
     document: bytes  # of manifest.json
@@ -40,14 +40,14 @@ class CheckedArtifact:
 
 @machine_faults()
 def read_manifest(path: str | Path, *, trust: str | Path | None = None) -> tuple[Manifest, str]:
-    """Read and check an artifact's manifest alone; return it with its digest (SHA-256, hexadecimal).
+    """Read and check only an artifact's manifest; return it with its digest (SHA-256, hexadecimal).
 
     ``trust`` is as `open_artifact` takes it.
 
     Raises
     ------
     ArtifactError
-        By its subclass.
+        A subclass for the cause.
     """
     files = ArtifactFiles(Path(path))
     try:
@@ -60,12 +60,12 @@ def read_manifest(path: str | Path, *, trust: str | Path | None = None) -> tuple
 
 @machine_faults()
 def read_file(path: str | Path, manifest: Manifest, name: str) -> memoryview:
-    """Read one file of an artifact, checked against its hash in the manifest that `read_manifest` gave.
+    """Read one file of an artifact, checked against its hash in the manifest from `read_manifest`.
 
     Raises
     ------
     ArtifactError
-        By its subclass.
+        A subclass for the cause.
     """
     files = ArtifactFiles(Path(path))
     try:
@@ -85,11 +85,10 @@ def check_artifact(
     may_be_unsigned: bool = False,
     copy_weights: bool = False,
 ) -> CheckedArtifact:
-    """Run every check that needs no native code of the artifact, cheapest first; see `open_artifact`.
+    """Run every check that loads no native code of the artifact, cheapest first; see `open_artifact`.
 
-    Without ``fits_here`` the machine is left out of it: the artifact may be for another one. With
-    ``may_be_unsigned`` the trust file is: that is for the tool that signs. ``copy_weights`` is as `open_artifact`
-    takes it.
+    Without ``fits_here`` the machine is not checked: the artifact may be for another one. With ``may_be_unsigned``
+    the trust file is not checked, for the tool that signs. ``copy_weights`` is as in `open_artifact`.
     """
     folder = ArtifactFiles(Path(path))
     try:
@@ -127,7 +126,9 @@ def check_artifact(
 
 
 def _held_files(manifest: Manifest) -> frozenset[str]:
-    """Files that are used as they were hashed, whoever changes them then: what is code or read as such, the golden."""
+    """Return the files that are read into memory before they are hashed: code, files parsed as such, and the
+    golden.
+    """
     held = {engine.file for engine in manifest.engines}
     if manifest.golden is not None:
         held.add(manifest.golden.file)
@@ -164,7 +165,7 @@ def _place_weights(manifest: Manifest, files: Mapping[str, memoryview]) -> dict[
 
 
 def _place_golden(manifest: Manifest, files: Mapping[str, memoryview]) -> dict[str, MappedTensor]:
-    """Tensors of the golden file, those that `verify` needs with the shape that it needs."""
+    """Return the tensors of the golden file, after checking the shapes of those that `verify` needs."""
     golden: Golden | None = manifest.golden
     if golden is None:
         return {}

@@ -1,4 +1,4 @@
-"""How far a replayed chunk is from its golden: the latents, and what the chunk left in the cache."""
+"""Measures how much a replayed chunk differs from its golden: in latents, cache and video."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from seko_runtime.format.safetensors_map import MappedTensor
 
 @dataclass(frozen=True)
 class ChunkError:
-    """How far a replayed chunk is from what was recorded.
+    """How much a replayed chunk differs from the recorded one.
 
     Parameters
     ----------
     chunk : int
         Its number.
     golden : float
-        Of the latents against the recording of the same numeric track, ||found - recorded|| / ||recorded||.
+        Error of the latents against the recording with the same cache format, ||found - recorded|| / ||recorded||.
     exact : float or None
-        The same against the track that quantises nothing, where it was recorded; reported, not judged.
+        The same against the recording with an exact cache, if there is one; reported only.
     tolerance : float
         Largest ``golden`` that passes.
     cache : float or None
-        The worst `cache_error` of the chunk, where the cache was recorded and looked at.
+        The worst `cache_error` of the chunk, if the cache was recorded and compared.
     cache_tolerance : float
         Largest ``cache`` that passes.
     video : float or None
-        `video_error` of the chunk's frames, where they were recorded and looked at.
+        `video_error` of the chunk's frames, if they were recorded and compared.
     video_tolerance : float
         Largest ``video`` that passes.
     """
@@ -48,7 +48,7 @@ class ChunkError:
 
     @property
     def within(self) -> bool:
-        """Whether the golden is met; never, if a number is NaN."""
+        """Whether all errors are within their tolerances; never if a number is NaN."""
         return (
             self.golden <= self.tolerance
             and (self.cache is None or self.cache <= self.cache_tolerance)
@@ -63,7 +63,7 @@ class ChunkError:
 
 
 def verdict(errors: Sequence[ChunkError]) -> dict[str, object]:
-    """Return ``ok``, ``worst`` and ``errors`` as plain data; a number that is not finite is given as text."""
+    """Return ``ok``, ``worst`` and ``errors`` as plain data; numbers that are not finite become text."""
     worst = max(errors, key=lambda error: (not error.within, _nan_last(error.golden)))
     return {
         "ok": all(error.within for error in errors),
@@ -73,7 +73,7 @@ def verdict(errors: Sequence[ChunkError]) -> dict[str, object]:
 
 
 def error_row(error: ChunkError) -> dict[str, object]:
-    """Return one chunk's errors as JSON takes them: it has no NaN and no infinity."""
+    """Return one chunk's errors for JSON, which has no NaN and no infinity."""
     return {
         name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in asdict(error).items()
@@ -81,7 +81,7 @@ def error_row(error: ChunkError) -> dict[str, object]:
 
 
 def relative_error(found: NDArray[np.generic], recorded: NDArray[np.generic]) -> float:
-    """||found - recorded|| / ||recorded|| over all numbers, in float64."""
+    """Return ||found - recorded|| / ||recorded|| over all numbers, in float64."""
     wanted = recorded.astype(np.float64)
     norm = float(np.linalg.norm(wanted))
     difference = float(np.linalg.norm(found.astype(np.float64) - wanted))
@@ -93,7 +93,7 @@ def relative_error(found: NDArray[np.generic], recorded: NDArray[np.generic]) ->
 def cache_error(
     found: NDArray[np.float32], recorded: NDArray[np.float32], dtype: str, *, layered: bool
 ) -> float:
-    """Return the worst error of one cache token: one that lies in a wrong slot or layer is wrong as a whole.
+    """Return the worst error of one cache token; a token in a wrong slot or layer counts as wrong.
 
     Parameters
     ----------
@@ -152,17 +152,17 @@ def worst_cache_error(
 
 
 def cache_tensor(buffer: str, chunk: int) -> str:
-    """Name of the golden file's tensor that holds a cache buffer's sample after a chunk."""
+    """Name of the golden tensor with a cache buffer's sample after a chunk."""
     return f"cache.{buffer}.{chunk}"
 
 
 def video_tensor(chunk: int) -> str:
-    """Name of the golden file's tensor that holds a chunk's sampled video frames."""
+    """Name of the golden tensor with a chunk's sampled video frames."""
     return f"video.{chunk}"
 
 
 def input_tensor(name: str, chunk: int | None = None) -> str:
-    """Name of the golden file's tensor that holds what was given for an input, in a chunk where it is per chunk."""
+    """Name of the golden tensor with an input's values, for a chunk if the input is per chunk."""
     return f"input.{name}" if chunk is None else f"input.{name}.{chunk}"
 
 

@@ -1,4 +1,4 @@
-"""Whose turn it is with what several threads may hold: one at a time, and only in the process that made it."""
+"""The lock of a session, pool or artifact: one call at a time, and only in the process that opened it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class CallLock:
     Parameters
     ----------
     closed : str
-        What a call is told once `last` was asked for.
+        Message of calls after `last` was called.
     waits : bool
-        Whether a second thread waits for the first; else it is refused.
+        Whether a second thread waits for the first one; otherwise it is refused.
     """
 
     def __init__(self, closed: str, *, waits: bool = False) -> None:
@@ -33,17 +33,17 @@ class CallLock:
         self._process = os.getpid()
 
     def take(self) -> AbstractContextManager[object]:
-        """Return the lock, to be held while a call lasts; the thread that holds it may take it again.
+        """Return the lock, to be held during a call; it is reentrant.
 
-        The lock itself, since nothing can come between its being held and the ``with`` that lets go of it.
+        The lock itself is returned, so that nothing can come between acquiring it and the ``with`` that releases it.
 
         Raises
         ------
         ForkedProcessError
-            In a process that was forked from the one that made it, where the lock may be held by a thread that is not
-            there, and the device must not be touched.
+            In a forked process: the lock may be held by a thread that does not exist there, and the device must not
+            be used.
         SessionClosedError
-            Once `last` was asked for.
+            After `last` was called.
         SessionBusyError
             If another thread holds it and this one does not wait.
         """
@@ -59,17 +59,17 @@ class CallLock:
         return self.lock
 
     def last(self) -> AbstractContextManager[object]:
-        """Return the lock for the call that closes: it waits for the one that runs, and refuses those that come."""
+        """Return the lock for the closing call: it waits for the call that runs, and later calls are refused."""
         self._ending = True
         return self.lock
 
     def check_open(self) -> None:
-        """Raise a SessionClosedError once `last` was asked for: after the lock was waited for, too."""
+        """Raise a SessionClosedError if `last` was called. Also checked after waiting for the lock."""
         if self._ending:
             raise SessionClosedError(self._closed)
 
     def check_process(self) -> None:
-        """Raise a ForkedProcessError in a process that was forked from the one that made this."""
+        """Raise a ForkedProcessError in a process that was forked from the one that made this lock."""
         if self.forked:
             raise ForkedProcessError(
                 f"process {os.getpid()} was forked from process {self._process}, which opened this: sessions and CUDA "
@@ -78,7 +78,7 @@ class CallLock:
 
     @property
     def forked(self) -> bool:
-        """Whether this process is not the one that made it."""
+        """Whether this is not the process that made the lock."""
         return os.getpid() != self._process
 
 
@@ -92,7 +92,7 @@ Holder = TypeVar("Holder", bound=_HasCallLock)
 def under_lock(
     method: Callable[Concatenate[Holder, Arguments], Result],
 ) -> Callable[Concatenate[Holder, Arguments], Result]:
-    """Let a method of what has ``_call_lock`` run while it holds the lock, as `CallLock.take` gives it."""
+    """Decorator for methods of an object with ``_call_lock``: the lock is held during the call."""
 
     @wraps(method)
     def held(self: Holder, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:

@@ -1,4 +1,4 @@
-"""What a session gives out: a finished chunk, and its counters. How chunks are made is in `streams`."""
+"""What a session returns: a finished chunk, and its counters. `streams` makes the chunks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seko_runtime.video.decoding import Decoder
 
 
 class ChunkMaker(Protocol):
-    """What a chunk is read through: the streams that made it."""
+    """The interface through which a chunk is read, implemented by the streams that made it."""
 
     call_lock: CallLock
 
@@ -32,8 +32,8 @@ class ChunkMaker(Protocol):
 class Chunk:
     """One finished (on CUDA: queued) chunk of one or more rows.
 
-    It belongs to whoever made it until that session's next chunk, whatever others do meanwhile. Reading it is a call of
-    its session: threads may read as they may call that one.
+    It is valid until its session makes the next chunk; other sessions do not affect it. Reading it counts as a call
+    of its session, with the same rules for threads.
 
     Parameters
     ----------
@@ -42,16 +42,16 @@ class Chunk:
     frames : numpy.ndarray
         int64 [B, F], absolute latent-frame numbers of each row.
     latents : tensor
-        float32 [B, C, F, h, w], the session's own buffer: valid until it begins its next chunk, in a batch also until a
-        cache is rebuilt. The device writes it in the order of the maker's work.
+        float32 [B, C, F, h, w], the session's own buffer: valid until its next chunk begins, in a batch also until a
+        cache is rebuilt. The device writes it in the order of the session's work.
     streams : ChunkMaker
-        What made it.
+        The streams that made it.
     serial : int
-        Which of its calls did.
+        The number of the call that made it.
     pictures : tuple of (int, int)
         Row and number of each row's video frames; empty without a VAE.
     row : int, optional
-        Of a pool, the row that its one stream stands on.
+        In a pool, the row of its session.
     """
 
     index: int
@@ -68,26 +68,26 @@ class Chunk:
         Raises
         ------
         StaleChunkError
-            If the session has begun another chunk since, or, in a batch, rebuilt a cache, which overwrites the latents;
-            of a pool, if the session let go of its row and another one has taken it.
+            If the session has begun another chunk since, or, in a batch, rebuilt a cache; in a pool, if its row now
+            belongs to another session.
         SessionClosedError
             If the session is closed.
         SessionBusyError
-            If another thread is in a call of the session; a pool's wait for each other instead.
+            If another thread is in a call of the session. In a pool the call waits instead.
         """
         with self.streams.call_lock.take():
             return self.streams.read_latents(self)
 
     @machine_faults()
     def video(self) -> NDArray[np.uint8]:
-        """Return the chunk's video frames, a uint8 copy [B, T, H, W, 3]; waits for their copy to the host.
+        """Return the chunk's video frames, a uint8 copy [B, T, H, W, 3]; waits until they are on the host.
 
         Raises
         ------
         StaleChunkError
-            If so many chunks have been queued since that these frames are overwritten.
+            If later chunks have overwritten these frames.
         UsageError
-            If the artifact makes no video, or rows differ in T: those that begin with this chunk have fewer frames.
+            If the artifact makes no video, or rows differ in T: rows that begin with this chunk have fewer frames.
         SessionClosedError
             If the session is closed.
         SessionBusyError
@@ -112,19 +112,19 @@ class Chunk:
 
 
 class Readable:
-    """Which chunks' latents nothing has overwritten: of the last call, and of each row's last chunk."""
+    """Records which chunks' latents are not overwritten yet: those of the last call, and each row's last chunk."""
 
     def __init__(self) -> None:
         self._call: int | None = None  # serial of the chunk that the buffer of latents holds
         self._kept: dict[int, int] = {}  # by row, serial of the chunk whose latents are kept
 
     def made(self, rows: Sequence[int], serial: int) -> None:
-        """A call has made a chunk of these rows."""
+        """Record that a call made a chunk of these rows."""
         self._call = serial
         self._kept.update(dict.fromkeys(rows, serial))
 
     def let_go(self, rows: Sequence[int] = ()) -> None:
-        """What comes now overwrites the buffer of latents, and what is kept of these rows."""
+        """Record that the latents' buffer, and what is kept for these rows, will be overwritten."""
         self._call = None
         for row in rows:
             self._kept.pop(row, None)
@@ -141,9 +141,9 @@ class Readable:
 class SessionStats:
     """Counters of a session.
 
-    ``graph_launches`` counts launches of captured chunks; where the backend captures, it equals ``chunks`` but for a
-    pool's calls of both full and filling rows, which may be two. It leaves out the launches of captured decoding.
-    ``prompt_cache_hits`` and ``prompt_cache_misses`` count the different prompts of each `set_prompt`.
+    ``graph_launches`` counts launches of captured chunks. Where the backend captures, it equals ``chunks``, except
+    that a pool's call with full and filling rows may take two. Launches of captured decoding are not counted.
+    ``prompt_cache_hits`` and ``prompt_cache_misses`` count the distinct prompts of each `set_prompt`.
     """
 
     chunks: int

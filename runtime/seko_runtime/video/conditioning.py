@@ -1,4 +1,4 @@
-"""Frames that are given rather than made: a start image through the artifact's encoder, or latents, for each row."""
+"""Conditioning frames: latents that a row's stream begins with, from a start picture or from the caller."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_ENCODER = "this artifact encodes no pictures; rebuild it with a VAE (--vae), 
 
 
 class ConditioningFrames:
-    """How many frames each row's stream begins with that are given; their latents lie in ``given.latents``.
+    """How many conditioning frames each row's stream begins with; their latents lie in the buffer ``given.latents``.
 
     Parameters
     ----------
@@ -102,11 +102,13 @@ class ConditioningFrames:
                 self.counts[row] = count
 
     def drop(self, row: int) -> None:
-        """Let a row begin with nothing given."""
+        """Let a row begin without conditioning frames."""
         self.counts[row] = 0
 
     def of_chunk(self, rows: Sequence[int], first_frames: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Given frames of the chunk that rows make next, [k]: some only where a stream begins at frame 0."""
+        """Return the number of conditioning frames in the rows' next chunks, [k]: 0 unless a stream begins at frame
+        0.
+        """
         return np.where(first_frames == 0, self.counts[list(rows)], 0)
 
     def _check_taken(self, live: Live) -> None:
@@ -117,7 +119,7 @@ class ConditioningFrames:
 def per_row(
     found: NDArray[np.generic], shape: tuple[int, ...], dtype: type, what: str, rows: Sequence[int]
 ) -> list[tuple[int, NDArray[np.generic]]]:
-    """Return each row with its part of ``found``, which is one for all of them or one each."""
+    """Return each row with its part of ``found``, which is one array for all rows or one for each."""
     each = (len(rows), *shape)
     if found.dtype != dtype or found.shape not in (shape, each):
         raise UsageError(

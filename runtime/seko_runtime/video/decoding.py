@@ -1,6 +1,6 @@
-"""Finished latents to video frames on the host: beside the next chunk where the device can, in order where not.
+"""Decodes finished latents to video frames on the host, while the next chunk runs if the device can.
 
-Torch-free: streams, events and pinned memory are the memory's lane.
+Independent of torch: streams, events and pinned memory belong to the memory's lane.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ FRAME_BLOCKS = 4  # of a row: a chunk's frames can be read until the fourth afte
 
 
 class Decoder:
-    """The decode programs of a session, one set of caches a row.
+    """The decode programs of a session, with a set of caches for each row.
 
     Parameters
     ----------
     first, steady : sequence of BoundProgram
         ``decode_first`` and ``decode`` of each row.
     buffers : Mapping[str, tensor]
-        The session's, by name.
+        The session's buffers, by name.
     decode_buffers : sequence of str
-        Those of role ``decode``.
+        Names of those with role ``decode``.
     memory : Memory
-        The session's; `Decoder` is made inside of its `ordered`.
+        The session's memory; `Decoder` is made inside its `ordered`.
     overlap : bool
-        Whether decoding runs beside the chunks, if the memory captures.
+        Whether decoding runs at the same time as the chunks, if the memory captures.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Decoder:
         self._queued = [0] * len(first)  # chunks of each row, over all of its streams
 
     def prepare(self) -> None:
-        """Run each program once to load its kernels, clear what that wrote, and capture, where the memory says so."""
+        """Run each program once to load its kernels, clear what that wrote, and capture if the memory does so."""
         if self._memory.warm_up_runs:
             with self._lane.ordered():
                 for _ in range(self._memory.warm_up_runs):
@@ -80,15 +80,17 @@ class Decoder:
             }
 
     def reserve(self, row: int) -> None:
-        """Make a row's host blocks; not while its chunks run, as this may wait for the device."""
+        """Allocate a row's host blocks; not while its chunks run, as this may wait for the device."""
         self._blocks.reserve(row)
 
     def join(self) -> None:
-        """Let the memory's work from now on come after all decoding so far."""
+        """Make all later work of the memory wait for the decoding so far."""
         self._lane.join()
 
     def feed(self, rows: Sequence[int], latents: Tensor) -> None:
-        """Queue the copy of a finished chunk's rows; called inside of the memory's `ordered`, before `decode`."""
+        """Queue the copy of a finished chunk's rows to the decoder; call it inside the memory's `ordered`, before
+        `decode`.
+        """
         if list(rows) == list(range(len(self._queued))):
             self._lane.feed(self._latents, latents)
             return
@@ -99,22 +101,22 @@ class Decoder:
             self._lane.feed(target, source)
 
     def decode(self, rows: Sequence[int], begins: Sequence[bool]) -> tuple[int, ...]:
-        """Queue the decoding of what was fed last, and the frames' way to the host.
+        """Queue the decoding of what was last fed, and the copies of the frames to the host.
 
-        A row is decoded once: if another one's call fails and the chunk is made again, rows that are done are left
-        alone, since their caches have moved on.
+        A row is decoded only once: if another row's call fails and the chunk is made again, finished rows are
+        skipped, since their caches have advanced.
 
         Parameters
         ----------
         rows : sequence of int
-            Those that were fed.
+            The rows that were fed.
         begins : sequence of bool
             Whether each row's stream begins with this chunk.
 
         Returns
         -------
         tuple of int
-            The number of each row's chunk, to ask for its frames by.
+            The number of each row's chunk, for reading its frames.
         """
         with self._lane.ordered():
             try:
@@ -133,20 +135,20 @@ class Decoder:
         return numbers
 
     def restart(self, row: int) -> None:
-        """Forget what a failed try has decoded of a row that begins anew."""
+        """Forget what a failed attempt decoded of a row that begins anew."""
         self._rows_done.discard(row)
 
     def readable(self, row: int, number: int) -> bool:
-        """Whether a chunk's frames are still held."""
+        """Return whether a chunk's frames are still held."""
         return self._queued[row] - FRAME_BLOCKS <= number < self._queued[row]
 
     def frames(self, row: int, number: int) -> NDArray[np.uint8]:
-        """A row's frames of one chunk, uint8 [T, H, W, 3]; waits for them. Chunks that come later overwrite them.
+        """Return a row's video frames of one chunk, uint8 [T, H, W, 3]; waits for them. Later chunks overwrite them.
 
         Raises
         ------
         StaleChunkError
-            If they are overwritten.
+            If they were overwritten.
         """
         if not self.readable(row, number):
             raise StaleChunkError(
@@ -156,7 +158,7 @@ class Decoder:
         return self._blocks.wait(row, number % FRAME_BLOCKS)
 
     def close(self) -> None:
-        """Let go of graphs and programs; called after the memory's `wait`."""
+        """Release graphs and programs; call it after the memory's `wait`."""
         self._runs.clear()
         self._programs.clear()
         self._buffers.clear()

@@ -1,4 +1,4 @@
-"""What the caller gives the model while a stream runs, such as a camera: checked, held, and kept with each chunk."""
+"""Inputs that the caller supplies while a stream runs, such as a camera: checked, held, and kept with each chunk."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _HELD, _KEPT = (
 
 
 class CallerInputs:
-    """The inputs of a manifest whose source is the caller, for each row.
+    """A manifest's inputs with the source ``caller``, for each row.
 
-    Those per chunk or pass are held here, on the host: the last ones given, and for every kept chunk what it saw, so
-    that a rebuilt cache sees the same. Those per session or prompt lie in buffers; see `Live`.
+    Inputs per chunk or pass are held here on the host: the last values supplied, and for every kept chunk the values
+    it was made with, so that a rebuilt cache sees the same. Inputs per session or prompt lie in buffers; see `Live`.
 
     Parameters
     ----------
     manifest : Manifest
-        Its table of inputs, checked against its buffers.
+        Its table of inputs is checked against its buffers.
     kept_slots : int
-        Chunks that are kept for a rebuild.
+        Number of chunks that are kept for a rebuild.
     """
 
     def __init__(self, manifest: Manifest, kept_slots: int) -> None:
@@ -48,18 +48,18 @@ class CallerInputs:
 
     @property
     def buffers(self) -> set[str]:
-        """Buffers of the inputs that change less often than every chunk: a part of each row's stream."""
+        """Buffers of the inputs per session or prompt; they are part of each row's stream."""
         return {spec.buffer for spec in self._steady.values()}
 
     def of_chunk(self, rows: Rows, inputs: Inputs | None) -> dict[str, Array]:
-        """Return what the next chunk of some rows sees, by input.
+        """Return the inputs of the rows' next chunk, by name.
 
         Parameters
         ----------
         rows : sequence of int
             k of them.
         inputs : mapping of str to array, optional
-            [*shape] for all of the rows, or [k, *shape], in the input's dtype; float32 for one of bfloat16, which is
+            [*shape] for all of the rows, or [k, *shape], in the input's dtype; float32 for a bfloat16 input, which is
             rounded.
 
         Returns
@@ -70,7 +70,7 @@ class CallerInputs:
         Raises
         ------
         UsageError
-            If a required input is missing, there is no such input per chunk, or its array does not fit.
+            If a required input is missing, a name is unknown or not per chunk, or an array does not fit.
         """
         found = self._checked(rows, inputs, self._specs, "set_inputs() takes it")
         for name, spec in self._specs.items():
@@ -83,7 +83,7 @@ class CallerInputs:
         return found
 
     def of_each(self, rows: Rows, inputs: Sequence[Inputs | None]) -> dict[str, Array]:
-        """Return the same of rows whose owners each gave their own: a mapping a row, or None."""
+        """Return the same for rows with a mapping each, or None."""
         if len(inputs) != len(rows):
             raise UsageError(
                 f"{len(inputs)} inputs given for {len(rows)} sessions, expected one mapping each"
@@ -92,12 +92,12 @@ class CallerInputs:
         return {name: np.concatenate([one[name] for one in each]) for name in self._specs}
 
     def steady(self, rows: Rows, inputs: Inputs | None) -> list[tuple[InputSpec, int, Array]]:
-        """Return what is given per session or prompt: input, row and numbers [1, *shape], as `Memory.write` takes them.
+        """Return the inputs per session or prompt as (input, row, array [1, *shape]), in the form of `Memory.write`.
 
         Raises
         ------
         UsageError
-            If there is no such input, or its array does not fit.
+            If a name is unknown, or its array does not fit.
         """
         found = self._checked(rows, inputs, self._steady, "run_chunk() takes it", bits=False)
         return [
@@ -107,13 +107,15 @@ class CallerInputs:
         ]
 
     def check_opening(self, inputs: Inputs | None) -> None:
-        """Raise a UsageError unless all that a session must begin with is given."""
+        """Raise a UsageError if an input that a session must begin with is missing."""
         for name, spec in self._steady.items():
             if spec.default == "required" and name not in (inputs or {}):
                 raise UsageError(f"input {name!r} is required per {spec.per}; {self._told()}")
 
     def fill(self, host: Mapping[str, Array], values: Mapping[str, Array]) -> None:
-        """Write what a call's rows see to the arrays that go to the device; zeros for the other batch indices."""
+        """Write the inputs of a call's rows to the arrays that are sent to the device; zeros for unused batch
+        indices.
+        """
         for name, spec in self._specs.items():
             target = host[spec.buffer]
             if spec.per == "pass":
@@ -123,13 +125,13 @@ class CallerInputs:
                 target[: len(values[name])] = values[name]
 
     def chunk_made(self, rows: Rows, kept_slots: Sequence[int], values: Mapping[str, Array]) -> None:
-        """Hold what the rows' chunk saw, and keep it where its latents are kept."""
+        """Hold the inputs of the rows' chunk, and keep them in the chunk's kept slot."""
         for name, array in values.items():
             self._held[name][list(rows)] = array
             self._kept[name][list(kept_slots), list(rows)] = array
 
     def kept(self, rows: Rows, entries: Sequence[KeptChunk]) -> dict[str, Array]:
-        """Return what the kept chunks of a step that rebuilds caches saw; zeros of a row without one."""
+        """Return the inputs of the kept chunks in one step of a rebuild; zeros for a row without one."""
         seen = {}
         for name, kept in self._kept.items():
             seen[name] = np.stack(
@@ -141,23 +143,23 @@ class CallerInputs:
         return seen
 
     def restart(self, row: int) -> None:
-        """Forget what a row's chunks saw; what was given per session or prompt stays."""
+        """Forget the inputs of a row's chunks; inputs per session or prompt stay."""
         for held in self._held.values():
             held[row] = 0
         for kept in self._kept.values():
             kept[:, row] = 0
 
     def state(self, row: int) -> dict[str, NDArray[np.uint8]]:
-        """Return a row's part as bytes, by name: what a snapshot holds of it."""
+        """Return a row's held and kept inputs as bytes, by name, for a snapshot."""
         return {name: np.frombuffer(one.tobytes(), np.uint8) for name, one in self._views(row).items()}
 
     def load(self, row: int, state: Mapping[str, NDArray[np.uint8]]) -> None:
-        """Set a row's part to what `state` gave."""
+        """Set a row's inputs from `state`."""
         for name, view in self._views(row).items():
             view[...] = state[name].view(view.dtype).reshape(view.shape)
 
     def layout(self) -> dict[str, TensorSpec]:
-        """Return name and form of what `state` gives."""
+        """Return name and form of each entry of `state`."""
         return {name: TensorSpec(name, (one.nbytes,), "uint8") for name, one in self._views(0).items()}
 
     def _views(self, row: int) -> dict[str, Array]:
@@ -175,7 +177,7 @@ class CallerInputs:
         *,
         bits: bool = True,
     ) -> dict[str, Array]:
-        """Return the arrays that are given, [k, *shape]; with ``bits`` as integers where numpy lacks the dtype."""
+        """Return the supplied arrays as [k, *shape]; with ``bits`` as integers if numpy lacks the dtype."""
         inputs = {} if inputs is None else inputs
         if not isinstance(inputs, Mapping):
             raise UsageError(f"inputs are a {type(inputs).__name__}, expected a mapping of names to arrays")
@@ -189,7 +191,7 @@ class CallerInputs:
         return found
 
     def _told(self) -> str:
-        """What there is, for messages."""
+        """Return the list of inputs for messages."""
         each = [
             f"{name} ({spec.dtype} {list(spec.shape)}, per {spec.per}, {spec.default})"
             for name, spec in self._all.items()
@@ -198,7 +200,7 @@ class CallerInputs:
 
 
 def _as_rows(spec: InputSpec, value: object, rows: int, *, bits: bool) -> Array:
-    """Return a copy [rows, *shape] of what was given for one input."""
+    """Return a copy [rows, *shape] of the array supplied for one input."""
     wanted = np.dtype(np.float32) if spec.dtype == BFLOAT16 else host_dtype(spec.dtype)
     try:
         array: Array = np.asarray(value)

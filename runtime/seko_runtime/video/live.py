@@ -1,4 +1,4 @@
-"""What an open session holds: buffers, bound programs, captured chunks, kept latents. Dropped as a whole at its end."""
+"""The device side of an open session: buffers, bound programs, captured chunks, kept latents. Released as a whole."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class ChunkPrograms:
     begin : BoundProgram
         Draws the chunk's first latents.
     denoise : tuple of BoundProgram
-        One a denoise pass, in order.
+        One for each denoise pass, in order.
     context : BoundProgram or None
-        The clean pass behind them, which writes the cache; None where each denoise pass writes a cache of its own.
+        The clean pass after them, which writes the cache; None if each denoise pass writes a cache of its own.
     """
 
     begin: BoundProgram
@@ -47,24 +47,24 @@ class ChunkPrograms:
 
     @property
     def in_order(self) -> list[BoundProgram]:
-        """All of them, as a chunk runs them."""
+        """All programs in the order of a chunk."""
         return [self.begin, *self.denoise, *(() if self.context is None else (self.context,))]
 
     @property
     def cache_writers(self) -> Sequence[BoundProgram]:
-        """Those that write the cache."""
+        """The programs that write the cache."""
         return self.denoise if self.context is None else (self.context,)
 
     @property
     def every_engine(self) -> list[BoundProgram]:
-        """As few as call every engine of a chunk: the denoise passes call the same ones."""
+        """The fewest programs that call every engine of a chunk: all denoise passes call the same ones."""
         return [self.begin, self.denoise[0], self.context or self.denoise[-1]]
 
 
 class Live:
     """The tensors and programs of one session.
 
-    Made inside of the memory's `ordered`.
+    Must be made inside the memory's `ordered`.
 
     Parameters
     ----------
@@ -73,9 +73,9 @@ class Live:
     clocks : RowClocks
         Of the rows.
     inputs : CallerInputs
-        What the rows' owners give.
+        The callers' inputs.
     overlap : bool
-        Whether decoding may run beside the chunks.
+        Whether decoding may run at the same time as the chunks.
     """
 
     def __init__(
@@ -133,13 +133,13 @@ class Live:
 
     @property
     def latents(self) -> Tensor:
-        """The buffer of a finished chunk, a place of the call each."""
+        """The buffer of a finished chunk's latents; axis 0 is the batch index."""
         return self.buffers[self._manifest.output]
 
     def prepare(self) -> None:
-        """Run every program on the session's stream, clear what that wrote, and capture, as the memory says.
+        """Run every program once, clear what that wrote, and capture if the memory does so.
 
-        This loads each engine's kernels, which is illegal inside a capture, and checks their results.
+        This loads each engine's kernels, which is not permitted during a capture, and checks their results.
         """
         memory = self._memory
         if memory.warm_up_runs:
@@ -154,7 +154,7 @@ class Live:
             self.decoder.prepare()
 
     def set_text(self, rows: Sequence[int], text: object) -> None:
-        """Write the rows' embeddings and run the prompt program; UsageError if their shape does not fit."""
+        """Write the rows' embeddings and run the prompt program; UsageError if the shape does not fit."""
         spec = self.specs.get(TEXT_BUFFER)
         wanted = None if spec is None else (len(rows), *spec.shape[1:])
         found = None if text is None else tuple(getattr(text, "shape", ()))
@@ -170,7 +170,8 @@ class Live:
             self.run_prompt(rows)
 
     def set_inputs(self, rows: Sequence[int], inputs: Mapping[str, object] | None, *, rerun: bool) -> None:
-        """Write what rows are given per session or prompt; with ``rerun`` run the prompt program after one per prompt.
+        """Write the rows' inputs per session or prompt; with ``rerun`` run the prompt program after an input per
+        prompt.
 
         Raises
         ------
@@ -185,14 +186,16 @@ class Live:
                 self.run_prompt(rows)
 
     def run_prompt(self, rows: Sequence[int]) -> None:
-        """Queue what turns the rows' embeddings into what the layers attend to."""
+        """Queue the prompt program: it turns the rows' embeddings into the keys and values that the layers attend
+        to.
+        """
         for program in [self._prompt[row] for row in rows] if self.prompt_by_row else self._prompt:
             program.run()
 
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
         """Copy every ``step``-th token of every cache buffer to the host; waits for the last chunk.
 
-        Of a pool, the part of the rows that the largest call of the first ones carries.
+        In a pool it covers the first rows, as many as the largest call has.
         """
         sample = {}
         for spec in self._manifest.buffers:
@@ -205,7 +208,7 @@ class Live:
         return sample
 
     def run_chunk(self, positions: Positions, inputs: Mapping[str, NDArray[Any]]) -> int:
-        """Queue the next chunk of a call's rows, and copies of its latents to where the clocks keep them.
+        """Queue the next chunk of a call's rows, and copy its latents to their kept slots.
 
         Which engines a row of a pool goes through depends on that row alone: those of full rows may round otherwise
         than those with a mask. So a call of full rows and of filling ones is two launches of its bucket. A row has
@@ -214,14 +217,14 @@ class Live:
         Parameters
         ----------
         positions : Positions
-            Of the call's rows.
+            Positions of the call's rows.
         inputs : mapping of str to numpy.ndarray
-            What they see, as `CallerInputs.of_chunk` gives it.
+            From `CallerInputs.of_chunk`.
 
         Returns
         -------
         int
-            Launches of captures that this took.
+            Number of launches of captured graphs.
         """
         rows, everyone = positions.rows, list(range(len(positions.rows)))
         by_fill = self._manifest.pool is not None and (self._bucket(rows), True) in self.chunk
@@ -246,9 +249,9 @@ class Live:
         places: Sequence[int] | None = None,
         inputs: Mapping[str, NDArray[Any]] | None = None,
     ) -> Call:
-        """Write the small tensors of a launch for some places of a call, or for all; return which launch it is.
+        """Write the small tensors of a launch, for some batch indices or all; return which launch it is.
 
-        What the caller gives is zeros without ``inputs``.
+        Without ``inputs`` the caller's inputs are zeros.
         """
         ring, bucket = self._clocks.ring, self._bucket(positions.rows)
         places = range(len(positions.rows)) if places is None else places
@@ -262,7 +265,7 @@ class Live:
         return bucket, (bucket, True) in self.chunk and all(full[at] for at in places)
 
     def rebuild_caches(self, rows: Sequence[int], seeds: NDArray[np.int64]) -> None:
-        """Queue context passes over the rows' kept chunks, oldest first, into caches that begin anew.
+        """Queue context passes over the rows' kept chunks, oldest first, into empty caches.
 
         Parameters
         ----------
@@ -288,7 +291,7 @@ class Live:
             self.write_references(empty)
 
     def write_references(self, rows: Sequence[int]) -> None:
-        """Queue the passes that write rows' reference frames into their caches; nothing where there are none.
+        """Queue the passes that write rows' reference frames into their caches; nothing if there are none.
 
         They are chunks of frames before the stream's, the last one filled up with zeros that no row sees. They run at
         the context time: in the context pass, or where each pass has a cache of its own, in each as given frames.
@@ -313,9 +316,9 @@ class Live:
         load: Callable[[], None],
         inputs: Mapping[str, NDArray[Any]] | None = None,
     ) -> None:
-        """Queue what writes the caches of a call at these positions, over the latents that ``load`` puts in place.
+        """Queue what writes the caches of a call at these positions, over the latents that ``load`` copies in.
 
-        `begin` comes first: such a pass may read what it makes of the cache, and `load` replaces the latents it draws.
+        `begin` runs first: such a pass may read what `begin` makes of the cache. `load` then replaces the noise.
         """
         call = self.send_positions(positions, inputs=inputs)
         programs = self.chunk[call]
@@ -327,7 +330,8 @@ class Live:
     def clear_cache(self, row: int) -> None:
         """Queue zeros into a row's part of every cache.
 
-        Zeros, not only a smaller valid_tokens: a masked 0 * NaN is NaN, and another client's keys are no one's.
+        A smaller valid_tokens alone is not enough: a masked 0 * NaN is NaN, and the previous client's keys must not
+        remain.
         """
         for spec in self._manifest.buffers:
             if spec.device_layers:
@@ -336,9 +340,9 @@ class Live:
                 self._memory.zero(self.row_of(spec.name, row))
 
     def state_of(self, row: int) -> dict[str, Tensor]:
-        """Views of all that a row's stream is made of, by name: caches, prompt, given frames, kept chunks, decoder's.
+        """Return views of all tensors of a row's stream, by name: caches, prompt, conditioning, kept chunks, decoder.
 
-        With the row's numbers on the host beside them, another row that holds the same bytes goes on as this one.
+        Another row with the same bytes, and the same numbers on the host, continues the same stream.
         """
         own = {
             TEXT_BUFFER,
@@ -356,22 +360,22 @@ class Live:
         return state | {f"kept.{place}": self._row(kept, row) for place, kept in enumerate(self._kept)}
 
     def kept_latents(self, row: int) -> Tensor:
-        """View [1, C, F, h, w] of where the latents of a row's last chunk are kept."""
+        """Return a view [1, C, F, h, w] of the slot that keeps the latents of a row's last chunk."""
         return self._memory.row(self._kept[self._clocks.last_kept_slot(row)], 0, row, self._manifest.rows)
 
     def has_rows(self, buffer: str) -> bool:
-        """Whether a buffer can be cut into the rows."""
+        """Return whether a buffer can be split into rows."""
         spec = self.specs[buffer]
         axis = int(spec.layered)
         return len(spec.shape) > axis and not spec.shape[axis] % self._manifest.stream.batch
 
     def row_of(self, buffer: str, row: int) -> Tensor:
-        """View of a row's part of a buffer, behind the layers if it is layered."""
+        """Return a view of a row's part of a buffer; layers, if any, stay the leading axis."""
         spec = self.specs[buffer]
         return self._memory.row(self.buffers[buffer], int(spec.layered), row, self._manifest.stream.batch)
 
     def drop(self) -> None:
-        """Let go of graphs first, then of the tensors that they refer to."""
+        """Release graphs first, then the tensors that they use."""
         self.replays.clear()
         self.chunk.clear()
         self.once.clear()
@@ -389,7 +393,7 @@ class Live:
         return len(rows) if pool is None else pool.bucket(len(rows))
 
     def _keep(self, rows: Sequence[int], places: Sequence[int]) -> None:
-        """Queue copies of the latents in some places of a call to where the clocks keep their rows'."""
+        """Queue copies of the latents at some batch indices to their rows' kept slots."""
         kept = [self._clocks.next_kept_slot(row) for row in rows]
         if self._every_row(rows) and len(places) == len(rows) and len(set(kept)) == 1:
             self._memory.copy(self._kept[kept[0]], self.latents)
@@ -410,7 +414,7 @@ class Live:
                 self._memory.copy(target, self._row(self._kept[entry.kept_slot], row))
 
     def _load_references(self, written: Sequence[tuple[int, int]], first: int) -> None:
-        """Queue the reference frames from ``first`` on, of rows to their places in a call: pairs of place and row."""
+        """Queue copies of the reference frames from ``first`` on; `written`: (batch index, row) pairs."""
         memory, ring = self._memory, self._clocks.ring
         for place, row in written:
             target = self._row(self.latents, place)  # [C, F, h, w]
@@ -424,7 +428,7 @@ class Live:
         return self._memory.index(tensor, (row,))
 
     def _every_row(self, rows: Sequence[int]) -> bool:
-        """Whether a call's places are the rows themselves, all of them in order."""
+        """Return whether a call's batch indices are the rows themselves, all of them in order."""
         return list(rows) == list(range(self._manifest.rows))
 
     def _warm_up(self) -> None:

@@ -1,10 +1,10 @@
-"""A pool: sessions of one stream each that come and go, run a few at a time in one call.
+"""A pool: sessions with one stream each that come and go; each engine call carries some of them.
 
-Membership is explicit. A session ends by `PooledSession.close`, by its lease running out, or when nobody holds it any
-more; never because a call went without it.
+A session ends by `PooledSession.close`, when its lease runs out, or when nothing refers to it any more; never because
+a call went without it.
 
-Where a session stands is known to the session alone: `PooledSession._place`, one assignment. Which rows are free is
-found from that and written down nowhere, so that an error or Ctrl-C between two lines cannot make the two differ.
+Only the session knows its row: `PooledSession._place`, changed by one assignment. Free rows are computed from that
+and stored nowhere, so an error or Ctrl-C between two lines cannot make the two disagree.
 """
 
 from __future__ import annotations
@@ -31,20 +31,19 @@ __all__ = ["Pool", "PooledSession", "SessionLeakWarning"]
 class Pool:
     """The rows of an artifact that was built with ``--sessions``.
 
-    All methods of a pool, its sessions and their chunks may be called from any thread, on any of them; one at a time
-    runs, and the others wait. In a process that was forked from the one that opened the pool they raise a
-    ForkedProcessError.
+    All methods of a pool, its sessions and their chunks may be called from any thread: one call runs at a time, and
+    the others wait. In a process forked from the one that opened the pool they raise a ForkedProcessError.
 
     Parameters
     ----------
     streams : Streams
-        Of an artifact with a pool, prepared. The pool owns them.
+        The artifact's streams, prepared. The pool owns them.
     digest : str
-        The artifact's: a snapshot names it.
+        The artifact's digest, which snapshots name.
     clock : callable
-        Seconds, for leases.
+        Returns seconds, for leases.
     snapshot_key : bytes, optional
-        Of the snapshots that its sessions save and that it restores; see `OpenArtifact.open_pool`.
+        Key of the snapshots that sessions save and the pool restores; see `OpenArtifact.open_pool`.
     """
 
     def __init__(
@@ -83,34 +82,34 @@ class Pool:
         lease_s: float | None = None,
         tenant: str | None = None,
     ) -> PooledSession:
-        """Open a session on a free row, of which nothing is left of its last owner.
+        """Open a session on a free row; nothing of the row's last session remains.
 
         Parameters
         ----------
         seed : int
-            Of the noise.
+            Seed of the noise.
         prompt, text
-            A sentence, or [1, tokens, text_dim] embeddings; one of them, if the artifact takes text.
+            A sentence, or embeddings [1, tokens, text_dim]; one of them, if the artifact takes text.
         image, conditioning_latents
             A picture uint8 [H, W, 3], or latents [C, n, h, w], that the stream begins with.
         reference
-            The reference frames, needed where the artifact has some; see `reference.set_reference`.
+            The reference frames, required if the artifact has some; see `reference.set_reference`.
         inputs
-            What the artifact takes of the caller per session or prompt; see `Session.set_inputs`.
+            The caller's inputs per session or prompt; see `Session.set_inputs`.
         name : str
-            For messages; numbered without it.
+            Name in messages; default: a number.
         lease_s : float, optional
-            Seconds, finite and more than 0, after which the session ends unless it was run or renewed, paused or not.
+            Seconds, finite and above 0. The session ends if it is not run or renewed for so long, paused or not.
         tenant : str, optional
-            Whose it is: sessions of one tenant find each other's prompts in the cache, and nobody else's. A session
-            without one finds its own alone.
+            Sessions of one tenant share cached prompts; other tenants never see them. A session without a tenant
+            finds its own prompts only.
 
         Raises
         ------
         PoolFullError
             If every row is taken.
         UsageError
-            If something does not fit; no row is taken then.
+            If an argument does not fit; no row is taken then.
         SessionClosedError
             If the pool is closed.
         """
@@ -135,9 +134,9 @@ class Pool:
     def restore(
         self, path: str | Path, *, name: str = "", lease_s: float | None = None, tenant: str | None = None
     ) -> PooledSession:
-        """Open a session where a snapshot left off: its next chunk has the same bytes.
+        """Open a session from a snapshot; its next chunk has the same bytes as without the interruption.
 
-        The file is read while the other sessions go on. Whose the session is the file does not say: ``tenant`` does.
+        Other sessions continue while the file is read. The file does not say whose the session is; ``tenant`` does.
 
         Raises
         ------
@@ -163,23 +162,23 @@ class Pool:
     def run(
         self, sessions: Sequence[PooledSession], inputs: Sequence[Inputs | None] | None = None
     ) -> list[Chunk]:
-        """Make the next chunk of each of some sessions, in one call.
+        """Make the next chunk of several sessions in one call.
 
-        They may stand at different chunks, prompts and fill levels. Where full caches have engines of their own, a call
-        of full ones and filling ones is two launches, else one. If it fails, none has moved on, and running them again
-        gives the same bytes.
+        They may be at different chunks, prompts and fill levels. If full caches have engines of their own, a call
+        with full and filling ones takes two launches, else one. If it fails, no session has advanced, and running
+        them again gives the same bytes.
 
         Parameters
         ----------
         sessions : sequence of PooledSession
             Distinct, of this pool, at most as many as the largest call carries.
         inputs : sequence of mappings, optional
-            What each session's owner gives, in the order of ``sessions``; see `Session.run_chunk`.
+            The inputs of each session, in the order of ``sessions``; see `Session.run_chunk`.
 
         Returns
         -------
         list of Chunk
-            One each, B = 1: each its session's until that one's next chunk.
+            One for each session, B = 1, valid until that session's next chunk.
 
         Raises
         ------
@@ -202,9 +201,10 @@ class Pool:
             return [self._streams.row_chunk(chunk, place, row) for place, row in enumerate(rows)]
 
     def reap(self) -> list[str]:
-        """End the sessions whose lease has run out, paused ones too; return their names and those of lost ones.
+        """End the sessions whose lease has run out, also paused ones; return their names and those of leaked
+        sessions.
 
-        A lost session's row was free when its last reference went; here it is only told.
+        A leaked session's row became free when its last reference went; here it is only reported.
         """
         with self._call_lock.take():
             names = [self._lost.popleft() for _ in range(len(self._lost))]
@@ -220,23 +220,23 @@ class Pool:
 
     @property
     def sessions(self) -> list[PooledSession]:
-        """Those that are open and not paused, by row."""
+        """Open sessions that are not paused, by row."""
         rows = self._held()
         return [rows[row] for row in sorted(rows)]
 
     @property
     def capacity(self) -> int:
-        """Sessions that may hold a row at a time."""
+        """Number of sessions that can hold a row at a time."""
         return self.manifest.rows
 
     @property
     def free(self) -> int:
-        """Rows that nobody holds."""
+        """Number of free rows."""
         return self.capacity - len(self._held())
 
     @property
     def session_bytes(self) -> int:
-        """Bytes of one session's own state, on the device but for what its owner gives per chunk."""
+        """Bytes of one session's own state on the device."""
         with self._call_lock.take():
             return sum(spec.nbytes for spec in self._streams.layout().values())
 
@@ -246,9 +246,10 @@ class Pool:
         return self._streams.stats
 
     def close(self) -> None:
-        """End all sessions and give all memory back; one that is still open is reported. Twice does nothing.
+        """End all sessions and free all memory; sessions that are still open are reported. A second call does
+        nothing.
 
-        It waits for the call that runs; those that wait are refused. In a forked process it does nothing.
+        It waits for the running call; waiting calls are refused. In a forked process it does nothing.
         """
         if self._call_lock.forked:
             return
@@ -267,12 +268,12 @@ class Pool:
         self.close()
 
     def _held(self) -> dict[int, PooledSession]:
-        """Who stands on which row."""
+        """Return the session of each taken row."""
         found = [(session._row, session) for known in list(self._members) if (session := known()) is not None]
         return {row: session for row, session in found if row is not None}
 
     def _vacant_row(self) -> int:
-        """Return a row that nobody stands on; a PoolFullError tells no tenant who the others are."""
+        """Return a free row; a PoolFullError does not reveal the other tenants."""
         self._streams.live()
         held = self._held()
         row = next((row for row in range(self.capacity) if row not in held), None)
@@ -285,14 +286,14 @@ class Pool:
         return row
 
     def _free_row(self, tenant: str | None) -> int:
-        """Return a row that nobody stands on, ready for a tenant's stream; it stays free until somebody does."""
+        """Return a free row, ready for a tenant's stream; it stays free until a session takes it."""
         row = self._vacant_row()
         self._streams.reserve(row)
         self._streams.begin_owner(row, tenant)
         return row
 
     def _opened_on(self, row: int, name: str, lease_s: float | None, tenant: str | None) -> PooledSession:
-        """Return a session that stands on a row where its stream is ready; whatever fails here, it does not stand."""
+        """Return a session on a row whose stream is ready; if this fails, the row stays free."""
         self._named += 1
         session = PooledSession(self, name or f"session-{self._named}", lease_s, tenant)
         session.renew()

@@ -1,4 +1,4 @@
-"""One stream in a pool: what its owner may do with it. Who shares a launch with it is the pool's to know."""
+"""A session of a pool, as its user sees it. The pool decides which sessions share a launch."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from seko_runtime.video.streams import Streams
 
 
 class SessionLeakWarning(ResourceWarning):
-    """A session was never closed; its name is in the message, its row is free again."""
+    """A session was garbage-collected without being closed; the message names it. Its row is free again."""
 
 
 class SharedRows(Protocol):
-    """What a session needs of its pool: the streams behind it, whose turn it is, and rows to stand on."""
+    """What a session needs of its pool: its streams, its lock and its rows."""
 
     _streams: Streams
     _call_lock: CallLock
@@ -44,24 +44,24 @@ class SharedRows(Protocol):
         """End the sessions whose lease has run out; return their names."""
 
     def _free_row(self, tenant: str | None) -> int:
-        """Return a row that nobody stands on, begun for a tenant; PoolFullError if there is none."""
+        """Return a free row, prepared for a tenant; PoolFullError if there is none."""
 
 
 class PooledSession:
     """One stream in a pool. Made by `Pool.open_session`; use it as a context manager, or call `close`.
 
-    Any thread may call it, beside other calls of the same session and of the pool's others: one runs, the others wait.
+    Any thread may call it, also at the same time as other calls of the pool: one call runs, the others wait.
 
     Parameters
     ----------
     pool : Pool
-        Whose it is.
+        Its pool.
     name : str
-        For messages.
+        Name in messages.
     lease_s : float or None
-        Seconds that it lives without being run or renewed.
+        Seconds after which it ends if it is not run or renewed.
     tenant : str or None
-        Whose prompts it finds in the cache; None for its own alone.
+        Sessions of this tenant share cached prompts; None: it finds its own only.
     """
 
     # Its row, its state on the host, or None: never opened, or closed. What it is and whose the row is changes with
@@ -75,7 +75,7 @@ class PooledSession:
         self.expires: float | None = None
 
     def run_chunk(self, inputs: Inputs | None = None) -> Chunk:
-        """Make the next chunk of this session alone, with what its owner gives; see `Pool.run`."""
+        """Make the next chunk of this session alone; see `Pool.run`."""
         return self._pool.run([self], [inputs])[0]
 
     def stream(
@@ -86,37 +86,37 @@ class PooledSession:
         recache: bool = False,
         inputs: Iterable[Inputs] | None = None,
     ) -> Iterator[NDArray[np.uint8]]:
-        """Make chunks and give their video frames, uint8 [1, T, H, W, 3]; as `Session.stream`."""
+        """Yield video frames chunk by chunk, uint8 [1, T, H, W, 3]; see `Session.stream`."""
         return video_stream(self, self._pool._streams, prompt, chunks, recache, inputs)
 
     def set_prompt(self, prompt: str, *, recache: bool = False) -> None:
-        """Set the prompt by a sentence, from the next chunk on; see `Streams.set_prompt`."""
+        """Set the prompt to a sentence, from the next chunk on; see `Streams.set_prompt`."""
         with self._pool._call_lock.take():
             self._pool._streams.set_prompt([self._running_row()], prompt, recache=recache)
 
     def set_text(self, text: object, *, recache: bool = False) -> None:
-        """Set the prompt by embeddings [1, tokens, text_dim], from the next chunk on."""
+        """Set the prompt to embeddings [1, tokens, text_dim], from the next chunk on."""
         with self._pool._call_lock.take():
             self._pool._streams.set_text([self._running_row()], text, recache=recache)
 
     def set_inputs(self, inputs: Inputs) -> None:
-        """Set what the artifact takes of the caller per session or prompt; see `Session.set_inputs`."""
+        """Set the caller's inputs per session or prompt; see `Session.set_inputs`."""
         with self._pool._call_lock.take():
             self._pool._streams.set_inputs([self._running_row()], inputs)
 
     def restart(self, *, seed: int | None = None, image: object = None, reference: object = None) -> None:
-        """Begin the stream anew at frame 0, with a clean cache; the prompt stays."""
+        """Restart the stream at frame 0 with an empty cache; the prompt stays."""
         with self._pool._call_lock.take():
             row = self._running_row()
             self._pool._streams.restart(row, seed=seed, image=image, reference=reference)
 
     def pause(self) -> None:
-        """Move the session to the host and free its row; chunks that were queued ahead must have been taken.
+        """Move the session's state to the host and free its row. Chunks that `stream` queued must have been taken.
 
         Raises
         ------
         UsageError
-            If `stream` has queued a chunk that was not given out.
+            If `stream` has queued a chunk that was not taken.
         """
         with self._pool._call_lock.take():
             row = self._running_row()
@@ -129,7 +129,7 @@ class PooledSession:
             self._place = state
 
     def resume(self) -> None:
-        """Take a free row again; the next chunk has the bytes that it would have had without the pause.
+        """Take a free row again; the next chunk has the same bytes as without the pause.
 
         Raises
         ------
@@ -151,12 +151,12 @@ class PooledSession:
             self._place = row
 
     def save(self, path: str | Path) -> None:
-        """Write all that the session is to a safetensors file of mode 0600, for `Pool.restore` here or elsewhere.
+        """Write the session's whole state to a safetensors file of mode 0600, for `Pool.restore` here or elsewhere.
 
         Raises
         ------
         UsageError
-            If something else than a regular file has the name.
+            If the path is something else than a regular file.
         DiskError
             If it cannot be written.
         """
@@ -167,7 +167,7 @@ class PooledSession:
         write_snapshot(Path(path), self._pool._digest, state, self._pool._snapshot_key)
 
     def renew(self) -> None:
-        """Begin the lease anew; a session that has ended stays so."""
+        """Restart the lease; no effect on a session that has ended."""
         if self._lease_s is not None:
             self.expires = self._pool._clock() + self._lease_s
 
@@ -182,9 +182,9 @@ class PooledSession:
         return self._place is None
 
     def close(self) -> None:
-        """End the session and free its row, or what is kept on the host; a second call does nothing.
+        """End the session and free its row, or its state on the host; a second call does nothing.
 
-        It waits for the call that runs. In a forked process it does nothing.
+        It waits for the running call. In a forked process it does nothing.
         """
         if not self._pool._call_lock.forked:
             with self._pool._call_lock.lock:
@@ -207,7 +207,7 @@ class PooledSession:
 
     @property
     def _row(self) -> int | None:
-        """The row that it stands on; None if it is paused or closed."""
+        """Its row; None if it is paused or closed."""
         place = self._place
         return place if isinstance(place, int) else None
 

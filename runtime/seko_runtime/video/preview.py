@@ -1,4 +1,4 @@
-"""A picture of latents, where no decoder shows what they are."""
+"""Labelled pictures of latents, for artifacts without a decoder."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ CONTRAST = 0.22  # of full scale per standard deviation: two of them reach from 
 
 
 def preview_frames(latents: NDArray[np.float32], stream: Stream) -> Iterator[NDArray[np.uint8]]:
-    """Picture latents by a fixed linear map of their channels to RGB; it is not what a decoder would show.
+    """Turn latents into pictures by a fixed linear map of their channels to RGB; a decoder would show something else.
 
     Parameters
     ----------
     latents : numpy.ndarray
         float32 [B, C, F, h, w], about N(0, 1).
     stream : Stream
-        Picture size, and how often a latent frame is repeated.
+        Picture size, and how often each latent frame is repeated.
 
     Yields
     ------

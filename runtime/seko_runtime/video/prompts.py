@@ -1,4 +1,4 @@
-"""Prompts of a session's rows: encoded once each, then copied from a bounded cache. Tokens are in `text`."""
+"""Prompts of a session's rows: each is encoded once, then copied from a bounded cache. `text` makes token ids."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ PROMPT_CACHE = 8  # entries; one of Wan 1.3B takes 90 MiB on the device
 
 
 class PromptKey(NamedTuple):
-    """Names an entry of the cache: nobody but its owner finds it."""
+    """Key of a cache entry; it includes the owner, so no other owner finds the entry."""
 
     owner: str
     prompt: str  # as `prompt_key` names it
 
 
 class PromptCache:
-    """What prompts left in the prompt buffers, for several owners who do not see each other's.
+    """Cache of what prompts left in the prompt buffers; owners do not see each other's entries.
 
-    A full cache forgets an entry of the owner who has most of them, the one that was not used for longest: so one
-    owner's many prompts do not push out another's few.
+    When it is full, it drops the least recently used entry of the owner with most entries. So one owner's many
+    prompts do not displace another's few.
 
     Parameters
     ----------
     capacity : int
-        Entries held, of all owners together; 0 holds none.
+        Entries of all owners together; 0 disables it.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -46,7 +46,7 @@ class PromptCache:
         return len(self._entries)
 
     def get(self, key: PromptKey) -> list[Tensor] | None:
-        """Entry of a key, counted as a hit or a miss."""
+        """Return the entry of a key, and count a hit or a miss."""
         entry = self._entries.get(key)
         if entry is None:
             self.misses += 1
@@ -64,28 +64,28 @@ class PromptCache:
             del self._entries[next(one for one in self._entries if counts[one.owner] == most)]
 
     def forget(self, owner: str) -> None:
-        """Forget an owner's entries."""
+        """Drop an owner's entries."""
         for key in [key for key in self._entries if key.owner == owner]:
             del self._entries[key]
 
     def clear(self) -> None:
-        """Forget all entries, not the counts."""
+        """Drop all entries but keep the counts."""
         self._entries.clear()
 
 
 class RowPrompts:
-    """Sets the rows' parts of ``text.embeddings`` and of all that the program ``prompt`` writes.
+    """Sets the rows' parts of ``text.embeddings`` and of everything that the program ``prompt`` writes.
 
     Parameters
     ----------
     memory : Memory
         The session's.
     ids : TokenIds
-        The artifact's.
+        The artifact's tokenizer.
     digest : str
-        The artifact's; empty for none.
+        The artifact's digest; may be empty.
     capacity : int
-        Entries of the cache.
+        Number of cache entries.
     """
 
     def __init__(self, memory: Memory, ids: TokenIds, digest: str, capacity: int) -> None:
@@ -95,27 +95,27 @@ class RowPrompts:
         self._owners: dict[int, str] = {}  # by row; those that are not here have one owner together
 
     def begin_owner(self, row: int, tenant: str | None) -> None:
-        """Let a row find from now on what its tenant's rows encoded; without a tenant, what it encodes itself.
+        """From now on a row shares cached prompts with its tenant's rows; without a tenant it finds its own only.
 
-        What the row's last owner kept for itself is forgotten.
+        Entries of the row's last owner without a tenant are dropped.
         """
         alone = f"row {row}"
         self.cache.forget(alone)
         self._owners[row] = alone if tenant is None else f"tenant {tenant}"
 
     def set(self, live: Live, rows: Sequence[int], prompts: Sequence[str]) -> None:
-        """Set one prompt a row: every new one is encoded, one that is held is copied.
+        """Set a prompt for each row: new ones are encoded, cached ones are copied.
 
-        Until all are encoded nothing of the session has changed.
+        Nothing of the session changes until all are encoded.
 
         Parameters
         ----------
         live : Live
             The session's.
         rows : sequence of int
-            All of them, unless a row's prompt is its own program's work.
+            All rows, unless the prompt program runs for single rows.
         prompts : sequence of str
-            One each.
+            One for each row.
         """
         cleaned = [clean_prompt(prompt) for prompt in prompts]
         keys = [
@@ -148,7 +148,7 @@ class RowPrompts:
                 self.cache.put(key, [self._copied(live, name, rows[keys.index(key)]) for name in names])
 
     def _encode(self, live: Live, prompt: str) -> Tensor:
-        """Embeddings [1, n, text_dim] of a cleaned prompt, a tensor of its own."""
+        """Return the embeddings [1, n, text_dim] of a cleaned prompt, in memory of its own."""
         ids = self._ids.ids(prompt)
         with self._memory.ordered():
             self._memory.write(live.buffers[TEXT_IDS], ids)
@@ -158,7 +158,7 @@ class RowPrompts:
         return own
 
     def _results(self, live: Live) -> list[str]:
-        """Buffers that hold what a prompt leaves, the embeddings first; none if one cannot be cut into rows."""
+        """Return the buffers that a prompt writes, embeddings first; none if one cannot be split into rows."""
         names = [TEXT_BUFFER, *(name for name in live.prompt_buffers if name != TEXT_BUFFER)]
         return names if all(live.has_rows(name) for name in names) else []
 
@@ -171,7 +171,7 @@ class RowPrompts:
 
 
 def checked_tenant(tenant: object) -> str | None:
-    """Return a tenant's name, or None; UsageError if it is neither: an empty one is a name that somebody lost."""
+    """Return a tenant's name, or None; UsageError for anything else. An empty name is refused as a likely mistake."""
     if tenant is None or (isinstance(tenant, str) and tenant):
         return tenant
     found = "empty" if isinstance(tenant, str) else type(tenant).__name__

@@ -1,4 +1,4 @@
-"""Reference frames: what a row's cache holds beside its stream, as latents or as pictures. Their passes: `live`."""
+"""Reference frames: latents or pictures that a row's cache holds besides its stream. `live` runs their passes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seko_runtime.video.live import Live
 def set_reference(
     live: Live, manifest: Manifest, memory: Memory, rows: Sequence[int], reference: object
 ) -> bool:
-    """Keep rows' reference frames where their caches are written from.
+    """Store rows' reference frames in the buffer from which their caches are written.
 
     Parameters
     ----------
@@ -27,18 +27,18 @@ def set_reference(
     rows : sequence of int
         k of them.
     reference : array or None
-        float32 [C, R, h, w] or [k, C, R, h, w], latents; or uint8 [R, H, W, 3] or [k, R, H, W, 3], pictures, each
-        encoded alone; where R is 1 also [H, W, 3].
+        float32 latents [C, R, h, w] or [k, C, R, h, w]; or uint8 pictures [R, H, W, 3] or [k, R, H, W, 3], each
+        encoded separately; for R = 1 also [H, W, 3].
 
     Returns
     -------
     bool
-        Whether the artifact has reference frames; if it has none, none may be given.
+        Whether the artifact has reference frames. If it has none, ``reference`` must be None.
 
     Raises
     ------
     UsageError
-        If there are none or too many, or shape, dtype or numbers do not fit.
+        If they are missing or too many, or shape, dtype or numbers do not fit.
     """
     count = manifest.stream.reference_frames
     if reference is None and not count:

@@ -1,4 +1,4 @@
-"""Where each latent frame lives in the cache: reference and sink slots stay, ring slots are reused. Integers only."""
+"""The cache slot of each latent frame: reference and sink slots are permanent, ring slots are reused."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ring:
-    """The slots of a stream's cache, as a closed form of the absolute frame number.
+    """The slots of a stream's cache, as a formula of the absolute frame number.
 
-    Nothing is ever moved: attention without a mask does not care about the order of its keys. Reference frames are
-    those before the stream's beginning, -1 and down: they have the first slots.
+    Nothing is ever moved: attention does not depend on the order of its keys. Reference frames have the numbers -1
+    and down, and the first slots.
 
     Parameters
     ----------
@@ -21,12 +21,12 @@ class Ring:
     chunk_frames : int
         Frames written together; at most ``ring_frames``, or two frames of one chunk would share a slot.
     reference_frames : int
-        Frames that are written before the stream begins, are never evicted and are no part of it.
+        Frames that are written before the stream begins, are never evicted, and are not part of the video.
 
     Raises
     ------
     ValueError
-        If the three do not fit together.
+        If the sizes contradict each other.
     """
 
     sink_frames: int
@@ -45,7 +45,7 @@ class Ring:
 
     @property
     def cache_frames(self) -> int:
-        """Slots in all."""
+        """Number of slots."""
         return self.reference_frames + self.sink_frames + self.ring_frames
 
     def slot(self, frame: int) -> int:
@@ -64,7 +64,7 @@ class Ring:
         Raises
         ------
         ValueError
-            If ``frame`` is less.
+            If ``frame`` is smaller.
         """
         if frame < -self.reference_frames:
             raise ValueError(f"frame must be >= {-self.reference_frames}, got {frame}")
@@ -74,13 +74,13 @@ class Ring:
         return pinned + (frame - self.sink_frames) % self.ring_frames
 
     def write_slots(self, first_frame: int) -> list[int]:
-        """Slots that the chunk starting at ``first_frame`` is written to, one per frame."""
+        """Return the slots to which the chunk starting at ``first_frame`` is written, one for each frame."""
         return [self.slot(first_frame + offset) for offset in range(self.chunk_frames)]
 
     def valid_frames(self, first_frame: int) -> int:
-        """Slots that hold a frame once the chunk starting at ``first_frame`` is written.
+        """Return how many slots hold a frame once the chunk starting at ``first_frame`` is written.
 
-        Of a chunk of references none from frame 0 on: what stands in their places there only fills up the chunk.
+        In a chunk of reference frames, frames from 0 on do not count: they only pad the chunk.
         """
         end = first_frame + self.chunk_frames
         return min(self.reference_frames + (min(end, 0) if first_frame < 0 else end), self.cache_frames)

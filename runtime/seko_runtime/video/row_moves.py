@@ -1,4 +1,4 @@
-"""Copies of rows to the host and back, which run beside the chunks, and who waits for their ends."""
+"""Copies of rows to the host and back that run at the same time as chunks, and what must wait for them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from seko_runtime.backends.memory import Memory, Parked, Tensor
 
 
 class RowMoves:
-    """What is known of the copies of each row: called inside of the memory's `ordered`.
+    """The pending copies of each row; its methods are called inside the memory's `ordered`.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ class RowMoves:
         self._ends: dict[int, object] = {}  # by row
 
     def settle(self, rows: Sequence[int]) -> None:
-        """Let what comes now wait, on the device, for the rows' copies."""
+        """Make later work on the device wait for these rows' copies."""
         for row in rows:
             if row in self._ends:
                 self._memory.after(self._ends[row])
@@ -41,7 +41,9 @@ class RowMoves:
 
     @contextmanager
     def _all_or_waited(self) -> Iterator[None]:
-        """Wait for the device if copies are queued only in part: whoever uses the row next has no end to wait for."""
+        """Wait for the device if only a part of the copies was queued, since no end exists that later work could wait
+        for.
+        """
         try:
             yield
         except BaseException:

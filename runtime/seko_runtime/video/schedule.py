@@ -1,4 +1,4 @@
-"""The times of a chunk's passes as tables: the one formula that the exporter and a session share. Numpy alone."""
+"""Timesteps of a chunk's passes as tables: the formula that exporter and sessions share. Numpy only."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ LAST_TIME = 1000.0  # the time of pure noise
 
 
 def warped_timesteps(steps: int | Sequence[float], shift: float) -> tuple[float, ...]:
-    """Return the falling times of the denoise passes, ``1000 * shift*s / (1 + (shift-1)*s)`` of ``s = step / 1000``.
+    """Return the descending timesteps of the denoise passes: ``1000 * shift*s / (1 + (shift-1)*s)`` for ``s = step /
+    1000``.
 
     Parameters
     ----------
     steps : int or sequence of float
-        Times before the warp, in (0, 1000]; a number n means n even ones: 1000 * (1 - i/n).
+        Timesteps before the warp, in (0, 1000]; a number n means n evenly spaced ones: 1000 * (1 - i/n).
     shift : float
-        More than 1 spends more passes on the noisy end; 1 changes nothing. Source: Self-Forcing takes 5.
+        Above 1 more passes are at the noisy end; 1 changes nothing. Self-Forcing uses 5.
 
     Raises
     ------
     UsageError
-        If there is no step or too many, or a number lies outside of its range.
+        If there are no or too many steps, or a number is out of range.
     """
     if isinstance(steps, bool) or not (isinstance(shift, int | float) and math.isfinite(shift) and shift > 0):
         raise UsageError(
@@ -53,9 +54,9 @@ def schedule_tables(
     Parameters
     ----------
     timesteps : sequence of float
-        P times in (0, 1000], falling.
+        P timesteps in (0, 1000], descending.
     context_timestep : float
-        Time of the context pass and of frames that are given, 0..1000.
+        Timestep of the context pass and of conditioning frames, 0..1000.
     batch, chunk_frames : int
         B and F.
 
@@ -69,7 +70,7 @@ def schedule_tables(
     Raises
     ------
     UsageError
-        If the times do not fall, or lie outside of their range.
+        If the timesteps are not descending, or out of range.
     """
     falling = all(a > b for a, b in pairwise(timesteps))
     if not timesteps or not falling or not all(0.0 < time <= LAST_TIME for time in timesteps):
@@ -89,29 +90,29 @@ def schedule_tables(
 
 
 def sigmas_of(timesteps: Sequence[float]) -> tuple[float, ...]:
-    """Return the noise level of each time."""
+    """Return the noise level of each timestep."""
     return tuple(time / 1000.0 for time in timesteps)
 
 
 def rescheduled(
     manifest: Manifest, steps: int | None, shift: float | None
 ) -> tuple[Manifest, dict[str, NDArray[np.generic]]]:
-    """Return the manifest as a session with its own passes needs it, and the tables that take the weights' place.
+    """Return a manifest for a session with its own passes, and the tables that replace the weights.
 
     Parameters
     ----------
     manifest : Manifest
         The artifact's.
     steps : int or None
-        Denoise passes; the artifact's count without it.
+        Denoise passes; default: the artifact's.
     shift : float or None
-        Warp of their times; the artifact's without it.
+        Warp of the timesteps; default: the artifact's.
 
     Raises
     ------
     UsageError
-        If the artifact does not say its shift and none is given, its engines take the times from no table, or it has
-        a cache for each of its passes and is asked for another number.
+        If the artifact states no shift and none is given, its engines do not read timesteps from a table, or it has a
+        cache for each pass and another number is asked for.
     """
     old = manifest.schedule
     shift = old.shift if shift is None else shift

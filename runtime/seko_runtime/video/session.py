@@ -1,4 +1,4 @@
-"""A session: one batch of streams, advanced together, chunk by chunk."""
+"""A session: one batch of streams that advance together, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ __all__ = ["Chunk", "Session", "SessionStats"]
 
 
 class Session:
-    """Streams of one batch; rows may stand at different chunks.
+    """Streams of one batch; rows may be at different chunks.
 
-    Of a pool's artifact, a batch as large as its largest call, with nobody beside it. For one thread at a time: while a
-    call runs, any other thread's ends in a SessionBusyError, but for `close`, which waits.
+    For a pool's artifact it is a batch of the largest call's size. It is for one thread at a time: a call during
+    another thread's call raises a SessionBusyError, except `close`, which waits.
 
     Parameters
     ----------
     manifest, engines, weights, memory, programs, prompt_ids, digest, prompt_cache, overlap
         As `Streams` takes them.
     seeds : Sequence[int]
-        One per row.
+        One for each row.
     text : array or tensor, optional
-        [B, tokens, text_dim]; needed without ``prompt`` if the manifest has a text buffer.
+        [B, tokens, text_dim]; required without ``prompt`` if the manifest has a text buffer.
     prompt : str or Sequence[str], optional
-        In place of ``text``: one sentence for all rows, or one per row.
+        Instead of ``text``: one sentence for all rows, or one for each.
     image : array, optional
         uint8 [H, W, 3] or [B, H, W, 3]: each stream begins with this picture.
     conditioning_latents : array, optional
-        In place of ``image``: float32 [C, n, h, w] or [B, C, n, h, w], n up to F.
+        Instead of ``image``: float32 [C, n, h, w] or [B, C, n, h, w], n up to F.
     reference : array, optional
-        The reference frames, needed where the artifact has some; see `reference.set_reference`.
+        The reference frames, required if the artifact has some; see `reference.set_reference`.
     inputs : mapping of str to array, optional
-        What the artifact takes of the caller per session or prompt; see `set_inputs`.
+        The caller's inputs per session or prompt; see `set_inputs`.
 
     Raises
     ------
     ProgramError, EngineSignatureError
-        If the manifest's programs do not fit together.
+        If the manifest's programs are inconsistent.
     UsageError
-        If seeds, text or given frames do not fit the batch.
+        If seeds, text or conditioning frames do not fit the batch.
     TokenizerMissingError, TokenizerError
-        If ``prompt`` cannot be cut into tokens.
+        If ``prompt`` cannot be tokenised.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class Session:
         Parameters
         ----------
         inputs : mapping of str to array, optional
-            What the artifact takes of the caller per chunk: [*shape] for all rows, or [B, *shape], in the input's dtype
-            (float32 for bfloat16).
+            The caller's inputs per chunk: [*shape] for all rows, or [B, *shape], in the input's dtype (float32 for
+            bfloat16).
 
         Returns
         -------
@@ -133,7 +133,7 @@ class Session:
         Raises
         ------
         UsageError
-            If an input does not fit, or a required one is missing; the message lists what there is.
+            If an input does not fit, or a required one is missing; the message lists the artifact's inputs.
         SessionClosedError
             After `close()`.
         """
@@ -148,45 +148,45 @@ class Session:
         recache: bool = False,
         inputs: Iterable[Inputs] | None = None,
     ) -> Iterator[NDArray[np.uint8]]:
-        """Make chunks and give their video frames as they get ready.
+        """Yield video frames chunk by chunk as they become ready.
 
-        Where decoding runs beside the chunks, one chunk more than was given out is queued; if the loop is left early,
-        the next call of `stream` gives that one first.
+        If decoding overlaps the chunks, one more chunk is queued than was yielded. If the loop is left early, the
+        next call of `stream` yields that one first.
 
         Parameters
         ----------
         prompt : str or Sequence[str], optional
-            As `set_prompt` takes it; from the next chunk that is queued on.
+            As in `set_prompt`; used from the next queued chunk on.
         chunks : int, optional
-            How many to give; without it there is no end.
+            Number of chunks; without it the stream is endless.
         recache : bool
-            As `set_prompt` takes it.
+            As in `set_prompt`.
         inputs : iterable of mappings, optional
-            What `run_chunk` takes, a chunk each, asked for when the chunk is queued; the stream ends where it ends.
+            Inputs of each chunk, as `run_chunk` takes them, read when the chunk is queued; the stream ends with them.
 
         Yields
         ------
         numpy.ndarray
-            uint8 [B, T, H, W, 3], the caller's own.
+            uint8 [B, T, H, W, 3], owned by the caller.
 
         Raises
         ------
         UsageError
-            If the artifact makes no video, or a row begins anew beside others; see `Chunk.video`.
+            If the artifact makes no video, or a row restarts beside others; see `Chunk.video`.
         SessionClosedError
             After `close()`.
         """
         return video_stream(self, self._streams, prompt, chunks, recache, inputs)
 
     def set_prompt(self, prompt: str | Sequence[str], *, recache: bool = False) -> None:
-        """Set the rows' prompts by sentences, from the next chunk on.
+        """Set the rows' prompts to sentences, from the next chunk on.
 
         Parameters
         ----------
         prompt : str or Sequence[str]
-            One for all rows, or one per row.
+            One for all rows, or one for each.
         recache : bool
-            Recompute the keys and values of the frames in the cache with the new prompt; else they stay until they are
+            Recompute the keys and values of the cached frames with the new prompt; otherwise they stay until they are
             evicted.
 
         Raises
@@ -198,14 +198,14 @@ class Session:
             self._streams.set_prompt(self._rows, prompt, recache=recache)
 
     def set_text(self, text: object, *, recache: bool = False) -> None:
-        """Set the rows' prompts by embeddings, from the next chunk on.
+        """Set the rows' prompts to embeddings, from the next chunk on.
 
         Parameters
         ----------
         text : array or tensor
             [B, tokens, text_dim], the text encoder's output; converted to the buffer's dtype.
         recache : bool
-            As `set_prompt` takes it.
+            As in `set_prompt`.
 
         Raises
         ------
@@ -216,17 +216,17 @@ class Session:
             self._streams.set_text(self._rows, text, recache=recache)
 
     def set_inputs(self, inputs: Inputs) -> None:
-        """Set what the artifact takes of the caller per session or prompt, from the next chunk on.
+        """Set the caller's inputs per session or prompt, from the next chunk on.
 
         Parameters
         ----------
         inputs : mapping of str to array
-            By name; [*shape] for all rows, or [B, *shape]. What is left out stays.
+            By name; [*shape] for all rows, or [B, *shape]. Inputs that are left out stay.
 
         Raises
         ------
         UsageError
-            If an input does not fit; the message lists what there is.
+            If an input does not fit; the message lists the artifact's inputs.
         SessionClosedError
             After `close()`.
         """
@@ -236,18 +236,18 @@ class Session:
     def restart_row(
         self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
     ) -> None:
-        """Begin row ``row`` anew at frame 0, with a clean cache and nothing given; the other rows go on.
+        """Restart row ``row`` at frame 0 with an empty cache and no conditioning frames; other rows continue.
 
         Parameters
         ----------
         row : int
             In ``[0, batch)``.
         seed : int, optional
-            New seed; without it the row keeps its own.
+            New seed; default: the row keeps its seed.
         image : array, optional
-            uint8 [H, W, 3]: the picture that the row begins with.
+            uint8 [H, W, 3]: a picture that the row begins with.
         reference : array, optional
-            Its new reference frames; without it the row keeps its own.
+            New reference frames; default: the row keeps its own.
 
         Raises
         ------
@@ -273,7 +273,7 @@ class Session:
         Returns
         -------
         dict of str to numpy.ndarray
-            A cache buffer each: its numbers as float32, codes of one byte as whole numbers.
+            By cache buffer: its numbers as float32, or one-byte codes as integers.
 
         Raises
         ------
@@ -290,7 +290,7 @@ class Session:
 
     @property
     def decodes_beside(self) -> bool:
-        """Whether a chunk is decoded while the next one is made."""
+        """Whether a chunk is decoded while the next one is computed."""
         return self._streams.decodes_beside
 
     @property
@@ -299,9 +299,9 @@ class Session:
         return self._streams.closed
 
     def close(self) -> None:
-        """Wait for the call that runs and for the device, and give all memory back; a second call does nothing.
+        """Wait for the running call and the device, and free all memory; a second call does nothing.
 
-        Nor does one in a forked process, where nothing of it may be touched.
+        In a forked process it does nothing, since the device must not be used there.
         """
         if not self._streams.call_lock.forked:
             with self._streams.call_lock.last():
@@ -323,7 +323,7 @@ def video_stream(
     recache: bool,
     inputs: Iterable[Inputs] | None,
 ) -> VideoStream:
-    """What `Session.stream` gives, of a session of its own or in a pool."""
+    """Return the iterator of `Session.stream`, for a session of its own or in a pool."""
     with streams.call_lock.take():
         ahead = int(streams.decoder().overlaps)
         if prompt is not None:

@@ -1,4 +1,4 @@
-"""Formats of a run's output: latents as .npy, pictures as .y4m, .mp4 or bare bytes."""
+"""Output formats of a run: latents as .npy; pictures as .y4m, .mp4 or raw bytes."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class Sink(Protocol):
     """Writes the chunks of a run in one format."""
 
     def write(self, pictures: Iterable[NDArray[Any]]) -> None:
-        """Append a chunk: pictures, uint8 [H, W, 3], or of `NpySink` latents."""
+        """Append a chunk: pictures uint8 [H, W, 3], or latents for `NpySink`."""
         ...
 
     def cut(self) -> None:
-        """Let the file say that no more chunks come, though more were announced; before `close`."""
+        """Correct the file's header when fewer chunks come than announced; before `close`."""
         ...
 
     def close(self, *, whole: bool) -> None:
-        """Write what is still to be written, unless the file is not to be ``whole``; it stays open."""
+        """Write what is buffered, unless the file is not to be ``whole``; the file stays open."""
         ...
 
 
 @contextlib.contextmanager
 def _encoder_faults(pictures: str) -> Iterator[None]:
-    """Turn what the encoder says against these pictures' size or rate into a VideoWriterError."""
+    """Turn the encoder's errors about picture size or rate into a VideoWriterError."""
     try:
         yield
     except (OSError, MemoryError):  # not the encoder's
@@ -53,7 +53,7 @@ def _encoder_faults(pictures: str) -> Iterator[None]:
 
 
 def open_sink(form: str, file: BinaryIO, stream: Stream, chunks: int, video: Video | None) -> Sink:
-    """Return what writes one of `FORMS` to an open file; the file stays its opener's."""
+    """Return the writer of one of `FORMS` to an open file; the caller closes the file."""
     if form == "npy":
         return NpySink(file, stream, chunks)
     size = (stream.height, stream.width) if video is None else (video.height, video.width)
@@ -66,7 +66,7 @@ def open_sink(form: str, file: BinaryIO, stream: Stream, chunks: int, video: Vid
 
 
 class NpySink:
-    """Latents as float32 [chunks, B, C, F, h, w], written as they come: a full disk is an error, not a dead process."""
+    """Latents as float32 [chunks, B, C, F, h, w], written chunk by chunk: a full disk is an error, not a crash."""
 
     def __init__(self, file: BinaryIO, stream: Stream, chunks: int) -> None:
         channels, rows, columns = stream.latent_shape
@@ -129,7 +129,7 @@ class Y4mSink:
 
 
 class RawSink:
-    """uint8 [H, W, 3] of each picture, red, green and blue, and nothing else."""
+    """uint8 [H, W, 3] of each picture (red, green, blue), without a header."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -146,7 +146,7 @@ class RawSink:
 
 
 class Mp4Sink:
-    """H.264 through PyAV, in fragments: what is there plays while the rest is made."""
+    """H.264 through PyAV, fragmented, so that the file plays while it grows."""
 
     def __init__(self, file: BinaryIO, height: int, width: int, fps: int, *, preview: bool) -> None:
         av = import_av()

@@ -1,4 +1,4 @@
-"""A stream's whole state on the host, and as a file: safetensors, hashed or keyed, of one artifact only."""
+"""A stream's whole state on the host and as a file: safetensors with a hash or a keyed code, for one artifact."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ _BYTES_A_TENSOR = 512  # of header and facts, at most: names have at most 255 le
 
 @dataclass(frozen=True)
 class RowNumbers:
-    """What the host knows of a stream.
+    """The numbers of a stream that the host keeps.
 
     Parameters
     ----------
     seed : int
-        Of its noise.
+        Seed of its noise.
     given : int
-        Leading latent frames that are given.
+        Number of conditioning frames it began with. (The name is the snapshot format's.)
     rebuild_due : bool
         Whether its cache is to be rebuilt before the next chunk.
     clock : RowClock
-        Where it stands.
+        Its clocks.
     """
 
     seed: int
@@ -59,7 +59,7 @@ class RowNumbers:
 
 @dataclass(frozen=True)
 class RowState:
-    """A stream: its numbers, its tensors' bytes, and those of what its caller gave; see `CallerInputs.state`."""
+    """A stream's state: its numbers, its tensors' bytes, and its caller's inputs; see `CallerInputs.state`."""
 
     numbers: RowNumbers
     tensors: Parked
@@ -68,23 +68,23 @@ class RowState:
 
 @machine_faults()
 def write_snapshot(path: Path, digest: str, state: RowState, key: bytes | None = None) -> None:
-    """Write a stream's state for its owner alone: mode 0600, and whole or not at all.
+    """Write a stream's state to a file of mode 0600 that appears complete or not at all.
 
     Parameters
     ----------
     path : Path
-        Of the file; a regular file that is there is replaced.
+        The file; a regular file that exists is replaced.
     digest : str
-        Of the artifact.
+        The artifact's digest.
     state : RowState
         What to write.
     key : bytes, optional
-        The file then ends in the HMAC-SHA256 of all that stands before it, and is read with this key only.
+        If given, the file ends in the HMAC-SHA256 of its content, and only this key can read it.
 
     Raises
     ------
     UsageError
-        If something else than a regular file has the name.
+        If the path is something else than a regular file.
     DiskError
         If it cannot be written.
     """
@@ -126,13 +126,13 @@ def read_snapshot(
     Parameters
     ----------
     path : Path
-        Of the file, untrusted: no link, no pipe, and no larger than a stream of this layout can be.
+        The file, untrusted: no link, no pipe, and no larger than a stream of this layout can be.
     digest : str
-        Of the artifact that it must be of.
+        Digest of the artifact it must belong to.
     layout : mapping of str to TensorSpec
-        The tensors that a stream has.
+        The tensors of a stream.
     key : bytes, optional
-        With it only what was written with the same key is read; without it, only what was written without one.
+        If given, only files written with the same key are read; otherwise only files without a key.
 
     Returns
     -------
@@ -141,7 +141,7 @@ def read_snapshot(
     Raises
     ------
     SnapshotError
-        If it is no such file, damaged, of another version, another artifact or another key.
+        If it is no snapshot, damaged, or of another version, artifact or key.
     HostMemoryError, HostFaultError
         If this machine lacks what reading it needs.
     """
@@ -180,7 +180,7 @@ def read_snapshot(
 
 
 def checked_key(key: object) -> bytes | None:
-    """Return a key of snapshots, or None; UsageError if it is neither, or too short to keep anything safe."""
+    """Return a snapshot key, or None; UsageError for anything else, or if it is too short to be safe."""
     if key is None or (isinstance(key, bytes) and len(key) >= LEAST_KEY_BYTES):
         return key
     found = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
@@ -190,7 +190,9 @@ def checked_key(key: object) -> bytes | None:
 
 
 def check_numbers(numbers: RowNumbers, manifest: Manifest) -> None:
-    """Raise a SnapshotError if no stream of this artifact has such numbers; clocks are looked at where they are set."""
+    """Raise a SnapshotError if no stream of this artifact can have such numbers. Clocks are checked when they are
+    set.
+    """
     most = manifest.stream.chunk_frames
     if numbers.given > most:
         raise SnapshotError(
@@ -203,7 +205,7 @@ def check_numbers(numbers: RowNumbers, manifest: Manifest) -> None:
 
 
 def _content(path: Path, layout: Mapping[str, TensorSpec]) -> NDArray[np.uint8]:
-    """Read a regular file that is not larger than a snapshot of this layout can be; SnapshotError for another one."""
+    """Read a regular file that is no larger than a snapshot of this layout can be; SnapshotError otherwise."""
     most = sum(spec.nbytes for spec in layout.values()) + (len(layout) + 128) * _BYTES_A_TENSOR
     try:
         with os.fdopen(_open_regular(path), "rb", buffering=0) as file:
@@ -226,7 +228,7 @@ def _content(path: Path, layout: Mapping[str, TensorSpec]) -> NDArray[np.uint8]:
 
 
 def _open_regular(path: Path) -> int:
-    """Open a file that is no link and no pipe, without waiting for anybody."""
+    """Open a file that is neither a link nor a pipe, without blocking."""
     descriptor = os.open(path, FILE_FLAGS)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -235,7 +237,9 @@ def _open_regular(path: Path) -> int:
 
 
 def _check_mac(content: NDArray[np.uint8], key: bytes, name: str) -> None:
-    """Raise a SnapshotError unless a file ends in the code of its content with this key; nothing else is read of it."""
+    """Raise a SnapshotError unless a file ends in the code of its content with this key. Nothing else of it is
+    read.
+    """
     found = hmac.new(key, content[:-MAC_BYTES].data, hashlib.sha256).digest()
     if not hmac.compare_digest(content[-MAC_BYTES:].tobytes(), found):
         raise SnapshotError(
@@ -244,7 +248,9 @@ def _check_mac(content: NDArray[np.uint8], key: bytes, name: str) -> None:
 
 
 def _parts(content: NDArray[np.uint8], name: str, *, keyed: bool) -> dict[str, NDArray[np.uint8]]:
-    """Bytes of all tensors of a file but the code at its end; SnapshotError where it is no snapshot of that kind."""
+    """Return the bytes of all tensors of a file except the code at its end; SnapshotError if it is not such a
+    snapshot.
+    """
     try:
         found = map_safetensors(content.data, name)
     except SafetensorsHeaderError as fault:
@@ -283,7 +289,7 @@ def _read_numbers(fields: Fields) -> RowNumbers:
 
 
 def _hash(parts: Mapping[str, NDArray[np.uint8]]) -> bytes:
-    """Return SHA-256 over names, sizes and bytes, in order of the names."""
+    """Return SHA-256 over names, sizes and bytes, ordered by name."""
     running = hashlib.sha256()
     for name, array in sorted(parts.items()):
         running.update(f"{name}\0{array.size}\0".encode())

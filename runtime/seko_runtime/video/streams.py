@@ -1,6 +1,7 @@
-"""Streams, a row each: which of them make their next chunk, with which prompts. Who owns a row is not known here.
+"""The streams of a session or pool, one for each row: they make chunks and have prompts. Owners of rows are not known
+here.
 
-Torch-free; tensors and capture are the memory's.
+Independent of torch: tensors and capture belong to the memory.
 """
 
 from __future__ import annotations
@@ -35,35 +36,35 @@ CLOSED = "the session is closed; open a new one with open_session()"
 
 
 class Streams:
-    """The rows of an artifact's buffers, a stream each; `prepare` comes before the first chunk.
+    """One stream for each row of an artifact's buffers; call `prepare` before the first chunk.
 
-    Whoever calls holds `call_lock`: nothing in here is made for two threads at once.
+    The caller holds `call_lock`: nothing in here is safe for two threads at once.
 
     Parameters
     ----------
     manifest : Manifest
-        Its programs, tables and stream; its files are not looked at.
+        Its files are not used.
     engines : Mapping[str, Engine]
-        By name: callables ``list[tensor] -> list[tensor]``, loaded engines or plain functions.
+        By name: callables ``list[tensor] -> list[tensor]``.
     weights : Mapping[str, tensor]
         By name, on the memory's device; kept alive here.
     memory : Memory
-        Owned by the streams and closed with them.
+        Owned and closed by the streams.
     programs : Programs, optional
-        What `resolve_programs(manifest)` gave, if the caller has it already.
+        Result of `resolve_programs(manifest)`, if the caller has it already.
     prompt_ids : TokenIds, optional
-        The artifact's tokenizer; without it no sentence is taken.
+        The artifact's tokenizer; without it no sentences are accepted.
     digest : str
-        The artifact's, part of what names a prompt in the cache.
+        The artifact's digest, a part of the prompt cache's keys.
     prompt_cache : int
-        Prompts that the cache holds.
+        Capacity of the prompt cache.
     overlap : bool
-        Whether decoding runs beside the chunks where the device can.
+        Whether decoding runs at the same time as the chunks, if the device can.
 
     Raises
     ------
     ProgramError, EngineSignatureError
-        If the manifest's programs do not fit together.
+        If the manifest's programs are inconsistent.
     UsageError
         If ``prompt_cache`` is negative.
     """
@@ -113,34 +114,34 @@ class Streams:
 
     @machine_faults()
     def prepare(self) -> None:
-        """Load every engine's kernels and capture, as the memory says."""
+        """Load every engine's kernels, and capture if the memory does so."""
         self.live().prepare()
 
     @machine_faults()
     def run_chunk(self, rows: Sequence[int], inputs: Sequence[Inputs | None] | Inputs | None = None) -> Chunk:
-        """Make the next chunk of each row; where the artifact makes video, queue its decoding too.
+        """Make the next chunk of each row; if the artifact makes video, also queue its decoding.
 
-        The chunk counts only once it has run and is decoded: after an error the same call gives the same bytes, since
-        every slot that the failed try may have written is written anew before it is read.
+        The chunk counts only when it has run and its decoding is queued. After an error the same call gives the same
+        bytes, since every slot that the failed attempt may have written is written again before it is read.
 
         Parameters
         ----------
         rows : sequence of int
-            Distinct; all of them where there is no pool, else as many as the largest call carries.
+            Distinct; without a pool all rows, else at most as many as the largest call carries.
         inputs : mapping or sequence of mappings, optional
-            What the caller gives, as `CallerInputs.of_chunk` takes it: one mapping for all rows, or one a row.
+            The caller's inputs, as in `CallerInputs.of_chunk`: one mapping for all rows, or one for each.
 
         Returns
         -------
         Chunk
-            Its latents are overwritten by the next call, whichever rows that is for; `row_chunk` gives those that stay.
+            The next call for any rows overwrites its latents; `row_chunk` returns latents that stay.
 
         Raises
         ------
         UsageError
             If an input does not fit, or a required one is missing.
         TornStreamError
-            If Ctrl-C came while a row was moved on.
+            If Ctrl-C came while a row was being advanced.
         SessionClosedError
             After `close()`.
         """
@@ -186,9 +187,9 @@ class Streams:
             self._prompts.begin_owner(row, tenant)
 
     def row_chunk(self, chunk: Chunk, place: int, row: int) -> Chunk:
-        """Return one row's part of the chunk that was made last, over latents that its next one alone overwrites.
+        """Return one row's part of the last chunk, with latents that only the row's own next chunk overwrites.
 
-        Numbered by the row's own count. They lie where a rebuilt cache is made from, so this copies nothing.
+        It is numbered by the row's own count. The latents are those kept for a rebuilt cache, so nothing is copied.
         """
         index = self.clocks.made(row) - 1
         latents = self.live().kept_latents(row)
@@ -197,24 +198,24 @@ class Streams:
 
     @machine_faults()
     def set_prompt(self, rows: Sequence[int], prompt: str | Sequence[str], *, recache: bool = False) -> None:
-        """Set rows' prompts by sentences, from their next chunks on.
+        """Set rows' prompts to sentences, from their next chunks on.
 
         Parameters
         ----------
         rows : sequence of int
             k of them.
         prompt : str or Sequence[str]
-            One for all of the rows, or one each. A sentence that the cache holds costs one copy a buffer.
+            One for all of the rows, or one for each. A cached sentence costs one copy for each buffer.
         recache : bool
-            Recompute the keys and values of the frames in the cache with the new prompt; else they stay until they are
+            Recompute the keys and values of the cached frames with the new prompt; otherwise they stay until they are
             evicted.
 
         Raises
         ------
         UsageError
-            If the artifact takes no sentences or cannot rebuild caches, there is not one each, or one is too long.
+            If the artifact takes no sentences or cannot rebuild caches, their number is wrong, or one is too long.
         TokenizerMissingError, TokenizerError
-            If it cannot be cut into tokens.
+            If it cannot be tokenised.
         SessionClosedError
             After `close()`.
         """
@@ -232,7 +233,7 @@ class Streams:
 
     @machine_faults()
     def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:
-        """Set rows' prompts by embeddings [k, tokens, text_dim], from their next chunks on.
+        """Set rows' prompts to embeddings [k, tokens, text_dim], from their next chunks on.
 
         Raises
         ------
@@ -250,7 +251,7 @@ class Streams:
 
     @machine_faults()
     def set_conditioning(self, rows: Sequence[int], image: object = None, latents: object = None) -> None:
-        """Begin rows' streams with a picture, or with latents; see `ConditioningFrames`."""
+        """Begin rows' streams with a picture or with latents; see `ConditioningFrames`."""
         live = self.live()
         with self.memory.ordered():
             self._moves.settle(rows)
@@ -261,7 +262,7 @@ class Streams:
 
     @machine_faults()
     def set_inputs(self, rows: Sequence[int], inputs: Inputs | None, *, opening: bool = False) -> None:
-        """Set what rows' owners give per session or prompt, from their next chunks on.
+        """Set rows' inputs per session or prompt, from their next chunks on.
 
         Parameters
         ----------
@@ -270,7 +271,8 @@ class Streams:
         inputs : mapping of str to array
             [*shape] for all of the rows, or [k, *shape].
         opening : bool
-            Whether their streams begin: all that is required must be there, and the prompt comes after it.
+            Whether their streams are just beginning: all required inputs must then be there, and the prompt is set
+            later.
 
         Raises
         ------
@@ -286,7 +288,7 @@ class Streams:
 
     @machine_faults()
     def set_reference(self, rows: Sequence[int], reference: object) -> None:
-        """Give rows, whose streams begin, the reference frames of their caches; see `reference.set_reference`."""
+        """Set the reference frames of rows whose streams are beginning; see `reference.set_reference`."""
         live = self.live()
         with self.memory.ordered():
             self._moves.settle(rows)
@@ -297,9 +299,10 @@ class Streams:
     def restart(
         self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
     ) -> None:
-        """Begin a row anew at frame 0, with a clean cache and nothing given but ``image``; its prompt stays.
+        """Restart a row at frame 0 with an empty cache, and with ``image`` as its only conditioning; its prompt
+        stays.
 
-        So do its reference frames, unless others are given.
+        Its reference frames stay too, unless others are given.
 
         Raises
         ------
@@ -327,7 +330,7 @@ class Streams:
 
     @machine_faults()
     def forget(self, row: int) -> None:
-        """Queue zeros into all that a row's stream was made of, before another owner's begins there."""
+        """Queue zeros into everything of a row's stream, before another owner's stream begins there."""
         live = self.live()
         self._readable.let_go([row])
         with self.memory.ordered():
@@ -341,19 +344,19 @@ class Streams:
 
     @machine_faults()
     def reserve(self, row: int) -> None:
-        """Make what the host needs for a row; this may wait for the device."""
+        """Allocate what the host needs for a row; this may wait for the device."""
         decoder = self.live().decoder
         if decoder is not None:
             decoder.reserve(row)
 
     @machine_faults()
     def store(self, row: int) -> RowState:
-        """Queue copies of all that a row's stream is made of to the host, beside what others do.
+        """Queue copies of a row's whole stream to the host, while other rows continue.
 
         Raises
         ------
         TornStreamError
-            If Ctrl-C came while the row was moved on.
+            If Ctrl-C came while the row was being advanced.
         """
         live = self.live()
         self._check_whole([row])
@@ -372,12 +375,12 @@ class Streams:
 
     @machine_faults()
     def load(self, row: int, state: RowState) -> None:
-        """Queue copies of a stored stream into a row, which goes on where that one stood.
+        """Queue copies of a stored stream into a row, which then continues it.
 
         Raises
         ------
         SnapshotError
-            If no stream of this artifact can stand there.
+            If the stored stream does not fit this artifact.
         """
         live, numbers = self.live(), state.numbers
         check_numbers(numbers, self.manifest)
@@ -416,7 +419,7 @@ class Streams:
         return self.live().cache_sample(step)
 
     def live(self) -> Live:
-        """Return what is live; SessionClosedError after `close`."""
+        """Return the device side; SessionClosedError after `close`."""
         if self._live is None:
             raise SessionClosedError(CLOSED)
         return self._live
@@ -443,19 +446,19 @@ class Streams:
 
     @property
     def decodes_beside(self) -> bool:
-        """Whether a chunk is decoded while the next one is made."""
+        """Whether a chunk is decoded while the next one is computed."""
         live = self._live
         decoder = None if live is None else live.decoder
         return decoder is not None and decoder.overlaps
 
     @property
     def closed(self) -> bool:
-        """Whether all is given back."""
+        """Whether `close` was called."""
         return self._live is None
 
     @machine_faults()
     def close(self) -> None:
-        """Wait for the device and give all memory back; a second call does nothing."""
+        """Wait for the device and free all memory; a second call does nothing."""
         live, self._live = self._live, None
         if live is None:
             return
@@ -466,7 +469,7 @@ class Streams:
         self.memory.close()
 
     def _live_for(self, *, recache: bool) -> Live:
-        """Return what is live, if it can do what is asked; UsageError where a cache cannot be rebuilt."""
+        """Return the device side if it can do what is asked; UsageError if a cache cannot be rebuilt."""
         live = self.live()
         if recache and not self.manifest.has_context:
             raise UsageError(
@@ -476,7 +479,7 @@ class Streams:
         return live
 
     def _begin(self, live: Live, row: int) -> None:
-        """Set what the host knows of a row to the beginning of a stream."""
+        """Set the host's numbers of a row to the beginning of a stream."""
         self.clocks.restart(row)
         self.inputs.restart(row)
         self._rebuild_due.discard(row)

@@ -1,4 +1,4 @@
-"""A sentence to token ids: cleaning, and the library `tokenizers`, imported when the first sentence comes."""
+"""From a sentence to token ids: cleaning, and the library `tokenizers`, which is imported for the first sentence."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ NO_TEXT_ENCODER = "this artifact has no text encoder; give the embeddings of one
 
 
 class TokenIds(Protocol):
-    """What a session needs of a tokenizer."""
+    """The tokenizer interface of a session."""
 
     def ids(self, cleaned: str) -> NDArray[np.int64]:
-        """Token ids [1, tokens] of a cleaned prompt."""
+        """Return the token ids [1, tokens] of a cleaned prompt."""
         ...
 
 
 class PromptIds:
-    """Token ids of prompts, as an artifact's text encoder takes them.
+    """Token ids of prompts, in the form that an artifact's text encoder takes.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class PromptIds:
     document : bytes or memoryview
         The tokenizer's JSON file.
     vocabulary : int, optional
-        How many ids the text encoder can look up; not compared without it.
+        How many ids the text encoder can look up; None: not checked.
     """
 
     def __init__(self, spec: Text, document: bytes | memoryview, vocabulary: int | None = None) -> None:
@@ -45,16 +45,16 @@ class PromptIds:
         self._tokenizer: Any = None
 
     def ids(self, cleaned: str) -> NDArray[np.int64]:
-        """Return int64 [1, tokens] of a cleaned prompt, padded, or cut with its last id kept.
+        """Return int64 [1, tokens] of a cleaned prompt: padded, or cut with its last id kept.
 
         Raises
         ------
         TokenizerMissingError
             If `tokenizers` is not installed.
         TokenizerError
-            If the artifact's file is no tokenizer of it, or gives an id that the text encoder does not know.
+            If the file is no valid tokenizer, or gives an id that the text encoder does not know.
         UsageError
-            If the prompt is too long, and the artifact does not cut.
+            If the prompt is too long, and the artifact does not cut prompts.
         """
         spec = self._spec
         found = list(self._encoded(cleaned).ids)
@@ -74,13 +74,13 @@ class PromptIds:
         return out
 
     def length(self, cleaned: str) -> int:
-        """Return how many tokens a cleaned prompt has before it is cut; raises as `ids`."""
+        """Return the number of tokens of a cleaned prompt before it is cut; raises as `ids`."""
         return len(self._encoded(cleaned).ids)
 
     def unknown_words(self, cleaned: str) -> list[str]:
-        """Return the words of a cleaned prompt, each once, of which the tokenizer makes its unknown token.
+        """Return the words of a cleaned prompt that contain unknown tokens, each once.
 
-        None for a tokenizer without such a token. It raises as `ids`.
+        None if the tokenizer has no unknown token. It raises as `ids`.
         """
         encoded = self._encoded(cleaned)
         unknown = self._unknown_id()
@@ -136,7 +136,7 @@ class PromptIds:
 
 
 def _word_at(text: str, begin: int, end: int) -> str:
-    """Return the word around a span of a text; of what is no word, the span itself."""
+    """Return the word around a span of a text, or the span itself if it is not in a word."""
     if not re.search(r"\w", text[begin:end]):
         return text[begin:end].strip()
     while begin > 0 and re.match(r"\w", text[begin - 1]):
@@ -147,20 +147,22 @@ def _word_at(text: str, begin: int, end: int) -> str:
 
 
 def _raise_foreign(error: BaseException) -> None:
-    """Raise again what is not the tokenizer library's: it raises no class below Exception, and panics outside of it."""
+    """Re-raise exceptions that do not come from the tokenizer library. Its own have the class Exception, or are
+    panics.
+    """
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
         raise error
 
 
 def clean_prompt(prompt: str) -> str:
-    """Return the prompt as the models were trained on it: HTML unescaped twice, white space collapsed, stripped.
+    """Clean a prompt as the models were trained: HTML unescaped twice, white space collapsed, ends stripped.
 
-    No error quotes a prompt: it is its author's alone, and errors end in logs.
+    No error quotes a prompt: prompts are private, and errors end up in logs.
 
     Raises
     ------
     UsageError
-        If it is no text, too long, or holds a lone surrogate.
+        If it is no string, too long, or contains a lone surrogate.
     """
     if not isinstance(prompt, str):
         raise UsageError(f"a prompt is a text, got {type(prompt).__name__}")
@@ -179,5 +181,5 @@ def clean_prompt(prompt: str) -> str:
 
 
 def prompt_key(cleaned: str, digest: str) -> str:
-    """Return the SHA-256 that names a cleaned prompt with the artifact that encodes it."""
+    """Return the SHA-256 of a cleaned prompt and the artifact that encodes it."""
     return hashlib.sha256(f"{digest}\n{cleaned}".encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The video frames of a session, chunk by chunk, for a loop."""
+"""The iterator over a session's video frames."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _ENDED: Any = object()
 
 
 class VideoStream:
-    """Iterator over a session's video frames; what `Session.stream` gives.
+    """Iterator over a session's video frames, returned by `Session.stream`.
 
     Threads may share it as they may share the session: each takes whole chunks, in order.
 
     Parameters
     ----------
     call_lock : CallLock
-        The session's.
+        The session's lock.
     run_chunk : callable
-        Makes its next chunk.
+        Makes the session's next chunk.
     queued : deque of Chunk
-        The session's chunks that were made and not given out: given first.
+        Chunks that were made and not yielded yet; they are yielded first.
     ahead : int
-        How many chunks more than was given out are made.
+        How many chunks are made ahead.
     chunks : int, optional
-        How many to give; without it there is no end.
+        Number of chunks; without it the stream is endless.
     inputs : iterable of mappings, optional
-        What the caller gives, a chunk each; where they end, no more chunks are made.
+        Inputs of each chunk; when they end, no more chunks are made.
     """
 
     def __init__(
