@@ -77,8 +77,10 @@ class SmallReader:
             ("frames", [[*frames]]),
             ("write_slots", [slots]),
             ("valid_tokens", [valid]),
+            ("given_frames", [0]),
         ):
-            self.buffers[name].copy_(torch.tensor(value))  # 9
+            if name in self.buffers:
+                self.buffers[name].copy_(torch.tensor(value))  # 9
         for program, number in (
             ("begin", 0),
             *(("denoise", one) for one in range(passes)),
