@@ -113,6 +113,10 @@ def info(options: argparse.Namespace) -> Report:
         )
     if text is not None:
         lines.append(f"text     sentences of up to {text.tokens} tokens")
+    lines += [
+        f"input    {one.name} ({one.dtype} {list(one.shape)}, per {one.per}, {one.default})"
+        for one in manifest.caller_inputs
+    ]
     result: dict[str, object] = {
         "name": manifest.name,
         "digest": digest,
@@ -128,6 +132,7 @@ def info(options: argparse.Namespace) -> Report:
         },
         "text": None if text is None else {"tokens": text.tokens, "truncate": text.truncate},
         "video": None if video is None else asdict(video),
+        "inputs": [asdict(one) for one in manifest.caller_inputs],
         "files": {path: entry.size for path, entry in manifest.files.items()},
     }
     return Report(result, tuple(lines))

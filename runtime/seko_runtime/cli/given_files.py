@@ -173,7 +173,7 @@ def load_reference(path: Path) -> NDArray[Any]:
     """
     if path.suffix != ".npy":
         return load_image(path, "--reference")
-    array = _load_array(path, "--reference")
+    array = load_array(path, "--reference")
     if array.dtype not in (np.uint8, np.float32):
         raise UsageError(
             f"--reference {path} is {array.dtype} {list(array.shape)}, expected uint8 pictures or float32 latents"
@@ -192,7 +192,7 @@ def load_image(path: Path, option: str = "--image") -> NDArray[np.uint8]:
         If it needs PyAV, which is not installed.
     """
     if path.suffix == ".npy":
-        array = _load_array(path, option)
+        array = load_array(path, option)
         if array.dtype != np.uint8 or array.ndim not in (3, 4):
             raise UsageError(
                 f"{option} {path} is {array.dtype} {list(array.shape)}, expected uint8 [rows, columns, 3]"
@@ -241,13 +241,14 @@ def _prompt_at(value: object, where: str) -> PromptAt:
 
 
 def _load_text(path: Path) -> NDArray[np.float32]:
-    text = _load_array(path, "--text")
+    text = load_array(path, "--text")
     if text.dtype.kind not in "fiu":
         raise UsageError(f"--text {path} holds no array of numbers")
     return text.astype(np.float32)
 
 
-def _load_array(path: Path, option: str) -> NDArray[Any]:
+def load_array(path: Path, option: str) -> NDArray[Any]:
+    """Read an array file that ``option`` names; a UsageError if it is none."""
     _check_there(path, option)
     try:
         array = np.load(path, allow_pickle=False)

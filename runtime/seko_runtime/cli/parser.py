@@ -122,6 +122,12 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
         help="reference frames: pictures as --image takes them, or .npy float32 latents",
     )
     command.add_argument(
+        "--input",
+        action="append",
+        metavar="NAME=FILE.npy",
+        help="an input of the model, such as a camera: one chunk's array, or [chunks, ...]; repeatable",
+    )
+    command.add_argument(
         "-o",
         "--output",
         type=Path,

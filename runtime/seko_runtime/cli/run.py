@@ -13,6 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from seko_runtime.cli.given_files import Given, PromptAt, fitted, read_given
+from seko_runtime.cli.input_files import RunInputs, fit_inputs, read_inputs
 from seko_runtime.cli.output import Report, note, stdout_for_video
 from seko_runtime.cli.progress import Progress
 from seko_runtime.errors import UsageError
@@ -38,13 +39,14 @@ def run(options: argparse.Namespace) -> Report:
     streams = options.output == STDOUT
     if streams:
         _check_stdout(options)
-    read = read_given(options)
+    read, arrays = read_given(options), read_inputs(options.input)
     manifest, _ = read_manifest(options.artifact, trust=options.trust)
     given = fitted(read, options, manifest)
+    inputs = fit_inputs(arrays, options, manifest)
     if not streams:
-        return _run(options, manifest, given, None)
+        return _run(options, manifest, given, inputs, None)
     with stdout_for_video() as descriptor:
-        return _run(options, manifest, given, descriptor)
+        return _run(options, manifest, given, inputs, descriptor)
 
 
 def _check_stdout(options: argparse.Namespace) -> None:
@@ -58,7 +60,13 @@ def _check_stdout(options: argparse.Namespace) -> None:
         )
 
 
-def _run(options: argparse.Namespace, manifest: Manifest, given: Given, descriptor: int | None) -> Report:
+def _run(
+    options: argparse.Namespace,
+    manifest: Manifest,
+    given: Given,
+    inputs: RunInputs,
+    descriptor: int | None,
+) -> Report:
     prompts = given.prompts
     began = time.perf_counter()
     if options.output.is_fifo():
@@ -82,6 +90,7 @@ def _run(options: argparse.Namespace, manifest: Manifest, given: Given, descript
                 shift=options.shift,
                 image=given.image,
                 reference=given.reference,
+                inputs=artifact.golden_inputs(None) | dict(inputs.steady),
             ) as session,
             ChunkWriter(
                 options.output,
@@ -94,7 +103,7 @@ def _run(options: argparse.Namespace, manifest: Manifest, given: Given, descript
         ):
             skipped = _not_compared(options, artifact, seeds)
             compared = frozenset() if skipped else frozenset(_golden_chunks(artifact))
-            job = _Job(artifact, session, writer, options.chunks, compared, progress, began)
+            job = _Job(artifact, session, writer, inputs, options.chunks, compared, progress, began)
             progress.opened()
             job.run(deque(prompts[int(starts) :]))
         report = job.report()
@@ -116,6 +125,7 @@ class _Job:
     artifact: OpenArtifact
     session: Session
     writer: ChunkWriter
+    inputs: RunInputs
     chunks: int
     compared: frozenset[int]
     progress: Progress
@@ -138,7 +148,7 @@ class _Job:
             if due is not None:
                 self.session.set_prompt(due.prompt, recache=due.recache)
                 self.compared = frozenset()
-            chunk = self.session.run_chunk(self.artifact.golden_inputs(number))
+            chunk = self.session.run_chunk(self.artifact.golden_inputs(number) | self.inputs.of_chunk(number))
             frames += _video_frames(self.artifact.manifest, number)
             latents = None if self.writer.takes_frames else chunk.to_host()
             if number in self.compared:
@@ -215,7 +225,11 @@ def _not_compared(options: argparse.Namespace, artifact: OpenArtifact, seeds: Se
     asked = [name for name in ("prompt", "prompts", "text") if getattr(options, name) is not None]
     if asked or list(golden.seeds) != list(seeds):
         return "another prompt or seed"
-    others = [name for name in ("steps", "shift", "image", "reference") if getattr(options, name) is not None]
+    others = [
+        name
+        for name in ("steps", "shift", "image", "reference", "input")
+        if getattr(options, name) is not None
+    ]
     return f"--{others[0]} was given" if others else ""
 
 

@@ -198,7 +198,7 @@ class OpenArtifact:
             golden = self.manifest.golden
             if golden is not None and golden.reference is not None:
                 reference = self._golden[golden.reference].to_numpy()
-        inputs = self._golden_inputs() if inputs is None else inputs
+        inputs = self.golden_inputs(None) if inputs is None else inputs
         memory, manifest, programs, weights = self._scheduled(steps, shift)
         session = Session(
             manifest,
@@ -297,19 +297,21 @@ class OpenArtifact:
             )
         return self._golden[golden.text].to_numpy()
 
-    def golden_inputs(self, chunk: int) -> dict[str, NDArray[np.generic]]:
-        """Return the golden's inputs per chunk or pass for a chunk, [B, ...] by name; empty if there are none.
+    def golden_inputs(self, chunk: int | None) -> dict[str, NDArray[np.generic]]:
+        """Return the golden's values of the caller's inputs by name, [B, ...]; empty without such inputs.
 
-        After the last recorded chunk they repeat, so that a stream of any length has inputs.
+        ``chunk`` None: inputs per session or prompt. A number: inputs per chunk or pass; after the last recorded chunk
+        they repeat from the first, so that a stream of any length has some.
         """
         golden = self.manifest.golden
-        recorded = 0 if golden is None else chunk % (golden.chunks[-1] + 1)
-        names = {
-            one.name: input_tensor(one.name, recorded)
-            for one in self.manifest.caller_inputs
-            if one.per in ("chunk", "pass")
-        }
-        return self._golden_arrays(names)
+        recorded = 0 if golden is None or chunk is None else chunk % (golden.chunks[-1] + 1)
+        found = {}
+        for one in self.manifest.caller_inputs:
+            steady = one.per in ("session", "prompt")
+            tensor = input_tensor(one.name) if steady else input_tensor(one.name, recorded)
+            if steady == (chunk is None) and tensor in self._golden:
+                found[one.name] = self._golden[tensor].to_numpy()
+        return found
 
     def verify(self) -> list[ChunkError]:
         """Replay the golden's chunks and compare.
@@ -382,16 +384,6 @@ class OpenArtifact:
             else video_error(video, frames.to_numpy(), golden.video_step),
             video_tolerance=bound.video,
         )
-
-    def _golden_inputs(self) -> dict[str, NDArray[np.generic]]:
-        """Return the golden's inputs per session or prompt."""
-        steady = [one.name for one in self.manifest.caller_inputs if one.per in ("session", "prompt")]
-        return self._golden_arrays({name: input_tensor(name) for name in steady})
-
-    def _golden_arrays(self, names: Mapping[str, str]) -> dict[str, NDArray[np.generic]]:
-        return {
-            name: self._golden[tensor].to_numpy() for name, tensor in names.items() if tensor in self._golden
-        }
 
     def _scheduled(
         self, steps: int | None, shift: float | None

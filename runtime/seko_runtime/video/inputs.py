@@ -187,7 +187,7 @@ class CallerInputs:
                 known = self._all.get(name)
                 why = f"is per {known.per}: {elsewhere}" if known else "does not exist"
                 raise UsageError(f"input {str(name)[:80]!r} {why}; {self._told()}")
-            found[name] = _as_rows(specs[name], value, len(rows), bits=bits)
+            found[name] = as_rows(specs[name], value, len(rows), bits=bits)
         return found
 
     def _told(self) -> str:
@@ -199,8 +199,16 @@ class CallerInputs:
         return f"this artifact takes {', '.join(each) or 'no inputs of the caller'}"
 
 
-def _as_rows(spec: InputSpec, value: object, rows: int, *, bits: bool) -> Array:
-    """Return a copy [rows, *shape] of the array supplied for one input."""
+def as_rows(spec: InputSpec, value: object, rows: int, *, bits: bool) -> Array:
+    """Return a copy [rows, *shape] of what was given for one input, [*shape] or [rows, *shape].
+
+    With ``bits`` an input of a dtype that numpy lacks becomes integers, as it goes to the device.
+
+    Raises
+    ------
+    UsageError
+        If shape or dtype differ, or a number is not finite.
+    """
     wanted = np.dtype(np.float32) if spec.dtype == BFLOAT16 else host_dtype(spec.dtype)
     try:
         array: Array = np.asarray(value)

@@ -1,0 +1,110 @@
+"""The option ``--input NAME=FILE.npy`` of `run`: the caller's inputs, checked before an artifact is opened."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.cli.given_files import load_array
+from seko_runtime.cli.output import note
+from seko_runtime.errors import UsageError, one_line
+from seko_runtime.format.manifest import InputSpec, Manifest
+from seko_runtime.video.inputs import as_rows
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """The inputs that ``--input`` gives, by name.
+
+    Parameters
+    ----------
+    steady : mapping of str to numpy.ndarray
+        Inputs per session or prompt, [rows, *shape].
+    changing : mapping of str to sequence of numpy.ndarray
+        Inputs per chunk or pass, [rows, *shape] for each chunk of the run.
+    """
+
+    steady: Mapping[str, NDArray[Any]]
+    changing: Mapping[str, Sequence[NDArray[Any]]]
+
+    def of_chunk(self, number: int) -> dict[str, NDArray[Any]]:
+        """Return those of a chunk."""
+        return {name: arrays[number] for name, arrays in self.changing.items()}
+
+
+def read_inputs(given: Sequence[str] | None) -> dict[str, NDArray[Any]]:
+    """Return the array of each ``NAME=FILE.npy``.
+
+    Raises
+    ------
+    UsageError
+        If one is not of that form, is given twice, or its file cannot be read.
+    """
+    found: dict[str, NDArray[Any]] = {}
+    for one in given or ():
+        name, equals, file = one.partition("=")
+        if not (name and equals and file):
+            raise UsageError(f"--input {one[:200]!r}: expected NAME=FILE.npy")
+        if name in found:
+            raise UsageError(f"--input {name} is given twice; give it once")
+        found[name] = load_array(Path(file), "--input")
+    return found
+
+
+def fit_inputs(
+    arrays: Mapping[str, NDArray[Any]], options: argparse.Namespace, manifest: Manifest
+) -> RunInputs:
+    """Check the arrays against the manifest. An input without one takes the golden's values, and stderr says so.
+
+    Raises
+    ------
+    UsageError
+        If there is no such input, an array does not fit, or a required input has neither an array nor a golden.
+    """
+    specs = {one.name: one for one in manifest.caller_inputs}
+    for name in arrays:
+        if name not in specs:
+            known = ", ".join(specs) or "none"
+            raise UsageError(f"--input {name[:80]}: this artifact has no such input; its inputs: {known}")
+    for name, spec in specs.items():
+        if name in arrays:
+            continue
+        if manifest.golden is not None:
+            note(
+                one_line(f"input    {name}: as recorded in the golden; --input {name}=FILE.npy gives another")
+            )
+        elif spec.default == "required":
+            raise UsageError(f"input {name!r} is required per {spec.per}: give --input {name}=FILE.npy")
+    steady = {name for name, spec in specs.items() if spec.per in ("session", "prompt")}
+    rows = manifest.call_rows
+    return RunInputs(
+        {
+            name: as_rows(specs[name], array, rows, bits=False)
+            for name, array in arrays.items()
+            if name in steady
+        },
+        {
+            name: _of_chunks(specs[name], array, rows, options.chunks)
+            for name, array in arrays.items()
+            if name not in steady
+        },
+    )
+
+
+def _of_chunks(spec: InputSpec, array: NDArray[Any], rows: int, chunks: int) -> list[NDArray[Any]]:
+    """Return [rows, *shape] for each chunk, from one chunk's array or from one with an axis of chunks in front."""
+    if array.shape == spec.shape:
+        return [as_rows(spec, array, rows, bits=False)] * chunks
+    if array.shape[1:] not in (spec.shape, (rows, *spec.shape)) or len(array) < chunks:
+        each = list(spec.shape)
+        raise UsageError(
+            f"--input {spec.name} is {list(array.shape)}, expected {each} for every chunk, or {chunks} chunks: "
+            f"{[chunks, *each]} or {[chunks, rows, *each]}"
+        )
+    return [as_rows(spec, np.asarray(one), rows, bits=False) for one in array[:chunks]]

@@ -1,0 +1,138 @@
+"""`seko-run run --input NAME=FILE.npy`: which arrays fit, what is refused before anything is opened, what is fed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from seko_runtime.cli.commands import main
+from seko_runtime.cli.input_files import RunInputs, fit_inputs, read_inputs
+from seko_runtime.errors import UsageError
+from seko_runtime.format.manifest import Buffer, InputSpec, Manifest
+from seko_runtime.video.session import Session
+
+from .conftest import Edit
+from .toy import CHANNELS
+from .toy_inputs import RUNS, input_manifest
+
+Said = pytest.CaptureFixture[str]
+CHUNKS = 4
+
+
+@pytest.fixture(scope="module")
+def manifest() -> Manifest:
+    return input_manifest()
+
+
+def fitted(manifest: Manifest, arrays: Mapping[str, NDArray[Any]], chunks: int = CHUNKS) -> RunInputs:
+    needed = {"camera": numbers(CHANNELS), "place": numbers(CHANNELS)}
+    return fit_inputs({**needed, **arrays}, argparse.Namespace(chunks=chunks), manifest)
+
+
+def numbers(*shape: int) -> NDArray[np.float32]:
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+
+def test_one_chunks_array_is_for_all_rows_and_chunks(manifest: Manifest) -> None:
+    rows = manifest.call_rows
+    told = fitted(manifest, {"gain": numbers(RUNS, 2)})
+    for number in range(CHUNKS):
+        seen = told.of_chunk(number)
+        assert set(seen) == {"camera", "gain"}
+        assert np.array_equal(seen["camera"], np.stack([numbers(CHANNELS)] * rows))
+        assert np.array_equal(seen["gain"], np.stack([numbers(RUNS, 2)] * rows))
+    assert np.array_equal(told.steady["place"], np.stack([numbers(CHANNELS)] * rows))
+
+
+@pytest.mark.parametrize("spare", [0, 3])
+def test_an_axis_of_chunks_and_one_of_rows(manifest: Manifest, spare: int) -> None:
+    rows, made = manifest.call_rows, CHUNKS + spare
+    each, apart = numbers(made, CHANNELS), numbers(made, rows, CHANNELS)
+    for number in range(CHUNKS):
+        seen = fitted(manifest, {"camera": each}).of_chunk(number)["camera"]
+        assert np.array_equal(seen, np.stack([each[number]] * rows))
+        assert np.array_equal(fitted(manifest, {"camera": apart}).of_chunk(number)["camera"], apart[number])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"lens": numbers(2)}, "no such input; its inputs: camera, zoom, key, gain, place"),
+        ({"camera": numbers(CHUNKS - 1, CHANNELS)}, rf"\[{CHUNKS}, {CHANNELS}\] or \[{CHUNKS}, "),
+        ({"camera": numbers(CHUNKS, CHANNELS + 1)}, rf"expected \[{CHANNELS}\] for every chunk"),
+        ({"camera": numbers(CHANNELS).astype(np.float64)}, "is float64 .* expected float32"),
+        ({"camera": np.full((CHUNKS, CHANNELS), np.nan, np.float32)}, "not finite"),
+        ({"place": numbers(CHUNKS + 9, CHANNELS)}, "'place' is float32"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    manifest: Manifest, arrays: Mapping[str, NDArray[Any]], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        fitted(manifest, arrays)
+
+
+def test_a_required_input_without_a_golden_must_be_given(manifest: Manifest) -> None:
+    with pytest.raises(UsageError, match=r"'camera' is required per chunk: give --input camera=FILE\.npy"):
+        fit_inputs({}, argparse.Namespace(chunks=1), replace(manifest, golden=None))
+
+
+@pytest.mark.parametrize("given", ["camera", "=file.npy", "camera="])
+def test_an_option_of_another_form_is_refused(given: str) -> None:
+    with pytest.raises(UsageError, match=r"expected NAME=FILE\.npy"):
+        read_inputs([given])
+
+
+@pytest.fixture
+def camera_folder(whole_folder: Path, edit_manifest: Edit) -> Path:
+    """The whole toy's artifact with an input that its engines do not look at."""
+    spec = InputSpec("camera", (CHANNELS,), "float32", "input.camera", "chunk", "caller", "hold", "pose")
+
+    def with_camera(one: Manifest) -> Manifest:
+        buffers = (*one.buffers, Buffer("input.camera", (one.call_rows, CHANNELS), "float32", "chunk"))
+        return replace(one, inputs=(spec,), buffers=buffers, format_version=6)
+
+    edit_manifest(whole_folder, with_camera)
+    return whole_folder
+
+
+def test_run_feeds_what_is_given_and_says_what_is_not(
+    camera_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
+) -> None:
+    fed: list[Mapping[str, Any]] = []
+    run_chunk: Callable[..., Any] = Session.run_chunk
+
+    def watched(session: Session, inputs: Mapping[str, Any]) -> Any:
+        fed.append(inputs)
+        return run_chunk(session, inputs)
+
+    monkeypatch.setattr(Session, "run_chunk", watched)
+    camera = numbers(3, CHANNELS)
+    np.save(tmp_path / "camera.npy", camera)
+    command = ["run", str(camera_folder), "-o", str(tmp_path / "out.npy"), "--chunks", "2"]
+    assert main(command) == 0
+    assert fed == [{}, {}]
+    assert "camera: as recorded in the golden; --input camera=FILE.npy" in capsys.readouterr().err
+    fed.clear()
+    assert main([*command, "--input", f"camera={tmp_path / 'camera.npy'}"]) == 0
+    said = capsys.readouterr()
+    assert [one["camera"].tolist() for one in fed] == [[camera[0].tolist()], [camera[1].tolist()]]
+    assert "recorded in the golden" not in said.err
+    assert "check    skipped (--input was given)" in said.out
+    assert main([*command, "--input", f"lens={tmp_path / 'camera.npy'}"]) == 2
+    assert "no such input; its inputs: camera" in capsys.readouterr().err
+
+
+def test_info_names_the_inputs(camera_folder: Path, capsys: Said) -> None:
+    assert main(["info", str(camera_folder)]) == 0
+    assert f"input    camera (float32 [{CHANNELS}], per chunk, hold)" in capsys.readouterr().out
+    assert main(["info", str(camera_folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["inputs"][0]["name"] == "camera"
