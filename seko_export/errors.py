@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class ExportError(Exception):
     """Base of all errors that `seko-export` prints as one sentence instead of a traceback."""
 
     exit_code = 1
+    report: Mapping[str, object] = {}
+    """What a command found before it failed; ``--json`` prints it beside the sentence."""
 
 
 class UsageError(ExportError):

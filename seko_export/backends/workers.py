@@ -8,10 +8,12 @@ import os
 import shutil
 import signal
 import threading
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from seko_export.backends.base import EngineMaker, ExportBackend
@@ -24,6 +26,10 @@ from seko_export.host.workshop import workshop
 
 # Roles of the engines with kernels enough to compile for long: these begin first.
 SLOW_ROLES = ("block", "vae_encode", "vae_decode_first", "vae_decode")
+
+
+COMPILING = "compiling the engines"
+_SLOW_COST = 5.0  # seconds of an engine of `SLOW_ROLES`, in those of another: between 3 and 10 were seen
 
 
 @contextmanager
@@ -41,7 +47,8 @@ def compiled_beside(
     artifact : Path
         The artifact's folder, in which the folder of the engines (or of their forms) is made.
     progress : callable
-        Called with the number of finished engines while the caller waits.
+        Called with the number of finished engines while the caller waits; until then it is told once how to ask what
+        compiles beside the caller's own steps.
 
     Yields
     ------
@@ -60,7 +67,8 @@ def compiled_beside(
     workers = min(len(keys), len(os.sched_getaffinity(0)))
     # spawn: a forked child must not use the GPU, and must not hold the parent's threads' locks
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_quiet_worker)
-    by_cost = [key.name for key in sorted(keys, key=lambda key: key.role not in SLOW_ROLES)]
+    costs = {key.name: _SLOW_COST if key.role in SLOW_ROLES else 1.0 for key in keys}
+    by_cost = dict(sorted(costs.items(), key=lambda pair: -pair[1]))
     finished = False
     with workshop("seko-") as bench:
         try:
@@ -76,6 +84,7 @@ def compiled_beside(
                     ): name
                     for name in by_cost
                 }
+            progress(COMPILING, 0, len(futures), beside=_Watch(futures, by_cost, bench, workers))
             yield lambda: _wait_for_all(futures, progress)
             finished = True
         finally:
@@ -106,7 +115,7 @@ def _wait_for_all(futures: dict[Future[float], str], progress: Progress) -> dict
     """Return the seconds of each engine when all are compiled; raise the first failure."""
     pending = set(futures)
     while pending:
-        progress("compiling the engines", len(futures) - len(pending), len(futures))
+        progress(COMPILING, len(futures) - len(pending), len(futures))
         done, pending = wait(pending, return_when=FIRST_COMPLETED)
         for future in done:
             fault = future.exception()
@@ -115,6 +124,54 @@ def _wait_for_all(futures: dict[Future[float], str], progress: Progress) -> dict
             if fault is not None:  # a worker that was killed
                 raise ExportError(f"engine {futures[future]!r} did not compile: {fault}") from fault
     return {name: future.result() for future, name in futures.items()}
+
+
+@dataclass
+class _Watch:
+    """Says which engines compile now, how many are left, and about how long they take.
+
+    Parameters
+    ----------
+    futures : mapping of Future to str
+        Each engine's name.
+    costs : mapping of str to float
+        What each takes, in one unit.
+    bench : Path
+        An engine's folder is made there when a worker begins with it.
+    workers : int
+        How many compile at a time.
+    """
+
+    futures: Mapping[Future[float], str]
+    costs: Mapping[str, float]
+    bench: Path
+    workers: int
+    begun: dict[str, float] = field(default_factory=dict)
+
+    def __call__(self) -> str:
+        """Return the sentence; empty once all are compiled, or one has failed."""
+        done = {name: future for future, name in self.futures.items() if future.done()}
+        if len(done) == len(self.futures) or any(one.cancelled() or one.exception() for one in done.values()):
+            return ""
+        now = time.monotonic()
+        left = [name for name in self.costs if name not in done]
+        for name in left:
+            if name not in self.begun and (self.bench / name).exists():
+                self.begun[name] = now
+        running = [name for name in left if name in self.begun]
+        told = f"engines: {len(left)} of {len(self.futures)} left"
+        if running:
+            told += f", compiling {', '.join(running)}"
+        if done:
+            spent = sum(future.result() for future in done.values())
+            unit = spent / sum(self.costs[name] for name in done)
+            told += f", about {self._remaining(left, unit, now):.0f} s"
+        return told
+
+    def _remaining(self, left: Sequence[str], unit: float, now: float) -> float:
+        """Return the seconds that engines still take, a unit of cost taking ``unit`` of them."""
+        each = [max(1.0, self.costs[name] * unit - (now - self.begun.get(name, now))) for name in left]
+        return max(max(each), sum(each) / self.workers)
 
 
 @contextmanager

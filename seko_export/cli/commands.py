@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import Field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from seko_export.cli.delivery import DELIVERY
+from seko_export.cli.progress import shown_progress
 from seko_export.cli.questions import QUESTIONS
-from seko_export.cli.shared import json_option, print_json
-from seko_export.host import progress
+from seko_export.cli.shared import SekoGroup, completing, json_option, print_json, say
 from seko_export.options.declaration import BuildOptions, Option, declared, flag, numbers
 from seko_export.roofline.gpus import GPUS
-from seko_runtime.end_signals import until_ended
+from seko_runtime.cli.output import note
 
-
-class SekoGroup(click.Group):
-    """A group that ends with our exit codes: 2 usage, 3 checkpoint, 4 artifact, 5 environment, 6 numeric."""
-
-    def invoke(self, ctx: click.Context) -> None:
-        """Run the command; every error that we know becomes one sentence."""
-        from seko_export.errors import ExportError
-        from seko_runtime.errors import SekoRuntimeError
-
-        def command() -> int:
-            try:
-                super(SekoGroup, self).invoke(ctx)
-            except (ExportError, SekoRuntimeError) as error:
-                click.echo(f"seko-export: {error}", err=True)
-                return error.exit_code
-            return 0
-
-        code = until_ended(command, lambda said: click.echo(f"seko-export: {said}", err=True))
-        if code:
-            ctx.exit(code)
+if TYPE_CHECKING:
+    from seko_export.build_steps import BuildResult
 
 
 _OLD_SPELLINGS = {"stream-cache": "offload-cache"}  # still taken, and not in the help
@@ -86,6 +65,7 @@ def _click_option(one: Field[Any], option: Option) -> Callable[[Callable[..., An
         default=one.default,
         show_default=one.default is not None,
         help=option.help,
+        shell_complete=None if option.values is None else completing(option.values),
     )
 
 
@@ -112,33 +92,35 @@ def build(
     """
     import seko_export
 
-    with _progress(quiet=as_json) as tell:
+    with shown_progress() as tell:
         result = seko_export.build(
             BuildOptions(checkpoint, **asked),
             output,
             replace=force,
             room_check=not no_room_check,
             progress=tell,
-            note=lambda sentence: click.echo(sentence, err=True),
+            note=note,
         )
     if as_json:
         print_json(result.report())
         return
+    say(*_told(result))
+
+
+def _told(result: BuildResult) -> Iterator[str]:
+    """Yield what a build made, as lines for a reader."""
     kv = result.kv
-    click.echo(f"artifact  {result.artifact}  ({result.digest[:16]}, built in {result.build_s:.1f} s)")
-    click.echo(f"engines   {result.engine_bytes / 1e6:.2f} MB, weights {result.weight_bytes / 1e6:.1f} MB")
-    click.echo(
-        f"KV pool   {kv['pool_bytes']} bytes as {kv['scheme']}, {kv['pool_bytes'] / kv['bf16_pool_bytes']:.4f} of bf16"
-    )
+    yield f"artifact  {result.artifact}  ({result.digest[:16]}, built in {result.build_s:.1f} s)"
+    yield f"engines   {result.engine_bytes / 1e6:.2f} MB, weights {result.weight_bytes / 1e6:.1f} MB"
+    share = kv["pool_bytes"] / kv["bf16_pool_bytes"]
+    yield f"KV pool   {kv['pool_bytes']} bytes as {kv['scheme']}, {share:.4f} of bf16"
     if result.kernels == "fused" or result.device == "cuda":
-        click.echo(f"kernels   {result.kernels}, attention {result.attention}")
+        yield f"kernels   {result.kernels}, attention {result.attention}"
     for error in kv.get("error_vs_exact", ()):
-        click.echo(f"          relative error against the exact track: {error:.4f}")
+        yield f"          relative error against the exact track: {error:.4f}"
     video = result.golden_video_error
     pictures = "" if video is None else f", video frames {video:.2f} levels of 255"
-    click.echo(
-        f"verified  engines against the eager model: relative error {result.golden_error:.2e}{pictures}"
-    )
+    yield f"verified  engines against the eager model: relative error {result.golden_error:.2e}{pictures}"
 
 
 for command in (*QUESTIONS, *DELIVERY):
@@ -146,7 +128,12 @@ for command in (*QUESTIONS, *DELIVERY):
 
 
 @main.command()
-@click.option("--gpu", required=True, help=f"One of {', '.join(GPUS)}; it need not be here.")
+@click.option(
+    "--gpu",
+    required=True,
+    help=f"One of {', '.join(GPUS)}; it need not be here.",
+    shell_complete=completing(lambda: [*GPUS]),
+)
 @click.option("--steps", type=int, help="Denoise passes of a chunk.")
 @click.option("--fps", type=int, help="Video frames per second that are to be kept up with.")
 @build_options(of_plan=True)
@@ -160,34 +147,4 @@ def plan(gpu: str, steps: int | None, fps: int | None, as_json: bool, **asked: A
     if as_json:
         print_json(report)
     else:
-        click.echo(show(report))
-
-
-@contextmanager
-def _progress(*, quiet: bool) -> Iterator[progress.Progress]:
-    """Give a callable that shows the build's steps on stderr: bars on a terminal, a line each in a log."""
-    if quiet:
-        yield progress.silent
-        return
-    if not Console(stderr=True).is_terminal:
-        seen: set[str] = set()
-
-        def tell(step: str, *_: int) -> None:
-            if step not in seen:
-                seen.add(step)
-                click.echo(step, err=True)
-
-        yield tell
-        return
-    columns = (TextColumn("{task.description:34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        tasks: dict[str, Any] = {}
-
-        def show(step: str, done: int, total: int) -> None:
-            if step not in tasks:
-                for task in tasks.values():
-                    bars.update(task, completed=bars.tasks[task].total)
-                tasks[step] = bars.add_task(step, total=total)
-            bars.update(tasks[step], completed=done)
-
-        yield show
+        say(show(report))

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from seko_export.cli.shared import artifact_argument, json_option, print_json
+from seko_export.cli.shared import artifact_argument, json_option, print_json, say
+from seko_runtime.cli.output import note
 
 
 @click.command()
@@ -24,7 +25,7 @@ def pack(artifact: Path, output: Path, force: bool, as_json: bool) -> None:
     if as_json:
         print_json(asdict(made) | {"file": str(made.file)})
     else:
-        click.echo(f"{made.file}: {made.files} files, {made.bytes} bytes, digest {made.digest}")
+        say(f"{made.file}: {made.files} files, {made.bytes} bytes, digest {made.digest}")
 
 
 @click.command()
@@ -39,7 +40,7 @@ def unpack(archive: Path, output: Path, as_json: bool) -> None:
     if as_json:
         print_json(asdict(made) | {"folder": str(made.folder)})
     else:
-        click.echo(f"{made.folder}: {made.files} files, {made.bytes} bytes, digest {made.digest}")
+        say(f"{made.folder}: {made.files} files, {made.bytes} bytes, digest {made.digest}")
 
 
 @click.command()
@@ -69,7 +70,7 @@ def keygen(output: Path, ask_passphrase: bool, passphrase_file: Path | None, as_
     if as_json:
         print_json({"private": str(made.private), "public": str(made.public), "key": made.key})
     else:
-        click.echo(f"{made.private}: keep it; {made.public}: a line for the trust file, key {made.key}")
+        say(f"{made.private}: keep it; {made.public}: a line for the trust file, key {made.key}")
 
 
 @click.command()
@@ -85,11 +86,11 @@ def sign(artifact: Path, key: Path, as_json: bool) -> None:
 
     made = sign_artifact(artifact, key, (lambda: _ask(f"Passphrase of {key}")) if on_terminal() else None)
     for dropped in made.dropped:
-        click.echo(f"dropped the signature of {dropped}: it is not of this manifest", err=True)
+        note(f"dropped the signature of {dropped}: it is not of this manifest")
     if as_json:
         print_json(asdict(made) | {"file": str(made.file)})
     else:
-        click.echo(f"{made.file}: digest {made.digest} signed by {made.key} at {made.time}")
+        say(f"{made.file}: digest {made.digest} signed by {made.key} at {made.time}")
 
 
 def on_terminal() -> bool:

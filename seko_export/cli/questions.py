@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import click
-from rich.console import Console
 from rich.markup import escape
 
-from seko_export.cli.shared import artifact_argument, json_option, print_json
+from seko_export.cli.shared import artifact_argument, drawn, json_option, print_json, print_table, say
 
 
 @click.command()
@@ -26,16 +23,8 @@ def inspect(path: Path, as_json: bool) -> None:
     report = seko_export.inspect(path)
     if as_json:
         print_json(report)
-        return
-    for key, value in report.items():
-        if isinstance(value, dict) and all(isinstance(one, dict) and "from" in one for one in value.values()):
-            for name, fact in value.items():
-                click.echo(f"{key:12} {name} {fact['value']}  ({fact['from']})")
-        elif key == "notes":
-            for note in value:
-                click.echo(f"{key:12} {note}")
-        else:
-            click.echo(f"{key:12} {_plain(value)}")
+    else:
+        print_table(report)
 
 
 @click.command()
@@ -53,14 +42,16 @@ def verify(artifact: Path, as_json: bool) -> None:
         compared += f"; of the cache {worst['cache']}, tolerance {worst['cache_tolerance']}"
     if worst["video"] is not None:
         compared += f"; of the video {worst['video']} levels of 255, tolerance {worst['video_tolerance']}"
-    if as_json:
-        print_json(report)
-    elif report["ok"]:
-        click.echo(f"{artifact}: {compared}")
     if not report["ok"]:
-        raise NumericError(
+        missed = NumericError(
             f"{artifact} does not reproduce its goldens: {compared}; rebuild it on this kind of machine"
         )
+        missed.report = report
+        raise missed
+    if as_json:
+        print_json(report)
+    else:
+        say(f"{artifact}: {compared}", "verified")
 
 
 @click.command()
@@ -80,9 +71,8 @@ def bench(artifact: Path, chunks: int, as_json: bool) -> None:
     report = bench_artifact(artifact, chunks)
     if as_json:
         print_json(report)
-        return
-    for key, value in report.items():
-        click.echo(f"{key:18} {value:.4g}" if isinstance(value, float) else f"{key:18} {_plain(value)}")
+    else:
+        print_table(report)
 
 
 @click.command()
@@ -96,12 +86,14 @@ def doctor(as_json: bool) -> None:
     if as_json:
         print_json(environment.report(findings))
         return
-    console = Console()
-    for finding in findings:
-        mark = "[green]ok[/]" if finding.ok else "[yellow]no[/]"
-        advice = f"  ->  {finding.advice}" if finding.advice else ""
-        line = escape(f"{finding.subject}: {finding.found}{advice}")  # extras of packages stand in brackets
-        console.print(f"{mark}  {line}", soft_wrap=True, highlight=False)
+    with drawn() as console:
+        for finding in findings:
+            mark = "[green]ok[/]" if finding.ok else "[yellow]no[/]"
+            advice = f"  ->  {finding.advice}" if finding.advice else ""
+            line = escape(
+                f"{finding.subject}: {finding.found}{advice}"
+            )  # extras of packages stand in brackets
+            console.print(f"{mark}  {line}", soft_wrap=True, highlight=False)
 
 
 @click.command()
@@ -126,11 +118,8 @@ def profile(artifact: Path, chunks: int, top: int, trace: Path | None, as_json: 
     if as_json:
         print_json(report)
     else:
-        show(report)
-
-
-def _plain(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, dict | list | tuple) else str(value)
+        with drawn() as console:
+            show(report, console)
 
 
 QUESTIONS = (inspect, verify, bench, doctor, profile)

@@ -1,17 +1,161 @@
-"""What several commands have: ARTIFACT, and `--json` with one JSON object as the last line of stdout."""
+"""What all commands have: exit codes, one sentence for a failure, and `--json` with one JSON object on stdout."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
+from rich.console import Console
+
+from seko_export.errors import ExportError
+from seko_runtime.cli.output import Report, flush_stdout, note, show, show_failure
+from seko_runtime.end_signals import until_ended
+from seko_runtime.errors import SekoRuntimeError
+from seko_runtime.faults import machine_faults
 
 artifact_argument = click.argument("artifact", type=click.Path(path_type=Path))
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, of a failure too."
+)
 
 
-def print_json(report: Any) -> None:
+class _EndedError(Exception):
+    """A command was ended: by a signal, or because nobody reads its output."""
+
+    def __init__(self, sentence: str, code: int) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+class SekoGroup(click.Group):
+    """A group that ends with our exit codes: 2 usage, 3 checkpoint, 4 artifact, 5 environment, 6 numeric.
+
+    A failure is one sentence on stderr; with ``--json`` also ``{"error": SENTENCE, "exit": CODE}`` on stdout.
+    """
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run the command line and end the process with its exit code; as click's own without ``standalone_mode``."""
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        given = [*(sys.argv[1:] if args is None else args)]
+        found: Mapping[str, object] = {}
+        failed: str | None = None
+        try:
+            with machine_faults():
+                code = super().main(given, prog_name, complete_var, standalone_mode=False, **extra) or 0
+                flush_stdout()
+        except (ExportError, SekoRuntimeError) as error:
+            failed, code, found = str(error), error.exit_code, getattr(error, "report", {})
+            note(f"seko-export: {failed}")
+        except _EndedError as ended:
+            failed, code = str(ended), ended.code
+            note(f"seko-export: {failed}")
+        except click.ClickException as error:
+            failed, code = error.format_message(), error.exit_code
+            with contextlib.suppress(OSError):
+                error.show()
+        except click.Abort:  # of a question
+            failed, code = "no answer was given", 1
+            note(f"seko-export: {failed}")
+        except Exception as fault:
+            if "--json" in given:
+                show_failure({}, f"{type(fault).__name__}: {fault}", 1)
+            raise
+        if failed is not None and "--json" in given:
+            show_failure({**found}, failed, code)
+        sys.exit(code)
+
+    def invoke(self, ctx: click.Context) -> None:
+        """Run the command until its end, a signal, or the end of who reads it."""
+
+        def command() -> int:
+            try:
+                super(SekoGroup, self).invoke(ctx)
+                flush_stdout()
+            except BrokenPipeError:  # click would end without a word
+                raise _EndedError("whoever read the output stopped reading", 1) from None
+            return 0
+
+        ended: list[str] = []
+        code = until_ended(command, ended.append)
+        if ended:
+            raise _EndedError(ended[0], code)
+
+
+def print_json(report: Mapping[str, Any]) -> None:
     """Print a report as one line, keys sorted."""
-    click.echo(json.dumps(report, sort_keys=True))
+    show(Report({**report}, ()), as_json=True)
+
+
+def say(*lines: str) -> None:
+    """Print lines for a reader on stdout."""
+    show(Report({}, lines), as_json=False)
+
+
+@contextlib.contextmanager
+def drawn() -> Iterator[Console]:
+    """Give a console; what is printed there comes to stdout at the block's end, in colours on a terminal."""
+    console = Console()
+    if not console.is_terminal:
+        text = io.StringIO()
+        yield Console(file=text, no_color=True)
+        say(text.getvalue().removesuffix("\n"))
+        return
+    with console.capture() as capture:
+        yield console
+    say(capture.get().removesuffix("\n"))
+
+
+def print_table(report: Mapping[str, Any]) -> None:
+    """Print a report as columns: its entry, the name within the entry, the value."""
+    rows = [row for key, value in report.items() for row in _rows(key, value)]
+    widths = [max(len(row[at]) for row in rows) for at in range(2)]
+    say(*(f"{key:{widths[0]}}  {name:{widths[1]}}  {value}".rstrip() for key, name, value in rows))
+
+
+def _rows(key: str, value: Any) -> Iterator[tuple[str, str, str]]:
+    """Yield rows of an entry: of a mapping one each, of a list of sentences one each."""
+    if isinstance(value, Mapping) and value:
+        for name, one in value.items():
+            if isinstance(one, Mapping) and {*one} == {"value", "from"}:
+                yield key, name, f"{_plain(one['value'])}  ({one['from']})"
+            else:
+                yield key, name, _plain(one)
+    elif isinstance(value, list) and value and all(isinstance(one, str) for one in value):
+        for one in value:
+            yield key, "", one
+    else:
+        yield key, "", _plain(value)
+
+
+def _plain(value: Any) -> str:
+    if value is None or value in ({}, [], ()):
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list | tuple) and not any(isinstance(one, list | tuple | dict) for one in value):
+        return ", ".join(map(_plain, value))
+    return json.dumps(value) if isinstance(value, Mapping | list | tuple) else str(value)
+
+
+def completing(names: Callable[[], Sequence[str]]) -> Callable[..., list[CompletionItem]]:
+    """Return what completes a value on the command line: one of these names."""
+
+    def complete(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in names() if name.startswith(begun)]
+
+    return complete

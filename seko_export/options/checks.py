@@ -14,10 +14,9 @@ from seko_export.checkpoints.sources import TEXT_LAYOUT, VAE_LAYOUT
 from seko_export.config.stream import StreamConfig
 from seko_export.errors import MachineError, UsageError
 from seko_export.families.registry import presets
-from seko_export.options.declaration import ATTENTIONS, KERNELS, KV_FORMATS, BuildOptions
+from seko_export.options.declaration import ATTENTIONS, KERNELS, KV_FORMATS, RANDOM, SAMPLE, BuildOptions
 from seko_runtime.format.whole_files import check_goal
 
-SAMPLE, RANDOM = "sample", "tiny"  # what is built where no checkpoint is named: the first, if it is there
 SAMPLE_FOLDER = Path(__file__).parents[1] / "sample"
 TARGET = re.compile(r"auto|cpu|sm_\d{2,3}")
 

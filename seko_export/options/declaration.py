@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from seko_export.config.stream import PoolConfig
 from seko_export.errors import UsageError
 
+SAMPLE, RANDOM = "sample", "tiny"  # what is built where no checkpoint is named: the first, if it is there
 KV_FORMATS = (
     "bf16",
     "fp8",
@@ -46,6 +47,8 @@ class Option:
         Whether `seko-export plan` takes it, too.
     numbers : bool
         Whether it is a list of whole numbers with commas.
+    values : callable, optional
+        Gives the words that it takes, for a shell to complete.
     """
 
     help: str
@@ -53,6 +56,21 @@ class Option:
     off: str | None = None
     plan: bool = False
     numbers: bool = False
+    values: Callable[[], Sequence[str]] | None = None
+
+
+def _presets() -> Sequence[str]:
+    from seko_export.families.registry import (
+        presets,  # when a shell asks: all else of this file knows no family
+    )
+
+    return (SAMPLE, *presets())
+
+
+def _backends() -> Sequence[str]:
+    from seko_export.backends import BACKENDS
+
+    return BACKENDS
 
 
 def _option(help: str, group: str, default: Any = None, **more: Any) -> Any:
@@ -76,6 +94,7 @@ class BuildOptions:
         "Model: sample, tiny, self-forcing-1.3b, wan-14b. Without it the checkpoint says; without both: sample.",
         "model",
         plan=True,
+        values=_presets,
     )
     random_weights: int | None = _option(
         "Make random weights of this seed where a preset has no checkpoint: for tests of speed, not for video.",
@@ -91,6 +110,7 @@ class BuildOptions:
         "-sink behind it, as fp4-sink, sink frames stay exact.",
         _CACHE,
         plan=True,
+        values=lambda: KV_FORMATS,
     )
     fp4_kv: bool = _option("Short for --kv fp4: 3.56 times less cache than bf16.", _CACHE, False, plan=True)
     resident_window: bool = _option(
@@ -112,12 +132,19 @@ class BuildOptions:
         _ENGINES,
         "auto",
         plan=True,
+        values=lambda: ATTENTIONS,
     )
     kernels: str = _option(
-        "auto, plain (torch's) or fused (ours, around the matmuls).", _ENGINES, "auto", plan=True
+        "auto, plain (torch's) or fused (ours, around the matmuls).",
+        _ENGINES,
+        "auto",
+        plan=True,
+        values=lambda: KERNELS,
     )
-    backend: str = _option("aoti, compile, onnx or tensorrt.", _ENGINES, "aoti")
-    target: str = _option("auto, cpu, or sm_NN of this machine's GPU.", _ENGINES, "auto")
+    backend: str = _option("aoti, compile, onnx or tensorrt.", _ENGINES, "aoti", values=_backends)
+    target: str = _option(
+        "auto, cpu, or sm_NN of this machine's GPU.", _ENGINES, "auto", values=lambda: ("auto", "cpu")
+    )
 
     height: int | None = _option("Video height in pixels, a multiple of 16.", _LAYOUT, plan=True)
     width: int | None = _option("Video width in pixels, a multiple of 16.", _LAYOUT, plan=True)
@@ -199,7 +226,7 @@ class BuildOptions:
         option = f"--random-weights {seed}"
         if self.checkpoint is not None:
             raise UsageError(f"{option} contradicts the checkpoint {self.checkpoint}: give one of them")
-        if self.preset in (None, "sample"):
+        if self.preset in (None, SAMPLE):
             raise UsageError(f"{option} needs a --preset other than sample, which has weights: name one")
 
     @property

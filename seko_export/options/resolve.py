@@ -16,8 +16,8 @@ from seko_export.errors import UsageError
 from seko_export.families.base import Preset
 from seko_export.families.registry import presets as all_presets
 from seko_export.host.environment import Target, has_fp8, resolve_target
-from seko_export.options.checks import RANDOM, SAMPLE, SAMPLE_FOLDER, check_options, check_sink, preset_of
-from seko_export.options.declaration import KV_FORMATS, BuildOptions
+from seko_export.options.checks import SAMPLE_FOLDER, check_options, check_sink, preset_of
+from seko_export.options.declaration import KV_FORMATS, RANDOM, SAMPLE, BuildOptions
 from seko_export.options.model import preset_model, read_model
 from seko_export.options.sample import Sample, read_sample
 from seko_export.options.sources import MediaSources, find_tokenizer

@@ -20,8 +20,8 @@ from seko_export.errors import CheckpointError
 from seko_export.families.base import Preset
 from seko_export.families.recognition import Fact
 from seko_export.families.registry import family_named, presets
-from seko_export.options.checks import SAMPLE, SAMPLE_FOLDER
-from seko_export.options.declaration import BuildOptions
+from seko_export.options.checks import SAMPLE_FOLDER
+from seko_export.options.declaration import SAMPLE, BuildOptions
 from seko_export.options.model import HEADS, ReadFacts, lacking_sentence, model_of, notes_on, read_facts
 from seko_export.options.sample import read_sample
 from seko_runtime.format.manifest import MANIFEST_FILE

@@ -31,7 +31,8 @@ from tests.export.media_files import write_text_encoder, write_vae
 USAGE, CHECKPOINT, ARTIFACT, ENVIRONMENT, NUMERIC = 2, 3, 4, 5, 6
 PATIENCE_S = 60.0
 SAMPLE_NOTE = "no checkpoint named: using seeded random weights (noise, not video)\n"
-STEPS = ("probing the compiler", "reading the checkpoint")  # those that a refused build may have come to
+# Those that a refused build may have come to.
+STEPS = ("compiling the engines", "probing the compiler", "reading the checkpoint")
 
 
 @pytest.fixture
@@ -83,9 +84,14 @@ def assert_nothing_left(workplace: Path) -> None:
 # -- what it says ----------------------------------------------------------------------------------------------
 
 
-def test_build_prints_one_json_object_and_no_bars(fp4):
+def test_build_prints_one_json_object_and_its_steps_to_stderr(fp4):
+    """No bars in a log: lines, the first says what the build takes."""
     assert len(fp4.done.stdout.splitlines()) == 1
-    assert fp4.done.stderr == SAMPLE_NOTE
+    room, note, *steps = fp4.done.stderr.splitlines()
+    assert room.startswith("takes about ")
+    assert f"{note}\n" == SAMPLE_NOTE
+    assert steps[0] == "compiling the engines"
+    assert {"reading the checkpoint", "writing the weights", "verifying in a new process"} <= set(steps)
 
 
 def test_inspect(fp4, invoke):
@@ -390,9 +396,12 @@ def test_a_full_disk(workplace, checkpoint):
         command.append("--no-room-check")
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == ENVIRONMENT, done.stderr
-        assert done.stderr.startswith(f"seko-export: no space left for {workplace / 'out/x'}")
-        assert len(done.stderr.splitlines()) == 1
-        assert done.stdout == ""
+        sentence = done.stderr.splitlines()[-1]
+        assert sentence.startswith(f"seko-export: no space left for {workplace / 'out/x'}")
+        assert json.loads(done.stdout) == {
+            "error": sentence.removeprefix("seko-export: "),
+            "exit": ENVIRONMENT,
+        }
         assert_nothing_left(workplace)
     finally:
         subprocess.run(["umount", workplace / "out"], check=True)
@@ -434,8 +443,10 @@ def test_an_ended_build_leaves_nothing(workplace, checkpoint, number, to_group, 
     (os.killpg if to_group else os.kill)(started.pid, number)
     stdout, stderr = started.communicate(timeout=PATIENCE_S)
     assert started.returncode == 128 + number, stderr
-    assert stderr == "seko-export: interrupted; nothing was left behind\n"
-    assert stdout == ""
+    assert stderr.splitlines()[-1] == "seko-export: interrupted; nothing was left behind"
+    assert "Traceback" not in stderr
+    ended = "interrupted; nothing was left behind"
+    assert json.loads(stdout) == {"error": ended, "exit": 128 + number}
     assert_nothing_left(workplace)
     wait_until(lambda: not processes_with(mark))
 

@@ -1,0 +1,112 @@
+"""What a build shows on stderr while it runs: bars on a terminal, lines in a log, one at least every ten seconds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
+
+from seko_export.host import progress
+from seko_runtime.cli.output import note
+
+SILENCE_S = 10.0  # that a log is silent at most
+
+
+@contextmanager
+def shown_progress(silence_s: float = SILENCE_S) -> Iterator[progress.Progress]:
+    """Give a callable that shows a build's steps on stderr.
+
+    Parameters
+    ----------
+    silence_s : float
+        Seconds after which a log gets a line although nothing has changed.
+    """
+    console = Console(stderr=True)
+    with _bars(console) if console.is_terminal else _lines(silence_s) as tell:
+        yield tell
+
+
+@contextmanager
+def _lines(silence_s: float) -> Iterator[progress.Progress]:
+    """Print a line for every step, and one whenever nothing was printed for some seconds."""
+    lock, ended = threading.Lock(), threading.Event()
+    now = "starting"
+    aside: Callable[[], str] | None = None
+    begun = printed = time.monotonic()
+    seen: set[str] = set()
+
+    def say(line: str) -> None:
+        nonlocal printed
+        note(line)
+        printed = time.monotonic()
+
+    def tell(step: str, done: int, total: int, beside: Callable[[], str] | None = None) -> None:
+        nonlocal now, aside
+        with lock:
+            now = f"{step} ({done} of {total})" if total > 1 else step
+            aside = beside or aside
+            if step not in seen:
+                seen.add(step)
+                say(step)
+
+    def watch() -> None:
+        while not ended.wait(max(0.0, printed + silence_s - time.monotonic())):
+            with lock:
+                if time.monotonic() - printed >= silence_s:
+                    beside = aside() if aside is not None else ""
+                    say(f"{now}, {time.monotonic() - begun:.0f} s{f'; {beside}' if beside else ''}")
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield tell
+    finally:
+        ended.set()
+        watcher.join()
+
+
+class _Beside(ProgressColumn):
+    """What goes on beside a step: asked anew whenever the bars are drawn."""
+
+    def render(self, task: Task) -> Text:
+        """Return the text of one bar's end."""
+        ask: Callable[[], str] | None = task.fields.get("beside")
+        return Text(ask() if ask is not None and not task.finished else "")
+
+
+@contextmanager
+def _bars(console: Console) -> Iterator[progress.Progress]:
+    """Draw a bar for every step; those of work beside the others stay open until it is done."""
+    columns = (
+        TextColumn("{task.description:34}"),
+        BarColumn(20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        _Beside(),
+    )
+    with Progress(*columns, console=console, transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def show(step: str, done: int, total: int, beside: Callable[[], str] | None = None) -> None:
+            if step not in tasks:
+                for task in bars.tasks:
+                    if task.fields.get("beside") is None:
+                        bars.update(task.id, completed=task.total)
+                tasks[step] = bars.add_task(step, total=total, beside=beside)
+            bars.update(tasks[step], completed=done)
+
+        yield show
