@@ -31,12 +31,13 @@ def pack(artifact: Path, output: Path, force: bool, as_json: bool) -> None:
 @click.command()
 @click.argument("archive", metavar="FILE.tar", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The artifact's folder.")
+@click.option("--force", is_flag=True, help="Replace an artifact that is already there.")
 @json_option
-def unpack(archive: Path, output: Path, as_json: bool) -> None:
+def unpack(archive: Path, output: Path, force: bool, as_json: bool) -> None:
     """Make an artifact's folder of FILE.tar; what `pack` would not have written is refused."""
     from seko_runtime.format.unpacking import unpack_artifact
 
-    made = unpack_artifact(archive, output)
+    made = unpack_artifact(archive, output, replace=force)
     if as_json:
         print_json(asdict(made) | {"folder": str(made.folder)})
     else:

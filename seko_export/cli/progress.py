@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from rich.text import Text
 
 from seko_export.host import progress
 from seko_runtime.cli.output import note
+from seko_runtime.end_signals import ENDING
 
 SILENCE_S = 10.0  # that a log is silent at most
 
@@ -71,7 +73,8 @@ def _lines(silence_s: float) -> Iterator[progress.Progress]:
                     say(f"{now}, {time.monotonic() - begun:.0f} s{f'; {beside}' if beside else ''}")
 
     watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
+    with _without_signals():
+        watcher.start()
     try:
         yield tell
     finally:
@@ -98,15 +101,34 @@ def _bars(console: Console) -> Iterator[progress.Progress]:
         TimeElapsedColumn(),
         _Beside(),
     )
-    with Progress(*columns, console=console, transient=True) as bars:
-        tasks: dict[str, TaskID] = {}
+    bars = Progress(*columns, console=console, transient=True)
+    tasks: dict[str, TaskID] = {}
 
-        def show(step: str, done: int, total: int, beside: Callable[[], str] | None = None) -> None:
-            if step not in tasks:
-                for task in bars.tasks:
-                    if task.fields.get("beside") is None:
-                        bars.update(task.id, completed=task.total)
-                tasks[step] = bars.add_task(step, total=total, beside=beside)
-            bars.update(tasks[step], completed=done)
+    def show(step: str, done: int, total: int, beside: Callable[[], str] | None = None) -> None:
+        if step not in tasks:
+            for task in bars.tasks:
+                if task.fields.get("beside") is None:
+                    bars.update(task.id, completed=task.total)
+            tasks[step] = bars.add_task(step, total=total, beside=beside)
+        bars.update(tasks[step], completed=done)
 
+    try:
+        with _without_signals():
+            bars.start()
         yield show
+    finally:
+        bars.stop()
+
+
+@contextmanager
+def _without_signals() -> Iterator[None]:
+    """Keep the signals that end a command from threads that begin in this block, for good.
+
+    The main thread masks one of them while it starts its workers; another thread would take it in its place, and
+    Python then raises in the main one.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

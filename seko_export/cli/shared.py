@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 from rich.console import Console
 
 from seko_export.errors import ExportError
-from seko_runtime.cli.output import Report, flush_stdout, note, show, show_failure
+from seko_runtime.cli.output import Report, note, print_lines, show, show_failure
 from seko_runtime.end_signals import until_ended
 from seko_runtime.errors import SekoRuntimeError
 from seko_runtime.faults import machine_faults
@@ -57,7 +57,7 @@ class SekoGroup(click.Group):
         try:
             with machine_faults():
                 code = super().main(given, prog_name, complete_var, standalone_mode=False, **extra) or 0
-                flush_stdout()
+                print_lines([])  # what was printed so far
         except (ExportError, SekoRuntimeError) as error:
             failed, code, found = str(error), error.exit_code, getattr(error, "report", {})
             note(f"seko-export: {failed}")
@@ -85,7 +85,7 @@ class SekoGroup(click.Group):
         def command() -> int:
             try:
                 super(SekoGroup, self).invoke(ctx)
-                flush_stdout()
+                print_lines([])  # what was printed so far
             except BrokenPipeError:  # click would end without a word
                 raise _EndedError("whoever read the output stopped reading", 1) from None
             return 0
@@ -103,7 +103,7 @@ def print_json(report: Mapping[str, Any]) -> None:
 
 def say(*lines: str) -> None:
     """Print lines for a reader on stdout."""
-    show(Report({}, lines), as_json=False)
+    print_lines(lines)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,9 @@ Bytes come from the buffer table and the weights' shapes of the build (`memory.p
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import combinations
 from typing import Any
 
 from seko_export.config.build import BuildConfig
@@ -57,7 +59,8 @@ def predict(wish: Wish) -> dict[str, Any]:
         ``attention``, ``resident_window``, ``passes`` (denoise passes), ``stream``, ``pool`` (``sessions`` and
         ``buckets``, or null). Bytes: ``weight_bytes`` (shared by all sessions), ``call_bytes`` (what a pool has once),
         ``session_bytes``, ``peak_bytes`` of one session or of the whole pool, ``memory_bytes`` of the GPU, ``fits``,
-        ``sessions_fit``; ``host_bytes`` of a session's streamed cache, ``stream_bytes`` that a chunk moves of it.
+        ``sessions_fit``, ``would_fit`` (what `what_fits` gives, of a build
+        that does not); ``host_bytes`` of a session's streamed cache, ``stream_bytes`` that a chunk moves of it.
         Seconds, of a pool's largest call: ``step`` (the mean of a chunk's passes, by kind of launch), ``stream_s``
         (those bytes over the host link, beside the steps: a step takes the longer of both), ``step_s``,
         ``fill_step_s`` (while the cache fills), ``decode_s`` (a chunk's video, all rows), ``chunk_s``; ``calls`` (the
@@ -92,9 +95,95 @@ def predict(wish: Wish) -> dict[str, Any]:
             "pool": None if config.pool is None else asdict(config.pool),
         }
         | memory
+        | {"would_fit": [] if memory["fits"] else what_fits(wish, memory)}
         | time_report(config, gpu, work, memory["sessions_fit"])
         | {"notes": [*notes, *_notes(gpu, config, work)]}
     )
+
+
+def what_fits(wish: Wish, memory: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what could be asked instead so that a build fits on its GPU: the fewest changes that do.
+
+    Each of ``--kv fp4``, ``--fp8``, ``--no-text``, fewer ring frames and ``--no-vae`` is tried alone, then two of them
+    together, and so on; those together that cannot save enough by their own sizes are not even counted.
+
+    Parameters
+    ----------
+    wish : Wish
+        What does not fit.
+    memory : mapping
+        Its `memory_report`.
+
+    Returns
+    -------
+    list of dict
+        ``options`` to add, as the command line spells them, and ``peak_bytes`` with them. Empty if nothing helps.
+    """
+    changes = _changes(wish, memory)
+    excess = memory["peak_bytes"] - memory["memory_bytes"]
+    for count in range(1, len({one.of for one in changes}) + 1):
+        found: list[dict[str, Any]] = []
+        fitting: set[frozenset[str]] = set()
+        for chosen in combinations(changes, count):
+            kinds = frozenset(one.of for one in chosen)
+            if len(kinds) < count or kinds in fitting or sum(one.saved for one in chosen) < excess:
+                continue
+            peak = _peak_with(wish, chosen)
+            if peak is not None and peak <= memory["memory_bytes"]:
+                fitting.add(kinds)
+                found.append({"options": " ".join(one.option for one in chosen), "peak_bytes": peak})
+        if found:
+            return found
+    return []
+
+
+@dataclass(frozen=True)
+class _Change:
+    """An option that saves memory: what it is one of, its spelling, its fields, bytes that it saves at the most."""
+
+    of: str
+    option: str
+    fields: Mapping[str, Any]
+    saved: float
+
+
+def _changes(wish: Wish, memory: Mapping[str, Any]) -> list[_Change]:
+    build, weights, session = wish.build, memory["weight_bytes"], memory["session_bytes"]
+    rows = 1 if build.sessions is None else build.sessions
+    kv = rows * (session["kv"] + session["window"] + session["scratch_step"])
+    kv += sum(memory["call_bytes"].get(name, 0) for name in ("kv", "window", "scratch_step"))
+    changes = []
+    if not build.fp4_kv and build.kv != "fp4":
+        changes.append(_Change("kv", "--kv fp4", {"kv": "fp4", "fp4_kv": False}, 0.75 * kv))
+    if not build.fp8 and find_gpu(wish.gpu).fp8:
+        changes.append(_Change("fp8", "--fp8", {"fp8": True}, 0.5 * weights["transformer"]))
+    if weights["text"]:
+        prompts = rows * (session["prompt_cache"] + session["scratch_prompt"])
+        prompts += sum(memory["call_bytes"].values())
+        changes.append(_Change("text", "--no-text", {"no_text": True}, weights["text"] + prompts))
+    stream = config_of(wish)[0].stream
+    least = max(stream.chunk_frames, stream.sink_frames)
+    if not stream.layer_rings:
+        rings = {stream.ring_frames * part // 4 for part in (3, 2, 1)}
+        for ring in sorted((one for one in rings if least <= one < stream.ring_frames), reverse=True):
+            saved = kv * (stream.ring_frames - ring) / stream.cache_frames
+            changes.append(_Change("ring", f"--ring-frames {ring}", {"ring_frames": ring}, saved))
+    if weights["vae"]:
+        video = rows * (session["decode"] + session["scratch_decode"] + session["scratch_prompt"])
+        video += sum(memory["call_bytes"].values())
+        changes.append(_Change("vae", "--no-vae", {"no_vae": True}, weights["vae"] + video))
+    return changes
+
+
+def _peak_with(wish: Wish, changes: Sequence[_Change]) -> int | None:
+    """Return the bytes that a wish takes with these changes; None if the options do not go together."""
+    fields = {name: value for one in changes for name, value in one.fields.items()}
+    try:
+        config, _ = config_of(replace(wish, build=replace(wish.build, **fields)))
+    except UsageError:
+        return None
+    peak: int = memory_report(config, find_gpu(wish.gpu), Work.of(config))["peak_bytes"]
+    return peak
 
 
 def config_of(wish: Wish) -> tuple[BuildConfig, list[str]]:

@@ -64,6 +64,10 @@ def _memory(report: Mapping[str, Any]) -> Iterator[str]:
     else:
         would = f"; {fit} would fit" if report["sessions_fit"] else ""
         yield f"does not fit into {memory:.0f} GB: {peak - memory:.2f} GB too much{would}"
+        for other in report["would_fit"]:
+            yield f"  would fit: {other['options']}, {other['peak_bytes'] / 1e9:.1f} GB"
+        if not report["would_fit"]:
+            yield "  no choice of --kv, --fp8, --no-text, --no-vae and fewer --ring-frames fits; take a larger GPU"
 
 
 def _time(report: Mapping[str, Any]) -> Iterator[str]:

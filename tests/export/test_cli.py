@@ -85,13 +85,12 @@ def assert_nothing_left(workplace: Path) -> None:
 
 
 def test_build_prints_one_json_object_and_its_steps_to_stderr(fp4):
-    """No bars in a log: lines, the first says what the build takes."""
+    """No bars in a log: lines, one of them says what the build takes."""
     assert len(fp4.done.stdout.splitlines()) == 1
-    room, note, *steps = fp4.done.stderr.splitlines()
-    assert room.startswith("takes about ")
-    assert f"{note}\n" == SAMPLE_NOTE
-    assert steps[0] == "compiling the engines"
-    assert {"reading the checkpoint", "writing the weights", "verifying in a new process"} <= set(steps)
+    steps = fp4.done.stderr.splitlines()
+    assert [line for line in steps if line.startswith("takes about ") and " free)" in line]
+    wanted = {"compiling the engines", "reading the checkpoint", "verifying in a new process"}
+    assert {SAMPLE_NOTE.strip(), *wanted} <= set(steps)
 
 
 def test_inspect(fp4, invoke):

@@ -150,7 +150,7 @@ def test_a_log_is_never_silent_for_long(monkeypatch):
 
     def hear(line: str) -> None:
         lines.append(line)
-        if len(lines) == 5:
+        if line.startswith("recording goldens (2 of 4), "):
             heard.set()
 
     monkeypatch.setattr("seko_export.cli.progress.note", hear)
@@ -159,8 +159,7 @@ def test_a_log_is_never_silent_for_long(monkeypatch):
         tell("recording goldens", 1, 4)
         tell("recording goldens", 2, 4)
         assert heard.wait(60)
-    assert lines[:2] == ["compiling the engines", "recording goldens"]
-    assert lines[-1].startswith("recording goldens (2 of 4), ")
+    assert [line for line in lines if "," not in line] == ["compiling the engines", "recording goldens"]
     assert lines[-1].endswith(" s; engines: 2 of 3 left")
 
 

@@ -195,6 +195,27 @@ def test_what_does_not_fit_is_said_with_numbers(invoke):
     assert (report["fits"], report["sessions_fit"], report["sessions_real_time"]) == (False, 0, 0)
 
 
+@pytest.mark.parametrize(("share", "fewest"), [(0.99, 1), (0.56, 2), (1e-6, None)])
+def test_what_would_fit_is_told_and_does(monkeypatch, share, fewest):
+    """On a GPU with a share of the memory that a build takes: the options told fit, with the bytes told."""
+    small = Wish(BuildOptions(preset="self-forcing-1.3b", height=64, width=64, no_text=True), "h200")
+    peak = predict(small)["peak_bytes"]
+    monkeypatch.setitem(GPUS, "h200", replace(GPUS["h200"], memory_bytes=int(share * peak)))
+    report = predict(small)
+    text, told = show(report), report["would_fit"]
+    if fewest is None:
+        assert told == []
+        assert "no choice of --kv, --fp8, --no-text, --no-vae and fewer --ring-frames fits" in text
+        return
+    assert {one["options"].count("--") for one in told} == {fewest}
+    for one in told:
+        assert f"  would fit: {one['options']}, {one['peak_bytes'] / 1e9:.1f} GB" in text
+    fields = {"--fp8": {"fp8": True}, "--fp8 --no-vae": {"fp8": True, "no_vae": True}}
+    (chosen,) = [one for one in told if one["options"] in fields]
+    again = predict(wished(small, **fields[chosen["options"]]))
+    assert (again["fits"], again["peak_bytes"], again["would_fit"]) == (True, chosen["peak_bytes"], [])
+
+
 def test_sessions_share_the_weights_and_must_keep_up():
     report = predicted("fp4")
     shared, each = sum(report["weight_bytes"].values()), sum(report["session_bytes"].values())

@@ -136,9 +136,10 @@ def test_what_is_there_is_not_replaced(folder, packed, tmp_path):
         pack_artifact(folder, tmp_path / "a.tar")
     pack_artifact(folder, tmp_path / "a.tar", replace=True)
     (tmp_path / "there").mkdir()
-    with pytest.raises(errors.UsageError, match="exists"):
-        unpack_artifact(tmp_path / "a.tar", tmp_path / "there")
-    with pytest.raises(errors.MissingFileError, match="cannot be read"):
+    for force in (False, True):
+        with pytest.raises(errors.UsageError, match="exists and is no artifact"):
+            unpack_artifact(tmp_path / "a.tar", tmp_path / "there", replace=force)
+    with pytest.raises(errors.MissingFileError, match=r"none\.tar was not found"):
         unpack_artifact(tmp_path / "none.tar", tmp_path / "goal")
     with pytest.raises(errors.MissingFileError, match="cannot be read"):
         unpack_artifact(tmp_path / "there", tmp_path / "goal")
@@ -431,6 +432,10 @@ def test_the_commands(folder, packed, tmp_path, capsys):
     assert report["folder"] == str(tmp_path / "one")
     assert content_of(tmp_path / "one") == content_of(folder)
     assert main(["unpack", str(tmp_path / "a.tar"), "-o", str(tmp_path / "one")]) == 2
+    assert "--force" in capsys.readouterr().err
+    (tmp_path / "one" / "manifest.json").write_text("{}")
+    assert main(["unpack", str(tmp_path / "a.tar"), "-o", str(tmp_path / "one"), "--force"]) == 0
+    assert content_of(tmp_path / "one") == content_of(folder)
     (tmp_path / "a.tar").write_bytes(packed[:-1])
     assert main(["unpack", str(tmp_path / "a.tar"), "-o", str(tmp_path / "two")]) == 4
     command = [sys.executable, "-m", "seko_export"]
@@ -443,4 +448,6 @@ def test_the_commands(folder, packed, tmp_path, capsys):
     assert json.loads(made.stdout.splitlines()[-1])["digest"] == report["digest"]
     assert (tmp_path / "b.tar").read_bytes() == packed
     subprocess.run([*command, "unpack", tmp_path / "b.tar", "-o", tmp_path / "two"], check=True)
+    (tmp_path / "two" / "manifest.json").write_text("{}")
+    subprocess.run([*command, "unpack", tmp_path / "b.tar", "-o", tmp_path / "two", "--force"], check=True)
     assert content_of(tmp_path / "two") == content_of(folder)

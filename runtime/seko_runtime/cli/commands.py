@@ -142,6 +142,6 @@ def unpack(options: argparse.Namespace) -> Report:
     """Unpack what `seko-export pack` made."""
     from seko_runtime.format.unpacking import unpack_artifact
 
-    made = unpack_artifact(options.artifact, options.output, trust=options.trust)
+    made = unpack_artifact(options.artifact, options.output, trust=options.trust, replace=options.force)
     line = f"artifact {made.folder}, {made.files} files, {made.bytes} bytes, digest {made.digest}"
     return Report(asdict(made) | {"folder": str(made.folder)}, (line,))

@@ -85,6 +85,7 @@ def _add_options(command: argparse.ArgumentParser, name: str) -> None:
     )
     if packed:
         command.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
+        command.add_argument("--force", action="store_true", help="replace an artifact that is already there")
     if name in ("run", "verify"):
         command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
         command.add_argument(

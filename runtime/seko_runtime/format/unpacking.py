@@ -58,7 +58,9 @@ class Unpacked:
 
 
 @machine_faults()
-def unpack_artifact(archive: Path, goal: Path, *, trust: str | Path | None = None) -> Unpacked:
+def unpack_artifact(
+    archive: Path, goal: Path, *, trust: str | Path | None = None, replace: bool = False
+) -> Unpacked:
     """Unpack what `seko-export pack` made.
 
     An artifact has exactly one tar. So once the manifest is read, every byte except the files' contents is known, and
@@ -69,9 +71,11 @@ def unpack_artifact(archive: Path, goal: Path, *, trust: str | Path | None = Non
     archive : Path
         The tar; may be a pipe.
     goal : Path
-        The artifact's folder, which must not exist yet.
+        The artifact's folder.
     trust : str or Path, optional
         As `seko_runtime.open_artifact` takes it; checked before the manifest is even parsed.
+    replace : bool
+        Whether an artifact that is already there is replaced, once the new one is whole. Anything else never is.
 
     Raises
     ------
@@ -93,7 +97,7 @@ def unpack_artifact(archive: Path, goal: Path, *, trust: str | Path | None = Non
         _check_tree(manifest.files)
         reader.check_length(tar_bytes(document, signature, manifest.files))
         heads = {MANIFEST_FILE: document} | ({} if signature is None else {SIGNATURE_FILE: signature})
-        with whole_folder(goal, "unpacking", replace=False) as folder:
+        with whole_folder(goal, "unpacking", replace=replace) as folder:
             check_space(folder, sum(entry.size for entry in manifest.files.values()))
             for name, content in heads.items():
                 (folder / name).write_bytes(content)
