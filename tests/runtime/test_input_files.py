@@ -32,7 +32,9 @@ def manifest() -> Manifest:
     return input_manifest()
 
 
-def fitted(manifest: Manifest, arrays: Mapping[str, NDArray[Any]], chunks: int = CHUNKS) -> RunInputs:
+def fit_conditioning(
+    manifest: Manifest, arrays: Mapping[str, NDArray[Any]], chunks: int = CHUNKS
+) -> RunInputs:
     needed = {"camera": numbers(CHANNELS), "place": numbers(CHANNELS)}
     return fit_inputs({**needed, **arrays}, argparse.Namespace(chunks=chunks), manifest)
 
@@ -43,7 +45,7 @@ def numbers(*shape: int) -> NDArray[np.float32]:
 
 def test_one_chunks_array_is_for_all_rows_and_chunks(manifest: Manifest) -> None:
     rows = manifest.call_rows
-    told = fitted(manifest, {"gain": numbers(RUNS, 2)})
+    told = fit_conditioning(manifest, {"gain": numbers(RUNS, 2)})
     for number in range(CHUNKS):
         seen = told.of_chunk(number)
         assert set(seen) == {"camera", "gain"}
@@ -57,9 +59,11 @@ def test_an_axis_of_chunks_and_one_of_rows(manifest: Manifest, spare: int) -> No
     rows, made = manifest.call_rows, CHUNKS + spare
     each, apart = numbers(made, CHANNELS), numbers(made, rows, CHANNELS)
     for number in range(CHUNKS):
-        seen = fitted(manifest, {"camera": each}).of_chunk(number)["camera"]
+        seen = fit_conditioning(manifest, {"camera": each}).of_chunk(number)["camera"]
         assert np.array_equal(seen, np.stack([each[number]] * rows))
-        assert np.array_equal(fitted(manifest, {"camera": apart}).of_chunk(number)["camera"], apart[number])
+        assert np.array_equal(
+            fit_conditioning(manifest, {"camera": apart}).of_chunk(number)["camera"], apart[number]
+        )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +81,7 @@ def test_what_does_not_fit_is_refused(
     manifest: Manifest, arrays: Mapping[str, NDArray[Any]], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
-        fitted(manifest, arrays)
+        fit_conditioning(manifest, arrays)
 
 
 def test_a_required_input_without_a_golden_must_be_given(manifest: Manifest) -> None:

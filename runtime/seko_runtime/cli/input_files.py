@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.cli.given_files import load_array
+from seko_runtime.cli.conditioning import load_array
 from seko_runtime.cli.output import note
 from seko_runtime.errors import UsageError, one_line
 from seko_runtime.format.manifest import InputSpec, Manifest

@@ -12,7 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from seko_runtime.cli.given_files import Given, PromptAt, fitted, read_given
+from seko_runtime.cli.conditioning import Conditioning, PromptAt, fit_conditioning, read_conditioning
 from seko_runtime.cli.input_files import RunInputs, fit_inputs, read_inputs
 from seko_runtime.cli.output import Report, note, stdout_for_video
 from seko_runtime.cli.progress import Progress
@@ -39,9 +39,9 @@ def run(options: argparse.Namespace) -> Report:
     streams = options.output == STDOUT
     if streams:
         _check_stdout(options)
-    read, arrays = read_given(options), read_inputs(options.input)
+    asked, arrays = read_conditioning(options), read_inputs(options.input)
     manifest, _ = read_manifest(options.artifact, trust=options.trust)
-    given = fitted(read, options, manifest)
+    given = fit_conditioning(asked, options, manifest)
     inputs = fit_inputs(arrays, options, manifest)
     if not streams:
         return _run(options, manifest, given, inputs, None)
@@ -63,7 +63,7 @@ def _check_stdout(options: argparse.Namespace) -> None:
 def _run(
     options: argparse.Namespace,
     manifest: Manifest,
-    given: Given,
+    given: Conditioning,
     inputs: RunInputs,
     descriptor: int | None,
 ) -> Report:

@@ -39,7 +39,7 @@ class PromptAt:
 
 
 @dataclass(frozen=True)
-class Given:
+class Conditioning:
     """What a run's options name, as `Session` takes it."""
 
     prompts: list[PromptAt]
@@ -48,7 +48,7 @@ class Given:
     reference: NDArray[Any] | None
 
 
-def read_given(options: argparse.Namespace) -> Given:
+def read_conditioning(options: argparse.Namespace) -> Conditioning:
     """Read the files that the options of `run` name.
 
     Raises
@@ -58,7 +58,7 @@ def read_given(options: argparse.Namespace) -> Given:
     VideoWriterError
         If a picture needs PyAV, which is not installed.
     """
-    return Given(
+    return Conditioning(
         _prompts_of(options),
         None if options.text is None else _load_text(options.text),
         None if options.image is None else load_image(options.image),
@@ -66,7 +66,7 @@ def read_given(options: argparse.Namespace) -> Given:
     )
 
 
-def fitted(given: Given, options: argparse.Namespace, manifest: Manifest) -> Given:
+def fit_conditioning(given: Conditioning, options: argparse.Namespace, manifest: Manifest) -> Conditioning:
     """Check what is given against the manifest alone; return it with its pictures in the size that the artifact takes.
 
     How they were fitted, and what of the prompts is not understood, is said on stderr.
@@ -100,7 +100,7 @@ def fitted(given: Given, options: argparse.Namespace, manifest: Manifest) -> Giv
         if reference.dtype == np.uint8 and IMAGE in shapes:
             reference = _fit("reference", options.reference, reference, shapes[IMAGE])
         check_reference(manifest, reference, rows)
-    return Given(given.prompts, given.text, image, reference)
+    return Conditioning(given.prompts, given.text, image, reference)
 
 
 def _fit(name: str, path: Path, pictures: NDArray[Any], shape: Sequence[int]) -> NDArray[np.uint8]:
