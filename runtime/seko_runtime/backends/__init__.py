@@ -1,4 +1,4 @@
-"""The table of backends. What opens the engines of one is a module of its own, imported when an artifact is opened."""
+"""The table of backends. The module of each is imported when an artifact is opened."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ BACKENDS = (
 
 
 def runtime_backend(name: str) -> RuntimeBackend:
-    """Return a backend by the name that manifests give it.
+    """Return the backend with this name in manifests.
 
     Raises
     ------
     BackendMissingError
-        If there is none of that name.
+        If there is no such backend.
     """
     for backend in BACKENDS:
         if backend.name == name:
@@ -36,7 +36,7 @@ def runtime_backend(name: str) -> RuntimeBackend:
 
 
 def open_backend(name: str, device: str) -> Backend:
-    """Return what runs the engines of a backend on a device.
+    """Return an object that runs a backend's engines on a device.
 
     Raises
     ------

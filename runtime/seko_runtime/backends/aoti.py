@@ -1,4 +1,4 @@
-"""AOTInductor packages through torch's raw loader: no inductor, no dynamo, no triton in the process."""
+"""The backend ``aoti``: AOTInductor packages through torch's raw loader, without inductor, dynamo or triton."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class AotiBackend:
         EngineLoadError
             If the loader refuses the package.
         EngineSignatureError
-            If its inputs or outputs are not the manifest's, if it is another engine's, or if it has constants of its
-            own: weights are inputs, and a call with constants that were never loaded crashes the process.
+            If inputs or outputs differ from the manifest's, it is another engine's package, or it has constants:
+            weights are inputs, and calling a package whose constants were never loaded crashes the process.
         """
         engines: dict[str, Engine] = {}
         names = {spec.name for spec in manifest.engines}
@@ -84,7 +84,7 @@ def torch_memory(device: torch.device) -> Memory:
 
 
 def _place(device: torch.device) -> str:
-    """Name the very device: "cuda" alone is whichever is current."""
+    """Return the device with its index: "cuda" alone means the current one."""
     if device.type == "cuda" and device.index is None:
         return f"cuda:{torch.cuda.current_device()}"
     return str(device)
@@ -124,7 +124,7 @@ def _check_package(spec: EngineSpec, loader: Any) -> None:
 
 
 def _count_leaves(tree: dict[str, Any]) -> int:
-    """Leaves of a serialised pytree: the tensors of a flat call."""
+    """Return the number of leaves of a serialised pytree: the tensors of a flat call."""
     children = tree["children_spec"]
     return sum(map(_count_leaves, children)) if children or tree["type"] is not None else 1
 

@@ -1,4 +1,4 @@
-"""What every backend of the inference box is: an object that says what it needs here and opens engine files."""
+"""What a backend of the runtime is: its requirements on this machine, and how it opens engine files."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from seko_runtime.format.manifest import Manifest, Target
 
 
 class Backend(Protocol):
-    """What an open artifact needs of a backend; one object per open artifact."""
+    """What an open artifact needs of a backend; one object for each open artifact."""
 
     def memory(self) -> Memory:
-        """Memory for one session, or for the weights."""
+        """Return memory for one session, or for the weights."""
         ...
 
     def load_engines(self, manifest: Manifest, files: Mapping[str, memoryview]) -> Mapping[str, Engine]:
@@ -24,32 +24,32 @@ class Backend(Protocol):
         ...
 
     def stats(self) -> Mapping[str, int]:
-        """Counters of the backend's own, such as recompiles."""
+        """Return the backend's own counters, such as recompiles."""
         ...
 
     def close(self) -> None:
-        """Let go of the engines."""
+        """Release the engines."""
         ...
 
 
 @dataclass(frozen=True)
 class RuntimeBackend:
-    """One kind of engine files, with what it needs here; making or asking one imports no library.
+    """One kind of engine files, with its requirements; making or querying it imports no library.
 
     Parameters
     ----------
     name : str
-        As the manifest spells it; the extra of this distribution that brings the library has the same name.
+        Its name in the manifest, and the extra of this distribution that installs the library.
     library : str
         The module that runs its engines.
     module : str
-        The module that opens them with that library: its ``BACKEND`` takes a device and gives a `Backend`.
+        The module that opens engines with that library: its ``BACKEND`` takes a device and returns a `Backend`.
     library_words : str
-        What messages call the library; its name, if left out.
+        The library's name in messages, if it differs.
     fits_one_cpu : bool
-        Whether engines hold code for the processor of the build box.
+        Whether engines contain code for the build machine's processor.
     check_target : callable
-        Refuses a target whose engines the library, or the device, cannot run here: takes it and the device's name.
+        Takes the target and the device's name; refuses targets whose engines cannot run here.
     """
 
     name: str
@@ -83,7 +83,7 @@ class RuntimeBackend:
             ) from None
 
     def open(self, device: str) -> Backend:
-        """Return what runs its engines on a device; imports the library.
+        """Return an object that runs its engines on a device; imports the library.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Many tensors in one block of device memory: where each lies, and how windows of it are filled. No device here."""
+"""Many tensors in one block of device memory: their offsets, and how the block is filled in portions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UPLOAD_THREADS = 4  # copies into pinned memory run at about 8 GB/s a core; four
 
 
 def block_offsets(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
-    """Aligned byte offsets of each name in one block, and the block's size."""
+    """Return aligned byte offsets of each name in one block, and the block's size."""
     places: dict[str, int] = {}
     end = 0
     for name, size in sizes.items():
@@ -30,7 +30,7 @@ def block_offsets(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
 
 
 def upload_in_shares(total: int, upload: Callable[[Sequence[int]], None]) -> None:
-    """Call ``upload`` with the places where a share of a block's windows begins, each share on a thread of its own."""
+    """Call ``upload`` with the offsets of a share of a block's upload windows, each share on its own thread."""
     windows = range(0, total, UPLOAD_WINDOW)
     threads = min(UPLOAD_THREADS, len(windows))
     if threads:
@@ -41,7 +41,7 @@ def upload_in_shares(total: int, upload: Callable[[Sequence[int]], None]) -> Non
 def fill_window(
     window: NDArray[np.uint8], begin: int, end: int, spans: Sequence[tuple[int, MappedTensor]]
 ) -> None:
-    """Copy into ``window`` what bytes ``begin`` to ``end`` of the block will hold; gaps are left as they are.
+    """Copy into ``window`` the content of bytes ``begin`` to ``end`` of the block; gaps are left unchanged.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def fill_window(
     begin, end : int
         Byte range of the block.
     spans : Sequence[tuple[int, MappedTensor]]
-        Place of each tensor in the block, rising.
+        Offset of each tensor in the block, ascending.
     """
     first = max(bisect_right(spans, begin, key=itemgetter(0)) - 1, 0)
     for place, mapped in islice(spans, first, None):

@@ -1,4 +1,4 @@
-"""Exported programs compiled at open with `torch.compile`: the fat backend, which needs torch's compiler here."""
+"""The backend ``compile``: exported programs that `torch.compile` compiles when the artifact is opened."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WARM_UP_RUNS = 3  # cudagraph trees run a path eagerly, then record it, then rep
 
 
 class CompileBackend:
-    """Engines compiled when the artifact is opened; see `seko_runtime.backends.base.Backend`.
+    """Engines that are compiled when the artifact is opened; see `seko_runtime.backends.base.Backend`.
 
     `torch.export.load` reads the graph as JSON, but its sample inputs and any constants through `torch.load`
     (2.13: with weights_only=False where a tensor was stored as a pickle), and the compiler's cache holds pickles. Both
@@ -47,14 +47,14 @@ class CompileBackend:
         return CompileCudaMemory(self._device) if self._device.type == "cuda" else CompileCpuMemory()
 
     def load_engines(self, manifest: Manifest, files: Mapping[str, memoryview]) -> Mapping[str, Engine]:
-        """Load and wrap each program; it is compiled by the session's warm-up.
+        """Load and wrap each program; the session's warm-up compiles it.
 
         Raises
         ------
         MissingFileError
             If the manifest names a compiler cache that is not among its files.
         EngineLoadError
-            If torch refuses a program, or compiles where others may write.
+            If torch refuses a program, or its compiler's folders are writable by others.
         EngineSignatureError
             If a program's inputs or outputs are not the manifest's, or it is another engine's.
         """
@@ -77,13 +77,13 @@ class CompileBackend:
         }
 
     def stats(self) -> Mapping[str, int]:
-        """Graphs compiled and compiler-cache misses since the artifact was opened, for the whole process."""
+        """Return the graphs compiled and the cache misses of the whole process since the artifact was opened."""
         now = _counters()
         grown = {name: now[name] - self._counted[name] for name in now}
         return {**grown, "compiler_cache_loaded": self._cache_loaded}
 
     def _tell(self, reason: str) -> None:
-        """Say on stderr, once an artifact, that the compiler had to work, and why."""
+        """Say on stderr, once for each artifact, that graphs had to be compiled, and why."""
         if not self._told:
             self._told = True
             print(
@@ -102,7 +102,7 @@ class CompileCpuMemory(CpuMemory):
 
 
 class CompileCudaMemory(CudaMemory):
-    """CUDA memory without capture of its own: cudagraph trees record each engine's calls by themselves."""
+    """CUDA memory without its own capture: cudagraph trees record each engine's calls."""
 
     captures = False
     warm_up_runs = WARM_UP_RUNS
@@ -156,7 +156,7 @@ def _compiled(spec: EngineSpec, program: memoryview) -> Engine:
 
 
 def _sides(program: Any) -> tuple[Side, Side]:
-    """Inputs and outputs of an exported program, in order."""
+    """Return inputs and outputs of an exported program, in order."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     signature = program.graph_signature
 
@@ -173,7 +173,7 @@ def _sides(program: Any) -> tuple[Side, Side]:
 
 
 def _telling(engine: Engine, tell: Callable[[], None]) -> Engine:
-    """Return the engine with an eye on its first call, in which it is compiled or found in the cache."""
+    """Wrap an engine to observe its first call, in which it is compiled or found in the cache."""
     first = True
 
     def watched(inputs: list[Any]) -> Sequence[Any]:
@@ -191,7 +191,7 @@ def _telling(engine: Engine, tell: Callable[[], None]) -> Engine:
 
 
 def _why_compile(manifest: Manifest, has_cache: bool, loaded: bool) -> str:
-    """Say why graphs would be compiled anew, from what the artifact says of its maker and what is here."""
+    """Return why graphs must be compiled again, from the versions of the artifact's maker and of this machine."""
     if not has_cache:
         return "the artifact carries no compiler's cache; build it with one"
     if not loaded:

@@ -1,4 +1,4 @@
-"""The CUDA driver through ctypes: what a session without torch needs of it. Handles are integers, errors are ours."""
+"""The CUDA driver through ctypes, for sessions without torch. Handles are ints; failures are the runtime's errors."""
 
 from __future__ import annotations
 
@@ -131,15 +131,15 @@ def device_arch(index: int) -> str:
 
 
 class CudaDriver:
-    """One device's primary context, which everything else in the process shares.
+    """The primary context of one device, shared with everything else in the process.
 
-    Every call makes the context current for its thread. Streams, events, memory and graphs are plain numbers; whoever
-    makes one gives it back.
+    Every call makes the context current in its thread. Streams, events, memory and graphs are plain ints; the caller
+    that makes one must release it.
 
     Parameters
     ----------
     index : int
-        Of the device.
+        Index of the device.
 
     Raises
     ------
@@ -170,7 +170,7 @@ class CudaDriver:
             self._library.cuCtxPopCurrent_v2(byref(c_void_p()))
 
     def allocate(self, nbytes: int) -> int:
-        """Address of device memory, aligned to 256 bytes; DeviceMemoryError if there is too little."""
+        """Return the address of device memory, aligned to 256 bytes; DeviceMemoryError if there is too little."""
         try:
             return self._made("cuMemAlloc_v2", max(nbytes, 1))
         except DeviceMemoryError:
@@ -183,7 +183,7 @@ class CudaDriver:
         self._call("cuMemFree_v2", address)
 
     def allocate_host(self, nbytes: int) -> int:
-        """Address of page-locked host memory."""
+        """Return the address of page-locked host memory."""
         return self._made("cuMemAllocHost_v2", max(nbytes, 1))
 
     def free_host(self, address: int) -> None:
@@ -195,15 +195,15 @@ class CudaDriver:
         return free.value
 
     def fill(self, address: int, byte: int, nbytes: int, stream: int) -> None:
-        """Queue a byte into ``nbytes`` places."""
+        """Queue the filling of ``nbytes`` bytes with one value."""
         self._call("cuMemsetD8Async", address, byte, nbytes, stream)
 
     def fill_rows(self, address: int, pitch: int, byte: int, width: int, height: int, stream: int) -> None:
-        """Queue a byte into ``height`` runs of ``width`` bytes, ``pitch`` apart."""
+        """Queue the filling of ``height`` runs of ``width`` bytes, ``pitch`` bytes apart."""
         self._call("cuMemsetD2D8Async", address, pitch, byte, width, height, stream)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Queue a copy between any two addresses, of host or device."""
+        """Queue a copy between any two addresses of host or device."""
         self._call("cuMemcpyAsync", target, source, nbytes, stream)
 
     def copy_rows(
@@ -251,18 +251,18 @@ class CudaDriver:
         self._call("cuEventRecord", event, stream)
 
     def wait_event(self, stream: int, event: int) -> None:
-        """Let a stream's next work come after an event as it was last recorded; no wait before its first record."""
+        """Make a stream's later work wait for an event's last record; without a record it does not wait."""
         self._call("cuStreamWaitEvent", stream, event, 0)
 
     def wait_for(self, event: int) -> None:
-        """Let the host wait for an event."""
+        """Wait on the host for an event."""
         self._call("cuEventSynchronize", event)
 
     def begin_capture(self, stream: int) -> None:
         self._call("cuStreamBeginCapture_v2", stream, CAPTURE_THREAD_LOCAL)
 
     def end_capture(self, stream: int) -> int:
-        """Return what was recorded, ready to be launched."""
+        """Return the captured graph, ready to launch."""
         graph = self._made("cuStreamEndCapture", stream, last=True)
         try:
             return self._made("cuGraphInstantiateWithFlags", graph, 0)
@@ -270,7 +270,7 @@ class CudaDriver:
             self._call("cuGraphDestroy", graph)
 
     def abort_capture(self, stream: int) -> None:
-        """End a capture whose work failed, and drop what was recorded."""
+        """End a capture whose work failed, and discard it."""
         with suppress(DeviceFaultError):
             graph = self._made("cuStreamEndCapture", stream, last=True)
             if graph:

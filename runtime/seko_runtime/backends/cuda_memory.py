@@ -1,4 +1,4 @@
-"""Memory of a session on a CUDA device: its own stream, pinned host blocks, fast uploads, whole-chunk capture."""
+"""Memory of a session on a CUDA device with torch: its own stream, pinned host blocks, uploads, graph capture."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MATMUL_WORKSPACE = "CUBLASLT_WORKSPACE_SIZE"  # torch reads it once
 
 
 class CudaMemory(CpuMemory):
-    """`seko_runtime.backends.memory.Memory` on one CUDA device; all work is queued on a stream of its own."""
+    """`seko_runtime.backends.memory.Memory` on one CUDA device; all work is queued on its own CUDA stream."""
 
     captures = True
     warm_up_runs = 1
@@ -57,7 +57,7 @@ class CudaMemory(CpuMemory):
         return torch.zeros(spec.shape, dtype=torch_dtype(spec.dtype), device=self.device)
 
     def upload(self, tensors: Mapping[str, MappedTensor]) -> dict[str, torch.Tensor]:
-        """Copy all tensors into one allocation, through pinned windows filled by several threads."""
+        """Copy all tensors into one allocation, through pinned buffers that several threads fill."""
         places, total = block_offsets({name: mapped.nbytes for name, mapped in tensors.items()})
         with self.ordered():
             block = torch.empty(max(total, 1), dtype=torch.uint8, device=self.device)
@@ -194,7 +194,7 @@ class CudaMemory(CpuMemory):
 
 
 class CudaLane:
-    """`seko_runtime.backends.memory.Lane`: a stream of its own, or the memory's if not ``beside`` it.
+    """`seko_runtime.backends.memory.Lane`: a CUDA stream of its own, or the memory's unless ``beside``.
 
     Per chunk: the memory's stream waits for `_read`, copies, records `_fed`; the lane's stream waits for `_fed`, works,
     records `_read`. A wait takes the event as it was last recorded when the wait is queued, so one of each is enough.
@@ -252,7 +252,7 @@ class CudaLane:
 
 
 class PinnedCopies(HostCopies):
-    """`seko_runtime.backends.memory.Parked` in page-locked memory, there once ``done``."""
+    """`seko_runtime.backends.memory.Parked` in page-locked memory; complete once the event ``done`` has passed."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], done: Any) -> None:
         self.tensors = dict(tensors)
@@ -268,7 +268,9 @@ class PinnedCopies(HostCopies):
 
 
 def _copy_parts(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Queue a copy; of what is not contiguous, layer by layer: else it would go through the host."""
+    """Queue a copy. Tensors that are not contiguous are copied layer by layer, since torch would copy them through
+    the host.
+    """
     if target.is_contiguous() and source.is_contiguous():
         target.copy_(source, non_blocking=True)
         return
@@ -277,7 +279,7 @@ def _copy_parts(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 class _PinnedFrames(HostFrames):
-    """Pinned host blocks, filled by copies on a lane's stream."""
+    """Pinned host blocks for video frames, filled by copies on a lane's CUDA stream."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], depth: int, stream: torch.cuda.Stream) -> None:
         super().__init__(tensors, depth)
@@ -314,7 +316,7 @@ def _captured(work: Callable[[], None], device: torch.device, stream: Any, pool:
 
 
 class _PinnedBlock:
-    """Several pinned copies of the chunk's small tensors, and the device's one, moved by a single copy."""
+    """Several pinned copies of a chunk's small tensors, and one on the device; a single copy moves all of them."""
 
     def __init__(self, specs: Sequence[TensorSpec], device: torch.device, stream: torch.cuda.Stream) -> None:
         places, total = block_offsets({spec.name: spec.nbytes for spec in specs})
@@ -349,7 +351,7 @@ class _PinnedBlock:
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy of a host tensor in page-locked memory, which the device can reach without the host."""
+    """Copy a host tensor to page-locked memory, which the device reads directly."""
     return tensor.pin_memory()
 
 

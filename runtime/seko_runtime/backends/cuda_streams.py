@@ -1,4 +1,4 @@
-"""Streams of a CUDA session: how they are borrowed, work queued on one, and the one of copies to and from the host."""
+"""CUDA streams of a session: borrowing them, queueing work, and the one for copies to and from the host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _cuda: Any = torch.cuda  # its streams and events carry no types
 
 
 class CudaCopies:
-    """`seko_runtime.backends.memory.CopyQueue`: a stream of its own beside ``main``, and page-locked memory.
+    """`seko_runtime.backends.memory.CopyQueue`: a CUDA stream of its own beside ``main``, with page-locked memory.
 
     `forked` and `join` are events alone, so a capture of the main stream takes in what is queued here. In one, nothing
     may wait for an event of before it: `join` waits only for what was forked since the last one, and all that a capture
@@ -70,7 +70,7 @@ class CudaCopies:
             self._ahead = False
 
     def close(self) -> None:
-        """Unlock the memory and give the stream back; called after both streams were waited for."""
+        """Unlock the memory and return the stream; call it after waiting for both streams."""
         for tensor in self._locked:
             _cuda.check_error(_cuda.cudart().cudaHostUnregister(tensor.data_ptr()))
         self._locked.clear()
@@ -80,7 +80,7 @@ class CudaCopies:
 
 @contextmanager
 def queued_on(device: torch.device, stream: Any) -> Iterator[None]:
-    """Queue what runs inside on ``stream``; too little memory becomes our error."""
+    """Context: work inside is queued on ``stream``; out-of-memory becomes the runtime's error."""
     try:
         with torch.no_grad(), _cuda.device(device), _cuda.stream(stream):
             yield
@@ -97,11 +97,11 @@ _IDLE_STREAMS: dict[torch.device, list[Any]] = {}
 
 
 def borrow_stream(device: torch.device) -> Any:
-    """Return a stream that no session uses."""
+    """Return a CUDA stream that no session uses."""
     idle = _IDLE_STREAMS.get(device)
     return idle.pop() if idle else _cuda.Stream(device)
 
 
 def return_stream(device: torch.device, stream: Any) -> None:
-    """Give a borrowed stream back."""
+    """Return a borrowed stream."""
     _IDLE_STREAMS.setdefault(device, []).append(stream)

@@ -1,4 +1,5 @@
-"""A tensor as an address with a shape and strides, the copies that a strided one takes, and numbers to bytes and back.
+"""A tensor as an address with shape and strides; strided copies; conversion between numbers and bytes. Uses no
+device.
 
 Nothing here touches a device.
 """
@@ -28,15 +29,15 @@ class DeviceTensor:
     Parameters
     ----------
     address : int
-        Of its first number.
+        Address of its first number.
     shape : tuple of int
         Its sizes.
     dtype : str
-        As the manifest names it.
+        The manifest's dtype name.
     strides : tuple of int
-        Bytes from entry to entry, an axis each.
+        Byte distance between entries, for each axis.
     owner : object
-        What keeps the memory alive.
+        Keeps the memory alive.
     """
 
     address: int
@@ -47,7 +48,7 @@ class DeviceTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its numbers, without what lies between them."""
+        """Bytes of its numbers, without gaps between them."""
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     @property
@@ -65,7 +66,7 @@ class DeviceTensor:
         )
 
     def cut(self, axis: int, first: int, size: int, step: int = 1) -> DeviceTensor:
-        """``size`` entries of an axis, ``step`` apart."""
+        """Return ``size`` entries of an axis, ``step`` apart."""
         shape, strides = [*self.shape], [*self.strides]
         offset = first * strides[axis]
         shape[axis] = size
@@ -74,7 +75,7 @@ class DeviceTensor:
 
 
 def contiguous_strides(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
-    """Return the strides, in bytes, of a tensor without holes."""
+    """Return the strides, in bytes, of a contiguous tensor."""
     strides = [DTYPE_BYTES[dtype]]
     for size in shape[:0:-1]:
         strides.append(strides[-1] * size)
@@ -83,7 +84,7 @@ def contiguous_strides(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Rows:
-    """One copy in two dimensions: ``height`` runs of ``width`` bytes, from offsets and with pitches of either side."""
+    """One two-dimensional copy: ``height`` runs of ``width`` bytes, with offset and pitch on either side."""
 
     offsets: tuple[int, int]
     pitches: tuple[int, int]
@@ -92,16 +93,16 @@ class Rows:
 
 
 def rows_of(shape: Sequence[int], item: int, strides: Sequence[int], others: Sequence[int]) -> Iterator[Rows]:
-    """Yield the copies that move a tensor between two layouts, as few as the layouts allow.
+    """Yield the fewest copies that move a tensor between two layouts.
 
     Parameters
     ----------
     shape : sequence of int
-        Of both.
+        The tensor's shape.
     item : int
         Bytes of a number.
     strides, others : sequence of int
-        Of either side, in bytes.
+        Strides on either side, in bytes.
     """
     if 0 in shape:
         return
@@ -119,17 +120,17 @@ def rows_of(shape: Sequence[int], item: int, strides: Sequence[int], others: Seq
 
 
 def host_dtype(name: str) -> np.dtype[Any]:
-    """Return the numpy dtype that holds a manifest's dtype: its own, or integers of its bits where numpy has none."""
+    """Return the numpy dtype for a manifest's dtype; integers of the same size if numpy lacks it."""
     return np.dtype({BFLOAT16: "uint16", **_RAW}.get(name, name))
 
 
 def to_bytes(values: Any, dtype: str) -> NDArray[np.uint8]:
-    """Return an array of numbers as the bytes of a dtype, [nbytes]; bfloat16 is rounded to nearest, ties to even.
+    """Convert numbers to the bytes of a dtype, [nbytes]; bfloat16 is rounded to nearest, ties to even.
 
     Raises
     ------
     EngineLoadError
-        If the dtype is one that only engines count with.
+        If only engines can compute with the dtype.
     """
     if dtype in _RAW:
         raise EngineLoadError(f"the host cannot write numbers of {dtype}; rebuild the artifact")
@@ -143,7 +144,7 @@ def to_bytes(values: Any, dtype: str) -> NDArray[np.uint8]:
 
 
 def to_floats(content: NDArray[np.uint8], dtype: str, shape: Sequence[int]) -> NDArray[np.float32]:
-    """Return bytes of a dtype as float32 numbers; those of float8 as the numbers of their bytes."""
+    """Return the bytes of a dtype as float32 numbers; float8 as the integer values of its bytes."""
     if dtype == BFLOAT16:
         bits = content.view(np.uint16).astype(np.uint32) << 16
         return bits.view(np.float32).reshape(shape)

@@ -1,4 +1,4 @@
-"""What a session without torch is made of on a CUDA device: queues, blocks of memory, events, strided copies."""
+"""Building blocks of a CUDA session without torch: queues, memory blocks, events, strided copies."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MAX_PITCH = 2**31 - 1  # bytes from run to run of one copy, as every device has 
 
 
 class Queue:
-    """A stream and the memory that engines give their results in; blocks come back when their tensors are let go of.
+    """A CUDA stream and the memory for engines' results. A block is reused after its tensors are released.
 
-    All work of a block is queued on the one stream, so whoever takes it next comes after whoever had it.
+    All work on a block is queued on this one stream, so its next user runs after its last one.
     """
 
     def __init__(self, driver: CudaDriver) -> None:
@@ -32,7 +32,7 @@ class Queue:
         self._idle: dict[int, list[Block]] = {}  # by size
 
     def result(self, spec: TensorSpec) -> DeviceTensor:
-        """A tensor for an engine's output, filled with whatever was there."""
+        """Return an uninitialised tensor for an engine's output."""
         size = -(-max(spec.nbytes, 1) // ALIGNMENT) * ALIGNMENT
         idle = self._idle.setdefault(size, [])
         block = idle.pop() if idle else Block(self.driver, size)
@@ -67,7 +67,7 @@ class PinnedBlock:
 
 
 class _Lent:
-    """Keeps a block from the next taker while a tensor of it lives."""
+    """Keeps a block from being reused while one of its tensors lives."""
 
     def __init__(self, block: Block) -> None:
         self.block = block
@@ -77,7 +77,7 @@ _CURRENT: ContextVar[Queue] = ContextVar("seko_queue")
 
 
 def current_queue() -> Queue:
-    """The queue that an engine's call belongs to.
+    """Return the queue to which an engine's call belongs.
 
     Raises
     ------
@@ -99,13 +99,13 @@ class Event:
 
 
 def queue_of(otherwise: Queue) -> Queue:
-    """The queue of what is queued now, or ``otherwise`` where nothing said which."""
+    """Return the current queue, or ``otherwise`` outside any."""
     return _CURRENT.get(otherwise)
 
 
 @contextmanager
 def queued_on(queue: Queue) -> Iterator[None]:
-    """Let engines that are called inside queue their work there."""
+    """Context in which engines queue their work on this queue."""
     token = _CURRENT.set(queue)
     try:
         yield
@@ -114,7 +114,7 @@ def queued_on(queue: Queue) -> Iterator[None]:
 
 
 def captured(queue: Queue, work: Callable[[], None]) -> int:
-    """Return what ``work`` queues, as a graph."""
+    """Capture what ``work`` queues as a graph."""
     driver = queue.driver
     driver.begin_capture(queue.stream)
     try:
@@ -133,19 +133,19 @@ def copy_tensor(driver: CudaDriver, target: DeviceTensor, source: DeviceTensor, 
 
 
 def to_host(driver: CudaDriver, address: int, source: DeviceTensor, stream: int) -> None:
-    """Queue a copy of a tensor's numbers to the host, where they lie without holes."""
+    """Queue a copy of a tensor's numbers to contiguous host memory."""
     places = (address, MEMORY_HOST), (source.address, MEMORY_DEVICE)
     _move(driver, source, (contiguous_strides(source.shape, source.dtype), source.strides), *places, stream)
 
 
 def from_host(driver: CudaDriver, target: DeviceTensor, address: int, stream: int) -> None:
-    """Queue a copy of numbers that lie on the host without holes into a tensor."""
+    """Queue a copy of contiguous host memory into a tensor."""
     places = (target.address, MEMORY_DEVICE), (address, MEMORY_HOST)
     _move(driver, target, (target.strides, contiguous_strides(target.shape, target.dtype)), *places, stream)
 
 
 def zero_tensor(driver: CudaDriver, tensor: DeviceTensor, stream: int) -> None:
-    """Queue zeros into a tensor, and into nothing between its numbers."""
+    """Queue zeros into a tensor; gaps between its numbers are not written."""
     for rows in rows_of(tensor.shape, DTYPE_BYTES[tensor.dtype], tensor.strides, tensor.strides):
         address = tensor.address + rows.offsets[0]
         if rows.height == 1:
@@ -173,5 +173,5 @@ def _move(
 
 
 def when_gone(owner: object, act: Callable[..., object], *arguments: object) -> None:
-    """Act when an object is gone; not at the interpreter's end, where the driver may be gone before it."""
+    """Call a function when an object is released, but not at interpreter exit, when the driver may be gone first."""
     weakref.finalize(owner, act, *arguments).atexit = False

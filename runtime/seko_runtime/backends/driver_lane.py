@@ -1,4 +1,4 @@
-"""A queue beside a session's own on a CUDA device without torch, and the pictures that come out of it."""
+"""A queue in parallel to a session's own on a CUDA device without torch, and the video frames it produces."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from seko_runtime.backends.memory import FrameBlocks
 
 
 class DriverLane:
-    """`seko_runtime.backends.memory.Lane`: a queue of its own, or the memory's if not ``beside`` it.
+    """`seko_runtime.backends.memory.Lane`: a queue of its own, or the memory's unless ``beside``.
 
-    The order of the two is that of `seko_runtime.backends.cuda_memory.CudaLane`.
+    The order of the two queues is as in `seko_runtime.backends.cuda_memory.CudaLane`.
     """
 
     def __init__(

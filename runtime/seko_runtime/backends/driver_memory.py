@@ -1,4 +1,4 @@
-"""Memory of a session on a CUDA device without torch: addresses, streams, events and graphs of the driver."""
+"""Memory of a session on a CUDA device without torch, by the driver's addresses, streams, events and graphs."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ from seko_runtime.format.safetensors_map import MappedTensor
 
 
 class DriverMemory:
-    """`seko_runtime.backends.memory.Memory` on one CUDA device; all work is queued on a stream of its own.
+    """`seko_runtime.backends.memory.Memory` on one CUDA device; all work is queued on its own CUDA stream.
 
     Parameters
     ----------
     driver : CudaDriver
-        Of the device; shared by the sessions of an artifact.
+        The device's driver; shared by the sessions of an artifact.
     """
 
     captures = True
@@ -68,7 +68,7 @@ class DriverMemory:
         self._closed = False
 
     def allocate(self, spec: TensorSpec) -> DeviceTensor:
-        """Zero-filled tensor; a layer or a decoded row of a buffer begins where an engine may take it."""
+        """Return a zero-filled tensor; layers and decoded rows are aligned as engines need it."""
         strides = contiguous_strides(spec.shape, spec.dtype)
         by_part = isinstance(spec, Buffer) and (spec.layered or spec.role == "decode")
         if by_part and len(spec.shape) > 1:
@@ -79,7 +79,7 @@ class DriverMemory:
         return DeviceTensor(block.address, spec.shape, spec.dtype, strides, block)
 
     def upload(self, tensors: Mapping[str, MappedTensor]) -> dict[str, DeviceTensor]:
-        """Copy all tensors into one allocation, through pinned windows filled by several threads."""
+        """Copy all tensors into one allocation, through pinned buffers that several threads fill."""
         places, total = block_offsets({name: mapped.nbytes for name, mapped in tensors.items()})
         block = Block(self.driver, total)
         spans = [(places[name], mapped) for name, mapped in tensors.items()]
@@ -215,11 +215,11 @@ class DriverMemory:
         self.queue.close()
 
     def _stream(self) -> int:
-        """The stream of what is queued now: a lane's inside of its `ordered` and `capture`, else the memory's."""
+        """The current CUDA stream: a lane's inside its `ordered` and `capture`, else the memory's."""
         return queue_of(self.queue).stream
 
     def _beside(self) -> int:
-        """The stream of copies, behind the memory's work so far."""
+        """Return the stream for copies, after the memory's work so far."""
         if self._copies is None:
             self._copies = self.driver.create_stream()
         now = Event(self.driver)
@@ -241,7 +241,7 @@ class DriverMemory:
 
 
 class ParkedCopies:
-    """`seko_runtime.backends.memory.Parked` in page-locked memory, there once ``done``."""
+    """`seko_runtime.backends.memory.Parked` in page-locked memory; complete once the event ``done`` has passed."""
 
     def __init__(self, driver: CudaDriver, block: PinnedBlock, places: Mapping[str, tuple[int, int]]) -> None:
         self._driver, self._block, self._places = driver, block, places
@@ -263,7 +263,7 @@ class ParkedCopies:
 
 
 class _ChunkBlock:
-    """Several pinned copies of the chunk's small tensors, and the device's one, moved by a single copy."""
+    """Several pinned copies of a chunk's small tensors, and one on the device; a single copy moves all of them."""
 
     def __init__(self, driver: CudaDriver, stream: int, specs: Sequence[TensorSpec]) -> None:
         places, self._total = block_offsets({spec.name: spec.nbytes for spec in specs})

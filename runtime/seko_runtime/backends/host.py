@@ -1,4 +1,4 @@
-"""What this machine is: its processor's flags, its device, its torch. Compared with an artifact's target."""
+"""This machine's processor, device and torch, compared with an artifact's target."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ CGROUP = Path("/sys/fs/cgroup")  # of version 2, as a container sees its own
 
 
 def free_host_bytes() -> int:
-    """Return the bytes of memory that can still be taken: caches of files make way, a container's limit counts."""
+    """Return the bytes of memory that can still be allocated; file caches count as free, container limits are
+    respected.
+    """
     machine = _numbers(MEMINFO, ":").get("MemAvailable")
     found = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if machine is None else machine * 1024
     try:
@@ -34,7 +36,7 @@ def free_host_bytes() -> int:
 
 
 def _numbers(file: Path, mark: str) -> dict[str, int]:
-    """Return the first number behind each name of a file of such lines; nothing if it cannot be read."""
+    """Return the first number after each name in a file such as /proc/meminfo; empty if it cannot be read."""
     try:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -66,16 +68,16 @@ def check_device(target: Target, device: str) -> str:
     Parameters
     ----------
     target : Target
-        The artifact's.
+        The artifact's target.
     device : str
-        The caller's wish; ``auto`` takes the artifact's kind.
+        The caller's choice; ``auto`` takes the artifact's kind.
 
     Raises
     ------
     UsageError
-        If ``device`` is no device's name.
+        If ``device`` is not a device name.
     DeviceArchError
-        If the artifact was built for the other kind.
+        If the artifact was built for the other kind of device.
     """
     if device == "auto":
         return target.device
@@ -90,12 +92,12 @@ def check_device(target: Target, device: str) -> str:
 
 
 def check_cpu(target: Target) -> None:
-    """Compare architecture and flags of the processor; the host side of a GPU engine is compiled code too.
+    """Compare the processor's architecture and flags; a GPU engine's host code is compiled too.
 
     Raises
     ------
     DeviceArchError, CpuFeatureError
-        If the engines would meet instructions that are not there.
+        If the engines would use instructions that this processor lacks.
     """
     found = platform.machine()
     wanted = target.arch if target.device == "cpu" else target.host_arch
@@ -111,14 +113,14 @@ def check_cpu(target: Target) -> None:
 
 
 def check_torch(target: Target, device: str) -> None:
-    """Compare torch, and on CUDA the device and its toolkit; imports torch.
+    """Compare torch and, on CUDA, the device and the CUDA version; imports torch.
 
     Raises
     ------
     TorchVersionError, CudaVersionError, DeviceArchError
         If the engines were built for another one.
     DeviceMissingError
-        If the device is not there.
+        If the device is missing.
     ForkedProcessError
         If this process was forked from one that uses CUDA.
     """
@@ -154,7 +156,7 @@ def check_torch(target: Target, device: str) -> None:
 
 
 def check_driver(target: Target, device: str) -> None:
-    """Compare the device alone, without torch: what runs plans asks the driver.
+    """Compare only the device, through the driver and without torch, for TensorRT plans.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Memory of a session in numpy: arrays, views, direct runs. For engines that take and give arrays."""
+"""Memory of a session in numpy, for engines that take and return arrays. Work runs immediately."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOT_NUMPYS = frozenset({"bfloat16", "float8_e4m3fn"})  # of `manifest.DTYPE_BYTE
 
 
 class NumpyMemory:
-    """`seko_runtime.backends.memory.Memory` in numpy: work runs at once, in the caller's order."""
+    """`seko_runtime.backends.memory.Memory` in numpy: work runs immediately, in the caller's order."""
 
     captures = False
     warm_up_runs = 0
@@ -139,7 +139,7 @@ class _NumpyFrames:
 
 
 class _SharedBlock:
-    """Arrays that engines read as the host wrote them."""
+    """Arrays that engines read directly as the host wrote them."""
 
     def __init__(self, tensors: Mapping[str, Array]) -> None:
         self.tensors = tensors
@@ -152,12 +152,12 @@ class _SharedBlock:
 
 
 def bytes_of(array: Array) -> NDArray[np.uint8]:
-    """A copy of an array's bytes, [nbytes]."""
+    """Return a copy of an array's bytes, [nbytes]."""
     return np.frombuffer(array.tobytes(), np.uint8)
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The numpy dtype of a manifest's dtype name; EngineLoadError for those that numpy has not."""
+    """Return the numpy dtype for a manifest's dtype name; EngineLoadError if numpy lacks it."""
     if name in NOT_NUMPYS:  # asked by name, since another package may have taught numpy one of them
         raise EngineLoadError(
             f"the artifact has tensors of {name}, which numpy cannot hold; rebuild it with --target cpu"
@@ -166,7 +166,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def array_of(mapped: MappedTensor) -> Array:
-    """Array of a mapped tensor, without a copy where its bytes are aligned to its dtype."""
+    """Return a mapped tensor as an array, without a copy if its bytes are aligned to its dtype."""
     window = mapped.data[mapped.offset : mapped.offset + mapped.nbytes]
     array = np.frombuffer(window, numpy_dtype(mapped.dtype)).reshape(mapped.shape)
     return array if array.flags.aligned else array.copy()

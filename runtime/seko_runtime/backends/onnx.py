@@ -1,4 +1,6 @@
-"""ONNX files through onnxruntime, on the CPU: no torch in the process. Engines are functional, caches come back."""
+"""The backend ``onnx``: ONNX files in onnxruntime on the CPU, without torch. Engines return caches instead of writing
+them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorRT plans through the lean runtime and the CUDA driver: no torch, no builder, no Python of a plugin."""
+"""The backend ``tensorrt``: plans in the lean runtime with the CUDA driver. No torch, no builder."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TensorRtBackend:
     device : str
         ``cuda`` or ``cuda:N``.
     driver : CudaDriver, optional
-        In the place of the device's own, for tests.
+        Replaces the device's own driver, for tests.
     """
 
     def __init__(self, device: str, driver: CudaDriver | None = None) -> None:
@@ -70,9 +70,9 @@ class TensorRtBackend:
         ManifestError
             If the artifact does not say which TensorRT built it.
         PlanVersionError
-            If this one cannot run what that one built.
+            If the installed TensorRT cannot run these plans.
         EngineLoadError
-            If the lean runtime refuses a plan, or an engine is said to write in place.
+            If the lean runtime refuses a plan, or the manifest says that an engine writes in place.
         EngineSignatureError
             If a plan's inputs or outputs are not the manifest's.
         """
@@ -98,7 +98,7 @@ class TensorRtBackend:
         return engines
 
     def stats(self) -> Mapping[str, int]:
-        """How many caches are copied back whole at each call, because a plan does not write them in place."""
+        """Return how many caches are copied back whole at each call because a plan does not write them in place."""
         return {"caches_copied_back": self._copied_back}
 
     def close(self) -> None:
@@ -106,21 +106,21 @@ class TensorRtBackend:
 
 
 class Plan:
-    """One engine: an execution context for each queue, whose scratch memory its calls share one after another.
+    """One engine, with an execution context for each queue; calls of a queue share its scratch memory.
 
     Parameters
     ----------
     spec : EngineSpec
-        What the manifest says of it.
+        The manifest's entry for the engine.
     engine : ICudaEngine
         The loaded plan.
     logger : Logger
-        Where it complains.
+        Receives its messages.
 
     Raises
     ------
     EngineSignatureError
-        If the two disagree.
+        If plan and manifest disagree.
     """
 
     def __init__(self, spec: EngineSpec, engine: trt.ICudaEngine, logger: Logger) -> None:
@@ -157,7 +157,7 @@ class Plan:
         return results
 
     def _new_context(self, queue: Queue) -> trt.IExecutionContext:
-        """Make a queue's context; its first call comes before any capture."""
+        """Make a queue's context; its first call precedes any capture."""
         context = self._engine.create_execution_context()
         if context is None:
             raise DeviceMemoryError(
@@ -201,7 +201,7 @@ class Plan:
 
 
 class Logger(trt.ILogger):
-    """Keeps the last thing that TensorRT complained of, and says nothing itself."""
+    """Keeps TensorRT's last error or warning, and prints nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,13 +212,13 @@ class Logger(trt.ILogger):
             self._last = msg
 
     def last(self) -> str:
-        """One line of it."""
+        """The last message, as one line."""
         lines = self._last.strip().splitlines()
         return lines[0][:200] if lines else "it gave no reason"
 
 
 def caches_returned(manifest: Manifest) -> set[tuple[str, str]]:
-    """Return engine and output of every cache that an engine gives back to where it came from."""
+    """Return engine and output of every cache that an engine returns to where it came from."""
     caches = {f"buffer:{one.name}" for one in manifest.buffers if one.role == "cache"}
     specs = {engine.name: engine for engine in manifest.engines}
     return {
@@ -231,14 +231,14 @@ def caches_returned(manifest: Manifest) -> set[tuple[str, str]]:
 
 
 def check_version(built: str | None, here: str) -> None:
-    """Compare the TensorRT that built the plans with the one here: version-compatible plans run on a newer one.
+    """Compare the TensorRT that built the plans with the installed one; version-compatible plans run on a newer one.
 
     Raises
     ------
     ManifestError
-        If the artifact does not say, or not as a version.
+        If the artifact states no valid version.
     PlanVersionError
-        If this one is older, or of another major version.
+        If the installed one is older, or of another major version.
     """
     try:
         wanted, found = (tuple(int(part) for part in (text or "").split(".")[:3]) for text in (built, here))

@@ -1,4 +1,4 @@
-"""Memory of a session in torch, on the CPU: tensors, views, direct runs. CUDA is in `cuda_memory`."""
+"""Memory of a session in torch on the CPU; work runs immediately. CUDA is in `cuda_memory`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from seko_runtime.format.safetensors_map import MappedTensor
 
 
 class CpuMemory:
-    """`seko_runtime.backends.memory.Memory` on the CPU: work runs at once, in the caller's order."""
+    """`seko_runtime.backends.memory.Memory` on the CPU: work runs immediately, in the caller's order."""
 
     captures = False
     warm_up_runs = 0
@@ -136,7 +136,7 @@ class HostCopies:
 
 
 class HostFrames:
-    """Host tensors that pictures are copied into; `seko_runtime.backends.memory.FrameBlocks`."""
+    """Host tensors to which video frames are copied; `seko_runtime.backends.memory.FrameBlocks`."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], depth: int) -> None:
         self._sources, self._depth = dict(tensors), depth
@@ -163,7 +163,7 @@ class HostFrames:
 
 
 class _SharedBlock:
-    """Host tensors that are the device's: the CPU reads what the host wrote."""
+    """Host tensors that are also the device's: the CPU reads what the host wrote."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.tensors = tensors
@@ -177,7 +177,7 @@ class _SharedBlock:
 
 
 def host_array(tensor: torch.Tensor) -> NDArray[Any]:
-    """A host tensor's own memory as an array of its `host_dtype`."""
+    """Return a host tensor's own memory as an array of its `host_dtype`."""
     dtype = host_dtype(str(tensor.dtype).removeprefix("torch."))
     same_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
     array: NDArray[Any] = tensor.view(same_size).numpy().view(dtype)
@@ -185,7 +185,7 @@ def host_array(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a manifest's dtype name, one of `manifest.DTYPE_BYTES`."""
+    """Return the torch dtype for a manifest's dtype name, one of `manifest.DTYPE_BYTES`."""
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
         raise UsageError(f"{name!r} is no dtype of torch")
@@ -193,7 +193,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def tensor_of(mapped: MappedTensor) -> torch.Tensor:
-    """CPU tensor of a mapped one, without a copy where its bytes are aligned to its dtype."""
+    """Return a mapped tensor as a CPU tensor, without a copy if its bytes are aligned to its dtype."""
     dtype = torch_dtype(mapped.dtype)
     window = mapped.data[mapped.offset : mapped.offset + mapped.nbytes]
     if mapped.nbytes == 0:

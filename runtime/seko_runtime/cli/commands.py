@@ -1,4 +1,4 @@
-"""The commands of the inference box: `run`, `verify`, `info`, `unpack`. Needs nothing but the runtime."""
+"""The commands of the runtime: `run`, `verify`, `info`, `unpack`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from seko_runtime.faults import machine_faults
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    2 usage, 4 artifact, 5 environment, 6 numeric; 128 plus the number of the signal that ended it; 1 if whoever read
-    the output stopped reading. With ``--json`` a failure is a JSON object on stdout too.
+    2 usage, 4 artifact, 5 environment, 6 numeric; 128 plus the number of a signal that ended it; 1 if the reader of
+    its output closed the pipe. With ``--json`` a failure is also a JSON object on stdout.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     as_json = "--json" in given
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def verify(options: argparse.Namespace) -> Report:
-    """Replay the goldens; the report ends with a NumericError if one is missed."""
+    """Replay the goldens; the report ends with a NumericError if a chunk differs."""
     from seko_runtime.opening.golden import verdict
 
     with open_artifact(
@@ -86,7 +86,7 @@ def verify(options: argparse.Namespace) -> Report:
 
 
 def info(options: argparse.Namespace) -> Report:
-    """Print what the manifest says; opens no other file."""
+    """Print what the manifest says; reads no other file."""
     manifest, digest = read_manifest(options.artifact, trust=options.trust)
     stream, target = manifest.stream, manifest.target
     lines = [
@@ -139,7 +139,7 @@ def info(options: argparse.Namespace) -> Report:
 
 
 def unpack(options: argparse.Namespace) -> Report:
-    """Unpack what `seko-export pack` made."""
+    """Unpack a tar that `seko-export pack` made."""
     from seko_runtime.format.unpacking import unpack_artifact
 
     made = unpack_artifact(options.artifact, options.output, trust=options.trust, replace=options.force)

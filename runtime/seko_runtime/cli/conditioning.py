@@ -1,4 +1,4 @@
-"""What a run is given in files and sentences: read, and checked before torch or an engine is loaded."""
+"""The files and sentences that `run` takes: read, and checked before torch or an engine is loaded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ MAX_WORDS_TOLD = 8
 
 @dataclass(frozen=True)
 class PromptAt:
-    """One line of a prompt schedule: from the first chunk that begins at ``at_s`` or later, in seconds of video."""
+    """One entry of a prompt schedule: used from the first chunk that begins at ``at_s`` (seconds of video) or
+    later.
+    """
 
     at_s: float
     prompt: str
@@ -40,7 +42,7 @@ class PromptAt:
 
 @dataclass(frozen=True)
 class Conditioning:
-    """What a run's options name, as `Session` takes it."""
+    """The prompts, pictures and embeddings that a run's options name, in the form that `Session` takes."""
 
     prompts: list[PromptAt]
     text: NDArray[np.float32] | None
@@ -54,7 +56,7 @@ def read_conditioning(options: argparse.Namespace) -> Conditioning:
     Raises
     ------
     UsageError
-        If one is not there, or not what it should be, or options exclude each other.
+        If a file is missing or invalid, or options exclude each other.
     VideoWriterError
         If a picture needs PyAV, which is not installed.
     """
@@ -66,10 +68,12 @@ def read_conditioning(options: argparse.Namespace) -> Conditioning:
     )
 
 
-def fit_conditioning(given: Conditioning, options: argparse.Namespace, manifest: Manifest) -> Conditioning:
-    """Check what is given against the manifest alone; return it with its pictures in the size that the artifact takes.
+def fit_conditioning(
+    conditioning: Conditioning, options: argparse.Namespace, manifest: Manifest
+) -> Conditioning:
+    """Check prompts and pictures against the manifest, and resize pictures to the artifact's size.
 
-    How they were fitted, and what of the prompts is not understood, is said on stderr.
+    Says on stderr how pictures were fitted, and which words of the prompts the tokenizer does not know.
 
     Raises
     ------
@@ -84,13 +88,15 @@ def fit_conditioning(given: Conditioning, options: argparse.Namespace, manifest:
     rows = range(manifest.call_rows)
     checked_seeds([options.seed + row for row in rows], len(rows))
     shapes = {buffer.name: buffer.shape for buffer in manifest.buffers}
-    if given.prompts:
-        _check_prompts(given.prompts, options, manifest)
-    if given.text is not None:
+    if conditioning.prompts:
+        _check_prompts(conditioning.prompts, options, manifest)
+    if conditioning.text is not None:
         wanted = (len(rows), *shapes[TEXT_BUFFER][1:]) if TEXT_BUFFER in shapes else None
-        if given.text.shape != wanted:
-            raise UsageError(f"--text {options.text} is {given.text.shape}, this artifact takes {wanted}")
-    image, reference = given.image, given.reference
+        if conditioning.text.shape != wanted:
+            raise UsageError(
+                f"--text {options.text} is {conditioning.text.shape}, this artifact takes {wanted}"
+            )
+    image, reference = conditioning.image, conditioning.reference
     if image is not None:
         if IMAGE not in shapes or "encode" not in manifest.programs:
             raise UsageError(NO_ENCODER)
@@ -100,7 +106,7 @@ def fit_conditioning(given: Conditioning, options: argparse.Namespace, manifest:
         if reference.dtype == np.uint8 and IMAGE in shapes:
             reference = _fit("reference", options.reference, reference, shapes[IMAGE])
         check_reference(manifest, reference, rows)
-    return Conditioning(given.prompts, given.text, image, reference)
+    return Conditioning(conditioning.prompts, conditioning.text, image, reference)
 
 
 def _fit(name: str, path: Path, pictures: NDArray[Any], shape: Sequence[int]) -> NDArray[np.uint8]:
@@ -113,7 +119,7 @@ def _fit(name: str, path: Path, pictures: NDArray[Any], shape: Sequence[int]) ->
 
 
 def _check_prompts(prompts: Sequence[PromptAt], options: argparse.Namespace, manifest: Manifest) -> None:
-    """Cut each prompt into tokens; warn of what the tokenizer does not know."""
+    """Tokenise each prompt; warn about words that the tokenizer does not know."""
     spec = manifest.text
     if spec is None:
         raise UsageError(NO_TEXT_ENCODER)
@@ -144,7 +150,7 @@ def load_schedule(path: Path) -> list[PromptAt]:
     Raises
     ------
     UsageError
-        If it is none, or its times do not rise.
+        If the file is invalid, or its times are not ascending.
     """
     try:
         document = path.read_bytes()
@@ -164,12 +170,12 @@ def load_schedule(path: Path) -> list[PromptAt]:
 
 
 def load_reference(path: Path) -> NDArray[Any]:
-    """Read reference frames: a picture as `load_image` does, or an array file of pictures or float32 latents.
+    """Read reference frames: a picture (see `load_image`), or an array file of pictures or float32 latents.
 
     Raises
     ------
     UsageError, VideoWriterError
-        As `load_image`.
+        As in `load_image`.
     """
     if path.suffix != ".npy":
         return load_image(path, "--reference")
@@ -182,12 +188,12 @@ def load_reference(path: Path) -> NDArray[Any]:
 
 
 def load_image(path: Path, option: str = "--image") -> NDArray[np.uint8]:
-    """Read a picture, uint8 [H, W, 3]: an array file, or whatever PyAV reads.
+    """Read a picture, uint8 [H, W, 3]: an array file, or any format that PyAV reads.
 
     Raises
     ------
     UsageError
-        If the file is none.
+        If the file is not a picture.
     VideoWriterError
         If it needs PyAV, which is not installed.
     """

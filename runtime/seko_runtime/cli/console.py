@@ -23,11 +23,11 @@ def main() -> int:
 
 
 def leave_current_directory(*, as_module: bool) -> None:
-    """See that no module is looked for in the current directory.
+    """Keep Python from importing modules from the current directory.
 
-    It leaves `sys.path` if `python -m` put it there (``as_module``), or an entry of PYTHONPATH that is empty or ``.``.
-    If it was there, and is an artifact or holds a module with the name of one that the runtime imports, the process
-    ends with one sentence and exit code 2.
+    It is removed from `sys.path` if `python -m` put it there (``as_module``), or if an entry of PYTHONPATH is empty
+    or ``.``. If it was there and is an artifact, or holds a module with the name of one that the runtime imports, the
+    process ends with one sentence and exit code 2.
     """
     try:
         here = os.getcwd()
@@ -55,7 +55,7 @@ def leave_current_directory(*, as_module: bool) -> None:
 
 
 def _planted(folder: str) -> str | None:
-    """Say what of a folder Python could be meant to take for a module of the runtime's, None if there is nothing."""
+    """Return what in a folder Python could import instead of the runtime's modules; None if there is nothing."""
     try:
         names = sorted(os.listdir(folder))
     except OSError:  # it may not be listed; it is out of the path all the same

@@ -38,7 +38,7 @@ class RunInputs:
         return {name: arrays[number] for name, arrays in self.changing.items()}
 
 
-def read_inputs(given: Sequence[str] | None) -> dict[str, NDArray[Any]]:
+def read_inputs(arguments: Sequence[str] | None) -> dict[str, NDArray[Any]]:
     """Return the array of each ``NAME=FILE.npy``.
 
     Raises
@@ -47,7 +47,7 @@ def read_inputs(given: Sequence[str] | None) -> dict[str, NDArray[Any]]:
         If one is not of that form, is given twice, or its file cannot be read.
     """
     found: dict[str, NDArray[Any]] = {}
-    for one in given or ():
+    for one in arguments or ():
         name, equals, file = one.partition("=")
         if not (name and equals and file):
             raise UsageError(f"--input {one[:200]!r}: expected NAME=FILE.npy")

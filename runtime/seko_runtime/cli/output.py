@@ -1,4 +1,4 @@
-"""What a command says: its report on stdout, as lines or as one JSON object; everything else on stderr."""
+"""Output of a command: its report on stdout, as lines or as one JSON object; everything else on stderr."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from seko_runtime.errors import DiskError, SekoRuntimeError
 
 @dataclass(frozen=True)
 class Report:
-    """What a command found.
+    """The result of a command.
 
     Parameters
     ----------
     result : dict
         For ``--json``.
     lines : tuple of str
-        The same for a reader, printed without ``--json``.
+        The same as text, printed without ``--json``.
     error : SekoRuntimeError, optional
-        What the command ends with although it ran to its end: a golden that is missed.
+        The error with which the command ends although it ran to its end, such as a failed verification.
     aside : bool
-        Whether stdout is taken, and the lines go to stderr.
+        Whether stdout carries the video, so that the lines go to stderr.
     """
 
     result: dict[str, object]
@@ -36,7 +36,7 @@ class Report:
 
 
 def note(sentence: str, end: str = "\n") -> None:
-    """Print to stderr; where that is closed or full, nothing is said."""
+    """Print to stderr; errors are ignored if it is closed or full."""
     if sys.stderr is not None:  # print() would take stdout in its place
         with contextlib.suppress(OSError):
             print(sentence, end=end, file=sys.stderr, flush=True)
@@ -50,7 +50,7 @@ def show(report: Report, *, as_json: bool) -> None:
     DiskError
         If stdout cannot be written.
     BrokenPipeError
-        If nobody reads it any more.
+        If the reader has closed the pipe.
     """
     if as_json:
         print_lines([json.dumps(report.result, sort_keys=True)])
@@ -61,16 +61,16 @@ def show(report: Report, *, as_json: bool) -> None:
 
 
 def show_failure(result: dict[str, object], message: str, code: int) -> None:
-    """Print the JSON object of a command that failed; where stdout is closed or full, stderr has to do."""
+    """Print the JSON object of a failed command on stdout, or on stderr if stdout is closed or full."""
     with contextlib.suppress(BrokenPipeError, DiskError):
         print_lines([json.dumps(result | {"error": message, "exit": code}, sort_keys=True)])
 
 
 @contextlib.contextmanager
 def stdout_for_video() -> Iterator[int]:
-    """Give a descriptor of stdout for a video alone: whatever else is written there meanwhile goes to stderr.
+    """Give a descriptor of stdout for the video alone; other output to stdout goes to stderr meanwhile.
 
-    Native libraries are meant too, so the descriptor itself is exchanged. It is closed at the end.
+    This includes output of native libraries, so the descriptor itself is replaced. It is closed at the end.
     """
     print_lines([])  # what was printed so far
     video, stderr = os.dup(1), sys.stderr
@@ -101,7 +101,7 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def _drop(stdout: TextIO) -> None:
-    """Let what Python still holds for stdout go nowhere: it would fail once more when the process ends."""
+    """Discard what Python still buffers for stdout, which would fail again when the process ends."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         try:

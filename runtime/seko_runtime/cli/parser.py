@@ -1,4 +1,4 @@
-"""The command line of `seko-run`: its commands and options. What they do is in `commands`."""
+"""The command line of `seko-run`: commands and options. `commands` implements them."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ SUMMARIES = {
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are ours."""
+    """An argparse parser that raises the runtime's errors."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise a UsageError in place of ending the process."""
+        """Raise a UsageError instead of ending the process."""
         raise UsageError(f"{message}; see `{self.prog} --help`")
 
     def _print_message(self, message: str, file: object = None) -> None:  # noqa: ARG002  argparse gives it
-        """Print help or version; argparse itself would let an error of stdout pass."""
+        """Print help or version; argparse itself would ignore an error of stdout."""
         print_lines(message.splitlines())
 
 
 def parse(arguments: Sequence[str], functions: Mapping[str, Callable[..., Any]]) -> argparse.Namespace:
-    """Return the options of a command line; ``command`` is the function that it names.
+    """Parse a command line; ``command`` of the result is the command's function.
 
     Parameters
     ----------
     arguments : sequence of str
-        Without the program's name.
+        Without the program name.
     functions : dict of str to callable
         One for each of `SUMMARIES`.
 
     Raises
     ------
     UsageError
-        If they cannot be meant; for an unknown command or option the nearest one is named.
+        If they are invalid; for an unknown command or option the message names the nearest one.
     """
     parser, commands = parsers(functions)
     _check_names(arguments, commands)
@@ -142,7 +142,7 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
 
 
 def _check_names(arguments: Sequence[str], commands: dict[str, argparse.ArgumentParser]) -> None:
-    """Raise a UsageError that names the nearest if there is no such command, or no such option of it."""
+    """Raise a UsageError for an unknown command or option, with the nearest one."""
     if not arguments or arguments[0].startswith("-"):
         return
     command = arguments[0]

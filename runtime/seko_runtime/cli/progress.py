@@ -1,4 +1,4 @@
-"""How far a run is: one line that is written over on a terminal, a line every ten seconds elsewhere."""
+"""Progress of a run: a line that is overwritten on a terminal, otherwise a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ EVERY_S = 10.0
 
 
 class Progress:
-    """Shows on stderr what a run does, from its ``with`` block's begin to its end.
+    """Shows a run's progress on stderr, for the duration of its ``with`` block.
 
     Parameters
     ----------
     doing : str
-        What is said until the first frame.
+        Text until the first frame.
     fps : int
-        Video frames of a second at real time.
+        Video frames per second of playback.
     chunks : int
-        How many there will be.
+        Total number of chunks.
     every_s : float
-        Seconds between lines where stderr is no terminal.
+        Seconds between lines if stderr is no terminal.
     """
 
     def __init__(self, doing: str, fps: int, chunks: int, every_s: float = EVERY_S) -> None:
@@ -37,11 +37,11 @@ class Progress:
         self._ticker = threading.Thread(target=self._tick, daemon=True)
 
     def opened(self) -> None:
-        """Count the time of frames from here."""
+        """Start the clock for frames per second."""
         self._first = time.monotonic()
 
     def show(self, frames: int, chunks: int) -> None:
-        """Say how many video frames and chunks there are."""
+        """Show the number of video frames and chunks so far."""
         passed = time.monotonic() - (self._began if self._first is None else self._first)
         fps = frames / max(passed, 1e-9)
         pace = f"{fps:.1f} fps  {fps / self._fps:.2f} x real time"

@@ -1,4 +1,4 @@
-"""The command `run`: chunks of one session into a file, written as they come. Options are parsed in `parser`."""
+"""The command `run`: makes chunks of one session and writes them as they come."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def run(options: argparse.Namespace) -> Report:
     Raises
     ------
     SekoRuntimeError
-        By its subclass; no new file is then there.
+        A subclass for the cause; no new file is left then.
     KeyboardInterrupt
-        If a signal ends it; the chunks so far are kept, see `ChunkWriter`.
+        If a signal ends it; finished chunks are kept, see `ChunkWriter`.
     """
     check_output(options.output, options.format)
     streams = options.output == STDOUT
@@ -120,7 +120,7 @@ def _run(
 
 @dataclass
 class _Job:
-    """Chunks from a session to a writer, with the times at which they came."""
+    """Writes a session's chunks, and records when each came."""
 
     artifact: OpenArtifact
     session: Session
@@ -165,7 +165,7 @@ class _Job:
             self._write(queued.popleft().video())
 
     def report(self) -> dict[str, object]:
-        """What was made and how fast, as JSON takes it."""
+        """Return what was made and how fast, for JSON."""
         manifest, stats = self.artifact.manifest, self.session.stats
         first = self.came[0] - self.opened
         rate = (len(self.came) - 1) / (self.came[-1] - self.came[0]) if len(self.came) > 1 else 1 / first
@@ -200,14 +200,14 @@ class _Job:
 
 
 def _video_frames(manifest: Manifest, number: int) -> int:
-    """Video frames of chunk ``number`` of a stream, decoded or as a preview shows them."""
+    """Return the video frames of chunk ``number``, decoded or as a preview."""
     if manifest.video is not None:
         return manifest.video.chunk_frames if number else manifest.video.first_frames
     return manifest.stream.chunk_frames * manifest.stream.video_frames_per_latent
 
 
 def _size(manifest: Manifest) -> tuple[int, int]:
-    """Width and height of a written picture: the rows of the batch lie beside each other."""
+    """Return width and height of a written picture, in which the batch's rows are side by side."""
     shown = manifest.stream if manifest.video is None else manifest.video
     return shown.width * manifest.call_rows, shown.height
 
@@ -218,7 +218,7 @@ def _golden_chunks(artifact: OpenArtifact) -> tuple[int, ...]:
 
 
 def _not_compared(options: argparse.Namespace, artifact: OpenArtifact, seeds: Sequence[int]) -> str:
-    """Say why this run's chunks are not those that were recorded; nothing if they are."""
+    """Say why this run's chunks differ from the recorded ones; empty if they are the same."""
     golden = artifact.manifest.golden
     if golden is None:
         return "the artifact has no recorded chunks"

@@ -108,7 +108,7 @@ class Chunk:
         """Return each row's video frames, uint8 copies [T, H, W, 3]; as `video`, but rows may differ in T."""
         with self.streams.call_lock.take():
             decoder = self.streams.decoder()
-            return [decoder.frames(row, number).copy() for row, number in self.pictures]
+            return [decoder.video_frames(row, number).copy() for row, number in self.pictures]
 
 
 class Readable:

@@ -142,7 +142,7 @@ class Decoder:
         """Return whether a chunk's frames are still held."""
         return self._queued[row] - FRAME_BLOCKS <= number < self._queued[row]
 
-    def frames(self, row: int, number: int) -> NDArray[np.uint8]:
+    def video_frames(self, row: int, number: int) -> NDArray[np.uint8]:
         """Return a row's video frames of one chunk, uint8 [T, H, W, 3]; waits for them. Later chunks overwrite them.
 
         Raises
