@@ -1,4 +1,4 @@
-"""The `seko-export` command: options in, one sentence or one JSON line out. No work is done here."""
+"""The `seko-export` command: parses options and prints results. The work is done elsewhere."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def build_options(*, of_plan: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command the options that `BuildOptions` declares: all of them, or those that `plan` takes, too."""
+    """Decorator that adds the options of `BuildOptions` to a command: all, or only those of `plan`."""
 
     def give(command: Callable[..., Any]) -> Callable[..., Any]:
         for one, option in reversed([*declared()]):  # the last one added stands first in the help

@@ -1,4 +1,4 @@
-"""The commands that bring an artifact to its box: pack, unpack, keygen, sign. No work is done here."""
+"""The commands that prepare an artifact for other machines: pack, unpack, keygen, sign."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def sign(artifact: Path, key: Path, as_json: bool) -> None:
 
 
 def on_terminal() -> bool:
-    """Whether somebody can be asked."""
+    """Return whether a user can be asked."""
     return sys.stdin.isatty()
 
 

@@ -1,4 +1,4 @@
-"""The commands that ask something of an artifact or of this machine. No work is done here."""
+"""The commands that report on an artifact, a checkpoint or this machine."""
 
 from __future__ import annotations
 

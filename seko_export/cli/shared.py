@@ -1,4 +1,6 @@
-"""What all commands have: exit codes, one sentence for a failure, and `--json` with one JSON object on stdout."""
+"""Options shared by several commands: ARTIFACT, and `--json`, which prints one JSON object as the last line of
+stdout.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,7 @@ class SekoGroup(click.Group):
 
 
 def print_json(report: Mapping[str, Any]) -> None:
-    """Print a report as one line, keys sorted."""
+    """Print a report as one line of JSON with sorted keys."""
     show(Report({**report}, ()), as_json=True)
 
 

@@ -1,8 +1,8 @@
 """The interface between Seko and a model family: what a family provides, and who uses it.
 
-A family is a module with a `FAMILY`, an object of a class derived from `Family`. It knows its checkpoints, its modules
-and the programs that the runtime runs for it. All else (compiling, goldens, the artifact, replay) is the same for every
-family, and sees only what is declared here.
+A family is a module with a `FAMILY`: an object of a class derived from `Family`. It knows its checkpoints, its
+modules and its programs. Everything else (compiling, goldens, the artifact, replay) is the same for every family, and
+uses only what is declared here.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ class Preset:
 
 @dataclass(frozen=True)
 class ModelGraph:
-    """Everything that build box and runtime must agree on, for one build. It travels as data in the manifest.
+    """Everything that exporter and runtime must agree on for one build. The manifest carries it as data.
 
     Parameters
     ----------
     pieces : mapping of str to Piece
-        Every engine by its name, modules on the meta device.
+        Every engine by its key, modules on the meta device.
     programs : mapping of str to tuple of Call
-        What the runtime runs, by the name that `ProgramKey` gives.
+        What the runtime runs, by `ProgramKey`'s name.
     buffers : tuple of Buffer
         What the runtime allocates for a session.
     inputs : tuple of InputSpec
-        What the caller gives while a stream runs. Each lies in one of the buffers; `layers.pieces` makes those.
+        Inputs that the caller supplies while a stream runs. Each lies in one of the buffers; `layers.pieces` makes
+        those.
     """
 
     pieces: Mapping[str, Piece]
@@ -83,7 +84,7 @@ class MediaTensors:
 
 
 class Family(ABC):
-    """One model family.
+    """One model family. A subclass is stateless: the same object serves every build, in every process.
 
     A subclass is stateless: the same object serves every build, in every process. Processes that compile engines import
     it by `name`.
@@ -103,7 +104,7 @@ class Family(ABC):
         """Key names and shapes of the family's checkpoints, and the files in which they come."""
 
     def recognise(self, where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -> Recognised | None:
-        """Return what a checkpoint tells of its model, or None where it is not of this family.
+        """Return what a checkpoint tells about its model, or None if it is not of this family.
 
         A family that no file tells by its content, as one outside this package, leaves it as it is: its models are
         named by the caller.
@@ -123,13 +124,13 @@ class Family(ABC):
         return None
 
     def is_config(self, told: Mapping[str, Any]) -> bool:
-        """Tell whether a config.json beside weights may be of this family, rather than of a VAE or text encoder."""
+        """Return whether a config.json beside weights may be of this family, rather than of a VAE or text encoder."""
         del told
         return False
 
     @abstractmethod
     def graph(self, config: BuildConfig) -> ModelGraph:
-        """Return engines, programs and buffers of a build. Called once a build and process; see `graph_of`."""
+        """Return engines, programs and buffers of a build. Called once for each build and process; see `graph_of`."""
 
     @abstractmethod
     def weights(
@@ -137,19 +138,19 @@ class Family(ABC):
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield the artifact's weights by name, contiguous on the CPU, in the order in which a chunk uses them.
 
-        What is fused, cast or quantised is computed here. ``pieces`` say which weights there are; ``media`` holds those
-        of text encoder and VAE.
+        Fusing, casting and quantising is done here. ``pieces`` determine which weights there are; ``media`` holds
+        those of text encoder and VAE.
         """
 
     def golden_inputs(self, config: BuildConfig, chunk: int | None) -> Mapping[str, Tensor]:
-        """Return what the goldens' chunk is given for the graph's inputs, [B, *shape] on the CPU, by name.
+        """Return the inputs of a golden chunk for the graph's inputs, by name, [B, *shape] on the CPU.
 
-        With None for a chunk: what is given per session or prompt. They should move the model as real ones would, and
-        be the same on every call. A family without inputs need not define it.
+        With None instead of a chunk: the inputs per session or prompt. They should affect the model as real ones
+        would, and be the same in every call. A family without inputs need not define this.
         """
         del config, chunk
         return {}
 
     @abstractmethod
     def cache_probe(self, config: BuildConfig) -> CacheProbe:
-        """Return where calibration sees keys and values."""
+        """Return where calibration reads keys and values."""

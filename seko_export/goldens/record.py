@@ -98,7 +98,7 @@ class Record:
 
     @property
     def table(self) -> Golden:
-        """The manifest's entry for the goldens."""
+        """The manifest's table of goldens."""
         return Golden(
             GOLDEN_FILE,
             self.seeds,

@@ -1,4 +1,6 @@
-"""Checks of a build's options that need no torch, so that a typo is told within a second. `resolve` does the rest."""
+"""Checks of a build's options that need no torch, so that a typo is reported within a second. `resolve` does the
+rest.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,12 @@ TARGET = re.compile(r"auto|cpu|sm_\d{2,3}")
 
 
 def check_options(options: BuildOptions, *, sample_folder: Path = SAMPLE_FOLDER) -> None:
-    """Refuse names that are not known and layouts that cannot be, as far as no checkpoint has to be read for that.
+    """Refuse unknown names and impossible layouts, as far as this needs no checkpoint.
 
     Raises
     ------
     UsageError
-        If there is one.
+        If an option is invalid.
     """
     kv = "|".join(map(re.escape, KV_FORMATS))
     if options.kv is not None and not re.fullmatch(rf"(?:{kv})(?:-(?:{kv}))?(?:-sink)?", options.kv):
@@ -60,7 +62,7 @@ def check_options(options: BuildOptions, *, sample_folder: Path = SAMPLE_FOLDER)
 
 
 def check_build(options: BuildOptions, goal: Path, *, force: bool) -> None:
-    """Refuse a build whose options, weights or place cannot be; nothing is read but names of files.
+    """Refuse a build with invalid options, missing files or an unusable output folder; reads no file's content.
 
     Parameters
     ----------
@@ -69,14 +71,14 @@ def check_build(options: BuildOptions, goal: Path, *, force: bool) -> None:
     goal : Path
         The artifact's folder.
     force : bool
-        Whether an artifact that is already there gives way.
+        Whether to replace an artifact that is already there.
 
     Raises
     ------
     UsageError
-        If options contradict each other, a large preset has no checkpoint, or the goal is taken.
+        If options contradict each other, a large preset has no checkpoint, or the goal exists.
     CheckpointNotFoundError
-        If a file that was named is not there.
+        If a named file does not exist.
     MachineError
         If the goal cannot be written.
     """
@@ -101,12 +103,12 @@ def check_build(options: BuildOptions, goal: Path, *, force: bool) -> None:
 
 
 def preset_of(options: BuildOptions, sample_folder: Path = SAMPLE_FOLDER) -> str:
-    """Return the preset of a build: the one that is named, else the sample if it is installed."""
+    """Return the preset of a build: the named one, else the sample if it is installed."""
     return options.preset or (SAMPLE if sample_folder.is_dir() else RANDOM)
 
 
 def check_sink(stream: StreamConfig) -> None:
-    """Refuse a sink larger than the ring: a Wan-derived window, which includes the sink, given as a ring."""
+    """Refuse a sink larger than the ring: a likely mistake for Wan's window, which includes the sink."""
     if stream.sink_frames > stream.ring_frames:
         raise UsageError(
             f"--sink-frames {stream.sink_frames} is larger than --ring-frames {stream.ring_frames}: the ring stands "
@@ -117,7 +119,7 @@ def check_sink(stream: StreamConfig) -> None:
 
 
 def _sample_stream(folder: Path) -> StreamConfig | None:
-    """Return the sample's layout; None where its config.json cannot be read, which the build itself will say."""
+    """Return the sample's layout; None if its config.json cannot be read, which the build will report."""
     try:
         return StreamConfig(**json.loads((folder / "config.json").read_text(encoding="utf-8"))["stream"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -125,7 +127,7 @@ def _sample_stream(folder: Path) -> StreamConfig | None:
 
 
 def _check_place(goal: Path) -> None:
-    """Refuse a goal below a file, or in a folder that this user may not write."""
+    """Refuse an output path below a file, or in a folder that this user may not write."""
     above = next(parent for parent in goal.absolute().parents if os.path.lexists(parent))
     if not above.is_dir():
         raise MachineError(f"{goal} cannot be written ({above} is no folder): choose another -o")

@@ -1,4 +1,6 @@
-"""The options of a build, declared once: command line, `plan`, Python API and the docs' table are made of this."""
+"""The options of a build, declared once. Command line, `plan`, Python API and the table in the docs are made from
+them.
+"""
 
 from __future__ import annotations
 
@@ -33,20 +35,20 @@ _LAYOUT, _STREAMS, _MEDIA, _ENGINES, _CACHE = (
 
 @dataclass(frozen=True)
 class Option:
-    """How one field of `BuildOptions` is asked for.
+    """How a field of `BuildOptions` appears as an option.
 
     Parameters
     ----------
     help : str
-        One sentence or two.
+        One or two sentences.
     group : str
-        Heading that it stands under in the docs.
+        The heading above it in the docs.
     off : str, optional
-        The spelling that says no, where yes and no are both spelled: ``--resident-cache``.
+        The spelling for "no", if both have one: ``--resident-cache``.
     plan : bool
-        Whether `seko-export plan` takes it, too.
+        Whether `seko-export plan` has it too.
     numbers : bool
-        Whether it is a list of whole numbers with commas.
+        Whether its value is a comma-separated list of integers.
     values : callable, optional
         Gives the words that it takes, for a shell to complete.
     """
@@ -79,7 +81,7 @@ def _option(help: str, group: str, default: Any = None, **more: Any) -> Any:
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Everything that a user may ask of a build. A field is spelled ``--like-this`` on the command line.
+    """All options of a build. The command line spells a field ``--like-this``.
 
     Raises
     ------
@@ -114,7 +116,7 @@ class BuildOptions:
     )
     fp4_kv: bool = _option("Short for --kv fp4: 3.56 times less cache than bf16.", _CACHE, False, plan=True)
     resident_window: bool = _option(
-        "Bring the past to 8 bits once a chunk, for all layers at once: faster passes, more memory.",
+        "Convert the past to 8 bits once a chunk instead of in every pass: faster, more memory.",
         _CACHE,
         False,
         plan=True,
@@ -153,42 +155,46 @@ class BuildOptions:
         "Latent frames at the start that are never evicted.", _LAYOUT, plan=True
     )
     reference_frames: int | None = _option(
-        "Latent frames of the cache that a session is given beside its video.", _LAYOUT, plan=True
+        "Latent frames for reference pictures, which a session supplies and the cache keeps.",
+        _LAYOUT,
+        plan=True,
     )
-    ring_frames: int | None = _option("Reusable slots behind the sink.", _LAYOUT, plan=True)
+    ring_frames: int | None = _option(
+        "Latent frames behind the sink; the oldest one is replaced.", _LAYOUT, plan=True
+    )
     pass_caches: bool | None = _option(
-        "One cache a denoise pass, written by itself, or one that a context pass writes.",
+        "A cache for each denoise pass, or one cache that a context pass writes.",
         _LAYOUT,
         off="--context-pass",
         plan=True,
     )
     layer_rings: tuple[int, ...] | None = _option(
-        "Rings of the layers, over and over: 2,2,2,2,21. The largest is --ring-frames.",
+        "Ring sizes of the layers, repeated from the first layer on: 2,2,2,2,21. The largest is --ring-frames.",
         _LAYOUT,
         plan=True,
         numbers=True,
     )
     window_positions: bool | None = _option(
-        "RoPE counts frames within the window, sink first, or from the stream's beginning.",
+        "RoPE counts frames from the oldest one in the cache, or from the start of the stream.",
         _LAYOUT,
         off="--stream-positions",
         plan=True,
     )
     offload_cache: bool | None = _option(
-        "Keep the cache on the host and bring it to the device layer by layer, or all of it there.",
+        "Keep the cache on the host and copy it to the device layer by layer, or keep it on the device.",
         _LAYOUT,
         off="--resident-cache",
         plan=True,
     )
 
     batch: tuple[int, ...] | None = _option(
-        "Rows that one engine call carries; with --sessions sizes of calls: 1,2,4.",
+        "Streams in one engine call; with --sessions several sizes of calls: 1,2,4.",
         _STREAMS,
         plan=True,
         numbers=True,
     )
     sessions: int | None = _option(
-        "Make a pool: streams that come and go, so many at a time.", _STREAMS, plan=True
+        "Make a pool for so many sessions, which come and go.", _STREAMS, plan=True
     )
 
     vae: Path | None = _option(
@@ -197,7 +203,7 @@ class BuildOptions:
     text_encoder: Path | None = _option(
         "A UMT5 encoder (.pth, safetensors, transformers folder): prompts as sentences.", _MEDIA
     )
-    tokenizer: Path | None = _option("Its tokenizer.json, where it does not lie beside the encoder.", _MEDIA)
+    tokenizer: Path | None = _option("Its tokenizer.json, if it is not beside the encoder.", _MEDIA)
     no_vae: bool = _option("Leave out the VAE: latents come out.", _MEDIA, False, plan=True)
     no_text: bool = _option("Leave out the text encoder: embeddings go in.", _MEDIA, False, plan=True)
 
@@ -231,7 +237,7 @@ class BuildOptions:
 
     @property
     def layout(self) -> Mapping[str, Any]:
-        """Fields of `StreamConfig` that replace the preset's."""
+        """Fields of `StreamConfig` that override the preset's."""
         asked = {one.name: getattr(self, one.name) for one, option in declared() if option.group == _LAYOUT}
         if self.layer_rings and self.ring_frames is None:
             asked["ring_frames"] = max(self.layer_rings)
@@ -241,7 +247,7 @@ class BuildOptions:
 
     @property
     def pool(self) -> PoolConfig | None:
-        """The pool that ``--sessions`` asks for."""
+        """The pool that ``--sessions`` asks for, if any."""
         if self.sessions is None:
             return None
         sizes = self.batch or tuple(size for size in DEFAULT_BUCKETS if size <= self.sessions)
@@ -249,7 +255,7 @@ class BuildOptions:
 
 
 def declared() -> Iterator[tuple[Field[Any], Option]]:
-    """Yield the fields of `BuildOptions` that are options, in their order."""
+    """Yield the fields of `BuildOptions` that are options, in order."""
     for one in fields(BuildOptions):
         if "option" in one.metadata:
             yield one, one.metadata["option"]
@@ -261,7 +267,7 @@ def flag(name: str) -> str:
 
 
 def numbers(option: str, text: str) -> tuple[int, ...]:
-    """Read whole numbers with commas between them; UsageError names the option."""
+    """Parse comma-separated integers; the UsageError names the option."""
     parts = text.split(",")
     if not all(part.isdecimal() and part.isascii() for part in parts):
         raise UsageError(f"{option} {text!r}: expected whole numbers with commas, as 2,2,21")
@@ -269,12 +275,12 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
 
 
 def with_commas(values: tuple[int, ...]) -> str:
-    """Return numbers as the command line takes them."""
+    """Format integers as the command line takes them."""
     return ",".join(map(str, values))
 
 
 def options_table() -> str:
-    """Return the docs' table of options, Markdown."""
+    """Return the table of options in the docs, as Markdown."""
     lines = ["| option | default | what it does |", "|---|---|---|"]
     group = ""
     for one, option in declared():

@@ -1,4 +1,4 @@
-"""What a build takes of its own machine: memory of the host and space on disks, looked at before anything is made."""
+"""Host memory and disk space that a build needs; checked before it starts."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _CHECKPOINT_NUMBER = 2  # bytes of a number in a random checkpoint: bfloat16
 
 @dataclass(frozen=True)
 class Room:
-    """Bytes that a build takes at the least.
+    """The least bytes that a build needs.
 
     Parameters
     ----------
     memory : int
-        Of the host: weights as the artifact holds them and, with fp8, as they were; on a CPU the cache of the recorded
-        stream; the compiling processes; a random checkpoint while it is written.
+        Host memory: the weights (with fp8 also the originals), on a CPU the cache of the recorded stream, the
+        compiling processes, a random checkpoint while it is written.
     disk : int
-        In the artifact's folder.
+        For the artifact's folder.
     temporary : int
-        In the folder for temporary files: the random checkpoint.
+        For the folder of temporary files: the random checkpoint.
     """
 
     memory: int
@@ -44,7 +44,7 @@ class Room:
 
 
 def room_of(config: BuildConfig, *, random_weights: bool) -> Room:
-    """Return what a build takes of its machine."""
+    """Return what a build needs of its machine."""
     graph = graph_of(config)
     weights = weight_sizes(config, graph.pieces)
     exact = {name: piece for name, piece in graph_of(config.as_exact).pieces.items() if piece.layers}
@@ -63,7 +63,7 @@ def room_of(config: BuildConfig, *, random_weights: bool) -> Room:
 
 
 def check_room(room: Room, goal: Path) -> str:
-    """Compare what a build takes with what is free, a container's limit counted.
+    """Compare what a build needs with what is free; container limits are respected.
 
     Returns
     -------
@@ -73,7 +73,7 @@ def check_room(room: Room, goal: Path) -> str:
     Raises
     ------
     MachineError
-        If something is too small, with every such number.
+        If something is too small; the message has all such numbers.
     """
     free = free_host_bytes()
     above = next(parent for parent in goal.absolute().parents if parent.is_dir())

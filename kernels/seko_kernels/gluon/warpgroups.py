@@ -1,4 +1,4 @@
-"""What attention kernels of specialised warpgroups share: a program's place, row sums, exponentials, results."""
+"""Helpers of the warp-specialised attention kernels: work assignment, row sums, exponentials, stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of files within an artifact: plain relative paths, none of which Python would import."""
+"""File names in an artifact: plain relative paths that Python would not import."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def check_relative_path(path: str, where: str) -> str:
 
 
 def check_no_module(path: str) -> None:
-    """Refuse a file of an artifact that Python would import if it were started in the artifact's folder.
+    """Refuse a file that Python would import if it were started in the artifact's folder.
 
     Raises
     ------
     ModuleFileError
-        If ``path``, relative to the folder, is a module, a path file (`.pth`) or the face of a package there.
+        If ``path``, relative to the folder, is a module, a path file (`.pth`) or a package's ``__init__`` there.
     """
     if _MODULE_PATH.fullmatch(path):
         raise ModuleFileError(

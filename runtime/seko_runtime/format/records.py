@@ -1,8 +1,8 @@
-"""Frozen dataclasses read from untrusted JSON by the types of their fields; knows no dataclass by name.
+"""Reads frozen dataclasses from untrusted JSON by the types of their fields. Knows no dataclass by name.
 
 A field's type says how it is read: ``str``, ``int`` (from 0), ``float``, ``bool``, ``object``, ``tuple[T, ...]``,
-``Mapping[str, T]``, ``T | None`` (may be null), another dataclass, or ``Annotated[T, note, ...]``, where a note is a
-function that reads the value, a `Limit`, a `Since` or a `Mark`. A field with a default may be left out.
+``Mapping[str, T]``, ``T | None`` (may be null), another dataclass, or ``Annotated[T, note, ...]``. A note is a
+function that reads the value, a `Limit`, a `Since` or a `Mark`. A field with a default may be missing.
 """
 
 from __future__ import annotations
@@ -48,26 +48,26 @@ class Mark(Enum):
 
 @dataclass(frozen=True)
 class Since:
-    """The format version that brought a field; in older documents it is not read."""
+    """The format version that introduced a field; in older documents the field is not read."""
 
     version: int
 
 
 @dataclass(frozen=True, eq=False)
 class Limit:
-    """How many items or entries are read: a constant of `budgets`. Fields that share the object share the budget."""
+    """How many items or entries may be read: a constant of `budgets`. Fields with the same object share one budget."""
 
     constant: str
     what: str
 
 
 def within(minimum: int, maximum: int) -> Read:
-    """Return the reader of an integer within bounds."""
+    """Return a reader for integers within bounds."""
     return lambda value, where: as_integer(value, where, minimum, maximum)
 
 
 def one_of(known: tuple[str, ...], *, complaint: str = "expected one of {}") -> Read:
-    """Return the reader of one of a few words."""
+    """Return a reader for one of several words."""
 
     def read(value: object, where: str) -> str:
         text = as_text(value, where)
@@ -79,14 +79,15 @@ def one_of(known: tuple[str, ...], *, complaint: str = "expected one of {}") -> 
 
 
 class Document:
-    """Reads the dataclasses of one document, of one format version and with budgets of its own.
+    """Reads the dataclasses of one document, with its format version and its own budgets.
 
     Parameters
     ----------
     version : int
-        Of its format.
+        The document's format version.
     checks : mapping of type to callable
-        What is called with each object of that class, or of one derived from it, and its place: what types do not say.
+        By class: called with each object of the class or a subclass and its place in the document, to check what
+        types do not express.
     """
 
     def __init__(self, version: int, checks: Mapping[type, Check]) -> None:
@@ -94,23 +95,23 @@ class Document:
         self._budgets: dict[Limit, Budget] = {}
 
     def read(self, kind: type[T], value: object, where: str, *, outermost: bool = False) -> T:
-        """Read one dataclass; unknown fields are left alone.
+        """Read one dataclass; unknown fields are ignored.
 
         Parameters
         ----------
         kind : type
             The dataclass.
         value : object
-            What `json.loads` gave.
+            A value from `json.loads`.
         where : str
-            Its place in the document.
+            Its place in the document, for messages.
         outermost : bool
-            Whether it is the document itself: the objects that it must have are called by their names alone.
+            Whether it is the document itself; messages then name its required objects without a path.
 
         Raises
         ------
         ManifestError
-            If a field is missing or is not as its type says, with its place.
+            If a field is missing or does not match its type; the message names its place.
         """
         table, found = Fields(value, where), {}
         for one in _plan(kind):  # type: ignore[arg-type]  # a class is hashable
@@ -171,7 +172,7 @@ def _plan(kind: type[Any]) -> tuple[_Field, ...]:
 
 
 def _noted(type_: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Return a type without its notes, and these."""
+    """Split a type into the type without notes, and the notes."""
     if get_origin(type_) is not Annotated:
         return type_, ()
     return get_args(type_)[0], type_.__metadata__

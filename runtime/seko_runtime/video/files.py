@@ -1,4 +1,4 @@
-"""The output of a run, written chunk by chunk: to a file that is whole or not there, or to a pipe as it comes."""
+"""The output of a run, written chunk by chunk: to a file that appears complete or not at all, or to a pipe."""
 
 from __future__ import annotations
 
@@ -28,36 +28,35 @@ PATIENCE_S = 1.0  # with who reads a pipe, once a signal has ended the run
 class ChunkWriter:
     """Writes the chunks of a run to its output.
 
-    A file appears when the ``with`` block ends without an error, whole. It appears too if a signal ends the block
-    (`KeyboardInterrupt`) after a chunk was written, and then holds the chunks so far, as whole as any: the exception
-    gets a note that says so. If anything else ends the block there is no new file, and one that was there stays. A
-    pipe gets the chunks as they come.
+    A file appears when the ``with`` block ends without an error. If a signal ends the block (`KeyboardInterrupt`)
+    after a chunk was written, the file appears with the chunks so far, and the exception gets a note that says so.
+    After any other exception there is no new file, and an existing one is kept. A pipe gets the chunks as they come.
 
     Parameters
     ----------
     path : Path
-        Goal: a file, a named pipe or a device; with ``descriptor`` only its name for messages.
+        The output: a file, a named pipe or a device. With ``descriptor`` it is only the name in messages.
     stream : Stream
         Layout of the chunks.
     chunks : int
         How many will be written.
     video : Video, optional
-        The manifest's: then pictures are decoded frames; without it they are a preview of the latents.
+        The manifest's table of pictures: pictures are decoded frames. Without it they are a preview of the latents.
     form : str, optional
-        One of `FORMS`; without it as `output_form` says.
+        One of `FORMS`; default: see `output_form`.
     descriptor : int, optional
-        An open pipe or file that is written to as a pipe is; it stays open.
+        An open pipe or file that is written like a pipe; it stays open.
 
     Raises
     ------
     UsageError
-        If the format is unknown; on entry if something stands at ``path`` that cannot be written to.
+        If the format is unknown; on entry if ``path`` is something that cannot be written to.
     VideoWriterError
-        If the encoder is missing, or refuses the size or the rate.
+        If the encoder is missing, or refuses the picture size or frame rate.
     DiskError
-        From entry to exit, if the place is full or cannot be written.
+        If the disk is full or the file cannot be written.
     BrokenPipeError
-        If nobody reads the pipe any more.
+        If the reader has closed the pipe.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class ChunkWriter:
     def write(self, chunk: NDArray[np.generic]) -> None:
         """Append one chunk: uint8 [B, T, H, W, 3] if it `takes_frames`, else latents, float32 [B, C, F, h, w].
 
-        A signal waits until the chunk is in the file; a pipe may wait for its reader, so there it does not.
+        Signals are delayed until the chunk is in the file; not for a pipe, whose reader may be slow.
         """
         self._torn = self._pipe is not None
         held = held_signals() if self._pipe is None else contextlib.nullcontext()
@@ -154,7 +153,7 @@ class ChunkWriter:
 
     @contextlib.contextmanager
     def _disk_errors(self) -> Iterator[None]:
-        """Turn what the operating system says against writing into a DiskError."""
+        """Turn the system's write errors into a DiskError."""
         try:
             yield
         except BrokenPipeError:
@@ -169,12 +168,12 @@ class ChunkWriter:
 
 
 def output_form(path: Path, asked: str | None = None) -> str:
-    """Return the format of an output, one of `FORMS`: the one asked for, by its suffix, or y4m of a pipe.
+    """Return the format of an output, one of `FORMS`: the requested one, else by suffix; y4m for a pipe.
 
     Raises
     ------
     UsageError
-        If that does not tell.
+        If neither tells the format.
     """
     if asked is not None:
         if asked not in FORMS:
@@ -190,12 +189,12 @@ def output_form(path: Path, asked: str | None = None) -> str:
 
 
 def check_output(path: Path, asked: str | None = None) -> None:
-    """Raise what `ChunkWriter` would, as far as that shows before there is a chunk: format, place, encoder.
+    """Check format, path and encoder of an output before any chunk is made.
 
     Raises
     ------
     UsageError, VideoWriterError, DiskError
-        As `ChunkWriter`.
+        As in `ChunkWriter`.
     """
     form = output_form(path, asked)
     if path != STDOUT:
@@ -208,6 +207,6 @@ def check_output(path: Path, asked: str | None = None) -> None:
 
 
 def side_by_side(frames: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
-    """Yield uint8 [H, B * W, 3] of decoded frames [B, T, H, W, 3]: the rows of the batch beside each other."""
+    """Yield pictures uint8 [H, B * W, 3] from decoded frames [B, T, H, W, 3], the batch's rows side by side."""
     for pictures in frames.swapaxes(0, 1):
         yield np.concatenate(list(pictures), axis=1)

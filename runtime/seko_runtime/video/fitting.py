@@ -1,4 +1,4 @@
-"""Pictures of any size to the size that an artifact's encoder takes: the middle is cut out, then resized."""
+"""Fits pictures of any size to the encoder's size: centre crop, then resize."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from numpy.typing import NDArray
 
 
 def fit_pictures(pictures: NDArray[np.uint8], height: int, width: int) -> tuple[NDArray[np.uint8], str]:
-    """Return pictures of one size, and in words what was done to them.
+    """Return pictures in the wanted size, and a description of what was done.
 
     Parameters
     ----------
     pictures : numpy.ndarray
-        uint8 [..., rows, columns, 3], all of them of one size.
+        uint8 [..., rows, columns, 3], all of one size.
     height, width : int
-        Pixels that are wanted.
+        Wanted size in pixels.
 
     Returns
     -------
     numpy.ndarray
-        uint8 [..., height, width, 3]: the largest part in the middle that has the wanted aspect, resized with a
-        triangle filter, as wide as what a pixel covers. Pictures of the right size are returned as they are.
+        uint8 [..., height, width, 3]: the largest centred crop with the wanted aspect, resized with a triangle
+        filter. Pictures of the right size are returned unchanged.
     str
         Such as ``640x480: centre crop to 480x480, resized to 96x96``; empty if nothing was done.
     """

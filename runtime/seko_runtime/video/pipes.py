@@ -1,4 +1,4 @@
-"""Pipes and devices: an output that is written to as it comes, and never replaced."""
+"""Pipes and devices as outputs: written to as data comes, never replaced."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ READY_BYTES = 512  # POSIX: a pipe that select() calls ready takes at least so m
 
 
 class Pipe(io.RawIOBase):
-    """Writes to a descriptor, which it closes; every write is complete, or an OSError.
+    """Writes to a descriptor and closes it; every write is complete, or raises an OSError.
 
     Parameters
     ----------
     descriptor : int
-        Of a pipe or a device.
+        Descriptor of a pipe or a device.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -28,7 +28,7 @@ class Pipe(io.RawIOBase):
         self._deadline: float | None = None
 
     def writable(self) -> bool:
-        """Return True; it cannot be read, nor sought in."""
+        """Return True; a pipe cannot be read or sought in."""
         return True
 
     def fileno(self) -> int:
@@ -36,7 +36,7 @@ class Pipe(io.RawIOBase):
         return self._descriptor
 
     def write(self, data: Any) -> int:
-        """Write all of a bytes-like object and return how many bytes it has."""
+        """Write all of a bytes-like object; return its size."""
         left = memoryview(data).cast("B")
         count = len(left)
         while left:
@@ -51,7 +51,7 @@ class Pipe(io.RawIOBase):
         return count
 
     def hurry(self, seconds: float) -> None:
-        """Let writes fail with a TimeoutError that wait for a reader after so many seconds from now."""
+        """From now on a write that waits for the reader raises a TimeoutError after so many seconds."""
         self._deadline = time.monotonic() + seconds
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class Pipe(io.RawIOBase):
 
 
 def is_pipe(path: Path) -> bool:
-    """Say whether a pipe or a device, such as /dev/null, stands at ``path``, or where a link there leads."""
+    """Return whether ``path``, or the target of a link there, is a pipe or a device such as /dev/null."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -71,5 +71,5 @@ def is_pipe(path: Path) -> bool:
 
 
 def open_pipe(path: Path) -> Pipe:
-    """Open a pipe or a device for writing; a named pipe waits for a reader, and any signal may end that."""
+    """Open a pipe or device for writing. For a named pipe this waits for a reader; signals interrupt it."""
     return Pipe(os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY))
