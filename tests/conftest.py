@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
 from tests.lone_runtime import lone_python, wheel
 from tests.minutes import Minutes
+from tests.shared import made_once
 
 __all__ = ["lone_python", "wheel"]  # fixtures for all
 _worst: dict[str, float] = {}
@@ -89,15 +89,14 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 def build_once(tmp_path_factory: pytest.TempPathFactory, name: str, *options: str) -> Built:
     """Return what `build_tiny` gives in a folder of that name, made by the first process of this run that asks."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    told = shared / f"{name}.json"
-    with FileLock(shared / f"{name}.lock"):
-        if not told.exists():
-            built = build_tiny(shared / name / "artifact", *options)
-            told.write_text(json.dumps(vars(built.done)))
-    done = subprocess.CompletedProcess(**json.loads(told.read_text()))
-    return Built(shared / name / "artifact", json.loads(done.stdout.splitlines()[-1]), done)
+
+    def build(folder: Path) -> None:
+        built = build_tiny(folder / "artifact", *options)
+        folder.with_suffix(".json").write_text(json.dumps(vars(built.done)))
+
+    folder = made_once(tmp_path_factory, name, build)
+    done = subprocess.CompletedProcess(**json.loads(folder.with_suffix(".json").read_text()))
+    return Built(folder / "artifact", json.loads(done.stdout.splitlines()[-1]), done)
 
 
 def build_tiny(goal: Path, *options: str, model: tuple[str, ...] = ("--preset", "tiny")) -> Built:

@@ -12,18 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.shared import made_once
+
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runtime's wheel, built from a copy, so that the build leaves nothing in the tree."""
-    folder = tmp_path_factory.mktemp("wheel")
-    unbuilt = shutil.ignore_patterns("*.egg-info", "__pycache__", "build")
-    shutil.copytree(ROOT / "runtime", folder / "runtime", ignore=unbuilt)
-    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--no-build-isolation", "-q"]
-    subprocess.run([*pip, "-w", folder, folder / "runtime"], check=True)
-    return next(folder.glob("seko_runtime-*.whl"))
+    return next(made_once(tmp_path_factory, "wheel", make_wheel).glob("seko_runtime-*.whl"))
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +30,19 @@ def lone_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch and its requirements are links to this environment's: the same files as a download of 200 MB and more
     would bring. Triton, which a CUDA build of torch requires, is left out: an artifact needs none.
     """
-    folder = tmp_path_factory.mktemp("lone")
+    return made_once(tmp_path_factory, "lone", lambda folder: make_venv(folder, wheel)) / "bin/python"
+
+
+def make_wheel(folder: Path) -> None:
+    """Build the runtime's wheel in a new folder."""
+    unbuilt = shutil.ignore_patterns("*.egg-info", "__pycache__", "build")
+    shutil.copytree(ROOT / "runtime", folder / "runtime", ignore=unbuilt)
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--no-build-isolation", "-q"]
+    subprocess.run([*pip, "-w", folder, folder / "runtime"], check=True)
+
+
+def make_venv(folder: Path, wheel: Path) -> None:
+    """Make the venv of `lone_python`."""
     venv.create(folder, with_pip=False)
     python = folder / "bin/python"
     query = "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -44,7 +53,6 @@ def lone_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         link_distribution(name, site)
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "-q"]
     subprocess.run([*pip, wheel], check=True)
-    return python
 
 
 def link_distribution(name: str, folder: Path) -> None:

@@ -13,20 +13,35 @@ import numpy as np
 import pytest
 import torch
 
+from seko_export import BuildOptions, build
+from seko_export.build_steps import BuildResult
 from seko_runtime import open_artifact
 from seko_runtime.video.pool import Pool, PooledSession
-from tests.conftest import Built, build_tiny
 from tests.no_host_sync import no_host_sync
+from tests.shared import UNCOMPILED
 
 SESSIONS = 3
 
 
+@pytest.fixture(autouse=True)
+def programs_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is compiled when a `compile` artifact is opened here, nor in processes started here."""
+    monkeypatch.setenv(UNCOMPILED, "1")
+
+
 @pytest.fixture(scope="module")
-def pool_artifact(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The tiny model with an FP4 cache, three sessions in calls of one and two."""
-    return build_tiny(
-        tmp_path_factory.mktemp("pool") / "artifact", "--fp4-kv", "--sessions", "3", "--batch", "1,2"
+def pool_artifact(tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
+    """The tiny model with an FP4 cache, three sessions in calls of one and two: programs, which run as they are.
+
+    Compiling them for a CPU would show what `fp4` and `rows` show: a pool's compiled engines are tested on a GPU.
+    """
+    options = BuildOptions(
+        preset="tiny", fp4_kv=True, sessions=3, batch=(1, 2), backend="compile", target="cpu"
     )
+    goal = tmp_path_factory.mktemp("pool") / "artifact"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(UNCOMPILED, "1")
+        return build(options, goal, compiler_cache=False, note=lambda _: None)
 
 
 def gpu_build(goal: Path, *further: str) -> Path:
@@ -109,42 +124,52 @@ def mixed(folder: Path, tmp_path: Path) -> tuple[list[bytes], Pool]:
     return made, pool
 
 
-def test_what_a_build_of_a_pool_says(pool_artifact: Built) -> None:
-    manifest = json.loads((pool_artifact.folder / "manifest.json").read_text())
+def test_what_a_build_of_a_pool_says(pool_artifact: BuildResult) -> None:
+    manifest = json.loads((pool_artifact.artifact / "manifest.json").read_text())
     assert (manifest["format_version"], manifest["pool"]) == (2, {"buckets": [1, 2]})
     assert manifest["stream"]["batch"] == SESSIONS + 1
     assert len(manifest["golden"]["seeds"]) == 2
     names = {engine["name"] for engine in manifest["engines"]}
     assert {"block.1", "block.2", "prompt", "prompt_kv"} <= names
     assert "block" not in names
-    assert pool_artifact.report["golden_error"] < 1e-3
+    assert pool_artifact.golden_error < 1e-3
 
 
-def test_a_stream_of_a_built_pool_is_its_own(pool_artifact: Built, tmp_path: Path) -> None:
-    made, _ = mixed(pool_artifact.folder, tmp_path)
-    assert made == alone(pool_artifact.folder, 1, 2, len(made))
+def test_a_stream_of_a_built_pool_is_its_own(pool_artifact: BuildResult, tmp_path: Path) -> None:
+    made, _ = mixed(pool_artifact.artifact, tmp_path)
+    assert made == alone(pool_artifact.artifact, 1, 2, len(made))
 
 
-def test_inspect_and_run_take_a_pool(pool_artifact: Built, invoke, tmp_path: Path) -> None:
+def test_inspect_and_run_take_a_pool(pool_artifact: BuildResult, invoke, tmp_path: Path) -> None:
     from seko_runtime.cli.commands import main as runtime_main
 
-    shown = invoke("inspect", pool_artifact.folder, "--json")
+    shown = invoke("inspect", pool_artifact.artifact, "--json")
     assert shown.exit_code == 0, shown.output
-    code = runtime_main(["run", str(pool_artifact.folder), "--chunks", "2", "-o", str(tmp_path / "out.npy")])
+    code = runtime_main(
+        ["run", str(pool_artifact.artifact), "--chunks", "2", "-o", str(tmp_path / "out.npy")]
+    )
     assert code == 0
     assert np.load(tmp_path / "out.npy").shape[:2] == (2, 2)  # chunks, and the largest call's rows
 
 
-def test_profile_takes_a_pool(pool_artifact: Built, invoke) -> None:
-    result = invoke("profile", pool_artifact.folder, "--chunks", 1, "--json")
+def test_profile_takes_a_pool(pool_artifact: BuildResult, invoke) -> None:
+    result = invoke("profile", pool_artifact.artifact, "--chunks", 1, "--json")
     assert result.exit_code == 0, result.output
     assert "block.2" in json.loads(result.stdout.splitlines()[-1])["engines"]
 
 
-def test_a_soak_finds_no_chunk_that_is_not_its_sessions_own(pool_artifact: Built, tmp_path: Path) -> None:
+def test_a_soak_finds_no_chunk_that_is_not_its_sessions_own(
+    pool_artifact: BuildResult, tmp_path: Path
+) -> None:
     """The benchmark's random schedules, for seconds."""
     script = Path(__file__).parents[2] / "scripts/bench/pool.py"
-    command = [sys.executable, str(script), str(pool_artifact.folder), "--rows", str(tmp_path / "rows.jsonl")]
+    command = [
+        sys.executable,
+        str(script),
+        str(pool_artifact.artifact),
+        "--rows",
+        str(tmp_path / "rows.jsonl"),
+    ]
     done = subprocess.run(
         [*command, "--figures", "soak", "--seconds", "6"], capture_output=True, text=True, check=False
     )

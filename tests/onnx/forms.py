@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
+import pytest
 import torch
 from onnx import ModelProto
 from torch import Tensor
@@ -18,9 +21,11 @@ from seko_export.backends.onnx_form.translate import OPSET, piece_model
 from seko_export.config.build import BuildConfig
 from seko_export.engines.piece import Piece
 from seko_export.families.layers.pieces import make_pieces
+from tests.shared import made_once
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
 
 CHUNKS = 12
+folders: list[pytest.TempPathFactory] = []  # this process's own, put here before its first test
 
 
 def config_of(scheme: str, batch: int) -> BuildConfig:
@@ -31,8 +36,14 @@ def config_of(scheme: str, batch: int) -> BuildConfig:
 
 @cache
 def model_of(scheme: str, batch: int, name: str, opset: int = OPSET) -> ModelProto:
-    """One piece of that build; not to be changed."""
-    return piece_model(make_pieces(config_of(scheme, batch))[name], opset)
+    """One piece of that build, made once a run; not to be changed."""
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        onnx.save(piece_model(make_pieces(config_of(scheme, batch))[name], opset), folder / "model.onnx")
+
+    (factory,) = folders
+    return onnx.load(made_once(factory, f"onnx-{scheme}-{batch}-{name}-{opset}", make) / "model.onnx")
 
 
 @cache

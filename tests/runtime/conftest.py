@@ -17,6 +17,7 @@ from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.format.manifest import Manifest, Target
 from seko_runtime.format.manifest_reader import parse_manifest
 from seko_runtime.video.session import Session
+from tests.shared import made_once
 
 from . import order_watch, toy, toy_whole
 from .eager_backend import EagerBackend, write_whole
@@ -27,9 +28,12 @@ Edit = Callable[[Path, Callable[[Manifest], Manifest]], None]
 @pytest.fixture(scope="session")
 def built_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The toy artifact for this machine's CPU; not to be changed."""
-    folder = tmp_path_factory.mktemp("artifacts") / "toy"
-    build_packages(folder, "cpu")
-    return finish_artifact(folder, toy.toy_manifest(golden=toy.GOLDEN))
+
+    def make(folder: Path) -> None:
+        build_packages(folder, "cpu")
+        finish_artifact(folder, toy.toy_manifest(golden=toy.GOLDEN))
+
+    return made_once(tmp_path_factory, "toy", make)
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,7 @@ from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import INPUT_VERSION, Weight
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.streams import Streams
+from tests.shared import UNCOMPILED
 from tests.tolerances import relative_error
 from tests.toy_family.family import CAMERA, MODEL, NAME, STREAM, camera_of, random_checkpoint
 from tests.toy_family.naive import NaiveToy
@@ -113,14 +114,22 @@ def test_fused_layers_add_their_residual_before_the_tail() -> None:
 def test_it_is_built_verified_and_replayed(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The exact one is compiled, and is its reference; the programs of the FP4 cache run as they are."""
     checkpoint = random_checkpoint()
+    compiled = scheme == "fp32"
+    if not compiled:
+        monkeypatch.setenv(UNCOMPILED, "1")
     save_file(checkpoint, tmp_path / "toy.safetensors")
     found = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join(filter(None, found))
     )  # of the processes that compile engines
     built = build_artifact(
-        toy_config(scheme), tmp_path / "toy.safetensors", tmp_path / "artifact", backend="compile"
+        toy_config(scheme),
+        tmp_path / "toy.safetensors",
+        tmp_path / "artifact",
+        backend="compile",
+        compiler_cache=compiled,
     )
     assert built.golden_error <= 1e-3
     with open_artifact(built.artifact) as artifact:

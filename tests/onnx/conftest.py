@@ -1,0 +1,12 @@
+"""Where the ONNX models of this run lie. No tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from . import forms
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _folders(tmp_path_factory: pytest.TempPathFactory) -> None:
+    forms.folders.append(tmp_path_factory)
