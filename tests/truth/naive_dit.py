@@ -222,7 +222,7 @@ class ShiftingDit:
                 own = [place for place, c in enumerate(seen) if c.frame in frames]
                 q = self._turn(q, torch.cat([grid[place] for place in own]))
             y = _attend(q, keys, torch.cat([c.v for c in seen]))
-            x = x + self._linear(f"{at}.self_attn.o", y) * e[2]
+            x = self.after_attention(layer, x + self._linear(f"{at}.self_attn.o", y) * e[2])
 
             y = _layer_norm(x, model.norm_eps) * self.wan[f"{at}.norm3.weight"] + self.wan[f"{at}.norm3.bias"]
             q = self._heads(self._rms(f"{at}.cross_attn.norm_q", self._linear(f"{at}.cross_attn.q", y)))
@@ -241,6 +241,11 @@ class ShiftingDit:
         return torch.einsum("fhwpqc->cfhpwq", y).reshape(
             model.out_channels, len(frames), rows * 2, columns * 2
         )
+
+    def after_attention(self, layer: int, x: Tensor) -> Tensor:
+        """Return the hidden state [T, d] behind a layer's self-attention; a family may put something there."""
+        del layer
+        return x
 
     def tail(self, layer: int, x: Tensor) -> Tensor:
         """Return the hidden state [T, d] behind a layer's feed-forward; a family may put something there."""

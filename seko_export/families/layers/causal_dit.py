@@ -138,11 +138,11 @@ class Embed(nn.Module):
 class BlockWeights(nn.Module):
     """The parameters of one transformer layer, shared by its plain and fused implementations.
 
-    Parameters
+    Attributes
     ----------
-    tail : nn.Module, optional
-        A module of the family behind the feed-forward. It maps the hidden state [B, T, d] and the caller's inputs by
-        name, each [B, ...], to the next hidden state.
+    after_attention, tail : nn.Module or None
+        What the family puts behind self-attention and behind the feed-forward. Each maps the hidden state [B, T, d],
+        with the tensors that `LayerChoice` names for it, [B, ...] each, to the next hidden state.
     """
 
     groups: tuple[str, ...] = ("caches", "scales", "places", "given")  # arguments that are mappings
@@ -153,7 +153,6 @@ class BlockWeights(nn.Module):
         stream: StreamConfig,
         kv: KvFormat,
         dtype: torch.dtype,
-        tail: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.model, self.stream, self.kv = model, stream, kv
@@ -167,7 +166,8 @@ class BlockWeights(nn.Module):
             nn.GELU(approximate="tanh"),
             nn.Linear(model.ffn_dim, d, dtype=dtype),
         )
-        self.tail = tail
+        self.after_attention: nn.Module | None = None
+        self.tail: nn.Module | None = None
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Return [..., H, D] from [..., d]."""
@@ -195,9 +195,8 @@ class Block(BlockWeights):
         dtype: torch.dtype,
         *,
         masked: bool,
-        tail: nn.Module | None = None,
     ) -> None:
-        super().__init__(model, stream, kv, dtype, tail)
+        super().__init__(model, stream, kv, dtype)
         self.masked = masked
 
     def forward(
@@ -235,7 +234,7 @@ class Block(BlockWeights):
         rows : Tensor, optional
             [B] int64, only in a pool: the pool row of each batch index, for the caches, ``text_k`` and ``text_v``.
         given : mapping of str to Tensor, optional
-            The caller's inputs that the tail takes.
+            The tensors that `after_attention` and `tail` take.
 
         Returns
         -------
@@ -261,6 +260,8 @@ class Block(BlockWeights):
             token_index = token_index_of_call(token_index, rows, self.stream)
         y = self.self_attn.o(self._attend(q, own, token_index, caches, scales, places, valid_tokens))
         hidden = gated_residual(hidden, y, gate_1)
+        if self.after_attention is not None:
+            hidden = self.after_attention(hidden, given or {})
 
         q = rms_norm(self.cross_attn.q(self._affine_norm(hidden).to(dtype)), self.cross_attn.norm_q)
         y = attention(self.split_heads(q).to(dtype), text_k, text_v, bias=None)

@@ -89,9 +89,8 @@ class FusedLayer(BlockWeights):
         dtype: torch.dtype,
         *,
         fp8: bool,
-        tail: nn.Module | None = None,
     ) -> None:
-        super().__init__(model, stream, kv, dtype, tail)
+        super().__init__(model, stream, kv, dtype)
         self.fp8, self.ops = fp8, LayerOps()
         self.before = nn.Parameter(torch.empty(1, 6, model.dim))  # the modulation of the layer before
         if fp8:
@@ -142,7 +141,7 @@ class FusedLayer(BlockWeights):
         token_index : Tensor, optional
             [B*T] int64 from `Embed`, if the layer writes its K and V.
         given : mapping of str to Tensor, optional
-            The caller's inputs that the tail takes.
+            The tensors that `after_attention` and `tail` take.
 
         Returns
         -------
@@ -170,6 +169,12 @@ class FusedLayer(BlockWeights):
         past = Past(valid_tokens, caches, scales, places, window, rows, held)
         y = self._attend(qkv, cos, sin, past, write_slots, token_index)
         y = self._matmul(self.self_attn.o, self._as_rows(y.to(dtype)), dtype)
+        if self.after_attention is not None:
+            hidden = ops.gated_residual(hidden, y, shift_scale_gate, GATE_1)
+            hidden, y = (
+                self.after_attention(hidden, given or {}),
+                torch.zeros_like(y),
+            )  # the norm adds nothing then
         hidden, x = ops.gated_residual_norm(
             hidden, y, shift_scale_gate, GATE_1, self.norm3.weight, self.norm3.bias, eps, fp8=self.fp8
         )
@@ -247,9 +252,8 @@ class FusedBlock(FusedLayer):
         *,
         writes: bool,
         fp8: bool = False,
-        tail: nn.Module | None = None,
     ) -> None:
-        super().__init__(model, stream, kv, dtype, fp8=fp8, tail=tail)
+        super().__init__(model, stream, kv, dtype, fp8=fp8)
         self.writes = writes
 
     def _attend(
@@ -304,9 +308,8 @@ class RowFusedBlock(FusedLayer):
         masked: bool,
         kernel: bool = False,
         fp8: bool = False,
-        tail: nn.Module | None = None,
     ) -> None:
-        super().__init__(model, stream, kv, dtype, fp8=fp8, tail=tail)
+        super().__init__(model, stream, kv, dtype, fp8=fp8)
         self.masked, self.kernel = masked, kernel
 
     def _attend(

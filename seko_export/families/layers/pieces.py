@@ -18,6 +18,7 @@ from seko_export.engines.piece import Argument, FlatModule, Piece, dtype_name, o
 from seko_export.families.layers.causal_dit import Head, Prompt, PromptKv
 from seko_export.families.layers.layer_pieces import (
     BLOCK,
+    CHUNK,
     CONTEXT,
     FULL,
     LAST,
@@ -32,6 +33,8 @@ from seko_export.families.layers.layer_pieces import (
     LayerChoice,
     cache_name,
     caller_arguments,
+    chunk_module_buffers,
+    chunk_module_pieces,
     last_update,
     resident_windows,
 )
@@ -149,6 +152,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) 
             (*state, modulation, time, *main.rope_cos_sin, main.token_index, *main.key_rotary),
             tuple(a.name for a in main.slot_frames),
         ),
+        *chunk_module_pieces(config, bucket, choice),
         *(one.positions_piece(frames, rows) for one in groups if one is not main or windows),
         *(one.window_piece(rows) for one in windows),
         *(piece for one in groups for piece in one.blocks(state, modulation, text_kv, rows)),
@@ -248,7 +252,8 @@ def _chunk_programs(
             last = EngineKey(BLOCK, bucket=bucket, variant=(LAST,))
             context = _through_layers(pieces, [*layers(*(variant if writes else (CONTEXT,))), last])
             made[ProgramKey("context", bucket, full)] = (*embed, *context)
-    begin = _calls(pieces, EngineKey("noise", bucket=bucket))
+    once = [key for key in pieces if key.role == CHUNK and key.bucket == bucket]
+    begin = _calls(pieces, EngineKey("noise", bucket=bucket), *once)
     if EngineKey(RING_POSITIONS, bucket=bucket) in pieces:
         begin += positions("", *small)
         begin += _through_layers(pieces, [EngineKey(WINDOW, group, bucket) for group in ("", *small)])
@@ -312,6 +317,7 @@ def make_buffers(config: BuildConfig, choice: LayerChoice = PLAIN) -> tuple[Buff
         Buffer(CONDITIONING_FRAMES, (b,), "int64", "chunk", False),
         *([] if config.pool is None else [Buffer(CALL_ROWS, (b,), "int64", "chunk", False)]),
         *(Buffer(one.buffer, (b, *one.shape), one.dtype, "chunk", False) for one in choice.inputs),
+        *chunk_module_buffers(config, choice),
         Buffer(CONDITIONING_LATENTS, (held, *latent), "float32", "prompt", False),
         *([Buffer(REFERENCE_LATENTS, reference, "float32", "prompt", False)] if s.reference_frames else []),
         *(

@@ -1,0 +1,229 @@
+"""A camera behind every self-attention: embedded once a chunk, scale and shift by layer, as its reference says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from seko_export.artifact.describe import describe
+from seko_export.backends import EAGER
+from seko_export.config.build import BuildConfig
+from seko_export.config.model import ModelConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import PoolConfig
+from seko_export.engines.piece import dtype_name
+from seko_export.errors import UsageError
+from seko_export.families.base import ModelGraph
+from seko_export.families.layers.layer_pieces import ChunkModule, LayerChoice
+from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
+from seko_export.families.registry import graph_of
+from seko_export.goldens.record import eager_engine, eager_session, golden_text
+from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.format.manifest import InputSpec, Weight
+from seko_runtime.video.pool import Pool
+from seko_runtime.video.streams import Streams
+from tests.tolerances import relative_error
+from tests.toy_family.family import CAMERA, MODEL, STREAM, CameraFamily, camera_of
+from tests.toy_family.naive import NaiveToy
+from tests.toy_family.test_toy_family import CHUNKS, SEEDS, STREAM_BAR
+
+WORLD_MODEL = replace(MODEL, in_channels=MODEL.out_channels, family=f"{__name__}:WORLD")
+
+
+class View(nn.Module):
+    """Embeds a chunk's camera; it counts its calls."""
+
+    groups = ("given",)
+    calls = 0
+
+    def __init__(self, config: BuildConfig) -> None:
+        super().__init__()
+        self.tokens = config.stream.frame_tokens
+        self.pose = nn.Linear(CAMERA, config.model.dim, dtype=config.dtype)
+
+    def forward(self, given: Mapping[str, Tensor]) -> Tensor:
+        """Return [B, T, d] from a camera [B, F, CAMERA]."""
+        View.calls += 1
+        return self.pose(given["camera"].to(self.pose.weight.dtype)).repeat_interleave(self.tokens, 1)
+
+
+class ScaleShift(nn.Module):
+    """What one layer makes of the view."""
+
+    groups = ("given",)
+
+    def __init__(self, config: BuildConfig) -> None:
+        super().__init__()
+        self.both = nn.Linear(config.model.dim, 2 * config.model.dim, dtype=config.dtype)
+
+    def forward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return scale and shift, [B, T, d] each."""
+        scale, shift = self.both(given["view"]).chunk(2, -1)
+        return scale, shift
+
+
+class Injector(nn.Module):
+    """Scales and shifts the hidden state behind self-attention."""
+
+    def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.empty(model.dim, dtype=dtype))
+
+    def forward(self, hidden: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+        """Return the next hidden state [B, T, d]."""
+        return hidden * (1 + given["scale"]) + given["shift"] * self.gain
+
+
+class WorldFamily(CameraFamily):
+    """The toy family with the camera in another place."""
+
+    name = WORLD_MODEL.family
+
+    def graph(self, config: BuildConfig) -> ModelGraph:
+        """Return engines, programs, buffers and inputs of a build."""
+        shape = (config.stream.chunk_tokens, config.model.dim)
+        kept = (shape, config.dtype)
+        view = ChunkModule("view", View, ("camera",), lambda _: {"view": kept})
+        by_layer = {"scale": kept, "shift": kept}
+        camera = InputSpec("camera", (config.stream.chunk_frames, CAMERA), "float32", "input.camera")
+        choice = LayerChoice(
+            (camera,),
+            after_attention=Injector,
+            after_attention_inputs=tuple(by_layer),
+            chunk_modules=(
+                view,
+                ChunkModule("turn", ScaleShift, ("view",), lambda _: by_layer, per_layer=True),
+            ),
+        )
+        pieces = make_pieces(config, choice)
+        return ModelGraph(pieces, make_programs(pieces), make_buffers(config, choice), choice.inputs)
+
+
+WORLD = WorldFamily()
+
+
+class NaiveWorld(NaiveToy):
+    """Its reference: all of it in every layer and pass."""
+
+    def beside(self, latents: Tensor) -> Tensor:
+        return latents
+
+    def tail(self, layer: int, x: Tensor) -> Tensor:
+        del layer
+        return x
+
+    def after_attention(self, layer: int, x: Tensor) -> Tensor:
+        view = self._linear("view.pose", self.camera).repeat_interleave(self.stream.frame_tokens, 0)
+        scale, shift = self._linear(f"blocks.{layer}.turn.both", view).chunk(2, -1)
+        return x * (1 + scale) + shift * self.wan[f"blocks.{layer}.after_attention.gain"]
+
+
+def world_config() -> BuildConfig:
+    return BuildConfig(WORLD_MODEL, STREAM, Schedule.warped((1000.0, 500.0)), "fp32", "cpu")
+
+
+def random_weights(config: BuildConfig) -> dict[str, Tensor]:
+    """Weights by the artifact's names; what fused layers add of the layer before is 0."""
+    generator, made = torch.Generator().manual_seed(0), {}
+    for piece in graph_of(config).pieces.values():
+        for layer in piece.served or (0,):
+            for one in piece.parameters:
+                name = one.ref.removeprefix("weight:").replace("{layer}", str(layer))
+                if name not in made:
+                    drawn = torch.randn(one.shape, generator=generator)
+                    wide = len(one.shape) > 1 and "modulation" not in name
+                    is_norm = "norm" in name and name.endswith("weight")
+                    made[name] = (
+                        1 + 0.1 * drawn if is_norm else drawn / one.shape[-1] ** 0.5 if wide else 0.3 * drawn
+                    )
+    return made
+
+
+def with_tables(config: BuildConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {**weights, **config.schedule.tables(config.stream)}
+
+
+def cameras(row: int) -> list[Tensor]:
+    return [camera_of(STREAM.chunk_frames, row, chunk) for chunk in range(CHUNKS)]
+
+
+def wanted(row: int, weights: Mapping[str, Tensor]) -> list[Tensor]:
+    config = world_config()
+    naive = NaiveWorld(config, weights, golden_text(config)[0])
+    return [naive.chunk(SEEDS[row], number, camera) for number, camera in enumerate(cameras(row))]
+
+
+def test_it_runs_once_a_chunk_and_a_stream_is_its_reference() -> None:
+    config = world_config()
+    weights, text = random_weights(config), golden_text(config)
+    with eager_session(config, with_tables(config, weights), text, SEEDS[:1]) as session:
+        for camera, reference in zip(cameras(0), wanted(0, weights), strict=True):
+            before = View.calls
+            made = torch.from_numpy(session.run_chunk({"camera": camera.numpy()}).to_host())[0]
+            assert View.calls == before + 1
+            assert relative_error(made, reference) <= STREAM_BAR
+
+
+def test_a_rebuilt_cache_sees_each_kept_chunks_camera() -> None:
+    """With the same prompt, before anything is evicted, the next chunk is the same; with other cameras it is not."""
+    config = world_config()
+    weights, text = random_weights(config), golden_text(config)
+
+    def after(row: int, *, recache: bool) -> np.ndarray:
+        with eager_session(config, with_tables(config, weights), text, SEEDS[:1]) as session:
+            for camera in cameras(row)[:2]:
+                session.run_chunk({"camera": camera.numpy()})
+            if recache:
+                session.set_text(text.numpy(), recache=True)
+            return session.run_chunk({"camera": cameras(0)[2].numpy()}).to_host()
+
+    plain = after(0, recache=False)
+    assert np.array_equal(after(0, recache=True), plain)
+    assert not np.array_equal(after(1, recache=True), plain)
+
+
+def test_fused_layers_add_their_residual_before_it() -> None:
+    plain = world_config()
+    fused = replace(plain, fused=True)
+    weights, text, made = random_weights(plain), golden_text(plain), []
+    gates = {f"blocks.{n}.before": weights[f"blocks.{max(n - 1, 0)}.modulation"] for n in range(MODEL.layers)}
+    for config in (plain, fused):
+        with eager_session(config, with_tables(config, weights | gates), text, SEEDS[:1]) as session:
+            made.append([session.run_chunk({"camera": one.numpy()}).to_host() for one in cameras(0)])
+    for one, other in zip(*made, strict=True):
+        assert relative_error(torch.from_numpy(one), torch.from_numpy(other)) <= STREAM_BAR
+
+
+def test_rows_of_a_pool_have_cameras_of_their_own() -> None:
+    config = replace(world_config(), pool=PoolConfig(2, (1, 2)))
+    drawn = random_weights(world_config())
+    weights = with_tables(config, drawn) | config.schedule.tables(config.as_batch.stream)
+    table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
+    engines = {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
+    streams = Streams(describe(config, EAGER, table, {}), engines, weights, CpuMemory())
+    streams.prepare()
+    references = [wanted(row, drawn) for row in range(2)]
+    with Pool(streams) as pool:
+        text = golden_text(world_config()).numpy()
+        sessions = [pool.open_session(seed=seed, text=text) for seed in SEEDS]
+        for number in range(CHUNKS):
+            given = [{"camera": cameras(row)[number].numpy()} for row in range(2)]
+            for row, chunk in enumerate(pool.run(sessions, given)):
+                made = torch.from_numpy(chunk.to_host())[0]
+                assert relative_error(made, references[row][number]) <= STREAM_BAR
+        for session in sessions:
+            session.close()
+
+
+@pytest.mark.parametrize("per", ["session", "prompt", "pass"])
+def test_an_input_that_the_shared_layers_cannot_take_is_refused_at_once(per: str) -> None:
+    camera = InputSpec("camera", (CAMERA,), "float32", "input.camera", per)
+    with pytest.raises(
+        UsageError, match=f"input 'camera' is per {per}: the shared layers take inputs per chunk"
+    ):
+        LayerChoice((camera,))
