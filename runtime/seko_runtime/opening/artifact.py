@@ -25,14 +25,8 @@ from seko_runtime.executor.resolved import Programs
 from seko_runtime.faults import machine_faults, of_machine, told
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.opening.checked_artifact import CheckedArtifact, check_artifact, read_manifest
-from seko_runtime.opening.golden import (
-    ChunkError,
-    input_tensor,
-    relative_error,
-    video_error,
-    video_tensor,
-    worst_cache_error,
-)
+from seko_runtime.opening.golden import ChunkError, relative_error
+from seko_runtime.opening.recording import Recording
 from seko_runtime.video.call_lock import CallLock, under_lock
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.pool import Pool
@@ -124,7 +118,7 @@ class OpenArtifact:
         self.device = checked.device
         # Not all of `checked`: on a GPU nothing needs the weights' bytes of the host any more, and their maps go.
         self._programs = checked.programs
-        self._golden = checked.golden
+        self._recording = Recording(checked.manifest, checked.golden)
         self._backend = backend
         self._engines = dict(engines)
         self._weights = dict(weights)
@@ -190,15 +184,12 @@ class OpenArtifact:
         """
         takes_text = any(buffer.name == TEXT_BUFFER for buffer in self.manifest.buffers)
         if text is None and prompt is None and takes_text:
-            golden = self.manifest.golden
-            if golden is not None and golden.text is None and self._prompt_ids is not None:
-                prompt = golden.prompt
+            if self._prompt_ids is not None:
+                prompt = self._recording.prompt
             text = self.golden_text() if prompt is None else None
         if reference is None and self.manifest.stream.reference_frames:
-            golden = self.manifest.golden
-            if golden is not None and golden.reference is not None:
-                reference = self._golden[golden.reference].to_numpy()
-        inputs = self.golden_inputs(None) if inputs is None else inputs
+            reference = self._recording.reference()
+        inputs = self._recording.inputs(None) if inputs is None else inputs
         memory, manifest, programs, weights = self._scheduled(steps, shift)
         session = Session(
             manifest,
@@ -290,12 +281,7 @@ class OpenArtifact:
         UsageError
             If the artifact has none.
         """
-        golden = self.manifest.golden
-        if golden is None or golden.text is None:
-            raise UsageError(
-                "this artifact holds no text to fall back on; give the text encoder's output as text"
-            )
-        return self._golden[golden.text].to_numpy()
+        return self._recording.text()
 
     def golden_inputs(self, chunk: int | None) -> dict[str, NDArray[np.generic]]:
         """Return the golden's values of the caller's inputs by name, [B, ...]; empty without such inputs.
@@ -303,15 +289,7 @@ class OpenArtifact:
         ``chunk`` None: inputs per session or prompt. A number: inputs per chunk or pass; after the last recorded chunk
         they repeat from the first, so that a stream of any length has some.
         """
-        golden = self.manifest.golden
-        recorded = 0 if golden is None or chunk is None else chunk % (golden.chunks[-1] + 1)
-        found = {}
-        for one in self.manifest.caller_inputs:
-            steady = one.per in ("session", "prompt")
-            tensor = input_tensor(one.name) if steady else input_tensor(one.name, recorded)
-            if steady == (chunk is None) and tensor in self._golden:
-                found[one.name] = self._golden[tensor].to_numpy()
-        return found
+        return self._recording.inputs(chunk)
 
     def verify(self) -> list[ChunkError]:
         """Replay the golden's chunks and compare.
@@ -367,23 +345,7 @@ class OpenArtifact:
         UsageError
             If that chunk was not recorded.
         """
-        golden, tensors = self.manifest.golden, self._golden
-        if golden is None or number not in golden.chunks:
-            raise UsageError(f"chunk {number} is not in this artifact's golden")
-        bound, exact = golden.bound(number), tensors.get(f"exact.{number}")
-        frames = tensors.get(video_tensor(number)) if golden.video_step and video is not None else None
-        return ChunkError(
-            chunk=number,
-            golden=relative_error(latents, tensors[f"latents.{number}"].to_numpy()),
-            exact=None if exact is None else relative_error(latents, exact.to_numpy()),
-            tolerance=bound.latents,
-            cache=None if cache is None else worst_cache_error(cache, tensors, number, self.manifest.buffers),
-            cache_tolerance=bound.cache,
-            video=None
-            if frames is None or video is None
-            else video_error(video, frames.to_numpy(), golden.video_step),
-            video_tolerance=bound.video,
-        )
+        return self._recording.chunk_error(number, latents, cache, video)
 
     def _scheduled(
         self, steps: int | None, shift: float | None
