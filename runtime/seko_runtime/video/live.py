@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,47 +17,11 @@ from seko_runtime.executor.program import BoundProgram, BoundTensors
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.faults import captured
 from seko_runtime.format.manifest import EngineSpec, Manifest, TensorSpec
-from seko_runtime.format.program_key import ProgramKey
+from seko_runtime.video.chunk_programs import ChunkCall, chunk_programs
 from seko_runtime.video.clocks import KeptChunk, RowClocks
 from seko_runtime.video.decoding import Decoder
 from seko_runtime.video.inputs import CallerInputs
 from seko_runtime.video.positions import Positions
-
-Call = tuple[int, bool]  # a launch's bucket, and whether the caches of all rows that it is for are full
-
-
-@dataclass(frozen=True)
-class ChunkPrograms:
-    """The programs of one chunk, bound to their tensors.
-
-    Parameters
-    ----------
-    begin : BoundProgram
-        Draws the chunk's first latents.
-    denoise : tuple of BoundProgram
-        One for each denoise pass, in order.
-    context : BoundProgram or None
-        The clean pass after them, which writes the cache; None if each denoise pass writes a cache of its own.
-    """
-
-    begin: BoundProgram
-    denoise: tuple[BoundProgram, ...]
-    context: BoundProgram | None
-
-    @property
-    def in_order(self) -> list[BoundProgram]:
-        """All programs in the order of a chunk."""
-        return [self.begin, *self.denoise, *(() if self.context is None else (self.context,))]
-
-    @property
-    def cache_writers(self) -> Sequence[BoundProgram]:
-        """The programs that write the cache."""
-        return self.denoise if self.context is None else (self.context,)
-
-    @property
-    def every_engine(self) -> list[BoundProgram]:
-        """The fewest programs that call every engine of a chunk: all denoise passes call the same ones."""
-        return [self.begin, self.denoise[0], self.context or self.denoise[-1]]
 
 
 class Live:
@@ -111,8 +74,8 @@ class Live:
         self.prompt_by_row = any(ref.by_row for call in programs["prompt"][0] for ref in call.inputs)
         self.prompt_buffers = _prompt_buffers(programs, self.engine_specs)
         self.once = {name: bound[name][0] for name in ("text", "encode") if name in bound}
-        self.chunk = _chunk_programs(manifest, bound)
-        self.replays: dict[Call, Callable[[], None]] = {}
+        self.chunk = chunk_programs(manifest, bound)
+        self.replays: dict[ChunkCall, Callable[[], None]] = {}
         latents = self.specs[manifest.output]
         kept_shape = (manifest.rows, *latents.shape[1:])
         self._kept = [
@@ -248,7 +211,7 @@ class Live:
         positions: Positions,
         places: Sequence[int] | None = None,
         inputs: Mapping[str, NDArray[Any]] | None = None,
-    ) -> Call:
+    ) -> ChunkCall:
         """Write the small tensors of a launch, for some batch indices or all; return which launch it is.
 
         Without ``inputs`` the caller's inputs are zeros.
@@ -451,25 +414,6 @@ class Live:
         with self._layers.unit():
             for program in programs:
                 program.run()
-
-
-def _chunk_programs(
-    manifest: Manifest, bound: Mapping[str, Sequence[BoundProgram]]
-) -> dict[Call, ChunkPrograms]:
-    """Return the programs of a chunk for each call."""
-    buckets: dict[int, int | None] = {manifest.stream.batch: None}
-    if manifest.pool is not None:
-        buckets = {bucket: bucket for bucket in manifest.pool.buckets}
-    chunk = {}
-    for rows, bucket in buckets.items():
-        for full in (False, True):
-            denoise = bound.get(ProgramKey("denoise", bucket, full).name)
-            if denoise is None:
-                continue
-            (begin,) = bound[ProgramKey("begin", bucket).name]
-            context = bound[ProgramKey("context", bucket, full).name] if manifest.has_context else ()
-            chunk[rows, full] = ChunkPrograms(begin, tuple(denoise), next(iter(context), None))
-    return chunk
 
 
 def _prompt_buffers(programs: Programs, engines: Mapping[str, EngineSpec]) -> tuple[str, ...]:
