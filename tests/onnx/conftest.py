@@ -8,5 +8,5 @@ from . import forms
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _folders(tmp_path_factory: pytest.TempPathFactory) -> None:
+def folders_of_models(tmp_path_factory: pytest.TempPathFactory) -> None:
     forms.folders.append(tmp_path_factory)

@@ -42,8 +42,7 @@ def model_of(scheme: str, batch: int, name: str, opset: int = OPSET) -> ModelPro
         folder.mkdir()
         onnx.save(piece_model(make_pieces(config_of(scheme, batch))[name], opset), folder / "model.onnx")
 
-    (factory,) = folders
-    return onnx.load(made_once(factory, f"onnx-{scheme}-{batch}-{name}-{opset}", make) / "model.onnx")
+    return onnx.load(made_once(folders[0], f"onnx-{scheme}-{batch}-{name}-{opset}", make) / "model.onnx")
 
 
 @cache
