@@ -56,8 +56,8 @@ def placed_buffers(config: BuildConfig, room: int | None) -> tuple[Buffer, ...]:
         or not any(group.device_layers for group in config.layer_groups)
     ):
         return buffers
-    streamed = replace(config, stream=replace(config.stream, offload_cache=True), resident_window=False)
-    on_host = {moved.name: moved for moved in graph_of(streamed).buffers}
+    offloaded = replace(config, stream=replace(config.stream, offload_cache=True), resident_window=False)
+    on_host = {moved.name: moved for moved in graph_of(offloaded).buffers}
     held, placed = device_bytes(buffers), list(buffers)
     for at, one in enumerate(buffers):
         if held <= room:

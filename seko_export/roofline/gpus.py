@@ -119,7 +119,7 @@ FP8_EXPAND_SHARE = 0.52
 # residual .72, GELU .67, QK norm with RoPE .58.
 ROW_KERNEL_SHARE = 0.62
 FP32_MATMUL_SHARE = 0.5  # assumed: embedding of time and head, a thousandth of a step
-# Of the host link; measured: 55.3 GB/s by plain copies, of which a streamed cache reached 98 % (rows layer_streaming).
+# Of the host link; measured: 55.3 GB/s by plain copies, an offloaded cache reached 98 % (rows layer_streaming).
 HOST_LINK_SHARE = 0.86
 LAUNCH_S = (
     2e-6  # assumed: from kernel to kernel inside a graph; ROWS_SHARE takes up what is wrong with it at S1

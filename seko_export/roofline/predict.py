@@ -60,7 +60,7 @@ def predict(wish: Wish) -> dict[str, Any]:
         ``buckets``, or null). Bytes: ``weight_bytes`` (shared by all sessions), ``call_bytes`` (what a pool has once),
         ``session_bytes``, ``peak_bytes`` of one session or of the whole pool, ``memory_bytes`` of the GPU, ``fits``,
         ``sessions_fit``, ``would_fit`` (what `what_fits` gives, of a build
-        that does not); ``host_bytes`` of a session's streamed cache, ``stream_bytes`` that a chunk moves of it.
+        that does not); ``host_bytes`` of a session's offloaded cache, ``stream_bytes`` that a chunk moves of it.
         Seconds, of a pool's largest call: ``step`` (the mean of a chunk's passes, by kind of launch), ``stream_s``
         (those bytes over the host link, beside the steps: a step takes the longer of both), ``step_s``,
         ``fill_step_s`` (while the cache fills), ``decode_s`` (a chunk's video, all rows), ``chunk_s``; ``calls`` (the
@@ -222,7 +222,7 @@ def _notes(gpu: Gpu, config: BuildConfig, work: Work) -> list[str]:
     if not gpu.measured:
         notes.append(f"not measured on this GPU: the H200's shares of the peak are taken for {gpu.title}")
     if config.stream.offload_cache:
-        notes.append("streamed cache: one session has all of the host link")
+        notes.append("offloaded cache: one session has all of the host link")
     if config.pool is not None and any(ProgramKey.parse(name).full for name in work.programs):
         notes.append("a call of both full and filling rows is two launches, and takes the time of two")
     if config.fp8 and config.attention != "fp8":

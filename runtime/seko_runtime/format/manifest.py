@@ -15,7 +15,7 @@ from seko_runtime.format.records import Limit, Mark, Since, one_of, within
 
 FORMAT_VERSION = 6
 # What brought pools; artifacts without a context pass, whose denoise passes have a cache of their own each; calls that
-# begin with another layer than 0, and layers with rings of their own; caches whose layers are streamed; reference
+# begin with another layer than 0, and layers with rings of their own; caches that are offloaded; reference
 # frames; context passes that read what begin makes of the cache, in layered state; declared inputs and the workload. An
 # artifact without them is written as the version before, for older runtimes.
 POOL_VERSION, PASS_CACHE_VERSION, FIRST_LAYER_VERSION, OFFLOADED_VERSION, REFERENCE_VERSION = 2, 3, 3, 3, 4
