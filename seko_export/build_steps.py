@@ -65,7 +65,7 @@ class BuildResult:
     kernels : str
         Which kernels the layers use: ``fused`` or ``plain``.
     attention : str
-        Attention over the cache: ``torch`` or ``fp8``.
+        Attention over the cache: ``torch``, ``bf16`` or ``fp8``.
     """
 
     artifact: Path

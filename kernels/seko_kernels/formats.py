@@ -133,7 +133,7 @@ class NumberFormat:
     code_bits : int
         8 or 4.
     top : float
-        A group's step is its largest magnitude divided by this; the head's power of two is calibrated for it.
+        Largest magnitude of a code: a group's step is its largest magnitude divided by it.
     group : int
         Channels that share a step; 0: the format has no groups.
     zero_points : bool

@@ -30,6 +30,8 @@ class Capabilities:
         Layers that run in Seko's own Triton kernels.
     offloaded_cache : bool
         A cache on the host, copied to the device layer by layer.
+    kv_schemes : tuple of str, optional
+        Cache formats that its engines can write and read, as ``--kv`` spells them; without it all.
     pools, pass_caches, layer_rings, window_positions, reference_frames : bool
         The options of these names.
     """
@@ -37,6 +39,7 @@ class Capabilities:
     devices: tuple[str, ...] = ("cpu", "cuda")
     fused_kernels: bool = False
     offloaded_cache: bool = False
+    kv_schemes: tuple[str, ...] | None = None
     pools: bool = True
     pass_caches: bool = True
     layer_rings: bool = True
@@ -82,7 +85,7 @@ class ExportBackend:
     suffix : str
         Suffix of engine files.
     check : callable
-        Refuses, before any file is read, builds that only this backend cannot make: missing packages, KV schemes.
+        Refuses a build if a package is missing, before any file is read.
     functional : bool
         Whether engines return what they would otherwise write in place.
     host_code : bool
@@ -111,7 +114,7 @@ class ExportBackend:
     capabilities: Capabilities
     compile_piece: EngineMaker | None = None
     suffix: str = ".pt2"
-    check: Callable[[BuildConfig], None] = lambda _: None
+    check: Callable[[], None] = lambda: None
     functional: bool = False
     host_code: bool = False
     fits_one_cpu: bool = False
@@ -134,7 +137,7 @@ class ExportBackend:
             If a package is missing, also one that only the verification needs.
         """
         refuse_uncarried(self, config)
-        self.check(config)
+        self.check()
 
 
 def refuse_uncarried(backend: ExportBackend, config: BuildConfig) -> None:
@@ -145,6 +148,12 @@ def refuse_uncarried(backend: ExportBackend, config: BuildConfig) -> None:
         raise UsageError(
             f"--backend {backend.name} builds for {kinds}, and this build is for {config.device}: give --target "
             f"{'cpu' if can.devices == ('cpu',) else 'auto'}, or take another backend"
+        )
+    scheme = "bf16" if config.kv_scheme == config.exact_scheme else config.kv_scheme
+    if can.kv_schemes is not None and scheme not in can.kv_schemes:
+        raise UsageError(
+            f"--backend {backend.name} has no functions for a cache of --kv {scheme}: give --kv "
+            f"{' or --kv '.join(can.kv_schemes)}, or take another backend"
         )
     for carried, asked, what, option in (
         (can.fused_kernels, config.fused, "fused kernels", "--kernels fused"),

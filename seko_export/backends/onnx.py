@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 
 from seko_export.backends.base import Capabilities, ExportBackend, Unfinished
 from seko_export.backends.onnx_form.translate import piece_model, require_onnx
-from seko_export.errors import OnnxMissingError, UsageError
-from seko_kernels.kv_formats import ExactKv
-from seko_kernels.lossy_kv import Nvfp4Kv
+from seko_export.errors import OnnxMissingError
 
 if TYPE_CHECKING:
     from seko_export.config.build import BuildConfig
@@ -21,15 +19,13 @@ if TYPE_CHECKING:
 PASS_FILES = {"denoise": "denoise.onnx", "context": "context.onnx"}  # one whole pass in a file each
 
 
-def check_can_build(config: BuildConfig) -> None:
-    """Refuse a build if a package is missing, or if the ONNX form has no functions for its cache.
+def check_can_build() -> None:
+    """Refuse a build if a package is missing.
 
     Raises
     ------
     OnnxMissingError
         If a package is missing, also one that only the verification needs.
-    UsageError
-        If the cache is neither exact nor FP4.
     """
     require_onnx()
     try:
@@ -39,11 +35,6 @@ def check_can_build(config: BuildConfig) -> None:
             "--backend onnx verifies what it builds with the package onnxruntime, which is not installed; "
             "in Seko's folder, pip install -e '.[onnx]'"
         ) from None
-    if not isinstance(config.kv, ExactKv | Nvfp4Kv):
-        raise UsageError(
-            f"--backend onnx has functions for exact and fp4 caches alone, and this build has {config.kv_scheme}: give "
-            "--kv bf16 or --kv fp4, or take another backend"
-        )
 
 
 def export_piece(config: BuildConfig, name: str, path: str) -> float:
@@ -92,6 +83,7 @@ BACKEND = ExportBackend(
     "onnx",
     Capabilities(
         devices=("cpu",),
+        kv_schemes=("bf16", "fp4"),
         pools=False,
         pass_caches=False,
         layer_rings=False,

@@ -14,13 +14,13 @@ from seko_export.backends.base import Capabilities, ExportBackend
 from seko_export.backends.onnx import export_piece
 from seko_export.backends.onnx_form.translate import require_onnx
 from seko_export.engines.key import engine_file
-from seko_export.errors import TensorRtMissingError, UsageError
+from seko_export.errors import TensorRtMissingError
 from seko_export.host.environment import user_cache
 from seko_export.host.progress import Progress
 from seko_export.host.tensorrt_library import require_tensorrt
 
 if TYPE_CHECKING:
-    from seko_export.config.build import BuildConfig
+    pass
 
 # What a plan is made with besides: TensorRT as pip installs it, by either name, and what the forms are made with.
 PACKAGES = ("tensorrt", "tensorrt-cu13", "tensorrt-cu13-libs", "tensorrt-cu13-bindings", "onnx", "onnxscript")
@@ -29,21 +29,14 @@ FORM_SUFFIX, PLAN_SUFFIX = ".onnx", ".plan"
 TENSORRT = "tensorrt"  # in the manifest's `extra`: the version whose builder made the plans
 
 
-def check_can_build(config: BuildConfig) -> None:
-    """Refuse a build if a package is missing, or if there are no plugins for its cache.
+def check_can_build() -> None:
+    """Refuse a build if a package is missing.
 
     Raises
     ------
-    UsageError
-        If the cache is not FP4.
     OnnxMissingError, TensorRtMissingError
         If a package is missing, also one that only the verification needs.
     """
-    if config.kv_scheme != "fp4":
-        raise UsageError(
-            f"--backend tensorrt writes caches in place by plugins, and --kv {config.kv_scheme} has none: give "
-            "--fp4-kv, or take --backend aoti"
-        )
     require_onnx()
     require_tensorrt()
     if importlib.util.find_spec("tensorrt_lean") is None:
@@ -122,6 +115,7 @@ BACKEND = ExportBackend(
     "tensorrt",
     Capabilities(
         devices=("cuda",),
+        kv_schemes=("fp4",),  # written in place by plugins
         pools=False,
         pass_caches=False,
         layer_rings=False,

@@ -16,6 +16,7 @@ from seko_export.config.stream import (
     LayerGroup,
     PoolConfig,
     StreamConfig,
+    with_commas,
 )
 from seko_export.errors import UsageError
 from seko_kernels import hopper_attention_bf16
@@ -128,14 +129,14 @@ class BuildConfig:
     def _check_fp8(self) -> None:
         layers = self.model.layers
         if not self.fp8:
-            raise UsageError(f"--fp8-except {_with_commas(self.fp8_except)}: it belongs to --fp8")
+            raise UsageError(f"--fp8-except {with_commas(self.fp8_except)}: it belongs to --fp8")
         if not all(low < high for low, high in pairwise((-1, *self.fp8_except, layers))):
             raise UsageError(
-                f"--fp8-except {_with_commas(self.fp8_except)}: expected rising numbers of layers, 0 to {layers - 1}"
+                f"--fp8-except {with_commas(self.fp8_except)}: expected rising numbers of layers, 0 to {layers - 1}"
             )
         if len(self.fp8_except) == layers:
             raise UsageError(
-                f"--fp8-except {_with_commas(self.fp8_except)} leaves --fp8 no layer: leave both out"
+                f"--fp8-except {with_commas(self.fp8_except)} leaves --fp8 no layer: leave both out"
             )
         if not self.fused:
             raise UsageError(
@@ -253,7 +254,7 @@ class BuildConfig:
     @property
     def exact_scheme(self) -> str:
         """The exact KV scheme on this device."""
-        return "bf16" if self.device == "cuda" else "fp32"
+        return exact_scheme_of(self.device)
 
     @property
     def kv(self) -> KvFormat:
@@ -297,5 +298,6 @@ class BuildConfig:
         return frames[part] * self.stream.frame_tokens
 
 
-def _with_commas(numbers: tuple[int, ...]) -> str:
-    return ",".join(map(str, numbers))
+def exact_scheme_of(device: str) -> str:
+    """Return the exact cache format of a device."""
+    return "bf16" if device == "cuda" else "fp32"

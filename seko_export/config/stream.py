@@ -197,3 +197,8 @@ class PoolConfig:
                 f"--batch {','.join(map(str, self.buckets))}: with --sessions {self.sessions} give rising sizes of "
                 f"calls, from 1 to {self.sessions}"
             )
+
+
+def with_commas(numbers: tuple[int, ...]) -> str:
+    """Format integers as the command line takes them."""
+    return ",".join(map(str, numbers))

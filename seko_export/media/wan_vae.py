@@ -32,9 +32,6 @@ from seko_export.media.wan_vae_layers import (
 
 PICTURE_CHANNELS = 3  # red, green, blue
 
-# fmt: on
-
-
 VAE_PRESETS: dict[str, VaeConfig] = {"wan-2.1": VaeConfig(), "lightvae": VaeConfig(base_dim=24)}
 
 

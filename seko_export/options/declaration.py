@@ -9,7 +9,7 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from seko_export.config.stream import PoolConfig
+from seko_export.config.stream import PoolConfig, with_commas
 from seko_export.errors import UsageError
 
 SAMPLE, RANDOM = "sample", "tiny"  # what is built where no checkpoint is named: the first, if it is there
@@ -272,11 +272,6 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
     if not all(part.isdecimal() and part.isascii() for part in parts):
         raise UsageError(f"{option} {text!r}: expected whole numbers with commas, as 2,2,21")
     return tuple(map(int, parts))
-
-
-def with_commas(values: tuple[int, ...]) -> str:
-    """Format integers as the command line takes them."""
-    return ",".join(map(str, values))
 
 
 def options_table() -> str:

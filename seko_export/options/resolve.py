@@ -8,7 +8,7 @@ from pathlib import Path
 from seko_export.backends import export_backend
 from seko_export.backends.base import refuse_uncarried
 from seko_export.checkpoints.dimensions import text_config_of, vae_config_of
-from seko_export.config.build import BuildConfig
+from seko_export.config.build import BuildConfig, exact_scheme_of
 from seko_export.config.media import TextEncoderConfig, VaeConfig
 from seko_export.config.schedule import Schedule
 from seko_export.engines.kernel_table import attention_tiles, bf16_is_faster
@@ -89,7 +89,7 @@ def resolve_build(
         chosen = preset_model(preset or RANDOM, named, sample.schedule if sample else None, options)
     check_sink(chosen.stream)
     files, vae, text = _media(options, sample)
-    exact = "bf16" if device == "cuda" else "fp32"
+    exact = exact_scheme_of(device)
     keys, values = (exact if name == EXACT else name for name in (wanted.keys, wanted.values))
     config = BuildConfig(
         chosen.model,

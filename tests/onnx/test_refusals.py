@@ -127,7 +127,7 @@ def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatc
 def test_a_build_that_could_not_be_verified_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(OnnxMissingError, match="verifies what it builds with the package onnxruntime"):
-        backend.check_can_build(forms.config_of("fp32", 1))
+        backend.check_can_build()
 
 
 def test_a_gpu_build_is_refused() -> None:

@@ -51,7 +51,7 @@ def test_what_cannot_be_is_refused_before_anything_is_read(monkeypatch: pytest.M
     config = gpu_config()
     with pytest.raises(UsageError, match="for GPUs"):
         backend.BACKEND.check_build(replace(config, device="cpu"))
-    with pytest.raises(UsageError, match="--kv bf16 has none: give --fp4-kv"):
+    with pytest.raises(UsageError, match="--kv bf16: give --kv fp4"):
         backend.BACKEND.check_build(gpu_config("bf16"))
     with pytest.raises(UsageError, match="no pools yet"):
         backend.BACKEND.check_build(replace(config, pool=PoolConfig(2, (1, 2))))
@@ -61,14 +61,14 @@ def test_what_cannot_be_is_refused_before_anything_is_read(monkeypatch: pytest.M
         "importlib.util.find_spec", lambda name: None if name == "tensorrt_lean" else object()
     )
     with pytest.raises(TensorRtMissingError, match=r"runtime\[tensorrt\]"):
-        backend.check_can_build(config)
+        backend.check_can_build()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "onnxscript" else object())
     with pytest.raises(OnnxMissingError):
-        backend.check_can_build(config)
+        backend.check_can_build()
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(TensorRtMissingError, match="cannot be imported"):
-        backend.check_can_build(config)
+        backend.check_can_build()
 
 
 @pytest.mark.usefixtures("trt")

@@ -162,7 +162,8 @@ class Session:
         recache : bool
             As in `set_prompt`.
         inputs : iterable of mappings, optional
-            Inputs of each chunk, as `run_chunk` takes them, read when the chunk is queued; the stream ends with them.
+            Inputs of each chunk, as `run_chunk` takes them, read when the chunk is queued: one chunk before it is
+            yielded, if decoding overlaps. To react to keys at once, call `run_chunk`. The stream ends with them.
 
         Yields
         ------
