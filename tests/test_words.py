@@ -40,7 +40,7 @@ COMMAND = "the command `seko-export plan`, and what belongs to it"
 TENSORRT = "TensorRT's serialised engine"
 ALLOWED = {
     "given_frames": ENGINE_INPUT,
-    "given_latents": ENGINE_INPUT,
+    "given_latents": f"{ENGINE_INPUT}; and what `open_session` called conditioning_latents before",
     "places": ENGINE_INPUT,
 }
 ALLOWED_IN = {

@@ -28,6 +28,7 @@ from seko_runtime.opening.checked_artifact import CheckedArtifact, check_artifac
 from seko_runtime.opening.golden import ChunkError, relative_error
 from seko_runtime.opening.recording import Recording
 from seko_runtime.video.call_lock import CallLock, under_lock
+from seko_runtime.video.conditioning import by_either_name
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.prompts import PROMPT_CACHE
@@ -151,6 +152,7 @@ class OpenArtifact:
         inputs: Inputs | None = None,
         prompt_cache: int = PROMPT_CACHE,
         overlap: bool = True,
+        given_latents: object = None,
     ) -> Session:
         """Open a session, which lives until its own `close()` or the artifact's.
 
@@ -172,6 +174,8 @@ class OpenArtifact:
             The caller's inputs per session or prompt; default: the golden's.
         image, conditioning_latents, prompt_cache, overlap
             As in `Session`.
+        given_latents
+            The older name of ``conditioning_latents``.
 
         Raises
         ------
@@ -200,7 +204,7 @@ class OpenArtifact:
             text=text,
             prompt=prompt,
             image=image,
-            conditioning_latents=conditioning_latents,
+            conditioning_latents=by_either_name(conditioning_latents, given_latents),
             reference=reference,
             inputs=inputs,
             programs=programs,
