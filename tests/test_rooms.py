@@ -133,6 +133,23 @@ def test_nothing_outside_their_rooms_compares_with_the_name_of_a_backend() -> No
     assert found_in([*HOMES.values()], names_a_backend, but="backends") == []
 
 
+def compares_a_kv_scheme(node: ast.AST) -> bool:
+    """Whether code compares the name of a cache format; what a backend takes is a capability."""
+    return (
+        isinstance(node, ast.Compare)
+        and re.search(r"\bkv(_scheme)?$", ast.unparse(node.left)) is not None
+        and any(isinstance(one, ast.Constant) and isinstance(one.value, str) for one in ast.walk(node))
+    )
+
+
+def test_a_kv_scheme_is_compared_where_builds_are_configured_alone(tmp_path: Path) -> None:
+    """Options, the configuration that refuses them, and the estimate's notes."""
+    found = found_in([*HOMES.values()], compares_a_kv_scheme)
+    assert {where.partition("/")[0] for where in found} == {"config", "options", "roofline"}
+    (tmp_path / "planted.py").write_text("config.kv_scheme == 'fp4'\n", encoding="utf-8")
+    assert found_in([tmp_path], compares_a_kv_scheme) == ["planted.py:1: config.kv_scheme == 'fp4'"]
+
+
 def test_a_build_reads_as_the_order_of_its_steps() -> None:
     text = (HOMES["seko_export"] / "build_steps.py").read_text(encoding="utf-8")
     (build,) = (one for one in ast.parse(text).body if getattr(one, "name", "") == "build_artifact")

@@ -20,22 +20,18 @@ from seko_kernels import (
     kv_format,
 )
 from seko_kernels.errors import KvCalibrationError, KvSchemeError, KvShapeError
-from seko_kernels.formats import FP4, NVFP4_CALIBRATED_SCALE, NVFP4_GLOBAL_EXPONENTS
+from seko_kernels.formats import FP4, NUMBER_FORMATS, NVFP4_CALIBRATED_SCALE, NVFP4_GLOBAL_EXPONENTS
 from seko_kernels.lossy_kv import _ring_index
 
 HEADS, HEAD_DIM = 3, 384  # what every format can cut, and no power of two
 NAMES = (
     "fp32",
-    "fp4",
-    "fp8",
-    "int8",
-    "int4",
+    *NUMBER_FORMATS,
     "int8-fp4",
     "fp32-int4",
     "fp8-fp32",
     "int4-sink",
     "fp4-fp32-sink",
-    "int4-hadamard",
     "int4-hadamard-int4",
     "fp8-int4-hadamard-sink",
 )
@@ -113,7 +109,7 @@ def test_write_touches_its_places_only_and_window_reads_them(form: KvFormat) -> 
             assert 0.001 < float((window[INDEX] - x).norm() / x.norm()) < 0.12
 
 
-@pytest.mark.parametrize("scheme", ["fp4", "fp8", "int8", "int4", "int4-hadamard"])
+@pytest.mark.parametrize("scheme", NUMBER_FORMATS)
 def test_a_pool_of_zero_bytes_is_a_window_of_means_and_zeros(scheme: str) -> None:
     form = kv_format(scheme, HEADS, HEAD_DIM, torch.bfloat16)
     known = ChannelStatistics(*(torch.full((HEADS, HEAD_DIM), number) for number in (0.0, 1.0, 0.25)))
@@ -204,10 +200,10 @@ def test_lookup_gives_the_format_of_that_name() -> None:
     assert Nvfp4Kv(2, 32).name == "fp4-before-rope"  # of these bytes; a manifest's "fp4" has other ones
     names = [form.name for form in FORMATS[1:]]
     assert names == [
-        *("fp32", "fp4-before-rope", "fp8-before-rope", "int8-before-rope", "int4-before-rope"),
+        *("fp32", *(f"{name}-before-rope" for name in NUMBER_FORMATS)),
         *("int8-before-rope.fp4", "exact.int4", "fp8-before-rope.exact"),
         *("int4-before-rope.exact-sink", "fp4-before-rope.exact.exact-sink"),
-        *("int4-hadamard-before-rope", "int4-hadamard-before-rope.int4"),
+        "int4-hadamard-before-rope.int4",
         "fp8-before-rope.int4-hadamard.exact-sink",
     ]
 

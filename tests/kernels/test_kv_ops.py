@@ -19,6 +19,7 @@ from seko_kernels.formats import (
     INT4,
     INT4_HADAMARD,
     INT8,
+    NUMBER_FORMATS,
     NumberFormat,
 )
 from seko_kernels.kv_ops import kv_expand, kv_write
@@ -34,7 +35,7 @@ from seko_kernels.triton.kv_expand import (
 from seko_kernels.triton.kv_write import KV_WRITE_NUMBERS, KV_WRITE_WARPS, kv_write_kernel
 from tests.kernels.interpreted_kv import keys, shape_of
 
-FORMS = (FP8, INT8, INT4, INT4_HADAMARD)
+FORMS = tuple(form for form in NUMBER_FORMATS.values() if form is not FP4)
 EACH = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 POINTERS = {torch.int8: "*i8", torch.uint8: "*u8"}
 NUMBERS = st.floats(-(2.0**40), 2.0**40, width=32, allow_subnormal=False)

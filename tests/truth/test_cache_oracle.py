@@ -21,7 +21,7 @@ from seko_export.engines.piece import FlatModule
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.ring_positions import rows_of, token_index_of_call
 from seko_export.families.layers.rotary import rotary_tables, rotate
-from seko_kernels.formats import FP4, ROTARY_FACTOR_BITS
+from seko_kernels.formats import FP4, NUMBER_FORMATS, ROTARY_FACTOR_BITS
 from seko_kernels.kv_formats import ChannelStatistics
 from seko_kernels.kv_reference import decode, encode
 from seko_kernels.reference import nvfp4_decode, nvfp4_encode
@@ -32,7 +32,7 @@ from tests.truth.naive_dit import SlotList
 
 MODEL = ModelConfig("oracle", layers=1, dim=256, heads=2, ffn_dim=16, text_dim=8, text_tokens=2, freq_dim=8)
 KEYS = (MODEL.heads, MODEL.head_dim)
-SCHEMES = ("fp32", "fp4", "fp8", "int8", "int4", "int4-hadamard")
+SCHEMES = ("fp32", *NUMBER_FORMATS)
 
 
 class Cache:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from seko_kernels.formats import NUMBER_FORMATS
 from tests.tolerances import STEP, relative_error
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, same_bytes, small_config
 from tests.truth.naive_dit import ShiftingDit, SliceWrites
@@ -12,11 +13,7 @@ from tests.truth.naive_dit import ShiftingDit, SliceWrites
 BAR = STEP[torch.float32]
 SCHEMES = [
     "fp32",
-    "fp4",
-    "fp8",
-    "int8",
-    "int4",
-    "int4-hadamard",
+    *NUMBER_FORMATS,
     "int8-fp4",
     "fp32-int4",
     "fp4-sink",
