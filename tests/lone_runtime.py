@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -35,24 +36,38 @@ def lone_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_wheel(folder: Path) -> None:
     """Build the runtime's wheel in a new folder."""
+    build_wheel("runtime", folder)
+
+
+def build_wheel(name: str, folder: Path) -> Path:
+    """Build the wheel of ``runtime``, ``kernels`` or ``seko_export`` in a folder, from a copy of its project."""
     unbuilt = shutil.ignore_patterns("*.egg-info", "__pycache__", "build")
-    shutil.copytree(ROOT / "runtime", folder / "runtime", ignore=unbuilt)
+    project = folder / f"{name}-project"
+    if name == "seko_export":
+        shutil.copytree(ROOT / name, project / name, ignore=unbuilt)
+        for file in ("pyproject.toml", "LICENSE", "docs/exporter-wheel.md"):
+            (project / file).parent.mkdir(exist_ok=True)
+            shutil.copy(ROOT / file, project / file)
+    else:
+        shutil.copytree(ROOT / name, project, ignore=unbuilt)
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--no-build-isolation", "-q"]
-    subprocess.run([*pip, "-w", folder, folder / "runtime"], check=True)
+    subprocess.run([*pip, "-w", folder, project], check=True)
+    (made,) = folder.glob(f"seko_{name.removeprefix('seko_')}-*.whl")
+    return made
 
 
-def make_venv(folder: Path, wheel: Path) -> None:
-    """Make the venv of `lone_python`."""
+def make_venv(folder: Path, *wheels: Path, linked: Sequence[str] = ("torch", "numpy")) -> None:
+    """Make a venv of some wheels, and of links to distributions that are installed here."""
     venv.create(folder, with_pip=False)
     python = folder / "bin/python"
     query = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = Path(
         subprocess.run([python, "-c", query], capture_output=True, text=True, check=True).stdout.strip()
     )
-    for name in ("torch", "numpy"):
+    for name in linked:
         link_distribution(name, site)
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "-q"]
-    subprocess.run([*pip, wheel], check=True)
+    subprocess.run([*pip, *wheels], check=True)
 
 
 def link_distribution(name: str, folder: Path) -> None:

@@ -1,34 +1,26 @@
-"""The three wheels: what they say of themselves."""
+"""The three wheels: what they say of themselves, and the main job where nothing else of this repository is."""
 
 from __future__ import annotations
 
 import email
+import json
+import os
 import re
-import shutil
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from tests.lone_runtime import build_wheel, make_venv
+from tests.shared import UNCOMPILED
 
 ROOT = Path(__file__).parents[1]
 
 
-def build_wheel(name: str, folder: Path) -> Path:
-    """Build the wheel of ``kernels`` or ``seko_export`` from a copy of its project."""
-    unbuilt = shutil.ignore_patterns("*.egg-info", "__pycache__", "build")
-    source = folder / f"{name}-project"
-    if name == "seko_export":
-        shutil.copytree(ROOT / name, source / name, ignore=unbuilt)
-        for file in ("pyproject.toml", "LICENSE"):
-            shutil.copy(ROOT / file, source)
-    else:
-        shutil.copytree(ROOT / name, source, ignore=unbuilt)
-    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--no-build-isolation", "-q"]
-    subprocess.run([*pip, "-w", folder / name, source], check=True)
-    (made,) = (folder / name).iterdir()
-    return made
+# What the three distributions require, and triton, which torch's CPU build does not.
+LINKED = ("torch", "numpy", "triton", "safetensors", "click", "rich", "tokenizers")
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +44,31 @@ def test_every_wheel_brings_its_license_and_says_what_it_is(wheels):
         assert text.startswith(f"# {metadata['Name']}\n")
         assert "CPU index" in text
         assert re.findall(r"\]\((?!https?:)[^)]*\)", text) == []
+
+
+def test_the_three_wheels_alone_build_and_run(wheels, tmp_path):
+    """In an empty environment, outside the repository: links to other libraries, no path to this tree.
+
+    What the engines do is other tests' matter, so none is compiled.
+    """
+    make_venv(tmp_path / "venv", *wheels, linked=LINKED)
+    work = tmp_path / "work"
+    work.mkdir()
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {UNCOMPILED: "1"}
+    build = ("seko-export", "build", "--preset", "tiny", "--backend", "compile", "--target", "cpu")
+    for command in (
+        (*build, "-o", "made", "--json"),
+        ("seko-run", "run", "made", "--chunks", "1", "-o", "out.npy", "--json"),
+    ):
+        done = subprocess.run(
+            [tmp_path / "venv/bin" / command[0], *command[1:]],
+            cwd=work,
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "error" not in json.loads(done.stdout)
+        assert str(ROOT) not in done.stderr
+    assert np.isfinite(np.load(work / "out.npy")).all()
