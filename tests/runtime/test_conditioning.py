@@ -112,7 +112,7 @@ def test_what_cannot_be_given_is_a_usage_error() -> None:
     }
     with pytest.raises(UsageError, match="encodes no pictures"):
         open_whole(**plain, image=picture(0), engines=toy.eager_engines())
-    with pytest.raises(UsageError, match="takes no given frames"):
+    with pytest.raises(UsageError, match="takes no conditioning frames"):
         open_whole(**plain, conditioning_latents=wide[:, :1], engines=toy.eager_engines())
     with open_whole() as session:
         with pytest.raises(UsageError, match="image is"):

@@ -87,13 +87,13 @@ class ConditioningFrames:
         count = found.shape[-3] if found.ndim >= 4 else 0
         if not 1 <= count <= stream.chunk_frames:
             raise UsageError(
-                f"given latents have shape {list(found.shape)}, expected [C, n, h, w] with n of 1 to "
+                f"conditioning latents have shape {list(found.shape)}, expected [C, n, h, w] with n of 1 to "
                 f"{stream.chunk_frames}"
             )
         shape = (stream.latent_shape[0], count, *stream.latent_shape[1:])
-        parts = per_row(found, shape, np.float32, "given latents", rows)
+        parts = per_row(found, shape, np.float32, "conditioning latents", rows)
         if not np.isfinite(found).all():
-            raise UsageError("given latents hold a number that is not finite")
+            raise UsageError("conditioning latents hold a number that is not finite")
         with self._memory.ordered():
             for row, part in parts:
                 whole = np.zeros((1, *live.specs[CONDITIONING_LATENTS].shape[1:]), np.float32)
@@ -113,7 +113,7 @@ class ConditioningFrames:
 
     def _check_taken(self, live: Live) -> None:
         if CONDITIONING_LATENTS not in live.buffers:
-            raise UsageError("this artifact takes no given frames; rebuild it with a newer seko-export")
+            raise UsageError("this artifact takes no conditioning frames; rebuild it with a newer seko-export")
 
 
 def per_row(

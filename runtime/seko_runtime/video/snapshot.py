@@ -196,7 +196,7 @@ def check_numbers(numbers: RowNumbers, manifest: Manifest) -> None:
     most = manifest.stream.chunk_frames
     if numbers.given > most:
         raise SnapshotError(
-            f"{numbers.given} frames are given, expected at most {most}; take another snapshot"
+            f"{numbers.given} conditioning frames, expected at most {most}; take another snapshot"
         )
     if numbers.rebuild_due and numbers.clock.made and not manifest.has_context:
         raise SnapshotError(
