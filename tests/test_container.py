@@ -17,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from seko_runtime.cli.commands import _parser
+from seko_runtime.cli.parser import SUMMARIES, parse
 from tests.loaded import load_script
 
 ROOT = Path(__file__).parents[1]
@@ -71,7 +71,9 @@ def faults(path: Path) -> list[str]:
         if name in ("HEALTHCHECK", "CMD"):
             command = json.loads(rest[rest.index("[") :])
             begin = command.index("seko_runtime") + 1 if "seko_runtime" in command else 0
-            _parser().parse_args(command[begin:])  # exits on what is no command of ours
+            parse(
+                command[begin:], dict.fromkeys(SUMMARIES, print)
+            )  # UsageError on what is no command of ours
     health = [rest for name, rest in steps[last:] if name == "HEALTHCHECK"]
     found += ["no health check that verifies"] * (len(health) != 1 or '"verify"' not in health[0])
     return found

@@ -158,7 +158,7 @@ def test_caches_of_the_full_vae():
         ({"text": dataclasses.replace(TEXT, dim=32)}, ["32 wide", "takes 64"]),
         (
             {"vae": VaeConfig(z_dim=4, base_dim=4, latents_mean=(0.0,) * 4, latents_std=(1.0,) * 4)},
-            ["4 latent channels", "takes 16"],
+            ["4 latent channels", "gives 16"],
         ),
         (
             {"vae": VaeConfig(base_dim=4, dim_mult=(1, 2, 4), temporal_downsample=(True, True))},

@@ -85,7 +85,7 @@ def test_run_takes_latents_and_falls_back_on_the_goldens(
 def test_info_and_inspect_say_it(
     built: Path, invoke: Callable[..., Result], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = invoke("inspect", built)
+    shown = invoke("inspect", built, "--json")
     assert shown.exit_code == 0
     manifest = parse_manifest((built / "manifest.json").read_bytes())
     assert manifest.format_version == 4

@@ -30,15 +30,15 @@ from hypothesis.stateful import (
 )
 
 from seko_runtime.errors import PoolFullError, SessionClosedError, UsageError
+from seko_runtime.video import call_lock, pooled_session
 from seko_runtime.video import pool as pool_module
-from seko_runtime.video import pooled_session, turns
 from seko_runtime.video.pool import PooledSession, SessionLeakWarning
 
 from .pool_stories import PROMPTS, Story, closing, take
 from .toy_pool import BUCKETS, SESSIONS, open_pool
 
 EXAMPLES = int(os.environ.get("SEKO_POOL_EXAMPLES", "60"))
-WATCHED = {pool_module.__file__, pooled_session.__file__, turns.__file__}
+WATCHED = {pool_module.__file__, pooled_session.__file__, call_lock.__file__}
 
 
 class PlantedError(Exception):

@@ -190,7 +190,7 @@ def test_every_token_is_read_as_itself(layout, events, sessions, random):
             for entries in clocks.rebuild(rows):
                 frames = np.array([[e.first_frame + i for i in range(stream.chunk_frames)] for e in entries])
                 firsts = [entry.slot_first for entry in entries]
-                cache.write(rows, frames, firsts, [entry.place is not None for entry in entries])
+                cache.write(rows, frames, firsts, [entry.kept_slot is not None for entry in entries])
             for row in clocks.rebuilt(rows):
                 cache.clear(row)
                 cache.begin(row)

@@ -89,7 +89,7 @@ def test_positions_are_the_order_of_time_wherever_frames_lie(chunk, sink, spare,
             clocks.chunk_made([0])
         held.clear()
         for (entry,) in clocks.rebuild([0]):
-            if entry.place is not None:
+            if entry.kept_slot is not None:
                 write([entry.first_frame + i for i in range(chunk)], entry.slot_first)
         clocks.rebuilt([0])
 

@@ -113,7 +113,9 @@ class ConditioningFrames:
 
     def _check_taken(self, live: Live) -> None:
         if CONDITIONING_LATENTS not in live.buffers:
-            raise UsageError("this artifact takes no conditioning frames; rebuild it with a newer seko-export")
+            raise UsageError(
+                "this artifact takes no conditioning frames; rebuild it with a newer seko-export"
+            )
 
 
 def per_row(

@@ -183,7 +183,7 @@ def make_network(config: BuildConfig, weights: Mapping[str, Tensor], text: Tenso
         layers.append(Layer(*(weights[prefix + name] for name in _LAYER_NAMES), text_k, text_v))
     return Network(
         config,
-        _filled(lambda: Embed(m, s, dtype, places=False), weights, ""),
+        _filled(lambda: Embed(m, s, dtype, key_rotary=False), weights, ""),
         _filled(lambda: Head(m, s), weights, "head."),
         tuple(layers),
         *(weights[f"schedule.{name}"] for name in ("timestep", "sigma", "sigma_next", "context_timestep")),
