@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from tests.lone_runtime import build_wheel, make_venv
-from tests.shared import UNCOMPILED
 
 ROOT = Path(__file__).parents[1]
 
@@ -47,15 +46,12 @@ def test_every_wheel_brings_its_license_and_says_what_it_is(wheels):
 
 
 def test_the_three_wheels_alone_build_and_run(wheels, tmp_path):
-    """In an empty environment, outside the repository: links to other libraries, no path to this tree.
-
-    What the engines do is other tests' matter, so none is compiled.
-    """
+    """In an empty environment, outside the repository: links to other libraries, no path to this tree."""
     make_venv(tmp_path / "venv", *wheels, linked=LINKED)
     work = tmp_path / "work"
     work.mkdir()
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {UNCOMPILED: "1"}
-    build = ("seko-export", "build", "--preset", "tiny", "--backend", "compile", "--target", "cpu")
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    build = ("seko-export", "build", "--preset", "tiny", "--height", "32", "--width", "32", "--target", "cpu")
     for command in (
         (*build, "-o", "made", "--json"),
         ("seko-run", "run", "made", "--chunks", "1", "-o", "out.npy", "--json"),

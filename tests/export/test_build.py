@@ -127,10 +127,12 @@ def test_building_leaves_nothing_beside_the_artifact(fp4, rows):
 @pytest.fixture
 def workplace() -> Iterator[Path]:
     """A folder with a name as long as a worker's: what hides a path in a package is as long as the path."""
-    with workshop("seko-") as folder:
-        place = folder / "head"
-        place.mkdir()
-        yield place
+    with tempfile.TemporaryDirectory() as own, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", own)  # `build_tiny` gives its build such a folder as TMPDIR
+        with workshop("seko-") as folder:
+            place = folder / "head"
+            place.mkdir()
+            yield place
 
 
 def test_a_piece_compiled_again_elsewhere_has_equal_bytes(fp4, tmp_path, workplace):
