@@ -29,7 +29,7 @@ SLOW_ROLES = ("block", "vae_encode", "vae_decode_first", "vae_decode")
 
 
 COMPILING = "compiling the engines"
-_SLOW_COST = 5.0  # seconds of an engine of `SLOW_ROLES`, in those of another: between 3 and 10 were seen
+_SLOW_COST = 5.0  # seconds of an engine of `SLOW_ROLES`, in those of another; assumed, for an estimate of the time left
 
 
 @contextmanager

@@ -16,9 +16,9 @@ from seko_export.goldens.cache_room import device_bytes
 from seko_export.roofline.memory import weight_sizes
 from seko_runtime.backends.host import free_host_bytes
 
-# Measured on a CPU: a process that has loaded torch and its compiler holds this much beside tensors.
+# Assumed, not measured: what a process that has loaded torch and its compiler holds beside tensors.
 PROCESS_BYTES = 400 << 20
-# Engines, goldens and manifest, as far as an artifact is not weights: 1 to 4 MB an engine were seen.
+# Assumed for each engine: what an artifact holds beside weights, which is engines, goldens and the manifest.
 ENGINE_BYTES = 4 << 20
 _CHECKPOINT_NUMBER = 2  # bytes of a number in a random checkpoint: bfloat16
 
