@@ -138,16 +138,19 @@ def philox(
     """Return four random 32-bit words (int64, 0..2**32-1) for each counter and key (int64, same range)."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
-    for _ in range(_ROUNDS):
+    for number in range(_ROUNDS):
         high0, low0 = _multiply(_MULTIPLIERS[0], c0)
         high1, low1 = _multiply(_MULTIPLIERS[1], c2)
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
+        c0, c1 = (high1 ^ c1 ^ (k0 + number * _WEYL[0])) & _WORD, low1
+        c2, c3 = (high0 ^ c3 ^ (k1 + number * _WEYL[1])) & _WORD, low0
     return c0, c1, c2, c3
 
 
 def _multiply(constant: int, word: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the high and low 32 bits of constant * word, by 16-bit halves: nothing overflows int64."""
-    low = (word & 0xFFFF) * constant
-    total = (word >> 16) * constant + (low >> 16)
-    return total >> 16, ((total & 0xFFFF) << 16) | (low & 0xFFFF)
+    """Return the high and low 32 bits of constant * word for a constant from 2**31 on.
+
+    ``constant - 2**32`` is multiplied instead, so that nothing overflows int64; the missing ``word * 2**32`` is added
+    to the high half. Few operations matter: the compiler takes its time for each.
+    """
+    product = word * (constant - 2**32)
+    return (product >> 32) + word, product & _WORD
