@@ -6,13 +6,11 @@
 
 The bindings' wheels bring no stubs. Their compiled modules say the signature of every method, once they are loaded;
 for that they need TensorRT's libraries, in whose place empty ones are put that define the symbols and do nothing.
-Of tensorrt.plugin, which is Python, the signatures are read from its source.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import ctypes
 import importlib
 import importlib.util
@@ -28,15 +26,10 @@ from typing import Any
 
 STUBS = Path(__file__).parents[1] / "stubs"
 BUILDER = """ILogger IHostMemory IProgressMonitor ITimingCache ITensor Dims IBuilderConfig INetworkDefinition Builder
-OnnxParser ParserError IDimensionExpr IPluginRegistry BuilderFlag DataType MemoryPoolType NetworkDefinitionCreationFlag
-PreviewFeature DimensionOperation Logger TensorFormat IPluginV3 IPluginV3QuickCore IPluginV3QuickBuild
-IPluginV3QuickRuntime IPluginV3QuickAOTBuild IPluginCreatorV3Quick PluginField PluginFieldCollection
-PluginFieldCollection_ PluginFieldType PluginTensorDesc DynamicPluginTensorDesc DimsExprs IExprBuilder ISymExpr
-ISymExprs KernelLaunchParams PluginArgType PluginArgDataType QuickPluginCreationRequest TensorRTPhase"""
+OnnxParser ParserError IPluginRegistry BuilderFlag DataType MemoryPoolType NetworkDefinitionCreationFlag
+PreviewFeature"""
 LEAN = """ILogger IHostMemory Runtime ICudaEngine IExecutionContext DataType TensorIOMode Dims
 ExecutionContextAllocationStrategy IStreamReaderV2"""
-PLUGIN = """register aot_impl cdiv from_shape_expr TensorDesc KernelLaunchParams SymInt32 SymIntExprs ShapeExpr
-ShapeExprs Shape SymExprs SymExpr SymIntExpr"""
 # What the compiled modules need of TensorRT's libraries, by the name under which they ask for each.
 SYMBOLS = {
     "libnvinfer.so.11": "createInferBuilder_INTERNAL createInferRefitter_INTERNAL createInferRuntime_INTERNAL "
@@ -178,66 +171,6 @@ def clean(text: str, known: set[str]) -> str:
     )
 
 
-def plugin_stub() -> str:
-    """Signatures of tensorrt.plugin: its source without the bodies."""
-    spec = importlib.util.find_spec("tensorrt_bindings")
-    assert spec is not None
-    assert spec.origin is not None
-    folder = Path(spec.origin).parent / "plugin"
-    version = re.search(r'__version__ = "(.*)"', Path(spec.origin).read_text())
-    assert version is not None
-    found: dict[str, ast.stmt] = {}
-    for path in sorted(folder.glob("_*.py")):
-        tree = ast.parse(path.read_text())
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in PLUGIN.split():
-                found.setdefault(node.name, node)
-    parts = [HEAD.format(package="tensorrt.plugin", version=version[1])]
-    parts.append("from collections.abc import Callable, Iterator\nfrom typing import Any, Tuple, Union\n")
-    parts.append("import tensorrt as trt\n")
-    parts += [ast.unparse(bare(found[name])) + "\n" for name in PLUGIN.split()]
-    return re.sub(r":\n +\.\.\.\n(\n(?= ))?", ": ...\n", "\n".join(parts))
-
-
-def bare(node: ast.stmt) -> ast.stmt:
-    """A function or class without bodies, texts, private members and decorators but those of properties."""
-    if isinstance(node, ast.FunctionDef):
-        node.body = [ast.Expr(ast.Constant(...))]
-        node.decorator_list = [
-            d for d in node.decorator_list if ast.unparse(d) in ("property", "classmethod")
-        ]
-        for argument in node.args.args:
-            if argument.annotation is None and argument.arg not in ("self", "cls"):
-                argument.annotation = ast.Name("Any")
-        if node.returns is None:
-            # Annotated nowhere: an operator or constructor of expressions.
-            node.returns = ast.Constant(None) if node.name in ("__init__", "__setitem__") else ast.Name("Any")
-        return node
-    assert isinstance(node, ast.ClassDef)
-    kept: list[ast.stmt] = []
-    attributes = dict.fromkeys(
-        target.attr
-        for part in node.body
-        if isinstance(part, ast.FunctionDef) and part.name == "__init__"
-        for line in part.body
-        if isinstance(line, ast.Assign)
-        for target in line.targets
-        if isinstance(target, ast.Attribute) and not target.attr.startswith("_")
-    )
-    kept += [ast.AnnAssign(ast.Name(name), ast.Name("Any"), None, 1) for name in attributes]
-    for part in node.body:
-        if isinstance(part, ast.FunctionDef):
-            public = not part.name.startswith("_") or re.fullmatch(r"__\w+__", part.name)
-            setter = any(ast.unparse(d).endswith(".setter") for d in part.decorator_list)
-            if public and not setter and part.name not in attributes and part.name != "__setattr__":
-                kept.append(bare(part))
-    node.body = kept or [ast.Expr(ast.Constant(...))]
-    node.decorator_list = []
-    node.keywords = []
-    node.bases = [base for base in node.bases if ast.unparse(base) in PLUGIN.split()]
-    return node
-
-
 def main() -> int:
     options = argparse.ArgumentParser(description="Stubs of TensorRT's bindings, as far as we use them.")
     options.add_argument("--check", action="store_true", help="compare with what is there, write nothing")
@@ -247,7 +180,7 @@ def main() -> int:
         names = (BUILDER if given.part == "tensorrt" else LEAN).split()
         print(module_stub(f"{given.part}_bindings", names), end="")
         return 0
-    made = {"tensorrt/plugin.pyi": plugin_stub()}
+    made: dict[str, str] = {}
     for part in ("tensorrt", "tensorrt_lean"):  # a process each: both bindings define the same types
         command = [sys.executable, __file__, "--part", part]
         made[f"{part}/__init__.pyi"] = subprocess.run(

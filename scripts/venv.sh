@@ -37,6 +37,16 @@ seko_make_venv() { # $1: the extra to install, "" or "dev"
     echo "$wanted" >"$stamp"
 }
 
+seko_try_extra() { # $1: an extra that is nice to have; tests that need it skip without
+    [ -n "${SEKO_PYTHON:-}" ] && return 0
+    local stamp=.venv/seko-tried-$1 wanted
+    wanted=$(cat pyproject.toml scripts/constraints.txt | cksum)
+    [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return 0
+    "$PYTHON" -m pip install --quiet --disable-pip-version-check --constraint scripts/constraints.txt -e ".[$1]" ||
+        echo "the extra $1 cannot be installed here: the tests that need it skip" >&2
+    echo "$wanted" >"$stamp"
+}
+
 seko_need_gpu() { # $1: what there is nothing to do without one; exports how many there are as $SEKO_GPUS
     SEKO_GPUS=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())') || return
     export SEKO_GPUS

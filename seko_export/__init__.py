@@ -87,6 +87,7 @@ def build(
             backend=options.backend,
             use_ema=not options.no_ema,
             compiler_cache=compiler_cache,
+            goldens=not options.no_goldens,
             replace=replace,
             progress=progress,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ from seko_export.host import environment
 from seko_export.host.child_process import last_line, run_child
 from seko_export.host.progress import Progress, silent
 from seko_export.options.sources import MediaSources, prompt_ids
-from seko_runtime.format.manifest import Golden, Manifest, Weight
+from seko_runtime.format.manifest import MANIFEST_FILE, Golden, Manifest, Weight
 from seko_runtime.format.whole_files import check_goal, whole_folder
 
 
@@ -54,9 +55,10 @@ class BuildResult:
         Sizes on disk.
     engine_s : dict
         Seconds that each engine took to compile.
-    golden_error : float
-        Largest relative error of the engines against the eager model over the golden chunks.
-    golden_cache_error : float
+    golden_error : float or None
+        Largest relative error of the engines against the eager model over the golden chunks; None of a build for GPUs
+        that are not here, whose engines have not run.
+    golden_cache_error : float or None
         Largest error of a token in the cache afterwards, as in `seko_runtime.opening.golden.cache_error`.
     golden_video_error : float or None
         Root mean square difference of the video frames in the worst chunk, in levels of 255; None without a VAE.
@@ -75,8 +77,8 @@ class BuildResult:
     engine_bytes: int
     weight_bytes: int
     engine_s: dict[str, float]
-    golden_error: float
-    golden_cache_error: float
+    golden_error: float | None
+    golden_cache_error: float | None
     golden_video_error: float | None = None
     device: str = "cpu"
     kernels: str = "plain"
@@ -96,6 +98,7 @@ def build_artifact(
     backend: str = "aoti",
     use_ema: bool = True,
     compiler_cache: bool = True,
+    goldens: bool = True,
     replace: bool = False,
     progress: Progress = silent,
 ) -> BuildResult:
@@ -118,6 +121,8 @@ def build_artifact(
     compiler_cache : bool
         Whether a ``compile`` artifact includes the compiler's cache. Without it every machine compiles at the first
         open.
+    goldens : bool
+        Whether they are recorded; only a build of an exact cache for GPUs that are not here can be without.
     replace : bool
         Whether to replace an artifact at ``goal``.
     progress : callable
@@ -148,47 +153,59 @@ def build_artifact(
             progress("reading the checkpoint", 0, 1)
             tensors = dict(family_of(config).weights(graph_of(config).pieces, source, around))
             tensors |= config.schedule.tables(config.as_batch.stream)
-            eager = tensors | _exact_weights(config, tensors, source)
-            record = golden.record(config.as_batch, eager, progress, ids)
+            record = None
+            if goldens:
+                eager = tensors | _exact_weights(config, tensors, source)
+                record = golden.record(config.as_batch, eager, progress, ids)
+                golden.write(folder, record)
             progress("writing the weights", 0, 1)
-            weights = write_weights(folder, (tensors | record.scales).items())
-            golden.write(folder, record)
+            weights = write_weights(folder, (tensors | (record.scales if record else {})).items())
             write_sbom(folder, config.model.name, _cuda(config), maker.packages)
             write_tokenizer(folder, media.tokenizer)
             engine_s = wait_for_engines()
         write_kernel_table(folder, config)
         if maker.build_engines is not None and maker.form is not None:
-            engine_s = maker.build_engines(folder / maker.form[0], folder / ENGINES_FOLDER, progress)
-        manifest = _write_manifest(folder, config, maker, weights, record.table)
+            forms, engines = folder / maker.form[0], folder / ENGINES_FOLDER
+            engine_s = maker.build_engines(config, forms, engines, progress)
+        table = record.table if record else None
+        manifest = _write_manifest(folder, config, maker, weights, table)
         if maker.finish is not None and maker.finish(Unfinished(folder, manifest, progress, compiler_cache)):
-            manifest = _write_manifest(folder, config, maker, weights, record.table)
-        progress("verifying in a new process", 0, 1)
-        report = _verify(folder)
-    return _result(config, goal, manifest, record, report, engine_s, time.monotonic() - started)
+            manifest = _write_manifest(folder, config, maker, weights, table)
+        report = None
+        if config.archs:
+            digest = hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).hexdigest()
+        else:
+            progress("verifying in a new process", 0, 1)
+            report = _verify(folder)
+            digest = str(report["digest"])
+    return _result(config, goal, manifest, record, digest, report, engine_s, time.monotonic() - started)
 
 
 def _result(
     config: BuildConfig,
     goal: Path,
     manifest: Manifest,
-    record: golden.Record,
-    report: Mapping[str, Any],
+    record: golden.Record | None,
+    digest: str,
+    report: Mapping[str, Any] | None,
     engine_s: dict[str, float],
     build_s: float,
 ) -> BuildResult:
-    """Return the result of a build; ``report`` is the JSON line of `verify`."""
+    """Return the result of a build; ``report`` is the JSON line of `verify`, None for GPUs that are not here."""
     sizes = {name: entry.size for name, entry in manifest.files.items()}
-    videos = [row["video"] for row in report["errors"] if row.get("video") is not None]
+    errors = [] if report is None else report["errors"]
+    videos = [row["video"] for row in errors if row.get("video") is not None]
     return BuildResult(
         artifact=goal,
-        digest=report["digest"],
+        digest=digest,
         build_s=build_s,
-        kv=asdict(manifest.kv) | ({"error_vs_exact": record.error_vs_exact} if record.exact else {}),
+        kv=asdict(manifest.kv)
+        | ({"error_vs_exact": record.error_vs_exact} if record and record.exact else {}),
         engine_bytes=sum(size for name, size in sizes.items() if name.startswith("engines/")),
         weight_bytes=sum(size for name, size in sizes.items() if name.startswith("weights/")),
         engine_s=engine_s,
-        golden_error=report["worst"]["golden"],
-        golden_cache_error=max(row["cache"] for row in report["errors"]),
+        golden_error=None if report is None else report["worst"]["golden"],
+        golden_cache_error=max((row["cache"] for row in errors), default=None),
         golden_video_error=max(videos, default=None),
         device=config.device,
         kernels="fused" if config.fused else "plain",
@@ -208,11 +225,15 @@ def _exact_weights(config: BuildConfig, known: Mapping[str, Tensor], source: Che
 
 
 def _write_manifest(
-    folder: Path, config: BuildConfig, backend: ExportBackend, weights: tuple[Weight, ...], table: Golden
+    folder: Path,
+    config: BuildConfig,
+    backend: ExportBackend,
+    weights: tuple[Weight, ...],
+    table: Golden | None,
 ) -> Manifest:
     """Write `manifest.json` for the files that are in the folder now."""
     manifest = describe(config, backend, weights, hash_files(folder), table)
-    (folder / "manifest.json").write_bytes(manifest_json(manifest))
+    (folder / MANIFEST_FILE).write_bytes(manifest_json(manifest))
     return manifest
 
 

@@ -39,19 +39,30 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip tests marked `gpu` where there is none, and those marked `trt` where TensorRT cannot build."""
-    if not (item.get_closest_marker("gpu") or item.get_closest_marker("trt")):
+    """Skip tests marked `gpu` where there is none, `trt` where TensorRT cannot build, `rtx` where plans cannot run."""
+    if not any(item.get_closest_marker(name) for name in ("gpu", "trt", "rtx")):
         return
     import torch  # here: most tests of the runtime need none
 
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device; torch.cuda.is_available() is False")
+    if item.get_closest_marker("rtx"):
+        from seko_export.errors import TensorRtMissingError
+        from seko_export.host.environment import local_gpu_arch
+        from seko_export.host.tensorrt_library import RTX
+
+        if local_gpu_arch() not in RTX.targets:
+            pytest.skip(f"needs one of {', '.join(RTX.targets)}; this GPU is {local_gpu_arch()}")
+        try:
+            RTX.require()
+        except TensorRtMissingError as reason:
+            pytest.skip(str(reason))
     if item.get_closest_marker("trt"):
         from seko_export.errors import TensorRtMissingError
-        from seko_export.host.tensorrt_library import require_tensorrt
+        from seko_export.host.tensorrt_library import DATA_CENTRE
 
         try:
-            require_tensorrt()
+            DATA_CENTRE.require()
         except TensorRtMissingError as reason:
             pytest.skip(str(reason))
 

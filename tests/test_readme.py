@@ -81,7 +81,7 @@ def test_the_step_in_the_first_lines_is_that_of_the_figures() -> None:
 def test_readme_names_every_family_preset_and_backend() -> None:
     assert [name for name in (*FAMILIES, "sample", *presets()) if f"`{name}`" not in README] == []
     (matrix,) = re.findall(r"^\| family .*\n(?:\|.*\n)+", README, re.MULTILINE)
-    assert re.findall(r"`(\w+)`", matrix.splitlines()[0]) == [*FAMILIES, *BACKENDS]
+    assert re.findall(r"`([\w-]+)`", matrix.splitlines()[0]) == [*FAMILIES, *BACKENDS]
 
 
 def test_the_folders_of_readme_are_those_of_the_repository() -> None:

@@ -1,8 +1,7 @@
 """The kernels as TensorRT plugins: tensors, aliases, launch sizes as functions of shapes, and PTX. Imports no
 TensorRT.
 
-`seko_export.backends.tensorrt_plans.registration` registers them with TensorRT; tests launch the PTX through the CUDA
-driver.
+`seko_export.backends.tensorrt_plans.kernels` writes them into plans; tests launch the PTX through the CUDA driver.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from triton.compiler import ASTSource
 from seko_kernels.errors import PluginFormError
 from seko_kernels.formats import NVFP4_BLOCK
 from seko_kernels.triton import plugin_entries as entries
+from seko_kernels.triton.cache_write import CACHE_WRITE_TILE, CACHE_WRITE_WARPS
 from seko_kernels.triton.gaussian import GAUSSIAN_TILE, GAUSSIAN_WARPS
 from seko_kernels.triton.nvfp4_expand import EXPAND_TILE, EXPAND_WARPS
 from seko_kernels.triton.nvfp4_expand_keys import EXPAND_KEYS_HEADS, EXPAND_KEYS_TILE, EXPAND_KEYS_WARPS
@@ -29,7 +29,10 @@ WARP_THREADS = 32
 HIDDEN_PARAMETERS = (
     2  # that Triton 3.6 puts behind a kernel's own: scratch of its launcher and of its profiler
 )
-SCALAR = "i32"  # the one kind of scalar that TensorRT hands to a plugin's kernel
+SCALAR = "i32"  # the one kind of scalar that a plugin hands to its kernel
+# The oldest PTX that knows the GPUs from a compute capability on, so that old drivers take it: 8.4 came with CUDA 12.4
+# (driver 550), 8.7 with 12.8 (570), 8.8 with 12.9 (575).
+PTX_VERSIONS = {0: 84, 100: 87, 121: 88}
 
 Size = Any  # an int, or TensorRT's expression of one: it has +, * and // with numbers on the right
 Shapes = Mapping[str, Sequence[Size]]
@@ -103,6 +106,11 @@ class Plugin:
     warps: int
     launch: Callable[[Shapes, CeilDiv], Launch]
     constants: Callable[[Mapping[str, Sequence[int]]], dict[str, int]]
+
+    def pointers(self, compute: str) -> dict[str, str]:
+        """Return the dtype of each input and then of each output, by name; ``float`` is `compute`."""
+        given = {name: compute if dtype == "float" else dtype for name, dtype in self.inputs.items()}
+        return given | {one.name: compute if one.dtype == "float" else one.dtype for one in self.outputs}
 
     @property
     def identifier(self) -> str:
@@ -186,6 +194,25 @@ def nvfp4_expand_keys(dtype: str) -> Plugin:
     )
 
 
+def cache_write() -> Plugin:
+    """Write rows into an exact cache, in place."""
+
+    def launch(shapes: Shapes, ceil_div: CeilDiv) -> Launch:
+        tokens, heads, dim = shapes["x"]
+        numbers = tokens * heads * dim
+        return Launch((ceil_div(numbers, CACHE_WRITE_TILE), 1), (numbers, heads * dim))
+
+    return Plugin(
+        "cache_write",
+        {"x": "float", "token_index": "int64", "cache": "float"},
+        (PluginOutput("new_cache", "float", lambda shapes: tuple(shapes["cache"]), "cache"),),
+        entries.cache_write_entry,
+        CACHE_WRITE_WARPS,
+        launch,
+        lambda _: {"TILE": CACHE_WRITE_TILE},
+    )
+
+
 def gaussian(latent_shape: tuple[int, int, int]) -> Plugin:
     """Noise of a chunk of latents of this shape, [channels, rows, columns]."""
     channels, rows, columns = latent_shape
@@ -235,14 +262,12 @@ def compile_plugin(
     PluginFormError
         If the kernel needs an argument that TensorRT does not pass.
     """
-    pointers = {
-        name: _POINTERS[compute if dtype == "float" else dtype] for name, dtype in plugin.inputs.items()
-    }
+    dtypes = [_POINTERS[dtype] for dtype in plugin.pointers(compute).values()]
+    pointers, results = dtypes[: len(plugin.inputs)], dtypes[len(plugin.inputs) :]
     scalars = len(plugin.launch(sizes, lambda a, b: -(-a // b)).scalars)
-    results = [_POINTERS[output.dtype] for output in plugin.outputs]
     constants = plugin.constants(sizes)
     names = plugin.entry.arg_names
-    kinds = [*pointers.values(), *[SCALAR] * scalars, *results, *["constexpr"] * len(constants)]
+    kinds = [*pointers, *[SCALAR] * scalars, *results, *["constexpr"] * len(constants)]
     signature = dict(zip(names, kinds, strict=True))
     # TensorRT's addresses are aligned to 256 bytes; the integers are what they are.
     aligned = {
@@ -252,7 +277,12 @@ def compile_plugin(
     with triton.knobs.compilation.scope():
         triton.knobs.compilation.disable_line_info = True  # paths of the build box
         made = triton.compile(
-            source, target=GPUTarget("cuda", arch, WARP_THREADS), options={"num_warps": plugin.warps}
+            source,
+            target=GPUTarget("cuda", arch, WARP_THREADS),
+            options={
+                "num_warps": plugin.warps,
+                "ptx_version": PTX_VERSIONS[max(first for first in PTX_VERSIONS if first <= arch)],
+            },
         )
     meta = made.metadata
     if meta.global_scratch_size or meta.profile_scratch_size or meta.num_ctas != 1:

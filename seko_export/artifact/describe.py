@@ -19,6 +19,7 @@ from seko_export.families.registry import graph_of
 from seko_export.host import environment
 from seko_export.media.pieces import text_table, video_table
 from seko_runtime.format.manifest import (
+    GPU_SEPARATOR,
     FileEntry,
     Golden,
     KvPool,
@@ -66,7 +67,11 @@ def describe(
     pool = None if config.pool is None else Pool(config.pool.buckets)
     device = torch.device(config.device)
     cpu = device.type == "cpu"
-    target = environment.resolve_target("cpu" if cpu else "auto")
+    target = (
+        environment.Target(config.device, GPU_SEPARATOR.join(config.archs))
+        if config.archs
+        else environment.resolve_target("cpu" if cpu else "auto")
+    )
     manifest = Manifest(
         name=f"{config.model.name}-{config.kv_scheme}-{target.arch}",
         backend=backend.name,
@@ -100,7 +105,7 @@ def describe(
         pool=pool,
         inputs=graph.inputs,
         files=dict(files),
-        extra={key: file for key, file in extra_files.items() if file in files} | backend.versions(),
+        extra={key: file for key, file in extra_files.items() if file in files} | backend.versions(config),
     )
     return replace(manifest, format_version=least_version(manifest))
 

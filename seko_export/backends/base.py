@@ -26,6 +26,10 @@ class Capabilities:
     ----------
     devices : tuple of str
         ``cpu``, ``cuda``.
+    cross_targets : tuple of str
+        GPUs that it builds for without one of them here.
+    unmeasured : bool
+        Whether no engine of it has run yet, so that estimates are those of torch's plain kernels.
     fused_kernels : bool
         Layers that run in Seko's own Triton kernels.
     offloaded_cache : bool
@@ -37,6 +41,8 @@ class Capabilities:
     """
 
     devices: tuple[str, ...] = ("cpu", "cuda")
+    cross_targets: tuple[str, ...] = ()
+    unmeasured: bool = False
     fused_kernels: bool = False
     offloaded_cache: bool = False
     kv_schemes: tuple[str, ...] | None = None
@@ -99,13 +105,13 @@ class ExportBackend:
     extra_files : mapping of str to str
         Entries of the manifest's ``extra``: the file that each names, listed if the artifact has that file.
     versions : callable
-        Entries of ``extra`` with library versions, which the runtime compares with its own when it opens the
-        artifact.
+        Entries of ``extra``: library versions, which the runtime compares with its own when it opens the artifact, and
+        how the build was made.
     form : tuple of (str, str), optional
         Folder and suffix of the files that `compile_piece` writes, if these are not yet engines.
     build_engines : callable, optional
-        Makes engines of those files. Takes their folder, the engines' folder and progress; returns the seconds of
-        each.
+        Makes engines of those files. Takes the build, their folder, the engines' folder and progress; returns the
+        seconds of each.
     finish : callable, optional
         Adds files to an artifact whose manifest is written; returns whether it added any.
     """
@@ -121,9 +127,9 @@ class ExportBackend:
     named_kernels: str | None = None
     packages: tuple[str, ...] = ()
     extra_files: Mapping[str, str] = field(default_factory=dict)
-    versions: Callable[[], dict[str, str]] = dict
+    versions: Callable[[BuildConfig], dict[str, str]] = lambda _: {}
     form: tuple[str, str] | None = None
-    build_engines: Callable[[Path, Path, Progress], dict[str, float]] | None = None
+    build_engines: Callable[[BuildConfig, Path, Path, Progress], dict[str, float]] | None = None
     finish: Callable[[Unfinished], bool] | None = None
 
     def check_build(self, config: BuildConfig) -> None:
@@ -145,9 +151,12 @@ def refuse_uncarried(backend: ExportBackend, config: BuildConfig) -> None:
     can, stream = backend.capabilities, config.stream
     if config.device not in can.devices:
         kinds = " and ".join({"cpu": "CPUs", "cuda": "GPUs"}[device] for device in can.devices)
+        named = "cpu" if can.devices == ("cpu",) else "auto"
+        if can.cross_targets:
+            named = f"one of {', '.join(can.cross_targets)}, which need not be here"
         raise UsageError(
             f"--backend {backend.name} builds for {kinds}, and this build is for {config.device}: give --target "
-            f"{'cpu' if can.devices == ('cpu',) else 'auto'}, or take another backend"
+            f"{named}, or take another backend"
         )
     scheme = "bf16" if config.kv_scheme == config.exact_scheme else config.kv_scheme
     if can.kv_schemes is not None and scheme not in can.kv_schemes:

@@ -118,6 +118,9 @@ def _told(result: BuildResult) -> Iterator[str]:
         yield f"kernels   {result.kernels}, attention {result.attention}"
     for error in kv.get("error_vs_exact", ()):
         yield f"          relative error against the exact track: {error:.4f}"
+    if result.golden_error is None:
+        yield "verified  no: its engines are for GPUs that are not here; run seko-run verify where one is"
+        return
     video = result.golden_video_error
     pictures = "" if video is None else f", video frames {video:.2f} levels of 255"
     yield f"verified  engines against the eager model: relative error {result.golden_error:.2e}{pictures}"

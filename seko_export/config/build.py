@@ -59,6 +59,8 @@ class BuildConfig:
         own tokens unquantised.
     resident_window : bool
         Whether the past is converted to 8 bits once a chunk, for all layers at once, instead of in every pass.
+    archs : tuple of str
+        The GPUs that it is for, ``sm_89`` and the like, where none of them need be here; empty: this machine's device.
 
     Raises
     ------
@@ -79,6 +81,7 @@ class BuildConfig:
     fp8_except: tuple[int, ...] = ()
     attention: str = "torch"
     resident_window: bool = False
+    archs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not all(group.layers for group in self.layer_groups):
@@ -149,6 +152,11 @@ class BuildConfig:
                 f"--fp8: both sides of an fp8 matrix must be multiples of {MATRIX_UNIT}, {self.model.name!r} has "
                 f"widths {sides[0]} and {sides[1]}"
             )
+
+    @property
+    def eager_device(self) -> str:
+        """Where goldens are recorded: the CPU, where the GPUs that engines are for need not be here."""
+        return "cpu" if self.archs else self.device
 
     @property
     def rows(self) -> int:

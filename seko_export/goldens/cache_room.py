@@ -25,7 +25,7 @@ BUFFER_SHARE = 0.8
 
 def buffer_room(config: BuildConfig, memory: Memory) -> int | None:
     """Return the bytes of device memory that a stream's buffers may take now; None on a CPU."""
-    if config.device == "cpu":
+    if config.eager_device == "cpu":
         return None
     torch.cuda.empty_cache()
     return int(BUFFER_SHARE * memory.free_bytes())

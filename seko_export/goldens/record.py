@@ -136,7 +136,7 @@ def record(
     stream = config.stream
     seeds = tuple(range(stream.batch))
     chunks = (0, -(-stream.cache_frames // stream.chunk_frames))
-    on_device = {name: tensor.to(config.device) for name, tensor in weights.items()}
+    on_device = {name: tensor.to(config.eager_device) for name, tensor in weights.items()}
     text = golden_text(config) if ids is None else encoded_text(config, on_device, ids)
     exact_config = config.as_exact
     lossless = config.lossless
@@ -149,11 +149,11 @@ def record(
     if not lossless:
         scales = statistics.calibrate()
         scales |= layer_constants(config, {**weights, **scales})
-        on_device |= {name: tensor.to(config.device) for name, tensor in scales.items()}
+        on_device |= {name: tensor.to(config.eager_device) for name, tensor in scales.items()}
         made = run_eager(config, on_device, text, seeds, chunks, progress, None)
         other = run_eager(config, on_device, text, seeds, chunks, progress, None, shake=True)
     on_device.clear()
-    if config.device == "cuda":
+    if config.eager_device == "cuda":
         torch.cuda.empty_cache()  # what compiles engines and verifies the artifact are other processes
     return Record(
         text,
@@ -262,7 +262,7 @@ def eager_session(
             name: statistics.watch(engines[name]) for name in pieces if pieces[name].key.role == probe.role
         }
     table = tuple(Weight(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in weights.items())
-    memory = torch_memory(torch.device(config.device))
+    memory = torch_memory(torch.device(config.eager_device))
     memory.captures = False
     memory.warm_up_runs = 0  # for captures alone; the statistics would take its passes for the stream's
     manifest = describe(config, EAGER, table, {})
@@ -271,7 +271,7 @@ def eager_session(
     given = None if held is None else held.numpy()
     with (
         torch.no_grad(),
-        attention_backends(config.device),
+        attention_backends(config.eager_device),
         Session(
             manifest,
             engines,
@@ -334,7 +334,7 @@ def encoded_text(config: BuildConfig, weights: Mapping[str, Tensor], ids: Tensor
     piece = graph_of(config).pieces["text"]
     inputs = [weights[a.ref.removeprefix("weight:")] for a in piece.parameters]
     with torch.no_grad():
-        (encoded,) = eager_engine(piece)([*inputs, ids.to(config.device)])
+        (encoded,) = eager_engine(piece)([*inputs, ids.to(config.eager_device)])
     return encoded.float().cpu().expand(config.stream.batch, -1, -1).contiguous()
 
 

@@ -10,17 +10,19 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
 import torch
 
-from seko_export.errors import MachineError, TensorRtMissingError
-from seko_export.host.tensorrt_library import require_tensorrt
+from seko_export.errors import MachineError, TensorRtMissingError, UsageError
+from seko_export.host.tensorrt_library import DATA_CENTRE, RTX, TensorRt
 from seko_export.host.workshop import workshop
 from seko_kernels.checks import FP8_ARCH
 from seko_runtime.backends import host
+from seko_runtime.format.manifest import GPU_SEPARATOR
 
 # Built and loaded before any engine is: AOTInductor's wrapper runs std::regex in its constructor, and a compiler
 # that links libstdc++ statically makes a package that ends the process there (docs/LOG.md, 2026-11-20).
@@ -71,11 +73,16 @@ class Target:
     device : str
         ``cpu`` or ``cuda``.
     arch : str
-        ``x86_64`` or similar, or ``sm_90``.
+        ``x86_64`` or similar, or ``sm_90``; several GPUs with a hyphen between two.
     """
 
     device: str
     arch: str
+
+    @property
+    def archs(self) -> tuple[str, ...]:
+        """Each GPU of them."""
+        return tuple(self.arch.split(GPU_SEPARATOR))
 
 
 def user_cache() -> Path:
@@ -83,11 +90,20 @@ def user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "seko"
 
 
-def resolve_target(wanted: str) -> Target:
+def resolve_target(wanted: str, cross: Collection[str] = ()) -> Target:
     """Return the target for ``auto``, ``cpu`` or ``sm_NN``; refuse one that this machine cannot compile for.
+
+    Parameters
+    ----------
+    wanted : str
+        What ``--target`` says; several GPUs with commas.
+    cross : collection of str
+        GPUs that need not be here, as the backend builds for them.
 
     Raises
     ------
+    UsageError
+        If it names GPUs that the backend does not build for, or several where it builds for one.
     MachineError
         If this machine has another GPU, or none.
     """
@@ -96,6 +112,20 @@ def resolve_target(wanted: str) -> Target:
         return Target("cpu", platform.machine())
     if wanted == "auto":
         return Target("cuda", str(local))
+    names = tuple(dict.fromkeys(wanted.split(",")))
+    if cross:
+        if not {*names} <= {*cross}:
+            raise UsageError(
+                f"--target {wanted} is none of the GPUs that this backend builds for: {', '.join(cross)}; with commas "
+                "several of them"
+            )
+        return Target(
+            "cuda", GPU_SEPARATOR.join(sorted(names, key=lambda name: int(name.removeprefix("sm_"))))
+        )
+    if len(names) > 1:
+        raise UsageError(
+            f"--target {wanted}: this backend builds for one GPU, which is here; give --target auto"
+        )
     if local != wanted:
         found = "no CUDA device" if local is None else f"a GPU of {local}"
         raise MachineError(
@@ -115,7 +145,7 @@ def local_gpu_arch() -> str | None:
 
 def has_fp8(target: Target) -> bool:
     """Return whether a target is a GPU whose matrix units support e4m3."""
-    number = target.arch.removeprefix("sm_")
+    number = target.archs[0].removeprefix("sm_")  # the oldest of them
     return target.device == "cuda" and divmod(int(number), 10) >= FP8_ARCH
 
 
@@ -199,7 +229,8 @@ def examine() -> list[Finding]:
         _compiler(),
         _tool("strip", "install binutils"),
         _triton(),
-        _tensorrt_builder(),
+        _tensorrt_builder(DATA_CENTRE),
+        _tensorrt_builder(RTX),
         _module(
             "tensorrt_lean",
             "TensorRT lean",
@@ -268,13 +299,14 @@ def _triton() -> Finding:
     return Finding("triton", ok, found, advice)
 
 
-def _tensorrt_builder() -> Finding:
-    """Return whether TensorRT can build plans; with its bindings alone, `import tensorrt` fails."""
+def _tensorrt_builder(library: TensorRt) -> Finding:
+    """Return whether plans can be built; with the bindings alone, the import fails."""
+    subject = f"{library.title} builder"
     try:
-        return Finding("TensorRT builder", True, require_tensorrt())
+        return Finding(subject, True, str(library.load().__version__))
     except TensorRtMissingError as fault:
-        found = "installed, cannot build" if importlib.util.find_spec("tensorrt") else "not installed"
-        return Finding("TensorRT builder", False, found, str(fault))
+        found = "installed, cannot build" if importlib.util.find_spec(library.module) else "not installed"
+        return Finding(subject, False, found, str(fault))
 
 
 def _module(module: str, subject: str, advice: str) -> Finding:

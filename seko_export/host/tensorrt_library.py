@@ -1,37 +1,108 @@
-"""Checks whether the installed TensorRT can build plans. Imports it only when asked."""
+"""The two TensorRTs that plans can be built with, and everything in which they differ. Imports neither until asked."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from types import ModuleType
+
 from seko_export.errors import TensorRtMissingError
 
-OLDEST = (11, 0)  # networks are always strongly typed from here on
 
+@dataclass(frozen=True)
+class TensorRt:
+    """A builder of plans.
 
-def require_tensorrt() -> str:
-    """Return the version of TensorRT, or refuse one that cannot build.
-
-    Raises
-    ------
-    TensorRtMissingError
-        If it is not installed, has no builder, or is too old.
+    Parameters
+    ----------
+    backend : str
+        What ``--backend`` and the manifest call it.
+    title : str
+        For messages.
+    module : str
+        What Python imports.
+    install : str
+        What pip installs for it.
+    oldest : tuple of int
+        The first version whose networks are as ours need them.
+    header_majors : tuple of int
+        Major versions of the C++ headers that a plugin for it may be compiled with.
+    targets : tuple of str
+        GPUs that it builds for without one of them here; empty: it times kernels on the GPU that it builds for.
+    verifies_with : str or None
+        Package of the runtime that opens its plans, where that is another one.
+    packages : tuple of str
+        What the bill of materials lists.
     """
-    try:
-        import tensorrt as trt
-        import tensorrt.plugin
-    except (ImportError, OSError) as fault:
-        raise TensorRtMissingError(
-            f"--backend tensorrt needs TensorRT with its builder, which cannot be imported here: {fault}; "
-            "pip install tensorrt-cu13, or take --backend aoti"
-        ) from None
-    if not hasattr(trt, "Builder") or not hasattr(tensorrt.plugin, "aot_impl"):
-        raise TensorRtMissingError(
-            f"the package tensorrt {trt.__version__} has no builder or no plugins ahead of time; "
-            "pip install tensorrt-cu13"
-        )
-    found = tuple(int(part) for part in trt.__version__.split(".")[:2])
-    if found < OLDEST:
-        raise TensorRtMissingError(
-            f"TensorRT {trt.__version__} is too old: plans are strongly typed, which it takes {OLDEST[0]}.{OLDEST[1]} "
-            "for; pip install 'tensorrt-cu13>=11'"
-        )
-    return str(trt.__version__)
+
+    backend: str
+    title: str
+    module: str
+    install: str
+    oldest: tuple[int, int]
+    header_majors: tuple[int, ...]
+    targets: tuple[str, ...]
+    verifies_with: str | None
+    packages: tuple[str, ...]
+
+    def load(self) -> ModuleType:
+        """Import it.
+
+        Raises
+        ------
+        TensorRtMissingError
+            If it is not installed, has no builder, or is too old.
+        """
+        try:
+            module = importlib.import_module(self.module)
+        except (ImportError, OSError) as fault:
+            raise TensorRtMissingError(
+                f"--backend {self.backend} needs {self.title} with its builder, which cannot be imported here: "
+                f"{fault}; pip install {self.install}, or take --backend aoti"
+            ) from None
+        if not hasattr(module, "Builder") or not hasattr(module, "OnnxParser"):
+            raise TensorRtMissingError(
+                f"the package {self.module} {module.__version__} has no builder; pip install {self.install}"
+            )
+        found = tuple(int(part) for part in module.__version__.split(".")[:2])
+        if found < self.oldest:
+            raise TensorRtMissingError(
+                f"{self.title} {module.__version__} is too old, expected at least {self.oldest[0]}.{self.oldest[1]}: "
+                f"its networks are not strongly typed; pip install --upgrade {self.install}"
+            )
+        return module
+
+    def require(self) -> str:
+        """Return the version of what can build here, and see that what verifies is here too; raises as `load`."""
+        version = str(self.load().__version__)
+        if self.verifies_with is not None and importlib.util.find_spec(self.verifies_with) is None:
+            raise TensorRtMissingError(
+                f"--backend {self.backend} verifies what it builds with the package {self.verifies_with}, which is "
+                f"not installed; in Seko's folder, pip install './runtime[{self.backend}]'"
+            )
+        return version
+
+
+DATA_CENTRE = TensorRt(
+    backend="tensorrt",
+    title="TensorRT",
+    module="tensorrt",
+    install="tensorrt-cu13",
+    oldest=(11, 0),  # networks are always strongly typed from here on
+    header_majors=(11,),
+    targets=(),
+    verifies_with="tensorrt_lean",
+    packages=("tensorrt", "tensorrt-cu13", "tensorrt-cu13-libs", "tensorrt-cu13-bindings"),
+)
+RTX = TensorRt(
+    backend="tensorrt-rtx",
+    title="TensorRT for RTX",
+    module="tensorrt_rtx_bindings",
+    install="'.[tensorrt-rtx]'",
+    oldest=(1, 7),
+    header_majors=(1, 10, 11),  # its own, and TensorRT's: plugins of 10.14 and 11.1 were built into its plans
+    targets=("sm_75", "sm_80", "sm_86", "sm_89", "sm_120", "sm_121"),
+    verifies_with=None,
+    packages=("tensorrt-rtx-cu13-libs", "tensorrt-rtx-cu13-bindings"),
+)

@@ -20,7 +20,7 @@ from seko_export.options.declaration import ATTENTIONS, KERNELS, KV_FORMATS, RAN
 from seko_runtime.format.whole_files import check_goal
 
 SAMPLE_FOLDER = Path(__file__).parents[1] / "sample"
-TARGET = re.compile(r"auto|cpu|sm_\d{2,3}")
+TARGET = re.compile(r"auto|cpu|sm_\d{2,3}(?:,sm_\d{2,3})*")
 
 
 def check_options(options: BuildOptions, *, sample_folder: Path = SAMPLE_FOLDER) -> None:

@@ -143,9 +143,17 @@ class BuildOptions:
         plan=True,
         values=lambda: KERNELS,
     )
-    backend: str = _option("aoti, compile, onnx or tensorrt.", _ENGINES, "aoti", values=_backends)
+    backend: str = _option(
+        "aoti, compile, onnx, tensorrt or tensorrt-rtx.", _ENGINES, "aoti", plan=True, values=_backends
+    )
     target: str = _option(
-        "auto, cpu, or sm_NN of this machine's GPU.", _ENGINES, "auto", values=lambda: ("auto", "cpu")
+        "auto, cpu, or sm_NN of this machine's GPU; with tensorrt-rtx of any GPU that it builds for: sm_89,sm_120.",
+        _ENGINES,
+        "auto",
+        values=lambda: ("auto", "cpu"),
+    )
+    no_goldens: bool = _option(
+        "For GPUs that are not here: record nothing that `verify` could replay there.", _ENGINES, False
     )
 
     height: int | None = _option("Video height in pixels, a multiple of 16.", _LAYOUT, plan=True)

@@ -15,7 +15,7 @@ from seko_export.engines.kernel_table import attention_tiles, bf16_is_faster
 from seko_export.errors import UsageError
 from seko_export.families.base import Preset
 from seko_export.families.registry import presets as all_presets
-from seko_export.host.environment import Target, has_fp8, resolve_target
+from seko_export.host.environment import Target, has_fp8, local_gpu_arch, resolve_target
 from seko_export.options.checks import SAMPLE_FOLDER, check_options, check_sink, preset_of
 from seko_export.options.declaration import KV_FORMATS, RANDOM, SAMPLE, BuildOptions
 from seko_export.options.model import preset_model, read_model
@@ -79,7 +79,8 @@ def resolve_build(
     if preset is None and checkpoint is None:
         preset = preset_of(options, sample_folder)
     wanted = _kv_scheme("fp4" if options.fp4_kv else options.kv or EXACT)
-    machine = machine or resolve_target(options.target)
+    cross = export_backend(options.backend).capabilities.cross_targets
+    machine = machine or resolve_target(options.target, cross)
     device = machine.device
     sample = read_sample(sample_folder) if preset == SAMPLE else None
     if preset is None and checkpoint is not None:
@@ -100,6 +101,7 @@ def resolve_build(
         text,
         vae,
         options.pool,
+        archs=machine.archs if cross and device == "cuda" and machine.arch != local_gpu_arch() else (),
     )
     try:
         _ = config.kv
@@ -119,6 +121,15 @@ def resolve_build(
             "leave it out"
         )
     refuse_uncarried(export_backend(options.backend), config)
+    if options.no_goldens and not config.archs:
+        raise UsageError(
+            "--no-goldens is for GPUs that are not here: a build for this machine is verified with them"
+        )
+    if options.no_goldens and not config.lossless:
+        raise UsageError(
+            f"--no-goldens: the scales of --kv {config.kv_scheme} are calibrated on what goldens are recorded of; give "
+            "--kv bf16, or leave it out"
+        )
     weights = sample.checkpoint if sample and checkpoint is None else checkpoint
     return ResolvedBuild(config, weights, files, chosen.notes)
 

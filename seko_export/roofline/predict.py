@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import Any
 
+from seko_export.backends import export_backend
 from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.errors import UsageError
@@ -97,7 +98,7 @@ def predict(wish: Wish) -> dict[str, Any]:
         | memory
         | {"would_fit": [] if memory["fits"] else what_fits(wish, memory)}
         | time_report(config, gpu, work, memory["sessions_fit"])
-        | {"notes": [*notes, *_notes(gpu, config, work)]}
+        | {"notes": [*notes, *_notes(wish, gpu, config, work)]}
     )
 
 
@@ -217,8 +218,12 @@ def config_of(wish: Wish) -> tuple[BuildConfig, list[str]]:
     return built, notes
 
 
-def _notes(gpu: Gpu, config: BuildConfig, work: Work) -> list[str]:
+def _notes(wish: Wish, gpu: Gpu, config: BuildConfig, work: Work) -> list[str]:
     notes = []
+    if export_backend(wish.build.backend).capabilities.unmeasured:
+        notes.append(
+            f"no engine of --backend {wish.build.backend} has run: scratch and times are those of torch's plain kernels"
+        )
     if not gpu.measured:
         notes.append(f"not measured on this GPU: the H200's shares of the peak are taken for {gpu.title}")
     if config.stream.offload_cache:

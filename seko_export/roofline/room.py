@@ -49,7 +49,7 @@ def room_of(config: BuildConfig, *, random_weights: bool) -> Room:
     weights = weight_sizes(config, graph.pieces)
     exact = {name: piece for name, piece in graph_of(config.as_exact).pieces.items() if piece.layers}
     eager = (weight_sizes(config, exact) if config.fp8 else {}) | weights
-    cache = 0 if config.device == "cuda" else device_bytes(graph_of(config.as_exact.as_batch).buffers)
+    cache = 0 if config.eager_device == "cuda" else device_bytes(graph_of(config.as_exact.as_batch).buffers)
     temporary = 0
     if random_weights:
         shapes = family_of(config).keys.shapes(config.model)

@@ -75,6 +75,11 @@ def cases(
             lambda given: [reference.nvfp4_decode_keys(**given, dtype=compute)],
         ),
         PluginCase(
+            plugins.cache_write(),
+            {"x": x, "token_index": index, "cache": torch.randn(places, heads, dim).to(compute)},
+            lambda given: [given["cache"].index_copy(0, given["token_index"], given["x"])],
+        ),
+        PluginCase(
             plugins.gaussian(LATENT_SHAPE),
             noise,
             lambda given: [sampler.gaussian(**given, latent_shape=LATENT_SHAPE)],

@@ -37,7 +37,7 @@ def test_the_entry_takes_what_tensorrt_hands_over_and_nothing_else(
     case = case_of(name)
     scalars = case.plugin.launch(case.sizes, ceil_div).scalars
     wanted = ["u64"] * len(case.inputs) + ["u32"] * len(scalars) + ["u64"] * len(case.plugin.outputs)
-    for arch in compile_archs:
+    for arch in sorted({*compile_archs, 75, 86, 121}):  # those of TensorRT for RTX, too
         kernel = compile_plugin(case.plugin, case.sizes, "bfloat16", arch)
         head = re.search(rf"\.entry {kernel.name}\((.*?)\)", kernel.ptx, re.DOTALL)
         assert head is not None
@@ -72,6 +72,17 @@ def test_a_kernel_that_reads_tritons_own_parameters_is_refused() -> None:
 
 def test_the_noise_kernel_draws_the_samplers_noise_in_the_interpreter() -> None:
     run_interpreted("interpreted_gaussian.py")
+
+
+def test_rows_of_an_exact_cache_are_written_in_the_interpreter() -> None:
+    run_interpreted("interpreted_cache_write.py")
+
+
+@pytest.mark.parametrize(("arch", "version"), [(75, "8.4"), (89, "8.4"), (120, "8.7"), (121, "8.8")])
+def test_ptx_is_of_a_version_that_old_drivers_take(arch: int, version: str) -> None:
+    case = case_of("nvfp4_write")
+    ptx = compile_plugin(case.plugin, case.sizes, "bfloat16", arch).ptx
+    assert re.findall(r"^\.version (\S+)$", ptx, re.MULTILINE) == [version]
 
 
 @pytest.mark.gpu

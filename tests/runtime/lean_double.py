@@ -1,16 +1,20 @@
-"""A double of TensorRT's lean runtime, strict by the stubs of its bindings, over the driver's double. No tests.
+"""A double of TensorRT's runtimes, strict by the stubs of the lean bindings, over the driver's double. No tests.
+
+What only the runtime for RTX has is put in by `_behave_as_rtx`.
 
 Its plans are JSON: the signature of an engine, and which of the toy's modules stands for it.
 """
 
 from __future__ import annotations
 
+import enum
 import json
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from seko_runtime.format.manifest import Call, EngineSpec, Manifest
@@ -20,6 +24,7 @@ from .host_driver import HostDriver, tensor_at
 
 STUBS = Path(__file__).parents[2] / "stubs"
 VERSION = "11.4.0.106"
+RTX_LIBRARY = "tensorrt_rtx_bindings"
 KINDS = {"float32": "FLOAT", "int64": "INT64", "uint8": "UINT8"}
 Modules = Mapping[str, Callable[[list[Any]], list[Any]]]
 
@@ -65,22 +70,71 @@ def plan_of(spec: EngineSpec, written: Collection[str] = (), **changes: Any) -> 
 
 
 @contextmanager
-def doubled(modules: Modules, driver: HostDriver) -> Iterator[Any]:
-    """Put the double in the place of `tensorrt_lean`."""
-    saved = sys.modules.get("tensorrt_lean")
-    gone = [name for name in sys.modules if name == "seko_runtime.backends.tensorrt"]
-    for name in gone:
-        del sys.modules[name]
+def doubled(modules: Modules, driver: HostDriver, *, rtx: bool = False) -> Iterator[Any]:
+    """Put the double in the place of `tensorrt_lean`, or of the bindings for RTX."""
+    library, backend = (
+        (RTX_LIBRARY, "seko_runtime.backends.tensorrt_rtx")
+        if rtx
+        else ("tensorrt_lean", "seko_runtime.backends.tensorrt")
+    )
+    saved = sys.modules.get(library)
+    sys.modules.pop(backend, None)
     trt = load(STUBS / "tensorrt_lean" / "__init__.pyi", "tensorrt_lean")
     _behave(trt, modules, driver)
-    sys.modules["tensorrt_lean"] = trt
+    if rtx:
+        _behave_as_rtx(trt)
+    sys.modules[library] = trt
     try:
         yield trt
     finally:
-        del sys.modules["tensorrt_lean"]
-        sys.modules.pop("seko_runtime.backends.tensorrt", None)
+        del sys.modules[library]
+        sys.modules.pop(backend, None)
         if saved is not None:
-            sys.modules["tensorrt_lean"] = saved
+            sys.modules[library] = saved
+
+
+def _behave_as_rtx(trt: Any) -> None:
+    """Say what the runtime for RTX has more: validity, a configuration of contexts, a cache of what it compiled."""
+    trt.log = log = SimpleNamespace(validity=("VALID", 0), capturable=True, caches=[], strategies=[])
+    trt.__version__ = "1.7.1.116"
+    trt.EngineValidity = enum.IntEnum("EngineValidity", ["VALID", "SUBOPTIMAL", "INVALID"], start=0)
+    kinds = ("VERSION_MISMATCH", "UNSUPPORTED_CC", "OLD_CUDA_DRIVER")
+    trt.EngineInvalidityDiagnostics = enum.IntFlag("EngineInvalidityDiagnostics", kinds)
+    trt.CudaGraphStrategy = enum.IntEnum("CudaGraphStrategy", ["DISABLED", "WHOLE_GRAPH_CAPTURE"], start=0)
+
+    def validity(_: Any, header: bytes) -> Any:
+        assert len(header) <= 64
+        return trt.EngineValidity[log.validity[0]], log.validity[1]
+
+    class Cache:
+        def __init__(self) -> None:
+            self.known = b""
+            log.caches.append(self)
+
+        def deserialize(self, blob: bytes) -> bool:
+            self.known = bytes(blob)
+            return not self.known.startswith(b"another driver")
+
+        def serialize(self) -> bytes:
+            return b"compiled"
+
+    class Config:
+        cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+        create_runtime_cache = staticmethod(Cache)
+
+        def set_runtime_cache(self, cache: Cache) -> bool:
+            return cache in log.caches
+
+    plain = trt.ICudaEngine.create_execution_context
+
+    def create_context(self: Any, config: Config) -> Any:
+        log.strategies.append(config.cuda_graph_strategy)
+        return plain(self)
+
+    trt.Runtime.get_engine_validity = validity
+    trt.ICudaEngine.create_runtime_config = lambda _: Config()
+    trt.ICudaEngine.create_execution_context = create_context
+    trt.IExecutionContext.is_stream_capturable = lambda _, stream: log.capturable and stream >= 0
 
 
 def _behave(trt: Any, modules: Modules, driver: HostDriver) -> None:

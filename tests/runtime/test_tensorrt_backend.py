@@ -110,7 +110,7 @@ def test_a_plan_that_changed_after_the_build_is_not_reached(tmp_path: Path) -> N
         (
             "11.5.0.1",
             errors.PlanVersionError,
-            r"built with TensorRT 11\.5\.0\.1, this lean runtime is 11\.4\.0\.106",
+            r"built with TensorRT 11\.5\.0\.1, the runtime here is 11\.4\.0\.106",
         ),
         ("12.0.0.1", errors.PlanVersionError, r"of 12\.x that is at least 12\.0\.0\.1"),
         ("10.16.1.11", errors.PlanVersionError, r"of 10\.x"),

@@ -18,30 +18,37 @@ from seko_export import build_steps as build
 from seko_export.artifact.describe import describe
 from seko_export.artifact.manifest_json import manifest_json
 from seko_export.backends import export_backend
-from seko_export.backends import onnx as onnx_backend
-from seko_export.backends import tensorrt as backend
-from seko_export.backends.tensorrt_plans import registration
+from seko_export.backends.tensorrt_plans import backend, plugin_library
 from seko_export.config.stream import PoolConfig
 from seko_export.engines.piece import dtype_name
 from seko_export.errors import OnnxMissingError, TensorRtMissingError, UsageError
 from seko_export.families.layers.pieces import make_pieces
+from seko_export.host.tensorrt_library import DATA_CENTRE, RTX
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.format.manifest import FileEntry, Weight
 from seko_runtime.format.manifest_reader import parse_manifest
-from tests.tensorrt_plans.double import doubled, has_plugin_package
+from tests.tensorrt_plans.double import doubled
 from tests.tensorrt_plans.test_builder import gpu_config
 
-pytestmark = [
-    pytest.mark.filterwarnings(r"ignore:.*isinstance\(treespec, LeafSpec\):FutureWarning"),
-    pytest.mark.skipif(
-        not has_plugin_package(), reason="needs the wheel tensorrt-cu13-bindings: its plugins"
-    ),
-]
+pytestmark = pytest.mark.filterwarnings(r"ignore:.*isinstance\(treespec, LeafSpec\):FutureWarning")
+
+
+@pytest.fixture(autouse=True)
+def _headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Headers of the builder's major version, and a file in the place of what is compiled with them."""
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include/NvInferVersion.h").write_text("#define NV_TENSORRT_MAJOR 11\n")
+    monkeypatch.setenv(plugin_library.HEADERS_VARIABLE, str(tmp_path / "include"))
+    monkeypatch.setattr(
+        plugin_library, "compile_plugin_library", lambda _, goal: goal.write_bytes(b"compiled")
+    )
+
+
+BACKEND = export_backend("tensorrt")
 
 
 @pytest.fixture
-def trt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr(registration, "_registered", {})
+def trt() -> Iterator[Any]:
     with doubled() as module:
         yield module
 
@@ -50,34 +57,38 @@ def trt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_what_cannot_be_is_refused_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     config = gpu_config()
     with pytest.raises(UsageError, match="for GPUs"):
-        backend.BACKEND.check_build(replace(config, device="cpu"))
-    with pytest.raises(UsageError, match="--kv bf16: give --kv fp4"):
-        backend.BACKEND.check_build(gpu_config("bf16"))
+        BACKEND.check_build(replace(config, device="cpu"))
+    with pytest.raises(UsageError, match="--kv int8: give --kv bf16 or --kv fp4"):
+        BACKEND.check_build(gpu_config("int8"))
     with pytest.raises(UsageError, match="no pools yet"):
-        backend.BACKEND.check_build(replace(config, pool=PoolConfig(2, (1, 2))))
+        BACKEND.check_build(replace(config, pool=PoolConfig(2, (1, 2))))
     with pytest.raises(UsageError, match="no reference frames yet"):
-        backend.BACKEND.check_build(replace(config, stream=replace(config.stream, reference_frames=1)))
+        BACKEND.check_build(replace(config, stream=replace(config.stream, reference_frames=1)))
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name: None if name == "tensorrt_lean" else object()
     )
     with pytest.raises(TensorRtMissingError, match=r"runtime\[tensorrt\]"):
-        backend.check_can_build()
+        BACKEND.check()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "onnxscript" else object())
     with pytest.raises(OnnxMissingError):
-        backend.check_can_build()
+        BACKEND.check()
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(TensorRtMissingError, match="cannot be imported"):
-        backend.check_can_build()
+        BACKEND.check()
 
 
 @pytest.mark.usefixtures("trt")
-def test_the_manifest_of_plans_is_consistent() -> None:
+def test_the_manifest_of_plans_is_consistent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call fits its engine's signature, nothing is written in place, and the opener knows who built it."""
     config = gpu_config()
     files = {f"engines/{name}.plan": FileEntry("0" * 64, 1) for name in make_pieces(config)}
-    manifest = describe(config, export_backend("tensorrt"), (), files)
-    assert manifest.extra == {"tensorrt": "11.4.0.106"}
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
+    manifest = describe(config, BACKEND, (), files)
+    assert manifest.extra == {
+        "tensorrt": "11.4.0.106",
+        "tensorrt_caches": "plugins nvfp4_write_keys and nvfp4_write",
+    }
     assert {engine.file for engine in manifest.engines} == set(files)
     assert not any(engine.mutates for engine in manifest.engines)
     tensors = {
@@ -102,22 +113,26 @@ def test_the_manifest_of_plans_is_consistent() -> None:
 def test_forms_become_plans_one_by_one_and_timings_are_kept(
     trt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "tensorrt_lean" or found(name))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     forms = tmp_path / "forms"
     forms.mkdir()
     names = ("advance", "embed", "noise")
     for name in names:
-        onnx_backend.export_piece(gpu_config(), name, str(forms / f"{name}.onnx"))
+        backend.export_form(gpu_config(), name, str(forms / f"{name}.onnx"))
     told: list[str] = []
     monkeypatch.setattr(backend, "local_arch", lambda: "sm_90")
-    seconds = backend.build_plans(forms, tmp_path / "engines", lambda step, *_: told.append(step))
+    seconds = backend.build_plans(
+        DATA_CENTRE, gpu_config(), forms, tmp_path / "engines", lambda step, *_: told.append(step)
+    )
     assert tuple(seconds) == names
     assert not forms.exists()
     pieces = make_pieces(gpu_config())
     for name in names:
         plan = json.loads((tmp_path / "engines" / f"{name}.plan").read_bytes())
         assert plan["inputs"] == [argument.name for argument in pieces[name].signature]
-        kept = backend.timing_cache_file(name, "sm_90")
+        kept = backend.timing_cache_file(DATA_CENTRE, name, ("sm_90",))
         assert kept.read_bytes() == b"timed"
         assert kept.parent == tmp_path / "cache/seko/tensorrt/11.4.0.106-sm_90"
     assert any(line.startswith("engine embed: ") and "float64 become float32" in line for line in told)
@@ -125,8 +140,8 @@ def test_forms_become_plans_one_by_one_and_timings_are_kept(
     assert [config._cache._bytes for config in trt.log.configs] == [b""] * 3
 
     forms.mkdir()
-    onnx_backend.export_piece(gpu_config(), "noise", str(forms / "noise.onnx"))
-    backend.build_plans(forms, tmp_path / "again", lambda *_: None)
+    backend.export_form(gpu_config(), "noise", str(forms / "noise.onnx"))
+    backend.build_plans(DATA_CENTRE, gpu_config(), forms, tmp_path / "again", lambda *_: None)
     assert trt.log.configs[-1]._cache._bytes == b"timed"
 
 
@@ -165,7 +180,38 @@ def test_a_build_turns_its_forms_into_plans_and_leaves_no_form(
     files = {
         path.relative_to(result.artifact).as_posix() for path in result.artifact.rglob("*") if path.is_file()
     }
-    assert files == {"manifest.json", "sbom.cdx.json", "engines/noise.plan", "engines/advance.plan"}
+    assert files == {
+        "manifest.json",
+        "sbom.cdx.json",
+        "engines/noise.plan",
+        "engines/advance.plan",
+        "engines/ptx_kernel.so",
+        "engines/ptx/noise.gaussian.sm_90.ptx",
+        "engines/ptx/advance.gaussian.sm_90.ptx",
+    }
     manifest = json.loads((result.artifact / "manifest.json").read_bytes())
-    assert (manifest["backend"], manifest["extra"]) == ("tensorrt", {"tensorrt": "11.4.0.106"})
+    assert manifest["backend"] == "tensorrt"
+    assert manifest["extra"]["tensorrt"] == "11.4.0.106"
+    assert manifest["extra"]["tensorrt_plugins"] == "engines/ptx_kernel.so"
     assert set(manifest["files"]) == files - {"manifest.json"}
+
+
+def test_headers_of_another_major_version_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plugin that is compiled with them would end the process that loads it, without a message."""
+    (tmp_path / "include/NvInferVersion.h").write_text("#define TRT_MAJOR_ENTERPRISE 10\n")
+    with pytest.raises(
+        TensorRtMissingError, match="are of version 10, plugins for TensorRT are compiled with 11"
+    ):
+        plugin_library.tensorrt_headers(DATA_CENTRE)
+    assert plugin_library.tensorrt_headers(RTX) == tmp_path / "include"  # tried with its builder
+    (tmp_path / "include/NvInferVersion.h").unlink()
+    with pytest.raises(TensorRtMissingError, match="cannot be read"):
+        plugin_library.tensorrt_headers(RTX)
+    monkeypatch.delenv(plugin_library.HEADERS_VARIABLE)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(
+        TensorRtMissingError, match="TENSORRT_INCLUDE_DIR, or pip install --no-deps kernel-lens"
+    ):
+        plugin_library.tensorrt_headers(RTX)

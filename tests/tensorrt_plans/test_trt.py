@@ -1,7 +1,7 @@
 """The whole thing with a real TensorRT: build, verify against goldens, replay by one launch, compare with aoti.
 
-Runs by itself wherever `import tensorrt` has a builder, beside a GPU and the lean runtime; skips elsewhere. So far it
-has run nowhere (docs/tensorrt.md).
+Runs by itself wherever `import tensorrt` has a builder, beside a GPU and the lean runtime, and wherever TensorRT for
+RTX and a GPU of its kind are; skips elsewhere. So far it has run nowhere (docs/tensorrt.md).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from seko_runtime import open_artifact
 from seko_runtime.opening.checked_artifact import read_manifest
 from seko_runtime.opening.golden import relative_error
 
-pytestmark = pytest.mark.trt
+KINDS = [pytest.param("tensorrt", marks=pytest.mark.trt), pytest.param("tensorrt-rtx", marks=pytest.mark.rtx)]
 CHUNKS = 12  # past the wrap of the ring
 
 
@@ -42,9 +42,9 @@ def build(goal: Path, backend: str) -> Path:
     return goal
 
 
-@pytest.fixture(scope="module")
-def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("plans") / "artifact", "tensorrt")
+@pytest.fixture(scope="module", params=KINDS)
+def plans(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("plans") / "artifact", request.param)
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +87,8 @@ def test_the_process_that_replays_has_no_torch_and_no_builder(plans: Path) -> No
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_two_builds_share_their_timings(plans: Path, tmp_path: Path) -> None:
-    again = build(tmp_path / "again", "tensorrt")
+def test_two_builds_give_the_same_chunks(plans: Path, tmp_path: Path) -> None:
+    again = build(tmp_path / "again", read_manifest(plans)[0].backend)
     assert [one.tobytes() for one in stream(again, 2)[0]] == [one.tobytes() for one in stream(plans, 2)[0]]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from seko_kernels.triton.cache_write import cache_write_kernel
 from seko_kernels.triton.gaussian import gaussian_kernel
 from seko_kernels.triton.nvfp4_expand import nvfp4_expand_kernel
 from seko_kernels.triton.nvfp4_expand_keys import nvfp4_expand_keys_kernel
@@ -155,3 +156,17 @@ def gaussian_entry(  # type: ignore[no-untyped-def]
 ):
     """`gaussian_kernel`."""
     gaussian_kernel(SEEDS, FRAMES, DRAW, NOISE, chunk_frames, CHANNELS, PIXELS, TILE)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def cache_write_entry(  # type: ignore[no-untyped-def]
+    X,
+    TOKEN_INDEX,
+    CACHE,  # noqa: ARG001 - the address of NEW_CACHE
+    numbers,
+    width,
+    NEW_CACHE,
+    TILE: tl.constexpr,
+):
+    """`cache_write_kernel`."""
+    cache_write_kernel(X, TOKEN_INDEX, NEW_CACHE, numbers, width, TILE)

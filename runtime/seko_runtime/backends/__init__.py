@@ -17,6 +17,13 @@ BACKENDS = (
         library_words="TensorRT's lean runtime (tensorrt_lean)",
         check_target=check_driver,
     ),
+    RuntimeBackend(
+        "tensorrt-rtx",
+        "tensorrt_rtx_bindings",
+        f"{__name__}.tensorrt_rtx",
+        library_words="TensorRT for RTX (tensorrt_rtx_bindings)",
+        check_target=check_driver,
+    ),
 )
 
 

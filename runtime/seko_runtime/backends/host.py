@@ -174,7 +174,7 @@ def check_driver(target: Target, device: str) -> None:
 
 
 def _check_arch(target: Target, device: str, found: str) -> None:
-    if found != target.arch:
+    if found not in target.archs:
         raise DeviceArchError(
-            f"engines are built for {target.arch}, {device} is {found}; rebuild with --target {found}"
+            f"engines are built for {' and '.join(target.archs)}, {device} is {found}; rebuild with --target {found}"
         )

@@ -8,7 +8,16 @@ import os
 import sys
 from importlib.machinery import all_suffixes  # loaded by `python -m` itself, as `os` and `sys` are
 
-LIBRARIES = ("av", "cryptography", "numpy", "onnxruntime", "tensorrt_lean", "tokenizers", "torch")
+LIBRARIES = (
+    "av",
+    "cryptography",
+    "numpy",
+    "onnxruntime",
+    "tensorrt_lean",
+    "tensorrt_rtx_bindings",
+    "tokenizers",
+    "torch",
+)
 MANIFEST_FILE = "manifest.json"
 
 

@@ -21,6 +21,7 @@ FORMAT_VERSION = 6
 POOL_VERSION, PASS_CACHE_VERSION, FIRST_LAYER_VERSION, OFFLOADED_VERSION, REFERENCE_VERSION = 2, 3, 3, 3, 4
 WINDOW_VERSION = 5
 INPUT_VERSION = 6
+GPU_SEPARATOR = "-"  # between the GPUs of a `Target.arch`
 MANIFEST_FILE = "manifest.json"
 SIGNATURE_FILE = "manifest.sig"  # may lie beside it; no table lists it, since it signs the table
 DTYPE_BYTES = {
@@ -34,6 +35,7 @@ DTYPE_BYTES = {
     "int64": 8,
     "bool": 1,
 }
+PLUGINS_KEY = "tensorrt_plugins"  # there: the library of native code that plans are loaded with
 CACHE_KEY = "compiler_cache"  # in `Manifest.extra`: the file of `torch.compiler.save_cache_artifacts`
 ROLES = ("cache", "prompt", "chunk", "state", "decode")
 WORKLOADS = ("video",)  # what a row, a chunk and a pass are; a runtime refuses one that it does not know
@@ -196,7 +198,8 @@ class Target:
     Parameters
     ----------
     device, arch : str
-        ``cpu`` and the kernel's name of the architecture, or ``cuda`` and ``sm_NN``.
+        ``cpu`` and the kernel's name of the architecture, or ``cuda`` and ``sm_NN``; several GPUs with a hyphen
+        between two.
     torch, cuda : str
         Versions.
     cpu_flags : tuple of str
@@ -211,6 +214,11 @@ class Target:
     cuda: str | None = None
     cpu_flags: tuple[Name, ...] = ()
     host_arch: Name | None = None
+
+    @property
+    def archs(self) -> tuple[str, ...]:
+        """Each machine that the engines run on."""
+        return tuple(self.arch.split(GPU_SEPARATOR))
 
 
 @dataclass(frozen=True)

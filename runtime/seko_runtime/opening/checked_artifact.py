@@ -16,7 +16,7 @@ from seko_runtime.executor.resolved import Programs
 from seko_runtime.faults import machine_faults
 from seko_runtime.format.artifact_files import ArtifactFiles
 from seko_runtime.format.budgets import MAX_HELD_BYTES, Budget
-from seko_runtime.format.manifest import CACHE_KEY, Buffer, Golden, Manifest, TensorSpec, Weight
+from seko_runtime.format.manifest import CACHE_KEY, PLUGINS_KEY, Buffer, Golden, Manifest, TensorSpec, Weight
 from seko_runtime.format.manifest_reader import parse_manifest
 from seko_runtime.format.safetensors_map import MappedTensor, check_tensor, map_safetensors
 from seko_runtime.format.trust import check_signature
@@ -134,9 +134,9 @@ def _held_files(manifest: Manifest) -> frozenset[str]:
         held.add(manifest.golden.file)
     if manifest.text is not None:
         held.add(manifest.text.tokenizer)
-    cache = manifest.extra.get(CACHE_KEY)
-    if cache is not None and cache in manifest.files:
-        held.add(cache)
+    held |= {manifest.extra[key] for key in (CACHE_KEY, PLUGINS_KEY) if key in manifest.extra} & {
+        *manifest.files
+    }
     needed = sum(manifest.files[path].size for path in held)
     Budget(MAX_HELD_BYTES, "bytes").take(needed, "what is read into memory")
     return frozenset(held)

@@ -7,7 +7,7 @@ So a change of a format needs no change here, except of a signature if its tenso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -57,10 +57,17 @@ class KeptOp:
 
 
 class KeptOps:
-    """A context in which tracing keeps these ops whole; afterwards `found` holds each of them by name."""
+    """A context in which tracing keeps these ops whole; afterwards `found` holds each of them by name.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    bodiless : collection of str
+        Functions that get no body. An attention of these says its ``scale`` at its nodes.
+    """
+
+    def __init__(self, bodiless: Collection[str] = ()) -> None:
         self.found: dict[str, KeptOp] = {}
+        self._bodiless = frozenset(bodiless)
         self._stack = ExitStack()
 
     def __enter__(self) -> KeptOps:
@@ -129,10 +136,16 @@ class KeptOps:
         tensors = {"q": q, "k": k, "v": v} | ({} if attn_mask is None else {"bias": attn_mask})
         name = "full_attention" if attn_mask is None else "attention"
         results = {"y": ((*q.shape[:-1], v.shape[-1]), q.dtype)}
-        return self._keep(name, tensors, results, partial(attend, scale=scale))[0]
+        told = {"scale": q.shape[-1] ** -0.5 if scale is None else scale} if name in self._bodiless else {}
+        return self._keep(name, tensors, results, partial(attend, scale=scale), told)[0]
 
     def _keep(
-        self, name: str, tensors: Mapping[str, Tensor], results: Mapping[str, Spec], body: Body
+        self,
+        name: str,
+        tensors: Mapping[str, Tensor],
+        results: Mapping[str, Spec],
+        body: Body,
+        attributes: Mapping[str, float] | None = None,
     ) -> Sequence[Tensor]:
         made = KeptOp(
             name,
@@ -142,13 +155,13 @@ class KeptOps:
             tuple(map(_spec, tensors.values())),
             tuple(results.values()),
         )
-        if name in MANY:
+        if name in MANY and name not in self._bodiless:
             alike = [op for op in self.found.values() if op.name.partition(".")[0] == name]
             same = [op.name for op in alike if _meaning(op) == _meaning(made)]
             name = same[0] if same else f"{name}.{len(alike) + 1}" if alike else name
             made = replace(made, name=name)
         first = self.found.setdefault(name, made)
-        if _meaning(first) != _meaning(made):
+        if _meaning(first) != _meaning(made) and not (name in MANY and name in self._bodiless):
             raise LoweringError(
                 f"function {DOMAIN}::{name} is called with {made.inputs} and with {first.inputs}, or with another "
                 "constant: its body is made for one of them; give the second one a name of its own in kept_ops.py"
@@ -157,7 +170,7 @@ class KeptOps:
         nodes: Sequence[Tensor] = torch.onnx.ops.symbolic_multi_out(
             f"{DOMAIN}::{name}",
             list(tensors.values()),
-            {},
+            dict(attributes or {}),
             dtypes=list(dtypes),
             shapes=list(shapes),
             version=VERSION,

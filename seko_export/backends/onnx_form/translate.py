@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +55,7 @@ def require_onnx() -> None:
         )
 
 
-def piece_model(piece: Piece, opset: int = OPSET) -> ModelProto:
+def piece_model(piece: Piece, opset: int = OPSET, bodiless: Collection[str] = ()) -> ModelProto:
     """Return an engine as an ONNX model with all shapes known; its inputs are the engine's, weights first.
 
     Parameters
@@ -64,6 +64,8 @@ def piece_model(piece: Piece, opset: int = OPSET) -> ModelProto:
         From `make_pieces`, for the CPU.
     opset : int
         Opset of the standard ops.
+    bodiless : collection of str
+        Functions that are left without bodies, for a builder that has kernels of its own for them.
 
     Returns
     -------
@@ -83,15 +85,15 @@ def piece_model(piece: Piece, opset: int = OPSET) -> ModelProto:
 
     inputs = [a.name for a in piece.signature]
     outputs = [NEXT * (a.name in inputs) + a.name for a in functional_piece(piece).outputs]
-    kept = KeptOps()
+    kept = KeptOps(bodiless)
     with torch.no_grad(), _quiet_exporter():
         trace(piece, "cpu")  # its checks know what is a cache
         examples = piece.example_inputs("cpu")
         with kept:
             program = torch.export.export(FunctionalModule(piece), examples, strict=False)
         model = translate(program, examples, inputs, outputs, opset, piece.name)
-        if kept.found:
-            model.functions.extend(_functions_of([*kept.found.values()], opset))
+        if bodies := [op for op in kept.found.values() if op.name not in bodiless]:
+            model.functions.extend(_functions_of(bodies, opset))
     model = infer_shapes(model)
     check_form(model, opset)
     return model

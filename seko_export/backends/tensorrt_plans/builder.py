@@ -1,16 +1,24 @@
-"""Builds one plan: parse, check, configure, build. The only file that calls TensorRT's builder."""
+"""One plan out of one form: parse, check, configure, build. The only file that calls TensorRT's builder."""
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
+import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
-from seko_export.backends.tensorrt_plans.form import PlanForm
-from seko_export.backends.tensorrt_plans.registration import register_plugins
-from seko_export.errors import PlanError
+from seko_export.errors import MachineError, PlanError
+from seko_export.host.environment import compiler_command
 from seko_export.host.progress import Progress
+from seko_export.host.tensorrt_library import RTX, TensorRt
+from seko_export.host.workshop import workshop
+from seko_kernels.tensorrt import PLUGIN_NAME, PLUGIN_NAMESPACE, PLUGIN_VERSION
 
 if TYPE_CHECKING:
     import tensorrt as trt
@@ -29,76 +37,125 @@ _DTYPES: dict[int, str] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """TensorRT's serialised engine, and the timings of its build.
+    """A built engine.
 
     Parameters
     ----------
     content : bytes
         The serialised plan.
     timing_cache : bytes
-        Kernel timings that the builder measured, reused by the next build.
+        What the builder measured, for the next build; empty where it measures nothing.
     """
 
     content: bytes
     timing_cache: bytes
 
 
-def build_plan(form: PlanForm, arch: int, timing_cache: bytes, progress: Progress) -> Plan:
-    """Build one plan for the GPU of this machine.
+class PlanBuilder:
+    """A builder of plans in this process.
 
     Parameters
     ----------
-    form : PlanForm
-        From `plan_form`.
-    arch : int
-        Its compute capability, such as 90.
-    timing_cache : bytes
-        Timings of an earlier build on this GPU with this TensorRT; empty if there are none.
-    progress : callable
-        Called with the builder's phases.
-
-    Returns
-    -------
-    Plan
-        Version compatible, without an embedded runtime, with the form's dtypes, TF32 off.
-
-    Raises
-    ------
-    PlanError
-        If TensorRT refuses the form, parses a different signature, or fails to build; the message quotes TensorRT.
+    library : TensorRt
+        Which one.
+    plugins : Path
+        The C++ plugin, which is loaded here.
     """
-    import tensorrt as trt
 
-    register_plugins(form.plugins.values(), form.compute, arch)
-    name = form.model.graph.name
-    logger = make_logger()
-    builder = trt.Builder(logger)
-    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.PREFER_AOT_PYTHON_PLUGINS))
-    parser = trt.OnnxParser(network, logger)
-    if not parser.parse(form.model.SerializeToString(deterministic=True)):
-        faults = [parser.get_error(number) for number in range(parser.num_errors)]
-        said = "; ".join(f"{fault.node_operator()} {fault.node_name()}: {fault.desc()}" for fault in faults)
-        raise PlanError(f"TensorRT {trt.__version__} cannot read engine {name!r}: {said or logger.worst()}")
-    check_signature(network, form.model)
-    config = builder.create_builder_config()
+    def __init__(self, library: TensorRt, plugins: Path) -> None:
+        self._library = library
+        if library is RTX:
+            _name_rtx_library()
+        self._trt: Any = library.load()
+        registry = self._trt.get_plugin_registry()
+        creator = (PLUGIN_NAME, PLUGIN_VERSION, PLUGIN_NAMESPACE)
+        # TensorRT refuses a library whose plugins are there; one process may make several artifacts.
+        if registry.get_creator(*creator) is None and registry.load_library(str(plugins)) is None:
+            raise PlanError(f"{library.title} does not load the plugin library {plugins}; rebuild it")
+
+    def build(
+        self,
+        model: ModelProto,
+        aliases: Mapping[str, str],
+        archs: Sequence[int],
+        timing_cache: bytes,
+        progress: Progress,
+    ) -> Plan:
+        """Build one plan.
+
+        Parameters
+        ----------
+        model : ModelProto
+            From `with_kernels`.
+        aliases : mapping of str to str
+            Outputs that are written in the memory of an input.
+        archs : sequence of int
+            GPUs that it is for. A builder that times kernels builds for the one that is here.
+        timing_cache : bytes
+            Of an earlier build on this GPU by this TensorRT; empty for none.
+        progress : callable
+            Told of the builder's phases.
+
+        Returns
+        -------
+        Plan
+            Its dtypes those of the form, TF32 off.
+
+        Raises
+        ------
+        PlanError
+            If TensorRT refuses the form or reads another signature out of it, or the build fails; with its own words.
+        """
+        if TYPE_CHECKING:
+            import tensorrt as trt
+        else:
+            trt = self._trt
+        name, version = model.graph.name, f"{self._library.title} {trt.__version__}"
+        logger = make_logger(trt)
+        builder = trt.Builder(logger)
+        network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+        parser = trt.OnnxParser(network, logger)
+        if not parser.parse(model.SerializeToString(deterministic=True)):
+            faults = [parser.get_error(number) for number in range(parser.num_errors)]
+            said = "; ".join(
+                f"{fault.node_operator()} {fault.node_name()}: {fault.desc()}" for fault in faults
+            )
+            raise PlanError(f"{version} cannot read engine {name!r}: {said or logger.worst()}")
+        check_signature(network, model)
+        check_aliases(network, model, aliases)
+        config = builder.create_builder_config()
+        config.clear_flag(trt.BuilderFlag.TF32)  # on by default
+        config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
+        config.progress_monitor = make_monitor(trt, name, progress)
+        timings = configure(self._library, trt, config, archs, timing_cache)
+        made = builder.build_serialized_network(network, config)
+        if made is None:
+            raise PlanError(f"{version} did not build engine {name!r}: {logger.worst()}")
+        return Plan(bytes(made), b"" if timings is None else bytes(timings.serialize()))
+
+
+def configure(library: TensorRt, trt: Any, config: Any, archs: Sequence[int], timing_cache: bytes) -> Any:
+    """Set what the two builders are told differently; return the cache of timings, if there is one.
+
+    That for RTX builds for GPUs that are named, and times nothing. The other makes plans for the lean runtime, without
+    native code in them, and keeps what it timed.
+    """
+    if library is RTX:
+        config.num_compute_capabilities = len(archs)
+        for place, arch in enumerate(archs):
+            config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{arch}"), place)
+        return None
     config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
-    config.set_flag(trt.BuilderFlag.EXCLUDE_LEAN_RUNTIME)  # native code in a plan; the box has its own
-    config.clear_flag(trt.BuilderFlag.TF32)  # on by default
-    config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
-    config.progress_monitor = make_monitor(name, progress)
+    config.set_flag(trt.BuilderFlag.EXCLUDE_LEAN_RUNTIME)
     cache = config.create_timing_cache(timing_cache)
-    if not config.set_timing_cache(cache, False):
-        progress(f"the timing cache is another GPU's; building {name} without it", 0, 1)
+    if not config.set_timing_cache(cache, False):  # another GPU's
         cache = config.create_timing_cache(b"")
         config.set_timing_cache(cache, False)
-    made = builder.build_serialized_network(network, config)
-    if made is None:
-        raise PlanError(f"TensorRT {trt.__version__} did not build engine {name!r}: {logger.worst()}")
-    return Plan(bytes(made), bytes(cache.serialize()))
+    return cache
 
 
 def check_signature(network: trt.INetworkDefinition, model: ModelProto) -> None:
-    """Compare the network that TensorRT parsed with the ONNX form: names, order, shapes, dtypes.
+    """Compare what TensorRT read with the form: names, order, shapes, dtypes.
 
     Raises
     ------
@@ -113,22 +170,45 @@ def check_signature(network: trt.INetworkDefinition, model: ModelProto) -> None:
             first = next((t, o) for t, o in zip([*theirs, None], [*ours, None], strict=False) if t != o)
             raise PlanError(
                 f"TensorRT's network of {model.graph.name!r} {verb} {first[0]}, the form says {first[1]}; this version "
-                "of its parser changes signatures: take 11.4"
+                "of its parser changes signatures: take another one"
             )
 
 
-def make_logger() -> Any:
-    """Return a TensorRT logger that collects errors and warnings. The class is made here because its base needs the
-    library.
-    """
-    import tensorrt as trt
+def check_aliases(network: trt.INetworkDefinition, model: ModelProto, aliases: Mapping[str, str]) -> None:
+    """See that each output in place comes out of a layer that writes in place, and that this layer takes its input.
 
-    class Logger(trt.ILogger):
+    Raises
+    ------
+    PlanError
+        At the first that does not.
+    """
+    layers = [network.get_layer(place) for place in range(network.num_layers)]
+    makers = {layer.get_output(place).name: layer for layer in layers for place in range(layer.num_outputs)}
+    nodes = {name: node for node in model.graph.node for name in node.output}
+    for output, source in aliases.items():
+        node, layer = nodes[output], makers.get(output)
+        told = "" if layer is None else layer.type.name
+        plugin = node.op_type == PLUGIN_NAME
+        fields = {one.name: [*one.ints] for one in node.attribute}
+        place = fields["aliases"][[*node.output].index(output)] if plugin else 0
+        taken = None if layer is None or place < 0 else layer.get_input(place)
+        expected = "PLUGIN_V3" if plugin else "KVCACHE_UPDATE"
+        if told.replace("_", "") != expected.replace("_", "") or taken is None or taken.name != source:
+            raise PlanError(
+                f"TensorRT's network of {model.graph.name!r} makes {output} by {told or 'no layer'} out of "
+                f"{'nothing' if taken is None else taken.name}, expected {expected} in the memory of {source}"
+            )
+
+
+def make_logger(trt: Any) -> Any:
+    """Return a logger of TensorRT's kind that keeps errors and warnings; its class needs the library."""
+
+    class Logger(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.errors: list[str] = []
 
-        def log(self, severity: trt.ILogger.Severity, msg: str) -> None:
+        def log(self, severity: Any, msg: str) -> None:
             if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
                 self.errors.append(msg.strip())
 
@@ -138,13 +218,10 @@ def make_logger() -> Any:
     return Logger()
 
 
-def make_monitor(engine: str, progress: Progress) -> Any:
-    """Return a TensorRT progress monitor that reports the outermost phase. Made here because its base needs the
-    library.
-    """
-    import tensorrt as trt
+def make_monitor(trt: Any, engine: str, progress: Progress) -> Any:
+    """Return a monitor of TensorRT's kind that tells of the outermost phase; its class needs the library."""
 
-    class Monitor(trt.IProgressMonitor):
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self._phase, self._steps = "", 1
@@ -164,6 +241,37 @@ def make_monitor(engine: str, progress: Progress) -> Any:
             return True
 
     return Monitor()
+
+
+@cache
+def _name_rtx_library() -> None:
+    """Make RTX's library known by the name under which its parser opens it when it meets a plugin.
+
+    The wheel has ``libtensorrt_rtx.so.1`` alone; the parser opens ``libtensorrt_rtx.so``, and without it the process
+    ends. An empty library of that name which needs the real one, loaded first, is found instead.
+    """
+    spec = importlib.util.find_spec("tensorrt_rtx_libs")
+    if spec is None or spec.origin is None:
+        return  # installed otherwise: the loader knows both names
+    folder = Path(spec.origin).parent
+    with workshop("seko-rtx-") as place:
+        shim = place / "libtensorrt_rtx.so"
+        command = [compiler_command(), "-shared", "-x", "c", "/dev/null", "-o", str(shim)]
+        command += [
+            f"-Wl,-soname,{shim.name}",
+            "-Wl,--no-as-needed",
+            f"-Wl,-rpath,{folder}",
+            "-L",
+            str(folder),
+        ]
+        done = subprocess.run(
+            [*command, "-l:libtensorrt_rtx.so.1"], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise MachineError(
+                f"{compiler_command()} cannot link TensorRT for RTX: {done.stderr.strip()[-300:]}"
+            )
+        ctypes.CDLL(str(shim))
 
 
 def _described(tensor: trt.ITensor) -> tuple[str, tuple[int, ...], str]:

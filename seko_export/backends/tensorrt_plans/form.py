@@ -1,10 +1,8 @@
-"""Prepares the ONNX form for TensorRT's parser: functions become plugin calls, dtypes become those that a plan
-supports.
-"""
+"""The ONNX form as TensorRT's parser is to read it: functions give way to plugins, dtypes to those that a plan has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,54 +10,65 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
 from seko_export.backends.onnx_form.form_check import all_nodes
-from seko_export.backends.onnx_form.kept_ops import DOMAIN
+from seko_export.backends.onnx_form.kept_ops import DOMAIN, MANY
 from seko_export.backends.onnx_form.translate import NEXT
+from seko_export.backends.tensorrt_plans.exact_caches import CACHE_WRITE, CacheRows, write_in_place
 from seko_export.errors import PlanFormError
 from seko_kernels import plugins
-from seko_kernels.plugins import NAMESPACE, Plugin
+from seko_kernels.plugins import Plugin
 
-PLUGIN_VERSION = "1"  # what tensorrt.plugin registers everything as
+# Functions of the form that a kernel of ours stands for: their bodies are not wanted.
+REPLACED = ("nvfp4_write", "nvfp4_write_keys", "nvfp4_expand", "nvfp4_expand_keys", "gaussian")
 _NAMES: dict[int, str] = {TensorProto.FLOAT: "float32", TensorProto.BFLOAT16: "bfloat16"}
 _BYTES = (TensorProto.UINT8, TensorProto.INT8)
 
 
 @dataclass(frozen=True)
 class PlanForm:
-    """A model for TensorRT's parser.
+    """A model for TensorRT's parser, but for the kernels, which `kernels.with_kernels` puts in.
 
     Parameters
     ----------
     model : ModelProto
-        Its nodes in the domain ``seko`` name plugins; attention remains a function of standard ops.
+        Its nodes of the domain ``seko`` are those that kernels stand for, and attention.
     plugins : mapping of str to Plugin
-        The plugins that it uses.
+        By the name of such nodes.
     compute : str
-        The dtype of the plugins' ``float``: ``bfloat16`` or ``float32``.
+        What the plugins' ``float`` is: ``bfloat16`` or ``float32``.
     narrowed : int
-        How many values were changed from float64 to float32, since TensorRT has no float64.
+        Values that were float64 and are float32 now: TensorRT has no wider one.
+    aliases : mapping of str to str
+        Outputs of the model that are written in the memory of an input: output to input.
     """
 
     model: ModelProto
     plugins: Mapping[str, Plugin]
     compute: str
     narrowed: int
+    aliases: Mapping[str, str]
 
 
-def plan_form(source: ModelProto) -> PlanForm:
-    """Turn an engine's ONNX form into the model that TensorRT parses; `source` is not changed.
+def plan_form(source: ModelProto, rows: CacheRows | None = None, kv_caches: Collection[str] = ()) -> PlanForm:
+    """Turn a piece's ONNX form into what a plan is parsed from; `source` stays as it is.
 
     Parameters
     ----------
     source : ModelProto
-        From `piece_model`.
+        From `piece_model`; functions of `REPLACED` need no bodies.
+    rows : CacheRows, optional
+        How the rows of exact caches lie, where chunks never cross the end of the ring: they are then written by
+        TensorRT's own layer. Else a plugin writes them.
+    kv_caches : collection of str
+        The inputs that must be written in place, as they are too large to be copied.
 
     Raises
     ------
     PlanFormError
-        If it returns a cache that no plugin writes in place: a plan would copy the whole cache at every call.
+        If nothing writes one of them in place: a plan would copy it whole at every call.
     """
     model = ModelProto()
     model.CopyFrom(source)
+    aliases = write_in_place(model, rows)
     found: dict[str, Plugin] = {}
     compute = "float32"
     types = {value.name: value.type.tensor_type.elem_type for value in _values(model)}
@@ -70,19 +79,29 @@ def plan_form(source: ModelProto) -> PlanForm:
         found[plugin.name] = plugin
         for name, dtype in zip(node.input, plugin.inputs.values(), strict=True):
             compute = _NAMES[types[name]] if dtype == "float" else compute
-        node.attribute.append(onnx.helper.make_attribute("plugin_namespace", NAMESPACE))
-        node.attribute.append(onnx.helper.make_attribute("plugin_version", PLUGIN_VERSION))
+        given = dict(zip(plugin.inputs, node.input, strict=True))
+        pairs = zip(node.output, plugin.outputs, strict=True)
+        aliases |= {name: given[output.alias] for name, output in pairs if output.alias}
+    _own_attention(model)
     kept = [function for function in model.functions if function.name not in found]
     del model.functions[:]
     model.functions.extend(kept)
-    _bytes_as_int8(model)
-    _refuse_copied_caches(model, found)
-    return PlanForm(model, found, compute, _narrow(model))
+    _bytes_as_int8(model, found)
+    _pictures_as_floats(model)
+    outputs = [value.name for value in model.graph.output]
+    _refuse_copied_caches(model, kv_caches, aliases)
+    return PlanForm(
+        model,
+        found,
+        compute,
+        _narrow(model),
+        {name: aliases[name] for name in outputs if name in aliases},
+    )
 
 
 def _plugin_of(node: NodeProto, types: Mapping[str, int], model: ModelProto) -> Plugin | None:
-    """Return the plugin for a function, or None if the function stays."""
-    if node.op_type in ("nvfp4_write", "nvfp4_write_keys"):
+    """Return the plugin that stands for a function, or None where the function stays."""
+    if node.op_type in ("nvfp4_write", "nvfp4_write_keys", CACHE_WRITE):
         return getattr(plugins, node.op_type)()  # type: ignore[no-any-return]
     if node.op_type in ("nvfp4_expand", "nvfp4_expand_keys"):
         return getattr(plugins, node.op_type)(_NAMES[types[node.output[0]]])  # type: ignore[no-any-return]
@@ -93,17 +112,23 @@ def _plugin_of(node: NodeProto, types: Mapping[str, int], model: ModelProto) -> 
     return None
 
 
-def _bytes_as_int8(model: ModelProto) -> None:
-    """Declare byte tensors of plugins as int8, because TensorRT permits only casts of uint8.
+def _own_attention(model: ModelProto) -> None:
+    """Make ONNX's own Attention of each attention without a body, which TensorRT may then run in one kernel."""
+    bodies = {function.name for function in model.functions}
+    for node in model.graph.node:
+        if node.domain == DOMAIN and node.op_type in MANY and node.op_type not in bodies:
+            node.domain, node.op_type = "", "Attention"
 
-    The bytes are the same, and only plugins read them.
+
+def _bytes_as_int8(model: ModelProto, found: Mapping[str, Plugin]) -> None:
+    """Declare the bytes that go in and out of plugins as int8: TensorRT's uint8 may only be cast.
+
+    The bytes are the same, and nothing but plugins touches them.
     """
-    touched = {
-        name for node in model.graph.node if _is_plugin(node) for name in (*node.input, *node.output) if name
-    }
-    others = {
-        name for node in model.graph.node if not _is_plugin(node) for name in (*node.input, *node.output)
-    }
+    touched, others = set[str](), set[str]()
+    for node in model.graph.node:
+        plugin = node.domain == DOMAIN and node.op_type in found
+        (touched if plugin else others).update(name for name in (*node.input, *node.output) if name)
     for value in _values(model):
         tensor = value.type.tensor_type
         if value.name in touched and tensor.elem_type in _BYTES:
@@ -115,17 +140,41 @@ def _bytes_as_int8(model: ModelProto) -> None:
             tensor.elem_type = TensorProto.INT8
 
 
-def _refuse_copied_caches(model: ModelProto, found: Mapping[str, Plugin]) -> None:
-    aliased = {
-        name
-        for node in model.graph.node
-        if _is_plugin(node)
-        for name, output in zip(node.output, found[node.op_type].outputs, strict=True)
-        if output.alias
-    }
-    for value in model.graph.output:
-        cache = value.name.removeprefix(NEXT)
-        if cache.startswith("caches.") and value.name not in aliased:
+def _pictures_as_floats(model: ModelProto) -> None:
+    """Turn bytes into float32 as they come in, and back as they go out: TensorRT moves no uint8 around.
+
+    Every number of a byte is one of float32, so nothing is rounded.
+    """
+    graph = model.graph
+    for value in [*graph.value_info]:
+        if value.type.tensor_type.elem_type == TensorProto.UINT8:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT
+    nodes = [*graph.node]
+    for node in nodes:
+        for attribute in node.attribute:
+            if node.op_type == "Cast" and attribute.name == "to" and attribute.i == TensorProto.UINT8:
+                attribute.i = TensorProto.FLOAT
+    first, last = list[NodeProto](), list[NodeProto]()
+    inputs, outputs = graph.input, graph.output
+    for side in (inputs, outputs):
+        for value in [one for one in side if one.type.tensor_type.elem_type == TensorProto.UINT8]:
+            inner = f"%{value.name}.float"
+            for node in nodes:
+                node.input[:] = [inner if name == value.name else name for name in node.input]
+                node.output[:] = [inner if name == value.name else name for name in node.output]
+            shape = [axis.dim_value for axis in value.type.tensor_type.shape.dim]
+            graph.value_info.append(onnx.helper.make_tensor_value_info(inner, TensorProto.FLOAT, shape))
+            if side is inputs:
+                first.append(onnx.helper.make_node("Cast", [value.name], [inner], to=TensorProto.FLOAT))
+            else:
+                last.append(onnx.helper.make_node("Cast", [inner], [value.name], to=TensorProto.UINT8))
+    del graph.node[:]
+    graph.node.extend([*first, *nodes, *last])
+
+
+def _refuse_copied_caches(model: ModelProto, caches: Iterable[str], aliases: Mapping[str, str]) -> None:
+    for cache in caches:
+        if aliases.get(NEXT + cache) != cache:
             raise PlanFormError(
                 f"{model.graph.name!r} writes {cache} by an op that TensorRT cannot do in place: it would copy the "
                 "whole cache at every call; build with --fp4-kv, whose writes are plugins, or take --backend aoti"
@@ -133,7 +182,7 @@ def _refuse_copied_caches(model: ModelProto, found: Mapping[str, Plugin]) -> Non
 
 
 def _narrow(model: ModelProto) -> int:
-    """Change every float64 to float32; return how many values were changed."""
+    """Make float32 of every float64; return how many values were."""
     narrowed = 0
     for value in [*_values(model), *(value for function in model.functions for value in function.value_info)]:
         tensor = value.type.tensor_type
@@ -155,10 +204,6 @@ def _narrow_constant(constant: TensorProto) -> None:
     if constant.data_type == TensorProto.DOUBLE:
         array = numpy_helper.to_array(constant).astype(np.float32)
         constant.CopyFrom(numpy_helper.from_array(array, constant.name))
-
-
-def _is_plugin(node: NodeProto) -> bool:
-    return any(attribute.name == "plugin_namespace" for attribute in node.attribute)
 
 
 def _values(model: ModelProto) -> Iterable[ValueInfoProto]:

@@ -1,0 +1,8 @@
+"""The C++ plugin that carries kernels into TensorRT's plans: its source, compiled by the build. Imports nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PLUGIN_SOURCE = Path(__file__).with_name("ptx_kernel.cpp")
+PLUGIN_NAMESPACE, PLUGIN_NAME, PLUGIN_VERSION = "seko", "PtxKernel", "1"  # as the source registers it

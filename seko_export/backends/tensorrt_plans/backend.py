@@ -1,0 +1,220 @@
+"""The backend that plans come from, for either TensorRT: forms made side by side, then built one after another."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from seko_export.backends.base import Capabilities, ExportBackend
+from seko_export.backends.onnx_form.kept_ops import MANY
+from seko_export.backends.onnx_form.translate import NEWEST_OPSET, piece_model, require_onnx
+from seko_export.engines.key import engine_file
+from seko_export.host.environment import user_cache
+from seko_export.host.progress import Progress
+from seko_export.host.tensorrt_library import TensorRt
+from seko_runtime.format.manifest import PLUGINS_KEY
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from seko_export.backends.tensorrt_plans.exact_caches import CacheRows
+    from seko_export.config.build import BuildConfig
+    from seko_export.engines.piece import Piece
+    from seko_export.families.base import ModelGraph
+
+FORMS = "forms"  # folder of the forms inside of a build; gone when the plans are there
+FORM_SUFFIX, PLAN_SUFFIX = ".onnx", ".plan"
+PTX_FOLDER = "ptx"  # of the engines' folder: every kernel as a file, for whoever wants to read or assemble it
+CACHES_KEY = "tensorrt_caches"  # in the manifest's `extra`: what writes the caches
+
+
+def plan_backend(library: TensorRt) -> ExportBackend:
+    """Return the backend that builds plans with a TensorRT."""
+    from seko_export.backends.tensorrt_plans.plugin_library import PLUGIN_FILE
+
+    return ExportBackend(
+        library.backend,
+        Capabilities(
+            devices=("cuda",),
+            cross_targets=library.targets,
+            unmeasured=True,
+            kv_schemes=("bf16", "fp4"),  # written in place by TensorRT's own layer or by plugins
+            pools=False,
+            pass_caches=False,
+            layer_rings=False,
+            window_positions=False,
+            reference_frames=False,
+        ),
+        export_form,
+        suffix=PLAN_SUFFIX,
+        check=partial(check_can_build, library),
+        functional=True,
+        host_code=True,
+        packages=(*library.packages, "onnx", "onnxscript", "triton"),
+        extra_files={PLUGINS_KEY: PLUGIN_FILE},
+        versions=lambda config: {library.backend: library.require(), CACHES_KEY: cache_writers(config)},
+        form=(FORMS, FORM_SUFFIX),
+        build_engines=partial(build_plans, library),
+    )
+
+
+def check_can_build(library: TensorRt) -> None:
+    """Refuse a build if a package is missing, or if the plugin's C++ headers are.
+
+    Raises
+    ------
+    OnnxMissingError, TensorRtMissingError
+        If something is missing, also what only the verification needs.
+    """
+    from seko_export.backends.tensorrt_plans.plugin_library import tensorrt_headers
+
+    require_onnx()
+    library.require()
+    tensorrt_headers(library)
+
+
+def export_form(config: BuildConfig, name: str, path: str) -> float:
+    """Translate one piece to what a plan is made of; runs in a child process. Returns the seconds.
+
+    Functions that kernels of ours or TensorRT's own attention stand for get no bodies: those take minutes to make.
+
+    Raises
+    ------
+    LoweringError
+        If the piece has no ONNX form.
+    """
+    from seko_export.families.registry import graph_of
+
+    started = time.monotonic()
+    model = form_of(graph_of(config).pieces[name])
+    Path(path).write_bytes(model.SerializeToString(deterministic=True))
+    return time.monotonic() - started
+
+
+def form_of(piece: Piece) -> ModelProto:
+    """Return what a plan of a piece is made of.
+
+    Only attention of layers is left to TensorRT: it refuses heads of other widths, such as a VAE's.
+    """
+    from seko_export.backends.tensorrt_plans.form import REPLACED
+
+    return piece_model(piece, NEWEST_OPSET, (*REPLACED, *(MANY if piece.layers else ())))
+
+
+def build_plans(
+    library: TensorRt, config: BuildConfig, forms: Path, engines: Path, progress: Progress
+) -> dict[str, float]:
+    """Build a plan of every form; one at a time, since a builder may time kernels on the GPU.
+
+    Parameters
+    ----------
+    library : TensorRt
+        Which one builds.
+    config : BuildConfig
+        The build.
+    forms : Path
+        Folder of the forms; removed at the end.
+    engines : Path
+        Folder to make, with the plans, the plugin library, and every kernel's PTX.
+    progress : callable
+        Told of the builder's phases.
+
+    Returns
+    -------
+    dict of str to float
+        Seconds of each plan.
+
+    Raises
+    ------
+    PlanError
+        If TensorRT refuses one of them.
+    """
+    import onnx
+
+    from seko_export.backends.tensorrt_plans.builder import PlanBuilder
+    from seko_export.backends.tensorrt_plans.form import plan_form
+    from seko_export.backends.tensorrt_plans.kernels import with_kernels
+    from seko_export.backends.tensorrt_plans.plugin_library import PLUGIN_FILE, compile_plugin_library
+    from seko_export.families.registry import graph_of
+
+    (engines / PTX_FOLDER).mkdir(parents=True)
+    plugins = engines.parent / PLUGIN_FILE
+    progress("compiling the plugin library", 0, 1)
+    compile_plugin_library(library, plugins)
+    builder = PlanBuilder(library, plugins)
+    names = config.archs or (local_arch(),)
+    archs, rows, seconds = [int(name.removeprefix("sm_")) for name in names], cache_rows(config), {}
+    caches = kv_caches(graph_of(config))
+    paths = sorted(forms.glob(f"*{FORM_SUFFIX}"))
+    for number, path in enumerate(paths):
+        progress(f"building plans with {library.title}", number, len(paths))
+        started = time.monotonic()
+        form = plan_form(onnx.load(path), rows, caches[path.stem])
+        if form.narrowed:
+            told = f"engine {path.stem}: {form.narrowed} values of float64 become float32, TensorRT's widest"
+            progress(told, 0, 1)
+        made = with_kernels(form, archs)
+        for name, ptx in made.ptx.items():
+            (engines / PTX_FOLDER / name).write_text(ptx, encoding="ascii")
+        timings = timing_cache_file(library, path.stem, names)
+        known = timings.read_bytes() if timings.is_file() else b""
+        plan = builder.build(made.model, form.aliases, archs, known, progress)
+        (engines / engine_file(path.stem, PLAN_SUFFIX, "")).write_bytes(plan.content)
+        if plan.timing_cache:
+            _write_whole(timings, plan.timing_cache)
+        path.unlink()
+        seconds[path.stem] = time.monotonic() - started
+    forms.rmdir()
+    return seconds
+
+
+def kv_caches(graph: ModelGraph) -> dict[str, tuple[str, ...]]:
+    """Return, for each piece, the caches of layers that it writes."""
+    caches = {f"buffer:{one.name}" for one in graph.buffers if one.role == "cache" and one.layered}
+    return {
+        name: tuple(
+            a.name for a in piece.inputs if a.name in piece.mutates and a.ref.partition("[")[0] in caches
+        )
+        for name, piece in graph.pieces.items()
+    }
+
+
+def cache_rows(config: BuildConfig) -> CacheRows | None:
+    """Return how exact caches lie, where no chunk crosses the end of the ring; None where one may, or for others."""
+    from seko_export.backends.tensorrt_plans.exact_caches import CacheRows
+
+    stream = config.stream
+    whole = stream.sink_frames % stream.chunk_frames == 0 and stream.ring_frames % stream.chunk_frames == 0
+    if not config.lossless or not whole:
+        return None
+    return CacheRows(stream.batch, stream.cache_tokens, stream.chunk_tokens)
+
+
+def cache_writers(config: BuildConfig) -> str:
+    """Return what writes the caches of a build, in words."""
+    if not config.lossless:
+        return "plugins nvfp4_write_keys and nvfp4_write"
+    return "plugin cache_write" if cache_rows(config) is None else "TensorRT's cache update layer"
+
+
+def timing_cache_file(library: TensorRt, piece: str, archs: tuple[str, ...]) -> Path:
+    """Return where this user's timings of a piece on a kind of GPU are kept: one file a version of TensorRT."""
+    return user_cache() / library.backend / f"{library.require()}-{'-'.join(archs)}" / f"{piece}.timing"
+
+
+def local_arch() -> str:
+    """Return ``sm_NN`` of the GPU that plans are built on."""
+    return "sm_{}{}".format(*torch.cuda.get_device_capability())
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Replace a file at once: two builds may keep their timings at the same time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_bytes(content)
+    part.replace(path)

@@ -1,0 +1,117 @@
+"""Writes of exact caches as a plan does them in place: by TensorRT's cache update, or by a plugin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from seko_export.backends.onnx_form.kept_ops import DOMAIN
+from seko_export.backends.onnx_form.translate import NEXT
+
+CACHE_WRITE = "cache_write"  # the plugin's name, and its node's
+CACHE_UPDATE = "TensorScatter"  # of opset 24; TensorRT's parser makes a cache update layer of it
+
+
+@dataclass(frozen=True)
+class CacheRows:
+    """How an exact cache lies whose chunks never cross the end of the ring.
+
+    Parameters
+    ----------
+    rows : int
+        Streams of a call; each has its own part of the cache.
+    row_tokens : int
+        Tokens of such a part.
+    chunk_tokens : int
+        Tokens that a call writes to each.
+    """
+
+    rows: int
+    row_tokens: int
+    chunk_tokens: int
+
+
+def write_in_place(model: ModelProto, rows: CacheRows | None) -> dict[str, str]:
+    """Replace writes of exact caches, ``ScatterND`` of whole tokens, by ones that a plan does in place.
+
+    Parameters
+    ----------
+    model : ModelProto
+        A piece's form; changed.
+    rows : CacheRows or None
+        As `plan_form` has it. With it a cache's input and output become [rows, 1, row_tokens, heads * dim], which is
+        the same memory: TensorRT's layer takes no other shape.
+
+    Returns
+    -------
+    dict of str to str
+        Output to input of each write that TensorRT's own layer does.
+    """
+    graph = model.graph
+    values = {value.name: value for value in (*graph.input, *graph.output, *graph.value_info)}
+    makers = {name: node for node in graph.node for name in node.output}
+    aliases: dict[str, str] = {}
+    made: list[NodeProto] = []
+    gone: set[str] = set()
+    for node in graph.node:
+        cache = node.output[0].removeprefix(NEXT) if node.output else ""
+        if node.op_type != "ScatterND" or not cache.startswith("caches.") or node.input[0] != cache:
+            made.append(node)
+            continue
+        index = makers[node.input[1]].input[
+            0
+        ]  # token numbers, before they got the axis that ScatterND asks for
+        gone.add(node.input[1])
+        if rows is None:
+            made.append(
+                helper.make_node(CACHE_WRITE, [node.input[2], index, cache], [*node.output], domain=DOMAIN)
+            )
+        else:
+            made += _cache_update(model, node, index, values, rows)
+            aliases[node.output[0]] = cache
+    gone -= {name for node in made for name in node.input}
+    del graph.node[:]
+    graph.node.extend(node for node in made if not gone & {*node.output})
+    return aliases
+
+
+def _cache_update(
+    model: ModelProto, node: NodeProto, index: str, values: dict[str, ValueInfoProto], rows: CacheRows
+) -> list[NodeProto]:
+    """Return the nodes that stand for one write; the result is read by others in the shape that it had."""
+    graph, (cache, _, written), (result,) = model.graph, node.input, node.output
+    tensor = values[cache].type.tensor_type
+    shape = [axis.dim_value for axis in tensor.shape.dim]
+    width = int(np.prod(shape[1:]))
+    inner = f"%{cache}"  # no name of a form's begins so that is one of an input
+
+    def constant(name: str, numbers: list[int], dtype: type) -> str:
+        graph.initializer.append(numpy_helper.from_array(np.array(numbers, dtype), f"{inner}.{name}"))
+        return f"{inner}.{name}"
+
+    def value(name: str, kind: int, sizes: list[int]) -> str:
+        graph.value_info.append(helper.make_tensor_value_info(f"{inner}.{name}", kind, sizes))
+        return f"{inner}.{name}"
+
+    firsts = constant("firsts", [row * rows.chunk_tokens for row in range(rows.rows)], np.int64)
+    offsets = constant("offsets", [row * rows.row_tokens for row in range(rows.rows)], np.int64)
+    batched = constant("batched", [rows.rows, 1, rows.chunk_tokens, width], np.int64)
+    flat = constant("flat", shape, np.int64)
+    first = value("first", TensorProto.INT64, [rows.rows])
+    own = value("own", TensorProto.INT64, [rows.rows])
+    new = value("new", tensor.elem_type, [rows.rows, 1, rows.chunk_tokens, width])
+    read = value("read", tensor.elem_type, shape)
+    whole = [rows.rows, 1, rows.row_tokens, width]
+    for name in (cache, result):
+        values[name].type.CopyFrom(helper.make_tensor_type_proto(tensor.elem_type, whole))
+    for other in graph.node:
+        other.input[:] = [read if name == result else name for name in other.input]
+    return [
+        helper.make_node("Gather", [index, firsts], [first], axis=0),
+        helper.make_node("Sub", [first, offsets], [own]),
+        helper.make_node("Reshape", [written, batched], [new]),
+        helper.make_node(CACHE_UPDATE, [cache, new, own], [result], axis=-2, mode="linear"),
+        helper.make_node("Reshape", [result, flat], [read]),
+    ]

@@ -1,0 +1,129 @@
+"""Kernels of ours in a form: PTX, launch and aliases become the fields of the one C++ plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from onnx import ModelProto, NodeProto, helper
+
+from seko_export.backends.onnx_form.kept_ops import DOMAIN
+from seko_export.backends.tensorrt_plans.form import PlanForm
+from seko_export.errors import PlanFormError
+from seko_kernels.plugins import Plugin, PluginKernel, compile_plugin
+from seko_kernels.tensorrt import PLUGIN_NAME, PLUGIN_NAMESPACE, PLUGIN_VERSION
+
+# nvinfer1::DataType of a manifest's dtype name; bytes are int8 in a plan.
+DTYPE_NUMBERS = {"float32": 0, "int8": 2, "bfloat16": 7, "int64": 8}
+
+
+@dataclass(frozen=True)
+class KernelForm:
+    """A form whose plugins carry their kernels.
+
+    Parameters
+    ----------
+    model : ModelProto
+        What TensorRT's parser is given.
+    ptx : mapping of str to str
+        Every kernel in it, by the name of a file.
+    """
+
+    model: ModelProto
+    ptx: Mapping[str, str]
+
+
+def with_kernels(form: PlanForm, archs: Sequence[int]) -> KernelForm:
+    """Compile the kernels that a form names, for each GPU, and put them in.
+
+    Parameters
+    ----------
+    form : PlanForm
+        From `plan_form`; stays as it is.
+    archs : sequence of int
+        Compute capabilities, such as 89.
+
+    Raises
+    ------
+    PluginFormError
+        If a kernel takes more than a plugin hands over.
+    PlanFormError
+        If an output is said to be an input's memory and differs from it in shape or dtype.
+    """
+    model, texts = ModelProto(), dict[str, str]()
+    model.CopyFrom(form.model)
+    values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
+    shapes = {one.name: [axis.dim_value for axis in one.type.tensor_type.shape.dim] for one in values}
+    types = {one.name: one.type.tensor_type.elem_type for one in values}
+    for node in model.graph.node:
+        if node.domain != DOMAIN or node.op_type not in form.plugins:
+            continue
+        plugin = form.plugins[node.op_type]
+        sizes = {name: tuple(shapes[one]) for name, one in zip(plugin.inputs, node.input, strict=True)}
+        made = [compile_plugin(plugin, sizes, form.compute, arch) for arch in archs]
+        for arch, kernel in zip(archs, made, strict=True):
+            texts[f"{model.graph.name}.{node.op_type}.sm_{arch}.ptx"] = kernel.ptx
+        aliases = _aliases(plugin, node, shapes, types)
+        _set_fields(
+            node, plugin, made, archs, sizes, form.compute, aliases, [shapes[one] for one in node.output]
+        )
+    for entry in model.opset_import:
+        if entry.domain == DOMAIN:
+            break
+    else:
+        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    return KernelForm(model, texts)
+
+
+def _aliases(
+    plugin: Plugin, node: NodeProto, shapes: Mapping[str, list[int]], types: Mapping[str, int]
+) -> list[int]:
+    """Return, for each output, the place of the input whose memory it is, or -1."""
+    names, found = [*plugin.inputs], []
+    for name, output in zip(node.output, plugin.outputs, strict=True):
+        place = names.index(output.alias) if output.alias else -1
+        found.append(place)
+        source = node.input[place] if output.alias else name
+        if (shapes[source], types[source]) != (shapes[name], types[name]):
+            raise PlanFormError(
+                f"plugin {plugin.identifier} gives {name} as {shapes[name]} in the memory of {source}, which is "
+                f"{shapes[source]}, or of another dtype; an output in place is what its input is"
+            )
+    return found
+
+
+def _set_fields(
+    node: NodeProto,
+    plugin: Plugin,
+    made: Sequence[PluginKernel],
+    archs: Sequence[int],
+    sizes: Mapping[str, Sequence[int]],
+    compute: str,
+    aliases: Sequence[int],
+    shapes: Sequence[Sequence[int]],
+) -> None:
+    """Turn a node into one of the C++ plugin; `ptx_kernel.cpp` says what the fields are."""
+    first = made[0]
+    if any((one.name, one.threads) != (first.name, first.threads) for one in made):
+        raise PlanFormError(f"plugin {plugin.identifier} is launched differently on {list(archs)}")
+    # Every shape of a plan is a number, so the launch's expressions are numbers here.
+    launch = plugin.launch(sizes, lambda a, b: -(-a // b))
+    dtypes = [DTYPE_NUMBERS[dtype] for dtype in plugin.pointers(compute).values()]
+    del node.attribute[:]
+    node.name = node.op_type
+    node.op_type = PLUGIN_NAME
+    fields: dict[str, str | list[int]] = {
+        "plugin_namespace": PLUGIN_NAMESPACE,
+        "plugin_version": PLUGIN_VERSION,
+        "entry": first.name,
+        "ptx": "\f".join(one.ptx for one in made),
+        "archs": [*archs],
+        "shared": [one.shared_bytes for one in made],
+        "launch": [*launch.grid, first.threads],
+        "scalars": [len(launch.scalars), *launch.scalars],
+        "inputs": [len(plugin.inputs)],
+        "dtypes": dtypes,
+        "aliases": [*aliases],
+        "shapes": [number for shape in shapes for number in (len(shape), *shape)],
+    }
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in fields.items())

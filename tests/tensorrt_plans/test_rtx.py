@@ -1,0 +1,271 @@
+"""Plans by the real builder for RTX, which needs no GPU: they are built and checked here, and not run.
+
+Skips where the wheels of the extra `tensorrt-rtx` are not installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from onnx import ModelProto, helper
+
+from seko_export import BuildOptions, build, build_steps
+from seko_export.backends.onnx_form.functional import functional_piece
+from seko_export.backends.tensorrt_plans import backend, builder
+from seko_export.backends.tensorrt_plans.builder import Plan, PlanBuilder, check_aliases
+from seko_export.backends.tensorrt_plans.exact_caches import CacheRows
+from seko_export.backends.tensorrt_plans.form import PlanForm, plan_form
+from seko_export.backends.tensorrt_plans.kernels import with_kernels
+from seko_export.backends.tensorrt_plans.plugin_library import compile_plugin_library, tensorrt_headers
+from seko_export.config.build import BuildConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import StreamConfig
+from seko_export.engines.piece import dtype_name
+from seko_export.errors import PlanError, TensorRtMissingError, UsageError
+from seko_export.families.layers.pieces import make_pieces
+from seko_export.families.registry import graph_of
+from seko_export.families.wan.presets import PRESETS
+from seko_export.host.progress import silent
+from seko_export.host.tensorrt_library import RTX
+from seko_runtime.opening.checked_artifact import read_manifest
+from tests.export.media_files import TEXT, VAE
+from tests.tensorrt_plans.test_builder import form_of, gpu_config
+
+ARCHS = (89, 120)
+# A small build with every piece that there is.
+STREAM = StreamConfig(32, 48, chunk_frames=2, sink_frames=1, ring_frames=3)
+WHOLE = BuildConfig(PRESETS["tiny"].model, STREAM, Schedule.warped(), "fp4", "cuda", TEXT, VAE)
+
+
+def _missing() -> str | None:
+    """Why these tests cannot run here; None where they can."""
+    try:
+        RTX.require()
+        tensorrt_headers(RTX)
+    except TensorRtMissingError as reason:
+        return str(reason)
+    return None
+
+
+_MISSING = _missing()
+pytestmark = [
+    pytest.mark.filterwarnings(r"ignore:.*isinstance\(treespec, LeafSpec\):FutureWarning"),
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
+    pytest.mark.skipif(_MISSING is not None, reason=str(_MISSING)),
+]
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> PlanBuilder:
+    """The real builder, with the real plugin library in it."""
+    library = tmp_path_factory.mktemp("plugins") / "ptx_kernel.so"
+    compile_plugin_library(RTX, library)
+    again = library.with_name("again.so")
+    compile_plugin_library(RTX, again)
+    assert library.read_bytes() == again.read_bytes()
+    return PlanBuilder(RTX, library)
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, ModelProto]:
+    """The forms of a small FP4 model, text encoder and VAE included: every piece."""
+    return {name: form_of(WHOLE, name) for name in graph_of(WHOLE).pieces}
+
+
+def made(plans: PlanBuilder, form: PlanForm, archs: tuple[int, ...] = ARCHS) -> Plan:
+    return plans.build(with_kernels(form, archs).model, form.aliases, archs, b"", silent)
+
+
+def test_every_piece_has_a_plan_with_the_signature_of_the_manifest(
+    plans: PlanBuilder, models: dict[str, ModelProto]
+) -> None:
+    """`PlanBuilder` compares the network with the form; here the form is compared with the manifest's signature."""
+    names = {"float32": (1,), "uint8": (2, 3), "int64": (7,), "bfloat16": (16,)}  # a plugin's bytes are int8
+    graph = graph_of(WHOLE)
+    pieces, caches = graph.pieces, backend.kv_caches(graph)
+    assert caches["block"] == tuple(pieces["block"].mutates)
+    assert {"block", "block_full", "embed", "head", "noise", "advance", "text", "vae_decode"} <= set(pieces)
+    for name, piece in pieces.items():
+        form = plan_form(models[name], kv_caches=caches[name])
+        written = {f"next.{cache}": cache for cache in caches[name]}
+        assert form.aliases == written, name
+        for ours, values in (
+            (piece.signature, form.model.graph.input),
+            (functional_piece(piece).outputs, form.model.graph.output),
+        ):
+            for one, value in zip(ours, values, strict=True):
+                tensor = value.type.tensor_type
+                assert value.name.removeprefix("next.") == one.name
+                assert tuple(axis.dim_value for axis in tensor.shape.dim) == one.shape
+                assert tensor.elem_type in names[dtype_name(one.dtype)]
+        assert len(made(plans, form).content) > 10_000, name
+
+
+def test_equal_builds_give_equal_bytes_and_a_changed_kernel_others(
+    plans: PlanBuilder, models: dict[str, ModelProto]
+) -> None:
+    form = plan_form(models["noise"])
+    first = made(plans, form).content
+    assert made(plans, form).content == first
+    assert all(b".target sm_%d" % arch in first for arch in ARCHS)
+    changed = with_kernels(form, ARCHS).model
+    (node,) = (node for node in changed.graph.node if node.op_type == "PtxKernel")
+    (ptx,) = (one for one in node.attribute if one.name == "ptx")
+    ptx.s = ptx.s + b"// another\n"
+    assert plans.build(changed, form.aliases, ARCHS, b"", silent).content != first
+
+
+def test_a_planted_alias_or_type_is_refused(plans: PlanBuilder, models: dict[str, ModelProto]) -> None:
+    form = plan_form(models["block"])
+
+    def planted(field: str, place: int, value: int) -> None:
+        model = with_kernels(form, ARCHS).model
+        node = next(node for node in model.graph.node if node.name == "nvfp4_write_keys")
+        (one,) = (one for one in node.attribute if one.name == field)
+        one.ints[place] = value
+        plans.build(model, form.aliases, ARCHS, b"", silent)
+
+    with pytest.raises(PlanError, match=r"gives \('next\.caches\.k_codes', .*, the form says"):
+        planted("aliases", 0, 3)  # the scales' memory for codes
+    right, other = with_kernels(form, ARCHS).model, {**form.aliases, "next.caches.k_codes": "caches.v_codes"}
+    with pytest.raises(PlanError, match=r"out of caches\.k_codes, expected PLUGIN_V3 in .* caches\.v_codes"):
+        plans.build(right, other, ARCHS, b"", silent)
+    with pytest.raises(PlanError, match=r"cannot read engine .block.: .*PtxKernel nvfp4_write_keys"):
+        planted("aliases", 0, 99)  # no such input: the plugin itself refuses
+    with pytest.raises(PlanError, match="did not build engine 'block'"):
+        planted("dtypes", 2, 0)  # codes as float32, which they are not
+    with pytest.raises(PlanError, match=r"'block'.*the form says"):
+        planted("dtypes", -1, 8)  # new scales as int64
+
+
+def exact_config(sink: int) -> BuildConfig:
+    stream = StreamConfig(32, 48, chunk_frames=2, sink_frames=sink, ring_frames=4, batch=2)
+    return replace(gpu_config("bf16"), stream=stream)
+
+
+@pytest.mark.parametrize("sink", [2, 1], ids=["whole chunks", "chunks across the end"])
+def test_exact_caches_are_written_by_tensorrts_layer_where_it_can_and_by_a_plugin_else(
+    plans: PlanBuilder, monkeypatch: pytest.MonkeyPatch, sink: int
+) -> None:
+    config = exact_config(sink)
+    rows = backend.cache_rows(config)
+    assert (rows is None) == (sink == 1)
+    assert backend.cache_writers(config) == (
+        "TensorRT's cache update layer" if rows else "plugin cache_write"
+    )
+    kinds: list[str] = []
+
+    def seen(network: Any, model: ModelProto, aliases: Any) -> None:
+        check_aliases(network, model, aliases)
+        kinds.extend(network.get_layer(place).type.name for place in range(network.num_layers))
+
+    monkeypatch.setattr(builder, "check_aliases", seen)
+    form = plan_form(form_of(config, "block"), rows)
+    assert form.aliases == {"next.caches.k": "caches.k", "next.caches.v": "caches.v"}
+    made(plans, form, (89,))
+    updates = sum("KV" in kind for kind in kinds)
+    assert (updates, kinds.count("PLUGIN_V3")) == ((2, 0) if rows else (0, 2))
+    shapes = {
+        value.name: [axis.dim_value for axis in value.type.tensor_type.shape.dim]
+        for value in form.model.graph.input
+    }
+    cache = next(one for one in make_pieces(config)["block"].inputs if one.name == "caches.k")
+    tokens = config.stream.cache_tokens
+    wanted = [2, 1, tokens, config.model.dim] if rows else [*cache.shape]
+    assert shapes["caches.k"] == wanted
+
+
+def test_rows_of_a_cache_update_are_where_the_form_writes_them() -> None:
+    """The nodes that TensorRT's layer stands for, run by onnxruntime, against a plain write of the same tokens."""
+    import numpy as np
+    import onnxruntime
+
+    rows, tokens, chunk, heads, dim = 2, 12, 4, 2, 3
+    cache = helper.make_tensor_value_info("caches.k", 1, [rows * tokens, heads, dim])
+    index = helper.make_tensor_value_info("token_index", 7, [rows * chunk])
+    x = helper.make_tensor_value_info("x", 1, [rows * chunk, heads, dim])
+    result = helper.make_tensor_value_info("next.caches.k", 1, [rows * tokens, heads, dim])
+    nodes = [
+        helper.make_node("Unsqueeze", ["token_index", "axis"], ["places"]),
+        helper.make_node("ScatterND", ["caches.k", "places", "x"], ["next.caches.k"]),
+    ]
+    axis = helper.make_tensor("axis", 7, [1], [1])
+    graph = helper.make_graph(nodes, "block", [cache, index, x], [result], [axis])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11)
+    form = plan_form(model, CacheRows(rows, tokens, chunk))
+    assert [node.op_type for node in form.model.graph.node].count("TensorScatter") == 1
+    random = np.random.default_rng(0)
+    held = random.normal(size=(rows * tokens, heads, dim)).astype(np.float32)
+    new = random.normal(size=(rows * chunk, heads, dim)).astype(np.float32)
+    places = np.concatenate([np.arange(8, 12), tokens + np.arange(0, 4)])
+    session = onnxruntime.InferenceSession(form.model.SerializeToString(), providers=["CPUExecutionProvider"])
+    given = {"caches.k": held.reshape(rows, 1, tokens, heads * dim), "token_index": places, "x": new}
+    (found,) = session.run(None, given)
+    held[places] = new
+    assert found.reshape(held.shape).tobytes() == held.tobytes()
+
+
+def test_gpus_that_it_does_not_build_for_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+    for target in ("sm_90", "sm_89,sm_100"):
+        options = BuildOptions(preset="tiny", backend="tensorrt-rtx", target=target)
+        with pytest.raises(
+            UsageError, match=r"none of the GPUs that this backend builds for: .*sm_89, sm_120"
+        ):
+            build(options, tmp_path / "artifact")
+    with pytest.raises(UsageError, match="one GPU, which is here"):
+        build(BuildOptions(preset="tiny", backend="aoti", target="sm_89,sm_120"), tmp_path / "artifact")
+    with pytest.raises(UsageError, match="--no-goldens: the scales of --kv fp4 are calibrated"):
+        build(
+            BuildOptions(preset="tiny", backend="tensorrt-rtx", target="sm_89", fp4_kv=True, no_goldens=True),
+            tmp_path / "artifact",
+        )
+
+
+def test_an_artifact_for_gpus_that_are_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole build; its pieces are translated in this process, which spares it eight that import torch."""
+
+    @contextmanager
+    def beside(config: Any, maker: Any, artifact: Path, _: Any) -> Iterator[Any]:
+        folder, suffix = maker.form
+        (artifact / folder).mkdir()
+        for name in graph_of(config).pieces:
+            maker.compile_piece(config, name, str(artifact / folder / f"{name}{suffix}"))
+        yield dict
+
+    monkeypatch.setattr(build_steps, "compiled_beside", beside)
+    options = BuildOptions(
+        preset="tiny",
+        backend="tensorrt-rtx",
+        target="sm_120,sm_89",
+        no_goldens=True,
+        no_vae=True,
+        no_text=True,
+        height=32,
+        width=32,
+    )
+    told: list[str] = []
+    result = build(
+        options, tmp_path / "artifact", progress=lambda step, *_: told.append(step), note=lambda _: None
+    )
+    assert result.golden_error is None
+    manifest, _ = read_manifest(result.artifact)
+    assert manifest.target.archs == ("sm_89", "sm_120")
+    assert (manifest.backend, manifest.golden) == ("tensorrt-rtx", None)
+    assert manifest.extra["tensorrt_caches"] == "plugin cache_write"  # a sink of one frame, chunks of three
+    assert {engine.file for engine in manifest.engines} <= set(manifest.files)
+    assert not any(engine.mutates for engine in manifest.engines)
+    library = manifest.extra["tensorrt_plugins"]
+    for file in (library, "engines/ptx/block.cache_write.sm_89.ptx", "engines/ptx/noise.gaussian.sm_120.ptx"):
+        assert (
+            manifest.files[file].sha256 == hashlib.sha256((result.artifact / file).read_bytes()).hexdigest()
+        )
+    assert any(line.startswith("building plans with TensorRT for RTX") for line in told)
+    bill = json.loads((result.artifact / "sbom.cdx.json").read_text())
+    assert {"tensorrt-rtx-cu13-libs", "triton"} <= {one["name"] for one in bill["components"]}
