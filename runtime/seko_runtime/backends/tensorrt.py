@@ -7,12 +7,12 @@ from types import ModuleType
 import tensorrt_lean as trt
 
 from seko_runtime.backends.cuda_driver import CudaDriver
-from seko_runtime.backends.plans import PlainContexts, PlanBackend
+from seko_runtime.backends.tensorrt_plans import PlainContexts, PlanBackend
 from seko_runtime.format.manifest import EngineSpec, Manifest
 
 
 class LeanRuntime:
-    """The lean runtime; see `plans.PlanRuntime`."""
+    """The lean runtime; see `tensorrt_plans.PlanRuntime`."""
 
     module: ModuleType = trt
     title = "TensorRT"

@@ -11,7 +11,7 @@ from typing import Any
 import tensorrt_rtx_bindings as trt
 
 from seko_runtime.backends import cuda_driver
-from seko_runtime.backends.plans import PlanBackend
+from seko_runtime.backends.tensorrt_plans import PlanBackend
 from seko_runtime.errors import DeviceArchError, EngineLoadError, EngineRunError
 from seko_runtime.format.manifest import EngineSpec, Manifest
 
@@ -61,7 +61,7 @@ class RtxContexts:
 
 
 class RtxRuntime:
-    """The runtime for RTX; see `plans.PlanRuntime`.
+    """The runtime for RTX; see `tensorrt_plans.PlanRuntime`.
 
     Parameters
     ----------
