@@ -220,10 +220,21 @@ def test_rows_of_a_pool_have_cameras_of_their_own() -> None:
             session.close()
 
 
-@pytest.mark.parametrize("per", ["session", "prompt", "pass"])
+@pytest.mark.parametrize("per", ["prompt", "pass"])
 def test_an_input_that_the_shared_layers_cannot_take_is_refused_at_once(per: str) -> None:
     camera = InputSpec("camera", (CAMERA,), "float32", "input.camera", per)
     with pytest.raises(
         UsageError, match=f"input 'camera' is per {per}: the shared layers take inputs per chunk"
     ):
         LayerChoice((camera,))
+
+
+def test_an_input_per_session_is_taken_by_a_numbered_module_alone() -> None:
+    """It lies there for all rows of a pool: what does not know its rows would read another's."""
+    still = InputSpec("picture", (CAMERA,), "float32", "input.picture", "session")
+    kept = {"seen": ((CAMERA,), torch.float32)}
+    plain = ChunkModule("look", View, ("picture",), lambda _: kept)
+    LayerChoice((still,), chunk_modules=(replace(plain, numbered=True),))
+    for choice in ({"chunk_modules": (plain,)}, {"tail_inputs": ("picture",)}, {"embed_inputs": ("picture",)}):
+        with pytest.raises(UsageError, match="input 'picture' is per session"):
+            LayerChoice((still,), **choice)

@@ -17,8 +17,7 @@ from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.engines.piece import FlatModule
-from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
-from seko_export.families.layers.weights import model_weights
+from seko_export.families.registry import family_of
 from seko_export.families.wan.keys import wan_shapes
 from seko_export.goldens.calibration import layer_constants
 from seko_kernels.kv_formats import ChannelStatistics
@@ -50,25 +49,26 @@ class EagerStream:
     config : BuildConfig
         For the CPU.
     wan : mapping of str to Tensor
-        A checkpoint by Wan's names.
+        A checkpoint by the names of the model's family, such as Wan's.
     text : Tensor
         [B, text tokens, text_dim] float32.
     """
 
     def __init__(self, config: BuildConfig, wan: Mapping[str, Tensor], text: Tensor) -> None:
         self.config = config
-        self.pieces = make_pieces(config)
-        self.programs = make_programs(self.pieces)
+        family = family_of(config)
+        graph = family.graph(config)  # not the shared one of `graph_of`: tests replace parts of it
+        self.pieces, self.programs = graph.pieces, graph.programs
         self.engines: dict[str, Callable[..., tuple[Tensor, ...]]] = {
             name: FlatModule(piece) for name, piece in self.pieces.items()
         }
-        self.weights = dict(model_weights(self.pieces, wan)) | config.schedule.tables(config.stream)
+        self.weights = dict(family.weights(self.pieces, wan)) | config.schedule.tables(config.stream)
         known = known_channels(config.model)
         for name, scale in config.kv.calibrate(known, known).items():
             self.weights |= {f"blocks.{layer}.kv.{name}": scale for layer in range(config.model.layers)}
         self.weights |= layer_constants(config, self.weights)
         self.buffers = {
-            b.name: torch.zeros(b.shape, dtype=getattr(torch, b.dtype)) for b in make_buffers(config)
+            b.name: torch.zeros(b.shape, dtype=getattr(torch, b.dtype)) for b in graph.buffers
         }
         s = config.stream
         self.ring = Ring(s.sink_frames, s.ring_frames, s.chunk_frames, s.reference_frames)

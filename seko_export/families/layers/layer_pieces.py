@@ -31,6 +31,7 @@ BLOCK, LAST_UPDATE, RING_POSITIONS, WINDOW = "block", "last_update", "places", "
 # Variants of a block: for rows whose caches are full; of fused layers those of the context pass, its last layer, and
 # layers that `--fp8-except` names.
 FULL, CONTEXT, LAST, WIDE = "full", "context", "last", "wide"
+SESSION = "session"  # how often an input is given
 CHUNK = "chunk"  # role of the engines of a family's chunk modules, and in front of their buffers
 
 
@@ -57,6 +58,9 @@ class ChunkModule:
         Returns, for a build, the shape of a row and the dtype of each output by its name.
     per_layer : bool
         Whether it runs, and keeps outputs, once per layer. The embedding cannot take such outputs.
+    numbered : bool
+        Whether it also takes ``frames`` [B, F] int64, the absolute latent-frame numbers, and in a pool ``rows`` [B]
+        int64. Only such a module takes inputs per session: they lie there for all rows of the pool.
     """
 
     name: str
@@ -64,6 +68,7 @@ class ChunkModule:
     takes: tuple[str, ...]
     outputs: Callable[[BuildConfig], Mapping[str, tuple[tuple[int, ...], torch.dtype]]]
     per_layer: bool = False
+    numbered: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ class LayerChoice:
     Parameters
     ----------
     inputs : tuple of InputSpec
-        The caller's inputs per chunk; each gets a buffer of role ``chunk``.
+        The caller's inputs per chunk or session; each gets a buffer of role ``chunk`` or ``prompt``.
     embed : type of Embed
         A subclass may override `beside` to concatenate inputs to the latents.
     embed_inputs, after_attention_inputs, tail_inputs : tuple of str
@@ -87,7 +92,8 @@ class LayerChoice:
     Raises
     ------
     UsageError
-        If an input is not per chunk: the shared layers have no place for another.
+        If an input is per prompt or pass, which the shared layers have no place for; or if one per session is taken
+        by other than numbered chunk modules.
     """
 
     inputs: tuple[InputSpec, ...] = ()
@@ -100,11 +106,17 @@ class LayerChoice:
     chunk_modules: tuple[ChunkModule, ...] = ()
 
     def __post_init__(self) -> None:
+        plain = {name for one in self.chunk_modules if not one.numbered for name in one.takes}
+        plain |= {*self.embed_inputs, *self.layer_inputs}
         for one in self.inputs:
-            if one.per != "chunk":
+            if one.per not in ("chunk", SESSION):
                 raise UsageError(
-                    f"input {one.name!r} is per {one.per}: the shared layers take inputs per chunk; make buffers and "
-                    "arguments of another in the family's own graph"
+                    f"input {one.name!r} is per {one.per}: the shared layers take inputs per chunk or session; make "
+                    "buffers and arguments of another in the family's own graph"
+                )
+            if one.per == SESSION and one.name in plain:
+                raise UsageError(
+                    f"input {one.name!r} is per session, for all rows of a pool: only a numbered ChunkModule takes it"
                 )
 
     @property
@@ -124,8 +136,8 @@ def caller_arguments(
     known = {
         one.name: Argument(
             f"given.{one.name}",
-            f"buffer:{one.buffer}{part}",
-            (rows, *one.shape),
+            f"buffer:{one.buffer}{part if one.per == 'chunk' else ''}",
+            (rows if one.per == "chunk" else config.slots, *one.shape),
             getattr(torch, one.dtype),
         )
         for one in choice.inputs
@@ -135,8 +147,12 @@ def caller_arguments(
     return tuple(known[name] for name in names)
 
 
-def chunk_module_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) -> list[Piece]:
-    """Return the engines of the family's chunk modules, in the order in which they run."""
+def chunk_module_pieces(
+    config: BuildConfig, bucket: int | None, choice: LayerChoice, numbers: tuple[Argument, ...]
+) -> list[Piece]:
+    """Return the engines of the family's chunk modules, in the order in which they run; ``numbers`` are the arguments
+    of frames and, in a pool, rows.
+    """
     m = config.model
     return [
         Piece(
@@ -144,13 +160,23 @@ def chunk_module_pieces(config: BuildConfig, bucket: int | None, choice: LayerCh
             on_meta(partial(one.make, config)),
             f"{LAYER if one.per_layer else ''}{one.name}.",
             m.layers if one.per_layer else 0,
-            caller_arguments(config, bucket, choice, one.takes),
+            (*caller_arguments(config, bucket, choice, one.takes), *(numbers if one.numbered else ())),
             tuple(
                 replace(output, name=output.name.removeprefix("given."))
                 for output in _outputs(config, bucket, one)
             ),
         )
         for one in choice.chunk_modules
+    ]
+
+
+def input_buffers(config: BuildConfig, choice: LayerChoice) -> list[Buffer]:
+    """Return the buffers of the caller's inputs."""
+    return [
+        Buffer(one.buffer, (config.slots, *one.shape), one.dtype, "prompt", False)
+        if one.per == SESSION
+        else Buffer(one.buffer, (config.call_rows, *one.shape), one.dtype, "chunk", False)
+        for one in choice.inputs
     ]
 
 
