@@ -66,7 +66,7 @@ def config_file_of(path: Path, layout: Layout) -> Path | None:
     path : Path
         A folder, as `open_files` takes it. For a file the result is None, since its folder may hold other models.
     layout : Layout
-        Names the subfolder of a pipeline.
+        Names the subfolders of a pipeline.
     """
-    homes = (path, path / layout.subfolder) if path.is_dir() else ()
+    homes = (path, *(path / name for name in layout.subfolders)) if path.is_dir() else ()
     return next((home / CONFIG_FILE for home in homes if (home / CONFIG_FILE).is_file()), None)

@@ -132,8 +132,8 @@ class KeyTable:
         Dimensions that shapes tell. ``layers`` follows from the keys.
     landmark : str
         A key (exporter's name) of every checkpoint. Whatever precedes it in a foreign file is a prefix to remove.
-    subfolder : str
-        The subfolder of a diffusers pipeline that holds this model.
+    subfolders : tuple of str
+        Subfolders that may hold this model, as that of a diffusers pipeline.
     pt_parts : tuple of str
         Entries of a `.pt` that may hold the weights: averaged, then raw. Empty: the `.pt` holds the weights directly.
     layer_of : callable
@@ -153,7 +153,7 @@ class KeyTable:
     namings: tuple[Naming, ...]
     dimensions: tuple[Dimension, ...]
     landmark: str
-    subfolder: str = "transformer"
+    subfolders: tuple[str, ...] = ("transformer",)
     pt_parts: tuple[str, ...] = ()
     layer_of: Callable[[str], int | None] = layer_of
     telltales: tuple[tuple[tuple[str, ...], str], ...] = ()
@@ -164,11 +164,11 @@ class KeyTable:
     def layout(self, *, use_ema: bool = True) -> Layout:
         """Return where a file keeps the weights, averaged or raw."""
         if not self.pt_parts:
-            return Layout(self.formats, self.subfolder, None)
+            return Layout(self.formats, self.subfolders, None)
         averaged, trained = self.pt_parts[0], self.pt_parts[-1]
         return Layout(
             self.formats,
-            self.subfolder,
+            self.subfolders,
             averaged if use_ema else trained,
             {
                 averaged: "leave out --no-ema (use_ema=True)",

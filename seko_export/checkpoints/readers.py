@@ -31,7 +31,7 @@ def open_files(path: Path, layout: Layout) -> OpenedFiles:
     Parameters
     ----------
     path : Path
-        A file, or a folder with one checkpoint (directly, or in the layout's subfolder).
+        A file, or a folder with one checkpoint (directly, or in one of the layout's subfolders).
     layout : Layout
         Where files of this kind of model keep its weights.
 
@@ -65,9 +65,10 @@ def open_files(path: Path, layout: Layout) -> OpenedFiles:
 
 
 def _open_folder(folder: Path, layout: Layout) -> OpenedFiles:
+    inner = (folder / name for name in layout.subfolders)
     home = folder
-    if not any(folder.glob("*.safetensors*")) and (folder / layout.subfolder).is_dir():
-        home = folder / layout.subfolder
+    if not any(folder.glob("*.safetensors*")):
+        home = next((one for one in inner if one.is_dir()), folder)
     indices = sorted(home.glob("*.safetensors.index.json"))
     # A shard of nobody's index stays in the list: without its index it is one file among several.
     files = sorted(home.glob("*.safetensors"))

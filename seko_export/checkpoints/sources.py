@@ -18,8 +18,8 @@ class Layout:
     ----------
     formats : str
         The supported formats in words, for messages.
-    subfolder : str
-        The subfolder of a diffusers pipeline that holds this model.
+    subfolders : tuple of str
+        Subfolders that may hold this model, as that of a diffusers pipeline; the first that is there is used.
     pt_part : str or None
         Entry of a `.pt` that holds the weights. None: the `.pt` holds them directly.
     pt_parts : mapping of str to str
@@ -27,19 +27,19 @@ class Layout:
     """
 
     formats: str
-    subfolder: str
+    subfolders: tuple[str, ...]
     pt_part: str | None
     pt_parts: Mapping[str, str] = field(default_factory=dict)
 
 
 VAE_LAYOUT = Layout(
     "a Wan VAE's .pth, safetensors under the same names, or diffusers safetensors (a file, or a folder)",
-    "vae",
+    ("vae",),
     None,
 )
 TEXT_LAYOUT = Layout(
     "Wan's models_t5_umt5-xxl-enc-bf16.pth, or transformers safetensors (a file, or a folder)",
-    "text_encoder",
+    ("text_encoder",),
     None,
 )
 

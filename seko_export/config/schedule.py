@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from seko_export.config.stream import StreamConfig
 from seko_export.errors import UsageError
 from seko_runtime.video.schedule import schedule_tables, sigmas_of, warped_timesteps
+
+if TYPE_CHECKING:  # presets with passes of their own are looked at before torch is loaded
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,17 @@ class Schedule:
         Timestep of the context pass, which writes the clean K and V, and of conditioning frames in every pass.
     shift : float or None
         The shift of the warp that made the timesteps, if any. A session with another number of passes uses it.
+    own_sigmas : tuple of float
+        Noise level of each pass, for a model whose timesteps are rounded. Empty: timesteps / 1000.
+    renoise_sigmas : tuple of float
+        Noise level to which each pass but the last brings its result back. Empty: that of the next pass.
     """
 
     timesteps: tuple[float, ...]
     context_timestep: float = 0.0
     shift: float | None = None
+    own_sigmas: tuple[float, ...] = ()
+    renoise_sigmas: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.timesteps or any(not 0.0 < t <= 1000.0 for t in self.timesteps):
@@ -40,6 +47,13 @@ class Schedule:
             raise UsageError(f"context_timestep must lie in [0, 1000], got {self.context_timestep}")
         if self.shift is not None and not (self.shift > 0 and math.isfinite(self.shift)):
             raise UsageError(f"shift must be positive, got {self.shift}")
+        passes = len(self.timesteps)
+        for name, levels, wanted in (
+            ("own_sigmas", self.own_sigmas, passes),
+            ("renoise_sigmas", self.renoise_sigmas, passes - 1),
+        ):
+            if levels and (len(levels) != wanted or not all(0.0 < level <= 1.0 for level in levels)):
+                raise UsageError(f"{name} must be {wanted} noise levels in (0, 1], got {levels}")
 
     @classmethod
     def warped(cls, steps: tuple[float, ...] = (1000.0, 750.0, 500.0, 250.0), shift: float = 5.0) -> Schedule:
@@ -51,9 +65,18 @@ class Schedule:
     @property
     def sigmas(self) -> tuple[float, ...]:
         """Noise level of each denoise pass."""
-        return sigmas_of(self.timesteps)
+        return self.own_sigmas or sigmas_of(self.timesteps)
 
     def tables(self, stream: StreamConfig) -> dict[str, Tensor]:
         """Return the constants that programs index by pass, as `schedule_tables` names and lays them out."""
-        tables = schedule_tables(self.timesteps, self.context_timestep, stream.batch, stream.chunk_frames)
+        import torch
+
+        tables = schedule_tables(
+            self.timesteps,
+            self.context_timestep,
+            stream.batch,
+            stream.chunk_frames,
+            sigmas=self.own_sigmas,
+            renoise_sigmas=self.renoise_sigmas,
+        )
         return {name: torch.from_numpy(table) for name, table in tables.items()}

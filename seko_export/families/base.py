@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from seko_export.config.model import ModelConfig
+from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 
 if TYPE_CHECKING:  # presets are looked at before torch is loaded
@@ -29,10 +30,11 @@ if TYPE_CHECKING:  # presets are looked at before torch is loaded
 
 @dataclass(frozen=True)
 class Preset:
-    """A named default: a model, and the stream layout that its authors use."""
+    """A named default: a model, the stream layout that its authors use, and its passes if they are its own."""
 
     model: ModelConfig
     stream: StreamConfig
+    schedule: Schedule | None = None
 
 
 @dataclass(frozen=True)

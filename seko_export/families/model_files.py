@@ -9,7 +9,12 @@ from typing import Any
 
 import torch
 
-from seko_export.checkpoints.errors import MissingGeneratorError, UnknownModelError
+from seko_export.checkpoints.errors import (
+    CheckpointError,
+    MissingGeneratorError,
+    NotACheckpointError,
+    UnknownModelError,
+)
 from seko_export.checkpoints.json_files import CONFIG_FILE, config_file_of, read_json_object
 from seko_export.checkpoints.load import Checkpoint, load_model
 from seko_export.checkpoints.random import write_random_model
@@ -85,7 +90,7 @@ def recognise_checkpoint(path: Path, *, use_ema: bool = True) -> ModelFile:
     CheckpointError
         If it cannot be read, is of no family, or contradicts its config.json.
     """
-    missing: MissingGeneratorError | None = None
+    unread: CheckpointError | None = None
     hints: list[str] = []
     opened: OpenedFiles | None = None
     first: ModelFile | None = None
@@ -94,8 +99,8 @@ def recognise_checkpoint(path: Path, *, use_ema: bool = True) -> ModelFile:
         layout = family.keys.layout(use_ema=use_ema)
         try:
             opened = open_files(path, layout)
-        except MissingGeneratorError as fault:  # another family may name the part otherwise
-            missing = missing or fault
+        except (MissingGeneratorError, NotACheckpointError) as fault:  # another's may lie elsewhere in it
+            unread = unread or fault
             continue
         told, file, ignored = _config_of(path, layout, family)
         found = family.recognise(str(path), opened, told)
@@ -110,8 +115,8 @@ def recognise_checkpoint(path: Path, *, use_ema: bool = True) -> ModelFile:
         first is not None
     ):  # of all that take it for theirs the first; what it does not know is said when it is loaded
         return first
-    if opened is None and missing is not None:
-        raise missing
+    if opened is None and unread is not None:
+        raise unread
     keys = [shown(source.key) for source in opened.sources[:_SHOWN_KEYS]] if opened else []
     raise UnknownModelError(
         f"{path} holds no model of a known family ({', '.join(known)}); its keys begin with {', '.join(keys)}"

@@ -41,10 +41,10 @@ class ChosenModel:
     notes: tuple[str, ...] = ()
 
 
-def preset_model(name: str, preset: Preset, schedule: Schedule | None, options: BuildOptions) -> ChosenModel:
+def preset_model(name: str, preset: Preset, options: BuildOptions) -> ChosenModel:
     """Return the model of a named preset; refuse it if the checkpoint's config.json contradicts it.
 
-    Shapes are compared when the weights are read. ``schedule`` is the preset's if it has one, else config.json's.
+    Shapes are compared when the weights are read. The schedule is the preset's if it has one, else config.json's.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def preset_model(name: str, preset: Preset, schedule: Schedule | None, options: 
         raise UsageError(
             f"{HEADS} {options.heads} contradicts --preset {name}, which has {preset.model.heads}: leave one out"
         )
-    stream = replace(preset.stream, **options.layout)
+    stream, schedule = replace(preset.stream, **options.layout), preset.schedule
     if options.checkpoint is None:
         return ChosenModel(preset.model, stream, schedule)
     try:
@@ -132,11 +132,16 @@ def read_facts(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Pr
     model, stream = _with_heads(checkpoint, file.recognised, options.heads), file.recognised.stream
     family = file.recognised.family
     read = {name: fact.value for name, fact in model.items() if fact.is_read}
-    for name, preset in presets.items():
-        if preset.model.family == family and all(getattr(preset.model, one) == read[one] for one in read):
-            return ReadFacts(
-                file, name, _taken_from(name, preset.model, model), _taken_from(name, preset.stream, stream)
-            )
+    layout = {name: fact.value for name, fact in stream.items() if fact.is_read}
+    alike = {
+        name: preset
+        for name, preset in presets.items()
+        if preset.model.family == family and all(getattr(preset.model, one) == read[one] for one in read)
+    }
+    for name, preset in sorted(alike.items(), key=lambda one: not _has(one[1].stream, layout)):
+        return ReadFacts(  # of models that differ in their streams alone, the one with this stream
+            file, name, _taken_from(name, preset.model, model), _taken_from(name, preset.stream, stream)
+        )
     return ReadFacts(file, f"{family}-{model['dim'].value}x{model['layers'].value}", model, stream)
 
 
@@ -229,6 +234,10 @@ def _with_heads(path: Path, told: Recognised, heads: int | None) -> dict[str, Fa
             "correct the file"
         )
     return model | {"heads": Fact(heads, Source.ASKED, HEADS)}
+
+
+def _has(stream: StreamConfig, layout: Mapping[str, object]) -> bool:
+    return all(getattr(stream, name) == value for name, value in layout.items())
 
 
 def _taken_from(name: str, preset: ModelConfig | StreamConfig, facts: Mapping[str, Fact]) -> dict[str, Fact]:

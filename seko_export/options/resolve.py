@@ -86,8 +86,8 @@ def resolve_build(
     if preset is None and checkpoint is not None:
         chosen = read_model(options, checkpoint, known)
     else:
-        named = Preset(sample.model, sample.stream) if sample else known[preset or RANDOM]
-        chosen = preset_model(preset or RANDOM, named, sample.schedule if sample else None, options)
+        named = Preset(sample.model, sample.stream, sample.schedule) if sample else known[preset or RANDOM]
+        chosen = preset_model(preset or RANDOM, named, options)
     check_sink(chosen.stream)
     files, vae, text = _media(options, sample)
     exact = exact_scheme_of(device)

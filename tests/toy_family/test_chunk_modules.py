@@ -235,6 +235,10 @@ def test_an_input_per_session_is_taken_by_a_numbered_module_alone() -> None:
     kept = {"seen": ((CAMERA,), torch.float32)}
     plain = ChunkModule("look", View, ("picture",), lambda _: kept)
     LayerChoice((still,), chunk_modules=(replace(plain, numbered=True),))
-    for choice in ({"chunk_modules": (plain,)}, {"tail_inputs": ("picture",)}, {"embed_inputs": ("picture",)}):
+    for choice in (
+        {"chunk_modules": (plain,)},
+        {"tail_inputs": ("picture",)},
+        {"embed_inputs": ("picture",)},
+    ):
         with pytest.raises(UsageError, match="input 'picture' is per session"):
             LayerChoice((still,), **choice)

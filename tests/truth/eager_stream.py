@@ -67,9 +67,7 @@ class EagerStream:
         for name, scale in config.kv.calibrate(known, known).items():
             self.weights |= {f"blocks.{layer}.kv.{name}": scale for layer in range(config.model.layers)}
         self.weights |= layer_constants(config, self.weights)
-        self.buffers = {
-            b.name: torch.zeros(b.shape, dtype=getattr(torch, b.dtype)) for b in graph.buffers
-        }
+        self.buffers = {b.name: torch.zeros(b.shape, dtype=getattr(torch, b.dtype)) for b in graph.buffers}
         s = config.stream
         self.ring = Ring(s.sink_frames, s.ring_frames, s.chunk_frames, s.reference_frames)
         self.set_text(text)

@@ -47,7 +47,13 @@ def warped_timesteps(steps: int | Sequence[float], shift: float) -> tuple[float,
 
 
 def schedule_tables(
-    timesteps: Sequence[float], context_timestep: float, batch: int, chunk_frames: int
+    timesteps: Sequence[float],
+    context_timestep: float,
+    batch: int,
+    chunk_frames: int,
+    *,
+    sigmas: Sequence[float] = (),
+    renoise_sigmas: Sequence[float] = (),
 ) -> dict[str, NDArray[np.generic]]:
     """Return the constants that the programs index by pass: P denoise passes and the context pass.
 
@@ -59,6 +65,10 @@ def schedule_tables(
         Timestep of the context pass and of conditioning frames, 0..1000.
     batch, chunk_frames : int
         B and F.
+    sigmas : sequence of float
+        P noise levels; default: those of the timesteps.
+    renoise_sigmas : sequence of float
+        P - 1 noise levels after the passes but the last; default: those of the next passes.
 
     Returns
     -------
@@ -77,12 +87,17 @@ def schedule_tables(
         raise UsageError(f"timesteps must fall and lie in (0, 1000], got {tuple(timesteps)[:8]}")
     if not 0.0 <= context_timestep <= LAST_TIME:
         raise UsageError(f"context_timestep must lie in [0, 1000], got {context_timestep}")
+    own = tuple(sigmas or sigmas_of(timesteps))
+    after = tuple(renoise_sigmas or own[1:])
+    if (len(own), len(after)) != (len(timesteps), len(timesteps) - 1):
+        raise UsageError(
+            f"{len(own)} sigmas and {len(after)} renoise_sigmas, expected {len(timesteps)} and one less"
+        )
     times = np.array([*timesteps, context_timestep], np.float32)
-    sigmas = np.array([*sigmas_of(timesteps), 0.0], np.float32)[:, None]
     return {
         "schedule.timestep": np.tile(times[:, None, None], (1, batch, chunk_frames)),
-        "schedule.sigma": sigmas[:-1].copy(),
-        "schedule.sigma_next": sigmas[1:].copy(),
+        "schedule.sigma": np.array(own, np.float32)[:, None],
+        "schedule.sigma_next": np.array([*after, 0.0], np.float32)[:, None],
         "schedule.draw": np.arange(1, len(timesteps) + 1, dtype=np.int64)[:, None],
         "schedule.first_draw": np.zeros(1, np.int64),
         "schedule.context_timestep": np.array([context_timestep], np.float32),

@@ -1,0 +1,1 @@
+"""lingbot-world-fast: Wan 2.2's image-to-video transformer, made causal, with a camera in every layer."""

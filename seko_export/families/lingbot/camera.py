@@ -1,0 +1,126 @@
+"""The camera on the device: from poses to rays, to tokens, to a scale and shift for every layer.
+
+Shapes as in `layers.causal_dit`; H, W: the video's height and width in pixels. Rays are in float32, matmuls in the
+weights' dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor, nn
+
+from seko_export.config.build import BuildConfig
+from seko_export.config.model import ModelConfig
+from seko_export.config.stream import PATCH
+from seko_export.families.lingbot.model import CELL, CONTROLS, TOKEN_PIXELS
+
+POSES, INTRINSICS = "camera", "intrinsics"  # inputs of the caller
+TOKENS, SCALE, SHIFT = "camera_tokens", "camera_scale", "camera_shift"
+
+
+class CameraTokens(nn.Module):
+    """The chunk's rays as tokens: the same tensor for all layers and passes."""
+
+    groups = ("given",)
+
+    def __init__(self, config: BuildConfig) -> None:
+        super().__init__()
+        d, dtype = config.model.dim, config.dtype
+        self.height, self.width = config.stream.height, config.stream.width
+        self.patch_embedding_wancamctrl = nn.Linear(CONTROLS["cam"] * TOKEN_PIXELS, d, dtype=dtype)
+        self.c2ws_hidden_states_layer1 = nn.Linear(d, d, dtype=dtype)
+        self.c2ws_hidden_states_layer2 = nn.Linear(d, d, dtype=dtype)
+
+    def forward(self, given: Mapping[str, Tensor]) -> Tensor:
+        """Return [B, T, d] from poses [B, F, 3, 4] and intrinsics [B, F, 4], as `rays` takes them."""
+        seen = as_tokens(rays(given[POSES], given[INTRINSICS], self.height, self.width))
+        tokens: Tensor = self.patch_embedding_wancamctrl(
+            seen.to(self.patch_embedding_wancamctrl.weight.dtype)
+        )
+        inner = self.c2ws_hidden_states_layer2(F.silu(self.c2ws_hidden_states_layer1(tokens)))
+        return tokens + inner
+
+
+class ScaleShift(nn.Module):
+    """What one layer makes of the camera's tokens."""
+
+    groups = ("given",)
+
+    def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        for name in ("cam_injector_layer1", "cam_injector_layer2", "cam_scale_layer", "cam_shift_layer"):
+            setattr(self, name, nn.Linear(model.dim, model.dim, dtype=dtype))
+
+    def forward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return scale and shift, [B, T, d] each, from the tokens [B, T, d]."""
+        tokens = given[TOKENS]
+        inner = tokens + self.cam_injector_layer2(F.silu(self.cam_injector_layer1(tokens)))
+        return self.cam_scale_layer(inner), self.cam_shift_layer(inner)
+
+
+class KeptCamera(nn.Module):
+    """Scales and shifts the hidden state by what was computed once for the chunk. It has no weights."""
+
+    def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        del model, dtype
+
+    def forward(self, hidden: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+        """Return the next hidden state [B, T, d], computed in float32."""
+        return scaled(hidden, given[SCALE], given[SHIFT])
+
+
+class CameraInLayer(ScaleShift):
+    """The same, computed in every pass from the tokens."""
+
+    def forward(self, hidden: Tensor, given: Mapping[str, Tensor]) -> Tensor:  # type: ignore[override]
+        """Return the next hidden state [B, T, d], computed in float32."""
+        return scaled(hidden, *super().forward(given))
+
+
+def scaled(hidden: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Return ``hidden * (1 + scale) + shift`` in the dtype of ``hidden``, computed in float32."""
+    return (hidden.float() * (1 + scale.float()) + shift.float()).to(hidden.dtype)
+
+
+def rays(poses: Tensor, intrinsics: Tensor, height: int, width: int) -> Tensor:
+    """Return each pixel's ray: origin, then direction of length 1.
+
+    Parameters
+    ----------
+    poses : Tensor
+        [B, F, 3, 4] float32, rotation and translation of each latent frame's camera in the frame before's.
+    intrinsics : Tensor
+        [B, F, 4] float32: focal lengths along x and y and centre x and y, in pixels of the video.
+    height, width : int
+        H and W.
+
+    Returns
+    -------
+    Tensor
+        [B, F, 6, H, W] float32; x points right, y down, z forward.
+    """
+    fx, fy, cx, cy = intrinsics[..., None].unbind(-2)  # each [B, F, 1]
+    x = (torch.arange(width, device=poses.device) + 0.5 - cx) / fx  # [B, F, W]
+    y = (torch.arange(height, device=poses.device) + 0.5 - cy) / fy  # [B, F, H]
+    x, y = torch.broadcast_tensors(x[..., None, :], y[..., :, None])  # [B, F, H, W]
+    forward = torch.stack((x, y, torch.ones_like(x)), 2)  # [B, F, 3, H, W]
+    forward = forward / forward.square().sum(2, keepdim=True).sqrt()
+    turned = (poses[..., :3].mT.unsqueeze(-1).unsqueeze(-1) * forward.unsqueeze(3)).sum(2)
+    origin = poses[..., 3, None, None].expand_as(turned)
+    return torch.cat((origin, turned), 2)
+
+
+def as_tokens(pixels: Tensor) -> Tensor:
+    """Return [B, T, C*256]: the 16 x 16 pixels of each token, from [B, F, C, H, W].
+
+    Pixels are unshuffled to cells of 8 x 8 first, then cells to patches of 2 x 2: the numbers of a token are ordered
+    (channel, row in the cell, column in the cell, row in the patch, column in the patch).
+    """
+    batch, frames, channels, height, width = pixels.shape
+    side = CELL * PATCH
+    x = pixels.reshape(batch, frames, channels, height // side, PATCH, CELL, width // side, PATCH, CELL)
+    return x.permute(0, 1, 3, 6, 2, 5, 8, 4, 7).flatten(4).flatten(1, 3)

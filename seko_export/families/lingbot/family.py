@@ -1,0 +1,180 @@
+"""The family object of lingbot-world; see `families.base.Family`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seko_export.checkpoints.key_table import KeyTable
+from seko_export.checkpoints.sources import OpenedFiles
+from seko_export.config.build import BuildConfig
+from seko_export.config.model import ModelConfig
+from seko_export.engines.piece import Piece
+from seko_export.engines.weight_source import WeightSource
+from seko_export.families.base import CacheProbe, Family, MediaTensors, ModelGraph, Preset
+from seko_export.families.layers.layer_pieces import BLOCK, SESSION, ChunkModule, LayerChoice
+from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
+from seko_export.families.layers.weights import model_weights
+from seko_export.families.lingbot import camera, condition
+from seko_export.families.lingbot.keys import KEYS
+from seko_export.families.lingbot.model import MASK_CHANNELS, NO_CAMERA, PER_CHUNK, LingbotModel
+from seko_export.families.lingbot.presets import PRESETS
+from seko_export.families.lingbot.recognise import recognise
+from seko_export.families.recognition import Recognised
+from seko_export.families.wan.recognise import is_config
+from seko_runtime.format.manifest import InputSpec
+
+_TOKENS, _LAYER = "camera", "injection"  # chunk modules, whose weights have these names in front
+_OURS = (f"{_TOKENS}.", f"{_LAYER}.", "after_attention.")  # in front of a checkpoint's names
+
+
+class _CheckpointNames:
+    """A checkpoint's weights by the names of the artifact, which say in which module they are."""
+
+    def __init__(self, checkpoint: WeightSource) -> None:
+        self._checkpoint = checkpoint
+
+    def __getitem__(self, name: str) -> Tensor:
+        for part in _OURS:
+            name = name.replace(part, "", 1) if name.startswith(part) else name.replace(f".{part}", ".", 1)
+        return self._checkpoint[name]
+
+
+class LingbotFamily(Family):
+    """lingbot-world-fast, both versions: a first picture, text, and a camera."""
+
+    name = "lingbot"
+
+    @property
+    def presets(self) -> Mapping[str, Preset]:
+        """Named defaults, for ``--preset``."""
+        return PRESETS
+
+    @property
+    def keys(self) -> KeyTable:
+        """The original's own names."""
+        return KEYS
+
+    def recognise(self, where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -> Recognised | None:
+        """Return what a checkpoint tells about its model, or None if it is not one of lingbot-world's."""
+        return recognise(where, opened, told)
+
+    def is_config(self, told: Mapping[str, Any]) -> bool:
+        """Return whether a config.json may be that of a lingbot-world model, whose fields are Wan's."""
+        return is_config(told)
+
+    def graph(self, config: BuildConfig) -> ModelGraph:
+        """Return engines, programs, buffers and inputs of a build."""
+        choice = layer_choice(config)
+        pieces = make_pieces(config, choice)
+        return ModelGraph(pieces, make_programs(pieces), make_buffers(config, choice), choice.inputs)
+
+    def weights(
+        self, pieces: Mapping[str, Piece], checkpoint: WeightSource, media: MediaTensors | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the artifact's weights by name."""
+        return model_weights(pieces, _CheckpointNames(checkpoint), media)
+
+    def golden_inputs(self, config: BuildConfig, chunk: int | None) -> Mapping[str, Tensor]:
+        """Return a condition of random numbers for a session, and a camera that moves and turns for a chunk."""
+        model, s = _model(config.model), config.stream
+        generator = torch.Generator().manual_seed(7 if chunk is None else 1000 + chunk)
+        if chunk is None:
+            table = torch.randn(
+                s.batch,
+                model.condition_channels,
+                condition.TABLE_FRAMES,
+                s.latent_height,
+                s.latent_width,
+                generator=generator,
+            )
+            table[:, :MASK_CHANNELS] = 0
+            table[:, :MASK_CHANNELS, 0] = 1
+            return {condition.TABLE: table}
+        if model.camera == NO_CAMERA:
+            return {}
+        turn = 0.2 * torch.randn(s.batch, s.chunk_frames, 3, generator=generator)
+        poses = torch.cat((_rotation(turn), torch.randn(*turn.shape, 1, generator=generator)), -1)
+        frame = torch.tensor([0.6 * s.width, 0.6 * s.width, s.width / 2, s.height / 2])
+        return {camera.POSES: poses, camera.INTRINSICS: frame.expand(s.batch, s.chunk_frames, 4).contiguous()}
+
+    def cache_probe(self, config: BuildConfig) -> CacheProbe:
+        """Return the blocks and the embedding."""
+        del config
+        return CacheProbe(BLOCK, "embed")
+
+
+def layer_choice(config: BuildConfig) -> LayerChoice:
+    """Return what the family adds to the shared layers: the condition, and unless a build has none, the camera."""
+    model, s, dtype = _model(config.model), config.stream, config.dtype
+    latent = (s.latent_height, s.latent_width)
+    table = InputSpec(
+        condition.TABLE,
+        (model.condition_channels, condition.TABLE_FRAMES, *latent),
+        "float32",
+        "input.condition",
+        per=SESSION,
+        kind="picture_condition",
+    )
+    rows = {condition.ROWS: ((model.condition_channels, s.chunk_frames, *latent), torch.float32)}
+    picture = ChunkModule(
+        "condition", condition.ConditionFrames, (condition.TABLE,), lambda _: rows, numbered=True
+    )
+    if model.camera == NO_CAMERA:
+        return LayerChoice((table,), condition.ConditionedEmbed, (condition.ROWS,), chunk_modules=(picture,))
+    inputs = (
+        table,
+        InputSpec(camera.POSES, (s.chunk_frames, 3, 4), "float32", "input.camera", kind="camera_poses"),
+        InputSpec(
+            camera.INTRINSICS, (s.chunk_frames, 4), "float32", "input.intrinsics", kind="camera_intrinsics"
+        ),
+    )
+    kept = ((s.chunk_tokens, model.dim), dtype)
+    names = (camera.POSES, camera.INTRINSICS)
+    tokens = ChunkModule(_TOKENS, camera.CameraTokens, names, lambda _: {camera.TOKENS: kept})
+    if model.camera == PER_CHUNK:
+        by_layer = {camera.SCALE: kept, camera.SHIFT: kept}
+        injection = ChunkModule(
+            _LAYER,
+            lambda config: camera.ScaleShift(config.model, config.dtype),
+            (camera.TOKENS,),
+            lambda _: by_layer,
+            per_layer=True,
+        )
+        return LayerChoice(
+            inputs,
+            condition.ConditionedEmbed,
+            (condition.ROWS,),
+            after_attention=camera.KeptCamera,
+            after_attention_inputs=tuple(by_layer),
+            chunk_modules=(picture, tokens, injection),
+        )
+    return LayerChoice(
+        inputs,
+        condition.ConditionedEmbed,
+        (condition.ROWS,),
+        after_attention=camera.CameraInLayer,
+        after_attention_inputs=(camera.TOKENS,),
+        chunk_modules=(picture, tokens),
+    )
+
+
+def _model(model: ModelConfig) -> LingbotModel:
+    if not isinstance(model, LingbotModel):
+        raise TypeError(f"a lingbot build has a {type(model).__name__}, expected a LingbotModel")
+    return model
+
+
+def _rotation(axis_angle: Tensor) -> Tensor:
+    """Return the rotations [..., 3, 3] about axes [..., 3] by their lengths, in radians."""
+    x, y, z = axis_angle.unbind(-1)
+    zero = torch.zeros_like(x)
+    cross = torch.stack((zero, -z, y, z, zero, -x, -y, x, zero), -1).unflatten(-1, (3, 3))
+    turned: Tensor = torch.linalg.matrix_exp(cross)
+    return turned
+
+
+FAMILY = LingbotFamily()

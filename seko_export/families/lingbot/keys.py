@@ -1,0 +1,72 @@
+"""lingbot-world's checkpoints as data: Wan's names, and those of the camera. Reads no file."""
+
+from __future__ import annotations
+
+from seko_export.checkpoints.key_table import Dimension, KeyTable, Naming, RandomForm, layer_of
+from seko_export.config.model import ModelConfig
+from seko_export.families.lingbot.model import CONTROLS, TOKEN_PIXELS, LingbotModel
+from seko_export.families.lingbot.presets import PRESETS
+from seko_export.families.wan.keys import KEYS as WAN_KEYS
+from seko_export.families.wan.keys import spread, wan_config, wan_shapes
+
+CONTROL = "patch_embedding_wancamctrl"
+TOKEN_LAYERS = ("c2ws_hidden_states_layer1", "c2ws_hidden_states_layer2")
+INJECTOR_LAYERS = ("cam_injector_layer1", "cam_injector_layer2", "cam_scale_layer", "cam_shift_layer")
+FOLDERS = ("transformers", "lingbot_world_fast")  # of the second version, of the first
+
+
+def lingbot_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return every tensor that a checkpoint of this model holds, by its own names, layer by layer."""
+    d = config.dim
+    width = getattr(config, "control_channels", CONTROLS["cam"]) * TOKEN_PIXELS
+    shapes = wan_shapes(config) | _linear(CONTROL, d, width)
+    for name in TOKEN_LAYERS:
+        shapes |= _linear(name, d, d)
+    for layer in range(config.layers):
+        for name in INJECTOR_LAYERS:
+            shapes |= _linear(f"blocks.{layer}.{name}", d, d)
+    return dict(sorted(shapes.items(), key=lambda one: _place(one[0])))
+
+
+def lingbot_config(config: ModelConfig) -> dict[str, object]:
+    """Return the content of config.json for this model: the arguments of the original's own class."""
+    controls = {width: name for name, width in CONTROLS.items()}
+    width = config.control_channels if isinstance(config, LingbotModel) else CONTROLS["cam"]
+    return wan_config(config) | {"model_type": "i2v", "control_type": controls[width]}
+
+
+def _linear(module: str, out_features: int, in_features: int) -> dict[str, tuple[int, ...]]:
+    return {f"{module}.weight": (out_features, in_features), f"{module}.bias": (out_features,)}
+
+
+def _place(name: str) -> int:
+    layer = layer_of(name)
+    return -1 if layer is None else layer
+
+
+LINGBOT = Naming("lingbot", str, str)
+
+KEYS = KeyTable(
+    formats="lingbot-world safetensors (a file, or a folder with an index)",
+    shapes=lingbot_shapes,
+    namings=(LINGBOT,),
+    dimensions=(
+        *WAN_KEYS.dimensions,
+        Dimension("control_channels", f"{CONTROL}.weight", 1, per=TOKEN_PIXELS),
+    ),
+    landmark="patch_embedding.weight",
+    subfolders=FOLDERS,
+    telltales=(
+        (
+            ("k_img", "img_emb."),
+            "these are the keys of a model with an image encoder; lingbot-world has none",
+        ),
+        *WAN_KEYS.telltales[1:],
+    ),
+    models={name: preset.model for name, preset in PRESETS.items()},
+    random_forms={
+        "lingbot-sharded": RandomForm("sharded", LINGBOT, config=lingbot_config),
+        "lingbot": RandomForm("safetensors", LINGBOT),
+    },
+    spread=spread,
+)

@@ -1,0 +1,71 @@
+"""Sizes of a lingbot-world model, and how a build uses its camera."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seko_export.config.model import ModelConfig
+from seko_export.errors import UsageError
+
+CONTROLS = {"cam": 6, "act": 7}
+"""``control_type`` of a config.json: numbers of a pixel's control, origin and direction of its ray. Of ``act``: the
+width of three numbers of the ray and four of keys, 64 channels each.
+"""
+CELL = 8  # pixels of a latent cell, along height and width: unshuffled to 64 channels
+TOKEN_PIXELS = (2 * CELL) ** 2  # pixels of a token, so numbers of it for each control channel
+MASK_CHANNELS = 4  # of the condition, before the picture's latents
+PER_CHUNK, PER_PASS, NO_CAMERA = "chunk", "pass", "none"
+CAMERAS = (PER_CHUNK, PER_PASS, NO_CAMERA)
+
+
+@dataclass(frozen=True)
+class LingbotModel(ModelConfig):
+    """Dimensions of a lingbot-world model.
+
+    Parameters
+    ----------
+    control_channels : int
+        Numbers of the control for each pixel: 6, origin and direction of its ray.
+    camera : str
+        ``chunk``: every layer's scale and shift are computed once a chunk and kept for all passes. ``pass``: each
+        layer computes them in every pass, which spares the memory. ``none``: the layers have no camera. That is the
+        model's own way without one, and not the same as a camera at rest.
+
+    Raises
+    ------
+    UsageError
+        If the model has another control, no condition beside its latents, or ``camera`` is another word.
+    """
+
+    in_channels: int = 36
+    control_channels: int = CONTROLS["cam"]
+    camera: str = PER_CHUNK
+    family: str = "lingbot"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.control_channels != CONTROLS["cam"]:
+            kind = next(
+                (name for name, width in CONTROLS.items() if width == self.control_channels), "unknown"
+            )
+            raise UsageError(
+                f"the model's control has {self.control_channels} channels ({kind}), expected {CONTROLS['cam']} (cam): "
+                "take the checkpoint that a camera steers"
+            )
+        if self.condition_channels != MASK_CHANNELS + self.out_channels:
+            raise UsageError(
+                f"in_channels {self.in_channels} beside out_channels {self.out_channels}: expected "
+                f"{2 * self.out_channels + MASK_CHANNELS}, latents, a mask of {MASK_CHANNELS} and a picture's latents"
+            )
+        if self.camera not in CAMERAS:
+            raise UsageError(f"camera is {self.camera!r}, expected one of {', '.join(CAMERAS)}")
+
+    @property
+    def condition_channels(self) -> int:
+        """Channels of the condition that stands beside the latents: a mask, and latents of the first picture."""
+        return self.in_channels - self.out_channels
+
+    @property
+    def control_width(self) -> int:
+        """Numbers of the control for each token."""
+        return self.control_channels * TOKEN_PIXELS

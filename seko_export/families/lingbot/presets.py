@@ -1,0 +1,63 @@
+"""Presets of lingbot-world: the two fast models, as their authors or LightX2V run them, and a tiny one for tests."""
+
+from __future__ import annotations
+
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import StreamConfig
+from seko_export.families.base import Preset
+from seko_export.families.lingbot.model import LingbotModel
+
+V1, V2, TINY = "lingbot-v1-fast", "lingbot-v2-fast", "lingbot-tiny"
+TRAINED_STEPS, SHIFT = 1000, 10.0
+_LARGEST = 0.999  # noise level of the trained schedule's first step, before the warp
+
+
+def trained_schedule(steps: tuple[int, ...], shift: float = SHIFT) -> Schedule:
+    """Return the passes at these steps of the 1000 of the training, as the original's solver finds them.
+
+    The model is told a whole number: 1000 times the warped noise level, cut off. Several steps share one. Its result is
+    scaled by the level of the first of them; noise is added back at the level of the second, if there is one.
+
+    Parameters
+    ----------
+    steps : tuple of int
+        Ascending; 0 is the noisiest.
+    shift : float
+        Of the warp ``shift*s / (1 + (shift-1)*s)``.
+    """
+    plain = (_LARGEST * (1 - step / TRAINED_STEPS) for step in range(TRAINED_STEPS))
+    levels = [shift * s / (1 + (shift - 1) * s) for s in plain]
+    alike: dict[int, list[float]] = {}
+    for level in levels:
+        alike.setdefault(int(TRAINED_STEPS * level), []).append(level)
+    times = [int(TRAINED_STEPS * levels[step]) for step in steps]
+    return Schedule(
+        tuple(map(float, times)),
+        shift=shift,
+        own_sigmas=tuple(alike[time][0] for time in times),
+        renoise_sigmas=tuple(alike[time][:2][-1] for time in times[1:]),
+    )
+
+
+_FULL = {"layers": 40, "dim": 5120, "heads": 40, "ffn_dim": 13824}
+V1_SCHEDULE, V2_SCHEDULE = trained_schedule((0, 179, 358, 679)), trained_schedule((0, 250, 500, 750))
+
+PRESETS: dict[str, Preset] = {
+    V1: Preset(
+        LingbotModel(name=V1, **_FULL),
+        StreamConfig(height=480, width=832, chunk_frames=3, sink_frames=3, ring_frames=18),
+        V1_SCHEDULE,
+    ),
+    V2: Preset(
+        LingbotModel(name=V2, **_FULL),
+        StreamConfig(height=480, width=832, chunk_frames=4, sink_frames=6, ring_frames=12),
+        V2_SCHEDULE,
+    ),
+    TINY: Preset(
+        LingbotModel(
+            name=TINY, layers=2, dim=128, heads=2, ffn_dim=192, text_dim=48, text_tokens=8, freq_dim=64
+        ),
+        StreamConfig(height=32, width=48, chunk_frames=2, sink_frames=1, ring_frames=4),
+        V2_SCHEDULE,
+    ),
+}

@@ -1,0 +1,64 @@
+"""Recognises a lingbot-world model by shapes, config.json, and the folder that its weights lie in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from seko_export.checkpoints.errors import NotACheckpointError
+from seko_export.checkpoints.sources import OpenedFiles, shown
+from seko_export.families.lingbot.keys import KEYS
+from seko_export.families.lingbot.model import CONTROLS, PER_CHUNK, LingbotModel
+from seko_export.families.lingbot.presets import PRESETS, V1, V2
+from seko_export.families.recognition import Fact, Facts, Recognised, Source, stream_facts
+from seko_export.families.wan.recognise import recognise as recognise_wan
+
+_VERSIONS = {"lingbot_world_fast": V1, "transformers": V2}  # the authors' folder of each
+_CONTROL = "control_type"
+
+
+def recognise(where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -> Recognised | None:
+    """Return what a file and its config.json tell about a lingbot-world model, or None if it is not one.
+
+    Both versions have the same shapes and the same config.json but for sink and window, which are the user's too. The
+    folder tells them apart; another folder is taken for the second version, and --preset says otherwise.
+    """
+    found = recognise_wan(where, opened, told, family="lingbot", keys=KEYS)
+    if found is None:
+        return None
+    facts = Facts(where, dict(found.model))
+    control = None if told is None else told.get(_CONTROL)
+    if control is not None:
+        if control not in CONTROLS:
+            raise NotACheckpointError(
+                f"{_CONTROL} in the config.json of {where} is {shown(repr(control))}, expected one of "
+                f"{', '.join(CONTROLS)}"
+            )
+        facts.learn("control_channels", Fact(CONTROLS[control], Source.CONFIG, _CONTROL))
+    facts.learn("camera", Fact(PER_CHUNK, Source.FAMILY))
+    version, stated = _version(where), {name: one for name, one in found.stream.items() if one.is_read}
+    preset = PRESETS[version]
+    usual = stream_facts(preset.stream, Source.ASSUMED, version)
+    if any(folder in _folders(where) for folder in _VERSIONS):
+        usual["chunk_frames"] = Fact(preset.stream.chunk_frames, Source.FAMILY, version)
+    return replace(
+        found,
+        model=facts.known,
+        stream=usual | stated,
+        schedule=Fact(preset.schedule, Source.ASSUMED, version),
+        kind=LingbotModel,
+    )
+
+
+def _version(where: str) -> str:
+    folders = _folders(where)
+    return next((version for folder, version in _VERSIONS.items() if folder in folders), V2)
+
+
+def _folders(where: str) -> set[str]:
+    """Return the names of the folder of a checkpoint and of its known subfolders."""
+    path = Path(where)
+    home = path if path.is_dir() else path.parent
+    return {home.name, *(name for name in _VERSIONS if path.is_dir() and (path / name).is_dir())}

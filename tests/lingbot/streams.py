@@ -1,0 +1,90 @@
+"""Small lingbot streams for the tests, beside their reference; no tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seko_export.config.build import BuildConfig
+from seko_export.families.lingbot import camera, condition
+from seko_export.families.lingbot.family import FAMILY
+from seko_export.families.lingbot.keys import lingbot_shapes
+from seko_export.families.lingbot.presets import PRESETS, TINY
+from tests.truth.naive_lingbot import NaiveLingbot, Window, naive_plucker
+
+PRESET = PRESETS[TINY]
+INPUTS = {
+    camera.POSES: "input.camera",
+    camera.INTRINSICS: "input.intrinsics",
+    condition.TABLE: "input.condition",
+}
+
+
+def lingbot_config(
+    scheme: str = "fp32", *, how: str = "chunk", layout: Mapping[str, int] | None = None, **changes: Any
+) -> BuildConfig:
+    """Return a build of the tiny preset for the CPU; ``how`` it uses the camera."""
+    stream = replace(PRESET.stream, **(layout or {}))
+    config = BuildConfig(replace(PRESET.model, camera=how), stream, PRESET.schedule, scheme, "cpu")
+    return replace(config, **changes)
+
+
+def random_checkpoint(seed: int = 0) -> dict[str, Tensor]:
+    """Return random weights by the checkpoint's names, scaled so that every one shows in the output."""
+    generator, made = torch.Generator().manual_seed(seed), {}
+    for name, shape in lingbot_shapes(PRESET.model).items():
+        weight = torch.randn(shape, generator=generator)
+        if ".norm" in name and name.endswith("weight"):
+            weight = 1 + 0.1 * weight
+        elif len(shape) > 1 and "modulation" not in name:
+            weight = weight / weight[0].numel() ** 0.5
+        else:
+            weight = 0.1 * weight
+        # Rays are numbers of 0.5, and the same ones over and over: kept small, the layers stay far from overflow.
+        made[name] = 0.3 * weight if "cam_s" in name else weight
+    return made
+
+
+class Reference:
+    """The naive model of one row, fed the inputs of each chunk as the stream under test is."""
+
+    def __init__(
+        self, config: BuildConfig, checkpoint: Mapping[str, Tensor], text: Tensor, table: Tensor
+    ) -> None:
+        s = config.stream
+        window = Window(s.chunk_frames, s.sink_frames, s.ring_frames)
+        self.config, self.table = config, table
+        self.model = NaiveLingbot(checkpoint, config.model.heads, window, text)
+        self.has_camera = config.model.camera != "none"
+        self.clean: list[Tensor] = []
+        self.plucker: list[Tensor] = []
+
+    def begin(self, given: Mapping[str, Tensor]) -> None:
+        """Take the camera of the next chunk, [F, 3, 4] and [F, 4]."""
+        s = self.config.stream
+        if self.has_camera:
+            poses, intrinsics = given[camera.POSES].numpy(), given[camera.INTRINSICS].numpy()
+            self.plucker.append(naive_plucker(poses, intrinsics, s.height, s.width))
+
+    def velocity(self, latents: Tensor, time: float) -> Tensor:
+        """Return the velocity of the chunk [16, F, h, w] at a time, behind all chunks that were committed."""
+        every = torch.cat([*self.clean, latents], 1)
+        frames, f = every.shape[1], latents.shape[1]
+        times = torch.zeros(frames)
+        times[-f:] = time
+        rows = self.table[:, [min(frame, 29) for frame in range(frames)]]
+        plucker = torch.cat(self.plucker) if self.has_camera else None
+        return self.model.velocity(every, times, rows, plucker)[:, -f:]
+
+    def commit(self, latents: Tensor) -> None:
+        """Keep the finished chunk."""
+        self.clean.append(latents.clone())
+
+
+def given_of(config: BuildConfig, chunk: int | None) -> dict[str, Tensor]:
+    """Return the goldens' inputs: they move and turn the camera."""
+    return dict(FAMILY.golden_inputs(config, chunk))

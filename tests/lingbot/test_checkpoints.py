@@ -1,0 +1,122 @@
+"""Checkpoints of lingbot-world: strict keys, recognised by shapes, config.json and folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from seko_export.checkpoints.errors import CheckpointError, ContradictionError, NotACheckpointError
+from seko_export.errors import UsageError
+from seko_export.families.lingbot.keys import lingbot_shapes
+from seko_export.families.lingbot.model import LingbotModel
+from seko_export.families.lingbot.presets import PRESETS, TINY, V1, V2
+from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
+from seko_export.families.recognition import Source
+from seko_export.families.wan.presets import PRESETS as WAN_PRESETS
+from seko_export.options.declaration import BuildOptions
+from seko_export.options.resolve import resolve
+
+# Sixteen times as wide, so that 128 channels a head, which no file states, give two heads.
+MODEL = replace(PRESETS[TINY].model, name="small", dim=256, heads=2)
+
+
+def written(path: Path, form: str = "lingbot-sharded", **config: object) -> Path:
+    write_random_checkpoint(path, MODEL, seed=0, format=form)
+    if config:
+        file = path / "config.json"
+        told = json.loads(file.read_text(encoding="utf-8")) | config
+        file.write_text(json.dumps(told), encoding="utf-8")
+    return path
+
+
+def test_numbers_of_the_published_model() -> None:
+    """The camera's part is what the facts count: 326 tensors, 4,255,431,680 numbers; 18.5 billion in all."""
+    shapes = lingbot_shapes(PRESETS[V2].model)
+    camera = {name: shape for name, shape in shapes.items() if "cam" in name or "c2ws" in name}
+    assert (len(camera), sum(map(prod, camera.values()))) == (326, 4_255_431_680)
+    assert sum(prod(shape) for name, shape in shapes.items() if name.startswith("head.head")) == 327_744
+    assert round(sum(map(prod, shapes.values())) / 1e9, 1) == 18.5
+    assert shapes["patch_embedding.weight"] == (5120, 36, 1, 2, 2)
+    assert shapes["patch_embedding_wancamctrl.weight"] == (5120, 1536)
+
+
+@pytest.mark.parametrize("form", ["lingbot", "lingbot-sharded"])
+def test_what_was_written_is_recognised_and_loaded(form: str, tmp_path: Path) -> None:
+    told = recognise_checkpoint(written(tmp_path / "small", form)).recognised
+    assert (told.family, told.lacking, told.foreign) == ("lingbot", (), ())
+    model = told.model_named("small")
+    assert model == (MODEL if form == "lingbot-sharded" else replace(MODEL, text_tokens=512))
+    assert isinstance(model, LingbotModel)
+    load_checkpoint(tmp_path / "small", model)
+
+
+@pytest.mark.parametrize(("folder", "version"), [("lingbot_world_fast", V1), ("transformers", V2), ("other", V2)])
+def test_the_authors_folders_tell_the_version(folder: str, version: str, tmp_path: Path) -> None:
+    """The base folder holds no safetensors itself; what lies in it else is not read."""
+    written(tmp_path / folder)
+    (tmp_path / "Wan2.1_VAE.pth").write_bytes(b"not read")
+    for path in [tmp_path / folder] + [tmp_path] * (folder != "other"):
+        made = resolve(BuildOptions(path)).config
+        assert made.schedule == PRESETS[version].schedule
+        assert made.stream == PRESETS[version].stream
+        assert made.model.in_channels, made.model.out_channels == (36, 16)
+
+
+def test_a_config_with_a_window_is_followed(tmp_path: Path) -> None:
+    path = written(tmp_path / "small", local_attn_size=21, sink_size=3)
+    stream = resolve(BuildOptions(path)).config.stream
+    assert (stream.chunk_frames, stream.sink_frames, stream.ring_frames) == (4, 3, 18)
+
+
+def test_a_preset_that_is_named_gives_its_passes(tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path / "tiny", PRESETS[TINY].model, seed=0)
+    config = resolve(BuildOptions(tmp_path / "tiny", preset=TINY)).config
+    assert (config.model, config.stream, config.schedule) == (
+        PRESETS[TINY].model,
+        PRESETS[TINY].stream,
+        PRESETS[TINY].schedule,
+    )
+
+
+def test_control_by_keys_is_another_model(tmp_path: Path) -> None:
+    act = written(tmp_path / "act", control_type="act")
+    with pytest.raises(ContradictionError, match="control_channels is 6 by shapes, 7 by config.json"):
+        recognise_checkpoint(act)
+    odd = written(tmp_path / "odd", control_type="joystick")
+    with pytest.raises(NotACheckpointError, match="'joystick', expected one of cam, act"):
+        recognise_checkpoint(odd)
+    with pytest.raises(UsageError, match=r"7 channels \(act\), expected 6"):
+        replace(MODEL, control_channels=7)
+
+
+def test_keys_are_strict(tmp_path: Path) -> None:
+    tensors = load_file(written(tmp_path / "small", "lingbot"))
+    name = "blocks.1.cam_scale_layer.bias"
+    save_file({key: one for key, one in tensors.items() if key != name}, tmp_path / "less")
+    with pytest.raises(CheckpointError, match=r"cam_scale_layer\.bias"):
+        load_checkpoint(tmp_path / "less", MODEL)
+    save_file({**tensors, "blocks.1.k_img.weight": torch.zeros(2)}, tmp_path / "more")
+    with pytest.raises(CheckpointError, match="lingbot-world has none"):
+        load_checkpoint(tmp_path / "more", MODEL)
+    save_file(tensors | {name: torch.zeros(3)}, tmp_path / "odd")
+    with pytest.raises(CheckpointError, match=r"cam_scale_layer\.bias"):
+        load_checkpoint(tmp_path / "odd", MODEL)
+
+
+def test_wans_files_stay_wans(tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path / "wan", WAN_PRESETS["tiny"].model, format="wan", seed=0)
+    assert recognise_checkpoint(tmp_path / "wan").recognised.family == "wan"
+    told = recognise_checkpoint(tmp_path / "wan").recognised.model
+    assert told["in_channels"].source is Source.SHAPES
+
+
+@pytest.mark.parametrize("change", [{"in_channels": 35}, {"out_channels": 8}, {"camera": "sometimes"}])
+def test_sizes_that_cannot_be_are_refused(change: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        replace(MODEL, **change)
