@@ -19,8 +19,7 @@ from seko_export.families.lingbot.presets import PRESETS, TINY, V1, V2
 from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
 from seko_export.families.recognition import Source
 from seko_export.families.wan.presets import PRESETS as WAN_PRESETS
-from seko_export.options.declaration import BuildOptions
-from seko_export.options.resolve import resolve
+from tests.asked import resolved
 
 # Sixteen times as wide, so that 128 channels a head, which no file states, give two heads.
 MODEL = replace(PRESETS[TINY].model, name="small", dim=256, heads=2)
@@ -62,21 +61,21 @@ def test_the_authors_folders_tell_the_version(folder: str, version: str, tmp_pat
     written(tmp_path / folder)
     (tmp_path / "Wan2.1_VAE.pth").write_bytes(b"not read")
     for path in [tmp_path / folder] + [tmp_path] * (folder != "other"):
-        made = resolve(BuildOptions(path)).config
+        made = resolved(checkpoint=path).config
         assert made.schedule == PRESETS[version].schedule
         assert made.stream == PRESETS[version].stream
-        assert made.model.in_channels, made.model.out_channels == (36, 16)
+        assert (made.model.in_channels, made.model.out_channels) == (36, 16)
 
 
 def test_a_config_with_a_window_is_followed(tmp_path: Path) -> None:
     path = written(tmp_path / "small", local_attn_size=21, sink_size=3)
-    stream = resolve(BuildOptions(path)).config.stream
+    stream = resolved(checkpoint=path).config.stream
     assert (stream.chunk_frames, stream.sink_frames, stream.ring_frames) == (4, 3, 18)
 
 
 def test_a_preset_that_is_named_gives_its_passes(tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path / "tiny", PRESETS[TINY].model, seed=0)
-    config = resolve(BuildOptions(tmp_path / "tiny", preset=TINY)).config
+    config = resolved(TINY, checkpoint=tmp_path / "tiny").config
     assert (config.model, config.stream, config.schedule) == (
         PRESETS[TINY].model,
         PRESETS[TINY].stream,
