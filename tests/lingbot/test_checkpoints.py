@@ -55,7 +55,9 @@ def test_what_was_written_is_recognised_and_loaded(form: str, tmp_path: Path) ->
     load_checkpoint(tmp_path / "small", model)
 
 
-@pytest.mark.parametrize(("folder", "version"), [("lingbot_world_fast", V1), ("transformers", V2), ("other", V2)])
+@pytest.mark.parametrize(
+    ("folder", "version"), [("lingbot_world_fast", V1), ("transformers", V2), ("other", V2)]
+)
 def test_the_authors_folders_tell_the_version(folder: str, version: str, tmp_path: Path) -> None:
     """The base folder holds no safetensors itself; what lies in it else is not read."""
     written(tmp_path / folder)

@@ -1,0 +1,15 @@
+"""What steers a stream besides text: conditioning frames, and cameras from keys or recorded paths. Numpy only."""
+
+from seko_runtime.video.conditioning.camera_path import CameraPath
+from seko_runtime.video.conditioning.frames import NO_ENCODER, ConditioningFrames, per_row
+from seko_runtime.video.conditioning.keyboard import KeyboardCamera, KeySettings, key_rows
+
+__all__ = [
+    "NO_ENCODER",
+    "CameraPath",
+    "ConditioningFrames",
+    "KeySettings",
+    "KeyboardCamera",
+    "key_rows",
+    "per_row",
+]

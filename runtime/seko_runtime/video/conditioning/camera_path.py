@@ -1,0 +1,102 @@
+"""A recorded path of a camera, chunk by chunk."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.errors import UsageError
+from seko_runtime.video.conditioning.poses import (
+    VIDEO_PER_LATENT,
+    checked_intrinsics,
+    checked_poses,
+    for_size,
+    framewise,
+    inputs_of,
+)
+
+
+class CameraPath:
+    """The cameras of a video's frames as the inputs of a stream's chunks.
+
+    Latent frame i takes the pose of video frame 4*i. Poses that fill no whole latent frame or chunk are left out.
+
+    Parameters
+    ----------
+    poses : array
+        [N, 4, 4], camera to world, one for each video frame.
+    intrinsics : array
+        [4] or [N, 4]: focal lengths and centre in pixels of a picture of 480 x 832.
+    height, width : int
+        The video's size in pixels.
+    chunk_frames : int
+        Latent frames of a chunk.
+    unit : float, optional
+        Length that is 1 for the model. Default: the longest move between two latent frames, as the model's authors
+        have it, or 1 if the camera only turns.
+    own_intrinsics : bool
+        Whether each latent frame has its own intrinsics, instead of the first one's for all.
+
+    Raises
+    ------
+    UsageError
+        If an array does not fit, or the poses are too few for one chunk.
+    """
+
+    def __init__(
+        self,
+        poses: object,
+        intrinsics: object,
+        *,
+        height: int,
+        width: int,
+        chunk_frames: int,
+        unit: float | None = None,
+        own_intrinsics: bool = False,
+    ) -> None:
+        every = checked_poses(poses)
+        seen = for_size(checked_intrinsics(intrinsics, len(every)), height, width)
+        chunks = ((len(every) - 1) // VIDEO_PER_LATENT + 1) // chunk_frames
+        if not chunks:
+            need = VIDEO_PER_LATENT * (chunk_frames - 1) + 1
+            raise UsageError(
+                f"{len(every)} poses, expected {need} or more for a chunk of {chunk_frames} latent frames"
+            )
+        taken = slice(0, VIDEO_PER_LATENT * chunks * chunk_frames, VIDEO_PER_LATENT)
+        self._frames = framewise(every[taken][: chunks * chunk_frames])
+        self._intrinsics = (
+            seen[taken][: len(self._frames)] if own_intrinsics else seen[:1].repeat(len(self._frames), 0)
+        )
+        longest = float(np.linalg.norm(self._frames[:, :, 3], axis=1).max()) or 1.0
+        self._frames[:, :, 3] /= checked_unit(longest if unit is None else unit)
+        self._chunk_frames = chunk_frames
+
+    def __len__(self) -> int:
+        """Return the number of chunks."""
+        return len(self._frames) // self._chunk_frames
+
+    def chunk(self, number: int) -> dict[str, NDArray[np.float32]]:
+        """Return the inputs of a chunk by name, ``camera`` [F, 3, 4] and ``intrinsics`` [F, 4].
+
+        Raises
+        ------
+        UsageError
+            If the path is shorter.
+        """
+        if not 0 <= number < len(self):
+            raise UsageError(f"chunk {number} of a camera's path of {len(self)} chunks: give more poses")
+        part = slice(number * self._chunk_frames, (number + 1) * self._chunk_frames)
+        return inputs_of(self._frames[part], self._intrinsics[part])
+
+
+def checked_unit(unit: float) -> float:
+    """Return a length that is positive and finite.
+
+    Raises
+    ------
+    UsageError
+        If it is not.
+    """
+    if not (np.isfinite(unit) and unit > 0):
+        raise UsageError(f"unit is {unit}, expected a positive length")
+    return unit

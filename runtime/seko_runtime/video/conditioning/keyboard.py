@@ -1,0 +1,263 @@
+"""A camera that a person steers with keys: w, s, a, d move, i, k look up and down, j, l turn left and right."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.errors import UsageError
+from seko_runtime.video.conditioning.poses import Array, checked_intrinsics, framewise, inputs_of
+
+KEYS = "wasdijkl"
+NONE = "none"
+MAX_STEPS = 1_000_000  # of a key string
+_PART = re.compile(rf"({NONE}|[{KEYS}]+)-([0-9]{{1,7}})", re.ASCII)
+_USUAL_FOCAL_LENGTH = 500.0  # pixels, at any size
+
+
+@dataclass(frozen=True)
+class KeySettings:
+    """How far a held key moves and turns the camera in one step.
+
+    Parameters
+    ----------
+    steps_per_frame : int
+        Steps in a latent frame: 4 is one for each video frame, as the authors' tool has it; 1 one for each latent
+        frame.
+    move : float
+        Length of a step.
+    yaw, pitch : float
+        Degrees of a step.
+    pitch_limit : float
+        Degrees that the camera looks up or down at most.
+    unit : float or None
+        Length that is 1 for the model. Default: what a latent frame's steps straight on come to.
+
+    Raises
+    ------
+    UsageError
+        If a number is out of range.
+    """
+
+    steps_per_frame: int = 4
+    move: float = 0.05
+    yaw: float = 2.0
+    pitch: float = 2.0
+    pitch_limit: float = 85.0
+    unit: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps_per_frame < 1:
+            raise UsageError(f"steps_per_frame is {self.steps_per_frame}, expected 1 or more")
+        for name, most in (("move", math.inf), ("yaw", 180.0), ("pitch", 90.0), ("pitch_limit", 90.0)):
+            if not 0 <= getattr(self, name) < math.inf or getattr(self, name) > most:
+                raise UsageError(f"{name} is {getattr(self, name)}, expected a number from 0 to {most:g}")
+        if self.unit is not None and not 0 < self.unit < math.inf:
+            raise UsageError(f"unit is {self.unit}, expected a positive length")
+
+    @property
+    def length(self) -> float:
+        """The length that is 1 for the model."""
+        return self.unit or self.steps_per_frame * self.move or 1.0
+
+
+REALTIME = KeySettings(steps_per_frame=1, yaw=6.0, pitch=4.0)
+"""One step for each latent frame, as vllm-omni and SGLang steer."""
+
+
+def key_rows(text: str) -> list[frozenset[str]]:
+    """Return the keys of every step that a string such as ``w-10,iw-15,none-5`` names: keys, a dash, steps.
+
+    Raises
+    ------
+    UsageError
+        If a part has another form, or the steps are too many.
+    """
+    rows: list[frozenset[str]] = []
+    for part in text.split(","):
+        found = _PART.fullmatch(part.strip())
+        if found is None or not int(found[2]):
+            raise UsageError(
+                f"keys {part.strip()[:40]!r}: expected keys of {KEYS}, or {NONE}, a dash and a number of steps, as in "
+                "w-10,iw-15,none-5"
+            )
+        if len(rows) + int(found[2]) > MAX_STEPS:
+            raise UsageError(f"keys for more than {MAX_STEPS} steps: give fewer")
+        rows += [frozenset() if found[1] == NONE else frozenset(found[1])] * int(found[2])
+    return rows
+
+
+class KeyboardCamera:
+    """The camera of one stream: keys are pressed and released, and every chunk takes what was held since the last.
+
+    A key that is pressed and released between two chunks counts for one latent frame. The pose is kept in float64, as
+    place and angles, so that no stream is too long.
+
+    Parameters
+    ----------
+    height, width : int
+        The video's size in pixels.
+    chunk_frames : int
+        Latent frames of a chunk.
+    settings : KeySettings
+        Steps and turns.
+    intrinsics : array, optional
+        [4], focal lengths and centre in pixels of the video. Default: 500, 500 and its middle.
+    keys : str or iterable of sets of str
+        Keys of the first steps, as `key_rows` takes or returns them; the person's own keys follow.
+
+    Raises
+    ------
+    UsageError
+        If the size, the intrinsics or a key cannot be.
+    """
+
+    def __init__(
+        self,
+        height: int,
+        width: int,
+        chunk_frames: int,
+        settings: KeySettings = KeySettings(),
+        *,
+        intrinsics: object = None,
+        keys: str | Iterable[Iterable[str]] = (),
+    ) -> None:
+        if min(height, width, chunk_frames) < 1:
+            raise UsageError(
+                f"height {height}, width {width} and chunk_frames {chunk_frames}: expected 1 or more"
+            )
+        usual = (_USUAL_FOCAL_LENGTH, _USUAL_FOCAL_LENGTH, width / 2, height / 2)
+        self._intrinsics = checked_intrinsics(usual if intrinsics is None else intrinsics, chunk_frames)
+        self._chunk_frames, self.settings = chunk_frames, settings
+        rows = key_rows(keys) if isinstance(keys, str) else [_checked(row) for row in keys]
+        self._script = tuple(rows)
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew: at the origin, no key held, the first steps' keys to come."""
+        self._place, self._yaw, self._pitch = np.zeros(3), 0.0, 0.0
+        self._held: set[str] = set()
+        self._pulses: set[str] = set()
+        self._queue = deque(self._script)
+        self._begun = False
+
+    @property
+    def pose(self) -> Array:
+        """The camera [4, 4], camera to world."""
+        pose = np.eye(4)
+        pose[:3, :3] = _about_y(self._yaw) @ _about_x(self._pitch)
+        pose[:3, 3] = self._place
+        return pose
+
+    @property
+    def steps_left(self) -> int:
+        """Steps whose keys were given at the beginning and are still to come."""
+        return len(self._queue)
+
+    def press(self, keys: Iterable[str]) -> None:
+        """Hold keys, from the next chunk on."""
+        pressed = _checked(keys)
+        self._pulses |= pressed
+        self._held |= pressed
+
+    def release(self, keys: Iterable[str]) -> None:
+        """Let keys go. One that was pressed since the last chunk still counts for a latent frame."""
+        self._held -= _checked(keys)
+
+    def next_chunk(self) -> dict[str, NDArray[np.float32]]:
+        """Move on by a chunk and return its inputs by name, ``camera`` [F, 3, 4] and ``intrinsics`` [F, 4].
+
+        The first latent frame of a stream is where the camera begins; all others are behind the steps of one.
+        """
+        before = self.pose if self._begun else None
+        poses = []
+        pulses = set(self._pulses)
+        self._pulses.clear()
+        for _ in range(self._chunk_frames):
+            if self._begun:
+                for _ in range(self.settings.steps_per_frame):
+                    self._step(self._queue.popleft() if self._queue else self._held | pulses)
+                pulses.clear()
+            self._begun = True
+            poses.append(self.pose)
+        moved = framewise(np.stack(poses), before)
+        moved[:, :, 3] /= self.settings.length
+        return inputs_of(moved, self._intrinsics)
+
+    def state(self) -> dict[str, Any]:
+        """Return all that `load` needs to go on from here, as JSON can hold it; a stream's snapshot has no camera."""
+        return {
+            "place": self._place.tolist(),
+            "yaw": self._yaw,
+            "pitch": self._pitch,
+            "held": "".join(sorted(self._held)),
+            "pulses": "".join(sorted(self._pulses)),
+            "steps_left": len(self._queue),
+            "begun": self._begun,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state` of a camera with the same settings and first steps.
+
+        Raises
+        ------
+        UsageError
+            If it is not one.
+        """
+        try:
+            place = np.array(state["place"], np.float64)
+            yaw, pitch, left = float(state["yaw"]), float(state["pitch"]), state["steps_left"]
+            held, pulses = _checked(state["held"]), _checked(state["pulses"])
+            begun = state["begun"]
+        except (KeyError, TypeError, ValueError) as fault:
+            raise UsageError(
+                f"this is no state of a keyboard's camera: {fault}; take what state() gave"
+            ) from None
+        numbers = np.array([*place.ravel(), yaw, pitch])
+        whole = type(left) is int and 0 <= left <= len(self._script) and type(begun) is bool
+        if place.shape != (3,) or not np.isfinite(numbers).all() or not whole:
+            raise UsageError(
+                "this state does not fit this camera; take what state() gave, with the same first steps"
+            )
+        self._place, self._yaw, self._pitch = place, yaw, pitch
+        self._held, self._pulses, self._begun = set(held), set(pulses), begun
+        self._queue = deque(self._script[len(self._script) - left :])
+
+    def _step(self, keys: Iterable[str]) -> None:
+        """Turn, then move over the ground, where the camera looks now."""
+        s, held = self.settings, set(keys)
+
+        def signed(forward: str, back: str) -> int:
+            return (forward in held) - (back in held)
+
+        limit = math.radians(s.pitch_limit)
+        pitch = self._pitch + math.radians(s.pitch) * signed("i", "k")
+        self._pitch = min(max(pitch, -limit), limit)
+        self._yaw += math.radians(s.yaw) * signed("l", "j")
+        ahead = np.array([math.sin(self._yaw), 0.0, math.cos(self._yaw)])
+        right = np.array([math.cos(self._yaw), 0.0, -math.sin(self._yaw)])
+        self._place = self._place + s.move * (signed("w", "s") * ahead + signed("d", "a") * right)
+
+
+def _checked(keys: Iterable[str]) -> frozenset[str]:
+    found = frozenset(keys)
+    if odd := sorted(key for key in found if key not in tuple(KEYS)):
+        raise UsageError(f"key {str(odd[0])[:40]!r} is not known, expected one of {', '.join(KEYS)}")
+    return found
+
+
+def _about_x(angle: float) -> Array:
+    c, s = math.cos(angle), math.sin(angle)
+    return np.array([[1.0, 0.0, 0.0], [0.0, c, -s], [0.0, s, c]])
+
+
+def _about_y(angle: float) -> Array:
+    c, s = math.cos(angle), math.sin(angle)
+    return np.array([[c, 0.0, s], [0.0, 1.0, 0.0], [-s, 0.0, c]])

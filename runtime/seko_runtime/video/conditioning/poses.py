@@ -1,0 +1,100 @@
+"""Poses of cameras: each in the one before, and intrinsics for a picture's size. All in float64.
+
+A pose [4, 4] takes points from the camera to the world. x points right, y down, z forward.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.errors import UsageError
+
+Array = NDArray[np.float64]
+REFERENCE_HEIGHT, REFERENCE_WIDTH = (
+    480,
+    832,
+)  # of the picture that recorded intrinsics are for, whatever it is
+VIDEO_PER_LATENT = 4  # video frames, each with a pose, for each latent frame after the first
+POSES, INTRINSICS = "camera", "intrinsics"  # a model's inputs: [F, 3, 4] and [F, 4] float32
+_ROUNDED = 1e-3  # how far a rotation in a file may be from one
+
+
+def framewise(poses: Array, before: Array | None = None) -> Array:
+    """Return each camera's pose in the frame of the one before it.
+
+    Parameters
+    ----------
+    poses : numpy.ndarray
+        [N, 4, 4].
+    before : numpy.ndarray, optional
+        [4, 4], the camera before the first one. Without it the first one stays where it is: the identity.
+
+    Returns
+    -------
+    numpy.ndarray
+        [N, 3, 4], rotation and translation. It does not depend on the world's own frame.
+    """
+    first = poses[:1] if before is None else before[None]
+    earlier = np.concatenate((first, poses[:-1]))
+    back = earlier[:, :3, :3].swapaxes(1, 2)  # a rotation's inverse
+    turn = back @ poses[:, :3, :3]
+    move = back @ (poses[:, :3, 3:] - earlier[:, :3, 3:])
+    return np.concatenate((turn, move), 2)
+
+
+def checked_poses(poses: object) -> Array:
+    """Return poses as float64 [N, 4, 4].
+
+    Raises
+    ------
+    UsageError
+        If the array has another shape, a number that is not finite, or a matrix that is no rotation and translation.
+    """
+    found = np.asarray(poses)
+    if found.ndim != 3 or found.shape[1:] != (4, 4) or not len(found) or found.dtype.kind not in "fiu":
+        raise UsageError(f"poses are {found.dtype} {list(found.shape)}, expected numbers of [N, 4, 4]")
+    made = found.astype(np.float64)
+    turn = made[:, :3, :3]
+    with np.errstate(invalid="ignore", over="ignore"):
+        off = np.abs(turn @ turn.swapaxes(1, 2) - np.eye(3)).max()
+        whole = np.abs(made[:, 3] - [0, 0, 0, 1]).max() <= _ROUNDED and np.linalg.det(turn).min() > 0
+    if not (np.isfinite(made).all() and off <= _ROUNDED and whole):
+        raise UsageError(
+            "poses hold a matrix that is not a rotation and a translation over a row 0, 0, 0, 1: expected cameras to "
+            "the world"
+        )
+    return made
+
+
+def checked_intrinsics(intrinsics: object, count: int) -> Array:
+    """Return intrinsics (focal lengths x and y, centre x and y) as float64 [count, 4]; [4] stands for all.
+
+    Raises
+    ------
+    UsageError
+        If the shape does not fit, or a focal length is not positive.
+    """
+    found = np.asarray(intrinsics)
+    if found.shape not in ((4,), (count, 4)) or found.dtype.kind not in "fiu":
+        raise UsageError(
+            f"intrinsics are {found.dtype} {list(found.shape)}, expected numbers of [4] or [{count}, 4]: focal "
+            "lengths x and y, centre x and y"
+        )
+    made = np.broadcast_to(found.astype(np.float64), (count, 4))
+    if not np.isfinite(made).all() or (made[:, :2] <= 0).any():
+        raise UsageError(
+            "intrinsics hold a focal length that is not positive, or a number that is not finite"
+        )
+    return made
+
+
+def for_size(intrinsics: Array, height: int, width: int) -> Array:
+    """Return intrinsics [..., 4] of a picture of 480 x 832 for one of another size."""
+    x, y = width / REFERENCE_WIDTH, height / REFERENCE_HEIGHT
+    return intrinsics * np.array([x, y, x, y])
+
+
+def inputs_of(poses: Array, intrinsics: Array) -> dict[str, NDArray[np.float32]]:
+    """Return a chunk's inputs by name, from framewise poses [F, 3, 4] and intrinsics [F, 4]."""
+    return {POSES: poses.astype(np.float32), INTRINSICS: intrinsics.astype(np.float32)}
