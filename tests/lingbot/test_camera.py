@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -58,9 +59,7 @@ def poses_by_formula(keys: list[frozenset[str]], how: KeySettings) -> np.ndarray
 def relative_by_formula(latent_poses: np.ndarray, unit: float) -> np.ndarray:
     """Relative to the first, then each in the one before."""
     from_first = np.linalg.inv(latent_poses[0]) @ latent_poses
-    each = [np.eye(4)] + [
-        np.linalg.inv(one) @ other for one, other in zip(from_first, from_first[1:], strict=False)
-    ]
+    each = [np.eye(4)] + [np.linalg.inv(one) @ other for one, other in pairwise(from_first)]
     made = np.array(each)[:, :3]
     made[:, :, 3] /= unit
     return made

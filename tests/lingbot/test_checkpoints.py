@@ -87,7 +87,7 @@ def test_a_preset_that_is_named_gives_its_passes(tmp_path: Path) -> None:
 
 def test_control_by_keys_is_another_model(tmp_path: Path) -> None:
     act = written(tmp_path / "act", control_type="act")
-    with pytest.raises(ContradictionError, match="control_channels is 6 by shapes, 7 by config.json"):
+    with pytest.raises(ContradictionError, match="control_channels is 6 by shapes, 7 by config"):
         recognise_checkpoint(act)
     odd = written(tmp_path / "odd", control_type="joystick")
     with pytest.raises(NotACheckpointError, match="'joystick', expected one of cam, act"):

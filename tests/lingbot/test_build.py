@@ -1,0 +1,55 @@
+"""The tiny preset as an artifact: built, verified, and replayed by the runtime alone as the eager model says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from seko_export.build_steps import build_artifact
+from seko_export.goldens.record import eager_session, golden_text
+from seko_runtime import open_artifact
+from seko_runtime.errors import UsageError
+from seko_runtime.video.conditioning import KeyboardCamera
+from tests.lingbot.streams import given_of, lingbot_config, random_checkpoint, weights_of
+from tests.tolerances import relative_error
+
+# Four passes in float32 that feed on each other, over a few chunks: some ten times the bar of one pass.
+STREAM_BAR = 5e-5
+CHUNKS = 4  # past the wrap: the cache holds 5 latent frames, a chunk is 2
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "fp4"])
+def test_it_is_built_verified_and_replayed(scheme: str, tmp_path: Path) -> None:
+    config, checkpoint = lingbot_config(scheme), random_checkpoint()
+    save_file(checkpoint, tmp_path / "tiny.safetensors")
+    built = build_artifact(config, tmp_path / "tiny.safetensors", tmp_path / "artifact", backend="aoti")
+    assert built.golden_error <= 1e-3
+    table, text = given_of(config, None)["condition"].numpy(), golden_text(config).numpy()
+    with open_artifact(built.artifact) as artifact:
+        kinds = {one.name: (one.shape, one.per, one.kind) for one in artifact.manifest.inputs}
+        assert kinds == {
+            "condition": ((20, 30, 4, 6), "session", "picture_condition"),
+            "camera": ((2, 3, 4), "chunk", "camera_poses"),
+            "intrinsics": ((2, 4), "chunk", "camera_intrinsics"),
+        }
+        assert artifact.manifest.stream.latent_shape[0] == config.model.out_channels == 16
+        assert all(error.within for error in artifact.verify())
+        with pytest.raises(UsageError, match="input 'condition' is required per session"):
+            artifact.open_session(seeds=[3])
+        keys = KeyboardCamera(config.stream.height, config.stream.width, 2, keys="iw-9,wl-9,none-9")
+        steps = [keys.next_chunk() for _ in range(CHUNKS)]
+        with artifact.open_session(seeds=[3], text=text, inputs={"condition": table}) as session:
+            with pytest.raises(UsageError, match="input 'camera' is required for every chunk"):
+                session.run_chunk()
+            made = [session.run_chunk(step).to_host() for step in steps]
+    if scheme != "fp32":
+        assert all(np.isfinite(one).all() for one in made)
+        return
+    with eager_session(config, weights_of(config, checkpoint), torch.from_numpy(text), [3]) as session:
+        for one, step in zip(made, steps, strict=True):
+            eager = torch.from_numpy(session.run_chunk(step).to_host())
+            assert relative_error(torch.from_numpy(one), eager) <= STREAM_BAR
