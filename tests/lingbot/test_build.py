@@ -39,7 +39,7 @@ def test_it_is_built_verified_and_replayed(scheme: str, tmp_path: Path) -> None:
         assert artifact.manifest.stream.latent_shape[0] == config.model.out_channels == 16
         assert all(error.within for error in artifact.verify())
         with pytest.raises(UsageError, match="input 'condition' is required per session"):
-            artifact.open_session(seeds=[3])
+            artifact.open_session(seeds=[3], inputs={})
         keys = KeyboardCamera(config.stream.height, config.stream.width, 2, keys="iw-9,wl-9,none-9")
         steps = [keys.next_chunk() for _ in range(CHUNKS)]
         with artifact.open_session(seeds=[3], text=text, inputs={"condition": table}) as session:
