@@ -9,19 +9,14 @@ from typing import Any
 
 import torch
 
-from seko_export.checkpoints.errors import (
-    CheckpointError,
-    MissingGeneratorError,
-    NotACheckpointError,
-    UnknownModelError,
-)
+from seko_export.checkpoints.errors import MissingGeneratorError, NotACheckpointError, UnknownModelError
 from seko_export.checkpoints.json_files import CONFIG_FILE, config_file_of, read_json_object
 from seko_export.checkpoints.load import Checkpoint, load_model
 from seko_export.checkpoints.random import write_random_model
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import Layout, OpenedFiles, shown
 from seko_export.config.model import ModelConfig
-from seko_export.errors import UsageError
+from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.base import Family
 from seko_export.families.recognition import Recognised
 from seko_export.families.registry import families, family_named

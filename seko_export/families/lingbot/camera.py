@@ -41,7 +41,8 @@ class CameraTokens(nn.Module):
             seen.to(self.patch_embedding_wancamctrl.weight.dtype)
         )
         inner = self.c2ws_hidden_states_layer2(F.silu(self.c2ws_hidden_states_layer1(tokens)))
-        return tokens + inner
+        made: Tensor = tokens + inner
+        return made
 
 
 class ScaleShift(nn.Module):
@@ -51,8 +52,11 @@ class ScaleShift(nn.Module):
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
-        for name in ("cam_injector_layer1", "cam_injector_layer2", "cam_scale_layer", "cam_shift_layer"):
-            setattr(self, name, nn.Linear(model.dim, model.dim, dtype=dtype))
+        d = model.dim
+        self.cam_injector_layer1 = nn.Linear(d, d, dtype=dtype)
+        self.cam_injector_layer2 = nn.Linear(d, d, dtype=dtype)
+        self.cam_scale_layer = nn.Linear(d, d, dtype=dtype)
+        self.cam_shift_layer = nn.Linear(d, d, dtype=dtype)
 
     def forward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return scale and shift, [B, T, d] each, from the tokens [B, T, d]."""

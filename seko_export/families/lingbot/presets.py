@@ -39,17 +39,20 @@ def trained_schedule(steps: tuple[int, ...], shift: float = SHIFT) -> Schedule:
     )
 
 
-_FULL = {"layers": 40, "dim": 5120, "heads": 40, "ffn_dim": 13824}
+def _full_size(name: str) -> LingbotModel:
+    return LingbotModel(name=name, layers=40, dim=5120, heads=40, ffn_dim=13824)
+
+
 V1_SCHEDULE, V2_SCHEDULE = trained_schedule((0, 179, 358, 679)), trained_schedule((0, 250, 500, 750))
 
 PRESETS: dict[str, Preset] = {
     V1: Preset(
-        LingbotModel(name=V1, **_FULL),
+        _full_size(V1),
         StreamConfig(height=480, width=832, chunk_frames=3, sink_frames=3, ring_frames=18),
         V1_SCHEDULE,
     ),
     V2: Preset(
-        LingbotModel(name=V2, **_FULL),
+        _full_size(V2),
         StreamConfig(height=480, width=832, chunk_frames=4, sink_frames=6, ring_frames=12),
         V2_SCHEDULE,
     ),

@@ -1,7 +1,12 @@
 """What steers a stream besides text: conditioning frames, and cameras from keys or recorded paths. Numpy only."""
 
 from seko_runtime.video.conditioning.camera_path import CameraPath
-from seko_runtime.video.conditioning.frames import NO_ENCODER, ConditioningFrames, per_row
+from seko_runtime.video.conditioning.frames import (
+    NO_ENCODER,
+    ConditioningFrames,
+    by_either_name,
+    per_row,
+)
 from seko_runtime.video.conditioning.keyboard import KeyboardCamera, KeySettings, key_rows
 
 __all__ = [
@@ -10,6 +15,7 @@ __all__ = [
     "ConditioningFrames",
     "KeySettings",
     "KeyboardCamera",
+    "by_either_name",
     "key_rows",
     "per_row",
 ]

@@ -92,7 +92,8 @@ def checked_intrinsics(intrinsics: object, count: int) -> Array:
 def for_size(intrinsics: Array, height: int, width: int) -> Array:
     """Return intrinsics [..., 4] of a picture of 480 x 832 for one of another size."""
     x, y = width / REFERENCE_WIDTH, height / REFERENCE_HEIGHT
-    return intrinsics * np.array([x, y, x, y])
+    made: Array = intrinsics * np.array([x, y, x, y])
+    return made
 
 
 def inputs_of(poses: Array, intrinsics: Array) -> dict[str, NDArray[np.float32]]:
