@@ -1,0 +1,222 @@
+"""Streams by the runtime's own session and pool over the eager model: keys, poses, rows, rebuilt caches, snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from seko_export.artifact.describe import describe
+from seko_export.backends import EAGER
+from seko_export.config.build import BuildConfig
+from seko_export.config.stream import PoolConfig
+from seko_export.engines.piece import dtype_name
+from seko_export.families.registry import graph_of
+from seko_export.goldens.record import eager_engine, eager_session, golden_text
+from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.format.manifest import Weight
+from seko_runtime.video.conditioning import CameraPath, KeyboardCamera
+from seko_runtime.video.pool import Pool
+from seko_runtime.video.streams import Streams
+from tests.lingbot.streams import INPUTS, given_of, lingbot_config, random_checkpoint, weights_of
+from tests.tolerances import FP8_MATMULS_PASS, FP8_PASS, STEP, relative_error
+from tests.truth.eager_stream import EagerStream, random_text
+
+# Four passes in float32 that feed on each other, over a few chunks: some ten times the bar of one pass.
+STREAM_BAR = 5e-5
+CHUNKS = 5  # past the wrap: the cache holds 5 latent frames, a chunk is 2
+KEYS = ("iw-9,wl-9,none-9,sa-9", "d-12,kj-12,w-12")  # of two rows
+SEEDS = (3, 8)
+Steps = Sequence[Mapping[str, Any]]
+
+
+def keyboard(config: BuildConfig, keys: str, **more: object) -> KeyboardCamera:
+    s = config.stream
+    return KeyboardCamera(s.height, s.width, s.chunk_frames, keys=keys, **more)
+
+
+def by_keys(config: BuildConfig, keys: str) -> Steps:
+    camera = keyboard(config, keys)
+    return [camera.next_chunk() for _ in range(CHUNKS)]
+
+
+def table_of(config: BuildConfig) -> np.ndarray:
+    return given_of(config, None)["condition"].numpy()
+
+
+def alone(
+    config: BuildConfig, steps: Steps, seed: int = SEEDS[0], recache_at: int | None = None
+) -> list[Tensor]:
+    """The chunks of a session of its own; the cache is rebuilt before one, with the prompt that was there."""
+    text, made = golden_text(config), []
+    with eager_session(config, weights_of(config, random_checkpoint()), text, [seed]) as session:
+        for number, step in enumerate(steps):
+            if number == recache_at:
+                session.set_text(text.numpy(), recache=True)
+            made.append(torch.from_numpy(session.run_chunk(step).to_host()))
+    return made
+
+
+def assert_alike(made: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
+    for one, other in zip(made, wanted, strict=True):
+        assert relative_error(one, other) <= STREAM_BAR
+
+
+def test_keys_make_the_stream_of_the_poses_that_they_make() -> None:
+    """The keyboard's own poses, one for each video frame, given as a recorded path with the same unit of length."""
+    config = lingbot_config()
+    steps = by_keys(config, KEYS[0])
+    camera, poses = keyboard(config, KEYS[0]), []
+    for _ in range(4 * config.stream.chunk_frames * CHUNKS):
+        poses.append(camera.pose)
+        camera._step(camera._queue.popleft() if camera._queue else frozenset())
+    s = config.stream
+    usual = np.array([500, 500, s.width / 2, s.height / 2]) / np.array([s.width / 832, s.height / 480] * 2)
+    path = CameraPath(
+        poses, usual, height=s.height, width=s.width, chunk_frames=s.chunk_frames, unit=camera.settings.length
+    )
+    by_poses = [path.chunk(number) for number in range(CHUNKS)]
+    wanted = alone(config, steps)
+    assert_alike(alone(config, by_poses), wanted)
+    resting = [steps[0]] * CHUNKS  # the same start, and a camera that stays there
+    assert relative_error(alone(config, resting)[-1], wanted[-1]) > 100 * STREAM_BAR
+
+
+@pytest.mark.parametrize(
+    ("scheme", "change", "bar"),
+    [
+        ("fp32", {}, STEP[torch.float32]),
+        ("fp4", {"attention": "fp8"}, FP8_PASS),
+        ("fp4", {"attention": "fp8", "resident_window": True}, FP8_PASS),
+        ("fp4", {"attention": "fp8", "fp8": True}, FP8_MATMULS_PASS),
+    ],
+)
+@pytest.mark.parametrize("how", ["chunk", "pass"])
+def test_fused_layers_are_the_plain_ones(
+    how: str, scheme: str, change: Mapping[str, Any], bar: float, worst: Callable[[str, float], None]
+) -> None:
+    """Past the wrap, each pass fed the plain stream's latents."""
+    plain = lingbot_config(scheme, how=how)
+    checkpoint, text = random_checkpoint(), random_text(plain.model, 1)
+    streams = [
+        EagerStream(config, checkpoint, text) for config in (plain, replace(plain, fused=True, **change))
+    ]
+    for chunk in (None, *range(4)):
+        for stream in streams:
+            for name, value in given_of(plain, chunk).items():
+                stream.buffers[INPUTS[name]].copy_(value)
+        if chunk is None:
+            continue
+        first = [chunk * plain.stream.chunk_frames]
+        wanted = streams[0].run_chunk(first, [3])
+        made = streams[1].run_chunk(first, [3], feed=[one.latents for one in wanted])
+        for one, other in zip(wanted[:-1], made[:-1], strict=True):
+            error = relative_error(other.velocity, one.velocity)
+            worst(f"lingbot, fused layers, {scheme} {sorted(change)}, camera each {how}", error)
+            assert error <= bar
+
+
+def test_a_scale_kept_for_the_chunk_is_the_one_of_every_pass() -> None:
+    """Two ways to use memory: the same numbers."""
+    config = lingbot_config()
+    steps = by_keys(config, KEYS[0])
+    assert_alike(alone(lingbot_config(how="pass"), steps), alone(config, steps))
+
+
+def test_a_rebuilt_cache_sees_the_camera_of_each_kept_chunk() -> None:
+    """With the same prompt the next chunk is the same, as long as nothing was evicted; other cameras show."""
+    config = lingbot_config()
+    steps = by_keys(config, KEYS[0])[:3]
+    plain = alone(config, steps)
+    assert torch.equal(alone(config, steps, recache_at=2)[-1], plain[-1])
+    other = [*by_keys(config, KEYS[1])[:2], steps[2]]
+    assert relative_error(alone(config, other, recache_at=2)[-1], plain[-1]) > 100 * STREAM_BAR
+
+
+@contextmanager
+def opened(config: BuildConfig, rows: int = 2) -> Iterator[Pool]:
+    """A pool over the eager model."""
+    pooled = replace(config, pool=PoolConfig(rows, (1, 2)))
+    weights = weights_of(pooled, random_checkpoint()) | config.schedule.tables(pooled.as_batch.stream)
+    table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
+    engines = {name: eager_engine(piece) for name, piece in graph_of(pooled).pieces.items()}
+    streams = Streams(describe(pooled, EAGER, table, {}), engines, weights, CpuMemory(), digest="d")
+    streams.prepare()
+    with Pool(streams) as pool:
+        yield pool
+
+
+def test_rows_of_a_pool_have_pictures_and_cameras_of_their_own() -> None:
+    """They begin at different times, so that a call holds different frames of their tables, too."""
+    config = lingbot_config()
+    steps, text = [by_keys(config, keys) for keys in KEYS], golden_text(config)
+    tables = [table_of(config), table_of(config)[..., ::-1].copy()]
+    wanted = []
+    for row in range(2):
+        with eager_session(
+            config, weights_of(config, random_checkpoint()), text, SEEDS[row : row + 1]
+        ) as one:
+            one.set_inputs({"condition": tables[row]})
+            wanted.append([torch.from_numpy(one.run_chunk(step).to_host()) for step in steps[row]])
+    assert relative_error(wanted[0][0], wanted[1][0]) > 100 * STREAM_BAR
+    made: list[list[Tensor]] = [[], []]
+    with opened(config) as pool:
+        sessions = [
+            pool.open_session(seed=seed, text=text.numpy(), inputs={"condition": table})
+            for seed, table in zip(SEEDS, tables, strict=True)
+        ]
+        made[0].append(torch.from_numpy(sessions[0].run_chunk(steps[0][0]).to_host()))
+        for number in range(1, CHUNKS):
+            given = [steps[0][number], steps[1][number - 1]]
+            for row, chunk in enumerate(pool.run(sessions, given)):
+                made[row].append(torch.from_numpy(chunk.to_host()))
+        for session in sessions:
+            session.close()
+    assert_alike(made[0], wanted[0])
+    assert_alike(made[1], wanted[1][: CHUNKS - 1])
+
+
+def test_a_stream_goes_on_from_a_snapshot_with_its_keys(tmp_path: Path) -> None:
+    """Stream and controller, whose state is JSON: the same bytes as without the break; a restart is the beginning."""
+    config, text = lingbot_config(), golden_text(lingbot_config()).numpy()
+    with opened(config) as pool:
+        session = pool.open_session(seed=SEEDS[0], text=text, inputs={"condition": table_of(config)})
+        camera = keyboard(config, KEYS[0])
+        first = session.run_chunk(camera.next_chunk()).to_host().copy()
+        camera.press("wl")
+        session.run_chunk(camera.next_chunk())
+        session.save(tmp_path / "stream")
+        state = camera.state()
+        wanted = [session.run_chunk(camera.next_chunk()).to_host().copy() for _ in range(2)]
+        again = pool.restore(tmp_path / "stream")
+        other = keyboard(config, KEYS[0])
+        other.load(state)
+        for one in wanted:
+            assert np.array_equal(again.run_chunk(other.next_chunk()).to_host(), one)
+        session.restart()
+        camera.reset()
+        assert np.array_equal(session.run_chunk(camera.next_chunk()).to_host(), first)
+        session.close()
+        again.close()
+
+
+def test_a_prompt_switch_leaves_picture_and_camera() -> None:
+    """A new text without a rebuilt cache changes the next chunk; the same text again changes nothing."""
+    config = lingbot_config()
+    steps, text = by_keys(config, KEYS[0]), golden_text(config)
+    plain = alone(config, steps)
+    with eager_session(config, weights_of(config, random_checkpoint()), text, SEEDS[:1]) as session:
+        for number, step in enumerate(steps):
+            if number == 2:
+                session.set_text(text.numpy())
+            if number == 3:
+                session.set_text(2 * text.numpy(), recache=True)
+            made = torch.from_numpy(session.run_chunk(step).to_host())
+            assert torch.equal(made, plain[number]) == (number < 3)
