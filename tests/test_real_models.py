@@ -14,13 +14,13 @@ import click
 import pytest
 import torch
 
-from seko_export.checkpoints.text_keys import text_shapes
-from seko_export.checkpoints.vae_keys import vae_shapes
 from seko_export.cli import main
-from seko_export.config.media import VaeConfig
 from seko_export.config.model import ModelConfig
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.host.environment import Target
+from seko_export.media.umt5.keys import text_shapes
+from seko_export.media.wan_vae.config import WanVaeConfig
+from seko_export.media.wan_vae.keys import vae_shapes
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import ResolvedBuild, resolve_build
 from seko_export.roofline.predict import Wish, predict
@@ -91,7 +91,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_random_checkpoint(
         home / "checkpoints" / "self_forcing_dmd.pt", SMALL, format="self-forcing", seed=0
     )
-    vae = VaeConfig(base_dim=4)  # and Wan 2.1's else, as for every file without a config.json
+    vae = WanVaeConfig(base_dim=4)  # and Wan 2.1's else, as for every file without a config.json
     for size in ("1.3B", "14B"):
         wan = home / f"Wan2.1-T2V-{size}"
         write_random_checkpoint(wan, SMALL, format="wan-sharded", seed=0)

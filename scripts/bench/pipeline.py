@@ -19,7 +19,7 @@ from rows import append_row
 from safetensors.torch import save_file
 from vae import random_weights
 
-from seko_export.config.media import VaeConfig
+from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.tools.inspection import percentile
 
 SAMPLE = "sample: 96x96, chunk 3, ring 9, B=1, fp4"
@@ -114,7 +114,7 @@ def _full_size(work: Path) -> Path:
     if not checkpoint.exists():
         run_python("scripts/make_checkpoint.py", "--preset", "self-forcing-1.3b", "--format", "self-forcing",
                    "--device", "cuda", "-o", str(checkpoint))  # fmt: skip
-    weights = random_weights(VaeConfig())
+    weights = random_weights(WanVaeConfig())
     save_file({name: tensor.bfloat16() for name, tensor in weights.items()}, vae)
     last_json("-m", "seko_export", "build", str(checkpoint), "--preset", "self-forcing-1.3b", "--fp4-kv", "--vae",
               str(vae), "--no-text", "-o", str(artifact), "--force", "--json")  # fmt: skip

@@ -25,15 +25,15 @@ from rows import append_row
 from torch import Tensor, nn
 
 from seko_export.backends.aoti import compile_piece
-from seko_export.checkpoints.vae_keys import vae_diffusers_names, vae_shapes
 from seko_export.config.build import BuildConfig
-from seko_export.config.media import VaeConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.engines.piece import Piece
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
-from seko_export.media.wan_vae import VaeDecode, latent_statistics
+from seko_export.media.wan_vae.config import WanVaeConfig
+from seko_export.media.wan_vae.keys import vae_diffusers_names, vae_shapes
+from seko_export.media.wan_vae.modules import VaeDecode, latent_statistics
 
 PIECES = ("vae_decode_first", "vae_decode")
 CHUNKS = 3  # decoded for the difference and, but for the first one, for eager's time
@@ -63,12 +63,12 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
     parser.add_argument("--height", type=int, default=480)
     parser.add_argument("--width", type=int, default=832)
-    parser.add_argument("--base-dim", type=int, default=VaeConfig().base_dim, help="24: LightVAE")
+    parser.add_argument("--base-dim", type=int, default=WanVaeConfig().base_dim, help="24: LightVAE")
     parser.add_argument("--repeats", type=int, default=20, help="steady chunks to time")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    vae = VaeConfig(base_dim=options.base_dim)
+    vae = WanVaeConfig(base_dim=options.base_dim)
     stream = StreamConfig(options.height, options.width, chunk_frames=3, sink_frames=0, ring_frames=21)
     scheme = "bf16" if device == "cuda" else "fp32"
     config = BuildConfig(
@@ -254,7 +254,7 @@ class EngineSession:
 
 def eager_reference(config: BuildConfig, weights: dict[str, Tensor], dtype: torch.dtype) -> Reference:
     """Return diffusers' decoder with these weights, or ours called as diffusers calls its own."""
-    vae, device = config.vae or VaeConfig(), config.device
+    vae, device = config.vae or WanVaeConfig(), config.device
     statistics = {n: t.to(device).view(-1, 1, 1, 1) for n, t in latent_statistics(vae, torch.float32).items()}
 
     def unnormalised(latents: Tensor) -> Tensor:
@@ -279,7 +279,7 @@ def own_decoder(
     config: BuildConfig, weights: dict[str, Tensor], dtype: torch.dtype
 ) -> Callable[[Tensor], Tensor]:
     """Return our modules as a decoder of whole clips, one latent a call."""
-    vae = config.vae or VaeConfig()
+    vae = config.vae or WanVaeConfig()
     halves: dict[bool, nn.Module] = {}
     for first in (True, False):
         half = VaeDecode(vae, first=first, frames=1, dtype=dtype).eval().requires_grad_(False)
@@ -331,7 +331,7 @@ def timed(run: Callable[[], object], repeats: int) -> float:
     return statistics.median(times)
 
 
-def random_weights(vae: VaeConfig) -> dict[str, Tensor]:
+def random_weights(vae: WanVaeConfig) -> dict[str, Tensor]:
     """Return weights that keep activations near 1, by Wan's names."""
     generator = torch.Generator().manual_seed(0)
     weights = {}

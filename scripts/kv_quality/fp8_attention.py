@@ -29,7 +29,7 @@ from seko_export.checkpoints.random import random_weight
 from seko_export.config.build import BuildConfig
 from seko_export.families.wan.keys import spread
 from seko_export.goldens.calibration import layer_constants
-from seko_export.media.wan_vae import VaeDecode
+from seko_export.media.wan_vae.modules import VaeDecode
 
 BAR_DB = 0.5
 ERROR_UNIT = "relative, against exact, mean of prompts"

@@ -18,13 +18,13 @@ from scripts.train_sample.progress import fill
 from scripts.train_sample.shapes import draw_scenes
 from scripts.train_sample.text import encode, make_encoder, token_ids
 from seko_export.config.build import BuildConfig
-from seko_export.config.media import VaeConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.weights import model_weights
-from seko_export.media.wan_vae import VaeDecode, latent_statistics
+from seko_export.media.wan_vae.config import WanVaeConfig
+from seko_export.media.wan_vae.modules import VaeDecode, latent_statistics
 from seko_export.options.sample import read_sample
 
 DECODE_ROWS = 8  # clips that the decoder takes at once
@@ -43,7 +43,7 @@ class Sample:
         As `config.json` gives them.
     checkpoint : dict of str to Tensor
         The DiT by Wan's names.
-    vae : VaeConfig
+    vae : WanVaeConfig
         Of the decoder.
     folder : Path
         Where the rest is read from.
@@ -53,7 +53,7 @@ class Sample:
     stream: StreamConfig
     schedule: Schedule
     checkpoint: dict[str, Tensor]
-    vae: VaeConfig
+    vae: WanVaeConfig
     folder: Path
 
     def build(self, rows: int, device: str) -> BuildConfig:

@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import UMT5Config, UMT5EncoderModel
 
 from scripts.train_sample.captions import vocabulary
-from seko_export.checkpoints.text_keys import text_transformers_names
 from seko_export.config.media import TextEncoderConfig
-from seko_export.media.umt5 import TextEncoder
+from seko_export.media.umt5.encoder import TextEncoder
+from seko_export.media.umt5.keys import text_transformers_names
 
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"  # UMT5's names and numbers: 0, 1, 2
 

@@ -29,9 +29,9 @@ from scripts.train_sample.progress import (
 )
 from scripts.train_sample.run_options import add_run_options, budget_of, scaled
 from scripts.train_sample.shapes import SIDE, draw_scenes, render
-from seko_export.config.media import VaeConfig
-from seko_export.media.wan_vae import Decoder, Encoder
-from seko_export.media.wan_vae_layers import FrameCaches, RmsNorm
+from seko_export.media.wan_vae.config import WanVaeConfig
+from seko_export.media.wan_vae.layers import FrameCaches, RmsNorm
+from seko_export.media.wan_vae.modules import Decoder, Encoder
 
 _ORDER = torch.channels_last_3d  # of activations and kernels: what the layers work in
 
@@ -67,9 +67,9 @@ class VaeTraining:
     kl_weight: float = 1e-4
 
     @property
-    def vae(self) -> VaeConfig:
+    def vae(self) -> WanVaeConfig:
         """The VAE's dimensions; its statistics are measured after training."""
-        return VaeConfig(base_dim=self.base_dim)
+        return WanVaeConfig(base_dim=self.base_dim)
 
 
 class Vae(nn.Module):
@@ -78,7 +78,7 @@ class Vae(nn.Module):
     A clip is the start of a stream: the product's FIRST call of any length, so training needs no caches.
     """
 
-    def __init__(self, config: VaeConfig) -> None:
+    def __init__(self, config: WanVaeConfig) -> None:
         super().__init__()
         self.config = config
         self.encoder, self.decoder = Encoder(config), Decoder(config)
@@ -115,7 +115,7 @@ class FrozenVae:
 
     def __init__(self, folder: Path, device: str) -> None:
         weights, facts = read_ema(folder)
-        self.config = VaeConfig(base_dim=facts["training"]["base_dim"])
+        self.config = WanVaeConfig(base_dim=facts["training"]["base_dim"])
         self.vae = Vae(self.config).to(device).requires_grad_(False).eval()
         fill(dict(self.vae.named_parameters()), weights)
         order_weights(self.vae)

@@ -12,7 +12,6 @@ from seko_export.artifact.manifest_json import least_version
 from seko_export.backends.base import ExportBackend
 from seko_export.backends.onnx_form.functional import functional_graph
 from seko_export.config.build import BuildConfig
-from seko_export.config.stream import VAE_TEMPORAL_STRIDE
 from seko_export.engines.kernel_table import KERNEL_TABLE
 from seko_export.engines.piece import engine_spec
 from seko_export.families.registry import graph_of
@@ -138,7 +137,7 @@ def _stream(config: BuildConfig) -> Stream:
         latent_shape=(config.model.out_channels, stream.latent_height, stream.latent_width),
         height=stream.height,
         width=stream.width,
-        video_frames_per_latent=VAE_TEMPORAL_STRIDE,
+        video_frames_per_latent=stream.temporal_stride,
         fps=stream.fps,
         reference_frames=stream.reference_frames,
         rings={group.name: group.ring_frames for group in config.layer_groups if group.name},

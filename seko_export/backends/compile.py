@@ -24,9 +24,9 @@ from seko_export.families.registry import graph_of
 from seko_export.host.child_process import last_line, run_child
 from seko_export.host.compiler_cache import use_private_cache
 from seko_export.lowering.trace import trace
-from seko_export.media.wan_vae import PICTURE_CHANNELS
 from seko_kernels.ops import plain_torch
 from seko_runtime import open_artifact
+from seko_runtime.executor.buffers_check import PICTURE_CHANNELS
 
 COMPILER_CACHE = "engines/compiler.cache"
 

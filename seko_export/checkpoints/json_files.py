@@ -70,3 +70,15 @@ def config_file_of(path: Path, layout: Layout) -> Path | None:
     """
     homes = (path, *(path / name for name in layout.subfolders)) if path.is_dir() else ()
     return next((home / CONFIG_FILE for home in homes if (home / CONFIG_FILE).is_file()), None)
+
+
+def read_config(path: Path, layout: Layout) -> dict[str, Any] | None:
+    """Return the content of that ``config.json``, or None if there is none.
+
+    Raises
+    ------
+    NotACheckpointError
+        If it is not a JSON object.
+    """
+    file = config_file_of(path, layout)
+    return None if file is None else read_json_object(file)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,14 +13,13 @@ from seko_export.checkpoints.errors import NonFiniteWeightError, WeightRangeErro
 from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.keycheck import match_sources
 from seko_export.checkpoints.readers import open_files
-from seko_export.checkpoints.sources import TEXT_LAYOUT, VAE_LAYOUT, OpenedFiles, TensorSource, shown
-from seko_export.checkpoints.text_keys import match_text_sources
-from seko_export.checkpoints.vae_keys import HALVES, match_vae_sources
+from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource, shown
 from seko_export.config.media import TextEncoderConfig, VaeConfig
 from seko_export.config.model import ModelConfig
 from seko_export.errors import UsageError
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+Match = Callable[[OpenedFiles], tuple[str, Mapping[str, TensorSource]]]
 _SAMPLED_NUMBERS = 64  # of each tensor, for the fingerprint: one page of the file each
 
 
@@ -135,68 +134,36 @@ def load_model(
     CheckpointError
         A subclass for the cause; see `seko_export.checkpoints.errors`.
     """
-    _check_dtype(dtype)
-    opened = open_files(path, keys.layout(use_ema=use_ema))
-    format_name, sources = match_sources(path, opened, config, keys)
-    return _checkpoint(path, opened, config, format_name, sources, dtype)
+    layout = keys.layout(use_ema=use_ema)
+    return load_weights(path, config, layout, lambda one: match_sources(path, one, config, keys), dtype=dtype)
 
 
-def load_vae(
-    path: Path, config: VaeConfig, *, half: str = "both", dtype: torch.dtype | None = None
+def load_weights(
+    path: Path,
+    config: ModelConfig | VaeConfig | TextEncoderConfig,
+    layout: Layout,
+    match: Match,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Checkpoint:
-    """Open a VAE's checkpoint and check keys, shapes and dtypes. The numbers are read later.
+    """Open the checkpoint of any model and check keys, shapes and dtypes. The numbers are read later.
 
     Parameters
     ----------
     path : Path
-        Wan's `.pth` (the bare weights), a safetensors file with the same names, or diffusers' (a file, its folder, or
-        a pipeline with ``vae/``). The content decides which it is.
-    config : VaeConfig
-        The VAE that is expected.
-    half : str
-        ``decoder``, ``encoder`` or ``both``: the part to load. The other half may be present or not.
+        A file, or a folder with one, as ``layout`` says.
+    config : ModelConfig, VaeConfig or TextEncoderConfig
+        The model that is expected.
+    layout : Layout
+        Where files of such a model keep its weights.
+    match : callable
+        Returns the format's name and the stored tensor of every key, or raises a WeightKeysError.
     dtype : torch.dtype, optional
         float32, bfloat16 or float16 to convert to; None keeps the stored dtype.
 
     Returns
     -------
     Checkpoint
-        The weights by Wan's names.
-
-    Raises
-    ------
-    UsageError
-        If ``dtype`` is none of the three, or ``half`` is unknown.
-    CheckpointError
-        A subclass for the cause; see `seko_export.checkpoints.errors`.
-    """
-    _check_dtype(dtype)
-    if half not in HALVES:
-        raise UsageError(f"unknown half {half!r} of a VAE; expected one of {', '.join(HALVES)}")
-    opened = open_files(path, VAE_LAYOUT)
-    format_name, sources = match_vae_sources(path, opened, config, half)
-    return _checkpoint(path, opened, config, format_name, sources, dtype)
-
-
-def load_text_encoder(
-    path: Path, config: TextEncoderConfig, *, dtype: torch.dtype | None = None
-) -> Checkpoint:
-    """Open a text encoder's checkpoint and check keys, shapes and dtypes. The numbers are read later.
-
-    Parameters
-    ----------
-    path : Path
-        Wan's `.pth` (the bare weights), a safetensors file with either naming, or transformers' folder (sharded by an
-        index, or a pipeline with ``text_encoder/``). The content decides which it is.
-    config : TextEncoderConfig
-        The encoder that is expected.
-    dtype : torch.dtype, optional
-        float32, bfloat16 or float16 to convert to; None keeps the stored dtype.
-
-    Returns
-    -------
-    Checkpoint
-        The weights by Wan's names.
 
     Raises
     ------
@@ -205,15 +172,11 @@ def load_text_encoder(
     CheckpointError
         A subclass for the cause; see `seko_export.checkpoints.errors`.
     """
-    _check_dtype(dtype)
-    opened = open_files(path, TEXT_LAYOUT)
-    format_name, sources = match_text_sources(path, opened, config)
-    return _checkpoint(path, opened, config, format_name, sources, dtype)
-
-
-def _check_dtype(dtype: torch.dtype | None) -> None:
     if dtype is not None and dtype not in WEIGHT_DTYPES:
         raise UsageError(f"weights cannot be loaded as {dtype}; expected one of {WEIGHT_DTYPES}")
+    opened = open_files(path, layout)
+    format_name, sources = match(opened)
+    return _checkpoint(path, opened, config, format_name, sources, dtype)
 
 
 def _checkpoint(

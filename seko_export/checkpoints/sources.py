@@ -32,18 +32,6 @@ class Layout:
     pt_parts: Mapping[str, str] = field(default_factory=dict)
 
 
-VAE_LAYOUT = Layout(
-    "a Wan VAE's .pth, safetensors under the same names, or diffusers safetensors (a file, or a folder)",
-    ("vae",),
-    None,
-)
-TEXT_LAYOUT = Layout(
-    "Wan's models_t5_umt5-xxl-enc-bf16.pth, or transformers safetensors (a file, or a folder)",
-    ("text_encoder",),
-    None,
-)
-
-
 @dataclass(frozen=True)
 class TensorSource:
     """One stored tensor, not read yet.

@@ -11,8 +11,6 @@ from seko_export.config.media import TextEncoderConfig, VaeConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import (
-    VAE_SPATIAL_STRIDE,
-    VAE_TEMPORAL_STRIDE,
     LayerGroup,
     PoolConfig,
     StreamConfig,
@@ -106,15 +104,16 @@ class BuildConfig:
         if self.vae is None:
             return
         strides = (self.vae.spatial_stride, self.vae.temporal_stride)
-        if strides != (VAE_SPATIAL_STRIDE, VAE_TEMPORAL_STRIDE):
+        expected = (self.stream.spatial_stride, self.stream.temporal_stride)
+        if strides != expected:
             raise UsageError(
-                f"the VAE's strides are {strides[0]} pixels and {strides[1]} frames, expected {VAE_SPATIAL_STRIDE} and "
-                f"{VAE_TEMPORAL_STRIDE}, which the stream is laid out for"
+                f"the VAE's strides are {strides[0]} pixels and {strides[1]} frames, expected {expected[0]} and "
+                f"{expected[1]}, which the stream is laid out for"
             )
-        if self.vae.z_dim != self.model.out_channels:  # what goes in may have a condition beside it
+        if self.vae.latent_channels != self.model.out_channels:  # what goes in may have a condition beside it
             raise UsageError(
-                f"the VAE has {self.vae.z_dim} latent channels, {self.model.name!r} gives {self.model.out_channels}: "
-                "they are not of one model"
+                f"the VAE has {self.vae.latent_channels} latent channels, {self.model.name!r} gives "
+                f"{self.model.out_channels}: they are not of one model"
             )
 
     def _check_offloading(self) -> None:

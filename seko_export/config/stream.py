@@ -1,4 +1,4 @@
-"""Layout of a video stream: chunk, cache, batch, layer groups, pool."""
+"""Layout of a video stream: latents, chunk, cache, batch, layer groups, pool."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from itertools import pairwise
 
 from seko_export.errors import UsageError
 
-VAE_SPATIAL_STRIDE = 8  # pixels per latent cell, Wan 2.1 VAE
-VAE_TEMPORAL_STRIDE = 4  # video frames per latent frame after the first, Wan 2.1 VAE
 PATCH = 2  # latent cells per token along height and width; one latent frame along time
 
 
@@ -19,7 +17,7 @@ class StreamConfig:
     Parameters
     ----------
     height, width : int
-        Video size in pixels; multiples of 16 (VAE stride 8 times patch 2).
+        Video size in pixels; multiples of the VAE's stride times the patch, 16 with a stride of 8.
     chunk_frames : int
         Latent frames denoised together.
     sink_frames : int
@@ -44,6 +42,10 @@ class StreamConfig:
     reference_frames : int
         Latent frames that are kept in the cache before the sink. A session supplies them; they are not part of its
         video.
+    spatial_stride : int
+        Pixels per latent cell along one side, of the VAE whose latents the model makes.
+    temporal_stride : int
+        Video frames per latent frame of that VAE, after the first latent frame.
 
     Raises
     ------
@@ -63,15 +65,23 @@ class StreamConfig:
     window_positions: bool = False
     offload_cache: bool = False
     reference_frames: int = 0
+    spatial_stride: int = 8
+    temporal_stride: int = 4
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer_rings", tuple(self.layer_rings))  # JSON has lists alone
-        unit = VAE_SPATIAL_STRIDE * PATCH
+        if self.spatial_stride < 1 or self.temporal_stride < 1:
+            raise UsageError(
+                f"the VAE's strides are {self.spatial_stride} pixels and {self.temporal_stride} frames, expected at "
+                "least 1"
+            )
+        unit = self.spatial_stride * PATCH
         for side in ("height", "width"):
             pixels = getattr(self, side)
             if pixels < unit or pixels % unit:
                 raise UsageError(
-                    f"{side} {pixels} is no multiple of {unit} pixels (VAE stride 8 times patch 2)"
+                    f"{side} {pixels} is no multiple of {unit} pixels (VAE stride {self.spatial_stride} times patch "
+                    f"{PATCH})"
                 )
         if self.chunk_frames < 1 or self.batch < 1 or self.fps < 1 or self.sink_frames < 0:
             raise UsageError(
@@ -110,12 +120,12 @@ class StreamConfig:
     @property
     def latent_height(self) -> int:
         """Latent rows."""
-        return self.height // VAE_SPATIAL_STRIDE
+        return self.height // self.spatial_stride
 
     @property
     def latent_width(self) -> int:
         """Latent columns."""
-        return self.width // VAE_SPATIAL_STRIDE
+        return self.width // self.spatial_stride
 
     @property
     def frame_tokens(self) -> int:

@@ -21,6 +21,10 @@ from seko_export.config.stream import StreamConfig
 NAMES = ("name", "family")  # fields of `ModelConfig` that are no dimensions
 _NOT_WHOLE = ("norm_eps", "rope_theta")
 STREAM_FIELDS = ("height", "width", "chunk_frames", "sink_frames", "ring_frames", "fps")
+_STRIDES = (
+    "spatial_stride",
+    "temporal_stride",
+)  # of the VAE: no option changes them, no config.json tells them
 
 
 class Source(StrEnum):
@@ -192,5 +196,7 @@ def fill(facts: Facts, model: Mapping[str, Any], source: Source, detail: str) ->
 
 
 def stream_facts(stream: StreamConfig, source: Source, detail: str) -> dict[str, Fact]:
-    """Return the fields of a layout as facts."""
-    return {name: Fact(getattr(stream, name), source, detail) for name in STREAM_FIELDS}
+    """Return the fields of a layout as facts; strides only if they are not the usual ones."""
+    usual = {one.name: one.default for one in fields(StreamConfig)}
+    names = (*STREAM_FIELDS, *(one for one in _STRIDES if getattr(stream, one) != usual[one]))
+    return {name: Fact(getattr(stream, name), source, detail) for name in names}

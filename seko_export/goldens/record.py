@@ -29,9 +29,9 @@ from seko_export.goldens.calibration import KvStatistics, layer_constants
 from seko_export.goldens.sensitivity import perturbed
 from seko_export.host.progress import Progress
 from seko_export.media.pieces import video_table
-from seko_export.media.wan_vae import PICTURE_CHANNELS
 from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.backends.torch_memory import torch_dtype
+from seko_runtime.executor.buffers_check import PICTURE_CHANNELS
 from seko_runtime.format.manifest import Golden, GoldenBound, Weight
 from seko_runtime.opening.golden import cache_tensor, input_tensor, video_tensor
 from seko_runtime.video.session import Session

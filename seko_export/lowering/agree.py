@@ -1,7 +1,7 @@
 """Compares a compiled engine with its module, for engines that no recorded chunk covers.
 
 For graphs like the VAE's, torch 2.13's CPU compiler has given wrong results: a part of a concatenation that was also
-an output had another layer's numbers (`media/wan_vae_layers.py`).
+an output had another layer's numbers (`media/wan_vae/layers.py`).
 """
 
 from __future__ import annotations

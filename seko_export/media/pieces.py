@@ -13,13 +13,13 @@ from seko_export.config.media import TOKENIZER_FILE, TextEncoderConfig, VaeConfi
 from seko_export.config.stream import StreamConfig
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece, dtype_name, on_meta
-from seko_export.media.umt5 import TextEncoder
-from seko_export.media.wan_vae import PICTURE_CHANNELS, decoder_cache_shapes
-from seko_export.media.wan_video import DecodeRow, EncodeImage
+from seko_export.media.umt5.encoder import TextEncoder
+from seko_export.media.vaes import vae_of
 from seko_runtime.executor.buffers_check import (
     DECODE_LATENTS,
     IMAGE,
     IMAGE_LATENTS,
+    PICTURE_CHANNELS,
     TEXT_ENCODED,
     TEXT_IDS,
     VIDEO,
@@ -33,7 +33,7 @@ MEDIA_PROGRAMS = {
     "encode": "vae_encode",
     "decode_first": "vae_decode_first",
     "decode": "vae_decode",
-}  # program -> the one piece that it calls
+}  # program -> the one piece that it calls, once and not for each layer
 
 
 def media_pieces(config: BuildConfig) -> list[Piece]:
@@ -54,9 +54,12 @@ def media_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
     video = video_table(config)
     if config.vae is not None and video is not None:
         picture, latent = (s.height, s.width, PICTURE_CHANNELS), _latent_shape(config, s.chunk_frames)
+        if config.vae.encodes:
+            buffers += [
+                Buffer(IMAGE, picture, "uint8", "prompt"),
+                Buffer(IMAGE_LATENTS, _latent_shape(config, 1), "float32", "prompt"),
+            ]
         buffers += [
-            Buffer(IMAGE, picture, "uint8", "prompt"),
-            Buffer(IMAGE_LATENTS, _latent_shape(config, 1), "float32", "prompt"),
             Buffer(DECODE_LATENTS, (config.rows, *latent), "float32", "decode"),
             *(
                 Buffer(_cache_name(slot), (config.rows, *shape), dtype, "decode")
@@ -97,7 +100,7 @@ def _text_piece(config: BuildConfig, text: TextEncoderConfig) -> Piece:
 
 
 def _vae_pieces(config: BuildConfig, vae: VaeConfig) -> list[Piece]:
-    s, dtype = config.stream, config.dtype
+    s, dtype, kind = config.stream, config.dtype, vae_of(vae)
     picture = (s.height, s.width, PICTURE_CHANNELS)
     latents = Argument(
         "latents", f"buffer:{DECODE_LATENTS}[row]", _latent_shape(config, s.chunk_frames), torch.float32
@@ -108,26 +111,28 @@ def _vae_pieces(config: BuildConfig, vae: VaeConfig) -> list[Piece]:
     )
 
     def decode(role: str, video: str, *, first: bool) -> Piece:
-        module = on_meta(lambda: DecodeRow(vae, first=first, frames=s.chunk_frames, dtype=dtype))
+        module = on_meta(lambda: kind.decoder(vae, first=first, frames=s.chunk_frames, dtype=dtype))
         frames = vae.video_frames(s.chunk_frames, first=first)
         pictures = Argument("video", f"buffer:{video}[row]", (frames, *picture), torch.uint8)
         inputs = (latents,) if first else (latents, *caches)
         return Piece(EngineKey(role), module, VAE_WEIGHTS, 0, inputs, (pictures, *caches), positional=True)
 
+    pieces = [
+        decode("vae_decode_first", VIDEO_FIRST, first=True),
+        decode("vae_decode", VIDEO, first=False),
+    ]
+    if not vae.encodes:
+        return pieces
     encode = Piece(
         EngineKey("vae_encode"),
-        on_meta(lambda: EncodeImage(vae, first=True, frames=1, dtype=dtype)),
+        on_meta(lambda: kind.encoder(vae, dtype=dtype)),
         VAE_WEIGHTS,
         0,
         (Argument("image", f"buffer:{IMAGE}", picture, torch.uint8),),
         (Argument("latents", f"buffer:{IMAGE_LATENTS}", _latent_shape(config, 1), torch.float32),),
         positional=True,
     )
-    return [
-        decode("vae_decode_first", VIDEO_FIRST, first=True),
-        decode("vae_decode", VIDEO, first=False),
-        encode,
-    ]
+    return [*pieces, encode]
 
 
 def _latent_shape(config: BuildConfig, frames: int) -> tuple[int, int, int, int]:
@@ -138,7 +143,7 @@ def _latent_shape(config: BuildConfig, frames: int) -> tuple[int, int, int, int]
 
 def _cache_shapes(vae: VaeConfig, stream: StreamConfig) -> list[tuple[int, ...]]:
     """Return the shape of each cache of one row."""
-    return [shape[1:] for shape in decoder_cache_shapes(vae, 1, stream.latent_height, stream.latent_width)]
+    return vae_of(vae).cache_shapes(vae, stream.latent_height, stream.latent_width)
 
 
 def _cache_name(slot: int) -> str:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from seko_export.backends import BACKENDS
 from seko_export.checkpoints.errors import CheckpointNotFoundError
-from seko_export.checkpoints.sources import TEXT_LAYOUT, VAE_LAYOUT
 from seko_export.config.stream import StreamConfig
 from seko_export.errors import MachineError, UsageError
 from seko_export.families.registry import presets
+from seko_export.media.umt5.layout import TEXT_LAYOUT
+from seko_export.media.vaes import VAES
 from seko_export.options.declaration import ATTENTIONS, KERNELS, KV_FORMATS, RANDOM, SAMPLE, BuildOptions
 from seko_runtime.format.whole_files import check_goal
 
@@ -92,7 +93,7 @@ def check_build(options: BuildOptions, goal: Path, *, force: bool) -> None:
         )
     for what, path, expected in (
         ("checkpoint", options.checkpoint, "one, or of a folder that holds one"),
-        ("--vae", options.vae, VAE_LAYOUT.formats),
+        ("--vae", options.vae, " or ".join(VAES.values())),
         ("--text-encoder", options.text_encoder, TEXT_LAYOUT.formats),
         ("--tokenizer", options.tokenizer, "a tokenizer.json, or of its folder"),
     ):

@@ -4,13 +4,14 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from seko_export.config.stream import PoolConfig, with_commas
 from seko_export.errors import UsageError
+from seko_export.media.vaes import VAES
 
 SAMPLE, RANDOM = "sample", "tiny"  # what is built where no checkpoint is named: the first, if it is there
 KV_FORMATS = (
@@ -73,6 +74,12 @@ def _backends() -> Sequence[str]:
     from seko_export.backends import BACKENDS
 
     return BACKENDS
+
+
+def _either(words: Iterable[str]) -> str:
+    """Join what an option takes, as the beginning of its help."""
+    joined = " or ".join(words)
+    return joined[:1].upper() + joined[1:]
 
 
 def _option(help: str, group: str, default: Any = None, **more: Any) -> Any:
@@ -156,8 +163,12 @@ class BuildOptions:
         "For GPUs that are not here: record nothing that `verify` could replay there.", _ENGINES, False
     )
 
-    height: int | None = _option("Video height in pixels, a multiple of 16.", _LAYOUT, plan=True)
-    width: int | None = _option("Video width in pixels, a multiple of 16.", _LAYOUT, plan=True)
+    height: int | None = _option(
+        "Video height in pixels, a multiple of twice the VAE's stride: of 16.", _LAYOUT, plan=True
+    )
+    width: int | None = _option(
+        "Video width in pixels, a multiple of twice the VAE's stride: of 16.", _LAYOUT, plan=True
+    )
     chunk_frames: int | None = _option("Latent frames denoised together.", _LAYOUT, plan=True)
     sink_frames: int | None = _option(
         "Latent frames at the start that are never evicted.", _LAYOUT, plan=True
@@ -205,9 +216,7 @@ class BuildOptions:
         "Make a pool for so many sessions, which come and go.", _STREAMS, plan=True
     )
 
-    vae: Path | None = _option(
-        "A Wan VAE (.pth, safetensors, diffusers folder): video out, start images in.", _MEDIA
-    )
+    vae: Path | None = _option(f"{_either(VAES.values())}: video out, start images in.", _MEDIA)
     text_encoder: Path | None = _option(
         "A UMT5 encoder (.pth, safetensors, transformers folder): prompts as sentences.", _MEDIA
     )

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from seko_export.backends import export_backend
 from seko_export.backends.base import refuse_uncarried
-from seko_export.checkpoints.dimensions import text_config_of, vae_config_of
 from seko_export.config.build import BuildConfig, exact_scheme_of
 from seko_export.config.media import TextEncoderConfig, VaeConfig
 from seko_export.config.schedule import Schedule
@@ -16,6 +15,8 @@ from seko_export.errors import UsageError
 from seko_export.families.base import Preset
 from seko_export.families.registry import presets as all_presets
 from seko_export.host.environment import Target, has_fp8, local_gpu_arch, resolve_target
+from seko_export.media.umt5.dimensions import text_config_of
+from seko_export.media.vaes import vae_config_of
 from seko_export.options.checks import SAMPLE_FOLDER, check_options, check_sink, preset_of
 from seko_export.options.declaration import KV_FORMATS, RANDOM, SAMPLE, BuildOptions
 from seko_export.options.model import preset_model, read_model

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seko_export.checkpoints.dimensions import text_config, vae_config
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
 from seko_export.checkpoints.json_files import read_json_object
 from seko_export.config.media import TextEncoderConfig, VaeConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
+from seko_export.media.umt5.dimensions import text_config
+from seko_export.media.vaes import vae_config
 from seko_export.options.checks import SAMPLE_FOLDER
 from seko_export.options.sources import TOKENIZER, MediaSources
 

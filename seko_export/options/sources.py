@@ -12,15 +12,14 @@ from torch import Tensor
 
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
 from seko_export.checkpoints.json_files import read_json_object
-from seko_export.checkpoints.load import load_text_encoder, load_vae
 from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.errors import UsageError
 from seko_export.families.base import MediaTensors
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.host.workshop import workshop
+from seko_export.media.load import load_text_encoder, vae_weights
 from seko_export.media.pieces import text_table
-from seko_export.media.wan_vae import VaeTensors
 from seko_runtime.format.whole_files import disk_faults
 from seko_runtime.video.text import PromptIds, clean_prompt
 
@@ -77,7 +76,7 @@ class MediaSources:
         if config.text is not None and self.text_encoder is not None:
             text = load_text_encoder(self.text_encoder, config.text)
         if config.vae is not None and self.vae is not None:
-            vae = VaeTensors(load_vae(self.vae, config.vae), config.vae)
+            vae = vae_weights(self.vae, config.vae)
         return MediaTensors(text, vae)
 
 

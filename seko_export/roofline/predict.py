@@ -16,8 +16,8 @@ from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.errors import UsageError
 from seko_export.host.environment import Target
-from seko_export.media.umt5 import UMT5_XXL
-from seko_export.media.wan_vae import VAE_PRESETS
+from seko_export.media.umt5.encoder import UMT5_XXL
+from seko_export.media.vaes import vae_for
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
 from seko_export.roofline.gpus import Gpu, find_gpu
@@ -195,13 +195,14 @@ def config_of(wish: Wish) -> tuple[BuildConfig, list[str]]:
         built = replace(built, stream=replace(built.stream, fps=wish.fps))
     notes = []
     if built.vae is None and not wish.build.no_vae:
-        vae = VAE_PRESETS["wan-2.1"]
-        if built.model.out_channels == vae.z_dim:
+        stream = built.stream
+        vae = vae_for(built.model.out_channels, stream.spatial_stride, stream.temporal_stride)
+        if vae is not None:
             built = replace(built, vae=vae)
         else:
             notes.append(
-                f"no VAE counted: none is known of {built.model.out_channels} latent channels, as "
-                f"{built.model.name} gives them"
+                f"no VAE counted: none is known of {built.model.out_channels} latent channels and strides of "
+                f"{stream.spatial_stride} pixels and {stream.temporal_stride} frames, as {built.model.name} gives them"
             )
     if built.text is None and not wish.build.no_text:
         if built.model.text_dim == UMT5_XXL.dim:

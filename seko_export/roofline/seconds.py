@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from seko_export.config.build import BuildConfig
-from seko_export.config.stream import VAE_TEMPORAL_STRIDE
 from seko_export.roofline.gpus import (
     ATTENTION_SHARE,
     BF16_ATTENTION_SHARE,
@@ -66,7 +65,7 @@ def time_report(config: BuildConfig, gpu: Gpu, work: Work, sessions_fit: int) ->
     stream_s = stream_bytes / (gpu.host_link * HOST_LINK_SHARE)
     calls = {rows: _call(config, gpu, work, rows, stream_s) for rows in sizes}
     chunk_s: dict[int, float] = {rows: call["chunk_s"] for rows, call in calls.items()}
-    video_s = s.chunk_frames * VAE_TEMPORAL_STRIDE / s.fps
+    video_s = s.chunk_frames * s.temporal_stride / s.fps
 
     def seconds(sessions: int) -> float:
         """Of a chunk of each: a call each, or a pool's largest ones and the smallest that carries the rest."""

@@ -11,15 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from seko_export.checkpoints.dimensions import text_config_of, vae_config_of
 from seko_export.checkpoints.errors import MissingGeneratorError, UnknownModelError
 from seko_export.checkpoints.keycheck import match_sources
-from seko_export.checkpoints.load import load_text_encoder, load_vae
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError
 from seko_export.families.base import Preset
 from seko_export.families.recognition import Fact
 from seko_export.families.registry import family_named, presets
+from seko_export.media.load import load_text_encoder, load_vae
+from seko_export.media.umt5.dimensions import text_config_of
+from seko_export.media.umt5.layout import TEXT_LAYOUT
+from seko_export.media.vaes import vae_config_of, vaes
 from seko_export.options.checks import SAMPLE_FOLDER
 from seko_export.options.declaration import SAMPLE, BuildOptions
 from seko_export.options.model import HEADS, ReadFacts, lacking_sentence, model_of, notes_on, read_facts
@@ -27,7 +29,6 @@ from seko_export.options.sample import read_sample
 from seko_runtime.format.manifest import MANIFEST_FILE
 
 _TAR_MARK = (257, b"ustar")
-_MEDIA = (("vae", "--vae"), ("text_encoder", "--text-encoder"))  # folders of a diffusers pipeline
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -132,7 +133,9 @@ def _command(path: Path, options: BuildOptions, facts: ReadFacts, preset: str | 
         words.append("--no-ema")
     if preset == SAMPLE:  # named, it brings its VAE and text encoder
         words += ["--preset", SAMPLE]
-    for folder, option in _MEDIA:
-        if (path / folder).is_dir():
+    folders = {name: "--vae" for one in vaes() for name in one.layout.subfolders}
+    folders |= dict.fromkeys(TEXT_LAYOUT.subfolders, "--text-encoder")
+    for folder, option in folders.items():  # of a diffusers pipeline
+        if option not in words and (path / folder).is_dir():
             words += [option, str(path / folder)]
     return shlex.join([*words, "-o", f"artifacts/{facts.name}"])

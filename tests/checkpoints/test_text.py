@@ -11,12 +11,14 @@ import torch
 from safetensors.torch import save_file
 
 from seko_export.checkpoints import errors
-from seko_export.checkpoints.dimensions import text_config_of, vae_config_of
-from seko_export.checkpoints.load import load_text_encoder
-from seko_export.checkpoints.text_keys import text_shapes, text_transformers_names
-from seko_export.checkpoints.vae_keys import vae_diffusers_names, vae_shapes
-from seko_export.config.media import TextEncoderConfig, VaeConfig
-from seko_export.media.umt5 import UMT5_XXL
+from seko_export.config.media import TextEncoderConfig
+from seko_export.media.load import load_text_encoder
+from seko_export.media.umt5.dimensions import text_config_of
+from seko_export.media.umt5.encoder import UMT5_XXL
+from seko_export.media.umt5.keys import text_shapes, text_transformers_names
+from seko_export.media.vaes import vae_config_of
+from seko_export.media.wan_vae.config import WanVaeConfig
+from seko_export.media.wan_vae.keys import vae_diffusers_names, vae_shapes
 from tests.export.media_files import transformers_config
 
 SMALL = TextEncoderConfig(vocab_size=11, dim=6, heads=2, head_dim=4, ffn_dim=10, layers=12, buckets=8)
@@ -168,24 +170,24 @@ def test_a_file_that_is_no_text_encoder(tmp_path: Path) -> None:
     save_file({"head.weight": torch.ones(3)}, tmp_path / "file")
     with pytest.raises(errors.NotACheckpointError, match="holds no UMT5 encoder"):
         text_config_of(tmp_path / "file")
-    with pytest.raises(errors.NotACheckpointError, match="holds no Wan VAE"):
+    with pytest.raises(errors.NotACheckpointError, match="holds no VAE that is known: expected a Wan VAE"):
         vae_config_of(tmp_path / "file")
 
 
 def test_vae_config_is_read_from_config_json_or_shapes(tmp_path: Path) -> None:
     from diffusers import AutoencoderKLWan
 
-    config = VaeConfig(base_dim=4, num_res_blocks=1, latents_mean=(0.5,) * 16)
+    config = WanVaeConfig(base_dim=4, num_res_blocks=1, latents_mean=(0.5,) * 16)
     with torch.device("meta"):
         spelled = AutoencoderKLWan(base_dim=4, num_res_blocks=1, latents_mean=[0.5] * 16)
     home = tmp_path / "pipeline/vae"
     home.mkdir(parents=True)
     (home / "config.json").write_text(json.dumps(dict(spelled.config)))
     assert vae_config_of(home) == vae_config_of(tmp_path / "pipeline") == config
-    names = vae_diffusers_names(VaeConfig(base_dim=4))
+    names = vae_diffusers_names(WanVaeConfig(base_dim=4))
     for half in ("decoder", "encoder"):
-        shapes = vae_shapes(VaeConfig(base_dim=4), half)
+        shapes = vae_shapes(WanVaeConfig(base_dim=4), half)
         for spell in (names, {name: name for name in names}):
             weights = {spell[name]: torch.zeros(shape) for name, shape in shapes.items()}
             save_file(weights, tmp_path / "file")
-            assert vae_config_of(tmp_path / "file") == VaeConfig(base_dim=4)
+            assert vae_config_of(tmp_path / "file") == WanVaeConfig(base_dim=4)

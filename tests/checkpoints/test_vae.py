@@ -11,13 +11,14 @@ import torch
 from safetensors.torch import save_file
 
 from seko_export.checkpoints import errors
-from seko_export.checkpoints.load import load_vae
-from seko_export.checkpoints.vae_keys import HALVES, vae_diffusers_names, vae_shapes
-from seko_export.config.media import VaeConfig
 from seko_export.errors import UsageError
-from seko_export.media.wan_vae import VAE_PRESETS, VaeDecode, VaeEncode
+from seko_export.media.load import load_vae
+from seko_export.media.vae import HALVES
+from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
+from seko_export.media.wan_vae.keys import vae_diffusers_names, vae_shapes
+from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode
 
-SMALL = VaeConfig(base_dim=2, num_res_blocks=1, dim_mult=(1, 1), temporal_downsample=(True,))
+SMALL = WanVaeConfig(base_dim=2, num_res_blocks=1, dim_mult=(1, 1), temporal_downsample=(True,))
 Weights = dict[str, torch.Tensor]
 
 
@@ -43,7 +44,7 @@ def assert_holds(path: Path, weights: Weights, half: str = "both", **options: An
         assert torch.equal(tensor, weights[name]), name
 
 
-def refusal(path: Path, half: str = "both", config: VaeConfig = SMALL) -> errors.WeightKeysError:
+def refusal(path: Path, half: str = "both", config: WanVaeConfig = SMALL) -> errors.WeightKeysError:
     with pytest.raises(errors.WeightKeysError) as caught:
         load_vae(path, config, half=half)
     return caught.value
@@ -67,7 +68,7 @@ def test_wan_names_are_the_original_files() -> None:
     """diffusers' converter reads the original file: our names go through it to diffusers' own."""
     from diffusers.loaders.single_file_utils import convert_wan_vae_to_diffusers
 
-    names = vae_diffusers_names(VaeConfig())
+    names = vae_diffusers_names(WanVaeConfig())
     assert convert_wan_vae_to_diffusers({name: name for name in names}) == {b: a for a, b in names.items()}
     assert names["decoder.upsamples.7.time_conv.bias"] == "decoder.up_blocks.1.upsamplers.0.time_conv.bias"
     assert names["encoder.middle.1.to_qkv.weight"] == "encoder.mid_block.attentions.0.to_qkv.weight"
@@ -77,11 +78,11 @@ def test_wan_names_are_the_original_files() -> None:
     "config",
     [
         SMALL,
-        VaeConfig(base_dim=4, num_res_blocks=3),
-        VaeConfig(base_dim=2, dim_mult=(1, 3, 2), temporal_downsample=(True, False)),
+        WanVaeConfig(base_dim=4, num_res_blocks=3),
+        WanVaeConfig(base_dim=2, dim_mult=(1, 3, 2), temporal_downsample=(True, False)),
     ],
 )
-def test_other_dimensions_are_diffusers_too(config: VaeConfig) -> None:
+def test_other_dimensions_are_diffusers_too(config: WanVaeConfig) -> None:
     from diffusers import AutoencoderKLWan
 
     with torch.device("meta"):
@@ -98,7 +99,7 @@ def test_other_dimensions_are_diffusers_too(config: VaeConfig) -> None:
 
 
 def test_sizes_of_the_published_models() -> None:
-    count = {half: sum(map(math.prod, vae_shapes(VaeConfig(), half).values())) for half in HALVES}
+    count = {half: sum(map(math.prod, vae_shapes(WanVaeConfig(), half).values())) for half in HALVES}
     assert count == {"decoder": 73_295_603, "encoder": 53_596_928, "both": 126_892_531}
 
 
@@ -107,8 +108,8 @@ def test_latent_statistics_are_diffusers() -> None:
 
     with torch.device("meta"):
         theirs = AutoencoderKLWan(base_dim=8).config
-    assert VaeConfig().latents_mean == tuple(theirs["latents_mean"])
-    assert VaeConfig().latents_std == tuple(theirs["latents_std"])
+    assert WanVaeConfig().latents_mean == tuple(theirs["latents_mean"])
+    assert WanVaeConfig().latents_std == tuple(theirs["latents_std"])
 
 
 def test_every_form_gives_the_same_tensors(tmp_path: Path, weights: Weights) -> None:
@@ -183,8 +184,8 @@ def test_everything_wrong_with_the_keys_is_in_one_error(
 
 
 def test_another_width_is_named(tmp_path: Path) -> None:
-    light = VaeConfig(base_dim=24, num_res_blocks=1, dim_mult=(1, 1), temporal_downsample=(True,))
-    wide = VaeConfig(base_dim=96, num_res_blocks=1, dim_mult=(1, 1), temporal_downsample=(True,))
+    light = WanVaeConfig(base_dim=24, num_res_blocks=1, dim_mult=(1, 1), temporal_downsample=(True,))
+    wide = WanVaeConfig(base_dim=96, num_res_blocks=1, dim_mult=(1, 1), temporal_downsample=(True,))
     save_file(
         {name: torch.zeros(shape) for name, shape in vae_shapes(light, "both").items()}, tmp_path / "file"
     )

@@ -9,14 +9,15 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from seko_export.checkpoints.text_keys import text_shapes, text_transformers_names
-from seko_export.checkpoints.vae_keys import vae_shapes
-from seko_export.config.media import TextEncoderConfig, VaeConfig
+from seko_export.config.media import TextEncoderConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
 from seko_export.families.model_files import write_random_checkpoint
+from seko_export.media.umt5.keys import text_shapes, text_transformers_names
+from seko_export.media.wan_vae.config import WanVaeConfig
+from seko_export.media.wan_vae.keys import vae_shapes
 
-VAE = VaeConfig(base_dim=4, num_res_blocks=1, latents_mean=(0.1,) * 16, latents_std=(0.5,) * 16)
+VAE = WanVaeConfig(base_dim=4, num_res_blocks=1, latents_mean=(0.1,) * 16, latents_std=(0.5,) * 16)
 TEXT = TextEncoderConfig(
     vocab_size=32, dim=64, heads=2, head_dim=16, ffn_dim=48, layers=1, buckets=8, max_distance=16
 )

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seko_export.config.build import BuildConfig
-from seko_export.config.media import VaeConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.errors import UsageError
 from seko_export.families.wan.presets import PRESETS
+from seko_export.media.wan_vae.config import WanVaeConfig
 
 MODEL = {"name": "m", "layers": 2, "dim": 256, "heads": 2, "ffn_dim": 512}
 STREAM = {"height": 64, "width": 96, "chunk_frames": 3, "sink_frames": 1, "ring_frames": 6}
@@ -115,8 +115,8 @@ def test_configs_are_frozen():
 def test_a_vae_fits_by_the_channels_that_a_model_gives():
     """What goes in may have a condition beside the latents."""
     preset = PRESETS["tiny"]
-    build = BuildConfig(preset.model, preset.stream, Schedule.warped(), "fp32", "cpu", vae=VaeConfig())
+    build = BuildConfig(preset.model, preset.stream, Schedule.warped(), "fp32", "cpu", vae=WanVaeConfig())
     beside = dataclasses.replace(build, model=dataclasses.replace(preset.model, in_channels=36))
-    assert beside.vae == VaeConfig()
+    assert beside.vae == WanVaeConfig()
     with pytest.raises(UsageError, match="16 latent channels, 'tiny' gives 48"):
         dataclasses.replace(build, model=dataclasses.replace(preset.model, out_channels=48))

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from seko_export.build_steps import build_artifact
-from seko_export.checkpoints.load import load_vae
 from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
@@ -23,7 +22,8 @@ from seko_export.families.wan.presets import PRESETS
 from seko_export.goldens import bounds as golden_bounds
 from seko_export.goldens import record as golden
 from seko_export.host.environment import has_fp8, resolve_target
-from seko_export.media.wan_vae import VaeDecode
+from seko_export.media.load import load_vae
+from seko_export.media.wan_vae.modules import VaeDecode
 from seko_export.options.sources import MediaSources
 from seko_runtime import OpenArtifact, open_artifact
 from tests.export.media_files import TEXT, VAE, write_text_encoder, write_vae

@@ -12,12 +12,13 @@ from seko_export.artifact.describe import describe
 from seko_export.artifact.manifest_json import manifest_json
 from seko_export.backends import export_backend
 from seko_export.config.build import BuildConfig
-from seko_export.config.media import TextEncoderConfig, VaeConfig
+from seko_export.config.media import TextEncoderConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import PoolConfig
 from seko_export.engines.piece import dtype_name
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
+from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.format import budgets, json_fields
 from seko_runtime.format.manifest import FileEntry, Manifest, Weight
@@ -32,7 +33,7 @@ def largest() -> BuildConfig:
     preset = PRESETS["wan-14b"]
     stream = replace(preset.stream, sink_frames=3, pass_caches=True, layer_rings=(6, 21))
     return BuildConfig(
-        preset.model, stream, FIVE, "fp4", "cuda", TextEncoderConfig(), VaeConfig(),
+        preset.model, stream, FIVE, "fp4", "cuda", TextEncoderConfig(), WanVaeConfig(),
         pool=PoolConfig(64, (1, 2, 4, 8)), fused=True, fp8=True, fp8_except=(0, 39),
     )  # fmt: skip
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from seko_export.config.build import BuildConfig
-from seko_export.config.media import VaeConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.engines.piece import FlatModule, Piece
@@ -18,8 +17,9 @@ from seko_export.families.layers.pieces import make_buffers, make_pieces, make_p
 from seko_export.families.wan.presets import PRESETS
 from seko_export.lowering.agree import random_inputs
 from seko_export.lowering.trace import trace
-from seko_export.media.umt5 import TextEncoder
-from seko_export.media.wan_vae import VaeDecode, VaeEncode
+from seko_export.media.umt5.encoder import TextEncoder
+from seko_export.media.wan_vae.config import WanVaeConfig
+from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode
 from tests.export.media_files import TEXT, VAE
 from tests.truth.eager_stream import same_bytes
 
@@ -146,7 +146,7 @@ def test_tables_hold_what_the_engines_take():
 def test_caches_of_the_full_vae():
     """32 slots at 480x832; 1801 MiB in bfloat16, a row."""
     big = PRESETS["self-forcing-1.3b"]
-    config = BuildConfig(big.model, big.stream, Schedule.warped(), "bf16", "cuda", vae=VaeConfig())
+    config = BuildConfig(big.model, big.stream, Schedule.warped(), "bf16", "cuda", vae=WanVaeConfig())
     caches = [b for b in make_buffers(config) if b.name.startswith("vae.cache.")]
     assert [b.name for b in caches][::31] == ["vae.cache.00", "vae.cache.31"]
     assert sum(math.prod(b.shape) for b in caches) == 944_286_720
@@ -157,11 +157,11 @@ def test_caches_of_the_full_vae():
     [
         ({"text": dataclasses.replace(TEXT, dim=32)}, ["32 wide", "takes 64"]),
         (
-            {"vae": VaeConfig(z_dim=4, base_dim=4, latents_mean=(0.0,) * 4, latents_std=(1.0,) * 4)},
+            {"vae": WanVaeConfig(z_dim=4, base_dim=4, latents_mean=(0.0,) * 4, latents_std=(1.0,) * 4)},
             ["4 latent channels", "gives 16"],
         ),
         (
-            {"vae": VaeConfig(base_dim=4, dim_mult=(1, 2, 4), temporal_downsample=(True, True))},
+            {"vae": WanVaeConfig(base_dim=4, dim_mult=(1, 2, 4), temporal_downsample=(True, True))},
             ["strides are 4 pixels and 4 frames", "expected 8 and 4"],
         ),
     ],

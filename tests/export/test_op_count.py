@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from seko_export.config.media import VaeConfig
 from seko_export.config.stream import PoolConfig
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece
 from seko_export.families.layers.pieces import make_pieces
+from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.roofline.memory import weight_bytes
 from seko_export.roofline.op_count import (
     ATTENTION,
@@ -51,7 +51,7 @@ def test_flops_of_a_block_are_those_of_its_formula(preset, batch):
 
 def test_flops_of_decoding_are_torchs_own_count():
     """Attention, which torch's counter does not see on this device, is one head over the places of each frame."""
-    vae = VaeConfig(base_dim=16)
+    vae = WanVaeConfig(base_dim=16)
     config = replace(on_gpu("tiny"), vae=vae)
     piece = make_pieces(config)["vae_decode"]
     from torch.utils.flop_counter import FlopCounterMode

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from seko_export import BuildOptions
-from seko_export.config.media import VaeConfig
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
+from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.roofline.gpus import GPUS, HOST_LINK_SHARE, Gpu
 from seko_export.roofline.op_count import (
     count_piece,
@@ -130,7 +130,7 @@ def test_decoding_is_near_its_newest_row():
 
 
 def test_decoding_a_first_chunk_is_near_its_newest_row():
-    piece = make_pieces(replace(on_gpu("self-forcing-1.3b"), vae=VaeConfig()))["vae_decode_first"]
+    piece = make_pieces(replace(on_gpu("self-forcing-1.3b"), vae=WanVaeConfig()))["vae_decode_first"]
     seconds = sum(launch_seconds(one, GPUS["h200"]) for one in count_piece(piece).launches)
     assert near(seconds * 1e3, newest("vae_vs_eager", VAE)["first_engine_ms"])
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from seko_export.checkpoints.text_keys import text_shapes, text_transformers_names
 from seko_export.config.media import TextEncoderConfig
 from seko_export.errors import UsageError
-from seko_export.media.umt5 import TextEncoder, position_buckets
+from seko_export.media.umt5.encoder import TextEncoder, position_buckets
+from seko_export.media.umt5.keys import text_shapes, text_transformers_names
 from tests.export.media_files import transformers_config
 from tests.tolerances import STEP, relative_error
 

@@ -13,11 +13,11 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from seko_export.config.media import VaeConfig
 from seko_export.lowering.check import check_replayable
-from seko_export.media import wan_vae_layers
-from seko_export.media.wan_vae import VaeDecode, VaeEncode
-from seko_export.media.wan_vae_layers import CausalConv3d, FrameCaches, channels_last, conv_of_few_filters
+from seko_export.media.wan_vae import layers as wan_vae_layers
+from seko_export.media.wan_vae.config import WanVaeConfig
+from seko_export.media.wan_vae.layers import CausalConv3d, FrameCaches, channels_last, conv_of_few_filters
+from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode
 from tests.export.test_wan_vae import some_latents, some_video, traced
 from tests.export.vae_oracle import VaeOracle, stream
 from tests.tolerances import VAE, relative_error
@@ -210,7 +210,7 @@ def test_the_whole_vae_is_diffusers(cut: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("first", [True, False])
 def test_the_traced_call_can_be_replayed(first: bool) -> None:
     """Without constants: they would be the engine's own, which the runtime refuses."""
-    config = VaeConfig(base_dim=8, num_res_blocks=1)
+    config = WanVaeConfig(base_dim=8, num_res_blocks=1)
     program, eager, inputs = traced(VaeDecode, first=first, frames=2, config=config)
     check_replayable(program, "vae", cache_inputs=())
     assert not program.constants

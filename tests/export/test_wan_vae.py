@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.overrides import TorchFunctionMode
 
-from seko_export.config.media import VaeConfig
 from seko_export.errors import UsageError
 from seko_export.lowering.check import check_replayable
-from seko_export.media.wan_vae import (
-    VAE_PRESETS,
+from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
+from seko_export.media.wan_vae.modules import (
     VaeDecode,
     VaeEncode,
     decoder_cache_shapes,
@@ -217,7 +216,7 @@ def test_calls_that_cannot_be_are_refused(oracle: VaeOracle) -> None:
 )
 def test_configs_that_contradict_themselves_are_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        VaeConfig(**fields)
+        WanVaeConfig(**fields)
 
 
 class Flat(nn.Module):
@@ -234,7 +233,7 @@ class Flat(nn.Module):
 
 
 def traced(
-    kind: type[VaeDecode] | type[VaeEncode], *, first: bool, frames: int, config: VaeConfig
+    kind: type[VaeDecode] | type[VaeEncode], *, first: bool, frames: int, config: WanVaeConfig
 ) -> tuple[ExportedProgram, Flat, tuple[Tensor, ...]]:
     """Trace with random inputs, which are given back too."""
     generator = torch.Generator().manual_seed(1)
@@ -258,7 +257,7 @@ def traced(
 @pytest.mark.parametrize("first", [True, False])
 def test_the_traced_call_can_be_replayed(kind: type[VaeDecode] | type[VaeEncode], first: bool) -> None:
     """Static, without constants (they would be the engine's own, which the runtime refuses), nothing written."""
-    config = VaeConfig(base_dim=8, num_res_blocks=1)
+    config = WanVaeConfig(base_dim=8, num_res_blocks=1)
     program, _, inputs = traced(kind, first=first, frames=2, config=config)
     # Carried frames are plain inputs, taken by numbers that are right for every call: no ring, no slots.
     check_replayable(program, "vae", cache_inputs=())
@@ -272,7 +271,7 @@ def test_the_engine_equals_the_eager_call(tmp_path, monkeypatch) -> None:
     if shutil.which("g++") is None:
         pytest.skip("no C++ compiler")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    config = VaeConfig(base_dim=8, num_res_blocks=1)
+    config = WanVaeConfig(base_dim=8, num_res_blocks=1)
     program, eager, inputs = traced(VaeDecode, first=False, frames=2, config=config)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler's own, of its parts

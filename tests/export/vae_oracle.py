@@ -8,11 +8,11 @@ import torch
 from diffusers import AutoencoderKLWan
 from torch import Tensor, nn
 
-from seko_export.checkpoints.vae_keys import vae_diffusers_names
-from seko_export.config.media import VaeConfig
-from seko_export.media.wan_vae import VaeDecode, VaeEncode
+from seko_export.media.wan_vae.config import WanVaeConfig
+from seko_export.media.wan_vae.keys import vae_diffusers_names
+from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode
 
-SMALL = VaeConfig(base_dim=8)
+SMALL = WanVaeConfig(base_dim=8)
 
 
 class VaeOracle:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seko_export.checkpoints.dimensions import text_config_of
 from seko_export.families.model_files import load_checkpoint
+from seko_export.media.umt5.dimensions import text_config_of
 from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE
 from seko_runtime.format.safetensors_map import map_safetensors
 from seko_runtime.format.tar_format import member_header, padding

@@ -14,9 +14,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from seko_export.checkpoints.dimensions import text_config_of, vae_config_of
 from seko_export.errors import ExportError
 from seko_export.families.model_files import load_checkpoint, recognise_checkpoint
+from seko_export.media.umt5.dimensions import text_config_of
+from seko_export.media.vaes import vae_config_of
 from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE
 from seko_runtime.format.safetensors_map import map_safetensors
 from seko_runtime.format.tar_format import BLOCK_BYTES, END, member_header, padding

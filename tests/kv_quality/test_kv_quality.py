@@ -25,11 +25,11 @@ from scripts.kv_quality.trial_formats import TRICKS, TrialKv, hadamard
 from scripts.train_sample.shapes import draw_scenes, render
 from scripts.train_sample.text import make_encoder, save_tokenizer, text_config
 from scripts.train_sample.train_vae import Vae, init_vae
-from seko_export.config.media import VaeConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
 from seko_export.families.layers.rotary import rotary_tables
 from seko_export.families.model_files import write_random_checkpoint
+from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_kernels.kv_formats import ChannelStatistics
 from seko_runtime.video.ring import Ring
 from tests.tolerances import STEP
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sample of random weights, in the files that the trained one has."""
     folder = tmp_path_factory.mktemp("sample")
     write_random_checkpoint(folder / "dit.safetensors", MODEL, format="wan", seed=0)
-    vae = Vae(VaeConfig(base_dim=2))
+    vae = Vae(WanVaeConfig(base_dim=2))
     init_vae(vae, 0)
     save_file(vae.state_dict(), folder / "vae.safetensors")
     told = text_config(MODEL.text_dim, 1)

@@ -11,7 +11,7 @@ from seko_export.families.lingbot.condition import (
     ConditionFrames,
     condition_table,
 )
-from seko_export.media.wan_vae import VaeEncode
+from seko_export.media.wan_vae.modules import VaeEncode
 from tests.export.vae_oracle import SMALL, VaeOracle, stream
 from tests.lingbot.streams import lingbot_config
 from tests.tolerances import VAE, relative_error

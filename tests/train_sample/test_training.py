@@ -33,9 +33,9 @@ from scripts.train_sample.progress import (
 from scripts.train_sample.shapes import draw_scenes
 from scripts.train_sample.train_dit import DitTraining, load_teacher
 from scripts.train_sample.train_vae import VaeTraining
-from seko_export.checkpoints.vae_keys import vae_shapes
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
+from seko_export.media.wan_vae.keys import vae_shapes
 
 MICRO = DitTraining(
     model=ModelConfig(

@@ -211,10 +211,10 @@ def eager_vae(job: dict[str, Any]) -> dict[str, Any]:
     vae = _vae_script()
     from dataclasses import replace
 
-    from seko_export.config.media import VaeConfig
-    from seko_export.media.wan_vae import latent_statistics
+    from seko_export.media.wan_vae.config import WanVaeConfig
+    from seko_export.media.wan_vae.modules import latent_statistics
 
-    config = replace(SHAPES[job["shape"]].config(_device()), vae=VaeConfig())
+    config = replace(SHAPES[job["shape"]].config(_device()), vae=WanVaeConfig())
     weights = vae.random_weights(config.vae) | latent_statistics(config.vae, torch.float32)
     latents = vae.some_latents(config, vae.CHUNKS).to(config.device)
     decoder = vae.eager_reference(config, weights, config.dtype)
@@ -226,9 +226,9 @@ def vae_file(job: dict[str, Any]) -> dict[str, Any]:
     """Write a full-size VAE of random weights for a build."""
     from safetensors.torch import save_file
 
-    from seko_export.config.media import VaeConfig
+    from seko_export.media.wan_vae.config import WanVaeConfig
 
-    weights = _vae_script().random_weights(VaeConfig())
+    weights = _vae_script().random_weights(WanVaeConfig())
     save_file({name: tensor.bfloat16() for name, tensor in weights.items()}, job["output"])
     return {}
 

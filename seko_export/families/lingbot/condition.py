@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from seko_export.config.build import BuildConfig
-from seko_export.config.media import VaeConfig
 from seko_export.families.layers.causal_dit import Embed
 from seko_export.families.lingbot.model import MASK_CHANNELS
-from seko_export.media.wan_vae import PICTURE_CHANNELS, VaeEncode
+from seko_export.media.wan_vae.config import WanVaeConfig
+from seko_export.media.wan_vae.modules import VaeEncode
+from seko_runtime.executor.buffers_check import PICTURE_CHANNELS
 
 TABLE, ROWS = "condition", "condition_frames"
 TABLE_FRAMES = 30
@@ -55,14 +56,14 @@ class ConditionedEmbed(Embed):
 
 
 @torch.no_grad()
-def condition_table(weights: Mapping[str, Tensor], vae: VaeConfig, picture: Tensor) -> Tensor:
+def condition_table(weights: Mapping[str, Tensor], vae: WanVaeConfig, picture: Tensor) -> Tensor:
     """Return the table of one stream: a mask, and the latents of a picture that grey frames follow.
 
     Parameters
     ----------
     weights : mapping of str to Tensor
         Of `VaeEncode`, by its names.
-    vae : VaeConfig
+    vae : WanVaeConfig
         Its dimensions.
     picture : Tensor
         [3, H, W] floating, -1..1.

@@ -1,4 +1,4 @@
-"""Dimensions of a VAE or text encoder, from the config.json beside it, else from the stored shapes."""
+"""Dimensions of a UMT5 encoder, from the config.json beside it, else from the stored shapes."""
 
 from __future__ import annotations
 
@@ -7,20 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from seko_export.checkpoints.errors import NotACheckpointError
-from seko_export.checkpoints.json_files import config_file_of, read_json_object
+from seko_export.checkpoints.json_files import read_config
 from seko_export.checkpoints.key_table import layer_of
 from seko_export.checkpoints.readers import open_files
-from seko_export.checkpoints.sources import TEXT_LAYOUT, VAE_LAYOUT, Layout
-from seko_export.checkpoints.text_keys import is_transformers_text
-from seko_export.config.media import TextEncoderConfig, VaeConfig
+from seko_export.config.media import TextEncoderConfig
+from seko_export.media.umt5.keys import is_transformers_text
+from seko_export.media.umt5.layout import TEXT_LAYOUT
 
-# Keys whose shape tells the VAE's base_dim: what goes into the last conv, out of the first one.
-_BASE_DIM_KEYS = (
-    ("decoder.head.2.weight", 1),
-    ("decoder.conv_out.weight", 1),
-    ("encoder.conv1.weight", 0),
-    ("encoder.conv_in.weight", 0),
-)
 # A text encoder's key of its first layer, by Wan's name and by transformers'.
 _TEXT_KEYS = {
     "embedding": ("token_embedding.weight", "shared.weight"),
@@ -32,54 +25,6 @@ _TEXT_KEYS = {
     ),
     "ffn": ("blocks.0.ffn.fc1.weight", "encoder.block.0.layer.1.DenseReluDense.wi_1.weight"),
 }
-
-
-def vae_config_of(path: Path) -> VaeConfig:
-    """Return the config of the VAE at ``path``.
-
-    Parameters
-    ----------
-    path : Path
-        As `load_vae` takes it. If there is a diffusers config.json beside the weights, it is read. Otherwise the
-        width is read from the shapes, and the rest is Wan 2.1's.
-
-    Raises
-    ------
-    CheckpointError
-        If there is no VAE, or its config.json cannot be read.
-    UsageError
-        If its dimensions contradict each other.
-    """
-    told = _config_json(path, VAE_LAYOUT)
-    if told is not None:
-        return vae_config(told, str(path))
-    shapes = _shapes(path, VAE_LAYOUT)
-    for key, axis in _BASE_DIM_KEYS:
-        if len(shapes.get(key, ())) > axis:
-            return VaeConfig(base_dim=shapes[key][axis])
-    raise NotACheckpointError(f"{path} holds no Wan VAE: none of {', '.join(k for k, _ in _BASE_DIM_KEYS)}")
-
-
-def vae_config(told: Mapping[str, Any], where: str) -> VaeConfig:
-    """Return the config for these config.json fields, diffusers' or Seko's; missing fields are Wan 2.1's.
-
-    Raises
-    ------
-    CheckpointError
-        If a field has the wrong type.
-    """
-    fields: dict[str, Any] = {}
-    for ours, theirs in (("temporal_downsample", "temperal_downsample"), *((n, n) for n in _VAE_FIELDS)):
-        value = told.get(theirs, told.get(ours))
-        if value is not None:
-            fields[ours] = tuple(value) if isinstance(value, list) else value
-    try:
-        return VaeConfig(**fields)
-    except TypeError as fault:
-        raise NotACheckpointError(f"{where} describes no VAE: {fault}") from fault
-
-
-_VAE_FIELDS = ("base_dim", "z_dim", "dim_mult", "num_res_blocks", "latents_mean", "latents_std")
 
 
 def text_config_of(path: Path) -> TextEncoderConfig:
@@ -98,7 +43,7 @@ def text_config_of(path: Path) -> TextEncoderConfig:
     UsageError
         If its dimensions contradict each other.
     """
-    told = _config_json(path, TEXT_LAYOUT)
+    told = read_config(path, TEXT_LAYOUT)
     if told is not None:
         return text_config(told, str(path))
     opened = open_files(path, TEXT_LAYOUT)
@@ -168,12 +113,3 @@ def _text_layer(key: str, *, transformers: bool) -> int:
         key = key.replace("encoder.block.", "blocks.", 1) if key.startswith("encoder.block.") else ""
     layer = layer_of(key)
     return -1 if layer is None else layer
-
-
-def _config_json(path: Path, layout: Layout) -> dict[str, Any] | None:
-    file = config_file_of(path, layout)
-    return None if file is None else read_json_object(file)
-
-
-def _shapes(path: Path, layout: Layout) -> dict[str, tuple[int, ...]]:
-    return {source.key: source.shape for source in open_files(path, layout).sources}

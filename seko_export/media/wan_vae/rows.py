@@ -1,11 +1,11 @@
-"""The Wan VAE as engines take it: one row at a time, pictures as bytes. The maths is in `wan_vae.py`."""
+"""The Wan VAE as engines take it: one row at a time, pictures as bytes. The maths is in `modules.py`."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from seko_export.media.wan_vae import VaeDecode, VaeEncode
+from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode
 
 _HALF_RANGE = 127.5  # levels of a byte from -1 to 0, and from 0 to 1
 

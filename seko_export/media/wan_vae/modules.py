@@ -2,8 +2,8 @@
 
 Two graphs serve a stream of chunks of F latent frames. FIRST (``first=True``) takes the first chunk and no caches.
 STEADY takes every later chunk with the caches of the call before. Both return the same caches, so a stream restarts
-by calling FIRST: nothing has to be zeroed, and nothing stale can be read. Layers are in `wan_vae_layers.py`,
-checkpoint names in `checkpoints/vae_keys.py`.
+by calling FIRST: nothing has to be zeroed, and nothing stale can be read. Layers are in `layers.py`,
+checkpoint names in `keys.py`.
 
 Shapes: B rows, F latent frames, h x w latent cells, T video frames (4*F, or 1 + 4*(F - 1) for FIRST), H x W pixels (8
 times the cells), z latent channels. Source of the maths: Wan 2.1 (arXiv 2503.20314).
@@ -14,10 +14,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from seko_export.config.media import VaeConfig
 from seko_export.engines.weight_source import WeightSource
 from seko_export.errors import UsageError
-from seko_export.media.wan_vae_layers import (
+from seko_export.media.wan_vae.config import WanVaeConfig
+from seko_export.media.wan_vae.layers import (
     AttentionBlock,
     CausalConv3d,
     Downsample,
@@ -29,10 +29,7 @@ from seko_export.media.wan_vae_layers import (
     channels_last,
     run,
 )
-
-PICTURE_CHANNELS = 3  # red, green, blue
-
-VAE_PRESETS: dict[str, VaeConfig] = {"wan-2.1": VaeConfig(), "lightvae": VaeConfig(base_dim=24)}
+from seko_runtime.executor.buffers_check import PICTURE_CHANNELS
 
 
 class _StreamedHalf(nn.Module):
@@ -40,7 +37,7 @@ class _StreamedHalf(nn.Module):
 
     Parameters
     ----------
-    config : VaeConfig
+    config : WanVaeConfig
         Dimensions.
     first : bool
         True: the start of a stream, without caches. False: any later call.
@@ -57,7 +54,7 @@ class _StreamedHalf(nn.Module):
     """
 
     def __init__(
-        self, config: VaeConfig, *, first: bool, frames: int, dtype: torch.dtype = torch.float32
+        self, config: WanVaeConfig, *, first: bool, frames: int, dtype: torch.dtype = torch.float32
     ) -> None:
         super().__init__()
         if frames < 1:
@@ -94,7 +91,7 @@ class VaeDecode(_StreamedHalf):
     """Decodes the latents of one chunk to video frames."""
 
     def __init__(
-        self, config: VaeConfig, *, first: bool, frames: int, dtype: torch.dtype = torch.float32
+        self, config: WanVaeConfig, *, first: bool, frames: int, dtype: torch.dtype = torch.float32
     ) -> None:
         super().__init__(config, first=first, frames=frames, dtype=dtype)
         self.conv2 = nn.Conv3d(config.z_dim, config.z_dim, 1, dtype=dtype)
@@ -137,7 +134,7 @@ class VaeEncode(_StreamedHalf):
     """Encodes video frames to the mean of their latents."""
 
     def __init__(
-        self, config: VaeConfig, *, first: bool, frames: int, dtype: torch.dtype = torch.float32
+        self, config: WanVaeConfig, *, first: bool, frames: int, dtype: torch.dtype = torch.float32
     ) -> None:
         super().__init__(config, first=first, frames=frames, dtype=dtype)
         self.encoder = Encoder(config).to(dtype)
@@ -178,7 +175,7 @@ class VaeEncode(_StreamedHalf):
 class Decoder(nn.Module):
     """From z channels to a picture; one cache for each causal convolution."""
 
-    def __init__(self, config: VaeConfig) -> None:
+    def __init__(self, config: WanVaeConfig) -> None:
         super().__init__()
         dims = config.level_dims[::-1]
         self.conv1 = CausalConv3d(config.z_dim, dims[0], side=3)
@@ -205,7 +202,7 @@ class Decoder(nn.Module):
 class Encoder(nn.Module):
     """From a picture to mean and log-variance of z channels; one cache for each layer that looks back in time."""
 
-    def __init__(self, config: VaeConfig) -> None:
+    def __init__(self, config: WanVaeConfig) -> None:
         super().__init__()
         dims = config.level_dims
         self.conv1 = CausalConv3d(PICTURE_CHANNELS, config.base_dim, side=3)
@@ -228,7 +225,7 @@ class Encoder(nn.Module):
         return run((self.conv1, *self.downsamples, *self.middle, *self.head), video, caches)
 
 
-def decoder_cache_shapes(config: VaeConfig, batch: int, h: int, w: int) -> tuple[tuple[int, ...], ...]:
+def decoder_cache_shapes(config: WanVaeConfig, batch: int, h: int, w: int) -> tuple[tuple[int, ...], ...]:
     """Return the shape of each cache of `VaeDecode`, [B, t, rows, columns, channels], for latents of h x w cells."""
     with torch.device("meta"):
         decode = VaeDecode(config, first=True, frames=1)
@@ -236,7 +233,7 @@ def decoder_cache_shapes(config: VaeConfig, batch: int, h: int, w: int) -> tuple
     return tuple(tuple(cache.shape) for cache in kept)
 
 
-def encoder_cache_shapes(config: VaeConfig, batch: int, h: int, w: int) -> tuple[tuple[int, ...], ...]:
+def encoder_cache_shapes(config: WanVaeConfig, batch: int, h: int, w: int) -> tuple[tuple[int, ...], ...]:
     """Return the shape of each cache of `VaeEncode`, [B, t, rows, columns, channels], for latents of h x w cells."""
     side = config.spatial_stride
     with torch.device("meta"):
@@ -245,7 +242,7 @@ def encoder_cache_shapes(config: VaeConfig, batch: int, h: int, w: int) -> tuple
     return tuple(tuple(cache.shape) for cache in kept)
 
 
-def latent_statistics(config: VaeConfig, dtype: torch.dtype) -> dict[str, Tensor]:
+def latent_statistics(config: WanVaeConfig, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return the two parameters that no checkpoint holds, by name: [z], in the wider of ``dtype`` and float32.
 
     A module on the meta device has only their shapes; the weights come from here.
@@ -264,11 +261,11 @@ class VaeTensors:
     ----------
     checkpoint : WeightSource
         By Wan's names.
-    config : VaeConfig
+    config : WanVaeConfig
         Of that VAE.
     """
 
-    def __init__(self, checkpoint: WeightSource, config: VaeConfig) -> None:
+    def __init__(self, checkpoint: WeightSource, config: WanVaeConfig) -> None:
         self._checkpoint, self._statistics = checkpoint, latent_statistics(config, torch.float32)
 
     def __getitem__(self, name: str) -> Tensor:

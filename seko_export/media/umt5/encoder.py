@@ -2,7 +2,7 @@
 
 Written out instead of imported from transformers (a test holds the two equal): an engine must not change with a
 library's internals, and a build needs no second model library. Attribute names are those of Wan's checkpoint;
-`checkpoints/text_keys.py` knows transformers' names. The tokenizer is shipped as a file.
+`keys.py` knows transformers' names. The tokenizer is shipped as a file.
 
 Shapes: T tokens, d width, H heads. Source of the maths: UMT5 (arXiv 2304.09151), T5 v1.1 with a relative bias in
 every layer.

@@ -17,7 +17,7 @@ from seko_export.checkpoints.key_table import LAYER, Naming
 from seko_export.checkpoints.keycheck import compare_keys
 from seko_export.checkpoints.sources import OpenedFiles, TensorSource
 from seko_export.config.media import TextEncoderConfig
-from seko_export.media.umt5 import TextEncoder
+from seko_export.media.umt5.encoder import TextEncoder
 
 # Wan's name -> transformers', outside the layers. Source: state dicts of models_t5_umt5-xxl-enc-bf16.pth and of
 # transformers.UMT5EncoderModel; the test compares with the class itself.

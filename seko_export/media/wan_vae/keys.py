@@ -14,10 +14,8 @@ import torch
 from seko_export.checkpoints.key_table import Naming
 from seko_export.checkpoints.keycheck import compare_keys
 from seko_export.checkpoints.sources import OpenedFiles, TensorSource
-from seko_export.config.media import VaeConfig
-from seko_export.media.wan_vae import VAE_PRESETS, VaeDecode, VaeEncode, latent_statistics
-
-HALVES = ("decoder", "encoder", "both")
+from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
+from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode, latent_statistics
 
 # Wan's module -> diffusers' module, outside the lists of blocks. Source: state dicts of Wan2.1_VAE.pth and of
 # diffusers.AutoencoderKLWan; the test compares with the class itself.
@@ -47,15 +45,15 @@ BLOCK_MODULES: dict[str, str] = {
 }
 
 
-def vae_shapes(config: VaeConfig, half: str) -> dict[str, tuple[int, ...]]:
+def vae_shapes(config: WanVaeConfig, half: str) -> dict[str, tuple[int, ...]]:
     """Return every tensor that a checkpoint of this VAE holds, under Wan's names.
 
     Parameters
     ----------
-    config : VaeConfig
+    config : WanVaeConfig
         The VAE's dimensions.
     half : str
-        One of `HALVES`: the tensors for decoding, for encoding, or both.
+        One of `media.vae.HALVES`: the tensors for decoding, for encoding, or both.
 
     Returns
     -------
@@ -77,7 +75,7 @@ def vae_shapes(config: VaeConfig, half: str) -> dict[str, tuple[int, ...]]:
     }
 
 
-def vae_diffusers_names(config: VaeConfig) -> dict[str, str]:
+def vae_diffusers_names(config: WanVaeConfig) -> dict[str, str]:
     """Return the name in ``diffusers.AutoencoderKLWan`` of every tensor, by Wan's name."""
     return {name: _in_diffusers(name, config.num_res_blocks + 2) for name in vae_shapes(config, "both")}
 
@@ -104,7 +102,7 @@ def _in_diffusers(name: str, level: int) -> str:
 
 
 def match_vae_sources(
-    path: Path, opened: OpenedFiles, config: VaeConfig, half: str
+    path: Path, opened: OpenedFiles, config: WanVaeConfig, half: str
 ) -> tuple[str, Mapping[str, TensorSource]]:
     """Find the stored tensor of every key of the VAE, or of one half; any difference is an error.
 
@@ -114,7 +112,7 @@ def match_vae_sources(
         Where the checkpoint lies, for the message.
     opened : OpenedFiles
         The tensors found there.
-    config : VaeConfig
+    config : WanVaeConfig
         The VAE that is expected.
     half : str
         ``decoder``, ``encoder`` or ``both``. The other half may be present in any shape, or missing; a key of neither
@@ -150,7 +148,7 @@ def match_vae_sources(
     return naming.name, sources
 
 
-def _vae_hints(opened: OpenedFiles, naming: Naming, config: VaeConfig) -> list[str]:
+def _vae_hints(opened: OpenedFiles, naming: Naming, config: WanVaeConfig) -> list[str]:
     shapes = naming.shapes_in(opened)
     # Where each half has base_dim channels, at the first level: what goes into the last conv, out of the first.
     for name, axis in (("decoder.head.2.weight", 1), ("encoder.conv1.weight", 0)):

@@ -1,0 +1,89 @@
+"""Loads the weights of VAE and text encoder by the names of their modules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from seko_export.checkpoints.load import Checkpoint, load_weights
+from seko_export.config.media import TextEncoderConfig, VaeConfig
+from seko_export.engines.weight_source import WeightSource
+from seko_export.errors import UsageError
+from seko_export.media.umt5.keys import match_text_sources
+from seko_export.media.umt5.layout import TEXT_LAYOUT
+from seko_export.media.vae import HALVES
+from seko_export.media.vaes import vae_of
+
+
+def load_vae(
+    path: Path, config: VaeConfig, *, half: str = "both", dtype: torch.dtype | None = None
+) -> Checkpoint:
+    """Open a VAE's checkpoint and check keys, shapes and dtypes. The numbers are read later.
+
+    Parameters
+    ----------
+    path : Path
+        As the VAE's `Layout` says: a file, its folder, or a pipeline. The content decides which it is.
+    config : VaeConfig
+        The VAE that is expected.
+    half : str
+        ``decoder``, ``encoder`` or ``both``: the part to load. The other half may be present or not.
+    dtype : torch.dtype, optional
+        float32, bfloat16 or float16 to convert to; None keeps the stored dtype.
+
+    Returns
+    -------
+    Checkpoint
+        The weights by the names of the VAE's modules.
+
+    Raises
+    ------
+    UsageError
+        If ``dtype`` is none of the three, or ``half`` is unknown.
+    CheckpointError
+        A subclass for the cause; see `seko_export.checkpoints.errors`.
+    """
+    if half not in HALVES:
+        raise UsageError(f"unknown half {half!r} of a VAE; expected one of {', '.join(HALVES)}")
+    vae = vae_of(config)
+    return load_weights(
+        path, config, vae.layout, lambda opened: vae.match(path, opened, config, half), dtype=dtype
+    )
+
+
+def vae_weights(path: Path, config: VaeConfig) -> WeightSource:
+    """Return the tensors of a VAE's modules by name: those at ``path``, and those that are made of the config."""
+    return vae_of(config).weights(load_vae(path, config), config)
+
+
+def load_text_encoder(
+    path: Path, config: TextEncoderConfig, *, dtype: torch.dtype | None = None
+) -> Checkpoint:
+    """Open a text encoder's checkpoint and check keys, shapes and dtypes. The numbers are read later.
+
+    Parameters
+    ----------
+    path : Path
+        Wan's `.pth` (the bare weights), a safetensors file with either naming, or transformers' folder (sharded by an
+        index, or a pipeline with ``text_encoder/``). The content decides which it is.
+    config : TextEncoderConfig
+        The encoder that is expected.
+    dtype : torch.dtype, optional
+        float32, bfloat16 or float16 to convert to; None keeps the stored dtype.
+
+    Returns
+    -------
+    Checkpoint
+        The weights by Wan's names.
+
+    Raises
+    ------
+    UsageError
+        If ``dtype`` is none of the three.
+    CheckpointError
+        A subclass for the cause; see `seko_export.checkpoints.errors`.
+    """
+    return load_weights(
+        path, config, TEXT_LAYOUT, lambda opened: match_text_sources(path, opened, config), dtype=dtype
+    )

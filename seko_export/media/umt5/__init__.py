@@ -1,0 +1,1 @@
+"""The UMT5 text encoder: modules, dimensions, names of its files."""

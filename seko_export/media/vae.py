@@ -1,0 +1,98 @@
+"""The interface between Seko and a VAE: what a VAE provides, and who uses it.
+
+A VAE is a module with a `VAE`: an object of a class derived from `Vae`. It knows its files and its modules; its config
+(`VaeConfig`) tells strides and channels. Engines, buffers, programs, `plan` and replay are the same for every VAE.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource
+from seko_export.config.media import VaeConfig
+
+if TYPE_CHECKING:  # the table of VAEs is read for the options' help, before torch is loaded
+    import torch
+    from torch import nn
+
+    from seko_export.engines.weight_source import WeightSource
+
+HALVES = ("decoder", "encoder", "both")
+C = TypeVar("C", bound=VaeConfig)
+
+
+class Vae(ABC, Generic[C]):
+    """One kind of VAE, with configs of the class ``C``. A subclass is stateless: one object serves every build."""
+
+    layout: Layout
+    """Where files keep its weights, and its formats in words."""
+    presets: Mapping[str, C]
+    """Named sizes. `plan` counts the first that fits a model where no VAE is named."""
+
+    @abstractmethod
+    def recognise(self, path: Path) -> C | None:
+        """Return the config of the VAE at ``path``, from the config.json beside the weights, else from their shapes.
+
+        None if it is another kind of VAE, or none. With several kinds the first that recognises a file takes it, so
+        shapes or a class name must tell a kind from others.
+
+        Raises
+        ------
+        CheckpointError
+            If it is of this kind and cannot be read.
+        UsageError
+            If its dimensions contradict each other.
+        """
+
+    @abstractmethod
+    def config(self, told: Mapping[str, Any], where: str) -> C | None:
+        """Return the config for these fields of a config.json, or None if they are another VAE's.
+
+        Raises
+        ------
+        CheckpointError
+            If a field has the wrong type; ``where`` names the file.
+        """
+
+    @abstractmethod
+    def match(
+        self, path: Path, opened: OpenedFiles, config: C, half: str
+    ) -> tuple[str, Mapping[str, TensorSource]]:
+        """Return the name of a file's format, and the stored tensor of every parameter of the modules, by its name.
+
+        ``half`` is one of `HALVES`: the other half may be in the file or not. `checkpoints.keycheck.compare_keys`
+        compares names and shapes.
+
+        Raises
+        ------
+        WeightKeysError
+            If a key is unknown, missing, misshapen or doubled; one error lists all of them.
+        """
+
+    def weights(self, checkpoint: WeightSource, config: C) -> WeightSource:
+        """Return the tensors of the modules' parameters by name: the file's, and what is made of the config."""
+        del config
+        return checkpoint
+
+    @abstractmethod
+    def decoder(self, config: C, *, first: bool, frames: int, dtype: torch.dtype) -> nn.Module:
+        """Return the module that decodes one row's chunk; its weights need no numbers.
+
+        It takes latents [C, frames, h, w] float32 as the model gives them and, unless ``first``, the caches of the
+        call before. It returns pictures [`VaeConfig.video_frames`, H, W, 3] uint8 and the caches for the next call, in
+        new memory, both with the shapes of `cache_shapes`. ``first``: the first chunk of a stream.
+        """
+
+    def encoder(self, config: C, *, dtype: torch.dtype) -> nn.Module:
+        """Return the module that encodes a start picture: [H, W, 3] uint8 to latents [C, 1, h, w] float32.
+
+        Called if the config says that it ``encodes``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no encoder")
+
+    @abstractmethod
+    def cache_shapes(self, config: C, rows: int, columns: int) -> list[tuple[int, ...]]:
+        """Return the shape of each cache of one row's decoder, for latents of so many cells; [] if it has none."""

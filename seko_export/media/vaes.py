@@ -1,0 +1,94 @@
+"""The table of VAEs. Only this file imports a VAE's package, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from seko_export.checkpoints.errors import NotACheckpointError
+from seko_export.config.media import VaeConfig
+from seko_export.errors import UsageError
+from seko_export.media.vae import Vae
+
+# Folders of this package, each with a `VAE` in vae.py, and what options and messages say of its files.
+VAES: dict[str, str] = {
+    "wan_vae": "a Wan VAE (.pth, safetensors, diffusers folder)",
+}
+
+
+def vae_named(name: str) -> Vae[Any]:
+    """Return a VAE: one of `VAES`, or the object that ``MODULE:ATTRIBUTE`` names.
+
+    Raises
+    ------
+    UsageError
+        If there is no such VAE.
+    """
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        if name not in VAES:
+            raise UsageError(f"VAE {name!r} is not known: expected one of {', '.join(VAES)}")
+        module, attribute = f"{__package__}.{name}.vae", "VAE"
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"VAE {name!r} cannot be imported: {error}") from None
+    if not isinstance(found, Vae):
+        raise UsageError(f"VAE {name!r} is a {type(found).__name__}, expected a Vae")
+    return found
+
+
+def vae_of(config: VaeConfig) -> Vae[Any]:
+    """Return the VAE of a config."""
+    return vae_named(config.kind)
+
+
+def vaes() -> Iterator[Vae[Any]]:
+    """Yield all VAEs of `VAES`."""
+    for name in VAES:
+        yield vae_named(name)
+
+
+def vae_config_of(path: Path) -> VaeConfig:
+    """Return the config of the VAE at ``path``, of the first kind that recognises it.
+
+    Raises
+    ------
+    CheckpointError
+        If there is no VAE, or its config.json cannot be read.
+    UsageError
+        If its dimensions contradict each other.
+    """
+    for one in vaes():
+        found: VaeConfig | None = one.recognise(path)
+        if found is not None:
+            return found
+    raise NotACheckpointError(f"{path} holds no VAE that is known: expected {' or '.join(VAES.values())}")
+
+
+def vae_config(told: Mapping[str, Any], where: str) -> VaeConfig:
+    """Return the config for these fields of a config.json, of the first kind that takes them for its own.
+
+    Raises
+    ------
+    CheckpointError
+        If they are of no VAE that is known, or a field has the wrong type.
+    """
+    for one in vaes():
+        found: VaeConfig | None = one.config(told, where)
+        if found is not None:
+            return found
+    raise NotACheckpointError(f"{where} describes no VAE that is known: expected one of {', '.join(VAES)}")
+
+
+def vae_for(latent_channels: int, spatial_stride: int, temporal_stride: int) -> VaeConfig | None:
+    """Return the first preset with these sizes of its latents, or None: the usual VAE of a model."""
+    wanted = (latent_channels, spatial_stride, temporal_stride)
+    for one in vaes():
+        for preset in one.presets.values():
+            if (preset.latent_channels, preset.spatial_stride, preset.temporal_stride) == wanted:
+                usual: VaeConfig = preset
+                return usual
+    return None

@@ -1,0 +1,94 @@
+"""What the exporter asks of the Wan 2.1 VAE: its files, their dimensions, its modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from seko_export.checkpoints.errors import NotACheckpointError
+from seko_export.checkpoints.json_files import read_config
+from seko_export.checkpoints.readers import open_files
+from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource
+from seko_export.engines.weight_source import WeightSource
+from seko_export.media.vae import Vae
+from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
+from seko_export.media.wan_vae.keys import match_vae_sources
+from seko_export.media.wan_vae.modules import VaeTensors, decoder_cache_shapes
+from seko_export.media.wan_vae.rows import DecodeRow, EncodeImage
+
+# Keys whose shape tells the VAE's base_dim: what goes into the last conv, out of the first one.
+_BASE_DIM_KEYS = (
+    ("decoder.head.2.weight", 1),
+    ("decoder.conv_out.weight", 1),
+    ("encoder.conv1.weight", 0),
+    ("encoder.conv_in.weight", 0),
+)
+_CLASS = "AutoencoderKLWan"  # diffusers'; our sample's config.json names none
+_FIELDS = ("base_dim", "z_dim", "dim_mult", "num_res_blocks", "latents_mean", "latents_std")
+
+
+class WanVae(Vae[WanVaeConfig]):
+    """The Wan 2.1 VAE of any width, such as LightVAE."""
+
+    layout = Layout(
+        "a Wan VAE's .pth, safetensors under the same names, or diffusers safetensors (a file, or a folder)",
+        ("vae",),
+        None,
+    )
+    presets = VAE_PRESETS
+
+    def recognise(self, path: Path) -> WanVaeConfig | None:
+        """Return the config: a diffusers config.json's, else Wan 2.1's with the width that the shapes tell."""
+        told = read_config(path, self.layout)
+        stated = None if told is None else self.config(told, str(path))
+        if stated is not None:
+            return stated
+        shapes = {source.key: source.shape for source in open_files(path, self.layout).sources}
+        for key, axis in _BASE_DIM_KEYS:
+            if len(shapes.get(key, ())) > axis:
+                return WanVaeConfig(base_dim=shapes[key][axis])
+        return None
+
+    def config(self, told: Mapping[str, Any], where: str) -> WanVaeConfig | None:
+        """Return the config for diffusers' fields or Seko's; missing ones are Wan 2.1's."""
+        if told.get("_class_name", _CLASS) != _CLASS:
+            return None
+        fields: dict[str, Any] = {}
+        for ours, theirs in (("temporal_downsample", "temperal_downsample"), *((n, n) for n in _FIELDS)):
+            value = told.get(theirs, told.get(ours))
+            if value is not None:
+                fields[ours] = tuple(value) if isinstance(value, list) else value
+        if not fields and "_class_name" not in told:
+            return None
+        try:
+            return WanVaeConfig(**fields)
+        except TypeError as fault:
+            raise NotACheckpointError(f"{where} describes no VAE: {fault}") from fault
+
+    def match(
+        self, path: Path, opened: OpenedFiles, config: WanVaeConfig, half: str
+    ) -> tuple[str, Mapping[str, TensorSource]]:
+        """Return the format's name and the tensors by Wan's names; see `match_vae_sources`."""
+        return match_vae_sources(path, opened, config, half)
+
+    def weights(self, checkpoint: WeightSource, config: WanVaeConfig) -> WeightSource:
+        """Return the checkpoint's tensors and the latents' statistics, which no file holds."""
+        return VaeTensors(checkpoint, config)
+
+    def decoder(self, config: WanVaeConfig, *, first: bool, frames: int, dtype: torch.dtype) -> DecodeRow:
+        """Return the decoder of one row's chunk."""
+        return DecodeRow(config, first=first, frames=frames, dtype=dtype)
+
+    def encoder(self, config: WanVaeConfig, *, dtype: torch.dtype) -> EncodeImage:
+        """Return the encoder of a start picture."""
+        return EncodeImage(config, first=True, frames=1, dtype=dtype)
+
+    def cache_shapes(self, config: WanVaeConfig, rows: int, columns: int) -> list[tuple[int, ...]]:
+        """Return the shape of each cache of one row's decoder."""
+        return [shape[1:] for shape in decoder_cache_shapes(config, 1, rows, columns)]
+
+
+VAE = WanVae()
