@@ -3,7 +3,7 @@
 from seko_kernels.formats import CacheTensor, ScaleTensor
 from seko_kernels.kv_formats import ChannelStatistics, ExactKv, KvFormat
 from seko_kernels.kv_schemes import SCHEMES, KvScheme, kv_format
-from seko_kernels.lossy_kv import LossyKv, Nvfp4Kv, RowLayout
+from seko_kernels.lossy_kv import LossyKv, RowLayout
 from seko_kernels.ops import nvfp4_expand, nvfp4_expand_keys, nvfp4_write, plain_torch
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "KvFormat",
     "KvScheme",
     "LossyKv",
-    "Nvfp4Kv",
     "RowLayout",
     "ScaleTensor",
     "kv_format",

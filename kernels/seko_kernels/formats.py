@@ -133,13 +133,15 @@ class NumberFormat:
     code_bits : int
         8 or 4.
     top : float
-        Largest magnitude of a code: a group's step is its largest magnitude divided by it.
+        Largest magnitude of a code: a group's step is the largest magnitude of its numbers divided by it.
     group : int
         Channels that share a step; 0: the format has no groups.
     zero_points : bool
         Whether a group also stores the code of 0, so that its range need not be symmetric.
     rotated : bool
         Whether a Walsh-Hadamard transform is applied to each group before rounding, and undone when it is read.
+    e2m1 : bool
+        Whether codes are e2m1 numbers in NVFP4's blocks, whose kernels are in `ops`; all others' are in `kv_ops`.
     """
 
     name: str
@@ -149,6 +151,12 @@ class NumberFormat:
     group: int = 0
     zero_points: bool = False
     rotated: bool = False
+    e2m1: bool = False
+
+    @property
+    def most(self) -> int:
+        """Largest code of an integer format: of either sign, or above a zero point."""
+        return int(2**self.code_bits - 1 if self.zero_points else 2 ** (self.code_bits - 1) - 1)
 
     @property
     def unit(self) -> int:
@@ -175,5 +183,5 @@ INT4 = NumberFormat("int4", torch.uint8, 4, top=7.5, group=INTEGER_GROUP, zero_p
 INT4_HADAMARD = NumberFormat(
     "int4-hadamard", torch.uint8, 4, top=7.5, group=HADAMARD_CHANNELS, zero_points=True, rotated=True
 )
-FP4 = NumberFormat("fp4", torch.uint8, 4, top=E2M1_MAX, group=NVFP4_BLOCK)
+FP4 = NumberFormat("fp4", torch.uint8, 4, top=E2M1_MAX, group=NVFP4_BLOCK, e2m1=True)
 NUMBER_FORMATS = {form.name: form for form in (FP8, INT8, INT4, INT4_HADAMARD, FP4)}

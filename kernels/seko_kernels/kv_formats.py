@@ -76,6 +76,10 @@ class KvFormat(Protocol):
         """Whether keys, and whether values, are read exactly as they were written."""
 
     @property
+    def read_in_8_bits(self) -> bool:
+        """Whether 8-bit attention can read the past of this cache (`scratch`)."""
+
+    @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:
         """Tensors of one layer's cache, in the order that engines take them."""
 
@@ -166,6 +170,11 @@ class ExactKv:
     def exact(self) -> tuple[bool, bool]:
         """Both are exact, except keys that are rotated when they are read."""
         return not self.before_rope, True
+
+    @property
+    def read_in_8_bits(self) -> bool:
+        """False: there are no codes to read."""
+        return False
 
     @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:

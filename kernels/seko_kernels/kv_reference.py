@@ -13,7 +13,6 @@ from seko_kernels.formats import E4M3_MAX, HADAMARD_READ_FACTOR, HADAMARD_WRITE_
 from seko_kernels.reference import e4m3_decode, e4m3_encode, unpacked
 
 LARGEST_STEP_BYTE = 0x7E  # 448
-INT8_MOST, INT4_MOST = 127, 15
 
 
 def encode(
@@ -30,7 +29,7 @@ def encode(
     Parameters
     ----------
     form : NumberFormat
-        `formats.FP8`, `INT8`, `INT4` or `INT4_HADAMARD`.
+        Any but e2m1: fp8 if it has no groups, else integers.
     x : Tensor
         ``[T, H, D]`` float32 or bfloat16, finite; D a multiple of ``form.unit``.
     global_scale : Tensor
@@ -57,7 +56,7 @@ def encode(
     g = global_scale[:, None]  # [H, 1]
     least = groups.amin(-1).clamp(max=0)
     reach = groups.amax(-1).clamp(min=0) - least if form.zero_points else groups.abs().amax(-1)
-    most = INT4_MOST if form.zero_points else INT8_MOST
+    most = form.most
     steps = e4m3_above(reach * (1.0 / most) * g.reciprocal())
     step = e4m3_decode(steps) * g  # [T, H, D/32] fp32, exact
     signed = nearest(groups.abs(), step[..., None], most) * torch.where(groups < 0, -1, 1)

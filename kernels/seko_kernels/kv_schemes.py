@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from seko_kernels.errors import KvSchemeError
-from seko_kernels.formats import FP4, NUMBER_FORMATS
+from seko_kernels.formats import NUMBER_FORMATS
 from seko_kernels.kv_formats import EXACT_SCHEMES, ExactKv, KvFormat
-from seko_kernels.lossy_kv import LossyKv, Nvfp4Kv, RowLayout
+from seko_kernels.lossy_kv import LossyKv, RowLayout
 
 SCHEMES = (*EXACT_SCHEMES, *NUMBER_FORMATS)
-_SINK, _ROTATED = "-sink", "hadamard"
+_SINK = "-sink"
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class KvScheme:
 
 
 def scheme_names(text: str) -> list[str]:
-    """Split ``KEYS-VALUES`` or ``BOTH`` into names, without ``-sink``; ``-hadamard`` belongs to the name before it."""
-    names: list[str] = []
-    for part in text.removesuffix(_SINK).split("-"):
-        if part == _ROTATED and names:
-            names[-1] += f"-{part}"
-        else:
-            names.append(part)
+    """Split ``KEYS-VALUES`` or ``BOTH`` into names, without ``-sink``; a name may have ``-`` in it."""
+    parts, names = text.removesuffix(_SINK).split("-"), []
+    while parts:
+        known = (count for count in range(len(parts), 1, -1) if "-".join(parts[:count]) in SCHEMES)
+        taken = next(known, 1)
+        names.append("-".join(parts[:taken]))
+        parts = parts[taken:]
     return names
 
 
@@ -79,8 +79,8 @@ def kv_format(
     Parameters
     ----------
     scheme : KvScheme or str
-        ``"bf16"`` or ``"fp32"`` (exact), ``"fp8"``, ``"int8"``, ``"int4"``, ``"int4-hadamard"`` or ``"fp4"`` (NVFP4)
-        for both keys and values; ``"int8-fp4"`` for keys and values; a ``"-sink"`` at the end keeps the sink exact.
+        A name of `SCHEMES` for both keys and values; two with ``-`` between them, as ``"int8-fp4"``, for keys and
+        for values; a ``"-sink"`` at the end keeps the sink exact.
     heads, head_dim : int
         Attention heads and channels of each.
     exact_dtype : torch.dtype
@@ -116,7 +116,5 @@ def kv_format(
         if layout is None:
             raise KvSchemeError(f"KV scheme {scheme} needs the layout of a row's cache")
         return LossyKv(heads, head_dim, keys, values, exact_dtype, layout, before_rope and keys is None)
-    if (keys, values) == (FP4, FP4):
-        return Nvfp4Kv(heads, head_dim)
     dtype = exact_dtype if None in (keys, values) else None
     return LossyKv(heads, head_dim, keys, values, dtype, before_rope=before_rope and keys is None)

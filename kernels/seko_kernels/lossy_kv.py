@@ -112,6 +112,11 @@ class LossyKv:
         return not self.keys_before_rope, self.values is None
 
     @property
+    def read_in_8_bits(self) -> bool:
+        """True if keys and values are NVFP4 throughout."""
+        return self.exact_sink is None and all(form is not None and form.e2m1 for form in self._forms)
+
+    @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:
         """Codes and group bytes of keys and values; also the sink's numbers if the sink is exact."""
         tensors, part = [], "ring" if self.exact_sink else "cache"
@@ -169,7 +174,7 @@ class LossyKv:
                 _write_sink(self.exact_sink, caches[f"{side}_sink"], token_index, x.to(self._dtype))
             codes, groups = caches[f"{side}_codes"], caches.get(f"{side}_scales")
             g, mean = scales[f"{side}_global_scale"], scales.get(f"{side}_mean")
-            if form is FP4 and groups is not None:
+            if form.e2m1 and groups is not None:
                 nvfp4_write(x, codes_index, codes, groups, g, mean)
             else:
                 kv_write(form, x, codes_index, codes, groups, g, mean)
@@ -255,7 +260,7 @@ class LossyKv:
             if layout is not None:
                 slots = _slots_of(layout, slots, len(patches), sink=False)
             turning = KeyTables(scales["k_mean"], slots, patches)
-        if form is not FP4 or groups is None:
+        if not form.e2m1 or groups is None:
             window = kv_expand(form, codes, groups, g, dtype, turning, apart)
         elif turning is not None:
             window = nvfp4_expand_keys(codes, groups, g, *turning, dtype, apart)
@@ -270,13 +275,6 @@ class LossyKv:
         rows = torch.arange(len(sink) // layout.sink_tokens, device=sink.device) * layout.cache_tokens
         index = rows[:, None] + torch.arange(layout.sink_tokens, device=sink.device)
         return window.index_copy(0, index.flatten(), sink)
-
-
-@dataclass(frozen=True)
-class Nvfp4Kv(LossyKv):
-    """Keys and values in NVFP4 with two tops per block ("four over six"): 4.5 bits a number. Fused kernels read this
-    format.
-    """
 
 
 def _slots_of(layout: RowLayout, table: Tensor, frame_tokens: int, *, sink: bool) -> Tensor:

@@ -36,8 +36,8 @@ class BuildConfig:
     model, stream, schedule
         Dimensions, layout and times.
     kv_scheme : str
-        Name of the KV scheme (`seko_kernels.kv_schemes.KvScheme`): ``bf16`` and ``fp32`` are exact; ``fp4``,
-        ``int8-fp4`` and others are quantised.
+        Name of the KV scheme (`seko_kernels.kv_schemes.KvScheme`): ``bf16`` and ``fp32`` are exact, all others
+        quantised.
     device : str
         ``cpu`` or ``cuda``.
     text : TextEncoderConfig, optional
@@ -185,7 +185,7 @@ class BuildConfig:
         size = self.model.head_dim
         if not self.fused:
             return "it is of fused layers, and this build's are plain"
-        if self.kv_scheme != "fp4":
+        if not self.kv.read_in_8_bits:
             return f"it reads an FP4 cache, this build's is {self.kv_scheme}"
         if size < SMALLEST_HEAD_DIM or size & (size - 1):
             return f"it takes heads of a power of two of at least {SMALLEST_HEAD_DIM} channels, not {size}"

@@ -115,8 +115,8 @@ class BuildOptions:
     no_ema: bool = _option("Take a .pt's plain weights (generator), not their average.", "model", False)
 
     kv: str | None = _option(
-        "KV cache: bf16 (exact; fp32 on a CPU), fp8, int8, int4, int4-hadamard or fp4; KEYS-VALUES, as int8-fp4; with "
-        "-sink behind it, as fp4-sink, sink frames stay exact.",
+        f"KV cache: {KV_FORMATS[0]} (exact; fp32 on a CPU), {', '.join(KV_FORMATS[1:-1])} or {KV_FORMATS[-1]}; "
+        "KEYS-VALUES, as int8-fp4; with -sink behind it, as fp4-sink, sink frames stay exact.",
         _CACHE,
         plan=True,
         values=lambda: KV_FORMATS,

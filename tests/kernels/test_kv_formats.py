@@ -15,7 +15,6 @@ from seko_kernels import (
     KvFormat,
     KvScheme,
     LossyKv,
-    Nvfp4Kv,
     RowLayout,
     kv_format,
 )
@@ -78,7 +77,7 @@ def test_bits_a_number_are_what_the_tensors_take(form: KvFormat) -> None:
 
 
 def test_fp4_takes_a_3_56th_of_bf16() -> None:
-    formats = (ExactKv(12, 128, torch.bfloat16), Nvfp4Kv(12, 128))
+    formats = (ExactKv(12, 128, torch.bfloat16), LossyKv(12, 128))
     exact, fp4 = (sum(tensor.token_bytes for tensor in form.cache_tensors) for form in formats)
     assert exact / fp4 == 16 / 4.5
 
@@ -139,7 +138,7 @@ def test_keys_of_one_large_mean_are_kept_more_finely_than_without(scheme: str) -
 
 @given(st.floats(min_value=0, max_value=2.0**120, width=32, allow_subnormal=False))
 def test_global_scale_is_the_smallest_power_of_two_with_headroom(amax: float) -> None:
-    scales = Nvfp4Kv(1, 16).calibrate(reaching(torch.tensor([amax])), reaching(torch.tensor([0.0])))
+    scales = LossyKv(1, 16).calibrate(reaching(torch.tensor([amax])), reaching(torch.tensor([0.0])))
     g = scales["k_global_scale"].item()
     mantissa, exponent = math.frexp(g)
     assert mantissa == 0.5
@@ -160,13 +159,13 @@ def test_global_scale_at_its_boundary(steps: int) -> None:
     amax = amax.nextafter(torch.tensor([math.copysign(1e9, steps)])) if steps else amax
     expected = 2.0 if steps > 0 else 1.0
     known = reaching(amax)
-    assert Nvfp4Kv(1, 16).calibrate(known, known)["k_global_scale"].item() == expected
+    assert LossyKv(1, 16).calibrate(known, known)["k_global_scale"].item() == expected
 
 
 def test_the_global_scale_of_keys_is_that_of_what_is_left_without_the_mean() -> None:
     ones = torch.ones(1, 16)
     known = ChannelStatistics(1000 * ones, 1001 * ones, 1000.5 * ones)
-    scales = Nvfp4Kv(1, 16).calibrate(known, known)
+    scales = LossyKv(1, 16).calibrate(known, known)
     assert scales["k_global_scale"].item() == 2.0**-9  # of 0.5: 0.5 / 336 <= 2**-9
     assert scales["v_global_scale"].item() == 4.0  # of 1001
     assert torch.equal(scales["k_mean"], 1000.5 * ones)
@@ -187,7 +186,7 @@ def test_statistics_of_another_form_are_refused() -> None:
     with pytest.raises(KvShapeError, match="expected one"):
         ChannelStatistics(ones, ones, ones[:1])
     other = reaching(torch.ones(3))
-    for form in (Nvfp4Kv(2, 16), ExactKv(2, 16, torch.float32)):
+    for form in (LossyKv(2, 16), ExactKv(2, 16, torch.float32)):
         with pytest.raises(KvShapeError, match=r"expected \(2, 16\)"):
             form.calibrate(other, other)
 
@@ -196,8 +195,8 @@ def test_lookup_gives_the_format_of_that_name() -> None:
     assert kv_format("bf16", 2, 32, torch.bfloat16) == ExactKv(2, 32, torch.bfloat16)
     assert kv_format("fp32", 2, 32, torch.float32) == ExactKv(2, 32, torch.float32)
     for dtype in (torch.float32, torch.bfloat16):
-        assert kv_format("fp4", 2, 32, dtype) == Nvfp4Kv(2, 32)
-    assert Nvfp4Kv(2, 32).name == "fp4-before-rope"  # of these bytes; a manifest's "fp4" has other ones
+        assert kv_format("fp4", 2, 32, dtype) == LossyKv(2, 32)
+    assert LossyKv(2, 32).name == "fp4-before-rope"  # of these bytes; a manifest's "fp4" has other ones
     names = [form.name for form in FORMATS[1:]]
     assert names == [
         *("fp32", *(f"{name}-before-rope" for name in NUMBER_FORMATS)),
