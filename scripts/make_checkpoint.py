@@ -12,8 +12,7 @@ import torch
 
 from seko_export.errors import ExportError
 from seko_export.families.model_files import write_random_checkpoint
-from seko_export.families.wan.keys import FORMATS, wan_shapes
-from seko_export.families.wan.presets import PRESETS
+from seko_export.families.registry import families, family_named, presets
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -21,13 +20,15 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 def main(arguments: list[str] | None = None) -> int:
     """Write the checkpoint that the options ask for; return the exit code."""
     options = _parser().parse_args(arguments)
-    config = PRESETS[options.preset].model
+    config = presets()[options.preset].model
+    keys = family_named(config.family).keys
+    form = options.format or next(iter(keys.random_forms))
     started = time.monotonic()
     try:
         write_random_checkpoint(
             options.output,
             config,
-            format=options.format,
+            format=form,
             seed=options.seed,
             dtype=DTYPES[options.dtype],
             device=options.device,
@@ -38,9 +39,9 @@ def main(arguments: list[str] | None = None) -> int:
     files = [options.output] if options.output.is_file() else sorted(options.output.rglob("*"))
     report = {
         "path": str(options.output),
-        "format": options.format,
+        "format": form,
         "bytes": sum(file.stat().st_size for file in files if file.is_file()),
-        "keys": len(wan_shapes(config)),
+        "keys": len(keys.shapes(config)),
         "preset": options.preset,
         "seed": options.seed,
         "dtype": options.dtype,
@@ -52,8 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Make a seeded random checkpoint.")
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="tiny")
-    parser.add_argument("--format", choices=FORMATS, default="self-forcing")
+    forms = dict.fromkeys(form for family in families().values() for form in family.keys.random_forms)
+    parser.add_argument("--preset", choices=sorted(presets()), default="tiny")
+    parser.add_argument("--format", choices=forms, help="default: the first one of the preset's family")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16")
     parser.add_argument("--device", default="cpu", help="where to draw; cuda draws other numbers than cpu")

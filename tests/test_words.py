@@ -47,6 +47,8 @@ ALLOWED_IN = {
     ("runtime/seko_runtime/video/snapshot.py", "given"): SNAPSHOT,
     ("seko_export/families/layers/causal_dit.py", "given"): ENGINE_INPUT,
     ("seko_export/families/layers/fused_block.py", "given"): ENGINE_INPUT,
+    ("seko_export/families/lingbot/camera.py", "given"): ENGINE_INPUT,
+    ("seko_export/families/lingbot/condition.py", "given"): ENGINE_INPUT,
     ("runtime/seko_runtime/errors.py", "PlanVersionError"): TENSORRT,
     ("seko_export/errors.py", "PlanError"): TENSORRT,
     ("seko_export/errors.py", "PlanFormError"): TENSORRT,

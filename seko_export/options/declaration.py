@@ -113,6 +113,12 @@ class BuildOptions:
         "Attention heads, where no config.json beside the weights tells them.", "model"
     )
     no_ema: bool = _option("Take a .pt's plain weights (generator), not their average.", "model", False)
+    camera: str | None = _option(
+        "Of a model with a camera. chunk: what a layer makes of it is computed once a chunk and kept; pass: in every "
+        "pass, with less memory; none: layers without it.",
+        "model",
+        plan=True,
+    )
 
     kv: str | None = _option(
         f"KV cache: {KV_FORMATS[0]} (exact; fp32 on a CPU), {', '.join(KV_FORMATS[1:-1])} or {KV_FORMATS[-1]}; "

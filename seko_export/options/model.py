@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from seko_export.checkpoints.errors import ContradictionError, NotACheckpointError, UnknownModelError
 from seko_export.config.model import ModelConfig
@@ -84,6 +85,22 @@ def preset_model(name: str, preset: Preset, options: BuildOptions) -> ChosenMode
             "belongs to the stream as options"
         )
     return ChosenModel(preset.model, stream, schedule or told.own_schedule)
+
+
+def with_camera(chosen: ChosenModel, camera: str | None) -> ChosenModel:
+    """Return the model with ``--camera`` applied.
+
+    Raises
+    ------
+    UsageError
+        If it has no camera, or not in this way.
+    """
+    if camera is None:
+        return chosen
+    if not hasattr(chosen.model, "camera"):
+        raise UsageError(f"--camera {camera}: {chosen.model.name!r} has no camera; leave it out")
+    changed: dict[str, Any] = {"camera": camera}
+    return replace(chosen, model=replace(chosen.model, **changed))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -18,9 +20,11 @@ from seko_export.families.lingbot.model import LingbotModel
 from seko_export.families.lingbot.presets import PRESETS, TINY, V1, V2
 from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
 from seko_export.families.recognition import Source
+from seko_export.families.registry import graph_of
 from seko_export.families.wan.presets import PRESETS as WAN_PRESETS
 from tests.asked import resolved
 
+SCRIPT = Path(__file__).parents[2] / "scripts" / "make_checkpoint.py"
 # Sixteen times as wide, so that 128 channels a head, which no file states, give two heads.
 MODEL = replace(PRESETS[TINY].model, name="small", dim=256, heads=2)
 
@@ -67,6 +71,29 @@ def test_the_authors_folders_tell_the_version(folder: str, version: str, tmp_pat
         assert made.schedule == PRESETS[version].schedule
         assert made.stream == PRESETS[version].stream
         assert (made.model.in_channels, made.model.out_channels) == (36, 16)
+
+
+def test_the_command_writes_a_folder_that_is_opened(tmp_path: Path) -> None:
+    """Shard by shard, with one tensor in memory; full size differs in the preset's name alone."""
+    command = [sys.executable, str(SCRIPT), "--preset", TINY, "-o", str(tmp_path / "transformers")]
+    told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert (told["format"], told["keys"]) == ("lingbot-sharded", len(lingbot_shapes(PRESETS[TINY].model)))
+    names = {file.name for file in (tmp_path / "transformers").iterdir()}
+    assert {"config.json", "diffusion_pytorch_model.safetensors.index.json"} < names
+    assert len(names) == 4
+    load_checkpoint(tmp_path, PRESETS[TINY].model)
+
+
+@pytest.mark.parametrize("how", ["chunk", "pass", "none"])
+def test_the_way_of_the_camera_is_an_option(how: str, tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path / "tiny", PRESETS[TINY].model, seed=0)
+    for asked in (resolved(TINY, camera=how), resolved(TINY, checkpoint=tmp_path / "tiny", camera=how)):
+        assert asked.config.model == replace(PRESETS[TINY].model, camera=how)
+        assert ("injection" in str(sorted(graph_of(asked.config).pieces))) == (how == "chunk")
+    with pytest.raises(UsageError, match="--camera chunk: 'tiny' has no camera"):
+        resolved("tiny", camera="chunk")
+    with pytest.raises(UsageError, match="camera is 'sometimes', expected one of chunk, pass, none"):
+        resolved(TINY, camera="sometimes")
 
 
 def test_a_config_with_a_window_is_followed(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """What steers a stream besides text: conditioning frames, and cameras from keys or recorded paths. Numpy only."""
 
 from seko_runtime.video.conditioning.camera_path import CameraPath
-from seko_runtime.video.conditioning.frames import (
+from seko_runtime.video.conditioning.conditioning_frames import (
     NO_ENCODER,
     ConditioningFrames,
     by_either_name,
