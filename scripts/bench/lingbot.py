@@ -41,7 +41,6 @@ from seko_export.backends import EAGER, export_backend  # noqa: E402
 from seko_export.backends.aoti import attention_backends  # noqa: E402
 from seko_export.backends.workers import compiled_beside  # noqa: E402
 from seko_export.config.build import BuildConfig  # noqa: E402
-from seko_export.config.media import VaeConfig  # noqa: E402
 from seko_export.engines.piece import dtype_name  # noqa: E402
 from seko_export.families.base import MediaTensors  # noqa: E402
 from seko_export.families.registry import family_of, graph_of, presets  # noqa: E402
@@ -49,7 +48,8 @@ from seko_export.goldens.calibration import layer_constants  # noqa: E402
 from seko_export.goldens.record import eager_engine, golden_inputs, golden_text  # noqa: E402
 from seko_export.host.progress import silent  # noqa: E402
 from seko_export.lowering.trace import trace  # noqa: E402
-from seko_export.media.wan_vae import VaeTensors  # noqa: E402
+from seko_export.media.wan_vae.config import WanVaeConfig  # noqa: E402
+from seko_export.media.wan_vae.modules import latent_statistics  # noqa: E402
 from seko_export.options.resolve import resolve_build  # noqa: E402
 from seko_kernels.kv_formats import ChannelStatistics  # noqa: E402
 from seko_runtime.backends import open_backend  # noqa: E402
@@ -194,7 +194,9 @@ class Bench:
 
 def random_weights(config: BuildConfig) -> dict[str, Tensor]:
     """Return all weights, tables and constants of a build, on its device."""
-    media = None if config.vae is None else MediaTensors(vae=VaeTensors(random_vae(config.vae), config.vae))
+    vae, media = config.vae, None
+    if isinstance(vae, WanVaeConfig):
+        media = MediaTensors(vae=random_vae(vae) | latent_statistics(vae, torch.float32))
     made = dict(family_of(config).weights(graph_of(config).pieces, RandomSource(config), media))
     made |= config.schedule.tables(config.stream)
     shape = (config.model.heads, config.model.head_dim)
@@ -295,7 +297,7 @@ def share(bench: Bench) -> None:
 
 def key(bench: Bench) -> None:
     """From reading the keys to the chunk's frames on the host, with Wan's VAE; in chunks without frames."""
-    vae = VaeConfig() if bench.options.preset != TINY else VaeConfig(base_dim=8)
+    vae = WanVaeConfig() if bench.options.preset != TINY else WanVaeConfig(base_dim=8)
     config = replace(bench.config(), vae=vae)
     bench.compile([config])
     with bench.opened(config) as session:
