@@ -43,6 +43,7 @@ from tests.export.test_causal_dit import random_inputs
 from tests.export.test_pool_pieces import MODEL as POOL_MODEL
 from tests.export.test_pool_pieces import STREAM as POOL_STREAM
 from tests.export.test_pool_pieces import batch_latents, eager_pool, text_of
+from tests.shared import programs_as_they_are
 from tests.tolerances import FP8_MATMULS_PASS, FP8_PASS, STEP, relative_error
 from tests.truth.eager_stream import (
     EagerStream,
@@ -395,12 +396,8 @@ def test_the_scratch_holds_whatever_the_cache_can() -> None:
 # -- builds ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(
-    torch.__version__ < "2.12",
-    reason="torch 2.11 writes fp8 types into C++ for CPUs that its headers do not declare",
-)
 def test_a_fused_build_for_this_cpu_keeps_its_goldens(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Every room: model, lowering, packages, manifest, replay by the runtime in a process of its own.
+    """Every room: model, lowering, manifest, replay by the runtime in a process of its own.
 
     With a resident window: an engine writes into what others read.
     """
@@ -419,19 +416,22 @@ def test_a_fused_build_for_this_cpu_keeps_its_goldens(tmp_path_factory: pytest.T
         resident_window=True,
     )
     write_random_checkpoint(folder / "tiny.pt", model, format="self-forcing", seed=0, dtype=torch.float32)
-    result = build_artifact(config, folder / "tiny.pt", folder / "artifact")
-    assert (result.kernels, result.attention) == ("fused", "fp8")
-    with open_artifact(folder / "artifact", device="cpu") as artifact:
-        blocks = {e.name for e in artifact.manifest.engines if e.name.startswith("block")}
-        assert blocks == {"block", "block_wide", "block_context_wide", "block_last"}
-        assert artifact.manifest.format_version == WINDOW_VERSION
-        told = json.loads((folder / "artifact" / artifact.manifest.extra["kernels"]).read_text())
-        assert (told["layers"], told["matmuls"], told["fp8_except"]) == ("fused", "fp8", [0])
-        assert told["resident_window"] is True
-        stored = {w.name: w for w in artifact.manifest.weights if w.dtype == "float8_e4m3fn"}
-        matrices = ("self_attn.qkv", "self_attn.o", "cross_attn.q", "cross_attn.o", "ffn.0", "ffn.2")
-        assert stored.keys() == {f"blocks.1.{matrix}.weight_fp8" for matrix in matrices}
-        assert not {f"blocks.1.{matrix}.weight" for matrix in matrices} & {
-            w.name for w in artifact.manifest.weights
-        }
-        assert all(error.within for error in artifact.verify())
+    with programs_as_they_are():
+        result = build_artifact(
+            config, folder / "tiny.pt", folder / "artifact", backend="compile", compiler_cache=False
+        )
+        assert (result.kernels, result.attention) == ("fused", "fp8")
+        with open_artifact(folder / "artifact", device="cpu") as artifact:
+            blocks = {e.name for e in artifact.manifest.engines if e.name.startswith("block")}
+            assert blocks == {"block", "block_wide", "block_context_wide", "block_last"}
+            assert artifact.manifest.format_version == WINDOW_VERSION
+            told = json.loads((folder / "artifact" / artifact.manifest.extra["kernels"]).read_text())
+            assert (told["layers"], told["matmuls"], told["fp8_except"]) == ("fused", "fp8", [0])
+            assert told["resident_window"] is True
+            stored = {w.name: w for w in artifact.manifest.weights if w.dtype == "float8_e4m3fn"}
+            matrices = ("self_attn.qkv", "self_attn.o", "cross_attn.q", "cross_attn.o", "ffn.0", "ffn.2")
+            assert stored.keys() == {f"blocks.1.{matrix}.weight_fp8" for matrix in matrices}
+            assert not {f"blocks.1.{matrix}.weight" for matrix in matrices} & {
+                w.name for w in artifact.manifest.weights
+            }
+            assert all(error.within for error in artifact.verify())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,12 +21,13 @@ from seko_export.families.wan.presets import PRESETS
 from seko_runtime import open_artifact
 from seko_runtime.cli.commands import main
 from seko_runtime.format.manifest_reader import parse_manifest
+from tests.shared import programs_as_they_are
 
 CHUNKS = 6  # of 3 frames into 2 of reference, a sink of 1 and a ring of 6: the first that evicts is the third
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The tiny model with five layers, of which the device holds two; references are two of a chunk of three frames."""
     home = tmp_path_factory.mktemp("streamed")
     tiny = PRESETS["tiny"]
@@ -34,8 +35,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     stream = replace(tiny.stream, height=32, width=48, reference_frames=2, offload_cache=True)
     config = BuildConfig(model, stream, Schedule.warped(2), "int4-hadamard-int4-sink", "cpu")
     write_random_checkpoint(home / "tiny.pt", model, format="self-forcing", seed=0, dtype=torch.float32)
-    build_artifact(config, home / "tiny.pt", home / "artifact")
-    return home / "artifact"
+    with programs_as_they_are():
+        build_artifact(config, home / "tiny.pt", home / "artifact", backend="compile", compiler_cache=False)
+        yield home / "artifact"
 
 
 @pytest.fixture(scope="module")

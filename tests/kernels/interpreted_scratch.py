@@ -14,9 +14,16 @@ from seko_kernels.triton.e4m3_cast import to_e4m3
 from seko_kernels.triton.fp8_expand import EXPAND_TILE, fp8_expand_kernel
 from tests.kernels.fused_inputs import RINGS, Ring, fp4_cache, key_rotation, poisoned
 
+# The last two have as few heads and slots as show the same: each program is run in Python here.
+SMALL = [
+    *RINGS[:3],
+    Ring(2, 128, 50, 6, ((2, 5), (0, 3)), (6, 4)),
+    Ring(1, 64, 32, 9, ((4,), (0,), (7,)), (9, 1, 8)),
+]
+
 
 @pytest.mark.parametrize(("tile", "rotated"), [(EXPAND_TILE, True), (2 * EXPAND_TILE, False)])
-@pytest.mark.parametrize("ring", RINGS, ids=str)
+@pytest.mark.parametrize("ring", SMALL, ids=str)
 def test_expand_gives_the_bytes_of_the_reference(ring: Ring, tile: int, rotated: bool) -> None:
     clean = fp4_cache(ring)
     cache = poisoned(ring, clean)
