@@ -30,10 +30,13 @@ seko_make_venv() { # $1: the extra to install, "" or "dev"
     local base
     base=$(seko_find_python) || return
     [ -x "$PYTHON" ] || "$base" -m venv .venv || return
-    local install=("$PYTHON" -m pip install --quiet --disable-pip-version-check --constraint scripts/constraints.txt)
+    local install=("$PYTHON" -m pip install --quiet --no-compile --disable-pip-version-check --constraint
+        scripts/constraints.txt)
     # torch first and alone: the pinned version keeps a range elsewhere from pulling another build of it.
     "${install[@]}" "$(grep '^torch==' scripts/constraints.txt)" || return
     "${install[@]}" -e "./runtime[video,text]" -e ./kernels -e ".${extra:+[$extra]}" || return
+    # pip would compile 14,000 files on one core. Some are templates that no Python compiles: pip ignores those, too.
+    "$PYTHON" -W ignore -m compileall -q -j 0 .venv/lib >/dev/null || true
     echo "$wanted" >"$stamp"
 }
 

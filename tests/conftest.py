@@ -22,7 +22,9 @@ from tests.shared import made_once
 __all__ = ["lone_python", "wheel"]  # fixtures for all
 _worst: dict[str, float] = {}
 
-VECTOR_CODE = "TORCHINDUCTOR_VEC_ISA_OK"  # torch's: where it is 0, engines for a CPU have no vector instructions
+VECTOR_CODE = (
+    "TORCHINDUCTOR_VEC_ISA_OK"  # torch's: where it is 0, engines for a CPU have no vector instructions
+)
 SEKO_EXPORT = str(Path(sysconfig.get_path("scripts"), "seko-export"))
 ROWS_LAYOUT = ("--batch", "2", "--height", "32", "--width", "32")
 

@@ -52,6 +52,9 @@ def replay(folder: Path, cache_folder: Path, *more: str, says: str | None, **set
         "PATH": "/usr/bin:/bin",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),  # the tree under test, where it is not installed
+        # Each empty cache would try ten instruction sets and compile torch's headers, for kernels of a few lines.
+        "TORCHINDUCTOR_VEC_ISA_OK": "0",
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
         **settings,
     }
     done = subprocess.run(
