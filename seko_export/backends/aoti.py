@@ -21,6 +21,7 @@ from seko_export.families.registry import graph_of
 from seko_export.host.compiler_cache import CACHE_VARIABLE, use_private_cache
 from seko_export.lowering.agree import check_agrees
 from seko_export.lowering.descriptor_scratch import scratch_of_the_whole_grid
+from seko_export.lowering.dtype_rules import dtype_rules_made_once
 from seko_export.lowering.int_arrays import arrays_declared_where_used
 from seko_export.lowering.outlined_kernels import gluon_behind_outlines
 from seko_export.lowering.package import slim_package
@@ -82,7 +83,13 @@ def compile_piece(config: BuildConfig, name: str, package: str) -> float:
     carried = torch._inductor.config.patch({"aot_inductor.metadata": {TENSORS_KEY: tensors}})
     with torch.no_grad(), attention_backends(config.device), scratch_of_the_whole_grid():
         program = trace(piece, config.device)
-        with arrays_declared_where_used(), gluon_behind_outlines(), outputs_beside, carried:
+        with (
+            arrays_declared_where_used(),
+            dtype_rules_made_once(),
+            gluon_behind_outlines(),
+            outputs_beside,
+            carried,
+        ):
             torch._inductor.aoti_compile_and_package(program, package_path=package)
     slim_package(Path(package), [*local_prefixes(), Path(package).parent])
     if piece.key.role in MEDIA_PROGRAMS.values():
