@@ -14,6 +14,18 @@ seko_find_python() {
     return 5
 }
 
+seko_ticking() { # $1: what is being done; then the command. Says every five seconds for how long it has been at it.
+    local what=$1 begun=$SECONDS ticker status=0
+    shift
+    echo "$what" >&2
+    while sleep 5 >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do echo "$what, $((SECONDS - begun)) s" >&2; done &
+    ticker=$!
+    "$@" || status=$?
+    kill "$ticker" 2>/dev/null
+    wait "$ticker" 2>/dev/null || true
+    return "$status"
+}
+
 seko_make_venv() { # $1: the extra to install, "" or "dev"
     if [ -n "${SEKO_PYTHON:-}" ]; then
         PYTHON=$SEKO_PYTHON
@@ -21,6 +33,7 @@ seko_make_venv() { # $1: the extra to install, "" or "dev"
         return 0
     fi
     PYTHON=$PWD/.venv/bin/python
+    unset PYTHONDONTWRITEBYTECODE # pip compiles nothing below: modules are compiled when they are first imported
     local extra=${1:-} stamp wanted
     stamp=.venv/seko-installed-${extra:-base}
     wanted=$(cat pyproject.toml runtime/pyproject.toml kernels/pyproject.toml scripts/constraints.txt | cksum)
@@ -29,14 +42,15 @@ seko_make_venv() { # $1: the extra to install, "" or "dev"
     fi
     local base
     base=$(seko_find_python) || return
-    [ -x "$PYTHON" ] || "$base" -m venv .venv || return
-    local install=("$PYTHON" -m pip install --quiet --no-compile --disable-pip-version-check --constraint
-        scripts/constraints.txt)
+    [ -x "$PYTHON" ] || seko_ticking "making .venv" "$base" -m venv .venv || return
+    local torch install=("$PYTHON" -m pip install --quiet --disable-pip-version-check --no-compile
+        --constraint scripts/constraints.txt)
+    torch=$(grep '^torch==' scripts/constraints.txt)
     # torch first and alone: the pinned version keeps a range elsewhere from pulling another build of it.
-    "${install[@]}" "$(grep '^torch==' scripts/constraints.txt)" || return
-    "${install[@]}" -e "./runtime[video,text]" -e ./kernels -e ".${extra:+[$extra]}" || return
-    # pip would compile 14,000 files on one core. Some are templates that no Python compiles: pip ignores those, too.
-    "$PYTHON" -W ignore -m compileall -q -j 0 .venv/lib >/dev/null || true
+    seko_ticking "installing $torch" "${install[@]}" "$torch" "setuptools>=77" || return
+    # Without isolation: setuptools is here, and would be installed again for each of the three.
+    seko_ticking "installing seko-runtime, seko-kernels, seko-export and what they need" \
+        "${install[@]}" --no-build-isolation -e "./runtime[video,text]" -e ./kernels -e ".${extra:+[$extra]}" || return
     echo "$wanted" >"$stamp"
 }
 

@@ -116,8 +116,8 @@ def _told(result: BuildResult) -> Iterator[str]:
     yield f"KV pool   {kv['pool_bytes']} bytes as {kv['scheme']}, {share:.4f} of bf16"
     if result.kernels == "fused" or result.device == "cuda":
         yield f"kernels   {result.kernels}, attention {result.attention}"
-    for error in kv.get("error_vs_exact", ()):
-        yield f"          relative error against the exact track: {error:.4f}"
+    if lossy := kv.get("error_vs_exact"):
+        yield f"          chunks differ by at most {max(lossy):.4f} from those over an exact cache (relative error)"
     if result.golden_error is None:
         yield "verified  no: its engines are for GPUs that are not here; run seko-run verify where one is"
         return

@@ -1,4 +1,4 @@
-"""What a build shows on stderr while it runs: bars on a terminal, lines in a log, one at least every ten seconds."""
+"""What a build shows on stderr while it runs: bars on a terminal, lines in a log, one at least every eight seconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from seko_export.host import progress
 from seko_runtime.cli.output import note
 from seko_runtime.end_signals import ENDING
 
-SILENCE_S = 10.0  # that a log is silent at most
+SILENCE_S = 8.0  # that a log is silent at most
 
 
 @contextmanager
