@@ -67,8 +67,8 @@ def build(
     check_build(options, goal, force=replace)  # all that can be told without torch, and before it is loaded
 
     from seko_export.build_steps import build_artifact
+    from seko_export.options.build_files import opened_checkpoint
     from seko_export.options.resolve import resolve_build
-    from seko_export.options.sources import opened_checkpoint
     from seko_export.roofline.room import check_room, room_of
 
     resolved = resolve_build(options)

@@ -31,7 +31,7 @@ from seko_export.goldens import record as golden
 from seko_export.host import environment
 from seko_export.host.child_process import last_line, run_child
 from seko_export.host.progress import Progress, silent
-from seko_export.options.sources import MediaSources, prompt_ids
+from seko_export.options.build_files import MediaSources, prompt_ids
 from seko_runtime.format.manifest import MANIFEST_FILE, Golden, Manifest, Weight
 from seko_runtime.format.whole_files import check_goal, whole_folder
 

@@ -8,8 +8,10 @@ if TYPE_CHECKING:
     from seko_runtime.format.manifest import Manifest
     from seko_runtime.opening.artifact import OpenArtifact
     from seko_runtime.opening.golden import ChunkError
-    from seko_runtime.video.pool import Pool, PooledSession
-    from seko_runtime.video.session import Chunk, Session
+    from seko_runtime.video.chunk import Chunk
+    from seko_runtime.video.pool import Pool
+    from seko_runtime.video.pooled_session import PooledSession
+    from seko_runtime.video.session import Session
 
 __version__ = "0.1.0"
 __all__ = [
@@ -26,12 +28,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Chunk": "video.session",
+    "Chunk": "video.chunk",
     "ChunkError": "opening.golden",
     "Manifest": "format.manifest",
     "OpenArtifact": "opening.artifact",
     "Pool": "video.pool",
-    "PooledSession": "video.pool",
+    "PooledSession": "video.pooled_session",
     "Session": "video.session",
 }
 

@@ -20,13 +20,14 @@ from seko_export.backends.base import EngineMaker, ExportBackend
 from seko_export.config.build import BuildConfig
 from seko_export.engines.key import ENGINES_FOLDER, engine_file
 from seko_export.errors import ExportError
+from seko_export.families.layers.layer_pieces import BLOCK
 from seko_export.families.registry import graph_of
 from seko_export.host.progress import Progress
 from seko_export.host.workshop import workshop
+from seko_export.media.pieces import VAE_DECODE, VAE_DECODE_FIRST, VAE_ENCODE
 
 # Roles of the engines with kernels enough to compile for long: these begin first.
-SLOW_ROLES = ("block", "vae_encode", "vae_decode_first", "vae_decode")
-
+SLOW_ROLES = (BLOCK, VAE_ENCODE, VAE_DECODE_FIRST, VAE_DECODE)
 
 COMPILING = "compiling the engines"
 _SLOW_COST = 5.0  # seconds of an engine of `SLOW_ROLES`, in those of another; assumed, for an estimate of the time left

@@ -17,6 +17,32 @@ Shapes = Mapping[str, tuple[int, ...]]
 LAYER = re.compile(r"blocks\.(0|[1-9][0-9]{0,5})\.(.+)", re.ASCII)
 
 
+def linear_shapes(module: str, out_features: int, in_features: int) -> dict[str, tuple[int, ...]]:
+    """Return name and shape of a linear layer's weight and bias."""
+    return {f"{module}.weight": (out_features, in_features), f"{module}.bias": (out_features,)}
+
+
+def translate(name: str, outer: Mapping[str, str], layer: Mapping[str, str]) -> str:
+    """Return a key in other words; layers are ``blocks.N.`` on both sides.
+
+    Parameters
+    ----------
+    name : str
+        The key.
+    outer, layer : mapping of str to str
+        Keys outside the layers, and inside a layer without ``blocks.N.``, each with its other name.
+
+    Raises
+    ------
+    KeyError
+        If the mapping has no such key.
+    """
+    match = LAYER.fullmatch(name)
+    if match is None:
+        return outer[name]
+    return f"blocks.{match[1]}.{layer[match[2]]}"
+
+
 def layer_of(name: str) -> int | None:
     """Return the layer number of a key ``blocks.N.``, or None for a key outside the layers."""
     match = LAYER.fullmatch(name)

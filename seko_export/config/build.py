@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import torch
 
+from seko_export.config.attention import ATTENTIONS, TORCH, Attention
 from seko_export.config.media import TextEncoderConfig, VaeConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
@@ -17,7 +18,6 @@ from seko_export.config.stream import (
     with_commas,
 )
 from seko_export.errors import UsageError
-from seko_kernels import hopper_attention_bf16
 from seko_kernels.attention import SMALLEST_HEAD_DIM
 from seko_kernels.formats import ScaleTensor
 from seko_kernels.kv_formats import KvFormat
@@ -53,8 +53,8 @@ class BuildConfig:
     fp8_except : tuple of int
         Layers whose matmuls are not in fp8, ascending.
     attention : str
-        ``torch``; ``bf16``: Seko's 16-bit kernel; ``fp8``: reads the past of an FP4 cache in 8 bits and the chunk's
-        own tokens unquantised.
+        A name of `config.attention.ATTENTIONS`: ``torch``; ``bf16``: Seko's 16-bit kernel; ``fp8``: reads the past of
+        an FP4 cache in 8 bits and the chunk's own tokens unquantised.
     resident_window : bool
         Whether the past is converted to 8 bits once a chunk, for all layers at once, instead of in every pass.
     archs : tuple of str
@@ -77,7 +77,7 @@ class BuildConfig:
     fused: bool = False
     fp8: bool = False
     fp8_except: tuple[int, ...] = ()
-    attention: str = "torch"
+    attention: str = TORCH.name
     resident_window: bool = False
     archs: tuple[str, ...] = ()
 
@@ -89,8 +89,11 @@ class BuildConfig:
             )
         if self.stream.offload_cache:
             self._check_offloading()
-        refusals = {"fp8": self.no_fp8_attention, "bf16": self.no_bf16_attention}
-        if refusal := refusals.get(self.attention):
+        if self.attention not in ATTENTIONS:
+            raise UsageError(
+                f"--attention {self.attention!r} is not known: expected one of {', '.join(ATTENTIONS)}"
+            )
+        if refusal := self.no_attention(self.attention_kind):
             raise UsageError(f"--attention {self.attention}: {refusal}; take --attention torch")
         if self.resident_window and (refusal := self.no_resident_window):
             raise UsageError(f"--resident-window: {refusal}; leave it out")
@@ -180,11 +183,19 @@ class BuildConfig:
         return replace(self, pool=None, stream=replace(self.stream, batch=self.call_rows))
 
     @property
-    def no_fp8_attention(self) -> str | None:
-        """Why fp8 attention does not support this build on any GPU; None if it does."""
+    def attention_kind(self) -> Attention:
+        """The attention over the cache."""
+        return ATTENTIONS[self.attention]
+
+    def no_attention(self, kind: Attention) -> str | None:
+        """Return why an attention does not support this build on any GPU; None if it does."""
         size = self.model.head_dim
-        if not self.fused:
+        if kind.own_kernel and not self.fused:
             return "it is of fused layers, and this build's are plain"
+        if kind.head_dim is not None and self.device == "cuda" and size != kind.head_dim:
+            return f"it takes heads of {kind.head_dim} channels, not {size}"
+        if not kind.past_in_8_bits:
+            return None
         if not self.kv.read_in_8_bits:
             return f"it reads an FP4 cache, this build's is {self.kv_scheme}"
         if size < SMALLEST_HEAD_DIM or size & (size - 1):
@@ -203,7 +214,7 @@ class BuildConfig:
     @property
     def no_resident_window(self) -> str | None:
         """Why this build cannot keep the past in 8 bits for all passes of a chunk; None if it can."""
-        if self.attention != "fp8":
+        if not self.attention_kind.past_in_8_bits:
             return (
                 "it holds what 8-bit attention reads (--attention fp8, over an FP4 cache), and this build's attention "
                 f"is {self.attention}"
@@ -212,15 +223,6 @@ class BuildConfig:
             return "each denoise pass has a cache of its own, whose past no other pass reads"
         if self.stream.offload_cache:
             return "its cache lies on the host to spare the memory that the window takes"
-        return None
-
-    @property
-    def no_bf16_attention(self) -> str | None:
-        """Why the 16-bit attention kernel does not support this build on any GPU; None if it does."""
-        if not self.fused:
-            return "it is of fused layers, and this build's are plain"
-        if self.device == "cuda" and self.model.head_dim != hopper_attention_bf16.HEAD_DIM:
-            return f"it takes heads of {hopper_attention_bf16.HEAD_DIM} channels, not {self.model.head_dim}"
         return None
 
     @property
@@ -233,7 +235,7 @@ class BuildConfig:
     @property
     def scales(self) -> tuple[ScaleTensor, ...]:
         """Constants of one layer: those of the cache format and of the fused kernels."""
-        own = scratch_scales(self.model.heads) if self.attention == "fp8" else ()
+        own = scratch_scales(self.model.heads) if self.attention_kind.past_in_8_bits else ()
         return (*self.kv.scale_tensors, *own)
 
     @property
@@ -249,7 +251,7 @@ class BuildConfig:
             fused=False,
             fp8=False,
             fp8_except=(),
-            attention="torch",
+            attention=TORCH.name,
             resident_window=False,
         )
 

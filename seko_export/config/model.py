@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from seko_export.errors import UsageError
 
+HEAD_UNIT = 16  # `seko_kernels.formats.NVFP4_BLOCK`; presets are looked at before torch, which that imports, is loaded
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -69,8 +71,8 @@ class ModelConfig:
                 raise UsageError(f"{field} must be at least 1, got {getattr(self, field)}")
         if self.dim % self.heads:
             raise UsageError(f"dim {self.dim} is no multiple of heads {self.heads}")
-        if self.head_dim % 16:
-            raise UsageError(f"head_dim {self.head_dim} is no multiple of 16, the FP4 scale block")
+        if self.head_dim % HEAD_UNIT:
+            raise UsageError(f"head_dim {self.head_dim} is no multiple of {HEAD_UNIT}, the FP4 scale block")
         if self.freq_dim % 2:
             raise UsageError(f"freq_dim {self.freq_dim} must be even: cosines, then sines")
         if not self.norm_eps > 0 or not self.rope_theta > 1:

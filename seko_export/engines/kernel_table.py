@@ -34,7 +34,7 @@ def kernel_table(config: BuildConfig, target: Target) -> dict[str, Any]:
         ``layers``: ``fused`` or ``plain``; ``matmuls``: ``fp8`` or the compute dtype; ``fp8_except``; ``attention``
         and ``resident_window`` as in `BuildConfig`; ``attention_tiles`` of the 8-bit attention.
     """
-    tiled = config.attention == "fp8" and target.device == "cuda"
+    tiled = config.attention_kind.past_in_8_bits and target.device == "cuda"
     return {
         "arch": target.arch,
         "layers": "fused" if config.fused else "plain",

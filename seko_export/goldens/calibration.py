@@ -26,7 +26,7 @@ def layer_constants(config: BuildConfig, tensors: Mapping[str, Tensor]) -> dict[
         Weights of the model and the cache format's constants, by name.
     """
     made: dict[str, Tensor] = {}
-    for layer in range(config.model.layers if config.attention == "fp8" else 0):
+    for layer in range(config.model.layers if config.attention_kind.past_in_8_bits else 0):
         known = {c.name: tensors[f"blocks.{layer}.kv.{c.name}"].cpu() for c in config.kv.scale_tensors}
         made |= {f"blocks.{layer}.kv.{n}": t for n, t in scratch_constants(known).items()}
     return made

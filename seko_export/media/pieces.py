@@ -28,11 +28,17 @@ from seko_runtime.executor.buffers_check import (
 from seko_runtime.format.manifest import Buffer, Text, Video
 
 TEXT_WEIGHTS, VAE_WEIGHTS = "text.", "vae."
+TEXT, VAE_ENCODE, VAE_DECODE_FIRST, VAE_DECODE = (
+    "text",
+    "vae_encode",
+    "vae_decode_first",
+    "vae_decode",
+)  # roles
 MEDIA_PROGRAMS = {
-    "text": "text",
-    "encode": "vae_encode",
-    "decode_first": "vae_decode_first",
-    "decode": "vae_decode",
+    "text": TEXT,
+    "encode": VAE_ENCODE,
+    "decode_first": VAE_DECODE_FIRST,
+    "decode": VAE_DECODE,
 }  # program -> the one piece that it calls, once and not for each layer
 
 
@@ -90,7 +96,7 @@ def video_table(config: BuildConfig) -> Video | None:
 def _text_piece(config: BuildConfig, text: TextEncoderConfig) -> Piece:
     shape = (1, config.model.text_tokens)
     return Piece(
-        EngineKey("text"),
+        EngineKey(TEXT),
         on_meta(lambda: TextEncoder(text, config.dtype)),
         TEXT_WEIGHTS,
         0,
@@ -118,13 +124,13 @@ def _vae_pieces(config: BuildConfig, vae: VaeConfig) -> list[Piece]:
         return Piece(EngineKey(role), module, VAE_WEIGHTS, 0, inputs, (pictures, *caches), positional=True)
 
     pieces = [
-        decode("vae_decode_first", VIDEO_FIRST, first=True),
-        decode("vae_decode", VIDEO, first=False),
+        decode(VAE_DECODE_FIRST, VIDEO_FIRST, first=True),
+        decode(VAE_DECODE, VIDEO, first=False),
     ]
     if not vae.encodes:
         return pieces
     encode = Piece(
-        EngineKey("vae_encode"),
+        EngineKey(VAE_ENCODE),
         on_meta(lambda: kind.encoder(vae, dtype=dtype)),
         VAE_WEIGHTS,
         0,

@@ -9,6 +9,7 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from seko_export.config.attention import ATTENTIONS as BY_NAME
 from seko_export.config.stream import PoolConfig, with_commas
 from seko_export.errors import UsageError
 from seko_export.media.vaes import VAES
@@ -23,7 +24,7 @@ KV_FORMATS = (
     "fp4",
 )  # the first is the exact cache of any device
 KERNELS = ("auto", "plain", "fused")  # auto: fused where the GPU, the backend and the model allow it
-ATTENTIONS = ("auto", "torch", "bf16", "fp8")
+ATTENTIONS = ("auto", *BY_NAME)
 DEFAULT_BUCKETS = (1, 2, 4)  # each costs the build two block engines
 _LAYOUT, _STREAMS, _MEDIA, _ENGINES, _CACHE = (
     "stream layout",
@@ -142,8 +143,8 @@ class BuildOptions:
         "Layers that --fp8 leaves out: numbers from 0, with commas.", _ENGINES, numbers=True
     )
     attention: str = _option(
-        "torch; bf16: a kernel of ours for Hopper; fp8: the past in 8 bits, from an FP4 cache; auto: the fastest that "
-        "was measured.",
+        "; ".join(f"{one.name}: {one.help}" if one.help else one.name for one in BY_NAME.values())
+        + "; auto: the fastest that was measured.",
         _ENGINES,
         "auto",
         plan=True,

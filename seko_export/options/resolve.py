@@ -7,6 +7,7 @@ from pathlib import Path
 
 from seko_export.backends import export_backend
 from seko_export.backends.base import refuse_uncarried
+from seko_export.config.attention import ATTENTIONS, BF16, FP8, TORCH
 from seko_export.config.build import BuildConfig, exact_scheme_of
 from seko_export.config.media import TextEncoderConfig, VaeConfig
 from seko_export.config.schedule import Schedule
@@ -17,12 +18,11 @@ from seko_export.families.registry import presets as all_presets
 from seko_export.host.environment import Target, has_fp8, local_gpu_arch, resolve_target
 from seko_export.media.umt5.dimensions import text_config_of
 from seko_export.media.vaes import vae_config_of
+from seko_export.options.build_files import MediaSources, find_tokenizer
 from seko_export.options.checks import SAMPLE_FOLDER, check_options, check_sink, preset_of
 from seko_export.options.declaration import KV_FORMATS, RANDOM, SAMPLE, BuildOptions
 from seko_export.options.model import preset_model, read_model, with_camera
 from seko_export.options.sample import Sample, read_sample
-from seko_export.options.sources import MediaSources, find_tokenizer
-from seko_kernels import hopper_attention_bf16
 from seko_kernels.errors import KernelsError, KvSchemeError
 from seko_kernels.kv_schemes import KvScheme
 
@@ -117,11 +117,9 @@ def resolve_build(
         attention=_attention(config, options.attention, machine),
         resident_window=options.resident_window,
     )
-    if config.device == "cuda" and (config.fp8 or config.attention == "fp8") and not has_fp8(machine):
-        raise UsageError(
-            f"{'--fp8' if config.fp8 else '--attention fp8'}: this GPU has no fp8 numbers, which begin with sm_89; "
-            "leave it out"
-        )
+    if config.device == "cuda" and (config.fp8 or config.attention_kind.fp8_numbers) and not has_fp8(machine):
+        option = "--fp8" if config.fp8 else f"--attention {config.attention}"
+        raise UsageError(f"{option}: this GPU has no fp8 numbers, which begin with sm_89; leave it out")
     refuse_uncarried(export_backend(options.backend), config)
     if options.no_goldens and not config.archs:
         raise UsageError(
@@ -155,18 +153,19 @@ def _attention(config: BuildConfig, wish: str, machine: Target) -> str:
     """Return the attention of a build; by default the one that was measured fastest on such a GPU (docs/adr/0006,
     0013).
     """
-    if wish == "bf16" and machine.device == "cuda" and machine.arch != hopper_attention_bf16.ARCH:
+    kind = ATTENTIONS.get(wish)
+    if kind is not None and machine.device == "cuda" and kind.arch not in (None, machine.arch):
         raise UsageError(
-            f"--attention bf16: its kernel is for {hopper_attention_bf16.ARCH}, this GPU is {machine.arch}; take "
-            "--attention torch"
+            f"--attention {wish}: its kernel is for {kind.arch}, this GPU is {machine.arch}; take --attention torch"
         )
-    if wish != "auto":
+    if kind is not None:
         return wish
     if config.device != "cuda":
-        return "torch"
-    if config.no_fp8_attention is None and all(one["measured"] for one in attention_tiles(config, machine)):
-        return "fp8"
-    return "bf16" if config.no_bf16_attention is None and bf16_is_faster(config, machine) else "torch"
+        return TORCH.name
+    if config.no_attention(FP8) is None and all(one["measured"] for one in attention_tiles(config, machine)):
+        return FP8.name
+    faster = config.no_attention(BF16) is None and bf16_is_faster(config, machine)
+    return BF16.name if faster else TORCH.name
 
 
 def _media(

@@ -15,8 +15,8 @@ from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.media.umt5.dimensions import text_config
 from seko_export.media.vaes import vae_config
+from seko_export.options.build_files import TOKENIZER, MediaSources
 from seko_export.options.checks import SAMPLE_FOLDER
-from seko_export.options.sources import TOKENIZER, MediaSources
 
 _FORMAT = 1
 _PARTS = ("model", "stream", "schedule", "vae", "text")

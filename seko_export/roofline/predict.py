@@ -231,6 +231,6 @@ def _notes(wish: Wish, gpu: Gpu, config: BuildConfig, work: Work) -> list[str]:
         notes.append("offloaded cache: one session has all of the host link")
     if config.pool is not None and any(ProgramKey.parse(name).full for name in work.programs):
         notes.append("a call of both full and filling rows is two launches, and takes the time of two")
-    if config.fp8 and config.attention != "fp8":
+    if config.fp8 and not config.attention_kind.past_in_8_bits:
         notes.append("fp8 matmuls: measured beside fp8 attention, not yet beside another")
     return notes

@@ -11,9 +11,9 @@ import pytest
 
 from seko_export.errors import MachineError, UsageError
 from seko_export.options import checks
+from seko_export.options.build_files import opened_checkpoint
 from seko_export.options.checks import check_build, check_options
 from seko_export.options.declaration import KV_FORMATS, BuildOptions
-from seko_export.options.sources import opened_checkpoint
 from seko_export.roofline import room as room_module
 from seko_export.roofline.room import Room, check_room, room_of
 from seko_kernels.formats import NUMBER_FORMATS

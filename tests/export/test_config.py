@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seko_export.config.build import BuildConfig
-from seko_export.config.model import ModelConfig
+from seko_export.config.model import HEAD_UNIT, ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.errors import UsageError
 from seko_export.families.wan.presets import PRESETS
 from seko_export.media.wan_vae.config import WanVaeConfig
+from seko_kernels.formats import NVFP4_BLOCK
 
 MODEL = {"name": "m", "layers": 2, "dim": 256, "heads": 2, "ffn_dim": 512}
 STREAM = {"height": 64, "width": 96, "chunk_frames": 3, "sink_frames": 1, "ring_frames": 6}
@@ -40,7 +41,8 @@ def test_preset_sizes(preset, head_dim, frame_tokens, chunk_tokens, cache_tokens
 
 @pytest.mark.parametrize(("preset", "per_token"), [("self-forcing-1.3b", 184_320), ("wan-14b", 819_200)])
 def test_bf16_cache_bytes_a_token(preset, per_token):
-    """K and V of all layers, two bytes a channel."""
+    """K and V of all layers, two bytes a channel; a block of any cache lies in one head."""
+    assert HEAD_UNIT == NVFP4_BLOCK
     model = PRESETS[preset].model
     assert 2 * model.layers * model.dim * 2 == per_token
 

@@ -24,7 +24,7 @@ from seko_export.goldens import record as golden
 from seko_export.host.environment import has_fp8, resolve_target
 from seko_export.media.load import load_vae
 from seko_export.media.wan_vae.modules import VaeDecode
-from seko_export.options.sources import MediaSources
+from seko_export.options.build_files import MediaSources
 from seko_runtime import OpenArtifact, open_artifact
 from tests.export.media_files import TEXT, VAE, write_text_encoder, write_vae
 from tests.tolerances import FP8_MATMULS_PASS, relative_error

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from seko_export.config.attention import BF16, FP8
 from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import PoolConfig
@@ -14,7 +15,7 @@ from seko_export.engines import kernel_table
 from seko_export.errors import UsageError
 from seko_export.families.wan.presets import PRESETS
 from seko_export.host.environment import Target, has_fp8
-from seko_kernels import tuned, tuned_bf16
+from seko_kernels import hopper_attention_bf16, tuned, tuned_bf16
 from seko_kernels.tuned import SAFE, SPECIALISED, AttentionTiles, measured_tiles, shape_class, tiles_for
 from tests.asked import resolved
 
@@ -107,12 +108,15 @@ def test_16_bit_attention_is_taken_where_it_was_faster(monkeypatch: pytest.Monke
 def test_what_16_bit_attention_does_not_take() -> None:
     preset = PRESETS["self-forcing-1.3b"]
     config = BuildConfig(preset.model, preset.stream, Schedule.warped(), "bf16", "cuda", fused=True)
-    assert config.no_bf16_attention is None
-    assert "of fused layers" in str(replace(config, fused=False).no_bf16_attention)
+    assert (BF16.arch, BF16.head_dim) == (hopper_attention_bf16.ARCH, hopper_attention_bf16.HEAD_DIM)
+    assert config.no_attention(BF16) is None
+    assert "of fused layers" in str(replace(config, fused=False).no_attention(BF16))
     narrow = replace(config, model=replace(preset.model, heads=2 * preset.model.heads))
-    assert "heads of 128 channels, not 64" in str(narrow.no_bf16_attention)
+    assert "heads of 128 channels, not 64" in str(narrow.no_attention(BF16))
     with pytest.raises(UsageError, match="--attention bf16: it takes heads"):
         replace(narrow, attention="bf16")
+    with pytest.raises(UsageError, match="--attention 'fp4' is not known: expected one of torch, bf16, fp8"):
+        replace(config, attention="fp4")
 
 
 @pytest.mark.parametrize(
@@ -170,7 +174,7 @@ def test_what_fp8_attention_does_not_take() -> None:
     def refused(**stream: int) -> str | None:
         layout = replace(preset.stream, **stream)
         config = BuildConfig(preset.model, layout, Schedule.warped(), "fp4", "cuda", fused=True)
-        return config.no_fp8_attention
+        return config.no_attention(FP8)
 
     chunk = preset.stream.chunk_frames
     assert refused() is None

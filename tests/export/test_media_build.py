@@ -22,7 +22,7 @@ from seko_export.goldens.bounds import TOLERANCES, VIDEO_TOLERANCES
 from seko_export.goldens.record import GOLDEN_PROMPT, eager_session, encoded_text, video_step
 from seko_export.lowering.agree import LEVELS, check_agrees, random_inputs
 from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode
-from seko_export.options.sources import prompt_ids
+from seko_export.options.build_files import prompt_ids
 from seko_runtime import open_artifact
 from seko_runtime.format.manifest_reader import parse_manifest
 from tests.export.media_files import TEXT, VAE, write_tokenizer

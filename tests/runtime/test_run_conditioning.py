@@ -16,7 +16,7 @@ from seko_runtime.cli import run as run_command
 from seko_runtime.cli.commands import main
 from seko_runtime.errors import UsageError
 from seko_runtime.video.fitting import fit_pictures
-from seko_runtime.video.reference import check_reference
+from seko_runtime.video.reference_frames import check_reference
 from seko_runtime.video.text import PromptIds
 
 from . import toy_whole

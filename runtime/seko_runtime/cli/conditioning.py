@@ -21,7 +21,7 @@ from seko_runtime.opening.checked_artifact import read_file
 from seko_runtime.video.clocks import checked_seeds
 from seko_runtime.video.conditioning import NO_ENCODER, per_row
 from seko_runtime.video.fitting import fit_pictures
-from seko_runtime.video.reference import check_reference
+from seko_runtime.video.reference_frames import check_reference
 from seko_runtime.video.schedule import rescheduled
 from seko_runtime.video.text import NO_TEXT_ENCODER, PromptIds, clean_prompt
 

@@ -169,7 +169,7 @@ class OpenArtifact:
         shift : float, optional
             Warp of their timesteps; default: the artifact's.
         reference : array, optional
-            Reference frames, if the artifact has some (see `reference.set_reference`); default: the golden's.
+            Reference frames, if the artifact has some (see `reference_frames.set_reference`); default: the golden's.
         inputs : mapping of str to array, optional
             The caller's inputs per session or prompt; default: the golden's.
         image, conditioning_latents, prompt_cache, overlap

@@ -95,7 +95,7 @@ class Pool:
         image, conditioning_latents
             A picture uint8 [H, W, 3], or latents [C, n, h, w], that the stream begins with.
         reference
-            The reference frames, required if the artifact has some; see `reference.set_reference`.
+            The reference frames, required if the artifact has some; see `reference_frames.set_reference`.
         inputs
             The caller's inputs per session or prompt; see `Session.set_inputs`.
         name : str

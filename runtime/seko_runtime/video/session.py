@@ -45,7 +45,7 @@ class Session:
     conditioning_latents : array, optional
         Instead of ``image``: float32 [C, n, h, w] or [B, C, n, h, w], n up to F.
     reference : array, optional
-        The reference frames, required if the artifact has some; see `reference.set_reference`.
+        The reference frames, required if the artifact has some; see `reference_frames.set_reference`.
     inputs : mapping of str to array, optional
         The caller's inputs per session or prompt; see `set_inputs`.
 

@@ -26,7 +26,7 @@ from seko_runtime.video.inputs import CallerInputs, Inputs
 from seko_runtime.video.live import Live
 from seko_runtime.video.positions import Positions
 from seko_runtime.video.prompts import PROMPT_CACHE, RowPrompts
-from seko_runtime.video.reference import set_reference
+from seko_runtime.video.reference_frames import set_reference
 from seko_runtime.video.ring import Ring
 from seko_runtime.video.row_moves import RowMoves
 from seko_runtime.video.snapshot import RowNumbers, RowState, check_numbers
@@ -288,7 +288,7 @@ class Streams:
 
     @machine_faults()
     def set_reference(self, rows: Sequence[int], reference: object) -> None:
-        """Set the reference frames of rows whose streams are beginning; see `reference.set_reference`."""
+        """Set the reference frames of rows whose streams are beginning; see `reference_frames.set_reference`."""
         live = self.live()
         with self.memory.ordered():
             self._moves.settle(rows)

@@ -342,12 +342,12 @@ class LayerArguments:
 
         def fused_blocks(*wide: str, fp8: bool) -> None:
             # Our kernels read on the device how far a row is filled: no engine for full rows.
-            if config.attention == "fp8":
+            if config.attention_kind.past_in_8_bits:
                 context: tuple[str, ...] = (CONTEXT,)
                 for variant, writes in [((), True)] if s.pass_caches else [((), False), (context, True)]:
                     make = partial(FusedBlock, m, s, kv, dtype, writes=writes, fp8=fp8)
                     block(make, *variant, *wide, inputs=(self.write_slots,), writes=writes)
-            elif config.attention == "bf16":
+            elif config.attention_kind.own_kernel:
                 make_any = partial(RowFusedBlock, m, s, kv, dtype, masked=True, kernel=True, fp8=fp8)
                 block(make_any, *wide)
             else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seko_export.checkpoints.key_table import Dimension, KeyTable, Naming, RandomForm, layer_of
+from seko_export.checkpoints.key_table import Dimension, KeyTable, Naming, RandomForm, layer_of, linear_shapes
 from seko_export.config.model import ModelConfig
 from seko_export.families.lingbot.model import CONTROLS, TOKEN_PIXELS, LingbotModel
 from seko_export.families.lingbot.presets import PRESETS
@@ -19,12 +19,12 @@ def lingbot_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return every tensor that a checkpoint of this model holds, by its own names, layer by layer."""
     d = config.dim
     width = getattr(config, "control_channels", CONTROLS["cam"]) * TOKEN_PIXELS
-    shapes = wan_shapes(config) | _linear(CONTROL, d, width)
+    shapes = wan_shapes(config) | linear_shapes(CONTROL, d, width)
     for name in TOKEN_LAYERS:
-        shapes |= _linear(name, d, d)
+        shapes |= linear_shapes(name, d, d)
     for layer in range(config.layers):
         for name in INJECTOR_LAYERS:
-            shapes |= _linear(f"blocks.{layer}.{name}", d, d)
+            shapes |= linear_shapes(f"blocks.{layer}.{name}", d, d)
     return dict(sorted(shapes.items(), key=lambda one: _place(one[0])))
 
 
@@ -33,10 +33,6 @@ def lingbot_config(config: ModelConfig) -> dict[str, object]:
     controls = {width: name for name, width in CONTROLS.items()}
     width = config.control_channels if isinstance(config, LingbotModel) else CONTROLS["cam"]
     return wan_config(config) | {"model_type": "i2v", "control_type": controls[width]}
-
-
-def _linear(module: str, out_features: int, in_features: int) -> dict[str, tuple[int, ...]]:
-    return {f"{module}.weight": (out_features, in_features), f"{module}.bias": (out_features,)}
 
 
 def _place(name: str) -> int:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import re
 
-from seko_export.checkpoints.key_table import LAYER, Dimension, KeyTable, Naming, RandomForm, plain_spread
+from seko_export.checkpoints.key_table import (
+    Dimension,
+    KeyTable,
+    Naming,
+    RandomForm,
+    linear_shapes,
+    plain_spread,
+    translate,
+)
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH
 from seko_export.families.wan.presets import PRESETS
@@ -67,12 +75,12 @@ def wan_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {
         "patch_embedding.weight": (d, config.in_channels, 1, PATCH, PATCH),
         "patch_embedding.bias": (d,),
-        **_linear("text_embedding.0", d, config.text_dim),
-        **_linear("text_embedding.2", d, d),
-        **_linear("time_embedding.0", d, config.freq_dim),
-        **_linear("time_embedding.2", d, d),
-        **_linear("time_projection.1", 6 * d, d),
-        **_linear("head.head", PATCH * PATCH * config.out_channels, d),
+        **linear_shapes("text_embedding.0", d, config.text_dim),
+        **linear_shapes("text_embedding.2", d, d),
+        **linear_shapes("time_embedding.0", d, config.freq_dim),
+        **linear_shapes("time_embedding.2", d, d),
+        **linear_shapes("time_projection.1", 6 * d, d),
+        **linear_shapes("head.head", PATCH * PATCH * config.out_channels, d),
         "head.modulation": (1, 2, d),
     }
     for layer in range(config.layers):
@@ -80,13 +88,13 @@ def wan_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes[f"{block}.modulation"] = (1, 6, d)
         for attention in ("self_attn", "cross_attn"):
             for projection in ("q", "k", "v", "o"):
-                shapes |= _linear(f"{block}.{attention}.{projection}", d, d)
+                shapes |= linear_shapes(f"{block}.{attention}.{projection}", d, d)
             shapes[f"{block}.{attention}.norm_q.weight"] = (d,)
             shapes[f"{block}.{attention}.norm_k.weight"] = (d,)
         shapes[f"{block}.norm3.weight"] = (d,)
         shapes[f"{block}.norm3.bias"] = (d,)
-        shapes |= _linear(f"{block}.ffn.0", ffn, d)
-        shapes |= _linear(f"{block}.ffn.2", d, ffn)
+        shapes |= linear_shapes(f"{block}.ffn.0", ffn, d)
+        shapes |= linear_shapes(f"{block}.ffn.2", d, ffn)
     return shapes
 
 
@@ -108,7 +116,7 @@ def wan_to_diffusers(name: str) -> str:
     KeyError
         If the table has no such key.
     """
-    return _translate(name, OUTER_TO_DIFFUSERS, BLOCK_TO_DIFFUSERS)
+    return translate(name, OUTER_TO_DIFFUSERS, BLOCK_TO_DIFFUSERS)
 
 
 def diffusers_to_wan(name: str) -> str:
@@ -129,11 +137,7 @@ def diffusers_to_wan(name: str) -> str:
     KeyError
         If the table has no such key.
     """
-    return _translate(name, OUTER_TO_WAN, BLOCK_TO_WAN)
-
-
-def _linear(module: str, out_features: int, in_features: int) -> dict[str, tuple[int, ...]]:
-    return {f"{module}.weight": (out_features, in_features), f"{module}.bias": (out_features,)}
+    return translate(name, OUTER_TO_WAN, BLOCK_TO_WAN)
 
 
 def _with_leaves(modules: dict[str, str], parameters: dict[str, str]) -> dict[str, str]:
@@ -142,13 +146,6 @@ def _with_leaves(modules: dict[str, str], parameters: dict[str, str]) -> dict[st
     return {
         wan: other for wan, other in leaves.items() if not re.search(r"norm_[qk]\.bias$", wan)
     } | parameters
-
-
-def _translate(name: str, outer: dict[str, str], block: dict[str, str]) -> str:
-    match = LAYER.fullmatch(name)
-    if match is None:
-        return outer[name]
-    return f"blocks.{match[1]}.{block[match[2]]}"
 
 
 OUTER_TO_DIFFUSERS = _with_leaves(OUTER_MODULES, OUTER_PARAMETERS)
