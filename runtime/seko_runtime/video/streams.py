@@ -12,24 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Engine, Memory, Tensor
-from seko_runtime.errors import SessionClosedError, TornStreamError, UsageError
+from seko_runtime.errors import SessionClosedError, UsageError
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.faults import machine_faults
 from seko_runtime.format.manifest import Manifest, TensorSpec
 from seko_runtime.video.call_lock import CallLock
-from seko_runtime.video.chunk import Chunk, Readable, SessionStats
-from seko_runtime.video.clocks import RowClocks, checked_seeds
-from seko_runtime.video.conditioning import ConditioningFrames
+from seko_runtime.video.chunk import Chunk, SessionStats
 from seko_runtime.video.decoding import Decoder
-from seko_runtime.video.inputs import CallerInputs, Inputs
+from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.live import Live
 from seko_runtime.video.positions import Positions
 from seko_runtime.video.prompts import PROMPT_CACHE, RowPrompts
-from seko_runtime.video.reference_frames import set_reference
-from seko_runtime.video.ring import Ring
-from seko_runtime.video.row_moves import RowMoves
-from seko_runtime.video.snapshot import RowNumbers, RowState, check_numbers
+from seko_runtime.video.row_streams import RowStreams
+from seko_runtime.video.snapshot import RowState
 from seko_runtime.video.text import NO_TEXT_ENCODER, TokenIds
 
 CLOSED = "the session is closed; open a new one with open_session()"
@@ -88,18 +84,10 @@ class Streams:
         self._live: Live | None = None
         try:
             programs = resolve_programs(manifest) if programs is None else programs
-            stream = manifest.stream
-            layout = (stream.sink_frames, stream.ring_frames, stream.chunk_frames)
-            ring = Ring(*layout, stream.reference_frames)
-            self.clocks = RowClocks(ring, manifest.rows)
-            self.seeds = np.zeros(manifest.rows, np.int64)
+            self._rows = RowStreams(manifest, memory)
+            self.clocks, self.seeds = self._rows.clocks, self._rows.seeds
+            self.conditioning, self.inputs = self._rows.conditioning, self._rows.inputs
             self._chunks = self._launches = 0
-            self._readable = Readable()
-            self._rebuild_due: set[int] = set()
-            self._moves = RowMoves(memory)
-            self._torn: set[int] = set()  # rows that are being moved on, or were when Ctrl-C came
-            self.conditioning = ConditioningFrames(manifest, memory)
-            self.inputs = CallerInputs(manifest, self.clocks.kept_slots)
             self._prompts: RowPrompts | None = None
             if manifest.text is not None and prompt_ids is not None:
                 self._prompts = RowPrompts(memory, prompt_ids, digest, prompt_cache)
@@ -145,8 +133,8 @@ class Streams:
         SessionClosedError
             After `close()`.
         """
-        live, clocks = self.live(), self.clocks
-        self._check_whole(rows)
+        live, clocks, known = self.live(), self.clocks, self._rows
+        known.check_whole(rows)
         if inputs is None or isinstance(inputs, Mapping):
             seen = self.inputs.of_chunk(rows, inputs)
         else:
@@ -154,31 +142,31 @@ class Streams:
         frames, seeds = clocks.next_frames(rows), self.seeds[list(rows)]
         first_frames, slot_firsts = frames[:, 0], [int(clocks.slot_first[row]) for row in rows]
         begins = [bool(first == 0) for first in first_frames]
-        self._readable.let_go(rows)
+        known.readable.let_go(rows)
         with self.memory.ordered():
-            self._moves.settle(rows)
-            due = [row for row in rows if row in self._rebuild_due]
+            known.settle(rows)
+            due = [row for row in rows if row in known.rebuild_due]
             if due:
-                self._rebuild_caches(live, due)
+                known.rebuild_caches(live, due)
                 slot_firsts = [int(clocks.slot_first[row]) for row in rows]
             given = self.conditioning.of_chunk(rows, first_frames)
             self._launches += live.run_chunk(Positions(rows, seeds, frames, slot_firsts, given), seen)
             if live.decoder is not None:
                 live.decoder.feed(rows, live.latents)
-        self._torn.update(rows)  # until the host has counted what the device has decoded
+        known.torn.update(rows)  # until the host has counted what the device has decoded
         try:
             numbers = () if live.decoder is None else live.decoder.decode(rows, begins)
         except Exception:
-            self._torn.difference_update(rows)  # the decoder knows what to do again
+            known.torn.difference_update(rows)  # the decoder knows what to do again
             raise
         self.inputs.chunk_made(rows, [clocks.next_kept_slot(row) for row in rows], seen)
         clocks.chunk_made(rows)
         latents = self.memory.leading(live.latents, len(rows))
         pictures = tuple(zip(rows, numbers, strict=True)) if numbers else ()
         chunk = Chunk(self._chunks, frames, latents, self, self._chunks, pictures)
-        self._readable.made(rows, self._chunks)
+        known.readable.made(rows, self._chunks)
         self._chunks += 1
-        self._torn.difference_update(rows)
+        known.torn.difference_update(rows)
         return chunk
 
     def begin_owner(self, row: int, tenant: str | None) -> None:
@@ -226,10 +214,10 @@ class Streams:
         if len(prompts) != len(rows):
             raise UsageError(f"{len(prompts)} prompts given for {len(rows)} rows, expected one, or one each")
         with self.memory.ordered():
-            self._moves.settle(rows)
+            self._rows.settle(rows)
         self._prompts.set(live, rows, prompts)
         if recache:
-            self._recache(live, rows)
+            self._rows.recache(live, rows)
 
     @machine_faults()
     def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:
@@ -244,17 +232,17 @@ class Streams:
         """
         live = self._live_for(recache=recache)
         with self.memory.ordered():
-            self._moves.settle(rows)
+            self._rows.settle(rows)
         live.set_text(rows, text)
         if recache:
-            self._recache(live, rows)
+            self._rows.recache(live, rows)
 
     @machine_faults()
     def set_conditioning(self, rows: Sequence[int], image: object = None, latents: object = None) -> None:
         """Begin rows' streams with a picture or with latents; see `ConditioningFrames`."""
         live = self.live()
         with self.memory.ordered():
-            self._moves.settle(rows)
+            self._rows.settle(rows)
         if image is not None:
             self.conditioning.set_image(live, rows, image)
         if latents is not None:
@@ -283,17 +271,13 @@ class Streams:
         if opening:
             self.inputs.check_opening(inputs)
         with self.memory.ordered():
-            self._moves.settle(rows)
+            self._rows.settle(rows)
         live.set_inputs(rows, inputs, rerun=not opening)
 
     @machine_faults()
     def set_reference(self, rows: Sequence[int], reference: object) -> None:
         """Set the reference frames of rows whose streams are beginning; see `reference_frames.set_reference`."""
-        live = self.live()
-        with self.memory.ordered():
-            self._moves.settle(rows)
-        if set_reference(live, self.manifest, self.memory, rows, reference):
-            self._rebuild_due.update(rows)  # written before the next chunk, with the prompt that stands then
+        self._rows.set_reference(self.live(), rows, reference)
 
     @machine_faults()
     def restart(
@@ -311,36 +295,12 @@ class Streams:
         SessionClosedError
             After `close()`.
         """
-        live = self.live()
-        new_seed = None if seed is None else checked_seeds([seed], 1)[0]
-        with self.memory.ordered():
-            self._moves.settle([row])
-        if image is None:
-            self.conditioning.drop(row)
-        else:
-            self.conditioning.set_image(live, [row], image)
-        if new_seed is not None:
-            self.seeds[row] = new_seed
-        if reference is not None:
-            self.set_reference([row], reference)
-        self._torn.add(row)
-        with self.memory.ordered():
-            live.clear_cache(row)
-        self._begin(live, row)
+        self._rows.restart(self.live(), row, seed, image, reference)
 
     @machine_faults()
     def forget(self, row: int) -> None:
         """Queue zeros into everything of a row's stream, before another owner's stream begins there."""
-        live = self.live()
-        self._readable.let_go([row])
-        with self.memory.ordered():
-            self._moves.settle([row])
-            if live.decoder is not None:
-                live.decoder.join()
-            for state in live.state_of(row).values():
-                self.memory.zero(state)
-        self.conditioning.drop(row)
-        self._begin(live, row)
+        self._rows.forget(self.live(), row)
 
     @machine_faults()
     def reserve(self, row: int) -> None:
@@ -358,20 +318,7 @@ class Streams:
         TornStreamError
             If Ctrl-C came while the row was being advanced.
         """
-        live = self.live()
-        self._check_whole([row])
-        numbers = RowNumbers(
-            seed=int(self.seeds[row]),
-            given=int(self.conditioning.counts[row]),
-            rebuild_due=row in self._rebuild_due,
-            clock=self.clocks.state(row),
-        )
-        with self.memory.ordered():
-            self._moves.settle([row])
-            if live.decoder is not None:
-                live.decoder.join()
-            parked = self._moves.park(row, live.state_of(row))
-        return RowState(numbers, parked, self.inputs.state(row))
+        return self._rows.store(self.live(), row)
 
     @machine_faults()
     def load(self, row: int, state: RowState) -> None:
@@ -382,35 +329,17 @@ class Streams:
         SnapshotError
             If the stored stream does not fit this artifact.
         """
-        live, numbers = self.live(), state.numbers
-        check_numbers(numbers, self.manifest)
-        self._readable.let_go([row])
-        self.clocks.load(row, numbers.clock)
-        with self.memory.ordered():
-            self._moves.settle([row])
-            if live.decoder is not None:
-                live.decoder.join()
-            self._moves.unpark(row, state.tensors, live.state_of(row))
-        self.inputs.load(row, state.inputs)
-        self.seeds[row], self.conditioning.counts[row] = numbers.seed, numbers.given
-        self._rebuild_due.discard(row)
-        if numbers.rebuild_due:
-            self._rebuild_due.add(row)
-        if live.decoder is not None:
-            live.decoder.restart(row)
-        self._torn.discard(row)
+        self._rows.load(self.live(), row, state)
 
     def layout(self) -> dict[str, TensorSpec]:
         """Return the tensors of one row's stream."""
-        described = {name: self.memory.describe(one) for name, one in self.live().state_of(0).items()}
-        held = {name: TensorSpec(name, shape, dtype) for name, (shape, dtype) in described.items()}
-        return held | self.inputs.layout()
+        return self._rows.layout(self.live())
 
     @machine_faults()
     def read_latents(self, chunk: Chunk) -> NDArray[np.float32]:
         """Copy a chunk's latents to the host; see `Chunk.to_host`."""
         self.live()
-        self._readable.check(chunk)
+        self._rows.readable.check(chunk)
         return self.memory.read(chunk.latents)
 
     @machine_faults()
@@ -477,36 +406,3 @@ class Streams:
                 "prompt without recache, or restart the row"
             )
         return live
-
-    def _begin(self, live: Live, row: int) -> None:
-        """Set the host's numbers of a row to the beginning of a stream."""
-        self.clocks.restart(row)
-        self.inputs.restart(row)
-        self._rebuild_due.discard(row)
-        if self.manifest.stream.reference_frames:
-            self._rebuild_due.add(row)
-        if live.decoder is not None:
-            live.decoder.restart(row)
-        self._torn.discard(row)
-
-    def _check_whole(self, rows: Sequence[int]) -> None:
-        torn = sorted(self._torn.intersection(rows))
-        if torn:
-            raise TornStreamError(
-                f"the stream of row {torn[0]} was interrupted while its chunk was decoded and counted, so it is not "
-                "known where it stands; restart it, or close its session and open another"
-            )
-
-    def _recache(self, live: Live, rows: Sequence[int]) -> None:
-        self._rebuild_due.update(rows)  # until it is done: a chunk must not run on half a cache
-        self._readable.let_go()
-        with self.memory.ordered():
-            self._rebuild_caches(live, rows)
-
-    def _rebuild_caches(self, live: Live, rows: Sequence[int]) -> None:
-        # A pool's rows are rebuilt one by one: in a bucket that depends on nobody else.
-        most = 1 if self.manifest.pool is not None else self.manifest.call_rows
-        for first in range(0, len(rows), most):
-            part = rows[first : first + most]
-            live.rebuild_caches(part, self.seeds[list(part)])
-            self._rebuild_due.difference_update(part)
