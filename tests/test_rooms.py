@@ -133,21 +133,22 @@ def test_nothing_outside_their_rooms_compares_with_the_name_of_a_backend() -> No
     assert found_in([*HOMES.values()], names_a_backend, but="backends") == []
 
 
-def compares_a_kv_scheme(node: ast.AST) -> bool:
-    """Whether code compares the name of a cache format; what a backend takes is a capability."""
+def compares_a_kernels_choice(node: ast.AST) -> bool:
+    """Whether code compares the name of a cache format or attention; a capability or record says what it takes."""
     return (
         isinstance(node, ast.Compare)
-        and re.search(r"\bkv(_scheme)?$", ast.unparse(node.left)) is not None
+        and re.search(r"\b(kv(_scheme)?|attention)$", ast.unparse(node.left)) is not None
         and any(isinstance(one, ast.Constant) and isinstance(one.value, str) for one in ast.walk(node))
     )
 
 
-def test_a_kv_scheme_is_compared_where_builds_are_configured_alone(tmp_path: Path) -> None:
+def test_schemes_and_attentions_are_compared_where_builds_are_asked_for_alone(tmp_path: Path) -> None:
     """Options, and the estimate of what else could be asked."""
-    found = found_in([*HOMES.values()], compares_a_kv_scheme)
+    found = found_in([*HOMES.values()], compares_a_kernels_choice)
     assert {where.partition("/")[0] for where in found} == {"options", "roofline"}
-    (tmp_path / "planted.py").write_text("config.kv_scheme == 'fp4'\n", encoding="utf-8")
-    assert found_in([tmp_path], compares_a_kv_scheme) == ["planted.py:1: config.kv_scheme == 'fp4'"]
+    for planted in ("config.kv_scheme == 'fp4'", "config.attention != 'fp8'"):
+        (tmp_path / "planted.py").write_text(f"{planted}\n", encoding="utf-8")
+        assert found_in([tmp_path], compares_a_kernels_choice) == [f"planted.py:1: {planted}"]
 
 
 def test_a_build_reads_as_the_order_of_its_steps() -> None:

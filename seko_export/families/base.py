@@ -88,7 +88,7 @@ class MediaTensors:
 
 
 class Family(ABC):
-    """One model family. A subclass is stateless: the same object serves every build, in every process.
+    """One model family.
 
     A subclass is stateless: the same object serves every build, in every process. Processes that compile engines import
     it by `name`.

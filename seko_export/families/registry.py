@@ -6,7 +6,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from seko_export.errors import UsageError
+from seko_export.config.named import find_named
 from seko_export.families.base import Family, ModelGraph, Preset
 
 if TYPE_CHECKING:
@@ -26,18 +26,7 @@ def family_named(name: str) -> Family:
     UsageError
         If there is no such family.
     """
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        if name not in FAMILIES:
-            raise UsageError(f"model family {name!r} is not known: expected one of {', '.join(FAMILIES)}")
-        module, attribute = f"{__package__}.{name}.family", "FAMILY"
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"model family {name!r} cannot be imported: {error}") from None
-    if not isinstance(found, Family):
-        raise UsageError(f"model family {name!r} is a {type(found).__name__}, expected a Family")
-    return found
+    return find_named("model family", name, FAMILIES, f"{__package__}.{{}}.family:FAMILY", Family)  # type: ignore[type-abstract]
 
 
 def families() -> dict[str, Family]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from seko_export.checkpoints.errors import NotACheckpointError
 from seko_export.config.media import VaeConfig
-from seko_export.errors import UsageError
+from seko_export.config.named import find_named
 from seko_export.media.vae import Vae
 
 # Folders of this package, each with a `VAE` in vae.py, and what options and messages say of its files.
@@ -26,18 +25,7 @@ def vae_named(name: str) -> Vae[Any]:
     UsageError
         If there is no such VAE.
     """
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        if name not in VAES:
-            raise UsageError(f"VAE {name!r} is not known: expected one of {', '.join(VAES)}")
-        module, attribute = f"{__package__}.{name}.vae", "VAE"
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"VAE {name!r} cannot be imported: {error}") from None
-    if not isinstance(found, Vae):
-        raise UsageError(f"VAE {name!r} is a {type(found).__name__}, expected a Vae")
-    return found
+    return find_named("VAE", name, VAES, f"{__package__}.{{}}.vae:VAE", Vae)  # type: ignore[type-abstract]
 
 
 def vae_of(config: VaeConfig) -> Vae[Any]:

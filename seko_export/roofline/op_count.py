@@ -340,8 +340,10 @@ class _CountedKv:
             if exact:
                 windows.append(caches[side])
                 continue
-            parts = (caches.get(f"{side}_codes"), caches.get(f"{side}_sink"), caches.get(side))
-            tokens = sum(len(part) for part in parts if part is not None)
+            own = [c for c in self._kv.cache_tensors if c.name == side or c.name.startswith(f"{side}_")]
+            tokens = sum(
+                {c.part: len(caches[c.name]) for c in own}.values()
+            )  # codes and scales are of the same ones
             shape = (tokens, self._model.heads, self._model.head_dim)
             windows.append(torch.empty(shape, dtype=dtype, device="meta"))
             made.append(windows[-1])

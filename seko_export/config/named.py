@@ -1,0 +1,44 @@
+"""Finds what a table of names, or ``MODULE:ATTRIBUTE``, stands for: model families and VAEs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from importlib import import_module
+from typing import TypeVar
+
+from seko_export.errors import UsageError
+
+T = TypeVar("T")
+
+
+def find_named(what: str, name: str, known: Collection[str], home: str, kind: type[T]) -> T:
+    """Return the object of a name.
+
+    Parameters
+    ----------
+    what : str
+        What it names, for messages: ``model family``.
+    name : str
+        One of ``known``, or ``MODULE:ATTRIBUTE``, where Python finds the object.
+    known : collection of str
+        The table.
+    home : str
+        The same of a name in the table, with ``{}`` for the name.
+    kind : type
+        Its class, which may be abstract.
+
+    Raises
+    ------
+    UsageError
+        If the name is not known, or there is no such object.
+    """
+    if ":" not in name and name not in known:
+        raise UsageError(f"{what} {name!r} is not known: expected one of {', '.join(known)}")
+    module, _, attribute = (name if ":" in name else home.format(name)).partition(":")
+    try:
+        found: object = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"{what} {name!r} cannot be imported: {error}") from None
+    if not isinstance(found, kind):
+        raise UsageError(f"{what} {name!r} is a {type(found).__name__}, expected a {kind.__name__}")
+    return found
