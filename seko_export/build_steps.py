@@ -28,6 +28,7 @@ from seko_export.errors import NumericError
 from seko_export.families.model_files import load_checkpoint
 from seko_export.families.registry import family_of, graph_of
 from seko_export.goldens import record as golden
+from seko_export.goldens.calibration import uncalibrated_scales
 from seko_export.host import environment
 from seko_export.host.child_process import last_line, run_child
 from seko_export.host.progress import Progress, silent
@@ -122,7 +123,8 @@ def build_artifact(
         Whether a ``compile`` artifact includes the compiler's cache. Without it every machine compiles at the first
         open.
     goldens : bool
-        Whether they are recorded; only a build of an exact cache for GPUs that are not here can be without.
+        Whether they are recorded; only a build for GPUs that are not here can be without. The scales of a quantised
+        cache are then not calibrated, which is for random weights alone.
     replace : bool
         Whether to replace an artifact at ``goal``.
     progress : callable
@@ -153,13 +155,16 @@ def build_artifact(
             progress("reading the checkpoint", 0, 1)
             tensors = dict(family_of(config).weights(graph_of(config).pieces, source, around))
             tensors |= config.schedule.tables(config.as_batch.stream)
-            record = None
+            record, scales = None, dict[str, Tensor]()
             if goldens:
                 eager = tensors | _exact_weights(config, tensors, source)
                 record = golden.record(config.as_batch, eager, progress, ids)
                 golden.write(folder, record)
+                scales = record.scales
+            elif not config.lossless:
+                scales = uncalibrated_scales(config)
             progress("writing the weights", 0, 1)
-            weights = write_weights(folder, (tensors | (record.scales if record else {})).items())
+            weights = write_weights(folder, (tensors | scales).items())
             write_sbom(folder, config.model.name, _cuda(config), maker.packages)
             write_tokenizer(folder, media.tokenizer)
             engine_s = wait_for_engines()

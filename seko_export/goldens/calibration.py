@@ -32,6 +32,17 @@ def layer_constants(config: BuildConfig, tensors: Mapping[str, Tensor]) -> dict[
     return made
 
 
+def uncalibrated_scales(config: BuildConfig) -> dict[str, Tensor]:
+    """Return a cache format's constants as if every channel lay in [-1, 1]: for random weights alone."""
+    one = torch.ones(config.model.heads, config.model.head_dim)
+    seen = ChannelStatistics(-one, one, 0 * one)
+    return {
+        f"blocks.{layer}.kv.{name}": tensor.clone()
+        for layer in range(config.model.layers)
+        for name, tensor in config.kv.calibrate(seen, seen).items()
+    }
+
+
 @dataclass
 class _Sums:
     """Minimum, maximum, sum and count for each channel [H, D] of one layer's keys or values."""

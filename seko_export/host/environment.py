@@ -110,14 +110,15 @@ def resolve_target(wanted: str, cross: Collection[str] = ()) -> Target:
     local = local_gpu_arch()
     if wanted == "cpu" or (wanted == "auto" and local is None):
         return Target("cpu", platform.machine())
-    if wanted == "auto":
+    if wanted == "auto" and not cross:
         return Target("cuda", str(local))
-    names = tuple(dict.fromkeys(wanted.split(",")))
+    names = tuple(dict.fromkeys((str(local) if wanted == "auto" else wanted).split(",")))
     if cross:
         if not {*names} <= {*cross}:
+            here = f", this machine's {local}," if wanted == "auto" else ""
             raise UsageError(
-                f"--target {wanted} is none of the GPUs that this backend builds for: {', '.join(cross)}; with commas "
-                "several of them"
+                f"--target {wanted}{here} is none of the GPUs that this backend builds for: {', '.join(cross)}; with "
+                "commas several of them"
             )
         return Target(
             "cuda", GPU_SEPARATOR.join(sorted(names, key=lambda name: int(name.removeprefix("sm_"))))

@@ -125,13 +125,16 @@ def resolve_build(
         raise UsageError(
             "--no-goldens is for GPUs that are not here: a build for this machine is verified with them"
         )
+    notes = [*chosen.notes]
     if options.no_goldens and not config.lossless:
-        raise UsageError(
-            f"--no-goldens: the scales of --kv {config.kv_scheme} are calibrated on what goldens are recorded of; give "
-            "--kv bf16, or leave it out"
-        )
+        if options.random_weights is None:
+            raise UsageError(
+                f"--no-goldens: the scales of --kv {config.kv_scheme} are calibrated on what goldens are recorded of; "
+                "give --kv bf16, leave it out, or take --random-weights, whose video is noise anyway"
+            )
+        notes.append(f"the scales of --kv {config.kv_scheme} are not calibrated: the weights are random")
     weights = sample.checkpoint if sample and checkpoint is None else checkpoint
-    return ResolvedBuild(config, weights, files, chosen.notes)
+    return ResolvedBuild(config, weights, files, tuple(notes))
 
 
 def _kv_scheme(text: str) -> KvScheme:

@@ -28,7 +28,7 @@ from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.format.manifest import FileEntry, Weight
 from seko_runtime.format.manifest_reader import parse_manifest
 from tests.tensorrt_plans.double import doubled
-from tests.tensorrt_plans.test_builder import gpu_config
+from tests.tensorrt_plans.plan_forms import gpu_config, write_form
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:.*isinstance\(treespec, LeafSpec\):FutureWarning")
 
@@ -120,7 +120,7 @@ def test_forms_become_plans_one_by_one_and_timings_are_kept(
     forms.mkdir()
     names = ("advance", "embed", "noise")
     for name in names:
-        backend.export_form(gpu_config(), name, str(forms / f"{name}.onnx"))
+        write_form(gpu_config(), name, str(forms / f"{name}.onnx"))
     told: list[str] = []
     monkeypatch.setattr(backend, "local_arch", lambda: "sm_90")
     seconds = backend.build_plans(
@@ -140,7 +140,7 @@ def test_forms_become_plans_one_by_one_and_timings_are_kept(
     assert [config._cache._bytes for config in trt.log.configs] == [b""] * 3
 
     forms.mkdir()
-    backend.export_form(gpu_config(), "noise", str(forms / "noise.onnx"))
+    write_form(gpu_config(), "noise", str(forms / "noise.onnx"))
     backend.build_plans(DATA_CENTRE, gpu_config(), forms, tmp_path / "again", lambda *_: None)
     assert trt.log.configs[-1]._cache._bytes == b"timed"
 
@@ -171,7 +171,7 @@ def test_a_build_turns_its_forms_into_plans_and_leaves_no_form(
         folder, suffix = maker.form
         (artifact / folder).mkdir()
         for name in ("noise", "advance"):
-            maker.compile_piece(config, name, str(artifact / folder / f"{name}{suffix}"))
+            write_form(config, name, str(artifact / folder / f"{name}{suffix}"))
         yield dict
 
     monkeypatch.setattr(build, "compiled_beside", beside)

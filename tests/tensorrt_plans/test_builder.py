@@ -11,40 +11,26 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from seko_export.backends.tensorrt_plans import backend
 from seko_export.backends.tensorrt_plans.builder import Plan, PlanBuilder, make_logger
 from seko_export.backends.tensorrt_plans.form import plan_form
 from seko_export.backends.tensorrt_plans.kernels import with_kernels
-from seko_export.config.build import BuildConfig
 from seko_export.errors import PlanError, PlanFormError, TensorRtMissingError
-from seko_export.families.layers.pieces import make_pieces
 from seko_export.host.progress import Progress, silent
 from seko_export.host.tensorrt_library import DATA_CENTRE, RTX, TensorRt
 from seko_kernels.plugins import compile_plugin
-from tests.onnx import forms
 from tests.tensorrt_plans import double
 from tests.tensorrt_plans.double import doubled
+from tests.tensorrt_plans.plan_forms import form_of, gpu_config
 from tests.tensorrt_plans.strict import StrictError
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:.*isinstance\(treespec, LeafSpec\):FutureWarning")
 ARCH = 90
-
-
-def gpu_config(scheme: str = "fp4") -> BuildConfig:
-    """The small build of the ONNX tests, as it would be for a GPU."""
-    return replace(forms.config_of("fp32", 1), device="cuda", kv_scheme=scheme)
-
-
-def form_of(config: BuildConfig, name: str) -> ModelProto:
-    """What a plan of a piece is made of."""
-    return backend.form_of(make_pieces(config)[name])
 
 
 @pytest.fixture(scope="module")

@@ -25,23 +25,20 @@ from seko_export.backends.tensorrt_plans.form import PlanForm, plan_form
 from seko_export.backends.tensorrt_plans.kernels import with_kernels
 from seko_export.backends.tensorrt_plans.plugin_library import compile_plugin_library, tensorrt_headers
 from seko_export.config.build import BuildConfig
-from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.engines.piece import dtype_name
 from seko_export.errors import PlanError, TensorRtMissingError, UsageError
+from seko_export.families.base import Preset
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.registry import graph_of
 from seko_export.families.wan.presets import PRESETS
+from seko_export.host import environment
 from seko_export.host.progress import silent
 from seko_export.host.tensorrt_library import RTX
 from seko_runtime.opening.checked_artifact import read_manifest
-from tests.export.media_files import TEXT, VAE
-from tests.tensorrt_plans.test_builder import form_of, gpu_config
+from tests.tensorrt_plans.plan_forms import WHOLE, form_of, gpu_config, write_form
 
 ARCHS = (89, 120)
-# A small build with every piece that there is.
-STREAM = StreamConfig(32, 48, chunk_frames=2, sink_frames=1, ring_frames=3)
-WHOLE = BuildConfig(PRESETS["tiny"].model, STREAM, Schedule.warped(), "fp4", "cuda", TEXT, VAE)
 
 
 def _missing() -> str | None:
@@ -75,8 +72,11 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> PlanBuilder:
 
 @pytest.fixture(scope="module")
 def models() -> dict[str, ModelProto]:
-    """The forms of a small FP4 model, text encoder and VAE included: every piece."""
-    return {name: form_of(WHOLE, name) for name in graph_of(WHOLE).pieces}
+    """The forms of a small FP4 model, text encoder and VAE included: every piece.
+
+    But for `vae_decode_first`, which is `vae_decode` without what a VAE keeps between chunks, and takes long.
+    """
+    return {name: form_of(WHOLE, name) for name in graph_of(WHOLE).pieces if name != "vae_decode_first"}
 
 
 def made(plans: PlanBuilder, form: PlanForm, archs: tuple[int, ...] = ARCHS) -> Plan:
@@ -92,7 +92,8 @@ def test_every_piece_has_a_plan_with_the_signature_of_the_manifest(
     pieces, caches = graph.pieces, backend.kv_caches(graph)
     assert caches["block"] == tuple(pieces["block"].mutates)
     assert {"block", "block_full", "embed", "head", "noise", "advance", "text", "vae_decode"} <= set(pieces)
-    for name, piece in pieces.items():
+    for name in models:
+        piece = pieces[name]
         form = plan_form(models[name], kv_caches=caches[name])
         written = {f"next.{cache}": cache for cache in caches[name]}
         assert form.aliases == written, name
@@ -145,18 +146,18 @@ def test_a_planted_alias_or_type_is_refused(plans: PlanBuilder, models: dict[str
         planted("dtypes", -1, 8)  # new scales as int64
 
 
-def exact_config(sink: int) -> BuildConfig:
-    stream = StreamConfig(32, 48, chunk_frames=2, sink_frames=sink, ring_frames=4, batch=2)
-    return replace(gpu_config("bf16"), stream=stream)
+CROSSING = gpu_config("bf16")  # its ring of five frames is no whole number of chunks
+WHOLE_CHUNKS = replace(
+    CROSSING, stream=StreamConfig(32, 48, chunk_frames=2, sink_frames=2, ring_frames=4, batch=2)
+)
 
 
-@pytest.mark.parametrize("sink", [2, 1], ids=["whole chunks", "chunks across the end"])
+@pytest.mark.parametrize("config", [WHOLE_CHUNKS, CROSSING], ids=["whole chunks", "chunks across the end"])
 def test_exact_caches_are_written_by_tensorrts_layer_where_it_can_and_by_a_plugin_else(
-    plans: PlanBuilder, monkeypatch: pytest.MonkeyPatch, sink: int
+    plans: PlanBuilder, monkeypatch: pytest.MonkeyPatch, config: BuildConfig
 ) -> None:
-    config = exact_config(sink)
     rows = backend.cache_rows(config)
-    assert (rows is None) == (sink == 1)
+    assert (rows is None) == (config is CROSSING)
     assert backend.cache_writers(config) == (
         "TensorRT's cache update layer" if rows else "plugin cache_write"
     )
@@ -212,13 +213,18 @@ def test_rows_of_a_cache_update_are_where_the_form_writes_them() -> None:
     assert found.reshape(held.shape).tobytes() == held.tobytes()
 
 
-def test_gpus_that_it_does_not_build_for_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+def test_gpus_that_it_does_not_build_for_are_refused_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for target in ("sm_90", "sm_89,sm_100"):
         options = BuildOptions(preset="tiny", backend="tensorrt-rtx", target=target)
         with pytest.raises(
             UsageError, match=r"none of the GPUs that this backend builds for: .*sm_89, sm_120"
         ):
             build(options, tmp_path / "artifact")
+    monkeypatch.setattr(environment, "local_gpu_arch", lambda: "sm_90")
+    with pytest.raises(UsageError, match="--target auto, this machine's sm_90, is none of the GPUs"):
+        build(BuildOptions(preset="tiny", backend="tensorrt-rtx"), tmp_path / "artifact")
     with pytest.raises(UsageError, match="one GPU, which is here"):
         build(BuildOptions(preset="tiny", backend="aoti", target="sm_89,sm_120"), tmp_path / "artifact")
     with pytest.raises(UsageError, match="--no-goldens: the scales of --kv fp4 are calibrated"):
@@ -229,40 +235,42 @@ def test_gpus_that_it_does_not_build_for_are_refused_before_anything_is_read(tmp
 
 
 def test_an_artifact_for_gpus_that_are_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole build; its pieces are translated in this process, which spares it eight that import torch."""
+    """The whole build, but for the processes that translate its pieces: those forms are there."""
 
     @contextmanager
-    def beside(config: Any, maker: Any, artifact: Path, _: Any) -> Iterator[Any]:
+    def beside(config: BuildConfig, maker: Any, artifact: Path, _: Any) -> Iterator[Any]:
         folder, suffix = maker.form
         (artifact / folder).mkdir()
         for name in graph_of(config).pieces:
-            maker.compile_piece(config, name, str(artifact / folder / f"{name}{suffix}"))
+            write_form(config, name, str(artifact / folder / f"{name}{suffix}"))
         yield dict
 
     monkeypatch.setattr(build_steps, "compiled_beside", beside)
+    monkeypatch.setitem(PRESETS, "small", Preset(CROSSING.model, CROSSING.stream))
     options = BuildOptions(
-        preset="tiny",
+        preset="small",
+        random_weights=0,
+        fp4_kv=True,
         backend="tensorrt-rtx",
         target="sm_120,sm_89",
         no_goldens=True,
-        no_vae=True,
-        no_text=True,
-        height=32,
-        width=32,
     )
     told: list[str] = []
+    noted: list[str] = []
     result = build(
-        options, tmp_path / "artifact", progress=lambda step, *_: told.append(step), note=lambda _: None
+        options, tmp_path / "artifact", progress=lambda step, *_: told.append(step), note=noted.append
     )
+    assert any("scales of --kv fp4 are not calibrated" in note for note in noted)
     assert result.golden_error is None
     manifest, _ = read_manifest(result.artifact)
     assert manifest.target.archs == ("sm_89", "sm_120")
     assert (manifest.backend, manifest.golden) == ("tensorrt-rtx", None)
-    assert manifest.extra["tensorrt_caches"] == "plugin cache_write"  # a sink of one frame, chunks of three
+    assert manifest.extra["tensorrt_caches"] == "plugins nvfp4_write_keys and nvfp4_write"
+    assert any(weight.name == "blocks.1.kv.k_global_scale" for weight in manifest.weights)
     assert {engine.file for engine in manifest.engines} <= set(manifest.files)
     assert not any(engine.mutates for engine in manifest.engines)
     library = manifest.extra["tensorrt_plugins"]
-    for file in (library, "engines/ptx/block.cache_write.sm_89.ptx", "engines/ptx/noise.gaussian.sm_120.ptx"):
+    for file in (library, "engines/ptx/block.nvfp4_write.sm_89.ptx", "engines/ptx/noise.gaussian.sm_120.ptx"):
         assert (
             manifest.files[file].sha256 == hashlib.sha256((result.artifact / file).read_bytes()).hexdigest()
         )
