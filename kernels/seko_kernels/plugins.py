@@ -30,8 +30,8 @@ HIDDEN_PARAMETERS = (
     2  # that Triton 3.6 puts behind a kernel's own: scratch of its launcher and of its profiler
 )
 SCALAR = "i32"  # the one kind of scalar that a plugin hands to its kernel
-# The oldest PTX that knows the GPUs from a compute capability on, so that old drivers take it: 8.4 came with CUDA 12.4
-# (driver 550), 8.7 with 12.8 (570), 8.8 with 12.9 (575).
+# PTX by the first compute capability, low so that old drivers take it: 8.4 came with CUDA 12.4 (driver 550); 8.7, the
+# first that knows sm_120, with 12.8 (570); 8.8, the first that knows sm_121, with 12.9 (575).
 PTX_VERSIONS = {0: 84, 100: 87, 121: 88}
 
 Size = Any  # an int, or TensorRT's expression of one: it has +, * and // with numbers on the right
