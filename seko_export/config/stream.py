@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -106,6 +107,19 @@ class StreamConfig:
                 f"chunk of {self.chunk_frames} latent frames is larger than a layer's ring of {min(self.layer_rings)}: "
                 "two frames of one chunk would share a slot; raise --layer-rings"
             )
+
+    def sides_for(self, aspect: float) -> tuple[int, int]:
+        """Return height and width of a video of this area in pixels, for an aspect of height / width.
+
+        Rounded as lingbot-world's authors do: down, to whole patches, in floating-point numbers. So a picture of 832 x
+        480 at that very area becomes 832 x 464.
+        """
+        area, stride = self.height * self.width, self.spatial_stride
+        height, width = (
+            int(side // stride // PATCH * PATCH) * stride
+            for side in (math.sqrt(area * aspect), math.sqrt(area / aspect))
+        )
+        return height, width
 
     @property
     def cache_frames(self) -> int:

@@ -176,6 +176,12 @@ class BuildOptions:
     width: int | None = _option(
         "Video width in pixels, a multiple of twice the VAE's stride: of 16.", _LAYOUT, plan=True
     )
+    aspect: str | None = _option(
+        "Width and height of the pictures that streams begin with, as 16:9 or 1920:1080: a video of this aspect and of "
+        "the model's area, as lingbot-world's authors round it.",
+        _LAYOUT,
+        plan=True,
+    )
     chunk_frames: int | None = _option("Latent frames denoised together.", _LAYOUT, plan=True)
     sink_frames: int | None = _option(
         "Latent frames at the start that are never evicted.", _LAYOUT, plan=True
@@ -247,6 +253,10 @@ class BuildOptions:
             raise UsageError(f"--heads {self.heads}: expected at least 1")
         if self.fp4_kv and self.kv not in (None, "fp4"):
             raise UsageError(f"--fp4-kv contradicts --kv {self.kv}: give one of them")
+        if self.aspect is not None and (self.height or self.width):
+            raise UsageError(
+                f"--aspect {self.aspect} contradicts --height and --width: give one or the other"
+            )
         if self.sessions is None and self.batch is not None and len(self.batch) > 1:
             raise UsageError(
                 f"--batch {with_commas(self.batch)}: sizes of calls belong to a pool; give --sessions N beside them"
@@ -263,6 +273,7 @@ class BuildOptions:
     def layout(self) -> Mapping[str, Any]:
         """Fields of `StreamConfig` that override the preset's."""
         asked = {one.name: getattr(self, one.name) for one, option in declared() if option.group == _LAYOUT}
+        del asked["aspect"]  # sides of it are found with the model's
         if self.layer_rings and self.ring_frames is None:
             asked["ring_frames"] = max(self.layer_rings)
         if self.batch and self.sessions is None:

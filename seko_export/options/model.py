@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from seko_export.families.recognition import NAMES, Fact, Recognised, Source
 from seko_export.options.declaration import BuildOptions
 
 HEADS = "--heads"
+_ASPECT = re.compile(r"([1-9][0-9]{0,5})[:x]([1-9][0-9]{0,5})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,23 @@ def preset_model(name: str, preset: Preset, options: BuildOptions) -> ChosenMode
             "belongs to the stream as options"
         )
     return ChosenModel(preset.model, stream, schedule or told.own_schedule)
+
+
+def with_aspect(chosen: ChosenModel, aspect: str | None) -> ChosenModel:
+    """Return the model with a video of the aspect that ``--aspect`` names, W:H, and of the same area.
+
+    Raises
+    ------
+    UsageError
+        If it is no aspect, or gives no video.
+    """
+    if aspect is None:
+        return chosen
+    found = _ASPECT.fullmatch(aspect)
+    if found is None:
+        raise UsageError(f"--aspect {aspect[:40]!r}: expected width and height, as 16:9 or 1920:1080")
+    height, width = chosen.stream.sides_for(int(found[2]) / int(found[1]))
+    return replace(chosen, stream=replace(chosen.stream, height=height, width=width))
 
 
 def with_camera(chosen: ChosenModel, camera: str | None) -> ChosenModel:

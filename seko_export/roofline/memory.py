@@ -105,7 +105,7 @@ def _held_bytes(config: BuildConfig, work: Work) -> dict[str, int]:
         "decode": of("decode"),
         "scratch_step": work.scratch_bytes(_CHUNK),
         "scratch_decode": work.scratch_bytes(("decode_first", "decode")),
-        "scratch_prompt": work.scratch_bytes(("prompt", "text", "encode")),
+        "scratch_prompt": work.scratch_bytes(("prompt", "text", "encode", "condition")),
         "workspace": CUBLAS_WORKSPACE * (1 + (config.vae is not None)),
     }
 

@@ -36,7 +36,7 @@ def fit_conditioning(
     manifest: Manifest, arrays: Mapping[str, NDArray[Any]], chunks: int = CHUNKS
 ) -> RunInputs:
     needed = {"camera": numbers(CHANNELS), "place": numbers(CHANNELS)}
-    return fit_inputs({**needed, **arrays}, argparse.Namespace(chunks=chunks), manifest)
+    return fit_inputs({**needed, **arrays}, argparse.Namespace(chunks=chunks, image=None), manifest)
 
 
 def numbers(*shape: int) -> NDArray[np.float32]:
@@ -86,7 +86,7 @@ def test_what_does_not_fit_is_refused(
 
 def test_a_required_input_without_a_golden_must_be_given(manifest: Manifest) -> None:
     with pytest.raises(UsageError, match=r"'camera' is required per chunk: give --input camera=FILE\.npy"):
-        fit_inputs({}, argparse.Namespace(chunks=1), replace(manifest, golden=None))
+        fit_inputs({}, argparse.Namespace(chunks=1, image=None), replace(manifest, golden=None))
 
 
 @pytest.mark.parametrize("given", ["camera", "=file.npy", "camera="])

@@ -98,7 +98,7 @@ def fit_conditioning(
             )
     image, reference = conditioning.image, conditioning.reference
     if image is not None:
-        if IMAGE not in shapes or "encode" not in manifest.programs:
+        if IMAGE not in shapes or not {"encode", "condition"} & set(manifest.programs):
             raise UsageError(NO_ENCODER)
         image = _fit("image", options.image, image, shapes[IMAGE])
         per_row(image, shapes[IMAGE], np.uint8, f"--image {options.image}", rows)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from seko_runtime.cli.conditioning import load_array
 from seko_runtime.cli.output import note
 from seko_runtime.errors import UsageError, one_line
+from seko_runtime.executor.buffers_check import picture_input
 from seko_runtime.format.manifest import InputSpec, Manifest
 from seko_runtime.video.inputs import as_rows
 
@@ -72,8 +73,9 @@ def fit_inputs(
         if name not in specs:
             known = ", ".join(specs) or "none"
             raise UsageError(f"--input {name[:80]}: this artifact has no such input; its inputs: {known}")
+    made = None if options.image is None else picture_input(manifest)
     for name, spec in specs.items():
-        if name in arrays:
+        if name in arrays or (made is not None and name == made.name):
             continue
         if manifest.golden is not None:
             note(

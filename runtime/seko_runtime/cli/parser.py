@@ -98,7 +98,9 @@ def _add_options(command: argparse.ArgumentParser, name: str) -> None:
 
 
 def _add_run_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--chunks", type=_positive, default=4, metavar="N")
+    command.add_argument(
+        "--chunks", type=_positive, metavar="N", help="default: as many as --keys or --poses say, else 4"
+    )
     command.add_argument("--seed", type=int, default=0, metavar="S", help="row r gets S + r")
     command.add_argument("--prompt", metavar="TEXT", help="a sentence; the one of the golden without it")
     command.add_argument(
@@ -127,6 +129,20 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME=FILE.npy",
         help="an input of the model, such as a camera: one chunk's array, or [chunks, ...]; repeatable",
+    )
+    command.add_argument(
+        "--keys",
+        metavar="KEYS",
+        help="a camera steered by keys w a s d i j k l: w-10,iw-15,none-5 holds each for so many video frames",
+    )
+    command.add_argument(
+        "--poses", type=Path, metavar="FILE.npy", help="a recorded camera: [N, 4, 4], camera to world"
+    )
+    command.add_argument(
+        "--intrinsics",
+        type=Path,
+        metavar="FILE.npy",
+        help="focal lengths x, y and centre x, y, [4] or [N, 4]: with --poses for 480x832, with --keys for the video",
     )
     command.add_argument(
         "-o",

@@ -12,11 +12,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from seko_runtime.cli.camera import camera_inputs
 from seko_runtime.cli.conditioning import Conditioning, PromptAt, fit_conditioning, read_conditioning
 from seko_runtime.cli.input_files import RunInputs, fit_inputs, read_inputs
 from seko_runtime.cli.output import Report, note, stdout_for_video
 from seko_runtime.cli.progress import Progress
 from seko_runtime.errors import UsageError
+from seko_runtime.executor.buffers_check import picture_input
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.opening.artifact import OpenArtifact, open_artifact, read_manifest
 from seko_runtime.opening.golden import ChunkError, error_row
@@ -41,6 +43,7 @@ def run(options: argparse.Namespace) -> Report:
         _check_stdout(options)
     asked, arrays = read_conditioning(options), read_inputs(options.input)
     manifest, _ = read_manifest(options.artifact, trust=options.trust)
+    arrays |= camera_inputs(options, manifest, arrays)
     given = fit_conditioning(asked, options, manifest)
     inputs = fit_inputs(arrays, options, manifest)
     if not streams:
@@ -90,7 +93,7 @@ def _run(
                 shift=options.shift,
                 image=given.image,
                 reference=given.reference,
-                inputs=artifact.golden_inputs(None) | dict(inputs.steady),
+                inputs=_steady(artifact, given, inputs),
             ) as session,
             ChunkWriter(
                 options.output,
@@ -199,6 +202,15 @@ class _Job:
         self.progress.show(self.video_frames, number + 1)
 
 
+def _steady(artifact: OpenArtifact, given: Conditioning, inputs: RunInputs) -> dict[str, NDArray[Any]]:
+    """Return the inputs per session: those given, else the golden's, but for what is made of the picture."""
+    found = artifact.golden_inputs(None)
+    made = picture_input(artifact.manifest)
+    if made is not None and given.image is not None:
+        found.pop(made.name, None)
+    return found | dict(inputs.steady)
+
+
 def _video_frames(manifest: Manifest, number: int) -> int:
     """Return the video frames of chunk ``number``, decoded or as a preview."""
     if manifest.video is not None:
@@ -227,7 +239,7 @@ def _not_compared(options: argparse.Namespace, artifact: OpenArtifact, seeds: Se
         return "another prompt or seed"
     others = [
         name
-        for name in ("steps", "shift", "image", "reference", "input")
+        for name in ("steps", "shift", "image", "reference", "input", "keys", "poses")
         if getattr(options, name) is not None
     ]
     return f"--{others[0]} was given" if others else ""

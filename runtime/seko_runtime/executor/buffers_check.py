@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from seko_runtime.errors import ProgramError
-from seko_runtime.format.manifest import Buffer, Manifest, Stream
+from seko_runtime.format.manifest import Buffer, InputSpec, Manifest, Stream
 
 TEXT_BUFFER = "text.embeddings"
 TEXT_IDS, TEXT_ENCODED = "text.ids", "text.encoded"
 IMAGE, IMAGE_LATENTS = "image", "image.latents"
 CONDITIONING_LATENTS, CONDITIONING_FRAMES = "given.latents", "given_frames"  # the format's names are frozen
 OF_ONE_PROMPT = (TEXT_IDS, TEXT_ENCODED, IMAGE, IMAGE_LATENTS)  # worked on for one row at a time
+_PICTURE_WORK = "picture."  # begins the names of what the program condition works on, for one row at a time
+PICTURE_CONDITION = "picture.condition"  # its result
+_PICTURE_INPUT = "picture_condition"  # kind of the input per session that takes it
 REFERENCE_LATENTS = "reference.latents"
 CALL_ROWS = "rows"  # the pool's row of each batch index of a call
 DECODE_LATENTS, VIDEO_FIRST, VIDEO = "decode.latents", "video.first", "video"
@@ -46,7 +49,8 @@ def check_buffers(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
         )
     _check_chunk_inputs(manifest, buffers)
     for buffer in buffers.values():
-        own = buffer.role == "prompt" and manifest.pool is not None and buffer.name not in OF_ONE_PROMPT
+        shared = buffer.name in OF_ONE_PROMPT or buffer.name.startswith(_PICTURE_WORK)
+        own = buffer.role == "prompt" and manifest.pool is not None and not shared
         if buffer.role == "cache" or own:
             _check_row_axis(buffer, batch)
         if buffer.role == "decode" and (not buffer.shape or buffer.shape[0] != manifest.rows):
@@ -64,6 +68,7 @@ def check_buffers(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
     _check_text(manifest, buffers)
     _check_given(manifest, buffers)
     _check_reference(manifest, buffers)
+    _check_condition(manifest, buffers)
     _check_video(manifest, buffers)
     golden = manifest.golden
     if golden is not None and len(golden.seeds) != manifest.call_rows:
@@ -225,6 +230,29 @@ def _check_given(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
     height, width = (*image.shape, 0, 0)[:2] if image is not None else (0, 0)
     _expect(buffers, IMAGE, "prompt", (height, width, PICTURE_CHANNELS), "uint8")
     _expect(buffers, IMAGE_LATENTS, "prompt", (channels, 1, rows, columns), "float32")
+
+
+def picture_input(manifest: Manifest) -> InputSpec | None:
+    """Return the input per session that the program condition makes of a picture; None without that program."""
+    if "condition" not in manifest.programs:
+        return None
+    found = [one for one in manifest.caller_inputs if one.kind == _PICTURE_INPUT and one.per == "session"]
+    if len(found) != 1:
+        raise ProgramError(
+            f"the program condition needs one input per session of the kind {_PICTURE_INPUT}, found {len(found)}; "
+            "rebuild the artifact"
+        )
+    return found[0]
+
+
+def _check_condition(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
+    spec = picture_input(manifest)
+    if spec is None:
+        return
+    image = buffers.get(IMAGE)
+    height, width = (*image.shape, 0, 0)[:2] if image is not None else (0, 0)
+    _expect(buffers, IMAGE, "prompt", (height, width, PICTURE_CHANNELS), "uint8")
+    _expect(buffers, PICTURE_CONDITION, "prompt", spec.shape, spec.dtype)
 
 
 def _check_reference(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:

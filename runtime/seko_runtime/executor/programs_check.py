@@ -23,7 +23,8 @@ CHUNK_PROGRAMS = (
     "context",
 )  # of each bucket, where there is a pool; see `Manifest.has_context`
 REQUIRED_PROGRAMS = ("prompt", *CHUNK_PROGRAMS)
-ENCODER_PROGRAMS = ("text", "encode")  # a sentence to text embeddings, a picture to latents
+# A sentence to text embeddings; a picture to latents; a picture to an input per session, of the kind picture_condition.
+ENCODER_PROGRAMS = ("text", "encode", "condition")
 DECODE_PROGRAMS = ("decode_first", "decode")
 PROMPT_WRITERS = ("prompt", *ENCODER_PROGRAMS)
 REF_PATTERN = re.compile(

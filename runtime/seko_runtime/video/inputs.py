@@ -106,10 +106,14 @@ class CallerInputs:
             for at, row in enumerate(rows)
         ]
 
-    def check_opening(self, inputs: Inputs | None) -> None:
-        """Raise a UsageError if an input that a session must begin with is missing."""
+    def check_opening(self, inputs: Inputs | None, made: str | None = None) -> None:
+        """Raise a UsageError if an input that a session must begin with is missing, or is given beside the picture
+        that it is ``made`` of.
+        """
+        if made is not None and made in (inputs or {}):
+            raise UsageError(f"found both image and the input {made!r}, which is made of it; give one")
         for name, spec in self._steady.items():
-            if spec.default == "required" and name not in (inputs or {}):
+            if spec.default == "required" and name not in (inputs or {}) and name != made:
                 raise UsageError(f"input {name!r} is required per {spec.per}; {self._told()}")
 
     def fill(self, host: Mapping[str, Array], values: Mapping[str, Array]) -> None:

@@ -14,6 +14,7 @@ from seko_runtime.errors import UsageError
 from seko_runtime.executor.buffers_check import CONDITIONING_LATENTS, REFERENCE_LATENTS, TEXT_BUFFER
 from seko_runtime.executor.cache_offload import CacheOffload
 from seko_runtime.executor.program import BoundProgram, BoundTensors
+from seko_runtime.executor.programs_check import ENCODER_PROGRAMS
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.faults import captured
 from seko_runtime.format.manifest import EngineSpec, Manifest, TensorSpec
@@ -73,7 +74,7 @@ class Live:
         self._prompt = bound["prompt"]  # one for all rows, or one a row
         self.prompt_by_row = any(ref.by_row for call in programs["prompt"][0] for ref in call.inputs)
         self.prompt_buffers = _prompt_buffers(programs, self.engine_specs)
-        self.once = {name: bound[name][0] for name in ("text", "encode") if name in bound}
+        self.once = {name: bound[name][0] for name in ENCODER_PROGRAMS if name in bound}
         self.chunk = chunk_programs(manifest, bound)
         self.replays: dict[ChunkCall, Callable[[], None]] = {}
         latents = self.specs[manifest.output]

@@ -125,7 +125,7 @@ class Pool:
             row = self._free_row(tenant)
             self._streams.forget(row)
             self._streams.seeds[row] = checked_seed
-            self._streams.set_inputs([row], inputs, opening=True)
+            self._streams.set_inputs([row], inputs, opening=True, image=image)
             if prompt is not None and text is not None:
                 raise UsageError("found both prompt and text; give one")
             if prompt is not None:

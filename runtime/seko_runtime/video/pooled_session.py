@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from seko_runtime.errors import SessionClosedError, UsageError
 from seko_runtime.video.call_lock import CallLock
 from seko_runtime.video.chunk import Chunk
+from seko_runtime.video.conditioning import Camera, steered
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.session import video_stream
 from seko_runtime.video.snapshot import RowState, write_snapshot
@@ -74,9 +75,9 @@ class PooledSession:
         self._ahead: deque[Chunk] = deque()
         self.expires: float | None = None
 
-    def run_chunk(self, inputs: Inputs | None = None) -> Chunk:
-        """Make the next chunk of this session alone; see `Pool.run`."""
-        return self._pool.run([self], [inputs])[0]
+    def run_chunk(self, inputs: Inputs | None = None, *, camera: Camera | None = None) -> Chunk:
+        """Make the next chunk of this session alone; see `Pool.run` and, for ``camera``, `Session.run_chunk`."""
+        return steered(lambda all_inputs: self._pool.run([self], [all_inputs])[0], inputs, camera)
 
     def stream(
         self,

@@ -15,6 +15,7 @@ from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.video.chunk import Chunk, SessionStats
 from seko_runtime.video.clocks import checked_seeds
+from seko_runtime.video.conditioning import Camera, steered
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.prompts import PROMPT_CACHE
 from seko_runtime.video.streams import Streams
@@ -101,7 +102,7 @@ class Session:
                 raise UsageError(
                     "found both prompt and text, or both image and conditioning_latents; give one"
                 )
-            self._streams.set_inputs(self._rows, inputs, opening=True)
+            self._streams.set_inputs(self._rows, inputs, opening=True, image=image)
             if prompt is not None:
                 self.set_prompt(prompt)
             else:
@@ -116,7 +117,7 @@ class Session:
             self.close()
             raise
 
-    def run_chunk(self, inputs: Inputs | None = None) -> Chunk:
+    def run_chunk(self, inputs: Inputs | None = None, *, camera: Camera | None = None) -> Chunk:
         """Make the next chunk of every row; see `Streams.run_chunk`.
 
         Parameters
@@ -124,6 +125,8 @@ class Session:
         inputs : mapping of str to array, optional
             The caller's inputs per chunk: [*shape] for all rows, or [B, *shape], in the input's dtype (float32 for
             bfloat16).
+        camera : Camera, optional
+            A `KeyboardCamera` or `CameraPath`, whose next chunk is taken for all rows.
 
         Returns
         -------
@@ -138,7 +141,7 @@ class Session:
             After `close()`.
         """
         with self._streams.call_lock.take():
-            return self._streams.run_chunk(self._rows, inputs)
+            return steered(lambda all_inputs: self._streams.run_chunk(self._rows, all_inputs), inputs, camera)
 
     def stream(
         self,

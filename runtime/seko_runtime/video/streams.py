@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import SessionClosedError, UsageError
+from seko_runtime.executor.buffers_check import picture_input
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.faults import machine_faults
@@ -249,7 +250,9 @@ class Streams:
             self.conditioning.set_latents(live, rows, latents)
 
     @machine_faults()
-    def set_inputs(self, rows: Sequence[int], inputs: Inputs | None, *, opening: bool = False) -> None:
+    def set_inputs(
+        self, rows: Sequence[int], inputs: Inputs | None, *, opening: bool = False, image: object = None
+    ) -> None:
         """Set rows' inputs per session or prompt, from their next chunks on.
 
         Parameters
@@ -261,6 +264,8 @@ class Streams:
         opening : bool
             Whether their streams are just beginning: all required inputs must then be there, and the prompt is set
             later.
+        image : array, optional
+            The picture that they begin with: an input that is made of it may then be missing.
 
         Raises
         ------
@@ -269,7 +274,8 @@ class Streams:
         """
         live = self.live()
         if opening:
-            self.inputs.check_opening(inputs)
+            made = None if image is None else picture_input(self.manifest)
+            self.inputs.check_opening(inputs, None if made is None else made.name)
         with self.memory.ordered():
             self._rows.settle(rows)
         live.set_inputs(rows, inputs, rerun=not opening)

@@ -8,13 +8,22 @@ import torch
 from torch import Tensor, nn
 
 from seko_export.config.build import BuildConfig
+from seko_export.engines.key import EngineKey
+from seko_export.engines.piece import Argument, Piece, dtype_name, on_meta
 from seko_export.families.layers.causal_dit import Embed
 from seko_export.families.lingbot.model import MASK_CHANNELS
+from seko_export.media.pieces import VAE_WEIGHTS
 from seko_export.media.wan_vae.config import WanVaeConfig
-from seko_export.media.wan_vae.modules import VaeEncode
-from seko_runtime.executor.buffers_check import PICTURE_CHANNELS
+from seko_export.media.wan_vae.modules import VaeEncode, encoder_cache_shapes
+from seko_runtime.executor.buffers_check import IMAGE, PICTURE_CHANNELS, PICTURE_CONDITION
+from seko_runtime.format.manifest import Buffer, Call
 
 TABLE, ROWS = "condition", "condition_frames"
+_WORK = PICTURE_CONDITION.removesuffix(
+    "condition"
+)  # in front of the buffers that work on one picture at a time
+_FIRST, _LATER = f"{_WORK}first", f"{_WORK}later"  # latents of the picture, of what follows it
+_HALF_RANGE = 127.5  # levels of a byte from -1 to 0, and from 0 to 1
 TABLE_FRAMES = 30
 """Latent frames after which the encoder no longer sees the picture: from frame 29 on all are equal, bit by bit."""
 
@@ -53,6 +62,120 @@ class ConditionedEmbed(Embed):
     def beside(self, latents: Tensor, given: Mapping[str, Tensor]) -> Tensor:
         """Return [B, in_channels, F, h, w]: latents, mask, latents of the picture."""
         return torch.cat((latents, given[ROWS]), 1)
+
+
+class EncodePicture(VaeEncode):
+    """Encodes a picture to the first latent frame of its table."""
+
+    def forward(self, video: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
+        """Return the latents [z, 1, h, w] float32 of a picture [H, W, 3] uint8, and the caches of `EncodeGrey`."""
+        pixels = video.permute(2, 0, 1).float() / _HALF_RANGE - 1
+        return tuple(one.squeeze(0) for one in super().forward(pixels[None, :, None], *caches))
+
+
+class EncodeGrey(VaeEncode):
+    """Encodes the grey frames of one latent frame behind a picture."""
+
+    def __init__(self, vae: WanVaeConfig, height: int, width: int, dtype: torch.dtype) -> None:
+        super().__init__(vae, first=False, frames=1, dtype=dtype)
+        self.height, self.width = height, width
+
+    def forward(self, *caches: Tensor) -> tuple[Tensor, ...]:
+        """Return the latents [z, 1, h, w] float32 and the next caches, from the caches of the call before."""
+        grey = torch.zeros(
+            1, PICTURE_CHANNELS, self.video_frames, self.height, self.width, device=caches[0].device
+        )
+        return tuple(one.squeeze(0) for one in super().forward(grey, *(one.unsqueeze(0) for one in caches)))
+
+
+class Table(nn.Module):
+    """Joins mask and latents."""
+
+    def forward(self, first: Tensor, later: Tensor) -> Tensor:
+        """Return [4 + z, 30, h, w] from latents [z, 1, h, w] and [29, z, 1, h, w]."""
+        latents = torch.cat((first, later.squeeze(2).transpose(0, 1)), 1)
+        mask = torch.zeros(MASK_CHANNELS, *latents.shape[1:], device=latents.device)
+        mask[:, 0] = 1
+        return torch.cat((mask, latents))
+
+
+def picture_pieces(config: BuildConfig, vae: WanVaeConfig) -> list[Piece]:
+    """Return the engines of the program condition, in order: the picture, a grey latent frame, the table."""
+    s, z = config.stream, vae.z_dim
+    latent, f32 = (z, 1, s.latent_height, s.latent_width), torch.float32
+    caches = tuple(
+        Argument(f"caches.{slot:02d}", f"buffer:{_cache_name(slot)}", shape, config.dtype)
+        for slot, shape in enumerate(_cache_shapes(config, vae))
+    )
+    first = Argument("latents", f"buffer:{_FIRST}", latent, f32)
+    grey = Argument("latents", f"buffer:{_LATER}[layer]", latent, f32)
+    return [
+        Piece(
+            EngineKey("condition_first"),
+            on_meta(lambda: EncodePicture(vae, first=True, frames=1, dtype=config.dtype)),
+            VAE_WEIGHTS,
+            0,
+            (Argument("image", f"buffer:{IMAGE}", (s.height, s.width, PICTURE_CHANNELS), torch.uint8),),
+            (first, *caches),
+            positional=True,
+        ),
+        Piece(
+            EngineKey("condition_grey"),
+            on_meta(lambda: EncodeGrey(vae, s.height, s.width, config.dtype)),
+            VAE_WEIGHTS,
+            0,
+            caches,
+            (grey, *caches),
+            positional=True,
+        ),
+        Piece(
+            EngineKey("condition_table"),
+            Table(),
+            "",
+            0,
+            (first, Argument("later", f"buffer:{_LATER}", (TABLE_FRAMES - 1, *latent), f32)),
+            (
+                Argument(
+                    "table",
+                    f"buffer:{PICTURE_CONDITION}",
+                    (MASK_CHANNELS + z, TABLE_FRAMES, *latent[2:]),
+                    f32,
+                ),
+            ),
+            positional=True,
+        ),
+    ]
+
+
+def picture_program(pieces: list[Piece]) -> tuple[Call, ...]:
+    """Return the program condition: the second engine runs for each grey latent frame."""
+    first, grey, table = pieces
+    return first.call(), grey.call(layers=TABLE_FRAMES - 1), table.call()
+
+
+def picture_buffers(config: BuildConfig, vae: WanVaeConfig) -> tuple[Buffer, ...]:
+    """Return the buffers of these engines, of one row at a time."""
+    s, z = config.stream, vae.z_dim
+    latent = (z, 1, s.latent_height, s.latent_width)
+    whole = (MASK_CHANNELS + z, TABLE_FRAMES, *latent[2:])
+    return (
+        *(
+            Buffer(_cache_name(slot), shape, dtype_name(config.dtype), "prompt")
+            for slot, shape in enumerate(_cache_shapes(config, vae))
+        ),
+        Buffer(_FIRST, latent, "float32", "prompt"),
+        Buffer(_LATER, (TABLE_FRAMES - 1, *latent), "float32", "prompt", True),
+        Buffer(PICTURE_CONDITION, whole, "float32", "prompt"),
+    )
+
+
+def _cache_shapes(config: BuildConfig, vae: WanVaeConfig) -> list[tuple[int, ...]]:
+    s = config.stream
+    return [shape[1:] for shape in encoder_cache_shapes(vae, 1, s.latent_height, s.latent_width)]
+
+
+def _cache_name(slot: int) -> str:
+    return f"{_WORK}cache.{slot:02d}"
 
 
 @torch.no_grad()

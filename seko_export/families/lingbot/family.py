@@ -25,6 +25,7 @@ from seko_export.families.lingbot.presets import PRESETS
 from seko_export.families.lingbot.recognise import recognise
 from seko_export.families.recognition import Recognised
 from seko_export.families.wan.recognise import is_config
+from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_runtime.format.manifest import InputSpec
 
 _TOKENS, _LAYER = "camera", "injection"  # chunk modules, whose weights have these names in front
@@ -69,8 +70,14 @@ class LingbotFamily(Family):
     def graph(self, config: BuildConfig) -> ModelGraph:
         """Return engines, programs, buffers and inputs of a build."""
         choice = layer_choice(config)
-        pieces = make_pieces(config, choice)
-        return ModelGraph(pieces, make_programs(pieces), make_buffers(config, choice), choice.inputs)
+        pieces, buffers = make_pieces(config, choice), make_buffers(config, choice)
+        programs = make_programs(pieces)
+        if isinstance(config.vae, WanVaeConfig):
+            picture = condition.picture_pieces(config, config.vae)
+            pieces |= {one.name: one for one in picture}
+            programs["condition"] = condition.picture_program(picture)
+            buffers += condition.picture_buffers(config, config.vae)
+        return ModelGraph(pieces, programs, buffers, choice.inputs)
 
     def weights(
         self, pieces: Mapping[str, Piece], checkpoint: WeightSource, media: MediaTensors | None = None

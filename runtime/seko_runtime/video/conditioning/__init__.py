@@ -8,9 +8,11 @@ from seko_runtime.video.conditioning.conditioning_frames import (
     per_row,
 )
 from seko_runtime.video.conditioning.keyboard import KeyboardCamera, KeySettings, key_rows
+from seko_runtime.video.conditioning.steering import Camera, steered
 
 __all__ = [
     "NO_ENCODER",
+    "Camera",
     "CameraPath",
     "ConditioningFrames",
     "KeySettings",
@@ -18,4 +20,5 @@ __all__ = [
     "by_either_name",
     "key_rows",
     "per_row",
+    "steered",
 ]

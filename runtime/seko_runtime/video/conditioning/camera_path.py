@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -69,11 +72,38 @@ class CameraPath:
         )
         longest = float(np.linalg.norm(self._frames[:, :, 3], axis=1).max()) or 1.0
         self._frames[:, :, 3] /= checked_unit(longest if unit is None else unit)
-        self._chunk_frames = chunk_frames
+        self._chunk_frames, self._next = chunk_frames, 0
 
     def __len__(self) -> int:
         """Return the number of chunks."""
         return len(self._frames) // self._chunk_frames
+
+    def next_chunk(self) -> dict[str, NDArray[np.float32]]:
+        """Return the inputs of the next chunk; see `chunk`."""
+        made = self.chunk(self._next)
+        self._next += 1
+        return made
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._next = 0
+
+    def state(self) -> dict[str, Any]:
+        """Return all that `load` needs to go on from here, as JSON can hold it."""
+        return {"next_chunk": self._next}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state` of a path with the same poses.
+
+        Raises
+        ------
+        UsageError
+            If it is not one.
+        """
+        found = state.get("next_chunk")
+        if type(found) is not int or not 0 <= found <= len(self):
+            raise UsageError("this state does not fit this camera's path; take what state() gave")
+        self._next = found
 
     def chunk(self, number: int) -> dict[str, NDArray[np.float32]]:
         """Return the inputs of a chunk by name, ``camera`` [F, 3, 4] and ``intrinsics`` [F, 4].

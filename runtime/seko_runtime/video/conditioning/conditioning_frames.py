@@ -9,7 +9,13 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Memory
 from seko_runtime.errors import UsageError
-from seko_runtime.executor.buffers_check import CONDITIONING_LATENTS, IMAGE, IMAGE_LATENTS
+from seko_runtime.executor.buffers_check import (
+    CONDITIONING_LATENTS,
+    IMAGE,
+    IMAGE_LATENTS,
+    PICTURE_CONDITION,
+    picture_input,
+)
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.video.live import Live
 
@@ -34,6 +40,9 @@ class ConditioningFrames:
     def set_image(self, live: Live, rows: Sequence[int], image: object) -> None:
         """Begin the rows' streams with a picture.
 
+        It becomes their first latent frame. Of a model that is told the picture by an input per session, it becomes
+        that input, and the first latent frame is made like the others.
+
         Parameters
         ----------
         live : Live
@@ -48,7 +57,9 @@ class ConditioningFrames:
         UsageError
             If the artifact encodes no pictures, or the picture's shape or dtype does not fit.
         """
-        if "encode" not in live.once:
+        told = picture_input(self._manifest)
+        program = "encode" if told is None else "condition"
+        if program not in live.once:
             raise UsageError(NO_ENCODER)
         pictures = per_row(np.asarray(image), live.specs[IMAGE].shape, np.uint8, "image", rows)
         previous: NDArray[np.generic] | None = None
@@ -56,13 +67,16 @@ class ConditioningFrames:
             for target, picture in pictures:
                 if previous is None or not np.array_equal(previous, picture):
                     self._memory.write(live.buffers[IMAGE], picture)
-                    live.once["encode"].run()
+                    live.once[program].run()
                 previous = picture
+                if told is not None:
+                    self._memory.copy(live.row_of(told.buffer, target), live.buffers[PICTURE_CONDITION])
+                    continue
                 frames = self._memory.index(live.buffers[CONDITIONING_LATENTS], (target,))  # [C, F, h, w]
                 first = self._memory.row(frames, 1, 0, self._manifest.stream.chunk_frames)
                 self._memory.copy(first, live.buffers[IMAGE_LATENTS])
         for target, _ in pictures:
-            self.counts[target] = 1
+            self.counts[target] = int(told is None)
 
     def set_latents(self, live: Live, rows: Sequence[int], latents: object) -> None:
         """Begin the rows' streams with latents.

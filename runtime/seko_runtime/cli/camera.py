@@ -1,0 +1,72 @@
+"""The options ``--keys``, ``--poses`` and ``--intrinsics`` of `run`: a camera for every chunk, made on the host."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.cli.conditioning import load_array
+from seko_runtime.errors import UsageError
+from seko_runtime.format.manifest import Manifest
+from seko_runtime.video.conditioning import CameraPath, KeyboardCamera
+from seko_runtime.video.conditioning.poses import INTRINSICS, POSES
+
+DEFAULT_CHUNKS = 4
+
+
+def camera_inputs(
+    options: argparse.Namespace, manifest: Manifest, files: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """Return the inputs of a run's chunks that the camera's options make, [chunks, ...] each by name.
+
+    Sets ``options.chunks`` where nothing was asked: as many as there are keys or poses for, else 4.
+
+    Raises
+    ------
+    UsageError
+        If the options contradict each other, the artifact has no camera, or a file does not fit.
+    """
+    keys, poses = options.keys, options.poses
+    if keys is None and poses is None:
+        if options.intrinsics is not None:
+            raise UsageError("--intrinsics belongs to --poses or --keys: give one of them")
+        options.chunks = options.chunks or DEFAULT_CHUNKS
+        return {}
+    if keys is not None and poses is not None:
+        raise UsageError("--keys and --poses both say where the camera goes; give one")
+    names = {one.name for one in manifest.caller_inputs}
+    if not {POSES, INTRINSICS} <= names:
+        option = "--keys" if poses is None else "--poses"
+        raise UsageError(
+            f"{option}: this artifact's model has no camera; its inputs: {', '.join(names) or 'none'}"
+        )
+    if both := sorted({POSES, INTRINSICS} & set(files)):
+        raise UsageError(
+            f"--input {both[0]} contradicts {'--keys' if poses is None else '--poses'}; give one"
+        )
+    s = manifest.stream
+    intrinsics = None if options.intrinsics is None else load_array(options.intrinsics, "--intrinsics")
+    if poses is None:
+        camera: Any = KeyboardCamera(s.height, s.width, s.chunk_frames, keys=keys, intrinsics=intrinsics)
+        latent_frames = -(-camera.steps_left // camera.settings.steps_per_frame) + 1
+        chunks = -(-latent_frames // s.chunk_frames)
+    else:
+        if intrinsics is None:
+            raise UsageError(
+                "--poses needs --intrinsics FILE.npy: focal lengths and centre for 480 x 832 pixels"
+            )
+        camera = CameraPath(
+            load_array(poses, "--poses"),
+            intrinsics,
+            height=s.height,
+            width=s.width,
+            chunk_frames=s.chunk_frames,
+        )
+        chunks = len(camera)
+    options.chunks = options.chunks or chunks
+    made = [camera.next_chunk() for _ in range(options.chunks)]
+    return {name: np.stack([one[name] for one in made]) for name in (POSES, INTRINSICS)}

@@ -1,0 +1,56 @@
+"""A chunk with the camera that a controller says: a keyboard's, or a recorded path's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from seko_runtime.errors import UsageError
+
+MadeT = TypeVar("MadeT")
+
+
+@runtime_checkable
+class Camera(Protocol):
+    """What gives each chunk of one stream its camera, such as `KeyboardCamera` and `CameraPath`."""
+
+    def next_chunk(self) -> Mapping[str, object]:
+        """Move on by a chunk and return its inputs by name."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return all that `load` needs to go on from here, as JSON can hold it."""
+        ...
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`."""
+        ...
+
+
+def steered(
+    run: Callable[[Mapping[str, object] | None], MadeT],
+    inputs: Mapping[str, object] | None,
+    camera: Camera | None,
+) -> MadeT:
+    """Make a chunk with the camera's next inputs beside the caller's. If it fails, the camera has not moved.
+
+    Raises
+    ------
+    UsageError
+        If ``camera`` is no camera, or both give one input.
+    """
+    if camera is None:
+        return run(inputs)
+    if not isinstance(camera, Camera):
+        raise UsageError(
+            f"camera is a {type(camera).__name__}, expected a KeyboardCamera or CameraPath; arrays go into inputs"
+        )
+    before = camera.state()
+    try:
+        moved = camera.next_chunk()
+        if both := sorted(set(moved) & set(inputs or {})):
+            raise UsageError(f"found the input {both[0]!r} and a camera, which gives it; give one")
+        return run({**(inputs or {}), **moved})
+    except BaseException:
+        camera.load(before)
+        raise

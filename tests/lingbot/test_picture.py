@@ -1,0 +1,209 @@
+"""A picture and a camera as a user gives them: the condition by the build's own engines, steered sessions, options."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from seko_export.artifact.describe import describe
+from seko_export.backends import EAGER
+from seko_export.config.build import BuildConfig
+from seko_export.engines.piece import dtype_name
+from seko_export.errors import UsageError as BuildUsageError
+from seko_export.families.base import MediaTensors
+from seko_export.families.lingbot.condition import TABLE_FRAMES, condition_table
+from seko_export.families.lingbot.family import FAMILY
+from seko_export.families.registry import graph_of
+from seko_export.goldens.record import eager_engine, golden_text
+from seko_export.media.wan_vae.keys import vae_shapes
+from seko_export.media.wan_vae.modules import VaeEncode, latent_statistics
+from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.cli.camera import camera_inputs
+from seko_runtime.errors import UsageError
+from seko_runtime.format.manifest import Manifest, Weight
+from seko_runtime.video.conditioning import CameraPath, KeyboardCamera
+from seko_runtime.video.session import Session
+from tests.asked import resolved
+from tests.export.vae_oracle import SMALL
+from tests.lingbot.streams import given_of, lingbot_config, random_checkpoint
+
+PICTURE = np.random.default_rng(5).integers(0, 256, (32, 48, 3), np.uint8)
+
+
+def manifest_of(config: BuildConfig, weights: dict[str, torch.Tensor]) -> Manifest:
+    table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
+    return describe(config, EAGER, table, {})
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, torch.Tensor]:
+    config = lingbot_config(vae=SMALL)
+    generator = torch.Generator().manual_seed(2)
+    vae = latent_statistics(SMALL, torch.float32)
+    for name, shape in vae_shapes(SMALL, "both").items():
+        noise = torch.randn(shape, generator=generator)
+        vae[name] = noise * prod(shape[1:]) ** -0.5 if name.endswith("weight") else 1 + 0.1 * noise
+    made = dict(FAMILY.weights(graph_of(config).pieces, random_checkpoint(), MediaTensors(vae=vae)))
+    return made | config.schedule.tables(config.stream)
+
+
+@contextmanager
+def opened(weights: dict[str, torch.Tensor], **more: object) -> Iterator[Session]:
+    config = lingbot_config(vae=SMALL)
+    engines = {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
+    text = golden_text(config)
+    with torch.no_grad(), Session(
+        manifest_of(config, weights), engines, weights, CpuMemory(), seeds=[3], text=text, **more
+    ) as session:  # fmt: skip
+        yield session
+
+
+def held(session: Session) -> torch.Tensor:
+    return session._streams.live().buffers["input.condition"][0]
+
+
+def test_the_table_of_a_picture_is_made_by_the_engines(weights) -> None:
+    """Bit by bit that of the encoder call by call; its rows change up to the last one."""
+    with opened(weights, image=PICTURE) as session:
+        made = held(session).clone()
+    own = {name.removeprefix("vae."): one for name, one in weights.items() if name.startswith("vae.")}
+    pixels = torch.from_numpy(PICTURE).permute(2, 0, 1).float() / 127.5 - 1
+    names = VaeEncode(SMALL, first=True, frames=1).state_dict()
+    wanted = condition_table({name: own[name] for name in names}, SMALL, pixels)
+    assert torch.equal(made, wanted)
+    assert made.shape == (20, TABLE_FRAMES, 4, 6)
+    assert not torch.equal(made[4:, 1], made[4:, 2])
+    assert torch.equal(made[:4, 0], torch.ones(4, 4, 6))
+
+
+def test_a_stream_from_a_picture_is_the_stream_from_its_table(weights) -> None:
+    """The first latent frame is made like the others: the picture is told, not given."""
+    config = lingbot_config(vae=SMALL)
+    steps = [{name: one.numpy() for name, one in given_of(config, number).items()} for number in range(2)]
+    with opened(weights, image=PICTURE) as session:
+        table = held(session).numpy().copy()
+        made = [session.run_chunk(step).to_host().copy() for step in steps]
+        session.restart_row(0, image=PICTURE[::-1].copy())
+        assert not np.array_equal(held(session).numpy(), table)
+        other = session.run_chunk(steps[0]).to_host().copy()
+        session.restart_row(0, image=PICTURE)
+        again = session.run_chunk(steps[0]).to_host().copy()
+    with opened(weights, inputs={"condition": table}) as session:
+        assert all(
+            np.array_equal(session.run_chunk(step).to_host(), one)
+            for step, one in zip(steps, made, strict=True)
+        )
+    assert np.array_equal(again, made[0])
+    assert not np.array_equal(other, made[0])
+
+
+def test_a_picture_and_its_input_exclude_each_other(weights) -> None:
+    table = given_of(lingbot_config(), None)["condition"].numpy()
+    with pytest.raises(UsageError, match="both image and the input 'condition'"), opened(
+        weights, image=PICTURE, inputs={"condition": table}
+    ):  # fmt: skip
+        pass
+    with pytest.raises(UsageError, match="input 'condition' is required per session"), opened(weights):
+        pass
+
+
+def test_a_camera_is_taken_by_each_chunk(weights) -> None:
+    """As its inputs would be; a chunk that fails leaves it where it was."""
+    cameras = [KeyboardCamera(32, 48, 2, keys="w-9,jl-9") for _ in range(2)]
+    with opened(weights, image=PICTURE) as session:
+        made = [session.run_chunk(camera=cameras[0]).to_host().copy() for _ in range(2)]
+        before = cameras[0].state()
+        with pytest.raises(UsageError, match="the input 'camera' and a camera"):
+            session.run_chunk({"camera": np.zeros((2, 3, 4), np.float32)}, camera=cameras[0])
+        with pytest.raises(UsageError, match="input 'fog' does not exist"):
+            session.run_chunk({"fog": np.zeros(1, np.float32)}, camera=cameras[0])
+        assert cameras[0].state() == before
+        with pytest.raises(UsageError, match="camera is a dict, expected a KeyboardCamera or CameraPath"):
+            session.run_chunk(camera={})  # type: ignore[arg-type]
+    with opened(weights, image=PICTURE) as session:
+        for one in made:
+            assert np.array_equal(session.run_chunk(cameras[1].next_chunk()).to_host(), one)
+
+
+def test_a_path_goes_on_from_its_state() -> None:
+    path = CameraPath(np.tile(np.eye(4), (33, 1, 1)), [500, 500, 24, 16], height=32, width=48, chunk_frames=2)
+    path.next_chunk()
+    state = path.state()
+    assert np.array_equal(path.next_chunk()["camera"], path.chunk(1)["camera"])
+    path.load(state)
+    assert path.state() == {"next_chunk": 1}
+    path.reset()
+    assert path.state() == {"next_chunk": 0}
+    for odd in ({}, {"next_chunk": len(path) + 1}, {"next_chunk": True}):
+        with pytest.raises(UsageError, match="does not fit this camera's path"):
+            path.load(odd)
+
+
+def asked(**changes: object) -> argparse.Namespace:
+    return argparse.Namespace(**{"keys": None, "poses": None, "intrinsics": None, "chunks": None, **changes})
+
+
+def test_the_options_of_a_camera(weights, tmp_path: Path) -> None:
+    """Keys and poses to every chunk's arrays, as many chunks as they fill if none were asked for."""
+    manifest = manifest_of(lingbot_config(vae=SMALL), weights)
+    options = asked(keys="w-9,jl-12")
+    found = camera_inputs(options, manifest, {})
+    camera = KeyboardCamera(32, 48, 2, keys="w-9,jl-12")
+    assert options.chunks == 4  # 21 steps, so frame 0 and 6 more
+    for number in range(options.chunks):
+        for name, value in camera.next_chunk().items():
+            assert np.array_equal(found[name][number], value)
+    np.save(tmp_path / "poses.npy", np.tile(np.eye(4), (17, 1, 1)))
+    np.save(tmp_path / "intrinsics.npy", np.array([500.0, 500, 416, 240]))
+    files = {name: tmp_path / f"{name}.npy" for name in ("poses", "intrinsics")}
+    options = asked(**files)
+    assert camera_inputs(options, manifest, {})["camera"].shape == (2, 2, 3, 4)
+    assert options.chunks == 2
+    options = asked()
+    assert camera_inputs(options, manifest, {}) == {}
+    assert options.chunks == 4
+    for odd, given, words in (
+        (asked(keys="w-3", **files), {}, "give one"),
+        (asked(poses=files["poses"]), {}, "--poses needs --intrinsics"),
+        (asked(intrinsics=files["intrinsics"]), {}, "--intrinsics belongs to"),
+        (asked(keys="w-3"), {"camera": PICTURE}, "--input camera contradicts --keys"),
+        (asked(chunks=3, **files), {}, "give more poses"),
+        (asked(keys="q-3"), {}, "keys 'q-3'"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            camera_inputs(odd, manifest, given)
+    still = replace(manifest, inputs=())
+    with pytest.raises(UsageError, match="--keys: this artifact's model has no camera"):
+        camera_inputs(asked(keys="w-3"), still, {})
+
+
+@pytest.mark.parametrize(
+    ("aspect", "sides"),
+    [("16:9", (464, 832)), ("1920:1080", (464, 832)), ("832x480", (464, 832)), ("1:1", (624, 624))],
+)
+def test_the_video_has_the_pictures_aspect(aspect: str, sides: tuple[int, int]) -> None:
+    """At the preset's area, as the authors' own numbers round it."""
+    stream = resolved("lingbot-v2-fast", aspect=aspect).config.stream
+    assert (stream.height, stream.width) == sides
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"aspect": "wide"}, "--aspect 'wide': expected width and height"),
+        ({"aspect": "0:3"}, "--aspect '0:3': expected"),
+        ({"aspect": "16:9", "height": 480}, "contradicts --height and --width"),
+        ({"aspect": "999999:1"}, "no multiple of 16"),
+    ],
+)
+def test_an_aspect_that_cannot_be(options: dict[str, object], words: str) -> None:
+    with pytest.raises(BuildUsageError, match=words):
+        resolved("lingbot-v2-fast", **options)
