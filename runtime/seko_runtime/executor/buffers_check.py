@@ -12,9 +12,11 @@ TEXT_IDS, TEXT_ENCODED = "text.ids", "text.encoded"
 IMAGE, IMAGE_LATENTS = "image", "image.latents"
 CONDITIONING_LATENTS, CONDITIONING_FRAMES = "given.latents", "given_frames"  # the format's names are frozen
 OF_ONE_PROMPT = (TEXT_IDS, TEXT_ENCODED, IMAGE, IMAGE_LATENTS)  # worked on for one row at a time
-_PICTURE_WORK = "picture."  # begins the names of what the program condition works on, for one row at a time
+_OF_ONE_PICTURE = (
+    "picture.",
+)  # begins the names of what the program condition works on, for one row at a time
 PICTURE_CONDITION = "picture.condition"  # its result
-_PICTURE_INPUT = "picture_condition"  # kind of the input per session that takes it
+_PICTURE_KINDS = ("picture_condition",)  # of the input per session that takes it
 REFERENCE_LATENTS = "reference.latents"
 CALL_ROWS = "rows"  # the pool's row of each batch index of a call
 DECODE_LATENTS, VIDEO_FIRST, VIDEO = "decode.latents", "video.first", "video"
@@ -49,7 +51,7 @@ def check_buffers(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
         )
     _check_chunk_inputs(manifest, buffers)
     for buffer in buffers.values():
-        shared = buffer.name in OF_ONE_PROMPT or buffer.name.startswith(_PICTURE_WORK)
+        shared = buffer.name in OF_ONE_PROMPT or buffer.name.startswith(_OF_ONE_PICTURE)
         own = buffer.role == "prompt" and manifest.pool is not None and not shared
         if buffer.role == "cache" or own:
             _check_row_axis(buffer, batch)
@@ -236,10 +238,10 @@ def picture_input(manifest: Manifest) -> InputSpec | None:
     """Return the input per session that the program condition makes of a picture; None without that program."""
     if "condition" not in manifest.programs:
         return None
-    found = [one for one in manifest.caller_inputs if one.kind == _PICTURE_INPUT and one.per == "session"]
+    found = [one for one in manifest.caller_inputs if one.kind in _PICTURE_KINDS and one.per == "session"]
     if len(found) != 1:
         raise ProgramError(
-            f"the program condition needs one input per session of the kind {_PICTURE_INPUT}, found {len(found)}; "
+            f"the program condition needs one input per session of the kind {_PICTURE_KINDS[0]}, found {len(found)}; "
             "rebuild the artifact"
         )
     return found[0]
