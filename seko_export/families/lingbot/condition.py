@@ -12,7 +12,7 @@ from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece, dtype_name, on_meta
 from seko_export.families.layers.causal_dit import Embed
 from seko_export.families.lingbot.model import MASK_CHANNELS
-from seko_export.media.pieces import VAE_WEIGHTS
+from seko_export.media.pieces import VAE_ENCODE, VAE_WEIGHTS
 from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.media.wan_vae.modules import VaeEncode, encoder_cache_shapes
 from seko_runtime.executor.buffers_check import IMAGE, PICTURE_CHANNELS, PICTURE_CONDITION
@@ -111,7 +111,7 @@ def picture_pieces(config: BuildConfig, vae: WanVaeConfig) -> list[Piece]:
     grey = Argument("latents", f"buffer:{_LATER}[layer]", latent, f32)
     return [
         Piece(
-            EngineKey("condition_first"),
+            EngineKey(VAE_ENCODE, variant=("first",)),
             on_meta(lambda: EncodePicture(vae, first=True, frames=1, dtype=config.dtype)),
             VAE_WEIGHTS,
             0,
@@ -120,7 +120,7 @@ def picture_pieces(config: BuildConfig, vae: WanVaeConfig) -> list[Piece]:
             positional=True,
         ),
         Piece(
-            EngineKey("condition_grey"),
+            EngineKey(VAE_ENCODE, variant=("grey",)),
             on_meta(lambda: EncodeGrey(vae, s.height, s.width, config.dtype)),
             VAE_WEIGHTS,
             0,
