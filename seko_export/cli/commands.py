@@ -119,7 +119,7 @@ def _told(result: BuildResult) -> Iterator[str]:
     if lossy := kv.get("error_vs_exact"):
         yield f"          chunks differ by at most {max(lossy):.4f} from those over an exact cache (relative error)"
     if result.golden_error is None:
-        yield "verified  no: its engines are for GPUs that are not here; run seko-run verify where one is"
+        yield "verified  no: its engines are for GPUs that are not here; with goldens, run seko-run verify there"
         return
     video = result.golden_video_error
     pictures = "" if video is None else f", video frames {video:.2f} levels of 255"
