@@ -29,9 +29,15 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize("tiles", TILES, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+# Each two of case, tiles and splits meet in every combination.
+MET = [
+    pytest.param(case, tiles, (1, 3)[(i + j) % 2], id=f"{case.name}-{tiles}-{(1, 3)[(i + j) % 2]}")
+    for i, case in enumerate(CASES)
+    for j, tiles in enumerate(TILES)
+]
+
+
+@pytest.mark.parametrize(("case", "tiles", "splits"), MET)
 def test_kernel_is_as_near_as_the_same_dtype_torch_computation(
     tiles: AttentionTiles, case: Case, splits: int
 ) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -15,9 +18,19 @@ from seko_kernels.triton.kv_write import KV_WRITE_NUMBERS, kv_write_kernel
 FORMS = pytest.mark.parametrize(
     "form", [form for form in NUMBER_FORMATS.values() if not form.e2m1], ids=lambda form: form.name
 )
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-SHAPES = pytest.mark.parametrize("shape", [(1, 1, 32), (7, 2, 96), (7, 3, 128), (130, 3, 64)], ids=str)
+SHAPES = [(1, 1, 32), (7, 2, 96), (7, 3, 128), (130, 3, 64)]
+LAYOUTS = [(1, 1, 1, 32, 4), (3, 5, 2, 96, 17), (4, 9, 5, 128, 22), (2, 3, 3, 32, 15)]
 UNTOUCHED = 0xEE
+
+
+def switched(sizes: Sequence[Any]) -> list[tuple[Any, bool, bool, bool]]:
+    """Four sizes with three switches: each two of the four meet in every combination, and so do the three switches."""
+    switches = ((False, False, False), (False, True, True), (True, False, True), (True, True, False))
+    return [
+        (size, *(switch != turned for switch in three))
+        for size, three in zip(sizes, switches, strict=True)
+        for turned in (False, True)
+    ]
 
 
 def keys(tokens: int, heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
@@ -45,13 +58,11 @@ def empty_caches(form: NumberFormat, tokens: int, heads: int, head_dim: int) -> 
 
 
 @FORMS
-@DTYPES
-@SHAPES
-@pytest.mark.parametrize("saturation", [1, 2000])
-@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize(("shape", "rounded", "saturated", "centred"), switched(SHAPES), ids=str)
 def test_write_kernel_gives_the_bytes_of_the_reference(
-    form: NumberFormat, shape: tuple[int, int, int], dtype: torch.dtype, saturation: int, centred: bool
+    form: NumberFormat, shape: tuple[int, int, int], rounded: bool, saturated: bool, centred: bool
 ) -> None:
+    dtype, saturation = (torch.bfloat16 if rounded else torch.float32), (2000 if saturated else 1)
     tokens, heads, head_dim = shape
     head_dim = shape_of(form, head_dim)
     x = keys(tokens, heads, head_dim, dtype)
@@ -93,24 +104,12 @@ def test_write_kernel_gives_the_bytes_of_the_reference(
 
 
 @FORMS
-@DTYPES
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("left_out", [0, 3])
-@pytest.mark.parametrize(
-    ("slots", "patches", "heads", "head_dim", "slot_pairs"),
-    [(1, 1, 1, 32, 4), (3, 5, 2, 96, 17), (4, 9, 5, 128, 22), (2, 3, 3, 32, 15)],
-)
+@pytest.mark.parametrize(("layout", "rounded", "apart", "turned"), switched(LAYOUTS), ids=str)
 def test_expand_kernel_gives_the_bits_of_the_reference(
-    form: NumberFormat,
-    slots: int,
-    patches: int,
-    heads: int,
-    head_dim: int,
-    slot_pairs: int,
-    left_out: int,
-    turned: bool,
-    dtype: torch.dtype,
+    form: NumberFormat, layout: tuple[int, int, int, int, int], rounded: bool, apart: bool, turned: bool
 ) -> None:
+    dtype, left_out = (torch.bfloat16 if rounded else torch.float32), 3 * apart
+    slots, patches, heads, head_dim, slot_pairs = layout
     tokens, head_dim = slots * patches, shape_of(form, head_dim)
     codes, scales = encode(form, keys(tokens, heads, head_dim, torch.float32), torch.full((heads,), 2.0**-3))
     g = 2.0 ** torch.randint(-20, 20, (heads,)).float()

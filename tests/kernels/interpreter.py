@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def run_interpreted(file: str, ignored: Sequence[str] = ()) -> None:
-    """Fail unless the tests in a file beside this one pass; ``ignored`` are filters of warnings."""
+def run_interpreted(*files: str, ignored: Sequence[str] = ()) -> None:
+    """Fail unless the tests in files beside this one pass, in one process; ``ignored`` are filters of warnings."""
     # The outer run's PYTEST_* variables describe the outer run (its xdist worker, its current test).
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     filters = [part for one in ignored for part in ("-W", one)]
-    tests = str(Path(__file__).with_name(file))
+    tests = [str(Path(__file__).with_name(file)) for file in files]
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *filters, tests],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *filters, *tests],
         env={**inherited, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

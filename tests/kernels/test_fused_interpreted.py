@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.kernels.interpreter import run_interpreted
 
 # NumPy's: of GELU's exponential, whose infinity is meant; of the logarithm of an empty split; of the interpreter's own
@@ -18,9 +16,8 @@ IGNORED = (
 FILES = ("interpreted_attention_fp8.py", "interpreted_rows.py", "interpreted_scratch.py")
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_kernels_agree_with_the_reference_in_the_interpreter(file: str) -> None:
-    run_interpreted(file, IGNORED)
+def test_kernels_agree_with_the_reference_in_the_interpreter() -> None:
+    run_interpreted(*FILES, ignored=IGNORED)
 
 
 def test_every_file_of_the_interpreter_is_run_by_one_test() -> None:

@@ -25,6 +25,7 @@ from tests.shared import made_once
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
 
 CHUNKS = 12
+ROWS = 2  # of all forms: one of a block with an FP4 cache takes half a minute. The artifact of test_artifact.py has one
 folders: list[pytest.TempPathFactory] = []  # this process's own, put here before its first test
 
 

@@ -18,11 +18,12 @@ from seko_runtime.format.manifest import DTYPE_BYTES, Call
 from tests.tolerances import relative_error
 
 from . import forms
+from .forms import ROWS
 
 PIECES = [
     ("fp4", "embed"),
     ("fp4", "block"),
-    *(("fp32", name) for name in make_pieces(forms.config_of("fp32", 1))),
+    *(("fp32", name) for name in make_pieces(forms.config_of("fp32", ROWS))),
 ]
 
 
@@ -33,7 +34,7 @@ def case(request: pytest.FixtureRequest) -> tuple[str, str]:
 
 
 def test_onnx_checks_it_in_full_and_knows_every_shape(case: tuple[str, str]) -> None:
-    model = forms.model_of(case[0], 1, case[1])
+    model = forms.model_of(case[0], ROWS, case[1])
     checker.check_model(model, full_check=True)
     assert [*open_shapes(model)] == []
     shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
@@ -41,8 +42,8 @@ def test_onnx_checks_it_in_full_and_knows_every_shape(case: tuple[str, str]) -> 
 
 
 def test_the_signature_is_the_pieces_own_and_every_cache_comes_back(case: tuple[str, str]) -> None:
-    piece = make_pieces(forms.config_of(case[0], 1))[case[1]]
-    model = forms.model_of(case[0], 1, case[1])
+    piece = make_pieces(forms.config_of(case[0], ROWS))[case[1]]
+    model = forms.model_of(case[0], ROWS, case[1])
     assert [v.name for v in model.graph.input] == [a.name for a in piece.signature]
     wanted = functional_piece(piece).outputs
     assert [v.name.removeprefix("next.") for v in model.graph.output] == [a.name for a in wanted]
@@ -58,7 +59,7 @@ def test_the_signature_is_the_pieces_own_and_every_cache_comes_back(case: tuple[
 
 @pytest.mark.parametrize("scheme", ["fp32", "fp4"])
 def test_programs_call_functional_pieces_as_they_call_the_pieces(scheme: str) -> None:
-    pieces = make_pieces(forms.config_of(scheme, 1))
+    pieces = make_pieces(forms.config_of(scheme, ROWS))
     functional = {name: functional_piece(piece) for name, piece in pieces.items()}
 
     def told(programs: dict[str, tuple[Call, ...]]) -> dict[str, list[tuple[object, ...]]]:
@@ -71,14 +72,14 @@ def test_programs_call_functional_pieces_as_they_call_the_pieces(scheme: str) ->
 
 
 def test_no_value_has_two_makers(case: tuple[str, str]) -> None:
-    model = forms.model_of(case[0], 1, case[1])
+    model = forms.model_of(case[0], ROWS, case[1])
     given = [v.name for v in model.graph.input] + [i.name for i in model.graph.initializer]
     made = given + [name for node in model.graph.node for name in node.output]
     assert len(made) == len(set(made))
 
 
 def test_no_path_of_this_machine_is_inside(case: tuple[str, str]) -> None:
-    content = forms.model_of(case[0], 1, case[1]).SerializeToString()
+    content = forms.model_of(case[0], ROWS, case[1]).SerializeToString()
     for place in (Path(torch.__file__).parents[1], Path(__file__).parents[2], Path.home()):
         assert str(place).encode() not in content
     assert b".py" not in content
@@ -86,20 +87,20 @@ def test_no_path_of_this_machine_is_inside(case: tuple[str, str]) -> None:
 
 def test_a_value_without_a_shape_is_found() -> None:
     model = ModelProto()
-    model.CopyFrom(forms.model_of("fp4", 1, "block"))
+    model.CopyFrom(forms.model_of("fp4", ROWS, "block"))
     lost = model.graph.value_info.pop()
     assert [*open_shapes(model)] == [lost.name]
     model.graph.value_info.append(lost)
     model.graph.value_info[-1].type.tensor_type.shape.dim[0].dim_param = "batch"
     assert [*open_shapes(model)] == [lost.name]
-    model.CopyFrom(forms.model_of("fp4", 1, "block"))
+    model.CopyFrom(forms.model_of("fp4", ROWS, "block"))
     inner = next(v for v in model.functions[0].value_info if v.name == model.functions[0].node[-1].output[0])
     model.functions[0].value_info.remove(inner)
     assert [*open_shapes(model)] == [f"{model.functions[0].name}/{inner.name}"]
 
 
 def test_the_newest_opset_gives_the_same_numbers() -> None:
-    old, new = (forms.model_of("fp4", 1, "block", opset) for opset in (OPSET, NEWEST_OPSET))
+    old, new = (forms.model_of("fp4", ROWS, "block", opset) for opset in (OPSET, NEWEST_OPSET))
     assert {entry.domain: entry.version for entry in new.opset_import}[""] == NEWEST_OPSET
     inputs = [*block_inputs()]
     for one, other in zip(forms.run_model(old, *inputs), forms.run_model(new, *inputs), strict=True):
@@ -112,11 +113,11 @@ def test_the_newest_opset_gives_the_same_numbers() -> None:
 def block_inputs() -> Iterator[torch.Tensor]:
     """Random inputs of the FP4 block at its first chunk."""
     generator = torch.Generator().manual_seed(5)
-    for argument in make_pieces(forms.config_of("fp4", 1))["block"].signature:
+    for argument in make_pieces(forms.config_of("fp4", ROWS))["block"].signature:
         if argument.name == "token_index":
             yield torch.arange(argument.shape[0])
         elif argument.name == "valid_tokens":
-            yield torch.tensor([12])
+            yield torch.full(argument.shape, 12)
         elif argument.dtype == torch.uint8:
             yield torch.zeros(argument.shape, dtype=torch.uint8)
         elif argument.name.startswith("scales."):

@@ -19,6 +19,7 @@ from seko_kernels.reference import nvfp4_decode, nvfp4_decode_keys
 from tests.truth.eager_stream import same_bytes
 
 from . import forms
+from .forms import ROWS
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:.*isinstance\(treespec, LeafSpec\):FutureWarning")
 SIGNATURES = {
@@ -38,17 +39,17 @@ SIGNATURES = {
 
 
 def test_the_block_names_the_functions_that_a_plugin_may_replace() -> None:
-    block = forms.model_of("fp4", 1, "block")
+    block = forms.model_of("fp4", ROWS, "block")
     assert {f.name: ([*f.input], [*f.output]) for f in block.functions} == SIGNATURES
     assert {f.domain for f in block.functions} == {"seko"}
     called = [node.op_type for node in block.graph.node if node.domain == "seko"]
     assert sorted(called) == sorted(SIGNATURES)
-    exact = forms.model_of("fp32", 1, "block")
+    exact = forms.model_of("fp32", ROWS, "block")
     assert [f.name for f in exact.functions] == ["attention", "full_attention"]
 
 
 def test_the_bodies_are_standard_ops_alone() -> None:
-    for function in forms.model_of("fp4", 1, "block").functions:
+    for function in forms.model_of("fp4", ROWS, "block").functions:
         assert {node.domain for node in function.node} == {""}
 
 
@@ -97,11 +98,10 @@ class BitsAndShifts(nn.Module):
         )
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-def test_what_twelve_chunks_write_and_expand_is_equal_byte_for_byte(batch: int) -> None:
-    model = forms.model_of("fp4", batch, "block")
+def test_what_twelve_chunks_write_and_expand_is_equal_byte_for_byte() -> None:
+    model = forms.model_of("fp4", ROWS, "block")
     run = {name: forms.runner(as_model(model, name)) for name in SIGNATURES}
-    stream = forms.eager_stream("fp4", batch)
+    stream = forms.eager_stream("fp4", ROWS)
     compared: list[str] = []
 
     def write(*tensors: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,7 +123,7 @@ def test_what_twelve_chunks_write_and_expand_is_equal_byte_for_byte(batch: int) 
 
     with stand_ins({"nvfp4_write": write, "nvfp4_expand": expand, "nvfp4_expand_keys": expand}):
         for _, firsts in forms.positions(stream.config):
-            stream.run_chunk(firsts, seeds=[7] * batch)
+            stream.run_chunk(firsts, seeds=[7] * ROWS)
     layers, passes = stream.config.model.layers, len(stream.config.schedule.timesteps) + 1
     for name in ("nvfp4_write", "nvfp4_write_keys", "nvfp4_expand", "nvfp4_expand_keys"):
         assert compared.count(name) == layers * passes * forms.CHUNKS
@@ -131,7 +131,7 @@ def test_what_twelve_chunks_write_and_expand_is_equal_byte_for_byte(batch: int) 
 
 @pytest.mark.parametrize("x", ["zeros", "constant", "outliers", "ties", "tiny"])
 def test_hard_numbers_are_written_with_equal_bytes(x: str) -> None:
-    model = as_model(forms.model_of("fp4", 1, "block"), "nvfp4_write")
+    model = as_model(forms.model_of("fp4", ROWS, "block"), "nvfp4_write")
     shapes = [[axis.dim_value for axis in one.type.tensor_type.shape.dim] for one in model.graph.input]
     generator = torch.Generator().manual_seed(3)
     numbers = {
@@ -162,7 +162,7 @@ def as_model(model: ModelProto, name: str) -> ModelProto:
 
 
 def test_a_function_says_the_shape_of_each_of_its_tensors() -> None:
-    for function in forms.model_of("fp4", 2, "block").functions:
+    for function in forms.model_of("fp4", ROWS, "block").functions:
         sizes = dict(value_sizes(function))
         assert all(all(axis > 0 for axis in shape) for shape in sizes.values())
         assert {*function.input, *function.output} <= set(sizes)
@@ -174,7 +174,7 @@ def value_sizes(function: FunctionProto) -> Iterator[tuple[str, list[int]]]:
 
 
 def test_attention_is_torchs_own_within_rounding() -> None:
-    model = as_model(forms.model_of("fp32", 2, "block"), "attention")
+    model = as_model(forms.model_of("fp32", ROWS, "block"), "attention")
     shapes = [[axis.dim_value for axis in one.type.tensor_type.shape.dim] for one in model.graph.input]
     generator = torch.Generator().manual_seed(4)
     q, k, v = (torch.randn(s, generator=generator) for s in shapes[:3])
