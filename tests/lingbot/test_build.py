@@ -15,6 +15,7 @@ from seko_runtime import open_artifact
 from seko_runtime.errors import UsageError
 from seko_runtime.video.conditioning import KeyboardCamera
 from tests.lingbot.streams import given_of, lingbot_config, random_checkpoint, weights_of
+from tests.shared import UNCOMPILED
 from tests.tolerances import relative_error
 
 # Four passes in float32 that feed on each other, over a few chunks: some ten times the bar of one pass.
@@ -23,10 +24,19 @@ CHUNKS = 4  # past the wrap: the cache holds 5 latent frames, a chunk is 2
 
 
 @pytest.mark.parametrize("scheme", ["fp32", "fp4"])
-def test_it_is_built_verified_and_replayed(scheme: str, tmp_path: Path) -> None:
+def test_it_is_built_verified_and_replayed(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exact one is compiled, and is its reference; the programs of the FP4 cache run as they are."""
     config, checkpoint = lingbot_config(scheme), random_checkpoint()
     save_file(checkpoint, tmp_path / "tiny.safetensors")
-    built = build_artifact(config, tmp_path / "tiny.safetensors", tmp_path / "artifact", backend="aoti")
+    backend = "aoti"
+    if scheme == "fp4":
+        monkeypatch.setenv(UNCOMPILED, "1")
+        backend = "compile"
+    built = build_artifact(
+        config, tmp_path / "tiny.safetensors", tmp_path / "artifact", backend=backend, compiler_cache=False
+    )
     assert built.golden_error <= 1e-3
     table, text = given_of(config, None)["condition"].numpy(), golden_text(config).numpy()
     with open_artifact(built.artifact) as artifact:
