@@ -25,6 +25,7 @@ from seko_export.config.model import ModelConfig
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.wan.presets import PRESETS
 from seko_export.host import environment
+from seko_export.options.declaration import KV_FORMATS
 from seko_runtime.format.manifest_reader import parse_manifest
 from tests.conftest import SEKO_EXPORT
 from tests.export.media_files import write_text_encoder, write_vae
@@ -281,7 +282,7 @@ def test_no_artifact(tmp_path, invoke, command):
         (["--chunk-frames", "7"], USAGE, ["chunk of 7", "ring of 6", "raise --ring-frames"]),
         (["--ring-frames", "2"], USAGE, ["chunk of 3", "ring of 2"]),
         (["--preset", "huge"], USAGE, ["'huge'", "sample, tiny, self-forcing-1.3b, wan-14b"]),
-        (["--kv", "int3"], USAGE, ["'int3'", "bf16, fp8, int8, int4, int4-hadamard, fp4"]),
+        (["--kv", "int3"], USAGE, ["'int3'", ", ".join(KV_FORMATS)]),
         (["--kv", "int8-fp4-fp8"], USAGE, ["'int8-fp4-fp8'", "KEYS-VALUES"]),
         (["--kv", "bf16-sink"], USAGE, ["--kv bf16-sink", "leave the exact sink out"]),
         (["--kv", "fp4-sink", "--sink-frames", "0"], USAGE, ["fp4-sink", "give it sink frames"]),
