@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config
 import triton
 from torch import Tensor
+from torch._inductor import cpu_vec_isa
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -115,6 +117,15 @@ def package_runner(tmp_path: Path) -> Callable[..., Callable[[list[Tensor]], lis
         return loader.boxed_run  # type: ignore[no-any-return]
 
     return build
+
+
+@pytest.fixture
+def vector_code() -> Iterator[None]:
+    """Have packages for a CPU use its vector instructions, as a user's do, whatever scripts/test.sh says."""
+    cpu_vec_isa.valid_vec_isa_list.cache_clear()
+    with torch._inductor.config.patch({"cpp.vec_isa_ok": None}):
+        yield
+    cpu_vec_isa.valid_vec_isa_list.cache_clear()
 
 
 @pytest.fixture

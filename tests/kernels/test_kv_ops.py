@@ -293,6 +293,7 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 
 @TOGETHER
+@pytest.mark.usefixtures("vector_code")
 def test_cpu_package_gives_the_bytes_of_eager(
     forms: tuple[NumberFormat, ...], head_dim: int, package_runner: Callable[..., Any]
 ) -> None:
