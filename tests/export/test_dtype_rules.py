@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from torch._inductor import utils
+from torch._inductor import lowering, utils
 from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
 
 from seko_export.lowering.dtype_rules import dtype_rules_made_once
@@ -17,6 +17,7 @@ def test_it_is_filled_once_and_again_for_later_rules(monkeypatch: pytest.MonkeyP
         filled.append(self)
         fill(self)
 
+    assert lowering.lowerings  # importing them makes the rules
     known = dict(utils.op_dtype_propagation_rules)
     monkeypatch.setattr(utils, "op_dtype_propagation_rules", known)
     monkeypatch.setattr(DtypePropagationOpsHandler, "__init__", counted)
