@@ -141,12 +141,12 @@ class PluginKernel:
 
 
 def nvfp4_write() -> Plugin:
-    """Quantise and scatter, in place."""
+    """Return the plugin that quantises tokens to NVFP4 and writes them into the cache, in place."""
     return _write("nvfp4_write", entries.nvfp4_write_entry, {})
 
 
 def nvfp4_write_keys() -> Plugin:
-    """Quantise and scatter, less a mean, in place."""
+    """Return the plugin that subtracts the mean key, quantises to NVFP4 and writes into the cache, in place."""
     return _write("nvfp4_write_keys", entries.nvfp4_write_keys_entry, {"mean": "float32"})
 
 

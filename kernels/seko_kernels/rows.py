@@ -124,7 +124,10 @@ def gated_residual_norm(
     *,
     fp8: bool,
 ) -> tuple[Tensor, Rows]:
-    """Return ``hidden = x + y * gate`` and ``layer_norm(hidden) * weight + bias``, both ``[d]`` float32."""
+    """Return ``hidden = x + y * gate`` and ``layer_norm(hidden) * weight + bias``.
+
+    `weight` and `bias` are ``[d]`` float32.
+    """
     return _row_norm(x, y, modulation, (weight, bias), gate_at, -1, -1, eps, fp8=fp8)
 
 

@@ -82,7 +82,7 @@ class SekoGroup(click.Group):
         sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> None:
-        """Run the command until its end, a signal, or the end of who reads it."""
+        """Run the command until it ends, a signal arrives, or the reader of its output is gone."""
 
         def command() -> int:
             try:

@@ -223,7 +223,7 @@ def _takes_all(node: Node) -> bool:
 
 
 def _takes_channels(node: Node) -> bool:
-    """Return whether a part is cut from the innermost axis, where no cache has its tokens."""
+    """Return whether a slice cuts the innermost axis, the channels; the tokens of a cache are on another axis."""
     place = _CHANNEL_OPS.get(_op_name(node).removesuffix("_copy"))
     source = node.args[0]
     taken = source.meta.get("val") if isinstance(source, Node) else None

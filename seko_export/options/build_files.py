@@ -144,9 +144,9 @@ def prompt_ids(tokenizer: Path, config: BuildConfig, prompt: str) -> Tensor | No
 def opened_checkpoint(
     named: Path | None, model: ModelConfig, note: Callable[[str], None], *, seed: int = 0
 ) -> Iterator[Path]:
-    """Give the checkpoint that was named, or a random one of ``seed``, until the block ends.
+    """Yield the path of a checkpoint: the one that was named, or one with random weights made of ``seed``.
 
-    ``note`` is told before one is written.
+    ``note`` is called before random weights are written. They are removed when the block ends.
     """
     if named is not None:
         yield named

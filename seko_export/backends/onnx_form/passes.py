@@ -131,7 +131,7 @@ class _PassGraph:
 
 
 def _input_name(ref: Ref) -> str:
-    """Return the name of a graph input: one layer of a buffer, or this pass's entry of a table."""
+    """Return the name of a graph input. A table that is indexed by the pass enters as the row of this pass."""
     return ref.name if ref.by_pass else ".".join((ref.name, *map(str, ref.index)))
 
 

@@ -71,7 +71,7 @@ def make_pieces(config: BuildConfig, choice: LayerChoice = PLAIN) -> dict[str, P
 
 
 def _prompt_pieces(config: BuildConfig) -> list[Piece]:
-    """Return the engines that run once for each prompt: in a pool for one row at a time, else for the whole batch."""
+    """Return the engines that run once for each prompt. A call takes one row in a pool, otherwise all rows."""
     m, dtype = config.model, config.dtype
     rows, row = ((config.stream.batch,), "") if config.pool is None else ((), "[row]")
     context = Argument("context", "value:context", (*rows, m.text_tokens, m.dim), dtype)
