@@ -19,7 +19,7 @@ from seko_runtime.errors import (
     SekoRuntimeError,
     UsageError,
 )
-from seko_runtime.executor.buffers_check import TEXT_BUFFER, text_vocabulary
+from seko_runtime.executor.buffers_check import TEXT_BUFFER, picture_input, text_vocabulary
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.faults import machine_faults, of_machine, told
@@ -171,7 +171,7 @@ class OpenArtifact:
         reference : array, optional
             Reference frames, if the artifact has some (see `reference_frames.set_reference`); default: the golden's.
         inputs : mapping of str to array, optional
-            The caller's inputs per session or prompt; default: the golden's.
+            The caller's inputs per session or prompt; default: the golden's, but for one that is made of ``image``.
         image, conditioning_latents, prompt_cache, overlap
             As in `Session`.
         given_latents
@@ -193,7 +193,10 @@ class OpenArtifact:
             text = self.golden_text() if prompt is None else None
         if reference is None and self.manifest.stream.reference_frames:
             reference = self._recording.reference()
-        inputs = self._recording.inputs(None) if inputs is None else inputs
+        if inputs is None:
+            made = None if image is None else picture_input(self.manifest)
+            recorded = self._recording.inputs(None)
+            inputs = {name: one for name, one in recorded.items() if made is None or name != made.name}
         memory, manifest, programs, weights = self._scheduled(steps, shift)
         session = Session(
             manifest,
