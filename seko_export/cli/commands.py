@@ -113,11 +113,11 @@ def _told(result: BuildResult) -> Iterator[str]:
     yield f"artifact  {result.artifact}  ({result.digest[:16]}, built in {result.build_s:.1f} s)"
     yield f"engines   {result.engine_bytes / 1e6:.2f} MB, weights {result.weight_bytes / 1e6:.1f} MB"
     share = kv["pool_bytes"] / kv["bf16_pool_bytes"]
-    yield f"KV pool   {kv['pool_bytes']} bytes as {kv['scheme']}, {share:.4f} of bf16"
+    lossy = kv.get("error_vs_exact", ())
+    cost = f"; chunks at most {max(lossy):.4f} off those over an exact cache" if lossy else ""
+    yield f"KV pool   {kv['pool_bytes']} bytes as {kv['scheme']}, {share:.4f} of bf16{cost}"
     if result.kernels == "fused" or result.device == "cuda":
         yield f"kernels   {result.kernels}, attention {result.attention}"
-    if lossy := kv.get("error_vs_exact"):
-        yield f"          chunks differ by at most {max(lossy):.4f} from those over an exact cache (relative error)"
     if result.golden_error is None:
         yield "verified  no: its engines are for GPUs that are not here; with goldens, run seko-run verify there"
         return
