@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seko_runtime.errors import EngineRunError, UsageError
+from seko_runtime.format.manifest import Buffer, InputSpec, TensorSpec
 from seko_runtime.video.prompts import PromptCache, PromptKey
 from seko_runtime.video.text import prompt_key
 
@@ -183,3 +185,45 @@ def test_what_cannot_be_a_prompt_is_a_usage_error() -> None:
         pytest.raises(UsageError, match="no text encoder"),
     ):
         plain.set_prompt("a red disc")
+
+
+def test_a_cached_prompt_brings_nothing_that_another_input_went_into() -> None:
+    """Where the program also reads a picture, a repeat of the sentence keeps each row's own."""
+
+    def prompt(inputs: list[Any]) -> list[Any]:
+        text, picture, mean = inputs
+        mean.copy_(text.mean(1) + picture)
+        return [mean.sum(1)]
+
+    base = whole_manifest(2)
+    picture = TensorSpec("picture", (2, toy.CHANNELS), "float32")
+    old = next(engine for engine in base.engines if engine.name == "prompt")
+    text, mean = old.inputs
+    (call,) = base.programs["prompt"]
+    manifest = replace(
+        base,
+        format_version=6,
+        inputs=(InputSpec("picture", (toy.CHANNELS,), "float32", "input.picture", "prompt"),),
+        buffers=(*base.buffers, Buffer("input.picture", (2, toy.CHANNELS), "float32", "prompt")),
+        engines=(
+            *(engine for engine in base.engines if engine is not old),
+            replace(old, inputs=(text, picture, mean)),
+        ),
+        programs={
+            **base.programs,
+            "prompt": (replace(call, inputs=(call.inputs[0], "buffer:input.picture", call.inputs[1])),),
+        },
+    )
+    counted = Counted("text")
+    given = np.arange(2 * toy.CHANNELS, dtype=np.float32).reshape(2, -1)
+    with open_whole(
+        2, manifest=manifest, engines={**counted.engines, "prompt": prompt}, inputs={"picture": given}
+    ) as session:
+        for words in ("a blue ring", PROMPT, ["a blue ring", PROMPT], ["a red disc", "a blue ring"]):
+            session.set_prompt(words)
+            held = session._streams.live().buffers["prompt.mean"]
+            for row, one in enumerate([words] * 2 if isinstance(words, str) else words):
+                assert torch.equal(held[row], text_of(one).mean(1)[0] + torch.from_numpy(given[row]))
+        session.set_inputs({"picture": given + 1})
+        assert torch.equal(held[1], text_of("a blue ring").mean(1)[0] + torch.from_numpy(given[1] + 1))
+        assert counted.calls["text"] == 3  # each sentence once

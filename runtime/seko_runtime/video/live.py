@@ -74,6 +74,8 @@ class Live:
         self._prompt = bound["prompt"]  # one for all rows, or one a row
         self.prompt_by_row = any(ref.by_row for call in programs["prompt"][0] for ref in call.inputs)
         self.prompt_buffers = _prompt_buffers(programs, self.engine_specs)
+        read = {ref.name for call in programs["prompt"][0] for ref in call.inputs if ref.kind == "buffer"}
+        self.prompt_takes_inputs = any(one.buffer in read for one in manifest.caller_inputs)
         self.once = {name: bound[name][0] for name in ENCODER_PROGRAMS if name in bound}
         self.chunk = chunk_programs(manifest, bound)
         self.replays: dict[ChunkCall, Callable[[], None]] = {}

@@ -122,7 +122,7 @@ class RowPrompts:
             PromptKey(self._owners.get(row, ""), prompt_key(prompt, self._digest))
             for row, prompt in zip(rows, cleaned, strict=True)
         ]
-        names = self._results(live)
+        names, rerun = self._results(live), live.prompt_takes_inputs
         held: dict[PromptKey, list[Tensor]] = {}
         encoded: dict[PromptKey, Tensor] = {}
         for key, prompt in zip(keys, cleaned, strict=True):
@@ -142,8 +142,8 @@ class RowPrompts:
                 count = 1 if encoded and not live.prompt_by_row else len(names)
                 for name, part in zip(names[:count], held[key][:count], strict=True):
                     self._memory.copy(live.row_of(name, row), part)
-            if encoded:
-                live.run_prompt([row for row, key in zip(rows, keys, strict=True) if key in encoded])
+            if encoded or rerun:
+                live.run_prompt([row for row, key in zip(rows, keys, strict=True) if rerun or key in encoded])
             for key in encoded if names else ():
                 self.cache.put(key, [self._copied(live, name, rows[keys.index(key)]) for name in names])
 
@@ -158,7 +158,12 @@ class RowPrompts:
         return own
 
     def _results(self, live: Live) -> list[str]:
-        """Return the buffers that a prompt writes, embeddings first; none if one cannot be split into rows."""
+        """Return the buffers that a prompt alone decides, embeddings first; none if one cannot be split into rows.
+
+        Where the program also reads what the caller gave, as a picture, what it writes is not the prompt's alone.
+        """
+        if live.prompt_takes_inputs:
+            return [TEXT_BUFFER] if live.has_rows(TEXT_BUFFER) else []
         names = [TEXT_BUFFER, *(name for name in live.prompt_buffers if name != TEXT_BUFFER)]
         return names if all(live.has_rows(name) for name in names) else []
 
