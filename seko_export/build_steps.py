@@ -155,6 +155,7 @@ def build_artifact(
             progress("reading the checkpoint", 0, 1)
             tensors = dict(family_of(config).weights(graph_of(config).pieces, source, around))
             tensors |= config.schedule.tables(config.as_batch.stream)
+            tensors |= family_of(config).tables(config, source)
             record, scales = None, dict[str, Tensor]()
             if goldens:
                 eager = tensors | _exact_weights(config, tensors, source)

@@ -151,6 +151,6 @@ def _schedule(config: BuildConfig) -> Schedule:
         timesteps=schedule.timesteps,
         sigmas=schedule.sigmas,
         context_timestep=schedule.context_timestep,
-        sampler="renoise",
+        sampler=schedule.sampler,
         shift=schedule.shift,
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from seko_export.checkpoints.sources import Layout, OpenedFiles, shown
+from seko_export.checkpoints.sources import Companion, Layout, OpenedFiles, shown
 from seko_export.config.model import ModelConfig
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -47,6 +47,12 @@ def layer_of(name: str) -> int | None:
     """Return the layer number of a key ``blocks.N.``, or None for a key outside the layers."""
     match = LAYER.fullmatch(name)
     return int(match[1]) if match else None
+
+
+def _within_layer(name: str) -> str:
+    """Return the part of a key behind ``blocks.N.``, with a mark; other keys as they are."""
+    match = LAYER.fullmatch(name)
+    return f"blocks.*.{match[2]}" if match else name
 
 
 @dataclass(frozen=True)
@@ -170,6 +176,8 @@ class KeyTable:
         The presets' models, to name the one that a file matches.
     random_forms : mapping of str to RandomForm
         File layouts of random checkpoints, by name. A build without a checkpoint takes the first.
+    companions : tuple of Companion
+        Further files of a model.
     spread : callable
         Mean and standard deviation of a random weight by name and shape.
     """
@@ -185,12 +193,13 @@ class KeyTable:
     telltales: tuple[tuple[tuple[str, ...], str], ...] = ()
     models: Mapping[str, ModelConfig] = field(default_factory=dict)
     random_forms: Mapping[str, RandomForm] = field(default_factory=dict)
+    companions: tuple[Companion, ...] = ()
     spread: Callable[[str, tuple[int, ...]], tuple[float, float]] = plain_spread
 
     def layout(self, *, use_ema: bool = True) -> Layout:
         """Return where a file keeps the weights, averaged or raw."""
         if not self.pt_parts:
-            return Layout(self.formats, self.subfolders, None)
+            return Layout(self.formats, self.subfolders, None, companions=self.companions)
         averaged, trained = self.pt_parts[0], self.pt_parts[-1]
         return Layout(
             self.formats,
@@ -200,7 +209,12 @@ class KeyTable:
                 averaged: "leave out --no-ema (use_ema=True)",
                 trained: "ask for it with --no-ema (use_ema=False)",
             },
+            self.companions,
         )
+
+    def companion_of(self, name: str) -> Companion | None:
+        """Return the further file that holds a key (exporter's name), or None for the checkpoint itself."""
+        return next((one for one in self.companions if any(part in name for part in one.parts)), None)
 
     def naming_of(self, opened: OpenedFiles) -> Naming:
         """Return the naming that a file uses: the first that fits, else the last."""
@@ -229,15 +243,11 @@ class KeyTable:
         return found | ({"layers": len(layers)} if layers else {})
 
     def foreign_keys(self, opened: OpenedFiles) -> tuple[str, ...]:
-        """Return the keys of a file's layers, ``blocks.N.``, that no layer of the presets' models has."""
+        """Return the keys of a file that no preset's model has, in whichever layer."""
         naming = self.naming_of(opened)
-        names = {name for model in self.models.values() for name in self.shapes(model)}
-        known = {match[2] for match in map(LAYER.fullmatch, names) if match}
-        found = (
-            (source.key, LAYER.fullmatch(naming.translated(source.key) or source.key))
-            for source in opened.sources
-        )
-        return tuple(key for key, match in found if match and match[2] not in known)
+        known = {_within_layer(name) for model in self.models.values() for name in self.shapes(model)}
+        found = ((source.key, naming.translated(source.key) or source.key) for source in opened.sources)
+        return tuple(key for key, name in found if _within_layer(name) not in known)
 
     def preset_of(self, dimensions: Mapping[str, int]) -> str | None:
         """Return the preset with these dimensions, if there is one."""

@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -154,6 +154,12 @@ class _RandomWeights:
     def bytes_of(self, name: str) -> int:
         return math.prod(self.shapes[name]) * self.dtype.itemsize
 
+    @property
+    def without_companions(self) -> _RandomWeights:
+        """The weights of the checkpoint itself."""
+        own = {name: shape for name, shape in self.shapes.items() if self.keys.companion_of(name) is None}
+        return replace(self, shapes=own)
+
     def draw(self, name: str) -> torch.Tensor:
         return random_weight(
             name,
@@ -186,6 +192,12 @@ def _write(path: Path, weights: _RandomWeights) -> None:
     home = path / (form.subfolder or "")
     if is_folder:
         home.mkdir(parents=True)
+    elif any(map(weights.keys.companion_of, weights.shapes)):
+        raise UsageError("weights in several files need a format that is a folder")
+    for companion in weights.keys.companions:
+        own = [name for name in weights.shapes if weights.keys.companion_of(name) is companion]
+        _write_safetensors(home / companion.names[0], weights.keyed(own), weights)
+    weights = weights.without_companions
     if form.container == "sharded":
         _write_sharded(home, weights)
     else:

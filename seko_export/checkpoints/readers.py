@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from seko_export.checkpoints.errors import (
 )
 from seko_export.checkpoints.json_files import read_json
 from seko_export.checkpoints.pickles import SCANNED_BYTES, globals_of_pickle, open_pt, unsafe_pickle
-from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource, shown
+from seko_export.checkpoints.sources import Companion, Layout, OpenedFiles, TensorSource, shown
 
 _MAX_SAFETENSORS_HEADER = 100_000_000  # bytes; the format's own limit
 _SAFETENSORS_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -45,6 +46,27 @@ def open_files(path: Path, layout: Layout) -> OpenedFiles:
     CheckpointError
         A subclass for the cause; see `seko_export.checkpoints.errors`.
     """
+    opened = _open_one(path, layout)
+    for companion in layout.companions:
+        file = companion_file(path, layout, companion)
+        if file is not None:
+            beside = _open_one(file, Layout(layout.formats, (), None, {}), companion.pt_part)
+            opened = replace(
+                opened,
+                file_bytes=opened.file_bytes + beside.file_bytes,
+                sources=(*opened.sources, *beside.sources),
+            )
+    return opened
+
+
+def companion_file(path: Path, layout: Layout, companion: Companion) -> Path | None:
+    """Return a companion's file in the folder of the checkpoint at ``path``, or None."""
+    homes = (path, *(path / name for name in layout.subfolders)) if path.is_dir() else (path.parent,)
+    files = (home / name for home in homes for name in companion.names)
+    return next((file for file in files if file.is_file()), None)
+
+
+def _open_one(path: Path, layout: Layout, optional_part: str | None = None) -> OpenedFiles:
     try:
         if path.is_dir():
             return _open_folder(path, layout)
@@ -58,7 +80,9 @@ def open_files(path: Path, layout: Layout) -> OpenedFiles:
         if _looks_like_safetensors(head):
             return OpenedFiles("safetensors", "all", file_bytes, _open_safetensors(path))
         if head.startswith(b"PK\x03\x04"):
-            return OpenedFiles("pt", layout.pt_part or "all", file_bytes, open_pt(path, layout))
+            return OpenedFiles(
+                "pt", layout.pt_part or "all", file_bytes, open_pt(path, layout, optional_part)
+            )
     except OSError as fault:
         raise CheckpointNotFoundError(f"{path} cannot be read: {fault.strerror or fault}") from fault
     raise _refused_content(path, head, layout)
@@ -67,11 +91,12 @@ def open_files(path: Path, layout: Layout) -> OpenedFiles:
 def _open_folder(folder: Path, layout: Layout) -> OpenedFiles:
     inner = (folder / name for name in layout.subfolders)
     home = folder
-    if not any(folder.glob("*.safetensors*")):
+    beside = {name for companion in layout.companions for name in companion.names}
+    if not any(file.name not in beside for file in folder.glob("*.safetensors*")):
         home = next((one for one in inner if one.is_dir()), folder)
     indices = sorted(home.glob("*.safetensors.index.json"))
     # A shard of nobody's index stays in the list: without its index it is one file among several.
-    files = sorted(home.glob("*.safetensors"))
+    files = sorted(file for file in home.glob("*.safetensors") if file.name not in beside)
     choices = indices or files
     if not choices:
         raise NotACheckpointError(

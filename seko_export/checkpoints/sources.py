@@ -11,6 +11,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Companion:
+    """A file in a checkpoint's folder that holds further weights of the same model, such as an adapter.
+
+    Parameters
+    ----------
+    names : tuple of str
+        Its possible file names; the first that is there is read. None of them is ever taken for the checkpoint itself.
+    parts : tuple of str
+        Its keys are those whose name (the exporter's) contains one of these.
+    pt_part : str or None
+        Entry of a `.pt` that may hold the weights; without that entry the `.pt` holds them directly.
+    """
+
+    names: tuple[str, ...]
+    parts: tuple[str, ...]
+    pt_part: str | None = None
+
+
+@dataclass(frozen=True)
 class Layout:
     """Where files of one kind of model keep its weights.
 
@@ -24,12 +43,15 @@ class Layout:
         Entry of a `.pt` that holds the weights. None: the `.pt` holds them directly.
     pt_parts : mapping of str to str
         Entries that such a `.pt` may have, and the option that selects each.
+    companions : tuple of Companion
+        Further files with weights of the same model.
     """
 
     formats: str
     subfolders: tuple[str, ...]
     pt_part: str | None
     pt_parts: Mapping[str, str] = field(default_factory=dict)
+    companions: tuple[Companion, ...] = ()
 
 
 @dataclass(frozen=True)

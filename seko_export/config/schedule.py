@@ -14,6 +14,10 @@ if TYPE_CHECKING:  # presets with passes of their own are looked at before torch
     from torch import Tensor
 
 
+# What a pass does with its result: fresh noise, a step of Euler's method, or that with latents rounded to bfloat16.
+SAMPLERS = ("renoise", "euler", "euler-bf16")
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Timesteps of the passes of one chunk.
@@ -30,6 +34,8 @@ class Schedule:
         Noise level of each pass, for a model whose timesteps are rounded. Empty: timesteps / 1000.
     renoise_sigmas : tuple of float
         Noise level to which each pass but the last brings its result back. Empty: that of the next pass.
+    sampler : str
+        How a pass's result becomes the next one's latents: one of `SAMPLERS`.
     """
 
     timesteps: tuple[float, ...]
@@ -37,6 +43,7 @@ class Schedule:
     shift: float | None = None
     own_sigmas: tuple[float, ...] = ()
     renoise_sigmas: tuple[float, ...] = ()
+    sampler: str = SAMPLERS[0]
 
     def __post_init__(self) -> None:
         if not self.timesteps or any(not 0.0 < t <= 1000.0 for t in self.timesteps):
@@ -47,6 +54,8 @@ class Schedule:
             raise UsageError(f"context_timestep must lie in [0, 1000], got {self.context_timestep}")
         if self.shift is not None and not (self.shift > 0 and math.isfinite(self.shift)):
             raise UsageError(f"shift must be positive, got {self.shift}")
+        if self.sampler not in SAMPLERS:
+            raise UsageError(f"sampler is {self.sampler!r}, expected one of {', '.join(SAMPLERS)}")
         passes = len(self.timesteps)
         for name, levels, wanted in (
             ("own_sigmas", self.own_sigmas, passes),

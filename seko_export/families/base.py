@@ -146,6 +146,15 @@ class Family(ABC):
         those of text encoder and VAE.
         """
 
+    def tables(self, config: BuildConfig, checkpoint: WeightSource) -> Mapping[str, Tensor]:
+        """Return weights that layers index by pass, ``of_times.NAME`` [passes, ...] on the CPU.
+
+        They are made of the checkpoint and the times; a session whose passes have other times is refused. A family
+        without such tables need not define this.
+        """
+        del config, checkpoint
+        return {}
+
     def golden_inputs(self, config: BuildConfig, chunk: int | None) -> Mapping[str, Tensor]:
         """Return the inputs of a golden chunk for the graph's inputs, by name, [B, *shape] on the CPU.
 

@@ -9,7 +9,12 @@ from typing import Any
 
 import torch
 
-from seko_export.checkpoints.errors import MissingGeneratorError, NotACheckpointError, UnknownModelError
+from seko_export.checkpoints.errors import (
+    AmbiguousCheckpointError,
+    MissingGeneratorError,
+    NotACheckpointError,
+    UnknownModelError,
+)
 from seko_export.checkpoints.json_files import CONFIG_FILE, config_file_of, read_json_object
 from seko_export.checkpoints.load import Checkpoint, load_model
 from seko_export.checkpoints.random import write_random_model
@@ -94,7 +99,8 @@ def recognise_checkpoint(path: Path, *, use_ema: bool = True) -> ModelFile:
         layout = family.keys.layout(use_ema=use_ema)
         try:
             opened = open_files(path, layout)
-        except (MissingGeneratorError, NotACheckpointError) as fault:  # another's may lie elsewhere in it
+        # Another family's may lie elsewhere in it, and of several files one may be the other's companion.
+        except (MissingGeneratorError, NotACheckpointError, AmbiguousCheckpointError) as fault:
             unread = unread or fault
             continue
         told, file, ignored = _config_of(path, layout, family)

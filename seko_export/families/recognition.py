@@ -103,7 +103,7 @@ class Recognised:
     kind : type of ModelConfig
         The family's own, if its models have sizes that others have not, such as the channels of a camera.
     foreign : tuple of str
-        Keys within the layers that the family does not know. Another family that knows all of them is preferred.
+        Keys that the family does not know. Another family that knows all of them is preferred.
     """
 
     family: str

@@ -22,7 +22,8 @@ from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
 from seko_export.families.base import CacheProbe, Family, MediaTensors, ModelGraph, Preset
 from seko_export.families.layers.causal_dit import Embed, attention
-from seko_export.families.layers.layer_pieces import BLOCK, LayerChoice
+from seko_export.families.layers.choice import LayerChoice
+from seko_export.families.layers.layer_pieces import BLOCK
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
 from seko_export.families.layers.weights import BEFORE
 from seko_export.families.recognition import NAMES, Fact, Recognised, Source, stream_facts

@@ -19,7 +19,7 @@ from seko_export.config.stream import PoolConfig
 from seko_export.engines.piece import dtype_name
 from seko_export.errors import UsageError
 from seko_export.families.base import ModelGraph
-from seko_export.families.layers.layer_pieces import ChunkModule, LayerChoice
+from seko_export.families.layers.choice import ChunkModule, LayerChoice, PromptModule
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
 from seko_export.families.registry import graph_of
 from seko_export.goldens.record import eager_engine, eager_session, golden_text
@@ -220,13 +220,30 @@ def test_rows_of_a_pool_have_cameras_of_their_own() -> None:
             session.close()
 
 
-@pytest.mark.parametrize("per", ["prompt", "pass"])
-def test_an_input_that_the_shared_layers_cannot_take_is_refused_at_once(per: str) -> None:
-    camera = InputSpec("camera", (CAMERA,), "float32", "input.camera", per)
+def test_an_input_that_the_shared_layers_cannot_take_is_refused_at_once() -> None:
+    camera = InputSpec("camera", (CAMERA,), "float32", "input.camera", "pass")
     with pytest.raises(
-        UsageError, match=f"input 'camera' is per {per}: the shared layers take inputs per chunk"
+        UsageError, match="input 'camera' is per pass: the shared layers take inputs per chunk"
     ):
         LayerChoice((camera,))
+
+
+def test_an_input_per_prompt_is_taken_by_a_prompt_module_alone() -> None:
+    """In a pool it lies there for all rows, and is turned into what the layers take when it is given."""
+    picture = InputSpec("picture", (CAMERA,), "float32", "input.picture", "prompt")
+    kept = {"seen": ((CAMERA,), torch.float32)}
+    LayerChoice((picture,), prompt_modules=(PromptModule("look", View, ("picture",), lambda _: kept),))
+    chunk = ChunkModule("look", View, ("picture",), lambda _: kept, numbered=True)
+    for choice in (
+        {"chunk_modules": (chunk,)},
+        {"tail_inputs": ("picture",)},
+        {"embed_inputs": ("picture",)},
+    ):
+        with pytest.raises(UsageError, match="input 'picture' is per prompt: only a PromptModule"):
+            LayerChoice((picture,), **choice)
+    often = replace(picture, per="chunk")
+    with pytest.raises(UsageError, match="input 'picture' is per chunk: only a PromptModule"):
+        LayerChoice((often,), prompt_modules=(PromptModule("look", View, ("picture",), lambda _: kept),))
 
 
 def test_an_input_per_session_is_taken_by_a_numbered_module_alone() -> None:

@@ -63,6 +63,7 @@ class EagerStream:
             name: FlatModule(piece) for name, piece in self.pieces.items()
         }
         self.weights = dict(family.weights(self.pieces, wan)) | config.schedule.tables(config.stream)
+        self.weights |= family.tables(config, wan)
         known = known_channels(config.model)
         for name, scale in config.kv.calibrate(known, known).items():
             self.weights |= {f"blocks.{layer}.kv.{name}": scale for layer in range(config.model.layers)}

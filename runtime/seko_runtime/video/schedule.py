@@ -15,6 +15,7 @@ from seko_runtime.format.manifest import Manifest, Schedule
 
 MAX_PASSES = 1024  # as a manifest may say
 LAST_TIME = 1000.0  # the time of pure noise
+OF_TIMES = "of_times."  # in front of weights that a build computed for the times of its passes, an entry each
 
 
 def warped_timesteps(steps: int | Sequence[float], shift: float) -> tuple[float, ...]:
@@ -126,8 +127,8 @@ def rescheduled(
     Raises
     ------
     UsageError
-        If the artifact states no shift and none is given, its engines do not read timesteps from a table, or it has a
-        cache for each pass and another number is asked for.
+        If the artifact states no shift and none is given, its engines do not read timesteps from a table or read
+        other tables that were made for its times, or it has a cache for each pass and another number is asked for.
     """
     old = manifest.schedule
     shift = old.shift if shift is None else shift
@@ -143,6 +144,12 @@ def rescheduled(
     own = {weight.name for weight in manifest.weights} & set(tables)
     if "schedule.timestep" not in own:
         raise UsageError("this artifact has no table schedule.timestep, so its passes cannot be changed")
+    made = sorted(weight.name for weight in manifest.weights if weight.name.startswith(OF_TIMES))
+    if made and timesteps != old.timesteps:
+        raise UsageError(
+            f"{', '.join(made)} was computed for the times of this artifact's passes, so they cannot be changed; "
+            "leave out steps and shift"
+        )
     weights = tuple(
         replace(weight, shape=tables[weight.name].shape) if weight.name in own else weight
         for weight in manifest.weights

@@ -116,9 +116,8 @@ class Embed(nn.Module):
         """
         latents = self.beside(latents, given or {})
         patches = patchify(latents).to(self.patch_embedding.weight.dtype)  # [B, T, C*4]
-        hidden = self.patch_embedding(patches)
-        clean = is_conditioning(given_frames, frames.shape[1])  # [B, F]
-        timestep = torch.where(clean, context_timestep, timestep)
+        hidden = self.tokens(patches, frames)
+        timestep = self.times(timestep, frames, given_frames, context_timestep)
         time = self.time_embedding(sinusoid(timestep, self.model.freq_dim))  # [B, F, d]
         modulation = self.time_projection(time).unflatten(-1, (6, self.model.dim))
         positions = chunk_positions(
@@ -134,6 +133,18 @@ class Embed(nn.Module):
         del given
         return latents
 
+    def tokens(self, patches: Tensor, frames: Tensor) -> Tensor:
+        """Return the embedded patches [B, T, d], from [B, T, C*4]; ``frames`` [B, F] are negative before the stream."""
+        del frames
+        embedded: Tensor = self.patch_embedding(patches)
+        return embedded
+
+    def times(
+        self, timestep: Tensor, frames: Tensor, given_frames: Tensor, context_timestep: Tensor
+    ) -> Tensor:
+        """Return the time [B, F] of each frame: that of the pass, and of conditioning frames the context timestep."""
+        return torch.where(is_conditioning(given_frames, frames.shape[1]), context_timestep, timestep)
+
 
 class BlockWeights(nn.Module):
     """The parameters of one transformer layer, shared by its plain and fused implementations.
@@ -143,6 +154,8 @@ class BlockWeights(nn.Module):
     after_attention, tail : nn.Module or None
         What the family puts behind self-attention and behind the feed-forward. Each maps the hidden state [B, T, d],
         with the tensors that `LayerChoice` names for it, [B, ...] each, to the next hidden state.
+    beside_text : tuple of str
+        Names of keys and values that cross-attention attends to beside the text, or nothing.
     """
 
     groups: tuple[str, ...] = ("caches", "scales", "places", "given")  # arguments that are mappings
@@ -168,10 +181,32 @@ class BlockWeights(nn.Module):
         )
         self.after_attention: nn.Module | None = None
         self.tail: nn.Module | None = None
+        self.beside_text: tuple[str, ...] = ()
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Return [..., H, D] from [..., d]."""
         return x.reshape(*x.shape[:-1], self.model.heads, self.model.head_dim)
+
+    def cross_attend(
+        self,
+        q: Tensor,
+        text_k: Tensor,
+        text_v: Tensor,
+        given: Mapping[str, Tensor],
+        rows: Tensor | None,
+    ) -> Tensor:
+        """Return the attention of q [B, T, H, D] to the text, and what `beside_text` names added, as [B, T, d].
+
+        Keys and values are [B, N, H, D]; with ``rows`` [B] those of a pool's rows, from which they are selected.
+        """
+        pairs = [(text_k, text_v)]
+        if self.beside_text:
+            k, v = (given[name] for name in self.beside_text)
+            pairs.append((k, v))
+        if rows is not None:
+            pairs = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in pairs]
+        made = [attention(q, k, v, bias=None) for k, v in pairs]
+        return made[0] if len(made) == 1 else made[0] + made[1]
 
 
 class Block(BlockWeights):
@@ -234,7 +269,7 @@ class Block(BlockWeights):
         rows : Tensor, optional
             [B] int64, only in a pool: the pool row of each batch index, for the caches, ``text_k`` and ``text_v``.
         given : mapping of str to Tensor, optional
-            The tensors that `after_attention` and `tail` take.
+            The tensors that `after_attention`, `tail` and `beside_text` take.
 
         Returns
         -------
@@ -256,7 +291,6 @@ class Block(BlockWeights):
         if rows is not None:
             held = text_k.shape[0]
             caches = {name: rows_of(cache, rows, len(cache) // held) for name, cache in caches.items()}
-            text_k, text_v = text_k.index_select(0, rows), text_v.index_select(0, rows)
             token_index = token_index_of_call(token_index, rows, self.stream)
         y = self.self_attn.o(self._attend(q, own, token_index, caches, scales, places, valid_tokens))
         hidden = gated_residual(hidden, y, gate_1)
@@ -264,7 +298,7 @@ class Block(BlockWeights):
             hidden = self.after_attention(hidden, given or {})
 
         q = rms_norm(self.cross_attn.q(self._affine_norm(hidden).to(dtype)), self.cross_attn.norm_q)
-        y = attention(self.split_heads(q).to(dtype), text_k, text_v, bias=None)
+        y = self.cross_attend(self.split_heads(q).to(dtype), text_k, text_v, given or {}, rows)
         hidden = hidden + self.cross_attn.o(y)
 
         x = modulate(self._plain_norm(hidden), shift_2, scale_2).to(dtype)

@@ -24,7 +24,6 @@ from seko_export.config.stream import StreamConfig
 from seko_export.families.layers.causal_dit import (
     BlockWeights,
     RmsNormWeight,
-    attention,
     rms_norm,
     window_attention,
 )
@@ -141,7 +140,7 @@ class FusedLayer(BlockWeights):
         token_index : Tensor, optional
             [B*T] int64 from `Embed`, if the layer writes its K and V.
         given : mapping of str to Tensor, optional
-            The tensors that `after_attention` and `tail` take.
+            The tensors that `after_attention`, `tail` and `beside_text` take.
 
         Returns
         -------
@@ -164,8 +163,6 @@ class FusedLayer(BlockWeights):
         )
         qkv = self._matmul(self.self_attn.qkv, x, dtype)  # [B, T, 3*d]
         held = text_k.shape[0]  # rows of the caches
-        if rows is not None:
-            text_k, text_v = text_k.index_select(0, rows), text_v.index_select(0, rows)
         past = Past(valid_tokens, caches, scales, places, window, rows, held)
         y = self._attend(qkv, cos, sin, past, write_slots, token_index)
         y = self._matmul(self.self_attn.o, self._as_rows(y.to(dtype)), dtype)
@@ -180,7 +177,7 @@ class FusedLayer(BlockWeights):
         )
 
         q = rms_norm(self._matmul(self.cross_attn.q, x, dtype), self.cross_attn.norm_q)
-        y = attention(self.split_heads(q).to(dtype), text_k, text_v, bias=None)
+        y = self.cross_attend(self.split_heads(q).to(dtype), text_k, text_v, given or {}, rows)
         y = self._matmul(self.cross_attn.o, self._as_rows(y), dtype)
         hidden, x = ops.residual_norm_modulate(
             hidden, y, shift_scale_gate, SHIFT_2, SCALE_2, eps, fp8=self.fp8

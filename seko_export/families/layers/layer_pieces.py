@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import nn
 
 from seko_export.config.build import BuildConfig
-from seko_export.config.model import ModelConfig
 from seko_export.config.stream import LayerGroup
 from seko_export.engines.key import EngineKey
-from seko_export.engines.piece import Argument, Piece, dtype_name, on_meta
-from seko_export.errors import UsageError
-from seko_export.families.layers.causal_dit import Block, Embed
+from seko_export.engines.piece import Argument, Piece, on_meta
+from seko_export.families.layers.causal_dit import Block
+from seko_export.families.layers.choice import LAYER, LayerChoice, caller_arguments
 from seko_export.families.layers.fused_block import FusedBlock, KeysAndValues, LastUpdate, RowFusedBlock
 from seko_export.families.layers.past_window import PastWindow, WindowExpand
 from seko_export.families.layers.ring_positions import RingPositions
 from seko_export.families.layers.rotary import side_channels
-from seko_runtime.format.manifest import Buffer, InputSpec
 
-LAYER = "blocks.{layer}."
 SLOT_FRAMES = "kv.slot_frames"
 # Roles of engines: a layer; the residual between the last fused layer and the head; a chunk's positions in the caches;
 # what fills a layer's resident window. These names, and `places.` and `given.` in front of an engine's inputs, stand in
@@ -31,173 +28,6 @@ BLOCK, LAST_UPDATE, RING_POSITIONS, WINDOW = "block", "last_update", "places", "
 # Variants of a block: for rows whose caches are full; of fused layers those of the context pass, its last layer, and
 # layers that `--fp8-except` names.
 FULL, CONTEXT, LAST, WIDE = "full", "context", "last", "wide"
-SESSION = "session"  # how often an input is given
-CHUNK = "chunk"  # role of the engines of a family's chunk modules, and in front of their buffers
-
-
-def no_module(model: ModelConfig, dtype: torch.dtype) -> None:
-    """Return no module: nothing is added there."""
-    del model, dtype
-
-
-@dataclass(frozen=True)
-class ChunkModule:
-    """A module of the family that runs once per chunk, before the first pass: what it returns is kept for all passes.
-
-    A rebuilt cache runs it again for each kept chunk, with the inputs of that chunk.
-
-    Parameters
-    ----------
-    name : str
-        Its engine is ``chunk_NAME``, its weights ``NAME.`` or, once per layer, ``blocks.{layer}.NAME.``.
-    make : callable
-        Returns the module of a build. Its `groups` is ``("given",)``: it takes a mapping.
-    takes : tuple of str
-        Names of the caller's inputs, and of the outputs of modules before it.
-    outputs : callable
-        Returns, for a build, the shape of a row and the dtype of each output by its name.
-    per_layer : bool
-        Whether it runs, and keeps outputs, once per layer. The embedding cannot take such outputs.
-    numbered : bool
-        Whether it also takes ``frames`` [B, F] int64, the absolute latent-frame numbers, and in a pool ``rows`` [B]
-        int64. Only such a module takes inputs per session: they lie there for all rows of the pool.
-    """
-
-    name: str
-    make: Callable[[BuildConfig], nn.Module]
-    takes: tuple[str, ...]
-    outputs: Callable[[BuildConfig], Mapping[str, tuple[tuple[int, ...], torch.dtype]]]
-    per_layer: bool = False
-    numbered: bool = False
-
-
-@dataclass(frozen=True)
-class LayerChoice:
-    """What a family changes about the shared layers.
-
-    Parameters
-    ----------
-    inputs : tuple of InputSpec
-        The caller's inputs per chunk or session; each gets a buffer of role ``chunk`` or ``prompt``.
-    embed : type of Embed
-        A subclass may override `beside` to concatenate inputs to the latents.
-    embed_inputs, after_attention_inputs, tail_inputs : tuple of str
-        Names of the inputs, and of outputs of ``chunk_modules``, for the embedding and for the two modules.
-    after_attention, tail : callable
-        Return, for a model and dtype, the module behind self-attention or behind the feed-forward of every layer (see
-        `BlockWeights`), or None. Without one, fused layers add the residual in the next norm.
-    chunk_modules : tuple of ChunkModule
-        Modules that run once per chunk, in order.
-
-    Raises
-    ------
-    UsageError
-        If an input is per prompt or pass, which the shared layers have no place for; or if one per session is taken
-        by other than numbered chunk modules.
-    """
-
-    inputs: tuple[InputSpec, ...] = ()
-    embed: type[Embed] = Embed
-    embed_inputs: tuple[str, ...] = ()
-    tail: Callable[[ModelConfig, torch.dtype], nn.Module | None] = no_module
-    tail_inputs: tuple[str, ...] = ()
-    after_attention: Callable[[ModelConfig, torch.dtype], nn.Module | None] = no_module
-    after_attention_inputs: tuple[str, ...] = ()
-    chunk_modules: tuple[ChunkModule, ...] = ()
-
-    def __post_init__(self) -> None:
-        plain = {name for one in self.chunk_modules if not one.numbered for name in one.takes}
-        plain |= {*self.embed_inputs, *self.layer_inputs}
-        for one in self.inputs:
-            if one.per not in ("chunk", SESSION):
-                raise UsageError(
-                    f"input {one.name!r} is per {one.per}: the shared layers take inputs per chunk or session; make "
-                    "buffers and arguments of another in the family's own graph"
-                )
-            if one.per == SESSION and one.name in plain:
-                raise UsageError(
-                    f"input {one.name!r} is per session, for all rows of a pool: only a numbered ChunkModule takes it"
-                )
-
-    @property
-    def layer_inputs(self) -> tuple[str, ...]:
-        """What every layer takes, each once."""
-        return tuple(dict.fromkeys((*self.after_attention_inputs, *self.tail_inputs)))
-
-
-PLAIN = LayerChoice()
-
-
-def caller_arguments(
-    config: BuildConfig, bucket: int | None, choice: LayerChoice, names: tuple[str, ...]
-) -> tuple[Argument, ...]:
-    """Return an engine's arguments for inputs of the caller and outputs of chunk modules, for the rows of a call."""
-    rows, part = bucket or config.stream.batch, "" if bucket is None else "[bucket]"
-    known = {
-        one.name: Argument(
-            f"given.{one.name}",
-            f"buffer:{one.buffer}{part if one.per == 'chunk' else ''}",
-            (rows if one.per == "chunk" else config.slots, *one.shape),
-            getattr(torch, one.dtype),
-        )
-        for one in choice.inputs
-    }
-    for module in choice.chunk_modules:
-        known |= {one.name.removeprefix("given."): one for one in _outputs(config, bucket, module)}
-    return tuple(known[name] for name in names)
-
-
-def chunk_module_pieces(
-    config: BuildConfig, bucket: int | None, choice: LayerChoice, numbers: tuple[Argument, ...]
-) -> list[Piece]:
-    """Return the engines of the family's chunk modules, in the order in which they run; ``numbers`` are the arguments
-    of frames and, in a pool, rows.
-    """
-    m = config.model
-    return [
-        Piece(
-            EngineKey(CHUNK, bucket=bucket, variant=(one.name,)),
-            on_meta(partial(one.make, config)),
-            f"{LAYER if one.per_layer else ''}{one.name}.",
-            m.layers if one.per_layer else 0,
-            (*caller_arguments(config, bucket, choice, one.takes), *(numbers if one.numbered else ())),
-            tuple(
-                replace(output, name=output.name.removeprefix("given."))
-                for output in _outputs(config, bucket, one)
-            ),
-        )
-        for one in choice.chunk_modules
-    ]
-
-
-def input_buffers(config: BuildConfig, choice: LayerChoice) -> list[Buffer]:
-    """Return the buffers of the caller's inputs."""
-    return [
-        Buffer(one.buffer, (config.slots, *one.shape), one.dtype, "prompt", False)
-        if one.per == SESSION
-        else Buffer(one.buffer, (config.call_rows, *one.shape), one.dtype, "chunk", False)
-        for one in choice.inputs
-    ]
-
-
-def chunk_module_buffers(config: BuildConfig, choice: LayerChoice) -> list[Buffer]:
-    """Return the buffers in which the outputs of chunk modules are kept."""
-    m, kept = config.model, []
-    for module in choice.chunk_modules:
-        layers = (m.layers,) if module.per_layer else ()
-        for name, (shape, dtype) in module.outputs(config).items():
-            whole = (*layers, config.call_rows, *shape)
-            kept.append(Buffer(f"{CHUNK}.{name}", whole, dtype_name(dtype), "state", module.per_layer))
-    return kept
-
-
-def _outputs(config: BuildConfig, bucket: int | None, module: ChunkModule) -> tuple[Argument, ...]:
-    rows, part = bucket or config.stream.batch, "" if bucket is None else "[bucket]"
-    layer = "[layer]" if module.per_layer else ""
-    return tuple(
-        Argument(f"given.{name}", f"buffer:{CHUNK}.{name}{layer}{part}", (rows, *shape), dtype)
-        for name, (shape, dtype) in module.outputs(config).items()
-    )
 
 
 class LayerArguments:
@@ -226,7 +56,10 @@ class LayerArguments:
         choice: LayerChoice,
     ) -> None:
         self._config, self._group, self._bucket = config.of_layer_group(group), group, bucket
-        self._choice, self._caller = choice, caller_arguments(config, bucket, choice, choice.layer_inputs)
+        self._choice, self._caller = (
+            choice,
+            caller_arguments(config, bucket, choice, (*choice.layer_inputs, *choice.beside_text)),
+        )
         self._among = group.layers if len(config.layer_groups) > 1 else ()
         m, s, kv = config.model, self._config.stream, self._config.kv
         b, f, held = bucket or s.batch, s.chunk_frames, config.slots
@@ -383,6 +216,7 @@ class LayerArguments:
         m, dtype = self._config.model, self._config.dtype
         block.after_attention = self._choice.after_attention(m, dtype)  # type: ignore[assignment]
         block.tail = self._choice.tail(m, dtype)  # type: ignore[assignment]
+        block.beside_text = self._choice.beside_text  # type: ignore[assignment]
         return block
 
     def _key(self, role: str, *variant: str) -> EngineKey:

@@ -16,30 +16,34 @@ from seko_export.config.build import BuildConfig
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, FlatModule, Piece, dtype_name, on_meta
 from seko_export.families.layers.causal_dit import Head, Prompt, PromptKv
+from seko_export.families.layers.choice import (
+    CHUNK,
+    LAYER,
+    PLAIN,
+    PROMPT,
+    LayerChoice,
+    caller_arguments,
+    chunk_module_pieces,
+    input_buffers,
+    module_buffers,
+    prompt_module_pieces,
+)
 from seko_export.families.layers.layer_pieces import (
     BLOCK,
-    CHUNK,
     CONTEXT,
     FULL,
     LAST,
     LAST_UPDATE,
-    LAYER,
-    PLAIN,
     RING_POSITIONS,
     SLOT_FRAMES,
     WIDE,
     WINDOW,
     LayerArguments,
-    LayerChoice,
     cache_name,
-    caller_arguments,
-    chunk_module_buffers,
-    chunk_module_pieces,
-    input_buffers,
     last_update,
     resident_windows,
 )
-from seko_export.families.layers.sampler import Advance, Noise
+from seko_export.families.layers.sampler import ADVANCE, Noise
 from seko_export.media.pieces import MEDIA_PROGRAMS, media_buffers, media_pieces
 from seko_runtime.executor.buffers_check import (
     CALL_ROWS,
@@ -66,7 +70,7 @@ def make_pieces(config: BuildConfig, choice: LayerChoice = PLAIN) -> dict[str, P
     """Return every engine of a build by its key, modules on the meta device; ``choice`` is the family's."""
     buckets: tuple[int | None, ...] = (None,) if config.pool is None else config.pool.buckets
     pieces = [piece for bucket in buckets for piece in _chunk_pieces(config, bucket, choice)]
-    pieces += _prompt_pieces(config) + media_pieces(config)
+    pieces += _prompt_pieces(config) + prompt_module_pieces(config, choice) + media_pieces(config)
     return {piece.name: piece for piece in pieces}
 
 
@@ -129,6 +133,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) 
     rope_cos_sin = tuple(Argument(x, f"value:{x}", (b, t, m.head_dim // 2), f32) for x in ("cos", "sin"))
     groups = [LayerArguments(config, group, bucket, rope_cos_sin, choice) for group in config.layer_groups]
     main, windows = groups[0], [one for one in groups if one.window]
+    advance = ADVANCE[config.schedule.sampler]
 
     return [
         Piece(
@@ -168,7 +173,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) 
         ),
         Piece(
             EngineKey("noise", bucket=bucket),
-            Noise(m, s),
+            Noise(m, s, rounded=advance.rounded),
             "",
             0,
             (
@@ -183,7 +188,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) 
         ),
         Piece(
             EngineKey("advance", bucket=bucket),
-            Advance(m, s),
+            advance(m, s),
             "",
             0,
             (
@@ -191,9 +196,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) 
                 velocity,
                 Argument("sigma", "weight:schedule.sigma[pass]", (1,), f32),
                 Argument("sigma_next", "weight:schedule.sigma_next[pass]", (1,), f32),
-                seeds,
-                frames,
-                draw,
+                *((seeds, frames, draw) if advance.draws else ()),
                 given_frames,
             ),
             (latents,),
@@ -204,7 +207,8 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) 
 def make_programs(pieces: Mapping[str, Piece]) -> dict[str, tuple[Call, ...]]:
     """Return the programs that the runtime runs for each prompt, chunk, pass and decoded row."""
     by_key = {piece.key: piece for piece in pieces.values()}
-    programs = {ProgramKey("prompt"): _calls(by_key, EngineKey("prompt"), EngineKey("prompt_kv"))}
+    once = [key for key in by_key if key.role == PROMPT and key.variant]
+    programs = {ProgramKey("prompt"): _calls(by_key, EngineKey("prompt"), EngineKey("prompt_kv"), *once)}
     for bucket in (key.bucket for key in by_key if key.role == "embed"):
         programs |= _chunk_programs(by_key, bucket)
     programs |= {
@@ -318,7 +322,7 @@ def make_buffers(config: BuildConfig, choice: LayerChoice = PLAIN) -> tuple[Buff
         Buffer(CONDITIONING_FRAMES, (b,), "int64", "chunk", False),
         *([] if config.pool is None else [Buffer(CALL_ROWS, (b,), "int64", "chunk", False)]),
         *input_buffers(config, choice),
-        *chunk_module_buffers(config, choice),
+        *module_buffers(config, choice),
         Buffer(CONDITIONING_LATENTS, (held, *latent), "float32", "prompt", False),
         *([Buffer(REFERENCE_LATENTS, reference, "float32", "prompt", False)] if s.reference_frames else []),
         *(

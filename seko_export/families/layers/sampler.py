@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from seko_export.config.model import ModelConfig
+from seko_export.config.schedule import SAMPLERS
 from seko_export.config.stream import StreamConfig
 from seko_export.families.layers.causal_dit import is_conditioning
 from seko_kernels.ops import stand_in
@@ -24,10 +25,11 @@ _WORD = 0xFFFFFFFF
 
 
 class Noise(nn.Module):
-    """The chunk's initial latents: noise, except for conditioning frames."""
+    """The chunk's initial latents: noise, except for conditioning frames; with ``rounded`` in steps of bfloat16."""
 
-    def __init__(self, model: ModelConfig, stream: StreamConfig) -> None:
+    def __init__(self, model: ModelConfig, stream: StreamConfig, *, rounded: bool = False) -> None:
         super().__init__()
+        self.rounded = rounded
         self.latent_shape = (model.out_channels, stream.latent_height, stream.latent_width)
 
     def forward(
@@ -60,7 +62,8 @@ class Noise(nn.Module):
         still = is_conditioning(given_frames, frames.shape[1])[:, None, :, None, None]
         if rows is not None:
             given_latents = given_latents.index_select(0, rows)
-        return torch.where(still, given_latents, gaussian(seeds, frames, draw, self.latent_shape))
+        noise = gaussian(seeds, frames, draw, self.latent_shape)
+        return torch.where(still, given_latents, noise.bfloat16().float() if self.rounded else noise)
 
 
 class Advance(nn.Module):
@@ -68,7 +71,16 @@ class Advance(nn.Module):
 
     ``x0 = x - sigma*v``, then ``(1 - sigma')*x0 + sigma'*noise``. In the last pass sigma' is 0, which leaves clean
     latents. Conditioning frames are not changed.
+
+    Attributes
+    ----------
+    draws : bool
+        Whether it takes what selects the noise: ``seeds``, ``frames`` and ``draw``.
+    rounded : bool
+        Whether latents, the first noise included, are rounded to bfloat16 between the passes.
     """
+
+    draws, rounded = True, False
 
     def __init__(self, model: ModelConfig, stream: StreamConfig) -> None:
         super().__init__()
@@ -102,6 +114,38 @@ class Advance(nn.Module):
         clean = latents - sigma * velocity
         noise = gaussian(seeds, frames, draw, self.latent_shape)
         return torch.where(still, latents, (1 - sigma_next) * clean + sigma_next * noise)
+
+
+class EulerAdvance(nn.Module):
+    """One step of Euler's method without fresh noise: ``x + (sigma' - sigma)*v``, as in LightX2V.
+
+    Conditioning frames are not changed. Attributes as of `Advance`.
+    """
+
+    draws, rounded = False, False
+
+    def __init__(self, model: ModelConfig, stream: StreamConfig) -> None:
+        super().__init__()
+        del model, stream
+
+    def forward(
+        self, latents: Tensor, velocity: Tensor, sigma: Tensor, sigma_next: Tensor, given_frames: Tensor
+    ) -> Tensor:
+        """Return the next latents [B, C, F, h, w] float32; parameters as `Advance.forward`."""
+        still = is_conditioning(given_frames, latents.shape[2])[:, None, :, None, None]
+        after = latents + (sigma_next - sigma) * velocity
+        return torch.where(still, latents, after.bfloat16().float() if self.rounded else after)
+
+
+class RoundedEulerAdvance(EulerAdvance):
+    """`EulerAdvance` with latents rounded to bfloat16 behind each pass, as LightX2V's scheduler keeps them."""
+
+    rounded = True
+
+
+ADVANCE: dict[str, type[Advance] | type[EulerAdvance]] = dict(
+    zip(SAMPLERS, (Advance, EulerAdvance, RoundedEulerAdvance), strict=True)
+)
 
 
 def gaussian(seeds: Tensor, frames: Tensor, draw: Tensor, latent_shape: tuple[int, int, int]) -> Tensor:

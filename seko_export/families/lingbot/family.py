@@ -15,7 +15,8 @@ from seko_export.config.model import ModelConfig
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
 from seko_export.families.base import CacheProbe, Family, MediaTensors, ModelGraph, Preset
-from seko_export.families.layers.layer_pieces import BLOCK, SESSION, ChunkModule, LayerChoice
+from seko_export.families.layers.choice import SESSION, ChunkModule, LayerChoice
+from seko_export.families.layers.layer_pieces import BLOCK
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
 from seko_export.families.layers.weights import model_weights
 from seko_export.families.lingbot import camera, condition

@@ -1,0 +1,271 @@
+"""What a family adds to the shared layers: inputs of the caller, modules of its own, tables by pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+from torch import nn
+
+from seko_export.config.build import BuildConfig
+from seko_export.config.model import ModelConfig
+from seko_export.engines.key import EngineKey
+from seko_export.engines.piece import Argument, Piece, dtype_name, on_meta
+from seko_export.errors import UsageError
+from seko_export.families.layers.causal_dit import Embed
+from seko_runtime.format.manifest import Buffer, InputSpec
+from seko_runtime.video.schedule import OF_TIMES
+
+LAYER = "blocks.{layer}."
+SESSION = "session"  # how often an input is given
+# Role of the engines of a family's chunk modules and of its prompt modules, and in front of their buffers.
+CHUNK, PROMPT = "chunk", "prompt"
+Outputs = Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # shape of a row and dtype, by name
+
+
+def no_module(model: ModelConfig, dtype: torch.dtype) -> None:
+    """Return no module: nothing is added there."""
+    del model, dtype
+
+
+@dataclass(frozen=True)
+class FamilyModule:
+    """A module of the family that runs before the passes of a chunk: what it returns is kept for all of them.
+
+    Parameters
+    ----------
+    name : str
+        Its engine is ``chunk_NAME`` or ``prompt_NAME``, its weights ``NAME.`` or, once per layer,
+        ``blocks.{layer}.NAME.``.
+    make : callable
+        Returns the module of a build. Its `groups` is ``("given",)``: it takes a mapping.
+    takes : tuple of str
+        Names of the caller's inputs, and of the outputs of modules before it.
+    outputs : callable
+        Returns, for a build, the shape of a row and the dtype of each output by its name.
+    per_layer : bool
+        Whether it runs, and keeps outputs, once per layer. The embedding cannot take such outputs.
+    """
+
+    name: str
+    make: Callable[[BuildConfig], nn.Module]
+    takes: tuple[str, ...]
+    outputs: Callable[[BuildConfig], Outputs]
+    per_layer: bool = False
+
+
+@dataclass(frozen=True)
+class ChunkModule(FamilyModule):
+    """A module that runs once per chunk. A rebuilt cache runs it again for each kept chunk, with that chunk's inputs.
+
+    Parameters
+    ----------
+    numbered : bool
+        Whether it also takes ``frames`` [B, F] int64, the absolute latent-frame numbers, and in a pool ``rows`` [B]
+        int64. Only such a module takes inputs per session: they lie there for all rows of the pool.
+    """
+
+    numbered: bool = False
+
+
+@dataclass(frozen=True)
+class PromptModule(FamilyModule):
+    """A module that runs once per prompt, behind the text's keys and values, in a pool for one row at a time.
+
+    It takes inputs per prompt, and its tensors have no leading row in a pool. The layers get its outputs for all rows
+    of a pool.
+    """
+
+
+@dataclass(frozen=True)
+class LayerChoice:
+    """What a family changes about the shared layers.
+
+    Parameters
+    ----------
+    inputs : tuple of InputSpec
+        The caller's inputs per chunk, prompt or session; each gets a buffer of role ``chunk`` or ``prompt``.
+    embed : type of Embed
+        A subclass may override `beside` to concatenate inputs to the latents, `tokens` to embed frames before the
+        stream in another way, and `times` to set the time of each frame.
+    embed_inputs, after_attention_inputs, tail_inputs : tuple of str
+        Names of the inputs, of outputs of ``chunk_modules`` and of ``pass_tables``, for the embedding and for the two
+        modules.
+    after_attention, tail : callable
+        Return, for a model and dtype, the module behind self-attention or behind the feed-forward of every layer (see
+        `BlockWeights`), or None. Without one, fused layers add the residual in the next norm.
+    chunk_modules : tuple of ChunkModule
+        Modules that run once per chunk, in order.
+    prompt_modules : tuple of PromptModule
+        Modules that run once per prompt, in order.
+    beside_text : tuple of str
+        Outputs of ``prompt_modules`` per layer, keys and values [N, H, D]: the queries of cross-attention attend to
+        them too, in a softmax of its own, and the two results are added. Empty: to the text alone.
+    pass_tables : mapping of str to shape and dtype
+        Weights ``of_times.NAME`` [passes, *shape] that `Family.tables` makes; a layer gets the entry of its pass.
+        Such a build has no context pass.
+
+    Raises
+    ------
+    UsageError
+        If an input is per pass, which the shared layers have no place for; or if one per session is taken by other
+        than numbered chunk modules, or one per prompt by other than prompt modules.
+    """
+
+    inputs: tuple[InputSpec, ...] = ()
+    embed: type[Embed] = Embed
+    embed_inputs: tuple[str, ...] = ()
+    tail: Callable[[ModelConfig, torch.dtype], nn.Module | None] = no_module
+    tail_inputs: tuple[str, ...] = ()
+    after_attention: Callable[[ModelConfig, torch.dtype], nn.Module | None] = no_module
+    after_attention_inputs: tuple[str, ...] = ()
+    chunk_modules: tuple[ChunkModule, ...] = ()
+    prompt_modules: tuple[PromptModule, ...] = ()
+    beside_text: tuple[str, ...] = ()
+    pass_tables: Outputs = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        plain = {name for one in self.chunk_modules if not one.numbered for name in one.takes}
+        plain |= {*self.embed_inputs, *self.layer_inputs}
+        chunk = {name for one in self.chunk_modules for name in one.takes}
+        prompt = {name for one in self.prompt_modules for name in one.takes}
+        for one in self.inputs:
+            if one.per not in ("chunk", PROMPT, SESSION):
+                raise UsageError(
+                    f"input {one.name!r} is per {one.per}: the shared layers take inputs per chunk, prompt or session; "
+                    "make buffers and arguments of another in the family's own graph"
+                )
+            if one.per == SESSION and one.name in plain | prompt:
+                raise UsageError(
+                    f"input {one.name!r} is per session, for all rows of a pool: only a numbered ChunkModule takes it"
+                )
+            if (one.per == PROMPT and one.name in plain | chunk) or (
+                one.per == "chunk" and one.name in prompt
+            ):
+                raise UsageError(
+                    f"input {one.name!r} is per {one.per}: only a PromptModule takes inputs per prompt, and no others"
+                )
+
+    @property
+    def layer_inputs(self) -> tuple[str, ...]:
+        """What every layer takes besides keys and values, each once."""
+        return tuple(dict.fromkeys((*self.after_attention_inputs, *self.tail_inputs)))
+
+
+PLAIN = LayerChoice()
+
+
+def caller_arguments(
+    config: BuildConfig, bucket: int | None, choice: LayerChoice, names: tuple[str, ...]
+) -> tuple[Argument, ...]:
+    """Return an engine's arguments for inputs of the caller, outputs of modules and tables, for the rows of a call."""
+    rows, part = bucket or config.stream.batch, "" if bucket is None else "[bucket]"
+    known = {
+        one.name: Argument(
+            f"given.{one.name}",
+            f"buffer:{one.buffer}{part if one.per == 'chunk' else ''}",
+            (rows if one.per == "chunk" else config.slots, *one.shape),
+            getattr(torch, one.dtype),
+        )
+        for one in choice.inputs
+    }
+    for module in choice.chunk_modules:
+        known |= _arguments(config, CHUNK, module, (rows,), part)
+    for prompt in choice.prompt_modules:
+        known |= _arguments(config, PROMPT, prompt, (config.slots,), "")
+    for name, (shape, dtype) in choice.pass_tables.items():
+        known[name] = Argument(f"given.{name}", f"weight:{OF_TIMES}{name}[pass]", shape, dtype)
+    return tuple(known[name] for name in names)
+
+
+def chunk_module_pieces(
+    config: BuildConfig, bucket: int | None, choice: LayerChoice, numbers: tuple[Argument, ...]
+) -> list[Piece]:
+    """Return the engines of the family's chunk modules, in the order in which they run; ``numbers`` are the arguments
+    of frames and, in a pool, rows.
+    """
+    rows, part = bucket or config.stream.batch, "" if bucket is None else "[bucket]"
+    return [
+        _piece(
+            config,
+            EngineKey(CHUNK, bucket=bucket, variant=(one.name,)),
+            one,
+            (*caller_arguments(config, bucket, choice, one.takes), *(numbers if one.numbered else ())),
+            _arguments(config, CHUNK, one, (rows,), part),
+        )
+        for one in choice.chunk_modules
+    ]
+
+
+def prompt_module_pieces(config: BuildConfig, choice: LayerChoice) -> list[Piece]:
+    """Return the engines of the family's prompt modules, in the order in which they run."""
+    rows, row = ((config.stream.batch,), "") if config.pool is None else ((), "[row]")
+    known = {
+        one.name: Argument(
+            f"given.{one.name}", f"buffer:{one.buffer}{row}", (*rows, *one.shape), getattr(torch, one.dtype)
+        )
+        for one in choice.inputs
+        if one.per == PROMPT
+    }
+    pieces = []
+    for one in choice.prompt_modules:
+        made = _arguments(config, PROMPT, one, rows, row)
+        key = EngineKey(PROMPT, variant=(one.name,))
+        pieces.append(_piece(config, key, one, tuple(known[name] for name in one.takes), made))
+        known |= made
+    return pieces
+
+
+def input_buffers(config: BuildConfig, choice: LayerChoice) -> list[Buffer]:
+    """Return the buffers of the caller's inputs."""
+    return [
+        Buffer(one.buffer, (config.call_rows, *one.shape), one.dtype, "chunk", False)
+        if one.per == "chunk"
+        else Buffer(one.buffer, (config.slots, *one.shape), one.dtype, "prompt", False)
+        for one in choice.inputs
+    ]
+
+
+def module_buffers(config: BuildConfig, choice: LayerChoice) -> list[Buffer]:
+    """Return the buffers in which the outputs of the family's modules are kept."""
+    kept = []
+    for role, buffer_role, rows, modules in (
+        (CHUNK, "state", config.call_rows, choice.chunk_modules),
+        (PROMPT, "prompt", config.slots, choice.prompt_modules),
+    ):
+        for module in modules:
+            layers = (config.model.layers,) if module.per_layer else ()
+            for name, (shape, dtype) in module.outputs(config).items():
+                whole = (*layers, rows, *shape)
+                kept.append(Buffer(f"{role}.{name}", whole, dtype_name(dtype), buffer_role, module.per_layer))
+    return kept
+
+
+def _piece(
+    config: BuildConfig,
+    key: EngineKey,
+    module: FamilyModule,
+    inputs: tuple[Argument, ...],
+    outputs: Mapping[str, Argument],
+) -> Piece:
+    return Piece(
+        key,
+        on_meta(partial(module.make, config)),
+        f"{LAYER if module.per_layer else ''}{module.name}.",
+        config.model.layers if module.per_layer else 0,
+        inputs,
+        tuple(replace(output, name=name) for name, output in outputs.items()),
+    )
+
+
+def _arguments(
+    config: BuildConfig, role: str, module: FamilyModule, rows: tuple[int, ...], part: str
+) -> dict[str, Argument]:
+    """Return a module's outputs as arguments of what takes them; ``part`` selects the rows of their buffers."""
+    layer = "[layer]" if module.per_layer else ""
+    return {
+        name: Argument(f"given.{name}", f"buffer:{role}.{name}{layer}{part}", (*rows, *shape), dtype)
+        for name, (shape, dtype) in module.outputs(config).items()
+    }
