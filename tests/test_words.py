@@ -49,6 +49,8 @@ ALLOWED_IN = {
     ("seko_export/families/layers/fused_block.py", "given"): ENGINE_INPUT,
     ("seko_export/families/lingbot/camera.py", "given"): ENGINE_INPUT,
     ("seko_export/families/lingbot/condition.py", "given"): ENGINE_INPUT,
+    ("seko_export/families/seko_talk/audio.py", "given"): ENGINE_INPUT,
+    ("seko_export/families/seko_talk/picture.py", "given"): ENGINE_INPUT,
     ("runtime/seko_runtime/errors.py", "PlanVersionError"): TENSORRT,
     ("seko_export/errors.py", "PlanError"): TENSORRT,
     ("seko_export/errors.py", "PlanFormError"): TENSORRT,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # Folders of this package, each with a `FAMILY` in family.py and `PRESETS` in presets.py; or as `family_named` says.
 # A checkpoint is of the first family that recognises it and knows all keys of its layers. Checkpoints without --preset,
 # `inspect` and random weights reach these families alone.
-FAMILIES: tuple[str, ...] = ("wan", "lingbot")
+FAMILIES: tuple[str, ...] = ("wan", "lingbot", "seko_talk")
 
 
 def family_named(name: str) -> Family:

@@ -157,7 +157,7 @@ def test_its_checkpoint_is_recognised_once_it_is_registered(
 ) -> None:
     path = tmp_path / "toy.safetensors"
     save_file(random_checkpoint(), path)
-    with pytest.raises(UnknownModelError, match=r"known family \(wan, lingbot\)"):
+    with pytest.raises(UnknownModelError, match=r"known family \(wan, lingbot, seko_talk\)"):
         recognise_checkpoint(path)
     monkeypatch.setattr(registry, "FAMILIES", (*registry.FAMILIES, NAME))
     told = recognise_checkpoint(path).recognised

@@ -1,0 +1,195 @@
+"""The audio adapter: features to tokens and each layer's keys and values once a chunk, attention to them in each pass.
+
+Shapes as in `layers.causal_dit`; S speakers, A audio tokens of a latent frame, M features of it. A latent frame's
+tokens see the audio of that frame alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor, nn
+
+from seko_export.config.build import BuildConfig
+from seko_export.config.model import ModelConfig
+from seko_export.engines.weight_source import WeightSource
+from seko_export.families.layers.causal_dit import sinusoid
+from seko_export.families.seko_talk.keys import TIME, talk_model
+from seko_export.families.seko_talk.model import SekoTalkModel
+
+AUDIO, MASKS = "audio", "speaker_masks"  # inputs of the caller
+TOKENS, GATE, TIMES = "audio_tokens", "audio_gate", "audio_times"
+KEYS, VALUES = "audio_k", "audio_v"
+DECODER_EPS = 1e-5  # of torch's decoder layer
+
+
+class AudioTokens(nn.Module):
+    """The chunk's audio features as tokens, and for which tokens of the picture each speaker's audio counts."""
+
+    groups = ("given",)
+
+    def __init__(self, config: BuildConfig) -> None:
+        super().__init__()
+        model, dtype, s = talk_model(config.model), config.dtype, config.stream
+        self.speakers, self.frame_tokens = model.speakers, s.frame_tokens
+        self.proj_in = nn.Linear(model.audio_dim, model.audio_width, dtype=dtype)
+        self.learnable_queries = nn.Parameter(
+            torch.empty(1, model.audio_tokens, model.audio_width, dtype=dtype)
+        )
+        self.transformer_decoder = Decoder(model, dtype)
+
+    def forward(
+        self, given: Mapping[str, Tensor], frames: Tensor, rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the tokens and the gate of a chunk.
+
+        Parameters
+        ----------
+        given : mapping of str to Tensor
+            ``audio`` [B, S, F, M, audio_dim] float32; with several speakers ``speaker_masks`` [B, S, n] float32, in a
+            pool those of all its rows.
+        frames : Tensor
+            [B, F] int64; frames before the stream, the reference picture, have no audio.
+        rows : Tensor, optional
+            [B] int64, only in a pool.
+
+        Returns
+        -------
+        tokens : Tensor
+            [B, S, F, A, width].
+        gate : Tensor
+            [B, S, F, n] float32, 0 or 1: what each token of the picture takes of each speaker's audio.
+        """
+        features = given[AUDIO]
+        batch, speakers, count = features.shape[:3]
+        memory = self.proj_in(features.flatten(0, 2).to(self.proj_in.weight.dtype))  # [B*S*F, M, width]
+        tokens = self.learnable_queries.expand(memory.shape[0], -1, -1)
+        tokens = self.transformer_decoder(tokens, memory)
+        gate = (frames >= 0).float()[:, None, :, None].expand(-1, speakers, -1, self.frame_tokens)
+        if self.speakers > 1:
+            masks = given[MASKS] if rows is None else given[MASKS].index_select(0, rows)
+            gate = gate * masks[:, :, None, :]
+        return tokens.unflatten(0, (batch, speakers, count)), gate.contiguous()
+
+
+class Decoder(nn.Module):
+    """torch's `nn.TransformerDecoder` without a last norm, by its names."""
+
+    def __init__(self, model: SekoTalkModel, dtype: torch.dtype) -> None:
+        super().__init__()
+        sizes = (model.audio_width, model.audio_heads, model.audio_ffn, dtype)
+        self.layers = nn.ModuleList(DecoderLayer(*sizes) for _ in range(model.audio_layers))
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        """Return [N, A, width] of queries [N, A, width] over memory [N, M, width]."""
+        for layer in self.layers:
+            x = layer(x, memory)
+        return x
+
+
+class DecoderLayer(nn.Module):
+    """torch's `nn.TransformerDecoderLayer` with its defaults (norms behind the residuals, ReLU) and its names."""
+
+    def __init__(self, width: int, heads: int, inner: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.heads = heads
+        self.self_attn, self.multihead_attn = _Attention(width, dtype), _Attention(width, dtype)
+        self.linear1 = nn.Linear(width, inner, dtype=dtype)
+        self.linear2 = nn.Linear(inner, width, dtype=dtype)
+        self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width, DECODER_EPS, dtype=dtype) for _ in range(3))
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        """Return [N, A, width] of queries [N, A, width] that attend to themselves and to memory [N, M, width]."""
+        x = self.norm1(x + self.self_attn(x, x, self.heads))
+        x = self.norm2(x + self.multihead_attn(x, memory, self.heads))
+        made: Tensor = self.norm3(x + self.linear2(F.relu(self.linear1(x))))
+        return made
+
+
+class _Attention(nn.Module):
+    """Weights of torch's `nn.MultiheadAttention`, by its names."""
+
+    def __init__(self, width: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * width, width, dtype=dtype))
+        self.in_proj_bias = nn.Parameter(torch.empty(3 * width, dtype=dtype))
+        self.out_proj = nn.Linear(width, width, dtype=dtype)
+
+    def forward(self, x: Tensor, memory: Tensor, heads: int) -> Tensor:
+        """Return [N, A, width] of x [N, A, width] over memory [N, M, width]."""
+        weights, biases = self.in_proj_weight.chunk(3), self.in_proj_bias.chunk(3)
+        q, k, v = (
+            F.linear(one, weight, bias).unflatten(-1, (heads, -1)).transpose(1, 2)
+            for one, weight, bias in zip((x, memory, memory), weights, biases, strict=True)
+        )
+        made: Tensor = self.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return made
+
+
+class AudioKv(nn.Module):
+    """One layer's keys and values of the chunk's audio."""
+
+    groups = ("given",)
+
+    def __init__(self, config: BuildConfig) -> None:
+        super().__init__()
+        model, dtype = talk_model(config.model), config.dtype
+        self.heads = (model.heads, model.head_dim)
+        self.norm_kv = nn.LayerNorm(model.audio_width, model.audio_eps)
+        self.to_kv = nn.Linear(model.audio_width, 2 * model.dim, dtype=dtype)
+
+    def forward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return keys and values, [B, S, F, A, H, D] each, from the tokens [B, S, F, A, width]."""
+        normed = self.norm_kv(given[TOKENS].float()).to(self.to_kv.weight.dtype)
+        k, v = self.to_kv(normed).chunk(2, -1)
+        return k.unflatten(-1, self.heads).contiguous(), v.unflatten(-1, self.heads).contiguous()
+
+
+class AudioAttention(nn.Module):
+    """Attention of one layer to the chunk's audio, behind the feed-forward, gated by the time of the pass."""
+
+    def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model, d = model, model.dim
+        self.to_q = nn.Linear(d, d, dtype=dtype)
+        self.to_out = nn.Linear(d, d, dtype=dtype)
+        self.shift_scale_gate = nn.Parameter(torch.empty(1, 3, d))
+
+    def forward(self, hidden: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+        """Return the next hidden state [B, T, d].
+
+        Parameters
+        ----------
+        hidden : Tensor
+            [B, T, d].
+        given : mapping of str to Tensor
+            ``audio_k`` and ``audio_v`` from `AudioKv`, ``audio_gate`` from `AudioTokens`, and ``audio_times`` [3, d],
+            the row of the pass.
+        """
+        k, v, of_speaker = given[KEYS], given[VALUES], given[GATE]
+        batch, speakers, frames = k.shape[:3]
+        shift, scale, gate = (given[TIMES].float() + self.shift_scale_gate.squeeze(0)).unbind(0)  # [d] each
+        x = F.layer_norm(hidden.float(), (self.model.dim,), eps=1e-6) * (1 + scale) + shift
+        q = self.to_q(x.to(hidden.dtype)).unflatten(1, (frames, -1))  # [B, F, n, d]
+        q = q.flatten(0, 1).unflatten(-1, k.shape[-2:]).transpose(1, 2)  # [B*F, H, n, D]
+        heard = torch.zeros_like(hidden, dtype=torch.float32)
+        for one in range(speakers):
+            own_k, own_v = (x[:, one].flatten(0, 1).transpose(1, 2) for x in (k, v))  # [B*F, H, A, D]
+            seen = F.scaled_dot_product_attention(q, own_k, own_v)  # [B*F, H, n, D]
+            seen = self.to_out(seen.transpose(1, 2).flatten(2)).unflatten(0, (batch, frames)).flatten(1, 2)
+            heard = heard + seen.float() * of_speaker[:, one].flatten(1)[..., None]
+        return (hidden.float() + heard * gate).to(hidden.dtype)
+
+
+def time_table(
+    weights: WeightSource, model: ModelConfig, timesteps: tuple[float, ...], dtype: torch.dtype
+) -> Tensor:
+    """Return [passes, 3, d]: what the adapter's time embedding gives for the time of each pass; shift, scale, gate."""
+    made = sinusoid(torch.tensor(timesteps, dtype=torch.float32), talk_model(model).audio_freq_dim)
+    for at, name in enumerate(("linear_1", "linear_2", "time_proj")):
+        weight, bias = (weights[f"{TIME}.{name}.{leaf}"].to(dtype) for leaf in ("weight", "bias"))
+        made = F.linear((F.silu(made) if at else made).to(dtype), weight, bias)
+    table: Tensor = made.unflatten(-1, (3, model.dim)).contiguous()
+    return table

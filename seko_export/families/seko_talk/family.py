@@ -1,0 +1,195 @@
+"""The family object of Seko-Talk AR; see `families.base.Family`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seko_export.checkpoints.key_table import KeyTable
+from seko_export.checkpoints.sources import OpenedFiles
+from seko_export.config.build import BuildConfig
+from seko_export.engines.piece import Piece
+from seko_export.engines.weight_source import WeightSource
+from seko_export.errors import UsageError
+from seko_export.families.base import CacheProbe, Family, MediaTensors, ModelGraph, Preset
+from seko_export.families.layers.choice import PROMPT, SESSION, ChunkModule, LayerChoice, PromptModule
+from seko_export.families.layers.layer_pieces import BLOCK
+from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
+from seko_export.families.layers.weights import model_weights
+from seko_export.families.recognition import Recognised
+from seko_export.families.seko_talk import audio, picture
+from seko_export.families.seko_talk.keys import IN_LAYER, KEYS, PROJECTOR, talk_model
+from seko_export.families.seko_talk.presets import PRESETS
+from seko_export.families.seko_talk.recognise import recognise
+from seko_export.families.wan.recognise import is_config
+from seko_runtime.format.manifest import InputSpec
+from seko_runtime.video.schedule import OF_TIMES
+
+_PICTURE, _IN_LAYER = "img_emb", "picture"  # prompt modules, whose weights have these names in front
+# A part of the artifact's names, and what the checkpoint has instead: a module's place against a tensor's.
+_NAMES = {
+    f".{_IN_LAYER}.k.": ".cross_attn.k_img.",
+    f".{_IN_LAYER}.v.": ".cross_attn.v_img.",
+    f".{_IN_LAYER}.norm_k.": ".cross_attn.norm_k_img.",
+    ".tail.": f".{IN_LAYER}.",
+}
+
+
+class _CheckpointNames:
+    """A checkpoint's weights by the names of the artifact."""
+
+    def __init__(self, checkpoint: WeightSource) -> None:
+        self._checkpoint = checkpoint
+
+    def __getitem__(self, name: str) -> Tensor:
+        for ours, theirs in _NAMES.items():
+            name = name.replace(ours, theirs, 1)
+        return self._checkpoint[name]
+
+
+class SekoTalkFamily(Family):
+    """Seko-Talk AR: a portrait, text, and the voice of each chunk."""
+
+    name = "seko_talk"
+
+    @property
+    def presets(self) -> Mapping[str, Preset]:
+        """Named defaults, for ``--preset``."""
+        return PRESETS
+
+    @property
+    def keys(self) -> KeyTable:
+        """The original's own names, of the transformer's file and of the adapter's."""
+        return KEYS
+
+    def recognise(self, where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -> Recognised | None:
+        """Return what a checkpoint tells about its model, or None if it is not a Seko-Talk."""
+        return recognise(where, opened, told)
+
+    def is_config(self, told: Mapping[str, Any]) -> bool:
+        """Return whether a config.json may be that of a Seko-Talk model, whose fields are Wan's and some more."""
+        return is_config(told)
+
+    def graph(self, config: BuildConfig) -> ModelGraph:
+        """Return engines, programs, buffers and inputs of a build."""
+        choice = layer_choice(config)
+        pieces = make_pieces(config, choice)
+        return ModelGraph(pieces, make_programs(pieces), make_buffers(config, choice), choice.inputs)
+
+    def weights(
+        self, pieces: Mapping[str, Piece], checkpoint: WeightSource, media: MediaTensors | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the artifact's weights by name."""
+        return model_weights(pieces, _CheckpointNames(checkpoint), media)
+
+    def tables(self, config: BuildConfig, checkpoint: WeightSource) -> Mapping[str, Tensor]:
+        """Return the adapter's shift, scale and gate by pass."""
+        times = config.schedule.timesteps
+        table = audio.time_table(checkpoint, config.model, times, config.dtype)
+        return {f"{OF_TIMES}{audio.TIMES}": table}
+
+    def golden_inputs(self, config: BuildConfig, chunk: int | None) -> Mapping[str, Tensor]:
+        """Return random features: of the picture for a session, of the voices for a chunk."""
+        model, s = talk_model(config.model), config.stream
+        generator = torch.Generator().manual_seed(7 if chunk is None else 1000 + chunk)
+        if chunk is not None:
+            voices = (s.batch, model.speakers, s.chunk_frames, model.audio_frames, model.audio_dim)
+            return {audio.AUDIO: torch.randn(voices, generator=generator)}
+        made = {}
+        if model.image_dim:
+            features = (s.batch, model.image_tokens, model.image_dim)
+            made[picture.FEATURES] = torch.randn(features, generator=generator)
+        if model.speakers > 1:
+            places = torch.randint(model.speakers, (s.batch, 1, s.frame_tokens), generator=generator)
+            made[audio.MASKS] = (places == torch.arange(model.speakers)[:, None]).float()
+        return made
+
+    def cache_probe(self, config: BuildConfig) -> CacheProbe:
+        """Return the blocks and the embedding."""
+        del config
+        return CacheProbe(BLOCK, "embed")
+
+
+def layer_choice(config: BuildConfig) -> LayerChoice:
+    """Return what the family adds to the shared layers.
+
+    Raises
+    ------
+    UsageError
+        If the build has one cache for all passes, or no reference frame.
+    """
+    model, s, dtype = talk_model(config.model), config.stream, config.dtype
+    if not s.pass_caches or not s.reference_frames:
+        raise UsageError(
+            "Seko-Talk has a cache for each denoise pass and begins with a reference picture: leave out "
+            "--context-pass, and give --reference-frames 1"
+        )
+    voices = (model.speakers, s.chunk_frames)
+    heads = (model.heads, model.head_dim)
+    inputs = [
+        InputSpec(
+            audio.AUDIO,
+            (*voices, model.audio_frames, model.audio_dim),
+            "float32",
+            f"input.{audio.AUDIO}",
+            kind="audio_features",
+        )
+    ]
+    if model.speakers > 1:
+        masks = (model.speakers, s.frame_tokens)
+        inputs.append(
+            InputSpec(
+                audio.MASKS, masks, "float32", f"input.{audio.MASKS}", per=SESSION, kind="speaker_masks"
+            )
+        )
+    tokens = {
+        audio.TOKENS: ((*voices, model.audio_tokens, model.audio_width), dtype),
+        audio.GATE: ((*voices, s.frame_tokens), torch.float32),
+    }
+    kept = ((*voices, model.audio_tokens, *heads), dtype)
+    taken = tuple(one.name for one in inputs)
+    modules = (
+        ChunkModule(PROJECTOR, audio.AudioTokens, taken, lambda _: tokens, numbered=True),
+        ChunkModule(
+            IN_LAYER,
+            audio.AudioKv,
+            (audio.TOKENS,),
+            lambda _: dict.fromkeys((audio.KEYS, audio.VALUES), kept),
+            per_layer=True,
+        ),
+    )
+    beside: tuple[PromptModule, ...] = ()
+    if model.image_dim:
+        shape = (model.image_tokens, model.image_dim)
+        inputs.append(
+            InputSpec(
+                picture.FEATURES,
+                shape,
+                "float32",
+                f"input.{picture.FEATURES}",
+                per=PROMPT,
+                kind="picture_features",
+            )
+        )
+        seen = {picture.TOKENS: ((model.image_tokens, model.dim), dtype)}
+        held = dict.fromkeys((picture.KEYS, picture.VALUES), ((model.image_tokens, *heads), dtype))
+        beside = (
+            PromptModule(_PICTURE, picture.PictureTokens, (picture.FEATURES,), lambda _: seen),
+            PromptModule(_IN_LAYER, picture.PictureKv, (picture.TOKENS,), lambda _: held, per_layer=True),
+        )
+    return LayerChoice(
+        tuple(inputs),
+        picture.ReferenceEmbed,
+        tail=audio.AudioAttention,
+        tail_inputs=(audio.KEYS, audio.VALUES, audio.GATE, audio.TIMES),
+        chunk_modules=modules,
+        prompt_modules=beside,
+        beside_text=(picture.KEYS, picture.VALUES) if beside else (),
+        pass_tables={audio.TIMES: ((3, model.dim), dtype)},
+    )
+
+
+FAMILY = SekoTalkFamily()

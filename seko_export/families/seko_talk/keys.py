@@ -1,0 +1,167 @@
+"""Seko-Talk's checkpoints as data: Wan's names, those of its picture branch, and the adapter's file. Reads no file."""
+
+from __future__ import annotations
+
+import re
+
+from seko_export.checkpoints.key_table import Dimension, KeyTable, Naming, RandomForm, layer_of
+from seko_export.checkpoints.sources import Companion
+from seko_export.config.model import ModelConfig
+from seko_export.config.stream import PATCH
+from seko_export.families.seko_talk.model import SekoTalkModel
+from seko_export.families.seko_talk.presets import PRESETS
+from seko_export.families.wan.keys import KEYS as WAN_KEYS
+from seko_export.families.wan.keys import spread as wan_spread
+from seko_export.families.wan.keys import wan_config, wan_shapes
+
+REFERENCE, STATE = "ref_patch_embedding", "state_embedding.weight"
+PICTURE, PROJECTOR = "img_emb.proj", "audio_proj"
+DECODER = f"{PROJECTOR}.transformer_decoder.layers"
+# The adapter's own time embedding, with a name that Wan's has not.
+TIME = "audio_time"
+TIME_LAYERS = {
+    f"{TIME}.linear_1": "time_embedding.time_embedder.linear_1",
+    f"{TIME}.linear_2": "time_embedding.time_embedder.linear_2",
+    f"{TIME}.time_proj": "time_embedding.time_proj",
+}
+IN_LAYER = "audio"  # of a layer's part of the adapter: `blocks.N.audio.`, in its file `ca.N.`
+_THEIRS = re.compile(r"ca\.(0|[1-9][0-9]{0,5})\.(.+)", re.ASCII)
+_OURS = re.compile(rf"blocks\.(0|[1-9][0-9]{{0,5}})\.{IN_LAYER}\.(.+)", re.ASCII)
+
+
+def seko_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return every tensor of a model, by the exporter's names, layer by layer."""
+    m, d = talk_model(config), config.dim
+    shapes = wan_shapes(m) | {
+        f"{REFERENCE}.weight": (d, m.in_channels, 1, PATCH, PATCH),
+        f"{REFERENCE}.bias": (d,),
+        STATE: (m.state_rows, d),
+    }
+    if m.image_dim:
+        shapes |= _norm(f"{PICTURE}.0", m.image_dim) | _linear(f"{PICTURE}.1", m.image_dim, m.image_dim)
+        shapes |= _linear(f"{PICTURE}.3", d, m.image_dim) | _norm(f"{PICTURE}.4", d)
+    shapes |= _projector_shapes(m)
+    shapes |= _linear(f"{TIME}.linear_1", d, m.audio_freq_dim) | _linear(f"{TIME}.linear_2", d, d)
+    shapes |= _linear(f"{TIME}.time_proj", 3 * d, d)
+    for layer in range(m.layers):
+        block = f"blocks.{layer}"
+        if m.image_dim:
+            shapes |= _linear(f"{block}.cross_attn.k_img", d, d) | _linear(f"{block}.cross_attn.v_img", d, d)
+            shapes[f"{block}.cross_attn.norm_k_img.weight"] = (d,)
+        audio = f"{block}.{IN_LAYER}"
+        shapes |= _norm(f"{audio}.norm_kv", m.audio_width) | _linear(f"{audio}.to_kv", 2 * d, m.audio_width)
+        shapes |= _linear(f"{audio}.to_q", d, d) | _linear(f"{audio}.to_out", d, d)
+        shapes[f"{audio}.shift_scale_gate"] = (1, 3, d)
+    return dict(sorted(shapes.items(), key=lambda one: _place(one[0])))
+
+
+def _projector_shapes(m: SekoTalkModel) -> dict[str, tuple[int, ...]]:
+    w = m.audio_width
+    shapes = _linear(f"{PROJECTOR}.proj_in", w, m.audio_dim)
+    shapes[f"{PROJECTOR}.learnable_queries"] = (1, m.audio_tokens, w)
+    for layer in range(m.audio_layers):
+        at = f"{DECODER}.{layer}"
+        for attention in ("self_attn", "multihead_attn"):
+            shapes[f"{at}.{attention}.in_proj_weight"] = (3 * w, w)
+            shapes[f"{at}.{attention}.in_proj_bias"] = (3 * w,)
+            shapes |= _linear(f"{at}.{attention}.out_proj", w, w)
+        shapes |= _linear(f"{at}.linear1", m.audio_ffn, w) | _linear(f"{at}.linear2", w, m.audio_ffn)
+        for norm in ("norm1", "norm2", "norm3"):
+            shapes |= _norm(f"{at}.{norm}", w)
+    return shapes
+
+
+def seko_config(config: ModelConfig) -> dict[str, object]:
+    """Return the content of config.json for this model: Wan's fields, and what no shape tells."""
+    m = talk_model(config)
+    return wan_config(m) | {
+        "_class_name": "SekoTalkModel",
+        "model_type": "s2v",
+        "use_image_encoder": bool(m.image_dim),
+        "image_tokens": m.image_tokens,
+        "ref_state": m.ref_state,
+        "audio_frames": m.audio_frames,
+        "audio_heads": m.audio_heads,
+        "audio_eps": m.audio_eps,
+        "image_eps": m.image_eps,
+    }
+
+
+def talk_model(config: ModelConfig) -> SekoTalkModel:
+    """Return the same model, known to be of this family."""
+    if not isinstance(config, SekoTalkModel):
+        raise TypeError(f"a Seko-Talk build has a {type(config).__name__}, expected a SekoTalkModel")
+    return config
+
+
+def to_ours(key: str) -> str:
+    """Return the exporter's name of a key."""
+    match = _THEIRS.fullmatch(key)
+    if match:
+        return f"blocks.{match[1]}.{IN_LAYER}.{match[2]}"
+    for ours, theirs in TIME_LAYERS.items():
+        if key.startswith(f"{theirs}."):
+            return ours + key.removeprefix(theirs)
+    return key
+
+
+def to_theirs(name: str) -> str:
+    """Return a name as its file spells it."""
+    match = _OURS.fullmatch(name)
+    if match:
+        return f"ca.{match[1]}.{match[2]}"
+    for ours, theirs in TIME_LAYERS.items():
+        if name.startswith(f"{ours}."):
+            return theirs + name.removeprefix(ours)
+    return name
+
+
+def spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+    """Return mean and deviation of a random weight."""
+    if name.endswith(("shift_scale_gate", "learnable_queries")) or name == STATE:
+        return 0.0, 0.3
+    return (0.0, 0.02) if name.endswith("in_proj_bias") else wan_spread(name, shape)
+
+
+def _linear(module: str, out_features: int, in_features: int) -> dict[str, tuple[int, ...]]:
+    return {f"{module}.weight": (out_features, in_features), f"{module}.bias": (out_features,)}
+
+
+def _norm(module: str, width: int) -> dict[str, tuple[int, ...]]:
+    return {f"{module}.weight": (width,), f"{module}.bias": (width,)}
+
+
+def _place(name: str) -> int:
+    layer = layer_of(name)
+    return -1 if layer is None else layer
+
+
+SEKO = Naming("seko-talk", to_ours, to_theirs)
+ADAPTER = Companion(
+    ("audio_adapter_model.safetensors", "audio_adapter_model.pt", "audio_adapter_model.pth"),
+    (f".{IN_LAYER}.", f"{PROJECTOR}.", f"{TIME}."),
+    "model_state",
+)
+
+KEYS = KeyTable(
+    formats="Seko-Talk safetensors (a file, or a folder with an index) beside audio_adapter_model.safetensors",
+    shapes=seko_shapes,
+    namings=(SEKO,),
+    dimensions=(*WAN_KEYS.dimensions, Dimension("state_rows", STATE, 0)),
+    landmark="patch_embedding.weight",
+    telltales=(
+        (
+            ("prev_patch_embedding", "cont_patch_embedding"),
+            "these are the keys of the Seko-Talk that is not autoregressive; take the autoregressive one",
+        ),
+        (
+            ("audio_proj.mlp", "audio_pe"),
+            "this is the older audio adapter; take that of the autoregressive model",
+        ),
+        *WAN_KEYS.telltales[1:],
+    ),
+    models={name: preset.model for name, preset in PRESETS.items()},
+    random_forms={"seko-talk": RandomForm("sharded", SEKO, config=seko_config)},
+    companions=(ADAPTER,),
+    spread=spread,
+)

@@ -1,0 +1,84 @@
+"""Sizes of a Seko-Talk model: Wan's, those of its picture branch, and those of its audio adapter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seko_export.config.model import ModelConfig
+from seko_export.errors import UsageError
+
+
+@dataclass(frozen=True)
+class SekoTalkModel(ModelConfig):
+    """Dimensions of a Seko-Talk model.
+
+    Parameters
+    ----------
+    state_rows, ref_state : int
+        Rows of ``state_embedding``, and the one that is added to the tokens of the reference picture.
+    image_dim, image_tokens : int
+        Width and number of CLIP's picture features. A model without the picture branch has ``image_dim`` 0.
+    audio_dim, audio_frames : int
+        Width of HuBERT's features, and how many of them a latent frame takes.
+    audio_width, audio_tokens, audio_layers, audio_heads, audio_ffn : int
+        Of the projector: width, learnt queries for each latent frame, decoder layers, their heads and feed-forward.
+    audio_freq_dim : int
+        Width of the adapter's own sinusoid of the time.
+    audio_eps, image_eps : float
+        Epsilon of the adapter's ``norm_kv``, and of the norms of ``img_emb``.
+    speakers : int
+        Voices that a session gives, each with features of its own. More than one have a mask each.
+
+    Raises
+    ------
+    UsageError
+        If two sizes contradict each other.
+    """
+
+    state_rows: int = 2
+    ref_state: int = 1
+    image_dim: int = 1280
+    image_tokens: int = 257
+    audio_dim: int = 1024
+    audio_frames: int = 13
+    audio_width: int = 1024
+    audio_tokens: int = 32
+    audio_layers: int = 4
+    audio_heads: int = 16
+    audio_ffn: int = 4096
+    audio_freq_dim: int = 256
+    audio_eps: float = 1e-6
+    image_eps: float = 1e-6
+    speakers: int = 1
+    family: str = "seko_talk"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        least_one = (
+            "audio_dim",
+            "audio_frames",
+            "audio_width",
+            "audio_tokens",
+            "audio_layers",
+            "audio_heads",
+        )
+        for field in (*least_one, "audio_ffn", "image_tokens", "speakers"):
+            if getattr(self, field) < 1:
+                raise UsageError(f"{field} must be at least 1, got {getattr(self, field)}")
+        if self.image_dim < 0:
+            raise UsageError(f"image_dim must be at least 0, got {self.image_dim}")
+        if not 0 <= self.ref_state < self.state_rows:
+            raise UsageError(f"ref_state is {self.ref_state}, state_embedding has {self.state_rows} rows")
+        if self.audio_width % self.audio_heads:
+            raise UsageError(
+                f"audio_width {self.audio_width} is no multiple of audio_heads {self.audio_heads}"
+            )
+        if self.audio_freq_dim < 2 or self.audio_freq_dim % 2:
+            raise UsageError(f"audio_freq_dim {self.audio_freq_dim} must be even: cosines, then sines")
+        if not self.audio_eps > 0 or not self.image_eps > 0:
+            raise UsageError(f"audio_eps {self.audio_eps} and image_eps {self.image_eps} must be above 0")
+        if self.in_channels != self.out_channels:
+            raise UsageError(
+                f"in_channels {self.in_channels}, out_channels {self.out_channels}: the autoregressive model takes the "
+                "noise alone; with more channels it is the one that is not autoregressive"
+            )

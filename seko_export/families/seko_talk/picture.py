@@ -1,0 +1,85 @@
+"""The portrait: the reference frame before the stream, and CLIP's features of it beside the text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from seko_export.config.build import BuildConfig
+from seko_export.config.model import ModelConfig
+from seko_export.config.stream import PATCH, StreamConfig
+from seko_export.families.layers.causal_dit import Embed, PromptKv
+from seko_export.families.seko_talk.keys import talk_model
+
+FEATURES = "picture"  # input of the caller: CLIP's features
+TOKENS, KEYS, VALUES = "picture_tokens", "picture_k", "picture_v"
+
+
+class ReferenceEmbed(Embed):
+    """Embeds frames before the stream, the reference picture, with weights of its own and at the time of the pass."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        stream: StreamConfig,
+        dtype: torch.dtype,
+        *,
+        key_rotary: bool,
+        update: bool = False,
+    ) -> None:
+        super().__init__(model, stream, dtype, key_rotary=key_rotary, update=update)
+        self.ref_patch_embedding = nn.Linear(model.in_channels * PATCH * PATCH, model.dim, dtype=dtype)
+        self.ref_state = talk_model(model).ref_state
+        self.state_embedding = nn.Embedding(talk_model(model).state_rows, model.dim, dtype=dtype)
+
+    def tokens(self, patches: Tensor, frames: Tensor) -> Tensor:
+        """Return the embedded patches [B, T, d]."""
+        before = (frames < 0).repeat_interleave(self.stream.frame_tokens, 1)[..., None]  # [B, T, 1]
+        reference = self.ref_patch_embedding(patches) + self.state_embedding.weight[self.ref_state]
+        return torch.where(before, reference, self.patch_embedding(patches))
+
+    def times(
+        self, timestep: Tensor, frames: Tensor, given_frames: Tensor, context_timestep: Tensor
+    ) -> Tensor:
+        """Return the time [B, F] of each frame: conditioning frames of the stream alone have the context timestep."""
+        usual = super().times(timestep, frames, given_frames, context_timestep)
+        return torch.where(frames < 0, timestep, usual)
+
+
+class PictureTokens(nn.Module):
+    """CLIP's features as tokens of the model's width."""
+
+    groups = ("given",)
+
+    def __init__(self, config: BuildConfig) -> None:
+        super().__init__()
+        model, dtype = talk_model(config.model), config.dtype
+        self.proj = nn.Sequential(
+            nn.LayerNorm(model.image_dim, model.image_eps),
+            nn.Linear(model.image_dim, model.image_dim, dtype=dtype),
+            nn.GELU(),
+            nn.Linear(model.image_dim, model.dim, dtype=dtype),
+            nn.LayerNorm(model.dim, model.image_eps),
+        )
+
+    def forward(self, given: Mapping[str, Tensor]) -> Tensor:
+        """Return [..., N, d] from features [..., N, image_dim] float32."""
+        dtype = self.proj[1].weight.dtype
+        inner = self.proj[3](self.proj[2](self.proj[1](self.proj[0](given[FEATURES].float()).to(dtype))))
+        tokens: Tensor = self.proj[4](inner.float()).to(dtype)
+        return tokens
+
+
+class PictureKv(PromptKv):
+    """One layer's keys and values of the picture."""
+
+    groups = ("given",)
+
+    def __init__(self, config: BuildConfig) -> None:
+        super().__init__(config.model, config.dtype)
+
+    def forward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Return keys and values, [..., N, H, D] each, from the tokens [..., N, d]."""
+        return super().forward(given[TOKENS])

@@ -1,0 +1,102 @@
+"""Recognises a Seko-Talk model by the shapes of its two files, and by config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from seko_export.checkpoints.errors import CheckpointNotFoundError, ContradictionError
+from seko_export.checkpoints.key_table import Dimension, Shapes
+from seko_export.checkpoints.sources import OpenedFiles
+from seko_export.families.recognition import (
+    Fact,
+    Facts,
+    Recognised,
+    Source,
+    config_number,
+    fill,
+    stream_facts,
+)
+from seko_export.families.seko_talk.keys import ADAPTER, DECODER, KEYS, PICTURE, PROJECTOR, SEKO, TIME
+from seko_export.families.seko_talk.model import SekoTalkModel
+from seko_export.families.seko_talk.presets import FULL, PRESETS
+from seko_export.families.wan.recognise import recognise as recognise_wan
+
+_ADAPTER = (
+    Dimension("audio_dim", f"{PROJECTOR}.proj_in.weight", 1),
+    Dimension("audio_width", f"{PROJECTOR}.proj_in.weight", 0),
+    Dimension("audio_tokens", f"{PROJECTOR}.learnable_queries", 1),
+    Dimension("audio_ffn", f"{DECODER}.0.linear1.weight", 0),
+    Dimension("audio_freq_dim", f"{TIME}.linear_1.weight", 1),
+)
+# No shape tells these; a config.json may. Those of the second line are numbers of any size.
+_WHOLE = {"ref_state": 0, "image_tokens": 1, "audio_frames": 1, "audio_heads": 1}
+_NUMBERS = ("audio_eps", "image_eps")
+_USE_PICTURE = "use_image_encoder"
+
+
+def recognise(where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -> Recognised | None:
+    """Return what the files and their config.json tell about a Seko-Talk model, or None if it is not one.
+
+    Whether there is a picture branch is read off the keys. What neither shapes nor config.json tell is the preset's,
+    and marked as assumed.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        If the audio adapter's file is not there.
+    ContradictionError
+        If config.json says another thing than the keys.
+    """
+    found = recognise_wan(where, opened, told, family="seko_talk", keys=KEYS)
+    if found is None:
+        return None
+    shapes = SEKO.shapes_in(opened)
+    if f"{PROJECTOR}.proj_in.weight" not in shapes:
+        raise CheckpointNotFoundError(
+            f"{where} is a Seko-Talk model without its audio adapter: put {ADAPTER.names[0]} into its folder"
+        )
+    facts = Facts(where, dict(found.model))
+    for name, size in _sizes(shapes).items():
+        facts.learn(name, Fact(size, Source.SHAPES))
+    _check_picture(facts, told)
+    for name in (*_WHOLE, *_NUMBERS):
+        whole, least = name in _WHOLE, _WHOLE.get(name, 0)
+        value = config_number(where, told or {}, name, whole=whole, least=least)
+        if value is not None:
+            facts.learn(name, Fact(value if whole else float(value), Source.CONFIG, name))
+    preset = PRESETS[FULL]
+    usual = {name: getattr(preset.model, name) for name in (*_WHOLE, *_NUMBERS)}
+    fill(facts, usual, Source.ASSUMED, FULL)
+    fill(facts, {"speakers": 1}, Source.FAMILY, "Seko-Talk")
+    # A window of a Wan config.json counts otherwise than here: `--ring-frames` and `--sink-frames` say it.
+    stream = stream_facts(preset.stream, Source.ASSUMED, FULL)
+    return replace(
+        found,
+        model=facts.known,
+        stream=stream,
+        schedule=Fact(preset.schedule, Source.ASSUMED, FULL),
+        kind=SekoTalkModel,
+    )
+
+
+def _sizes(shapes: Shapes) -> dict[str, int]:
+    """Return the sizes of picture branch and adapter that shapes tell."""
+    sizes = {
+        one.field: shapes[one.key][one.axis] for one in _ADAPTER if len(shapes.get(one.key, ())) > one.axis
+    }
+    layers = {
+        name.removeprefix(f"{DECODER}.").partition(".")[0] for name in shapes if name.startswith(DECODER)
+    }
+    picture = shapes.get(f"{PICTURE}.1.weight", ())
+    return sizes | {"audio_layers": len(layers), "image_dim": picture[0] if picture else 0}
+
+
+def _check_picture(facts: Facts, told: Mapping[str, Any] | None) -> None:
+    asked = None if told is None else told.get(_USE_PICTURE)
+    if isinstance(asked, bool) and asked != bool(facts.known["image_dim"].value):
+        raise ContradictionError(
+            f"{facts.where} contradicts itself: {_USE_PICTURE} is {str(asked).lower()} by config.json, and the file "
+            f"has {'no' if asked else 'a'} picture branch (img_emb); correct the one that is wrong"
+        )

@@ -1,0 +1,69 @@
+"""The transformer with portrait, picture and voices against a whole-sequence reference per pass, past the wrap."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from seko_export.families.seko_talk import audio
+from seko_export.families.seko_talk.family import FAMILY
+from tests.seko_talk.streams import (
+    BUFFERS,
+    Reference,
+    begun,
+    random_checkpoint,
+    random_reference,
+    talk_config,
+)
+from tests.tolerances import ORACLE, relative_error
+from tests.truth.eager_stream import random_text
+
+BAR = ORACLE[torch.float32]
+CASES = {
+    "as LightX2V": ({}, {}),
+    "chunk 1": ({}, {"chunk_frames": 1, "ring_frames": 3}),
+    "chunk 3, no sink": ({}, {"chunk_frames": 3, "sink_frames": 0, "ring_frames": 5}),
+    "no picture branch": ({"image_dim": 0}, {}),
+    "two voices": ({"speakers": 2}, {}),
+    "hybrid": ({"layers": 3}, {"layer_rings": (2, 2, 6), "ring_frames": 6}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_chunk_past_the_wrap_agrees_with_one_forward_a_pass(case, worst):
+    model, layout = CASES[case]
+    config = talk_config(model=model, layout=layout)
+    s, checkpoint, text = config.stream, random_checkpoint(config), random_text(config.model, 1)
+    portrait = random_reference(config)
+    stream = begun(config, checkpoint, text, portrait)
+    reference = Reference(config, checkpoint, text, portrait)
+    chunks = s.cache_frames // s.chunk_frames + 3
+    for number in range(chunks):
+        voices = FAMILY.golden_inputs(config, number)[audio.AUDIO]
+        stream.buffers[BUFFERS[audio.AUDIO]].copy_(voices)
+        reference.begin(voices)
+        for at, done in enumerate(stream.run_chunk([number * s.chunk_frames], [3])):
+            error = relative_error(done.velocity[0], reference.velocity(at, done.latents, done.timestep))
+            worst(f"seko-talk, {case}", error)
+            assert error <= BAR, (number, at)
+    assert chunks * s.chunk_frames > s.cache_frames + s.chunk_frames
+
+
+def test_the_audio_of_each_frame_matters():
+    """What the reference above would not see is refuted: voices that are one latent frame late."""
+    config = talk_config()
+    checkpoint, text, portrait = (
+        random_checkpoint(config),
+        random_text(config.model, 1),
+        random_reference(config),
+    )
+    stream = begun(config, checkpoint, text, portrait)
+    voices = FAMILY.golden_inputs(config, 0)[audio.AUDIO]
+    stream.buffers[BUFFERS[audio.AUDIO]].copy_(voices)
+    done = stream.run_chunk([0], [3])[0]
+    for shift, agrees in ((0, True), (1, False), (-1, False)):
+        reference = Reference(config, checkpoint, text, portrait)
+        reference.begin(voices.roll(shift, 2))
+        error = relative_error(done.velocity[0], reference.velocity(0, done.latents, done.timestep))
+        assert (error <= BAR) == agrees
+        assert agrees or error > 1000 * BAR

@@ -1,0 +1,81 @@
+"""The tiny preset as an artifact: built, verified, and replayed by the runtime alone as the eager model says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from seko_export.build_steps import build_artifact
+from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
+from seko_export.families.seko_talk import audio, picture
+from seko_export.families.seko_talk.family import FAMILY
+from seko_export.goldens.record import eager_session, golden_reference, golden_text
+from seko_runtime import open_artifact
+from seko_runtime.errors import UsageError
+from tests.seko_talk.streams import Reference, talk_config, weights_of
+from tests.tolerances import relative_error
+
+# Two passes in float32 that feed on each other, over a few chunks: some ten times the bar of one pass.
+STREAM_BAR = 5e-5
+CHUNKS = 5  # past the wrap: the cache holds a reference and 5 latent frames, a chunk is 2
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "fp4"])
+def test_it_is_built_verified_and_replayed(scheme: str, tmp_path: Path) -> None:
+    """The exact one is also held to the naive model, fed with its own results: no eager code of ours between."""
+    config = talk_config(scheme)
+    write_random_checkpoint(tmp_path / "tiny", config.model, seed=0, dtype=torch.float32)
+    built = build_artifact(config, tmp_path / "tiny", tmp_path / "artifact", backend="aoti")
+    assert built.golden_error is not None
+    assert built.golden_error <= 1e-3
+    text, portrait = golden_text(config), golden_reference(config)
+    steady = {name: one.numpy() for name, one in FAMILY.golden_inputs(config, None).items()}
+    voices = [FAMILY.golden_inputs(config, number)[audio.AUDIO] for number in range(CHUNKS)]
+    opening = {"seeds": [3], "text": text.numpy(), "reference": portrait.numpy(), "inputs": steady}
+    with open_artifact(built.artifact) as artifact:
+        kinds = {one.name: (one.shape, one.per, one.kind) for one in artifact.manifest.inputs}
+        assert kinds == {
+            "audio": ((1, 2, 13, 48), "chunk", "audio_features"),
+            "picture": ((5, 40), "prompt", "picture_features"),
+        }
+        assert artifact.manifest.schedule.sampler == "euler"
+        assert not artifact.manifest.has_context
+        assert all(error.within for error in artifact.verify())
+        with pytest.raises(UsageError, match="input 'picture' is required per prompt"):
+            artifact.open_session(**{**opening, "inputs": {}})
+        with pytest.raises(UsageError, match="audio_times was computed for the times"):
+            artifact.open_session(**opening, shift=3.0)
+        with artifact.open_session(**opening) as session:
+            with pytest.raises(UsageError, match="input 'audio' is required for every chunk"):
+                session.run_chunk()
+            made = [session.run_chunk({"audio": one.numpy()}).to_host() for one in voices]
+    if scheme != "fp32":
+        assert all(np.isfinite(one).all() for one in made)
+        return
+    checkpoint = dict(load_checkpoint(tmp_path / "tiny", config.model).items())
+    weights = weights_of(config, checkpoint)
+    reference = Reference(config, checkpoint, text, portrait)
+    sigmas = (*config.schedule.sigmas, 0.0)
+    with eager_session(config, weights, text, [3]) as session:
+        for number, (one, given) in enumerate(zip(made, voices, strict=True)):
+            eager = torch.from_numpy(session.run_chunk({"audio": given.numpy()}).to_host())
+            assert relative_error(torch.from_numpy(one), eager) <= STREAM_BAR
+            reference.begin(given)
+            x = first_noise(config, number)
+            for at, time in enumerate(config.schedule.timesteps):
+                x = x + (sigmas[at + 1] - sigmas[at]) * reference.velocity(at, x, time)[None]
+            assert relative_error(torch.from_numpy(one), x) <= STREAM_BAR
+    assert picture.FEATURES in steady
+
+
+def first_noise(config, number: int) -> torch.Tensor:
+    """The latents [1, C, F, h, w] that a chunk begins with, seed 3."""
+    from seko_export.families.layers.sampler import gaussian
+
+    s = config.stream
+    frames = torch.arange(number * s.chunk_frames, (number + 1) * s.chunk_frames)[None]
+    shape = (config.model.out_channels, s.latent_height, s.latent_width)
+    return gaussian(torch.tensor([3]), frames, torch.zeros(1, dtype=torch.int64), shape)

@@ -1,0 +1,129 @@
+"""Checkpoints of Seko-Talk in two files: recognised by their keys, compared strictly, nothing guessed in silence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from seko_export.checkpoints.errors import CheckpointNotFoundError, ContradictionError, WeightKeysError
+from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
+from seko_export.families.recognition import Source
+from seko_export.families.seko_talk.keys import seko_shapes, to_ours, to_theirs
+from seko_export.families.seko_talk.model import SekoTalkModel
+from seko_export.families.seko_talk.presets import FULL, PRESETS, TINY
+from seko_export.options.declaration import BuildOptions
+from seko_export.options.resolve import resolve_build
+
+MODEL = PRESETS[TINY].model
+ADAPTER = "audio_adapter_model.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model folder: shards with their index, config.json, and the adapter."""
+    write_random_checkpoint(tmp_path / "model", MODEL, seed=0, dtype=torch.float32)
+    return tmp_path / "model"
+
+
+def changed_config(folder: Path, **fields: object) -> None:
+    """Change or (with None) remove fields of config.json."""
+    file = folder / "config.json"
+    told = json.loads(file.read_text()) | fields
+    file.write_text(json.dumps({name: value for name, value in told.items() if value is not None}))
+
+
+def test_names_are_those_of_the_two_files(folder: Path) -> None:
+    adapter = load_file(folder / ADAPTER)
+    assert {"ca.1.to_kv.weight", "ca.0.shift_scale_gate", "audio_proj.learnable_queries"} <= {*adapter}
+    assert "time_embedding.time_embedder.linear_1.weight" in adapter
+    assert "audio_proj.transformer_decoder.layers.1.multihead_attn.in_proj_weight" in adapter
+    index = json.loads((folder / "diffusion_pytorch_model.safetensors.index.json").read_text())["weight_map"]
+    assert {"ref_patch_embedding.weight", "blocks.0.cross_attn.norm_k_img.weight", "img_emb.proj.3.bias"} <= {
+        *index
+    }
+    assert not {*index} & {*adapter}
+    for name in seko_shapes(MODEL):
+        assert to_ours(to_theirs(name)) == name
+
+
+def test_the_real_layout_has_the_shapes_of_the_description() -> None:
+    shapes = {to_theirs(name): shape for name, shape in seko_shapes(PRESETS[FULL].model).items()}
+    assert shapes["patch_embedding.weight"] == shapes["ref_patch_embedding.weight"] == (5120, 16, 1, 2, 2)
+    assert shapes["state_embedding.weight"] == (2, 5120)
+    assert shapes["img_emb.proj.1.weight"] == (1280, 1280)
+    assert shapes["ca.39.to_kv.weight"] == (10240, 1024)
+    assert shapes["ca.0.norm_kv.bias"] == (1024,)
+    assert shapes["ca.7.shift_scale_gate"] == (1, 3, 5120)
+    assert shapes["time_embedding.time_embedder.linear_1.weight"] == (5120, 256)
+    assert shapes["time_embedding.time_proj.weight"] == (15360, 5120)
+    assert shapes["audio_proj.learnable_queries"] == (1, 32, 1024)
+    assert shapes["audio_proj.transformer_decoder.layers.3.self_attn.in_proj_weight"] == (3072, 1024)
+    assert shapes["audio_proj.transformer_decoder.layers.0.linear1.weight"] == (4096, 1024)
+
+
+def test_a_folder_tells_its_model(folder: Path) -> None:
+    told = recognise_checkpoint(folder).recognised
+    assert (told.family, told.kind, told.lacking, told.foreign) == ("seko_talk", SekoTalkModel, (), ())
+    assert told.model_named(TINY) == MODEL
+    resolved = resolve_build(BuildOptions(checkpoint=folder, target="cpu"))
+    assert resolved.config.model == MODEL
+    assert (resolved.config.stream.pass_caches, resolved.config.stream.reference_frames) == (True, 1)
+    assert resolved.config.schedule.sampler == "euler-bf16"
+    loaded = load_checkpoint(folder, MODEL)
+    assert torch.equal(loaded["blocks.1.audio.to_q.weight"], load_file(folder / ADAPTER)["ca.1.to_q.weight"])
+
+
+def test_what_no_shape_tells_is_told_as_assumed(folder: Path) -> None:
+    changed_config(folder, audio_eps=None, ref_state=None)
+    model = recognise_checkpoint(folder).recognised.model
+    assert [model[name].source for name in ("audio_eps", "ref_state")] == [Source.ASSUMED] * 2
+    (folder / "config.json").unlink()
+    resolved = resolve_build(BuildOptions(checkpoint=folder, target="cpu", heads=2))
+    assert any("audio_eps 1e-06" in note for note in resolved.notes)
+
+
+def test_the_picture_branch_is_read_off_the_keys(tmp_path: Path) -> None:
+    plain = SekoTalkModel(**{**vars(MODEL), "image_dim": 0})
+    write_random_checkpoint(tmp_path / "plain", plain, seed=0, dtype=torch.float32)
+    assert recognise_checkpoint(tmp_path / "plain").recognised.model["image_dim"].value == 0
+    with pytest.raises(WeightKeysError, match="missing"):
+        load_checkpoint(tmp_path / "plain", MODEL)
+    changed_config(tmp_path / "plain", use_image_encoder=True)
+    with pytest.raises(ContradictionError, match="has no picture branch"):
+        recognise_checkpoint(tmp_path / "plain")
+
+
+def test_an_adapter_is_read_from_a_pt_flat_or_in_a_part(folder: Path) -> None:
+    adapter = load_file(folder / ADAPTER)
+    (folder / ADAPTER).unlink()
+    for content in (adapter, {"model_state": adapter}):
+        torch.save(content, folder / "audio_adapter_model.pt")
+        loaded = load_checkpoint(folder, recognise_checkpoint(folder).recognised.model_named(TINY))
+        assert torch.equal(loaded["audio_time.time_proj.bias"], adapter["time_embedding.time_proj.bias"])
+
+
+def test_a_missing_or_other_adapter_is_refused(folder: Path) -> None:
+    adapter = load_file(folder / ADAPTER)
+    (folder / ADAPTER).unlink()
+    with pytest.raises(CheckpointNotFoundError, match="without its audio adapter"):
+        recognise_checkpoint(folder)
+    odd = {name: one for name, one in adapter.items() if name != "ca.0.to_q.bias"} | {
+        "ca.0.extra": torch.zeros(1)
+    }
+    save_file(odd, folder / ADAPTER)
+    with pytest.raises(WeightKeysError, match=r"1 unknown: ca\.0\.extra") as refusal:
+        load_checkpoint(folder, MODEL)
+    assert refusal.value.missing == ("blocks.0.audio.to_q.bias",)
+    assert "ca.0.to_q.bias" in str(refusal.value)
+
+
+def test_a_wan_checkpoint_stays_one(tmp_path: Path) -> None:
+    """What Wan does not know outside of its layers counts too: without a picture branch the layers are Wan's."""
+    from seko_export.families.wan.presets import PRESETS as WAN
+
+    write_random_checkpoint(tmp_path / "wan", WAN["tiny"].model, seed=0)
+    assert recognise_checkpoint(tmp_path / "wan").recognised.family == "wan"

@@ -1,0 +1,221 @@
+"""Streams by the runtime's own session and pool over the eager model: rows, voices, portraits, fused layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from seko_export.artifact.describe import describe
+from seko_export.backends import EAGER
+from seko_export.config.build import BuildConfig
+from seko_export.config.stream import PoolConfig
+from seko_export.engines.piece import dtype_name
+from seko_export.errors import UsageError
+from seko_export.families.layers.sampler import ADVANCE, Noise
+from seko_export.families.registry import graph_of
+from seko_export.families.seko_talk import audio
+from seko_export.families.seko_talk.family import FAMILY
+from seko_export.goldens.record import eager_engine, eager_session, golden_text
+from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.format.manifest import Weight
+from seko_runtime.video.pool import Pool
+from seko_runtime.video.streams import Streams
+from tests.seko_talk.streams import (
+    BUFFERS,
+    begun,
+    random_checkpoint,
+    random_reference,
+    talk_config,
+    weights_of,
+)
+from tests.tolerances import FP8_MATMULS_PASS, FP8_PASS, STEP, relative_error
+from tests.truth.eager_stream import random_text
+
+# Two passes in float32 that feed on each other, over a few chunks: some ten times the bar of one pass.
+STREAM_BAR = 5e-5
+CHUNKS = 5  # past the wrap: the cache holds a reference and 5 latent frames, a chunk is 2
+SEEDS = (3, 8)
+TWO = {"speakers": 2}
+
+
+def of_row(config: BuildConfig, row: int, chunk: int | None) -> dict[str, np.ndarray]:
+    """What one of two streams is given: each has its own voices, masks and picture."""
+    both = replace(config, stream=replace(config.stream, batch=2))
+    return {name: one[row].numpy() for name, one in FAMILY.golden_inputs(both, chunk).items()}
+
+
+def portrait_of(config: BuildConfig, row: int) -> np.ndarray:
+    return random_reference(config, 4 + row)[0].numpy()
+
+
+def alone(config: BuildConfig, row: int) -> list[Tensor]:
+    """The chunks of a session of its own."""
+    weights, text = weights_of(config, random_checkpoint(config)), golden_text(config)
+    with eager_session(
+        config, weights, text, SEEDS[row : row + 1], reference=torch.from_numpy(portrait_of(config, row))
+    ) as session:
+        session.set_inputs(of_row(config, row, None))
+        return [
+            torch.from_numpy(session.run_chunk(of_row(config, row, number)).to_host())
+            for number in range(CHUNKS)
+        ]
+
+
+@contextmanager
+def opened(config: BuildConfig, rows: int = 2) -> Iterator[Pool]:
+    """A pool over the eager model."""
+    pooled = replace(config, pool=PoolConfig(rows, (1, 2)))
+    weights = weights_of(pooled, random_checkpoint(config))
+    table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
+    engines = {name: eager_engine(piece) for name, piece in graph_of(pooled).pieces.items()}
+    streams = Streams(describe(pooled, EAGER, table, {}), engines, weights, CpuMemory(), digest="d")
+    streams.prepare()
+    with Pool(streams) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("model", [{}, TWO, {"image_dim": 0}], ids=str)
+def test_rows_of_a_pool_have_portraits_and_voices_of_their_own(
+    model: Mapping[str, Any], tmp_path: Path
+) -> None:
+    """They begin at different times; one is moved to a file and back, and the row of a third is cleared between."""
+    config = talk_config(model=model)
+    text = golden_text(config).numpy()
+    wanted = [alone(config, row) for row in range(2)]
+    assert relative_error(wanted[0][0], wanted[1][0]) > 100 * STREAM_BAR
+    made: list[list[Tensor]] = [[], []]
+    with opened(config) as pool:
+        stranger = pool.open_session(
+            seed=5, text=text, inputs=of_row(config, 1, None), reference=portrait_of(config, 1)
+        )
+        stranger.run_chunk(of_row(config, 1, 3))
+        stranger.close()
+        sessions = [
+            pool.open_session(
+                seed=SEEDS[row],
+                text=text,
+                inputs=of_row(config, row, None),
+                reference=portrait_of(config, row),
+            )
+            for row in range(2)
+        ]
+        made[0].append(torch.from_numpy(sessions[0].run_chunk(of_row(config, 0, 0)).to_host()))
+        for number in range(1, CHUNKS):
+            given = [of_row(config, 0, number), of_row(config, 1, number - 1)]
+            for row, chunk in enumerate(pool.run(sessions, given)):
+                made[row].append(torch.from_numpy(chunk.to_host()))
+            if number == 2:
+                sessions[0].save(tmp_path / "stream")
+                sessions[0].close()
+                sessions[0] = pool.restore(tmp_path / "stream")
+        sessions[0].restart()
+        made[0].append(torch.from_numpy(sessions[0].run_chunk(of_row(config, 0, 0)).to_host()))
+        for session in sessions:
+            session.close()
+    for one, other in zip(made[0], [*wanted[0], wanted[0][0]], strict=True):
+        assert relative_error(one, other) <= STREAM_BAR
+    for one, other in zip(made[1], wanted[1], strict=False):
+        assert relative_error(one, other) <= STREAM_BAR
+
+
+def test_rows_of_a_batch_at_different_chunks_are_those_of_streams_alone() -> None:
+    config = talk_config(model=TWO, layout={"batch": 2})
+    checkpoint, text = random_checkpoint(config), random_text(config.model, 2)
+    portraits = random_reference(config)
+    stream = begun(config, checkpoint, text, portraits)
+    starts, f = (0, 2), config.stream.chunk_frames
+    singles = []
+    for row in range(2):
+        single = begun(talk_config(model=TWO), checkpoint, text[[row]], portraits[[row]])
+        for name, value in FAMILY.golden_inputs(config, None).items():
+            single.buffers[BUFFERS[name]].copy_(value[[row]])
+        single.set_text(text[[row]])
+        single.write_references(portraits[[row]])
+        singles.append(single)
+
+    def voices(at: Sequence[int]) -> Tensor:
+        every = [FAMILY.golden_inputs(config, chunk)[audio.AUDIO][row] for row, chunk in enumerate(at)]
+        return torch.stack(every)
+
+    for chunk in range(max(starts)):  # row 1 is ahead; row 0 does its first chunk again and again
+        for at in (0, chunk):
+            stream.buffers[BUFFERS[audio.AUDIO]].copy_(voices([0, at]))
+        stream.run_chunk([0, chunk * f], SEEDS)
+        singles[1].buffers[BUFFERS[audio.AUDIO]].copy_(voices([0, chunk])[1:])
+        singles[1].run_chunk([chunk * f], SEEDS[1:])
+    for number in range(CHUNKS):
+        at = [number + start for start in starts]
+        stream.buffers[BUFFERS[audio.AUDIO]].copy_(voices(at))
+        made = stream.run_chunk([one * f for one in at], SEEDS)
+        for row, single in enumerate(singles):
+            single.buffers[BUFFERS[audio.AUDIO]].copy_(voices(at)[[row]])
+            feed = [one.latents[[row]] for one in made]
+            for one, other in zip(
+                single.run_chunk([at[row] * f], SEEDS[row : row + 1], feed), made, strict=True
+            ):
+                assert relative_error(other.velocity[row], one.velocity[0]) <= STEP[torch.float32]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "change", "bar"),
+    [
+        ("fp32", {}, STEP[torch.float32]),
+        ("fp4", {"attention": "fp8"}, FP8_PASS),
+        ("fp4", {"attention": "fp8", "fp8": True}, FP8_MATMULS_PASS),
+    ],
+)
+def test_fused_layers_are_the_plain_ones(
+    scheme: str, change: Mapping[str, Any], bar: float, worst: Callable[[str, float], None]
+) -> None:
+    """Past the wrap, each pass fed the plain stream's latents; 8-bit attention sees whole chunks of references."""
+    plain = talk_config(scheme, layout={"chunk_frames": 1, "ring_frames": 3})
+    checkpoint, text, portrait = (
+        random_checkpoint(plain),
+        random_text(plain.model, 1),
+        random_reference(plain),
+    )
+    streams = [
+        begun(config, checkpoint, text, portrait) for config in (plain, replace(plain, fused=True, **change))
+    ]
+    for chunk in range(7):
+        for stream in streams:
+            stream.buffers[BUFFERS[audio.AUDIO]].copy_(FAMILY.golden_inputs(plain, chunk)[audio.AUDIO])
+        wanted = streams[0].run_chunk([chunk], [3])
+        made = streams[1].run_chunk([chunk], [3], feed=[one.latents for one in wanted])
+        for one, other in zip(wanted, made, strict=True):
+            error = relative_error(other.velocity, one.velocity)
+            worst(f"seko-talk, fused layers, {scheme} {sorted(change)}", error)
+            assert error <= bar
+
+
+def test_a_build_with_a_context_pass_or_without_a_portrait_is_refused() -> None:
+    for odd in ({"pass_caches": False}, {"reference_frames": 0}):
+        with pytest.raises(UsageError, match="Seko-Talk has a cache for each denoise pass"):
+            FAMILY.graph(talk_config(layout=odd))
+
+
+@pytest.mark.parametrize("name", ["euler", "euler-bf16"])
+def test_a_step_of_eulers_method(name: str) -> None:
+    """As the scheduler writes it: x + (sigma' - sigma) * v, in steps of bfloat16; conditioning frames stay."""
+    config = talk_config()
+    s, generator = config.stream, torch.Generator().manual_seed(0)
+    shape = (1, 16, s.chunk_frames, s.latent_height, s.latent_width)
+    x, v = (torch.randn(shape, generator=generator) for _ in range(2))
+    advance = ADVANCE[name](config.model, s)
+    made = advance(x, v, torch.tensor([0.9375]), torch.tensor([0.625]), torch.tensor([1]))
+    wanted = x + (0.625 - 0.9375) * v
+    if name == "euler-bf16":
+        wanted = wanted.to(torch.bfloat16).to(torch.float32)
+    wanted[:, :, :1] = x[:, :, :1]
+    assert relative_error(made, wanted) <= 1e-7
+    frames, none = torch.tensor([[0, 1]]), torch.zeros(1, dtype=torch.int64)
+    noise = Noise(config.model, s, rounded=advance.rounded)(none, frames, none, x, none)
+    assert torch.equal(noise, noise.bfloat16().float()) == advance.rounded
