@@ -27,7 +27,17 @@ DISTRIBUTIONS = {"./runtime": "runtime", "./kernels": "kernels", ".": "."}
 # Published names that no pyproject.toml holds: TensorRT's builder is no dependency of ours.
 PUBLISHED = {"tensorrt-cu13"}
 # Options of rsync, huggingface-cli and strip; and one that stands for how options are spelled.
-FOREIGN = {"--inplace", "--local-dir", "--remove-section", "--strip-unneeded", "--like-this"}
+# Of pip, hf, strip, sed and the linker.
+FOREIGN = {
+    "--inplace",
+    "--like-this",
+    "--local-dir",
+    "--no-as-needed",
+    "--no-deps",
+    "--remove-section",
+    "--strip-unneeded",
+    "--upgrade",
+}
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 SPOKEN = re.compile(r"`((?:seko-run|seko-export)(?: [^`]*)?)`")
 INSTALL = re.compile(
