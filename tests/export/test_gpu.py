@@ -92,6 +92,15 @@ def test_goldens_of_an_fp4_cache_hold(fp4_artifact: Path) -> None:
         assert all(error.within for error in artifact.verify())
 
 
+def test_goldens_hold_where_a_window_fits_no_tile(checkpoint: Path, tmp_path: Path) -> None:
+    """A window of 30 tokens: what attention and its bias are given is no multiple of 8."""
+    config = gpu_config("bf16", batch=1)
+    stream = StreamConfig(height=32, width=48, chunk_frames=2, sink_frames=1, ring_frames=4)
+    build_artifact(dataclasses.replace(config, stream=stream), checkpoint, tmp_path / "artifact")
+    with open_artifact(tmp_path / "artifact") as artifact:
+        assert all(error.within for error in artifact.verify())
+
+
 def test_a_chunk_is_one_launch_of_two_captured_graphs(exact_artifact: Path) -> None:
     with open_artifact(exact_artifact) as artifact, artifact.open_session() as session:
         for _ in range(CHUNKS):

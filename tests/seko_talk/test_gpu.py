@@ -1,0 +1,28 @@
+"""What only a GPU shows of Seko-Talk: engines of the tiny preset that verify."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from seko_export.build_steps import build_artifact
+from seko_export.families.model_files import write_random_checkpoint
+from seko_runtime import open_artifact
+from tests.seko_talk.streams import talk_config
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("scheme", ["bf16", "fp4"])
+def test_the_tiny_preset_verifies(scheme: str, tmp_path: Path) -> None:
+    config = replace(talk_config(scheme), device="cuda")
+    write_random_checkpoint(tmp_path / "tiny", config.model, seed=0, dtype=torch.float32)
+    build_artifact(config, tmp_path / "tiny", tmp_path / "artifact")
+    with open_artifact(tmp_path / "artifact") as artifact:
+        assert all(error.within for error in artifact.verify())
