@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
@@ -85,6 +86,43 @@ def test_equal_keys_give_equal_bytes_wherever_they_stand():
     assert same_bytes(batch[1], whole[0, :, 2:4])
     assert same_bytes(batch[2, :, 1], whole[0, :, 2])
     assert same_bytes(whole, draw_noise([5], [[0, 1, 2, 3, 4, 5]]))
+
+
+LARGEST_INDEX = 2**31 - 1
+
+
+def test_no_counter_is_an_index_to_the_compiler():
+    """What it takes for an index, numbers of a range times constants, is computed in 32 bits on a GPU.
+
+    So every factor of a large constant comes from the outside or has gone through a bit operation.
+    """
+
+    def draw(seeds, frames, number):
+        return gaussian(seeds, frames, number, SHAPE)
+
+    numbers = (torch.tensor([5]), torch.tensor([[0, 1]]), torch.tensor([0]))
+    traced = make_fx(draw)(*numbers).graph
+    factors = [
+        node.args[0]
+        for node in traced.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
+        if isinstance(node.args[1], int)
+        and abs(node.args[1]) * SHAPE[0] * SHAPE[1] * SHAPE[2] > LARGEST_INDEX
+    ]
+    assert len(factors) == 20  # two a round
+    arithmetic = (torch.ops.aten.mul, torch.ops.aten.add, torch.ops.aten.arange)
+    for factor in factors:
+        while factor.target in (torch.ops.aten.expand.default, torch.ops.aten.unsqueeze.default):
+            factor = factor.args[0]
+        assert factor.target.overloadpacket not in arithmetic, f"{factor} = {factor.target} may be an index"
+
+
+@pytest.mark.gpu
+def test_the_noise_of_a_compiled_kernel_is_the_formulas():
+    """The seeds, frames and shape of a real stream; counters reach far beyond what 32 bits hold times a constant."""
+    shape, numbers = (16, 60, 104), (torch.tensor([2**40 + 3]), torch.tensor([[7, 2**33]]), torch.tensor([1]))
+    kernel = torch.compile(lambda *given: gaussian(*given, shape), fullgraph=True)
+    found = kernel(*(one.cuda() for one in numbers)).cpu()
+    assert (found - gaussian(*numbers, shape)).abs().max() <= 2 * BOX_MULLER[torch.float32]
 
 
 @pytest.mark.parametrize(
