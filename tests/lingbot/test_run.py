@@ -1,0 +1,72 @@
+"""`seko-run run --image --keys`, over an artifact whose engines run as they are."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from seko_export.build_steps import build_artifact
+from seko_export.media.wan_vae.keys import vae_shapes
+from seko_export.options.build_files import MediaSources
+from seko_runtime import open_artifact
+from seko_runtime.cli.commands import main
+from seko_runtime.video.conditioning import KeyboardCamera
+from tests.export.vae_oracle import SMALL
+from tests.lingbot.streams import lingbot_config, random_checkpoint
+from tests.shared import UNCOMPILED
+
+KEYS = "w-9,jl-6"
+
+
+# Torch's own warnings, of what its compiler imports when a `compile` artifact is opened in this process.
+@pytest.mark.filterwarnings(r"ignore:`torch\.jit\.:DeprecationWarning")
+def test_a_walk_from_a_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The latents are those of a session with the same picture and keys; another picture gives others."""
+    monkeypatch.setenv(UNCOMPILED, "1")
+    save_file(random_checkpoint(), tmp_path / "tiny.safetensors")
+    generator = torch.Generator().manual_seed(2)
+    vae = {}
+    for name, shape in vae_shapes(SMALL, "both").items():
+        noise = torch.randn(shape, generator=generator)
+        vae[name] = noise * prod(shape[1:]) ** -0.5 if name.endswith("weight") else 1 + 0.1 * noise
+    save_file(vae, tmp_path / "vae.safetensors")
+    artifact = build_artifact(
+        lingbot_config(vae=SMALL), tmp_path / "tiny.safetensors", tmp_path / "artifact", backend="compile",
+        compiler_cache=False, media=MediaSources(vae=tmp_path / "vae.safetensors"),
+    ).artifact  # fmt: skip
+    picture = np.random.default_rng(5).integers(0, 256, (32, 48, 3), np.uint8)
+    np.save(tmp_path / "room.npy", picture)
+    out = tmp_path / "walk.npy"
+    words = [
+        "run",
+        str(artifact),
+        "--image",
+        str(tmp_path / "room.npy"),
+        "--keys",
+        KEYS,
+        "-o",
+        str(out),
+        "--json",
+    ]
+    assert main(words) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out.splitlines()[-1])["chunks"] == 3
+    assert "input" not in told.err  # nothing is the golden's
+    with open_artifact(artifact) as opened:
+        s = opened.manifest.stream
+        camera = KeyboardCamera(s.height, s.width, s.chunk_frames, keys=KEYS)
+        with opened.open_session(seeds=[0], image=picture) as session:
+            wanted = np.stack([session.run_chunk(camera=camera).to_host() for _ in range(3)])
+        with opened.open_session(seeds=[0], image=picture[::-1].copy()) as session:
+            camera.reset()
+            other = session.run_chunk(camera=camera).to_host()
+    assert np.array_equal(np.load(out), wanted)
+    assert not np.array_equal(other, wanted[0])
