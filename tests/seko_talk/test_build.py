@@ -16,6 +16,7 @@ from seko_export.goldens.record import eager_session, golden_reference, golden_t
 from seko_runtime import open_artifact
 from seko_runtime.errors import UsageError
 from tests.seko_talk.streams import Reference, talk_config, weights_of
+from tests.shared import UNCOMPILED
 from tests.tolerances import relative_error
 
 # Two passes in float32 that feed on each other, over a few chunks: some ten times the bar of one pass.
@@ -24,11 +25,21 @@ CHUNKS = 5  # past the wrap: the cache holds a reference and 5 latent frames, a 
 
 
 @pytest.mark.parametrize("scheme", ["fp32", "fp4"])
-def test_it_is_built_verified_and_replayed(scheme: str, tmp_path: Path) -> None:
-    """The exact one is also held to the naive model, fed with its own results: no eager code of ours between."""
+def test_it_is_built_verified_and_replayed(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exact one is compiled, and held to the naive model fed with its own results: no eager code of ours between.
+    The programs of the FP4 cache run as they are.
+    """
     config = talk_config(scheme)
     write_random_checkpoint(tmp_path / "tiny", config.model, seed=0, dtype=torch.float32)
-    built = build_artifact(config, tmp_path / "tiny", tmp_path / "artifact", backend="aoti")
+    backend = "aoti"
+    if scheme == "fp4":
+        monkeypatch.setenv(UNCOMPILED, "1")
+        backend = "compile"
+    built = build_artifact(
+        config, tmp_path / "tiny", tmp_path / "artifact", backend=backend, compiler_cache=False
+    )
     assert built.golden_error is not None
     assert built.golden_error <= 1e-3
     text, portrait = golden_text(config), golden_reference(config)
