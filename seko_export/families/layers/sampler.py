@@ -161,7 +161,8 @@ def gaussian(seeds: Tensor, frames: Tensor, draw: Tensor, latent_shape: tuple[in
     count = channels * rows * columns
     # The mask changes no number. Without it the compiler takes counter * constant for an index, and computes it in 32
     # bits on a GPU, where it overflows.
-    group = (torch.arange((count + 3) // 4, device=seeds.device) & _WORD).expand(*frames.shape, -1)  # [B, F, G]
+    numbers = torch.arange((count + 3) // 4, device=seeds.device) & _WORD
+    group = numbers.expand(*frames.shape, -1)  # [B, F, G]
     frame = frames[..., None].expand_as(group)
     key = seeds[:, None, None].expand_as(group)
     words = philox(
