@@ -27,7 +27,7 @@ from scripts.train_sample.captions import parse
 from scripts.train_sample.judge import judge
 from seko_export.checkpoints.random import random_weight
 from seko_export.config.build import BuildConfig
-from seko_export.families.wan.keys import spread
+from seko_export.families.wan_layout.keys import spread
 from seko_export.goldens.calibration import layer_constants
 from seko_export.media.wan_vae.modules import VaeDecode
 

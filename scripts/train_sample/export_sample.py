@@ -18,7 +18,7 @@ from scripts.train_sample.progress import LOSSES, read_ema
 from scripts.train_sample.text import save_tokenizer, text_config
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
-from seko_export.families.wan.keys import wan_shapes
+from seko_export.families.wan_layout.keys import wan_shapes
 
 LARGEST = 25_000_000  # bytes of all shipped files together
 TEMPLATE = Path(__file__).with_name("MODEL.template.md")

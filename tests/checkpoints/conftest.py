@@ -12,7 +12,7 @@ import torch
 from seko_export.checkpoints.random import random_weight
 from seko_export.config.model import ModelConfig
 from seko_export.families.model_files import write_random_checkpoint
-from seko_export.families.wan.keys import spread, wan_shapes
+from seko_export.families.wan_layout.keys import spread, wan_shapes
 
 
 @pytest.fixture(scope="session")

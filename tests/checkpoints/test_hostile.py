@@ -20,7 +20,7 @@ from seko_export.checkpoints import errors
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError
 from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
-from seko_export.families.wan.keys import wan_shapes
+from seko_export.families.wan_layout.keys import wan_shapes
 
 Weights = dict[str, torch.Tensor]
 FILES = ("self-forcing", "wan")

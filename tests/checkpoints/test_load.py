@@ -17,7 +17,8 @@ from seko_export.checkpoints.load import is_finite
 from seko_export.config.model import ModelConfig
 from seko_export.errors import UsageError
 from seko_export.families.model_files import load_checkpoint
-from seko_export.families.wan.keys import FORMATS, wan_shapes, wan_to_diffusers
+from seko_export.families.wan.keys import FORMATS, wan_to_diffusers
+from seko_export.families.wan_layout.keys import wan_shapes
 
 Weights = dict[str, torch.Tensor]
 

@@ -21,9 +21,10 @@ from seko_export.families import registry
 from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
 from seko_export.families.recognition import Recognised, Source
 from seko_export.families.wan.family import WanFamily
-from seko_export.families.wan.keys import FORMATS, KEYS, wan_shapes
+from seko_export.families.wan.keys import FORMATS, KEYS
 from seko_export.families.wan.presets import PRESETS
-from seko_export.families.wan.recognise import recognise
+from seko_export.families.wan_layout.keys import wan_shapes
+from seko_export.families.wan_layout.recognise import recognise
 from tests.asked import resolved
 
 TINY = PRESETS["tiny"]

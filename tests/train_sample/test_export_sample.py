@@ -20,7 +20,7 @@ from scripts.train_sample.judge import ATTRIBUTES
 from scripts.train_sample.progress import Budget, read_ema
 from scripts.train_sample.train_dit import load_teacher
 from seko_export.config.schedule import Schedule
-from seko_export.families.wan.keys import wan_shapes
+from seko_export.families.wan_layout.keys import wan_shapes
 from tests.train_sample.test_training import MICRO, MICRO_VAE, averaging_encoder, options
 
 SHARES = {"clips": 2, "followed": 0.5, **dict.fromkeys(ATTRIBUTES, 1.0)}

@@ -18,7 +18,7 @@ from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.engines.piece import FlatModule
 from seko_export.families.registry import family_of
-from seko_export.families.wan.keys import wan_shapes
+from seko_export.families.wan_layout.keys import wan_shapes
 from seko_export.goldens.calibration import layer_constants
 from seko_kernels.kv_formats import ChannelStatistics
 from seko_runtime.format.manifest import Call

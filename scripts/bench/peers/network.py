@@ -34,7 +34,7 @@ from seko_export.families.layers.causal_dit import (
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.sampler import gaussian
 from seko_export.families.layers.weights import model_weights
-from seko_export.families.wan.keys import spread, wan_shapes
+from seko_export.families.wan_layout.keys import spread, wan_shapes
 
 WEIGHT_SEED = 0  # what scripts/make_checkpoint.py takes if not told otherwise
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # q, k, v [B, T, H, D] to [B, T, H*D]

@@ -25,7 +25,7 @@ from seko_export.families.lingbot.model import MASK_CHANNELS, NO_CAMERA, PER_CHU
 from seko_export.families.lingbot.presets import PRESETS
 from seko_export.families.lingbot.recognise import recognise
 from seko_export.families.recognition import Recognised
-from seko_export.families.wan.recognise import is_config
+from seko_export.families.wan_layout.recognise import is_config
 from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_runtime.format.manifest import InputSpec
 

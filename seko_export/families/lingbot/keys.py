@@ -6,8 +6,7 @@ from seko_export.checkpoints.key_table import Dimension, KeyTable, Naming, Rando
 from seko_export.config.model import ModelConfig
 from seko_export.families.lingbot.model import CONTROLS, TOKEN_PIXELS, LingbotModel
 from seko_export.families.lingbot.presets import PRESETS
-from seko_export.families.wan.keys import KEYS as WAN_KEYS
-from seko_export.families.wan.keys import spread, wan_config, wan_shapes
+from seko_export.families.wan_layout.keys import DIMENSIONS, TELLTALES, spread, wan_config, wan_shapes
 
 CONTROL = "patch_embedding_wancamctrl"
 TOKEN_LAYERS = ("c2ws_hidden_states_layer1", "c2ws_hidden_states_layer2")
@@ -47,7 +46,7 @@ KEYS = KeyTable(
     shapes=lingbot_shapes,
     namings=(LINGBOT,),
     dimensions=(
-        *WAN_KEYS.dimensions,
+        *DIMENSIONS,
         Dimension("control_channels", f"{CONTROL}.weight", 1, per=TOKEN_PIXELS),
     ),
     landmark="patch_embedding.weight",
@@ -57,7 +56,7 @@ KEYS = KeyTable(
             ("k_img", "img_emb."),
             "these are the keys of a model with an image encoder; lingbot-world has none",
         ),
-        *WAN_KEYS.telltales[1:],
+        *TELLTALES,
     ),
     models={name: preset.model for name, preset in PRESETS.items()},
     random_forms={

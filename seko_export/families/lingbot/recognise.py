@@ -13,7 +13,7 @@ from seko_export.families.lingbot.keys import KEYS
 from seko_export.families.lingbot.model import CONTROLS, PER_CHUNK, LingbotModel
 from seko_export.families.lingbot.presets import PRESETS, V1, V2
 from seko_export.families.recognition import Fact, Facts, Recognised, Source, stream_facts
-from seko_export.families.wan.recognise import recognise as recognise_wan
+from seko_export.families.wan_layout.recognise import recognise as recognise_wan
 
 _VERSIONS = {"lingbot_world_fast": V1, "transformers": V2}  # the authors' folder of each
 _CONTROL = "control_type"

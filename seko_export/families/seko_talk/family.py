@@ -24,7 +24,7 @@ from seko_export.families.seko_talk import audio, picture
 from seko_export.families.seko_talk.keys import IN_LAYER, KEYS, PROJECTOR, talk_model
 from seko_export.families.seko_talk.presets import PRESETS
 from seko_export.families.seko_talk.recognise import recognise
-from seko_export.families.wan.recognise import is_config
+from seko_export.families.wan_layout.recognise import is_config
 from seko_runtime.format.manifest import InputSpec
 from seko_runtime.video.schedule import OF_TIMES
 

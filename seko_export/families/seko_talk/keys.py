@@ -10,9 +10,8 @@ from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH
 from seko_export.families.seko_talk.model import SekoTalkModel
 from seko_export.families.seko_talk.presets import PRESETS
-from seko_export.families.wan.keys import KEYS as WAN_KEYS
-from seko_export.families.wan.keys import spread as wan_spread
-from seko_export.families.wan.keys import wan_config, wan_shapes
+from seko_export.families.wan_layout.keys import DIMENSIONS, TELLTALES, wan_config, wan_shapes
+from seko_export.families.wan_layout.keys import spread as wan_spread
 
 REFERENCE, STATE = "ref_patch_embedding", "state_embedding.weight"
 PICTURE, PROJECTOR = "img_emb.proj", "audio_proj"
@@ -147,7 +146,7 @@ KEYS = KeyTable(
     formats="Seko-Talk safetensors (a file, or a folder with an index) beside audio_adapter_model.safetensors",
     shapes=seko_shapes,
     namings=(SEKO,),
-    dimensions=(*WAN_KEYS.dimensions, Dimension("state_rows", STATE, 0)),
+    dimensions=(*DIMENSIONS, Dimension("state_rows", STATE, 0)),
     landmark="patch_embedding.weight",
     telltales=(
         (
@@ -158,7 +157,7 @@ KEYS = KeyTable(
             ("audio_proj.mlp", "audio_pe"),
             "this is the older audio adapter; take that of the autoregressive model",
         ),
-        *WAN_KEYS.telltales[1:],
+        *TELLTALES,
     ),
     models={name: preset.model for name, preset in PRESETS.items()},
     random_forms={"seko-talk": RandomForm("sharded", SEKO, config=seko_config)},

@@ -21,7 +21,7 @@ from seko_export.families.recognition import (
 from seko_export.families.seko_talk.keys import ADAPTER, DECODER, KEYS, PICTURE, PROJECTOR, SEKO, TIME
 from seko_export.families.seko_talk.model import SekoTalkModel
 from seko_export.families.seko_talk.presets import FULL, PRESETS
-from seko_export.families.wan.recognise import recognise as recognise_wan
+from seko_export.families.wan_layout.recognise import recognise as recognise_wan
 
 _ADAPTER = (
     Dimension("audio_dim", f"{PROJECTOR}.proj_in.weight", 1),

@@ -19,7 +19,7 @@ from seko_export.families.layers.weights import model_weights
 from seko_export.families.recognition import Recognised
 from seko_export.families.wan.keys import KEYS
 from seko_export.families.wan.presets import PRESETS
-from seko_export.families.wan.recognise import is_config, recognise
+from seko_export.families.wan_layout.recognise import is_config, recognise
 
 
 class WanFamily(Family):
@@ -39,7 +39,7 @@ class WanFamily(Family):
 
     def recognise(self, where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -> Recognised | None:
         """Return what a checkpoint tells about its model, or None if it is not one of Wan's."""
-        return recognise(where, opened, told)
+        return recognise(where, opened, told, family=self.name, keys=KEYS)
 
     def is_config(self, told: Mapping[str, Any]) -> bool:
         """Return whether a config.json may be that of a Wan model."""

@@ -5,17 +5,15 @@ from __future__ import annotations
 import re
 
 from seko_export.checkpoints.key_table import (
-    Dimension,
     KeyTable,
     Naming,
     RandomForm,
-    linear_shapes,
-    plain_spread,
     translate,
 )
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH
 from seko_export.families.wan.presets import PRESETS
+from seko_export.families.wan_layout.keys import DIMENSIONS, TELLTALES, spread, wan_config, wan_shapes
 
 # Wan's module -> diffusers' module, outside the blocks. Source: state dicts of Wan 2.1 and of
 # diffusers.WanTransformer3DModel; the test compares with the class itself.
@@ -54,48 +52,6 @@ OUTER_PARAMETERS: dict[str, str] = {"head.modulation": "scale_shift_table"}
 BLOCK_PARAMETERS: dict[str, str] = {"modulation": "scale_shift_table"}
 
 _LEAVES = ("weight", "bias")
-
-
-def wan_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return every tensor that a checkpoint of this model holds, under Wan's names.
-
-    diffusers stores the same shapes, so this table serves both namings.
-
-    Parameters
-    ----------
-    config : ModelConfig
-        The model's dimensions.
-
-    Returns
-    -------
-    dict[str, tuple[int, ...]]
-        Name to shape, outer tensors first, then block by block.
-    """
-    d, ffn = config.dim, config.ffn_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "patch_embedding.weight": (d, config.in_channels, 1, PATCH, PATCH),
-        "patch_embedding.bias": (d,),
-        **linear_shapes("text_embedding.0", d, config.text_dim),
-        **linear_shapes("text_embedding.2", d, d),
-        **linear_shapes("time_embedding.0", d, config.freq_dim),
-        **linear_shapes("time_embedding.2", d, d),
-        **linear_shapes("time_projection.1", 6 * d, d),
-        **linear_shapes("head.head", PATCH * PATCH * config.out_channels, d),
-        "head.modulation": (1, 2, d),
-    }
-    for layer in range(config.layers):
-        block = f"blocks.{layer}"
-        shapes[f"{block}.modulation"] = (1, 6, d)
-        for attention in ("self_attn", "cross_attn"):
-            for projection in ("q", "k", "v", "o"):
-                shapes |= linear_shapes(f"{block}.{attention}.{projection}", d, d)
-            shapes[f"{block}.{attention}.norm_q.weight"] = (d,)
-            shapes[f"{block}.{attention}.norm_k.weight"] = (d,)
-        shapes[f"{block}.norm3.weight"] = (d,)
-        shapes[f"{block}.norm3.bias"] = (d,)
-        shapes |= linear_shapes(f"{block}.ffn.0", ffn, d)
-        shapes |= linear_shapes(f"{block}.ffn.2", d, ffn)
-    return shapes
 
 
 def wan_to_diffusers(name: str) -> str:
@@ -154,24 +110,6 @@ OUTER_TO_WAN = {other: wan for wan, other in OUTER_TO_DIFFUSERS.items()}
 BLOCK_TO_WAN = {other: wan for wan, other in BLOCK_TO_DIFFUSERS.items()}
 
 
-def wan_config(config: ModelConfig) -> dict[str, object]:
-    """Return the content of config.json for this model: the arguments of Wan's own ``WanModel``."""
-    return {
-        "_class_name": "WanModel",
-        "dim": config.dim,
-        "eps": config.norm_eps,
-        "ffn_dim": config.ffn_dim,
-        "freq_dim": config.freq_dim,
-        "in_dim": config.in_channels,
-        "model_type": "t2v",
-        "num_heads": config.heads,
-        "num_layers": config.layers,
-        "out_dim": config.out_channels,
-        "text_dim": config.text_dim,
-        "text_len": config.text_tokens,
-    }
-
-
 def diffusers_config(config: ModelConfig) -> dict[str, object]:
     """Return the content of config.json for this model: the arguments of ``diffusers.WanTransformer3DModel``."""
     return {
@@ -191,11 +129,6 @@ def diffusers_config(config: ModelConfig) -> dict[str, object]:
     }
 
 
-def spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Return mean and deviation of a random weight: modulations as Wan initialises them, others as `plain_spread`."""
-    return (0.0, shape[-1] ** -0.5) if name.endswith("modulation") else plain_spread(name, shape)
-
-
 SELF_FORCING = Naming("self-forcing", str, str, container="pt")
 DIFFUSERS = Naming(
     "diffusers",
@@ -213,14 +146,7 @@ KEYS = KeyTable(
     "or diffusers safetensors (a file, or a folder)",
     shapes=wan_shapes,
     namings=(SELF_FORCING, DIFFUSERS, WAN),
-    dimensions=(
-        Dimension("dim", "patch_embedding.weight", 0),
-        Dimension("in_channels", "patch_embedding.weight", 1),
-        Dimension("out_channels", "head.head.weight", 0, per=PATCH * PATCH),
-        Dimension("ffn_dim", "blocks.0.ffn.0.weight", 0),
-        Dimension("text_dim", "text_embedding.0.weight", 1),
-        Dimension("freq_dim", "time_embedding.0.weight", 1),
-    ),
+    dimensions=DIMENSIONS,
     landmark="patch_embedding.weight",
     pt_parts=_PT_PARTS,
     telltales=(
@@ -228,11 +154,7 @@ KEYS = KeyTable(
             ("k_img", "img_emb.", "add_k_proj", "image_embedder."),
             "these are the keys of an image-to-video checkpoint; take the text-to-video one",
         ),
-        (
-            ("weight_scale", "scale_weight"),
-            "these are quantised weights; take the bfloat16 or float32 checkpoint",
-        ),
-        (("lora_",), "these are the keys of a LoRA; merge it into its base model first"),
+        *TELLTALES,
     ),
     models={name: preset.model for name, preset in PRESETS.items()},
     random_forms={

@@ -5,6 +5,7 @@ from __future__ import annotations
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
 from seko_export.families.base import Preset
+from seko_export.families.wan_layout.recognise import USUAL_STREAM
 
 # Sources: the Wan 2.1 and Self-Forcing model configurations.
 PRESETS: dict[str, Preset] = {
@@ -16,10 +17,10 @@ PRESETS: dict[str, Preset] = {
     ),
     "self-forcing-1.3b": Preset(
         ModelConfig(name="self-forcing-1.3b", layers=30, dim=1536, heads=12, ffn_dim=8960),
-        StreamConfig(height=480, width=832, chunk_frames=3, sink_frames=0, ring_frames=21),
+        USUAL_STREAM,
     ),
     "wan-14b": Preset(
         ModelConfig(name="wan-14b", layers=40, dim=5120, heads=40, ffn_dim=13824),
-        StreamConfig(height=480, width=832, chunk_frames=3, sink_frames=0, ring_frames=21),
+        USUAL_STREAM,
     ),
 }

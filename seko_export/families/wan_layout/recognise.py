@@ -1,4 +1,4 @@
-"""Recognises a Wan model by shapes and by the config.json of Wan's code, of diffusers, or of Seko's sample."""
+"""Recognises a model of Wan's layers by shapes and the config.json of Wan's code, of diffusers, or of our sample."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from seko_export.checkpoints.errors import ContradictionError, NotACheckpointErr
 from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.sources import OpenedFiles
 from seko_export.config.schedule import Schedule
+from seko_export.config.stream import StreamConfig
 from seko_export.errors import UsageError
 from seko_export.families.recognition import (
     STREAM_FIELDS,
@@ -22,8 +23,6 @@ from seko_export.families.recognition import (
     shape_facts,
     stream_facts,
 )
-from seko_export.families.wan.keys import KEYS
-from seko_export.families.wan.presets import PRESETS
 
 # Our field -> names in a config.json: Wan's own, diffusers', ours.
 _MODEL_FIELDS: dict[str, tuple[str, ...]] = {
@@ -54,6 +53,7 @@ _PARTS = ("model", "stream", "schedule")  # of the config.json that lies beside 
 # Refusing would make everybody type a number that is the same for all of them; a width that is no multiple of 128 is
 # no such model, and there the number is asked for.
 _HEAD_CHANNELS = 128
+USUAL_STREAM = StreamConfig(height=480, width=832, chunk_frames=3, sink_frames=0, ring_frames=21)
 _USUAL = {"text_tokens": 512, "norm_eps": 1e-6}
 _FIXED = {"rope_theta": 10_000.0}  # Wan's code has it as a literal
 
@@ -63,12 +63,12 @@ def recognise(
     opened: OpenedFiles,
     told: Mapping[str, Any] | None,
     *,
-    family: str = "wan",
-    keys: KeyTable = KEYS,
+    family: str,
+    keys: KeyTable,
 ) -> Recognised | None:
-    """Return what a file and its config.json tell about a Wan model, or None if it is not one; see `Family.recognise`.
+    """Return what a file and its config.json tell about a model with Wan's layers, or None if it is not one.
 
-    A family with Wan's layers and keys of its own gives its name and its table.
+    A family gives its name and its key table; see `Family.recognise`.
     """
     facts = shape_facts(where, keys, opened)
     if facts is None:
@@ -88,7 +88,7 @@ def recognise(
     heads = {} if dim % _HEAD_CHANNELS else {"heads": dim // _HEAD_CHANNELS}
     fill(facts, {**heads, **_USUAL}, Source.ASSUMED, "Wan")
     fill(facts, _FIXED, Source.FAMILY, "Wan")
-    usual = stream_facts(PRESETS["self-forcing-1.3b"].stream, Source.ASSUMED, "Wan")
+    usual = stream_facts(USUAL_STREAM, Source.ASSUMED, "Wan")
     return Recognised(
         family,
         keys.naming_of(opened).name,

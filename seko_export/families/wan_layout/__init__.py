@@ -1,0 +1,1 @@
+"""What checkpoints of Wan's layers have in common, whichever family they belong to."""
