@@ -156,7 +156,9 @@ def test_a_build_turns_its_forms_into_plans_and_leaves_no_form(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "tensorrt_lean" or found(name))
     monkeypatch.setattr(backend, "local_arch", lambda: "sm_90")
     monkeypatch.setattr(build, "load_checkpoint", lambda *_, **__: None)
-    monkeypatch.setattr(build, "family_of", lambda _: SimpleNamespace(weights=lambda *_: [], tables=lambda *_: {}))
+    monkeypatch.setattr(
+        build, "family_of", lambda _: SimpleNamespace(weights=lambda *_: [], tables=lambda *_: {})
+    )
     monkeypatch.setattr(build, "_exact_weights", lambda *_: {})
     monkeypatch.setattr(build, "write_weights", lambda *_: ())
     monkeypatch.setattr(
