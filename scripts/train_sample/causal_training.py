@@ -1,7 +1,7 @@
 """The exported causal DiT as one forward over many chunks, and as a stream with a cache; losses are elsewhere.
 
-`CausalDit` has exactly Wan's parameter names and shapes (`families/wan_layout/keys.py`), so its state dict is a checkpoint
-of `seko_export`. Teacher forcing: one sequence holds clean context frames and noisy chunks,
+`CausalDit` has exactly Wan's parameter names and shapes (`families/wan_layout/keys.py`), so its state dict is a
+checkpoint of `seko_export`. Teacher forcing: one sequence holds clean context frames and noisy chunks,
 
     [clean frame, clean frame, ... | noisy chunk, noisy chunk, ...],
 
