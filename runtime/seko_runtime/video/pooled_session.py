@@ -105,6 +105,19 @@ class PooledSession:
         with self._pool._call_lock.take():
             self._pool._streams.set_inputs([self._running_row()], inputs)
 
+    def push_audio(self, samples: object, *, at: int | None = None, last: bool = False) -> None:
+        """Append samples to the voice that the coming chunks hear; see `Session.push_audio`.
+
+        A pause keeps them. A snapshot does not: push them again from where `audio_needed` says.
+        """
+        with self._pool._call_lock.take():
+            self._pool._streams.push_audio([self._running_row()], samples, at, last=last)
+
+    def audio_needed(self) -> tuple[int, int]:
+        """Return which samples of the voice its next chunk hears; see `Session.audio_needed`."""
+        with self._pool._call_lock.take():
+            return self._pool._streams.audio_needed(self._running_row())
+
     def restart(self, *, seed: int | None = None, image: object = None, reference: object = None) -> None:
         """Restart the stream at frame 0 with an empty cache; the prompt stays."""
         with self._pool._call_lock.take():

@@ -18,6 +18,7 @@ from seko_runtime.video.reference_frames import set_reference
 from seko_runtime.video.ring import Ring
 from seko_runtime.video.row_moves import RowMoves
 from seko_runtime.video.snapshot import RowNumbers, RowState, check_numbers
+from seko_runtime.video.voices import Voices
 
 
 class RowStreams:
@@ -50,6 +51,7 @@ class RowStreams:
         self._moves = RowMoves(memory)
         self.conditioning = ConditioningFrames(manifest, memory)
         self.inputs = CallerInputs(manifest, self.clocks.kept_slots)
+        self.voices = Voices(manifest)
 
     def check_whole(self, rows: Sequence[int]) -> None:
         """Raise TornStreamError if one of the rows is torn."""
@@ -115,7 +117,7 @@ class RowStreams:
             if live.decoder is not None:
                 live.decoder.join()
             parked = self._moves.park(row, live.state_of(row))
-        return RowState(numbers, parked, self.inputs.state(row))
+        return RowState(numbers, parked, self.inputs.state(row), self.voices.voice(row))
 
     def load(self, live: Live, row: int, state: RowState) -> None:
         """Queue copies of a stored stream into a row, which then continues it."""
@@ -129,6 +131,7 @@ class RowStreams:
                 live.decoder.join()
             self._moves.unpark(row, state.tensors, live.state_of(row))
         self.inputs.load(row, state.inputs)
+        self.voices.put(row, state.voice)
         self.seeds[row], self.conditioning.counts[row] = numbers.seed, numbers.given
         self.rebuild_due.discard(row)
         if numbers.rebuild_due:
@@ -163,6 +166,7 @@ class RowStreams:
         """Set the host's numbers of a row to the beginning of a stream."""
         self.clocks.restart(row)
         self.inputs.restart(row)
+        self.voices.put(row, None)
         self.rebuild_due.discard(row)
         if self._manifest.stream.reference_frames:
             self.rebuild_due.add(row)

@@ -237,6 +237,50 @@ class Session:
         with self._streams.call_lock.take():
             self._streams.set_inputs(self._rows, inputs)
 
+    def push_audio(
+        self, samples: object, *, row: int | None = None, at: int | None = None, last: bool = False
+    ) -> None:
+        """Append samples to the voice that the coming chunks hear.
+
+        A chunk can be made as soon as its samples are there; `audio_needed` says which. `restart_row` forgets them.
+
+        Parameters
+        ----------
+        samples : array
+            [N] at 16 kHz, or with several speakers [speakers, N]: float32 in -1..1, or int16.
+        row : int, optional
+            The row that hears them; default: all rows.
+        at : int, optional
+            Number of the first of them, from the start of the stream; default: they follow what was pushed. Samples
+            from there on are replaced.
+        last : bool
+            Whether the voice ends with them: later chunks hear silence.
+
+        Raises
+        ------
+        UsageError
+            If the artifact hears no audio, or the samples do not fit.
+        SessionClosedError
+            After `close()`.
+        """
+        with self._streams.call_lock.take():
+            self._streams.push_audio(
+                self._rows if row is None else [self._checked_row(row)], samples, at, last=last
+            )
+
+    def audio_needed(self, row: int = 0) -> tuple[int, int]:
+        """Return which samples of the voice a row's next chunk hears: the first, and the one behind the last.
+
+        Raises
+        ------
+        UsageError
+            If the artifact hears no audio, or there is no such row.
+        SessionClosedError
+            After `close()`.
+        """
+        with self._streams.call_lock.take():
+            return self._streams.audio_needed(self._checked_row(row))
+
     def restart_row(
         self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
     ) -> None:
@@ -262,9 +306,7 @@ class Session:
         """
         with self._streams.call_lock.take():
             self._streams.live()
-            if row not in self._rows:
-                raise UsageError(f"row {row} does not exist, expected 0 to {self._rows[-1]}")
-            self._streams.restart(row, seed=seed, image=image, reference=reference)
+            self._streams.restart(self._checked_row(row), seed=seed, image=image, reference=reference)
 
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
         """Copy every ``step``-th token of every cache buffer to the host; waits for the last chunk.
@@ -286,6 +328,11 @@ class Session:
         """
         with self._streams.call_lock.take():
             return self._streams.cache_sample(step)
+
+    def _checked_row(self, row: int) -> int:
+        if row not in self._rows:
+            raise UsageError(f"row {row} does not exist, expected 0 to {self._rows[-1]}")
+        return row
 
     @property
     def stats(self) -> SessionStats:

@@ -23,6 +23,7 @@ from seko_runtime.format.manifest import Manifest, TensorSpec
 from seko_runtime.format.safetensors_map import map_safetensors
 from seko_runtime.format.whole_files import whole_file
 from seko_runtime.video.clocks import RowClock
+from seko_runtime.video.conditioning.voice import Voice
 
 VERSION = 1
 _FACTS = "seko.snapshot"  # the tensor that holds the facts as JSON: hashed with the others
@@ -59,11 +60,15 @@ class RowNumbers:
 
 @dataclass(frozen=True)
 class RowState:
-    """A stream's state: its numbers, its tensors' bytes, and its caller's inputs; see `CallerInputs.state`."""
+    """A stream's state: its numbers, its tensors' bytes, and its caller's inputs; see `CallerInputs.state`.
+
+    The voice that was pushed for it is no part of its file.
+    """
 
     numbers: RowNumbers
     tensors: Parked
     inputs: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
+    voice: Voice | None = None
 
 
 @machine_faults()

@@ -136,11 +136,12 @@ class Streams:
         """
         live, clocks, known = self.live(), self.clocks, self._rows
         known.check_whole(rows)
+        frames, seeds = clocks.next_frames(rows), self.seeds[list(rows)]
+        inputs = known.voices.beside(rows, inputs, frames[:, 0].tolist())
         if inputs is None or isinstance(inputs, Mapping):
             seen = self.inputs.of_chunk(rows, inputs)
         else:
             seen = self.inputs.of_each(rows, inputs)
-        frames, seeds = clocks.next_frames(rows), self.seeds[list(rows)]
         first_frames, slot_firsts = frames[:, 0], [int(clocks.slot_first[row]) for row in rows]
         begins = [bool(first == 0) for first in first_frames]
         known.readable.let_go(rows)
@@ -162,6 +163,7 @@ class Streams:
             raise
         self.inputs.chunk_made(rows, [clocks.next_kept_slot(row) for row in rows], seen)
         clocks.chunk_made(rows)
+        known.voices.made(rows, clocks.next_frames(rows)[:, 0].tolist())
         latents = self.memory.leading(live.latents, len(rows))
         pictures = tuple(zip(rows, numbers, strict=True)) if numbers else ()
         chunk = Chunk(self._chunks, frames, latents, self, self._chunks, pictures)
@@ -279,6 +281,18 @@ class Streams:
         with self.memory.ordered():
             self._rows.settle(rows)
         live.set_inputs(rows, inputs, rerun=not opening)
+
+    def push_audio(
+        self, rows: Sequence[int], samples: object, at: int | None = None, *, last: bool = False
+    ) -> None:
+        """Append samples to rows' voices; see `Session.push_audio`."""
+        self.live()
+        self._rows.voices.push(rows, samples, at, last=last)
+
+    def audio_needed(self, row: int) -> tuple[int, int]:
+        """Return the samples that a row's next chunk hears; see `Session.audio_needed`."""
+        self.live()
+        return self._rows.voices.windows.needed(int(self.clocks.first[row]))
 
     @machine_faults()
     def set_reference(self, rows: Sequence[int], reference: object) -> None:

@@ -1,0 +1,98 @@
+"""The voices of an artifact's rows: pushed while their streams run, taken by each row's next chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.errors import UsageError
+from seko_runtime.format.manifest import Manifest
+from seko_runtime.video.conditioning.voice import AudioWindows, Voice
+from seko_runtime.video.inputs import Inputs
+
+
+class Voices:
+    """What was pushed for each row; see `Session.push_audio`. Rows without a voice are given windows as inputs.
+
+    Parameters
+    ----------
+    manifest : Manifest
+        Its inputs say whether the model hears.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._windows = AudioWindows.of(manifest)
+        self._names = [one.name for one in manifest.caller_inputs]
+        self._of_row: dict[int, Voice] = {}
+
+    @property
+    def windows(self) -> AudioWindows:
+        """Which samples each latent frame hears; UsageError if the model hears none."""
+        if self._windows is None:
+            raise UsageError(
+                f"this artifact hears no audio; its inputs: {', '.join(self._names) or 'none'}. A model that speaks is "
+                "built with its audio encoder"
+            )
+        return self._windows
+
+    def push(self, rows: Sequence[int], samples: object, at: int | None, *, last: bool) -> None:
+        """Append samples to the voices of some rows; see `Voice.push`."""
+        windows = self.windows
+        for row in rows:
+            self._of_row.setdefault(row, Voice(windows)).push(samples, at=at, last=last)
+
+    def beside(
+        self,
+        rows: Sequence[int],
+        inputs: Sequence[Inputs | None] | Inputs | None,
+        first_frames: Sequence[int],
+    ) -> Sequence[Inputs | None] | Inputs | None:
+        """Return the inputs of the rows' next chunks with the windows of their voices.
+
+        Raises
+        ------
+        UsageError
+            If samples are missing, or a row has both a voice and windows from the caller.
+        """
+        if not any(row in self._of_row for row in rows):
+            return inputs
+        if inputs is None or isinstance(inputs, Mapping):
+            heard = [
+                self._of_chunk(row, inputs, first) for row, first in zip(rows, first_frames, strict=True)
+            ]
+            name = self.windows.name
+            if any(name not in one for one in heard):
+                silent = [row for row, one in zip(rows, heard, strict=True) if name not in one]
+                raise UsageError(f"rows {silent} have no voice and others have: push audio for every row")
+            return {**(inputs or {}), name: np.stack([one[name] for one in heard])}
+        return [
+            {**(one or {}), **self._of_chunk(row, one, first)}
+            for row, one, first in zip(rows, inputs, first_frames, strict=True)
+        ]
+
+    def made(self, rows: Sequence[int], next_frames: Sequence[int]) -> None:
+        """Drop the samples that the rows' chunks from these latent frames on do not hear."""
+        for row, frame in zip(rows, next_frames, strict=True):
+            if row in self._of_row:
+                self._of_row[row].forget(frame)
+
+    def voice(self, row: int) -> Voice | None:
+        """Return the voice of a row, if it has one."""
+        return self._of_row.get(row)
+
+    def put(self, row: int, voice: Voice | None) -> None:
+        """Set the voice of a row, or with None remove it."""
+        self._of_row.pop(row, None)
+        if voice is not None:
+            self._of_row[row] = voice
+
+    def _of_chunk(self, row: int, inputs: Inputs | None, first_frame: int) -> dict[str, NDArray[np.float32]]:
+        voice = self._of_row.get(row)
+        if voice is None:
+            return {}
+        name = self.windows.name
+        if name in (inputs or {}):
+            raise UsageError(f"found the input {name!r} and audio that was pushed, which gives it; give one")
+        return {name: voice.of_chunk(first_frame)}

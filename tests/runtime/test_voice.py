@@ -1,0 +1,142 @@
+"""Windows of a voice against a loop over samples and transformers' feature extractor; what is pushed in pieces."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seko_runtime.errors import UsageError
+from seko_runtime.video.conditioning.voice import WINDOW, AudioWindows, Voice
+
+
+def windows(chunk_frames: int = 1, speakers: int = 1, *, normalised: bool = False) -> AudioWindows:
+    """Those of 16 frames a second, four of them for a latent frame."""
+    return AudioWindows("audio", speakers, chunk_frames, 1000, 4, normalised)
+
+
+def by_hand(voice: np.ndarray, frame: int) -> np.ndarray:
+    """One window [WINDOW], sample by sample, as the original's description has it."""
+    left = -7500 if frame == 0 else 1000 * (4 * frame - 1) - 8000
+    real = 1000 if frame == 0 else 1000 * (4 * frame + 1)
+    return np.array(
+        [voice[at] if 0 <= at < min(real, len(voice)) else 0 for at in range(left, left + WINDOW)], np.float32
+    )
+
+
+def noise(samples: int, seed: int = 0, speakers: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(-1, 1, (speakers, samples)).astype(np.float32)
+
+
+@pytest.mark.parametrize("samples", [1, 999, 1000, 17_123, 40_000])
+def test_windows_are_those_of_the_description(samples: int) -> None:
+    """Latent frames 0 to 5, and those at and behind the end of a short voice."""
+    voice = noise(samples)
+    for frame in range(6):
+        made = windows().of_chunk(voice, 0, frame)
+        assert made.shape == (1, 1, WINDOW)
+        assert np.array_equal(made[0, 0], by_hand(voice[0], frame))
+    assert windows().needed(0) == (0, 1000)
+    assert windows(3).needed(6) == (15_000, 33_000)
+
+
+def test_one_latent_frame_later_is_something_else() -> None:
+    voice = noise(60_000)
+    late = np.concatenate((np.zeros((1, 4000), np.float32), voice), axis=1)
+    for frame in range(1, 6):
+        assert np.array_equal(
+            windows().of_chunk(late, 0, frame + 1)[0, 0, 6000:], by_hand(voice[0], frame)[6000:]
+        )
+        assert not np.array_equal(windows().of_chunk(late, 0, frame)[0, 0], by_hand(voice[0], frame))
+
+
+@pytest.mark.parametrize("frames", [1, 3])
+def test_numbers_are_normalised_as_transformers_does_it(frames: int) -> None:
+    """All windows of one call together: a tensor of two axes, as the original gives it, is one recording there."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    extractor = transformers.Wav2Vec2FeatureExtractor(do_normalize=True)
+    voices = 0.1 * noise(70_000, speakers=2) + 0.05
+    for first in (0, frames):
+        plain = windows(frames, 2).of_chunk(voices, 0, first)
+        made = windows(frames, 2, normalised=True).of_chunk(voices, 0, first)
+        for one, other in zip(plain, made, strict=True):
+            wanted = extractor(torch.from_numpy(one), sampling_rate=16_000, return_tensors="np").input_values
+            assert np.abs(np.reshape(wanted, one.shape) - other).max() <= 1e-5
+    if frames > 1:  # one mean for all, not one for each
+        assert abs(float(made[0, 0].mean())) > 1e-3
+
+
+@given(
+    cuts=st.lists(st.integers(0, 30_000), max_size=6),
+    frames=st.sampled_from([1, 2, 3]),
+    at=st.integers(0, 25_000),
+)
+@settings(max_examples=40, deadline=None)
+def test_pushing_in_pieces_is_pushing_at_once(cuts: list[int], frames: int, at: int) -> None:
+    """Also where what was said is replaced, and where samples were dropped that are heard no more."""
+    whole, other = noise(30_000), noise(30_000 - at, seed=1)
+    voice, seen = Voice(windows(frames)), 0
+    for cut in [*sorted(cuts), 30_000]:
+        voice.push(whole[:, seen:cut])
+        seen = cut
+    voice.push(other, at=at, last=True)
+    replaced = np.concatenate((whole[:, :at], other), axis=1)
+    for first in range(0, 12, frames):
+        voice.forget(first)
+        assert np.array_equal(voice.of_chunk(first), windows(frames).of_chunk(replaced, 0, first))
+    assert voice.end - voice.first < 30_000
+
+
+def test_a_chunk_waits_for_its_samples() -> None:
+    """Up to 1000 * (4i + 1) of its last latent frame, and not one more."""
+    voice = Voice(windows(2))
+    voice.push(noise(4999))
+    with pytest.raises(UsageError, match=r"samples 0 to 5000 of the voice, found 0 to 4999: push 1 more"):
+        voice.of_chunk(0)
+    voice.push(np.zeros(1, np.int16))
+    assert voice.of_chunk(0).any()
+    with pytest.raises(UsageError, match="push 8000 more, or say last=True"):
+        voice.of_chunk(2)
+    voice.push(np.zeros(0, np.float32), last=True)
+    assert voice.of_chunk(2).any()
+    assert not voice.of_chunk(40).any()
+    voice.forget(6)
+    with pytest.raises(UsageError, match=r"hears samples 0 to 5000 .*push them with at=0"):
+        voice.of_chunk(0)
+
+
+def test_a_voice_that_goes_on_elsewhere() -> None:
+    """A stream that another process began: samples from where its next chunk hears them."""
+    voice, whole = Voice(windows()), noise(80_000)
+    first, end = windows().needed(12)
+    voice.push(whole[:, first:end], at=first)
+    assert np.array_equal(voice.of_chunk(12), windows().of_chunk(whole, 0, 12))
+
+
+@pytest.mark.parametrize(
+    ("samples", "speakers", "told"),
+    [
+        (np.zeros(5, np.int32), 1, "int32"),
+        (np.zeros((2, 5), np.float32), 1, r"\[2, 5\]"),
+        (np.zeros(5, np.float32), 2, r"\[2, samples\], a voice for each speaker"),
+        (np.full(5, np.nan), 1, "not finite"),
+    ],
+)
+def test_what_are_no_samples(samples: np.ndarray, speakers: int, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        Voice(windows(speakers=speakers)).push(samples)
+
+
+def test_gaps_and_what_comes_behind_the_end() -> None:
+    voice = Voice(windows())
+    voice.push(noise(100), last=True)
+    with pytest.raises(UsageError, match="has ended at sample 100"):
+        voice.push(noise(1))
+    for at in (-1, 101):
+        with pytest.raises(UsageError, match=f"samples from {at} on: the voice is held from 0 to 100"):
+            voice.push(noise(1), at=at)
+    voice.push(np.full(4, -32768, np.int16), at=98, last=True)
+    assert voice.end == 102
+    assert voice.of_chunk(0).min() == -1
