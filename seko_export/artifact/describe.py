@@ -89,6 +89,7 @@ def describe(
             "dtype": str(config.dtype).split(".")[1],
             **({} if config.text is None else {"text_encoder": asdict(config.text)}),
             **({} if config.vae is None else {"vae": asdict(config.vae)}),
+            **({} if config.audio is None else {"audio_encoder": asdict(config.audio)}),
         },
         stream=_stream(config),
         kv=kv_pool(config),

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 
 from seko_export.config.attention import ATTENTIONS, TORCH, Attention
-from seko_export.config.media import TextEncoderConfig, VaeConfig
+from seko_export.config.media import HubertConfig, TextEncoderConfig, VaeConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import (
@@ -44,6 +44,8 @@ class BuildConfig:
         The prompt encoder; without it the artifact takes text embeddings.
     vae : VaeConfig, optional
         Decodes latents and encodes start pictures; without it the artifact returns latents.
+    audio : HubertConfig, optional
+        Encodes the voice; without it an artifact of a model that hears takes audio features.
     pool : PoolConfig, optional
         Sessions that share engine calls; without it every call carries the whole batch.
     fused : bool
@@ -80,6 +82,7 @@ class BuildConfig:
     attention: str = TORCH.name
     resident_window: bool = False
     archs: tuple[str, ...] = ()
+    audio: HubertConfig | None = None
 
     def __post_init__(self) -> None:
         if not all(group.layers for group in self.layer_groups):
@@ -104,6 +107,8 @@ class BuildConfig:
                 f"the text encoder is {self.text.dim} wide, {self.model.name!r} takes {self.model.text_dim}: they are "
                 "not of one model"
             )
+        if self.audio is not None:
+            self._check_audio(self.audio)
         if self.vae is None:
             return
         strides = (self.vae.spatial_stride, self.vae.temporal_stride)
@@ -117,6 +122,15 @@ class BuildConfig:
             raise UsageError(
                 f"the VAE has {self.vae.latent_channels} latent channels, {self.model.name!r} gives "
                 f"{self.model.out_channels}: they are not of one model"
+            )
+
+    def _check_audio(self, audio: HubertConfig) -> None:
+        heard = getattr(self.model, "audio_dim", None)
+        if heard is None:
+            raise UsageError(f"--audio-encoder: {self.model.name!r} hears nothing; leave it out")
+        if audio.dim != heard:
+            raise UsageError(
+                f"the audio encoder is {audio.dim} wide, {self.model.name!r} takes {heard}: they are not of one model"
             )
 
     def _check_offloading(self) -> None:

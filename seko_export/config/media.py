@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from seko_export.errors import UsageError
+from seko_runtime.video.conditioning.voice import WINDOW
 
 TOKENIZER_FILE = "text/tokenizer.json"  # in the artifact
 
@@ -63,6 +64,82 @@ class TextEncoderConfig:
             raise UsageError(f"pad_id {self.pad_id} is no token of a vocabulary of {self.vocab_size}")
         if not self.norm_eps > 0:
             raise UsageError(f"the text encoder's norm_eps must be above 0, got {self.norm_eps}")
+
+
+@dataclass(frozen=True)
+class HubertConfig:
+    """Dimensions of a HuBERT audio encoder of the large models' layout.
+
+    Parameters
+    ----------
+    dim, layers, heads, ffn_dim : int
+        Width, depth, attention heads, hidden width of the feed-forward.
+    conv_dims, conv_kernels, conv_strides : tuple of int
+        Channels, kernels and strides of the convolutions that turn samples into frames.
+    conv_bias : bool
+        Whether they have biases.
+    position_kernel, position_groups : int
+        Of the convolution that gives the frames their positions.
+    norm_eps : float
+        Epsilon of every LayerNorm behind the convolutions.
+    normalised : bool
+        Whether its samples are brought to mean 0 and variance 1, as its preprocessor_config.json says.
+
+    Raises
+    ------
+    UsageError
+        If two of them contradict each other.
+    """
+
+    dim: int = 1024
+    layers: int = 24
+    heads: int = 16
+    ffn_dim: int = 4096
+    conv_dims: tuple[int, ...] = (512,) * 7
+    conv_kernels: tuple[int, ...] = (10, 3, 3, 3, 3, 2, 2)
+    conv_strides: tuple[int, ...] = (5, 2, 2, 2, 2, 2, 2)
+    conv_bias: bool = True
+    position_kernel: int = 128
+    position_groups: int = 16
+    norm_eps: float = 1e-5
+    normalised: bool = True
+
+    def __post_init__(self) -> None:
+        counts = (self.dim, self.layers, self.heads, self.ffn_dim, self.position_kernel, self.position_groups)
+        convolutions = (self.conv_dims, self.conv_kernels, self.conv_strides)
+        if min(*counts, *(size for one in convolutions for size in one)) < 1 or not self.norm_eps > 0:
+            raise UsageError("a size of the audio encoder is below 1, or its norm_eps is not above 0")
+        if len({len(one) for one in convolutions}) > 1 or not self.conv_dims:
+            raise UsageError(
+                f"the audio encoder has {len(self.conv_dims)} channels, {len(self.conv_kernels)} kernels and "
+                f"{len(self.conv_strides)} strides of convolutions: expected as many of each"
+            )
+        if self.dim % self.heads or self.dim % self.position_groups:
+            raise UsageError(
+                f"the audio encoder's width {self.dim} is no multiple of its {self.heads} heads and "
+                f"{self.position_groups} groups"
+            )
+
+    def feature_count(self, samples: int) -> int:
+        """Return how many features the convolutions make of so many samples."""
+        for kernel, stride in zip(self.conv_kernels, self.conv_strides, strict=True):
+            samples = (samples - kernel) // stride + 1
+        return samples
+
+    def first_frame(self, count: int) -> int:
+        """Return the first of the ``count`` frames in the middle of a window.
+
+        Raises
+        ------
+        UsageError
+            If the window has fewer.
+        """
+        frames = self.feature_count(WINDOW)
+        if count > frames:
+            raise UsageError(
+                f"the audio encoder makes {frames} frames of {WINDOW} samples, the model takes {count} of them"
+            )
+        return frames // 2 - count // 2
 
 
 @dataclass(frozen=True)

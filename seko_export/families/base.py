@@ -81,10 +81,11 @@ class CacheProbe:
 
 @dataclass(frozen=True)
 class MediaTensors:
-    """Weights of text encoder and VAE, each by its own names; None if the build has none."""
+    """Weights of text encoder, VAE and audio encoder, each by its own names; None if the build has none."""
 
     text: WeightSource | None = None
     vae: WeightSource | None = None
+    audio: WeightSource | None = None
 
 
 class Family(ABC):
@@ -143,7 +144,7 @@ class Family(ABC):
         """Yield the artifact's weights by name, contiguous on the CPU, in the order in which a chunk uses them.
 
         Fusing, casting and quantising is done here. ``pieces`` determine which weights there are; ``media`` holds
-        those of text encoder and VAE.
+        those of the models around the transformer.
         """
 
     def tables(self, config: BuildConfig, checkpoint: WeightSource) -> Mapping[str, Tensor]:

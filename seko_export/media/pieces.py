@@ -28,6 +28,7 @@ from seko_runtime.executor.buffers_check import (
 from seko_runtime.format.manifest import Buffer, Text, Video
 
 TEXT_WEIGHTS, VAE_WEIGHTS = "text.", "vae."
+AUDIO_ENCODER = "hubert"  # module of a family that hears; its weights begin with it
 TEXT, VAE_ENCODE, VAE_DECODE_FIRST, VAE_DECODE = (
     "text",
     "vae_encode",

@@ -18,6 +18,7 @@ from seko_export.errors import UsageError
 from seko_export.families.base import MediaTensors
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.host.workshop import workshop
+from seko_export.media.hubert.files import load_hubert
 from seko_export.media.load import load_text_encoder, vae_weights
 from seko_export.media.pieces import text_table
 from seko_runtime.format.whole_files import disk_faults
@@ -37,6 +38,8 @@ class MediaSources:
         As `load_vae` and `load_text_encoder` take them; None: the build has no such engines.
     tokenizer : Path or None
         The text encoder's tokenizer, a JSON file of the library `tokenizers`.
+    audio_encoder : Path or None
+        As `load_hubert` takes it; None: the build has no such engine.
 
     Raises
     ------
@@ -47,6 +50,7 @@ class MediaSources:
     vae: Path | None = None
     text_encoder: Path | None = None
     tokenizer: Path | None = None
+    audio_encoder: Path | None = None
 
     def __post_init__(self) -> None:
         if (self.text_encoder is None) != (self.tokenizer is None):
@@ -67,17 +71,20 @@ class MediaSources:
         for what, wanted, given in (
             ("a VAE", config.vae, self.vae),
             ("a text encoder", config.text, self.text_encoder),
+            ("an audio encoder", config.audio, self.audio_encoder),
         ):
             if (wanted is None) != (given is None):
                 raise UsageError(
                     f"the build has {what}: {wanted is not None}, a file of it is named: {given}"
                 )
-        text = vae = None
+        text = vae = audio = None
         if config.text is not None and self.text_encoder is not None:
             text = load_text_encoder(self.text_encoder, config.text)
         if config.vae is not None and self.vae is not None:
             vae = vae_weights(self.vae, config.vae)
-        return MediaTensors(text, vae)
+        if config.audio is not None and self.audio_encoder is not None:
+            audio = load_hubert(self.audio_encoder, config.audio)
+        return MediaTensors(text, vae, audio)
 
 
 def find_tokenizer(text_encoder: Path, named: Path | None) -> Path:

@@ -15,6 +15,7 @@ from seko_export.checkpoints.errors import CheckpointNotFoundError
 from seko_export.config.stream import StreamConfig
 from seko_export.errors import MachineError, UsageError
 from seko_export.families.registry import presets
+from seko_export.media.hubert.layout import HUBERT_LAYOUT
 from seko_export.media.umt5.layout import TEXT_LAYOUT
 from seko_export.media.vaes import VAES
 from seko_export.options.declaration import ATTENTIONS, KERNELS, KV_FORMATS, RANDOM, SAMPLE, BuildOptions
@@ -95,6 +96,7 @@ def check_build(options: BuildOptions, goal: Path, *, force: bool) -> None:
         ("checkpoint", options.checkpoint, "one, or of a folder that holds one"),
         ("--vae", options.vae, " or ".join(VAES.values())),
         ("--text-encoder", options.text_encoder, TEXT_LAYOUT.formats),
+        ("--audio-encoder", options.audio_encoder, HUBERT_LAYOUT.formats),
         ("--tokenizer", options.tokenizer, "a tokenizer.json, or of its folder"),
     ):
         if path is not None and not path.exists():

@@ -234,6 +234,9 @@ class BuildOptions:
         "A UMT5 encoder (.pth, safetensors, transformers folder): prompts as sentences.", _MEDIA
     )
     tokenizer: Path | None = _option("Its tokenizer.json, if it is not beside the encoder.", _MEDIA)
+    audio_encoder: Path | None = _option(
+        "Of a model that hears, a HuBERT folder: samples in, instead of features.", _MEDIA
+    )
     no_vae: bool = _option("Leave out the VAE: latents come out.", _MEDIA, False, plan=True)
     no_text: bool = _option("Leave out the text encoder: embeddings go in.", _MEDIA, False, plan=True)
 

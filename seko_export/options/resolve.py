@@ -9,13 +9,14 @@ from seko_export.backends import export_backend
 from seko_export.backends.base import refuse_uncarried
 from seko_export.config.attention import ATTENTIONS, BF16, FP8, TORCH
 from seko_export.config.build import BuildConfig, exact_scheme_of
-from seko_export.config.media import TextEncoderConfig, VaeConfig
+from seko_export.config.media import HubertConfig, TextEncoderConfig, VaeConfig
 from seko_export.config.schedule import Schedule
 from seko_export.engines.kernel_table import attention_tiles, bf16_is_faster
 from seko_export.errors import UsageError
 from seko_export.families.base import Preset
 from seko_export.families.registry import presets as all_presets
 from seko_export.host.environment import Target, has_fp8, local_gpu_arch, resolve_target
+from seko_export.media.hubert.files import hubert_config_of
 from seko_export.media.umt5.dimensions import text_config_of
 from seko_export.media.vaes import vae_config_of
 from seko_export.options.build_files import MediaSources, find_tokenizer
@@ -91,7 +92,7 @@ def resolve_build(
         chosen = preset_model(preset or RANDOM, named, options)
     chosen = with_aspect(with_camera(chosen, options.camera), options.aspect)
     check_sink(chosen.stream)
-    files, vae, text = _media(options, sample)
+    files, vae, text, audio = _media(options, sample)
     exact = exact_scheme_of(device)
     keys, values = (exact if name == EXACT else name for name in (wanted.keys, wanted.values))
     config = BuildConfig(
@@ -104,6 +105,7 @@ def resolve_build(
         vae,
         options.pool,
         archs=machine.archs if cross and device == "cuda" and machine.arch != local_gpu_arch() else (),
+        audio=audio,
     )
     try:
         _ = config.kv
@@ -173,8 +175,8 @@ def _attention(config: BuildConfig, wish: str, machine: Target) -> str:
 
 def _media(
     options: BuildOptions, sample: Sample | None
-) -> tuple[MediaSources, VaeConfig | None, TextEncoderConfig | None]:
-    """Return the files and configs of VAE and text encoder: those named, else the sample's."""
+) -> tuple[MediaSources, VaeConfig | None, TextEncoderConfig | None, HubertConfig | None]:
+    """Return the files and configs of VAE, text encoder and audio encoder: those named, else the sample's."""
     own = sample.media if sample else MediaSources()
     vae_file, vae = (None, None) if options.no_vae or sample is None else (own.vae, sample.vae)
     text_file, text = (None, None) if options.no_text or sample is None else (own.text_encoder, sample.text)
@@ -184,4 +186,5 @@ def _media(
     if options.text_encoder is not None:
         text_file, text = options.text_encoder, text_config_of(options.text_encoder)
         tokenizer = find_tokenizer(options.text_encoder, options.tokenizer)
-    return MediaSources(vae_file, text_file, tokenizer), vae, text
+    audio = None if options.audio_encoder is None else hubert_config_of(options.audio_encoder)
+    return MediaSources(vae_file, text_file, tokenizer, options.audio_encoder), vae, text, audio

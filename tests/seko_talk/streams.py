@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from seko_export.artifact.describe import describe
+from seko_export.backends import EAGER
 from seko_export.checkpoints.random import random_weight
 from seko_export.config.build import BuildConfig
+from seko_export.config.stream import PoolConfig
+from seko_export.engines.piece import dtype_name
+from seko_export.families.base import MediaTensors
+from seko_export.families.registry import graph_of
 from seko_export.families.seko_talk import audio, picture
 from seko_export.families.seko_talk.family import FAMILY
 from seko_export.families.seko_talk.keys import seko_shapes, spread, to_theirs
 from seko_export.families.seko_talk.presets import PRESETS, TINY
+from seko_export.goldens.record import eager_engine
+from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.format.manifest import Weight
+from seko_runtime.video.pool import Pool
+from seko_runtime.video.streams import Streams
 from tests.truth.eager_stream import EagerStream
 from tests.truth.naive_seko_talk import NaiveTalk, Window, by_pass
 
@@ -44,10 +57,12 @@ def random_checkpoint(config: BuildConfig, seed: int = 0) -> dict[str, Tensor]:
     }
 
 
-def weights_of(config: BuildConfig, checkpoint: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def weights_of(
+    config: BuildConfig, checkpoint: Mapping[str, Tensor], media: MediaTensors | None = None
+) -> dict[str, Tensor]:
     """Return the artifact's weights and tables of a build whose cache is exact."""
     graph = FAMILY.graph(config)
-    made = dict(FAMILY.weights(graph.pieces, checkpoint)) | FAMILY.tables(config, checkpoint)
+    made = dict(FAMILY.weights(graph.pieces, checkpoint, media)) | FAMILY.tables(config, checkpoint)
     return made | config.schedule.tables(config.as_batch.stream)
 
 
@@ -68,6 +83,19 @@ def begun(
     stream.set_text(text)
     stream.write_references(reference)
     return stream
+
+
+@contextmanager
+def opened(config: BuildConfig, rows: int = 2, media: MediaTensors | None = None) -> Iterator[Pool]:
+    """A pool over the eager model."""
+    pooled = replace(config, pool=PoolConfig(rows, (1, 2)))
+    weights = weights_of(pooled, random_checkpoint(config), media)
+    table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
+    engines = {name: eager_engine(piece) for name, piece in graph_of(pooled).pieces.items()}
+    streams = Streams(describe(pooled, EAGER, table, {}), engines, weights, CpuMemory(), digest="d")
+    streams.prepare()
+    with Pool(streams) as pool:
+        yield pool
 
 
 class Reference:
@@ -109,3 +137,50 @@ class Reference:
             by_pass(self.history[number]), time, self.reference, torch.cat(self.audio, 1), self.masks
         )
         return every[:, -self.frames :]
+
+
+def write_hubert(folder: Path, width: int, seed: int = 0) -> Any:
+    """Write a random HuBERT of a few channels as transformers does, and return transformers' own model of it."""
+    import transformers
+
+    config = transformers.HubertConfig(
+        hidden_size=width,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        conv_dim=(8,) * 7,
+        conv_bias=True,
+        feat_extract_norm="layer",
+        do_stable_layer_norm=True,
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4,
+        apply_spec_augment=False,
+    )
+    torch.manual_seed(seed)
+    model = transformers.HubertModel(config).eval()
+    with torch.no_grad():
+        for one in model.parameters():  # else biases of zero and norms of one show nothing
+            one.add_(0.2 * torch.randn(one.shape))
+    model.save_pretrained(folder)
+    transformers.Wav2Vec2FeatureExtractor(do_normalize=True).save_pretrained(folder)
+    return model
+
+
+def heard_by(model: Any, voice: Tensor, first_frame: int, frames: int, count: int = 13) -> Tensor:
+    """Return features [1, F, count, width] of a chunk's latent frames, by transformers and the description alone.
+
+    ``voice`` [samples] float32 begins with the stream.
+    """
+    import transformers
+
+    windows = torch.zeros(frames, 16_000)
+    for at, frame in enumerate(range(first_frame, first_frame + frames)):
+        left, end = (1000 * (4 * frame - 1) - 8000, 1000 * (4 * frame + 1)) if frame else (-7500, 1000)
+        part = voice[max(left, 0) : end]
+        windows[at, max(left, 0) - left :][: len(part)] = part
+    extractor = transformers.Wav2Vec2FeatureExtractor(do_normalize=True)
+    values = extractor(windows, sampling_rate=16_000, return_tensors="pt").input_values.reshape(windows.shape)
+    with torch.no_grad():
+        hidden = model(values).last_hidden_state
+    assert hidden.shape[1] == 49
+    return hidden[None, :, 18 : 18 + count]

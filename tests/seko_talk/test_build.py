@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +16,12 @@ from seko_export.families.model_files import load_checkpoint, write_random_check
 from seko_export.families.seko_talk import audio, picture
 from seko_export.families.seko_talk.family import FAMILY
 from seko_export.goldens.record import eager_session, golden_reference, golden_text
-from seko_runtime import open_artifact
+from seko_export.media.hubert.files import hubert_config_of
+from seko_export.options.build_files import MediaSources
+from seko_runtime import OpenArtifact, open_artifact
 from seko_runtime.errors import UsageError
-from tests.seko_talk.streams import Reference, talk_config, weights_of
+from seko_runtime.video.conditioning.voice import AudioWindows
+from tests.seko_talk.streams import Reference, talk_config, weights_of, write_hubert
 from tests.shared import UNCOMPILED
 from tests.tolerances import relative_error
 
@@ -29,16 +35,19 @@ def test_it_is_built_verified_and_replayed(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The exact one is compiled, and held to the naive model fed with its own results: no eager code of ours between.
-    The programs of the FP4 cache run as they are.
+    The programs of the FP4 cache run as they are, and hear samples.
     """
     config = talk_config(scheme)
     write_random_checkpoint(tmp_path / "tiny", config.model, seed=0, dtype=torch.float32)
-    backend = "aoti"
+    backend, media, heard = "aoti", MediaSources(), ((1, 2, 13, 48), "chunk", "audio_features")
     if scheme == "fp4":
         monkeypatch.setenv(UNCOMPILED, "1")
-        backend = "compile"
+        backend, heard = "compile", ((1, 2, 16_000), "chunk", "audio_windows")
+        write_hubert(tmp_path / "hubert", 48)
+        media = MediaSources(audio_encoder=tmp_path / "hubert")
+        config = replace(config, audio=hubert_config_of(tmp_path / "hubert"))
     built = build_artifact(
-        config, tmp_path / "tiny", tmp_path / "artifact", backend=backend, compiler_cache=False
+        config, tmp_path / "tiny", tmp_path / "artifact", media=media, backend=backend, compiler_cache=False
     )
     assert built.golden_error is not None
     assert built.golden_error <= 1e-3
@@ -49,7 +58,7 @@ def test_it_is_built_verified_and_replayed(
     with open_artifact(built.artifact) as artifact:
         kinds = {one.name: (one.shape, one.per, one.kind) for one in artifact.manifest.inputs}
         assert kinds == {
-            "audio": ((1, 2, 13, 48), "chunk", "audio_features"),
+            "audio": heard,
             "picture": ((5, 40), "prompt", "picture_features"),
         }
         assert artifact.manifest.schedule.sampler == "euler"
@@ -63,6 +72,8 @@ def test_it_is_built_verified_and_replayed(
             with pytest.raises(UsageError, match="input 'audio' is required for every chunk"):
                 session.run_chunk()
             made = [session.run_chunk({"audio": one.numpy()}).to_host() for one in voices]
+        if config.audio is not None:
+            made += hears(artifact, opening)
     if scheme != "fp32":
         assert all(np.isfinite(one).all() for one in made)
         return
@@ -80,6 +91,22 @@ def test_it_is_built_verified_and_replayed(
                 x = x + (sigmas[at + 1] - sigmas[at]) * reference.velocity(at, x, time)[None]
             assert relative_error(torch.from_numpy(one), x) <= STREAM_BAR
     assert picture.FEATURES in steady
+
+
+def hears(artifact: OpenArtifact, opening: Mapping[str, Any]) -> list[np.ndarray]:
+    """Make chunks of a voice that is pushed, and the same of its windows."""
+    voice = np.random.default_rng(2).normal(0, 0.2, 1000 * (8 * CHUNKS + 1)).astype(np.float32)
+    windows = AudioWindows.of(artifact.manifest)
+    assert windows is not None
+    assert windows == AudioWindows("audio", 1, 2, 1000, 4, normalised=True)
+    with artifact.open_session(**opening) as session:
+        session.push_audio(voice)
+        made = [session.run_chunk().to_host() for _ in range(CHUNKS)]
+    with artifact.open_session(**opening) as session:
+        for number, one in enumerate(made):
+            given = {"audio": windows.of_chunk(voice[None], 0, 2 * number)}
+            assert np.array_equal(session.run_chunk(given).to_host(), one)
+    return made
 
 
 def first_noise(config, number: int) -> torch.Tensor:

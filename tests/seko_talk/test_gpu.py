@@ -10,8 +10,10 @@ import torch
 
 from seko_export.build_steps import build_artifact
 from seko_export.families.model_files import write_random_checkpoint
+from seko_export.media.hubert.files import hubert_config_of
+from seko_export.options.build_files import MediaSources
 from seko_runtime import open_artifact
-from tests.seko_talk.streams import talk_config
+from tests.seko_talk.streams import talk_config, write_hubert
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,8 +23,10 @@ pytestmark = [
 
 @pytest.mark.parametrize("scheme", ["bf16", "fp4"])
 def test_the_tiny_preset_verifies(scheme: str, tmp_path: Path) -> None:
-    config = replace(talk_config(scheme), device="cuda")
+    write_hubert(tmp_path / "hubert", 48)
+    config = replace(talk_config(scheme), device="cuda", audio=hubert_config_of(tmp_path / "hubert"))
     write_random_checkpoint(tmp_path / "tiny", config.model, seed=0, dtype=torch.float32)
-    build_artifact(config, tmp_path / "tiny", tmp_path / "artifact")
+    media = MediaSources(audio_encoder=tmp_path / "hubert")
+    build_artifact(config, tmp_path / "tiny", tmp_path / "artifact", media=media)
     with open_artifact(tmp_path / "artifact") as artifact:
         assert all(error.within for error in artifact.verify())

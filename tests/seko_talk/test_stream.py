@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,24 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from seko_export.artifact.describe import describe
-from seko_export.backends import EAGER
 from seko_export.config.build import BuildConfig
-from seko_export.config.stream import PoolConfig
-from seko_export.engines.piece import dtype_name
 from seko_export.errors import UsageError
 from seko_export.families.layers.sampler import ADVANCE, Noise
-from seko_export.families.registry import graph_of
 from seko_export.families.seko_talk import audio
 from seko_export.families.seko_talk.family import FAMILY
-from seko_export.goldens.record import eager_engine, eager_session, golden_text
-from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.format.manifest import Weight
-from seko_runtime.video.pool import Pool
-from seko_runtime.video.streams import Streams
+from seko_export.goldens.record import eager_session, golden_text
 from tests.seko_talk.streams import (
     BUFFERS,
     begun,
+    opened,
     random_checkpoint,
     random_reference,
     talk_config,
@@ -67,19 +58,6 @@ def alone(config: BuildConfig, row: int) -> list[Tensor]:
             torch.from_numpy(session.run_chunk(of_row(config, row, number)).to_host())
             for number in range(CHUNKS)
         ]
-
-
-@contextmanager
-def opened(config: BuildConfig, rows: int = 2) -> Iterator[Pool]:
-    """A pool over the eager model."""
-    pooled = replace(config, pool=PoolConfig(rows, (1, 2)))
-    weights = weights_of(pooled, random_checkpoint(config))
-    table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
-    engines = {name: eager_engine(piece) for name, piece in graph_of(pooled).pieces.items()}
-    streams = Streams(describe(pooled, EAGER, table, {}), engines, weights, CpuMemory(), digest="d")
-    streams.prepare()
-    with Pool(streams) as pool:
-        yield pool
 
 
 @pytest.mark.parametrize("model", [{}, TWO, {"image_dim": 0}], ids=str)

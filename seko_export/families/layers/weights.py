@@ -12,7 +12,7 @@ from torch import Tensor
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
 from seko_export.families.base import MediaTensors
-from seko_export.media.pieces import TEXT_WEIGHTS, VAE_WEIGHTS
+from seko_export.media.pieces import AUDIO_ENCODER, TEXT_WEIGHTS, VAE_WEIGHTS
 from seko_kernels.matmul import quantise_weight
 
 BEFORE = ".before"  # of `fused_block.FusedLayer`
@@ -31,7 +31,7 @@ def model_weights(
     checkpoint : WeightSource
         The transformer's weights, by Wan's names.
     media : MediaTensors, optional
-        Weights of text encoder and VAE, if the build has them.
+        Weights of text encoder, VAE and audio encoder, if the build has them.
 
     Yields
     ------
@@ -39,7 +39,11 @@ def model_weights(
         Name in the artifact, and a contiguous CPU tensor in the engine's dtype. The scales of an fp8 matrix follow
         it.
     """
-    sources = {TEXT_WEIGHTS: media and media.text, VAE_WEIGHTS: media and media.vae}
+    sources = {
+        TEXT_WEIGHTS: media and media.text,
+        VAE_WEIGHTS: media and media.vae,
+        f"{AUDIO_ENCODER}.": media and media.audio,
+    }
     seen: set[str] = set()
     for piece in pieces.values():
         source = sources.get(piece.prefix) or checkpoint

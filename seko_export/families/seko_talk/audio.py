@@ -18,11 +18,30 @@ from seko_export.engines.weight_source import WeightSource
 from seko_export.families.layers.causal_dit import sinusoid
 from seko_export.families.seko_talk.keys import TIME, talk_model
 from seko_export.families.seko_talk.model import SekoTalkModel
+from seko_export.media.hubert.encoder import HubertFeatures
 
 AUDIO, MASKS = "audio", "speaker_masks"  # inputs of the caller
+HEARD = "audio_heard"  # features of the caller's windows, where the build has the audio encoder
 TOKENS, GATE, TIMES = "audio_tokens", "audio_gate", "audio_times"
 KEYS, VALUES = "audio_k", "audio_v"
 DECODER_EPS = 1e-5  # of torch's decoder layer
+
+
+class AudioFeatures(HubertFeatures):
+    """Features of the windows that the chunk's latent frames hear."""
+
+    groups = ("given",)
+
+    def __init__(self, config: BuildConfig) -> None:
+        if config.audio is None:
+            raise TypeError("a build without an audio encoder has no such engine")
+        super().__init__(config.audio, talk_model(config.model).audio_frames, config.dtype)
+
+    def forward(self, given: Mapping[str, Tensor]) -> Tensor:  # type: ignore[override]
+        """Return [B, S, F, M, audio_dim] of ``audio``, windows [B, S, F, samples] float32."""
+        windows = given[AUDIO]
+        features: Tensor = super().forward(windows.flatten(0, 2)).unflatten(0, windows.shape[:3])
+        return features
 
 
 class AudioTokens(nn.Module):
@@ -34,6 +53,7 @@ class AudioTokens(nn.Module):
         super().__init__()
         model, dtype, s = talk_model(config.model), config.dtype, config.stream
         self.speakers, self.frame_tokens = model.speakers, s.frame_tokens
+        self.features = AUDIO if config.audio is None else HEARD
         self.proj_in = nn.Linear(model.audio_dim, model.audio_width, dtype=dtype)
         self.learnable_queries = nn.Parameter(
             torch.empty(1, model.audio_tokens, model.audio_width, dtype=dtype)
@@ -48,8 +68,8 @@ class AudioTokens(nn.Module):
         Parameters
         ----------
         given : mapping of str to Tensor
-            ``audio`` [B, S, F, M, audio_dim] float32; with several speakers ``speaker_masks`` [B, S, n] float32, in a
-            pool those of all its rows.
+            ``audio`` [B, S, F, M, audio_dim] float32, or with an audio encoder ``audio_heard``; with several speakers
+            ``speaker_masks`` [B, S, n] float32, in a pool those of all its rows.
         frames : Tensor
             [B, F] int64; frames before the stream, the reference picture, have no audio.
         rows : Tensor, optional
@@ -62,7 +82,7 @@ class AudioTokens(nn.Module):
         gate : Tensor
             [B, S, F, n] float32, 0 or 1: what each token of the picture takes of each speaker's audio.
         """
-        features = given[AUDIO]
+        features = given[self.features]
         batch, speakers, count = features.shape[:3]
         memory = self.proj_in(features.flatten(0, 2).to(self.proj_in.weight.dtype))  # [B*S*F, M, width]
         tokens = self.learnable_queries.expand(memory.shape[0], -1, -1)

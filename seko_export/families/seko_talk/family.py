@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +26,9 @@ from seko_export.families.seko_talk.keys import IN_LAYER, KEYS, PROJECTOR, talk_
 from seko_export.families.seko_talk.presets import PRESETS
 from seko_export.families.seko_talk.recognise import recognise
 from seko_export.families.wan_layout.recognise import is_config
+from seko_export.media.pieces import AUDIO_ENCODER
 from seko_runtime.format.manifest import InputSpec
+from seko_runtime.video.conditioning.voice import NORMALISED, PLAIN, WINDOW
 from seko_runtime.video.schedule import OF_TIMES
 
 _PICTURE, _IN_LAYER = "img_emb", "picture"  # prompt modules, whose weights have these names in front
@@ -92,11 +95,12 @@ class SekoTalkFamily(Family):
         return {f"{OF_TIMES}{audio.TIMES}": table}
 
     def golden_inputs(self, config: BuildConfig, chunk: int | None) -> Mapping[str, Tensor]:
-        """Return random features: of the picture for a session, of the voices for a chunk."""
+        """Return random features of the picture for a session; of the voices, or noise as voices, for a chunk."""
         model, s = talk_model(config.model), config.stream
         generator = torch.Generator().manual_seed(7 if chunk is None else 1000 + chunk)
         if chunk is not None:
-            voices = (s.batch, model.speakers, s.chunk_frames, model.audio_frames, model.audio_dim)
+            heard = (model.audio_frames, model.audio_dim) if config.audio is None else (WINDOW,)
+            voices = (s.batch, model.speakers, s.chunk_frames, *heard)
             return {audio.AUDIO: torch.randn(voices, generator=generator)}
         made = {}
         if model.image_dim:
@@ -129,15 +133,14 @@ def layer_choice(config: BuildConfig) -> LayerChoice:
         )
     voices = (model.speakers, s.chunk_frames)
     heads = (model.heads, model.head_dim)
-    inputs = [
-        InputSpec(
-            audio.AUDIO,
-            (*voices, model.audio_frames, model.audio_dim),
-            "float32",
-            f"input.{audio.AUDIO}",
-            kind="audio_features",
-        )
-    ]
+    features = (*voices, model.audio_frames, model.audio_dim)
+    heard = InputSpec(audio.AUDIO, features, "float32", f"input.{audio.AUDIO}", kind="audio_features")
+    encoder: tuple[ChunkModule, ...] = ()
+    if config.audio is not None:
+        encoded = {audio.HEARD: (features, dtype)}
+        encoder = (ChunkModule(AUDIO_ENCODER, audio.AudioFeatures, (audio.AUDIO,), lambda _: encoded),)
+        heard = replace(heard, shape=(*voices, WINDOW), kind=NORMALISED if config.audio.normalised else PLAIN)
+    inputs = [heard]
     if model.speakers > 1:
         masks = (model.speakers, s.frame_tokens)
         inputs.append(
@@ -150,9 +153,10 @@ def layer_choice(config: BuildConfig) -> LayerChoice:
         audio.GATE: ((*voices, s.frame_tokens), torch.float32),
     }
     kept = ((*voices, model.audio_tokens, *heads), dtype)
-    taken = tuple(one.name for one in inputs)
+    projected = (audio.HEARD if encoder else audio.AUDIO, *(one.name for one in inputs[1:]))
     modules = (
-        ChunkModule(PROJECTOR, audio.AudioTokens, taken, lambda _: tokens, numbered=True),
+        *encoder,
+        ChunkModule(PROJECTOR, audio.AudioTokens, projected, lambda _: tokens, numbered=True),
         ChunkModule(
             IN_LAYER,
             audio.AudioKv,

@@ -1,0 +1,1 @@
+"""HuBERT: windows of a voice to features, as an engine."""

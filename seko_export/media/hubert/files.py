@@ -1,0 +1,157 @@
+"""A HuBERT folder as transformers writes it: its files, what its config.json says, and its weights by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
+from seko_export.checkpoints.json_files import CONFIG_FILE, read_json_object
+from seko_export.checkpoints.key_table import Naming
+from seko_export.checkpoints.keycheck import compare_keys
+from seko_export.checkpoints.load import Checkpoint, load_weights
+from seko_export.checkpoints.sources import OpenedFiles, TensorSource
+from seko_export.config.media import HubertConfig
+from seko_export.engines.weight_source import WeightSource
+from seko_export.media.hubert.encoder import HubertFeatures
+from seko_export.media.hubert.layout import HUBERT_LAYOUT, PREPROCESSOR, WEIGHTS
+
+RATE = 16_000  # samples a second that it hears
+# The convolution of the positions: its direction and length, as torch names them since 2.0 and before.
+_POSITIONS = "encoder.pos_conv_embed.conv."
+_LENGTH, _DIRECTION = (f"{_POSITIONS}parametrizations.weight.original{at}" for at in range(2))
+_OLDER = {f"{_POSITIONS}weight_g": _LENGTH, f"{_POSITIONS}weight_v": _DIRECTION}
+_PASSED_OVER = ("masked_spec_embed",)  # for training
+# Ours -> transformers' name and default. Source: transformers.HubertConfig; the test compares with the class itself.
+_FIELDS: dict[str, tuple[str, Any]] = {
+    "dim": ("hidden_size", 768),
+    "layers": ("num_hidden_layers", 12),
+    "heads": ("num_attention_heads", 12),
+    "ffn_dim": ("intermediate_size", 3072),
+    "conv_dims": ("conv_dim", (512,) * 7),
+    "conv_kernels": ("conv_kernel", (10, 3, 3, 3, 3, 2, 2)),
+    "conv_strides": ("conv_stride", (5, 2, 2, 2, 2, 2, 2)),
+    "conv_bias": ("conv_bias", False),
+    "position_kernel": ("num_conv_pos_embeddings", 128),
+    "position_groups": ("num_conv_pos_embedding_groups", 16),
+    "norm_eps": ("layer_norm_eps", 1e-5),
+}
+# What only one value is taken of: transformers' name, its default there, the value.
+_FIXED = (
+    ("model_type", "hubert", "hubert"),
+    ("feat_extract_norm", "group", "layer"),
+    ("do_stable_layer_norm", False, True),
+    ("feat_proj_layer_norm", True, True),
+    ("conv_pos_batch_norm", False, False),
+    ("hidden_act", "gelu", "gelu"),
+    ("feat_extract_activation", "gelu", "gelu"),
+)
+
+
+def hubert_config_of(path: Path) -> HubertConfig:
+    """Return the config of the HuBERT encoder in a folder.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        If there is no such folder, or a file of it is missing.
+    NotACheckpointError
+        If it is of another model, or of a HuBERT of another layout.
+    UsageError
+        If its dimensions contradict each other.
+    """
+    for name in (CONFIG_FILE, PREPROCESSOR):
+        if not (path / name).is_file():
+            raise CheckpointNotFoundError(f"no {name} in {path}: give {HUBERT_LAYOUT.formats}")
+    told, heard = (read_json_object(path / name) for name in (CONFIG_FILE, PREPROCESSOR))
+    for name, default, wanted in _FIXED:
+        if (found := told.get(name, default)) != wanted:
+            raise NotACheckpointError(f"{path / CONFIG_FILE}: {name} is {found!r}, expected {wanted!r}")
+    if heard.get("sampling_rate", RATE) != RATE:
+        raise NotACheckpointError(
+            f"{path / PREPROCESSOR}: sampling_rate is {heard['sampling_rate']!r}, expected {RATE}"
+        )
+    normalised = heard.get("do_normalize", True)
+    fields = {ours: told.get(theirs, default) for ours, (theirs, default) in _FIELDS.items()}
+    for name, value in fields.items():
+        if isinstance(value, list):
+            fields[name] = tuple(value)
+    odd = [name for name, value in fields.items() if not _has_type(name, value)]
+    if odd or not isinstance(normalised, bool):
+        theirs = _FIELDS[odd[0]][0] if odd else "do_normalize"
+        raise NotACheckpointError(
+            f"{path} describes no HuBERT encoder: {theirs} has another type than it should"
+        )
+    return HubertConfig(**fields, normalised=normalised)
+
+
+def hubert_shapes(config: HubertConfig) -> dict[str, tuple[int, ...]]:
+    """Return every tensor that a checkpoint of this encoder holds, by transformers' names."""
+    with torch.device("meta"):
+        encoder = HubertFeatures(config, 1)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, parameter in encoder.named_parameters():
+        shape = tuple(parameter.shape)
+        if name == f"{_POSITIONS}weight":
+            shapes |= {_LENGTH: (1, 1, shape[2]), _DIRECTION: shape}
+        else:
+            shapes[name] = shape
+    return shapes
+
+
+def load_hubert(path: Path, config: HubertConfig) -> WeightSource:
+    """Open an encoder's weights and check keys, shapes and dtypes; the numbers are read later, by the modules' names.
+
+    Raises
+    ------
+    CheckpointError
+        A subclass for the cause; see `seko_export.checkpoints.errors`.
+    """
+    file = next((path / name for name in WEIGHTS if (path / name).is_file()), None)
+    if file is None:
+        raise CheckpointNotFoundError(
+            f"no {' or '.join(WEIGHTS[1:])} in {path}: give {HUBERT_LAYOUT.formats}"
+        )
+    home = path if file.name == WEIGHTS[0] else file
+    return _Folded(load_weights(home, config, HUBERT_LAYOUT, lambda opened: _match(path, opened, config)))
+
+
+def _match(path: Path, opened: OpenedFiles, config: HubertConfig) -> tuple[str, Mapping[str, TensorSource]]:
+    naming = Naming("transformers", lambda key: _OLDER.get(key, key), str)
+    sources = compare_keys(
+        f"{path} does not hold a HuBERT encoder of {config.layers} layers and width {config.dim}:",
+        opened,
+        naming,
+        hubert_shapes(config),
+        hints=list,
+        passed_over=_PASSED_OVER,
+    )
+    return naming.name, sources
+
+
+class _Folded:
+    """The weights by the modules' names: that of the positions' convolution is made of direction and length."""
+
+    def __init__(self, stored: Checkpoint) -> None:
+        self._stored = stored
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name != f"{_POSITIONS}weight":
+            return self._stored[name]
+        direction = self._stored[_DIRECTION].float()
+        made: Tensor = self._stored[_LENGTH].float() * direction / direction.norm(dim=(0, 1), keepdim=True)
+        return made
+
+
+def _has_type(name: str, value: object) -> bool:
+    if name == "conv_bias":
+        return isinstance(value, bool)
+    if name == "norm_eps":
+        return isinstance(value, float)
+    if name.startswith("conv_"):
+        return isinstance(value, tuple) and all(type(one) is int for one in value)
+    return type(value) is int

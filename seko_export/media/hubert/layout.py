@@ -1,0 +1,11 @@
+"""Where files keep a HuBERT encoder. Read for messages before torch is loaded."""
+
+from __future__ import annotations
+
+from seko_export.checkpoints.sources import Layout
+
+WEIGHTS = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin")
+PREPROCESSOR = "preprocessor_config.json"
+HUBERT_LAYOUT = Layout(
+    f"a HuBERT folder (config.json, {PREPROCESSOR}, and {' or '.join(WEIGHTS[1:])})", (), None
+)

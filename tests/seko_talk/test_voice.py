@@ -1,0 +1,302 @@
+"""The voice from samples to tokens: HuBERT and the projector against the originals, and a session that hears."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError, WeightKeysError
+from seko_export.config.build import BuildConfig
+from seko_export.config.media import HubertConfig
+from seko_export.engines.piece import on_meta
+from seko_export.errors import UsageError
+from seko_export.families.base import MediaTensors
+from seko_export.families.seko_talk import audio
+from seko_export.families.seko_talk.family import FAMILY
+from seko_export.families.seko_talk.keys import PROJECTOR
+from seko_export.goldens.record import eager_session, golden_text
+from seko_export.media.hubert.encoder import HubertFeatures
+from seko_export.media.hubert.files import hubert_config_of, load_hubert
+from seko_runtime.errors import UsageError as RuntimeUsageError
+from tests.seko_talk.streams import (
+    PRESET,
+    heard_by,
+    opened,
+    random_checkpoint,
+    random_reference,
+    talk_config,
+    weights_of,
+    write_hubert,
+)
+from tests.tolerances import ORACLE, relative_error
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+BAR = ORACLE[torch.float32]
+STREAM_BAR = 5e-5  # as in test_stream: passes that feed on each other
+WIDTH = PRESET.model.audio_dim  # type: ignore[attr-defined]
+CHUNKS = 4
+
+
+@pytest.fixture(scope="module")
+def hubert(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A HuBERT folder, and transformers' model of it."""
+    folder = tmp_path_factory.mktemp("hubert")
+    return folder, write_hubert(folder, WIDTH)
+
+
+def changed(folder: Path, target: Path, **fields: object) -> Path:
+    """A copy of a HuBERT folder whose config.json says something else."""
+    target.mkdir()
+    for file in folder.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    told = json.loads((folder / "config.json").read_text()) | fields
+    (target / "config.json").write_text(json.dumps(told))
+    return target
+
+
+def features(folder: Path) -> HubertFeatures:
+    config, made = hubert_config_of(folder), load_hubert(folder, hubert_config_of(folder))
+    module = HubertFeatures(config, 13)
+    module.load_state_dict({name: made[name] for name, _ in module.named_parameters()})
+    return module.eval()
+
+
+def test_hubert_is_transformers(hubert: tuple[Path, Any], worst: Callable[[str, float], None]) -> None:
+    """Frames 18 to 30 of 49, in float32; from safetensors and from an older .bin with torch's older names."""
+    folder, model = hubert
+    windows = torch.randn(3, 16_000, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        wanted, made = model(windows).last_hidden_state, features(folder)(windows)
+    assert wanted.shape[1] == hubert_config_of(folder).feature_count(16_000) == 49
+    error = relative_error(made, wanted[:, 18:31])
+    worst("HuBERT", error)
+    assert error <= BAR
+    assert relative_error(made, wanted[:, 17:30]) > 1000 * BAR
+
+
+def test_an_older_file_is_the_same(hubert: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, _ = hubert
+    older = changed(folder, tmp_path / "older")
+    stored = load_file(older / "model.safetensors")
+    conv = "encoder.pos_conv_embed.conv."
+    stored[f"{conv}weight_g"] = stored.pop(f"{conv}parametrizations.weight.original0")
+    stored[f"{conv}weight_v"] = stored.pop(f"{conv}parametrizations.weight.original1")
+    torch.save(stored | {"masked_spec_embed": torch.zeros(WIDTH)}, older / "pytorch_model.bin")
+    (older / "model.safetensors").unlink()
+    one, other = features(folder).state_dict(), features(older).state_dict()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_other_encoders_are_refused(hubert: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, _ = hubert
+    for number, (fields, told) in enumerate(
+        (
+            ({"model_type": "wav2vec2"}, "model_type is 'wav2vec2', expected 'hubert'"),
+            ({"feat_extract_norm": "group"}, "feat_extract_norm is 'group', expected 'layer'"),
+            ({"do_stable_layer_norm": False}, "do_stable_layer_norm is False, expected True"),
+            ({"hidden_size": "48"}, "hidden_size has another type"),
+        )
+    ):
+        with pytest.raises(NotACheckpointError, match=told):
+            hubert_config_of(changed(folder, tmp_path / str(number), **fields))
+    bare = changed(folder, tmp_path / "bare")
+    (bare / "preprocessor_config.json").unlink()
+    with pytest.raises(CheckpointNotFoundError, match=r"no preprocessor_config\.json"):
+        hubert_config_of(bare)
+    odd = changed(folder, tmp_path / "odd")
+    stored = load_file(odd / "model.safetensors")
+    stored["encoder.layers.0.extra"] = stored.pop("encoder.layers.0.attention.q_proj.bias")
+    save_file(stored, odd / "model.safetensors")
+    with pytest.raises(WeightKeysError, match=r"1 unknown: encoder\.layers\.0\.extra") as refusal:
+        load_hubert(odd, hubert_config_of(odd))
+    assert refusal.value.missing == ("encoder.layers.0.attention.q_proj.bias",)
+    with pytest.raises(UsageError, match="49 frames of 16000 samples, the model takes 50"):
+        HubertConfig().first_frame(50)
+    for width, told in ((64, "64 wide, 'seko-talk-tiny' takes 48"),):
+        with pytest.raises(UsageError, match=told):
+            talk_config(audio=HubertConfig(dim=width))
+
+
+@pytest.mark.parametrize("frames", [1, 3])
+def test_the_projector_is_torchs_decoder(frames: int, worst: Callable[[str, float], None]) -> None:
+    """13 frames of features to the tokens of a latent frame, by torch's own class and the file's names."""
+    config = talk_config(layout={"chunk_frames": frames, "ring_frames": 2 * frames})
+    m, checkpoint = config.model, random_checkpoint(config)
+    weights = {
+        name.removeprefix(f"{PROJECTOR}."): one
+        for name, one in checkpoint.items()
+        if name.startswith(PROJECTOR)
+    }
+    ours = on_meta(lambda: audio.AudioTokens(config)).to_empty(device="cpu")
+    ours.load_state_dict(weights)
+    layer = torch.nn.TransformerDecoderLayer(
+        m.audio_width, m.audio_heads, m.audio_ffn, dropout=0.0, batch_first=True
+    )
+    theirs = torch.nn.TransformerDecoder(layer, m.audio_layers).eval()
+    theirs.load_state_dict(
+        {
+            name.removeprefix("transformer_decoder."): one
+            for name, one in weights.items()
+            if name.startswith("transformer_decoder.")
+        }
+    )
+    heard = FAMILY.golden_inputs(config, 0)[audio.AUDIO]
+    with torch.no_grad():
+        made, _ = ours({audio.AUDIO: heard}, torch.arange(frames)[None])
+        memory = torch.nn.functional.linear(heard[0, 0], weights["proj_in.weight"], weights["proj_in.bias"])
+        wanted = theirs(weights["learnable_queries"].expand(frames, -1, -1), memory)
+    error = relative_error(made[0, 0], wanted)
+    worst("the audio projector", error)
+    assert error <= BAR
+
+
+def sound(speakers: int = 1, seed: int = 5) -> np.ndarray:
+    """A voice of as many samples as the chunks hear, louder and softer."""
+    samples = 1000 * (4 * (2 * CHUNKS - 1) + 1)
+    generator = np.random.default_rng(seed)
+    return (generator.normal(0, 0.2, (speakers, samples)) * np.linspace(0.2, 2, samples)).astype(np.float32)
+
+
+def session_of(config: BuildConfig, folder: Path | None) -> Any:
+    """A session over the eager model, which hears samples, or without a folder is given features."""
+    media = None
+    if folder is not None:
+        config = replace(config, audio=hubert_config_of(folder))
+        media = MediaTensors(audio=load_hubert(folder, hubert_config_of(folder)))
+    weights = weights_of(config, random_checkpoint(config), media)
+    return eager_session(config, weights, golden_text(config), [3], reference=random_reference(config))
+
+
+@pytest.mark.parametrize("speakers", [1, 2])
+def test_a_session_hears_what_is_pushed(
+    speakers: int, hubert: tuple[Path, Any], worst: Callable[[str, float], None]
+) -> None:
+    """Samples come late and in pieces, each chunk runs when its own are there, and the chunks are those of features
+    that transformers makes. Sound that is one latent frame late makes another video.
+    """
+    folder, model = hubert
+    config, voices = talk_config(model={"speakers": speakers}), sound(speakers)
+    with session_of(config, None) as session:
+        wanted = []
+        for number in range(CHUNKS):
+            heard = [heard_by(model, torch.from_numpy(one), 2 * number, 2)[0] for one in voices]
+            wanted.append(session.run_chunk({"audio": torch.stack(heard).numpy()}).to_host())
+    for late in (0, 4000):
+        made: list[np.ndarray] = []
+        pushed = np.concatenate((np.zeros((speakers, late), np.float32), voices), axis=1)
+        with session_of(config, folder) as session:
+            at = 0
+            for number in range(CHUNKS):
+                first, end = session.audio_needed()
+                assert (first, end) == (max(0, 1000 * (8 * number - 1) - 8000), 1000 * (8 * number + 5))
+                session.push_audio(pushed[:, at : end - 1])
+                with pytest.raises(RuntimeUsageError, match=f"hears samples {first} to {end}.*push 1 more"):
+                    session.run_chunk()
+                session.push_audio(pushed[:, end - 1 : end])
+                at = end
+                made.append(session.run_chunk().to_host())
+        errors = [
+            relative_error(torch.from_numpy(one), torch.from_numpy(other))
+            for one, other in zip(made, wanted, strict=True)
+        ]
+        if late:
+            assert errors[-1] > 100 * STREAM_BAR
+        else:
+            worst("a session that hears", max(errors))
+            assert max(errors) <= STREAM_BAR
+
+
+def test_rows_hear_their_own_voices_and_forget_them(hubert: tuple[Path, Any]) -> None:
+    """Two rows of a batch; the second begins again and hears what the first one hears."""
+    folder, _ = hubert
+    config = talk_config(layout={"batch": 2})
+    config = replace(config, audio=hubert_config_of(folder))
+    weights = weights_of(
+        config, random_checkpoint(config), MediaTensors(audio=load_hubert(folder, hubert_config_of(folder)))
+    )
+    text, portrait = golden_text(config), random_reference(config)[:1].expand(2, -1, -1, -1, -1).contiguous()
+    one, other = sound()[0], sound(seed=6)[0]
+    with eager_session(
+        config, weights, text[:1].expand(2, -1, -1).contiguous(), [3, 3], reference=portrait
+    ) as session:
+        session.set_inputs({"picture": np.ones((5, 40), np.float32)})
+        session.push_audio(one, row=0)
+        with pytest.raises(RuntimeUsageError, match=r"rows \[1\] have no voice"):
+            session.run_chunk()
+        session.push_audio(other, row=1)
+        with pytest.raises(RuntimeUsageError, match="found the input 'audio' and audio that was pushed"):
+            session.run_chunk({"audio": np.zeros((1, 2, 16_000), np.float32)})
+        with pytest.raises(RuntimeUsageError, match="row 2 does not exist"):
+            session.push_audio(one, row=2)
+        first = session.run_chunk().to_host()
+        assert relative_error(*map(torch.from_numpy, first)) > 100 * STREAM_BAR
+        session.restart_row(0)
+        session.restart_row(1)
+        with pytest.raises(RuntimeUsageError, match="input 'audio' is required for every chunk"):
+            session.run_chunk()
+        session.push_audio((one * 32767).astype(np.int16))
+        again = session.run_chunk().to_host()
+        assert np.array_equal(again[0], again[1])
+        assert (
+            relative_error(torch.from_numpy(again[0]), torch.from_numpy(first[0])) <= 1e-2
+        )  # rounded samples
+
+
+def test_features_have_no_samples() -> None:
+    """A build without the encoder takes features, and says so."""
+    config = talk_config()
+    weights: dict[str, Tensor] = weights_of(config, random_checkpoint(config))
+    with (
+        eager_session(
+            config, weights, golden_text(config), [3], reference=random_reference(config)
+        ) as session,
+        pytest.raises(RuntimeUsageError, match="hears no audio; its inputs: audio, picture"),
+    ):
+        session.push_audio(sound()[0])
+
+
+def test_a_pause_keeps_the_voice_and_a_snapshot_does_not(hubert: tuple[Path, Any], tmp_path: Path) -> None:
+    """A session of a pool moves to the host and to another row with its samples; to a file without them."""
+    folder, _ = hubert
+    config = talk_config(model={"image_dim": 0})
+    config = replace(config, audio=hubert_config_of(folder))
+    media = MediaTensors(audio=load_hubert(folder, hubert_config_of(folder)))
+    text, voice = golden_text(config).numpy(), sound()[0]
+    opening = {"seed": 3, "text": text, "reference": random_reference(config)[0].numpy()}
+    with opened(config, media=media) as pool:
+        made: list[list[np.ndarray]] = []
+        for interrupted in (False, True):
+            session = pool.open_session(**opening)
+            session.push_audio(voice)
+            chunks = []
+            for number in range(CHUNKS):
+                chunks.append(session.run_chunk().to_host())
+                if interrupted and number == 0:
+                    session.pause()
+                    other = pool.open_session(**opening)  # takes the row
+                    with pytest.raises(RuntimeUsageError, match="input 'audio' is required"):
+                        other.run_chunk()
+                    session.resume()
+                    other.close()
+                if interrupted and number == 1:
+                    session.save(tmp_path / "stream")
+                    session.close()
+                    session = pool.restore(tmp_path / "stream")
+                    with pytest.raises(RuntimeUsageError, match="input 'audio' is required"):
+                        session.run_chunk()
+                    first, _ = session.audio_needed()
+                    session.push_audio(voice[first:], at=first)
+            session.close()
+            made.append(chunks)
+    for one, other_chunk in zip(*made, strict=True):
+        assert np.array_equal(one, other_chunk)
