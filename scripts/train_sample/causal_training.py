@@ -49,11 +49,22 @@ class CausalDit(nn.Module):
         )
         self.time_embedding = nn.Sequential(nn.Linear(model.freq_dim, d), nn.SiLU(), nn.Linear(d, d))
         self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(d, 6 * d))
-        self.blocks = nn.ModuleList(_Block(model) for _ in range(model.layers))
+        self.blocks = nn.ModuleList(self.make_layer() for _ in range(model.layers))
         self.head = _Head(model)
 
+    def make_layer(self) -> Block:
+        """Return one new layer."""
+        return Block(self.model)
+
     def forward(
-        self, clean: Tensor, noisy: Tensor, times: Tensor, text: Tensor, frames: Tensor, mask: Tensor
+        self,
+        clean: Tensor,
+        noisy: Tensor,
+        times: Tensor,
+        text: Tensor,
+        frames: Tensor,
+        mask: Tensor,
+        camera: Tensor | None = None,
     ) -> Tensor:
         """Return the velocity of the noisy chunks.
 
@@ -69,6 +80,8 @@ class CausalDit(nn.Module):
             [B, S] int64, absolute latent-frame numbers, clean first.
         mask : Tensor
             [1 or B, 1, S*n, S*n] bool from `sequence_mask`.
+        camera : Tensor, optional
+            [B, S*n, d], what layers with a camera take.
 
         Returns
         -------
@@ -78,7 +91,7 @@ class CausalDit(nn.Module):
         x, time, modulation, cos, sin = self._embed(torch.cat((clean, noisy), dim=2), times, frames)
         context = self.text_embedding(text)
         for block in self._layers:
-            x, _ = block(x, modulation, cos, sin, block.text_kv(context), None, mask)
+            x, _ = block(x, modulation, cos, sin, block.text_kv(context), None, mask, camera)
         kept = noisy.shape[2]
         return self._unpatchify(self.head(x[:, -kept * self.stream.frame_tokens :], time[:, -kept:]), kept)
 
@@ -88,7 +101,13 @@ class CausalDit(nn.Module):
         return [block.text_kv(context) for block in self._layers]
 
     def step(
-        self, latents: Tensor, times: Tensor, frames: Tensor, text_kv: Cache, cache: Cache | None
+        self,
+        latents: Tensor,
+        times: Tensor,
+        frames: Tensor,
+        text_kv: Cache,
+        cache: Cache | None,
+        camera: Tensor | None = None,
     ) -> tuple[Tensor, Cache]:
         """Run one pass of one chunk behind a cache, as the exported step does.
 
@@ -100,6 +119,8 @@ class CausalDit(nn.Module):
             From `text_kv`.
         cache : Cache or None
             What earlier context passes gave back; None at the start.
+        camera : Tensor, optional
+            [B, F*n, d], as in `forward`.
 
         Returns
         -------
@@ -119,13 +140,13 @@ class CausalDit(nn.Module):
                     torch.cat((t[:, : s.sink_frames * n], t[:, (s.sink_frames + cut) * n :]), 1) for t in held
                 )
                 held = (k, v)
-            x, written = block(x, modulation, cos, sin, text_kv[layer], held, None)
+            x, written = block(x, modulation, cos, sin, text_kv[layer], held, None, camera)
             fresh.append(written)
         return self._unpatchify(self.head(x, time), frames.shape[1]), fresh
 
     @property
-    def _layers(self) -> list[_Block]:
-        return [block for block in self.blocks if isinstance(block, _Block)]
+    def _layers(self) -> list[Block]:
+        return [block for block in self.blocks if isinstance(block, Block)]
 
     def _embed(self, latents: Tensor, times: Tensor, frames: Tensor) -> tuple[Tensor, ...]:
         weight = self.patch_embedding.weight.flatten(1)
@@ -183,7 +204,7 @@ def init_weights(model: CausalDit, seed: int) -> None:
                 p.copy_(torch.randn(p.shape, generator=generator) * std)
 
 
-class _Block(nn.Module):
+class Block(nn.Module):
     """One layer; the maths of `causal_dit.Block` over a masked sequence or behind a cache."""
 
     def __init__(self, model: ModelConfig) -> None:
@@ -212,6 +233,7 @@ class _Block(nn.Module):
         text_kv: tuple[Tensor, Tensor],
         held: tuple[Tensor, Tensor] | None,
         mask: Tensor | None,
+        camera: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the next hidden state [B, S*n, d] float32, and K and V with ``held`` before them."""
         per_frame = (self.modulation.unsqueeze(0) + modulation).unsqueeze(3)  # [B, S, 6, 1, d]
@@ -223,11 +245,16 @@ class _Block(nn.Module):
         k = rotate(a.norm_k(a.k(y)).unflatten(-1, self.heads), cos, sin).to(v.dtype)
         if held is not None:
             k, v = torch.cat((held[0], k), dim=1), torch.cat((held[1], v), dim=1)
-        x = _gated(x, a.o(attention(q, k, v, mask)), gate_1)
+        x = self.steered(_gated(x, a.o(attention(q, k, v, mask)), gate_1), camera)
         a = self.cross_attn
         q = a.norm_q(a.q(self.norm3(x))).to(v.dtype).unflatten(-1, self.heads)
         x = x + a.o(attention(q, *text_kv, None))
         return _gated(x, self.ffn(_modulate(x, shift_2, scale_2, self.eps)), gate_2), (k, v)
+
+    def steered(self, x: Tensor, camera: Tensor | None) -> Tensor:
+        """Return the hidden state behind self-attention, with what a camera makes of it: here nothing."""
+        del camera
+        return x
 
 
 class _Attention(nn.Module):

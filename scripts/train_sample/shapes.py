@@ -185,7 +185,7 @@ def render(scenes: Scenes, times: Tensor) -> Tensor:
     for i in range(MOST):
         px = dx[:, i] * cos[:, i] + dy[:, i] * sin[:, i]  # [B, T, 96, 96], the shape's own axes
         py = dy[:, i] * cos[:, i] - dx[:, i] * sin[:, i]
-        distance = _signed_distance(px, py, radius[:, i, :, None, None], scenes.shape[:, i])
+        distance = signed_distance(px, py, radius[:, i, :, None, None], scenes.shape[:, i])
         shown = (scenes.count > i)[:, None, None, None]
         alpha = ((0.5 - distance).clamp(0, 1) * shown)[:, None]  # [B, 1, T, 96, 96]
         colour = scenes.rgb[:, i][:, :, None, None, None]
@@ -334,7 +334,7 @@ def _wrap(offset: Tensor) -> Tensor:
     return torch.remainder(offset + SIDE / 2, SIDE) - SIDE / 2
 
 
-def _signed_distance(x: Tensor, y: Tensor, r: Tensor, shape: Tensor) -> Tensor:
+def signed_distance(x: Tensor, y: Tensor, r: Tensor, shape: Tensor) -> Tensor:
     """Return [B, T, 96, 96] pixels outside the border, negative inside; r [B, T, 1, 1], shape [B]."""
     length = torch.sqrt(x * x + y * y)
     square = torch.maximum(x.abs(), y.abs()) - 0.8 * r

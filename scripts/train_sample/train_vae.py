@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from scripts.train_sample import ranks
@@ -108,14 +109,14 @@ class FrozenVae:
     Parameters
     ----------
     folder : Path
-        Of the VAE's run.
+        Of the VAE's run, or of a sample.
     device : str
         Where it works.
     """
 
     def __init__(self, folder: Path, device: str) -> None:
-        weights, facts = read_ema(folder)
-        self.config = WanVaeConfig(base_dim=facts["training"]["base_dim"])
+        weights, facts = _read_vae(folder)
+        self.config = WanVaeConfig(base_dim=facts["base_dim"])
         self.vae = Vae(self.config).to(device).requires_grad_(False).eval()
         fill(dict(self.vae.named_parameters()), weights)
         order_weights(self.vae)
@@ -136,6 +137,18 @@ class FrozenVae:
         """Return video [B, 3, T, H, W] in -1..1 of normalised latents."""
         with autocast(self.device):
             return self.vae.decode(latents * self.std + self.mean).clamp(-1, 1)
+
+
+def _read_vae(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return weights as float32, and ``base_dim``, ``latents_mean`` and ``latents_std``, of a run or a sample."""
+    config = folder / "config.json"
+    if config.is_file():
+        weights = load_file(folder / "vae.safetensors")
+        return {n: t.float() for n, t in weights.items()}, json.loads(config.read_text(encoding="utf-8"))[
+            "vae"
+        ]
+    weights, facts = read_ema(folder)
+    return weights, facts | {"base_dim": facts["training"]["base_dim"]}
 
 
 def init_vae(vae: Vae, seed: int) -> None:
