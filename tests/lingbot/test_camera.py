@@ -88,8 +88,7 @@ def test_a_stream_of_keys_is_the_stream_of_the_poses_that_they_make(keys, chunk_
     if (len(poses) - 1) // 4 + 1 < chunk_frames:
         return
     path = CameraPath(poses, focal, chunk_frames=chunk_frames, unit=how.length, **SIZE)
-    scaled = np.array(focal) * np.array([96 / 832, 64 / 480] * 2)
-    camera = KeyboardCamera(64, 96, chunk_frames, how, intrinsics=scaled, keys=keys)
+    camera = KeyboardCamera(64, 96, chunk_frames, how, intrinsics=focal, keys=keys)
     for number in range(len(path)):
         by_keys, by_poses = camera.next_chunk(), path.chunk(number)
         assert np.abs(by_keys["camera"] - by_poses["camera"]).max() <= ROUNDED

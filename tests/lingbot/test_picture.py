@@ -167,6 +167,12 @@ def test_the_options_of_a_camera(weights, tmp_path: Path) -> None:
     options = asked(**files)
     assert camera_inputs(options, manifest, {})["camera"].shape == (2, 2, 3, 4)
     assert options.chunks == 2
+    recorded = [
+        camera_inputs(asked(intrinsics=files["intrinsics"], **one), manifest, {})["intrinsics"]
+        for one in ({"keys": "w-5"}, {"poses": files["poses"]})
+    ]
+    assert np.array_equal(recorded[0][0], recorded[1][0])  # in pixels of one size, whatever moves the camera
+    assert np.allclose(recorded[0][0, 0], [500 * 48 / 832, 500 * 32 / 480, 24, 16])
     options = asked()
     assert camera_inputs(options, manifest, {}) == {}
     assert options.chunks == 4

@@ -223,6 +223,30 @@ def test_pictures_are_fitted_each_alone_and_other_aspects_by_a_crop_alone() -> N
     assert np.array_equal(found, pictures[:, :, 2:8])
 
 
+@pytest.mark.parametrize("size", [(54, 96), (20, 33), (32, 48)])
+def test_bicubic_is_torchs(size: tuple[int, int]) -> None:
+    """What lingbot-world's authors call, on the same picture in -1..1; rounded to a byte and kept in its range."""
+    torch = pytest.importorskip("torch")
+    picture = np.random.default_rng(3).integers(0, 256, (*size, 3), np.uint8)
+    found, done = fit_pictures(picture, 48, 64, bicubic=True, stretch=1000)
+    assert "crop" not in done
+    pixels = torch.from_numpy(picture).permute(2, 0, 1)[None].float() / 127.5 - 1
+    wanted = torch.nn.functional.interpolate(pixels, size=(48, 64), mode="bicubic")[0].permute(1, 2, 0)
+    bytes_of = ((wanted + 1) * 127.5).clamp(0, 255)
+    assert np.abs(found - bytes_of.numpy()).max() <= 0.501
+
+
+def test_a_picture_is_stretched_rather_than_cropped_by_less_than_a_token() -> None:
+    """16:9 at the authors' sizes: 464x832 takes all of it; a square is cropped."""
+    picture = np.random.default_rng(4).integers(0, 256, (90, 160, 3), np.uint8)
+    _, done = fit_pictures(picture, 464, 832, bicubic=True, stretch=16)
+    assert done == "160x90: resized to 832x464"
+    _, done = fit_pictures(picture, 464, 832)
+    assert done == "160x90: centre crop to 160x89, resized to 832x464"
+    _, done = fit_pictures(picture[:, :90], 464, 832, bicubic=True, stretch=16)
+    assert done == "90x90: centre crop to 90x50, resized to 832x464"
+
+
 def test_run_fits_a_picture_and_says_how(whole_folder: Path, tmp_path: Path, capsys: Said) -> None:
     picture = np.random.default_rng(2).integers(0, 256, (30, 40, 3), np.uint8)
     np.save(tmp_path / "photo.npy", picture)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from seko_runtime.backends.host import check_device
 from seko_runtime.cli.output import note
 from seko_runtime.errors import ManifestError, UsageError, VideoWriterError, one_line
-from seko_runtime.executor.buffers_check import IMAGE, TEXT_BUFFER, text_vocabulary
+from seko_runtime.executor.buffers_check import IMAGE, TEXT_BUFFER, picture_input, text_vocabulary
 from seko_runtime.format.json_fields import Fields, as_items, as_number, as_text, parse_json
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.opening.checked_artifact import read_file
@@ -27,6 +27,7 @@ from seko_runtime.video.text import NO_TEXT_ENCODER, PromptIds, clean_prompt
 
 MAX_SCHEDULE_BYTES = 1 << 20
 MAX_WORDS_TOLD = 8
+TOKEN_SIDE = 16  # pixels of the video
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def fit_conditioning(
     if image is not None:
         if IMAGE not in shapes or not {"encode", "condition"} & set(manifest.programs):
             raise UsageError(NO_ENCODER)
-        image = _fit("image", options.image, image, shapes[IMAGE])
+        image = _fit("image", options.image, image, shapes[IMAGE], told=picture_input(manifest) is not None)
         per_row(image, shapes[IMAGE], np.uint8, f"--image {options.image}", rows)
     if reference is not None:
         if reference.dtype == np.uint8 and IMAGE in shapes:
@@ -109,10 +110,13 @@ def fit_conditioning(
     return Conditioning(conditioning.prompts, conditioning.text, image, reference)
 
 
-def _fit(name: str, path: Path, pictures: NDArray[Any], shape: Sequence[int]) -> NDArray[np.uint8]:
+def _fit(
+    name: str, path: Path, pictures: NDArray[Any], shape: Sequence[int], *, told: bool = False
+) -> NDArray[np.uint8]:
     if pictures.ndim < 3 or pictures.shape[-1] != 3 or 0 in pictures.shape:
         raise UsageError(f"--{name} {path} is {list(pictures.shape)}, expected [rows, columns, 3]")
-    found, done = fit_pictures(pictures, shape[0], shape[1])
+    # Models that are told a picture: as their authors resize it. Their sizes follow the picture's aspect, by tokens.
+    found, done = fit_pictures(pictures, *shape[:2], bicubic=told, stretch=TOKEN_SIDE if told else 0)
     if done:
         note(one_line(f"{name:8} {path.name} {done}"))
     return found

@@ -142,7 +142,7 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
         "--intrinsics",
         type=Path,
         metavar="FILE.npy",
-        help="focal lengths x, y and centre x, y, [4] or [N, 4]: with --poses for 480x832, with --keys for the video",
+        help="focal lengths x, y and centre x, y, [4] or [N, 4], in pixels of a picture of 480x832",
     )
     command.add_argument(
         "-o",

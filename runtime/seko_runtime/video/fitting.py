@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
+Weights = Callable[[int, int], NDArray[np.float32]]  # of a resize: [wanted, found] from found and wanted
 
-def fit_pictures(pictures: NDArray[np.uint8], height: int, width: int) -> tuple[NDArray[np.uint8], str]:
+
+def fit_pictures(
+    pictures: NDArray[np.uint8], height: int, width: int, *, bicubic: bool = False, stretch: int = 0
+) -> tuple[NDArray[np.uint8], str]:
     """Return pictures in the wanted size, and a description of what was done.
 
     Parameters
@@ -15,12 +21,17 @@ def fit_pictures(pictures: NDArray[np.uint8], height: int, width: int) -> tuple[
         uint8 [..., rows, columns, 3], all of one size.
     height, width : int
         Wanted size in pixels.
+    bicubic : bool
+        Whether to resize by cubic convolution over four pixels, as torch's ``interpolate`` does, instead of a triangle
+        that covers all pixels. Models whose authors resize the first picture so are told what they were trained on.
+    stretch : int
+        If a crop would take fewer pixels of the result than this, the picture is stretched instead.
 
     Returns
     -------
     numpy.ndarray
-        uint8 [..., height, width, 3]: the largest centred crop with the wanted aspect, resized with a triangle
-        filter. Pictures of the right size are returned unchanged.
+        uint8 [..., height, width, 3]: the largest centred crop with the wanted aspect, resized. Pictures of the right
+        size are returned unchanged.
     str
         Such as ``640x480: centre crop to 480x480, resized to 96x96``; empty if nothing was done.
     """
@@ -29,6 +40,8 @@ def fit_pictures(pictures: NDArray[np.uint8], height: int, width: int) -> tuple[
         return pictures, ""
     cut_rows = min(rows, max(1, round(columns * height / width)))
     cut_columns = min(columns, max(1, round(rows * width / height)))
+    if max((rows - cut_rows) * height / cut_rows, (columns - cut_columns) * width / cut_columns) < stretch:
+        cut_rows, cut_columns = rows, columns
     top, left = (rows - cut_rows) // 2, (columns - cut_columns) // 2
     cut = pictures[..., top : top + cut_rows, left : left + cut_columns, :]
     done = []
@@ -36,8 +49,9 @@ def fit_pictures(pictures: NDArray[np.uint8], height: int, width: int) -> tuple[
         done.append(f"centre crop to {cut_columns}x{cut_rows}")
     if (cut_rows, cut_columns) != (height, width):
         done.append(f"resized to {width}x{height}")
-        down = np.einsum("hr,...rck->...hck", _triangles(cut_rows, height), cut, optimize=True)
-        across = np.einsum("wc,...hck->...hwk", _triangles(cut_columns, width), down, optimize=True)
+        weights: Weights = _cubics if bicubic else _triangles
+        down = np.einsum("hr,...rck->...hck", weights(cut_rows, height), cut, optimize=True)
+        across = np.einsum("wc,...hck->...hwk", weights(cut_columns, width), down, optimize=True)
         cut = np.clip(across.round(), 0, 255).astype(np.uint8)
     return np.ascontiguousarray(cut), f"{columns}x{rows}: {', '.join(done)}"
 
@@ -49,3 +63,17 @@ def _triangles(found: int, wanted: int) -> NDArray[np.float32]:
     weights = np.maximum(0.0, 1.0 - np.abs(np.arange(found)[None] - centres[:, None]) / max(scale, 1.0))
     normed: NDArray[np.float32] = (weights / weights.sum(1, keepdims=True)).astype(np.float32)
     return normed
+
+
+def _cubics(found: int, wanted: int) -> NDArray[np.float32]:
+    """Weights [wanted, found] of cubic convolution with a = -0.75; beyond the edge its pixel is repeated."""
+    a = -0.75
+    centres = (np.arange(wanted) + 0.5) * (found / wanted) - 0.5
+    first = np.floor(centres).astype(np.int64) - 1
+    made = np.zeros((wanted, found), np.float32)
+    for tap in range(4):
+        x = np.abs(centres - (first + tap))
+        near = ((a + 2) * x - (a + 3)) * x * x + 1
+        far = a * (((x - 5) * x + 8) * x - 4)
+        np.add.at(made, (np.arange(wanted), np.clip(first + tap, 0, found - 1)), np.where(x <= 1, near, far))
+    return made

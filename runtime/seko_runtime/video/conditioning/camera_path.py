@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from seko_runtime.errors import UsageError
 from seko_runtime.video.conditioning.poses import (
     VIDEO_PER_LATENT,
-    checked_intrinsics,
     checked_poses,
-    for_size,
     framewise,
     inputs_of,
+    recorded_intrinsics,
 )
 
 
@@ -58,7 +57,7 @@ class CameraPath:
         own_intrinsics: bool = False,
     ) -> None:
         every = checked_poses(poses)
-        seen = for_size(checked_intrinsics(intrinsics, len(every)), height, width)
+        seen = recorded_intrinsics(intrinsics, height, width, len(every))
         chunks = ((len(every) - 1) // VIDEO_PER_LATENT + 1) // chunk_frames
         if not chunks:
             need = VIDEO_PER_LATENT * (chunk_frames - 1) + 1

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import UsageError
-from seko_runtime.video.conditioning.poses import Array, checked_intrinsics, framewise, inputs_of
+from seko_runtime.video.conditioning.poses import Array, framewise, inputs_of, recorded_intrinsics
 
 KEYS = "wasdijkl"
 NONE = "none"
@@ -109,7 +109,8 @@ class KeyboardCamera:
     settings : KeySettings
         Steps and turns.
     intrinsics : array, optional
-        [4], focal lengths and centre in pixels of the video. Default: 500, 500 and its middle.
+        [4] or [N, 4], of which the first counts: focal lengths and centre in pixels of a picture of 480 x 832, as
+        `CameraPath` takes them. Default: 500 pixels of the video, whatever its size, and its middle.
     keys : str or iterable of sets of str
         Keys of the first steps, as `key_rows` takes or returns them; the person's own keys follow.
 
@@ -133,8 +134,9 @@ class KeyboardCamera:
             raise UsageError(
                 f"height {height}, width {width} and chunk_frames {chunk_frames}: expected 1 or more"
             )
-        usual = (_USUAL_FOCAL_LENGTH, _USUAL_FOCAL_LENGTH, width / 2, height / 2)
-        self._intrinsics = checked_intrinsics(usual if intrinsics is None else intrinsics, chunk_frames)
+        usual = np.array([_USUAL_FOCAL_LENGTH, _USUAL_FOCAL_LENGTH, width / 2, height / 2])
+        own = usual if intrinsics is None else recorded_intrinsics(intrinsics, height, width)[0]
+        self._intrinsics = np.broadcast_to(own, (chunk_frames, 4))
         self._chunk_frames, self.settings = chunk_frames, settings
         rows = key_rows(keys) if isinstance(keys, str) else [_checked(row) for row in keys]
         self._script = tuple(rows)

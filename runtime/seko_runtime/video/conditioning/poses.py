@@ -89,10 +89,33 @@ def checked_intrinsics(intrinsics: object, count: int) -> Array:
     return made
 
 
-def for_size(intrinsics: Array, height: int, width: int) -> Array:
-    """Return intrinsics [..., 4] of a picture of 480 x 832 for one of another size."""
+def recorded_intrinsics(intrinsics: object, height: int, width: int, count: int | None = None) -> Array:
+    """Return recorded intrinsics in pixels of the video.
+
+    Parameters
+    ----------
+    intrinsics : array
+        [4] or [N, 4]: focal lengths x and y, centre x and y, in pixels of a picture of 480 x 832.
+    height, width : int
+        The video's size in pixels.
+    count : int, optional
+        N that they must be for. Default: as many as there are.
+
+    Returns
+    -------
+    numpy.ndarray
+        [N, 4] float64; [4] stands for all N, or gives one.
+
+    Raises
+    ------
+    UsageError
+        If the shape does not fit, or a focal length is not positive.
+    """
+    found = np.asarray(intrinsics)
+    if count is None:
+        count = max(1, len(found)) if found.ndim == 2 else 1
     x, y = width / REFERENCE_WIDTH, height / REFERENCE_HEIGHT
-    made: Array = intrinsics * np.array([x, y, x, y])
+    made: Array = checked_intrinsics(found, count) * np.array([x, y, x, y])
     return made
 
 
