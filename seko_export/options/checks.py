@@ -52,6 +52,7 @@ def check_options(options: BuildOptions, *, sample_folder: Path = SAMPLE_FOLDER)
         raise UsageError(
             f"--target {options.target!r} is not known: expected auto, cpu or sm_NN such as sm_90"
         )
+    nameless = options.checkpoint is None and options.model_folder is None
     if options.tokenizer is not None and options.text_encoder is None:
         raise UsageError(
             f"--tokenizer {options.tokenizer} is one of a text encoder: name that with --text-encoder"
@@ -59,7 +60,7 @@ def check_options(options: BuildOptions, *, sample_folder: Path = SAMPLE_FOLDER)
     _ = options.pool  # checks itself
     preset = preset_of(options, sample_folder)
     stream = known[preset].stream if preset in known else _sample_stream(sample_folder)
-    if stream is not None and (options.preset is not None or options.checkpoint is None):
+    if stream is not None and (options.preset is not None or nameless):
         check_sink(replace(stream, **options.layout))
 
 
@@ -85,7 +86,7 @@ def check_build(options: BuildOptions, goal: Path, *, force: bool) -> None:
         If the goal cannot be written.
     """
     check_options(options)
-    nameless = options.checkpoint is None and options.random_weights is None
+    nameless = options.random_weights is None and options.checkpoint is None and options.model_folder is None
     if nameless and options.preset not in (None, SAMPLE, RANDOM):
         raise UsageError(
             f"--preset {options.preset} says how large the model is and has no weights: name a checkpoint, or give "
@@ -94,6 +95,7 @@ def check_build(options: BuildOptions, goal: Path, *, force: bool) -> None:
         )
     for what, path, expected in (
         ("checkpoint", options.checkpoint, "one, or of a folder that holds one"),
+        ("--model-folder", options.model_folder, "a folder that holds all files of a model"),
         ("--vae", options.vae, " or ".join(VAES.values())),
         ("--text-encoder", options.text_encoder, TEXT_LAYOUT.formats),
         ("--audio-encoder", options.audio_encoder, HUBERT_LAYOUT.formats),

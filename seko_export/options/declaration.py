@@ -106,6 +106,10 @@ class BuildOptions:
         plan=True,
         values=_presets,
     )
+    model_folder: Path | None = _option(
+        "A folder with all files of a model, each found by its content; options that name a file come first.",
+        "model",
+    )
     random_weights: int | None = _option(
         "Make random weights of this seed where a preset has no checkpoint: for tests of speed, not for video.",
         "model",
@@ -250,7 +254,7 @@ class BuildOptions:
                 raise UsageError(f"{option} {given} contradicts {refusal}: give one of them")
         if self.random_weights is not None:
             self._check_random_weights(self.random_weights)
-        if self.heads is not None and self.checkpoint is None:
+        if self.heads is not None and self.checkpoint is None and self.model_folder is None:
             raise UsageError(f"--heads {self.heads} is of a checkpoint: name one")
         if self.heads is not None and self.heads < 1:
             raise UsageError(f"--heads {self.heads}: expected at least 1")
@@ -266,9 +270,9 @@ class BuildOptions:
             )
 
     def _check_random_weights(self, seed: int) -> None:
-        option = f"--random-weights {seed}"
-        if self.checkpoint is not None:
-            raise UsageError(f"{option} contradicts the checkpoint {self.checkpoint}: give one of them")
+        option, named = f"--random-weights {seed}", self.checkpoint or self.model_folder
+        if named is not None:
+            raise UsageError(f"{option} contradicts the checkpoint {named}: give one of them")
         if self.preset in (None, SAMPLE):
             raise UsageError(f"{option} needs a --preset other than sample, which has weights: name one")
 

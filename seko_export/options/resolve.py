@@ -23,6 +23,7 @@ from seko_export.options.build_files import MediaSources, find_tokenizer
 from seko_export.options.checks import SAMPLE_FOLDER, check_options, check_sink, preset_of
 from seko_export.options.declaration import KV_FORMATS, RANDOM, SAMPLE, BuildOptions
 from seko_export.options.model import preset_model, read_model, with_aspect, with_camera
+from seko_export.options.model_folder import with_model_folder
 from seko_export.options.sample import Sample, read_sample
 from seko_kernels.errors import KernelsError, KvSchemeError
 from seko_kernels.kv_schemes import KvScheme
@@ -76,6 +77,7 @@ def resolve_build(
         If this machine cannot build for the target.
     """
     check_options(options, sample_folder=sample_folder)
+    options, found = with_model_folder(options)
     preset, checkpoint = options.preset, options.checkpoint
     known = all_presets()
     if preset is None and checkpoint is None:
@@ -127,7 +129,7 @@ def resolve_build(
         raise UsageError(
             "--no-goldens is for GPUs that are not here: a build for this machine is verified with them"
         )
-    notes = [*chosen.notes]
+    notes = [*found, *chosen.notes]
     if options.no_goldens and not config.lossless:
         if options.random_weights is None:
             raise UsageError(

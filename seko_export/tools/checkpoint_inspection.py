@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from seko_export.checkpoints.errors import MissingGeneratorError, UnknownModelError
+from seko_export.checkpoints.errors import AmbiguousCheckpointError, MissingGeneratorError, UnknownModelError
 from seko_export.checkpoints.keycheck import match_sources
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError
@@ -25,6 +25,7 @@ from seko_export.media.vaes import vae_config_of, vaes
 from seko_export.options.checks import SAMPLE_FOLDER
 from seko_export.options.declaration import SAMPLE, BuildOptions
 from seko_export.options.model import HEADS, ReadFacts, lacking_sentence, model_of, notes_on, read_facts
+from seko_export.options.model_folder import find_files
 from seko_export.options.sample import read_sample
 from seko_runtime.format.manifest import MANIFEST_FILE
 
@@ -36,7 +37,7 @@ def is_checkpoint(path: Path) -> bool:
     if path.is_dir():
         if (path / MANIFEST_FILE).exists():
             return False
-        return any(path.glob("*.safetensors*")) or any(path.glob("transformer/*.safetensors*"))
+        return any(any(path.glob(one)) for one in ("*.safetensors*", "transformer/*.safetensors*", "*.pth"))
     if not path.is_file():
         return False
     at, mark = _TAR_MARK
@@ -54,20 +55,31 @@ def inspect_checkpoint(path: Path) -> dict[str, Any]:
     Parameters
     ----------
     path : Path
-        As `load_checkpoint` takes it.
+        As `load_checkpoint` takes it, or a folder with all files of a model.
 
     Returns
     -------
     dict
         Plain data: ``checkpoint`` (its name), ``family``, ``format``, ``part``, ``bytes``, ``parameters``, ``dtypes``
         (how many tensors of each), ``model`` and ``stream`` (``value`` and ``from`` of each field), ``preset`` (the one
-        with these dimensions, or None), ``notes``, and ``command``, which builds it.
+        with these dimensions, or None), ``beside`` (further files of a folder, by option), ``notes``, and ``command``,
+        which builds it.
 
     Raises
     ------
     CheckpointError
         If it cannot be read, is of no known family, contradicts its config.json, or has other keys than its model.
     """
+    beside: dict[str, Path] = {}
+    odd: list[str] = []
+    if path.is_dir():
+        try:
+            folder = find_files(path)
+        except AmbiguousCheckpointError as fault:
+            odd.append(str(fault))
+        else:
+            path, beside = folder.checkpoint or path, folder.beside
+            odd += folder.notes
     options, known = BuildOptions(path), presets()
     try:
         facts = read_facts(options, path, known)
@@ -77,7 +89,7 @@ def inspect_checkpoint(path: Path) -> dict[str, Any]:
     except UnknownModelError as fault:
         raise UnknownModelError(f"{fault}{_media_hint(path)}") from fault
     told, sources = facts.recognised, facts.file.opened.sources
-    notes, preset = [*notes_on(path, facts)], None
+    notes, preset = [*notes_on(path, facts), *odd], None
     if told.lacking:
         notes.append(f"{path} {lacking_sentence(told)}; its keys were not compared")
     else:
@@ -95,8 +107,9 @@ def inspect_checkpoint(path: Path) -> dict[str, Any]:
         "model": _shown(told.model),
         "stream": _shown(told.stream),
         "preset": preset,
+        "beside": {option: str(file) for option, file in beside.items()},
         "notes": notes,
-        "command": _command(path, options, facts, preset),
+        "command": _command(path, options, facts, preset, beside),
     }
 
 
@@ -123,7 +136,9 @@ def _media_hint(path: Path) -> str:
     return ""
 
 
-def _command(path: Path, options: BuildOptions, facts: ReadFacts, preset: str | None) -> str:
+def _command(
+    path: Path, options: BuildOptions, facts: ReadFacts, preset: str | None, beside: Mapping[str, Path]
+) -> str:
     """Return the command that builds a checkpoint; it includes ``--heads`` if the file does not tell them."""
     words = ["seko-export", "build", str(path)]
     heads = facts.model.get("heads")
@@ -135,7 +150,9 @@ def _command(path: Path, options: BuildOptions, facts: ReadFacts, preset: str | 
         words += ["--preset", SAMPLE]
     folders = {name: "--vae" for one in vaes() for name in one.layout.subfolders}
     folders |= dict.fromkeys(TEXT_LAYOUT.subfolders, "--text-encoder")
-    for folder, option in folders.items():  # of a diffusers pipeline
-        if option not in words and (path / folder).is_dir():
-            words += [option, str(path / folder)]
+    found = {
+        option: path / name for name, option in folders.items() if (path / name).is_dir()
+    }  # of a pipeline
+    for option, file in (found | dict(beside)).items():
+        words += [option, str(file)]
     return shlex.join([*words, "-o", f"artifacts/{facts.name}"])

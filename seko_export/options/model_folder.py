@@ -1,0 +1,190 @@
+"""``--model-folder``: one folder with all files of a model, each found by its content."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from seko_export.checkpoints.errors import (
+    AmbiguousCheckpointError,
+    CheckpointNotFoundError,
+    NotACheckpointError,
+    ShardIndexError,
+    TruncatedCheckpointError,
+)
+from seko_export.checkpoints.json_files import CONFIG_FILE, read_config, read_json_object
+from seko_export.errors import CheckpointError
+from seko_export.families.model_files import recognise_checkpoint
+from seko_export.families.registry import families
+from seko_export.media.hubert.files import hubert_config_of
+from seko_export.media.hubert.layout import PREPROCESSOR
+from seko_export.media.umt5.dimensions import text_config_of
+from seko_export.media.umt5.layout import TEXT_LAYOUT
+from seko_export.media.vaes import vae_config_of
+from seko_export.options.build_files import find_tokenizer
+from seko_export.options.declaration import BuildOptions, flag
+
+_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
+_SHARD = "-of-"  # in the name of a shard, which its folder stands for
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """What lies in a folder, by the fields of `BuildOptions`; None: nothing of that kind.
+
+    Parameters
+    ----------
+    checkpoint, vae, text_encoder, tokenizer, audio_encoder : Path or None
+        As the options of a build take them.
+    unknown : tuple of Path
+        Files of weights that are nothing of these.
+    """
+
+    checkpoint: Path | None = None
+    vae: Path | None = None
+    text_encoder: Path | None = None
+    tokenizer: Path | None = None
+    audio_encoder: Path | None = None
+    unknown: tuple[Path, ...] = ()
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on weights that are nothing of a build."""
+        names = ", ".join(one.name for one in self.unknown)
+        return [f"not used, since they are of no known kind: {names}"] if names else []
+
+    @property
+    def beside(self) -> dict[str, Path]:
+        """What stands around the transformer, by option."""
+        found = {name: getattr(self, name) for name in ("vae", "text_encoder", "tokenizer", "audio_encoder")}
+        return {flag(name): path for name, path in found.items() if path is not None}
+
+
+def with_model_folder(options: BuildOptions) -> tuple[BuildOptions, tuple[str, ...]]:
+    """Return the options with the files of ``--model-folder`` in them, and sentences on what was taken.
+
+    Files that are named themselves stay.
+
+    Raises
+    ------
+    CheckpointError
+        If the folder holds no model, or two of one kind.
+    """
+    if options.model_folder is None:
+        return options, ()
+    found = find_files(options.model_folder, transformer=options.checkpoint is None)
+    checkpoint = options.checkpoint or found.checkpoint
+    if checkpoint is None:
+        raise CheckpointNotFoundError(
+            f"--model-folder {options.model_folder} holds no transformer of a known family; found "
+            f"{', '.join(f'{option} {path.name}' for option, path in found.beside.items()) or 'nothing'}: name its "
+            "file or folder itself, beside this option"
+        )
+    taken = replace(
+        options,
+        model_folder=None,
+        checkpoint=checkpoint,
+        vae=options.vae or (None if options.no_vae else found.vae),
+        text_encoder=options.text_encoder or (None if options.no_text else found.text_encoder),
+        tokenizer=options.tokenizer or (None if options.text_encoder or options.no_text else found.tokenizer),
+        audio_encoder=options.audio_encoder or found.audio_encoder,
+    )
+    names = {
+        flag(name): getattr(taken, name) for name in ("vae", "text_encoder", "tokenizer", "audio_encoder")
+    }
+    told = ", ".join(f"{option} {path}" for option, path in names.items() if path is not None)
+    return taken, (
+        f"from {options.model_folder}: transformer {checkpoint}, {told or 'nothing beside it'}",
+        *found.notes,
+    )
+
+
+def find_files(folder: Path, *, transformer: bool = True) -> ModelFolder:
+    """Return what lies directly in a folder and in its subfolders, by content: only headers are read.
+
+    Parameters
+    ----------
+    folder : Path
+        A model's folder. Transformer, VAE and encoders are files of it, or subfolders; one of each kind at most.
+    transformer : bool
+        Whether to look for a transformer.
+
+    Raises
+    ------
+    CheckpointError
+        If there is no such folder, two files are of one kind, or one is damaged.
+    """
+    if not folder.is_dir():
+        raise CheckpointNotFoundError(f"--model-folder {folder} is no folder: give that of a model's files")
+    places = [*_places(folder)]
+    taken: set[Path] = set()
+    audio = _the_one("an audio encoder", [one for one in places if _hears(one)], taken)
+    vae = _the_one("a VAE", _known(places, taken, vae_config_of), taken)
+    text = _the_one("a text encoder", _known(places, taken, _read_text), taken)
+    model = tokenizer = None
+    files = {one for one in places if one.is_file()}
+    if transformer and _opens(folder, recognise_checkpoint):
+        model = folder
+        taken |= {one for one in files if one.suffix == ".safetensors"}
+    elif transformer:
+        model = _the_one("a transformer", _known(places, taken, recognise_checkpoint), taken)
+    if text is not None:
+        with suppress(CheckpointNotFoundError):  # the build asks for it
+            tokenizer = find_tokenizer(text, None)
+    return ModelFolder(
+        model, vae, text, tokenizer, audio, tuple(sorted(files - taken)) if transformer else ()
+    )
+
+
+def _places(folder: Path) -> Iterator[Path]:
+    """Yield what may hold weights: files, and subfolders; no shards, and no companions of a transformer."""
+    beside = {name for family in families().values() for one in family.keys.companions for name in one.names}
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() or (
+            path.suffix in _SUFFIXES and _SHARD not in path.name and path.name not in beside
+        ):
+            yield path
+
+
+def _known(places: list[Path], taken: set[Path], read: Callable[[Path], object]) -> list[Path]:
+    return [one for one in places if one not in taken and _opens(one, read)]
+
+
+def _opens(path: Path, read: Callable[[Path], object]) -> bool:
+    try:
+        read(path)
+    except (TruncatedCheckpointError, ShardIndexError):  # of whatever kind it is, it is damaged
+        raise
+    except CheckpointError:
+        return False
+    return True
+
+
+def _read_text(path: Path) -> None:
+    """Raise a CheckpointError if a path holds no UMT5 encoder; a config.json must say so, as any may lie there."""
+    told = read_config(path, TEXT_LAYOUT)
+    if told is not None and told.get("model_type") != "umt5":
+        raise NotACheckpointError(f"{path} is of a {told.get('model_type')}, expected a umt5")
+    text_config_of(path)
+
+
+def _hears(path: Path) -> bool:
+    """Return whether a folder says that it is an audio encoder; raises if it is one of another layout."""
+    if not (path / PREPROCESSOR).is_file() or not (path / CONFIG_FILE).is_file():
+        return False
+    if read_json_object(path / CONFIG_FILE).get("model_type") != "hubert":
+        return False
+    hubert_config_of(path)
+    return True
+
+
+def _the_one(what: str, found: list[Path], taken: set[Path]) -> Path | None:
+    if len(found) > 1:
+        raise AmbiguousCheckpointError(
+            f"{found[0].parent} holds {what} {len(found)} times: {', '.join(one.name for one in found)}; name the "
+            "right one with its own option, or leave only one there"
+        )
+    taken.update(found)
+    return found[0] if found else None

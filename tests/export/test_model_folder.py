@@ -1,0 +1,126 @@
+"""One folder with all files of a model: found by content, named by `inspect`, taken by a build."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from seko_export import inspect
+from seko_export.checkpoints.errors import (
+    AmbiguousCheckpointError,
+    CheckpointNotFoundError,
+    NotACheckpointError,
+    TruncatedCheckpointError,
+)
+from seko_export.errors import UsageError
+from seko_export.families.model_files import write_random_checkpoint
+from seko_export.families.registry import presets
+from seko_export.options.declaration import BuildOptions
+from seko_export.options.model_folder import find_files
+from seko_export.options.resolve import resolve_build
+from tests.export.media_files import TEXT, VAE, write_text_encoder, write_tokenizer, write_vae
+from tests.seko_talk.streams import write_hubert
+
+HUBERT = "TencentGameMate-chinese-hubert-large"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a talking model as they are published: shards, an adapter, .pth files, a tokenizer, a CLIP."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    home = tmp_path_factory.mktemp("whole")
+    folder = home / "model"
+    model = replace(presets()["seko-talk-tiny"].model, text_dim=TEXT.dim)
+    write_random_checkpoint(folder, model, seed=0, dtype=torch.float32)
+    write_vae(folder / "vae")
+    text = write_text_encoder(home / "text")
+    torch.save(load_file(text / "model.safetensors"), folder / "umt5.pth")
+    (folder / "tokenizer").mkdir()
+    write_tokenizer(folder / "tokenizer" / "tokenizer.json")
+    torch.save({"visual.patch.weight": torch.zeros(2, 2)}, folder / "models_clip.pth")
+    write_hubert(folder / HUBERT, 48)
+    return folder
+
+
+def test_each_file_is_found_by_its_content(whole: Path) -> None:
+    found = find_files(whole)
+    assert found.checkpoint == whole
+    assert found.vae == whole / "vae"
+    assert found.text_encoder == whole / "umt5.pth"
+    assert found.tokenizer == whole / "tokenizer" / "tokenizer.json"
+    assert found.audio_encoder == whole / HUBERT
+    assert found.notes == ["not used, since they are of no known kind: models_clip.pth"]
+
+
+def test_a_build_takes_them_all_and_says_so(whole: Path) -> None:
+    """Options that name a file come first, and those that leave one out leave it out."""
+    made = resolve_build(BuildOptions(model_folder=whole, target="cpu"))
+    assert made.checkpoint == whole
+    assert made.config.model.family == "seko_talk"
+    assert made.config.vae == VAE
+    assert made.config.text is not None
+    assert made.config.text.dim == TEXT.dim
+    assert made.config.audio is not None
+    assert (made.media.vae, made.media.audio_encoder) == (whole / "vae", whole / HUBERT)
+    made.media.open(made.config)
+    assert any(
+        str(whole / HUBERT) in note and str(whole / "vae") in note and "umt5.pth" in note
+        for note in made.notes
+    )
+    assert any("models_clip.pth" in note for note in made.notes)
+    bare = resolve_build(BuildOptions(model_folder=whole, no_vae=True, no_text=True, target="cpu"))
+    assert (bare.config.vae, bare.config.text, bare.media.tokenizer) == (None, None, None)
+    assert bare.config.audio is not None
+    named = BuildOptions(whole, model_folder=whole, vae=whole / "missing", target="cpu")
+    with pytest.raises(CheckpointNotFoundError, match="missing"):
+        resolve_build(named)
+    with pytest.raises(UsageError, match="contradicts the checkpoint"):
+        BuildOptions(model_folder=whole, preset="tiny", random_weights=0)
+
+
+def test_inspect_says_what_was_found(whole: Path) -> None:
+    report = inspect(whole)
+    assert report["family"] == "seko_talk"
+    assert report["beside"] == {
+        "--vae": str(whole / "vae"),
+        "--text-encoder": str(whole / "umt5.pth"),
+        "--tokenizer": str(whole / "tokenizer" / "tokenizer.json"),
+        "--audio-encoder": str(whole / HUBERT),
+    }
+    assert f"--audio-encoder {whole / HUBERT}" in report["command"]
+    assert "not used, since they are of no known kind: models_clip.pth" in report["notes"]
+
+
+def test_two_of_a_kind_damage_and_nothing_are_refused(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    (folder / "a").mkdir(parents=True)
+    with pytest.raises(
+        CheckpointNotFoundError, match="holds no transformer of a known family; found nothing"
+    ):
+        resolve_build(BuildOptions(model_folder=folder, target="cpu"))
+    with pytest.raises(CheckpointNotFoundError, match="is no folder"):
+        find_files(folder / "b")
+    torch.save(load_file(whole / "vae" / "diffusion_pytorch_model.safetensors"), folder / "one.pth")
+    vae = (folder / "one.pth").read_bytes()
+    (folder / "two.pth").write_bytes(vae)
+    with pytest.raises(AmbiguousCheckpointError, match=r"a VAE 2 times: one\.pth, two\.pth"):
+        find_files(folder)
+    (folder / "two.pth").write_bytes(vae[: len(vae) // 2])
+    with pytest.raises(TruncatedCheckpointError, match="two"):
+        find_files(folder)
+    (folder / "two.pth").unlink()
+    with pytest.raises(CheckpointNotFoundError, match=r"found --vae one\.pth: name its file"):
+        resolve_build(BuildOptions(model_folder=folder, target="cpu"))
+    other = folder / "hubert"
+    other.mkdir()
+    for file in (whole / HUBERT).glob("*.json"):
+        (other / file.name).write_bytes(file.read_bytes())
+    told = json.loads((other / "config.json").read_text()) | {"do_stable_layer_norm": False}
+    (other / "config.json").write_text(json.dumps(told))
+    with pytest.raises(NotACheckpointError, match="do_stable_layer_norm is False, expected True"):
+        find_files(folder)
