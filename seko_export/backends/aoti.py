@@ -20,6 +20,7 @@ from seko_export.engines.piece import engine_spec
 from seko_export.families.registry import graph_of
 from seko_export.host.compiler_cache import CACHE_VARIABLE, use_private_cache
 from seko_export.lowering.agree import check_agrees
+from seko_export.lowering.container_code import container_compiled_once
 from seko_export.lowering.descriptor_scratch import scratch_of_the_whole_grid
 from seko_export.lowering.dtype_rules import dtype_rules_made_once
 from seko_export.lowering.int_arrays import arrays_declared_where_used
@@ -85,6 +86,7 @@ def compile_piece(config: BuildConfig, name: str, package: str) -> float:
         program = trace(piece, config.device)
         with (
             arrays_declared_where_used(),
+            container_compiled_once(),
             dtype_rules_made_once(),
             gluon_behind_outlines(),
             outputs_beside,
