@@ -236,7 +236,12 @@ def write_sample(folder: Path, run: Run, config: WorldTraining) -> int:
     (folder / CHECKPOINT).chmod(0o644)
     schedule = Schedule.warped(tuple(1000 * (1 - i / PASSES) for i in range(PASSES)), SHIFT)
     told_model = {"model": dataclasses.asdict(config.model), "stream": dataclasses.asdict(config.stream)}
-    facts = {**told_model, "schedule": {"timesteps": schedule.timesteps, "shift": SHIFT}}
+    facts = {
+        "format_version": 1,
+        "media": "sample",
+        **told_model,
+        "schedule": {"timesteps": schedule.timesteps, "shift": SHIFT},
+    }
     (folder / CONFIG).write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     (folder / LOSSES).write_bytes(
         (run.folder / LOSSES).read_bytes() if (run.folder / LOSSES).is_file() else b""

@@ -22,6 +22,7 @@ from seko_export.options.declaration import ATTENTIONS, KERNELS, KV_FORMATS, RAN
 from seko_runtime.format.whole_files import check_goal
 
 SAMPLE_FOLDER = Path(__file__).parents[1] / "sample"
+SAMPLE_CONFIG = "config.json"
 TARGET = re.compile(r"auto|cpu|sm_\d{2,3}(?:,sm_\d{2,3})*")
 
 
@@ -33,6 +34,7 @@ def check_options(options: BuildOptions, *, sample_folder: Path = SAMPLE_FOLDER)
     UsageError
         If an option is invalid.
     """
+    options, sample_folder = with_sample(options, sample_folder)
     kv = "|".join(map(re.escape, KV_FORMATS))
     if options.kv is not None and not re.fullmatch(rf"(?:{kv})(?:-(?:{kv}))?(?:-sink)?", options.kv):
         raise UsageError(
@@ -112,6 +114,22 @@ def preset_of(options: BuildOptions, sample_folder: Path = SAMPLE_FOLDER) -> str
     return options.preset or (SAMPLE if sample_folder.is_dir() else RANDOM)
 
 
+def with_sample(options: BuildOptions, sample_folder: Path = SAMPLE_FOLDER) -> tuple[BuildOptions, Path]:
+    """Return options, and the folder of their sample: a checkpoint that is such a folder is the sample asked for."""
+    folder = options.checkpoint
+    if folder is None or options.preset not in (None, SAMPLE) or not _is_sample(folder):
+        return options, sample_folder
+    return replace(options, checkpoint=None, preset=SAMPLE), folder
+
+
+def _is_sample(folder: Path) -> bool:
+    try:
+        told = json.loads((folder / SAMPLE_CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(told, dict) and {"format_version", "model", "stream"} <= set(told)
+
+
 def check_sink(stream: StreamConfig) -> None:
     """Refuse a sink larger than the ring: a likely mistake for Wan's window, which includes the sink."""
     if stream.sink_frames > stream.ring_frames:
@@ -126,7 +144,7 @@ def check_sink(stream: StreamConfig) -> None:
 def _sample_stream(folder: Path) -> StreamConfig | None:
     """Return the sample's layout; None if its config.json cannot be read, which the build will report."""
     try:
-        return StreamConfig(**json.loads((folder / "config.json").read_text(encoding="utf-8"))["stream"])
+        return StreamConfig(**json.loads((folder / SAMPLE_CONFIG).read_text(encoding="utf-8"))["stream"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

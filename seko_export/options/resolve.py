@@ -20,7 +20,7 @@ from seko_export.media.hubert.files import hubert_config_of
 from seko_export.media.umt5.dimensions import text_config_of
 from seko_export.media.vaes import vae_config_of
 from seko_export.options.build_files import MediaSources, find_tokenizer
-from seko_export.options.checks import SAMPLE_FOLDER, check_options, check_sink, preset_of
+from seko_export.options.checks import SAMPLE_FOLDER, check_options, check_sink, preset_of, with_sample
 from seko_export.options.declaration import KV_FORMATS, RANDOM, SAMPLE, BuildOptions
 from seko_export.options.model import preset_model, read_model, with_aspect, with_camera
 from seko_export.options.model_folder import with_model_folder
@@ -76,6 +76,7 @@ def resolve_build(
     MachineError
         If this machine cannot build for the target.
     """
+    options, sample_folder = with_sample(options, sample_folder)
     check_options(options, sample_folder=sample_folder)
     options, found = with_model_folder(options)
     preset, checkpoint = options.preset, options.checkpoint

@@ -13,13 +13,15 @@ from seko_export.config.media import TextEncoderConfig, VaeConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
+from seko_export.families.registry import presets
 from seko_export.media.umt5.dimensions import text_config
 from seko_export.media.vaes import vae_config
 from seko_export.options.build_files import TOKENIZER, MediaSources
-from seko_export.options.checks import SAMPLE_FOLDER
+from seko_export.options.checks import SAMPLE_CONFIG, SAMPLE_FOLDER
+from seko_export.options.declaration import SAMPLE
 
 _FORMAT = 1
-_PARTS = ("model", "stream", "schedule", "vae", "text")
+_PARTS, _MEDIA_PARTS = ("model", "stream", "schedule"), ("vae", "text")
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,14 @@ class Sample:
     ----------
     folder : Path
         Folder of its files.
+    media_folder : Path
+        Folder of its VAE, text encoder and tokenizer: its own, or the shipped sample's.
     model, stream, schedule, vae, text
         As stated by config.json.
     """
 
     folder: Path
+    media_folder: Path
     model: ModelConfig
     stream: StreamConfig
     schedule: Schedule
@@ -50,7 +55,9 @@ class Sample:
     def media(self) -> MediaSources:
         """The files of VAE, text encoder and tokenizer."""
         return MediaSources(
-            self.folder / "vae.safetensors", self.folder / "text.safetensors", self.folder / TOKENIZER
+            self.media_folder / "vae.safetensors",
+            self.media_folder / "text.safetensors",
+            self.media_folder / TOKENIZER,
         )
 
 
@@ -60,7 +67,8 @@ def read_sample(folder: Path = SAMPLE_FOLDER) -> Sample:
     Parameters
     ----------
     folder : Path
-        ``config.json``, ``dit.safetensors``, ``vae.safetensors``, ``text.safetensors``, ``tokenizer.json``.
+        ``config.json``, ``dit.safetensors``, ``vae.safetensors``, ``text.safetensors``, ``tokenizer.json``. Without the
+        last three if config.json has ``"media": "sample"``: then they are those of the sample that ships.
 
     Returns
     -------
@@ -73,31 +81,48 @@ def read_sample(folder: Path = SAMPLE_FOLDER) -> Sample:
     UsageError
         If dimensions contradict each other.
     """
-    file = folder / "config.json"
+    file = folder / SAMPLE_CONFIG
     if not file.is_file():
         raise CheckpointNotFoundError(
             f"no sample model at {folder}: this installation came without it; name a checkpoint, or build the random "
             "one with --preset tiny"
         )
     told = read_json_object(file)
-    missing = [part for part in _PARTS if not isinstance(told.get(part), dict)]
+    media = told.get("media")
+    if media not in (None, SAMPLE):
+        raise NotACheckpointError(f"{file} has media {str(media)[:40]!r}, expected {SAMPLE!r} or none")
+    wanted = _PARTS if media else (*_PARTS, *_MEDIA_PARTS)
+    missing = [part for part in wanted if not isinstance(told.get(part), dict)]
     if told.get("format_version") != _FORMAT or missing:
         raise NotACheckpointError(
             f"{file} has format_version {told.get('format_version')} and lacks {missing}; expected {_FORMAT} and "
-            f"{', '.join(_PARTS)}"
+            f"{', '.join(wanted)}"
         )
+    around = read_sample() if media else None
     try:
         return Sample(
             folder=folder,
-            model=ModelConfig(**told["model"]),
+            media_folder=around.media_folder if around else folder,
+            model=_model(told["model"]),
             stream=StreamConfig(**told["stream"]),
             schedule=_schedule(told["schedule"]),
-            vae=vae_config(told["vae"], str(file)),
+            vae=around.vae if around else vae_config(told["vae"], str(file)),
             # Its captions fit, and cutting one would lose its background.
-            text=text_config(told["text"], str(file), truncate=False),
+            text=around.text if around else text_config(told["text"], str(file), truncate=False),
         )
     except TypeError as fault:
         raise NotACheckpointError(f"{file} describes no sample model: {fault}") from fault
+
+
+def _model(told: Mapping[str, Any]) -> ModelConfig:
+    """Return a model of the class that its family's presets have; Wan's if it names none."""
+    family = told.get("family", ModelConfig.family)
+    kinds = {type(one.model) for one in presets().values() if one.model.family == family}
+    if len(kinds) != 1:
+        raise NotACheckpointError(
+            f"a sample's model is of the family {str(family)[:40]!r}, which is not known"
+        )
+    return kinds.pop()(**told)
 
 
 def _schedule(told: Mapping[str, Any]) -> Schedule:

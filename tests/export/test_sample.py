@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from seko_export.errors import UsageError
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.weights import model_weights
 from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
+from seko_export.families.registry import presets
 from seko_export.goldens import record as golden
 from seko_export.host.progress import silent
 from seko_export.options.build_files import MediaSources, find_tokenizer, prompt_ids
@@ -28,6 +29,8 @@ from tests.export.media_files import (
     write_text_encoder,
     write_vae,
 )
+
+WORLD = replace(presets()["lingbot-tiny"].model, text_dim=128)  # as the shipped text encoder
 
 
 @pytest.fixture(scope="module")
@@ -170,3 +173,38 @@ def test_the_shipped_sample_is_whole():
     assert ids is not None
     assert torch.count_nonzero(ids == 2) == 0  # every word of the golden's prompt is known
     assert sum(file.stat().st_size for file in SAMPLE_FOLDER.iterdir()) <= 25_000_000
+
+
+def write_sample_of_another_family(folder: Path, **changes: object) -> Path:
+    """Write a sample without media of its own; its weights are not looked at here."""
+    told = {"format_version": 1, "media": "sample", "model": asdict(WORLD), "stream": asdict(SAMPLE_STREAM),
+            "schedule": {"timesteps": [1000.0, 500.0], "shift": 5.0}, **changes}  # fmt: skip
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(told), encoding="utf-8")
+    return folder
+
+
+def test_a_checkpoint_may_be_the_folder_of_a_sample_of_any_family(tmp_path):
+    """With the VAE and the text encoder of the one that ships."""
+    folder = write_sample_of_another_family(tmp_path / "world")
+    shipped = read_sample()
+    for named in (None, "sample"):
+        made = resolved(named, checkpoint=folder)
+        assert made.checkpoint == folder / "dit.safetensors"
+        assert made.config.model == WORLD
+        assert (made.config.vae, made.config.text, made.media) == (shipped.vae, shipped.text, shipped.media)
+    assert resolved(None, checkpoint=folder, camera="pass", no_vae=True).config.model.camera == "pass"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"media": "../other"}, "has media '../other', expected 'sample' or none"),
+        ({"media": None}, "lacks .*'vae', 'text'"),
+        ({"model": {"family": "fog"}}, "family 'fog', which is not known"),
+    ],
+)
+def test_samples_that_cannot_be(changes, words, tmp_path):
+    folder = write_sample_of_another_family(tmp_path / "world", **changes)
+    with pytest.raises(NotACheckpointError, match=words):
+        read_sample(folder)
