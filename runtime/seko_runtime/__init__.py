@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from seko_runtime.format.manifest import Manifest
-    from seko_runtime.opening.artifact import OpenArtifact
+    from seko_runtime.opening.opened import OpenArtifact
     from seko_runtime.opening.golden import ChunkError
     from seko_runtime.video.chunk import Chunk
     from seko_runtime.video.pool import Pool
@@ -31,7 +31,7 @@ _HOMES = {
     "Chunk": "video.chunk",
     "ChunkError": "opening.golden",
     "Manifest": "format.manifest",
-    "OpenArtifact": "opening.artifact",
+    "OpenArtifact": "opening.opened",
     "Pool": "video.pool",
     "PooledSession": "video.pooled_session",
     "Session": "video.session",
@@ -44,6 +44,7 @@ def open_artifact(
     *,
     trust: "str | Path | None" = None,
     copy_weights: bool = False,
+    ranks: "int | None" = None,
 ) -> "OpenArtifact":
     """Check an artifact and load it. Imports `seko_runtime.opening.artifact` when called.
 
@@ -57,6 +58,8 @@ def open_artifact(
         A trust file; overrides ``SEKO_TRUST``.
     copy_weights : bool
         Read the weights into the process's own memory instead of mapping their files.
+    ranks : int, optional
+        The GPUs that make each chunk together; default: as many as the artifact was built for.
 
     Returns
     -------
@@ -70,7 +73,7 @@ def open_artifact(
     """
     from seko_runtime.opening import artifact
 
-    return artifact.open_artifact(path, device, trust=trust, copy_weights=copy_weights)
+    return artifact.open_artifact(path, device, trust=trust, copy_weights=copy_weights, ranks=ranks)
 
 
 def read_manifest(path: "str | Path", *, trust: "str | Path | None" = None) -> "tuple[Manifest, str]":

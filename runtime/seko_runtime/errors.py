@@ -222,6 +222,10 @@ class HostFaultError(EnvironmentLacksError):
     """The operating system refused a call: too many open files, no space, an input or output error."""
 
 
+class RankLostError(EnvironmentLacksError):
+    """One of the processes that make a chunk together died, hung or failed alone; all of them were ended."""
+
+
 class PoolFullError(EnvironmentLacksError):
     """Every row of the pool is taken."""
 

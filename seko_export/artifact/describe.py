@@ -103,6 +103,7 @@ def describe(
         text=text_table(config),
         video=video_table(config),
         pool=pool,
+        ranks=config.ranks,
         inputs=graph.inputs,
         files=dict(files),
         extra={key: file for key, file in extra_files.items() if file in files} | backend.versions(config),
@@ -116,7 +117,7 @@ def kv_pool(config: BuildConfig) -> KvPool:
     tokens = sum(
         len(group.layers) * config.of_layer_group(group).stream.cache_tokens for group in config.layer_groups
     )
-    numbers = 2 * config.slots * tokens * model.dim  # K and V
+    numbers = 2 * config.slots * tokens * model.dim // config.ranks  # K and V
     if stream.pass_caches:
         numbers *= len(config.schedule.timesteps)
     return KvPool(

@@ -11,6 +11,7 @@ from seko_runtime.format.manifest import (
     OFFLOADED_VERSION,
     PASS_CACHE_VERSION,
     POOL_VERSION,
+    RANK_VERSION,
     REFERENCE_VERSION,
     WINDOW_VERSION,
     Buffer,
@@ -34,6 +35,8 @@ def manifest_json(manifest: Manifest) -> bytes:
         del table["pool"]
     if table["format_version"] < INPUT_VERSION:
         del table["workload"], table["inputs"]
+    if manifest.ranks == 1:
+        del table["ranks"]
     for name in ("rings", "reference_frames"):
         if not table["stream"][name]:
             del table["stream"][name]
@@ -61,6 +64,7 @@ def _least_of_fields(manifest: Manifest) -> int:
     """Return the oldest format version whose readers know every field that is not empty."""
     calls = (call for calls in manifest.programs.values() for call in calls)
     needed = (
+        (RANK_VERSION, manifest.ranks > 1),
         (INPUT_VERSION, bool(manifest.inputs)),
         (WINDOW_VERSION, any(made_by_begin(one) for one in manifest.buffers)),
         (REFERENCE_VERSION, bool(manifest.stream.reference_frames)),

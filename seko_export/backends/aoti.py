@@ -26,6 +26,7 @@ from seko_export.lowering.dtype_rules import dtype_rules_made_once
 from seko_export.lowering.int_arrays import arrays_declared_where_used
 from seko_export.lowering.outlined_kernels import gluon_behind_outlines
 from seko_export.lowering.package import slim_package
+from seko_export.lowering.rank_group import stand_in_group
 from seko_export.lowering.trace import trace
 from seko_export.media.pieces import MEDIA_PROGRAMS
 from seko_runtime.backends.engine_tensors import TENSORS_KEY, tensors_text
@@ -82,7 +83,12 @@ def compile_piece(config: BuildConfig, name: str, package: str) -> float:
     outputs_beside = torch._inductor.config.patch({"aot_inductor.output_path": str(Path(package).parent)})
     tensors = tensors_text(engine_spec(piece, Path(package).suffix))
     carried = torch._inductor.config.patch({"aot_inductor.metadata": {TENSORS_KEY: tensors}})
-    with torch.no_grad(), attention_backends(config.device), scratch_of_the_whole_grid():
+    with (
+        torch.no_grad(),
+        attention_backends(config.device),
+        scratch_of_the_whole_grid(),
+        stand_in_group(config.ranks),
+    ):
         program = trace(piece, config.device)
         with (
             arrays_declared_where_used(),
@@ -123,7 +129,7 @@ def local_prefixes() -> list[Path]:
 
 BACKEND = ExportBackend(
     "aoti",
-    Capabilities(fused_kernels=True, offloaded_cache=True),
+    Capabilities(fused_kernels=True, offloaded_cache=True, ranks=True),
     compile_piece,
     host_code=True,
     fits_one_cpu=True,  # a GPU engine's host side is compiled for this processor, too

@@ -36,6 +36,8 @@ class Capabilities:
         A cache on the host, copied to the device layer by layer.
     kv_schemes : tuple of str, optional
         Cache formats that its engines can write and read, as ``--kv`` spells them; without it all.
+    ranks : bool
+        Collectives within engines, for several ranks.
     pools, pass_caches, layer_rings, window_positions, reference_frames : bool
         The options of these names.
     """
@@ -46,6 +48,7 @@ class Capabilities:
     fused_kernels: bool = False
     offloaded_cache: bool = False
     kv_schemes: tuple[str, ...] | None = None
+    ranks: bool = False
     pools: bool = True
     pass_caches: bool = True
     layer_rings: bool = True
@@ -167,6 +170,7 @@ def refuse_uncarried(backend: ExportBackend, config: BuildConfig) -> None:
     for carried, asked, what, option in (
         (can.fused_kernels, config.fused, "fused kernels", "--kernels fused"),
         (can.offloaded_cache, stream.offload_cache, "offloaded caches", "--offload-cache"),
+        (can.ranks, config.ranks > 1, "engines for several ranks", "--ranks"),
         (can.pools, config.pool is not None, "pools", "--sessions"),
         (can.pass_caches, stream.pass_caches, "caches of each pass", "--pass-caches"),
         (can.layer_rings, bool(stream.layer_rings), "layers of different rings", "--layer-rings"),

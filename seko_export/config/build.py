@@ -26,6 +26,8 @@ from seko_kernels.lossy_kv import RowLayout
 from seko_kernels.matmul import MATRIX_UNIT
 from seko_kernels.scratch import scratch_scales
 
+MOST_RANKS = 8  # GPUs of one box
+
 
 @dataclass(frozen=True)
 class BuildConfig:
@@ -61,6 +63,9 @@ class BuildConfig:
         Whether the past is converted to 8 bits once a chunk, for all layers at once, instead of in every pass.
     archs : tuple of str
         The GPUs that it is for, ``sm_89`` and the like, where none of them need be here; empty: this machine's device.
+    ranks : int
+        Processes that make each chunk together, one a GPU: each has a share of the tokens and, in attention and in its
+        cache, of the heads.
 
     Raises
     ------
@@ -83,6 +88,7 @@ class BuildConfig:
     resident_window: bool = False
     archs: tuple[str, ...] = ()
     audio: HubertConfig | None = None
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         if not all(group.layers for group in self.layer_groups):
@@ -90,6 +96,8 @@ class BuildConfig:
                 f"--layer-rings {','.join(map(str, self.stream.layer_rings))} names rings that none of the "
                 f"{self.model.layers} layers has"
             )
+        if self.ranks != 1:
+            self._check_ranks()
         if self.stream.offload_cache:
             self._check_offloading()
         if self.attention not in ATTENTIONS:
@@ -145,6 +153,24 @@ class BuildConfig:
                 "leave it out"
             )
 
+    def _check_ranks(self) -> None:
+        heads, tokens = self.model.heads, self.stream.frame_tokens
+        can = [count for count in range(1, MOST_RANKS + 1) if heads % count == 0 and tokens % count == 0]
+        if self.ranks not in can:
+            raise UsageError(
+                f"--ranks {self.ranks}: ranks share the {heads} heads of {self.model.name!r} and the {tokens} tokens of "
+                f"a latent frame evenly, and are at most {MOST_RANKS}; give one of {with_commas(tuple(can))}"
+            )
+        for asked, option in (
+            (self.fused, "--kernels fused"),
+            (self.pool is not None, "--sessions"),
+            (self.stream.offload_cache, "--offload-cache"),
+        ):
+            if asked:
+                raise UsageError(
+                    f"--ranks {self.ranks} and {option} do not go together yet; leave one of them out"
+                )
+
     def _check_fp8(self) -> None:
         layers = self.model.layers
         if not self.fp8:
@@ -191,10 +217,15 @@ class BuildConfig:
 
     @property
     def as_batch(self) -> BuildConfig:
-        """The same model without a pool, as one batch with the rows of the largest call. Goldens are recorded with
-        it.
+        """The same model without a pool, as one batch with the rows of the largest call, for one rank. Goldens are
+        recorded with it.
         """
-        return replace(self, pool=None, stream=replace(self.stream, batch=self.call_rows))
+        return replace(self.one_rank, pool=None, stream=replace(self.stream, batch=self.call_rows))
+
+    @property
+    def one_rank(self) -> BuildConfig:
+        """The same build for one rank."""
+        return replace(self, ranks=1)
 
     @property
     def attention_kind(self) -> Attention:
@@ -267,6 +298,7 @@ class BuildConfig:
             fp8_except=(),
             attention=TORCH.name,
             resident_window=False,
+            ranks=1,
         )
 
     @property
@@ -281,12 +313,12 @@ class BuildConfig:
 
     @property
     def kv(self) -> KvFormat:
-        """The cache format."""
+        """The cache format, of a rank's heads."""
         s, n = self.stream, self.stream.frame_tokens
         row = RowLayout(s.pinned_frames * n, s.ring_frames * n, s.chunk_tokens)
         return kv_format(
             self.kv_scheme,
-            self.model.heads,
+            self.model.heads // self.ranks,
             self.model.head_dim,
             self.dtype,
             row,

@@ -97,6 +97,8 @@ class Family(ABC):
 
     name: str
     """``wan``, or for a family outside this package ``MODULE:ATTRIBUTE``, where Python finds the object."""
+    splits_over_ranks: bool = False
+    """Whether its layers can share a chunk over the GPUs of a box (`layers.rank_split`)."""
 
     @property
     @abstractmethod

@@ -54,6 +54,7 @@ WHOLE_COPY_OPS = frozenset(
 TRITON_HIGHER_ORDER_OPS = frozenset({"triton_kernel_wrapper_mutation", "triton_kernel_wrapper_functional"})
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\s*(?P<source>.*)')
 _TORCH = str(Path(torch.__file__).parent)
+_COLLECTIVES = "_c10d_functional"  # torch's functional collectives, whose kernels are torch's own
 
 
 @dataclass(frozen=True)
@@ -241,7 +242,7 @@ def _has_kernel(node: Node) -> bool:
             target, torch._ops.HigherOrderOperator
         )
         return name == "getitem" or name in TRITON_HIGHER_ORDER_OPS or on_symbols
-    if target.namespace in ("aten", "prims"):
+    if target.namespace in ("aten", "prims", _COLLECTIVES):
         return True
     # Only an op registered by `triton_op` lists its kernels; a Python custom op is opaque to the compiler.
     return bool(get_triton_kernels_for_op(target._schema.name))

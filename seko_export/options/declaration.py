@@ -170,6 +170,11 @@ class BuildOptions:
         "auto",
         values=lambda: ("auto", "cpu"),
     )
+    ranks: int = _option(
+        "GPUs of one box that make each chunk together: 2, 3, 4, 5, 6 or 8, where the model's heads divide.",
+        _ENGINES,
+        1,
+    )
     no_goldens: bool = _option(
         "For GPUs that are not here: record nothing that `verify` could replay there.", _ENGINES, False
     )

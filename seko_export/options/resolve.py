@@ -14,6 +14,7 @@ from seko_export.config.schedule import Schedule
 from seko_export.engines.kernel_table import attention_tiles, bf16_is_faster
 from seko_export.errors import UsageError
 from seko_export.families.base import Preset
+from seko_export.families.registry import family_of
 from seko_export.families.registry import presets as all_presets
 from seko_export.host.environment import Target, has_fp8, local_gpu_arch, resolve_target
 from seko_export.media.hubert.files import hubert_config_of
@@ -107,9 +108,14 @@ def resolve_build(
         text,
         vae,
         options.pool,
+        ranks=options.ranks,
         archs=machine.archs if cross and device == "cuda" and machine.arch != local_gpu_arch() else (),
         audio=audio,
     )
+    if config.ranks > 1 and not family_of(config).splits_over_ranks:
+        raise UsageError(
+            f"--ranks {config.ranks}: models of the family {config.model.family!r} run on one GPU so far; leave it out"
+        )
     try:
         _ = config.kv
     except KernelsError as error:

@@ -7,7 +7,7 @@ from seko_runtime.backends.host import check_driver, check_torch
 from seko_runtime.errors import BackendMissingError
 
 BACKENDS = (
-    RuntimeBackend("aoti", "torch", f"{__name__}.aoti", check_target=check_torch),
+    RuntimeBackend("aoti", "torch", f"{__name__}.aoti", check_target=check_torch, several_ranks=True),
     RuntimeBackend("compile", "torch", f"{__name__}.compile", check_target=check_torch),
     RuntimeBackend("onnx", "onnxruntime", f"{__name__}.onnx", fits_one_cpu=False),
     RuntimeBackend(

@@ -50,6 +50,8 @@ class RuntimeBackend:
         Whether engines contain code for the build machine's processor.
     check_target : callable
         Takes the target and the device's name; refuses targets whose engines cannot run here.
+    several_ranks : bool
+        Whether its engines may exchange tensors between processes; `rank_group` joins those.
     """
 
     name: str
@@ -58,6 +60,7 @@ class RuntimeBackend:
     library_words: str = ""
     fits_one_cpu: bool = True
     check_target: Callable[[Target, str], None] = lambda *_: None
+    several_ranks: bool = False
 
     def check_library(self) -> None:
         """Import the library.

@@ -19,6 +19,8 @@ PICTURE_CONDITION = "picture.condition"  # its result
 _PICTURE_KINDS = ("picture_condition",)  # of the input per session that takes it
 REFERENCE_LATENTS = "reference.latents"
 CALL_ROWS = "rows"  # the pool's row of each batch index of a call
+RANK = "rank"  # [1]: the number of the process, where several make a chunk together
+HEADS_AXIS = 2  # of a layered cache buffer, where each of several ranks has a share
 DECODE_LATENTS, VIDEO_FIRST, VIDEO = "decode.latents", "video.first", "video"
 PICTURE_CHANNELS = 3
 _OWN_MEANING = (TEXT_BUFFER, *OF_ONE_PROMPT, CONDITIONING_LATENTS, REFERENCE_LATENTS)  # no input's
@@ -93,6 +95,16 @@ def _check_chunk_inputs(manifest: Manifest, buffers: Mapping[str, Buffer]) -> No
         host[CALL_ROWS] = (rows,)
         if CALL_ROWS not in buffers:
             raise ProgramError(f"the pool's programs need the chunk buffer {CALL_ROWS!r}, which is not there")
+    if manifest.ranks > 1:
+        host[RANK] = (1,)
+        if RANK not in buffers:
+            raise ProgramError(f"programs of {manifest.ranks} ranks need the chunk buffer {RANK!r}, which is not there")
+        for buffer in buffers.values():
+            if buffer.role == "cache" and buffer.layered and len(buffer.shape) <= HEADS_AXIS:
+                raise ProgramError(
+                    f"cache buffer {buffer.name} {list(buffer.shape)} has no axis of heads, expected layers, tokens and "
+                    f"heads where {manifest.ranks} ranks share them"
+                )
     for buffer in buffers.values():
         if buffer.role != "chunk" or buffer.name in given:
             continue

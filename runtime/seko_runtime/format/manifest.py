@@ -13,14 +13,15 @@ from seko_runtime.format.paths import as_path
 from seko_runtime.format.program_key import ProgramKey
 from seko_runtime.format.records import Limit, Mark, Since, one_of, within
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 # What brought pools; artifacts without a context pass, whose denoise passes have a cache of their own each; calls that
 # begin with another layer than 0, and layers with rings of their own; caches that are offloaded; reference
-# frames; context passes that read what begin makes of the cache, in layered state; declared inputs and the workload. An
-# artifact without them is written as the version before, for older runtimes.
+# frames; context passes that read what begin makes of the cache, in layered state; declared inputs and the workload;
+# several ranks. An artifact without them is written as the version before, for older runtimes.
 POOL_VERSION, PASS_CACHE_VERSION, FIRST_LAYER_VERSION, OFFLOADED_VERSION, REFERENCE_VERSION = 2, 3, 3, 3, 4
 WINDOW_VERSION = 5
 INPUT_VERSION = 6
+RANK_VERSION = 7
 GPU_SEPARATOR = "-"  # between the GPUs of a `Target.arch`
 MANIFEST_FILE = "manifest.json"
 SIGNATURE_FILE = "manifest.sig"  # may lie beside it; no table lists it, since it signs the table
@@ -43,6 +44,7 @@ PERIODS = ("session", "prompt", "chunk", "pass")  # how often an input may chang
 SOURCES = ("host", "caller")
 DEFAULTS = ("zeros", "required", "hold")
 CLEANINGS = ("wan",)  # how a prompt is cleaned before it is cut into tokens; `text` does it
+RANK_GROUP = "seko.ranks"  # the process group's name in engines of several ranks
 MAX_RANK = 16
 MAX_SEED = (1 << 62) - 1  # as a session takes them
 _UNKNOWN_WORD = "this runtime knows {}; update it"
@@ -402,6 +404,7 @@ class Manifest:
     )
     format_version: Annotated[int, within(1, FORMAT_VERSION), Mark.REQUIRED] = 1
     pool: Annotated[Pool | None, Since(POOL_VERSION)] = None
+    ranks: Annotated[int, within(1, 64), Since(RANK_VERSION)] = 1
     workload: Annotated[
         str, one_of(WORKLOADS, complaint=_UNKNOWN_WORD), Since(INPUT_VERSION), Mark.REQUIRED
     ] = "video"

@@ -10,7 +10,7 @@ from pathlib import Path
 from seko_runtime.backends import runtime_backend
 from seko_runtime.backends.host import check_cpu, check_device, free_host_bytes
 from seko_runtime.errors import HostMemoryError
-from seko_runtime.executor.buffers_check import TEXT_BUFFER
+from seko_runtime.executor.buffers_check import HEADS_AXIS, TEXT_BUFFER
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.faults import machine_faults
@@ -210,6 +210,8 @@ def _check_cache_sample(
         return
     shape = list(buffer.shape)
     shape[axis] = -(-(shape[axis] // manifest.stream.batch * manifest.call_rows) // golden.cache_step)
+    if manifest.ranks > 1 and buffer.layered:  # the golden holds the heads of all
+        shape[HEADS_AXIS] *= manifest.ranks
     name = cache_tensor(buffer.name, chunk)
     dtype = found[name].dtype if name in found else buffer.dtype  # any dtype that converts
     check_tensor(found, TensorSpec(name, tuple(shape), dtype), golden.file)

@@ -13,7 +13,15 @@ from seko_runtime.backends.memory import Tensor
 from seko_runtime.errors import StaleChunkError, UsageError
 from seko_runtime.faults import machine_faults
 from seko_runtime.video.call_lock import CallLock
-from seko_runtime.video.decoding import Decoder
+
+
+class FrameReader(Protocol):
+    """What reads decoded video frames: a `Decoder`, or what asks one in another process."""
+
+    overlaps: bool
+
+    def video_frames(self, row: int, number: int) -> NDArray[np.uint8]:
+        """Return a row's video frames of one chunk; see `Decoder.video_frames`."""
 
 
 class ChunkMaker(Protocol):
@@ -24,7 +32,7 @@ class ChunkMaker(Protocol):
     def read_latents(self, chunk: Chunk) -> NDArray[np.float32]:
         """Copy a chunk's latents to the host; see `Chunk.to_host`."""
 
-    def decoder(self) -> Decoder:
+    def decoder(self) -> FrameReader:
         """Return the decoder; UsageError if the artifact makes no video."""
 
 
@@ -43,7 +51,8 @@ class Chunk:
         int64 [B, F], absolute latent-frame numbers of each row.
     latents : tensor
         float32 [B, C, F, h, w], the session's own buffer: valid until its next chunk begins, in a batch also until a
-        cache is rebuilt. The device writes it in the order of the session's work.
+        cache is rebuilt. The device writes it in the order of the session's work. None of an artifact of several ranks,
+        whose tensors are in other processes: read them with `to_host`.
     streams : ChunkMaker
         The streams that made it.
     serial : int

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import UsageError
-from seko_runtime.executor.buffers_check import CONDITIONING_LATENTS, REFERENCE_LATENTS, TEXT_BUFFER
+from seko_runtime.executor.buffers_check import CONDITIONING_LATENTS, RANK, REFERENCE_LATENTS, TEXT_BUFFER
 from seko_runtime.executor.cache_offload import CacheOffload
 from seko_runtime.executor.program import BoundProgram, BoundTensors
 from seko_runtime.executor.programs_check import ENCODER_PROGRAMS
@@ -40,6 +40,8 @@ class Live:
         The callers' inputs.
     overlap : bool
         Whether decoding may run at the same time as the chunks.
+    rank : int
+        The number of this process, where several make a chunk together.
     """
 
     def __init__(
@@ -53,7 +55,9 @@ class Live:
         inputs: CallerInputs,
         *,
         overlap: bool,
+        rank: int = 0,
     ) -> None:
+        self._rank = rank
         self._manifest, self._memory, self._clocks, self._inputs = manifest, memory, clocks, inputs
         self.host = memory.host_block([spec for spec in manifest.buffers if spec.role == "chunk"])
         self.specs = {spec.name: spec for spec in manifest.buffers}
@@ -225,6 +229,8 @@ class Live:
         for name, values in positions.values(ring, self._manifest.stream, bucket, places).items():
             if name in host:
                 host[name][:bucket] = values
+        if RANK in host:
+            host[RANK][:] = self._rank
         self._inputs.fill(host, inputs or {})
         self.host.send()
         full = positions.full(ring)

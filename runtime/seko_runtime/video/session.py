@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import UsageError
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.manifest import Manifest
-from seko_runtime.video.chunk import Chunk, SessionStats
+from seko_runtime.video.chunk import Chunk, ChunkMaker, SessionStats
 from seko_runtime.video.clocks import checked_seeds
 from seko_runtime.video.conditioning import Camera, steered
 from seko_runtime.video.inputs import Inputs
@@ -25,6 +25,45 @@ from seko_runtime.video.video_stream import VideoStream
 __all__ = ["Chunk", "Session", "SessionStats"]
 
 
+class SessionStreams(ChunkMaker, Protocol):
+    """What a session needs of its streams; see `Streams`."""
+
+    @property
+    def stats(self) -> SessionStats:
+        """Counters so far."""
+
+    @property
+    def decodes_beside(self) -> bool:
+        """Whether a chunk is decoded while the next one is computed."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether they have ended."""
+
+    def run_chunk(self, rows: Sequence[int], inputs: Inputs | None = None) -> Chunk:
+        """Make the next chunk of each row."""
+
+    def set_prompt(self, rows: Sequence[int], prompt: str | Sequence[str], *, recache: bool = False) -> None:
+        """Set rows' prompts to sentences."""
+
+    def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:
+        """Set rows' prompts to embeddings."""
+
+    def set_inputs(self, rows: Sequence[int], inputs: Inputs | None) -> None:
+        """Set rows' inputs per session or prompt."""
+
+    def restart(
+        self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
+    ) -> None:
+        """Restart a row at frame 0."""
+
+    def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
+        """Copy every ``step``-th token of every cache buffer to the host."""
+
+    def close(self) -> None:
+        """End them."""
+
+
 class Session:
     """Streams of one batch; rows may be at different chunks.
 
@@ -33,7 +72,7 @@ class Session:
 
     Parameters
     ----------
-    manifest, engines, weights, memory, programs, prompt_ids, digest, prompt_cache, overlap
+    manifest, engines, weights, memory, programs, prompt_ids, digest, prompt_cache, overlap, rank
         As `Streams` takes them.
     seeds : Sequence[int]
         One for each row.
@@ -79,11 +118,12 @@ class Session:
         digest: str = "",
         prompt_cache: int = PROMPT_CACHE,
         overlap: bool = True,
+        rank: int = 0,
     ) -> None:
         self.manifest = manifest
         self._rows = range(manifest.call_rows)
         self._ahead: deque[Chunk] = deque()  # queued by `stream`, not given out yet
-        self._streams = Streams(
+        streams = Streams(
             manifest,
             engines,
             weights,
@@ -93,26 +133,28 @@ class Session:
             digest=digest,
             prompt_cache=prompt_cache,
             overlap=overlap,
+            rank=rank,
         )
+        self._streams: SessionStreams = streams
         try:
-            self._streams.seeds[list(self._rows)] = checked_seeds(seeds, len(self._rows))
+            streams.seeds[list(self._rows)] = checked_seeds(seeds, len(self._rows))
             if (prompt is not None and text is not None) or (
                 image is not None and conditioning_latents is not None
             ):
                 raise UsageError(
                     "found both prompt and text, or both image and conditioning_latents; give one"
                 )
-            self._streams.set_inputs(self._rows, inputs, opening=True, image=image)
+            streams.set_inputs(self._rows, inputs, opening=True, image=image)
             if prompt is not None:
                 self.set_prompt(prompt)
             else:
                 self.set_text(text)
-            self._streams.set_conditioning(self._rows, image, conditioning_latents)
-            self._streams.set_reference(self._rows, reference)
-            self._streams.prepare()
+            streams.set_conditioning(self._rows, image, conditioning_latents)
+            streams.set_reference(self._rows, reference)
+            streams.prepare()
             if manifest.video is not None:
                 for row in self._rows:
-                    self._streams.decoder().reserve(row)
+                    streams.decoder().reserve(row)
         except BaseException:
             self.close()
             raise
@@ -305,7 +347,6 @@ class Session:
             After `close()`.
         """
         with self._streams.call_lock.take():
-            self._streams.live()
             self._streams.restart(self._checked_row(row), seed=seed, image=image, reference=reference)
 
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
@@ -368,7 +409,7 @@ class Session:
 
 def video_stream(
     session: Any,
-    streams: Streams,
+    streams: ChunkMaker,
     prompt: str | Sequence[str] | None,
     chunks: int | None,
     recache: bool,

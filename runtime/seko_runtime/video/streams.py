@@ -57,6 +57,8 @@ class Streams:
         Capacity of the prompt cache.
     overlap : bool
         Whether decoding runs at the same time as the chunks, if the device can.
+    rank : int
+        The number of this process, where several make a chunk together.
 
     Raises
     ------
@@ -79,6 +81,7 @@ class Streams:
         digest: str = "",
         prompt_cache: int = PROMPT_CACHE,
         overlap: bool = True,
+        rank: int = 0,
     ) -> None:
         self.manifest, self.memory = manifest, memory
         self.call_lock = CallLock(CLOSED)
@@ -94,7 +97,15 @@ class Streams:
                 self._prompts = RowPrompts(memory, prompt_ids, digest, prompt_cache)
             with memory.ordered():
                 self._live = Live(
-                    manifest, programs, engines, weights, memory, self.clocks, self.inputs, overlap=overlap
+                    manifest,
+                    programs,
+                    engines,
+                    weights,
+                    memory,
+                    self.clocks,
+                    self.inputs,
+                    overlap=overlap,
+                    rank=rank,
                 )
         except BaseException:
             self.close()

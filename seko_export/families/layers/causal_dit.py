@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH, StreamConfig
 from seko_export.families.layers.attention_waves import cut_attention, waves_on
+from seko_export.families.layers.rank_split import RankSplit
 from seko_export.families.layers.ring_positions import chunk_positions, rows_of, token_index_of_call
 from seko_export.families.layers.rotary import rotate
 from seko_kernels.kv_formats import KvFormat
@@ -36,9 +37,15 @@ class Embed(nn.Module):
         Whether to return the rotary tables of all cached keys; needed if keys are stored before RoPE.
     update : bool
         Whether blocks also pass on the previous layer's FFN output; the first block gets zeros.
+
+    Attributes
+    ----------
+    split : RankSplit or None
+        How ranks share a chunk. All embed the whole chunk, and keep their own tokens.
     """
 
     groups = ("given",)
+    split: RankSplit | None = None
 
     def __init__(
         self,
@@ -68,6 +75,7 @@ class Embed(nn.Module):
         valid_tokens: Tensor | None = None,
         rows: Tensor | None = None,
         given: Mapping[str, Tensor] | None = None,
+        rank: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Embed one chunk.
 
@@ -96,11 +104,13 @@ class Embed(nn.Module):
             [B] int64, only in a pool: the pool row of each batch index; ``slot_frames`` then covers all pool rows.
         given : mapping of str to Tensor, optional
             The caller's inputs that `beside` takes, [B, ...] each.
+        rank : Tensor, optional
+            [1] int64, the rank's number; only with `split`.
 
         Returns
         -------
         hidden : Tensor
-            [B, T, d] in the compute dtype.
+            [B, T, d] in the compute dtype; with `split` [B, T/R, d].
         update : Tensor
             Only with `update`: zeros of the same shape.
         modulation : Tensor
@@ -117,6 +127,8 @@ class Embed(nn.Module):
         latents = self.beside(latents, given or {})
         patches = patchify(latents).to(self.patch_embedding.weight.dtype)  # [B, T, C*4]
         hidden = self.tokens(patches, frames)
+        if self.split is not None and rank is not None:
+            hidden = self.split.own_tokens(hidden, rank)
         timestep = self.times(timestep, frames, given_frames, context_timestep)
         time = self.time_embedding(sinusoid(timestep, self.model.freq_dim))  # [B, F, d]
         modulation = self.time_projection(time).unflatten(-1, (6, self.model.dim))
@@ -156,6 +168,8 @@ class BlockWeights(nn.Module):
         with the tensors that `LayerChoice` names for it, [B, ...] each, to the next hidden state.
     beside_text : tuple of str
         Names of keys and values that cross-attention attends to beside the text, or nothing.
+    split : RankSplit or None
+        How ranks share a chunk.
     """
 
     groups: tuple[str, ...] = ("caches", "scales", "places", "given")  # arguments that are mappings
@@ -182,6 +196,7 @@ class BlockWeights(nn.Module):
         self.after_attention: nn.Module | None = None
         self.tail: nn.Module | None = None
         self.beside_text: tuple[str, ...] = ()
+        self.split: RankSplit | None = None
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Return [..., H, D] from [..., d]."""
@@ -249,8 +264,11 @@ class Block(BlockWeights):
         places: Mapping[str, Tensor],
         rows: Tensor | None = None,
         given: Mapping[str, Tensor] | None = None,
+        rank: Tensor | None = None,
     ) -> Tensor:
         """Advance the hidden state by one layer and write this layer's K and V.
+
+        With `split`, the hidden state has the rank's tokens and the caches its heads; all else is whole.
 
         Parameters
         ----------
@@ -270,29 +288,39 @@ class Block(BlockWeights):
             [B] int64, only in a pool: the pool row of each batch index, for the caches, ``text_k`` and ``text_v``.
         given : mapping of str to Tensor, optional
             The tensors that `after_attention`, `tail` and `beside_text` take.
+        rank : Tensor, optional
+            [1] int64, the rank's number; only with `split`.
 
         Returns
         -------
         Tensor
-            [B, T, d], the next hidden state.
+            [B, T, d], the next hidden state; with `split` [B, T/R, d].
         """
         per_frame = (self.modulation.unsqueeze(0) + modulation).unsqueeze(3)  # [B, F, 6, 1, d] float32
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = per_frame.unbind(2)  # each [B, F, 1, d]
         dtype = hidden.dtype
 
+        if self.split is not None and rank is not None:
+            cos, sin = (self.split.own_tokens(one, rank) for one in (cos, sin))
+            scales = {name: self.split.own_heads(one, rank) for name, one in scales.items()}
         x = modulate(self._plain_norm(hidden), shift_1, scale_1).to(dtype)
         q, k, v = self.self_attn.qkv(x).chunk(3, dim=-1)  # each [B, T, d]
         q = rotate(self.split_heads(rms_norm(q, self.self_attn.norm_q)), cos, sin).to(dtype)  # [B, T, H, D]
         unturned = self.split_heads(rms_norm(k, self.self_attn.norm_k))
-        k = rotate(unturned, cos, sin).to(dtype)
-        own = (k.flatten(0, 1), self.split_heads(v).flatten(0, 1))  # [B*T, H, D]
-        stored = unturned.to(dtype).flatten(0, 1) if self.kv.keys_before_rope else own[0]
+        k, v = rotate(unturned, cos, sin).to(dtype), self.split_heads(v)
+        kept = (unturned.to(dtype),) if self.kv.keys_before_rope else ()
+        if self.split is not None:
+            q, k, v, *kept_heads = self.split.to_heads((q, k, v, *kept))
+            kept = tuple(kept_heads)
+        own = (k.flatten(0, 1), v.flatten(0, 1))  # [B*T, H, D]
+        stored = kept[0].flatten(0, 1) if kept else own[0]
         self.kv.write(caches, scales, token_index, stored, own[1])
         if rows is not None:
             held = text_k.shape[0]
             caches = {name: rows_of(cache, rows, len(cache) // held) for name, cache in caches.items()}
             token_index = token_index_of_call(token_index, rows, self.stream)
-        y = self.self_attn.o(self._attend(q, own, token_index, caches, scales, places, valid_tokens))
+        y = self._attend(q, own, token_index, caches, scales, places, valid_tokens)
+        y = self.self_attn.o(y if self.split is None else self.split.to_tokens(y))
         hidden = gated_residual(hidden, y, gate_1)
         if self.after_attention is not None:
             hidden = self.after_attention(hidden, given or {})
@@ -333,7 +361,15 @@ class Block(BlockWeights):
 
 
 class Head(nn.Module):
-    """The last norm, the projection to latent patches, and unpatchifying."""
+    """The last norm, the projection to latent patches, and unpatchifying.
+
+    Attributes
+    ----------
+    split : RankSplit or None
+        How ranks share a chunk. Each projects its own tokens; then all get the whole velocity.
+    """
+
+    split: RankSplit | None = None
 
     def __init__(self, model: ModelConfig, stream: StreamConfig) -> None:
         super().__init__()
@@ -345,7 +381,10 @@ class Head(nn.Module):
         """Return the velocity [B, C, F, h, w] float32 from hidden [B, T, d] and time [B, F, d]."""
         shift, scale = (self.modulation.unsqueeze(0) + time.unsqueeze(2)).unsqueeze(3).unbind(2)
         x = F.layer_norm(hidden.float(), (self.model.dim,), eps=self.model.norm_eps)
-        return unpatchify(self.head(modulate(x, shift, scale)), self.stream, self.model.out_channels)
+        x = self.head(modulate(x, shift, scale))
+        if self.split is not None:
+            x = self.split.every_token(x)
+        return unpatchify(x, self.stream, self.model.out_channels)
 
 
 class Prompt(nn.Module):

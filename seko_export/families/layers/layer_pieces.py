@@ -17,8 +17,10 @@ from seko_export.families.layers.causal_dit import Block
 from seko_export.families.layers.choice import LAYER, LayerChoice, caller_arguments
 from seko_export.families.layers.fused_block import FusedBlock, KeysAndValues, LastUpdate, RowFusedBlock
 from seko_export.families.layers.past_window import PastWindow, WindowExpand
+from seko_export.families.layers.rank_split import RankSplit
 from seko_export.families.layers.ring_positions import RingPositions
 from seko_export.families.layers.rotary import side_channels
+from seko_runtime.executor.buffers_check import RANK
 
 SLOT_FRAMES = "kv.slot_frames"
 # Roles of engines: a layer; the residual between the last fused layer and the head; a chunk's positions in the caches;
@@ -80,7 +82,7 @@ class LayerArguments:
         )
         self._scales = tuple(
             Argument(f"scales.{c.name}", f"weight:{LAYER}kv.{c.name}", c.shape, c.dtype)
-            for c in config.scales
+            for c in config.one_rank.scales
         )
         self.window = tuple(
             Argument(f"window.{name}", f"buffer:{window}{place}{part}", tuple(one.shape), one.dtype)
@@ -168,7 +170,7 @@ class LayerArguments:
             past = (*self._caches, *self._scales, *self.key_rotary, *inputs)
             if self.window:
                 past = (*(self._caches if writes else ()), *self._scales, *self.window)
-            taken = (*chunk, *text_kv, *past, *rows, *self._caller)
+            taken = (*chunk, *text_kv, *past, *rows, *self._caller, *rank_argument(config))
             module = on_meta(lambda: self._with_choice(make()))
             piece = Piece(self._key(BLOCK, *variant), module, LAYER, m.layers, taken, state)
             blocks.append(replace(piece, mutates=mutated if writes else (), among=self._among))
@@ -217,6 +219,7 @@ class LayerArguments:
         block.after_attention = self._choice.after_attention(m, dtype)  # type: ignore[assignment]
         block.tail = self._choice.tail(m, dtype)  # type: ignore[assignment]
         block.beside_text = self._choice.beside_text  # type: ignore[assignment]
+        block.split = rank_split(self._config)  # type: ignore[assignment]
         return block
 
     def _key(self, role: str, *variant: str) -> EngineKey:
@@ -229,6 +232,16 @@ class LayerArguments:
         if CONTEXT in key.variant and config.model.layers - 1 in layers:
             layers.remove(config.model.layers - 1)  # the variant LAST is made for it
         return None if len(layers) == config.model.layers else tuple(layers)
+
+
+def rank_split(config: BuildConfig) -> RankSplit | None:
+    """Return how ranks share a chunk; None for a build of one rank."""
+    return None if config.ranks == 1 else RankSplit(config.ranks, config.stream.chunk_frames)
+
+
+def rank_argument(config: BuildConfig) -> tuple[Argument, ...]:
+    """Return the argument that holds the rank's number; nothing for a build of one rank."""
+    return () if config.ranks == 1 else (Argument("rank", f"buffer:{RANK}", (1,), torch.int64),)
 
 
 def last_update(

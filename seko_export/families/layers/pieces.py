@@ -15,7 +15,7 @@ import torch
 from seko_export.config.build import BuildConfig
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, FlatModule, Piece, dtype_name, on_meta
-from seko_export.families.layers.causal_dit import Head, Prompt, PromptKv
+from seko_export.families.layers.causal_dit import Embed, Head, Prompt, PromptKv
 from seko_export.families.layers.choice import (
     CHUNK,
     LAYER,
@@ -41,6 +41,8 @@ from seko_export.families.layers.layer_pieces import (
     LayerArguments,
     cache_name,
     last_update,
+    rank_argument,
+    rank_split,
     resident_windows,
 )
 from seko_export.families.layers.sampler import ADVANCE, Noise
@@ -49,6 +51,7 @@ from seko_runtime.executor.buffers_check import (
     CALL_ROWS,
     CONDITIONING_FRAMES,
     CONDITIONING_LATENTS,
+    RANK,
     REFERENCE_LATENTS,
 )
 from seko_runtime.format.manifest import Buffer, Call
@@ -120,7 +123,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) 
     frames = Argument("frames", f"buffer:frames{part}", (b, f), i64)
     given_frames = Argument("given_frames", f"buffer:{CONDITIONING_FRAMES}{part}", (b,), i64)
     rows = () if bucket is None else (Argument("rows", f"buffer:{CALL_ROWS}{part}", (b,), i64),)
-    hidden = Argument("hidden", "value:hidden", (b, t, m.dim), dtype)
+    hidden = Argument("hidden", "value:hidden", (b, t // config.ranks, m.dim), dtype)
     state = (hidden, replace(hidden, name="update", ref="value:update")) if config.fused else (hidden,)
     time = Argument("time", "value:time", (b, f, m.dim), f32)
     velocity = Argument("velocity", "value:velocity", (b, m.out_channels, *latent[1:]), f32)
@@ -135,12 +138,20 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) 
     main, windows = groups[0], [one for one in groups if one.window]
     advance = ADVANCE[config.schedule.sampler]
 
+    def embed() -> Embed:
+        module = choice.embed(m, s, dtype, key_rotary=config.kv.keys_before_rope, update=config.fused)
+        module.split = rank_split(config)
+        return module
+
+    def head() -> Head:
+        module = Head(m, s)
+        module.split = rank_split(config)
+        return module
+
     return [
         Piece(
             EngineKey("embed", bucket=bucket),
-            on_meta(
-                lambda: choice.embed(m, s, dtype, key_rotary=config.kv.keys_before_rope, update=config.fused)
-            ),
+            on_meta(embed),
             "",
             0,
             (
@@ -154,6 +165,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) 
                 *main.filled,
                 *rows,
                 *caller_arguments(config, bucket, choice, choice.embed_inputs),
+                *rank_argument(config),
             ),
             (*state, modulation, time, *main.rope_cos_sin, main.token_index, *main.key_rotary),
             tuple(a.name for a in main.slot_frames),
@@ -165,7 +177,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) 
         *([last_update(config, bucket, state, modulation)] if config.fused else ()),
         Piece(
             EngineKey("head", bucket=bucket),
-            on_meta(lambda: Head(m, s)),
+            on_meta(head),
             "head.",
             0,
             (hidden, time),
@@ -321,6 +333,7 @@ def make_buffers(config: BuildConfig, choice: LayerChoice = PLAIN) -> tuple[Buff
         *(Buffer(group.own("valid_tokens"), (b,), "int64", "chunk", False) for group in config.layer_groups),
         Buffer(CONDITIONING_FRAMES, (b,), "int64", "chunk", False),
         *([] if config.pool is None else [Buffer(CALL_ROWS, (b,), "int64", "chunk", False)]),
+        *([] if config.ranks == 1 else [Buffer(RANK, (1,), "int64", "chunk", False)]),
         *input_buffers(config, choice),
         *module_buffers(config, choice),
         Buffer(CONDITIONING_LATENTS, (held, *latent), "float32", "prompt", False),

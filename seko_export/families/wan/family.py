@@ -26,6 +26,7 @@ class WanFamily(Family):
     """Wan 2.1 text-to-video transformers, made causal as in Self-Forcing."""
 
     name = "wan"
+    splits_over_ranks = True
 
     @property
     def presets(self) -> Mapping[str, Preset]:

@@ -1,0 +1,62 @@
+"""The process group through which compiled engines of several ranks exchange tensors: torch's, NCCL or Gloo."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from seko_runtime.format.manifest import RANK_GROUP
+
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+
+
+def join_ranks(device: str, rank: int, ranks: int, meeting: Path, seconds: float) -> str:
+    """Join the group of this artifact's processes, and run each kind of collective once.
+
+    Engines find the group by `RANK_GROUP`. It is this process's whole world: groups of other artifacts are other
+    processes. What NCCL uses on this machine is left to NCCL and the environment.
+
+    Parameters
+    ----------
+    device : str
+        ``cpu`` or ``cuda:N``.
+    rank, ranks : int
+        This process's number, and how many there are.
+    meeting : Path
+        A file in a private folder, through which they find each other.
+    seconds : float
+        How long to wait for the others.
+
+    Returns
+    -------
+    str
+        The library's version, in which all must agree.
+    """
+    place = torch.device(device)
+    cuda = place.type == "cuda"
+    if cuda:
+        torch.cuda.set_device(place)
+    else:
+        os.environ.setdefault(GLOO_INTERFACE, "lo")  # they are on one machine
+    dist.init_process_group(
+        "nccl" if cuda else "gloo",
+        init_method=f"file://{meeting}",
+        rank=rank,
+        world_size=ranks,
+        timeout=datetime.timedelta(seconds=seconds),
+        device_id=place if cuda else None,
+    )
+    torch._C._distributed_c10d._register_process_group(RANK_GROUP, dist.group.WORLD)
+    # NCCL makes its connections at the first use of each kind, which is not permitted during a capture.
+    sent = torch.ones(ranks, 1, device=place)
+    ones = [1] * ranks
+    collectives = torch.ops._c10d_functional
+    collectives.wait_tensor(collectives.all_to_all_single(sent, ones, ones, RANK_GROUP))
+    collectives.wait_tensor(collectives.all_gather_into_tensor(sent[:1], ranks, RANK_GROUP))
+    if cuda:
+        torch.cuda.synchronize(place)
+    return f"torch {torch.__version__}"

@@ -1,0 +1,353 @@
+"""The caller's side of a rank group: starts a process for each rank, sends commands, watches, and ends all of them.
+
+A command goes to the ranks with a number, and each answers with that number. A thread reads the answers and the beats
+that every process sends twice a second. If a process ends, falls silent, or fails at a command where others do not,
+the whole group is killed, and every call from then on raises the same error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import connection
+from pathlib import Path
+from typing import IO, Any
+
+from numpy.typing import NDArray
+
+from seko_runtime import errors
+from seko_runtime.errors import RankLostError, SekoRuntimeError
+from seko_runtime.parallel.channel import Arrays, Channel, channel_pair
+
+SILENT_S = 4.0  # without a beat, after which a process counts as hung
+APART_S = 4.0  # between the first rank that failed at a command and the last that answers it
+ENDING_S = 5.0  # for a group to end by itself, before it is killed
+_LOOK_S = 0.2
+_TOLD_BYTES = 4096  # of a process's last words
+
+
+@dataclass
+class Answers:
+    """What the ranks answered to one command.
+
+    Parameters
+    ----------
+    ranks : frozenset of int
+        Those that were asked.
+    results, arrays : dict
+        By rank.
+    faults : dict
+        By rank: class and message of an error.
+    first_fault_s : float or None
+        When the first rank failed.
+    """
+
+    ranks: frozenset[int]
+    results: dict[int, dict[str, Any]] = field(default_factory=dict)
+    arrays: dict[int, dict[str, NDArray[Any]]] = field(default_factory=dict)
+    faults: dict[int, tuple[str, str]] = field(default_factory=dict)
+    first_fault_s: float | None = None
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """The ranks that have not answered."""
+        return self.ranks - {*self.results, *self.faults}
+
+
+class RankGroup:
+    """The processes of one open artifact.
+
+    Parameters
+    ----------
+    module : str
+        The module that each process runs: it calls `worker.serve`.
+    ranks : int
+        How many.
+    facts : mapping
+        What each needs to begin, as JSON can hold it.
+    seconds : float
+        How long they may take to begin.
+
+    Raises
+    ------
+    SekoRuntimeError
+        What all processes raised when they began, or RankLostError.
+    """
+
+    def __init__(self, module: str, ranks: int, facts: Mapping[str, Any], *, seconds: float) -> None:
+        self.ranks = ranks
+        self._lock = threading.Condition()
+        self._asked: dict[int, Answers] = {}
+        self._number = 0
+        self._watching = False  # for silence: not while the processes load libraries
+        self._over: SekoRuntimeError | None = None
+        self._meeting = Path(tempfile.mkdtemp(prefix="seko-ranks-"))  # where the processes find each other
+        self._words = [tempfile.TemporaryFile() for _ in range(ranks)]  # noqa: SIM115 - closed by `_clear`
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._channels: list[Channel] = []
+        self._cleared = weakref.finalize(
+            self, _clear, self._processes, self._channels, self._words, self._meeting
+        )
+        try:
+            for rank in range(ranks):
+                self._start(module, rank)
+            self._heard = [time.monotonic()] * ranks
+            self._watcher = threading.Thread(target=_watch, args=(weakref.ref(self),), daemon=True)
+            self._watcher.start()
+            begun = dict(facts) | {"ranks": ranks, "meeting": str(self._meeting / "store")}
+            self.begun = self.call("begin", begun, seconds=seconds)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """Their process ids, by rank."""
+        return tuple(one.pid for one in self._processes)
+
+    @property
+    def over(self) -> bool:
+        """Whether the group has ended."""
+        return self._over is not None
+
+    def call(
+        self,
+        command: str,
+        facts: Mapping[str, Any] | None = None,
+        arrays: Arrays | None = None,
+        *,
+        ranks: Sequence[int] | None = None,
+        seconds: float,
+        patient: bool = True,
+    ) -> Answers:
+        """Send a command to ranks and wait for their answers.
+
+        Parameters
+        ----------
+        command : str
+            What the processes' handler knows.
+        facts, arrays : mapping, optional
+            Its arguments.
+        ranks : sequence of int, optional
+            Those that it is for; default: all.
+        seconds : float
+            How long the answers may take.
+        patient : bool
+            Whether a process may fall silent while it works, as one that loads libraries does.
+
+        Raises
+        ------
+        SekoRuntimeError
+            What all asked ranks raised; the group goes on.
+        RankLostError
+            If a rank died, hung, or failed alone; the group has ended.
+        """
+        with self._lock:
+            self._check()
+            self._number += 1
+            number = self._number
+        try:
+            with self._lock:
+                answers = self._asked[number] = Answers(frozenset(range(self.ranks) if ranks is None else ranks))
+                self._heard = [time.monotonic()] * self.ranks
+                self._watching = not patient
+            message = {"command": command, "number": number, "facts": dict(facts or {})}
+            for rank in sorted(answers.ranks):
+                with contextlib.suppress(OSError):  # whoever is gone is told of by the watcher
+                    self._channels[rank].send(message | {"rank": rank}, arrays)
+            self._wait(answers, command, seconds)
+        except (SekoRuntimeError, ValueError):
+            raise
+        except BaseException:  # Ctrl-C: where the processes stand is not known any more
+            self._lose(RankLostError(f"{command!r} was interrupted, which ended the artifact's processes"))
+            raise
+        finally:
+            self._watching = False
+            self._asked.pop(number, None) if self._over is None else self._asked.clear()
+        if not answers.faults:
+            return answers
+        kinds = {kind for kind, _ in answers.faults.values()}
+        rank, (kind, told) = min(answers.faults.items())
+        if len(kinds) == 1 and not answers.results:
+            raise _error(kind, told)
+        self._lose(RankLostError(f"rank {rank} of {self.ranks} failed where others did not: {told}"))
+        self._check()
+        return answers
+
+    def close(self) -> None:
+        """End the processes: they are asked to, and killed if they do not."""
+        with self._lock:
+            first = self._over is None
+            if first:
+                self._over = RankLostError("the artifact is closed; open it again with open_artifact()")
+                self._lock.notify_all()
+        if first:
+            for channel in self._channels:
+                with contextlib.suppress(OSError):
+                    channel.send({"command": "end", "number": 0, "facts": {}})
+            deadline = time.monotonic() + ENDING_S
+            for process in self._processes:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, deadline - time.monotonic()))
+        if hasattr(self, "_watcher"):
+            self._watcher.join(1.0)
+        self._cleared()
+
+    def _start(self, module: str, rank: int) -> None:
+        channel, other = channel_pair()
+        self._channels.append(channel)
+        paths = [path for path in sys.path if path]  # theirs are the caller's, as they stand now
+        # A group of its own: Ctrl-C of a terminal reaches the caller alone, who ends the others.
+        with other:
+            self._processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-P", "-m", module, str(other.fileno())],
+                    pass_fds=[other.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=self._words[rank],
+                    env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+                    process_group=0,
+                )
+            )
+
+    def _wait(self, answers: Answers, command: str, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        with self._lock:
+            while answers.missing:
+                self._check()
+                now = time.monotonic()
+                late = sorted(answers.missing)
+                if now > deadline:
+                    self._lose(
+                        RankLostError(f"rank {late[0]} of {self.ranks} did not answer {command!r} in {seconds:.0f} s")
+                    )
+                elif answers.first_fault_s is not None and now > answers.first_fault_s + APART_S:
+                    rank, (_, told) = min(answers.faults.items())
+                    self._lose(
+                        RankLostError(f"rank {rank} of {self.ranks} failed, and rank {late[0]} waits for it: {told}")
+                    )
+                else:
+                    self._lock.wait(_LOOK_S)
+            self._check()
+
+    def _check(self) -> None:
+        if self._over is not None:
+            raise self._over
+
+    def _lose(self, error: SekoRuntimeError) -> None:
+        """End the group with an error, which every call from now on raises."""
+        with self._lock:
+            if self._over is None:
+                self._over = error
+            self._lock.notify_all()
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1.0)
+
+    def _look(self) -> bool:
+        """Take what the processes sent; return False once the group has ended."""
+        began = time.monotonic()
+        try:
+            ready = connection.wait([one.connection for one in self._channels], _LOOK_S)
+        except (OSError, ValueError):  # closed at the interpreter's end
+            return False
+        for rank, channel in enumerate(self._channels):
+            if channel.connection not in ready:
+                continue
+            try:
+                message, arrays = channel.receive()
+            except (EOFError, OSError, ValueError):
+                if self._over is None:
+                    self._lose(RankLostError(self._how_it_ended(rank)))
+                return False
+            self._take(rank, message, arrays)
+        now = time.monotonic()
+        with self._lock:
+            if now - began > 1 + _LOOK_S:  # this process itself stood still
+                self._heard = [heard + now - began for heard in self._heard]
+            quiet = [rank for rank, heard in enumerate(self._heard) if now - heard > SILENT_S]
+        if quiet and self._watching and self._over is None:
+            self._lose(
+                RankLostError(
+                    f"rank {quiet[0]} of {self.ranks} (process {self._processes[quiet[0]].pid}) hangs: nothing was heard "
+                    f"of it for {SILENT_S:.0f} s; open the artifact again"
+                )
+            )
+        return self._over is None
+
+    def _take(self, rank: int, message: Mapping[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
+        with self._lock:
+            self._heard[rank] = time.monotonic()
+            answers = self._asked.get(message.get("number", 0))
+            if answers is None:
+                return
+            if "fault" in message:
+                kind, told = message["fault"]
+                answers.faults[rank] = (str(kind), str(told))
+                if answers.first_fault_s is None:
+                    answers.first_fault_s = time.monotonic()
+            else:
+                answers.results[rank], answers.arrays[rank] = message["result"], arrays
+            self._lock.notify_all()
+
+    def _how_it_ended(self, rank: int) -> str:
+        process = self._processes[rank]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)
+        code = process.returncode
+        how = "closed its channel" if code is None else f"ended with code {code}"
+        if code is not None and code < 0:
+            how = f"was ended by signal {-code}"
+        words = _last_words(self._words[rank])
+        said = f", saying {words!r}" if words else ""
+        return (
+            f"rank {rank} of {self.ranks} (process {process.pid}) {how}{said}; the others were ended too: open the "
+            "artifact again"
+        )
+
+
+def _watch(group: weakref.ref[RankGroup]) -> None:
+    """Look at a group until it has ended, or nothing refers to it any more."""
+    while (held := group()) is not None and held._look():
+        del held
+
+
+def _clear(
+    processes: list[subprocess.Popen[bytes]], channels: list[Channel], words: Sequence[IO[bytes]], meeting: Path
+) -> None:
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.wait()
+    for channel in channels:
+        channel.close()
+    for file in words:
+        file.close()
+    shutil.rmtree(meeting, ignore_errors=True)
+
+
+def _last_words(file: IO[bytes]) -> str:
+    """Return the last line that a process wrote to stderr."""
+    size = os.fstat(file.fileno()).st_size
+    text = os.pread(file.fileno(), _TOLD_BYTES, max(0, size - _TOLD_BYTES)).decode("utf-8", "replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def _error(kind: str, told: str) -> SekoRuntimeError:
+    """Return an error of the runtime's by the name of its class."""
+    found = getattr(errors, kind, None)
+    known = isinstance(found, type) and issubclass(found, SekoRuntimeError)
+    return found(told) if known else RankLostError(told)  # type: ignore[misc]

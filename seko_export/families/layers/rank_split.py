@@ -1,0 +1,73 @@
+"""How the ranks of a build share a chunk: tokens outside attention, heads inside it (Ulysses, arXiv 2309.14509).
+
+A rank is one process with one GPU. Every rank has the same share of each latent frame's tokens, so that what is given
+per frame needs no change, and the same share of the heads, in order. The collectives are functional, which
+`torch.export` traces; engines find the ranks' process group by `RANK_GROUP`. All ranks run the same engines: which
+tokens are a rank's own is selected by a tensor that holds its number.
+
+Shapes: B rows, F latent frames of the chunk, n tokens of a latent frame, T = F*n, R ranks, H heads, D channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seko_runtime.format.manifest import RANK_GROUP
+
+
+@dataclass(frozen=True)
+class RankSplit:
+    """The split of a chunk over ranks.
+
+    Parameters
+    ----------
+    ranks : int
+        R, at least 2; divides H and n.
+    chunk_frames : int
+        F.
+    """
+
+    ranks: int
+    chunk_frames: int
+
+    def own_tokens(self, x: Tensor, rank: Tensor) -> Tensor:
+        """Return the rank's tokens [B, T/R, ...] of x [B, T, ...]; rank [1] int64."""
+        shares = x.unflatten(1, (self.chunk_frames, self.ranks, -1))  # [B, F, R, n/R, ...]
+        own: Tensor = shares.index_select(2, rank).flatten(1, 3)
+        return own
+
+    def own_heads(self, x: Tensor, rank: Tensor) -> Tensor:
+        """Return the rank's heads [H/R, ...] of x [H, ...]; rank [1] int64."""
+        return x.unflatten(0, (self.ranks, -1)).index_select(0, rank).flatten(0, 1)
+
+    def to_heads(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Give each rank its heads of all tokens: parts [B, T/R, H, D] each become [B, T, H/R, D], in one exchange."""
+        x = torch.stack(list(parts)).unflatten(3, (self.ranks, -1))  # [P, B, T/R, R, H/R, D]
+        x = self._exchanged(x.permute(3, 0, 1, 2, 4, 5))  # [R, P, B, T/R, H/R, D], axis 0: whose tokens
+        x = x.unflatten(3, (self.chunk_frames, -1)).permute(1, 2, 3, 0, 4, 5, 6)  # [P, B, F, R, n/R, H/R, D]
+        return x.flatten(2, 4).unbind(0)
+
+    def to_tokens(self, y: Tensor) -> Tensor:
+        """Give each rank its tokens of all heads: y [B, T, H/R*D] becomes [B, T/R, H*D]."""
+        y = y.unflatten(1, (self.chunk_frames, self.ranks, -1))  # [B, F, R, n/R, H/R*D]
+        y = self._exchanged(y.permute(2, 0, 1, 3, 4))  # [R, B, F, n/R, H/R*D], axis 0: whose heads
+        return y.permute(1, 2, 3, 0, 4).flatten(3, 4).flatten(1, 2)
+
+    def every_token(self, x: Tensor) -> Tensor:
+        """Give each rank all tokens: x [B, T/R, C] becomes [B, T, C]."""
+        gathered = torch.ops._c10d_functional.all_gather_into_tensor(
+            x.unsqueeze(0).contiguous(), self.ranks, RANK_GROUP
+        )
+        whole = torch.ops._c10d_functional.wait_tensor(gathered)  # [R, B, T/R, C]
+        return whole.unflatten(2, (self.chunk_frames, -1)).permute(1, 2, 0, 3, 4).flatten(1, 3)
+
+    def _exchanged(self, x: Tensor) -> Tensor:
+        """Send part r of axis 0 to rank r; return what each rank sent here, in the ranks' order."""
+        ones = [1] * self.ranks
+        sent = torch.ops._c10d_functional.all_to_all_single(x.contiguous(), ones, ones, RANK_GROUP)
+        received: Tensor = torch.ops._c10d_functional.wait_tensor(sent)
+        return received
