@@ -58,7 +58,7 @@ class BuildResult:
         Seconds that each engine took to compile.
     golden_error : float or None
         Largest relative error of the engines against the eager model over the golden chunks; None of a build for GPUs
-        that are not here, whose engines have not run.
+        that are not here, or for more ranks than there are GPUs, whose engines have not run.
     golden_cache_error : float or None
         Largest error of a token in the cache afterwards, as in `seko_runtime.opening.golden.cache_error`.
     golden_video_error : float or None
@@ -178,7 +178,9 @@ def build_artifact(
         if maker.finish is not None and maker.finish(Unfinished(folder, manifest, progress, compiler_cache)):
             manifest = _write_manifest(folder, config, maker, weights, table)
         report = None
-        if config.archs:
+        if config.archs or too_few_devices(config):
+            if not config.archs:
+                progress(f"not verified: that takes {config.ranks} GPUs, there are fewer here", 0, 1)
             digest = hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).hexdigest()
         else:
             progress("verifying in a new process", 0, 1)
@@ -217,6 +219,11 @@ def _result(
         kernels="fused" if config.fused else "plain",
         attention=config.attention,
     )
+
+
+def too_few_devices(config: BuildConfig) -> bool:
+    """Return whether a build for several ranks can be made here, but not run: one GPU is enough to compile it."""
+    return config.device == "cuda" and not config.archs and torch.cuda.device_count() < config.ranks
 
 
 def _cuda(config: BuildConfig) -> str | None:

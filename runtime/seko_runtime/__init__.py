@@ -6,8 +6,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from seko_runtime.format.manifest import Manifest
-    from seko_runtime.opening.opened import OpenArtifact
     from seko_runtime.opening.golden import ChunkError
+    from seko_runtime.opening.opened import OpenArtifact
     from seko_runtime.video.chunk import Chunk
     from seko_runtime.video.pool import Pool
     from seko_runtime.video.pooled_session import PooledSession

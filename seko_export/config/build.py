@@ -158,8 +158,8 @@ class BuildConfig:
         can = [count for count in range(1, MOST_RANKS + 1) if heads % count == 0 and tokens % count == 0]
         if self.ranks not in can:
             raise UsageError(
-                f"--ranks {self.ranks}: ranks share the {heads} heads of {self.model.name!r} and the {tokens} tokens of "
-                f"a latent frame evenly, and are at most {MOST_RANKS}; give one of {with_commas(tuple(can))}"
+                f"--ranks {self.ranks}: ranks share the {heads} heads of {self.model.name!r} and the {tokens} tokens "
+                f"of a latent frame evenly, and are at most {MOST_RANKS}; give one of {with_commas(tuple(can))}"
             )
         for asked, option in (
             (self.fused, "--kernels fused"),

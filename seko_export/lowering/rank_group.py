@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,9 +24,10 @@ def stand_in_group(ranks: int) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    registered: Any = torch._C._distributed_c10d  # torch has no public name for it
     try:
-        torch._C._distributed_c10d._register_process_group(RANK_GROUP, dist.group.WORLD)
+        registered._register_process_group(RANK_GROUP, dist.group.WORLD)
         yield
     finally:
-        torch._C._distributed_c10d._unregister_process_group(RANK_GROUP)
+        registered._unregister_process_group(RANK_GROUP)
         dist.destroy_process_group()

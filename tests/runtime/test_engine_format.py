@@ -168,6 +168,8 @@ def pooled_example() -> dict[str, Any]:
     table = example() | {"format_version": manifest.FORMAT_VERSION, **json.loads(f"{{{pool}}}")}
     (inputs,) = re.findall(r'^    ("workload": .*?\])$', PAGE, flags=re.MULTILINE | re.DOTALL)
     table |= json.loads(f"{{{inputs}}}")
+    (ranks,) = re.findall(r'^    ("ranks": .*)$', PAGE, flags=re.MULTILINE)
+    table |= json.loads(f"{{{ranks}}}")
     (streamed,) = re.findall(r'^    ("device_layers": .*)$', PAGE, flags=re.MULTILINE)
     table["buffers"][0] |= json.loads(f"{{{streamed}}}")
     (references,) = re.findall(r'^    ("reference_frames": .*)$', PAGE, flags=re.MULTILINE)

@@ -385,7 +385,7 @@ def test_a_batch_session_over_a_pools_artifact() -> None:
 
 
 def test_a_pool_larger_than_what_is_free_is_refused_before_anything_is_allocated() -> None:
-    from seko_runtime.opening.artifact import _admit
+    from seko_runtime.opening.opened import _admit
 
     class Small:
         def free_bytes(self) -> int:

@@ -30,7 +30,8 @@ class SmallReader:
 
     def __init__(self, folder: Path) -> None:
         self.manifest = table = json.loads((folder / "manifest.json").read_text("utf-8"))
-        assert table["format_version"] <= 6  # 1
+        assert table["format_version"] <= 7  # 1
+        assert table.get("ranks", 1) == 1
         for path, entry in table["files"].items():  # 2
             data = (folder / path).read_bytes()
             assert (len(data), hashlib.sha256(data).hexdigest()) == (entry["size"], entry["sha256"]), path

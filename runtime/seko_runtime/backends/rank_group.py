@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -50,7 +51,8 @@ def join_ranks(device: str, rank: int, ranks: int, meeting: Path, seconds: float
         timeout=datetime.timedelta(seconds=seconds),
         device_id=place if cuda else None,
     )
-    torch._C._distributed_c10d._register_process_group(RANK_GROUP, dist.group.WORLD)
+    registered: Any = torch._C._distributed_c10d  # torch has no public name for it
+    registered._register_process_group(RANK_GROUP, dist.group.WORLD)
     # NCCL makes its connections at the first use of each kind, which is not permitted during a capture.
     sent = torch.ones(ranks, 1, device=place)
     ones = [1] * ranks

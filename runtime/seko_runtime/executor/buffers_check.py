@@ -98,12 +98,14 @@ def _check_chunk_inputs(manifest: Manifest, buffers: Mapping[str, Buffer]) -> No
     if manifest.ranks > 1:
         host[RANK] = (1,)
         if RANK not in buffers:
-            raise ProgramError(f"programs of {manifest.ranks} ranks need the chunk buffer {RANK!r}, which is not there")
+            raise ProgramError(
+                f"programs of {manifest.ranks} ranks need the chunk buffer {RANK!r}, which is not there"
+            )
         for buffer in buffers.values():
             if buffer.role == "cache" and buffer.layered and len(buffer.shape) <= HEADS_AXIS:
                 raise ProgramError(
-                    f"cache buffer {buffer.name} {list(buffer.shape)} has no axis of heads, expected layers, tokens and "
-                    f"heads where {manifest.ranks} ranks share them"
+                    f"cache buffer {buffer.name} {list(buffer.shape)} has no axis of heads, expected layers, tokens "
+                    f"and heads where {manifest.ranks} ranks share them"
                 )
     for buffer in buffers.values():
         if buffer.role != "chunk" or buffer.name in given:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from seko_runtime.backends import open_backend
+from seko_runtime.backends import open_backend, runtime_backend
 from seko_runtime.backends.base import Backend
 from seko_runtime.backends.memory import Engine
-from seko_runtime.errors import EngineLoadError, SekoRuntimeError, UsageError
+from seko_runtime.errors import BackendMissingError, EngineLoadError, SekoRuntimeError, UsageError
 from seko_runtime.faults import machine_faults, of_machine, told
+from seko_runtime.format.manifest import Manifest
 from seko_runtime.opening.checked_artifact import CheckedArtifact, check_artifact, read_manifest
 from seko_runtime.opening.golden import relative_error
 from seko_runtime.opening.opened import OpenArtifact
-from seko_runtime.opening.ranked_artifact import RankedArtifact, check_ranks
 
 __all__ = [
     "CheckedArtifact",
@@ -77,6 +77,8 @@ def open_artifact(
     manifest, digest = read_manifest(path, trust=trust)
     check_ranks(manifest, ranks)
     if manifest.ranks > 1:
+        from seko_runtime.opening.ranked_artifact import RankedArtifact  # with what starts processes
+
         return RankedArtifact(path, manifest, digest, device, trust=trust, copy_weights=copy_weights)
     return open_rank(path, device, trust=trust, copy_weights=copy_weights)
 
@@ -113,3 +115,24 @@ def _loaded(backend: Backend, checked: CheckedArtifact) -> Mapping[str, Engine]:
         raise of_machine(fault) or EngineLoadError(
             f"the engines cannot be loaded: {told(fault)}; rebuild the artifact"
         ) from fault
+
+
+def check_ranks(manifest: Manifest, ranks: int | None) -> None:
+    """Refuse a number of ranks that an artifact was not built for.
+
+    Raises
+    ------
+    UsageError
+        If it was built for another number.
+    BackendMissingError
+        If this runtime's backend replays no artifacts of several ranks.
+    """
+    built = manifest.ranks
+    if ranks is not None and ranks != built:
+        raise UsageError(
+            f"ranks is {ranks}, this artifact was built for {built}: rebuild it with --ranks {ranks}"
+        )
+    if built > 1 and not runtime_backend(manifest.backend).several_ranks:
+        raise BackendMissingError(
+            f"this runtime replays {manifest.backend} engines on one GPU, this artifact has {built} ranks; update it"
+        )

@@ -1,6 +1,6 @@
 """What each process of an artifact of several ranks runs: opens the artifact as its rank, and answers the caller.
 
-    python -m seko_runtime.opening.rank_process DESCRIPTOR
+python -m seko_runtime.opening.rank_process DESCRIPTOR
 """
 
 from __future__ import annotations
@@ -83,7 +83,11 @@ class RankCommands:
         del facts
         chunk = self._open.run_chunk(dict(arrays) or None)
         self._chunks.append(chunk)
-        said = {"index": chunk.index, "serial": chunk.serial, "pictures": [list(one) for one in chunk.pictures]}
+        said = {
+            "index": chunk.index,
+            "serial": chunk.serial,
+            "pictures": [list(one) for one in chunk.pictures],
+        }
         return said, {"frames": chunk.frames} if self._rank == 0 else {}
 
     def _set_prompt(self, facts: _Facts, _: _Arrays) -> _Answer:
@@ -114,7 +118,9 @@ class RankCommands:
             for place, one in enumerate(chunk.pictures):
                 if one == (row, number):
                     return {}, {"frames": chunk.video_rows()[place]}
-        raise StaleChunkError(f"the frames of chunk {number} of row {row} were overwritten: read them earlier")
+        raise StaleChunkError(
+            f"the frames of chunk {number} of row {row} were overwritten: read them earlier"
+        )
 
     def _cache_sample(self, facts: _Facts, _: _Arrays) -> _Answer:
         return {}, self._open.cache_sample(facts["step"])

@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.backends import runtime_backend
 from seko_runtime.backends.host import check_device
 from seko_runtime.backends.memory import Engine
 from seko_runtime.errors import (
-    BackendMissingError,
     DeviceMissingError,
     RankLostError,
     SekoRuntimeError,
@@ -212,25 +210,6 @@ class RankedArtifact(OpenArtifact):
         return self._group.call(command, facts, ranks=(0,), seconds=CALL_S).arrays[0]
 
 
-def check_ranks(manifest: Manifest, ranks: int | None) -> None:
-    """Refuse a number of ranks that an artifact was not built for.
-
-    Raises
-    ------
-    UsageError
-        If it was built for another number.
-    BackendMissingError
-        If this runtime's backend replays no artifacts of several ranks.
-    """
-    built = manifest.ranks
-    if ranks is not None and ranks != built:
-        raise UsageError(f"ranks is {ranks}, this artifact was built for {built}: rebuild it with --ranks {ranks}")
-    if built > 1 and not runtime_backend(manifest.backend).several_ranks:
-        raise BackendMissingError(
-            f"this runtime replays {manifest.backend} engines on one GPU, this artifact has {built} ranks; update it"
-        )
-
-
 def rank_devices(manifest: Manifest, device: str) -> list[str]:
     """Return each rank's device, from rank 0's on.
 
@@ -246,7 +225,7 @@ def rank_devices(manifest: Manifest, device: str) -> list[str]:
     first, count = int(device.partition(":")[2] or 0), device_count()
     if first + manifest.ranks > count:
         raise DeviceMissingError(
-            f"this artifact makes its chunks on {manifest.ranks} GPUs from cuda:{first} on, this machine has {count} in "
-            "all; open it where there are enough, or rebuild it with fewer --ranks"
+            f"this artifact makes its chunks on {manifest.ranks} GPUs from cuda:{first} on, this machine has {count}: "
+            "open it where there are enough, or rebuild it with fewer --ranks"
         )
     return [f"cuda:{first + rank}" for rank in range(manifest.ranks)]

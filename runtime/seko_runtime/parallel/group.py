@@ -1,8 +1,8 @@
 """The caller's side of a rank group: starts a process for each rank, sends commands, watches, and ends all of them.
 
 A command goes to the ranks with a number, and each answers with that number. A thread reads the answers and the beats
-that every process sends twice a second. If a process ends, falls silent, or fails at a command where others do not,
-the whole group is killed, and every call from then on raises the same error.
+that every process sends twice a second. If a process ends, hangs, or fails at a command where others do not, the whole
+group is killed, and every call from then on raises the same error.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from seko_runtime import errors
 from seko_runtime.errors import RankLostError, SekoRuntimeError
 from seko_runtime.parallel.channel import Arrays, Channel, channel_pair
 
-SILENT_S = 4.0  # without a beat, after which a process counts as hung
+SILENT_S = 4.0  # without a beat, after which it is looked whether a process hangs
 APART_S = 4.0  # between the first rank that failed at a command and the last that answers it
 ENDING_S = 5.0  # for a group to end by itself, before it is killed
 _LOOK_S = 0.2
+_STOPPED = "Tt"  # states of a process in /proc
 _TOLD_BYTES = 4096  # of a process's last words
 
 
@@ -92,15 +93,16 @@ class RankGroup:
         self._over: SekoRuntimeError | None = None
         self._meeting = Path(tempfile.mkdtemp(prefix="seko-ranks-"))  # where the processes find each other
         self._words = [tempfile.TemporaryFile() for _ in range(ranks)]  # noqa: SIM115 - closed by `_clear`
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._members: list[subprocess.Popen[bytes]] = []
         self._channels: list[Channel] = []
         self._cleared = weakref.finalize(
-            self, _clear, self._processes, self._channels, self._words, self._meeting
+            self, _clear, self._members, self._channels, self._words, self._meeting
         )
         try:
             for rank in range(ranks):
                 self._start(module, rank)
             self._heard = [time.monotonic()] * ranks
+            self._ticks = [0] * ranks
             self._watcher = threading.Thread(target=_watch, args=(weakref.ref(self),), daemon=True)
             self._watcher.start()
             begun = dict(facts) | {"ranks": ranks, "meeting": str(self._meeting / "store")}
@@ -112,7 +114,7 @@ class RankGroup:
     @property
     def processes(self) -> tuple[int, ...]:
         """Their process ids, by rank."""
-        return tuple(one.pid for one in self._processes)
+        return tuple(one.pid for one in self._members)
 
     @property
     def over(self) -> bool:
@@ -157,7 +159,9 @@ class RankGroup:
             number = self._number
         try:
             with self._lock:
-                answers = self._asked[number] = Answers(frozenset(range(self.ranks) if ranks is None else ranks))
+                answers = self._asked[number] = Answers(
+                    frozenset(range(self.ranks) if ranks is None else ranks)
+                )
                 self._heard = [time.monotonic()] * self.ranks
                 self._watching = not patient
             message = {"command": command, "number": number, "facts": dict(facts or {})}
@@ -195,7 +199,7 @@ class RankGroup:
                 with contextlib.suppress(OSError):
                     channel.send({"command": "end", "number": 0, "facts": {}})
             deadline = time.monotonic() + ENDING_S
-            for process in self._processes:
+            for process in self._members:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, deadline - time.monotonic()))
         if hasattr(self, "_watcher"):
@@ -208,7 +212,7 @@ class RankGroup:
         paths = [path for path in sys.path if path]  # theirs are the caller's, as they stand now
         # A group of its own: Ctrl-C of a terminal reaches the caller alone, who ends the others.
         with other:
-            self._processes.append(
+            self._members.append(
                 subprocess.Popen(
                     [sys.executable, "-P", "-m", module, str(other.fileno())],
                     pass_fds=[other.fileno()],
@@ -229,12 +233,16 @@ class RankGroup:
                 late = sorted(answers.missing)
                 if now > deadline:
                     self._lose(
-                        RankLostError(f"rank {late[0]} of {self.ranks} did not answer {command!r} in {seconds:.0f} s")
+                        RankLostError(
+                            f"rank {late[0]} of {self.ranks} did not answer {command!r} in {seconds:.0f} s"
+                        )
                     )
                 elif answers.first_fault_s is not None and now > answers.first_fault_s + APART_S:
                     rank, (_, told) = min(answers.faults.items())
                     self._lose(
-                        RankLostError(f"rank {rank} of {self.ranks} failed, and rank {late[0]} waits for it: {told}")
+                        RankLostError(
+                            f"rank {rank} of {self.ranks} failed, and rank {late[0]} waits for it: {told}"
+                        )
                     )
                 else:
                     self._lock.wait(_LOOK_S)
@@ -249,12 +257,12 @@ class RankGroup:
         with self._lock:
             if self._over is None:
                 self._over = error
+            for process in self._members:
+                process.kill()
+            for process in self._members:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(1.0)
             self._lock.notify_all()
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(1.0)
 
     def _look(self) -> bool:
         """Take what the processes sent; return False once the group has ended."""
@@ -278,18 +286,36 @@ class RankGroup:
             if now - began > 1 + _LOOK_S:  # this process itself stood still
                 self._heard = [heard + now - began for heard in self._heard]
             quiet = [rank for rank, heard in enumerate(self._heard) if now - heard > SILENT_S]
+            due = {rank for answers in self._asked.values() for rank in answers.missing}
         if quiet and self._watching and self._over is None:
-            self._lose(
-                RankLostError(
-                    f"rank {quiet[0]} of {self.ranks} (process {self._processes[quiet[0]].pid}) hangs: nothing was heard "
-                    f"of it for {SILENT_S:.0f} s; open the artifact again"
+            hung = self._hung(quiet, due)
+            if hung is not None:
+                self._lose(
+                    RankLostError(
+                        f"rank {hung} of {self.ranks} (process {self._members[hung].pid}) hangs: for {SILENT_S:.0f} s "
+                        "it was silent and did not run; open the artifact again"
+                    )
                 )
-            )
         return self._over is None
+
+    def _hung(self, quiet: Sequence[int], due: set[int]) -> int | None:
+        """Return the rank that hangs, of those that were silent; None if they may only wait or work.
+
+        A compiled engine holds the interpreter, so a process is silent while one runs or waits for another rank.
+        One hangs if it is stopped, or if none of those that are to answer has used the processor meanwhile.
+        """
+        states = {rank: _process_state(self._members[rank].pid) for rank in quiet}
+        stopped = [rank for rank, (state, _) in states.items() if state in _STOPPED]
+        if stopped:
+            return stopped[0]
+        if due and due <= {rank for rank, (_, ticks) in states.items() if ticks == self._ticks[rank]}:
+            return min(due)
+        return None
 
     def _take(self, rank: int, message: Mapping[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
         with self._lock:
             self._heard[rank] = time.monotonic()
+            self._ticks[rank] = _process_state(self._members[rank].pid)[1]
             answers = self._asked.get(message.get("number", 0))
             if answers is None:
                 return
@@ -303,7 +329,7 @@ class RankGroup:
             self._lock.notify_all()
 
     def _how_it_ended(self, rank: int) -> str:
-        process = self._processes[rank]
+        process = self._members[rank]
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(1.0)
         code = process.returncode
@@ -324,8 +350,25 @@ def _watch(group: weakref.ref[RankGroup]) -> None:
         del held
 
 
+def _process_state(process: int) -> tuple[str, int]:
+    """Return the letter of a process's state, and the clock ticks that it ran; ("X", 0) if it is gone."""
+    try:
+        fields = (
+            Path(f"/proc/{process}/stat")
+            .read_text(encoding="ascii", errors="replace")
+            .rpartition(")")[2]
+            .split()
+        )
+    except OSError:
+        return "X", 0
+    return fields[0], int(fields[11]) + int(fields[12])
+
+
 def _clear(
-    processes: list[subprocess.Popen[bytes]], channels: list[Channel], words: Sequence[IO[bytes]], meeting: Path
+    processes: list[subprocess.Popen[bytes]],
+    channels: list[Channel],
+    words: Sequence[IO[bytes]],
+    meeting: Path,
 ) -> None:
     for process in processes:
         process.kill()

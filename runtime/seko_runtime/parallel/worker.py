@@ -22,7 +22,9 @@ Handler = Callable[
 ]
 
 
-def serve(descriptor: int, begin: Callable[[int, Mapping[str, Any]], tuple[Handler, Mapping[str, Any]]]) -> None:
+def serve(
+    descriptor: int, begin: Callable[[int, Mapping[str, Any]], tuple[Handler, Mapping[str, Any]]]
+) -> None:
     """Answer commands until the caller says ``end``, or is gone. Does not return.
 
     Parameters

@@ -26,6 +26,7 @@ from seko_runtime.video.streams import CLOSED
 # A chunk of a large model on a CPU takes minutes. A process that hangs is found by its silence, long before.
 CALL_S = 600.0
 OPEN_S = 600.0
+_DEAF = "an artifact of several ranks hears no audio yet; build it without --ranks"
 
 
 class RankedSession(Session):
@@ -106,6 +107,16 @@ class _RemoteStreams:
         given = named_arrays({name: one for name, one in pictures.items() if one is not None})
         self._asked("restart_row", {"row": row, "seed": seed}, given)
 
+    def push_audio(
+        self, rows: Sequence[int], samples: object, at: int | None = None, *, last: bool = False
+    ) -> None:
+        del rows, samples, at, last
+        raise UsageError(_DEAF)
+
+    def audio_needed(self, row: int) -> tuple[int, int]:
+        del row
+        raise UsageError(_DEAF)
+
     def read_latents(self, chunk: Chunk) -> NDArray[np.float32]:
         latents: NDArray[np.float32] = self._read("read_latents", {"serial": chunk.serial})["latents"]
         return latents
@@ -160,7 +171,7 @@ class _RemoteFrames:
         return self._streams.video_frames(row, number)
 
 
-def named_arrays(given: Mapping[str, object] | None) -> dict[str, NDArray[Any]]:
+def named_arrays(tensors: Mapping[str, object] | None) -> dict[str, NDArray[Any]]:
     """Return what a caller gave as arrays: numpy's, or what becomes one, as a tensor of torch on the host does.
 
     Raises
@@ -169,11 +180,13 @@ def named_arrays(given: Mapping[str, object] | None) -> dict[str, NDArray[Any]]:
         If one holds anything but numbers.
     """
     made = {}
-    for name, one in (given or {}).items():
+    for name, one in (tensors or {}).items():
         try:
             array = np.asarray(one)
         except (TypeError, ValueError, RuntimeError) as fault:
-            raise UsageError(f"{name} is a {type(one).__name__} that is no array of numbers: {fault}") from None
+            raise UsageError(
+                f"{name} is a {type(one).__name__} that is no array of numbers: {fault}"
+            ) from None
         if array.dtype.kind not in "biuf":
             raise UsageError(f"{name} is a {type(one).__name__}, expected an array of numbers")
         made[name] = array

@@ -52,6 +52,14 @@ class SessionStreams(ChunkMaker, Protocol):
     def set_inputs(self, rows: Sequence[int], inputs: Inputs | None) -> None:
         """Set rows' inputs per session or prompt."""
 
+    def push_audio(
+        self, rows: Sequence[int], samples: object, at: int | None = None, *, last: bool = False
+    ) -> None:
+        """Append samples to rows' voices."""
+
+    def audio_needed(self, row: int) -> tuple[int, int]:
+        """Return the samples that a row's next chunk hears."""
+
     def restart(
         self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
     ) -> None:

@@ -308,10 +308,10 @@ class Block(BlockWeights):
         q = rotate(self.split_heads(rms_norm(q, self.self_attn.norm_q)), cos, sin).to(dtype)  # [B, T, H, D]
         unturned = self.split_heads(rms_norm(k, self.self_attn.norm_k))
         k, v = rotate(unturned, cos, sin).to(dtype), self.split_heads(v)
-        kept = (unturned.to(dtype),) if self.kv.keys_before_rope else ()
+        kept: tuple[Tensor, ...] = (unturned.to(dtype),) if self.kv.keys_before_rope else ()
         if self.split is not None:
-            q, k, v, *kept_heads = self.split.to_heads((q, k, v, *kept))
-            kept = tuple(kept_heads)
+            q, k, v, *rest = self.split.to_heads((q, k, v, *kept))
+            kept = tuple(rest)
         own = (k.flatten(0, 1), v.flatten(0, 1))  # [B*T, H, D]
         stored = kept[0].flatten(0, 1) if kept else own[0]
         self.kv.write(caches, scales, token_index, stored, own[1])

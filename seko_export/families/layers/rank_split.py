@@ -42,32 +42,41 @@ class RankSplit:
 
     def own_heads(self, x: Tensor, rank: Tensor) -> Tensor:
         """Return the rank's heads [H/R, ...] of x [H, ...]; rank [1] int64."""
-        return x.unflatten(0, (self.ranks, -1)).index_select(0, rank).flatten(0, 1)
+        own: Tensor = x.unflatten(0, (self.ranks, -1)).index_select(0, rank).flatten(0, 1)
+        return own
 
     def to_heads(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Give each rank its heads of all tokens: parts [B, T/R, H, D] each become [B, T, H/R, D], in one exchange."""
         x = torch.stack(list(parts)).unflatten(3, (self.ranks, -1))  # [P, B, T/R, R, H/R, D]
         x = self._exchanged(x.permute(3, 0, 1, 2, 4, 5))  # [R, P, B, T/R, H/R, D], axis 0: whose tokens
         x = x.unflatten(3, (self.chunk_frames, -1)).permute(1, 2, 3, 0, 4, 5, 6)  # [P, B, F, R, n/R, H/R, D]
-        return x.flatten(2, 4).unbind(0)
+        heads: tuple[Tensor, ...] = x.flatten(2, 4).unbind(0)
+        return heads
 
     def to_tokens(self, y: Tensor) -> Tensor:
         """Give each rank its tokens of all heads: y [B, T, H/R*D] becomes [B, T/R, H*D]."""
         y = y.unflatten(1, (self.chunk_frames, self.ranks, -1))  # [B, F, R, n/R, H/R*D]
         y = self._exchanged(y.permute(2, 0, 1, 3, 4))  # [R, B, F, n/R, H/R*D], axis 0: whose heads
-        return y.permute(1, 2, 3, 0, 4).flatten(3, 4).flatten(1, 2)
+        tokens: Tensor = y.permute(1, 2, 3, 0, 4).flatten(3, 4).flatten(1, 2)
+        return tokens
 
     def every_token(self, x: Tensor) -> Tensor:
         """Give each rank all tokens: x [B, T/R, C] becomes [B, T, C]."""
-        gathered = torch.ops._c10d_functional.all_gather_into_tensor(
-            x.unsqueeze(0).contiguous(), self.ranks, RANK_GROUP
-        )
-        whole = torch.ops._c10d_functional.wait_tensor(gathered)  # [R, B, T/R, C]
-        return whole.unflatten(2, (self.chunk_frames, -1)).permute(1, 2, 0, 3, 4).flatten(1, 3)
+        shares = self._gathered(x).unflatten(2, (self.chunk_frames, -1))  # [R, B, F, n/R, C]
+        whole: Tensor = shares.permute(1, 2, 0, 3, 4).flatten(1, 3)
+        return whole
 
     def _exchanged(self, x: Tensor) -> Tensor:
         """Send part r of axis 0 to rank r; return what each rank sent here, in the ranks' order."""
         ones = [1] * self.ranks
         sent = torch.ops._c10d_functional.all_to_all_single(x.contiguous(), ones, ones, RANK_GROUP)
+        received: Tensor = torch.ops._c10d_functional.wait_tensor(sent)
+        return received
+
+    def _gathered(self, x: Tensor) -> Tensor:
+        """Return x of every rank as [R, *x.shape], in the ranks' order."""
+        sent = torch.ops._c10d_functional.all_gather_into_tensor(
+            x.unsqueeze(0).contiguous(), self.ranks, RANK_GROUP
+        )
         received: Tensor = torch.ops._c10d_functional.wait_tensor(sent)
         return received

@@ -1,0 +1,1 @@
+"""An artifact of several ranks: split, processes, faults."""

@@ -1,0 +1,104 @@
+"""A rank that dies or hangs, and a caller that does: one error, and no process is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from seko_runtime import Session, open_artifact
+from seko_runtime.errors import RankLostError, SessionClosedError
+from tests.conftest import Built
+
+PATIENCE_S = 60.0  # until a test gives up; what it waits for takes seconds
+CALLER = """
+import sys, time
+from seko_runtime import open_artifact
+with open_artifact(sys.argv[1]) as artifact:
+    with artifact.open_session([0]) as session:
+        session.run_chunk().to_host()
+        print(*artifact.processes, flush=True)
+        {then}
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_dies_or_stands_still_ends_the_group_with_one_error(
+    two: Built, number: signal.Signals, rank: int
+) -> None:
+    with open_artifact(two.folder) as artifact:
+        session = artifact.open_session([0])
+        session.run_chunk()
+        members = artifact.processes
+        os.kill(members[rank], number)
+        with pytest.raises(RankLostError, match=f"rank {rank} of 2") as first:
+            run_on(session)
+        with pytest.raises(RankLostError, match=f"rank {rank} of 2") as second:
+            session.run_chunk()
+        assert str(second.value) == str(first.value)
+        assert all(map(gone, members))
+        session.close()
+    with pytest.raises(SessionClosedError):
+        session.run_chunk()
+
+
+def test_a_rank_that_dies_while_nothing_is_asked_ends_the_others(two: Built) -> None:
+    with open_artifact(two.folder) as artifact:
+        members = artifact.processes
+        os.kill(members[1], signal.SIGKILL)
+        await_all(members)
+        with pytest.raises(RankLostError, match=r"rank 1 of 2 .* was ended by signal 9"):
+            artifact.open_session([0])
+
+
+def test_closing_ends_all_processes_and_another_thread_is_not_disturbed(two: Built) -> None:
+    before = threading.active_count()
+    artifact = open_artifact(two.folder)
+    members = artifact.processes
+    artifact.close()
+    artifact.close()
+    assert all(map(gone, members))
+    assert threading.active_count() <= before
+    with pytest.raises(SessionClosedError):
+        artifact.open_session([0])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_no_process_outlives_the_caller(two: Built, number: signal.Signals) -> None:
+    script = CALLER.format(then="[session.run_chunk() for _ in range(10**9)]")
+    command = [sys.executable, "-c", script, str(two.folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as caller:
+        members = tuple(map(int, caller.stdout.readline().split()))
+        assert len(members) == 2
+        caller.send_signal(number)
+    await_all(members)
+
+
+def run_on(session: Session) -> None:
+    """Make chunks until it fails."""
+    while True:
+        session.run_chunk()
+
+
+def await_all(members: tuple[int, ...]) -> None:
+    """Wait until these processes are gone."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not all(map(gone, members)):
+        assert time.monotonic() < deadline, members
+        time.sleep(0.05)
+
+
+def gone(process: int) -> bool:
+    """Return whether a process has ended; one that nobody has waited for yet has too."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state == "Z"

@@ -1,0 +1,118 @@
+"""The tiny model on two ranks, Gloo between them: the same stream as one rank's, and one session for the caller."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from seko_export.goldens.record import eager_session, golden_text
+from seko_export.options.declaration import BuildOptions
+from seko_export.options.resolve import resolve_build
+from seko_runtime import OpenArtifact, open_artifact, read_manifest
+from seko_runtime.errors import BackendMissingError, DeviceMissingError, UsageError
+from seko_runtime.executor.programs_check import resolve_programs
+from seko_runtime.opening.artifact import check_ranks
+from seko_runtime.opening.ranked_artifact import rank_devices
+from tests.conftest import Built
+
+CHUNKS = 7  # the ring of six frames behind a sink of one wraps twice
+SEED = 3
+
+
+def relative(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+def test_the_stream_is_that_of_one_rank_past_the_wrap(two: Built, opened: OpenArtifact) -> None:
+    config = resolve_build(BuildOptions(preset="tiny", height=32, width=64, target="cpu")).config
+    weights = {}
+    for file in sorted((two.folder / "weights").iterdir()):
+        weights |= load_file(file)
+    text, other = golden_text(config), torch.flip(golden_text(config), (1,))
+    bound = opened.manifest.golden.tolerance  # that of engines against the eager model
+    with (
+        eager_session(config, weights, text, [SEED]) as one,
+        opened.open_session([SEED], text) as several,
+    ):
+        for number in range(CHUNKS):
+            if number == 4:
+                one.set_text(other, recache=True)
+                several.set_text(other, recache=True)
+            expected, found = one.run_chunk(), several.run_chunk()
+            assert found.index == number
+            assert np.array_equal(found.frames, expected.frames)
+            assert relative(found.to_host(), expected.to_host()) <= bound
+        one.restart_row(0, seed=5)
+        several.restart_row(0, seed=5)
+        assert relative(several.run_chunk().to_host(), one.run_chunk().to_host()) <= bound
+        caches = one.cache_sample(1), several.cache_sample(1)
+        assert all(relative(caches[1][name], caches[0][name]) <= bound for name in caches[0])
+        assert several.stats.chunks == CHUNKS + 1
+
+
+def test_it_verifies_and_says_what_it_is(two: Built, opened: OpenArtifact) -> None:
+    assert all(error.within for error in opened.verify())
+    assert two.report["golden_error"] <= opened.manifest.golden.tolerance
+    assert (opened.manifest.ranks, opened.manifest.format_version) == (2, 7)
+    assert opened.manifest.kv.pool_bytes * 2 == opened.manifest.kv.bf16_pool_bytes * 4  # of one rank, float32
+
+
+def test_a_wrong_call_is_the_callers_error_and_the_group_goes_on(opened: OpenArtifact) -> None:
+    with opened.open_session([SEED]) as session:
+        with pytest.raises(UsageError, match="text has shape"):
+            session.set_text(np.zeros((1, 2, 3), np.float32))
+        with pytest.raises(UsageError, match="one session at a time"):
+            opened.open_session([SEED])
+        with pytest.raises(UsageError, match="makes no video"):
+            session.run_chunk().video()
+        with pytest.raises(UsageError, match="expected an array of numbers"):
+            session.set_text("a red disc")
+        first = session.run_chunk().to_host()
+        session.restart_row(0)
+        session.run_chunk()
+        assert np.array_equal(session.run_chunk().to_host(), first)
+    with pytest.raises(UsageError, match="without --ranks"):
+        opened.open_pool()
+
+
+def test_another_number_of_ranks_is_refused(two: Built) -> None:
+    with pytest.raises(
+        UsageError, match="ranks is 3, this artifact was built for 2: rebuild it with --ranks 3"
+    ):
+        open_artifact(two.folder, ranks=3)
+    with pytest.raises(UsageError, match="ranks is 0, expected at least 1"):
+        open_artifact(two.folder, ranks=0)
+    manifest, _ = read_manifest(two.folder)
+    with pytest.raises(BackendMissingError, match="onnx engines on one GPU, this artifact has 2 ranks"):
+        check_ranks(replace(manifest, backend="onnx"), None)
+
+
+def test_too_few_gpus_are_told_of_before_anything_is_loaded(
+    two: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest, _ = read_manifest(two.folder)
+    for_gpus = replace(manifest, target=replace(manifest.target, device="cuda", arch="sm_90"))
+    monkeypatch.setattr("seko_runtime.backends.cuda_driver.device_count", lambda: 2)
+    assert rank_devices(for_gpus, "cuda") == ["cuda:0", "cuda:1"]
+    with pytest.raises(DeviceMissingError, match="on 2 GPUs from cuda:1 on, this machine has 2"):
+        rank_devices(for_gpus, "cuda:1")
+
+
+def test_a_manifest_whose_caches_have_no_heads_or_no_rank_is_refused(two: Built) -> None:
+    manifest, _ = read_manifest(two.folder)
+    resolve_programs(manifest)
+    without = tuple(one for one in manifest.buffers if one.name != "rank")
+    with pytest.raises(Exception, match="need the chunk buffer 'rank'"):
+        resolve_programs(replace(manifest, buffers=without))
+    flat = tuple(
+        replace(one, shape=(*one.shape[:1], one.shape[1] * one.shape[2] * one.shape[3]))
+        if one.layered and one.role == "cache"
+        else one
+        for one in manifest.buffers
+    )
+    with pytest.raises(Exception, match="has no axis of heads"):
+        resolve_programs(replace(manifest, buffers=flat))

@@ -1,0 +1,124 @@
+"""The split of a chunk over ranks, without processes: threads that hand each other their tensors."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from seko_export.backends import export_backend
+from seko_export.backends.base import refuse_uncarried
+from seko_export.config.build import BuildConfig
+from seko_export.config.schedule import Schedule
+from seko_export.errors import UsageError
+from seko_export.families.layers.rank_split import RankSplit
+from seko_export.families.registry import presets
+from seko_export.options.declaration import BuildOptions
+from seko_export.options.resolve import resolve_build
+
+B, F, N, H, D = 2, 3, 12, 6, 4  # rows, frames, tokens of a frame, heads, channels
+
+
+@dataclass(frozen=True)
+class _Meeting:
+    """Where the threads of one test put what they send."""
+
+    ranks: int
+    barrier: threading.Barrier
+    sent: dict[int, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _InThreads(RankSplit):
+    """`RankSplit` of one thread, whose collectives are a dictionary and a barrier."""
+
+    rank: int
+    meeting: _Meeting
+
+    def _exchanged(self, x: Tensor) -> Tensor:
+        return torch.stack([one[self.rank] for one in self._of_all(x)])
+
+    def _gathered(self, x: Tensor) -> Tensor:
+        return torch.stack(self._of_all(x))
+
+    def _of_all(self, x: Tensor) -> list[Tensor]:
+        self.meeting.sent[self.rank] = x
+        self.meeting.barrier.wait(30)
+        parts = [self.meeting.sent[rank] for rank in range(self.ranks)]
+        self.meeting.barrier.wait(30)
+        return parts
+
+
+def on_all(ranks: int, work: Callable[[RankSplit, Tensor], Tensor]) -> list[Tensor]:
+    """Return what each rank's thread gives, by rank; ``work`` takes the split and the rank's number."""
+    meeting = _Meeting(ranks, threading.Barrier(ranks))
+    with ThreadPoolExecutor(ranks) as pool:
+        jobs = [
+            pool.submit(work, _InThreads(ranks, F, rank, meeting), torch.tensor([rank]))
+            for rank in range(ranks)
+        ]
+        return [job.result() for job in jobs]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_have_their_heads_of_all_tokens_in_order(ranks: int) -> None:
+    q, k = (torch.arange(B * F * N * H * D).reshape(B, F * N, H, D) * factor for factor in (1, -1))
+
+    def heads(split: RankSplit, rank: Tensor) -> Tensor:
+        return torch.stack(split.to_heads([split.own_tokens(one, rank) for one in (q, k)]))
+
+    made = on_all(ranks, heads)
+    assert torch.equal(torch.cat(made, dim=3), torch.stack((q, k)))
+    assert all(one.shape[3] == H // ranks for one in made)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_heads_give_returns_to_the_tokens_it_is_of(ranks: int) -> None:
+    y = torch.arange(B * F * N * H * D).reshape(B, F * N, H, D)
+
+    def tokens(split: RankSplit, rank: Tensor) -> Tensor:
+        share = y.unflatten(2, (ranks, -1)).select(2, int(rank)).flatten(2)
+        mine = split.to_tokens(share)
+        assert torch.equal(mine, split.own_tokens(y.flatten(2), rank))
+        return split.every_token(mine)
+
+    assert all(torch.equal(one, y.flatten(2)) for one in on_all(ranks, tokens))
+
+
+def test_a_rank_has_the_same_part_of_every_frame_and_its_own_heads() -> None:
+    split, rank = RankSplit(3, F), torch.tensor([1])
+    tokens = split.own_tokens(torch.arange(F * N).expand(B, -1), rank)
+    assert tokens[0].tolist() == [frame * N + at for frame in range(F) for at in range(4, 8)]
+    assert split.own_heads(torch.arange(H), rank).tolist() == [2, 3]
+
+
+def test_a_number_of_ranks_that_does_not_divide_is_refused_with_those_that_do() -> None:
+    preset = presets()["self-forcing-1.3b"]  # 12 heads, 1,560 tokens of a frame
+    with pytest.raises(UsageError, match=r"--ranks 5: .* 12 heads .* give one of 1,2,3,4,6"):
+        BuildConfig(preset.model, preset.stream, Schedule.warped(), "bf16", "cuda", ranks=5)
+    with pytest.raises(UsageError, match="--ranks 0"):
+        resolve_build(BuildOptions(preset="tiny", target="cpu", ranks=0))
+
+
+def test_backends_and_families_that_cannot_split_refuse() -> None:
+    config = resolve_build(BuildOptions(preset="tiny", target="cpu", ranks=2)).config
+    for name in ("compile", "onnx"):
+        with pytest.raises(
+            UsageError, match=f"--backend {name} has no engines for several ranks yet: leave --ranks"
+        ):
+            refuse_uncarried(export_backend(name), config)
+    with pytest.raises(UsageError, match="--ranks 2 and --sessions do not go together yet"):
+        resolve_build(BuildOptions(preset="tiny", target="cpu", ranks=2, sessions=2))
+    with pytest.raises(UsageError, match="of the family 'seko_talk' run on one GPU so far"):
+        resolve_build(BuildOptions(preset="seko-talk-tiny", target="cpu", ranks=2))
+
+
+def test_a_rank_holds_its_share_of_the_cache_and_goldens_are_of_one() -> None:
+    config = resolve_build(BuildOptions(preset="tiny", target="cpu", ranks=2)).config
+    assert [one.token_shape[0] for one in config.kv.cache_tensors] == [1, 1]
+    assert config.as_batch.ranks == config.as_exact.ranks == 1
