@@ -13,6 +13,7 @@ from typing import Any
 
 from seko_export.backends import export_backend
 from seko_export.config.build import BuildConfig
+from seko_export.config.media import HubertConfig
 from seko_export.config.schedule import Schedule
 from seko_export.errors import UsageError
 from seko_export.host.environment import Target
@@ -211,6 +212,14 @@ def config_of(wish: Wish) -> tuple[BuildConfig, list[str]]:
             notes.append(
                 f"no text encoder counted: none is known that is {built.model.text_dim} wide, as "
                 f"{built.model.name} takes it"
+            )
+    heard = getattr(built.model, "audio_dim", None)
+    if built.audio is None and heard is not None:
+        if heard == HubertConfig().dim:
+            built = replace(built, audio=HubertConfig())
+        else:
+            notes.append(
+                f"no audio encoder counted: none is known that is {heard} wide, as {built.model.name} takes it"
             )
     if wish.steps is not None:
         shift = built.schedule.shift or 1.0  # passes are counted here; their times do not matter

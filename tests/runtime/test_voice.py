@@ -42,6 +42,15 @@ def test_windows_are_those_of_the_description(samples: int) -> None:
     assert windows(3).needed(6) == (15_000, 33_000)
 
 
+@pytest.mark.parametrize("samples", [*range(0, 9500, 250), 23_000])
+def test_a_voice_is_heard_to_its_end(samples: int) -> None:
+    """By the least latent frames of which the last hears up to its last sample."""
+    frames = windows().latent_frames(samples)
+    assert (frames == 0) == (samples == 0)
+    assert not frames or windows().end(frames - 1) >= samples
+    assert frames < 2 or windows().end(frames - 2) < samples
+
+
 def test_one_latent_frame_later_is_something_else() -> None:
     voice = noise(60_000)
     late = np.concatenate((np.zeros((1, 4000), np.float32), voice), axis=1)

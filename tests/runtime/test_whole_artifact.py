@@ -115,6 +115,18 @@ def test_a_schedule_changes_prompts_at_the_chunks_that_begin_late_enough(run: Ru
     assert np.array_equal(np.load(tmp_path / "a.npy"), np.stack(wanted))
 
 
+def test_prompts_by_video_frame_change_at_its_latent_frame(tmp_path: Path) -> None:
+    """The rule of Seko-Talk's own schedules: a segment counts from the chunk on whose first latent frame it is in."""
+    stream = toy.toy_manifest().stream
+    assert stream.video_frames_per_latent == 4
+    file = tmp_path / "prompts.json"
+    file.write_text(json.dumps([{"at_frame": at, "prompt": str(at)} for at in (0, 82, 160, 240)]))
+    schedule = load_schedule(file)
+    for first_latent in range(80):
+        due = [one for one in schedule if one.due(stream, first_latent, 0)]
+        assert due[-1].prompt == str(max(at for at in (0, 82, 160, 240) if at // 4 <= first_latent))
+
+
 def test_run_with_a_picture_begins_with_it(run: Run, tmp_path: Path) -> None:
     image = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8)
     np.save(tmp_path / "image.npy", image)
@@ -198,9 +210,12 @@ def test_options_that_cannot_be_meant_are_usage_errors_and_leave_nothing(
         b'[{"at_s": 1, "prompt": "a"}, {"at_s": 1, "prompt": "b"}]',
         b'[{"at_s": 0, "prompt": "a", "recashe": true}]',
         b'[{"at_s": NaN, "prompt": "a"}]',
+        b'[{"at_frame": 0.5, "prompt": "a"}]',
+        b'[{"at_frame": 0, "at_s": 0, "prompt": "a"}]',
+        b'[{"at_frame": 0, "prompt": "a"}, {"at_s": 1, "prompt": "b"}]',
         b"[" * 100_000,
     ],
-    ids=range(10),
+    ids=range(13),
 )
 def test_what_is_no_schedule_of_prompts(tmp_path: Path, document: bytes) -> None:
     (tmp_path / "it.json").write_bytes(document)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import wave
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,11 @@ from seko_export.goldens.record import eager_session, golden_reference, golden_t
 from seko_export.media.hubert.files import hubert_config_of
 from seko_export.options.build_files import MediaSources
 from seko_runtime import OpenArtifact, open_artifact
+from seko_runtime.cli.audio import read_audio
+from seko_runtime.cli.commands import main
 from seko_runtime.errors import UsageError
 from seko_runtime.video.conditioning.voice import AudioWindows
+from tests.export.media_files import VAE, write_vae
 from tests.seko_talk.streams import Reference, talk_config, weights_of, write_hubert
 from tests.shared import UNCOMPILED
 from tests.tolerances import relative_error
@@ -44,8 +48,8 @@ def test_it_is_built_verified_and_replayed(
         monkeypatch.setenv(UNCOMPILED, "1")
         backend, heard = "compile", ((1, 2, 16_000), "chunk", "audio_windows")
         write_hubert(tmp_path / "hubert", 48)
-        media = MediaSources(audio_encoder=tmp_path / "hubert")
-        config = replace(config, audio=hubert_config_of(tmp_path / "hubert"))
+        media = MediaSources(write_vae(tmp_path / "vae"), audio_encoder=tmp_path / "hubert")
+        config = replace(config, audio=hubert_config_of(tmp_path / "hubert"), vae=VAE)
     built = build_artifact(
         config, tmp_path / "tiny", tmp_path / "artifact", media=media, backend=backend, compiler_cache=False
     )
@@ -75,6 +79,7 @@ def test_it_is_built_verified_and_replayed(
         if config.audio is not None:
             made += hears(artifact, opening)
     if scheme != "fp32":
+        speaks(built.artifact, tmp_path)
         assert all(np.isfinite(one).all() for one in made)
         return
     checkpoint = dict(load_checkpoint(tmp_path / "tiny", config.model).items())
@@ -95,18 +100,72 @@ def test_it_is_built_verified_and_replayed(
 
 def hears(artifact: OpenArtifact, opening: Mapping[str, Any]) -> list[np.ndarray]:
     """Make chunks of a voice that is pushed, and the same of its windows."""
-    voice = np.random.default_rng(2).normal(0, 0.2, 1000 * (8 * CHUNKS + 1)).astype(np.float32)
+    voice = np.random.default_rng(2).normal(0, 0.2, 1000 * (8 * 2 + 1)).astype(np.float32)
     windows = AudioWindows.of(artifact.manifest)
     assert windows is not None
     assert windows == AudioWindows("audio", 1, 2, 1000, 4, normalised=True)
     with artifact.open_session(**opening) as session:
         session.push_audio(voice)
-        made = [session.run_chunk().to_host() for _ in range(CHUNKS)]
+        made = [session.run_chunk().to_host() for _ in range(2)]
     with artifact.open_session(**opening) as session:
         for number, one in enumerate(made):
             given = {"audio": windows.of_chunk(voice[None], 0, 2 * number)}
             assert np.array_equal(session.run_chunk(given).to_host(), one)
     return made
+
+
+def speaks(artifact: Path, folder: Path) -> None:
+    """The command: a portrait and a voice become a video with sound, as long as the voice and in step with it."""
+    av = pytest.importorskip("av", reason="PyAV is not installed")
+    face, voice, clip = folder / "face.npy", folder / "voice.wav", folder / "clip.npy"
+    np.save(face, np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8))
+    np.save(clip, np.ones((5, 40), np.float32))
+    samples = (20_000 * bursts(8500)).astype("<i2")
+    with wave.open(str(voice), "wb") as file:
+        file.setparams((1, 2, 16_000, 0, "NONE", ""))
+        file.writeframes(samples.tobytes())
+    out = folder / "out.mp4"
+    asked = ["run", str(artifact), "--image", str(face), "-o", str(out)]
+    refused = main([*asked, "--input", f"picture={clip}"])
+    assert refused == UsageError.exit_code
+    assert (
+        main([*asked, "--audio", str(voice)]) == UsageError.exit_code
+    )  # nothing is taken of the golden's noise
+    assert main([*asked, "--audio", str(voice), "--audio", str(voice), "--input", f"picture={clip}"]) == 2
+    assert main([*asked, "--audio", str(voice), "--input", f"picture={clip}"]) == 0
+    with av.open(str(out)) as container:
+        pictures = [float(one.pts * one.time_base) for one in container.decode(video=0)]
+    assert pictures[0] == 0
+    assert len(pictures) == 13  # 9 video frames of sound are 3 latent frames, so 2 chunks of 2
+    assert relative_error(*(torch.from_numpy(one) for one in heard_in(out, samples))) <= 0.05
+    as_m4a = folder / "voice.m4a"
+    with av.open(str(as_m4a), "w") as container:
+        track = container.add_stream("aac", rate=48_000, layout="mono")
+        frame = av.AudioFrame.from_ndarray(np.repeat(samples, 3)[None] / np.float32(32768), "fltp", "mono")
+        frame.sample_rate = 48_000
+        container.mux([*track.encode(frame), *track.encode(None)])
+    read = read_audio([as_m4a])
+    assert read is not None
+    assert abs(read.shape[1] - len(samples)) <= 1100  # the coder's own frames
+
+
+def bursts(count: int) -> np.ndarray:
+    """A tone that comes and goes, float32 in -1..1, so that any shift shows."""
+    at = np.arange(count)
+    return (np.sin(at * 0.17) * np.hanning(4000)[at % 4000] * (at // 4000 % 3 == 1) / 2).astype(np.float32)
+
+
+def heard_in(file: Path, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The sound of a video at the times that it says, and these samples."""
+    import av
+
+    got, at = np.zeros(len(samples), np.float32), 0
+    with av.open(str(file)) as container:
+        for frame in container.decode(audio=0):
+            at = round(float(frame.pts * frame.time_base) * 16_000)
+            part = frame.to_ndarray()[0][max(0, -at) : max(0, len(got) - at)]
+            got[max(0, at) : max(0, at) + len(part)] = part
+    return got, samples.astype(np.float32) / 32768
 
 
 def first_noise(config, number: int) -> torch.Tensor:

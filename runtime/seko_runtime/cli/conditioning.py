@@ -15,8 +15,8 @@ from seko_runtime.backends.host import check_device
 from seko_runtime.cli.output import note
 from seko_runtime.errors import ManifestError, UsageError, VideoWriterError, one_line
 from seko_runtime.executor.buffers_check import IMAGE, TEXT_BUFFER, picture_input, text_vocabulary
-from seko_runtime.format.json_fields import Fields, as_items, as_number, as_text, parse_json
-from seko_runtime.format.manifest import Manifest
+from seko_runtime.format.json_fields import Fields, as_integer, as_items, as_number, as_text, parse_json
+from seko_runtime.format.manifest import Manifest, Stream
 from seko_runtime.opening.checked_artifact import read_file
 from seko_runtime.video.clocks import checked_seeds
 from seko_runtime.video.conditioning import NO_ENCODER, per_row
@@ -32,13 +32,22 @@ TOKEN_SIDE = 16  # pixels of the video
 
 @dataclass(frozen=True)
 class PromptAt:
-    """One entry of a prompt schedule: used from the first chunk that begins at ``at_s`` (seconds of video) or
-    later.
+    """One entry of a prompt schedule.
+
+    It is used from the first chunk that begins at ``at_s`` (seconds of video) or later; with ``at_frame``, a video
+    frame, from the first chunk whose first latent frame is that frame's or a later one, four video frames being one.
     """
 
     at_s: float
     prompt: str
     recache: bool = False
+    at_frame: int | None = None
+
+    def due(self, stream: Stream, first_frame: int, video_frames: int) -> bool:
+        """Return whether the chunk from latent frame ``first_frame`` on, behind so many video frames, uses it."""
+        if self.at_frame is None:
+            return self.at_s * stream.fps <= video_frames
+        return self.at_frame // stream.video_frames_per_latent <= first_frame
 
 
 @dataclass(frozen=True)
@@ -151,6 +160,8 @@ def _check_prompts(prompts: Sequence[PromptAt], options: argparse.Namespace, man
 def load_schedule(path: Path) -> list[PromptAt]:
     """Read a prompt schedule: ``[{"at_s": 0, "prompt": "..."}, {"at_s": 6.5, "prompt": "...", "recache": true}]``.
 
+    All entries may have ``at_frame``, a video frame, in place of ``at_s``.
+
     Raises
     ------
     UsageError
@@ -167,7 +178,12 @@ def load_schedule(path: Path) -> list[PromptAt]:
         raise UsageError(
             f'--prompts {path} is no schedule of prompts: {found}; expected [{{"at_s": 0, "prompt": "..."}}]'
         ) from None
-    times = [line.at_s for line in lines]
+    by_frame = {line.at_frame is not None for line in lines}
+    if len(by_frame) > 1:
+        raise UsageError(
+            f"--prompts {path} has at_s in some entries and at_frame in others; take one of them"
+        )
+    times = [line.at_s if line.at_frame is None else line.at_frame for line in lines]
     if not lines or times[0] < 0 or times != sorted(set(times)):
         raise UsageError(f"--prompts {path} has the times {times[:8]}, expected rising ones from 0 on")
     return lines
@@ -215,7 +231,7 @@ def load_image(path: Path, option: str = "--image") -> NDArray[np.uint8]:
             f"{option} {path.name} needs PyAV, which is not installed; give a .npy, or pip install av"
         ) from None
     library: Any = av
-    _check_there(path, option)
+    check_there(path, option)
     try:
         with library.open(str(path)) as container:
             picture: NDArray[np.uint8] = next(container.decode(video=0)).to_ndarray(format="rgb24")
@@ -240,13 +256,15 @@ def _prompts_of(options: argparse.Namespace) -> list[PromptAt]:
 
 def _prompt_at(value: object, where: str) -> PromptAt:
     fields = Fields(value, where)
-    surplus = set(fields.names()) - {"at_s", "prompt", "recache"}
+    by_frame = "at_frame" in fields.names() and "at_s" not in fields.names()
+    surplus = set(fields.names()) - {"at_frame" if by_frame else "at_s", "prompt", "recache"}
     if surplus:
         raise ManifestError(f"{where} has the unknown {sorted(surplus)[:4]}")
     return PromptAt(
-        as_number(fields.value("at_s"), f"{where}.at_s"),
+        0.0 if by_frame else as_number(fields.value("at_s"), f"{where}.at_s"),
         as_text(fields.value("prompt"), f"{where}.prompt"),
         fields.flag("recache", default=False),
+        as_integer(fields.value("at_frame"), f"{where}.at_frame") if by_frame else None,
     )
 
 
@@ -259,7 +277,7 @@ def _load_text(path: Path) -> NDArray[np.float32]:
 
 def load_array(path: Path, option: str) -> NDArray[Any]:
     """Read an array file that ``option`` names; a UsageError if it is none."""
-    _check_there(path, option)
+    check_there(path, option)
     try:
         array = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -269,7 +287,8 @@ def load_array(path: Path, option: str) -> NDArray[Any]:
     return array
 
 
-def _check_there(path: Path, option: str) -> None:
+def check_there(path: Path, option: str) -> None:
+    """Raise a UsageError if the file that ``option`` names cannot be read."""
     try:
         with path.open("rb"):
             pass

@@ -16,6 +16,7 @@ from seko_runtime.cli.output import note
 from seko_runtime.errors import UsageError, one_line
 from seko_runtime.executor.buffers_check import picture_input
 from seko_runtime.format.manifest import InputSpec, Manifest
+from seko_runtime.video.conditioning.voice import KINDS as AUDIO_KINDS
 from seko_runtime.video.inputs import as_rows
 
 
@@ -29,10 +30,13 @@ class RunInputs:
         Inputs per session or prompt, [rows, *shape].
     changing : mapping of str to sequence of numpy.ndarray
         Inputs per chunk or pass, [rows, *shape] for each chunk of the run.
+    voices : numpy.ndarray or None
+        What ``--audio`` gives, float32 [speakers, N]. Such a run takes nothing of the golden's.
     """
 
     steady: Mapping[str, NDArray[Any]]
     changing: Mapping[str, Sequence[NDArray[Any]]]
+    voices: NDArray[np.float32] | None = None
 
     def of_chunk(self, number: int) -> dict[str, NDArray[Any]]:
         """Return those of a chunk."""
@@ -59,9 +63,13 @@ def read_inputs(arguments: Sequence[str] | None) -> dict[str, NDArray[Any]]:
 
 
 def fit_inputs(
-    arrays: Mapping[str, NDArray[Any]], options: argparse.Namespace, manifest: Manifest
+    arrays: Mapping[str, NDArray[Any]],
+    options: argparse.Namespace,
+    manifest: Manifest,
+    voices: NDArray[np.float32] | None = None,
 ) -> RunInputs:
-    """Check the arrays against the manifest. An input without one takes the golden's values, and stderr says so.
+    """Check the arrays against the manifest. An input without one takes the golden's values, and stderr says so; not
+    in a run with ``voices``, which is of a person and not of the golden's noise.
 
     Raises
     ------
@@ -77,7 +85,9 @@ def fit_inputs(
     for name, spec in specs.items():
         if name in arrays or (made is not None and name == made.name):
             continue
-        if manifest.golden is not None:
+        if voices is not None and spec.kind in AUDIO_KINDS:
+            continue
+        if voices is None and manifest.golden is not None:
             note(
                 one_line(f"input    {name}: as recorded in the golden; --input {name}=FILE.npy gives another")
             )
@@ -96,6 +106,7 @@ def fit_inputs(
             for name, array in arrays.items()
             if name not in steady
         },
+        voices,
     )
 
 

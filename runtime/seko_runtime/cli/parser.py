@@ -99,7 +99,10 @@ def _add_options(command: argparse.ArgumentParser, name: str) -> None:
 
 def _add_run_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--chunks", type=_positive, metavar="N", help="default: as many as --keys or --poses say, else 4"
+        "--chunks",
+        type=_positive,
+        metavar="N",
+        help="default: as many as --audio, --keys or --poses say, else 4",
     )
     command.add_argument("--seed", type=int, default=0, metavar="S", help="row r gets S + r")
     command.add_argument("--prompt", metavar="TEXT", help="a sentence; the one of the golden without it")
@@ -107,7 +110,8 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
         "--prompts",
         type=Path,
         metavar="FILE.json",
-        help='prompts over time: [{"at_s": 0, "prompt": "..."}, {"at_s": 6.5, "prompt": ..., "recache": true}]',
+        help='prompts over time: [{"at_s": 0, "prompt": "..."}, {"at_s": 6.5, "prompt": ..., "recache": true}]; '
+        "at_frame in place of at_s: a video frame",
     )
     command.add_argument("--text", type=Path, metavar="FILE.npy", help="text embeddings [B, tokens, dim]")
     command.add_argument("--steps", type=_positive, metavar="N", help="denoise passes of a chunk")
@@ -116,7 +120,14 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
         "--image",
         type=Path,
         metavar="FILE",
-        help="start with a picture: .npy uint8, or with PyAV .png",
+        help="start with a picture: .npy uint8, or with PyAV .png; of a model that speaks, the portrait",
+    )
+    command.add_argument(
+        "--audio",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="the voice of a model that speaks, for each speaker one: wav, or with PyAV mp3, m4a; .mp4 has its sound",
     )
     command.add_argument(
         "--reference",

@@ -12,6 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from seko_runtime.cli.audio import as_portrait, fit_audio, read_audio
 from seko_runtime.cli.camera import camera_inputs
 from seko_runtime.cli.conditioning import Conditioning, PromptAt, fit_conditioning, read_conditioning
 from seko_runtime.cli.input_files import RunInputs, fit_inputs, read_inputs
@@ -41,11 +42,13 @@ def run(options: argparse.Namespace) -> Report:
     streams = options.output == STDOUT
     if streams:
         _check_stdout(options)
-    asked, arrays = read_conditioning(options), read_inputs(options.input)
+    asked, arrays, voices = read_conditioning(options), read_inputs(options.input), read_audio(options.audio)
     manifest, _ = read_manifest(options.artifact, trust=options.trust)
+    fit_audio(voices, options, manifest, arrays)
+    asked = as_portrait(asked, options, manifest)
     arrays |= camera_inputs(options, manifest, arrays)
     given = fit_conditioning(asked, options, manifest)
-    inputs = fit_inputs(arrays, options, manifest)
+    inputs = fit_inputs(arrays, options, manifest, voices)
     if not streams:
         return _run(options, manifest, given, inputs, None)
     with stdout_for_video() as descriptor:
@@ -83,7 +86,7 @@ def _run(
         manifest = artifact.manifest
         stream = replace(manifest.stream, batch=manifest.call_rows)
         seeds = [options.seed + row for row in range(stream.batch)]
-        starts = bool(prompts) and prompts[0].at_s == 0
+        starts = bool(prompts) and prompts[0].due(stream, 0, 0)
         with (
             artifact.open_session(
                 seeds=seeds,
@@ -102,6 +105,7 @@ def _run(
                 artifact.manifest.video,
                 form=options.format,
                 descriptor=descriptor,
+                sound=None if inputs.voices is None else inputs.voices.sum(0).clip(-1, 1),
             ) as writer,
         ):
             skipped = _not_compared(options, artifact, seeds)
@@ -144,14 +148,17 @@ class _Job:
         queued: deque[Chunk] = deque()
         ahead = int(self.writer.takes_frames and self.session.decodes_beside)
         frames = 0
+        if self.inputs.voices is not None:
+            self.session.push_audio(self.inputs.voices, last=True)
         for number in range(self.chunks):
             due = None
-            while prompts and prompts[0].at_s * stream.fps <= frames:
+            while prompts and prompts[0].due(stream, number * stream.chunk_frames, frames):
                 due = prompts.popleft()
             if due is not None:
                 self.session.set_prompt(due.prompt, recache=due.recache)
                 self.compared = frozenset()
-            chunk = self.session.run_chunk(self.artifact.golden_inputs(number) | self.inputs.of_chunk(number))
+            recorded = {} if self.inputs.voices is not None else self.artifact.golden_inputs(number)
+            chunk = self.session.run_chunk(recorded | self.inputs.of_chunk(number))
             frames += _video_frames(self.artifact.manifest, number)
             latents = None if self.writer.takes_frames else chunk.to_host()
             if number in self.compared:
@@ -204,7 +211,7 @@ class _Job:
 
 def _steady(artifact: OpenArtifact, given: Conditioning, inputs: RunInputs) -> dict[str, NDArray[Any]]:
     """Return the inputs per session: those given, else the golden's, but for what is made of the picture."""
-    found = artifact.golden_inputs(None)
+    found = {} if inputs.voices is not None else artifact.golden_inputs(None)
     made = picture_input(artifact.manifest)
     if made is not None and given.image is not None:
         found.pop(made.name, None)
@@ -239,7 +246,7 @@ def _not_compared(options: argparse.Namespace, artifact: OpenArtifact, seeds: Se
         return "another prompt or seed"
     others = [
         name
-        for name in ("steps", "shift", "image", "reference", "input", "keys", "poses")
+        for name in ("audio", "steps", "shift", "image", "reference", "input", "keys", "poses")
         if getattr(options, name) is not None
     ]
     return f"--{others[0]} was given" if others else ""

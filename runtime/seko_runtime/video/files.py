@@ -44,6 +44,8 @@ class ChunkWriter:
         The manifest's table of pictures: pictures are decoded frames. Without it they are a preview of the latents.
     form : str, optional
         One of `FORMS`; default: see `output_form`.
+    sound : numpy.ndarray, optional
+        float32 [N] at 16 kHz, heard beside the pictures in an .mp4; other formats are silent.
     descriptor : int, optional
         An open pipe or file that is written like a pipe; it stays open.
 
@@ -68,6 +70,7 @@ class ChunkWriter:
         *,
         form: str | None = None,
         descriptor: int | None = None,
+        sound: NDArray[np.float32] | None = None,
     ) -> None:
         self.form = output_form(path, form)
         self._name = "stdout" if path == STDOUT else str(path)
@@ -75,7 +78,7 @@ class ChunkWriter:
         self._stream = stream
         self._chunks = chunks
         self._video = video
-        self._descriptor = descriptor
+        self._descriptor, self._sound = descriptor, sound
         self._written = 0
         self._pipe: Pipe | None = None
         self._torn = False  # a pipe's chunk was begun and not finished
@@ -105,7 +108,9 @@ class ChunkWriter:
         try:
             with self._disk_errors():
                 self._file = self._open()
-                self._sink = open_sink(self.form, self._file, self._stream, self._chunks, self._video)
+                self._sink = open_sink(
+                    self.form, self._file, self._stream, self._chunks, self._video, self._sound
+                )
             return self
         except BaseException:
             with self._opened:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from seko_runtime.errors import UsageError, VideoWriterError
 from seko_runtime.faults import told
 from seko_runtime.format.manifest import Stream, Video
+from seko_runtime.video.conditioning.voice import RATE
 from seko_runtime.video.preview import LABEL
 
 FORMS = ("npy", "y4m", "mp4", "raw")
@@ -21,6 +22,8 @@ CRF = "17"  # of x264, for decoded video: small pictures have no detail to lose
 RGB_TO_YCBCR = np.array([[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]])
 # No index at the end: each second is a fragment of its own, behind a header that holds no frame.
 FRAGMENTS = {"movflags": "frag_keyframe+empty_moov+default_base_moof", "frag_duration": "1000000"}
+# With sound the header waits for the first fragment: it then says by how much encoders delay pictures and sound.
+FRAGMENTS_WITH_SOUND = FRAGMENTS | {"movflags": "frag_keyframe+delay_moov+default_base_moof"}
 
 
 class Sink(Protocol):
@@ -52,8 +55,15 @@ def _encoder_faults(pictures: str) -> Iterator[None]:
         ) from fault
 
 
-def open_sink(form: str, file: BinaryIO, stream: Stream, chunks: int, video: Video | None) -> Sink:
-    """Return the writer of one of `FORMS` to an open file; the caller closes the file."""
+def open_sink(
+    form: str,
+    file: BinaryIO,
+    stream: Stream,
+    chunks: int,
+    video: Video | None,
+    sound: NDArray[np.float32] | None = None,
+) -> Sink:
+    """Return the writer of one of `FORMS` to an open file; the caller closes the file. Only mp4 has sound."""
     if form == "npy":
         return NpySink(file, stream, chunks)
     size = (stream.height, stream.width) if video is None else (video.height, video.width)
@@ -62,7 +72,7 @@ def open_sink(form: str, file: BinaryIO, stream: Stream, chunks: int, video: Vid
         return RawSink(file)
     if form == "y4m":
         return Y4mSink(file, height, width, stream.fps, preview=video is None)
-    return Mp4Sink(file, height, width, stream.fps, preview=video is None)
+    return Mp4Sink(file, height, width, stream.fps, preview=video is None, sound=sound)
 
 
 class NpySink:
@@ -146,26 +156,59 @@ class RawSink:
 
 
 class Mp4Sink:
-    """H.264 through PyAV, fragmented, so that the file plays while it grows."""
+    """H.264 through PyAV, fragmented, so that the file plays while it grows.
 
-    def __init__(self, file: BinaryIO, height: int, width: int, fps: int, *, preview: bool) -> None:
+    ``sound``, float32 [N] at 16 kHz, is written as AAC beside the pictures, as far as they go.
+    """
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        height: int,
+        width: int,
+        fps: int,
+        *,
+        preview: bool,
+        sound: NDArray[np.float32] | None = None,
+    ) -> None:
         av = import_av()
         self._av = av
+        self._sound, self._fps = sound, fps
+        self._pictures = self._heard = 0  # written so far; samples of the sound
         self._told = f"pictures of {width}x{height} at {fps} fps"
         with _encoder_faults(self._told):
-            self._container: Any = av.open(file, mode="w", format="mp4", options=FRAGMENTS)
+            self._container: Any = av.open(
+                file, mode="w", format="mp4", options=FRAGMENTS if sound is None else FRAGMENTS_WITH_SOUND
+            )
             if preview:
                 self._container.metadata["comment"] = LABEL
             options = {} if preview else {"crf": CRF}
             self._video: Any = self._container.add_stream("libx264", rate=Fraction(fps), options=options)
             self._video.width, self._video.height = width, height
             self._video.pix_fmt = "yuv420p"
+            if sound is not None:
+                self._audio: Any = self._container.add_stream("aac", rate=RATE, layout="mono")
 
     def write(self, pictures: Iterable[NDArray[Any]]) -> None:
         for picture in pictures:
             with _encoder_faults(self._told):
                 frame = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
                 self._container.mux(self._video.encode(frame))
+            self._pictures += 1
+        self._write_sound()
+
+    def _write_sound(self) -> None:
+        if self._sound is None:
+            return
+        end = min(len(self._sound), self._pictures * RATE // self._fps)
+        if end == self._heard:
+            return
+        part = np.ascontiguousarray(self._sound[None, self._heard : end])
+        with _encoder_faults("sound"):
+            frame = self._av.AudioFrame.from_ndarray(part, format="fltp", layout="mono")
+            frame.sample_rate, frame.pts, frame.time_base = RATE, self._heard, Fraction(1, RATE)
+            self._container.mux(self._audio.encode(frame))
+        self._heard = end
 
     def cut(self) -> None:
         pass
@@ -174,6 +217,8 @@ class Mp4Sink:
         if whole:
             with _encoder_faults(self._told):
                 self._container.mux(self._video.encode(None))
+                if self._sound is not None:
+                    self._container.mux(self._audio.encode(None))
                 self._container.close()
             return
         # Else it would be closed when it is freed, after its file.

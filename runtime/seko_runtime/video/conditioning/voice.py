@@ -89,8 +89,10 @@ class AudioWindows:
         return max(0, self.begin(first_frame)), self.end(first_frame + self.chunk_frames - 1)
 
     def latent_frames(self, samples: int) -> int:
-        """Return the latent frames of a voice of so many samples, as the original counts them."""
-        return (round(samples / self.frame_samples) - 1) // self.per_latent + 1
+        """Return the least latent frames that hear so many samples; the last may end behind them."""
+        return max(0, -(-samples // self.frame_samples) - 2 + self.per_latent) // self.per_latent + (
+            samples > 0
+        )
 
     def of_chunk(self, samples: NDArray[np.float32], offset: int, first_frame: int) -> NDArray[np.float32]:
         """Return the windows of a chunk.

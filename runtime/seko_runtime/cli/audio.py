@@ -1,0 +1,138 @@
+"""The option ``--audio`` of `run`: voices read from files, and what they decide of the run."""
+
+from __future__ import annotations
+
+import argparse
+import wave
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.cli.conditioning import Conditioning, check_there
+from seko_runtime.errors import UsageError, VideoWriterError
+from seko_runtime.format.manifest import Manifest
+from seko_runtime.video.conditioning.voice import RATE, AudioWindows
+
+
+def read_audio(paths: Sequence[Path] | None) -> NDArray[np.float32] | None:
+    """Return the voices of files, float32 [speakers, N] at 16 kHz, silent behind the end of the shorter ones.
+
+    A wav file of one channel, 16 bits and 16 kHz is read with the standard library, anything else with PyAV.
+
+    Raises
+    ------
+    UsageError
+        If a file is missing, empty or no audio.
+    VideoWriterError
+        If it needs PyAV, which is not installed.
+    """
+    if not paths:
+        return None
+    voices = [_read(path) for path in paths]
+    longest = max(map(len, voices))
+    return np.stack([np.pad(one, (0, longest - len(one))) for one in voices])
+
+
+def fit_audio(
+    voices: NDArray[np.float32] | None,
+    options: argparse.Namespace,
+    manifest: Manifest,
+    files: Mapping[str, NDArray[Any]],
+) -> None:
+    """Check that the artifact hears these voices. Sets ``options.chunks`` to their length where nothing was asked.
+
+    Raises
+    ------
+    UsageError
+        If it hears none, or another number of speakers; if it hears and is given neither ``--audio`` nor its windows.
+    """
+    windows = AudioWindows.of(manifest)
+    if windows is None:
+        if voices is not None:
+            names = ", ".join(one.name for one in manifest.caller_inputs) or "none"
+            raise UsageError(
+                f"--audio: this artifact hears no audio; its inputs: {names}. One that hears is built with "
+                "--audio-encoder"
+            )
+        return
+    given = windows.name in files
+    if voices is None and not given:
+        raise UsageError(
+            "this artifact's model speaks what it hears, and hears nothing: give --audio FILE, a wav or what PyAV reads"
+        )
+    if voices is None:
+        return
+    if given:
+        raise UsageError(f"--audio and --input {windows.name} both say what is heard; give one")
+    if len(voices) != windows.speakers:
+        raise UsageError(
+            f"--audio is given {len(voices)} times, this artifact has {windows.speakers} speakers: give one file each"
+        )
+    latent_frames = windows.latent_frames(voices.shape[1])
+    if latent_frames < 1:
+        raise UsageError(
+            f"--audio holds {voices.shape[1]} samples at {RATE} Hz, less than a video frame: give more"
+        )
+    options.chunks = options.chunks or -(-latent_frames // windows.chunk_frames)
+
+
+def as_portrait(asked: Conditioning, options: argparse.Namespace, manifest: Manifest) -> Conditioning:
+    """Return what a run is conditioned on: of a model that hears, ``--image`` is the portrait, its reference frame.
+
+    Raises
+    ------
+    UsageError
+        If ``--reference`` names a portrait too.
+    """
+    if options.image is None or AudioWindows.of(manifest) is None or not manifest.stream.reference_frames:
+        return asked
+    if options.reference is not None:
+        raise UsageError("--image and --reference are both the portrait of a model that speaks; give one")
+    options.image, options.reference = None, options.image
+    return replace(asked, image=None, reference=asked.image)
+
+
+def _read(path: Path) -> NDArray[np.float32]:
+    check_there(path, "--audio")
+    found = _plain_wav(path)
+    voice = _by_av(path) if found is None else found
+    if not len(voice):
+        raise UsageError(f"--audio {path} holds no sample")
+    return voice
+
+
+def _plain_wav(path: Path) -> NDArray[np.float32] | None:
+    """Return the samples of a wav file that needs no conversion; None of any other file."""
+    try:
+        with wave.open(str(path), "rb") as file:
+            form = (file.getnchannels(), file.getsampwidth(), file.getframerate())
+            if form != (1, 2, RATE):
+                return None
+            samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+    except (wave.Error, EOFError):
+        return None
+    return samples.astype(np.float32) / np.float32(32768)
+
+
+def _by_av(path: Path) -> NDArray[np.float32]:
+    try:
+        import av
+    except ImportError:
+        raise VideoWriterError(
+            f"--audio {path.name} needs PyAV, which is not installed; give a wav of one channel, 16 bits and {RATE} "
+            "Hz, or pip install av"
+        ) from None
+    library: Any = av
+    parts: list[NDArray[np.float32]] = []
+    try:
+        with library.open(str(path)) as container:
+            resampler = library.AudioResampler(format="flt", layout="mono", rate=RATE)
+            for frame in (*container.decode(audio=0), None):  # None: what the resampler still holds
+                parts += [one.to_ndarray()[0] for one in resampler.resample(frame)]
+    except (OSError, ValueError, IndexError) as error:  # PyAV's errors are these two of Python's
+        raise UsageError(f"--audio {path} is no audio: {str(error)[:120]}") from None
+    return np.concatenate(parts).astype(np.float32) if parts else np.zeros(0, np.float32)
