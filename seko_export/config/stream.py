@@ -38,6 +38,10 @@ class StreamConfig:
     window_positions : bool
         Whether RoPE counts frames from the oldest one in the cache, sink first (Seko-Talk), instead of from the start
         of the stream.
+    rope_max_frames : int
+        With window positions, and not 0: RoPE counts frames from the start of the stream, the sink's as they are, and
+        all behind it moved back so far that the newest is the frame of this number, counted from 1. It is the same in
+        all layers, whatever their rings. 0: the frames in the cache are counted.
     offload_cache : bool
         Whether the cache lies on the host and is copied to the device layer by layer.
     reference_frames : int
@@ -68,6 +72,7 @@ class StreamConfig:
     reference_frames: int = 0
     spatial_stride: int = 8
     temporal_stride: int = 4
+    rope_max_frames: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer_rings", tuple(self.layer_rings))  # JSON has lists alone
@@ -91,6 +96,16 @@ class StreamConfig:
             )
         if self.reference_frames < 0:
             raise UsageError(f"reference_frames must be at least 0, got {self.reference_frames}")
+        if self.rope_max_frames and not self.window_positions:
+            raise UsageError(
+                f"--rope-max-frames {self.rope_max_frames} moves positions while the stream runs: give "
+                "--window-positions beside it"
+            )
+        if self.rope_max_frames and self.rope_max_frames < self.sink_frames + self.ring_frames:
+            raise UsageError(
+                f"--rope-max-frames {self.rope_max_frames} is below the {self.sink_frames + self.ring_frames} latent "
+                "frames of sink and ring: two of them would have one position"
+            )
         if self.ring_frames < self.chunk_frames:
             raise UsageError(
                 f"chunk of {self.chunk_frames} latent frames is larger than the ring of {self.ring_frames}: "

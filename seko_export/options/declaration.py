@@ -221,6 +221,12 @@ class BuildOptions:
         off="--stream-positions",
         plan=True,
     )
+    rope_max_frames: int | None = _option(
+        "With --window-positions: RoPE counts frames from the start of the stream, those behind the sink moved back so "
+        "that the newest has at most this number. 0: it counts the frames in the cache.",
+        _LAYOUT,
+        plan=True,
+    )
     offload_cache: bool | None = _option(
         "Keep the cache on the host and copy it to the device layer by layer, or keep it on the device.",
         _LAYOUT,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from seko_export.errors import UsageError
 from seko_export.families.seko_talk import audio
 from seko_export.families.seko_talk.family import FAMILY
 from tests.seko_talk.streams import (
@@ -25,6 +28,11 @@ CASES = {
     "chunk 3, no sink": ({}, {"chunk_frames": 3, "sink_frames": 0, "ring_frames": 5}),
     "no picture branch": ({"image_dim": 0}, {}),
     "two voices": ({"speakers": 2}, {}),
+    "frames of the stream, at most 6": ({}, {"rope_max_frames": 6}),
+    "hybrid, frames at most 9": (
+        {"layers": 3},
+        {"layer_rings": (2, 2, 6), "ring_frames": 6, "rope_max_frames": 9},
+    ),
     "hybrid": ({"layers": 3}, {"layer_rings": (2, 2, 6), "ring_frames": 6}),
 }
 
@@ -67,3 +75,36 @@ def test_the_audio_of_each_frame_matters():
         error = relative_error(done.velocity[0], reference.velocity(0, done.latents, done.timestep))
         assert (error <= BAR) == agrees
         assert agrees or error > 1000 * BAR
+
+
+def test_the_greatest_position_matters() -> None:
+    """A reference whose newest frame may be one later agrees until then, and not from there on."""
+    config = talk_config(layout={"rope_max_frames": 6})
+    checkpoint, text, portrait = (
+        random_checkpoint(config),
+        random_text(config.model, 1),
+        random_reference(config),
+    )
+    stream = begun(config, checkpoint, text, portrait)
+    later = replace(config, stream=replace(config.stream, rope_max_frames=7))
+    reference = Reference(later, checkpoint, text, portrait)
+    errors = []
+    for number in range(4):
+        voices = FAMILY.golden_inputs(config, number)[audio.AUDIO]
+        stream.buffers[BUFFERS[audio.AUDIO]].copy_(voices)
+        reference.begin(voices)
+        done = stream.run_chunk([number * 2], [3])
+        errors.append(
+            relative_error(done[0].velocity[0], reference.velocity(0, done[0].latents, done[0].timestep))
+        )
+    assert max(errors[:3]) <= BAR
+    assert errors[3] > 100 * BAR
+
+
+def test_positions_that_cannot_be_are_refused() -> None:
+    for odd, told in (
+        ({"rope_max_frames": 6, "window_positions": False}, "give --window-positions beside it"),
+        ({"rope_max_frames": 4}, "below the 5 latent frames of sink and ring"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            talk_config(layout=odd)

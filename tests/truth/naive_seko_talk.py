@@ -19,12 +19,24 @@ EPS = 1e-6
 
 @dataclass(frozen=True)
 class Window:
-    """Chunk and sink in latent frames, and the ring of each layer, repeated; a reference stands before them."""
+    """Chunk and sink in latent frames, and the ring of each layer, repeated; a reference stands before them.
+
+    With ``most`` a frame's position is its number from the start of the stream, behind the reference's 0; what is not
+    in the sink is moved down so that the newest has at most ``most``. Without it the frames that are seen are counted.
+    """
 
     chunk: int
     sink: int
     rings: tuple[int, ...]
     references: int = 1
+    most: int = 0
+
+    def place(self, frame: int, seen: list[int]) -> int:
+        """Return the position of a frame among those that a chunk sees."""
+        if not self.most:
+            return seen.index(frame)
+        down = max(0, seen[-1] - (self.most - 1)) if frame >= self.sink else 0
+        return self.references + frame - down
 
     def seen(self, chunk: int, layer: int) -> list[int]:
         """Return the frames that a chunk sees in a layer, oldest first; references are negative."""
@@ -127,7 +139,7 @@ class NaiveTalk:
             seen_by.append((own, self.window.seen(chunk, layer)))
         parts = []
         for own, seen in seen_by:
-            places = {frame + refs: place for place, frame in enumerate(seen)}
+            places = {frame + refs: self.window.place(frame, seen) for frame in seen}
             turned_q = torch.cat([turn(q[frame], places[frame], grid) for frame in own])
             turned_k = torch.cat([turn(k[frame], place, grid) for frame, place in places.items()])
             parts.append(attend(turned_q, turned_k, torch.cat([v[frame] for frame in places])))

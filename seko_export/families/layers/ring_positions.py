@@ -79,7 +79,12 @@ def chunk_positions(
     if rows is not None:
         slot_frames = rows_of(slot_frames, rows, stream.cache_frames)
     if valid_tokens is not None:
-        slot_frames = window_positions(slot_frames.unflatten(0, (-1, stream.cache_frames)), valid_tokens // n)
+        by_row = slot_frames.unflatten(0, (-1, stream.cache_frames))
+        slot_frames = (
+            capped_positions(by_row, frames[:, -1:], stream)
+            if stream.rope_max_frames
+            else window_positions(by_row, valid_tokens // n)
+        )
         frames = slot_frames.gather(1, write_slots)
         slot_frames = slot_frames.flatten()
     return (*rotary_tables(frames, model, stream), index, *key_rotary_tables(slot_frames, model, stream))
@@ -95,6 +100,17 @@ def window_positions(slot_frames: Tensor, valid_frames: Tensor) -> Tensor:
     there = slots < valid_frames[:, None]  # [B, slots]
     older = slot_frames[:, None, :] < slot_frames[:, :, None]  # [B, slot, other slot]
     return (older & there[:, None, :]).sum(-1)
+
+
+def capped_positions(slot_frames: Tensor, newest: Tensor, stream: StreamConfig) -> Tensor:
+    """Return [B, slots] int64: the number of the frame in each slot, references first.
+
+    Frames behind the sink are moved back as far as ``newest`` [B, 1], the chunk's last frame, is beyond
+    ``rope_max_frames``: the positions that training saw.
+    """
+    beyond = (newest - (stream.rope_max_frames - 1)).clamp(min=0)
+    moved = torch.where(slot_frames >= stream.sink_frames, slot_frames - beyond, slot_frames)
+    return moved + stream.reference_frames
 
 
 def token_index(write_slots: Tensor, stream: StreamConfig, rows: Tensor | None = None) -> Tensor:
