@@ -49,7 +49,8 @@ def cases(head_dim: int, full: tuple[int, int, int] | None) -> Iterator[Case]:
 def make_case(case: Case, head_dim: int, device: str) -> tuple[Tensor, ...]:
     """Return seeded arguments of `fused_reference.attention_fp8`, with NaN behind the valid tokens and uneven scales.
 
-    The queries' own values are strided as in an engine. q and own tokens are bfloat16 on CUDA, float32 on a CPU.
+    The chunk's own values have an engine's strides. q and the chunk's own tokens are bfloat16 on CUDA, float32 on
+    a CPU.
     """
     generator = torch.Generator(device).manual_seed(case.query_tokens + case.cache_tokens)
     batch, heads = len(case.valid_tokens), case.heads

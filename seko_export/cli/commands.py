@@ -134,11 +134,11 @@ for command in (*QUESTIONS, *DELIVERY):
 @click.option(
     "--gpu",
     required=True,
-    help=f"One of {', '.join(GPUS)}; it need not be here.",
+    help=f"One of {', '.join(GPUS)}; it need not be in this machine.",
     shell_complete=completing(lambda: [*GPUS]),
 )
 @click.option("--steps", type=int, help="Denoise passes of a chunk.")
-@click.option("--fps", type=int, help="Video frames per second that are to be kept up with.")
+@click.option("--fps", type=int, help="Video frames per second that a stream must reach.")
 @build_options(of_plan=True)
 @json_option
 def plan(gpu: str, steps: int | None, fps: int | None, as_json: bool, **asked: Any) -> None:

@@ -46,17 +46,21 @@ def unpack(archive: Path, output: Path, force: bool, as_json: bool) -> None:
 
 @click.command()
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), required=True, help="The private key; beside it .pub."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The private key; the public one gets .pub.",
 )
-@click.option("--ask-passphrase", is_flag=True, help="Ask for a passphrase to encrypt the private key by.")
+@click.option("--ask-passphrase", is_flag=True, help="Ask for a passphrase to encrypt the private key with.")
 @click.option(
     "--passphrase-file",
     type=click.Path(path_type=Path),
-    help="Encrypt by the one line of this file, which only you may read.",
+    help="A file with the passphrase in one line, which only you may read.",
 )
 @json_option
 def keygen(output: Path, ask_passphrase: bool, passphrase_file: Path | None, as_json: bool) -> None:
-    """Make an ed25519 key to sign artifacts with, and the line for the trust files of boxes."""
+    """Make an ed25519 key to sign artifacts with, and the line for the trust files of inference machines."""
     from seko_export.artifact.signing import make_key, read_passphrase
     from seko_export.errors import UsageError
 
@@ -76,7 +80,9 @@ def keygen(output: Path, ask_passphrase: bool, passphrase_file: Path | None, as_
 
 @click.command()
 @artifact_argument
-@click.option("--key", type=click.Path(path_type=Path), required=True, help="What keygen made.")
+@click.option(
+    "--key", type=click.Path(path_type=Path), required=True, help="The private key that keygen made."
+)
 @json_option
 def sign(artifact: Path, key: Path, as_json: bool) -> None:
     """Sign the digest of ARTIFACT, after checking every hash; the signature lies beside the manifest.

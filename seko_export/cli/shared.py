@@ -24,7 +24,7 @@ from seko_runtime.faults import machine_faults
 
 artifact_argument = click.argument("artifact", type=click.Path(path_type=Path))
 json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, of a failure too."
+    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, also for a failure."
 )
 
 

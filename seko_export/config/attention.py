@@ -37,10 +37,10 @@ class Attention:
 
 
 TORCH = Attention("torch")
-BF16 = Attention("bf16", "a kernel of ours for Hopper", own_kernel=True, arch="sm_90", head_dim=128)
+BF16 = Attention("bf16", "Seko's kernel for Hopper GPUs", own_kernel=True, arch="sm_90", head_dim=128)
 FP8 = Attention(
     "fp8",
-    "the past in 8 bits, from an FP4 cache",
+    "the past in 8 bits, read from an FP4 cache",
     own_kernel=True,
     past_in_8_bits=True,
     fp8_numbers=True,

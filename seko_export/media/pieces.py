@@ -50,7 +50,7 @@ def media_pieces(config: BuildConfig) -> list[Piece]:
 
 
 def media_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
-    """Return the buffers of these engines."""
+    """Return the buffers of the text encoder's and the VAE's engines."""
     m, s, dtype = config.model, config.stream, dtype_name(config.dtype)
     buffers = []
     if config.text is not None:

@@ -79,7 +79,7 @@ class Vae(ABC, Generic[C]):
 
     @abstractmethod
     def decoder(self, config: C, *, first: bool, frames: int, dtype: torch.dtype) -> nn.Module:
-        """Return the module that decodes one row's chunk; its weights need no numbers.
+        """Return the module that decodes one row's chunk; its weights may be uninitialised.
 
         It takes latents [C, frames, h, w] float32 as the model gives them and, unless ``first``, the caches of the
         call before. It returns pictures [`VaeConfig.video_frames`, H, W, 3] uint8 and the caches for the next call, in

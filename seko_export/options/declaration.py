@@ -101,7 +101,8 @@ class BuildOptions:
     """Self-Forcing ``.pt``, Wan or diffusers safetensors; None: the sample, or random weights of a preset."""
 
     preset: str | None = _option(
-        "Model: sample, tiny, self-forcing-1.3b, wan-14b. Without it the checkpoint says; without both: sample.",
+        "A model with its sizes, such as sample or self-forcing-1.3b; an unknown name lists all. Default: what the "
+        "checkpoint says; without a checkpoint, sample.",
         "model",
         plan=True,
         values=_presets,
@@ -111,28 +112,32 @@ class BuildOptions:
         "model",
     )
     random_weights: int | None = _option(
-        "Make random weights of this seed where a preset has no checkpoint: for tests of speed, not for video.",
+        "Build a preset without a checkpoint, with random weights from this seed: for tests of speed, not for video.",
         "model",
     )
     heads: int | None = _option(
-        "Attention heads, where no config.json beside the weights tells them.", "model"
+        "Number of attention heads, if no config.json beside the weights says it.", "model"
     )
-    no_ema: bool = _option("Take a .pt's plain weights (generator), not their average.", "model", False)
+    no_ema: bool = _option(
+        "Use a .pt's plain weights (generator) instead of the averaged ones (generator_ema).", "model", False
+    )
     camera: str | None = _option(
-        "Of a model with a camera. chunk: what a layer makes of it is computed once a chunk and kept; pass: in every "
-        "pass, with less memory; none: layers without it.",
+        "For models with a camera. chunk: each layer's scale and shift for the camera are computed once a chunk and "
+        "kept; pass: in every pass, with less memory; none: layers without a camera.",
         "model",
         plan=True,
     )
 
     kv: str | None = _option(
-        f"KV cache: {KV_FORMATS[0]} (exact; fp32 on a CPU), {', '.join(KV_FORMATS[1:-1])} or {KV_FORMATS[-1]}; "
-        "KEYS-VALUES, as int8-fp4; with -sink behind it, as fp4-sink, sink frames stay exact.",
+        f"KV cache: {KV_FORMATS[0]} (exact; fp32 on a CPU), {', '.join(KV_FORMATS[1:-1])} or {KV_FORMATS[-1]}. "
+        "Two formats for keys and values: int8-fp4. With exact sink frames: fp4-sink.",
         _CACHE,
         plan=True,
         values=lambda: KV_FORMATS,
     )
-    fp4_kv: bool = _option("Short for --kv fp4: 3.56 times less cache than bf16.", _CACHE, False, plan=True)
+    fp4_kv: bool = _option(
+        "Short for --kv fp4: the cache takes 3.56 times less memory than in bf16.", _CACHE, False, plan=True
+    )
     resident_window: bool = _option(
         "Convert the past to 8 bits once a chunk instead of in every pass: faster, more memory.",
         _CACHE,
@@ -141,21 +146,24 @@ class BuildOptions:
     )
 
     fp8: bool = _option(
-        "Matmuls of the layers in fp8, weights and activations: fused kernels.", _ENGINES, False, plan=True
+        "Compute the layers' matmuls in fp8 (weights and activations); needs fused kernels.",
+        _ENGINES,
+        False,
+        plan=True,
     )
     fp8_except: tuple[int, ...] | None = _option(
-        "Layers that --fp8 leaves out: numbers from 0, with commas.", _ENGINES, numbers=True
+        "Layers that --fp8 leaves out: numbers from 0, separated by commas.", _ENGINES, numbers=True
     )
     attention: str = _option(
         "; ".join(f"{one.name}: {one.help}" if one.help else one.name for one in BY_NAME.values())
-        + "; auto: the fastest that was measured.",
+        + "; auto: the fastest one measured.",
         _ENGINES,
         "auto",
         plan=True,
         values=lambda: ATTENTIONS,
     )
     kernels: str = _option(
-        "auto, plain (torch's) or fused (ours, around the matmuls).",
+        "auto, plain (torch's) or fused (Seko's, around the matmuls).",
         _ENGINES,
         "auto",
         plan=True,
@@ -165,7 +173,7 @@ class BuildOptions:
         "aoti, compile, onnx, tensorrt or tensorrt-rtx.", _ENGINES, "aoti", plan=True, values=_backends
     )
     target: str = _option(
-        "auto, cpu, or sm_NN of this machine's GPU; with tensorrt-rtx of any GPU that it builds for: sm_89,sm_120.",
+        "auto, cpu, or sm_NN of this machine's GPU. tensorrt-rtx also builds for other GPUs: sm_89,sm_120.",
         _ENGINES,
         "auto",
         values=lambda: ("auto", "cpu"),
@@ -176,18 +184,17 @@ class BuildOptions:
         1,
     )
     no_goldens: bool = _option(
-        "For GPUs that are not here: record nothing that `verify` could replay there.", _ENGINES, False
+        "Record no chunks for `verify` to compare; only for GPUs that are not here.", _ENGINES, False
     )
 
     height: int | None = _option(
-        "Video height in pixels, a multiple of twice the VAE's stride: of 16.", _LAYOUT, plan=True
+        "Video height in pixels, a multiple of 16 (twice the VAE's stride).", _LAYOUT, plan=True
     )
     width: int | None = _option(
-        "Video width in pixels, a multiple of twice the VAE's stride: of 16.", _LAYOUT, plan=True
+        "Video width in pixels, a multiple of 16 (twice the VAE's stride).", _LAYOUT, plan=True
     )
     aspect: str | None = _option(
-        "Width and height of the pictures that streams begin with, as 16:9 or 1920:1080: a video of this aspect and of "
-        "the model's area, as lingbot-world's authors round it.",
+        "Aspect ratio of the start pictures, as 16:9 or 1920:1080. The video gets this aspect and the preset's area.",
         _LAYOUT,
         plan=True,
     )
@@ -241,7 +248,7 @@ class BuildOptions:
         numbers=True,
     )
     sessions: int | None = _option(
-        "Make a pool for so many sessions, which come and go.", _STREAMS, plan=True
+        "Build a pool for this many sessions; each starts and ends at any time.", _STREAMS, plan=True
     )
 
     vae: Path | None = _option(f"{_either(VAES.values())}: video out, start images in.", _MEDIA)
@@ -250,7 +257,8 @@ class BuildOptions:
     )
     tokenizer: Path | None = _option("Its tokenizer.json, if it is not beside the encoder.", _MEDIA)
     audio_encoder: Path | None = _option(
-        "Of a model that hears, a HuBERT folder: samples in, instead of features.", _MEDIA
+        "For models that take sound: a HuBERT folder. The caller then gives samples instead of features.",
+        _MEDIA,
     )
     no_vae: bool = _option("Leave out the VAE: latents come out.", _MEDIA, False, plan=True)
     no_text: bool = _option("Leave out the text encoder: embeddings go in.", _MEDIA, False, plan=True)

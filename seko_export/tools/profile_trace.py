@@ -126,7 +126,7 @@ class Digest:
 
     @property
     def total_ns(self) -> int:
-        """Sum over all names, to which shares refer."""
+        """Sum of the nanoseconds of all names: shares are fractions of it."""
         return sum(time for _, time in self.names.values())
 
     def report(self, top: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def decayed(total, decay):  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def exp2(x):  # type: ignore[no-untyped-def]
-    """2 ** x in one instruction: `gl.exp2` scales around results below 2**-126, which are 0 here."""
+    """2 ** x in one instruction. Results below 2**-126 become 0; `gl.exp2` spends more instructions to keep them."""
     return gl.inline_asm_elementwise(
         "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
     )

@@ -20,7 +20,7 @@ class LeanRuntime:
     install = "a tensorrt-lean"
 
     def check_plan(self, runtime: trt.Runtime, spec: EngineSpec, plan: bytes, manifest: Manifest) -> None:
-        """The lean runtime has no such question: it says what it refuses when it loads."""
+        """Do nothing: the lean runtime reports an unsuitable plan only when it loads it."""
 
     def contexts(self, engine: trt.ICudaEngine, spec: EngineSpec, plan: bytes) -> PlainContexts:  # noqa: ARG002
         return PlainContexts(engine)

@@ -21,9 +21,9 @@ DEFAULT_CHUNKS = 4
 def camera_inputs(
     options: argparse.Namespace, manifest: Manifest, files: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Return the inputs of a run's chunks that the camera's options make, [chunks, ...] each by name.
+    """Return the camera inputs of all chunks of a run by name, each [chunks, ...], made from the options.
 
-    Sets ``options.chunks`` where nothing was asked: as many as there are keys or poses for, else 4.
+    Without ``--chunks`` it sets ``options.chunks``: as many as the keys or poses last, else 4.
 
     Raises
     ------

@@ -79,7 +79,7 @@ def verify(options: argparse.Namespace) -> Report:
     lines = [f"golden   {error}" for error in errors]
     missed = next((error for error in errors if not error.within), None)
     if missed is None:
-        lines.append(f"verified {len(errors)} recorded chunks: all are met")
+        lines.append(f"verified {len(errors)} recorded chunks: all within their bounds")
         return Report(result, tuple(lines))
     said = f"a golden is missed: {missed}; rebuild the artifact on this kind of machine"
     return Report(result, tuple(lines), NumericError(said))
@@ -89,9 +89,10 @@ def info(options: argparse.Namespace) -> Report:
     """Print what the manifest says; reads no other file."""
     manifest, digest = read_manifest(options.artifact, trust=options.trust)
     stream, target = manifest.stream, manifest.target
+    cuda = f", CUDA {target.cuda}" if target.cuda else ""
     lines = [
         f"name     {manifest.name}, format {manifest.format_version}, digest {digest}",
-        f"target   {manifest.backend} on {target.device} {target.arch}, torch {target.torch}, CUDA {target.cuda}",
+        f"target   {manifest.backend} on {target.device} {target.arch}, torch {target.torch}{cuda}",
         f"stream   {stream.width}x{stream.height} at {stream.fps} fps, chunk {stream.chunk_frames} latent frames,",
     ]
     rows = f"batch {stream.batch}"
@@ -100,7 +101,7 @@ def info(options: argparse.Namespace) -> Report:
     reference = f"reference {stream.reference_frames}, " if stream.reference_frames else ""
     lines.append(f"         {reference}sink {stream.sink_frames}, ring {stream.ring_frames}, {rows}")
     lines.append(
-        f"KV pool  {manifest.kv.pool_bytes} bytes ({manifest.kv.scheme}), bf16 {manifest.kv.bf16_pool_bytes}"
+        f"KV pool  {manifest.kv.pool_bytes} bytes ({manifest.kv.scheme}), in bf16 {manifest.kv.bf16_pool_bytes}"
     )
     if manifest.offloads_cache:
         lines.append(

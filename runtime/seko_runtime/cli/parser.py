@@ -15,7 +15,7 @@ SUMMARIES = {
     "run": "replay chunks and write them to a file",
     "verify": "replay the recorded chunks and compare",
     "info": "print what the manifest says",
-    "unpack": "make a folder of a packed artifact",
+    "unpack": "unpack a packed artifact into a folder",
 }
 
 
@@ -81,7 +81,7 @@ def _add_options(command: argparse.ArgumentParser, name: str) -> None:
         "--trust",
         type=Path,
         metavar="FILE",
-        help="open only what a key of this file signed; or SEKO_TRUST",
+        help="open only an artifact that a key in this file signed; default: SEKO_TRUST",
     )
     if packed:
         command.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
@@ -91,7 +91,7 @@ def _add_options(command: argparse.ArgumentParser, name: str) -> None:
         command.add_argument(
             "--copy-weights",
             action="store_true",
-            help="read the weights into memory of its own: others may truncate their files",
+            help="read the weights into memory instead of mapping files, which others could truncate",
         )
     if name == "run":
         _add_run_options(command)
@@ -104,8 +104,10 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="default: as many as --audio, --keys or --poses say, else 4",
     )
-    command.add_argument("--seed", type=int, default=0, metavar="S", help="row r gets S + r")
-    command.add_argument("--prompt", metavar="TEXT", help="a sentence; the one of the golden without it")
+    command.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="seed of the noise; row r gets S + r"
+    )
+    command.add_argument("--prompt", metavar="TEXT", help="a sentence; default: that of the recorded chunks")
     command.add_argument(
         "--prompts",
         type=Path,
@@ -114,20 +116,20 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
         "at_frame in place of at_s: a video frame",
     )
     command.add_argument("--text", type=Path, metavar="FILE.npy", help="text embeddings [B, tokens, dim]")
-    command.add_argument("--steps", type=_positive, metavar="N", help="denoise passes of a chunk")
-    command.add_argument("--shift", type=float, metavar="X", help="warp of their times")
+    command.add_argument("--steps", type=_positive, metavar="N", help="denoise passes per chunk")
+    command.add_argument("--shift", type=float, metavar="X", help="shift of their times towards noise")
     command.add_argument(
         "--image",
         type=Path,
         metavar="FILE",
-        help="start with a picture: .npy uint8, or with PyAV .png; of a model that speaks, the portrait",
+        help="start with a picture, or the portrait that speaks: .npy uint8; with PyAV also .png",
     )
     command.add_argument(
         "--audio",
         type=Path,
         action="append",
         metavar="FILE",
-        help="the voice of a model that speaks, for each speaker one: wav, or with PyAV mp3, m4a; .mp4 has its sound",
+        help="the voice, once for each speaker: wav; with PyAV also mp3, m4a. An .mp4 output gets its sound",
     )
     command.add_argument(
         "--reference",
@@ -144,7 +146,8 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--keys",
         metavar="KEYS",
-        help="a camera steered by keys w a s d i j k l: w-10,iw-15,none-5 holds each for so many video frames",
+        help="steer the camera with keys w a s d i j k l: w-10,iw-15,none-5 holds w for 10 video frames, then i and w "
+        "for 15, then none for 5",
     )
     command.add_argument(
         "--poses", type=Path, metavar="FILE.npy", help="a recorded camera: [N, 4, 4], camera to world"

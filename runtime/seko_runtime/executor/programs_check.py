@@ -53,8 +53,8 @@ def resolve_programs(manifest: Manifest) -> Programs:
     Returns
     -------
     Mapping[str, tuple[tuple[ResolvedCall, ...], ...]]
-        For each program its sequences of calls: the denoise programs have one a pass, the decode programs one a
-        row, as has the prompt program if its calls name a row; the others one.
+        For each program its sequences of calls. The denoise programs have one for each pass. The decode programs have
+        one for each row, and so does the prompt program if its calls name a row. The others have one.
 
     Raises
     ------

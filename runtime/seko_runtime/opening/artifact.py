@@ -61,8 +61,8 @@ def open_artifact(
     Raises
     ------
     ArtifactError
-        A subclass for the cause. No native code of the artifact was loaded then, except for EngineLoadError, and
-        EngineSignatureError if a package contradicts the manifest.
+        A subclass for the cause. Only EngineLoadError, and EngineSignatureError for a package that contradicts the
+        manifest, can come after native code of the artifact was loaded.
     BackendMissingError, DeviceMissingError, TrustFileError, SignatureLibraryMissingError
         If this machine lacks what it needs.
     HostMemoryError

@@ -56,7 +56,7 @@ class ChunkError:
         )
 
     def __str__(self) -> str:
-        exact = "" if self.exact is None else f", exact track {self.exact:.3g}"
+        exact = "" if self.exact is None else f"; against an exact cache {self.exact:.3g}"
         cache = "" if self.cache is None else f", cache {self.cache:.3g} (at most {self.cache_tolerance:.3g})"
         video = "" if self.video is None else f", video {self.video:.3g} (at most {self.video_tolerance:.3g})"
         return f"chunk {self.chunk}: golden {self.golden:.3g} (at most {self.tolerance:.3g}){cache}{video}{exact}"

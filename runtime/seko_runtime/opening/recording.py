@@ -77,7 +77,7 @@ class Recording:
         cache: Mapping[str, NDArray[np.float32]] | None,
         video: NDArray[np.uint8] | None,
     ) -> ChunkError:
-        """Compare a chunk with what was recorded of it; UsageError if nothing was."""
+        """Return how far a chunk is from the recorded one; UsageError if it was not recorded."""
         golden, tensors = self.manifest.golden, self.tensors
         if golden is None or number not in golden.chunks:
             raise UsageError(f"chunk {number} is not in this artifact's golden")

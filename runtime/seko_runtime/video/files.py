@@ -41,7 +41,7 @@ class ChunkWriter:
     chunks : int
         How many will be written.
     video : Video, optional
-        The manifest's table of pictures: pictures are decoded frames. Without it they are a preview of the latents.
+        The manifest's table of pictures, if decoded frames are written. Without it a preview of the latents is.
     form : str, optional
         One of `FORMS`; default: see `output_form`.
     sound : numpy.ndarray, optional

@@ -22,8 +22,8 @@ def fit_pictures(
     height, width : int
         Wanted size in pixels.
     bicubic : bool
-        Whether to resize by cubic convolution over four pixels, as torch's ``interpolate`` does, instead of a triangle
-        that covers all pixels. Models whose authors resize the first picture so are told what they were trained on.
+        Whether to resize by cubic convolution over four pixels, as torch's ``interpolate`` does, instead of by a
+        triangle filter over all pixels. For models whose authors resize the start picture this way.
     stretch : int
         If a crop would take fewer pixels of the result than this, the picture is stretched instead.
 

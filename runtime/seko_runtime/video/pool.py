@@ -169,9 +169,9 @@ class Pool:
     ) -> list[Chunk]:
         """Make the next chunk of several sessions in one call.
 
-        They may be at different chunks, prompts and fill levels. If full caches have engines of their own, a call
-        with full and filling ones takes two launches, else one. If it fails, no session has advanced, and running
-        them again gives the same bytes.
+        They may be at different chunks, prompts and fill levels. If the artifact has separate engines for full caches,
+        a call with full and filling caches takes two launches, otherwise one. If it fails, no session has advanced,
+        and running them again gives the same bytes.
 
         Parameters
         ----------

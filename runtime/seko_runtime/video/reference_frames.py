@@ -59,7 +59,7 @@ def set_reference(
 def check_reference(
     manifest: Manifest, found: NDArray[np.generic], rows: Sequence[int]
 ) -> list[tuple[int, NDArray[np.generic]]]:
-    """Return each of k rows with its reference frames, as `set_reference` takes them.
+    """Check reference frames, and return a pair (row, its frames) for each row, for `set_reference`.
 
     Raises
     ------

@@ -32,9 +32,9 @@ def view_as(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def bits_of_float(x: Tensor) -> Tensor:
-    """Return the bits of float32 numbers, int32; `x` is no NaN.
+    """Return the bits of float32 numbers as int32; `x` must hold no NaN.
 
-    The exponent is found by bisection: 64 binades, then 32, down to one.
+    The exponent is found by bisection, in steps of 64, 32, ... 1.
     """
     magnitude = x.abs()
     mantissa = magnitude  # in [1, 2) in the end, but for zero, subnormals and infinity

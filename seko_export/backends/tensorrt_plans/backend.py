@@ -1,4 +1,4 @@
-"""The backend that plans come from, for either TensorRT: forms made side by side, then built one after another."""
+"""Build TensorRT plans, for both TensorRTs: ONNX forms are made in parallel, then plans one after another."""
 
 from __future__ import annotations
 

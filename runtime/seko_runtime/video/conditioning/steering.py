@@ -1,4 +1,4 @@
-"""A chunk with the camera that a controller says: a keyboard's, or a recorded path's."""
+"""Give each chunk its camera inputs from a controller: the keyboard, or a recorded path."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MadeT = TypeVar("MadeT")
 
 @runtime_checkable
 class Camera(Protocol):
-    """What gives each chunk of one stream its camera, such as `KeyboardCamera` and `CameraPath`."""
+    """A controller that gives each chunk of one stream its camera, such as `KeyboardCamera` or `CameraPath`."""
 
     def next_chunk(self) -> Mapping[str, object]:
         """Move on by a chunk and return its inputs by name."""
