@@ -33,7 +33,7 @@ class KeyTables(NamedTuple):
         Raises
         ------
         KvShapeError, KvDtypeError
-            If a tensor is not as above, or the tables do not make up ``tokens`` of ``head_dim``.
+            If a tensor is not as above, or the tables are not for ``tokens`` tokens of ``head_dim`` channels.
         """
         check_mean(self.mean, heads, head_dim)
         for name, table in (("slot_rotary", self.slot_rotary), ("patch_rotary", self.patch_rotary)):

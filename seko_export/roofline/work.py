@@ -25,7 +25,7 @@ class Work:
 
     @classmethod
     def of(cls, config: BuildConfig) -> Work:
-        """Count every engine of a build for a GPU."""
+        """Count the work of every engine of a build for a GPU."""
         graph = graph_of(config)
         counts = {name: count_piece(one) for name, one in graph.pieces.items()}
         return cls(graph.pieces, graph.programs, counts)

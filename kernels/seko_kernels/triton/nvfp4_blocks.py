@@ -1,12 +1,11 @@
-"""Blocks of sixteen NVFP4 numbers, whole words at a time, in assembly: to int8 keys and to e4m3 values.
+"""Convert blocks of sixteen NVFP4 numbers to int8 keys and e4m3 values, in assembly, a word at a time.
 
-A block's codes are one 64-bit word, its channels in rising order. A permutation of bytes looks up four codes at once in
-a table of the eight magnitudes; with the codes' signs on top, its bytes are the high halves of fp16 numbers, whose low
-halves are zero, or e4m3 numbers, if the table is that of a block's own scale. INTEGER gives the same bytes one number
-at a time, for Triton's interpreter.
+A block's codes are one 64-bit word, its channels in rising order. One byte permutation looks up four codes in a table
+of the eight magnitudes; then the signs are set. With the table for keys, a byte is the high half of an fp16 number
+whose low half is zero. With the table made from a block's scale, a byte is an e4m3 number. INTEGER gives the same
+bytes one number at a time, for Triton's interpreter.
 
-A *pair* is a key's even and odd channel, which are rotated together. The fp16 numbers of two pairs, or one number
-twice, lie in an int32.
+A *pair* is a key's even and odd channel, which are rotated together. An int32 holds two fp16 numbers.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ from seko_runtime.backends.memory import FrameBlocks
 
 
 class DriverLane:
-    """`seko_runtime.backends.memory.Lane`: a queue of its own, or the memory's unless ``beside``.
+    """A `seko_runtime.backends.memory.Lane` over the CUDA driver: a queue of its own if ``beside``, else the memory's.
 
-    The order of the two queues is as in `seko_runtime.backends.cuda_memory.CudaLane`.
+    The two queues wait for each other as in `seko_runtime.backends.cuda_memory.CudaLane`.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ class WanVae(Vae[WanVaeConfig]):
     presets = VAE_PRESETS
 
     def recognise(self, path: Path) -> WanVaeConfig | None:
-        """Return the config: a diffusers config.json's, else Wan 2.1's with the width that the shapes tell."""
+        """Return the config: from diffusers' config.json, else Wan 2.1's with the width read from the shapes."""
         told = read_config(path, self.layout)
         stated = None if told is None else self.config(told, str(path))
         if stated is not None:

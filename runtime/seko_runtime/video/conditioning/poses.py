@@ -99,12 +99,12 @@ def recorded_intrinsics(intrinsics: object, height: int, width: int, count: int 
     height, width : int
         The video's size in pixels.
     count : int, optional
-        N that they must be for. Default: as many as there are.
+        The N that is expected. Default: any.
 
     Returns
     -------
     numpy.ndarray
-        [N, 4] float64; [4] stands for all N, or gives one.
+        [N, 4] float64. [4] is repeated N times, once by default.
 
     Raises
     ------
