@@ -25,7 +25,7 @@ from seko_export.families.seko_talk.family import FAMILY
 from seko_export.families.seko_talk.keys import PROJECTOR
 from seko_export.goldens.record import eager_session, golden_text
 from seko_export.media.hubert.encoder import HubertFeatures
-from seko_export.media.hubert.files import hubert_config_of, load_hubert
+from seko_export.media.hubert.files import hubert_config_of, hubert_shapes, load_hubert
 from seko_runtime.errors import UsageError as RuntimeUsageError
 from tests.seko_talk.streams import (
     PRESET,
@@ -82,6 +82,25 @@ def test_hubert_is_transformers(hubert: tuple[Path, Any], worst: Callable[[str, 
     worst("HuBERT", error)
     assert error <= BAR
     assert relative_error(made, wanted[:, 17:30]) > 1000 * BAR
+
+
+def test_the_large_models_names_and_shapes_are_transformers() -> None:
+    """Those of the encoder that Seko-Talk names, 24 layers of width 1024, without its numbers."""
+    import transformers
+
+    large = transformers.HubertConfig(
+        hidden_size=1024,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        intermediate_size=4096,
+        conv_bias=True,
+        feat_extract_norm="layer",
+        do_stable_layer_norm=True,
+    )
+    with torch.device("meta"):
+        stored = transformers.HubertModel(large).state_dict()
+    stored.pop("masked_spec_embed")
+    assert hubert_shapes(HubertConfig()) == {name: tuple(one.shape) for name, one in stored.items()}
 
 
 def test_an_older_file_is_the_same(hubert: tuple[Path, Any], tmp_path: Path) -> None:
@@ -300,3 +319,30 @@ def test_a_pause_keeps_the_voice_and_a_snapshot_does_not(hubert: tuple[Path, Any
             made.append(chunks)
     for one, other_chunk in zip(*made, strict=True):
         assert np.array_equal(one, other_chunk)
+
+
+def test_a_session_steps_back_and_hears_something_else(hubert: tuple[Path, Any]) -> None:
+    """Whatever was made is as if it had not been: an interruption. Past the wrap by the last chunk alone."""
+    folder, _ = hubert
+    config = talk_config(layout={"chunk_frames": 1, "ring_frames": 3})  # and a sink of 1
+    one, other = sound()[0], sound(seed=6)[0]
+    for made, back in ((3, 1), (4, 0), (6, 5)):
+        cut = 1000 * (4 * back - 3) if back else 0
+        with session_of(config, folder) as session:
+            session.push_audio(np.concatenate((one[:cut], other[cut:])))
+            wanted = [session.run_chunk().to_host() for _ in range(made + 1)]
+        with session_of(config, folder) as session:
+            session.push_audio(one)
+            for _ in range(made):
+                session.run_chunk()
+            with pytest.raises(RuntimeUsageError, match=f"cannot step back to chunk {made + 1}"):
+                session.rewind(made + 1)
+            if made > 4:
+                with pytest.raises(
+                    RuntimeUsageError, match=r"expected 5 to 6: before that the cache holds no"
+                ):
+                    session.rewind(back - 1)
+            session.rewind(back)
+            session.push_audio(other[cut:], at=cut)
+            for number in range(back, made + 1):
+                assert np.array_equal(session.run_chunk().to_host(), wanted[number])

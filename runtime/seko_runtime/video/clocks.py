@@ -114,6 +114,26 @@ class RowClocks:
         self.first[row] = self.slot_first[row] = 0
         self._made[row] = 0
 
+    def earliest(self, row: int, ring_frames: int) -> int:
+        """Return the earliest chunk at which a row can stand again, with the smallest of its layers' rings.
+
+        While nothing was evicted, any. Afterwards the last one: its frames took slots that it does not read itself.
+        None once a cache was rebuilt without frames that had been evicted.
+        """
+        first = int(self.first[row])
+        if int(self.slot_first[row]) != first:
+            return self._made[row]
+        return 0 if first <= self.ring.sink_frames + ring_frames else self._made[row] - 1
+
+    def rewind(self, row: int, chunk: int) -> None:
+        """Set a row back to where it stood before it made a chunk, not before `earliest`."""
+        self.first[row] = self.slot_first[row] = chunk * self.ring.chunk_frames
+        self._made[row] = chunk
+
+    def kept_slots_before(self, chunk: int) -> list[int]:
+        """Return the kept slots of the chunks from 0 up to one, while none of them was overwritten."""
+        return [self._kept_ring.slot(one) for one in range(chunk)]
+
     def state(self, row: int) -> RowClock:
         """Return the clocks of a row."""
         frames = tuple(self._first_frames[row])

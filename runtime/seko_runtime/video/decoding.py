@@ -134,6 +134,21 @@ class Decoder:
         self._rows_done.difference_update(rows)
         return numbers
 
+    def rewind(self, row: int, latents: Sequence[Tensor]) -> None:
+        """Bring a row's caches to where they stood behind some chunks, [1, C, F, h, w] each, all since its start.
+
+        They are decoded again; no frames are given out.
+        """
+        self._rows_done.discard(row)
+        for number, one in enumerate(latents):
+            with self._memory.ordered():
+                self._lane.feed(self._memory.index(self._latents, (row,)), self._memory.index(one, (0,)))
+            with self._lane.ordered():
+                try:
+                    self._runs[number == 0][row]()
+                finally:
+                    self._lane.mark_read()
+
     def restart(self, row: int) -> None:
         """Forget what a failed attempt decoded of a row that begins anew."""
         self._rows_done.discard(row)

@@ -153,6 +153,11 @@ class CallerInputs:
         for kept in self._kept.values():
             kept[:, row] = 0
 
+    def rewind(self, row: int, kept_slot: int | None) -> None:
+        """Hold again what a row's chunk in a kept slot was given; None: nothing, at the start of a stream."""
+        for name, held in self._held.items():
+            held[row] = 0 if kept_slot is None else self._kept[name][kept_slot, row]
+
     def state(self, row: int) -> dict[str, NDArray[np.uint8]]:
         """Return a row's held and kept inputs as bytes, by name, for a snapshot."""
         return {name: np.frombuffer(one.tobytes(), np.uint8) for name, one in self._views(row).items()}

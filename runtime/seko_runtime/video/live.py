@@ -331,9 +331,10 @@ class Live:
                 state[spec.name] = self._row(self.buffers[spec.name], row)
         return state | {f"kept.{place}": self._row(kept, row) for place, kept in enumerate(self._kept)}
 
-    def kept_latents(self, row: int) -> Tensor:
-        """Return a view [1, C, F, h, w] of the slot that keeps the latents of a row's last chunk."""
-        return self._memory.row(self._kept[self._clocks.last_kept_slot(row)], 0, row, self._manifest.rows)
+    def kept_latents(self, row: int, slot: int | None = None) -> Tensor:
+        """Return a view [1, C, F, h, w] of a slot that keeps latents of a row; default: those of its last chunk."""
+        slot = self._clocks.last_kept_slot(row) if slot is None else slot
+        return self._memory.row(self._kept[slot], 0, row, self._manifest.rows)
 
     def has_rows(self, buffer: str) -> bool:
         """Return whether a buffer can be split into rows."""

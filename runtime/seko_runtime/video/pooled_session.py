@@ -105,6 +105,16 @@ class PooledSession:
         with self._pool._call_lock.take():
             self._pool._streams.set_inputs([self._running_row()], inputs)
 
+    def rewind(self, chunk: int) -> None:
+        """Step back to before a chunk was made; see `Session.rewind`."""
+        with self._pool._call_lock.take():
+            row = self._running_row()
+            if self._ahead:
+                raise UsageError(
+                    f"session {self.name!r} has a chunk that `stream` has not given out; take it first"
+                )
+            self._pool._streams.rewind([row], chunk)
+
     def push_audio(self, samples: object, *, at: int | None = None, last: bool = False) -> None:
         """Append samples to the voice that the coming chunks hear; see `Session.push_audio`.
 

@@ -113,6 +113,10 @@ class _RemoteStreams:
         del rows, samples, at, last
         raise UsageError(_DEAF)
 
+    def rewind(self, rows: Sequence[int], chunk: int) -> None:
+        del rows, chunk
+        raise UsageError("an artifact of several ranks does not step back; restart the row")
+
     def audio_needed(self, row: int) -> tuple[int, int]:
         del row
         raise UsageError(_DEAF)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from seko_runtime.backends.memory import Memory
-from seko_runtime.errors import TornStreamError
+from seko_runtime.errors import TornStreamError, UsageError
 from seko_runtime.format.manifest import Manifest, TensorSpec
 from seko_runtime.video.chunk import Readable
 from seko_runtime.video.clocks import RowClocks, checked_seeds
@@ -90,6 +90,42 @@ class RowStreams:
         with self._memory.ordered():
             live.clear_cache(row)
         self._begin(live, row)
+
+    def rewind(self, live: Live, rows: Sequence[int], chunk: int) -> None:
+        """Set rows back to where they stood before they made a chunk; see `Session.rewind`."""
+        self.check_whole(rows)
+        for row in rows:
+            self._check_rewind(live, row, chunk)
+        self.readable.let_go(rows)
+        with self._memory.ordered():
+            self.settle(rows)
+        for row in rows:
+            slots = self.clocks.kept_slots_before(chunk)
+            if chunk == self.clocks.made(row):
+                continue
+            self.torn.add(row)
+            if live.decoder is not None:
+                live.decoder.rewind(row, [live.kept_latents(row, slot) for slot in slots])
+            self.inputs.rewind(row, slots[-1] if slots else None)
+            self.clocks.rewind(row, chunk)
+            self.torn.discard(row)
+
+    def _check_rewind(self, live: Live, row: int, chunk: int) -> None:
+        stream, made = self._manifest.stream, self.clocks.made(row)
+        earliest = self.clocks.earliest(row, min((stream.ring_frames, *stream.rings.values())))
+        why = "the cache holds no frames that it would need"
+        if (
+            live.decoder is not None and earliest
+        ):  # the decoder's caches are made again, from the first chunk on
+            earliest, why = (
+                made,
+                "not all of its chunks are kept, of which the VAE's caches would be made again",
+            )
+        if isinstance(chunk, bool) or not isinstance(chunk, int) or not earliest <= chunk <= made:
+            raise UsageError(
+                f"a row that has made {made} chunks cannot step back to chunk {str(chunk)[:40]}, expected {earliest} "
+                f"to {made}" + (f": before that {why}" if earliest else "")
+            )
 
     def forget(self, live: Live, row: int) -> None:
         """Queue zeros into everything of a row's stream, before another owner's stream begins there."""

@@ -52,6 +52,9 @@ class SessionStreams(ChunkMaker, Protocol):
     def set_inputs(self, rows: Sequence[int], inputs: Inputs | None) -> None:
         """Set rows' inputs per session or prompt."""
 
+    def rewind(self, rows: Sequence[int], chunk: int) -> None:
+        """Set rows back to where they stood before they made a chunk."""
+
     def push_audio(
         self, rows: Sequence[int], samples: object, at: int | None = None, *, last: bool = False
     ) -> None:
@@ -286,6 +289,32 @@ class Session:
         """
         with self._streams.call_lock.take():
             self._streams.set_inputs(self._rows, inputs)
+
+    def rewind(self, chunk: int, *, row: int | None = None) -> None:
+        """Step back to before a chunk was made: the next one takes its place, with the same noise.
+
+        Cache, inputs that are held, the VAE's caches and the voice stand as they did. Prompt and inputs per session
+        stay as they are now. It goes back to any chunk until the cache evicts its first frame; afterwards by one chunk,
+        and not at all where video is decoded, or once a prompt rebuilt the cache.
+
+        Parameters
+        ----------
+        chunk : int
+            Number of chunks of the stream that stay.
+        row : int, optional
+            The row that steps back; default: all rows.
+
+        Raises
+        ------
+        UsageError
+            If the row cannot stand there again, or `stream` has queued a chunk that was not taken.
+        SessionClosedError
+            After `close()`.
+        """
+        with self._streams.call_lock.take():
+            if self._ahead:
+                raise UsageError("the session has a chunk that `stream` has not given out; take it first")
+            self._streams.rewind(self._rows if row is None else [self._checked_row(row)], chunk)
 
     def push_audio(
         self, samples: object, *, row: int | None = None, at: int | None = None, last: bool = False

@@ -174,7 +174,8 @@ class Streams:
             raise
         self.inputs.chunk_made(rows, [clocks.next_kept_slot(row) for row in rows], seen)
         clocks.chunk_made(rows)
-        known.voices.made(rows, clocks.next_frames(rows)[:, 0].tolist())
+        # `rewind` goes back by the frames of the cache at most.
+        known.voices.made(rows, (clocks.first[list(rows)] - self.manifest.stream.cache_frames).tolist())
         latents = self.memory.leading(live.latents, len(rows))
         pictures = tuple(zip(rows, numbers, strict=True)) if numbers else ()
         chunk = Chunk(self._chunks, frames, latents, self, self._chunks, pictures)
@@ -327,6 +328,11 @@ class Streams:
             After `close()`.
         """
         self._rows.restart(self.live(), row, seed, image, reference)
+
+    @machine_faults()
+    def rewind(self, rows: Sequence[int], chunk: int) -> None:
+        """Set rows back to where they stood before they made a chunk; see `Session.rewind`."""
+        self._rows.rewind(self.live(), rows, chunk)
 
     @machine_faults()
     def forget(self, row: int) -> None:

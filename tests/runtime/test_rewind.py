@@ -1,0 +1,64 @@
+"""Sessions that step back: the same bytes again, latents and video frames, while the other row goes on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from seko_runtime.errors import UsageError
+
+from . import toy_inputs
+from .toy import CHANNELS, toy_text
+from .toy_whole import open_whole
+
+
+def test_video_is_the_same_again() -> None:
+    """Also where the row beside it goes on; and a prompt may be another one."""
+    with open_whole(2) as session:
+        made = session.run_chunk()
+        first = made.to_host(), made.video_rows()
+        second = session.run_chunk()
+        kept = second.to_host(), second.video_rows()
+        session.rewind(1, row=1)
+        again = session.run_chunk()
+        assert np.array_equal(again.to_host()[1], kept[0][1])
+        assert np.array_equal(again.video_rows()[1], kept[1][1])
+        session.restart_row(0)
+        session.rewind(0)
+        begun = session.run_chunk()
+        assert np.array_equal(begun.to_host(), first[0])
+        assert all(
+            np.array_equal(one, other) for one, other in zip(begun.video_rows(), first[1], strict=True)
+        )
+
+
+def test_what_cannot_be_made_again_is_refused() -> None:
+    """Past the wrap the VAE's caches are gone; and a chunk that `stream` made ahead is in the way."""
+    with open_whole() as session:
+        for _ in range(6):
+            session.run_chunk()
+        with pytest.raises(UsageError, match="expected 6 to 6: before that not all of its chunks are kept"):
+            session.rewind(5)
+        session.rewind(6)
+        for odd in (-1, 7, True, 1.0):
+            with pytest.raises(UsageError, match="cannot step back to chunk"):
+                session.rewind(odd)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="row 3 does not exist"):
+            session.rewind(6, row=3)
+
+
+def test_inputs_that_are_held_are_those_of_then() -> None:
+    """A session of a pool: what was given last counts again as what was given before."""
+    given = {"camera": np.ones(CHANNELS, np.float32)}
+    place = {"place": np.zeros(CHANNELS, np.float32)}
+    made = []
+    with toy_inputs.open_pool() as pool:
+        for interrupted in (False, True):
+            with pool.open_session(seed=1, text=toy_text(), inputs=place) as one:
+                one.run_chunk(given | {"zoom": np.float32(2)})
+                if interrupted:
+                    other = one.run_chunk(given | {"zoom": np.float32(5)}).to_host()
+                    one.rewind(1)
+                made.append(one.run_chunk(given).to_host())
+    assert np.array_equal(*made)
+    assert not np.array_equal(other, made[0])
