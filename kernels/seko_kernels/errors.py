@@ -8,7 +8,7 @@ class KernelsError(Exception):
 
 
 class KvSchemeError(KernelsError, ValueError):
-    """A KV scheme was asked for that does not exist, or that does not fit the model's dtype."""
+    """A requested KV scheme does not exist, or does not fit the model's dtype."""
 
 
 class KvShapeError(KernelsError, ValueError):
@@ -36,7 +36,7 @@ class OpDtypeError(KernelsError, TypeError):
 
 
 class ArchError(KernelsError, RuntimeError):
-    """The GPU lacks what a kernel is made of, such as fp8 numbers."""
+    """The GPU lacks what a kernel needs, such as fp8 instructions."""
 
 
 class TilesError(KernelsError, ValueError):

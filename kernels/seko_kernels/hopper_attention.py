@@ -65,5 +65,5 @@ def attention_hopper_outline(  # type: ignore[no-untyped-def]
 
 
 def takes(head_dim: int, cache_tokens: int) -> bool:
-    """Return whether the kernel is available and can read a scratch of so many tokens."""
+    """Return whether the kernel is available and can read a scratch of this many tokens."""
     return gluon_fault() is None and head_dim == HEAD_DIM and cache_tokens % KEY_GROUP == 0

@@ -163,7 +163,7 @@ class ExactKv:
 
     @property
     def keys_before_rope(self) -> bool:
-        """Only if asked for; otherwise attention reads keys as they are stored."""
+        """Whether keys are stored before RoPE; here only if requested."""
         return self.before_rope
 
     @property

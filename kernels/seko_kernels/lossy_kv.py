@@ -103,7 +103,7 @@ class LossyKv:
 
     @property
     def keys_before_rope(self) -> bool:
-        """True if keys are quantised, or if it was asked for."""
+        """True if keys are quantised, or if it was requested."""
         return self.keys is not None or self.before_rope
 
     @property
@@ -186,8 +186,8 @@ class LossyKv:
         key_rotary: Mapping[str, Tensor],
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """Expand and rotate keys, expand values; see `KvFormat.expand`. Tokens never written give the rotated mean,
-        and 0.
+        """Expand and rotate keys, expand values; see `KvFormat.expand`. A token that was never written gives
+        the rotated mean as key and 0 as value.
         """
         k, v = (self._read(side, form, caches, scales, key_rotary, dtype) for side, form in self._sides)
         return k, v

@@ -59,7 +59,7 @@ class KeyRotation(NamedTuple):
 
 
 def scratch_scales(heads: int) -> tuple[ScaleTensor, ...]:
-    """Return the constants that the scratch needs beside those of the cache: a power of two for each head of V."""
+    """Return the scratch's own constants, besides the cache's: a power of two for each head of V."""
     return (ScaleTensor("v_fp8_scale", (heads,), torch.float32),)
 
 

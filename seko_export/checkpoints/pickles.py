@@ -1,4 +1,4 @@
-"""Reads the tensors of a `.pt` without executing its pickle, and says what a refused pickle would import."""
+"""Reads the tensors of a `.pt` without executing its pickle, and reports what a refused pickle would import."""
 
 from __future__ import annotations
 

@@ -87,8 +87,8 @@ def build(
 
     Its dimensions are read from it; `seko-export inspect CHECKPOINT` shows them, and what it leaves open.
 
-    Without a CHECKPOINT: the sample model, which makes video of sentences; with --preset tiny a small one with seeded
-    random weights, made on the spot. A large preset wants a CHECKPOINT, or --random-weights for a test of speed.
+    Without a CHECKPOINT the sample model is built, which turns sentences into video; with --preset tiny, a small model
+    with random weights. Other presets need a CHECKPOINT, or --random-weights for a test of speed.
     """
     import seko_export
 

@@ -101,7 +101,7 @@ def sign(artifact: Path, key: Path, as_json: bool) -> None:
 
 
 def on_terminal() -> bool:
-    """Return whether a user can be asked."""
+    """Return whether there is a user at a terminal who can be asked."""
     return sys.stdin.isatty()
 
 

@@ -155,7 +155,7 @@ def _plain(value: Any) -> str:
 
 
 def completing(names: Callable[[], Sequence[str]]) -> Callable[..., list[CompletionItem]]:
-    """Return what completes a value on the command line: one of these names."""
+    """Return a shell completion for a value that is one of these names."""
 
     def complete(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
         return [CompletionItem(name) for name in names() if name.startswith(begun)]

@@ -135,7 +135,7 @@ class BuildConfig:
     def _check_audio(self, audio: HubertConfig) -> None:
         heard = getattr(self.model, "audio_dim", None)
         if heard is None:
-            raise UsageError(f"--audio-encoder: {self.model.name!r} hears nothing; leave it out")
+            raise UsageError(f"--audio-encoder: {self.model.name!r} takes no sound; leave it out")
         if audio.dim != heard:
             raise UsageError(
                 f"the audio encoder is {audio.dim} wide, {self.model.name!r} takes {heard}: they are not of one model"

@@ -121,7 +121,7 @@ class HubertConfig:
             )
 
     def feature_count(self, samples: int) -> int:
-        """Return how many features the convolutions make of so many samples."""
+        """Return how many features the convolutions make from this many samples."""
         for kernel, stride in zip(self.conv_kernels, self.conv_strides, strict=True):
             samples = (samples - kernel) // stride + 1
         return samples

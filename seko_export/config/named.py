@@ -1,4 +1,4 @@
-"""Finds what a table of names, or ``MODULE:ATTRIBUTE``, stands for: model families and VAEs."""
+"""Finds an object, such as a model family or a VAE, by a name in a table or by ``MODULE:ATTRIBUTE``."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def private_cache() -> str:
 
 
 def remove_old_headers(folder: Path) -> None:
-    """Remove precompiled headers but for the `HEADERS_KEPT` that were used last; torch removes none.
+    """Remove old precompiled headers, as torch does not; the `HEADERS_KEPT` most recently used stay.
 
     A compiler that has one open keeps it, and one that looks for it later reads the header itself, which stays.
     """

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """What a build tells while it runs."""
+    """Progress callbacks of a build."""
 
     def __call__(self, step: str, done: int, total: int, beside: Callable[[], str] | None = None) -> None:
         """Take note of a step.

@@ -1,4 +1,4 @@
-"""The two TensorRTs that plans can be built with, and everything in which they differ. Imports neither until asked."""
+"""The two TensorRTs that build plans, and all differences between them. Imports neither until it is used."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class TensorRt:
         return module
 
     def require(self) -> str:
-        """Return the version of what can build here, and see that what verifies is here too; raises as `load`."""
+        """Return the builder's version, and check that the runtime that verifies is installed too; raises as `load`."""
         version = str(self.load().__version__)
         if self.verifies_with is not None and importlib.util.find_spec(self.verifies_with) is None:
             raise TensorRtMissingError(

@@ -53,7 +53,7 @@ def load_vae(
 
 
 def vae_weights(path: Path, config: VaeConfig) -> WeightSource:
-    """Return the tensors of a VAE's modules by name: those at ``path``, and those that are made of the config."""
+    """Return the tensors of a VAE's modules by name: those at ``path``, and those computed from the config."""
     return vae_of(config).weights(load_vae(path, config), config)
 
 

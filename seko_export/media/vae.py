@@ -73,7 +73,7 @@ class Vae(ABC, Generic[C]):
         """
 
     def weights(self, checkpoint: WeightSource, config: C) -> WeightSource:
-        """Return the tensors of the modules' parameters by name: the file's, and what is made of the config."""
+        """Return the tensors of the modules' parameters by name: the file's, and those computed from the config."""
         del config
         return checkpoint
 
@@ -95,4 +95,4 @@ class Vae(ABC, Generic[C]):
 
     @abstractmethod
     def cache_shapes(self, config: C, rows: int, columns: int) -> list[tuple[int, ...]]:
-        """Return the shape of each cache of one row's decoder, for latents of so many cells; [] if it has none."""
+        """Return the shape of each cache of one row's decoder, for latents of this size; [] if it has none."""

@@ -57,7 +57,7 @@ def check_options(options: BuildOptions, *, sample_folder: Path = SAMPLE_FOLDER)
     nameless = options.checkpoint is None and options.model_folder is None
     if options.tokenizer is not None and options.text_encoder is None:
         raise UsageError(
-            f"--tokenizer {options.tokenizer} is one of a text encoder: name that with --text-encoder"
+            f"--tokenizer {options.tokenizer} belongs to a text encoder: name that with --text-encoder"
         )
     _ = options.pool  # checks itself
     preset = preset_of(options, sample_folder)
@@ -115,7 +115,7 @@ def preset_of(options: BuildOptions, sample_folder: Path = SAMPLE_FOLDER) -> str
 
 
 def with_sample(options: BuildOptions, sample_folder: Path = SAMPLE_FOLDER) -> tuple[BuildOptions, Path]:
-    """Return options, and the folder of their sample: a checkpoint that is such a folder is the sample asked for."""
+    """Return options, and the folder of their sample: a checkpoint that is a sample's folder also counts."""
     folder = options.checkpoint
     if folder is None or options.preset not in (None, SAMPLE) or not _is_sample(folder):
         return options, sample_folder

@@ -274,7 +274,7 @@ class BuildOptions:
         if self.random_weights is not None:
             self._check_random_weights(self.random_weights)
         if self.heads is not None and self.checkpoint is None and self.model_folder is None:
-            raise UsageError(f"--heads {self.heads} is of a checkpoint: name one")
+            raise UsageError(f"--heads {self.heads} needs a checkpoint: name one")
         if self.heads is not None and self.heads < 1:
             raise UsageError(f"--heads {self.heads}: expected at least 1")
         if self.fp4_kv and self.kv not in (None, "fp4"):

@@ -32,14 +32,14 @@ _SHARD = "-of-"  # in the name of a shard, which its folder stands for
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """What lies in a folder, by the fields of `BuildOptions`; None: nothing of that kind.
+    """The files found in a folder, by the fields of `BuildOptions`; None: no file of that kind.
 
     Parameters
     ----------
     checkpoint, vae, text_encoder, tokenizer, audio_encoder : Path or None
         As the options of a build take them.
     unknown : tuple of Path
-        Files of weights that are nothing of these.
+        Files of weights that are none of these.
     """
 
     checkpoint: Path | None = None

@@ -130,17 +130,17 @@ def resolve_build(
     )
     if config.device == "cuda" and (config.fp8 or config.attention_kind.fp8_numbers) and not has_fp8(machine):
         option = "--fp8" if config.fp8 else f"--attention {config.attention}"
-        raise UsageError(f"{option}: this GPU has no fp8 numbers, which begin with sm_89; leave it out")
+        raise UsageError(f"{option}: this GPU has no fp8 numbers, which need sm_89 or newer; leave it out")
     refuse_uncarried(export_backend(options.backend), config)
     if options.no_goldens and not config.archs:
         raise UsageError(
-            "--no-goldens is for GPUs that are not here: a build for this machine is verified with them"
+            "--no-goldens is only for GPUs that are not here, as goldens verify a build for this machine: leave it out"
         )
     notes = [*found, *chosen.notes]
     if options.no_goldens and not config.lossless:
         if options.random_weights is None:
             raise UsageError(
-                f"--no-goldens: the scales of --kv {config.kv_scheme} are calibrated on what goldens are recorded of; "
+                f"--no-goldens: the scales of --kv {config.kv_scheme} are calibrated on the recorded chunks; "
                 "give --kv bf16, leave it out, or take --random-weights, whose video is noise anyway"
             )
         notes.append(f"the scales of --kv {config.kv_scheme} are not calibrated: the weights are random")

@@ -175,7 +175,7 @@ class _Recorder(TorchDispatchMode):
         parts: Sequence[tuple[Tensor, int]] = (),
         taken: Sequence[tuple[Tensor, int]] = (),
     ) -> None:
-        """Record an op. ``parts`` and ``taken`` are tensors of which it writes, or reads, only so many bytes."""
+        """Record an op. ``parts`` and ``taken`` give the bytes of tensors that it writes, or reads, only in part."""
         number = len(self._ops)
         reads = [self._read(t, _nbytes(t)) for t in ins] + [self._read(t, 0) for t, _ in parts]
         reads += [self._read(t, nbytes) for t, nbytes in taken]

@@ -77,7 +77,7 @@ def predict(wish: Wish) -> dict[str, Any]:
     """
     gpu = find_gpu(wish.gpu)
     if wish.build.fp8 and not gpu.fp8:
-        raise UsageError(f"--fp8 needs fp8 tensor cores, which --gpu {gpu.name} ({gpu.title}) has not")
+        raise UsageError(f"--fp8 needs fp8 tensor cores, which --gpu {gpu.name} ({gpu.title}) lacks")
     config, notes = config_of(wish)
     work = Work.of(config)
     memory = memory_report(config, gpu, work)
@@ -104,7 +104,7 @@ def predict(wish: Wish) -> dict[str, Any]:
 
 
 def what_fits(wish: Wish, memory: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what could be asked instead so that a build fits on its GPU: the fewest changes that do.
+    """Return the fewest changes of options with which a build fits on its GPU.
 
     Each of ``--kv fp4``, ``--fp8``, ``--no-text``, fewer ring frames and ``--no-vae`` is tried alone, then two of them
     together, and so on; those together that cannot save enough by their own sizes are not even counted.

@@ -68,7 +68,7 @@ def check_room(room: Room, goal: Path) -> str:
     Returns
     -------
     str
-        A sentence with both.
+        A sentence that names both.
 
     Raises
     ------

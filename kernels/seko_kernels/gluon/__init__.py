@@ -1,1 +1,1 @@
-"""Device code in Gluon, an experimental interface of Triton: imported when it is asked for, never before."""
+"""Device code in Gluon, an experimental interface of Triton: imported only when it is used."""

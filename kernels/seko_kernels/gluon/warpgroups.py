@@ -9,7 +9,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 @gluon.jit
 def lane_sums(p):  # type: ignore[no-untyped-def]
-    """Sums of what a thread holds of a row of `p` [64, N]: [64, 4]. The four threads are asked once, at the end."""
+    """Return [64, 4]: the partial sums of each row of `p` [64, N] by its four threads, which are added at the end."""
     N: gl.constexpr = p.shape[1]
     return gl.sum(gl.sum(gl.reshape(p, [64, N // 8, 4, 2]), 3), 1)
 

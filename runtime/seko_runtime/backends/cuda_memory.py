@@ -194,7 +194,7 @@ class CudaMemory(CpuMemory):
 
 
 class CudaLane:
-    """`seko_runtime.backends.memory.Lane`: a CUDA stream of its own, or the memory's unless ``beside``.
+    """A `seko_runtime.backends.memory.Lane`: a CUDA stream of its own if ``beside``, else the memory's.
 
     Per chunk: the memory's stream waits for `_read`, copies, records `_fed`; the lane's stream waits for `_fed`, works,
     records `_read`. A wait takes the event as it was last recorded when the wait is queued, so one of each is enough.

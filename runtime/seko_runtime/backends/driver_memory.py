@@ -190,7 +190,7 @@ class DriverMemory:
             self.driver.wait_event(self.queue.stream, end.handle)
 
     def copy_queue(self) -> CopyQueue:
-        raise UsageError("plans stream no cache; rebuild with --backend aoti")
+        raise UsageError("plans cannot keep the cache on the host; rebuild with --backend aoti")
 
     def free_bytes(self) -> int:
         return self.driver.free_bytes()

@@ -99,7 +99,7 @@ def check_tensors_text(spec: EngineSpec, found: str | None) -> None:
         names = [spec.inputs[place].name for place in places]
     except (ValueError, TypeError, IndexError, RecursionError):
         raise EngineSignatureError(
-            f"engine {spec.name}: {spec.file} carries a signature that is none; rebuild the artifact"
+            f"engine {spec.name}: {spec.file} carries an invalid signature; rebuild the artifact"
         ) from None
     raise EngineSignatureError(
         f"engine {spec.name} writes {', '.join(names)[:200] or 'nothing'} in place, the manifest says "

@@ -106,7 +106,7 @@ class NumpyMemory:
         pass
 
     def copy_queue(self) -> CopyQueue:
-        raise UsageError("engines on arrays stream no cache; rebuild with --backend aoti")
+        raise UsageError("engines on arrays cannot keep the cache on the host; rebuild with --backend aoti")
 
     def free_bytes(self) -> int:
         return free_host_bytes()

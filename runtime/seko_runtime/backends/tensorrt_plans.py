@@ -97,7 +97,7 @@ class PlainContexts:
         """Every plan of the lean runtime can be captured."""
 
     def close(self) -> None:
-        """There is nothing to keep."""
+        """Do nothing: these contexts keep no files."""
 
 
 class PlanBackend:

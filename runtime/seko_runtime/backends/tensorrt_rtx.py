@@ -54,7 +54,7 @@ class RtxContexts:
             )
 
     def close(self) -> None:
-        """Keep what was compiled, unless it is what was read."""
+        """Write the compiled kernels to the cache file, unless they came from it."""
         made = bytes(self._cache.serialize())
         if made != self._known:
             write_private(self._file, made)
@@ -123,7 +123,7 @@ def cache_folder() -> Path:
 
 
 def read_private(file: Path) -> bytes:
-    """Return a file's bytes; none, if it is not there, or if another user could have written it: it holds code."""
+    """Return a file's bytes; empty if it is missing, or if another user could have written it, since it holds code."""
     for place in (file.parent, file):
         try:
             known = place.lstat()

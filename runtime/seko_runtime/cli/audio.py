@@ -43,7 +43,7 @@ def fit_audio(
     manifest: Manifest,
     files: Mapping[str, NDArray[Any]],
 ) -> None:
-    """Check that the artifact hears these voices. Sets ``options.chunks`` to their length where nothing was asked.
+    """Check that the artifact hears these voices. Without ``--chunks`` sets ``options.chunks`` to their length.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def fit_audio(
     given = windows.name in files
     if voices is None and not given:
         raise UsageError(
-            "this artifact's model speaks what it hears, and hears nothing: give --audio FILE, a wav or what PyAV reads"
+            "this artifact's model needs a voice: give --audio FILE, a wav or another file that PyAV reads"
         )
     if voices is None:
         return

@@ -44,7 +44,7 @@ class PromptAt:
     at_frame: int | None = None
 
     def due(self, stream: Stream, first_frame: int, video_frames: int) -> bool:
-        """Return whether the chunk from latent frame ``first_frame`` on, behind so many video frames, uses it."""
+        """Return whether the chunk from latent frame ``first_frame`` on, after this many video frames, uses it."""
         if self.at_frame is None:
             return self.at_s * stream.fps <= video_frames
         return self.at_frame // stream.video_frames_per_latent <= first_frame

@@ -68,8 +68,8 @@ def fit_inputs(
     manifest: Manifest,
     voices: NDArray[np.float32] | None = None,
 ) -> RunInputs:
-    """Check the arrays against the manifest. An input without one takes the golden's values, and stderr says so; not
-    in a run with ``voices``, which is of a person and not of the golden's noise.
+    """Check the arrays against the manifest. An input without an array gets the golden's values, and stderr says
+    so. In a run with ``voices`` it does not, since the golden's values are noise.
 
     Raises
     ------

@@ -41,7 +41,7 @@ def make_held_file(place: Path, prefix: str, mode: int = 0o666) -> tuple[Path, i
 
 
 def remove_leftovers(place: Path, stem: str, spared: Callable[[Path], bool] = lambda _: False) -> None:
-    """Remove what killed processes left, and say so on stderr. What a living process holds stays.
+    """Remove files that killed processes left, and report it on stderr. Files of living processes stay.
 
     Only the lock decides: a process number means nothing in another container or on another machine. On a file system
     without locks leftovers stay. Empty leftovers are removed without a message: a living process may have made one

@@ -265,7 +265,7 @@ class Pool:
     buckets: Annotated[tuple[int, ...], Limit("MAX_BUCKETS", "buckets")]
 
     def bucket(self, rows: int) -> int:
-        """Return the smallest bucket with at least so many rows."""
+        """Return the smallest bucket with at least this many rows."""
         return next(bucket for bucket in self.buckets if bucket >= rows)
 
 

@@ -40,7 +40,7 @@ _PLAIN: Mapping[object, Read] = {
 
 
 class Mark(Enum):
-    """What a field's type does not say."""
+    """Constraints of a field that its type does not express."""
 
     REQUIRED = "required, although the dataclass has a default"
     NULLABLE = "null stands for the default"

@@ -188,7 +188,7 @@ class RankGroup:
         return answers
 
     def close(self) -> None:
-        """End the processes: they are asked to, and killed if they do not."""
+        """End the processes: request it, and kill those that do not end."""
         with self._lock:
             first = self._over is None
             if first:

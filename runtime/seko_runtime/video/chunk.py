@@ -16,7 +16,7 @@ from seko_runtime.video.call_lock import CallLock
 
 
 class FrameReader(Protocol):
-    """What reads decoded video frames: a `Decoder`, or what asks one in another process."""
+    """A reader of decoded video frames: a `Decoder`, or a proxy of one in another process."""
 
     overlaps: bool
 

@@ -51,7 +51,7 @@ class Pipe(io.RawIOBase):
         return count
 
     def hurry(self, seconds: float) -> None:
-        """From now on a write that waits for the reader raises a TimeoutError after so many seconds."""
+        """From now on a write that waits for the reader raises a TimeoutError after this many seconds."""
         self._deadline = time.monotonic() + seconds
 
     def close(self) -> None:

@@ -124,7 +124,7 @@ class PooledSession:
             self._pool._streams.push_audio([self._running_row()], samples, at, last=last)
 
     def audio_needed(self) -> tuple[int, int]:
-        """Return which samples of the voice its next chunk hears; see `Session.audio_needed`."""
+        """Return which samples of the voice its next chunk uses; see `Session.audio_needed`."""
         with self._pool._call_lock.take():
             return self._pool._streams.audio_needed(self._running_row())
 

@@ -176,7 +176,7 @@ class _RemoteFrames:
 
 
 def named_arrays(tensors: Mapping[str, object] | None) -> dict[str, NDArray[Any]]:
-    """Return what a caller gave as arrays: numpy's, or what becomes one, as a tensor of torch on the host does.
+    """Return a caller's inputs as numpy arrays, converted where needed, such as from a host tensor of torch.
 
     Raises
     ------

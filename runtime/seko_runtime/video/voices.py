@@ -29,7 +29,7 @@ class Voices:
 
     @property
     def windows(self) -> AudioWindows:
-        """Which samples each latent frame hears; UsageError if the model hears none."""
+        """The range of samples that each latent frame uses; UsageError if the model takes no sound."""
         if self._windows is None:
             raise UsageError(
                 f"this artifact hears no audio; its inputs: {', '.join(self._names) or 'none'}. A model that speaks is "

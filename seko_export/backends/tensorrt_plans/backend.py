@@ -79,7 +79,7 @@ def check_can_build(library: TensorRt) -> None:
 
 
 def export_form(config: BuildConfig, name: str, path: str) -> float:
-    """Translate one piece to what a plan is made of; runs in a child process. Returns the seconds.
+    """Translate one piece to its plan form (ONNX), in a child process. Returns the seconds.
 
     Functions that kernels of ours or TensorRT's own attention stand for get no bodies: those take minutes to make.
 
@@ -203,7 +203,7 @@ def cache_writers(config: BuildConfig) -> str:
 
 
 def timing_cache_file(library: TensorRt, piece: str, archs: tuple[str, ...]) -> Path:
-    """Return where this user's timings of a piece on a kind of GPU are kept: one file a version of TensorRT."""
+    """Return the file of this user's kernel timings for a piece and GPU; each version of TensorRT has its own."""
     return user_cache() / library.backend / f"{library.require()}-{'-'.join(archs)}" / f"{piece}.timing"
 
 

@@ -135,7 +135,7 @@ class PlanBuilder:
 
 
 def configure(library: TensorRt, trt: Any, config: Any, archs: Sequence[int], timing_cache: bytes) -> Any:
-    """Set what the two builders are told differently; return the cache of timings, if there is one.
+    """Set the options in which the two builders differ; return the timing cache, if there is one.
 
     That for RTX builds for GPUs that are named, and times nothing. The other makes plans for the lean runtime, without
     native code in them, and keeps what it timed.

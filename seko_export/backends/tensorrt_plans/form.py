@@ -49,7 +49,7 @@ class PlanForm:
 
 
 def plan_form(source: ModelProto, rows: CacheRows | None = None, kv_caches: Collection[str] = ()) -> PlanForm:
-    """Turn a piece's ONNX form into what a plan is parsed from; `source` stays as it is.
+    """Turn a piece's ONNX form into the plan form that TensorRT parses; `source` is not changed.
 
     Parameters
     ----------

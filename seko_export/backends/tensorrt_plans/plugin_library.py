@@ -24,7 +24,7 @@ _VERSION_FILE = "NvInferVersion.h"
 
 
 def tensorrt_headers(library: TensorRt) -> Path:
-    """Return the folder of TensorRT's C++ headers: `HEADERS_VARIABLE`, else those that the package brings.
+    """Return the folder of TensorRT's C++ headers: from `HEADERS_VARIABLE`, else those in the package.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a family adds to the shared layers: inputs of the caller, modules of its own, tables by pass."""
+"""Additions of a family to the shared layers: caller inputs, its own modules, tables by pass."""
 
 from __future__ import annotations
 

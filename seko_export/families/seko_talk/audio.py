@@ -206,7 +206,7 @@ class AudioAttention(nn.Module):
 def time_table(
     weights: WeightSource, model: ModelConfig, timesteps: tuple[float, ...], dtype: torch.dtype
 ) -> Tensor:
-    """Return [passes, 3, d]: what the adapter's time embedding gives for the time of each pass; shift, scale, gate."""
+    """Return [passes, 3, d]: the adapter's time embedding of each pass's time, as shift, scale, gate."""
     made = sinusoid(torch.tensor(timesteps, dtype=torch.float32), talk_model(model).audio_freq_dim)
     for at, name in enumerate(("linear_1", "linear_2", "time_proj")):
         weight, bias = (weights[f"{TIME}.{name}.{leaf}"].to(dtype) for leaf in ("weight", "bias"))

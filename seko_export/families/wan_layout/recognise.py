@@ -164,7 +164,5 @@ def _schedule(where: str, told: Mapping[str, Any]) -> Fact | None:
         try:
             return Fact(Schedule(steps, shift=None if shift is None else shift.value), Source.CONFIG, _TIMES)
         except (TypeError, UsageError) as fault:
-            raise NotACheckpointError(
-                f"the config.json of {where} has no times that can be: {fault}"
-            ) from fault
+            raise NotACheckpointError(f"the config.json of {where} has impossible times: {fault}") from fault
     return None if shift is None else Fact(Schedule.warped(shift=shift.value), Source.CONFIG, shift.detail)

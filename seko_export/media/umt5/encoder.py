@@ -22,7 +22,7 @@ UMT5_XXL = TextEncoderConfig()  # what Wan 2.1 and its descendants read prompts 
 
 
 class TextEncoder(nn.Module):
-    """The encoder as pipelines run it: padding is masked, and its embeddings are zeros."""
+    """The encoder as diffusers' pipelines run it: padding is masked, and padding's embeddings are zeros."""
 
     def __init__(self, config: TextEncoderConfig, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()

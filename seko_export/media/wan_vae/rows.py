@@ -1,4 +1,4 @@
-"""The Wan VAE as engines take it: one row at a time, pictures as bytes. The maths is in `modules.py`."""
+"""The modules of the Wan VAE's engines: one row at a time, pictures as bytes. The maths is in `modules.py`."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class AudioWindows:
         return max(0, self.begin(first_frame)), self.end(first_frame + self.chunk_frames - 1)
 
     def latent_frames(self, samples: int) -> int:
-        """Return the least latent frames that hear so many samples; the last may end behind them."""
+        """Return how many latent frames cover this many samples; the last frame may end after them."""
         return max(0, -(-samples // self.frame_samples) - 2 + self.per_latent) // self.per_latent + (
             samples > 0
         )
