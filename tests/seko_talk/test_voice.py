@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from seko_export.artifact.describe import describe
+from seko_export.backends import EAGER
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError, WeightKeysError
 from seko_export.config.build import BuildConfig
 from seko_export.config.media import HubertConfig
@@ -26,6 +28,7 @@ from seko_export.families.seko_talk.keys import PROJECTOR
 from seko_export.goldens.record import eager_session, golden_text
 from seko_export.media.hubert.encoder import HubertFeatures
 from seko_export.media.hubert.files import hubert_config_of, hubert_shapes, load_hubert
+from seko_runtime.cli.audio import mask_inputs, read_masks
 from seko_runtime.errors import UsageError as RuntimeUsageError
 from tests.seko_talk.streams import (
     PRESET,
@@ -346,3 +349,28 @@ def test_a_session_steps_back_and_hears_something_else(hubert: tuple[Path, Any])
             session.push_audio(other[cut:], at=cut)
             for number in range(back, made + 1):
                 assert np.array_equal(session.run_chunk().to_host(), wanted[number])
+
+
+def test_masks_of_speakers_are_made_of_pictures(tmp_path: Path) -> None:
+    """Bright where a speaker is, at any size and aspect; tokens of 16 pixels."""
+    two, alone = (describe(talk_config(model={"speakers": count}), EAGER, (), {}) for count in (2, 1))
+    assert (two.stream.height, two.stream.width) == (32, 48)  # 2 x 3 tokens
+    left = np.zeros((64, 96, 3), np.uint8)
+    left[:, :32] = 255
+    tall = np.zeros((96, 48, 3), np.uint8)  # its middle third is what is seen
+    tall[48:64] = 255
+    for name, picture in (("left", left), ("tall", tall)):
+        np.save(tmp_path / f"{name}.npy", picture)
+    files = [tmp_path / "left.npy", tmp_path / "tall.npy"]
+    made = mask_inputs(read_masks(files), two, {})["speaker_masks"]
+    assert made.dtype == np.float32
+    assert made.tolist() == [[1, 0, 0, 1, 0, 0], [0, 0, 0, 1, 1, 1]]
+    assert mask_inputs([], alone, {}) == {}
+    for masks, manifest, given, told in (
+        ([left], two, {}, "1 masks given for 2 speakers"),
+        ([left], alone, {}, "takes no masks"),
+        ([left, left[..., 0]], two, {}, r"a mask is uint8 \[64, 96\]"),
+        ([left, tall], two, {"speaker_masks": made}, "both say where the speakers are"),
+    ):
+        with pytest.raises(RuntimeUsageError, match=told):
+            mask_inputs(masks, manifest, given)

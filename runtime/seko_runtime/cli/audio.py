@@ -1,4 +1,4 @@
-"""The option ``--audio`` of `run`: voices read from files, and what they decide of the run."""
+"""The options ``--audio`` and ``--mask`` of `run`: voices and whose they are, and what they decide of the run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.cli.conditioning import Conditioning, check_there
+from seko_runtime.cli.conditioning import Conditioning, check_there, load_image
 from seko_runtime.errors import UsageError, VideoWriterError
 from seko_runtime.format.manifest import Manifest
+from seko_runtime.video.conditioning.speaker_masks import KIND, masks_input, speaker_masks
 from seko_runtime.video.conditioning.voice import RATE, AudioWindows
 
 
@@ -78,6 +79,30 @@ def fit_audio(
             f"--audio holds {voices.shape[1]} samples at {RATE} Hz, less than a video frame: give more"
         )
     options.chunks = options.chunks or -(-latent_frames // windows.chunk_frames)
+
+
+def read_masks(paths: Sequence[Path] | None) -> list[NDArray[np.uint8]]:
+    """Return the pictures that ``--mask`` names, as `load_image` reads them."""
+    return [load_image(path, "--mask") for path in paths or ()]
+
+
+def mask_inputs(
+    masks: Sequence[NDArray[np.uint8]], manifest: Manifest, files: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """Return the input that ``--mask`` gives, by name.
+
+    Raises
+    ------
+    UsageError
+        If the artifact takes no masks, or other than these; if ``--input`` gives them too.
+    """
+    if not masks:
+        return {}
+    made, spec = speaker_masks(masks, manifest), masks_input(manifest)
+    name = KIND if spec is None else spec.name
+    if name in files:
+        raise UsageError(f"--mask and --input {name} both say where the speakers are; give one")
+    return {name: made}
 
 
 def as_portrait(asked: Conditioning, options: argparse.Namespace, manifest: Manifest) -> Conditioning:

@@ -132,6 +132,13 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
         help="the voice, once for each speaker: wav; with PyAV also mp3, m4a. An .mp4 output gets its sound",
     )
     command.add_argument(
+        "--mask",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="where in the portrait a speaker is, of several: a picture, bright there. One for each --audio, in order",
+    )
+    command.add_argument(
         "--reference",
         type=Path,
         metavar="FILE",

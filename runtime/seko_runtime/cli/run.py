@@ -12,7 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from seko_runtime.cli.audio import as_portrait, fit_audio, read_audio
+from seko_runtime.cli.audio import as_portrait, fit_audio, mask_inputs, read_audio, read_masks
 from seko_runtime.cli.camera import camera_inputs
 from seko_runtime.cli.conditioning import Conditioning, PromptAt, fit_conditioning, read_conditioning
 from seko_runtime.cli.input_files import RunInputs, fit_inputs, read_inputs
@@ -43,9 +43,11 @@ def run(options: argparse.Namespace) -> Report:
     if streams:
         _check_stdout(options)
     asked, arrays, voices = read_conditioning(options), read_inputs(options.input), read_audio(options.audio)
+    masks = read_masks(options.mask)
     manifest, _ = read_manifest(options.artifact, trust=options.trust)
     fit_audio(voices, options, manifest, arrays)
     asked = as_portrait(asked, options, manifest)
+    arrays |= mask_inputs(masks, manifest, arrays)
     arrays |= camera_inputs(options, manifest, arrays)
     given = fit_conditioning(asked, options, manifest)
     inputs = fit_inputs(arrays, options, manifest, voices)
@@ -246,7 +248,7 @@ def _not_compared(options: argparse.Namespace, artifact: OpenArtifact, seeds: Se
         return "another prompt or seed"
     others = [
         name
-        for name in ("audio", "steps", "shift", "image", "reference", "input", "keys", "poses")
+        for name in ("audio", "mask", "steps", "shift", "image", "reference", "input", "keys", "poses")
         if getattr(options, name) is not None
     ]
     return f"--{others[0]} was given" if others else ""

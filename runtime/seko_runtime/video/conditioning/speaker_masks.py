@@ -1,0 +1,54 @@
+"""Whose voice each token of the picture takes, from a picture for each speaker. Numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.errors import UsageError
+from seko_runtime.format.manifest import InputSpec, Manifest
+from seko_runtime.video.fitting import fit_pictures
+
+KIND = "speaker_masks"  # of an input per session, float32 [speakers, tokens of a latent frame]
+_MIDDLE = 127.5
+
+
+def masks_input(manifest: Manifest) -> InputSpec | None:
+    """Return the input of an artifact that takes masks, if it has several speakers."""
+    return next((one for one in manifest.caller_inputs if one.kind == KIND), None)
+
+
+def speaker_masks(pictures: Sequence[NDArray[np.uint8]], manifest: Manifest) -> NDArray[np.float32]:
+    """Return masks of 0 and 1, float32 [speakers, tokens].
+
+    Parameters
+    ----------
+    pictures : sequence of numpy.ndarray
+        One for each speaker, uint8 [rows, columns, 3] of any size: their red is bright where the speaker is. They are
+        cut and resized as the portrait is, then by cubic convolution to a pixel for each token.
+    manifest : Manifest
+        The artifact's.
+
+    Raises
+    ------
+    UsageError
+        If it takes no masks, or they are too few or too many, or no pictures.
+    """
+    spec = masks_input(manifest)
+    if spec is None:
+        raise UsageError("this artifact has one speaker, who is the whole picture: it takes no masks")
+    if len(pictures) != spec.shape[0]:
+        raise UsageError(f"{len(pictures)} masks given for {spec.shape[0]} speakers, expected one each")
+    stream = manifest.stream
+    _, rows, columns = stream.latent_shape
+    side = round((rows * columns / stream.frame_tokens) ** 0.5)  # of a token, in latent cells
+    masks = []
+    for one in pictures:
+        if one.dtype != np.uint8 or one.ndim != 3 or one.shape[-1] != 3 or 0 in one.shape:
+            raise UsageError(f"a mask is {one.dtype} {list(one.shape)}, expected uint8 [rows, columns, 3]")
+        fitted, _ = fit_pictures(one, stream.height, stream.width)
+        small, _ = fit_pictures(fitted, rows // side, columns // side, bicubic=True)
+        masks.append((small[..., 0] > _MIDDLE).astype(np.float32).ravel())
+    return np.stack(masks)
