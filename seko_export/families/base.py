@@ -68,8 +68,8 @@ class CacheProbe:
     ----------
     role : str
         Role of the engines that write the cache, called once for each layer and pass. They take ``token_index``, the
-        caches ``caches.k`` and ``caches.v`` and, if keys are stored before RoPE, ``cos`` and ``sin``. The engine
-        without bucket and variant is the one watched, so its name is this role.
+        caches ``caches.k`` and ``caches.v`` and, if keys are stored before RoPE, ``cos`` and ``sin``. Calibration
+        watches the engine without bucket and variant, whose name is this role.
     perturbed : str
         Name of the engine that begins each pass. To measure the effect of rounding alone, the last bit of its first
         output is changed.

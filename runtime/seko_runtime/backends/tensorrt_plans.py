@@ -52,7 +52,7 @@ DTYPES = {
 
 
 class ContextMaker(Protocol):
-    """Makes the execution contexts of one engine, and keeps what is worth keeping for the next process."""
+    """Makes the execution contexts of one engine; may save compiled kernels for the next process."""
 
     def make(self) -> trt.IExecutionContext | None:
         """Return a new context; None where there is no memory for it."""
@@ -97,7 +97,7 @@ class PlainContexts:
         """Every plan of the lean runtime can be captured."""
 
     def close(self) -> None:
-        """Do nothing: these contexts keep no files."""
+        """Do nothing: there are no compiled kernels to save."""
 
 
 class PlanBackend:

@@ -1,4 +1,4 @@
-"""An artifact that several processes replay together: the caller's side. `rank_process` is theirs."""
+"""An artifact that several processes replay together, as the calling process sees it. They run `rank_process`."""
 
 from __future__ import annotations
 

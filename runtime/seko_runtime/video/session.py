@@ -72,7 +72,7 @@ class SessionStreams(ChunkMaker, Protocol):
         """Copy every ``step``-th token of every cache buffer to the host."""
 
     def close(self) -> None:
-        """End them."""
+        """End the rows' streams."""
 
 
 class Session:

@@ -43,7 +43,7 @@ class ReferenceEmbed(Embed):
     def times(
         self, timestep: Tensor, frames: Tensor, given_frames: Tensor, context_timestep: Tensor
     ) -> Tensor:
-        """Return the time [B, F] of each frame: conditioning frames of the stream alone have the context timestep."""
+        """Return the time [B, F] of each frame; only conditioning frames of the stream have the context timestep."""
         usual = super().times(timestep, frames, given_frames, context_timestep)
         return torch.where(frames < 0, timestep, usual)
 
