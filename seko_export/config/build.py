@@ -162,7 +162,6 @@ class BuildConfig:
                 f"of a latent frame evenly, and are at most {MOST_RANKS}; give one of {with_commas(tuple(can))}"
             )
         for asked, option in (
-            (self.fused, "--kernels fused"),
             (self.pool is not None, "--sessions"),
             (self.stream.offload_cache, "--offload-cache"),
         ):

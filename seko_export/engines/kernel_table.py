@@ -73,7 +73,7 @@ def _calls(config: BuildConfig) -> list[tuple[int, str]]:
     """Return the rows of each call size, and the `shape_class` of its attention."""
     sizes = (config.stream.batch,) if config.pool is None else config.pool.buckets
     tokens = config.stream.chunk_tokens
-    return [(rows, shape_class(rows, config.model.heads, tokens)) for rows in sizes]
+    return [(rows, shape_class(rows, config.model.heads // config.ranks, tokens)) for rows in sizes]
 
 
 def write_kernel_table(folder: Path, config: BuildConfig) -> None:

@@ -159,7 +159,10 @@ def _kv_scheme(text: str) -> KvScheme:
 def _fused(config: BuildConfig, options: BuildOptions) -> bool:
     """Return whether a build's layers use fused kernels. The backend checks whether it supports them."""
     if options.kernels == "auto":
-        return config.device == "cuda" and export_backend(options.backend).capabilities.fused_kernels
+        measured = (
+            config.device == "cuda" and config.ranks == 1
+        )  # fused layers of several ranks have not run on GPUs
+        return measured and export_backend(options.backend).capabilities.fused_kernels
     return options.kernels == "fused"
 
 

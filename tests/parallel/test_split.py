@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -20,46 +19,17 @@ from seko_export.families.layers.rank_split import RankSplit
 from seko_export.families.registry import presets
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
+from tests.parallel.in_threads import InThreads, Meeting
 
 B, F, N, H, D = 2, 3, 12, 6, 4  # rows, frames, tokens of a frame, heads, channels
 
 
-@dataclass(frozen=True)
-class _Meeting:
-    """Where the threads of one test put what they send."""
-
-    ranks: int
-    barrier: threading.Barrier
-    sent: dict[int, Tensor] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _InThreads(RankSplit):
-    """`RankSplit` of one thread, whose collectives are a dictionary and a barrier."""
-
-    rank: int
-    meeting: _Meeting
-
-    def _exchanged(self, x: Tensor) -> Tensor:
-        return torch.stack([one[self.rank] for one in self._of_all(x)])
-
-    def _gathered(self, x: Tensor) -> Tensor:
-        return torch.stack(self._of_all(x))
-
-    def _of_all(self, x: Tensor) -> list[Tensor]:
-        self.meeting.sent[self.rank] = x
-        self.meeting.barrier.wait(30)
-        parts = [self.meeting.sent[rank] for rank in range(self.ranks)]
-        self.meeting.barrier.wait(30)
-        return parts
-
-
 def on_all(ranks: int, work: Callable[[RankSplit, Tensor], Tensor]) -> list[Tensor]:
     """Return what each rank's thread gives, by rank; ``work`` takes the split and the rank's number."""
-    meeting = _Meeting(ranks, threading.Barrier(ranks))
+    meeting = Meeting(ranks, threading.Barrier(ranks))
     with ThreadPoolExecutor(ranks) as pool:
         jobs = [
-            pool.submit(work, _InThreads(ranks, F, rank, meeting), torch.tensor([rank]))
+            pool.submit(work, InThreads(ranks, F, rank, meeting), torch.tensor([rank]))
             for rank in range(ranks)
         ]
         return [job.result() for job in jobs]

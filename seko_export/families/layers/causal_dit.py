@@ -302,7 +302,7 @@ class Block(BlockWeights):
 
         if self.split is not None and rank is not None:
             cos, sin = (self.split.own_tokens(one, rank) for one in (cos, sin))
-            scales = {name: self.split.own_heads(one, rank) for name, one in scales.items()}
+            scales = self.split.heads_of_each(scales, rank)
         x = modulate(self._plain_norm(hidden), shift_1, scale_1).to(dtype)
         q, k, v = self.self_attn.qkv(x).chunk(3, dim=-1)  # each [B, T, d]
         q = rotate(self.split_heads(rms_norm(q, self.self_attn.norm_q)), cos, sin).to(dtype)  # [B, T, H, D]

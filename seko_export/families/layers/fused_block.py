@@ -29,6 +29,7 @@ from seko_export.families.layers.causal_dit import (
 )
 from seko_export.families.layers.layer_ops import LayerOps
 from seko_export.families.layers.past_window import PastWindow, expand_past
+from seko_export.families.layers.rank_split import RankSplit
 from seko_export.families.layers.ring_positions import rows_of, token_index_of_call
 from seko_export.families.layers.rotary import rotate
 from seko_kernels.attention import OwnTokens
@@ -116,6 +117,7 @@ class FusedLayer(BlockWeights):
         token_index: Tensor | None = None,
         rows: Tensor | None = None,
         given: Mapping[str, Tensor] | None = None,
+        rank: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Advance the hidden state by one layer; with `token_index` also write this layer's K and V.
 
@@ -141,6 +143,8 @@ class FusedLayer(BlockWeights):
             [B*T] int64 from `Embed`, if the layer writes its K and V.
         given : mapping of str to Tensor, optional
             The tensors that `after_attention`, `tail` and `beside_text` take.
+        rank : Tensor, optional
+            [1] int64, the rank's number; only with `split`, and then as in `Block.forward`.
 
         Returns
         -------
@@ -149,6 +153,9 @@ class FusedLayer(BlockWeights):
         """
         ops, eps, dtype = self.ops, self.model.norm_eps, hidden.dtype
         shift_scale_gate = Modulation(modulation, self.modulation.squeeze(0))
+        if self.split is not None and rank is not None:
+            cos, sin = (self.split.own_tokens(one, rank) for one in (cos, sin))
+            scales = self.split.heads_of_each(scales, rank)
 
         hidden, x = ops.gated_residual_norm_modulate(
             hidden,
@@ -165,6 +172,8 @@ class FusedLayer(BlockWeights):
         held = text_k.shape[0]  # rows of the caches
         past = Past(valid_tokens, caches, scales, places, window, rows, held)
         y = self._attend(qkv, cos, sin, past, write_slots, token_index)
+        if self.split is not None:
+            y = self.split.to_tokens(y)
         y = self._matmul(self.self_attn.o, self._as_rows(y.to(dtype)), dtype)
         if self.after_attention is not None:
             hidden = ops.gated_residual(hidden, y, shift_scale_gate, GATE_1)
@@ -200,22 +209,30 @@ class FusedLayer(BlockWeights):
         write_slots: Tensor | None,
         token_index: Tensor | None,
     ) -> Tensor:
-        """Return the attention to cache and chunk, [B, T, d], and write K and V if asked for."""
+        """Return the attention to cache and chunk, [B, T, d], and write K and V if asked for; with `split` that of the
+        rank's heads.
+        """
         raise NotImplementedError
 
     def _norm_rope(
         self, qkv: Tensor, cos: Tensor, sin: Tensor, plain_keys: str
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q and k for attention, [B, T, H, D], and the keys that `plain_keys` selects."""
-        batch, s = qkv.shape[0], self.stream
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return q, k and v for attention, [B, T, H, D], and the keys that `plain_keys` selects; with `split` of the
+        rank's heads.
+        """
+        batch, tokens, s = *qkv.shape[:2], self.stream
         weights = (self.self_attn.norm_q.weight, self.self_attn.norm_k.weight)
         # To a chunk of its own, not to the cache: the compiler copies whole what is written through a view.
-        k = qkv.new_empty((batch, s.chunk_tokens, self.model.heads, self.model.head_dim))
+        k = qkv.new_empty((batch, tokens, self.model.heads, self.model.head_dim))
         slots = torch.arange(s.chunk_frames, device=qkv.device).expand(batch, -1).contiguous()
         q, keys = self.ops.qk_norm_rope(
-            qkv, *weights, cos, sin, slots, s.frame_tokens, self.model.norm_eps, k, plain_keys
+            qkv, *weights, cos, sin, slots, tokens // s.chunk_frames, self.model.norm_eps, k, plain_keys
         )
-        return q, k, keys
+        v = self.split_heads(qkv.chunk(3, dim=-1)[2])
+        if self.split is None:
+            return q, k, v, keys
+        q, k, v, *rest = self.split.to_heads((q, k, v, *(() if plain_keys == "none" else (keys,))))
+        return q, k, v, rest[0] if rest else keys
 
     def _matmul(self, layer: nn.Module, x: Rows, dtype: torch.dtype) -> Tensor:
         """Return [B, T, out] of `dtype`."""
@@ -264,21 +281,20 @@ class FusedBlock(FusedLayer):
     ) -> Tensor:
         if self.writes != (token_index is not None):
             raise TypeError("a layer over an FP4 cache takes token_index if it writes, and only then")
-        q, k, keys = self._norm_rope(qkv, cos, sin, "before_rope" if self.writes else "none")
-        values, scales = qkv.chunk(3, dim=-1)[2], past.scales
+        q, k, v, keys = self._norm_rope(qkv, cos, sin, "before_rope" if self.writes else "none")
+        scales = past.scales
         if past.window:
             window = PastWindow(**past.window)
         elif write_slots is None:
             raise TypeError("a layer without a resident window expands its own, and takes write_slots for it")
         else:
-            window = PastWindow.empty(self.model, self.stream, len(qkv), qkv.device)
+            window = PastWindow.empty(q.shape[2], q.shape[3], self.stream, len(qkv), qkv.device)
             of_rows, valid, key_rotary = past.of_rows, past.valid_tokens, past.key_rotary
             expand_past(self.ops, window, of_rows, scales, key_rotary, write_slots, valid, self.stream)
-        own = OwnTokens(k, values)
+        own = OwnTokens(k, qkv.chunk(3, dim=-1)[2] if self.split is None else v.flatten(2))
         y = self.ops.attention_fp8(q, *window, scales["v_fp8_scale"], past.valid_tokens, own)
         if token_index is not None:  # behind the read: what is read are the engine's inputs as they came
-            written = (keys.flatten(0, 1), self.split_heads(values).flatten(0, 1))
-            self.kv.write(past.caches, scales, token_index, *written)
+            self.kv.write(past.caches, scales, token_index, keys.flatten(0, 1), v.flatten(0, 1))
         return y
 
 
@@ -323,8 +339,8 @@ class RowFusedBlock(FusedLayer):
         s, batch = self.stream, qkv.shape[0]
         scales, rows = past.scales, past.rows
         before = self.kv.keys_before_rope
-        q, k, unturned = self._norm_rope(qkv, cos, sin, "before_rope" if before else "none")
-        values = self.split_heads(qkv.chunk(3, dim=-1)[2]).flatten(0, 1)
+        q, k, v, unturned = self._norm_rope(qkv, cos, sin, "before_rope" if before else "none")
+        values = v.flatten(0, 1)
         own = (k.flatten(0, 1), values)  # [B*T, H, D]
         self.kv.write(past.caches, scales, token_index, unturned.flatten(0, 1) if before else own[0], values)
         if rows is not None:
@@ -350,9 +366,16 @@ class _KeysAndValuesWeights(nn.Module):
 
 
 class KeysAndValues(nn.Module):
-    """The last layer in the context pass: only its keys and values are needed, not its output."""
+    """The last layer in the context pass: only its keys and values are needed, not its output.
+
+    Attributes
+    ----------
+    split : RankSplit or None
+        How ranks share a chunk.
+    """
 
     groups = ("caches", "scales")  # arguments that are mappings
+    split: RankSplit | None = None
 
     def __init__(
         self, model: ModelConfig, stream: StreamConfig, kv: KvFormat, dtype: torch.dtype, *, fp8: bool
@@ -373,6 +396,7 @@ class KeysAndValues(nn.Module):
         scales: Mapping[str, Tensor],
         cos: Tensor | None = None,
         sin: Tensor | None = None,
+        rank: Tensor | None = None,
     ) -> tuple[()]:
         """Write this layer's K and V. Parameters as in `FusedLayer.forward`; cosines and sines only if keys are
         stored after RoPE.
@@ -401,9 +425,14 @@ class KeysAndValues(nn.Module):
         heads = (m.heads, m.head_dim)
         keys = rms_norm(k, norm).unflatten(-1, heads)
         if cos is not None and sin is not None:
+            if self.split is not None and rank is not None:
+                cos, sin = (self.split.own_tokens(one, rank) for one in (cos, sin))
             keys = rotate(keys, cos, sin)
-        own = (keys.to(dtype).flatten(0, 1), v.unflatten(-1, heads).flatten(0, 1))  # [B*T, H, D]
-        self.kv.write(caches, scales, token_index, *own)
+        own: tuple[Tensor, ...] = (keys.to(dtype), v.unflatten(-1, heads))  # [B, T, H, D]
+        if self.split is not None and rank is not None:
+            own, scales = self.split.to_heads(own), self.split.heads_of_each(scales, rank)
+        keys, values = (one.flatten(0, 1) for one in own)
+        self.kv.write(caches, scales, token_index, keys, values)
         return ()
 
 

@@ -125,10 +125,10 @@ class LayerArguments:
         taken = (self.write_slots, self._valid, *self._caches, *self._scales, *self.key_rotary, *self.window)
         return Piece(
             self._key(WINDOW),
-            WindowExpand(self._config.stream),
+            self._split(WindowExpand(self._config.stream)),
             LAYER,
             self._config.model.layers,
-            (*taken, *rows),
+            (*taken, *rows, *rank_argument(self._config)),
             (),
             tuple(one.name for one in self.window),
             only=self._among or None,
@@ -205,9 +205,17 @@ class LayerArguments:
         if not s.pass_caches and last in self._group.layers:
             turned = () if kv.keys_before_rope else tables[1:]
             scales = self._scales[: len(kv.scale_tensors)]
-            inputs = (*state, tables[0], self.token_index, *self._caches, *scales, *turned)
+            inputs = (
+                *state,
+                tables[0],
+                self.token_index,
+                *self._caches,
+                *scales,
+                *turned,
+                *rank_argument(config),
+            )
             fp8 = config.fp8 and last not in config.fp8_except
-            module = on_meta(lambda: KeysAndValues(m, s, kv, dtype, fp8=fp8))
+            module = on_meta(lambda: self._split(KeysAndValues(m, s, kv, dtype, fp8=fp8)))
             key = EngineKey(BLOCK, bucket=self._bucket, variant=(LAST,))
             blocks.append(
                 Piece(key, module, LAYER, m.layers, inputs, (), mutated, only=(last,), among=self._among)
@@ -219,8 +227,11 @@ class LayerArguments:
         block.after_attention = self._choice.after_attention(m, dtype)  # type: ignore[assignment]
         block.tail = self._choice.tail(m, dtype)  # type: ignore[assignment]
         block.beside_text = self._choice.beside_text  # type: ignore[assignment]
-        block.split = rank_split(self._config)  # type: ignore[assignment]
-        return block
+        return self._split(block)
+
+    def _split(self, module: nn.Module) -> nn.Module:
+        module.split = rank_split(self._config)  # type: ignore[assignment]
+        return module
 
     def _key(self, role: str, *variant: str) -> EngineKey:
         return EngineKey(role, self._group.name, self._bucket, variant)
@@ -262,7 +273,8 @@ def resident_windows(
     """
     if not config.resident_window:
         return []
-    one = PastWindow.empty(config.model, config.of_layer_group(group).stream, rows, torch.device("meta"))
+    stream, heads = config.of_layer_group(group).stream, config.model.heads // config.ranks
+    one = PastWindow.empty(heads, config.model.head_dim, stream, rows, torch.device("meta"))
     return [(name, group.own(f"window.{name}"), tensor) for name, tensor in one._asdict().items()]
 
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
 from seko_export.families.layers.layer_ops import LayerOps
+from seko_export.families.layers.rank_split import RankSplit
 from seko_export.families.layers.ring_positions import rows_of
 from seko_kernels.attention import key_tiles, v_columns
 from seko_kernels.fused_reference import FP8
@@ -34,10 +34,10 @@ class PastWindow(NamedTuple):
 
     @classmethod
     def empty(
-        cls, model: ModelConfig, stream: StreamConfig, batch: int, device: torch.device | None = None
+        cls, heads: int, size: int, stream: StreamConfig, batch: int, device: torch.device | None = None
     ) -> PastWindow:
-        """Return uninitialised memory for ``batch`` rows."""
-        past, heads, size = stream.cache_tokens - stream.chunk_tokens, model.heads, model.head_dim
+        """Return uninitialised memory for ``batch`` rows of so many heads of ``size`` channels."""
+        past = stream.cache_tokens - stream.chunk_tokens
         return cls(
             torch.empty((batch, past, heads, size), dtype=torch.int8, device=device),
             torch.empty((batch, heads, key_tiles(past)), dtype=torch.float32, device=device),
@@ -85,8 +85,15 @@ def expand_past(
 
 
 class WindowExpand(nn.Module):
-    """Fills one layer's resident window before the first pass of a chunk."""
+    """Fills one layer's resident window before the first pass of a chunk.
 
+    Attributes
+    ----------
+    split : RankSplit or None
+        How ranks share a chunk: the window has the rank's heads.
+    """
+
+    split: RankSplit | None = None
     groups = ("caches", "scales", "places", "window")  # arguments that are mappings
 
     def __init__(self, stream: StreamConfig) -> None:
@@ -102,10 +109,13 @@ class WindowExpand(nn.Module):
         places: Mapping[str, Tensor],
         window: Mapping[str, Tensor],
         rows: Tensor | None = None,
+        rank: Tensor | None = None,
     ) -> tuple[()]:
         """Write ``window``. Parameters as in `fused_block.FusedLayer.forward`."""
         if rows is not None:
             caches = {name: rows_of(one, rows, self.stream.cache_tokens) for name, one in caches.items()}
+        if self.split is not None and rank is not None:
+            scales = self.split.heads_of_each(scales, rank)
         out = PastWindow(**window)
         expand_past(self.ops, out, caches, scales, places, write_slots, valid_tokens, self.stream)
         return ()

@@ -10,7 +10,7 @@ Shapes: B rows, F latent frames of the chunk, n tokens of a latent frame, T = F*
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +44,10 @@ class RankSplit:
         """Return the rank's heads [H/R, ...] of x [H, ...]; rank [1] int64."""
         own: Tensor = x.unflatten(0, (self.ranks, -1)).index_select(0, rank).flatten(0, 1)
         return own
+
+    def heads_of_each(self, tensors: Mapping[str, Tensor], rank: Tensor) -> dict[str, Tensor]:
+        """Return `own_heads` of each tensor, by name."""
+        return {name: self.own_heads(one, rank) for name, one in tensors.items()}
 
     def to_heads(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Give each rank its heads of all tokens: parts [B, T/R, H, D] each become [B, T, H/R, D], in one exchange."""

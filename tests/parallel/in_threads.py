@@ -1,0 +1,41 @@
+"""Ranks as threads of one process, which hand each other their tensors."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from seko_export.families.layers.rank_split import RankSplit
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the threads of one test put what they send."""
+
+    ranks: int
+    barrier: threading.Barrier
+    sent: dict[int, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class InThreads(RankSplit):
+    """`RankSplit` of one thread, whose collectives are a dictionary and a barrier."""
+
+    rank: int
+    meeting: Meeting
+
+    def _exchanged(self, x: Tensor) -> Tensor:
+        return torch.stack([one[self.rank] for one in self._of_all(x)])
+
+    def _gathered(self, x: Tensor) -> Tensor:
+        return torch.stack(self._of_all(x))
+
+    def _of_all(self, x: Tensor) -> list[Tensor]:
+        self.meeting.sent[self.rank] = x
+        self.meeting.barrier.wait(30)
+        parts = [self.meeting.sent[rank] for rank in range(self.ranks)]
+        self.meeting.barrier.wait(30)
+        return parts
