@@ -71,7 +71,7 @@ def _projector_shapes(m: SekoTalkModel) -> dict[str, tuple[int, ...]]:
 
 
 def seko_config(config: ModelConfig) -> dict[str, object]:
-    """Return the content of config.json for this model: Wan's fields, and what no shape tells."""
+    """Return the content of config.json for this model: Wan's fields, and what the shapes do not show."""
     m = talk_model(config)
     return wan_config(m) | {
         "_class_name": "SekoTalkModel",
