@@ -9,7 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from seko_export.checkpoints.errors import CheckpointNotFoundError, ContradictionError, WeightKeysError
+from seko_export.checkpoints.errors import (
+    CheckpointNotFoundError,
+    ContradictionError,
+    WeightKeysError,
+    WeightTypeError,
+)
 from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
 from seko_export.families.recognition import Source
 from seko_export.families.seko_talk.keys import seko_shapes, to_ours, to_theirs
@@ -104,6 +109,20 @@ def test_an_adapter_is_read_from_a_pt_flat_or_in_a_part(folder: Path) -> None:
         torch.save(content, folder / "audio_adapter_model.pt")
         loaded = load_checkpoint(folder, recognise_checkpoint(folder).recognised.model_named(TINY))
         assert torch.equal(loaded["audio_time.time_proj.bias"], adapter["time_embedding.time_proj.bias"])
+
+
+def test_an_adapter_in_fp8_is_left_alone_and_refused_by_itself(folder: Path) -> None:
+    adapter = load_file(folder / ADAPTER)
+    quantised = {
+        name: one.to(torch.float8_e4m3fn) if name.endswith("to_q.weight") else one
+        for name, one in adapter.items()
+    }
+    save_file(quantised, folder / "audio_adapter_model_fp8.safetensors")
+    assert recognise_checkpoint(folder).recognised.family == "seko_talk"
+    load_checkpoint(folder, MODEL)
+    (folder / ADAPTER).unlink()
+    with pytest.raises(WeightTypeError, match="take the unquantised checkpoint"):
+        load_checkpoint(folder, MODEL)
 
 
 def test_a_missing_or_other_adapter_is_refused(folder: Path) -> None:

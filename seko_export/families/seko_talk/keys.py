@@ -137,7 +137,12 @@ def _place(name: str) -> int:
 
 SEKO = Naming("seko-talk", to_ours, to_theirs)
 ADAPTER = Companion(
-    ("audio_adapter_model.safetensors", "audio_adapter_model.pt", "audio_adapter_model.pth"),
+    (
+        "audio_adapter_model.safetensors",
+        "audio_adapter_model.pt",
+        "audio_adapter_model.pth",
+        "audio_adapter_model_fp8.safetensors",  # refused where it is the only one: fp8 is not read
+    ),
     (f".{IN_LAYER}.", f"{PROJECTOR}.", f"{TIME}."),
     "model_state",
 )
