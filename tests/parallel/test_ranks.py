@@ -13,6 +13,7 @@ from seko_export.goldens.record import eager_session, golden_text
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
 from seko_runtime import OpenArtifact, open_artifact, read_manifest
+from seko_runtime.cli.commands import main as runtime_command
 from seko_runtime.errors import BackendMissingError, DeviceMissingError, UsageError
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.opening.artifact import check_ranks
@@ -54,10 +55,14 @@ def test_the_stream_is_that_of_one_rank_past_the_wrap(two: Built, opened: OpenAr
         assert several.stats.chunks == CHUNKS + 1
 
 
-def test_it_verifies_and_says_what_it_is(two: Built, opened: OpenArtifact) -> None:
+def test_it_verifies_and_says_what_it_is(
+    two: Built, opened: OpenArtifact, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert all(error.within for error in opened.verify())
     assert two.report["golden_error"] <= opened.manifest.golden.tolerance
     assert (opened.manifest.ranks, opened.manifest.format_version) == (2, 7)
+    assert runtime_command(["info", str(two.folder)]) == 0
+    assert "ranks    2 processes, one a GPU" in capsys.readouterr().out
     assert opened.manifest.kv.pool_bytes * 2 == opened.manifest.kv.bf16_pool_bytes * 4  # of one rank, float32
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from seko_export.backends import export_backend
 from seko_export.backends.base import refuse_uncarried
+from seko_export.build_steps import too_few_devices
 from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.errors import UsageError
@@ -86,6 +88,16 @@ def test_backends_and_families_that_cannot_split_refuse() -> None:
         resolve_build(BuildOptions(preset="tiny", target="cpu", ranks=2, sessions=2))
     with pytest.raises(UsageError, match="of the family 'seko_talk' run on one GPU so far"):
         resolve_build(BuildOptions(preset="seko-talk-tiny", target="cpu", ranks=2))
+
+
+def test_one_gpu_builds_for_several_and_does_not_verify(monkeypatch: pytest.MonkeyPatch) -> None:
+    preset = presets()["self-forcing-1.3b"]
+    config = BuildConfig(preset.model, preset.stream, Schedule.warped(), "bf16", "cuda", ranks=2)
+    for count, lacks in ((1, True), (2, False)):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        assert too_few_devices(config) is lacks
+        assert not too_few_devices(config.one_rank)
+    assert not too_few_devices(replace(config, kv_scheme="fp32", device="cpu"))
 
 
 def test_a_rank_holds_its_share_of_the_cache_and_goldens_are_of_one() -> None:

@@ -107,6 +107,8 @@ def info(options: argparse.Namespace) -> Report:
         lines.append(
             f"         on the host, offloaded layer by layer; {manifest.device_pool_bytes} bytes on the device"
         )
+    if manifest.ranks > 1:
+        lines.append(f"ranks    {manifest.ranks} processes, one a GPU, each with such a KV pool")
     text, video = manifest.text, manifest.video
     if video is not None:
         lines.append(
@@ -126,6 +128,7 @@ def info(options: argparse.Namespace) -> Report:
         "device": target.device,
         "arch": target.arch,
         "torch": target.torch,
+        "ranks": manifest.ranks,
         "kv": {
             "scheme": manifest.kv.scheme,
             "pool_bytes": manifest.kv.pool_bytes,
