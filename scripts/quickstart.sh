@@ -2,19 +2,31 @@
 # Sentence -> video, on this machine: builds artifacts/quickstart of the sample model once, then replays it with the
 # runtime alone into out/quickstart.mp4 (or .y4m where PyAV is missing).
 #     bash scripts/quickstart.sh ["a sentence of coloured shapes"]
+# Picture and keys -> a walk: the same of the world sample (artifacts/world-sample), into out/world.mp4.
+#     bash scripts/quickstart.sh --world [KEYS]      such as w-20,l-30: w s a d move, j l turn, i k zoom
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/venv.sh
 seko_make_venv
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the sample is tiny: on a busy machine spinning threads stall each other
-artifact=artifacts/quickstart
-prompt="a small red disc bouncing and a large blue ring pulsing on a green gradient"
-if [ -f "$artifact/manifest.json" ] && "$PYTHON" -m seko_runtime info "$artifact" >/dev/null 2>&1; then
-    echo "reusing $artifact"
-else
-    "$PYTHON" -m seko_export build --fp4-kv -o "$artifact" --force
-fi
 mkdir -p out
 suffix=y4m
 "$PYTHON" -c 'import av' 2>/dev/null && suffix=mp4
-"$PYTHON" -m seko_runtime run "$artifact" --prompt "${1:-$prompt}" --chunks 12 --seed 0 -o "out/quickstart.$suffix"
+
+built() { # ARTIFACT [CHECKPOINT]: builds it, unless it is there
+    if [ -f "$1/manifest.json" ] && "$PYTHON" -m seko_runtime info "$1" >/dev/null 2>&1; then
+        echo "reusing $1"
+    else
+        "$PYTHON" -m seko_export build "${@:2}" --fp4-kv -o "$1" --force
+    fi
+}
+
+if [ "${1:-}" = --world ]; then
+    built artifacts/quickstart-world artifacts/world-sample
+    "$PYTHON" -m seko_runtime run artifacts/quickstart-world --image artifacts/world-sample/picture.npy \
+        --prompts artifacts/world-sample/prompts.json --keys "${2:-w-20,d-20,l-30,i-20,wj-30}" --seed 0 -o "out/world.$suffix"
+    exit
+fi
+built artifacts/quickstart
+prompt="a small red disc bouncing and a large blue ring pulsing on a green gradient"
+"$PYTHON" -m seko_runtime run artifacts/quickstart --prompt "${1:-$prompt}" --chunks 12 --seed 0 -o "out/quickstart.$suffix"

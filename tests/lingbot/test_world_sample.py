@@ -1,0 +1,108 @@
+"""The trained world sample by the runtime's own session: its video follows the camera, and a new prompt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from scripts.train_sample.judge_world import pan_errors, psnr
+from scripts.train_sample.train_vae import FrozenVae
+from scripts.train_sample.world import STEP, captions_of
+from scripts.train_sample.world_pool import OWN_ROWS, PromptTexts, Walks, draw_walks, picture_rows
+from seko_export.families.lingbot.condition import condition_table
+from seko_export.families.lingbot.model import MASK_CHANNELS
+from seko_export.families.model_files import load_checkpoint
+from seko_export.goldens.record import eager_session
+from seko_export.media.wan_vae.modules import VaeEncode, VaeTensors
+from seko_export.options.sample import SAMPLE_FOLDER, read_sample
+from seko_runtime.video.conditioning import KeyboardCamera
+from tests.asked import resolved
+from tests.lingbot.streams import weights_of
+
+WORLD = Path(__file__).parents[2] / "artifacts" / "world-sample"
+CHUNKS = 2
+STEPS = 4 * 3 * CHUNKS  # video frames
+SWITCH = "none"  # no key is held, and the prompt changes with the last chunk
+FIRST_CHUNK = slice(1, 9)  # video frames
+
+
+@pytest.fixture(scope="module")
+def vae() -> FrozenVae:
+    return FrozenVae(SAMPLE_FOLDER, "cpu")
+
+
+@pytest.fixture(scope="module")
+def walks() -> Walks:
+    """One world, seen by a camera at rest; its look changes with the last chunk."""
+    found = draw_walks(1, CHUNKS, 3, 77, "cpu", switched=1.0, keys=[f"none-{STEPS}"])
+    return Walks(found.before, found.after, torch.full_like(found.switch, CHUNKS - 1), found.poses)
+
+
+@pytest.fixture(scope="module")
+def table(vae: FrozenVae, walks: Walks) -> Tensor:
+    """The picture's condition [20, 30, h, w], as the product makes it."""
+    config = read_sample().vae
+    weights = VaeTensors(vae.vae.state_dict(), config)
+    names = VaeEncode(config, first=True, frames=1).state_dict()
+    return condition_table({name: weights[name] for name in names}, config, walks.video(3)[0, :, 0])
+
+
+@pytest.fixture(scope="module")
+def videos(vae, walks, table) -> dict[str, Tensor]:
+    """The video [1, 3, T, 96, 96] of each key."""
+    encoder = PromptTexts(SAMPLE_FOLDER, "cpu", 128, 3, 48)
+    before, after = (encoder(captions_of(one)) for one in (walks.before, walks.after))
+    made = resolved(None, checkpoint=WORLD, no_vae=True, no_text=True)
+    config, found = made.config, {}
+    weights = weights_of(config, load_checkpoint(made.checkpoint, config.model, dtype=torch.float32))
+    for key in ("w", "d", SWITCH):
+        camera = KeyboardCamera(96, 96, 3, keys=f"{key}-{STEPS}")
+        latents = []
+        with eager_session(config, weights, before, [5]) as session:
+            session.set_inputs({"condition": table.numpy()})
+            for chunk in range(CHUNKS):
+                if key == SWITCH and chunk == CHUNKS - 1:
+                    session.set_text(after.numpy(), recache=True)
+                latents.append(torch.from_numpy(session.run_chunk(camera=camera).to_host().copy()))
+        found[key] = vae.decode(torch.cat(latents, -3).view(1, 16, -1, 12, 12))
+    return found
+
+
+@pytest.mark.parametrize("key", ["w", "d"])
+def test_the_video_moves_as_the_held_key_says(videos, key):
+    measured, asked = pan_errors(videos[key], [key], 8)
+    assert (measured - asked).norm() <= 0.15 * STEP
+
+
+def test_a_camera_at_rest_shows_a_world_at_rest(videos):
+    """So that no video passes above that does not follow its camera."""
+    measured, asked = pan_errors(videos[SWITCH][:, :, FIRST_CHUNK], ["w"], 0)
+    assert measured.norm() <= 0.05 * STEP
+    assert (measured - asked).norm() >= 0.9 * STEP
+
+
+def test_a_new_prompt_changes_the_world(videos, walks):
+    """By decibels to the world with the old and with the new look, in the first chunk and at the end."""
+    old, new = (psnr(videos[SWITCH], walks.video(3, look))[0] for look in (walks.before, walks.after))
+    assert old[FIRST_CHUNK].mean() > new[FIRST_CHUNK].mean() + 3
+    assert new[-4:].mean() > old[-4:].mean() + 3
+
+
+def test_training_conditions_on_what_the_product_makes(vae, walks, table):
+    rows = picture_rows(vae, walks.video(3)[:, :, 0], OWN_ROWS)[0]
+    assert (rows - table[MASK_CHANNELS:, :OWN_ROWS]).abs().max() <= 1e-3
+
+
+def test_the_quick_starts_files_belong_together():
+    """Its picture is one for the sample, and its prompts are of words that it knows."""
+    picture = np.load(WORLD / "picture.npy")
+    assert (picture.shape, picture.dtype) == ((96, 96, 3), np.uint8)
+    prompts = json.loads((WORLD / "prompts.json").read_text(encoding="utf-8"))
+    encoder = PromptTexts(SAMPLE_FOLDER, "cpu", 128, 3, 48)
+    assert all(2 not in one.ids for one in encoder.tokenizer.encode_batch([one["prompt"] for one in prompts]))
+    assert sum(file.stat().st_size for file in (*WORLD.iterdir(), *SAMPLE_FOLDER.iterdir())) <= 50_000_000
