@@ -229,7 +229,7 @@ class BuildOptions:
         plan=True,
     )
     rope_max_frames: int | None = _option(
-        "With --window-positions: RoPE counts frames from the start of the stream, those behind the sink moved back so "
+        "With --window-positions: RoPE counts frames from the start of the stream, but shifts those behind the sink so "
         "that the newest has at most this number. 0: it counts the frames in the cache.",
         _LAYOUT,
         plan=True,
