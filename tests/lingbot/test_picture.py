@@ -17,12 +17,14 @@ from seko_export.artifact.describe import describe
 from seko_export.backends import EAGER
 from seko_export.config.build import BuildConfig
 from seko_export.engines.piece import dtype_name
+from seko_export.errors import NumericError
 from seko_export.errors import UsageError as BuildUsageError
 from seko_export.families.base import MediaTensors
-from seko_export.families.lingbot.condition import TABLE_FRAMES, condition_table
+from seko_export.families.lingbot.condition import TABLE_FRAMES, condition_table, picture_pieces
 from seko_export.families.lingbot.family import FAMILY
 from seko_export.families.registry import graph_of
 from seko_export.goldens.record import eager_engine, golden_text
+from seko_export.lowering import agree
 from seko_export.media.wan_vae.keys import vae_shapes
 from seko_export.media.wan_vae.modules import VaeEncode, latent_statistics
 from seko_runtime.backends.torch_memory import CpuMemory
@@ -213,3 +215,27 @@ def test_the_video_has_the_pictures_aspect(aspect: str, sides: tuple[int, int]) 
 def test_an_aspect_that_cannot_be(options: dict[str, object], words: str) -> None:
     with pytest.raises(BuildUsageError, match=words):
         resolved("lingbot-v2-fast", **options)
+
+
+@pytest.mark.parametrize("off", [0.0, 1.0])
+def test_an_engine_whose_output_is_all_zeros_agrees_if_it_is(
+    off: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The encoder keeps the grey frames that it saw last: zeros, of which no share can be taken."""
+    piece = picture_pieces(lingbot_config(vae=SMALL), SMALL)[1]
+
+    class Engine:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def boxed_run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+            made = list(agree.FlatModule(piece)(*inputs))
+            assert not made[1].any()
+            return [made[0], made[1] + off, *made[2:]]
+
+    monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", Engine)
+    if off:
+        with pytest.raises(NumericError, match="differs from the module's"):
+            agree.check_agrees(piece, Path("engine.pt2"), "cpu")
+    else:
+        agree.check_agrees(piece, Path("engine.pt2"), "cpu")
