@@ -93,7 +93,10 @@ def of_scripts() -> set[str]:
         for path in (ROOT / folder).rglob("*.py")
     ]
     declared = re.compile(r"(?:add_argument|option|addoption)\(\s*\"(--[a-z][a-z0-9-]*)")
-    return {one for path in places for one in declared.findall(path.read_text(encoding="utf-8"))}
+    found = {one for path in places for one in declared.findall(path.read_text(encoding="utf-8"))}
+    for path in (ROOT / "scripts").glob("*.sh"):  # what an argument is compared with
+        found |= set(re.findall(r" = (--[a-z][a-z0-9-]*)", path.read_text(encoding="utf-8")))
+    return found
 
 
 def test_every_command_in_backticks_exists_with_its_options() -> None:

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from seko_export.host import progress
 from seko_runtime.cli.output import note
-from seko_runtime.end_signals import ENDING
+from seko_runtime.host.end_signals import ENDING
 
 SILENCE_S = 8.0  # that a log is silent at most
 

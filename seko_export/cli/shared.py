@@ -18,9 +18,9 @@ from rich.console import Console
 
 from seko_export.errors import ExportError
 from seko_runtime.cli.output import Report, note, print_lines, show, show_failure
-from seko_runtime.end_signals import until_ended
 from seko_runtime.errors import SekoRuntimeError
-from seko_runtime.faults import machine_faults
+from seko_runtime.host.end_signals import until_ended
+from seko_runtime.host.faults import machine_faults
 
 artifact_argument = click.argument("artifact", type=click.Path(path_type=Path))
 json_option = click.option(

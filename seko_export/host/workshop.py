@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from seko_runtime.end_signals import held_signals
 from seko_runtime.format.leftovers import make_held_folder, remove_leftovers
+from seko_runtime.host.end_signals import held_signals
 
 _REMOVALS = 100  # tries, a twentieth of a second apart: an ended compiler may write for a moment longer
 

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from seko_export.artifact.packing import pack_artifact
-from seko_runtime import end_signals
-from seko_runtime.end_signals import AskedToEnd, until_ended
+from seko_runtime.host import end_signals
+from seko_runtime.host.end_signals import AskedToEnd, until_ended
 
 from . import toy_whole
 from .eager_backend import write_whole

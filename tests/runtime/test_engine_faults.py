@@ -17,9 +17,9 @@ from seko_runtime import errors
 from seko_runtime.backends.memory import Engine
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.cli.commands import main
-from seko_runtime.faults import captured
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.format.unpacking import unpack_artifact
+from seko_runtime.host.faults import captured
 from seko_runtime.opening import artifact as artifact_module
 from seko_runtime.opening.artifact import open_artifact, read_manifest
 

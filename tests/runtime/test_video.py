@@ -13,9 +13,9 @@ from types import FrameType
 import numpy as np
 import pytest
 
-from seko_runtime.end_signals import ENDING, until_ended
 from seko_runtime.errors import DiskError, UsageError, VideoWriterError
 from seko_runtime.format.manifest import Stream, Video
+from seko_runtime.host.end_signals import ENDING, until_ended
 from seko_runtime.video.files import ChunkWriter
 from seko_runtime.video.preview import preview_frames
 

@@ -22,8 +22,8 @@ from seko_runtime.backends.engine_tensors import Side, check_place, check_side
 from seko_runtime.backends.memory import Engine, Memory
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import EngineLoadError, MissingFileError
-from seko_runtime.faults import lacks
 from seko_runtime.format.manifest import CACHE_KEY, EngineSpec, Manifest
+from seko_runtime.host.faults import lacks
 
 _torch: Any = torch  # parts of its compiler carry no types
 WARM_UP_RUNS = 3  # cudagraph trees run a path eagerly, then record it, then replay it

@@ -10,9 +10,9 @@ from dataclasses import asdict
 from seko_runtime import open_artifact, read_manifest
 from seko_runtime.cli.output import Report, note, show, show_failure
 from seko_runtime.cli.parser import parse
-from seko_runtime.end_signals import until_ended
 from seko_runtime.errors import NumericError, SekoRuntimeError
-from seko_runtime.faults import machine_faults
+from seko_runtime.host.end_signals import until_ended
+from seko_runtime.host.faults import machine_faults
 
 # What the commands need is imported in them: a signal that comes meanwhile ends them as any other does.
 

@@ -9,8 +9,8 @@ from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import EngineSignatureError, SekoRuntimeError
 from seko_runtime.executor.cache_offload import BoundVisit, CacheOffload
 from seko_runtime.executor.resolved import Ref, ResolvedCall
-from seko_runtime.faults import engine_fault
 from seko_runtime.format.manifest import EngineSpec
+from seko_runtime.host.faults import engine_fault
 
 
 class BoundProgram:

@@ -19,11 +19,11 @@ from seko_runtime.errors import (
     SurplusFileError,
     SymlinkError,
 )
-from seko_runtime.faults import lacks
 from seko_runtime.format.json_fields import MAX_JSON_BYTES
 from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE, FileEntry
 from seko_runtime.format.paths import check_no_module
 from seko_runtime.format.trust import MAX_SIGNATURE_BYTES
+from seko_runtime.host.faults import lacks
 
 OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 READ_BYTES = 4 << 20  # at a time

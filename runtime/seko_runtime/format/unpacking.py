@@ -26,7 +26,6 @@ from seko_runtime.errors import (
     TarTrailingError,
     TarTruncatedError,
 )
-from seko_runtime.faults import lacks, machine_faults
 from seko_runtime.format.json_fields import MAX_JSON_BYTES
 from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE, FileEntry
 from seko_runtime.format.manifest_reader import parse_manifest
@@ -42,6 +41,7 @@ from seko_runtime.format.tar_format import (
 )
 from seko_runtime.format.trust import MAX_SIGNATURE_BYTES, check_signature
 from seko_runtime.format.whole_files import check_space, whole_folder
+from seko_runtime.host.faults import lacks, machine_faults
 
 READ_BYTES = 4 << 20
 _LINKS, _NO_FILES = b"12", b"3456"

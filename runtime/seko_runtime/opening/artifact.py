@@ -9,8 +9,8 @@ from seko_runtime.backends import open_backend, runtime_backend
 from seko_runtime.backends.base import Backend
 from seko_runtime.backends.memory import Engine
 from seko_runtime.errors import BackendMissingError, EngineLoadError, SekoRuntimeError, UsageError
-from seko_runtime.faults import machine_faults, of_machine, told
 from seko_runtime.format.manifest import Manifest
+from seko_runtime.host.faults import machine_faults, of_machine, told
 from seko_runtime.opening.checked_artifact import CheckedArtifact, check_artifact, read_manifest
 from seko_runtime.opening.golden import relative_error
 from seko_runtime.opening.opened import OpenArtifact

@@ -13,13 +13,13 @@ from seko_runtime.errors import HostMemoryError
 from seko_runtime.executor.buffers_check import HEADS_AXIS, TEXT_BUFFER
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
-from seko_runtime.faults import machine_faults
 from seko_runtime.format.artifact_files import ArtifactFiles
 from seko_runtime.format.budgets import MAX_HELD_BYTES, Budget
 from seko_runtime.format.manifest import CACHE_KEY, PLUGINS_KEY, Buffer, Golden, Manifest, TensorSpec, Weight
 from seko_runtime.format.manifest_reader import parse_manifest
 from seko_runtime.format.safetensors_map import MappedTensor, check_tensor, map_safetensors
 from seko_runtime.format.trust import check_signature
+from seko_runtime.host.faults import machine_faults
 from seko_runtime.opening.golden import cache_tensor, input_tensor, video_tensor
 
 

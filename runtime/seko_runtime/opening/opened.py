@@ -14,8 +14,8 @@ from seko_runtime.errors import ArtifactError, DeviceMemoryError, UsageError
 from seko_runtime.executor.buffers_check import TEXT_BUFFER, picture_input, text_vocabulary
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
-from seko_runtime.faults import machine_faults
 from seko_runtime.format.manifest import Manifest
+from seko_runtime.host.faults import machine_faults
 from seko_runtime.opening.checked_artifact import CheckedArtifact
 from seko_runtime.opening.golden import ChunkError
 from seko_runtime.opening.recording import Recording

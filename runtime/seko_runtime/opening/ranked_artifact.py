@@ -18,8 +18,8 @@ from seko_runtime.errors import (
     SekoRuntimeError,
     UsageError,
 )
-from seko_runtime.faults import machine_faults
 from seko_runtime.format.manifest import Manifest
+from seko_runtime.host.faults import machine_faults
 from seko_runtime.opening.golden import ChunkError
 from seko_runtime.opening.opened import OpenArtifact
 from seko_runtime.parallel.group import RankGroup

@@ -11,7 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from seko_runtime.errors import SekoRuntimeError
-from seko_runtime.faults import of_machine, told
+from seko_runtime.host.faults import of_machine, told
 from seko_runtime.parallel.channel import Channel, inherited_channel
 
 BEAT_S = 0.5

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Tensor
 from seko_runtime.errors import StaleChunkError, UsageError
-from seko_runtime.faults import machine_faults
+from seko_runtime.host.faults import machine_faults
 from seko_runtime.video.call_lock import CallLock
 
 

@@ -12,10 +12,10 @@ from typing import BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.end_signals import held_signals
 from seko_runtime.errors import DiskError, UsageError
 from seko_runtime.format.manifest import Stream, Video
 from seko_runtime.format.whole_files import check_file_place, disk_faults, whole_file
+from seko_runtime.host.end_signals import held_signals
 from seko_runtime.video.pipes import Pipe, is_pipe, open_pipe
 from seko_runtime.video.preview import preview_frames
 from seko_runtime.video.sinks import FORMS, import_av, open_sink

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import UsageError, VideoWriterError
-from seko_runtime.faults import told
 from seko_runtime.format.manifest import Stream, Video
+from seko_runtime.host.faults import told
 from seko_runtime.video.conditioning.voice import RATE
 from seko_runtime.video.preview import LABEL
 

@@ -16,8 +16,8 @@ from seko_runtime.errors import SessionClosedError, UsageError
 from seko_runtime.executor.buffers_check import picture_input
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
-from seko_runtime.faults import machine_faults
 from seko_runtime.format.manifest import Manifest, TensorSpec
+from seko_runtime.host.faults import machine_faults
 from seko_runtime.video.call_lock import CallLock
 from seko_runtime.video.chunk import Chunk, SessionStats
 from seko_runtime.video.decoding import Decoder
