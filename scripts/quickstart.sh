@@ -17,6 +17,7 @@ built() { # ARTIFACT [CHECKPOINT]: builds it, unless it is there
     if [ -f "$1/manifest.json" ] && "$PYTHON" -m seko_runtime info "$1" >/dev/null 2>&1; then
         echo "reusing $1"
     else
+        echo "building $1"
         "$PYTHON" -m seko_export build "${@:2}" --fp4-kv -o "$1" --force
     fi
 }

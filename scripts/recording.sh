@@ -7,6 +7,9 @@ repository=$(cd "$(dirname "$0")/.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit
+# Nothing that an earlier build left; what pip has downloaded before may stay.
+PIP_CACHE_DIR=${PIP_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/pip} XDG_CACHE_HOME=$work/cache
+export PIP_CACHE_DIR XDG_CACHE_HOME
 
 play() { # a command line, run by a shell of its own
     printf '\n$ %s\n' "$1"
@@ -19,7 +22,7 @@ for line in sys.stdin:
     longest, last = max(longest, now - last), now
     print(f"{now - begun:7.1f}  {line}", end="", flush=True)
 now = time.monotonic()
-print(f"{now - begun:7.1f}  (ended; never silent for more than {max(longest, now - last):.1f} s)")' | sed "s#$work#~#g"
+print(f"{now - begun:7.1f}  (ended; never silent for more than {max(longest, now - last):.1f} s)")' | sed "s#$work#~#g; /WARNING: Location/d"
     printf '         exit code %s\n' "${PIPESTATUS[0]}"
 }
 
@@ -31,9 +34,11 @@ print(f"{frames} frames of {stream.width}x{stream.height} at {stream.average_rat
 third='set -m
 seko-run run artifacts/quickstart --chunks 1000 -o out/long.mp4 2>&1 &
 run=$!
-while ! ffprobe_frames out/long.mp4 24; do sleep 0.1; done
+while ! three_chunks; do sleep 0.1; done
 kill -INT $run; wait $run'
-third=${third//ffprobe_frames out\/long.mp4 24/python -c \'import av, sys; sys.exit(sum(1 for _ in av.open(\"out\/long.mp4\").decode(video=0)) < 24)\' 2>\/dev/null}
+third=${third/three_chunks/python -c \'import av, glob, sys
+(file,) = glob.glob(\"out\/.long.mp4.writing-*\")
+sys.exit(sum(1 for _ in av.open(file).decode(video=0)) < 24)\' 2>\/dev\/null}
 
 date -u +"A session of %Y-%m-%d, on $(nproc) cores without a GPU. Left: seconds since the command began."
 play 'git clone SEKO seko' "git clone -q '$repository' seko"
