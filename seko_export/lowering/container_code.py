@@ -91,7 +91,8 @@ def _compiled_in_two(cmd_line: str, cwd: str) -> bool:
         source.write_text(text)
         made = command.copy()
         made[source_at], made[target_at] = str(source), str(target)
-        _run(made, cwd)
+        # Checks name the source's file: without the folder, whose name is random, equal code gives equal bytes.
+        _run([*made, f"-ffile-prefix-map={target.parent}=seko"], cwd)
 
     with tempfile.TemporaryDirectory(dir=folder) as work:
         own_object, fresh = Path(work, "own.o"), Path(work, "container.o")

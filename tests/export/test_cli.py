@@ -278,7 +278,7 @@ def test_no_artifact(tmp_path, invoke, command):
         (["--height", "-16"], USAGE, ["height -16", "multiple of 16"]),
         (["--chunk-frames", "0"], USAGE, ["chunk_frames 0", "at least 1"]),
         (["--batch", "0"], USAGE, ["batch 0", "at least 1"]),
-        (["--heads", "2"], USAGE, ["--heads 2", "of a checkpoint"]),
+        (["--heads", "2"], USAGE, ["--heads 2", "needs a checkpoint"]),
         (["--sink-frames", "-1"], USAGE, ["sink_frames -1", "at least 0"]),
         (["--sink-frames", "30"], USAGE, ["--sink-frames 30", "--ring-frames 6", "36", "N minus the sink"]),
         (["--chunk-frames", "7"], USAGE, ["chunk of 7", "ring of 6", "raise --ring-frames"]),
