@@ -32,7 +32,7 @@ frames = sum(1 for _ in video.decode(video=0))
 stream = video.streams.video[0]
 print(f"{frames} frames of {stream.width}x{stream.height} at {stream.average_rate}/s")'
 third='set -m
-seko-run run artifacts/quickstart --chunks 1000 -o out/long.mp4 2>&1 &
+env --default-signal=INT seko-run run artifacts/quickstart --chunks 1000 -o out/long.mp4 2>&1 &
 run=$!
 while ! three_chunks; do sleep 0.1; done
 kill -INT $run; wait $run'
