@@ -11,9 +11,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,7 +30,7 @@ def container_compiled_once() -> Iterator[None]:
     known = cpp_builder.run_compile_cmd
 
     def run_compile_cmd(cmd_line: str, cwd: str) -> None:
-        if not _compiled_in_two(cmd_line, cwd):
+        if not _compiled_in_two(cmd_line, cwd, known):
             known(cmd_line, cwd)
 
     cpp_builder.run_compile_cmd = run_compile_cmd
@@ -66,8 +65,8 @@ def split_source(source: str, interface: str) -> tuple[str, str] | None:
     return before + interface + _INSTANTIATED, before + includes + _DECLARED + after
 
 
-def _compiled_in_two(cmd_line: str, cwd: str) -> bool:
-    """Run a command that compiles an engine's host code as two; return False for any other command."""
+def _compiled_in_two(cmd_line: str, cwd: str, run: Callable[[str, str], None]) -> bool:
+    """Run a command that compiles an engine's host code as several; return False for any other command."""
     from torch._inductor import codegen
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
@@ -92,7 +91,7 @@ def _compiled_in_two(cmd_line: str, cwd: str) -> bool:
         made = command.copy()
         made[source_at], made[target_at] = str(source), str(target)
         # Checks name the source's file: without the folder, whose name is random, equal code gives equal bytes.
-        _run([*made, f"-ffile-prefix-map={target.parent}=seko"], cwd)
+        run(shlex.join([*made, f"-ffile-prefix-map={target.parent}=seko"]), cwd)
 
     with tempfile.TemporaryDirectory(dir=folder) as work:
         own_object, fresh = Path(work, "own.o"), Path(work, "container.o")
@@ -101,13 +100,6 @@ def _compiled_in_two(cmd_line: str, cwd: str) -> bool:
         if not kept.exists():
             compile_to(container, fresh)
             os.replace(fresh, kept)  # a build beside this one may have been quicker: equal bytes
-        _run([command[0], "-r", "-nostdlib", "-o", command[target_at], str(own_object), str(kept)], cwd)
+        link = [command[0], "-r", "-nostdlib", "-o", command[target_at], str(own_object), str(kept)]
+        run(shlex.join(link), cwd)
     return True
-
-
-def _run(command: list[str], cwd: str) -> None:
-    from torch._inductor.exc import CppCompileError
-
-    done = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
-    if done.returncode:
-        raise CppCompileError(command, done.stdout.decode(errors="replace"))

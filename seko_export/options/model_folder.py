@@ -26,6 +26,7 @@ from seko_export.media.vaes import vae_config_of
 from seko_export.options.build_files import find_tokenizer
 from seko_export.options.declaration import BuildOptions, flag
 
+_BESIDE = ("vae", "text_encoder", "tokenizer", "audio_encoder")  # fields of `BuildOptions`
 _SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 _SHARD = "-of-"  # in the name of a shard, which its folder stands for
 
@@ -58,8 +59,7 @@ class ModelFolder:
     @property
     def beside(self) -> dict[str, Path]:
         """What stands around the transformer, by option."""
-        found = {name: getattr(self, name) for name in ("vae", "text_encoder", "tokenizer", "audio_encoder")}
-        return {flag(name): path for name, path in found.items() if path is not None}
+        return _by_option(self)
 
 
 def with_model_folder(options: BuildOptions) -> tuple[BuildOptions, tuple[str, ...]]:
@@ -91,14 +91,17 @@ def with_model_folder(options: BuildOptions) -> tuple[BuildOptions, tuple[str, .
         tokenizer=options.tokenizer or (None if options.text_encoder or options.no_text else found.tokenizer),
         audio_encoder=options.audio_encoder or found.audio_encoder,
     )
-    names = {
-        flag(name): getattr(taken, name) for name in ("vae", "text_encoder", "tokenizer", "audio_encoder")
-    }
-    told = ", ".join(f"{option} {path}" for option, path in names.items() if path is not None)
+    told = ", ".join(f"{option} {path}" for option, path in _by_option(taken).items())
     return taken, (
         f"from {options.model_folder}: transformer {checkpoint}, {told or 'nothing beside it'}",
         *found.notes,
     )
+
+
+def _by_option(held: ModelFolder | BuildOptions) -> dict[str, Path]:
+    """Return the files beside the transformer that there are, by option."""
+    found = {flag(name): getattr(held, name) for name in _BESIDE}
+    return {option: path for option, path in found.items() if path is not None}
 
 
 def find_files(folder: Path, *, transformer: bool = True) -> ModelFolder:

@@ -13,18 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from seko_export.artifact.describe import describe
-from seko_export.backends import EAGER
 from seko_export.config.build import BuildConfig
 from seko_export.config.stream import PoolConfig
-from seko_export.engines.piece import dtype_name
-from seko_export.families.registry import graph_of
-from seko_export.goldens.record import eager_engine, eager_session, golden_text
-from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.format.manifest import Weight
+from seko_export.goldens.record import eager_session, golden_text
 from seko_runtime.video.conditioning import CameraPath, KeyboardCamera
 from seko_runtime.video.pool import Pool
-from seko_runtime.video.streams import Streams
+from tests.eager_pool import eager_pool
 from tests.lingbot.streams import INPUTS, given_of, lingbot_config, random_checkpoint, weights_of
 from tests.tolerances import FP8_MATMULS_PASS, FP8_PASS, STEP, relative_error
 from tests.truth.eager_stream import EagerStream, random_text
@@ -145,11 +139,7 @@ def opened(config: BuildConfig, rows: int = 2) -> Iterator[Pool]:
     """A pool over the eager model."""
     pooled = replace(config, pool=PoolConfig(rows, (1, 2)))
     weights = weights_of(pooled, random_checkpoint()) | config.schedule.tables(pooled.as_batch.stream)
-    table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
-    engines = {name: eager_engine(piece) for name, piece in graph_of(pooled).pieces.items()}
-    streams = Streams(describe(pooled, EAGER, table, {}), engines, weights, CpuMemory(), digest="d")
-    streams.prepare()
-    with Pool(streams) as pool:
+    with eager_pool(pooled, weights) as pool:
         yield pool
 
 

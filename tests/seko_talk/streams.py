@@ -11,23 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seko_export.artifact.describe import describe
-from seko_export.backends import EAGER
 from seko_export.checkpoints.random import random_weight
 from seko_export.config.build import BuildConfig
 from seko_export.config.stream import PoolConfig
-from seko_export.engines.piece import dtype_name
 from seko_export.families.base import MediaTensors
-from seko_export.families.registry import graph_of
 from seko_export.families.seko_talk import audio, picture
 from seko_export.families.seko_talk.family import FAMILY
 from seko_export.families.seko_talk.keys import seko_shapes, spread, to_theirs
 from seko_export.families.seko_talk.presets import PRESETS, TINY
-from seko_export.goldens.record import eager_engine
-from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.format.manifest import Weight
 from seko_runtime.video.pool import Pool
-from seko_runtime.video.streams import Streams
+from tests.eager_pool import eager_pool
 from tests.truth.eager_stream import EagerStream
 from tests.truth.naive_seko_talk import NaiveTalk, Window, by_pass
 
@@ -90,11 +83,7 @@ def opened(config: BuildConfig, rows: int = 2, media: MediaTensors | None = None
     """A pool over the eager model."""
     pooled = replace(config, pool=PoolConfig(rows, (1, 2)))
     weights = weights_of(pooled, random_checkpoint(config), media)
-    table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
-    engines = {name: eager_engine(piece) for name, piece in graph_of(pooled).pieces.items()}
-    streams = Streams(describe(pooled, EAGER, table, {}), engines, weights, CpuMemory(), digest="d")
-    streams.prepare()
-    with Pool(streams) as pool:
+    with eager_pool(pooled, weights) as pool:
         yield pool
 
 

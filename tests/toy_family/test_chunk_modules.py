@@ -10,23 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from seko_export.artifact.describe import describe
-from seko_export.backends import EAGER
 from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import PoolConfig
-from seko_export.engines.piece import dtype_name
 from seko_export.errors import UsageError
 from seko_export.families.base import ModelGraph
 from seko_export.families.layers.choice import ChunkModule, LayerChoice, PromptModule
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
 from seko_export.families.registry import graph_of
-from seko_export.goldens.record import eager_engine, eager_session, golden_text
-from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.format.manifest import InputSpec, Weight
-from seko_runtime.video.pool import Pool
-from seko_runtime.video.streams import Streams
+from seko_export.goldens.record import eager_session, golden_text
+from seko_runtime.format.manifest import InputSpec
+from tests.eager_pool import eager_pool
 from tests.tolerances import relative_error
 from tests.toy_family.family import CAMERA, MODEL, STREAM, CameraFamily, camera_of
 from tests.toy_family.naive import NaiveToy
@@ -203,12 +198,8 @@ def test_rows_of_a_pool_have_cameras_of_their_own() -> None:
     config = replace(world_config(), pool=PoolConfig(2, (1, 2)))
     drawn = random_weights(world_config())
     weights = with_tables(config, drawn) | config.schedule.tables(config.as_batch.stream)
-    table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
-    engines = {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
-    streams = Streams(describe(config, EAGER, table, {}), engines, weights, CpuMemory())
-    streams.prepare()
     references = [wanted(row, drawn) for row in range(2)]
-    with Pool(streams) as pool:
+    with eager_pool(config, weights) as pool:
         text = golden_text(world_config()).numpy()
         sessions = [pool.open_session(seed=seed, text=text) for seed in SEEDS]
         for number in range(CHUNKS):

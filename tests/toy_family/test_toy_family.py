@@ -13,25 +13,20 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from seko_export.artifact.describe import describe
-from seko_export.backends import EAGER
 from seko_export.build_steps import build_artifact
 from seko_export.checkpoints.errors import UnknownModelError
 from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import PoolConfig
-from seko_export.engines.piece import dtype_name
 from seko_export.families import registry
 from seko_export.families.model_files import recognise_checkpoint
 from seko_export.families.registry import family_of, graph_of
-from seko_export.goldens.record import eager_engine, eager_session, golden_text
+from seko_export.goldens.record import eager_session, golden_text
 from seko_export.tools.profiling import profile_artifact
 from seko_runtime import open_artifact
-from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import UsageError
-from seko_runtime.format.manifest import INPUT_VERSION, Weight
-from seko_runtime.video.pool import Pool
-from seko_runtime.video.streams import Streams
+from seko_runtime.format.manifest import INPUT_VERSION
+from tests.eager_pool import eager_pool
 from tests.shared import UNCOMPILED
 from tests.tolerances import relative_error
 from tests.toy_family.family import CAMERA, MODEL, NAME, STREAM, camera_of, random_checkpoint
@@ -78,13 +73,9 @@ def test_two_rows_of_a_pool_have_cameras_of_their_own() -> None:
     config = toy_config(pool=PoolConfig(2, (1, 2)))
     checkpoint = random_checkpoint()
     weights = toy_weights(config, checkpoint) | config.schedule.tables(config.as_batch.stream)
-    table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
-    engines = {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
     text = golden_text(toy_config()).numpy()
-    streams = Streams(describe(config, EAGER, table, {}), engines, weights, CpuMemory())
-    streams.prepare()
     references = [wanted(row, checkpoint) for row in range(2)]
-    with Pool(streams) as pool:
+    with eager_pool(config, weights) as pool:
         sessions = [pool.open_session(seed=seed, text=text) for seed in SEEDS]
         for number in range(CHUNKS):
             given = [{"camera": cameras(row)[number].numpy()} for row in range(2)]

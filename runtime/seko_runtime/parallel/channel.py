@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from seko_runtime.errors import UsageError
 
 Arrays = Mapping[str, NDArray[Any]]
-_KINDS = "biuf"  # of numpy's dtypes: bool, integers, floats
+NUMBERS = "biuf"  # of numpy's dtypes: bool, integers, floats
 _MOST_JSON_BYTES = 1 << 24
 
 
@@ -48,7 +48,7 @@ class Channel:
         """
         whole = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
         for name, array in whole.items():
-            if array.dtype.kind not in _KINDS:
+            if array.dtype.kind not in NUMBERS:
                 raise UsageError(f"{name} is an array of {array.dtype}, expected numbers")
         table = [[name, array.dtype.str, list(array.shape)] for name, array in whole.items()]
         with self._sending:

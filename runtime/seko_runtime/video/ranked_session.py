@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from seko_runtime.errors import UsageError
 from seko_runtime.executor.buffers_check import HEADS_AXIS
 from seko_runtime.format.manifest import Manifest
+from seko_runtime.parallel.channel import NUMBERS
 from seko_runtime.parallel.group import Answers, RankGroup
 from seko_runtime.video.call_lock import CallLock
 from seko_runtime.video.chunk import Chunk, SessionStats
@@ -57,23 +58,18 @@ class RankedSession(Session):
         self.manifest = manifest
         self._rows = range(manifest.call_rows)
         self._ahead: deque[Chunk] = deque()
-        self._streams = _RemoteStreams(manifest, group, facts, arrays)
+        self._streams = _RemoteStreams(
+            manifest, group, group.call("open_session", facts, arrays, seconds=OPEN_S)
+        )
 
 
 class _RemoteStreams:
     """`SessionStreams` in the processes of a rank group."""
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        group: RankGroup,
-        facts: Mapping[str, Any],
-        arrays: Mapping[str, NDArray[Any]],
-    ) -> None:
+    def __init__(self, manifest: Manifest, group: RankGroup, opened: Answers) -> None:
         self._manifest, self._group = manifest, group
         self.call_lock = CallLock(CLOSED)
-        begun = group.call("open_session", facts, arrays, seconds=OPEN_S).results[0]
-        self.decodes_beside = bool(begun["decodes_beside"])
+        self.decodes_beside = bool(opened.results[0]["decodes_beside"])
         self.closed = False
 
     @property
@@ -191,7 +187,7 @@ def named_arrays(tensors: Mapping[str, object] | None) -> dict[str, NDArray[Any]
             raise UsageError(
                 f"{name} is a {type(one).__name__} that is no array of numbers: {fault}"
             ) from None
-        if array.dtype.kind not in "biuf":
+        if array.dtype.kind not in NUMBERS:
             raise UsageError(f"{name} is a {type(one).__name__}, expected an array of numbers")
         made[name] = array
     return made

@@ -314,7 +314,7 @@ class Session:
         with self._streams.call_lock.take():
             if self._ahead:
                 raise UsageError("the session has a chunk that `stream` has not given out; take it first")
-            self._streams.rewind(self._rows if row is None else [self._checked_row(row)], chunk)
+            self._streams.rewind(self._rows_of(row), chunk)
 
     def push_audio(
         self, samples: object, *, row: int | None = None, at: int | None = None, last: bool = False
@@ -343,9 +343,7 @@ class Session:
             After `close()`.
         """
         with self._streams.call_lock.take():
-            self._streams.push_audio(
-                self._rows if row is None else [self._checked_row(row)], samples, at, last=last
-            )
+            self._streams.push_audio(self._rows_of(row), samples, at, last=last)
 
     def audio_needed(self, row: int = 0) -> tuple[int, int]:
         """Return which samples of the voice a row's next chunk hears: the first, and the one behind the last.
@@ -406,6 +404,10 @@ class Session:
         """
         with self._streams.call_lock.take():
             return self._streams.cache_sample(step)
+
+    def _rows_of(self, row: int | None) -> Sequence[int]:
+        """Return a row that exists, or all of them for None."""
+        return self._rows if row is None else [self._checked_row(row)]
 
     def _checked_row(self, row: int) -> int:
         if row not in self._rows:

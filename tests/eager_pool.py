@@ -1,0 +1,27 @@
+"""A pool over the eager modules of a build: sessions and calls as in an artifact, and nothing is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from seko_export.artifact.describe import describe
+from seko_export.backends import EAGER
+from seko_export.config.build import BuildConfig
+from seko_export.engines.piece import dtype_name
+from seko_export.families.registry import graph_of
+from seko_export.goldens.record import eager_engine
+from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.format.manifest import Weight
+from seko_runtime.video.pool import Pool
+from seko_runtime.video.streams import Streams
+
+
+def eager_pool(config: BuildConfig, weights: Mapping[str, Tensor]) -> Pool:
+    """Return the pool of a build with one; ``weights`` are all that its programs use, the schedule's tables too."""
+    table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
+    engines = {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
+    streams = Streams(describe(config, EAGER, table, {}), engines, weights, CpuMemory(), digest="d")
+    streams.prepare()
+    return Pool(streams)
