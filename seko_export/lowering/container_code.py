@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-WRAPPER_ENDING = ".wrapper.cpp"
-_BASE = "namespace torch::aot_inductor {{ {} template class AOTInductorModelBase<AOTInductorModel>; }}\n"
-_DECLARED = _BASE.format("extern")
-_INSTANTIATED = _BASE.format("")
+_WRAPPER_ENDING = ".wrapper.cpp"
+_TEMPLATE = "namespace torch::aot_inductor {{ {} template class AOTInductorModelBase<AOTInductorModel>; }}\n"
+_DECLARED, _INSTANTIATED = _TEMPLATE.format("extern"), _TEMPLATE.format("")
 
 
 @contextmanager
@@ -59,9 +58,7 @@ def split_source(source: str, interface: str) -> tuple[str, str] | None:
     before, found, after = source.partition(interface.strip())
     if not found:
         return None
-    includes = "".join(
-        line + "\n" for line in interface.splitlines() if line.startswith("#include")
-    )  # fmt: skip
+    includes = "".join(f"{line}\n" for line in interface.splitlines() if line.startswith("#include"))
     return before + interface + _INSTANTIATED, before + includes + _DECLARED + after
 
 
@@ -71,7 +68,7 @@ def _compiled_in_two(cmd_line: str, cwd: str, run: Callable[[str, str], None]) -
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     command = shlex.split(cmd_line)
-    sources = [index for index, word in enumerate(command) if word.endswith(WRAPPER_ENDING)]
+    sources = [index for index, word in enumerate(command) if word.endswith(_WRAPPER_ENDING)]
     if len(sources) != 1 or "-c" not in command or "-o" not in command:
         return False
     source_at, target_at = sources[0], command.index("-o") + 1
