@@ -10,57 +10,29 @@ last line, a JSON object, and the exit code is 1. Nothing begins behind ``--seco
 
 from __future__ import annotations
 
-import argparse
-import gc
-import json
 import statistics
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from full_model import Engine, FullModelBench, compiled_engines, full_model_parser, measure
 from rows import append_row
 from torch import Tensor
 
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
+from scripts.bench.peers.counting import chunk_times, peak_bytes, spread
+from seko_export import BuildOptions
+from seko_export.config.build import BuildConfig
+from seko_export.families.registry import presets
+from seko_export.media.wan_vae.config import WanVaeConfig
+from seko_export.options.resolve import resolve_build
+from seko_runtime.video.conditioning import KeyboardCamera
+from seko_runtime.video.session import Session
 
-from vae import random_weights as random_vae  # noqa: E402
-
-from scripts.bench.peers.counting import chunk_times, peak_bytes, spread  # noqa: E402
-from seko_export import BuildOptions  # noqa: E402
-from seko_export.artifact.describe import describe  # noqa: E402
-from seko_export.artifact.writer import hash_files  # noqa: E402
-from seko_export.backends import EAGER, export_backend  # noqa: E402
-from seko_export.backends.aoti import attention_backends  # noqa: E402
-from seko_export.backends.workers import compiled_beside  # noqa: E402
-from seko_export.config.build import BuildConfig  # noqa: E402
-from seko_export.engines.piece import dtype_name  # noqa: E402
-from seko_export.families.base import MediaTensors  # noqa: E402
-from seko_export.families.registry import family_of, graph_of, presets  # noqa: E402
-from seko_export.goldens.calibration import layer_constants  # noqa: E402
-from seko_export.goldens.record import eager_engine, golden_inputs, golden_text  # noqa: E402
-from seko_export.host.progress import silent  # noqa: E402
-from seko_export.lowering.trace import trace  # noqa: E402
-from seko_export.media.wan_vae.config import WanVaeConfig  # noqa: E402
-from seko_export.media.wan_vae.modules import latent_statistics  # noqa: E402
-from seko_export.options.resolve import resolve_build  # noqa: E402
-from seko_kernels.kv_formats import ChannelStatistics  # noqa: E402
-from seko_runtime.backends import open_backend  # noqa: E402
-from seko_runtime.backends.aoti import torch_memory  # noqa: E402
-from seko_runtime.format.manifest import Manifest, Weight  # noqa: E402
-from seko_runtime.video.conditioning import KeyboardCamera  # noqa: E402
-from seko_runtime.video.session import Session  # noqa: E402
-
-Engines = Mapping[str, Callable[[list[Tensor]], Sequence[Tensor]]]
 V1, V2, TINY = "lingbot-v1-fast", "lingbot-v2-fast", "lingbot-tiny"
-AMAX = 8.0  # of the keys and values that the cache's constants are made for: speed does not depend on it
 # What must not be exceeded, of the full model on a GPU.
 BARS = {
     "lingbot_v2_chunk_ms": 1750.0,
@@ -70,32 +42,11 @@ BARS = {
 }
 
 
-class RandomSource:
-    """Weights by the checkpoint's names, drawn on the device when asked for."""
-
-    def __init__(self, config: BuildConfig) -> None:
-        keys = family_of(config).keys
-        self._shapes, self._spread, self._device = keys.shapes(config.model), keys.spread, config.device
-        self._random = torch.Generator(config.device).manual_seed(0)
-
-    def __getitem__(self, name: str) -> Tensor:
-        """Return one tensor, bf16."""
-        shape = self._shapes[name]
-        drawn = torch.empty(shape, dtype=torch.bfloat16, device=self._device)
-        return drawn.normal_(*self._spread(name, shape), generator=self._random)
-
-
 @dataclass
-class Bench:
+class Bench(FullModelBench):
     """The options, and what was measured."""
 
-    options: argparse.Namespace
-    started: float = field(default_factory=time.monotonic)
     chunk_ms: dict[str, float] = field(default_factory=dict)  # median, by way of the camera
-
-    @property
-    def on_gpu(self) -> bool:
-        return torch.cuda.is_available()
 
     def config(
         self, *, exact: bool = False, camera: str = "chunk", preset: str = "", **layout: int
@@ -122,111 +73,11 @@ class Bench:
         kind = "uncompiled" if self.options.eager else "aoti"
         append_row(self.options.rows, figure, shape, value, unit, bar, engines=kind, weights="random", **more)
 
-    @contextmanager
-    def opened(
-        self, config: BuildConfig, engines: Engines | None = None, *, captured: bool = True, wrap: Any = None
-    ) -> Iterator[Session]:
-        """Open a session of random weights over a build's engines, or over others."""
-        gc.collect()
-        if self.on_gpu:
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-        weights = random_weights(config)
-        table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
-        manifest, backend = describe(config, EAGER, table, {}), None
-        if engines is None and self.options.eager:
-            engines = {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
-        elif engines is None:
-            manifest, backend, engines = self._loaded(config, table)
-        if wrap is not None:
-            engines = {name: wrap(name, engine) for name, engine in engines.items()}
-        memory = torch_memory(torch.device(config.device))
-        memory.captures = memory.captures and captured and not self.options.eager
-        begun = time.monotonic()
-        try:
-            with (
-                torch.no_grad(),
-                attention_backends(config.device),
-                Session(manifest, engines, weights, memory, seeds=[0], text=golden_text(config),
-                        inputs=golden_inputs(config, None)) as session,
-            ):  # fmt: skip
-                print(f"# {config.model.name}: ready after {time.monotonic() - begun:.0f} s, "
-                      f"{self.elapsed:.0f} s in all", flush=True)  # fmt: skip
-                yield session
-        finally:
-            if backend is not None:
-                backend.close()
-
-    @property
-    def elapsed(self) -> float:
-        return time.monotonic() - self.started
-
     def folder(self, config: BuildConfig) -> Path:
         """Return where a build's engines lie."""
         s, m = config.stream, config.model
         parts = (m.name, s.height, s.width, m.camera, *(["vae"] if config.vae else []))
         return self.options.work / "-".join(map(str, parts))
-
-    def compile(self, configs: Sequence[BuildConfig]) -> None:
-        """Compile the engines of some builds side by side, but for those that are there."""
-        if self.options.eager:
-            return
-        with ThreadPoolExecutor(len(configs)) as pool:
-            list(pool.map(self._compile, configs))
-        print(f"# engines compiled, {self.elapsed:.0f} s in all", flush=True)
-
-    def _compile(self, config: BuildConfig) -> None:
-        folder = self.folder(config)
-        if (folder / "done").exists():
-            return
-        folder.mkdir(parents=True)
-        with compiled_beside(config, export_backend("aoti"), folder, silent) as wait:
-            wait()
-        (folder / "done").touch()
-
-    def _loaded(self, config: BuildConfig, table: tuple[Weight, ...]) -> tuple[Manifest, Any, Engines]:
-        folder = self.folder(config)
-        manifest = describe(config, export_backend("aoti"), table, hash_files(folder))
-        backend = open_backend("aoti", config.device)
-        files = {one.file: memoryview((folder / one.file).read_bytes()) for one in manifest.engines}
-        return manifest, backend, backend.load_engines(manifest, files)
-
-
-def random_weights(config: BuildConfig) -> dict[str, Tensor]:
-    """Return all weights, tables and constants of a build, on its device."""
-    vae, media = config.vae, None
-    if isinstance(vae, WanVaeConfig):
-        media = MediaTensors(vae=random_vae(vae) | latent_statistics(vae, torch.float32))
-    made = dict(family_of(config).weights(graph_of(config).pieces, RandomSource(config), media))
-    made |= config.schedule.tables(config.stream)
-    shape = (config.model.heads, config.model.head_dim)
-    seen = ChannelStatistics(torch.full(shape, -AMAX), torch.full(shape, AMAX), torch.zeros(shape))
-    if not config.lossless:
-        for layer in range(config.model.layers):
-            made |= {
-                f"blocks.{layer}.kv.{name}": one for name, one in config.kv.calibrate(seen, seen).items()
-            }
-        made |= layer_constants(config, made)
-    return {name: one.to(config.device) for name, one in made.items()}
-
-
-def compiled_engines(config: BuildConfig) -> Engines:
-    """Return each engine as `torch.compile` makes it of the same graph; the session's warm-up compiles it."""
-    if config.device == "cuda":
-        torch._inductor.config.cpp.vec_isa_ok = (
-            False  # finding out takes half a minute, and a GPU has no use for it
-        )
-
-    def one(piece: Any) -> Callable[[list[Tensor]], Sequence[Tensor]]:
-        run = torch.compile(trace(piece, config.device).module(check_guards=False))
-
-        def engine(inputs: list[Tensor]) -> Sequence[Tensor]:
-            results = run(*inputs)
-            return [results] if isinstance(results, Tensor) else list(results)
-
-        return engine
-
-    return {name: one(piece) for name, piece in graph_of(config).pieces.items()}
 
 
 def keyboard(config: BuildConfig) -> KeyboardCamera:
@@ -350,7 +201,7 @@ class _Clock:
     on: bool = False
     calls: list[tuple[Any, Any]] = field(default_factory=list)
 
-    def around(self, name: str, engine: Any) -> Any:
+    def around(self, name: str, engine: Engine) -> Engine:
         if not name.startswith(("chunk_camera", "chunk_injection")):
             return engine
 
@@ -393,42 +244,11 @@ def _to_latents(session: Session, camera: KeyboardCamera) -> None:
 
 def main() -> int:
     """Measure the parts that were asked for; return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--work", type=Path, required=True, help="folder of the engines; those that are there are used"
-    )
-    parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
-    parser.add_argument("--preset", choices=(V2, TINY), default=V2)
-    parser.add_argument(
-        "--parts", default="chunk,compiled,share", help=f"some of {','.join(PARTS)}, with commas"
-    )
-    parser.add_argument("--chunks", type=int, default=8, help="steady chunks to time")
+    parser = full_model_parser(__doc__, list(PARTS), (V2, TINY), "chunk,compiled,share")
     parser.add_argument("--latencies", type=int, default=100, help="chunks from keys to frames")
-    parser.add_argument("--seconds", type=float, default=540, help="no part begins behind these")
     parser.add_argument("--camera-720p", choices=("chunk", "pass"), default="chunk")
-    parser.add_argument(
-        "--eager", action="store_true", help="engines as they are, uncompiled: to try the script"
-    )
-    options = parser.parse_args()
-    unknown = set(options.parts.split(",")) - set(PARTS)
-    if unknown:
-        parser.error(f"no part {', '.join(sorted(unknown))}: expected some of {', '.join(PARTS)}")
     check_presets()
-    options.work.mkdir(parents=True, exist_ok=True)
-    bench, failed, skipped = Bench(options), {}, []
-    for name in options.parts.split(","):
-        if bench.elapsed > options.seconds:
-            skipped.append(name)
-            continue
-        try:
-            PARTS[name](bench)
-        except Exception as fault:  # the other parts' rows are worth their time
-            traceback.print_exc()
-            failed[name] = f"{type(fault).__name__}: {fault}"[:500]
-    print(json.dumps({"failed": failed, "skipped": skipped, "seconds": round(bench.elapsed, 1)}))
-    return 1 if failed or skipped else 0
+    return measure(Bench(parser.parse_args()), PARTS)
 
 
 def check_presets() -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 from children import last_json, run_python
+from peers.counting import launches_of
 from rows import append_row
 
 from seko_export.tools.inspection import percentile
@@ -96,7 +97,7 @@ def steady(artifact: Path, checkpoint: Path, scheme: str, kernels: str, options:
             for _ in range(9):  # fills the ring of 7 chunks
                 session.run_chunk()
             engine_ms = _chunk_ms(session, options.chunks)
-            launches = _launches(session)
+            launches = launches_of(session.run_chunk)
             append_row(
                 options.rows,
                 "launches_per_chunk",
@@ -177,23 +178,6 @@ def _chunk_ms(session: object, chunks: int) -> dict[str, float]:
 def _spread(times: list[float]) -> dict[str, float]:
     tails = {name: percentile(times, share) for name, share in (("p90", 0.9), ("p99", 0.99))}
     return {"median": statistics.median(times), **tails, "max": max(times)}
-
-
-def _launches(session: object) -> dict[str, int]:
-    """Count what the host sends to the GPU for one steady chunk, as the profiler sees the driver's calls."""
-    from torch.profiler import ProfilerActivity, profile
-
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        session.run_chunk()
-        torch.cuda.synchronize()
-    names = [event.name for event in profiler.events()]
-    return {
-        "graphs": sum(name == "cudaGraphLaunch" for name in names),
-        "kernels": sum(name in ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
-                       for name in names),
-        "copies": sum(name == "cudaMemcpyAsync" for name in names),
-    }  # fmt: skip
 
 
 def _eager_chunk_ms(checkpoint: Path, scheme: str, chunks: int) -> dict[str, float]:

@@ -155,7 +155,15 @@ MISSED: tuple[Said, ...] = (
         (("h200", "sp2_s1", "self-forcing-1.3b-bf16-sm_90, 2 GPUs"),),
     ),
 )
-MORE_IS_BETTER = {"prompts_followed", "kv_psnr", "real_time_factor", "sp2_s1", "sp4_s1"}
+MORE_IS_BETTER = {
+    "prompts_followed",
+    "kv_psnr",
+    "real_time_factor",
+    "sp2_s1",
+    "sp4_s1",
+    "talk_sessions_fit",
+    "talk_hybrid_sessions_fit",
+}
 
 
 def main() -> None:

@@ -6,7 +6,7 @@
 # Logs stand in $SEKO_WORK (default /tmp/seko-bench), its last lines are printed; the exit code counts what failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-lanes=("vae pipeline stream" "peers" "parts" "peers14" "pool threads" "quality" "pool1" "peers3 kernels" "fit" "fit14" "step layers" "lingbot" "lingbot_key" "lingbot_720p")
+lanes=("vae pipeline stream" "peers" "parts" "peers14" "pool threads" "quality" "pool1" "peers3 kernels" "fit" "fit14" "step layers" "lingbot" "lingbot_key" "lingbot_720p" "seko_talk")
 wanted=" ${*:-${lanes[*]}} "
 for name in $wanted; do
     [[ " ${lanes[*]} " == *" $name "* ]] || { echo "no section $name: expected some of ${lanes[*]}" >&2 && exit 2; }
@@ -56,6 +56,7 @@ section() { # NAME
     lingbot) "${limit[@]}" scripts/bench/lingbot.py --work "$work/lingbot" --rows "$rows" --parts chunk,compiled,share ;;
     lingbot_key) "${limit[@]}" scripts/bench/lingbot.py --work "$work/lingbot" --rows "$rows" --parts key ;;
     lingbot_720p) "${limit[@]}" scripts/bench/lingbot.py --work "$work/lingbot" --rows "$rows" --parts fits ;;
+    seko_talk) "${limit[@]}" scripts/bench/seko_talk.py --work "$work/seko-talk" --rows "$rows" ;;
     layers) "${limit[@]}" scripts/bench/layer_streaming.py --work "$work/layers" --rows "$rows" ;;
     esac
 }

@@ -8,7 +8,7 @@ from seko_export.config.media import HubertConfig
 from seko_export.families.seko_talk.family import FAMILY
 from seko_export.options.declaration import BuildOptions
 from seko_export.roofline.memory import weight_bytes
-from seko_export.roofline.predict import Wish, config_of
+from seko_export.roofline.predict import Wish, config_of, predict
 from tests.seko_talk.streams import talk_config
 
 
@@ -32,3 +32,36 @@ def test_its_weights_are_a_line_of_their_own() -> None:
     assert found["audio"] == sum(one.numel() * one.itemsize for one in kept.module.parameters())
     with pytest.raises(KeyError):
         FAMILY.graph(plain).pieces["chunk_hubert"]
+
+
+# Latent frames of 1560 tokens, 40 heads of 128 channels, keys and values of two bytes: bf16.
+FRAME_BYTES = 1560 * 40 * 128 * 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("preset", "frames", "sessions"),
+    [
+        ("seko-talk-14b", 4 * 40 * 22, 2),
+        ("seko-talk-14b-hybrid", 2 * (32 * (2 + 2) + 8 * (2 + 21)), 4),
+    ],
+)
+def test_sessions_with_a_cache_for_each_pass_fit_in_fp4(preset: str, frames: int, sessions: int) -> None:
+    """104.7 GiB for a session of four passes in bf16, 18.6 GiB for one of the two-step hybrid model; in FP4 two and
+    four sessions fit on one H200, in bf16 they do not.
+    """
+    plan = {
+        kv: predict(
+            Wish(
+                BuildOptions(preset=preset, kv=kv, no_vae=True, no_text=True, sessions=sessions, batch=(1,)),
+                "h200",
+            )
+        )
+        for kv in ("bf16", "fp4")
+    }
+    exact = plan["bf16"]["session_bytes"]["kv"]
+    slots = 8 * 22  # which frame lies in each slot of a ring; of two rings at most twice
+    assert frames * FRAME_BYTES <= exact <= frames * FRAME_BYTES + 2 * slots
+    assert plan["fp4"]["session_bytes"]["kv"] < 0.2815 * exact
+    assert plan["fp4"]["fits"]
+    assert plan["fp4"]["sessions_fit"] >= sessions
+    assert not plan["bf16"]["fits"]

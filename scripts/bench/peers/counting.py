@@ -68,6 +68,26 @@ def count_syncs(run: Callable[[], object]) -> int:
     return sum(_SYNC_WARNING in str(warning.message) for warning in caught)
 
 
+def launches_of(run: Callable[[], object]) -> dict[str, int]:
+    """Count what the host sends to the GPU in one call, as the profiler sees the driver's calls; on a CPU nothing."""
+    if not torch.cuda.is_available():
+        run()
+        return dict.fromkeys(("graphs", "kernels", "copies"), 0)
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        run()
+        torch.cuda.synchronize()
+    names = [event.name for event in profiler.events()]
+    kernels = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
+    return {
+        "graphs": names.count("cudaGraphLaunch"),
+        "kernels": sum(name in kernels for name in names),
+        "copies": names.count("cudaMemcpyAsync"),
+    }
+
+
 def graphs_compiled() -> int:
     """Return how many graphs Dynamo has compiled in this process; each beyond a function's first is a recompile."""
     counters: Any = torch._dynamo.utils.counters

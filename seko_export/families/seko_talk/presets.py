@@ -1,4 +1,4 @@
-"""Presets of Seko-Talk AR: the layout that LightX2V runs, and a tiny one for tests."""
+"""Presets of Seko-Talk AR: the two layouts that LightX2V runs, and a tiny one for tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from seko_export.config.stream import StreamConfig
 from seko_export.families.base import Preset
 from seko_export.families.seko_talk.model import SekoTalkModel
 
-FULL, TINY = "seko-talk-14b", "seko-talk-tiny"
+FULL, HYBRID, TINY = "seko-talk-14b", "seko-talk-14b-hybrid", "seko-talk-tiny"
+ROPE_MAX_FRAMES = 40  # of LightX2V's two-step model
 SHIFT, SAMPLER = 5.0, "euler-bf16"
 
 
@@ -38,6 +39,12 @@ PRESETS: dict[str, Preset] = {
         SekoTalkModel(name=FULL, layers=40, dim=5120, heads=40, ffn_dim=13824),
         _stream(832, 480, 1, 20),
         evenly(4),
+    ),
+    HYBRID: Preset(
+        SekoTalkModel(name=HYBRID, layers=40, dim=5120, heads=40, ffn_dim=13824),
+        # Windows W2-W2-W2-W2-W21 count chunks, here of one latent frame.
+        replace(_stream(832, 480, 1, 21), layer_rings=(2, 2, 2, 2, 21), rope_max_frames=ROPE_MAX_FRAMES),
+        evenly(2),
     ),
     TINY: Preset(
         SekoTalkModel(

@@ -1,0 +1,351 @@
+"""Full-size models with random weights on one device, without a checkpoint or an artifact; for the benches of families.
+
+Engines are compiled as in a build, or by `torch.compile`; weights are drawn on the device; the runtime's own session
+captures and replays the chunk. A bench is made of parts, and a part that fails does not stop the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
+
+from vae import random_weights as random_vae  # noqa: E402
+
+from seko_export.artifact.describe import describe  # noqa: E402
+from seko_export.artifact.writer import hash_files  # noqa: E402
+from seko_export.backends import EAGER, export_backend  # noqa: E402
+from seko_export.backends.aoti import attention_backends  # noqa: E402
+from seko_export.backends.workers import compiled_beside  # noqa: E402
+from seko_export.config.build import BuildConfig  # noqa: E402
+from seko_export.engines.piece import dtype_name  # noqa: E402
+from seko_export.families.base import MediaTensors  # noqa: E402
+from seko_export.families.registry import family_of, graph_of  # noqa: E402
+from seko_export.goldens.calibration import layer_constants  # noqa: E402
+from seko_export.goldens.record import eager_engine, golden_inputs, golden_reference, golden_text  # noqa: E402
+from seko_export.host.progress import silent  # noqa: E402
+from seko_export.lowering.trace import trace  # noqa: E402
+from seko_export.media.pieces import AUDIO_ENCODER  # noqa: E402
+from seko_export.media.wan_vae.config import WanVaeConfig  # noqa: E402
+from seko_export.media.wan_vae.modules import latent_statistics  # noqa: E402
+from seko_kernels.kv_formats import ChannelStatistics  # noqa: E402
+from seko_runtime.backends import open_backend  # noqa: E402
+from seko_runtime.backends.aoti import torch_memory  # noqa: E402
+from seko_runtime.format.manifest import Manifest, Weight  # noqa: E402
+from seko_runtime.video.pool import Pool  # noqa: E402
+from seko_runtime.video.session import Session  # noqa: E402
+from seko_runtime.video.streams import Streams  # noqa: E402
+
+Engine = Callable[[list[Tensor]], Sequence[Tensor]]
+Engines = Mapping[str, Engine]
+Wrap = Callable[[str, Engine], Engine]
+AMAX = 8.0  # of the keys and values that the cache's constants are made for: speed does not depend on it
+
+
+class RandomSource:
+    """Weights by the checkpoint's names, drawn on the device when asked for."""
+
+    def __init__(self, config: BuildConfig, device: str) -> None:
+        keys = family_of(config).keys
+        self._shapes, self._spread, self._device = keys.shapes(config.model), keys.spread, device
+        self._random = torch.Generator(device).manual_seed(0)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return one tensor, bf16."""
+        shape = self._shapes[name]
+        drawn = torch.empty(shape, dtype=torch.bfloat16, device=self._device)
+        return drawn.normal_(*self._spread(name, shape), generator=self._random)
+
+
+def random_weights(config: BuildConfig) -> dict[str, Tensor]:
+    """Return all weights, tables and constants of a build, on its device."""
+    source, pieces = RandomSource(config, config.device), graph_of(config).pieces
+    made = dict(family_of(config).weights(pieces, source, _random_media(config)))
+    made |= tables_of_passes(config)
+    shape = (config.model.heads, config.model.head_dim)
+    seen = ChannelStatistics(torch.full(shape, -AMAX), torch.full(shape, AMAX), torch.zeros(shape))
+    if not config.lossless:
+        for layer in range(config.model.layers):
+            made |= {
+                f"blocks.{layer}.kv.{name}": one for name, one in config.kv.calibrate(seen, seen).items()
+            }
+        made |= layer_constants(config, made)
+    return {name: one.to(config.device) for name, one in made.items()}
+
+
+def tables_of_passes(config: BuildConfig) -> dict[str, Tensor]:
+    """Return the tables that hang on the schedule, on the build's device."""
+    made = dict(family_of(config).tables(config, RandomSource(config, "cpu")))
+    made |= config.schedule.tables(config.as_batch.stream)
+    return {name: one.to(config.device) for name, one in made.items()}
+
+
+def _random_media(config: BuildConfig) -> MediaTensors:
+    """Return random weights of the VAE and of the audio encoder, if the build has them."""
+    vae, audio = config.vae, None
+    given = None
+    if isinstance(vae, WanVaeConfig):
+        given = random_vae(vae) | latent_statistics(vae, torch.float32)
+    if config.audio is not None:
+        random = torch.Generator().manual_seed(0)
+        prefix = f"weight:{AUDIO_ENCODER}."
+        shapes = {
+            argument.ref.removeprefix(prefix): argument.shape
+            for piece in graph_of(config).pieces.values()
+            for argument in piece.parameters
+            if argument.ref.startswith(prefix)
+        }
+        audio = {name: 0.02 * torch.randn(shape, generator=random) for name, shape in shapes.items()}
+    return MediaTensors(vae=given, audio=audio)
+
+
+def compiled_engines(config: BuildConfig, *, without: Collection[str] = ()) -> dict[str, Engine]:
+    """Return each engine as `torch.compile` makes it of the same graph; the session's warm-up compiles it."""
+    if config.device == "cuda":
+        torch._inductor.config.cpp.vec_isa_ok = (
+            False  # finding out takes half a minute, and a GPU has no use for it
+        )
+
+    def one(piece: Any) -> Engine:
+        run = torch.compile(trace(piece, config.device).module(check_guards=False))
+
+        def engine(inputs: list[Tensor]) -> Sequence[Tensor]:
+            results = run(*inputs)
+            return [results] if isinstance(results, Tensor) else list(results)
+
+        return engine
+
+    return {name: one(piece) for name, piece in graph_of(config).pieces.items() if name not in without}
+
+
+def eager_engines(config: BuildConfig) -> dict[str, Engine]:
+    """Return each engine's module as it is."""
+    return {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
+
+
+@dataclass
+class FullModelBench:
+    """The options of a bench, its engines and its sessions.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        From `full_model_parser`.
+    """
+
+    options: argparse.Namespace
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether there is a GPU."""
+        return torch.cuda.is_available()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the bench began."""
+        return time.monotonic() - self.started
+
+    def say(self, text: str) -> None:
+        """Print a line that is no row, with the time."""
+        print(f"# {text}, {self.elapsed:.0f} s in all", flush=True)
+
+    def folder(self, config: BuildConfig) -> Path:
+        """Return where a build's engines lie."""
+        raise NotImplementedError
+
+    def compile(self, configs: Sequence[BuildConfig]) -> None:
+        """Compile the engines of some builds side by side, but for those that are there."""
+        with self.compiling(configs) as wait:
+            wait()
+
+    @contextmanager
+    def compiling(self, configs: Sequence[BuildConfig]) -> Iterator[Callable[[], None]]:
+        """Compile the engines of some builds, but for those that are there, beside the caller's block.
+
+        Yields
+        ------
+        callable
+            Waits for the engines, as the end of the block does. It raises what made one fail.
+        """
+        if self.options.eager:
+            yield lambda: None
+            return
+        with ThreadPoolExecutor(len(configs)) as pool:
+            running = [pool.submit(self._compile, config) for config in configs]
+
+            def wait() -> None:
+                for one in running:
+                    one.result()
+                self.say("engines compiled")
+
+            yield wait
+            for one in running:
+                one.result()
+
+    def _compile(self, config: BuildConfig) -> None:
+        folder = self.folder(config)
+        if (folder / "done").exists():
+            return
+        folder.mkdir(parents=True)
+        with compiled_beside(config, export_backend("aoti"), folder, silent) as wait:
+            seconds = wait()
+        slowest = sorted(seconds, key=seconds.__getitem__)[-3:]
+        self.say(f"{folder.name}: {', '.join(f'{name} {seconds[name]:.0f} s' for name in slowest)}")
+        (folder / "done").touch()
+
+    @contextmanager
+    def engines(
+        self, config: BuildConfig, weights: Mapping[str, Tensor], engines: Engines | None = None
+    ) -> Iterator[tuple[Manifest, Engines]]:
+        """Open a build's compiled engines, or take others for it."""
+        table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
+        if engines is not None or self.options.eager:
+            yield describe(config, EAGER, table, {}), eager_engines(config) if engines is None else engines
+            return
+        folder = self.folder(config)
+        manifest = describe(config, export_backend("aoti"), table, hash_files(folder))
+        backend = open_backend("aoti", config.device)
+        try:
+            files = {one.file: memoryview((folder / one.file).read_bytes()) for one in manifest.engines}
+            yield manifest, backend.load_engines(manifest, files)
+        finally:
+            backend.close()
+
+    @contextmanager
+    def opened(
+        self,
+        config: BuildConfig,
+        engines: Engines | None = None,
+        *,
+        captured: bool = True,
+        wrap: Wrap | None = None,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> Iterator[Session]:
+        """Open a session over a build's engines, or over others; of random weights, unless some are given."""
+        self.forget()
+        begun = time.monotonic()
+        weights = random_weights(config) if weights is None else weights
+        held = golden_reference(config)
+        with (
+            self.engines(config, weights, engines) as (manifest, found),
+            torch.no_grad(),
+            attention_backends(config.device),
+            Session(
+                manifest,
+                wrapped(found, wrap),
+                weights,
+                self._memory(config, captured=captured),
+                seeds=[0],
+                text=golden_text(config),
+                reference=None if held is None else held.numpy(),
+                inputs=golden_inputs(config, None),
+            ) as session,
+        ):
+            self.say(f"{config.model.name}: ready after {time.monotonic() - begun:.0f} s")
+            yield session
+
+    @contextmanager
+    def pool(
+        self,
+        config: BuildConfig,
+        *,
+        engines: Engines | None = None,
+        wrap: Wrap | None = None,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> Iterator[Pool]:
+        """Open a pool over a build's engines; of random weights, unless some are given."""
+        self.forget()
+        weights = random_weights(config) if weights is None else weights
+        with (
+            self.engines(config, weights, engines) as (manifest, found),
+            torch.no_grad(),
+            attention_backends(config.device),
+        ):
+            memory = self._memory(config, captured=engines is None)
+            streams = Streams(manifest, wrapped(found, wrap), weights, memory)
+            with Pool(streams) as pool:
+                streams.prepare()
+                self.say(f"{config.model.name}: a pool of {pool.capacity}")
+                yield pool
+
+    def _memory(self, config: BuildConfig, *, captured: bool) -> Any:
+        memory = torch_memory(torch.device(config.device))
+        memory.captures = memory.captures and captured and not self.options.eager
+        return memory
+
+    def forget(self) -> None:
+        """Give back what nothing holds, and count the peak of the device's memory anew."""
+        gc.collect()
+        if self.on_gpu:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+
+def wrapped(engines: Engines, wrap: Wrap | None) -> Engines:
+    """Return the engines, each in what ``wrap`` makes of it."""
+    return engines if wrap is None else {name: wrap(name, engine) for name, engine in engines.items()}
+
+
+def full_model_parser(
+    text: str | None, parts: Sequence[str], presets_known: Sequence[str], default: str
+) -> argparse.ArgumentParser:
+    """Return a parser of the options that such benches share."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder of the engines; those that are there are used"
+    )
+    parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
+    parser.add_argument("--preset", choices=presets_known, default=presets_known[0])
+    parser.add_argument("--parts", default=default, help=f"some of {','.join(parts)}, with commas")
+    parser.add_argument("--chunks", type=int, default=8, help="steady chunks to time")
+    parser.add_argument("--seconds", type=float, default=540, help="no part begins behind these")
+    parser.add_argument(
+        "--eager", action="store_true", help="engines as they are, uncompiled: to try the script"
+    )
+    return parser
+
+
+def measure(bench: FullModelBench, parts: Mapping[str, Callable[[Any], None]]) -> int:
+    """Measure the parts that were asked for, say in a last line what failed or was left, and return the exit code."""
+    asked = bench.options.parts.split(",")
+    unknown = set(asked) - set(parts)
+    if unknown:
+        raise SystemExit(f"no part {', '.join(sorted(unknown))}: expected some of {', '.join(parts)}")
+    bench.options.work.mkdir(parents=True, exist_ok=True)
+    failed: dict[str, str] = {}
+    skipped, seconds = [], {}
+    for name in asked:
+        if bench.elapsed > bench.options.seconds:
+            skipped.append(name)
+            continue
+        began = bench.elapsed
+        try:
+            parts[name](bench)
+        except Exception as fault:  # the other parts' rows are worth their time
+            traceback.print_exc()
+            failed[name] = f"{type(fault).__name__}: {fault}"[:500]
+        seconds[name] = round(bench.elapsed - began, 1)
+    told = {
+        "failed": failed,
+        "skipped": skipped,
+        "seconds": round(bench.elapsed, 1),
+        "seconds_of_parts": seconds,
+    }
+    print(json.dumps(told))
+    return 1 if failed or skipped else 0

@@ -1,0 +1,361 @@
+"""Seko-Talk at full size on one GPU: a step, the same by torch.compile, its hearing's share, sessions that fit.
+
+    python scripts/bench/seko_talk.py --work /tmp/seko-talk --rows docs/benchmarks/h200.jsonl
+
+No checkpoint and no artifact is written: engines are compiled as in a build, weights are drawn on the device, and the
+runtime's own pool captures and replays the chunks. Each part makes one row; a part that fails is named in the last
+line, a JSON object, and the exit code is 1. Nothing begins behind ``--seconds``.
+``--eager`` runs every engine uncompiled, and with ``--preset seko-talk-tiny`` a CPU tries the script.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from full_model import (
+    Engine,
+    Engines,
+    FullModelBench,
+    compiled_engines,
+    eager_engines,
+    full_model_parser,
+    measure,
+)
+from rows import append_row
+from torch import Tensor
+
+from scripts.bench.peers.counting import chunk_times, launches_of, peak_bytes, spread
+from seko_export import BuildOptions
+from seko_export.config.build import BuildConfig
+from seko_export.config.media import HubertConfig
+from seko_export.families.seko_talk.presets import FULL, HYBRID, TINY, evenly
+from seko_export.goldens.record import golden_inputs, golden_reference, golden_text
+from seko_export.options.resolve import resolve_build
+from seko_runtime.video.pool import Pool
+from seko_runtime.video.pooled_session import PooledSession
+
+SESSIONS, HYBRID_SESSIONS = 2, 4
+CHUNK_FRAMES = 3
+CHUNKS_EACH = 3  # that every session of a pool makes
+PEER_PASSES = 2  # two of its caches fit beside its weights, four do not; a step is a step of either
+# What must not be exceeded, or for sessions be reached, of the full model on a GPU.
+BARS = {
+    "talk_step_vs_compiled": 0.65,
+    "talk_audio_ms": 0.03,
+    "talk_launches_per_chunk": 1.0,
+    "talk_sessions_fit": float(SESSIONS),
+    "talk_hybrid_sessions_fit": float(HYBRID_SESSIONS),
+}
+SMALL_HUBERT = HubertConfig(
+    48, 2, 2, 32, (8,) * 7, position_kernel=16, position_groups=4
+)  # the tiny preset's
+
+
+@dataclass
+class Hearing:
+    """The calls of the engines that run once a chunk, as one chunk makes them."""
+
+    calls: list[tuple[str, Engine, list[Tensor]]] = field(default_factory=list)
+    whole: bool = False
+
+    def around(self, name: str, engine: Engine) -> Engine:
+        """Return an engine that notes its calls until a second chunk begins."""
+        if not name.startswith("chunk_"):
+            return engine
+
+        def noted(inputs: list[Tensor]) -> Sequence[Tensor]:
+            self.whole = self.whole or bool(self.calls and name == self.calls[0][0])
+            if not self.whole:
+                self.calls.append((name, engine, list(inputs)))
+            return engine(inputs)
+
+        return noted
+
+    def ms(self) -> float:
+        """Return the milliseconds of these calls, on a GPU of one captured graph of them."""
+        if not self.calls:
+            raise ValueError("no engine that hears was called")
+
+        def run() -> None:
+            for _, engine, inputs in self.calls:
+                engine(list(inputs))  # a compiled engine takes what is in its list
+
+        run()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                run()
+            run = graph.replay
+        return spread(chunk_times(run, 20))["median"]
+
+
+@dataclass
+class Ours:
+    """The pool that is measured, and what was measured of it.
+
+    Parameters
+    ----------
+    pool : Pool
+        Opened, with room for `SESSIONS`.
+    config : BuildConfig
+        Its build.
+    first : PooledSession
+        Of the sessions the one whose chunks are timed.
+    hearing : Hearing
+        Its engines that run once a chunk.
+    times, audio_ms
+        Of a chunk with a full cache, and of its hearing.
+    """
+
+    pool: Pool
+    config: BuildConfig
+    first: PooledSession
+    hearing: Hearing
+    times: dict[str, float] = field(default_factory=dict)
+    audio_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.given = golden_inputs(
+            self.config, 0
+        )  # in every chunk, or the host would draw numbers while it is timed
+
+    def run(self) -> None:
+        """Make the next chunk of the first session."""
+        self.pool.run([self.first], [self.given])
+
+    @property
+    def step_ms(self) -> float:
+        """Of a pass, without what runs once a chunk."""
+        return (self.times["median"] - self.audio_ms) / len(self.config.schedule.timesteps)
+
+
+@dataclass
+class Bench(FullModelBench):
+    """The options, and the pool once it is open."""
+
+    stack: ExitStack = field(default_factory=ExitStack)
+    opened_pool: Ours | str | None = None  # what kept it from opening
+
+    @property
+    def small(self) -> bool:
+        """Whether this is a rehearsal."""
+        return bool(self.options.preset == TINY)
+
+    def config(self, *, hybrid: bool = False) -> BuildConfig:
+        """Return the build that is measured: a pool over an FP4 cache with fp8 matmuls."""
+        layout: dict[str, Any] = {} if self.small else {"chunk_frames": CHUNK_FRAMES}
+        preset = self.options.preset
+        if hybrid:
+            layout = {"layer_rings": (2, 4), "rope_max_frames": 40} if self.small else {}
+            preset = TINY if self.small else HYBRID
+        sessions = HYBRID_SESSIONS if hybrid else SESSIONS
+        asked = BuildOptions(preset=preset, kv="fp4", kernels="fused", fp8=True, no_vae=True, no_text=True,
+                             sessions=sessions, batch=(1,), **layout)  # fmt: skip
+        return self._hearing(resolve_build(asked).config)
+
+    def peer(self) -> BuildConfig:
+        """Return the same step over an exact cache in plain torch, with fewer passes."""
+        layout = {} if self.small else {"chunk_frames": CHUNK_FRAMES}
+        asked = BuildOptions(preset=self.options.preset, kernels="plain", attention="torch", no_vae=True, no_text=True,
+                             **layout)  # fmt: skip
+        return replace(self._hearing(resolve_build(asked).config), schedule=evenly(PEER_PASSES))
+
+    def _hearing(self, config: BuildConfig) -> BuildConfig:
+        return replace(config, audio=SMALL_HUBERT if self.small else HubertConfig())
+
+    def row(self, figure: str, config: BuildConfig, value: float, unit: str, **more: object) -> None:
+        """Append a row."""
+        s = config.stream
+        rings = "-".join(map(str, s.layer_rings)) or str(s.ring_frames)
+        shape = (
+            f"{config.model.name}, {s.height}x{s.width}, chunk {s.chunk_frames}, ring {rings}, sink {s.sink_frames}, "
+            f"reference {s.reference_frames}, {len(config.schedule.timesteps)} passes, fp4 cache, fp8 matmuls, "
+            f"{config.attention} attention, room for {config.rows}"
+        )
+        bar = BARS.get(figure) if self.on_gpu and not self.small else None
+        kind = "uncompiled" if self.options.eager or figure.startswith("talk_hybrid") else "aoti"
+        append_row(self.options.rows, figure, shape, value, unit, bar, engines=kind, weights="random", **more)
+
+    def folder(self, config: BuildConfig) -> Path:
+        """Return where a build's engines lie."""
+        s = config.stream
+        parts = (config.model.name, s.height, s.width, s.chunk_frames, config.attention)
+        return Path(self.options.work, "-".join(map(str, parts)))
+
+    def ours(self) -> Ours:
+        """Return the pool, opened and with its first session's cache full; again what kept it from that."""
+        if self.opened_pool is None:
+            try:
+                self.opened_pool = self._open()
+            except Exception as fault:
+                self.opened_pool = f"{type(fault).__name__}: {fault}"
+                self.stack.close()
+                raise
+        if isinstance(self.opened_pool, str):
+            raise RuntimeError(f"the pool did not open: {self.opened_pool}")
+        return self.opened_pool
+
+    def _open(self) -> Ours:
+        config, hearing = self.config(), Hearing()
+        self.compile([config])
+        pool = self.stack.enter_context(self.pool(config, wrap=hearing.around))
+        ours = Ours(pool, config, opened_session(pool, config, 0), hearing)
+        ours.times = steady(ours.run, config, self.options.chunks)
+        ours.audio_ms = hearing.ms()
+        self.say(
+            f"{config.model.name}: {ours.times['median']:.1f} ms a chunk, {ours.audio_ms:.2f} ms of it once a chunk"
+        )
+        return ours
+
+
+def opened_session(pool: Pool, config: BuildConfig, seed: int) -> PooledSession:
+    """Open a session with random text, portrait and features."""
+    reference = golden_reference(config)
+    if reference is None:
+        raise ValueError("a Seko-Talk build without a reference frame")
+    return pool.open_session(
+        seed=seed,
+        text=golden_text(config),
+        reference=reference[0].numpy(),
+        inputs=golden_inputs(config, None),
+    )
+
+
+def steady(run: Callable[[], object], config: BuildConfig, chunks: int) -> dict[str, float]:
+    """Fill the cache, then return the spread of the milliseconds of some chunks."""
+    for _ in range(-(-config.stream.cache_frames // config.stream.chunk_frames) + 2):
+        run()
+    return spread(chunk_times(run, chunks))
+
+
+def peer_engines(config: BuildConfig) -> Engines:
+    """Return the engines of a pass by `torch.compile`, and as they are those that run once a chunk or a prompt."""
+    plain = eager_engines(config)
+    once = {name for name in plain if name.startswith(("chunk_", "prompt"))}
+    return {**plain, **compiled_engines(config, without=once)}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What was measured of the step by `torch.compile`.
+
+    Parameters
+    ----------
+    times, audio_ms
+        Of a chunk with a full cache, and of what runs once in it.
+    peak_bytes : int
+        On the GPU, at most.
+    """
+
+    times: dict[str, float]
+    audio_ms: float
+    peak_bytes: int
+
+    @property
+    def step_ms(self) -> float:
+        """Of a pass, without what runs once a chunk."""
+        return (self.times["median"] - self.audio_ms) / PEER_PASSES
+
+
+def measured_peer(bench: Bench) -> Peer:
+    """Measure the peer, which is compiled in this process while other processes compile our engines."""
+    config, hearing = bench.peer(), Hearing()
+    given = golden_inputs(config, 0)
+    with bench.compiling([bench.config()]) as wait:
+        engines = None if bench.options.eager else peer_engines(config)
+        with bench.opened(config, engines, wrap=hearing.around) as session:
+            wait()
+            times = steady(lambda: session.run_chunk(given), config, max(3, bench.options.chunks // 2))
+            return Peer(times, hearing.ms(), peak_bytes())
+
+
+def step(bench: Bench) -> None:
+    """A pass, against the same one by torch.compile; each without what runs once a chunk."""
+    peer = measured_peer(bench)
+    torch.compiler.reset()
+    bench.say(f"the peer: {peer.step_ms:.1f} ms a step, {PEER_PASSES} a chunk")
+    ours = bench.ours()
+    bench.row(
+        "talk_step_vs_compiled", ours.config, ours.step_ms / peer.step_ms, "step / compiled and captured",
+        step_ms=ours.step_ms, chunk_ms=ours.times, audio_ms=ours.audio_ms, compiled_step_ms=peer.step_ms,
+        compiled_chunk_ms=peer.times, compiled_audio_ms=peer.audio_ms, compiled_peak_bytes=peer.peak_bytes,
+        peer=f"each engine of a pass by torch.compile, plain layers, exact cache of fixed size; {PEER_PASSES} passes "
+        "and the sampler in one captured graph; of both what runs once a chunk is taken off",
+    )  # fmt: skip
+
+
+def audio(bench: Bench) -> None:
+    """HuBERT, projector and each layer's keys and values of the voice, as a share of the chunk."""
+    ours = bench.ours()
+    chunk_ms = ours.times["median"]
+    bench.row("talk_audio_ms", ours.config, ours.audio_ms / chunk_ms, "of a chunk", audio_ms=ours.audio_ms,
+              chunk_ms=ours.times, calls=len(ours.hearing.calls))  # fmt: skip
+
+
+def launches(bench: Bench) -> None:
+    """What the host sends for one chunk."""
+    ours = bench.ours()
+    found = launches_of(ours.run)
+    bench.row("talk_launches_per_chunk", ours.config, found["graphs"], "graph launches", **found)
+
+
+def fits(bench: Bench) -> None:
+    """Sessions with a cache for each of four passes, allocated side by side, each with chunks of its own."""
+    ours = bench.ours()
+    bench.row(*filled(ours.pool, ours.config, "talk_sessions_fit", [ours.first]), **bytes_of(ours.pool))
+
+
+def hybrid(bench: Bench) -> None:
+    """Sessions of the model of two passes and two window sizes; uncompiled engines, which take no less memory."""
+    bench.stack.close()
+    bench.opened_pool = None
+    config = bench.config(hybrid=True)
+    with bench.pool(config, engines=eager_engines(config)) as pool:
+        bench.row(*filled(pool, config, "talk_hybrid_sessions_fit", []), **bytes_of(pool))
+
+
+def filled(
+    pool: Pool, config: BuildConfig, figure: str, sessions: list[PooledSession]
+) -> tuple[str, BuildConfig, float, str]:
+    """Open the pool's other sessions, make some chunks of each, and return how many there are, as a row begins."""
+    sessions += [opened_session(pool, config, seed) for seed in range(len(sessions), pool.capacity)]
+    for number in range(CHUNKS_EACH):
+        for session in sessions:
+            (made,) = pool.run([session], [golden_inputs(config, number)])
+            if not np.isfinite(made.to_host()).all():
+                raise ValueError(f"chunk {number} of a session holds a number that is not finite")
+    return figure, config, float(len(sessions)), f"sessions, each made {CHUNKS_EACH} chunks"
+
+
+def bytes_of(pool: Pool) -> dict[str, object]:
+    """Return what a pool takes, as its manifest says and as the device counted it."""
+    told = pool.manifest
+    return {
+        "peak_bytes": peak_bytes(),
+        "kv_bytes": told.kv.pool_bytes,
+        "buffer_bytes": sum(one.nbytes for one in told.buffers),
+        "weight_bytes": sum(one.nbytes for one in told.weights),
+    }
+
+
+PARTS = {one.__name__: one for one in (step, audio, launches, fits, hybrid)}
+
+
+def main() -> int:
+    """Measure the parts that were asked for; return the exit code."""
+    parser = full_model_parser(__doc__, list(PARTS), (FULL, TINY), ",".join(PARTS))
+    bench = Bench(parser.parse_args())
+    with bench.stack:
+        return measure(bench, PARTS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

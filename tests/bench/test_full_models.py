@@ -1,0 +1,66 @@
+"""The benches of full-size models at their tiny presets' size, uncompiled: every part makes its row."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+BENCH = Path(__file__).parents[2] / "scripts" / "bench"
+
+
+def run(tmp_path: Path, bench: str, parts: str, *more: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return what a bench says last, and its rows; its exit code says whether all parts made theirs."""
+    rows = tmp_path / "rows.jsonl"
+    command = [sys.executable, str(BENCH / f"{bench}.py"), "--preset", f"{bench.replace('_', '-')}-tiny", "--eager",
+               "--work", str(tmp_path / "work"), "--rows", str(rows), "--chunks", "2", "--parts", parts]  # fmt: skip
+    done = subprocess.run([*command, *more], capture_output=True, text=True, check=False)
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == bool(told["failed"] or told["skipped"]), done.stderr[-2000:]
+    return told, [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
+
+
+def test_every_part_of_lingbot_makes_its_row(tmp_path: Path) -> None:
+    told, rows = run(tmp_path, "lingbot", "chunk,compiled,share,key,fits", "--latencies", "2")
+    assert told["failed"] == {}
+    assert [row["figure"] for row in rows] == [
+        "lingbot_v2_chunk_ms",
+        "lingbot_v2_chunk_ms",
+        "lingbot_vs_compiled",
+        "lingbot_camera_share",
+        "lingbot_key_to_frame",
+        "lingbot_720p_fits",
+    ]
+    assert all(row["value"] > 0 and row["bar"] is None for row in rows)
+    once, every = rows[:2]
+    assert once["shape"].endswith("camera once a chunk")
+    assert every["shape"].endswith("camera once a pass")
+    assert once["camera_bytes"] > every["camera_bytes"] > 0
+    assert rows[3]["value"] < 1
+
+
+def test_every_part_of_seko_talk_makes_its_row(tmp_path: Path) -> None:
+    told, rows = run(tmp_path, "seko_talk", "step,audio,launches,fits,hybrid")
+    assert told["failed"] == {}
+    step, heard, launches, fits, hybrid = rows
+    assert [row["figure"] for row in rows] == [
+        "talk_step_vs_compiled",
+        "talk_audio_ms",
+        "talk_launches_per_chunk",
+        "talk_sessions_fit",
+        "talk_hybrid_sessions_fit",
+    ]
+    assert step["value"] == round(step["step_ms"] / step["compiled_step_ms"], 6)
+    assert 0 < heard["value"] < 1
+    assert heard["calls"] == 2 + 2  # HuBERT, the projector, and the keys and values of two layers
+    assert launches["value"] == 0  # without a GPU
+    assert (fits["value"], hybrid["value"]) == (2, 4)
+    assert hybrid["kv_bytes"] > fits["kv_bytes"] > 0
+
+
+def test_what_begins_too_late_is_named(tmp_path: Path) -> None:
+    told, rows = run(tmp_path, "lingbot", "chunk", "--seconds", "0")
+    assert told["skipped"] == ["chunk"]
+    assert rows == []
