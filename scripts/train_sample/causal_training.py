@@ -65,6 +65,7 @@ class CausalDit(nn.Module):
         frames: Tensor,
         mask: Tensor,
         camera: Tensor | None = None,
+        text_mask: Tensor | None = None,
     ) -> Tensor:
         """Return the velocity of the noisy chunks.
 
@@ -82,6 +83,8 @@ class CausalDit(nn.Module):
             [1 or B, 1, S*n, S*n] bool from `sequence_mask`.
         camera : Tensor, optional
             [B, S*n, d], what layers with a camera take.
+        text_mask : Tensor, optional
+            [B, 1, S*n, text tokens] bool: which text tokens each token sees, where ``text`` holds several prompts.
 
         Returns
         -------
@@ -91,7 +94,7 @@ class CausalDit(nn.Module):
         x, time, modulation, cos, sin = self._embed(torch.cat((clean, noisy), dim=2), times, frames)
         context = self.text_embedding(text)
         for block in self._layers:
-            x, _ = block(x, modulation, cos, sin, block.text_kv(context), None, mask, camera)
+            x, _ = block(x, modulation, cos, sin, block.text_kv(context), None, mask, camera, text_mask)
         kept = noisy.shape[2]
         return self._unpatchify(self.head(x[:, -kept * self.stream.frame_tokens :], time[:, -kept:]), kept)
 
@@ -234,6 +237,7 @@ class Block(nn.Module):
         held: tuple[Tensor, Tensor] | None,
         mask: Tensor | None,
         camera: Tensor | None = None,
+        text_mask: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the next hidden state [B, S*n, d] float32, and K and V with ``held`` before them."""
         per_frame = (self.modulation.unsqueeze(0) + modulation).unsqueeze(3)  # [B, S, 6, 1, d]
@@ -248,7 +252,7 @@ class Block(nn.Module):
         x = self.steered(_gated(x, a.o(attention(q, k, v, mask)), gate_1), camera)
         a = self.cross_attn
         q = a.norm_q(a.q(self.norm3(x))).to(v.dtype).unflatten(-1, self.heads)
-        x = x + a.o(attention(q, *text_kv, None))
+        x = x + a.o(attention(q, *text_kv, text_mask))
         return _gated(x, self.ffn(_modulate(x, shift_2, scale_2, self.eps)), gate_2), (k, v)
 
     def steered(self, x: Tensor, camera: Tensor | None) -> Tensor:

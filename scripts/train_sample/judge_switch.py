@@ -1,0 +1,221 @@
+"""Judges a text sample whose prompt changes: is the new one shown two seconds later, and are single prompts as before.
+
+Streams run on the training model's cache, which a test holds equal to the exported step; clips are looked at by
+processes of their own, so that a GPU goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scripts.train_sample.breakdown import Judged, report_of
+from scripts.train_sample.captions import Description, caption, describe, parse
+from scripts.train_sample.causal_training import Cache, CausalDit
+from scripts.train_sample.evaluate import CLIP_LATENTS, WARMUP_LATENTS
+from scripts.train_sample.judge import Verdict, judge, summary
+from scripts.train_sample.progress import autocast
+from scripts.train_sample.rollout import roll_out
+from scripts.train_sample.shapes import draw_scenes
+from scripts.train_sample.train_vae import FrozenVae
+from scripts.train_sample.world_pool import PromptTexts
+
+SINGLE_SEED, PAIR_SEED = 123_000, 456_000  # the first as `evaluate.py` has it
+SWITCH_CHUNK = 10
+# The clip begins two chunks behind the switch: 1.5 s of video.
+CLIP_CHUNKS = (CLIP_LATENTS + WARMUP_LATENTS) // 3
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What will be judged: verdicts on streams' clips that processes are working on."""
+
+    wanted: list[Description]
+    clips: list[list[Future[Verdict]]]  # of each kind of clip, one a stream
+
+    def verdicts(self, kind: int) -> list[Verdict]:
+        """Return one kind's verdicts; waits for them."""
+        return [one.result() for one in self.clips[kind]]
+
+
+def lookers(count: int) -> ProcessPoolExecutor:
+    """Return processes that judge clips, one thread each."""
+    return ProcessPoolExecutor(
+        count, multiprocessing.get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    )
+
+
+def look_at(clip: Tensor, wanted: Description) -> Verdict:
+    """Judge a clip [3, T, 96, 96] uint8."""
+    return judge(clip.float() / 127.5 - 1, wanted)
+
+
+def submit(
+    workers: ProcessPoolExecutor, vae: FrozenVae, latents: Tensor, wanted: Sequence[Description], dropped: int
+) -> list[Future[Verdict]]:
+    """Decode latents [B, C, F, h, w], drop the first video frames, and give each clip to a process."""
+    futures = []
+    for i in range(0, len(latents), 32):
+        video = vae.decode(latents[i : i + 32])[:, :, dropped:]
+        whole = ((video.float() + 1) * 127.5).round().to(torch.uint8).cpu()
+        futures += [
+            workers.submit(look_at, clip.clone(), one)
+            for clip, one in zip(whole, wanted[i : i + 32], strict=True)
+        ]
+    return futures
+
+
+def held_out_prompts(count: int, seed: int) -> list[str]:
+    """Return captions of scenes that training never draws."""
+    rng = random.Random(seed)
+    return [caption(d, rng) for d in describe(draw_scenes(count, seed, held_out=True))]
+
+
+@torch.no_grad()
+def switched_stream(
+    dit: CausalDit, before: Tensor, after: Tensor, switch: int, chunks: int, sigmas: tuple[float, ...],
+    generator: torch.Generator, *, recache: bool,
+) -> Tensor:  # fmt: skip
+    """Generate chunks whose prompt changes, as a session does; with ``recache`` the kept chunks are computed anew.
+
+    Parameters
+    ----------
+    dit : CausalDit
+        The model.
+    before, after : Tensor
+        [B, text tokens, text_dim], the prompts of the chunks below ``switch`` and from there on.
+    switch, chunks : int
+        First chunk of the second prompt; chunks in all.
+    sigmas, generator
+        Noise levels of the passes; of the noise.
+    recache : bool
+        Whether the cache is rebuilt for the new prompt.
+
+    Returns
+    -------
+    Tensor
+        [B, 16, chunks*F, h, w] latents.
+    """
+    device, size, rows = before.device, dit.stream.chunk_frames, len(before)
+    shape = (rows, dit.model.in_channels, size, dit.stream.latent_height, dit.stream.latent_width)
+    kept = dit.stream.ring_frames // size - 1
+    cache: Cache | None = None
+    done: list[Tensor] = []
+
+    def step(x: Tensor, sigma: float, chunk: int, held: Cache | None) -> tuple[Tensor, Cache]:
+        frames = torch.arange(chunk * size, (chunk + 1) * size, device=device).expand(rows, -1)
+        times = torch.full(frames.shape, 1000 * sigma, device=device)
+        with autocast(device.type):
+            velocity, written = dit.step(x, times, frames, text_kv, held)
+        return velocity.float(), written
+
+    for chunk in range(chunks):
+        if chunk in (0, switch):
+            with autocast(device.type):
+                text_kv = dit.text_kv(before if chunk < switch else after)
+            if chunk and recache:
+                cache = None
+                for old in sorted({0, *range(max(0, chunk - kept), chunk)}):
+                    cache = step(done[old], 0.0, old, cache)[1]
+        x = torch.randn(shape, generator=generator, device=device)
+        for sigma, later in zip(sigmas, (*sigmas[1:], 0.0), strict=True):
+            clean = x - sigma * step(x, sigma, chunk, cache)[0]
+            x = (1 - later) * clean + later * torch.randn(shape, generator=generator, device=device)
+        cache = step(x, 0.0, chunk, cache)[1]
+        done.append(x)
+    return torch.cat(done, 2)
+
+
+def ask(
+    dit: CausalDit, vae: FrozenVae, texts: PromptTexts, sigmas: tuple[float, ...], device: str,
+    workers: ProcessPoolExecutor, *, prompts: int, chunks: int, pairs: int, switch: int = SWITCH_CHUNK,
+) -> dict[str, Asked]:  # fmt: skip
+    """Make the streams that are judged and give their clips to the workers.
+
+    Returns
+    -------
+    dict
+        ``single``: start and end of ``prompts`` streams of ``chunks``; ``rebuilt`` and ``plain``: of ``pairs`` streams
+        with a switch, with and without ``recache``, a clip that begins two chunks behind it, and one of what was
+        before it, judged by the prompt that was asked for then.
+    """
+
+    def generator(seed: int) -> torch.Generator:
+        return torch.Generator(device).manual_seed(seed)
+
+    asked = {}
+    single = held_out_prompts(prompts, SINGLE_SEED)
+    wanted = [parse(text) for text in single]
+    frames = torch.arange(chunks * dit.stream.chunk_frames, device=device).expand(prompts, -1)
+    latents = roll_out(dit, texts(single), frames, sigmas, generator(1)).latents
+    start = submit(workers, vae, latents[:, :, :CLIP_LATENTS], wanted, 0)
+    end = submit(workers, vae, latents[:, :, -CLIP_LATENTS - WARMUP_LATENTS :], wanted, 4 * WARMUP_LATENTS)
+    asked["single"] = Asked(wanted, [start, end])
+    old, new = held_out_prompts(pairs, PAIR_SEED), held_out_prompts(pairs, PAIR_SEED + 1)
+    wanted, first = [parse(text) for text in new], [parse(text) for text in old]
+    before, after = texts(old), texts(new)
+    for name, recache in (("rebuilt", True), ("plain", False)):
+        latents = switched_stream(
+            dit,
+            before,
+            after,
+            switch,
+            switch + CLIP_CHUNKS,
+            sigmas,
+            generator(2),
+            recache=recache,
+        )
+        behind = latents[:, :, -CLIP_LATENTS - WARMUP_LATENTS :]
+        clips = [submit(workers, vae, behind, wanted, 4 * WARMUP_LATENTS)]
+        if recache:
+            clips.append(submit(workers, vae, latents[:, :, :CLIP_LATENTS], first, 0))
+        asked[name] = Asked(wanted, clips)
+    return asked
+
+
+def answer(asked: dict[str, Asked]) -> dict[str, Any]:
+    """Return what the clips show; waits for the workers.
+
+    Returns
+    -------
+    dict
+        ``start``, ``end``, ``alive``, ``by_count``, ``by_motion`` as `evaluate.py` has them; ``rebuilt``, ``plain``:
+        `judge.summary` of the new prompt behind the switch; ``first_prompts``: of the old one before it.
+    """
+    single = asked["single"]
+    judged = [
+        Judged(w, a, z) for w, a, z in zip(single.wanted, single.verdicts(0), single.verdicts(1), strict=True)
+    ]
+    return {
+        **report_of(judged),
+        "rebuilt": summary(asked["rebuilt"].verdicts(0)),
+        "plain": summary(asked["plain"].verdicts(0)),
+        "first_prompts": summary(asked["rebuilt"].verdicts(1)),
+    }
+
+
+@torch.no_grad()
+def draw_switch_sheet(
+    path: str, dit: CausalDit, vae: FrozenVae, texts: PromptTexts, sigmas: tuple[float, ...], device: str,
+    pairs: Sequence[tuple[str, str]], switch: int,
+) -> None:  # fmt: skip
+    """Draw one stream a pair, a picture each sixth video frame from 0.75 s before the switch on; with ``recache``."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import image
+
+    before, after = texts([a for a, _ in pairs]), texts([b for _, b in pairs])
+    generator = torch.Generator(device).manual_seed(3)
+    latents = switched_stream(dit, before, after, switch, switch + 4, sigmas, generator, recache=True)
+    video = vae.decode(latents[:, :, 3 * (switch - 1) :]).float()
+    lines = [torch.cat(list(one[:, ::4].unbind(1)), 2) for one in video]
+    sheet = ((torch.cat(lines, 1).clamp(-1, 1) + 1) / 2).permute(1, 2, 0).cpu().numpy()
+    image.imsave(path, sheet)

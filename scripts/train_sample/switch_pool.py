@@ -1,0 +1,182 @@
+"""A pool of the shipped student's own streams, and samples of them whose prompt changes on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import re
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from scripts.train_sample.captions import Description, caption, describe, held_out
+from scripts.train_sample.causal_training import CausalDit
+from scripts.train_sample.rollout import roll_out
+from scripts.train_sample.shapes import draw_scenes
+from scripts.train_sample.world_pool import PromptTexts
+
+CHUNKS = 6
+FARTHEST = 1400  # chunks
+FIRST_FAR = 3  # the first chunk that sees, far down a stream, all that it would see there
+SWITCHES, FAR_SWITCHES = (1, 2, 3), (1, 3)
+AGAIN = 0.3  # share of far rebuilt switches whose stream has switched before
+MOTIONLESS = 0.1  # share of captions that do not say how shapes move
+_MOTION = re.compile(r" (?:that is |that |is )?(?:drift|bounc|orbit|spinn?|puls)(?:ing|es|s)\b")
+
+
+@dataclass(frozen=True)
+class SwitchBatch:
+    """B samples of six chunks.
+
+    Parameters
+    ----------
+    latents : Tensor
+        [B, 16, 6*F, h, w] float32: one stream's chunks, from chunk ``switch`` on the beginning of another stream.
+    frames : Tensor
+        [B, 6*F] int64, absolute numbers.
+    before, after : Tensor
+        [B, text tokens, text_dim], the prompts of both; equal where there is no switch.
+    switch : Tensor
+        [B] int64, 0 for none.
+    rebuilt : Tensor
+        [B] bool: at the switch the cache was rebuilt for the new prompt.
+    judged : Tensor
+        [B, 6*F] float32, which frames count.
+    """
+
+    latents: Tensor
+    frames: Tensor
+    before: Tensor
+    after: Tensor
+    switch: Tensor
+    rebuilt: Tensor
+    judged: Tensor
+
+
+class SwitchPool:
+    """N streams of six chunks that the shipped student made; ``renew`` exchanges the oldest.
+
+    Slots 2i and 2i + 1 hold partners, whose descriptions often differ in one thing only.
+
+    Parameters
+    ----------
+    size, batch : int
+        Streams held; made at once. Both even.
+    student : CausalDit
+        The shipped one.
+    texts : PromptTexts
+        Its text encoder.
+    sigmas : tuple of float
+        Noise levels of the passes.
+    device : str
+        Where everything lives.
+    seed : int
+        Equal seeds give equal pools.
+    """
+
+    def __init__(
+        self, size: int, batch: int, student: CausalDit, texts: PromptTexts, sigmas: tuple[float, ...], device: str,
+        seed: int,
+    ) -> None:  # fmt: skip
+        self.size, self.batch, self.student, self.texts = size, batch, student, texts
+        self.sigmas, self.device, self.seed, self.stream = sigmas, device, seed, student.stream
+        kept = {"dtype": torch.bfloat16 if device.startswith("cuda") else torch.float32, "device": device}
+        frames, latent = (
+            CHUNKS * self.stream.chunk_frames,
+            (self.stream.latent_height, self.stream.latent_width),
+        )
+        self.latents = torch.zeros(size, student.model.in_channels, frames, *latent, **kept)
+        self.text = torch.zeros(size, texts.tokens, student.model.text_dim, **kept)
+        self.written = 0
+
+    @property
+    def filled(self) -> int:
+        """Streams that are there."""
+        return min(self.written, self.size)
+
+    def renew(self) -> None:
+        """Make the next few streams, in place of those that were made longest ago."""
+        seed = self.seed * 1_000_003 + self.written
+        text = self.texts(draw_captions(self.batch, seed))
+        frames = torch.arange(CHUNKS * self.stream.chunk_frames, device=self.device).expand(self.batch, -1)
+        generator = torch.Generator(self.device).manual_seed(seed)
+        made = roll_out(self.student, text, frames, self.sigmas, generator).latents
+        at = (torch.arange(self.batch, device=self.device) + self.written) % self.size
+        self.latents[at], self.text[at] = made.to(self.latents.dtype), text.to(self.text.dtype)
+        self.written += self.batch
+
+    def draw(self, count: int, kept: int, generator: torch.Generator) -> SwitchBatch:
+        """Draw samples, the first ``kept`` without a switch; half of all lie far down their stream."""
+        device, size = self.device, self.stream.chunk_frames
+
+        def uniform() -> Tensor:
+            return torch.rand(count, generator=generator, device=device)
+
+        def whole(below: int) -> Tensor:
+            return torch.randint(below, (count,), generator=generator, device=device)
+
+        old, far = whole(self.filled), uniform() < 0.5
+        new = torch.where(uniform() < 0.5, old ^ 1, whole(self.filled))
+        near_at = torch.tensor(SWITCHES, device=device)[whole(len(SWITCHES))]
+        far_at = torch.tensor(FAR_SWITCHES, device=device)[whole(len(FAR_SWITCHES))]
+        row = torch.arange(count, device=device)
+        switch = torch.where(row < kept, 0, torch.where(far, far_at, near_at))
+        new = torch.where(switch == 0, old, new)
+        number = torch.arange(CHUNKS * size, device=device)  # of each frame
+        later = number >= size * switch[:, None]  # [B, 6*F]
+        from_new = (number - size * switch[:, None]).clamp_min(0)
+        channels, _, height, width = self.latents.shape[1:]
+        index = from_new[:, None, :, None, None].expand(-1, channels, -1, height, width)
+        fresh = self.latents[new].gather(2, index)
+        latents = torch.where(later[:, None, :, None, None], fresh, self.latents[old])
+        rebuilt = uniform() < 0.5
+        # A second switch: the sink is of a third scene.
+        again = rebuilt & far & (switch == FIRST_FAR) & (uniform() < AGAIN)
+        sink = torch.where(again, whole(self.filled), torch.where(switch == 0, new, old))
+        latents[:, :, :size] = self.latents[sink, :, :size]
+        away = torch.exp(uniform() * math.log(FARTHEST)).round().long() * far
+        frames = number + size * away[:, None] * (number >= size)
+        first = torch.maximum(switch, FIRST_FAR * far)
+        return SwitchBatch(
+            latents.float(),
+            frames,
+            self.text[old].float(),
+            self.text[new].float(),
+            switch,
+            rebuilt,
+            (number >= size * first[:, None]).float(),
+        )
+
+
+def draw_captions(count: int, seed: int) -> list[str]:
+    """Return captions of training scenes, each odd one of a scene that is often nearly the one before it."""
+    rng = random.Random(seed)
+    drawn = describe(draw_scenes(count, seed + 50_000_000))
+    texts: list[str] = []
+    for one, other in zip(drawn[::2], drawn[1::2], strict=True):
+        near = altered(one, other, rng)
+        second = near if rng.random() < 0.5 and not held_out(near) else other
+        texts += [caption(one, rng), caption(second, rng)]
+    return [_MOTION.sub("", text) if rng.random() < MOTIONLESS else text for text in texts]
+
+
+def altered(description: Description, other: Description, rng: random.Random) -> Description:
+    """Return a description with another one's background, all its shapes, or one of them or its colour."""
+    figures = list(description.figures)
+    what = rng.randrange(4)
+    if what == 0:
+        return Description(tuple(figures), other.background)
+    if what == 1:
+        return Description(other.figures, description.background)
+    at = rng.randrange(len(figures))
+    taken = {figure.colour for figure in figures}
+    fresh = next((f for f in other.figures if f.colour not in taken), None)
+    if fresh is None:
+        return Description(other.figures, description.background)
+    if what == 2:  # only the colour
+        figures[at] = dataclasses.replace(figures[at], colour=fresh.colour)
+    else:
+        figures[at] = dataclasses.replace(fresh, size=figures[at].size)
+    return Description(tuple(figures), description.background)
