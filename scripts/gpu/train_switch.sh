@@ -3,8 +3,8 @@
 # judging before and after included, on a GPU box with its own torch; further arguments go to
 # scripts/train_sample/train_switch.py.
 #     SEKO_PYTHON=/path/to/python OUT=out/switch bash scripts/gpu/train_switch.sh [--minutes 6.4]
-# $OUT (default out/switch) gets dit.safetensors (rewritten on the way), losses.jsonl, switches.png, judged.json, and
-# log.jsonl: a line for each stage, the last a failure's if there was one.
+# $OUT (default out/switch) gets dit.safetensors (rewritten on the way), losses.jsonl, switches.png, sample-sheet.png,
+# judged.json, and log.jsonl: a line for each stage, the last a failure's if there was one.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 source scripts/venv.sh

@@ -11,6 +11,7 @@ import random
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from scripts.train_sample.breakdown import Judged, report_of
 from scripts.train_sample.captions import Description, caption, describe, parse
 from scripts.train_sample.causal_training import Cache, CausalDit
-from scripts.train_sample.evaluate import CLIP_LATENTS, WARMUP_LATENTS
+from scripts.train_sample.evaluate import CLIP_LATENTS, WARMUP_LATENTS, decoded, draw_sheet
 from scripts.train_sample.judge import Verdict, judge, summary
 from scripts.train_sample.progress import autocast
 from scripts.train_sample.rollout import roll_out
@@ -201,9 +202,23 @@ def answer(asked: dict[str, Asked]) -> dict[str, Any]:
     }
 
 
+def draw_stream_sheet(
+    path: Path, dit: CausalDit, vae: FrozenVae, texts: PromptTexts, sigmas: tuple[float, ...], device: str, count: int,
+    chunks: int,
+) -> None:  # fmt: skip
+    """Draw the start and the end of streams of the first single prompts, as `evaluate.py` does."""
+    prompts = held_out_prompts(count, SINGLE_SEED)
+    frames = torch.arange(chunks * dit.stream.chunk_frames, device=device).expand(count, -1)
+    generator = torch.Generator(device).manual_seed(1)
+    latents = roll_out(dit, texts(prompts), frames, sigmas, generator).latents
+    start = decoded(vae, latents[:, :, :CLIP_LATENTS], device)
+    end = decoded(vae, latents[:, :, -CLIP_LATENTS - WARMUP_LATENTS :], device)
+    draw_sheet(path, start, end, prompts, count)
+
+
 @torch.no_grad()
 def draw_switch_sheet(
-    path: str, dit: CausalDit, vae: FrozenVae, texts: PromptTexts, sigmas: tuple[float, ...], device: str,
+    path: Path, dit: CausalDit, vae: FrozenVae, texts: PromptTexts, sigmas: tuple[float, ...], device: str,
     pairs: Sequence[tuple[str, str]], switch: int,
 ) -> None:  # fmt: skip
     """Draw one stream a pair, a picture each sixth video frame from 0.75 s before the switch on; with ``recache``."""

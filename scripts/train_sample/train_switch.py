@@ -30,6 +30,7 @@ from scripts.train_sample.judge_switch import (
     SWITCH_CHUNK,
     answer,
     ask,
+    draw_stream_sheet,
     draw_switch_sheet,
     held_out_prompts,
     lookers,
@@ -46,7 +47,7 @@ from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
 
 SAMPLE = Path("seko_export/sample")
-CHECKPOINT, REPORT, SHEET = "dit.safetensors", "judged.json", "switches.png"
+CHECKPOINT, REPORT, SHEET, STREAMS = "dit.safetensors", "judged.json", "switches.png", "sample-sheet.png"
 CLEAN, NOISY = tuple(range(CHUNKS - 1)), tuple(range(CHUNKS))
 PASSES, SHIFT = 4, 5.0
 LONG = {"prompts": 200, "chunks": 80, "pairs": 100, "switch": SWITCH_CHUNK}
@@ -333,7 +334,8 @@ def teach(options: argparse.Namespace, workers: ProcessPoolExecutor, began: floa
     after = ask(judged, vae, texts, sigmas, device, workers, **size)
     old, new = (held_out_prompts(7, seed) for seed in (11, 12))
     shown = [*SHOWN, *zip(old, new, strict=True)][: 1 if options.rehearse else 8]
-    draw_switch_sheet(str(options.goal / SHEET), judged, vae, texts, sigmas, device, shown, size["switch"])
+    draw_switch_sheet(options.goal / SHEET, judged, vae, texts, sigmas, device, shown, size["switch"])
+    draw_stream_sheet(options.goal / STREAMS, judged, vae, texts, sigmas, device, 12, size["chunks"])
     report = {"step": run.step, "legs": run.facts["legs"]}
     for name, asked in (("before", before), ("after", after)):
         report[name] = answer(asked)
@@ -356,7 +358,7 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="of the run, a new one")
     parser.add_argument(
-        "--goal", type=Path, required=True, help="folder of checkpoint, losses, report and picture"
+        "--goal", type=Path, required=True, help="folder of checkpoint, losses, report and pictures"
     )
     parser.add_argument("--minutes", type=float, default=6.4, help="in all, of the clock, judging included")
     parser.add_argument(
