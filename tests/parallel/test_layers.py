@@ -120,9 +120,10 @@ def run_rank(
         if one.name.startswith(("caches.", "window.")):
             own.setdefault(one.name, torch.zeros(one.shape, dtype=one.dtype))
     shared = {name: tensor for name, tensor in whole.items() if not name.startswith(("caches.", "window."))}
-    for name in ("hidden", "update"):
+    for name in ("hidden", "update", "cos", "sin"):
         if name in shared:
             shared[name] = split.own_tokens(shared[name], number)
+    shared["token_index"] = split.in_ranks_order(shared["token_index"], 1)
     return run(piece, shared | own | {"rank": number})
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from seko_export.backends import export_backend
@@ -24,6 +26,11 @@ from seko_export.options.resolve import resolve_build
 from tests.parallel.in_threads import InThreads, Meeting
 
 B, F, N, H, D = 2, 3, 12, 6, 4  # rows, frames, tokens of a frame, heads, channels
+
+
+def ranks_order(ranks: int) -> Tensor:
+    """Return the tokens of a chunk [T], those of rank 0 first."""
+    return RankSplit(ranks, F).in_ranks_order(torch.arange(F * N), 1)
 
 
 def on_all(ranks: int, work: Callable[[RankSplit, Tensor], Tensor]) -> list[Tensor]:
@@ -45,7 +52,8 @@ def test_ranks_have_their_heads_of_all_tokens_in_order(ranks: int) -> None:
         return torch.stack(split.to_heads([split.own_tokens(one, rank) for one in (q, k)]))
 
     made = on_all(ranks, heads)
-    assert torch.equal(torch.cat(made, dim=3), torch.stack((q, k)))
+    order = ranks_order(ranks)
+    assert torch.equal(torch.cat(made, dim=3), torch.stack((q, k))[:, :, order])
     assert all(one.shape[3] == H // ranks for one in made)
 
 
@@ -54,12 +62,52 @@ def test_what_heads_give_returns_to_the_tokens_it_is_of(ranks: int) -> None:
     y = torch.arange(B * F * N * H * D).reshape(B, F * N, H, D)
 
     def tokens(split: RankSplit, rank: Tensor) -> Tensor:
-        share = y.unflatten(2, (ranks, -1)).select(2, int(rank)).flatten(2)
+        share = y[:, ranks_order(ranks)].unflatten(2, (ranks, -1)).select(2, int(rank)).flatten(2)
         mine = split.to_tokens(share)
         assert torch.equal(mine, split.own_tokens(y.flatten(2), rank))
         return split.every_token(mine)
 
     assert all(torch.equal(one, y.flatten(2)) for one in on_all(ranks, tokens))
+
+
+@given(
+    ranks=st.integers(2, 5),
+    frames=st.integers(1, 4),
+    share=st.integers(1, 4),
+    rows=st.integers(1, 3),
+    start=st.integers(0, 99),
+)
+def test_what_is_cached_stands_where_the_token_index_says(
+    ranks: int, frames: int, share: int, rows: int, start: int
+) -> None:
+    """A rank's own tokens, one rank after another, are what `in_ranks_order` makes of the whole chunk."""
+    split = RankSplit(ranks, frames)
+    index = start + torch.arange(rows * frames * ranks * share)
+    by_row = index.unflatten(0, (rows, -1))
+    own = [split.own_tokens(by_row, torch.tensor([rank])) for rank in range(ranks)]
+    ordered = split.in_ranks_order(index, rows)
+    assert torch.equal(ordered, torch.cat(own, dim=1).flatten())
+    assert sorted(ordered.tolist()) == index.tolist()
+
+
+@pytest.mark.parametrize("parts", [2, 3, 4])
+def test_one_row_is_sent_as_it_is_written_and_read_as_it_is_received(parts: int) -> None:
+    """No copy is made but the one that puts the parts side by side; see `RankSplit.to_heads`."""
+    seen: list[Tensor] = []
+
+    @dataclass(frozen=True)
+    class Alone(RankSplit):
+        def _exchanged(self, x: Tensor) -> Tensor:
+            seen.append(x)
+            return x
+
+    split = Alone(2, F)
+    heads = split.to_heads([torch.randn(1, F * N // 2, H, D) for _ in range(parts)])
+    y = torch.randn(1, F * N, H // 2 * D)
+    split.to_tokens(y)
+    assert all(one.is_contiguous() for one in seen)
+    assert all(one.untyped_storage().data_ptr() == seen[0].untyped_storage().data_ptr() for one in heads)
+    assert seen[1].data_ptr() == y.data_ptr()
 
 
 def test_a_rank_has_the_same_part_of_every_frame_and_its_own_heads() -> None:

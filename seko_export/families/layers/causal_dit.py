@@ -23,7 +23,12 @@ from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH, StreamConfig
 from seko_export.families.layers.attention_waves import cut_attention, waves_on
 from seko_export.families.layers.rank_split import RankSplit
-from seko_export.families.layers.ring_positions import chunk_positions, rows_of, token_index_of_call
+from seko_export.families.layers.ring_positions import (
+    chunk_positions,
+    of_rank,
+    rows_of,
+    token_index_of_call,
+)
 from seko_export.families.layers.rotary import rotate
 from seko_kernels.kv_formats import KvFormat
 
@@ -118,9 +123,10 @@ class Embed(nn.Module):
         time : Tensor
             [B, F, d] float32, for the head.
         cos, sin : Tensor
-            [B, T, D/2] float32, rotary tables.
+            [B, T, D/2] float32, rotary tables; with `split` of the rank's tokens.
         token_index : Tensor
-            [B*T] int64, row of the flat cache [B*N, ...] that each token is written to.
+            [B*T] int64, row of the flat cache [B*N, ...] that each token is written to; with `split` in the ranks'
+            order.
         slot_rotary, patch_rotary : Tensor
             Only with `key_rotary`: see `rotary.key_rotary_tables`.
         """
@@ -136,7 +142,7 @@ class Embed(nn.Module):
             self.model, self.stream, frames, write_slots, slot_frames, valid_tokens, rows
         )
         state = (hidden, torch.zeros_like(hidden)) if self.update else (hidden,)
-        return (*state, modulation, time, *positions)
+        return (*state, modulation, time, *of_rank(positions, self.split, rank))
 
     def beside(self, latents: Tensor, given: Mapping[str, Tensor]) -> Tensor:
         """Return the tensor to embed, [B, in_channels, F, h, w]: the latents, and what a family concatenates to
@@ -268,7 +274,7 @@ class Block(BlockWeights):
     ) -> Tensor:
         """Advance the hidden state by one layer and write this layer's K and V.
 
-        With `split`, the hidden state has the rank's tokens and the caches its heads; all else is whole.
+        With `split`, the hidden state and the rotary tables have the rank's tokens, and the caches its heads.
 
         Parameters
         ----------
@@ -301,7 +307,6 @@ class Block(BlockWeights):
         dtype = hidden.dtype
 
         if self.split is not None and rank is not None:
-            cos, sin = (self.split.own_tokens(one, rank) for one in (cos, sin))
             scales = self.split.heads_of_each(scales, rank)
         x = modulate(self._plain_norm(hidden), shift_1, scale_1).to(dtype)
         q, k, v = self.self_attn.qkv(x).chunk(3, dim=-1)  # each [B, T, d]

@@ -154,7 +154,6 @@ class FusedLayer(BlockWeights):
         ops, eps, dtype = self.ops, self.model.norm_eps, hidden.dtype
         shift_scale_gate = Modulation(modulation, self.modulation.squeeze(0))
         if self.split is not None and rank is not None:
-            cos, sin = (self.split.own_tokens(one, rank) for one in (cos, sin))
             scales = self.split.heads_of_each(scales, rank)
 
         hidden, x = ops.gated_residual_norm_modulate(
@@ -282,6 +281,8 @@ class FusedBlock(FusedLayer):
         if self.writes != (token_index is not None):
             raise TypeError("a layer over an FP4 cache takes token_index if it writes, and only then")
         q, k, v, keys = self._norm_rope(qkv, cos, sin, "before_rope" if self.writes else "none")
+        if self.split is not None:  # the kernel takes no strided ones
+            q, k = q.contiguous(), k.contiguous()
         scales = past.scales
         if past.window:
             window = PastWindow(**past.window)
@@ -351,6 +352,7 @@ class RowFusedBlock(FusedLayer):
             for window, x, exact in zip(windows, own, self.kv.exact, strict=True)
         )
         if self.kernel:
+            q = q if self.split is None else q.contiguous()
             return self.ops.attention_bf16(q, keys, seen, past.valid_tokens)
         return window_attention(q, keys, seen, past.valid_tokens if self.masked else None)
 
@@ -425,8 +427,6 @@ class KeysAndValues(nn.Module):
         heads = (m.heads, m.head_dim)
         keys = rms_norm(k, norm).unflatten(-1, heads)
         if cos is not None and sin is not None:
-            if self.split is not None and rank is not None:
-                cos, sin = (self.split.own_tokens(one, rank) for one in (cos, sin))
             keys = rotate(keys, cos, sin)
         own: tuple[Tensor, ...] = (keys.to(dtype), v.unflatten(-1, heads))  # [B, T, H, D]
         if self.split is not None and rank is not None:

@@ -112,10 +112,10 @@ class LayerArguments:
         """
         return Piece(
             self._key(RING_POSITIONS),
-            RingPositions(self._config.model, self._config.stream),
+            self._split(RingPositions(self._config.model, self._config.stream)),
             "",
             0,
-            (frames, self.write_slots, *self.slot_frames, *self.filled, *rows),
+            (frames, self.write_slots, *self.slot_frames, *self.filled, *rows, *rank_argument(self._config)),
             (*(self.rope_cos_sin if self.filled else ()), self.token_index, *self.key_rotary),
             tuple(a.name for a in self.slot_frames),
         )

@@ -133,7 +133,9 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) 
         Argument("text_v", "buffer:text.v[layer]", text, dtype),
     )
     modulation = Argument("modulation", "value:modulation", (b, f, 6, m.dim), f32)
-    rope_cos_sin = tuple(Argument(x, f"value:{x}", (b, t, m.head_dim // 2), f32) for x in ("cos", "sin"))
+    rope_cos_sin = tuple(
+        Argument(x, f"value:{x}", (b, t // config.ranks, m.head_dim // 2), f32) for x in ("cos", "sin")
+    )
     groups = [LayerArguments(config, group, bucket, rope_cos_sin, choice) for group in config.layer_groups]
     main, windows = groups[0], [one for one in groups if one.window]
     advance = ADVANCE[config.schedule.sampler]

@@ -5,6 +5,9 @@ per frame needs no change, and the same share of the heads, in order. The collec
 `torch.export` traces; engines find the ranks' process group by `RANK_GROUP`. All ranks run the same engines: which
 tokens are a rank's own is selected by a tensor that holds its number.
 
+Inside attention the tokens stand in the ranks' order: all tokens of rank 0, then all of rank 1, and so on. An exchange
+leaves them so, and attention gives the same in any order. `in_ranks_order` reorders what says where they are cached.
+
 Shapes: B rows, F latent frames of the chunk, n tokens of a latent frame, T = F*n, R ranks, H heads, D channels.
 """
 
@@ -40,6 +43,11 @@ class RankSplit:
         own: Tensor = shares.index_select(2, rank).flatten(1, 3)
         return own
 
+    def in_ranks_order(self, x: Tensor, rows: int) -> Tensor:
+        """Return x [B*T], which has a number for each token of the chunk, with each of B rows in the ranks' order."""
+        shares = x.unflatten(0, (rows, self.chunk_frames, self.ranks, -1))  # [B, F, R, n/R]
+        return shares.transpose(1, 2).flatten()
+
     def own_heads(self, x: Tensor, rank: Tensor) -> Tensor:
         """Return the rank's heads [H/R, ...] of x [H, ...]; rank [1] int64."""
         own: Tensor = x.unflatten(0, (self.ranks, -1)).index_select(0, rank).flatten(0, 1)
@@ -50,18 +58,21 @@ class RankSplit:
         return {name: self.own_heads(one, rank) for name, one in tensors.items()}
 
     def to_heads(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Give each rank its heads of all tokens: parts [B, T/R, H, D] each become [B, T, H/R, D], in one exchange."""
-        x = torch.stack(list(parts)).unflatten(3, (self.ranks, -1))  # [P, B, T/R, R, H/R, D]
-        x = self._exchanged(x.permute(3, 0, 1, 2, 4, 5))  # [R, P, B, T/R, H/R, D], axis 0: whose tokens
-        x = x.unflatten(3, (self.chunk_frames, -1)).permute(1, 2, 3, 0, 4, 5, 6)  # [P, B, F, R, n/R, H/R, D]
-        heads: tuple[Tensor, ...] = x.flatten(2, 4).unbind(0)
+        """Give each rank its heads of all tokens, in one exchange.
+
+        Parts [B, T/R, H, D] each become [B, T, H/R, D], in the ranks' order; with one row they are strided views of
+        what was received. What is sent is written once, in the order of sending.
+        """
+        shares = [one.unflatten(2, (self.ranks, -1)).permute(2, 0, 1, 3, 4) for one in parts]
+        x = self._exchanged(torch.stack(shares, dim=3))  # [R, B, T/R, P, H/R, D], axis 0: whose tokens
+        heads: tuple[Tensor, ...] = x.transpose(0, 1).flatten(1, 2).unbind(2)
         return heads
 
     def to_tokens(self, y: Tensor) -> Tensor:
-        """Give each rank its tokens of all heads: y [B, T, H/R*D] becomes [B, T/R, H*D]."""
-        y = y.unflatten(1, (self.chunk_frames, self.ranks, -1))  # [B, F, R, n/R, H/R*D]
-        y = self._exchanged(y.permute(2, 0, 1, 3, 4))  # [R, B, F, n/R, H/R*D], axis 0: whose heads
-        tokens: Tensor = y.permute(1, 2, 3, 0, 4).flatten(3, 4).flatten(1, 2)
+        """Give each rank its tokens of all heads: y [B, T, H/R*D], in the ranks' order, becomes [B, T/R, H*D]."""
+        shares = y.unflatten(1, (self.ranks, -1)).transpose(0, 1)  # [R, B, T/R, H/R*D]
+        x = self._exchanged(shares)  # axis 0: whose heads
+        tokens: Tensor = x.permute(1, 2, 0, 3).flatten(2)
         return tokens
 
     def every_token(self, x: Tensor) -> Tensor:

@@ -11,13 +11,21 @@ from torch import Tensor, nn
 
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
+from seko_export.families.layers.rank_split import RankSplit
 from seko_export.families.layers.rotary import key_rotary_tables, rotary_tables
 
 
 class RingPositions(nn.Module):
     """Positions of a chunk in the caches of layers with another ring than the largest, which `causal_dit.Embed`
     handles.
+
+    Attributes
+    ----------
+    split : RankSplit or None
+        How ranks share a chunk.
     """
+
+    split: RankSplit | None = None
 
     def __init__(self, model: ModelConfig, stream: StreamConfig) -> None:
         super().__init__()
@@ -30,13 +38,13 @@ class RingPositions(nn.Module):
         slot_frames: Tensor | None = None,
         valid_tokens: Tensor | None = None,
         rows: Tensor | None = None,
+        rank: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """Return the result of `chunk_positions`; without cosines and sines unless positions are relative to the
-        window.
+        """Return the result of `chunk_positions` and `of_rank`; without cosines and sines unless positions are
+        relative to the window.
         """
-        cos, sin, *tables = chunk_positions(
-            self.model, self.stream, frames, write_slots, slot_frames, valid_tokens, rows
-        )
+        whole = chunk_positions(self.model, self.stream, frames, write_slots, slot_frames, valid_tokens, rows)
+        cos, sin, *tables = of_rank(whole, self.split, rank)
         return (cos, sin, *tables) if self.stream.window_positions else tuple(tables)
 
 
@@ -88,6 +96,20 @@ def chunk_positions(
         frames = slot_frames.gather(1, write_slots)
         slot_frames = slot_frames.flatten()
     return (*rotary_tables(frames, model, stream), index, *key_rotary_tables(slot_frames, model, stream))
+
+
+def of_rank(
+    positions: tuple[Tensor, ...], split: RankSplit | None, rank: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Return the result of `chunk_positions` as a rank's layers take it; as it is without a split.
+
+    The rotary tables are those of the rank's own tokens, [B, T/R, D/2]; ``token_index`` is in the ranks' order.
+    """
+    if split is None or rank is None:
+        return positions
+    cos, sin, index, *tables = positions
+    own = (split.own_tokens(one, rank) for one in (cos, sin))
+    return (*own, split.in_ranks_order(index, cos.shape[0]), *tables)
 
 
 def window_positions(slot_frames: Tensor, valid_frames: Tensor) -> Tensor:
