@@ -46,7 +46,8 @@ class RankSplit:
     def in_ranks_order(self, x: Tensor, rows: int) -> Tensor:
         """Return x [B*T], which has a number for each token of the chunk, with each of B rows in the ranks' order."""
         shares = x.unflatten(0, (rows, self.chunk_frames, self.ranks, -1))  # [B, F, R, n/R]
-        return shares.transpose(1, 2).flatten()
+        ordered: Tensor = shares.transpose(1, 2).flatten()
+        return ordered
 
     def own_heads(self, x: Tensor, rank: Tensor) -> Tensor:
         """Return the rank's heads [H/R, ...] of x [H, ...]; rank [1] int64."""
