@@ -48,6 +48,12 @@ def v_columns(tokens: int) -> int:
     return -(-tokens // COLUMN_UNIT) * COLUMN_UNIT
 
 
+def past_places(tokens: int) -> int:
+    """Return how many places a scratch has for `tokens` past tokens: so many that every kernel can read it."""
+    group = hopper_attention.KEY_GROUP
+    return -(-tokens // group) * group
+
+
 def key_tiles(tokens: int) -> int:
     """Return how many scales the keys of `tokens` tokens have: one for each tile of `KEY_TILE`."""
     return v_columns(tokens) // KEY_TILE

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 from seko_kernels import fused_reference
-from seko_kernels.attention import key_tiles, v_columns
+from seko_kernels.attention import key_tiles, past_places, v_columns
 from seko_kernels.checks import expect, expect_dims, expect_fp8
 from seko_kernels.errors import OpShapeError
 from seko_kernels.formats import KEY_TILE, NVFP4_BLOCK, ScaleTensor
@@ -119,7 +119,8 @@ def fp8_expand(
     frame_tokens : int
         Tokens of a slot.
     k_out : Tensor
-        ``[B, P, H, D]`` int8, contiguous, ``P = N - F * frame_tokens``; mutated. By `fused_reference.key_codes`.
+        ``[B, P, H, D]`` int8, contiguous; mutated. By `fused_reference.key_codes`. P is
+        `attention.past_places` of the ``N - F * frame_tokens`` tokens; places behind these are never written.
     k_out_scale : Tensor
         ``[B, H, key_tiles(P)]`` float32, contiguous; mutated.
     v_out : Tensor
@@ -135,11 +136,18 @@ def fp8_expand(
         As in `attention.attention_fp8`.
     """
     expect_dims("k_out", k_out, 4, "[batch, tokens, heads, head_dim]")
-    batch, past_tokens, heads, head_dim = k_out.shape
-    _expect_scratch(k_out, k_out_scale, v_out, batch, past_tokens, heads, head_dim)
+    batch, places, heads, head_dim = k_out.shape
+    _expect_scratch(k_out, k_out_scale, v_out, batch, places, heads, head_dim)
     expect_dims("write_slots", write_slots, 2, "[batch, chunk frames]")
-    tokens = past_tokens + write_slots.shape[1] * frame_tokens
+    own_tokens = write_slots.shape[1] * frame_tokens
+    tokens = k_codes.shape[0] // max(batch, 1)
+    past_tokens = tokens - own_tokens
     _expect_slots(write_slots, batch, tokens, frame_tokens)
+    if places != past_places(past_tokens):
+        raise OpShapeError(
+            f"k_out has {places} places, expected {past_places(past_tokens)}: the cache's {tokens} tokens less the "
+            f"chunk's {own_tokens}, and what fills the last group up"
+        )
     for name, codes, scales in (("k", k_codes, k_scales), ("v", v_codes, v_scales)):
         expect(f"{name}_codes", codes, (batch * tokens, heads, head_dim // 2), torch.uint8)
         expect(f"{name}_scales", scales, (batch * tokens, heads, head_dim // NVFP4_BLOCK), torch.uint8)
@@ -162,13 +170,15 @@ def fp8_expand(
         return
     place = fused_reference.past_token_index(write_slots, tokens, frame_tokens)  # [B, P]
     source = place + torch.arange(batch, device=place.device)[:, None] * tokens
-    past = torch.arange(past_tokens, device=place.device) < (valid_tokens - (tokens - past_tokens))[:, None]
+    past = torch.arange(past_tokens, device=place.device) < (valid_tokens - own_tokens)[:, None]
     mean = None if rotation is None else rotation.mean
     bound = fused_reference.key_bounds(k_scales[source], past, k_global_scale, mean)
     scale = fused_reference.int8_scale(bound)
     turn = None if rotation is None else rotation.at_tokens(source)
     codes = fused_reference.key_codes(k_codes[source], k_scales[source], k_global_scale, scale, turn)
-    k_out.copy_(torch.where(past[:, :, None, None], codes, k_out))
+    surplus = (0, 0, 0, 0, 0, places - past_tokens)
+    filled = torch.nn.functional.pad(past, surplus[-2:])[:, :, None, None]
+    k_out.copy_(torch.where(filled, torch.nn.functional.pad(codes, surplus), k_out))
     v = fused_reference.fp8_expand(v_codes, v_scales, v_global_scale, v_fp8_scale)
     written = fused_reference.by_tiles(past).any(2)  # [B, tiles]
     k_out_scale.copy_(torch.where(written[:, None, :], scale, k_out_scale))

@@ -11,8 +11,9 @@ line, a JSON object, and the exit code is 1. Nothing begins behind ``--seconds``
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from full_model import (
     eager_engines,
     full_model_parser,
     measure,
+    random_weights,
 )
 from rows import append_row
 from torch import Tensor
@@ -97,39 +99,30 @@ class Hearing:
         return spread(chunk_times(run, 20))["median"]
 
 
-@dataclass
-class Ours:
-    """The pool that is measured, and what was measured of it.
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of a session whose cache is full.
 
     Parameters
     ----------
-    pool : Pool
-        Opened, with room for `SESSIONS`.
     config : BuildConfig
         Its build.
-    first : PooledSession
-        Of the sessions the one whose chunks are timed.
-    hearing : Hearing
-        Its engines that run once a chunk.
     times, audio_ms
-        Of a chunk with a full cache, and of its hearing.
+        Of a chunk, and of what runs once in it.
+    calls : int
+        Of engines that run once a chunk.
+    launches : dict of str to int
+        What the host sends for a chunk.
+    peak_bytes : int
+        On the GPU, at most.
     """
 
-    pool: Pool
     config: BuildConfig
-    first: PooledSession
-    hearing: Hearing
-    times: dict[str, float] = field(default_factory=dict)
-    audio_ms: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.given = golden_inputs(
-            self.config, 0
-        )  # in every chunk, or the host would draw numbers while it is timed
-
-    def run(self) -> None:
-        """Make the next chunk of the first session."""
-        self.pool.run([self.first], [self.given])
+    times: dict[str, float]
+    audio_ms: float
+    calls: int
+    launches: dict[str, int]
+    peak_bytes: int
 
     @property
     def step_ms(self) -> float:
@@ -139,24 +132,23 @@ class Ours:
 
 @dataclass
 class Bench(FullModelBench):
-    """The options, and the pool once it is open."""
+    """The options, and what was measured."""
 
-    stack: ExitStack = field(default_factory=ExitStack)
-    opened_pool: Ours | str | None = None  # what kept it from opening
+    weights: dict[str, Tensor] = field(default_factory=dict)  # of our build, with and without a pool
+    ours: Measured | None = None
 
     @property
     def small(self) -> bool:
         """Whether this is a rehearsal."""
         return bool(self.options.preset == TINY)
 
-    def config(self, *, hybrid: bool = False) -> BuildConfig:
-        """Return the build that is measured: a pool over an FP4 cache with fp8 matmuls."""
+    def config(self, sessions: int | None = None, *, hybrid: bool = False) -> BuildConfig:
+        """Return the build that is measured, an FP4 cache with fp8 matmuls, or a pool of it."""
         layout: dict[str, Any] = {} if self.small else {"chunk_frames": CHUNK_FRAMES}
         preset = self.options.preset
         if hybrid:
             layout = {"layer_rings": (2, 4), "rope_max_frames": 40} if self.small else {}
             preset = TINY if self.small else HYBRID
-        sessions = HYBRID_SESSIONS if hybrid else SESSIONS
         asked = BuildOptions(preset=preset, kv="fp4", kernels="fused", fp8=True, no_vae=True, no_text=True,
                              sessions=sessions, batch=(1,), **layout)  # fmt: skip
         return self._hearing(resolve_build(asked).config)
@@ -178,7 +170,7 @@ class Bench(FullModelBench):
         shape = (
             f"{config.model.name}, {s.height}x{s.width}, chunk {s.chunk_frames}, ring {rings}, sink {s.sink_frames}, "
             f"reference {s.reference_frames}, {len(config.schedule.timesteps)} passes, fp4 cache, fp8 matmuls, "
-            f"{config.attention} attention, room for {config.rows}"
+            f"{config.attention} attention, sessions {config.rows}"
         )
         bar = BARS.get(figure) if self.on_gpu and not self.small else None
         kind = "uncompiled" if self.options.eager or figure.startswith("talk_hybrid") else "aoti"
@@ -187,33 +179,41 @@ class Bench(FullModelBench):
     def folder(self, config: BuildConfig) -> Path:
         """Return where a build's engines lie."""
         s = config.stream
-        parts = (config.model.name, s.height, s.width, s.chunk_frames, config.attention)
-        return Path(self.options.work, "-".join(map(str, parts)))
-
-    def ours(self) -> Ours:
-        """Return the pool, opened and with its first session's cache full; again what kept it from that."""
-        if self.opened_pool is None:
-            try:
-                self.opened_pool = self._open()
-            except Exception as fault:
-                self.opened_pool = f"{type(fault).__name__}: {fault}"
-                self.stack.close()
-                raise
-        if isinstance(self.opened_pool, str):
-            raise RuntimeError(f"the pool did not open: {self.opened_pool}")
-        return self.opened_pool
-
-    def _open(self) -> Ours:
-        config, hearing = self.config(), Hearing()
-        self.compile([config])
-        pool = self.stack.enter_context(self.pool(config, wrap=hearing.around))
-        ours = Ours(pool, config, opened_session(pool, config, 0), hearing)
-        ours.times = steady(ours.run, config, self.options.chunks)
-        ours.audio_ms = hearing.ms()
-        self.say(
-            f"{config.model.name}: {ours.times['median']:.1f} ms a chunk, {ours.audio_ms:.2f} ms of it once a chunk"
+        parts = (
+            config.model.name,
+            s.height,
+            s.width,
+            s.chunk_frames,
+            config.attention,
+            "pool" * bool(config.pool),
         )
-        return ours
+        return Path(self.options.work, "-".join(map(str, filter(None, parts))))
+
+    def of_ours(self) -> dict[str, Tensor]:
+        """Return random weights of our build, which are drawn once."""
+        if not self.weights:
+            self.weights = random_weights(self.config())
+        return self.weights
+
+    def measured(self) -> Measured:
+        """Return what was measured of our build, by now or earlier."""
+        if self.ours is None:
+            config = self.config()
+            self.compile([config])
+            with self.session(config, weights=self.of_ours()) as (run, hearing):
+                self.ours = full_cache(run, config, hearing, self.options.chunks)
+            self.say(f"ours: {self.ours.step_ms:.1f} ms a step, {self.ours.audio_ms:.2f} ms once a chunk")
+        return self.ours
+
+    @contextmanager
+    def session(
+        self, config: BuildConfig, engines: Engines | None = None, weights: Mapping[str, Tensor] | None = None
+    ) -> Iterator[tuple[Callable[[], object], Hearing]]:
+        """Open a session and yield what makes its next chunk, and its engines that run once a chunk."""
+        hearing, given = Hearing(), golden_inputs(config, 0)
+        with self.opened(config, engines, wrap=hearing.around, weights=weights) as session:
+            yield (lambda: session.run_chunk(given)), hearing
+            hearing.calls.clear()
 
 
 def opened_session(pool: Pool, config: BuildConfig, seed: int) -> PooledSession:
@@ -229,11 +229,12 @@ def opened_session(pool: Pool, config: BuildConfig, seed: int) -> PooledSession:
     )
 
 
-def steady(run: Callable[[], object], config: BuildConfig, chunks: int) -> dict[str, float]:
-    """Fill the cache, then return the spread of the milliseconds of some chunks."""
+def full_cache(run: Callable[[], object], config: BuildConfig, hearing: Hearing, chunks: int) -> Measured:
+    """Fill a session's cache, then measure some chunks of it."""
     for _ in range(-(-config.stream.cache_frames // config.stream.chunk_frames) + 2):
         run()
-    return spread(chunk_times(run, chunks))
+    times = spread(chunk_times(run, chunks))
+    return Measured(config, times, hearing.ms(), len(hearing.calls), launches_of(run), peak_bytes())
 
 
 def peer_engines(config: BuildConfig) -> Engines:
@@ -243,50 +244,27 @@ def peer_engines(config: BuildConfig) -> Engines:
     return {**plain, **compiled_engines(config, without=once)}
 
 
-@dataclass(frozen=True)
-class Peer:
-    """What was measured of the step by `torch.compile`.
-
-    Parameters
-    ----------
-    times, audio_ms
-        Of a chunk with a full cache, and of what runs once in it.
-    peak_bytes : int
-        On the GPU, at most.
-    """
-
-    times: dict[str, float]
-    audio_ms: float
-    peak_bytes: int
-
-    @property
-    def step_ms(self) -> float:
-        """Of a pass, without what runs once a chunk."""
-        return (self.times["median"] - self.audio_ms) / PEER_PASSES
-
-
-def measured_peer(bench: Bench) -> Peer:
+def measured_peer(bench: Bench) -> Measured:
     """Measure the peer, which is compiled in this process while other processes compile our engines."""
-    config, hearing = bench.peer(), Hearing()
-    given = golden_inputs(config, 0)
-    with bench.compiling([bench.config()]) as wait:
+    config = bench.peer()
+    with bench.compiling([bench.config(), bench.config(SESSIONS)]) as wait:
         engines = None if bench.options.eager else peer_engines(config)
-        with bench.opened(config, engines, wrap=hearing.around) as session:
+        with bench.session(config, engines) as (run, hearing):
             wait()
-            times = steady(lambda: session.run_chunk(given), config, max(3, bench.options.chunks // 2))
-            return Peer(times, hearing.ms(), peak_bytes())
+            return full_cache(run, config, hearing, max(3, bench.options.chunks // 2))
 
 
 def step(bench: Bench) -> None:
     """A pass, against the same one by torch.compile; each without what runs once a chunk."""
     peer = measured_peer(bench)
     torch.compiler.reset()
-    bench.say(f"the peer: {peer.step_ms:.1f} ms a step, {PEER_PASSES} a chunk")
-    ours = bench.ours()
+    bench.say(f"the peer: {peer.step_ms:.1f} ms a step, {peer.audio_ms:.2f} ms once a chunk")
+    ours = bench.measured()
     bench.row(
         "talk_step_vs_compiled", ours.config, ours.step_ms / peer.step_ms, "step / compiled and captured",
-        step_ms=ours.step_ms, chunk_ms=ours.times, audio_ms=ours.audio_ms, compiled_step_ms=peer.step_ms,
-        compiled_chunk_ms=peer.times, compiled_audio_ms=peer.audio_ms, compiled_peak_bytes=peer.peak_bytes,
+        step_ms=ours.step_ms, chunk_ms=ours.times, audio_ms=ours.audio_ms, peak_bytes=ours.peak_bytes,
+        compiled_step_ms=peer.step_ms, compiled_chunk_ms=peer.times, compiled_audio_ms=peer.audio_ms,
+        compiled_peak_bytes=peer.peak_bytes,
         peer=f"each engine of a pass by torch.compile, plain layers, exact cache of fixed size; {PEER_PASSES} passes "
         "and the sampler in one captured graph; of both what runs once a chunk is taken off",
     )  # fmt: skip
@@ -294,56 +272,52 @@ def step(bench: Bench) -> None:
 
 def audio(bench: Bench) -> None:
     """HuBERT, projector and each layer's keys and values of the voice, as a share of the chunk."""
-    ours = bench.ours()
-    chunk_ms = ours.times["median"]
-    bench.row("talk_audio_ms", ours.config, ours.audio_ms / chunk_ms, "of a chunk", audio_ms=ours.audio_ms,
-              chunk_ms=ours.times, calls=len(ours.hearing.calls))  # fmt: skip
+    ours = bench.measured()
+    bench.row("talk_audio_ms", ours.config, ours.audio_ms / ours.times["median"], "of a chunk", audio_ms=ours.audio_ms,
+              chunk_ms=ours.times, calls=ours.calls)  # fmt: skip
 
 
 def launches(bench: Bench) -> None:
     """What the host sends for one chunk."""
-    ours = bench.ours()
-    found = launches_of(ours.run)
-    bench.row("talk_launches_per_chunk", ours.config, found["graphs"], "graph launches", **found)
+    ours = bench.measured()
+    bench.row(
+        "talk_launches_per_chunk", ours.config, ours.launches["graphs"], "graph launches", **ours.launches
+    )
 
 
 def fits(bench: Bench) -> None:
     """Sessions with a cache for each of four passes, allocated side by side, each with chunks of its own."""
-    ours = bench.ours()
-    bench.row(*filled(ours.pool, ours.config, "talk_sessions_fit", [ours.first]), **bytes_of(ours.pool))
+    config = bench.config(SESSIONS)
+    bench.compile([config])
+    with bench.pool(config, weights=bench.of_ours()) as pool:
+        filled(bench, pool, config, "talk_sessions_fit")
 
 
 def hybrid(bench: Bench) -> None:
     """Sessions of the model of two passes and two window sizes; uncompiled engines, which take no less memory."""
-    bench.stack.close()
-    bench.opened_pool = None
-    config = bench.config(hybrid=True)
+    bench.weights.clear()
+    config = bench.config(HYBRID_SESSIONS, hybrid=True)
     with bench.pool(config, engines=eager_engines(config)) as pool:
-        bench.row(*filled(pool, config, "talk_hybrid_sessions_fit", []), **bytes_of(pool))
+        filled(bench, pool, config, "talk_hybrid_sessions_fit")
 
 
-def filled(
-    pool: Pool, config: BuildConfig, figure: str, sessions: list[PooledSession]
-) -> tuple[str, BuildConfig, float, str]:
-    """Open the pool's other sessions, make some chunks of each, and return how many there are, as a row begins."""
-    sessions += [opened_session(pool, config, seed) for seed in range(len(sessions), pool.capacity)]
+def filled(bench: Bench, pool: Pool, config: BuildConfig, figure: str) -> None:
+    """Open as many sessions as a pool has room for, make some chunks of each, and append a row of how many they are."""
+    sessions, chunk_s = [opened_session(pool, config, seed) for seed in range(pool.capacity)], []
     for number in range(CHUNKS_EACH):
         for session in sessions:
+            began = time.perf_counter()
             (made,) = pool.run([session], [golden_inputs(config, number)])
-            if not np.isfinite(made.to_host()).all():
+            latents = made.to_host()
+            chunk_s.append(time.perf_counter() - began)
+            if not np.isfinite(latents).all():
                 raise ValueError(f"chunk {number} of a session holds a number that is not finite")
-    return figure, config, float(len(sessions)), f"sessions, each made {CHUNKS_EACH} chunks"
-
-
-def bytes_of(pool: Pool) -> dict[str, object]:
-    """Return what a pool takes, as its manifest says and as the device counted it."""
     told = pool.manifest
-    return {
-        "peak_bytes": peak_bytes(),
-        "kv_bytes": told.kv.pool_bytes,
-        "buffer_bytes": sum(one.nbytes for one in told.buffers),
-        "weight_bytes": sum(one.nbytes for one in told.weights),
-    }
+    bench.row(
+        figure, config, float(len(sessions)), f"sessions, each made {CHUNKS_EACH} chunks", peak_bytes=peak_bytes(),
+        kv_bytes=told.kv.pool_bytes, buffer_bytes=sum(one.nbytes for one in told.buffers),
+        weight_bytes=sum(one.nbytes for one in told.weights), last_chunk_s=chunk_s[-1],
+    )  # fmt: skip
 
 
 PARTS = {one.__name__: one for one in (step, audio, launches, fits, hybrid)}
@@ -352,9 +326,7 @@ PARTS = {one.__name__: one for one in (step, audio, launches, fits, hybrid)}
 def main() -> int:
     """Measure the parts that were asked for; return the exit code."""
     parser = full_model_parser(__doc__, list(PARTS), (FULL, TINY), ",".join(PARTS))
-    bench = Bench(parser.parse_args())
-    with bench.stack:
-        return measure(bench, PARTS)
+    return measure(Bench(parser.parse_args()), PARTS)
 
 
 if __name__ == "__main__":

@@ -248,10 +248,11 @@ class BuildConfig:
         if least == self.stream.chunk_frames:
             return f"it reads the past in fp8, and a cache of {least} frames holds the chunk alone"
         references, chunk = self.stream.reference_frames, self.stream.chunk_frames
-        if references % chunk:
-            # What fills up their last chunk lies behind the fill: no other attention sees it.
+        if references % chunk and (references > chunk or chunk % references):
+            # A chunk of references is filled up with copies, or with zeros that no other attention sees.
             return (
-                f"a chunk sees all of itself, so reference frames come in chunks of {chunk}, not {references}"
+                f"a chunk sees all of itself, so as many reference frames as fill chunks of {chunk}, or divide one, "
+                f"not {references}"
             )
         return None
 

@@ -73,7 +73,7 @@ def test_attention_in_8_bits_is_taken_where_its_tiles_were_measured(monkeypatch:
     assert taken(sessions=4, batch=(1, 2))
     assert not taken(sessions=4, batch=(1, 4))  # calls of four are of another class
 
-    # The kernel of specialised warpgroups, which is all that was measured, takes no past of 18 frames of 390 tokens.
+    # The kernel of specialised warpgroups reads groups of 16 keys: a past of 18 frames of 390 tokens is filled up.
     monkeypatch.setattr(tuned_bf16, "faster_table", frozenset)
     monkeypatch.setattr(
         tuned, "tuned_table", lambda: {("sm_90", 128, "some"): SPECIALISED, ("sm_90", 128, "few"): SAFE}
@@ -83,8 +83,10 @@ def test_attention_in_8_bits_is_taken_where_its_tiles_were_measured(monkeypatch:
         tuned, "tuned_table", lambda: {("sm_90", 128, name): SPECIALISED for name in ("few", "some")}
     )
     plan = resolved("self-forcing-1.3b", "fp4", height=208, width=480, device="cuda", arch="sm_90")
-    assert plan.config.attention == "torch"
+    assert plan.config.attention == "fp8"
     assert plan.config.stream.frame_tokens == 390
+    (tiles,) = kernel_table.attention_tiles(plan.config, Target("cuda", "sm_90"))
+    assert tiles["past_tokens"] == 18 * 390 + 4
 
 
 def test_16_bit_attention_is_taken_where_it_was_faster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,5 +181,7 @@ def test_what_fp8_attention_does_not_take() -> None:
     chunk = preset.stream.chunk_frames
     assert refused() is None
     assert refused(reference_frames=chunk) is None
+    assert refused(reference_frames=1) is None  # a chunk of it is filled up with copies
     assert "reference frames" in str(refused(reference_frames=chunk - 1))
+    assert "reference frames" in str(refused(reference_frames=chunk + 1))
     assert "the chunk alone" in str(refused(sink_frames=0, ring_frames=chunk))

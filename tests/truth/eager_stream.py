@@ -117,10 +117,12 @@ class EagerStream:
         s = self.config.stream
         self.buffers["given_frames"].fill_(s.chunk_frames)
         for first in range(-s.reference_frames, 0, s.chunk_frames):
-            part = reference[:, :, s.reference_frames + first :][:, :, : s.chunk_frames]
             self._stand_at([first] * s.batch)
             self._run(self.programs["begin"], number=0)
-            self.buffers["latents"].zero_()[:, :, : part.shape[2]] = part
+            latents = self.buffers["latents"].zero_()
+            for place, frame in enumerate(self.ring.frames(first)):
+                if frame < 0:
+                    latents[:, :, place] = reference[:, :, frame]
             passes = len(self.config.schedule.timesteps)
             for number in range(passes) if s.pass_caches else (passes,):
                 self._run(self.programs["denoise" if s.pass_caches else "context"], number)
@@ -128,8 +130,7 @@ class EagerStream:
     def _stand_at(self, first_frames: Sequence[int]) -> None:
         """Fill the buffers that say where each row stands."""
         s = self.config.stream
-        offsets = range(s.chunk_frames)
-        self.buffers["frames"].copy_(torch.tensor([[f + i for i in offsets] for f in first_frames]))
+        self.buffers["frames"].copy_(torch.tensor([self.ring.frames(f) for f in first_frames]))
         for group in self.config.layer_groups:
             own = Ring(s.sink_frames, group.ring_frames, s.chunk_frames, s.reference_frames)
             slots = [own.write_slots(f) for f in first_frames]

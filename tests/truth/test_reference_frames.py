@@ -82,6 +82,25 @@ def test_a_stream_sees_its_references_past_the_wrap(chunk, sink, ring, reference
     assert all(c.frame < 0 for model in naive for cached in model.cached for c in cached[:references])
 
 
+@pytest.mark.parametrize("references", [1, 2])
+def test_attention_that_sees_the_whole_chunk_writes_the_same_references(references: int) -> None:
+    """8-bit attention has no mask for what fills a chunk up; of references alone it reads nothing in 8 bits."""
+    config = config_of(4, 1, 5, references, "fp4", window_positions=True)
+    config = dataclasses.replace(config, fused=True)
+    weights, text = random_wan_weights(config.model), random_text(config.model, 1)
+    held = []
+    for attention in ("torch", "fp8"):
+        stream = EagerStream(dataclasses.replace(config, attention=attention), weights, text)
+        stream.write_references(random_reference(config))
+        held.append([stream.slot_tokens(0, slot) for slot in range(references)])
+    masked, whole = held
+    for wanted, found in zip(masked, whole, strict=True):
+        for name, codes in wanted.items():
+            assert (codes != found[name]).float().mean() < 1e-3, name
+    copy = stream.slot_tokens(0, 3)  # the last one's, which the stream's first chunk writes over
+    assert all(torch.equal(codes, copy[name]) for name, codes in whole[-1].items())
+
+
 def streams_of(config: BuildConfig, weights, reference: torch.Tensor, chunks: int) -> list[np.ndarray]:
     """A session's latents, seeds 5 and on."""
     text, seeds = random_text(config.model, config.stream.batch), [5 + i for i in range(config.stream.batch)]

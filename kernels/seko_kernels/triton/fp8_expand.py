@@ -266,7 +266,7 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     VALID_TOKENS : pointer to int64
         ``[B]``.
     K_OUT : pointer to int8
-        ``[B, P, H, D]``, contiguous; ``P = N - CHUNK_FRAMES * FRAME_TOKENS``.
+        ``[B, P, H, D]``, contiguous; P is at least ``N - CHUNK_FRAMES * FRAME_TOKENS``.
     K_OUT_SCALE : pointer to fp32
         ``[B, H, V_COLUMNS / KEY_TILE]``, contiguous: what a tile's numbers are multiplied by to be the real ones.
     V_OUT : pointer to fp8

@@ -265,7 +265,8 @@ class Live:
     def write_references(self, rows: Sequence[int]) -> None:
         """Queue the passes that write rows' reference frames into their caches; nothing if there are none.
 
-        They are chunks of frames before the stream's, the last one filled up with zeros that no row sees. They run at
+        They are chunks of frames before the stream's, the last one filled up with copies (`Ring.repeats_references`)
+        or with zeros that no row sees. They run at
         the context time: in the context pass, or where each pass has a cache of its own, in each as given frames.
         Where a call carries all rows, the others write what their next chunk writes over before it reads. What the
         caller gives per chunk is zeros in them.
@@ -277,7 +278,7 @@ class Live:
             frames = clocks.next_frames(called)
             written = [(at, row) for at, row in enumerate(called) if row in rows]
             for at, _ in written:
-                frames[at] = np.arange(first, first + ring.chunk_frames)
+                frames[at] = ring.frames(first)
             given = np.full(len(called), ring.chunk_frames)
             positions = Positions(called, np.zeros(len(called), np.int64), frames, firsts, given)
             self._write_caches(positions, partial(self._load_references, written, first))
@@ -393,9 +394,10 @@ class Live:
             target = self._row(self.latents, place)  # [C, F, h, w]
             held = self._row(self.buffers[REFERENCE_LATENTS], row)  # [C, R, h, w]
             memory.zero(target)
-            for offset in range(min(ring.chunk_frames, -first)):
-                source = memory.row(held, 1, ring.reference_frames + first + offset, ring.reference_frames)
-                memory.copy(memory.row(target, 1, offset, ring.chunk_frames), source)
+            for offset, frame in enumerate(ring.frames(first)):
+                if frame < 0:
+                    source = memory.row(held, 1, ring.reference_frames + frame, ring.reference_frames)
+                    memory.copy(memory.row(target, 1, offset, ring.chunk_frames), source)
 
     def _row(self, tensor: Tensor, row: int) -> Tensor:
         return self._memory.index(tensor, (row,))

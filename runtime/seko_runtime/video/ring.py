@@ -77,10 +77,28 @@ class Ring:
         """Return the slots to which the chunk starting at ``first_frame`` is written, one for each frame."""
         return [self.slot(first_frame + offset) for offset in range(self.chunk_frames)]
 
+    @property
+    def repeats_references(self) -> bool:
+        """Whether a chunk of reference frames is filled up with copies of them, all equally often: what attends to
+        all of it gets what it would get of the frames alone.
+        """
+        return (
+            0 < self.reference_frames < self.chunk_frames and self.chunk_frames % self.reference_frames == 0
+        )
+
+    def frames(self, first_frame: int) -> list[int]:
+        """Return the frames of the chunk starting at ``first_frame``."""
+        count = range(self.chunk_frames)
+        if first_frame < 0 and self.repeats_references:
+            return [first_frame + offset % self.reference_frames for offset in count]
+        return [first_frame + offset for offset in count]
+
     def valid_frames(self, first_frame: int) -> int:
         """Return how many slots hold a frame once the chunk starting at ``first_frame`` is written.
 
-        In a chunk of reference frames, frames from 0 on do not count: they only pad the chunk.
+        In a chunk of reference frames, frames from 0 on do not count: they only pad the chunk. Copies do.
         """
         end = first_frame + self.chunk_frames
+        if first_frame < 0 and self.repeats_references:
+            return self.chunk_frames
         return min(self.reference_frames + (min(end, 0) if first_frame < 0 else end), self.cache_frames)
