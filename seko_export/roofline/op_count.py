@@ -23,7 +23,7 @@ from torch.utils.flop_counter import flop_registry
 
 from seko_export.engines.piece import FlatModule, Piece
 from seko_export.families.layers.causal_dit import BlockWeights
-from seko_export.families.layers.fused_block import FusedLayer, KeysAndValues, LastUpdate
+from seko_export.families.layers.fused_block import FusedLayer, KeysAndValues, LastUpdate, QuantisingLinear
 from seko_export.families.layers.past_window import WindowExpand
 from seko_export.roofline.op_count_fused import EXPAND, CountedOps
 from seko_kernels.kv_formats import ExactKv
@@ -92,18 +92,19 @@ def _counted_kv(module: nn.Module, recorder: _Recorder) -> Iterator[None]:
     """Substitute a block's lossy cache and fused ops by counting stand-ins: their kernels cannot run on the meta
     device.
     """
-    kept: dict[str, object] = {}
+    kept: list[tuple[nn.Module, str, object]] = []
     if isinstance(module, BlockWeights | KeysAndValues) and not isinstance(module.kv, ExactKv):
-        kept["kv"] = module.kv
+        kept.append((module, "kv", module.kv))
         object.__setattr__(module, "kv", _CountedKv(module, recorder))
-    if isinstance(module, FusedLayer | KeysAndValues | LastUpdate | WindowExpand):
-        kept["ops"] = module.ops
-        module.ops = CountedOps(recorder.add)
+    for one in module.modules():
+        if isinstance(one, FusedLayer | KeysAndValues | LastUpdate | QuantisingLinear | WindowExpand):
+            kept.append((one, "ops", one.ops))
+            one.ops = CountedOps(recorder.add)
     try:
         yield
     finally:
-        for name, own in kept.items():
-            object.__setattr__(module, name, own)
+        for one, name, own in kept:
+            object.__setattr__(one, name, own)
 
 
 @dataclass(frozen=True)

@@ -153,8 +153,8 @@ def test_rows_of_a_batch_at_different_chunks_are_those_of_streams_alone() -> Non
 def test_fused_layers_are_the_plain_ones(
     scheme: str, change: Mapping[str, Any], bar: float, worst: Callable[[str, float], None]
 ) -> None:
-    """Past the wrap, each pass fed the plain stream's latents; 8-bit attention sees whole chunks of references."""
-    plain = talk_config(scheme, layout={"chunk_frames": 1, "ring_frames": 3})
+    """Past the wrap, each pass fed the plain stream's latents; one portrait fills chunks of two."""
+    plain = talk_config(scheme)
     checkpoint, text, portrait = (
         random_checkpoint(plain),
         random_text(plain.model, 1),
@@ -163,11 +163,13 @@ def test_fused_layers_are_the_plain_ones(
     streams = [
         begun(config, checkpoint, text, portrait) for config in (plain, replace(plain, fused=True, **change))
     ]
-    for chunk in range(7):
+    matrices = {f"blocks.1.tail.{name}.weight_fp8" for name in ("to_q", "to_out")}
+    assert (matrices <= {*streams[1].weights}) == change.get("fp8", False)
+    for chunk in range(CHUNKS):
         for stream in streams:
             stream.buffers[BUFFERS[audio.AUDIO]].copy_(FAMILY.golden_inputs(plain, chunk)[audio.AUDIO])
-        wanted = streams[0].run_chunk([chunk], [3])
-        made = streams[1].run_chunk([chunk], [3], feed=[one.latents for one in wanted])
+        wanted = streams[0].run_chunk([2 * chunk], [3])
+        made = streams[1].run_chunk([2 * chunk], [3], feed=[one.latents for one in wanted])
         for one, other in zip(wanted, made, strict=True):
             error = relative_error(other.velocity, one.velocity)
             worst(f"seko-talk, fused layers, {scheme} {sorted(change)}", error)

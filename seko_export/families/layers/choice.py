@@ -95,7 +95,8 @@ class LayerChoice:
         modules.
     after_attention, tail : callable
         Return, for a model and dtype, the module behind self-attention or behind the feed-forward of every layer (see
-        `BlockWeights`), or None. Without one, fused layers add the residual in the next norm.
+        `BlockWeights`), or None. Without one, fused layers add the residual in the next norm. With ``--fp8``, what
+        ``fp8_linears`` of a tail names is computed in fp8; these take [B, T, in].
     chunk_modules : tuple of ChunkModule
         Modules that run once per chunk, in order.
     prompt_modules : tuple of PromptModule

@@ -51,6 +51,27 @@ class Fp8Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outer, dtype=dtype))
 
 
+class QuantisingLinear(Fp8Linear):
+    """An fp8 matmul that quantises its input by row itself."""
+
+    def __init__(self, inner: int, outer: int, dtype: torch.dtype) -> None:
+        super().__init__(inner, outer, dtype)
+        self.ops = LayerOps()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, T, out] of x [B, T, in]."""
+        rows = self.ops.quantise_rows(x)
+        y: Tensor = self.ops.fp8_linear(rows, self.weight_fp8, self.weight_scale, self.bias, x.dtype)
+        return y
+
+
+def set_fp8(module: nn.Module | None) -> None:
+    """Replace the matrices that a family's module allows in fp8, those that its ``fp8_linears`` names."""
+    for name in getattr(module, "fp8_linears", ()):
+        plain = getattr(module, name)
+        setattr(module, name, QuantisingLinear(plain.in_features, plain.out_features, plain.weight.dtype))
+
+
 class Past(NamedTuple):
     """What a layer attends to besides its chunk, and the number of rows that its caches hold."""
 

@@ -15,7 +15,14 @@ from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece, on_meta
 from seko_export.families.layers.causal_dit import Block
 from seko_export.families.layers.choice import LAYER, LayerChoice, caller_arguments
-from seko_export.families.layers.fused_block import FusedBlock, KeysAndValues, LastUpdate, RowFusedBlock
+from seko_export.families.layers.fused_block import (
+    FusedBlock,
+    FusedLayer,
+    KeysAndValues,
+    LastUpdate,
+    RowFusedBlock,
+    set_fp8,
+)
 from seko_export.families.layers.past_window import PastWindow, WindowExpand
 from seko_export.families.layers.rank_split import RankSplit
 from seko_export.families.layers.ring_positions import RingPositions
@@ -226,6 +233,8 @@ class LayerArguments:
         m, dtype = self._config.model, self._config.dtype
         block.after_attention = self._choice.after_attention(m, dtype)  # type: ignore[assignment]
         block.tail = self._choice.tail(m, dtype)  # type: ignore[assignment]
+        if isinstance(block, FusedLayer) and block.fp8:
+            set_fp8(block.tail)
         block.beside_text = self._choice.beside_text  # type: ignore[assignment]
         return self._split(block)
 

@@ -170,6 +170,8 @@ class AudioKv(nn.Module):
 class AudioAttention(nn.Module):
     """Attention of one layer to the chunk's audio, behind the feed-forward, gated by the time of the pass."""
 
+    fp8_linears = ("to_q", "to_out")
+
     def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
         self.model, d = model, model.dim
