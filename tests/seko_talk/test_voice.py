@@ -6,11 +6,14 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -30,6 +33,8 @@ from seko_export.media.hubert.encoder import HubertFeatures
 from seko_export.media.hubert.files import hubert_config_of, hubert_shapes, load_hubert
 from seko_runtime.cli.audio import mask_inputs, read_masks
 from seko_runtime.errors import UsageError as RuntimeUsageError
+from seko_runtime.video.conditioning import voice as voice_module
+from seko_runtime.video.conditioning.voice import AudioWindows, Voice
 from tests.seko_talk.streams import (
     PRESET,
     heard_by,
@@ -366,11 +371,48 @@ def test_masks_of_speakers_are_made_of_pictures(tmp_path: Path) -> None:
     assert made.dtype == np.float32
     assert made.tolist() == [[1, 0, 0, 1, 0, 0], [0, 0, 0, 1, 1, 1]]
     assert mask_inputs([], alone, {}) == {}
-    for masks, manifest, given, told in (
+    for masks, manifest, files, told in (
         ([left], two, {}, "1 masks given for 2 speakers"),
         ([left], alone, {}, "takes no masks"),
         ([left, left[..., 0]], two, {}, r"a mask is uint8 \[64, 96\]"),
         ([left, tall], two, {"speaker_masks": made}, "both say where the speakers are"),
     ):
         with pytest.raises(RuntimeUsageError, match=told):
-            mask_inputs(masks, manifest, given)
+            mask_inputs(masks, manifest, files)
+
+
+def test_a_chunk_knows_when_it_was_heard(hubert: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the push that brought its last sample, for every row its own; not without a voice."""
+    clock = iter(range(100))
+    monkeypatch.setattr(voice_module, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    windows = AudioWindows("audio", 1, 2, 1000, 4, normalised=True)
+    voice = Voice(windows)  # chunks end at samples 5000, 13000, 21000
+    for count in (4000, 2000, 6000, 1000):
+        voice.push(np.zeros(count, np.float32))
+    assert [voice.heard_at(first) for first in (0, 2)] == [1, 3]
+    voice.push(np.zeros(3000, np.float32), at=4500, last=True)
+    assert [voice.heard_at(first) for first in (0, 2, 4)] == [4, 4, 4]
+    voice.forget(4)
+    assert voice.heard_at(4) == 4
+    monkeypatch.undo()
+    with session_of(talk_config(), hubert[0]) as session:
+        session.push_audio(sound()[0])
+        chunk = session.run_chunk()
+    assert chunk.heard_at is not None
+    assert chunk.late_s() > 0
+
+
+@given(st.lists(st.floats(0.01, 5), min_size=1, max_size=8), st.floats(0, 10))
+def test_lateness_is_that_of_a_live_run(seconds: list[float], began: float) -> None:
+    """A chunk begins when its samples are there and the one before it is done, sample by sample of time."""
+    windows = AudioWindows("audio", 1, 3, 1000, 4, normalised=True)
+    times = np.cumsum([began, *seconds]).tolist()
+    free, late = 0.0, []
+    for number, taken in enumerate(seconds):
+        spoken = (
+            9000 + 12_000 * number
+        ) / 16_000  # a chunk of three: the first is 9 video frames, later ones are 12
+        free = spoken + taken if free < spoken else free + taken
+        late.append(free - spoken)
+    assert windows.lateness(times) == pytest.approx(late, abs=1e-6)
+    assert all(one >= taken - 1e-6 for one, taken in zip(late, seconds, strict=True))

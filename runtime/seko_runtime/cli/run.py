@@ -24,6 +24,7 @@ from seko_runtime.format.manifest import Manifest
 from seko_runtime.opening.artifact import OpenArtifact, open_artifact, read_manifest
 from seko_runtime.opening.golden import ChunkError, error_row
 from seko_runtime.video.chunk import Chunk
+from seko_runtime.video.conditioning.voice import AudioWindows
 from seko_runtime.video.files import STDOUT, ChunkWriter, check_output
 from seko_runtime.video.session import Session
 
@@ -182,7 +183,10 @@ class _Job:
         first = self.came[0] - self.opened
         rate = (len(self.came) - 1) / (self.came[-1] - self.came[0]) if len(self.came) > 1 else 1 / first
         fps = rate * _video_frames(manifest, 1)
+        windows = None if self.inputs.voices is None else AudioWindows.of(manifest)
+        late = None if windows is None else max(windows.lateness([self.opened, *self.came]))
         return {
+            "live_late_s": late,
             "digest": self.artifact.digest,
             "preview": self.writer.is_preview,
             "chunks": self.chunks,
@@ -266,11 +270,13 @@ def _lines(
         kind += "; rgb24 pictures, {}x{}".format(*_size(manifest))
     kv = manifest.kv
     ratio = kv.pool_bytes / max(kv.bf16_pool_bytes, 1)
+    late = result["live_late_s"]
     checks = [f"check    {error}{'' if error.within else ': missed'}" for error in errors]
     return (
         f"wrote    {result['output']} ({kind})",
         f"speed    {result['chunks_per_s']:.2f} chunks/s, {result['realtime_factor']:.2f} x real time "
         f"at {manifest.stream.fps} fps",
         f"KV pool  {kv.pool_bytes} bytes ({kv.scheme}), {ratio:.4f} of bf16",
+        *([] if late is None else [f"live     chunks at most {late:.2f} s behind what they hear"]),
         *(checks or [f"check    skipped ({skipped})"]),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -61,6 +62,8 @@ class Chunk:
         Row and number of each row's video frames; empty without a VAE.
     row : int, optional
         In a pool, the row of its session.
+    heard_at : float, optional
+        When the last sample was pushed that it hears, by `time.monotonic`; None without `push_audio`.
     """
 
     index: int
@@ -70,6 +73,14 @@ class Chunk:
     serial: int
     pictures: tuple[tuple[int, int], ...]
     row: int | None = None
+    heard_at: float | None = None
+
+    def late_s(self) -> float | None:
+        """Return the seconds since the last sample was pushed that it hears, or None without `push_audio`.
+
+        Called once its frames are there, it says how late they are for whoever speaks.
+        """
+        return None if self.heard_at is None else time.monotonic() - self.heard_at
 
     def to_host(self) -> NDArray[np.float32]:
         """Return a float32 copy [B, C, F, h, w]; waits for the chunk.

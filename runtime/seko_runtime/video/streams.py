@@ -175,10 +175,11 @@ class Streams:
         self.inputs.chunk_made(rows, [clocks.next_kept_slot(row) for row in rows], seen)
         clocks.chunk_made(rows)
         # `rewind` goes back by the frames of the cache at most.
+        heard_at = known.voices.heard_at(rows, first_frames.tolist())
         known.voices.made(rows, (clocks.first[list(rows)] - self.manifest.stream.cache_frames).tolist())
         latents = self.memory.leading(live.latents, len(rows))
         pictures = tuple(zip(rows, numbers, strict=True)) if numbers else ()
-        chunk = Chunk(self._chunks, frames, latents, self, self._chunks, pictures)
+        chunk = Chunk(self._chunks, frames, latents, self, self._chunks, pictures, heard_at=heard_at)
         known.readable.made(rows, self._chunks)
         self._chunks += 1
         known.torn.difference_update(rows)
@@ -197,7 +198,9 @@ class Streams:
         index = self.clocks.made(row) - 1
         latents = self.live().kept_latents(row)
         part = slice(place, place + 1)
-        return Chunk(index, chunk.frames[part], latents, self, chunk.serial, chunk.pictures[part], row)
+        frames = chunk.frames[part]
+        heard_at = self._rows.voices.heard_at([row], frames[:, 0].tolist())
+        return Chunk(index, frames, latents, self, chunk.serial, chunk.pictures[part], row, heard_at)
 
     @machine_faults()
     def set_prompt(self, rows: Sequence[int], prompt: str | Sequence[str], *, recache: bool = False) -> None:

@@ -72,6 +72,12 @@ class Voices:
             for row, one, first in zip(rows, inputs, first_frames, strict=True)
         ]
 
+    def heard_at(self, rows: Sequence[int], first_frames: Sequence[int]) -> float | None:
+        """Return when the last sample came that the rows' chunks hear; None if no row has a voice."""
+        pairs = zip(rows, first_frames, strict=True)
+        times = [self._of_row[row].heard_at(first) for row, first in pairs if row in self._of_row]
+        return max(times, default=None)
+
     def made(self, rows: Sequence[int], next_frames: Sequence[int]) -> None:
         """Drop the samples that the rows' chunks from these latent frames on do not hear."""
         for row, frame in zip(rows, next_frames, strict=True):

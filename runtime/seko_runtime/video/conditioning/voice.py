@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +91,21 @@ class AudioWindows:
         """Return the samples that the chunk which begins with a latent frame hears: the first, and behind the last."""
         return max(0, self.begin(first_frame)), self.end(first_frame + self.chunk_frames - 1)
 
+    def lateness(self, times: Sequence[float]) -> list[float]:
+        """Return how many seconds after its last sample each chunk of a voice that is just spoken would come.
+
+        Parameters
+        ----------
+        times : sequence of float
+            When chunk 0 began, then when each was ready, in seconds; none of them waited for its samples.
+        """
+        made, ready = [], 0.0
+        for number, (began, ended) in enumerate(pairwise(times)):
+            heard = self.needed(number * self.chunk_frames)[1] / RATE
+            ready = max(ready, heard) + ended - began
+            made.append(ready - heard)
+        return made
+
     def latent_frames(self, samples: int) -> int:
         """Return how many latent frames cover this many samples; the last frame may end after them."""
         return max(0, -(-samples // self.frame_samples) - 2 + self.per_latent) // self.per_latent + (
@@ -145,6 +163,9 @@ class Voice:
         self.windows = windows
         self.first, self.ended = 0, False
         self._samples = np.zeros((windows.speakers, 0), np.float32)
+        self._came: list[
+            tuple[int, float]
+        ] = []  # the sample behind the last one of each push, and when it came
 
     @property
     def end(self) -> int:
@@ -174,6 +195,7 @@ class Voice:
                 "between"
             )
         self._samples = np.concatenate((self._samples[:, : at - self.first], found), axis=1)
+        self._came = [one for one in self._came if one[0] <= at] + [(self.end, time.monotonic())]
         self.ended = last
 
     def of_chunk(self, first_frame: int) -> NDArray[np.float32]:
@@ -198,11 +220,17 @@ class Voice:
             )
         return self.windows.of_chunk(self._samples, self.first, first_frame)
 
+    def heard_at(self, first_frame: int) -> float:
+        """Return when the last sample was pushed that a chunk hears, by `time.monotonic`; see `of_chunk`."""
+        end = min(self.windows.needed(first_frame)[1], self.end)
+        return next(came for behind, came in self._came if behind >= end)
+
     def forget(self, first_frame: int) -> None:
         """Drop the samples that no chunk from this latent frame on hears."""
         gone = min(self.windows.needed(first_frame)[0], self.end) - self.first
         if gone > 0:
             self._samples, self.first = self._samples[:, gone:].copy(), self.first + gone
+            self._came = [one for one in self._came if one[0] > self.first] or self._came[-1:]
 
 
 def checked_samples(samples: object, speakers: int) -> NDArray[np.float32]:
