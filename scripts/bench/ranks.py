@@ -1,90 +1,327 @@
-"""A step on one GPU against a step on several of the same box: two artifacts of one model, chunk by chunk.
+"""A step on one GPU against a step on several of the same box, chunk by chunk, and where the rest of the time goes.
 
-    python scripts/bench/ranks.py ONE SEVERAL --rows docs/benchmarks/h200.jsonl
+    python scripts/bench/ranks.py --artifacts ONE SEVERAL --rows docs/benchmarks/h200.jsonl
+    python scripts/bench/ranks.py --drawn wan-14b --work FOLDER --rows docs/benchmarks/h200.jsonl
 
-ONE was built without `--ranks`, SEVERAL with it; `scripts/gpu/ranks.sh` builds both. Times are the caller's, from the
-call of a chunk to its latents on the host, so they hold the control channel and the copy too. The rows:
+The first compares two artifacts of one model, built without and with `--ranks`. The second compiles both engines of a
+preset with the quantised road (FP4 cache, fused kernels, fp8 matmuls, the past in 8 bits, resident window), and each
+rank draws random weights: no checkpoint, no artifact; ``--compile`` does only that first half. `scripts/gpu/ranks.sh`
+runs both. The rows, N ranks, CASE s1 for artifacts and s5 for drawn weights:
 
-- `spN_s1`: the median step on one GPU divided by that on N.
+- `spN_CASE`: the median step on one GPU divided by that on N, from the call of a chunk to its latents on the host. With
+  artifacts this is what a caller sees, with the control channel. `ms` has the same times without it (``to_host``),
+  without the copy of the latents (``alone``), and of chunks that nobody waits for (``queued``). `kernels_ms` says for
+  each kind of kernel what a step takes on one GPU and on rank 0, and how much more that is than its share.
+- `spN_CASE_rank_skew_ms`: from the first rank's end of a chunk to the last's, the median of chunks.
 - `sp_equal`: the largest relative difference of a chunk's latents between the two, over all chunks that were compared.
   `equal_bytes` says whether there was none. Kernels choose their tiles by the number of heads, so bytes may differ.
 - `sp_busy_p99`: with a process spinning on every core, p99 divided by the median of a chunk on N GPUs.
+
+A part that fails is named in the last line, a JSON object, and the exit code is 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
+import shutil
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from rank_child import build_config
 from rows import append_row
 
+from seko_export.backends import export_backend
+from seko_export.backends.workers import compiled_beside
+from seko_export.host.progress import silent
 from seko_export.tools.inspection import percentile
-from seko_runtime import Session, open_artifact
+from seko_runtime import Session, open_artifact, read_manifest
+
+CHILD = Path(__file__).parent / "rank_child.py"
+BARS = {2: 1.80, 4: 3.35}
+QUANTISED = {
+    "kv": "fp4",
+    "kernels": "fused",
+    "fp8": True,
+    "attention": "fp8",
+    "resident_window": True,
+}
+SAID_BYTES = 3000  # of what a child that failed wrote last
+CHILD_S = 120.0
 
 
-def main() -> None:
-    """Measure and compare."""
+def main() -> int:
+    """Measure and compare; return the exit code."""
+    options = _parser().parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    parts: list[Callable[[], None]] = []
+    if options.artifacts:
+        parts.append(lambda: artifacts(options, *options.artifacts))
+    if options.drawn:
+        parts.append(lambda: drawn(options))
+    failed = []
+    for part in parts:
+        try:
+            part()
+        except Exception as fault:  # the other part's rows are worth their time
+            traceback.print_exc()
+            failed.append(f"{type(fault).__name__}: {fault}"[:SAID_BYTES])
+    print(json.dumps({"failed": failed}))
+    return 1 if failed else 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("one", type=Path, help="artifact of one rank")
-    parser.add_argument("several", type=Path, help="artifact of several ranks")
+    parser.add_argument("--artifacts", type=Path, nargs=2, metavar=("ONE", "SEVERAL"))
+    parser.add_argument("--drawn", metavar="PRESET", help="a preset to measure with random weights")
+    parser.add_argument("--layers", type=int, default=0, help="so many of the preset's; default: all")
+    parser.add_argument("--ranks", type=int, default=2, help="with --drawn")
+    parser.add_argument("--eager", action="store_true", help="with --drawn: uncompiled, to try the script")
+    parser.add_argument("--compile", action="store_true", help="with --drawn: only compile the engines")
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "seko-ranks-bench")
     parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
+    parser.add_argument("--chunks", type=int, default=20, help="with --artifacts: chunks that a caller makes")
+    parser.add_argument("--steady", type=int, default=6, help="chunks to time in each way without a caller")
     parser.add_argument(
-        "--chunks", type=int, default=20, help="chunks to compare, and to time once the cache is full"
+        "--busy", type=int, default=0, help="with --artifacts: chunks to time beside busy cores"
     )
-    parser.add_argument("--busy", type=int, default=0, help="chunks to time beside busy cores")
-    options = parser.parse_args()
-    single = measured(options.one, options.chunks, 0)
-    several = measured(options.several, options.chunks, options.busy)
-    ranks, passes = several["ranks"], several["passes"]
-    shape = f"{several['name']}, {ranks} GPUs"
-    steps = {name: one["chunk_ms"] / passes for name, one in (("one_step_ms", single), ("step_ms", several))}
+    return parser
+
+
+def artifacts(options: argparse.Namespace, one: Path, several: Path) -> None:
+    """Compare two artifacts: as a caller sees them, then without the control channel."""
+    manifest, _ = read_manifest(several)
+    ranks, passes = manifest.ranks, manifest.schedule.denoise_passes + manifest.has_context
+    shape = f"{manifest.name}, {ranks} GPUs"
+    seen = [called(one, options.chunks, 0), called(several, options.chunks, options.busy)]
+    steps = [statistics.median(one["chunk_ms"]) / passes for one in seen]
+    more: dict[str, Any] = {"open_s": seen[1]["open_s"], "graph_launches": seen[1]["graph_launches"]}
+    try:
+        found = [
+            run_ranks(options, name, count, {"artifact": str(folder.absolute())})
+            for name, count, folder in (("one", 1, one), ("several", ranks, several))
+        ]
+        more |= compared(*found, ranks)
+        append_skew(options.rows, f"sp{ranks}_s1_rank_skew_ms", shape, found[1])
+    except Exception as fault:  # the row itself does not hang on it
+        traceback.print_exc()
+        more["not_profiled"] = str(fault)[:SAID_BYTES]
     append_row(
         options.rows,
         f"sp{ranks}_s1",
         shape,
-        steps["one_step_ms"] / steps["step_ms"],
+        steps[0] / steps[1],
         "step of 1 GPU / step of all",
-        {2: 1.80, 4: 3.35}.get(ranks),
-        **steps,
-        open_s=several["open_s"],
-        graph_launches=several["graph_launches"],
-        chunks=several["chunks"],
+        BARS.get(ranks),
+        one_step_ms=steps[0],
+        step_ms=steps[1],
+        chunks=len(seen[1]["chunk_ms"]),
+        **more,
     )
-    errors = [
-        float(np.linalg.norm(b - a) / np.linalg.norm(a))
-        for a, b in zip(single["latents"], several["latents"], strict=True)
-    ]
-    equal = all(np.array_equal(a, b) for a, b in zip(single["latents"], several["latents"], strict=True))
-    append_row(
-        options.rows,
-        "sp_equal",
-        shape,
-        max(errors),
-        "largest relative difference of a chunk",
-        None,
-        equal_bytes=equal,
-        by_chunk=[float(f"{error:.3g}") for error in errors],
-    )
-    if options.busy:
-        busy = several["busy_ms"]
+    append_equal(options.rows, shape, *(run["latents"] for run in seen))
+    if busy := seen[1]["busy_ms"]:
         ratio = percentile(busy, 0.99) / statistics.median(busy)
         append_row(
             options.rows, "sp_busy_p99", shape, ratio, "p99 / median of a chunk", 1.05, chunks=len(busy)
         )
 
 
-def measured(folder: Path, chunks: int, busy: int) -> dict[str, object]:
-    """Return times and latents of one artifact's session, in milliseconds."""
+def drawn(options: argparse.Namespace) -> None:
+    """Compare the quantised road on one GPU and on several, with random weights and no control channel."""
+    build = QUANTISED | {"preset": options.drawn, "layers": options.layers}
+    if options.drawn == "tiny":  # to try the script
+        build |= {"height": 32, "width": 64, "fp8": False}
+    counts = {"one": 1, "several": options.ranks}
+    if not options.eager:
+        with ThreadPoolExecutor(2) as pool:
+            jobs = [
+                pool.submit(compile_engines, build, count, options.work / f"engines-{name}")
+                for name, count in counts.items()
+            ]
+            for job in jobs:
+                job.result()
+    if options.compile:
+        return
+    found = [
+        run_ranks(
+            options,
+            name,
+            count,
+            {"build": build, "eager": options.eager, "engines": str(options.work / f"engines-{name}")},
+        )
+        for name, count in counts.items()
+    ]
+    step = [statistics.median(one[0]["ms"]["to_host"]) / one[0]["passes"] for one in found]
+    shape = (
+        f"{options.drawn}, {found[0][0]['layers']} layers, FP4, fp8, resident window, {options.ranks} GPUs"
+    )
+    append_row(
+        options.rows,
+        f"sp{options.ranks}_s5",
+        shape,
+        step[0] / step[1],
+        "step of 1 GPU / step of all",
+        {2: 1.80, 4: 3.5}.get(options.ranks),
+        one_step_ms=step[0],
+        step_ms=step[1],
+        weights="random",
+        engines="uncompiled" if options.eager else "aoti",
+        **compared(*found, options.ranks),
+    )
+    append_skew(options.rows, f"sp{options.ranks}_s5_rank_skew_ms", shape, found[1])
+    files = [np.load(options.work / f"{name}.npz") for name in counts]
+    append_equal(options.rows, shape, *([one[name] for name in one.files] for one in files))
+
+
+def compile_engines(build: Mapping[str, Any], ranks: int, folder: Path) -> None:
+    """Compile a build's engines into a folder, if they are not there."""
+    if (folder / "done").exists():
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    begun = time.monotonic()
+    with compiled_beside(build_config(build, ranks), export_backend("aoti"), folder, silent) as wait:
+        wait()
+    (folder / "done").touch()
+    print(f"# engines of {ranks} ranks compiled in {time.monotonic() - begun:.0f} s", flush=True)
+
+
+def run_ranks(
+    options: argparse.Namespace, name: str, ranks: int, spec: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Return what each rank's process measures, by rank; if one fails, the others are ended."""
+    cuda = torch.cuda.is_available()
+    with tempfile.TemporaryDirectory() as folder:
+        shared = dict(spec) | {
+            "ranks": ranks,
+            "meeting": f"{folder}/store",
+            "chunks": options.steady,
+            "latents": str(options.work / f"{name}.npz"),
+        }
+        processes, words = [], []
+        try:
+            for rank in range(ranks):
+                own = shared | {"rank": rank, "device": f"cuda:{rank}" if cuda else "cpu"}
+                words.append((Path(folder) / f"out{rank}", Path(folder) / f"err{rank}"))
+                with words[-1][0].open("wb") as out, words[-1][1].open("wb") as err:
+                    command = [sys.executable, str(CHILD), json.dumps(own)]
+                    processes.append(subprocess.Popen(command, stdout=out, stderr=err))
+            _wait_for(processes, words)
+            return [json.loads(out.read_text().strip().splitlines()[-1]) for out, _ in words]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+
+
+def _wait_for(processes: Sequence[subprocess.Popen[bytes]], words: Sequence[tuple[Path, Path]]) -> None:
+    deadline = time.monotonic() + CHILD_S
+    while any(process.poll() is None for process in processes):
+        late = time.monotonic() > deadline
+        for rank, process in enumerate(processes):
+            if process.poll() or late:
+                said = words[rank][1].read_text(errors="replace")[-SAID_BYTES:]
+                raise RuntimeError(f"rank {rank}: exit {process.poll()}, late {late}: {said}")
+        time.sleep(0.2)
+    for rank, process in enumerate(processes):
+        if process.returncode:
+            raise RuntimeError(f"rank {rank}: {words[rank][1].read_text(errors='replace')[-SAID_BYTES:]}")
+
+
+def compared(
+    one: Sequence[Mapping[str, Any]], several: Sequence[Mapping[str, Any]], ranks: int
+) -> dict[str, Any]:
+    """Return the times of a step on one GPU and on rank 0, and by kind of kernel what exceeds a rank's share."""
+    both = {"one": one[0], "several": several[0]}
+    passes = one[0]["passes"]
+    ms = {
+        name: {how: round(statistics.median(times) / passes, 3) for how, times in told["ms"].items()}
+        for name, told in both.items()
+    }
+    kinds = {
+        name: {kind: row["time_ns"] / 1e6 / passes for kind, row in told["profile"]["buckets"].items()}
+        for name, told in both.items()
+    }
+    kernels = {
+        kind: [
+            round(number, 3)
+            for number in (took, kinds["several"][kind], kinds["several"][kind] - took / ranks)
+        ]
+        for kind, took in kinds["one"].items()
+        if took or kinds["several"][kind]
+    }
+    idle = {name: round(told["profile"]["idle_ns"] / 1e6 / passes, 3) for name, told in both.items()}
+    top = {
+        name: [
+            [row["name"][:80], row["calls"], round(row["time_ns"] / 1e6 / passes, 3)]
+            for row in told["profile"]["top"]
+        ]
+        for name, told in both.items()
+    }
+    return {
+        "ms": ms,
+        "ratios": {how: round(ms["one"][how] / ms["several"][how], 3) for how in ms["one"]},
+        "kernels_ms": {"one, rank 0, more than its share": kernels},
+        "idle_ms": idle,
+        "top_ms": top,
+        "peak_bytes": [told["peak_bytes"] for told in (*one, *several)],
+        "ready_s": [told["ready_s"] for told in (*one, *several)],
+    }
+
+
+def append_skew(rows: Path, figure: str, shape: str, several: Sequence[Mapping[str, Any]]) -> None:
+    """Append how far apart the ranks end a chunk."""
+    ends = np.array([told["ends_ns"] for told in several]) / 1e6  # [ranks, chunks]
+    spread = ends.max(axis=0) - ends.min(axis=0)
+    median, most = float(np.median(spread)), float(spread.max())
+    append_row(
+        rows,
+        figure,
+        shape,
+        median,
+        "ms between the ranks' ends of a chunk",
+        0.5,
+        max=most,
+        chunks=len(spread),
+    )
+
+
+def append_equal(
+    rows: Path, shape: str, one: Sequence[NDArray[np.float32]], several: Sequence[NDArray[np.float32]]
+) -> None:
+    """Append how far the latents of two runs lie apart."""
+    pairs = [*zip(one, several, strict=True)]
+    errors = [float(np.linalg.norm(b - a) / np.linalg.norm(a)) for a, b in pairs]
+    append_row(
+        rows,
+        "sp_equal",
+        shape,
+        max(errors),
+        "largest relative difference of a chunk",
+        None,
+        equal_bytes=all(np.array_equal(a, b) for a, b in pairs),
+        by_chunk=[float(f"{error:.3g}") for error in errors],
+    )
+
+
+def called(folder: Path, chunks: int, busy: int) -> dict[str, Any]:
+    """Return times and latents of one artifact's session as its caller sees them, in milliseconds."""
     begun = time.perf_counter()
     with open_artifact(folder) as artifact:
         opened = time.perf_counter() - begun
@@ -97,17 +334,12 @@ def measured(folder: Path, chunks: int, busy: int) -> dict[str, object]:
                 with busy_cores():
                     crowded = [timed(session)[0] for _ in range(busy)]
             stats = session.stats
-    steady = [ms for ms, _ in runs[fill + 1 :]]
     return {
-        "name": artifact.manifest.name,
-        "ranks": artifact.manifest.ranks,
-        "passes": artifact.manifest.schedule.denoise_passes + artifact.manifest.has_context,
         "open_s": round(opened, 2),
-        "chunk_ms": statistics.median(steady),
+        "chunk_ms": [ms for ms, _ in runs[fill + 1 :]],
         "latents": [latents for _, latents in runs[:chunks]],
         "busy_ms": crowded,
         "graph_launches": stats.graph_launches,
-        "chunks": stats.chunks,
     }
 
 
@@ -139,4 +371,4 @@ def _spin() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -15,7 +15,7 @@ ENGINE_RANGE = "seko::"  # and the engine's name: named range around one call of
 BETWEEN_ENGINES = "(between engines)"
 BUCKETS = (
     *("attention", "matmul", "norm_elementwise", "kv_write", "kv_read", "convolution", "copies"),
-    *("engine", "host", "other"),
+    *("exchange", "engine", "host", "other"),
 )
 # What a tensor is looked at through, or made in; computes nothing.
 _VIEWS = (
@@ -43,6 +43,7 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             rf"^{re.escape(CHUNK_RANGE)}$|^Torch-Compiled Region|^TorchDynamo|^AOTDispatcher|^Pregraph|^ProfilerStep",
         ),
         ("host", rf"{_OP}({_VIEWS}){_OUT}|^detach$"),
+        ("exchange", r"nccl|^_?c10d|^gloo:|alltoall|all_to_all|all_gather"),
         ("kv_write", r"(nvfp4|kv|cache)_write|v_transpose|index_(copy|put)"),
         # Codes are taken apart by bits; what has an exclusive or beside is the noise generator.
         ("kv_read", r"(nvfp4|fp8|kv)_expand|fused(?!.*bitwise_xor).*bitwise_(and|or)"),

@@ -8,7 +8,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = 
     """
     if trace is not None:
         check_trace_goal(trace, path)
-    with _kineto_settings(), open_artifact(path) as artifact:
+    with kineto_settings(), open_artifact(path) as artifact:
         ranges = _Ranges()
         artifact.wrap_engines(ranges.around)
         on_device = artifact.device != "cpu"
@@ -73,10 +73,9 @@ def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = 
             stream.fill()
             plain = [stream.timed() for _ in range(chunks)]
             with ranges.shown():
-                _traced(
-                    stream, 1, on_device
-                )  # the profiler's own start costs time in the first chunk it sees
-                recorded, profiled = _traced(stream, chunks, on_device)
+                # The profiler's own start costs time in the first chunk it sees.
+                traced(stream.timed, 1, on_device)
+                recorded, profiled = traced(stream.timed, chunks, on_device)
             captured = session.stats.captured_graphs > 0
         digest = _seen(recorded, on_device)
         report = digest.report(top)
@@ -191,7 +190,7 @@ def _uncaptured_engines(artifact: OpenArtifact, ranges: _Ranges) -> Digest:
         stream = _Chunks(artifact, session)
         stream.fill()
         with ranges.shown():
-            trace, _ = _traced(stream, 1, on_device=True)
+            trace, _ = traced(stream.timed, 1, on_device=True)
     return _seen(trace, on_device=True)
 
 
@@ -219,8 +218,25 @@ class _Chunks:
         return time.perf_counter() - begin
 
 
-def _traced(stream: _Chunks, chunks: int, on_device: bool) -> tuple[dict[str, Any], list[float]]:
-    """Run chunks under the profiler; return its trace as plain data, and each chunk's seconds on the host."""
+def traced(timed: Callable[[], float], chunks: int, on_device: bool) -> tuple[dict[str, Any], list[float]]:
+    """Run chunks under torch's profiler.
+
+    Parameters
+    ----------
+    timed : callable
+        Makes the next chunk, waits for it, and returns its seconds on the host.
+    chunks : int
+        How many.
+    on_device : bool
+        Whether a GPU's kernels are recorded, too.
+
+    Returns
+    -------
+    dict
+        The trace as plain data, for `profile_trace.digest_trace`.
+    list of float
+        Each chunk's seconds.
+    """
     from torch.profiler import ProfilerActivity, profile, record_function
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_device else [])]
@@ -229,7 +245,7 @@ def _traced(stream: _Chunks, chunks: int, on_device: bool) -> tuple[dict[str, An
     with profile(activities=activities, acc_events=True) as profiler:
         for _ in range(chunks):
             with record_function(CHUNK_RANGE):
-                times.append(stream.timed())
+                times.append(timed())
     with workshop("seko-profile-") as folder:
         exported = folder / "trace.json"
         profiler.export_chrome_trace(str(exported))
@@ -272,7 +288,7 @@ def _writing(goal: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _kineto_settings() -> Iterator[None]:
+def kineto_settings() -> Iterator[None]:
     """Set environment variables that Kineto reads, unless the user did; restored at the end."""
     ours = {name: value for name, value in _KINETO.items() if name not in os.environ}
     os.environ.update(ours)

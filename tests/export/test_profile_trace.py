@@ -20,6 +20,13 @@ from seko_export.tools.profile_trace import (
 from tests.export.traces import cpu_trace, event, gpu_trace
 
 NAMES = {
+    "exchange": [
+        "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)",
+        "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+        "gloo:all_to_all",
+        "c10d::alltoall_base_",
+        "_c10d_functional::all_gather_into_tensor",
+    ],
     "attention": [
         "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0",
         "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>, false, false>",

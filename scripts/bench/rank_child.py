@@ -1,0 +1,193 @@
+"""One rank of what `ranks.py` measures: a session without the caller's control, timed and profiled. Prints JSON.
+
+    python scripts/bench/rank_child.py '{"rank": 0, "ranks": 2, "device": "cuda:0", "meeting": FILE, ...}'
+
+The engines are an artifact's (``artifact``), or those of ``build`` in ``engines``, with weights that each rank draws on
+its device from the same seed; ``eager`` runs these uncompiled. Every rank runs the same chunks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
+
+from seko_runtime.backends.rank_group import join_ranks  # noqa: E402
+from seko_runtime.opening.artifact import open_rank  # noqa: E402
+from seko_runtime.video.session import Session  # noqa: E402
+
+if TYPE_CHECKING:
+    from seko_export.config.build import BuildConfig
+
+# The exporter is imported where it is needed. It loads torch's compiler, with which tensors of an engine get Python
+# objects; and Gloo then waits for the interpreter, which a compiled engine holds.
+JOIN_S = 300.0
+KINETO = {
+    "KINETO_LOG_LEVEL": "6",
+    "DISABLE_CUPTI_LAZY_REINIT": "1",
+    "TEARDOWN_CUPTI": "0",
+}  # as `profiling` sets them
+PROFILED = 3  # chunks
+TOP = 16  # kernels that are named
+
+
+def main(spec: Mapping[str, Any]) -> None:
+    """Measure as one rank."""
+    begun = time.monotonic()
+    if spec["ranks"] > 1:
+        join_ranks(spec["device"], spec["rank"], spec["ranks"], Path(spec["meeting"]), JOIN_S)
+    os.environ |= KINETO
+    with torch.no_grad(), opened(spec) as session:
+        ready = time.monotonic() - begun
+        told = measured(session, spec)
+    print(json.dumps(told | {"ready_s": round(ready, 1)}), flush=True)
+
+
+@contextmanager
+def opened(spec: Mapping[str, Any]) -> Iterator[Session]:
+    """Open the session of this rank."""
+    if "artifact" in spec:
+        with (
+            open_rank(spec["artifact"], spec["device"], rank=spec["rank"]) as artifact,
+            artifact.open_session([0]) as session,
+        ):
+            yield session
+        return
+    from full_model import random_weights
+
+    from seko_export.artifact.describe import describe
+    from seko_export.artifact.writer import hash_files
+    from seko_export.backends import EAGER, export_backend
+    from seko_export.backends.aoti import attention_backends
+    from seko_export.engines.piece import dtype_name
+    from seko_export.families.registry import graph_of
+    from seko_export.goldens.record import eager_engine, golden_inputs, golden_text
+    from seko_runtime.backends import open_backend
+    from seko_runtime.backends.aoti import torch_memory
+    from seko_runtime.format.manifest import Weight
+
+    config = build_config(spec["build"], spec["ranks"])
+    place = torch.device(spec["device"])
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    weights = random_weights(config.one_rank)  # each rank holds all of them
+    table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
+    memory = torch_memory(place)
+    more = {"seeds": [0], "text": golden_text(config), "inputs": golden_inputs(config, None)}
+    if spec["eager"]:
+        manifest, backend = describe(config, EAGER, table, {}), None
+        engines: Any = {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
+        memory.captures = False
+    else:
+        folder = Path(spec["engines"])
+        manifest = describe(config, export_backend("aoti"), table, hash_files(folder))
+        backend = open_backend("aoti", spec["device"])
+        files = {one.file: memoryview((folder / one.file).read_bytes()) for one in manifest.engines}
+        engines = backend.load_engines(manifest, files)
+    try:
+        with (
+            attention_backends(config.device),
+            Session(manifest, engines, weights, memory, rank=spec["rank"], **more) as session,
+        ):
+            yield session
+    finally:
+        if backend is not None:
+            backend.close()
+
+
+def build_config(build: Mapping[str, Any], ranks: int) -> BuildConfig:
+    """Return the build of options, for so many ranks; with ``layers`` the model has fewer than its preset."""
+    from seko_export import BuildOptions
+    from seko_export.options.resolve import resolve_build
+
+    options = dict(build)
+    layers = options.pop("layers", 0)
+    config = resolve_build(BuildOptions(**options, ranks=ranks, no_vae=True, no_text=True)).config
+    return replace(config, model=replace(config.model, layers=layers)) if layers else config
+
+
+def measured(session: Session, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the times of chunks in milliseconds; of rank 0 also what its device did, and the first latents."""
+    chunks, first, stream = spec["chunks"], spec["rank"] == 0, session.manifest.stream
+    on_gpu = spec["device"] != "cpu"
+
+    def wait() -> None:
+        if on_gpu:
+            torch.cuda.synchronize()
+
+    def alone() -> None:
+        session.run_chunk()
+        wait()
+
+    def to_host() -> None:
+        if first:
+            session.run_chunk().to_host()
+        else:
+            alone()
+
+    def queued() -> None:
+        for _ in range(chunks):
+            session.run_chunk()
+        wait()
+
+    latents = []
+    for _ in range(-(-stream.cache_frames // stream.chunk_frames) + 2):
+        made = session.run_chunk()
+        if first:
+            latents.append(made.to_host())
+        wait()
+    if first:
+        np.savez(spec["latents"], *latents)
+    times: dict[str, list[float]] = {"alone": [], "to_host": []}
+    ends = []
+    for _ in range(chunks):
+        times["alone"].append(milliseconds(alone))
+        ends.append(time.monotonic_ns())  # one clock for all processes of a machine
+    times["to_host"] += [milliseconds(to_host) for _ in range(chunks)]
+    times["queued"] = [milliseconds(queued) / chunks]
+    told: dict[str, Any] = {
+        "name": session.manifest.name,
+        "layers": max(
+            call.first_layer + call.layers for calls in session.manifest.programs.values() for call in calls
+        ),
+        "passes": session.manifest.schedule.denoise_passes + session.manifest.has_context,
+        "ms": times,
+        "ends_ns": ends,
+        "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else 0,
+        "graph_launches": session.stats.graph_launches,
+    }
+    if first:
+        from seko_export.tools.profile_trace import digest_trace
+        from seko_export.tools.profiling import traced
+
+        # The profiler's start costs time in the first chunk that it sees.
+        traced(lambda: milliseconds(to_host) / 1e3, 1, on_gpu)
+        trace, _ = traced(lambda: milliseconds(to_host) / 1e3, PROFILED, on_gpu)
+        told["profile"] = digest_trace(trace).report(TOP)
+    else:
+        for _ in range(1 + PROFILED):
+            alone()
+    return told
+
+
+def milliseconds(run: Callable[[], None]) -> float:
+    """Return how long a call takes."""
+    begun = time.perf_counter()
+    run()
+    return 1e3 * (time.perf_counter() - begun)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
