@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import random
+import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from scripts.train_sample.captions import caption, describe, parse
 from scripts.train_sample.causal_training import CausalDit, init_weights
+from scripts.train_sample.judge import ATTRIBUTES
 from scripts.train_sample.judge_switch import switched_stream
 from scripts.train_sample.rollout import roll_out, warped
 from scripts.train_sample.shapes import draw_scenes
+from scripts.train_sample.ship_switched import require_good, ship
 from scripts.train_sample.switch_pool import CHUNKS, SWITCHES, SwitchBatch, SwitchPool, altered, draw_captions
 from scripts.train_sample.train_dit import SAMPLE_MODEL, SAMPLE_STREAM, chunk_mask
 from scripts.train_sample.train_switch import SwitchTraining, switch_loss, views_of
+from seko_export.options.sample import SAMPLE_FOLDER
 from tests.tolerances import ORACLE, relative_error
 
 MODEL = dataclasses.replace(SAMPLE_MODEL, layers=2, dim=32, heads=2, ffn_dim=32, text_dim=8, text_tokens=4)
@@ -178,3 +185,42 @@ def test_what_is_altered_can_be_said_and_read():
         near = altered(one, other, rng)
         assert parse(caption(near, rng)).background == near.background
         assert len({f.colour for f in near.figures}) == len(near.figures)
+
+
+def shares(followed: float) -> dict[str, float]:
+    return {"clips": 100, "followed": followed, **dict.fromkeys(ATTRIBUTES, 0.9)}
+
+
+def report(rebuilt: float = 0.85, plain: float = 0.82, start: float = 0.86) -> dict:
+    after = {"rebuilt": shares(rebuilt), "plain": shares(plain), "start": shares(start), "end": shares(0.9)}
+    before = {"rebuilt": shares(0.0), "plain": shares(0.0), "start": shares(0.865), "end": shares(0.9)}
+    leg = {"minutes": 3.5}
+    return {"before": before, "after": after, "step": 2000, "legs": [leg], "video_seconds": 59.8}
+
+
+def test_trained_switches_take_the_place_of_the_shipped_transformer(tmp_path):
+    made, sample = tmp_path / "made", tmp_path / "sample"
+    made.mkdir()
+    shutil.copytree(SAMPLE_FOLDER, sample)
+    trained = {name: t + 1 for name, t in load_file(sample / "dit.safetensors").items()}
+    save_file(trained, made / "dit.safetensors")
+    (made / "judged.json").write_text(json.dumps(report()), encoding="utf-8")
+    for _ in range(2):  # a second time it replaces what the first one said
+        ship(made, sample, None)
+        card = (sample / "MODEL.md").read_text(encoding="utf-8")
+        digest = hashlib.sha256((made / "dit.safetensors").read_bytes()).hexdigest()
+        for said in (
+            f"{digest}  dit.safetensors",
+            "86.0 % in the first",
+            "85 % with `recache=True`",
+            "2000 steps",
+        ):
+            assert card.count(said) == 1
+    assert (sample / "dit.safetensors").read_bytes() == (made / "dit.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(("bad", "said"), [({"rebuilt": 0.79}, "79%"), ({"start": 0.84}, "2.5")])
+def test_weights_that_miss_a_bar_are_not_shipped(bad, said):
+    require_good(report())
+    with pytest.raises(ValueError, match=said):
+        require_good(report(**bad))
