@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from seko_export.families.layers.fused_block import set_fp8
+from seko_export.families.lingbot.camera import TOKENS, CameraInLayer, ScaleShift
+from seko_kernels.matmul import quantise_weight
 from tests.lingbot.streams import INPUTS, Reference, given_of, lingbot_config, random_checkpoint
-from tests.tolerances import ORACLE, relative_error
+from tests.tolerances import FP8_MATMULS_PASS, ORACLE, relative_error
 from tests.truth.eager_stream import EagerStream, random_text
 
 BAR = ORACLE[torch.float32]
@@ -52,3 +57,43 @@ def test_the_camera_of_each_chunk_matters():
         reference.begin({name: value[0] for name, value in given_of(config, 1).items()})
         error = relative_error(done.velocity[0], reference.velocity(done.latents[0], done.timestep))
         assert error > 1000 * BAR
+
+
+@pytest.mark.parametrize("how", ["chunk", "pass"])
+@pytest.mark.parametrize("excepted", [(), (1,)])
+def test_the_cameras_matmuls_are_fp8_as_the_layers_are(how, excepted):
+    """Once a chunk, one engine serves all layers: a layer that is excepted keeps the whole camera as it was."""
+    config = lingbot_config("fp4", how=how)
+    config = replace(config, fused=True, attention="fp8", fp8=True, fp8_except=excepted)
+    stream = EagerStream(config, random_checkpoint(), random_text(config.model, 1))
+    part = "injection" if how == "chunk" else "after_attention"
+    for name in ScaleShift.fp8_linears:
+        for layer in range(config.model.layers):
+            fp8 = layer not in excepted if how == "pass" else not excepted
+            assert (f"blocks.{layer}.{part}.{name}.weight_fp8" in stream.weights) == fp8
+            assert (f"blocks.{layer}.{part}.{name}.weight" in stream.weights) != fp8
+
+
+@pytest.mark.parametrize("name", ScaleShift.fp8_linears)
+def test_a_hidden_state_steered_in_fp8_is_the_one_of_bfloat16(name, worst):
+    """And one matrix whose scales are twice too large is seen."""
+    model, generator = lingbot_config().model, torch.Generator().manual_seed(5)
+    plain, ours = (CameraInLayer(model, torch.bfloat16).requires_grad_(False) for _ in range(2))
+    set_fp8(ours)
+    checkpoint = random_checkpoint()
+    for part, layer in plain.named_children():
+        layer.weight.copy_(checkpoint[f"blocks.0.{part}.weight"])
+        layer.bias.copy_(checkpoint[f"blocks.0.{part}.bias"])
+        held = ours.get_submodule(part).requires_grad_(False)
+        held.bias.copy_(layer.bias)
+        values, scale = quantise_weight(layer.weight)
+        held.weight_fp8.copy_(values)
+        held.weight_scale.copy_(scale)
+    hidden, tokens = (torch.randn(2, 24, model.dim, generator=generator) for _ in range(2))
+    given = {TOKENS: tokens.bfloat16()}
+    wanted = plain(hidden, given)
+    error = relative_error(ours(hidden, given), wanted)
+    worst("lingbot, a hidden state steered in fp8", error)
+    assert 0 < error <= FP8_MATMULS_PASS
+    ours.get_submodule(name).weight_scale.mul_(2)
+    assert relative_error(ours(hidden, given), wanted) > FP8_MATMULS_PASS

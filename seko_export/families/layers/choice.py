@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 from torch import nn
@@ -15,6 +14,7 @@ from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece, dtype_name, on_meta
 from seko_export.errors import UsageError
 from seko_export.families.layers.causal_dit import Embed
+from seko_export.families.layers.fused_block import set_fp8
 from seko_runtime.format.manifest import Buffer, InputSpec
 from seko_runtime.video.schedule import OF_TIMES
 
@@ -46,7 +46,8 @@ class FamilyModule:
     outputs : callable
         Returns, for a build, the shape of a row and the dtype of each output by its name.
     per_layer : bool
-        Whether it runs, and keeps outputs, once per layer. The embedding cannot take such outputs.
+        Whether it runs, and keeps outputs, once per layer. The embedding cannot take such outputs. With ``--fp8``,
+        what its ``fp8_linears`` names is computed in fp8, unless a layer is excepted: one engine serves all layers.
     """
 
     name: str
@@ -96,7 +97,7 @@ class LayerChoice:
     after_attention, tail : callable
         Return, for a model and dtype, the module behind self-attention or behind the feed-forward of every layer (see
         `BlockWeights`), or None. Without one, fused layers add the residual in the next norm. With ``--fp8``, what
-        ``fp8_linears`` of a tail names is computed in fp8; these take [B, T, in].
+        ``fp8_linears`` of either names is computed in fp8; these take [B, T, in].
     chunk_modules : tuple of ChunkModule
         Modules that run once per chunk, in order.
     prompt_modules : tuple of PromptModule
@@ -251,9 +252,15 @@ def _piece(
     inputs: tuple[Argument, ...],
     outputs: Mapping[str, Argument],
 ) -> Piece:
+    def make() -> nn.Module:
+        made = module.make(config)
+        if module.per_layer and config.fp8 and not config.fp8_except:
+            set_fp8(made)
+        return made
+
     return Piece(
         key,
-        on_meta(partial(module.make, config)),
+        on_meta(make),
         f"{LAYER if module.per_layer else ''}{module.name}.",
         config.model.layers if module.per_layer else 0,
         inputs,

@@ -234,6 +234,7 @@ class LayerArguments:
         block.after_attention = self._choice.after_attention(m, dtype)  # type: ignore[assignment]
         block.tail = self._choice.tail(m, dtype)  # type: ignore[assignment]
         if isinstance(block, FusedLayer) and block.fp8:
+            set_fp8(block.after_attention)
             set_fp8(block.tail)
         block.beside_text = self._choice.beside_text  # type: ignore[assignment]
         return self._split(block)

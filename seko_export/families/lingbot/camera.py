@@ -49,6 +49,7 @@ class ScaleShift(nn.Module):
     """What one layer makes of the camera's tokens."""
 
     groups = ("given",)
+    fp8_linears = ("cam_injector_layer1", "cam_injector_layer2", "cam_scale_layer", "cam_shift_layer")
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
