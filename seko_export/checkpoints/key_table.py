@@ -178,6 +178,8 @@ class KeyTable:
         File layouts of random checkpoints, by name. A build without a checkpoint takes the first.
     companions : tuple of Companion
         Further files of a model.
+    row_scales : bool
+        Whether matrices may be in fp8 with a scale for each row; see `row_scales`.
     spread : callable
         Mean and standard deviation of a random weight by name and shape.
     """
@@ -194,12 +196,15 @@ class KeyTable:
     models: Mapping[str, ModelConfig] = field(default_factory=dict)
     random_forms: Mapping[str, RandomForm] = field(default_factory=dict)
     companions: tuple[Companion, ...] = ()
+    row_scales: bool = False
     spread: Callable[[str, tuple[int, ...]], tuple[float, float]] = plain_spread
 
     def layout(self, *, use_ema: bool = True) -> Layout:
         """Return where a file keeps the weights, averaged or raw."""
         if not self.pt_parts:
-            return Layout(self.formats, self.subfolders, None, companions=self.companions)
+            return Layout(
+                self.formats, self.subfolders, None, companions=self.companions, row_scales=self.row_scales
+            )
         averaged, trained = self.pt_parts[0], self.pt_parts[-1]
         return Layout(
             self.formats,
@@ -210,6 +215,7 @@ class KeyTable:
                 trained: "ask for it with --no-ema (use_ema=False)",
             },
             self.companions,
+            self.row_scales,
         )
 
     def companion_of(self, name: str) -> Companion | None:

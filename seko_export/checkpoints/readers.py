@@ -20,6 +20,7 @@ from seko_export.checkpoints.errors import (
 )
 from seko_export.checkpoints.json_files import read_json
 from seko_export.checkpoints.pickles import SCANNED_BYTES, globals_of_pickle, open_pt, unsafe_pickle
+from seko_export.checkpoints.row_scales import with_row_scales
 from seko_export.checkpoints.sources import Companion, Layout, OpenedFiles, TensorSource, shown
 
 _MAX_SAFETENSORS_HEADER = 100_000_000  # bytes; the format's own limit
@@ -56,7 +57,7 @@ def open_files(path: Path, layout: Layout) -> OpenedFiles:
                 file_bytes=opened.file_bytes + beside.file_bytes,
                 sources=(*opened.sources, *beside.sources),
             )
-    return opened
+    return with_row_scales(opened) if layout.row_scales else opened
 
 
 def companion_file(path: Path, layout: Layout, companion: Companion) -> Path | None:

@@ -45,6 +45,8 @@ class Layout:
         Entries that such a `.pt` may have, and the option that selects each.
     companions : tuple of Companion
         Further files with weights of the same model.
+    row_scales : bool
+        Whether matrices may be in fp8 with a scale for each row; see `row_scales`.
     """
 
     formats: str
@@ -52,6 +54,7 @@ class Layout:
     pt_part: str | None
     pt_parts: Mapping[str, str] = field(default_factory=dict)
     companions: tuple[Companion, ...] = ()
+    row_scales: bool = False
 
 
 @dataclass(frozen=True)

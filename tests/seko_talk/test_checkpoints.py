@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,19 @@ from safetensors.torch import load_file, save_file
 from seko_export.checkpoints.errors import (
     CheckpointNotFoundError,
     ContradictionError,
+    NonFiniteWeightError,
     WeightKeysError,
     WeightTypeError,
 )
 from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
 from seko_export.families.recognition import Source
+from seko_export.families.seko_talk.family import FAMILY
 from seko_export.families.seko_talk.keys import seko_shapes, to_ours, to_theirs
 from seko_export.families.seko_talk.model import SekoTalkModel
 from seko_export.families.seko_talk.presets import FULL, PRESETS, TINY
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
+from tests.seko_talk.streams import talk_config
 
 MODEL = PRESETS[TINY].model
 ADAPTER = "audio_adapter_model.safetensors"
@@ -111,18 +115,94 @@ def test_an_adapter_is_read_from_a_pt_flat_or_in_a_part(folder: Path) -> None:
         assert torch.equal(loaded["audio_time.time_proj.bias"], adapter["time_embedding.time_proj.bias"])
 
 
-def test_an_adapter_in_fp8_is_left_alone_and_refused_by_itself(folder: Path) -> None:
-    adapter = load_file(folder / ADAPTER)
-    quantised = {
-        name: one.to(torch.float8_e4m3fn) if name.endswith("to_q.weight") else one
-        for name, one in adapter.items()
-    }
-    save_file(quantised, folder / "audio_adapter_model_fp8.safetensors")
-    assert recognise_checkpoint(folder).recognised.family == "seko_talk"
-    load_checkpoint(folder, MODEL)
+def in_fp8(file: Path, target: Path, parts: tuple[str, ...]) -> dict[str, torch.Tensor]:
+    """Write a file as LightX2V's converter does, with rows of its own numbers that fp8 and bfloat16 both hold.
+
+    Matrices whose names contain one of the parts become e4m3 with a scale for each row. Returns the same numbers plain.
+    """
+    plain, quantised = load_file(file), {}
+    for name, one in plain.items():
+        quantised[name] = one
+        if one.dim() == 2 and name.endswith(".weight") and any(part in name for part in parts):
+            scale = torch.exp2((one.abs().amax(1, keepdim=True) / 448).log2().ceil())
+            codes = (one / scale).clamp(-448, 448)
+            codes[:, 0] = 448  # the converter's scale is a row's largest number / 448
+            quantised[name] = codes.to(torch.float8_e4m3fn)
+            quantised[f"{name}_scale"] = scale
+            plain[name] = quantised[name].float() * scale
+    save_file(quantised, target)
+    return plain
+
+
+DIT_PARTS, ADAPTER_PARTS = (".self_attn.", ".cross_attn.", ".ffn."), (".to_q", ".to_kv", ".to_out")
+
+
+def test_weights_in_fp8_are_those_of_the_bf16_files(tmp_path: Path) -> None:
+    """Transformer and adapter: the same numbers, the same build, and with --fp8 the codes of the file."""
+    write_random_checkpoint(tmp_path / "made", MODEL, seed=0, dtype=torch.float32)
+    quantised, plain = tmp_path / "fp8", tmp_path / "bf16"
+    for folder in (quantised, plain):
+        folder.mkdir()
+        (folder / "config.json").write_text((tmp_path / "made" / "config.json").read_text())
+    shards = sorted((tmp_path / "made").glob("diffusion*.safetensors"))
+    whole = {name: one for shard in shards for name, one in load_file(shard).items()}
+    save_file(whole, tmp_path / "whole")
+    for source, parts, name, kept in (
+        (tmp_path / "whole", DIT_PARTS, "converted_fp8.safetensors", "dit.safetensors"),
+        (tmp_path / "made" / ADAPTER, ADAPTER_PARTS, "audio_adapter_model_fp8.safetensors", ADAPTER),
+    ):
+        numbers = in_fp8(source, quantised / name, parts)
+        save_file({name: one.bfloat16() for name, one in numbers.items()}, plain / kept)
+    assert resolve_build(BuildOptions(model_folder=quantised, target="cpu")).config.model == MODEL
+    found, wanted = (load_checkpoint(folder, MODEL, dtype=torch.bfloat16) for folder in (quantised, plain))
+    assert found.names == wanted.names
+    assert all(torch.equal(found[name], wanted[name]) for name in found.names)
+    config = replace(talk_config("fp4"), fused=True, fp8=True)
+    built = dict(FAMILY.weights(FAMILY.graph(config).pieces, load_checkpoint(quantised, MODEL)))
+    dit, adapter = (
+        load_file(quantised / name)
+        for name in ("converted_fp8.safetensors", "audio_adapter_model_fp8.safetensors")
+    )
+    for ours, stored, theirs in (
+        ("blocks.1.ffn.0", dit, "blocks.1.ffn.0"),
+        ("blocks.1.cross_attn.q", dit, "blocks.1.cross_attn.q"),
+        ("blocks.0.tail.to_out", adapter, "ca.0.to_out"),
+    ):
+        assert torch.equal(built[f"{ours}.weight_fp8"].float(), stored[f"{theirs}.weight"].float())
+        assert torch.allclose(
+            built[f"{ours}.weight_scale"], stored[f"{theirs}.weight_scale"], rtol=3e-7, atol=0
+        )
+
+
+@pytest.mark.parametrize("fault", ["no scale", "no weight", "a scale for all", "not e4m3", "half scales"])
+def test_an_adapter_in_fp8_that_is_not_whole_is_refused(folder: Path, fault: str) -> None:
+    in_fp8(folder / ADAPTER, folder / "audio_adapter_model_fp8.safetensors", ADAPTER_PARTS)
+    load_checkpoint(folder, MODEL)  # the other one beside it comes first
     (folder / ADAPTER).unlink()
-    with pytest.raises(WeightTypeError, match="take the unquantised checkpoint"):
+    load_checkpoint(folder, MODEL)
+    adapter = load_file(folder / "audio_adapter_model_fp8.safetensors")
+    weight, scale = "ca.1.to_q.weight", "ca.1.to_q.weight_scale"
+    if fault in ("no scale", "no weight"):
+        del adapter[scale if fault == "no scale" else weight]
+    elif fault == "not e4m3":
+        adapter[weight] = adapter[weight].to(torch.float8_e5m2)
+    else:
+        adapter[scale] = adapter[scale][:1] if fault == "a scale for all" else adapter[scale].half()
+    save_file(adapter, folder / "audio_adapter_model_fp8.safetensors")
+    with pytest.raises(
+        WeightTypeError if fault == "no scale" else WeightKeysError, match=r"ca\.1\.to_q\.weight"
+    ):
         load_checkpoint(folder, MODEL)
+
+
+def test_a_scale_that_is_no_number_is_refused(folder: Path) -> None:
+    in_fp8(folder / ADAPTER, folder / "audio_adapter_model_fp8.safetensors", ADAPTER_PARTS)
+    (folder / ADAPTER).unlink()
+    adapter = load_file(folder / "audio_adapter_model_fp8.safetensors")
+    adapter["ca.1.to_q.weight_scale"][3] = torch.nan
+    save_file(adapter, folder / "audio_adapter_model_fp8.safetensors")
+    with pytest.raises(NonFiniteWeightError, match=r"ca\.1\.to_q\.weight holds 128 NaN"):
+        load_checkpoint(folder, MODEL)["blocks.1.audio.to_q.weight"]
 
 
 def test_a_missing_or_other_adapter_is_refused(folder: Path) -> None:

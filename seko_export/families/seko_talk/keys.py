@@ -141,7 +141,7 @@ ADAPTER = Companion(
         "audio_adapter_model.safetensors",
         "audio_adapter_model.pt",
         "audio_adapter_model.pth",
-        "audio_adapter_model_fp8.safetensors",  # refused where it is the only one: fp8 is not read
+        "audio_adapter_model_fp8.safetensors",
     ),
     (f".{IN_LAYER}.", f"{PROJECTOR}.", f"{TIME}."),
     "model_state",
@@ -167,5 +167,6 @@ KEYS = KeyTable(
     models={name: preset.model for name, preset in PRESETS.items()},
     random_forms={"seko-talk": RandomForm("sharded", SEKO, config=seko_config)},
     companions=(ADAPTER,),
+    row_scales=True,
     spread=spread,
 )

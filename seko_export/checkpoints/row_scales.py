@@ -1,0 +1,48 @@
+"""Matrices that a file holds in fp8: ``X.weight`` [out, in] e4m3 and ``X.weight_scale`` [out, 1] float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from seko_export.checkpoints.sources import OpenedFiles, TensorSource
+
+_CODES, _SUFFIX = "F8_E4M3", "_scale"  # as safetensors spells the dtype; behind the name of what is scaled
+
+
+def with_row_scales(opened: OpenedFiles) -> OpenedFiles:
+    """Return the tensors with each such pair as one matrix, whose numbers are the codes times their row's scale.
+
+    What is no such pair stays as it is: its dtype or its key is refused later. So are scales without a matrix.
+    """
+    sources = {one.file_key: one for one in opened.sources}
+    pairs = {key: sources[key + _SUFFIX] for key, one in sources.items() if _is_pair(one, sources)}
+    scales = {one.file_key for one in pairs.values()}
+
+    def kept() -> Iterator[TensorSource]:
+        for one in opened.sources:
+            if one.file_key in pairs:
+                read = partial(_scaled, one, pairs[one.file_key])
+                yield replace(one, dtype_name=f"{_CODES} with scales", dtype=torch.float32, read=read)
+            elif one.file_key not in scales:
+                yield one
+
+    return replace(opened, sources=tuple(kept()))
+
+
+def _is_pair(codes: TensorSource, sources: dict[str, TensorSource]) -> bool:
+    scale = sources.get(codes.file_key + _SUFFIX)
+    return (
+        scale is not None
+        and codes.dtype_name == _CODES
+        and len(codes.shape) == 2
+        and scale.dtype is torch.float32
+        and scale.shape == (codes.shape[0], 1)
+    )
+
+
+def _scaled(codes: TensorSource, scale: TensorSource) -> torch.Tensor:
+    return codes.read().float() * scale.read()
