@@ -19,9 +19,10 @@ from seko_export.families.seko_talk import audio, picture
 from seko_export.families.seko_talk.family import FAMILY
 from seko_export.families.seko_talk.keys import seko_shapes, spread, to_theirs
 from seko_export.families.seko_talk.presets import PRESETS, TINY
+from seko_export.goldens.calibration import layer_constants
 from seko_runtime.video.pool import Pool
 from tests.eager_pool import eager_pool
-from tests.truth.eager_stream import EagerStream
+from tests.truth.eager_stream import EagerStream, known_channels
 from tests.truth.naive_seko_talk import NaiveTalk, Window, by_pass
 
 PRESET = PRESETS[TINY]
@@ -53,10 +54,17 @@ def random_checkpoint(config: BuildConfig, seed: int = 0) -> dict[str, Tensor]:
 def weights_of(
     config: BuildConfig, checkpoint: Mapping[str, Tensor], media: MediaTensors | None = None
 ) -> dict[str, Tensor]:
-    """Return the artifact's weights and tables of a build whose cache is exact."""
+    """Return the artifact's weights, tables and constants of its cache."""
     graph = FAMILY.graph(config)
     made = dict(FAMILY.weights(graph.pieces, checkpoint, media)) | FAMILY.tables(config, checkpoint)
-    return made | config.schedule.tables(config.as_batch.stream)
+    made |= config.schedule.tables(config.as_batch.stream)
+    if config.kv_scheme != config.exact_scheme:
+        known = known_channels(config.model)
+        for layer in range(config.model.layers):
+            scales = config.kv.calibrate(known, known)
+            made |= {f"blocks.{layer}.kv.{name}": one for name, one in scales.items()}
+        made |= layer_constants(config, made)
+    return made
 
 
 def random_reference(config: BuildConfig, seed: int = 4) -> Tensor:

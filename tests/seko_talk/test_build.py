@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import json
 import wave
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,7 +135,10 @@ def speaks(artifact: Path, folder: Path) -> None:
         main([*asked, "--audio", str(voice)]) == UsageError.exit_code
     )  # nothing is taken of the golden's noise
     assert main([*asked, "--audio", str(voice), "--audio", str(voice), "--input", f"picture={clip}"]) == 2
-    assert main([*asked, "--audio", str(voice), "--input", f"picture={clip}"]) == 0
+    told = io.StringIO()
+    with redirect_stdout(told):
+        assert main([*asked, "--audio", str(voice), "--input", f"picture={clip}", "--json"]) == 0
+    assert json.loads(told.getvalue())["live_late_s"] > 0
     with av.open(str(out)) as container:
         pictures = [float(one.pts * one.time_base) for one in container.decode(video=0)]
     assert pictures[0] == 0

@@ -17,7 +17,10 @@ from seko_export.errors import UsageError
 from seko_export.families.layers.sampler import ADVANCE, Noise
 from seko_export.families.seko_talk import audio
 from seko_export.families.seko_talk.family import FAMILY
+from seko_export.families.seko_talk.presets import evenly
 from seko_export.goldens.record import eager_session, golden_text
+from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.video.pool import Pool, PooledSession
 from tests.seko_talk.streams import (
     BUFFERS,
     begun,
@@ -140,6 +143,47 @@ def test_rows_of_a_batch_at_different_chunks_are_those_of_streams_alone() -> Non
                 single.run_chunk([at[row] * f], SEEDS[row : row + 1], feed), made, strict=True
             ):
                 assert relative_error(other.velocity[row], one.velocity[0]) <= STEP[torch.float32]
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "fp4"])
+def test_a_client_finds_no_byte_of_the_one_before_and_nothing_is_allocated_for_it(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sessions with four caches each: a row that was another's is, to the byte, one that was nobody's."""
+    config = talk_config(scheme, schedule=replace(evenly(4), sampler="euler"))
+    text, allocated = golden_text(config).numpy(), []
+
+    def opened_on(pool: Pool, row: int) -> PooledSession:
+        given = {"inputs": of_row(config, row, None), "reference": portrait_of(config, row)}
+        return pool.open_session(seed=SEEDS[row], text=text, **given)
+
+    def bytes_of(pool: Pool, session: PooledSession) -> dict[str, bytes]:
+        return {
+            name: np.asarray(one.contiguous().view(torch.uint8)).tobytes()
+            for name, one in pool._streams.live().state_of(session._running_row()).items()
+        }
+
+    with opened(config) as fresh:
+        session = opened_on(fresh, 1)
+        wanted = bytes_of(fresh, session)
+        assert len({name for name in wanted if name.startswith("kv.3.")}) > 1
+        chunks = [session.run_chunk(of_row(config, 1, number)).to_host() for number in range(CHUNKS)]
+        session.close()
+    with opened(config) as pool:
+        sessions = [opened_on(pool, 0) for _ in range(2)]
+        for number in range(CHUNKS):
+            pool.run(sessions, [of_row(config, 0, number)] * 2)
+        used = bytes_of(pool, sessions[0])
+        assert all(used[name] != wanted[name] for name in wanted if name.startswith("kv.3.k"))
+        monkeypatch.setattr(CpuMemory, "allocate", lambda _, spec: allocated.append(spec))
+        sessions[0].close()
+        session = opened_on(pool, 1)
+        assert bytes_of(pool, session) == wanted
+        for number, chunk in enumerate(chunks):
+            assert np.array_equal(session.run_chunk(of_row(config, 1, number)).to_host(), chunk)
+        assert not allocated
+        for one in (session, sessions[1]):
+            one.close()
 
 
 @pytest.mark.parametrize(
