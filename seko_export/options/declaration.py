@@ -182,6 +182,7 @@ class BuildOptions:
         "GPUs of one box that make each chunk together: 2, 3, 4, 5, 6 or 8, where the model's heads divide.",
         _ENGINES,
         1,
+        plan=True,
     )
     no_goldens: bool = _option(
         "Record no chunks for `verify` to compare; only for GPUs that are not here.", _ENGINES, False

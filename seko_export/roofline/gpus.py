@@ -29,6 +29,8 @@ class Gpu:
         Memory bandwidth, bytes/s.
     host_link : float
         Bandwidth to and from the host, bytes/s.
+    peer_link : float
+        Bandwidth to another GPU of the box in one direction, bytes/s: NVLink, or the host link where there is none.
     memory_bytes : int
         Size of its memory, bytes.
     measured : bool
@@ -43,6 +45,7 @@ class Gpu:
     fp32: float
     bandwidth: float
     host_link: float
+    peer_link: float
     memory_bytes: int
     measured: bool = False
 
@@ -52,7 +55,8 @@ _T, _GB = 1e12, 10**9
 # sheets below say which of them a GPU has.
 _PCIE_4, _PCIE_5 = 16 * 16e9 / 8 * 128 / 130, 16 * 32e9 / 8 * 128 / 130
 _TABLE = (
-    # NVIDIA H200 data sheet, SXM; its tensor figures are with sparsity, so half of 1,979 and 3,958 TFLOPS.
+    # NVIDIA H200 data sheet, SXM; its tensor figures are with sparsity, so half of 1,979 and 3,958 TFLOPS,
+    # and its NVLink counts both directions, so half of 900 GB/s; likewise that of H100 and A100.
     Gpu(
         "h200",
         "NVIDIA H200",
@@ -62,15 +66,49 @@ _TABLE = (
         67 * _T,
         4.8 * _T,
         _PCIE_5,
+        0.45 * _T,
         141 * _GB,
         measured=True,
     ),
     # NVIDIA H100 data sheet, SXM; likewise.
-    Gpu("h100", "NVIDIA H100 SXM", "sm_90", 989.5 * _T, 1979 * _T, 67 * _T, 3.35 * _T, _PCIE_5, 80 * _GB),
+    Gpu(
+        "h100",
+        "NVIDIA H100 SXM",
+        "sm_90",
+        989.5 * _T,
+        1979 * _T,
+        67 * _T,
+        3.35 * _T,
+        _PCIE_5,
+        0.45 * _T,
+        80 * _GB,
+    ),
     # NVIDIA A100 data sheet, 80 GB SXM; no fp8.
-    Gpu("a100", "NVIDIA A100 80GB SXM", "sm_80", 312 * _T, 0, 19.5 * _T, 2.039 * _T, _PCIE_4, 80 * _GB),
+    Gpu(
+        "a100",
+        "NVIDIA A100 80GB SXM",
+        "sm_80",
+        312 * _T,
+        0,
+        19.5 * _T,
+        2.039 * _T,
+        _PCIE_4,
+        0.3 * _T,
+        80 * _GB,
+    ),
     # NVIDIA L40S data sheet.
-    Gpu("l40s", "NVIDIA L40S", "sm_89", 362.05 * _T, 733 * _T, 91.6 * _T, 0.864 * _T, _PCIE_4, 48 * _GB),
+    Gpu(
+        "l40s",
+        "NVIDIA L40S",
+        "sm_89",
+        362.05 * _T,
+        733 * _T,
+        91.6 * _T,
+        0.864 * _T,
+        _PCIE_4,
+        _PCIE_4,
+        48 * _GB,
+    ),
     # NVIDIA Ada GPU architecture white paper, appendix A: tensor figures with FP32 accumulation.
     Gpu(
         "rtx4090",
@@ -80,6 +118,7 @@ _TABLE = (
         330.3 * _T,
         82.6 * _T,
         1.008 * _T,
+        _PCIE_4,
         _PCIE_4,
         24 * _GB,
     ),
@@ -92,6 +131,7 @@ _TABLE = (
         419 * _T,
         104.8 * _T,
         1.792 * _T,
+        _PCIE_5,
         _PCIE_5,
         32 * _GB,
     ),
@@ -121,6 +161,8 @@ ROW_KERNEL_SHARE = 0.62
 FP32_MATMUL_SHARE = 0.5  # assumed: embedding of time and head, a thousandth of a step
 # Of the host link; measured: 55.3 GB/s by plain copies, an offloaded cache reached 98 % (rows layer_streaming).
 HOST_LINK_SHARE = 0.86
+# Of the link between two GPUs, and the time of an exchange of nothing; assumed, as large messages of NCCL reach them.
+PEER_LINK_SHARE, EXCHANGE_S = 0.75, 1e-5
 LAUNCH_S = (
     2e-6  # assumed: from kernel to kernel inside a graph; ROWS_SHARE takes up what is wrong with it at S1
 )

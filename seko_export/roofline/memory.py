@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -29,6 +30,7 @@ def memory_report(config: BuildConfig, gpu: Gpu, work: Work) -> dict[str, Any]:
     once, each = rows_bytes(config, work)
     fixed, session = sum(weights.values()) + sum(once.values()), sum(each.values())
     peak = fixed + session * (1 if config.pool is None else config.pool.sessions)
+    most = 1 if config.ranks > 1 else sys.maxsize  # an artifact of several ranks has one session at a time
     return {
         "weight_bytes": weights,
         "call_bytes": once,
@@ -36,7 +38,7 @@ def memory_report(config: BuildConfig, gpu: Gpu, work: Work) -> dict[str, Any]:
         "peak_bytes": peak,
         "memory_bytes": gpu.memory_bytes,
         "fits": peak <= gpu.memory_bytes,
-        "sessions_fit": max(0, (gpu.memory_bytes - fixed) // session),
+        "sessions_fit": min(most, max(0, (gpu.memory_bytes - fixed) // session)),
         "host_bytes": home_bytes(config),
     }
 

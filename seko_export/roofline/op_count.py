@@ -29,10 +29,12 @@ from seko_export.roofline.op_count_fused import EXPAND, CountedOps
 from seko_kernels.kv_formats import ExactKv
 
 ATTENTION, MASKED_ATTENTION, MATMUL, CONVOLUTION = "attention", "masked attention", "matmul", "convolution"
-CACHE_WRITE, GATHER, ROWS = "cache write", "gather", "rows"
+CACHE_WRITE, GATHER, ROWS, EXCHANGE = "cache write", "gather", "rows", "exchange"
 
 _GATHERS = ("aten::index_select",)
 _SCATTERS = ("aten::index_copy_", "aten::index_copy")
+_EXCHANGES = ("_c10d_functional::all_to_all_single", "_c10d_functional::all_gather_into_tensor")
+_WAIT = "_c10d_functional::wait_tensor"
 _UNFILLED = ("aten::empty", "aten::new_empty")  # empty, empty_like, empty_strided: memory without content
 
 
@@ -49,7 +51,7 @@ class Launch:
     flops : int
         Multiplications and additions; 0 if it only moves bytes.
     bytes_read, bytes_written : int
-        Bytes of every tensor, or of the part that is accessed, counted once.
+        Bytes of every tensor, or of the part that is accessed, counted once; an exchange writes what other ranks send.
     inputs : frozenset of str
         Names of the engine's inputs of which it reads all or a part.
     """
@@ -149,7 +151,12 @@ class _Recorder(TorchDispatchMode):
         name = func._schema.name
         if name.startswith(_UNFILLED):
             return out
-        if name in _SCATTERS:
+        if name == _WAIT:
+            self._alias[_address(out)] = self._storage(args[0])
+        elif name in _EXCHANGES:
+            ranks = args[1] if isinstance(args[1], int) else len(args[1])
+            self.add(EXCHANGE, ins, [], parts=[(out, _nbytes(out) * (ranks - 1) // ranks)])
+        elif name in _SCATTERS:
             target, _, index, source = args
             self._alias[_address(out)] = self._storage(target)  # compilers do it in place
             self.add(CACHE_WRITE, [index, source], [], parts=[(target, _nbytes(source))])

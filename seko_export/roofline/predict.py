@@ -57,18 +57,18 @@ def predict(wish: Wish) -> dict[str, Any]:
     Returns
     -------
     dict
-        Plain data. What was asked: ``preset``, ``gpu``, ``gpu_title``, ``measured_gpu``, ``kv``, ``fp8``, ``kernels``,
-        ``attention``, ``resident_window``, ``passes`` (denoise passes), ``stream``, ``pool`` (``sessions`` and
-        ``buckets``, or null). Bytes: ``weight_bytes`` (shared by all sessions), ``call_bytes`` (what a pool has once),
-        ``session_bytes``, ``peak_bytes`` of one session or of the whole pool, ``memory_bytes`` of the GPU, ``fits``,
-        ``sessions_fit``, ``would_fit`` (what `what_fits` gives, of a build
-        that does not); ``host_bytes`` of a session's offloaded cache, ``stream_bytes`` that a chunk moves of it.
-        Seconds, of a pool's largest call: ``step`` (the mean of a chunk's passes, by kind of launch), ``stream_s``
-        (those bytes over the host link, beside the steps: a step takes the longer of both), ``step_s``,
-        ``fill_step_s`` (while the cache fills), ``decode_s`` (a chunk's video, all rows), ``chunk_s``; ``calls`` (the
-        last four of each size of a pool's calls); ``video_s`` (how long a chunk plays). ``real_time_factor`` and
-        ``real_time`` of one session or of the whole pool; ``sessions_real_time``. ``notes``: sentences on what they do
-        not say.
+        Plain data. What was asked: ``preset``, ``gpu``, ``gpu_title``, ``measured_gpu``, ``kv``, ``fp8``,
+        ``kernels``, ``attention``, ``resident_window``, ``ranks``, ``passes`` (denoise passes), ``stream``,
+        ``pool`` (``sessions`` and ``buckets``, or null). Bytes, of each rank's GPU: ``weight_bytes`` (shared by
+        all sessions), ``call_bytes`` (what a pool has once), ``session_bytes``, ``peak_bytes`` of one session
+        or of the whole pool, ``memory_bytes`` of the GPU, ``fits``, ``sessions_fit``, ``would_fit`` (what
+        `what_fits` gives, of a build that does not); ``host_bytes`` of a session's offloaded cache,
+        ``stream_bytes`` that a chunk moves of it. Seconds, of a pool's largest call: ``step`` (the mean of a
+        chunk's passes, by kind of launch), ``stream_s`` (those bytes over the host link, beside the steps: a
+        step takes the longer of both), ``step_s``, ``fill_step_s`` (while the cache fills), ``decode_s`` (a
+        chunk's video, all rows), ``chunk_s``; ``calls`` (the last four of each size of a pool's calls);
+        ``video_s`` (how long a chunk plays). ``real_time_factor`` and ``real_time`` of one session or of the
+        whole pool; ``sessions_real_time``. ``notes``: sentences on what they do not say.
 
     Raises
     ------
@@ -92,6 +92,7 @@ def predict(wish: Wish) -> dict[str, Any]:
             "kernels": "fused" if config.fused else "plain",
             "attention": config.attention,
             "resident_window": config.resident_window,
+            "ranks": config.ranks,
             "passes": len(config.schedule.timesteps),
             "stream": asdict(config.stream),
             "pool": None if config.pool is None else asdict(config.pool),
@@ -236,6 +237,11 @@ def _notes(wish: Wish, gpu: Gpu, config: BuildConfig, work: Work) -> list[str]:
         )
     if not gpu.measured:
         notes.append(f"not measured on this GPU: the H200's shares of the peak are taken for {gpu.title}")
+    if config.ranks > 1:
+        link = "NVLink" if gpu.peer_link > gpu.host_link else "PCIe, at best"
+        notes.append(
+            f"{config.ranks} GPUs of one box: memory is that of each, exchanges go over {link} at an assumed rate"
+        )
     if config.stream.offload_cache:
         notes.append("offloaded cache: one session has all of the host link")
     if config.pool is not None and any(ProgramKey.parse(name).full for name in work.programs):

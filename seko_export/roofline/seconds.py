@@ -16,6 +16,7 @@ from seko_export.roofline.gpus import (
     ATTENTION_SHARE,
     BF16_ATTENTION_SHARE,
     CONVOLUTION_SHARE,
+    EXCHANGE_S,
     EXPAND_SHARE,
     FP8_ATTENTION_SHARE,
     FP8_EXPAND_SHARE,
@@ -26,6 +27,7 @@ from seko_export.roofline.gpus import (
     LAUNCH_S,
     MASKED_ATTENTION_SHARE,
     MATMUL_SHARE,
+    PEER_LINK_SHARE,
     ROW_KERNEL_SHARE,
     ROWS_SHARE,
     Gpu,
@@ -35,6 +37,7 @@ from seko_export.roofline.op_count import (
     ATTENTION,
     CACHE_WRITE,
     CONVOLUTION,
+    EXCHANGE,
     GATHER,
     MASKED_ATTENTION,
     MATMUL,
@@ -127,6 +130,8 @@ def _times(call: Mapping[str, Any]) -> dict[str, float]:
 
 def launch_seconds(launch: Launch, gpu: Gpu) -> float:
     """Return the time of one launch inside a graph."""
+    if launch.kind == EXCHANGE:
+        return EXCHANGE_S + launch.bytes_written / (gpu.peer_link * PEER_LINK_SHARE)
     moved = launch.bytes_read + launch.bytes_written
     share = {
         ROWS: ROWS_SHARE,

@@ -33,7 +33,8 @@ def show(report: Mapping[str, Any]) -> str:
 
 def _head(report: Mapping[str, Any]) -> Iterator[str]:
     s = report["stream"]
-    yield f"{report['preset']} on {report['gpu_title']}, predicted"
+    gpus = "" if report["ranks"] == 1 else f"{report['ranks']} x "
+    yield f"{report['preset']} on {gpus}{report['gpu_title']}, predicted"
     reference = f"reference {s['reference_frames']}, " if s["reference_frames"] else ""
     yield (
         f"{s['height']}x{s['width']}, chunk {s['chunk_frames']}, {reference}sink {s['sink_frames']}, "

@@ -17,6 +17,7 @@ from seko_export.roofline.memory import weight_bytes
 from seko_export.roofline.op_count import (
     ATTENTION,
     CACHE_WRITE,
+    EXCHANGE,
     EXPAND,
     GATHER,
     MASKED_ATTENTION,
@@ -95,6 +96,16 @@ def test_a_pools_call_gathers_its_own_rows_alone():
         taken, own = ([x for x in of if x.kind == kind] for of in (launches, alone))
         assert [(x.flops, x.bytes_read) for x in taken] == [(x.flops, x.bytes_read) for x in own]
         assert [{"text_k"} & x.inputs for x in taken] == [{"text_k"} & x.inputs for x in own]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_layer_of_several_ranks_receives_its_heads_and_then_its_tokens(ranks):
+    """Queries, keys and values of the other ranks' tokens come in one exchange, and attention's result in another."""
+    config = replace(on_gpu("self-forcing-1.3b"), ranks=ranks)
+    launches = count_piece(make_pieces(config)["block_full"]).launches
+    share = config.stream.chunk_tokens * config.model.dim // ranks * 2  # bytes of one tensor on a rank, bf16
+    received = [one.bytes_written for one in launches if one.kind == EXCHANGE]
+    assert received == [3 * share * (ranks - 1) // ranks, share * (ranks - 1) // ranks]
 
 
 def test_a_lossy_cache_is_read_once_and_expanded_once():

@@ -79,6 +79,16 @@ def test_a_step_of_fused_layers_is_near_its_newest_row(figure, row_shape, layout
     assert near(predict(asked)["step_s"] * 1e3, row["engine_step_ms"])
 
 
+def test_a_step_on_two_gpus_is_near_its_newest_row():
+    """Nothing of the prediction was calibrated on this row, whose times hold the control of two processes too."""
+    row = newest("sp2_s1", "self-forcing-1.3b-bf16-sm_90, 2 GPUs")
+    report = predict(wished(S1_WISH, kernels="plain", ranks=2))
+    assert near(report["step_s"] * 1e3, row["step_ms"])
+    assert (report["ranks"], report["sessions_fit"]) == (2, 1)
+    assert "2 x NVIDIA H200" in show(report)
+    assert "exchanges go over NVLink" in " ".join(report["notes"])
+
+
 @pytest.mark.parametrize("scheme", ["bf16", "fp4"])
 def test_peak_memory_is_near_its_newest_row(scheme):
     """The row's session has neither VAE nor text, like the plan's."""

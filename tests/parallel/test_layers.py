@@ -14,6 +14,7 @@ from torch import Tensor
 from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.engines.piece import FlatModule, Piece
+from seko_export.families.layers.choice import CHUNK
 from seko_export.families.layers.layer_pieces import BLOCK, WINDOW
 from seko_export.families.layers.rank_split import RankSplit
 from seko_export.families.registry import family_of, presets
@@ -22,8 +23,8 @@ from tests.parallel.in_threads import InThreads, Meeting
 from tests.tolerances import STEP, relative_error
 
 RANKS = 2
-TINY = presets()["tiny"]
-STREAM = replace(TINY.stream, height=32, width=64, chunk_frames=2, sink_frames=0, ring_frames=4)
+LAYOUT = {"height": 32, "width": 64, "chunk_frames": 2, "sink_frames": 0, "ring_frames": 4}
+LINGBOT = presets()["lingbot-tiny"].model
 CASES = {
     "plain": {"kv_scheme": "fp32"},
     "plain over FP4": {"kv_scheme": "fp4"},
@@ -32,12 +33,19 @@ CASES = {
     "fused over FP4": {"kv_scheme": "fp4", "fused": True},
     "fused, fp8 attention": {"kv_scheme": "fp4", "fused": True, "attention": "fp8"},
     "resident window": {"kv_scheme": "fp4", "fused": True, "attention": "fp8", "resident_window": True},
+    "camera": {"kv_scheme": "fp32", "model": LINGBOT},
+    "camera in every pass": {"kv_scheme": "fp32", "model": replace(LINGBOT, camera="pass")},
+    "camera, fused over FP4": {"kv_scheme": "fp4", "fused": True, "model": LINGBOT},
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_ranks_make_what_one_makes(case: str) -> None:
-    config = BuildConfig(TINY.model, STREAM, Schedule.warped(), device="cpu", **CASES[case])
+    tiny = presets()["tiny"]
+    stream = replace(tiny.stream, **LAYOUT)
+    config = BuildConfig(
+        stream=stream, schedule=Schedule.warped(), device="cpu", **{"model": tiny.model} | CASES[case]
+    )
     one = layer_engines(config)
     ranks = [layer_engines(replace(config, ranks=RANKS)) for _ in range(RANKS)]
     assert one
@@ -56,10 +64,13 @@ def test_two_ranks_make_what_one_makes(case: str) -> None:
                 ]
                 parts = [job.result() for job in jobs]
             for output, expected in enumerate(made):
-                split = RankSplit(RANKS, STREAM.chunk_frames)
+                split = RankSplit(RANKS, LAYOUT["chunk_frames"])
                 for rank in range(RANKS):
-                    own = split.own_tokens(expected, torch.tensor([rank]))
-                    assert relative_error(parts[rank][output], own) <= STEP[torch.float32], name
+                    own, part = expected, parts[rank][output]
+                    if piece.key.variant != ("condition",):  # of frames, not of tokens
+                        own = split.own_tokens(expected, torch.tensor([rank]))
+                    assert part.shape == own.shape, name
+                    assert relative_error(part, own) <= STEP[torch.float32], name
     for name in state:
         if name.startswith("caches."):
             joined = torch.cat([share[name] for share in shares], dim=1)
@@ -71,9 +82,9 @@ def test_two_ranks_make_what_one_makes(case: str) -> None:
 
 
 def layer_engines(config: BuildConfig) -> dict[str, Piece]:
-    """Return what reads or writes the caches."""
+    """Return what reads or writes the caches, and what a family's modules compute for them."""
     pieces = family_of(config).graph(config).pieces
-    return {name: piece for name, piece in pieces.items() if piece.key.role in (WINDOW, BLOCK)}
+    return {name: piece for name, piece in pieces.items() if piece.key.role in (CHUNK, WINDOW, BLOCK)}
 
 
 def tensors_of(config: BuildConfig, engines: dict[str, Piece]) -> dict[str, Tensor]:
@@ -101,6 +112,7 @@ def inputs_of_chunk(config: BuildConfig, state: dict[str, Tensor], frame: int) -
     tokens = slots[:, None] * s.frame_tokens + torch.arange(s.frame_tokens)
     valid = torch.tensor([(frame + s.chunk_frames) * s.frame_tokens])
     places = {"write_slots": slots[None], "token_index": tokens.flatten(), "valid_tokens": valid}
+    places["frames"] = slots[None]
     return state | places
 
 
@@ -114,15 +126,16 @@ def run_rank(
     piece: Piece, whole: dict[str, Tensor], own: dict[str, Tensor], rank: int, meeting: Meeting
 ) -> tuple[Tensor, ...]:
     """Call a piece as one rank, with its tokens and heads; ``own`` keeps its caches."""
-    piece.module.split = split = InThreads(RANKS, STREAM.chunk_frames, rank, meeting)
+    piece.module.split = split = InThreads(RANKS, LAYOUT["chunk_frames"], rank, meeting)
     number = torch.tensor([rank])
     for one in piece.signature:
         if one.name.startswith(("caches.", "window.")):
             own.setdefault(one.name, torch.zeros(one.shape, dtype=one.dtype))
     shared = {name: tensor for name, tensor in whole.items() if not name.startswith(("caches.", "window."))}
-    for name in ("hidden", "update", "cos", "sin"):
-        if name in shared:
-            shared[name] = split.own_tokens(shared[name], number)
+    for one in piece.signature:
+        if one.name in shared and shared[one.name].shape != one.shape:
+            shared[one.name] = split.own_tokens(shared[one.name], number)
+            assert shared[one.name].shape == one.shape, one.name
     shared["token_index"] = split.in_ranks_order(shared["token_index"], 1)
     return run(piece, shared | own | {"rank": number})
 

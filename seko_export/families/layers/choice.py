@@ -15,6 +15,7 @@ from seko_export.engines.piece import Argument, Piece, dtype_name, on_meta
 from seko_export.errors import UsageError
 from seko_export.families.layers.causal_dit import Embed
 from seko_export.families.layers.fused_block import set_fp8
+from seko_export.families.layers.rank_split import rank_argument, rank_split
 from seko_runtime.format.manifest import Buffer, InputSpec
 from seko_runtime.video.schedule import OF_TIMES
 
@@ -66,9 +67,13 @@ class ChunkModule(FamilyModule):
     numbered : bool
         Whether it also takes ``frames`` [B, F] int64, the absolute latent-frame numbers, and in a pool ``rows`` [B]
         int64. Only such a module takes inputs per session: they lie there for all rows of the pool.
+    split : bool
+        Whether, of several ranks, each makes the outputs of its own tokens. Then the module has a `split` (see
+        `rank_split`) and takes ``rank`` [1] int64, and ``outputs`` gives the shapes of a rank.
     """
 
     numbered: bool = False
+    split: bool = False
 
 
 @dataclass(frozen=True)
@@ -194,7 +199,11 @@ def chunk_module_pieces(
             config,
             EngineKey(CHUNK, bucket=bucket, variant=(one.name,)),
             one,
-            (*caller_arguments(config, bucket, choice, one.takes), *(numbers if one.numbered else ())),
+            (
+                *caller_arguments(config, bucket, choice, one.takes),
+                *(numbers if one.numbered else ()),
+                *(rank_argument(config) if one.split else ()),
+            ),
             _arguments(config, CHUNK, one, (rows,), part),
         )
         for one in choice.chunk_modules
@@ -256,6 +265,8 @@ def _piece(
         made = module.make(config)
         if module.per_layer and config.fp8 and not config.fp8_except:
             set_fp8(made)
+        if isinstance(module, ChunkModule) and module.split:
+            made.split = rank_split(config)  # type: ignore[assignment]
         return made
 
     return Piece(

@@ -24,10 +24,9 @@ from seko_export.families.layers.fused_block import (
     set_fp8,
 )
 from seko_export.families.layers.past_window import PastWindow, WindowExpand
-from seko_export.families.layers.rank_split import RankSplit
+from seko_export.families.layers.rank_split import rank_argument, rank_split
 from seko_export.families.layers.ring_positions import RingPositions
 from seko_export.families.layers.rotary import side_channels
-from seko_runtime.executor.buffers_check import RANK
 
 SLOT_FRAMES = "kv.slot_frames"
 # Roles of engines: a layer; the residual between the last fused layer and the head; a chunk's positions in the caches;
@@ -253,16 +252,6 @@ class LayerArguments:
         if CONTEXT in key.variant and config.model.layers - 1 in layers:
             layers.remove(config.model.layers - 1)  # the variant LAST is made for it
         return None if len(layers) == config.model.layers else tuple(layers)
-
-
-def rank_split(config: BuildConfig) -> RankSplit | None:
-    """Return how ranks share a chunk; None for a build of one rank."""
-    return None if config.ranks == 1 else RankSplit(config.ranks, config.stream.chunk_frames)
-
-
-def rank_argument(config: BuildConfig) -> tuple[Argument, ...]:
-    """Return the argument that holds the rank's number; nothing for a build of one rank."""
-    return () if config.ranks == 1 else (Argument("rank", f"buffer:{RANK}", (1,), torch.int64),)
 
 
 def last_update(

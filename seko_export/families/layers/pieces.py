@@ -41,10 +41,9 @@ from seko_export.families.layers.layer_pieces import (
     LayerArguments,
     cache_name,
     last_update,
-    rank_argument,
-    rank_split,
     resident_windows,
 )
+from seko_export.families.layers.rank_split import rank_argument, rank_split
 from seko_export.families.layers.sampler import ADVANCE, Noise
 from seko_export.media.pieces import MEDIA_PROGRAMS, media_buffers, media_pieces
 from seko_runtime.executor.buffers_check import (

@@ -19,6 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from seko_export.config.build import BuildConfig
+from seko_export.engines.piece import Argument
+from seko_runtime.executor.buffers_check import RANK
 from seko_runtime.format.manifest import RANK_GROUP
 
 
@@ -96,3 +99,13 @@ class RankSplit:
         )
         received: Tensor = torch.ops._c10d_functional.wait_tensor(sent)
         return received
+
+
+def rank_split(config: BuildConfig) -> RankSplit | None:
+    """Return how ranks share a chunk; None for a build of one rank."""
+    return None if config.ranks == 1 else RankSplit(config.ranks, config.stream.chunk_frames)
+
+
+def rank_argument(config: BuildConfig) -> tuple[Argument, ...]:
+    """Return the argument that holds the rank's number; nothing for a build of one rank."""
+    return () if config.ranks == 1 else (Argument("rank", f"buffer:{RANK}", (1,), torch.int64),)

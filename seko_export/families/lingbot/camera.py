@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH
+from seko_export.families.layers.rank_split import RankSplit
 from seko_export.families.lingbot.model import CELL, CONTROLS, TOKEN_PIXELS
 
 POSES, INTRINSICS = "camera", "intrinsics"  # inputs of the caller
@@ -22,9 +23,16 @@ TOKENS, SCALE, SHIFT = "camera_tokens", "camera_scale", "camera_shift"
 
 
 class CameraTokens(nn.Module):
-    """The chunk's rays as tokens: the same tensor for all layers and passes."""
+    """The chunk's rays as tokens: the same tensor for all layers and passes.
+
+    Attributes
+    ----------
+    split : RankSplit or None
+        How ranks share a chunk: each makes its own tokens.
+    """
 
     groups = ("given",)
+    split: RankSplit | None = None
 
     def __init__(self, config: BuildConfig) -> None:
         super().__init__()
@@ -34,9 +42,13 @@ class CameraTokens(nn.Module):
         self.c2ws_hidden_states_layer1 = nn.Linear(d, d, dtype=dtype)
         self.c2ws_hidden_states_layer2 = nn.Linear(d, d, dtype=dtype)
 
-    def forward(self, given: Mapping[str, Tensor]) -> Tensor:
-        """Return [B, T, d] from poses [B, F, 3, 4] and intrinsics [B, F, 4], as `rays` takes them."""
+    def forward(self, given: Mapping[str, Tensor], rank: Tensor | None = None) -> Tensor:
+        """Return [B, T, d] from poses [B, F, 3, 4] and intrinsics [B, F, 4], as `rays` takes them; with `split` and
+        the rank's number [1] int64 its [B, T/R, d].
+        """
         seen = as_tokens(rays(given[POSES], given[INTRINSICS], self.height, self.width))
+        if self.split is not None and rank is not None:
+            seen = self.split.own_tokens(seen, rank)
         tokens: Tensor = self.patch_embedding_wancamctrl(
             seen.to(self.patch_embedding_wancamctrl.weight.dtype)
         )

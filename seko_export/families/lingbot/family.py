@@ -49,6 +49,7 @@ class LingbotFamily(Family):
     """lingbot-world-fast, both versions: a first picture, text, and a camera."""
 
     name = "lingbot"
+    splits_over_ranks = True
 
     @property
     def presets(self) -> Mapping[str, Preset]:
@@ -140,9 +141,9 @@ def layer_choice(config: BuildConfig) -> LayerChoice:
             camera.INTRINSICS, (s.chunk_frames, 4), "float32", "input.intrinsics", kind="camera_intrinsics"
         ),
     )
-    kept = ((s.chunk_tokens, model.dim), dtype)
+    kept = ((s.chunk_tokens // config.ranks, model.dim), dtype)
     names = (camera.POSES, camera.INTRINSICS)
-    tokens = ChunkModule(_TOKENS, camera.CameraTokens, names, lambda _: {camera.TOKENS: kept})
+    tokens = ChunkModule(_TOKENS, camera.CameraTokens, names, lambda _: {camera.TOKENS: kept}, split=True)
     if model.camera == PER_CHUNK:
         by_layer = {camera.SCALE: kept, camera.SHIFT: kept}
         injection = ChunkModule(
