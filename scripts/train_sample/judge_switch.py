@@ -10,13 +10,14 @@ import multiprocessing
 import random
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from scripts.kv_quality.sample import open_sample
 from scripts.train_sample.breakdown import Judged, report_of
 from scripts.train_sample.captions import Description, caption, describe, parse
 from scripts.train_sample.causal_training import Cache, CausalDit
@@ -27,6 +28,8 @@ from scripts.train_sample.rollout import roll_out
 from scripts.train_sample.shapes import draw_scenes
 from scripts.train_sample.train_vae import FrozenVae
 from scripts.train_sample.world_pool import PromptTexts
+from seko_export.goldens.record import eager_session
+from seko_export.options.sample import SAMPLE_FOLDER
 
 SINGLE_SEED, PAIR_SEED = 123_000, 456_000  # the first as `evaluate.py` has it
 SWITCH_CHUNK = 10
@@ -134,6 +137,21 @@ def switched_stream(
     return torch.cat(done, 2)
 
 
+def session_stream(
+    dit: CausalDit, before: Tensor, after: Tensor, switch: int, chunks: int, device: str
+) -> Tensor:
+    """Return `switched_stream` with ``recache``, as the runtime's session makes it over the exporter's modules."""
+    sample = replace(open_sample(SAMPLE_FOLDER), model=dit.model, checkpoint=dict(dit.state_dict()))
+    config = sample.build(len(before), device)
+    made = []
+    with eager_session(config, sample.weights(config), before.cpu(), list(range(len(before)))) as session:
+        for chunk in range(chunks):
+            if chunk == switch:
+                session.set_text(after.cpu().numpy(), recache=True)
+            made.append(torch.from_numpy(session.run_chunk().to_host().copy()))
+    return torch.cat(made, 2).to(device)
+
+
 def ask(
     dit: CausalDit, vae: FrozenVae, texts: PromptTexts, sigmas: tuple[float, ...], device: str,
     workers: ProcessPoolExecutor, *, prompts: int, chunks: int, pairs: int, switch: int = SWITCH_CHUNK,
@@ -179,6 +197,17 @@ def ask(
             clips.append(submit(workers, vae, latents[:, :, :CLIP_LATENTS], first, 0))
         asked[name] = Asked(wanted, clips)
     return asked
+
+
+def judge_session(
+    dit: CausalDit, vae: FrozenVae, texts: PromptTexts, device: str, workers: ProcessPoolExecutor, *, pairs: int,
+    switch: int,
+) -> dict[str, float | int]:  # fmt: skip
+    """Return the summary of the pairs of `ask` with ``recache``, made by the runtime's session."""
+    old, new = (held_out_prompts(pairs, PAIR_SEED + i) for i in range(2))
+    latents = session_stream(dit, texts(old), texts(new), switch, switch + CLIP_CHUNKS, device)
+    behind, wanted = latents[:, :, -CLIP_LATENTS - WARMUP_LATENTS :], [parse(text) for text in new]
+    return summary([one.result() for one in submit(workers, vae, behind, wanted, 4 * WARMUP_LATENTS)])
 
 
 def answer(asked: dict[str, Asked]) -> dict[str, Any]:

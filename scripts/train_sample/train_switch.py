@@ -33,6 +33,7 @@ from scripts.train_sample.judge_switch import (
     draw_stream_sheet,
     draw_switch_sheet,
     held_out_prompts,
+    judge_session,
     lookers,
 )
 from scripts.train_sample.optimizers import OPTIMIZERS
@@ -342,10 +343,16 @@ def teach(options: argparse.Namespace, workers: ProcessPoolExecutor, began: floa
         told(stage=name, **report[name], seconds=round(time.time() - began, 1))
     report["video_seconds"] = round((12 * size["chunks"] - 3) / judged.stream.fps, 1)
     (options.goal / REPORT).write_text(json.dumps(report) + "\n", encoding="utf-8")
+    pairs = {"pairs": size["pairs"], "switch": size["switch"]}
+    for name, network in (("after", judged), ("before", teacher)):
+        report[name]["session"] = judge_session(network, vae, texts, device, workers, **pairs)
+        told(stage=f"session {name}", **report[name]["session"], seconds=round(time.time() - began, 1))
+    (options.goal / REPORT).write_text(json.dumps(report) + "\n", encoding="utf-8")
     a, b = report["before"], report["after"]
     told(
         stage="done",
         rebuilt=[a["rebuilt"]["followed"], b["rebuilt"]["followed"]],
+        session=[a["session"]["followed"], b["session"]["followed"]],
         plain=[a["plain"]["followed"], b["plain"]["followed"]],
         start=[a["start"]["followed"], b["start"]["followed"]],
         end=[a["end"]["followed"], b["end"]["followed"]],
@@ -362,7 +369,7 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--minutes", type=float, default=6.4, help="in all, of the clock, judging included")
     parser.add_argument(
-        "--judging", type=float, default=85.0, help="seconds of them kept for what comes behind training"
+        "--judging", type=float, default=95.0, help="seconds of them kept for what comes behind training"
     )
     parser.add_argument("--steps", type=int, help="an end in steps instead, for rehearsals")
     parser.add_argument("--rate", type=float, help="peak learning rate")

@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 from scripts.train_sample.captions import caption, describe, parse
 from scripts.train_sample.causal_training import CausalDit, init_weights
 from scripts.train_sample.judge import ATTRIBUTES
-from scripts.train_sample.judge_switch import switched_stream
+from scripts.train_sample.judge_switch import session_stream, switched_stream
 from scripts.train_sample.rollout import roll_out, warped
 from scripts.train_sample.shapes import draw_scenes
 from scripts.train_sample.ship_switched import require_good, ship
 from scripts.train_sample.switch_pool import CHUNKS, SWITCHES, SwitchBatch, SwitchPool, altered, draw_captions
 from scripts.train_sample.train_dit import SAMPLE_MODEL, SAMPLE_STREAM, chunk_mask
-from scripts.train_sample.train_switch import SwitchTraining, switch_loss, views_of
+from scripts.train_sample.train_switch import SwitchTraining, load_student, switch_loss, views_of
 from seko_export.options.sample import SAMPLE_FOLDER
 from tests.tolerances import ORACLE, relative_error
 
@@ -138,6 +138,18 @@ def test_a_switch_to_the_same_prompt_changes_nothing(dit, recache):
     assert relative_error(other, one) <= BAR
 
 
+def test_the_runtimes_session_switches_as_the_judged_stream_does():
+    """Both see the same past and the same noise levels; noise is theirs, so the means of many values are compared."""
+    teacher = load_student(SAMPLE_FOLDER, "cpu", layers=1).requires_grad_(False)
+    before, after = drawn(2, 48, 128), drawn(2, 48, 128, seed=1)
+    made = session_stream(teacher, before, after, 1, 3, "cpu")
+    other = switched_stream(
+        teacher, before, after, 1, 3, warped(4, 5.0), torch.Generator().manual_seed(5), recache=True
+    )
+    assert made.shape == other.shape
+    assert relative_error(made.std((0, 3, 4)), other.std((0, 3, 4))) <= 0.2
+
+
 class _Texts:
     """Prompts as one number each."""
 
@@ -192,7 +204,13 @@ def shares(followed: float) -> dict[str, float]:
 
 
 def report(rebuilt: float = 0.85, plain: float = 0.82, start: float = 0.86) -> dict:
-    after = {"rebuilt": shares(rebuilt), "plain": shares(plain), "start": shares(start), "end": shares(0.9)}
+    after = {
+        "rebuilt": shares(rebuilt),
+        "session": shares(rebuilt),
+        "plain": shares(plain),
+        "start": shares(start),
+        "end": shares(0.9),
+    }
     before = {"rebuilt": shares(0.0), "plain": shares(0.0), "start": shares(0.865), "end": shares(0.9)}
     leg = {"minutes": 3.5}
     return {"before": before, "after": after, "step": 2000, "legs": [leg], "video_seconds": 59.8}
