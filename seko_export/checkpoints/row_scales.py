@@ -10,7 +10,8 @@ import torch
 
 from seko_export.checkpoints.sources import OpenedFiles, TensorSource
 
-_CODES, _SUFFIX = "F8_E4M3", "_scale"  # as safetensors spells the dtype; behind the name of what is scaled
+_CODES = ("F8_E4M3", "float8_e4m3fn")  # as safetensors and torch spell the dtype
+_SUFFIX = "_scale"  # behind the name of what is scaled
 
 
 def with_row_scales(opened: OpenedFiles) -> OpenedFiles:
@@ -26,7 +27,7 @@ def with_row_scales(opened: OpenedFiles) -> OpenedFiles:
         for one in opened.sources:
             if one.file_key in pairs:
                 read = partial(_scaled, one, pairs[one.file_key])
-                yield replace(one, dtype_name=f"{_CODES} with scales", dtype=torch.float32, read=read)
+                yield replace(one, dtype_name="e4m3 with scales", dtype=torch.float32, read=read)
             elif one.file_key not in scales:
                 yield one
 
@@ -37,7 +38,7 @@ def _is_pair(codes: TensorSource, sources: dict[str, TensorSource]) -> bool:
     scale = sources.get(codes.file_key + _SUFFIX)
     return (
         scale is not None
-        and codes.dtype_name == _CODES
+        and codes.dtype_name in _CODES
         and len(codes.shape) == 2
         and scale.dtype is torch.float32
         and scale.shape == (codes.shape[0], 1)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
+from seko_export.errors import UsageError
 
 if TYPE_CHECKING:  # presets are looked at before torch is loaded
     from torch import Tensor
@@ -157,6 +158,22 @@ class Family(ABC):
         """
         del config, checkpoint
         return {}
+
+    def run_config(self, where: str, told: Mapping[str, Any]) -> tuple[Mapping[str, Any], Schedule]:
+        """Return the fields of the stream's layout and the schedule that a run configuration asks for.
+
+        Such a file (``where``, its content ``told``) belongs to the code that the family's models come from. A family
+        without them need not define this.
+
+        Raises
+        ------
+        UsageError
+            If there are none, or it asks for what is not built.
+        """
+        del told
+        raise UsageError(
+            f"--run-config {where}: the family {self.name!r} has no run configurations; leave it out"
+        )
 
     def golden_inputs(self, config: BuildConfig, chunk: int | None) -> Mapping[str, Tensor]:
         """Return the inputs of a golden chunk for the graph's inputs, by name, [B, *shape] on the CPU.

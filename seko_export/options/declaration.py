@@ -111,6 +111,11 @@ class BuildOptions:
         "A folder with all files of a model, each found by its content; options that name a file come first.",
         "model",
     )
+    run_config: Path | None = _option(
+        "How the model's own code runs it, as that code's JSON says: picture, passes, windows, positions. Of "
+        "Seko-Talk, LightX2V's. Options that say the same come first.",
+        "model",
+    )
     random_weights: int | None = _option(
         "Build a preset without a checkpoint, with random weights from this seed: for tests of speed, not for video.",
         "model",

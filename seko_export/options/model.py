@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from seko_export.checkpoints.errors import ContradictionError, NotACheckpointError, UnknownModelError
+from seko_export.checkpoints.json_files import read_json_object
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
@@ -16,6 +17,7 @@ from seko_export.errors import UsageError
 from seko_export.families.base import Preset
 from seko_export.families.model_files import ModelFile, recognise_checkpoint
 from seko_export.families.recognition import NAMES, Fact, Recognised, Source
+from seko_export.families.registry import family_named
 from seko_export.options.declaration import BuildOptions
 
 HEADS = "--heads"
@@ -120,6 +122,23 @@ def with_camera(chosen: ChosenModel, camera: str | None) -> ChosenModel:
         raise UsageError(f"--camera {camera}: {chosen.model.name!r} has no camera; leave it out")
     changed: dict[str, Any] = {"camera": camera}
     return replace(chosen, model=replace(chosen.model, **changed))
+
+
+def with_run_config(chosen: ChosenModel, options: BuildOptions) -> ChosenModel:
+    """Return the model with layout and passes of ``--run-config``, but for what other options say.
+
+    Raises
+    ------
+    UsageError
+        If the family has no such files, or it asks for what is not built.
+    NotACheckpointError
+        If it is no JSON object.
+    """
+    file = options.run_config
+    if file is None:
+        return chosen
+    told, schedule = family_named(chosen.model.family).run_config(str(file), read_json_object(file))
+    return replace(chosen, stream=replace(chosen.stream, **{**told, **options.layout}), schedule=schedule)
 
 
 @dataclass(frozen=True)

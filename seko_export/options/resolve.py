@@ -23,7 +23,7 @@ from seko_export.media.vaes import vae_config_of
 from seko_export.options.build_files import MediaSources, find_tokenizer
 from seko_export.options.checks import SAMPLE_FOLDER, check_options, check_sink, preset_of, with_sample
 from seko_export.options.declaration import KV_FORMATS, RANDOM, SAMPLE, BuildOptions
-from seko_export.options.model import preset_model, read_model, with_aspect, with_camera
+from seko_export.options.model import preset_model, read_model, with_aspect, with_camera, with_run_config
 from seko_export.options.model_folder import with_model_folder
 from seko_export.options.sample import Sample, read_sample
 from seko_kernels.errors import KernelsError, KvSchemeError
@@ -94,6 +94,7 @@ def resolve_build(
     else:
         named = Preset(sample.model, sample.stream, sample.schedule) if sample else known[preset or RANDOM]
         chosen = preset_model(preset or RANDOM, named, options)
+    chosen = with_run_config(chosen, options)
     chosen = with_aspect(with_camera(chosen, options.camera), options.aspect)
     check_sink(chosen.stream)
     files, vae, text, audio = _media(options, sample)

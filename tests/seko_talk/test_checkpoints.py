@@ -179,8 +179,13 @@ def test_an_adapter_in_fp8_that_is_not_whole_is_refused(folder: Path, fault: str
     in_fp8(folder / ADAPTER, folder / "audio_adapter_model_fp8.safetensors", ADAPTER_PARTS)
     load_checkpoint(folder, MODEL)  # the other one beside it comes first
     (folder / ADAPTER).unlink()
-    load_checkpoint(folder, MODEL)
+    whole = load_checkpoint(folder, MODEL)
     adapter = load_file(folder / "audio_adapter_model_fp8.safetensors")
+    torch.save(adapter, folder / "audio_adapter_model.pt")
+    assert torch.equal(
+        load_checkpoint(folder, MODEL)["blocks.1.audio.to_q.weight"], whole["blocks.1.audio.to_q.weight"]
+    )
+    (folder / "audio_adapter_model.pt").unlink()
     weight, scale = "ca.1.to_q.weight", "ca.1.to_q.weight_scale"
     if fault in ("no scale", "no weight"):
         del adapter[scale if fault == "no scale" else weight]

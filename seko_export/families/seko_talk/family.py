@@ -12,6 +12,7 @@ from torch import Tensor
 from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.sources import OpenedFiles
 from seko_export.config.build import BuildConfig
+from seko_export.config.schedule import Schedule
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
 from seko_export.errors import UsageError
@@ -25,6 +26,7 @@ from seko_export.families.seko_talk import audio, picture
 from seko_export.families.seko_talk.keys import IN_LAYER, KEYS, PROJECTOR, talk_model
 from seko_export.families.seko_talk.presets import PRESETS
 from seko_export.families.seko_talk.recognise import recognise
+from seko_export.families.seko_talk.run_config import read_run_config
 from seko_export.families.wan_layout.recognise import is_config
 from seko_export.media.pieces import AUDIO_ENCODER
 from seko_runtime.format.manifest import InputSpec
@@ -93,6 +95,10 @@ class SekoTalkFamily(Family):
         times = config.schedule.timesteps
         table = audio.time_table(checkpoint, config.model, times, config.dtype)
         return {f"{OF_TIMES}{audio.TIMES}": table}
+
+    def run_config(self, where: str, told: Mapping[str, Any]) -> tuple[Mapping[str, Any], Schedule]:
+        """Return the fields of the layout and the schedule of a run configuration of LightX2V."""
+        return read_run_config(where, told)
 
     def golden_inputs(self, config: BuildConfig, chunk: int | None) -> Mapping[str, Tensor]:
         """Return random features of the picture for a session; of the voices, or noise as voices, for a chunk."""

@@ -14,10 +14,10 @@ ROPE_MAX_FRAMES = 40  # of LightX2V's two-step model
 SHIFT, SAMPLER = 5.0, "euler-bf16"
 
 
-def evenly(passes: int) -> Schedule:
+def evenly(passes: int, shift: float = SHIFT) -> Schedule:
     """Return the passes of LightX2V's scheduler: evenly spaced times, warped; latents in steps of bfloat16."""
     times = tuple(1000.0 * (1 - at / passes) for at in range(passes))
-    return replace(Schedule.warped(times, SHIFT), sampler=SAMPLER)
+    return replace(Schedule.warped(times, shift), sampler=SAMPLER)
 
 
 def _stream(height: int, width: int, chunk_frames: int, ring_frames: int) -> StreamConfig:

@@ -1,0 +1,115 @@
+"""LightX2V's run configurations of Seko-Talk AR: picture, passes, windows and positions, in this exporter's terms.
+
+LightX2V's window sizes count the portrait and the sink in; here they are converted, once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from seko_export.config.schedule import Schedule
+from seko_export.errors import UsageError
+from seko_export.families.seko_talk.presets import evenly
+
+REFERENCES = 1  # the portrait
+# What `ar_config` says besides about how LightX2V itself runs the model.
+_ITS_OWN = frozenset({"kv_offload", "async_vae_decode", "kv_quant"})
+_WINDOWS = re.compile(r"W[1-9][0-9]{0,3}(-W[1-9][0-9]{0,3})*", re.ASCII)
+
+
+def read_run_config(where: str, told: Mapping[str, Any]) -> tuple[dict[str, Any], Schedule]:
+    """Return the fields of the stream's layout and the schedule that a run configuration asks for.
+
+    Parameters
+    ----------
+    where : str
+        The file, for messages.
+    told : mapping
+        Its content.
+
+    Raises
+    ------
+    UsageError
+        If it is of another model, or says something that is not built.
+    """
+    cache = told.get("ar_config")
+    if not isinstance(cache, Mapping):
+        raise UsageError(f"--run-config {where} has no ar_config: it is not of an autoregressive Seko-Talk")
+    known = {"num_frame_per_chunk", "step_kv_cache", "sink_size", "local_attn_size", "hybrid_attn"}
+    odd = {*cache} - known - {"rope_position_mode", "rope_max_frames"} - _ITS_OWN
+    if odd:
+        raise UsageError(f"--run-config {where}: ar_config says {', '.join(sorted(odd))}, which is not known")
+    for name, needed, found in (
+        ("enable_cfg", False, told.get("enable_cfg", False)),
+        ("sample_guide_scale", 1, told.get("sample_guide_scale", 1)),
+        ("ar_config.step_kv_cache", True, cache.get("step_kv_cache", True)),
+    ):
+        if found != needed:
+            raise UsageError(f"--run-config {where}: {name} is {found}, and only {needed} is built")
+    height, width = _sides(where, told)
+    chunk, sink = _whole(where, cache, "num_frame_per_chunk"), _whole(where, cache, "sink_size")
+    rings = _rings(where, cache, chunk, sink)
+    fields = {
+        "height": height,
+        "width": width,
+        "fps": _whole(where, told, "fps" if "fps" in told else "target_fps"),
+        "chunk_frames": chunk,
+        "reference_frames": REFERENCES,
+        "sink_frames": sink - REFERENCES,
+        "ring_frames": max(rings),
+        "layer_rings": rings if len(rings) > 1 else (),
+        "pass_caches": True,
+        **_positions(where, cache),
+    }
+    return fields, evenly(_whole(where, told, "infer_steps"), _number(where, told, "sample_shift"))
+
+
+def _rings(where: str, cache: Mapping[str, Any], chunk: int, sink: int) -> tuple[int, ...]:
+    hybrid = cache.get("hybrid_attn")
+    if (hybrid is None) == ("local_attn_size" not in cache):
+        raise UsageError(f"--run-config {where}: ar_config has local_attn_size or hybrid_attn, one of them")
+    if hybrid is None:
+        return (_whole(where, cache, "local_attn_size") + REFERENCES - sink,)
+    if not isinstance(hybrid, str) or not _WINDOWS.fullmatch(hybrid):
+        raise UsageError(
+            f"--run-config {where}: hybrid_attn is {str(hybrid)[:40]!r}, expected chunks as W2-W2-W21"
+        )
+    return tuple(int(one[1:]) * chunk for one in hybrid.split("-"))
+
+
+def _positions(where: str, cache: Mapping[str, Any]) -> dict[str, Any]:
+    mode = cache.get("rope_position_mode", "local")
+    if mode == "local":
+        return {"window_positions": True, "rope_max_frames": 0}
+    if mode != "global":
+        raise UsageError(
+            f"--run-config {where}: rope_position_mode is {str(mode)[:40]!r}, expected local or global"
+        )
+    return {"window_positions": True, "rope_max_frames": _whole(where, cache, "rope_max_frames")}
+
+
+def _sides(where: str, told: Mapping[str, Any]) -> tuple[int, int]:
+    size = told.get("size")
+    if size is None:
+        return _whole(where, told, "target_height"), _whole(where, told, "target_width")
+    if not isinstance(size, list) or len(size) != 2:
+        raise UsageError(f"--run-config {where}: size is {str(size)[:40]}, expected height and width")
+    return _whole(where, {"size": size[0]}, "size"), _whole(where, {"size": size[1]}, "size")
+
+
+def _whole(where: str, told: Mapping[str, Any], name: str) -> int:
+    value = told.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 16:
+        raise UsageError(
+            f"--run-config {where}: {name} is {str(value)[:40]}, expected a whole number of at least 1"
+        )
+    return value
+
+
+def _number(where: str, told: Mapping[str, Any], name: str) -> float:
+    value = told.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1000:
+        raise UsageError(f"--run-config {where}: {name} is {str(value)[:40]}, expected a number above 0")
+    return float(value)
