@@ -19,6 +19,26 @@ BEFORE = ".before"  # of `fused_block.FusedLayer`
 _FP8_WEIGHT, _FP8_SCALE = ".weight_fp8", ".weight_scale"  # of a `fused_block.Fp8Linear`, quantised here
 
 
+class RenamedWeights:
+    """A checkpoint's weights by the names of the artifact, which say in which module they are.
+
+    Parameters
+    ----------
+    checkpoint : WeightSource
+        By its own names.
+    names : mapping of str to str
+        A part of the artifact's names, and what the checkpoint has instead.
+    """
+
+    def __init__(self, checkpoint: WeightSource, names: Mapping[str, str]) -> None:
+        self._checkpoint, self._names = checkpoint, names
+
+    def __getitem__(self, name: str) -> Tensor:
+        for ours, theirs in self._names.items():
+            name = name.replace(ours, theirs, 1)
+        return self._checkpoint[name]
+
+
 def model_weights(
     pieces: Mapping[str, Piece], checkpoint: WeightSource, media: MediaTensors | None = None
 ) -> Iterator[tuple[str, Tensor]]:

@@ -18,7 +18,7 @@ from seko_export.families.base import CacheProbe, Family, MediaTensors, ModelGra
 from seko_export.families.layers.choice import SESSION, ChunkModule, LayerChoice
 from seko_export.families.layers.layer_pieces import BLOCK
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
-from seko_export.families.layers.weights import model_weights
+from seko_export.families.layers.weights import RenamedWeights, model_weights
 from seko_export.families.lingbot import camera, condition
 from seko_export.families.lingbot.keys import KEYS
 from seko_export.families.lingbot.model import MASK_CHANNELS, NO_CAMERA, PER_CHUNK, LingbotModel
@@ -30,19 +30,8 @@ from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_runtime.format.manifest import InputSpec
 
 _TOKENS, _LAYER = "camera", "injection"  # chunk modules, whose weights have these names in front
-_OURS = (f"{_TOKENS}.", f"{_LAYER}.", "after_attention.")  # in front of a checkpoint's names
-
-
-class _CheckpointNames:
-    """A checkpoint's weights by the names of the artifact, which say in which module they are."""
-
-    def __init__(self, checkpoint: WeightSource) -> None:
-        self._checkpoint = checkpoint
-
-    def __getitem__(self, name: str) -> Tensor:
-        for part in _OURS:
-            name = name.replace(part, "", 1) if name.startswith(part) else name.replace(f".{part}", ".", 1)
-        return self._checkpoint[name]
+# A part of the artifact's names, and what the checkpoint has instead: it has no modules.
+_NAMES = {f"{_TOKENS}.": "", f".{_LAYER}.": ".", ".after_attention.": "."}
 
 
 class LingbotFamily(Family):
@@ -85,7 +74,7 @@ class LingbotFamily(Family):
         self, pieces: Mapping[str, Piece], checkpoint: WeightSource, media: MediaTensors | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield the artifact's weights by name."""
-        return model_weights(pieces, _CheckpointNames(checkpoint), media)
+        return model_weights(pieces, RenamedWeights(checkpoint, _NAMES), media)
 
     def golden_inputs(self, config: BuildConfig, chunk: int | None) -> Mapping[str, Tensor]:
         """Return a condition of random numbers for a session, and a camera that moves and turns for a chunk."""

@@ -20,7 +20,7 @@ from seko_export.families.base import CacheProbe, Family, MediaTensors, ModelGra
 from seko_export.families.layers.choice import PROMPT, SESSION, ChunkModule, LayerChoice, PromptModule
 from seko_export.families.layers.layer_pieces import BLOCK
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
-from seko_export.families.layers.weights import model_weights
+from seko_export.families.layers.weights import RenamedWeights, model_weights
 from seko_export.families.recognition import Recognised
 from seko_export.families.seko_talk import audio, picture
 from seko_export.families.seko_talk.keys import IN_LAYER, KEYS, PROJECTOR, talk_model
@@ -41,18 +41,6 @@ _NAMES = {
     f".{_IN_LAYER}.norm_k.": ".cross_attn.norm_k_img.",
     ".tail.": f".{IN_LAYER}.",
 }
-
-
-class _CheckpointNames:
-    """A checkpoint's weights by the names of the artifact."""
-
-    def __init__(self, checkpoint: WeightSource) -> None:
-        self._checkpoint = checkpoint
-
-    def __getitem__(self, name: str) -> Tensor:
-        for ours, theirs in _NAMES.items():
-            name = name.replace(ours, theirs, 1)
-        return self._checkpoint[name]
 
 
 class SekoTalkFamily(Family):
@@ -88,7 +76,7 @@ class SekoTalkFamily(Family):
         self, pieces: Mapping[str, Piece], checkpoint: WeightSource, media: MediaTensors | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield the artifact's weights by name."""
-        return model_weights(pieces, _CheckpointNames(checkpoint), media)
+        return model_weights(pieces, RenamedWeights(checkpoint, _NAMES), media)
 
     def tables(self, config: BuildConfig, checkpoint: WeightSource) -> Mapping[str, Tensor]:
         """Return the adapter's shift, scale and gate by pass."""
