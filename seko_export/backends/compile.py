@@ -56,8 +56,9 @@ def export_piece(config: BuildConfig, name: str, path: str) -> float:
     started = time.monotonic()
     piece = graph_of(config).pieces[name]
     with attention_backends(config.device), plain_torch():
-        # Decomposed here, where attention's backend is pinned: the graph then names the backend's own op.
-        program = trace(piece, config.device).run_decompositions({})
+        program = trace(piece, config.device)
+        if config.device == "cuda":  # here attention's backend is pinned: the graph then names the backend's own op
+            program = program.run_decompositions({})
     forget_sources(program)
     program.example_inputs = None  # zeros as large as the weights
     torch.export.save(program, Path(path))

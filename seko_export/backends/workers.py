@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing.context import BaseContext
 from pathlib import Path
 
 from seko_export.backends.base import EngineMaker, ExportBackend
@@ -30,6 +31,9 @@ from seko_export.media.pieces import VAE_DECODE, VAE_DECODE_FIRST, VAE_ENCODE
 SLOW_ROLES = (BLOCK, VAE_ENCODE, VAE_DECODE_FIRST, VAE_DECODE)
 
 COMPILING = "compiling the engines"
+# Variables that modules, libraries or Python read once.
+_READ_AT_IMPORT = ("TORCH", "AOT_INDUCTOR", "TRITON", "CUDA", "PYTHON", "OMP_", "MKL_", "LD_", "TMPDIR")
+_settings_of_server: dict[str, dict[str, str]] = {}
 _SLOW_COST = 5.0  # seconds of an engine of `SLOW_ROLES`, in those of another; assumed, for an estimate of the time left
 
 
@@ -66,8 +70,7 @@ def compiled_beside(
     (artifact / folder).mkdir()
     keys = [piece.key for piece in graph_of(config).pieces.values()]
     workers = min(len(keys), len(os.sched_getaffinity(0)))
-    # spawn: a forked child must not use the GPU, and must not hold the parent's threads' locks
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_quiet_worker)
+    pool = ProcessPoolExecutor(workers, _started_by(backend), initializer=_quiet_worker, initargs=(dict(os.environ),))
     costs = {key.name: _SLOW_COST if key.role in SLOW_ROLES else 1.0 for key in keys}
     by_cost = dict(sorted(costs.items(), key=lambda pair: -pair[1]))
     finished = False
@@ -94,6 +97,22 @@ def compiled_beside(
                 for process in list((pool._processes or {}).values()):
                     _end_with_children(process.pid)
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _started_by(backend: ExportBackend) -> BaseContext:
+    """Return how workers are started. None is forked from this process: a forked child must not use the GPU, and must
+    not hold its parent's threads' locks.
+
+    They are forked from a server, which this process starts once and which has imported torch and the backend: that
+    takes 3 s of a processor. Modules read their settings when they are imported; so if one has changed since the
+    server was started, each worker imports them itself.
+    """
+    settings = {name: value for name, value in os.environ.items() if name.startswith(_READ_AT_IMPORT)}
+    if _settings_of_server.setdefault("settings", settings) != settings:
+        return multiprocessing.get_context("spawn")
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload([type(backend).__module__, getattr(backend.compile_piece, "__module__", "")])
+    return server
 
 
 def _told(make: EngineMaker | None, config: BuildConfig, name: str, workplace: Path, goal: Path) -> float:
@@ -193,8 +212,13 @@ def _end_with_children(worker: int | None) -> None:
             (os.killpg if os.getpgid(worker) == worker else os.kill)(worker, signal.SIGTERM)
 
 
-def _quiet_worker() -> None:
-    """Make this worker the leader of a process group that ends with its parent; hide torch's warnings about itself."""
+def _quiet_worker(environ: Mapping[str, str]) -> None:
+    """Make this worker the leader of a process group that ends with its parent; hide torch's warnings about itself.
+
+    ``environ`` is the parent's environment; a worker has that of the server.
+    """
+    os.environ.clear()
+    os.environ.update(environ)
     os.setpgid(0, 0)
     threading.Thread(target=_follow_parent, daemon=True).start()
     with suppress(ImportError):  # torch draws bars where it is installed
