@@ -70,7 +70,9 @@ def compiled_beside(
     (artifact / folder).mkdir()
     keys = [piece.key for piece in graph_of(config).pieces.values()]
     workers = min(len(keys), len(os.sched_getaffinity(0)))
-    pool = ProcessPoolExecutor(workers, _started_by(backend), initializer=_quiet_worker, initargs=(dict(os.environ),))
+    pool = ProcessPoolExecutor(
+        workers, _started_by(backend), initializer=_quiet_worker, initargs=(dict(os.environ),)
+    )
     costs = {key.name: _SLOW_COST if key.role in SLOW_ROLES else 1.0 for key in keys}
     by_cost = dict(sorted(costs.items(), key=lambda pair: -pair[1]))
     finished = False
@@ -111,7 +113,9 @@ def _started_by(backend: ExportBackend) -> BaseContext:
     if _settings_of_server.setdefault("settings", settings) != settings:
         return multiprocessing.get_context("spawn")
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload([type(backend).__module__, getattr(backend.compile_piece, "__module__", "")])
+    server.set_forkserver_preload(
+        [type(backend).__module__, getattr(backend.compile_piece, "__module__", "")]
+    )
     return server
 
 

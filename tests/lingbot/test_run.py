@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-from math import prod
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import save_file
 
 from seko_export.build_steps import build_artifact
-from seko_export.media.wan_vae.keys import vae_shapes
 from seko_export.options.build_files import MediaSources
 from seko_runtime import open_artifact
 from seko_runtime.cli.commands import main
 from seko_runtime.video.conditioning import KeyboardCamera
-from tests.export.vae_oracle import SMALL
+from tests.export.media_files import VAE, write_vae
 from tests.lingbot.streams import lingbot_config, random_checkpoint
 from tests.shared import UNCOMPILED
 
@@ -32,15 +29,10 @@ def test_a_walk_from_a_picture(
     """The latents are those of a session with the same picture and keys; another picture gives others."""
     monkeypatch.setenv(UNCOMPILED, "1")
     save_file(random_checkpoint(), tmp_path / "tiny.safetensors")
-    generator = torch.Generator().manual_seed(2)
-    vae = {}
-    for name, shape in vae_shapes(SMALL, "both").items():
-        noise = torch.randn(shape, generator=generator)
-        vae[name] = noise * prod(shape[1:]) ** -0.5 if name.endswith("weight") else 1 + 0.1 * noise
-    save_file(vae, tmp_path / "vae.safetensors")
+    vae = write_vae(tmp_path / "vae")
     artifact = build_artifact(
-        lingbot_config(vae=SMALL), tmp_path / "tiny.safetensors", tmp_path / "artifact", backend="compile",
-        compiler_cache=False, media=MediaSources(vae=tmp_path / "vae.safetensors"),
+        lingbot_config(vae=VAE), tmp_path / "tiny.safetensors", tmp_path / "artifact", backend="compile",
+        compiler_cache=False, media=MediaSources(vae=vae),
     ).artifact  # fmt: skip
     picture = np.random.default_rng(5).integers(0, 256, (32, 48, 3), np.uint8)
     np.save(tmp_path / "room.npy", picture)
