@@ -254,6 +254,16 @@ def compared(
         name: {how: round(statistics.median(times) / passes, 3) for how, times in told["ms"].items()}
         for name, told in both.items()
     }
+    return {
+        "ms": ms,
+        "ratios": {how: round(ms["one"][how] / ms["several"][how], 3) for how in ms["one"]},
+        "peak_bytes": [told["peak_bytes"] for told in (*one, *several)],
+        "ready_s": [told["ready_s"] for told in (*one, *several)],
+    } | ({} if "profile" not in one[0] else _profiled(both, passes, ranks))
+
+
+def _profiled(both: Mapping[str, Mapping[str, Any]], passes: int, ranks: int) -> dict[str, Any]:
+    """Return the milliseconds of a step by kind of kernel, of those that take most, and of an idle device."""
     kinds = {
         name: {kind: row["time_ns"] / 1e6 / passes for kind, row in told["profile"]["buckets"].items()}
         for name, told in both.items()
@@ -275,13 +285,9 @@ def compared(
         for name, told in both.items()
     }
     return {
-        "ms": ms,
-        "ratios": {how: round(ms["one"][how] / ms["several"][how], 3) for how in ms["one"]},
         "kernels_ms": {"one, rank 0, more than its share": kernels},
         "idle_ms": idle,
         "top_ms": top,
-        "peak_bytes": [told["peak_bytes"] for told in (*one, *several)],
-        "ready_s": [told["ready_s"] for told in (*one, *several)],
     }
 
 
