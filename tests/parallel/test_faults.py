@@ -8,10 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
+from scripts.bench.rank_faults import beside, is_running, kill_once
 from seko_runtime import Session, open_artifact
 from seko_runtime.errors import RankLostError, SessionClosedError
 from tests.conftest import Built
@@ -43,7 +43,7 @@ def test_a_rank_that_dies_or_stands_still_ends_the_group_with_one_error(
         with pytest.raises(RankLostError, match=f"rank {rank} of 2") as second:
             session.run_chunk()
         assert str(second.value) == str(first.value)
-        assert all(map(gone, members))
+        assert not any(map(is_running, members))
         session.close()
     with pytest.raises(SessionClosedError):
         session.run_chunk()
@@ -58,13 +58,20 @@ def test_a_rank_that_dies_while_nothing_is_asked_ends_the_others(two: Built) -> 
             artifact.open_session([0])
 
 
+def test_a_kill_at_any_moment_ends_one_group_and_no_other(two: Built) -> None:
+    with beside(two.folder) as wrong:
+        killed = [kill_once(two.folder, rank, delay) for rank, delay in ((0, 0.0), (1, 0.5))]
+    assert wrong == []
+    assert [one["error"][:11] for one in killed] == ["rank 0 of 2", "rank 1 of 2"]
+
+
 def test_closing_ends_all_processes_and_another_thread_is_not_disturbed(two: Built) -> None:
     before = threading.active_count()
     artifact = open_artifact(two.folder)
     members = artifact.processes
     artifact.close()
     artifact.close()
-    assert all(map(gone, members))
+    assert not any(map(is_running, members))
     assert threading.active_count() <= before
     with pytest.raises(SessionClosedError):
         artifact.open_session([0])
@@ -90,15 +97,6 @@ def run_on(session: Session) -> None:
 def await_all(members: tuple[int, ...]) -> None:
     """Wait until these processes are gone."""
     deadline = time.monotonic() + PATIENCE_S
-    while not all(map(gone, members)):
+    while any(map(is_running, members)):
         assert time.monotonic() < deadline, members
         time.sleep(0.05)
-
-
-def gone(process: int) -> bool:
-    """Return whether a process has ended; one that nobody has waited for yet has too."""
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return state == "Z"
