@@ -145,6 +145,15 @@ def test_rows_of_a_batch_at_different_chunks_are_those_of_streams_alone() -> Non
                 assert relative_error(other.velocity[row], one.velocity[0]) <= STEP[torch.float32]
 
 
+def test_caches_on_the_host_give_the_same_chunks() -> None:
+    """One cache for each pass, copied to the device layer by layer, and the portrait in all of them."""
+    config = talk_config("fp4", model={"layers": 4})
+    streamed = replace(config, stream=replace(config.stream, offload_cache=True))
+    assert [group.device_layers for group in streamed.layer_groups] == [2]
+    for wanted, made in zip(alone(config, 0), alone(streamed, 0), strict=True):
+        assert torch.equal(made, wanted)
+
+
 @pytest.mark.parametrize("scheme", ["fp32", "fp4"])
 def test_a_client_finds_no_byte_of_the_one_before_and_nothing_is_allocated_for_it(
     scheme: str, monkeypatch: pytest.MonkeyPatch
