@@ -45,6 +45,7 @@ ALLOWED = {
 }
 ALLOWED_IN = {
     ("runtime/seko_runtime/video/snapshot.py", "given"): SNAPSHOT,
+    ("seko_export/families/layers/block.py", "given"): ENGINE_INPUT,
     ("seko_export/families/layers/causal_dit.py", "given"): ENGINE_INPUT,
     ("seko_export/families/layers/fused_block.py", "given"): ENGINE_INPUT,
     ("seko_export/families/lingbot/camera.py", "given"): ENGINE_INPUT,

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from seko_export.families.layers.causal_dit import window_attention
+from seko_export.families.layers.block import window_attention
 from seko_kernels import ChannelStatistics, KvFormat, kv_format, nvfp4_write
 from seko_kernels.attention import key_tiles, past_places, v_columns
 from seko_kernels.formats import NUMBER_FORMATS

@@ -11,7 +11,7 @@ from scripts.kv_quality.sample import Sample
 from scripts.kv_quality.streams import Places, Scales, first_full_chunk, places, run_stream
 from scripts.kv_quality.trial_formats import TrialKv
 from seko_export.config.build import BuildConfig
-from seko_export.families.layers.causal_dit import attention
+from seko_export.families.layers.block import attention
 from seko_export.goldens.calibration import KvStatistics
 from seko_export.goldens.record import GOLDEN_PROMPT, eager_session
 from seko_kernels.kv_formats import ChannelStatistics, KvFormat

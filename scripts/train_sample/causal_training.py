@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH, StreamConfig
-from seko_export.families.layers.causal_dit import attention, patchify, sinusoid
+from seko_export.families.layers.block import attention
+from seko_export.families.layers.causal_dit import patchify, sinusoid
 from seko_export.families.layers.rotary import rotary_tables, rotate
 
 Cache = list[
@@ -208,7 +209,7 @@ def init_weights(model: CausalDit, seed: int) -> None:
 
 
 class Block(nn.Module):
-    """One layer; the maths of `causal_dit.Block` over a masked sequence or behind a cache."""
+    """One layer; the maths of `block.Block` over a masked sequence or behind a cache."""
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()

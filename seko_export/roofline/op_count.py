@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from seko_export.engines.piece import FlatModule, Piece
-from seko_export.families.layers.causal_dit import BlockWeights
+from seko_export.families.layers.block import BlockWeights
 from seko_export.families.layers.fused_block import FusedLayer, KeysAndValues, LastUpdate, QuantisingLinear
 from seko_export.families.layers.past_window import WindowExpand
 from seko_export.roofline.op_count_fused import EXPAND, CountedOps

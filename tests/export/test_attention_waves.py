@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seko_export.families.layers import causal_dit
+from seko_export.families.layers import block
 from seko_export.families.layers.attention_waves import TILE, cut_attention, waves_for, waves_on
 from seko_kernels.parts import SPLITS, WAVE_OF_PARTS_KEYS
 from seko_kernels.waves import Waves, cut
@@ -112,15 +112,15 @@ def test_nothing_is_cut_where_tiles_were_not_measured():
 
 def test_the_window_is_cut_where_the_device_says_so(monkeypatch):
     q, k, v = (torch.randn(1, tokens, 2, 8) for tokens in (10, 12, 12))
-    monkeypatch.setattr(causal_dit, "waves_on", lambda *_: Waves(8, 3))
+    monkeypatch.setattr(block, "waves_on", lambda *_: Waves(8, 3))
     taken = []
     monkeypatch.setattr(
-        causal_dit, "cut_attention", lambda *given: taken.append(given[-1]) or cut_attention(*given)
+        block, "cut_attention", lambda *given: taken.append(given[-1]) or cut_attention(*given)
     )
-    full = causal_dit.window_attention(q, k, v, None)
+    full = block.window_attention(q, k, v, None)
     torch.testing.assert_close(full, plain(q, k, v).flatten(2))
     assert taken == [Waves(8, 3)]
-    causal_dit.window_attention(q, k, v, torch.tensor([12]))
+    block.window_attention(q, k, v, torch.tensor([12]))
     assert len(taken) == 1  # a row that fills has a mask, which a cut knows nothing of
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from seko_export.config.stream import StreamConfig
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import FlatModule, Piece
-from seko_export.families.layers.causal_dit import Block, fill_bias, patchify, sinusoid, unpatchify
+from seko_export.families.layers.block import Block, fill_bias
+from seko_export.families.layers.causal_dit import patchify, sinusoid, unpatchify
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.ring_positions import token_index
 from seko_export.families.layers.rotary import rotary_tables, rotate

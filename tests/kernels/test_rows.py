@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from seko_export.families.layers import causal_dit
+from seko_export.families.layers import block
 from seko_kernels.errors import OpDtypeError, OpShapeError
 from seko_kernels.fused_reference import FP8, LEAST_ROW_SCALE, e4m3_rows
 from seko_kernels.rows import (
@@ -40,12 +40,12 @@ def by_the_model(variant: Variant, inputs: RowInputs) -> tuple[Tensor, Tensor]:
     hidden = i.x
     if variant.gate_at >= 0:
         gates = (i.before + i.modulation.frames).unsqueeze(3).unbind(2) if variant.spans_layers else rows
-        hidden = causal_dit.gated_residual(i.x, i.y, gates[variant.gate_at])
+        hidden = block.gated_residual(i.x, i.y, gates[variant.gate_at])
     elif variant.add:
         hidden = i.x + i.y
     if variant.scale_at >= 0:
         normed = F.layer_norm(hidden.float(), hidden.shape[-1:], eps=EPS)
-        return hidden, causal_dit.modulate(normed, rows[variant.shift_at], rows[variant.scale_at])
+        return hidden, block.modulate(normed, rows[variant.shift_at], rows[variant.scale_at])
     if variant.norm:
         return hidden, F.layer_norm(hidden.float(), hidden.shape[-1:], i.weight, i.bias, EPS)
     return hidden, hidden.float()

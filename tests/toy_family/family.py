@@ -21,7 +21,8 @@ from seko_export.config.stream import StreamConfig
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
 from seko_export.families.base import CacheProbe, Family, MediaTensors, ModelGraph, Preset
-from seko_export.families.layers.causal_dit import Embed, attention
+from seko_export.families.layers.block import attention
+from seko_export.families.layers.causal_dit import Embed
 from seko_export.families.layers.choice import LayerChoice
 from seko_export.families.layers.layer_pieces import BLOCK
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs

@@ -21,17 +21,10 @@ from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.engines.piece import on_meta
 from seko_export.engines.weight_source import WeightSource
-from seko_export.families.layers.causal_dit import (
-    Embed,
-    Head,
-    Prompt,
-    PromptKv,
-    attention,
-    gated_residual,
-    modulate,
-    rotate,
-)
+from seko_export.families.layers.block import attention, gated_residual, modulate
+from seko_export.families.layers.causal_dit import Embed, Head, Prompt, PromptKv
 from seko_export.families.layers.pieces import make_pieces
+from seko_export.families.layers.rotary import rotate
 from seko_export.families.layers.sampler import gaussian
 from seko_export.families.layers.weights import model_weights
 from seko_export.families.wan_layout.keys import spread, wan_shapes

@@ -33,7 +33,7 @@ from scripts.bench.peers.stores import (
     ShiftedStore,
     Store,
 )
-from seko_export.families.layers.causal_dit import fill_bias, gated_residual
+from seko_export.families.layers.block import fill_bias, gated_residual
 
 MOST_RECOMPILES = (
     64  # torch falls back to eager in silence behind its own limit of 8; a peer must not lose by that

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from seko_export.config.build import BuildConfig
-from seko_export.families.layers.causal_dit import attention
+from seko_export.families.layers.block import attention
 from seko_export.families.layers.ring_positions import token_index
 from seko_kernels.formats import NVFP4_BLOCK
 from seko_kernels.ops import nvfp4_expand, nvfp4_write

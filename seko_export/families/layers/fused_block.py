@@ -1,4 +1,4 @@
-"""One transformer layer in Seko's kernels: `causal_dit.Block` with fewer launches, optionally with fp8 attention.
+"""One transformer layer in Seko's kernels: `block.Block` with fewer launches, optionally with fp8 attention.
 
 `RowFusedBlock` works with any cache: it fuses norms, modulation, residuals and RoPE, uses 16-bit attention, and
 rounds exactly as `Block` does. `FusedBlock` needs an FP4 cache: the past is expanded to an 8-bit scratch (keys int8,
@@ -21,12 +21,7 @@ from torch import Tensor, nn
 
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
-from seko_export.families.layers.causal_dit import (
-    BlockWeights,
-    RmsNormWeight,
-    rms_norm,
-    window_attention,
-)
+from seko_export.families.layers.block import BlockWeights, RmsNormWeight, rms_norm, window_attention
 from seko_export.families.layers.layer_ops import LayerOps
 from seko_export.families.layers.past_window import PastWindow, expand_past
 from seko_export.families.layers.rank_split import RankSplit

@@ -13,7 +13,7 @@ from seko_export.config.build import BuildConfig
 from seko_export.config.stream import LayerGroup
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece, on_meta
-from seko_export.families.layers.causal_dit import Block
+from seko_export.families.layers.block import Block
 from seko_export.families.layers.choice import LAYER, LayerChoice, caller_arguments
 from seko_export.families.layers.fused_block import (
     FusedBlock,

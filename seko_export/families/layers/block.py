@@ -1,0 +1,307 @@
+"""One transformer layer of the causal DiT in plain torch: self-attention over cache and chunk, text, feed-forward.
+
+Shapes as in `causal_dit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor, nn
+
+from seko_export.config.model import ModelConfig
+from seko_export.config.stream import StreamConfig
+from seko_export.families.layers.attention_waves import cut_attention, waves_on
+from seko_export.families.layers.rank_split import RankSplit
+from seko_export.families.layers.ring_positions import (
+    rows_of,
+    token_index_of_call,
+)
+from seko_export.families.layers.rotary import rotate
+from seko_kernels.kv_formats import KvFormat
+
+
+class BlockWeights(nn.Module):
+    """The parameters of one transformer layer, shared by its plain and fused implementations.
+
+    Attributes
+    ----------
+    after_attention, tail : nn.Module or None
+        What the family puts behind self-attention and behind the feed-forward. Each maps the hidden state [B, T, d],
+        with the tensors that `LayerChoice` names for it, [B, ...] each, to the next hidden state.
+    beside_text : tuple of str
+        Names of keys and values that cross-attention attends to beside the text, or nothing.
+    split : RankSplit or None
+        How ranks share a chunk.
+    """
+
+    groups: tuple[str, ...] = ("caches", "scales", "places", "given")  # arguments that are mappings
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        stream: StreamConfig,
+        kv: KvFormat,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self.model, self.stream, self.kv = model, stream, kv
+        d = model.dim
+        self.modulation = nn.Parameter(torch.empty(1, 6, d))
+        self.self_attn = SelfAttentionWeights(model, dtype)
+        self.norm3 = nn.LayerNorm(d, model.norm_eps)
+        self.cross_attn = CrossAttentionWeights(model, dtype)
+        self.ffn = nn.Sequential(
+            nn.Linear(d, model.ffn_dim, dtype=dtype),
+            nn.GELU(approximate="tanh"),
+            nn.Linear(model.ffn_dim, d, dtype=dtype),
+        )
+        self.after_attention: nn.Module | None = None
+        self.tail: nn.Module | None = None
+        self.beside_text: tuple[str, ...] = ()
+        self.split: RankSplit | None = None
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """Return [..., H, D] from [..., d]."""
+        return x.reshape(*x.shape[:-1], self.model.heads, self.model.head_dim)
+
+    def cross_attend(
+        self,
+        q: Tensor,
+        text_k: Tensor,
+        text_v: Tensor,
+        given: Mapping[str, Tensor],
+        rows: Tensor | None,
+    ) -> Tensor:
+        """Return the attention of q [B, T, H, D] to the text, and what `beside_text` names added, as [B, T, d].
+
+        Keys and values are [B, N, H, D]; with ``rows`` [B] those of a pool's rows, from which they are selected.
+        """
+        pairs = [(text_k, text_v)]
+        if self.beside_text:
+            k, v = (given[name] for name in self.beside_text)
+            pairs.append((k, v))
+        if rows is not None:
+            pairs = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in pairs]
+        made = [attention(q, k, v, bias=None) for k, v in pairs]
+        return made[0] if len(made) == 1 else made[0] + made[1]
+
+
+class Block(BlockWeights):
+    """One transformer layer: self-attention over the cache, cross-attention to the text, feed-forward.
+
+    In plain torch; `fused_block.FusedBlock` is the same layer in Seko's kernels.
+
+    Parameters
+    ----------
+    masked : bool
+        True: the attention sees the first ``valid_tokens`` of each row's cache (the fill phase). False: the
+        whole cache, without a bias, for rows that are all full; measured on an H200, a bias costs cuDNN's
+        attention half of its speed (docs/adr/0002).
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        stream: StreamConfig,
+        kv: KvFormat,
+        dtype: torch.dtype,
+        *,
+        masked: bool,
+    ) -> None:
+        super().__init__(model, stream, kv, dtype)
+        self.masked = masked
+
+    def forward(
+        self,
+        hidden: Tensor,
+        modulation: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        token_index: Tensor,
+        valid_tokens: Tensor,
+        text_k: Tensor,
+        text_v: Tensor,
+        caches: Mapping[str, Tensor],
+        scales: Mapping[str, Tensor],
+        places: Mapping[str, Tensor],
+        rows: Tensor | None = None,
+        given: Mapping[str, Tensor] | None = None,
+        rank: Tensor | None = None,
+    ) -> Tensor:
+        """Advance the hidden state by one layer and write this layer's K and V.
+
+        With `split`, the hidden state and the rotary tables have the rank's tokens, and the caches its heads.
+
+        Parameters
+        ----------
+        hidden, modulation, cos, sin, token_index : Tensor
+            From `Embed`.
+        valid_tokens : Tensor
+            [B] int64, how many tokens of each row's cache are filled, this chunk included.
+        text_k, text_v : Tensor
+            [B, text tokens, H, D], from `PromptKv`.
+        caches : Mapping[str, Tensor]
+            This layer's cache tensors in `kv`'s layout, each [B*N, ...]; written in place.
+        scales : Mapping[str, Tensor]
+            This layer's constants, as `kv` names them.
+        places : Mapping[str, Tensor]
+            ``slot_rotary`` and ``patch_rotary`` from `Embed` if `kv` stores keys before RoPE, else empty.
+        rows : Tensor, optional
+            [B] int64, only in a pool: the pool row of each batch index, for the caches, ``text_k`` and ``text_v``.
+        given : mapping of str to Tensor, optional
+            The tensors that `after_attention`, `tail` and `beside_text` take.
+        rank : Tensor, optional
+            [1] int64, the rank's number; only with `split`.
+
+        Returns
+        -------
+        Tensor
+            [B, T, d], the next hidden state; with `split` [B, T/R, d].
+        """
+        per_frame = (self.modulation.unsqueeze(0) + modulation).unsqueeze(3)  # [B, F, 6, 1, d] float32
+        shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = per_frame.unbind(2)  # each [B, F, 1, d]
+        dtype = hidden.dtype
+
+        if self.split is not None and rank is not None:
+            scales = self.split.heads_of_each(scales, rank)
+        x = modulate(self._plain_norm(hidden), shift_1, scale_1).to(dtype)
+        q, k, v = self.self_attn.qkv(x).chunk(3, dim=-1)  # each [B, T, d]
+        q = rotate(self.split_heads(rms_norm(q, self.self_attn.norm_q)), cos, sin).to(dtype)  # [B, T, H, D]
+        unturned = self.split_heads(rms_norm(k, self.self_attn.norm_k))
+        k, v = rotate(unturned, cos, sin).to(dtype), self.split_heads(v)
+        kept: tuple[Tensor, ...] = (unturned.to(dtype),) if self.kv.keys_before_rope else ()
+        if self.split is not None:
+            q, k, v, *rest = self.split.to_heads((q, k, v, *kept))
+            kept = tuple(rest)
+        own = (k.flatten(0, 1), v.flatten(0, 1))  # [B*T, H, D]
+        stored = kept[0].flatten(0, 1) if kept else own[0]
+        self.kv.write(caches, scales, token_index, stored, own[1])
+        if rows is not None:
+            held = text_k.shape[0]
+            caches = {name: rows_of(cache, rows, len(cache) // held) for name, cache in caches.items()}
+            token_index = token_index_of_call(token_index, rows, self.stream)
+        y = self._attend(q, own, token_index, caches, scales, places, valid_tokens)
+        y = self.self_attn.o(y if self.split is None else self.split.to_tokens(y))
+        hidden = gated_residual(hidden, y, gate_1)
+        if self.after_attention is not None:
+            hidden = self.after_attention(hidden, given or {})
+
+        q = rms_norm(self.cross_attn.q(self._affine_norm(hidden).to(dtype)), self.cross_attn.norm_q)
+        y = self.cross_attend(self.split_heads(q).to(dtype), text_k, text_v, given or {}, rows)
+        hidden = hidden + self.cross_attn.o(y)
+
+        x = modulate(self._plain_norm(hidden), shift_2, scale_2).to(dtype)
+        hidden = gated_residual(hidden, self.ffn(x), gate_2)
+        return hidden if self.tail is None else self.tail(hidden, given or {})
+
+    def _attend(
+        self,
+        q: Tensor,
+        own: tuple[Tensor, Tensor],
+        token_index: Tensor,
+        caches: Mapping[str, Tensor],
+        scales: Mapping[str, Tensor],
+        places: Mapping[str, Tensor],
+        valid_tokens: Tensor,
+    ) -> Tensor:
+        batch, tokens = q.shape[0], self.stream.cache_tokens
+        windows = self.kv.expand(caches, scales, places, q.dtype)  # each [B*N, H, D]
+        k, v = (  # a chunk sees itself as it is: only its past went through the format
+            window if exact else window.index_copy(0, token_index, x)
+            for window, x, exact in zip(windows, own, self.kv.exact, strict=True)
+        )
+        k, v = k.unflatten(0, (batch, tokens)), v.unflatten(0, (batch, tokens))
+        return window_attention(q, k, v, valid_tokens if self.masked else None)
+
+    def _plain_norm(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x.float(), (self.model.dim,), eps=self.model.norm_eps)
+
+    def _affine_norm(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm3(x.float())
+        return y
+
+
+class SelfAttentionWeights(nn.Module):
+    """Weights of self-attention. q, k and v are one matrix, which uses the GPU better."""
+
+    def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.qkv: nn.Module = nn.Linear(model.dim, 3 * model.dim, dtype=dtype)
+        self.norm_q, self.norm_k = RmsNormWeight(model), RmsNormWeight(model)
+        self.o: nn.Module = nn.Linear(model.dim, model.dim, dtype=dtype)
+
+
+class CrossAttentionWeights(nn.Module):
+    """Weights of the query side of cross-attention; K and V belong to `PromptKv`."""
+
+    def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.q: nn.Module = nn.Linear(model.dim, model.dim, dtype=dtype)
+        self.norm_q = RmsNormWeight(model)
+        self.o: nn.Module = nn.Linear(model.dim, model.dim, dtype=dtype)
+
+
+class RmsNormWeight(nn.Module):
+    """The weight of an RMSNorm over the full width, before the head split."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        self.eps = model.norm_eps
+        self.weight = nn.Parameter(torch.empty(model.dim))
+
+
+def rms_norm(x: Tensor, norm: RmsNormWeight) -> Tensor:
+    """Return x / rms(x) * weight in float32, over the last axis."""
+    return F.rms_norm(x.float(), (x.shape[-1],), norm.weight, norm.eps)
+
+
+def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Return x * (1 + scale) + shift; x [B, T, d] float32, shift and scale [B, F, 1, d]."""
+    per_frame = x.reshape(x.shape[0], shift.shape[1], -1, x.shape[-1])  # [B, F, n, d]
+    return (per_frame * (1 + scale) + shift).flatten(1, 2)
+
+
+def gated_residual(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
+    """Return x + y * gate, summed in float32, in x's dtype; x and y [B, T, d], gate [B, F, 1, d]."""
+    per_frame = y.float().reshape(y.shape[0], gate.shape[1], -1, y.shape[-1])  # [B, F, n, d]
+    step = (per_frame * gate).flatten(1, 2)
+    return (x.float() + step).to(x.dtype)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """Return softmax(q k^T / sqrt(D) + bias) v as [B, T, H*D]; q [B, T, H, D], k and v [B, N, H, D]."""
+    y = F.scaled_dot_product_attention(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=bias
+    )
+    return y.transpose(1, 2).flatten(2)
+
+
+def window_attention(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor | None) -> Tensor:
+    """Return `attention` to the first ``valid_tokens`` [B] keys of each row; with None to all keys, without a bias."""
+    if valid_tokens is None:
+        waves = waves_on(q.device, q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+        return attention(q, k, v, None) if waves is None else cut_attention(q, k, v, waves).flatten(2)
+    # A bias alone would let a NaN through: NaN - inf is NaN, and so is 0 * NaN.
+    tokens = k.shape[1]
+    empty = ~is_filled(valid_tokens, tokens)[:, :, None, None]
+    return attention(
+        q, k.masked_fill(empty, 0), v.masked_fill(empty, 0), fill_bias(valid_tokens, tokens, q.dtype)
+    )
+
+
+def is_filled(valid_tokens: Tensor, tokens: int) -> Tensor:
+    """Return [B, N] bool: whether each cache token lies below ``valid_tokens`` [B]."""
+    return torch.arange(tokens, device=valid_tokens.device) < valid_tokens[:, None]
+
+
+def fill_bias(valid_tokens: Tensor, tokens: int, dtype: torch.dtype) -> Tensor:
+    """Return [B, 1, 1, N]: 0 for cache tokens below ``valid_tokens`` [B], -inf for the others.
+
+    Slots are filled in order, so a count is enough to say which are filled.
+    """
+    filled = is_filled(valid_tokens, tokens)
+    zero = torch.zeros((), dtype=dtype, device=valid_tokens.device)
+    return torch.where(filled, zero, float("-inf")).to(dtype)[:, None, None, :]
