@@ -3,8 +3,8 @@
     python scripts/bench/rank_faults.py ARTIFACT --kills 50 --rows docs/benchmarks/h200.jsonl
 
 Each time, one rank is killed while a session is opened or a chunk is made. What must follow: one `RankLostError` that
-names the rank, and no process left. With ``--beside`` a second group of the same artifact makes chunks all the while (on
-GPUs it takes as many more, from ``--beside-device`` on), and must make the bytes of an undisturbed one.
+names the rank, and no process left. With ``--beside`` a second group of the same artifact makes chunks all the while
+(on GPUs it takes as many more, from ``--beside-device`` on), and must make the bytes of an undisturbed one.
 `sp_kill_error_s` is the longest time from a kill to the error.
 """
 

@@ -6,7 +6,7 @@ Nothing is pickled. A message is one JSON object, then the bytes of each array t
 from __future__ import annotations
 
 import json
-import math
+import os
 import socket
 import threading
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ class Channel:
         OSError
             If the other end is gone.
         """
-        whole = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
+        whole = {name: np.asarray(array, order="C") for name, array in (arrays or {}).items()}
         for name, array in whole.items():
             if array.dtype.kind not in NUMBERS:
                 raise UsageError(f"{name} is an array of {array.dtype}, expected numbers")
@@ -54,8 +54,9 @@ class Channel:
         with self._sending:
             self.connection.send_bytes(json.dumps({"message": message, "arrays": table}).encode())
             for array in whole.values():
-                if array.nbytes:
-                    self.connection.send_bytes(array.reshape(-1).view(np.uint8).data)
+                left = _bytes_of(array)
+                while left:
+                    left = left[os.write(self.connection.fileno(), left) :]
 
     def receive(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Return the next message and its arrays; waits for it.
@@ -68,14 +69,23 @@ class Channel:
         read = json.loads(self.connection.recv_bytes(_MOST_JSON_BYTES))
         arrays = {}
         for name, dtype, shape in read["arrays"]:
-            size = math.prod(shape) * np.dtype(dtype).itemsize
-            content = self.connection.recv_bytes(size) if size else b""
-            arrays[name] = np.frombuffer(bytearray(content), np.dtype(dtype)).reshape(shape)
+            arrays[name] = np.empty(shape, np.dtype(dtype))
+            left = _bytes_of(arrays[name])
+            while left:
+                count = os.readv(self.connection.fileno(), [left])
+                if not count:
+                    raise EOFError
+                left = left[count:]
         return read["message"], arrays
 
     def close(self) -> None:
         """Close this end."""
         self.connection.close()
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    """Return an array's own memory."""
+    return array.reshape(-1).view(np.uint8).data
 
 
 def channel_pair() -> tuple[Channel, socket.socket]:
