@@ -48,7 +48,7 @@ def v_columns(tokens: int) -> int:
     return -(-tokens // COLUMN_UNIT) * COLUMN_UNIT
 
 
-def past_places(tokens: int) -> int:
+def scratch_tokens(tokens: int) -> int:
     """Return how many places a scratch has for `tokens` past tokens: so many that every kernel can read it."""
     group = hopper_attention.KEY_GROUP
     return -(-tokens // group) * group

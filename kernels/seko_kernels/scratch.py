@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 from seko_kernels import fused_reference
-from seko_kernels.attention import key_tiles, past_places, v_columns
+from seko_kernels.attention import key_tiles, scratch_tokens, v_columns
 from seko_kernels.checks import expect, expect_dims, expect_fp8
 from seko_kernels.errors import OpShapeError
 from seko_kernels.formats import KEY_TILE, NVFP4_BLOCK, ScaleTensor
@@ -120,7 +120,7 @@ def fp8_expand(
         Tokens of a slot.
     k_out : Tensor
         ``[B, P, H, D]`` int8, contiguous; mutated. By `fused_reference.key_codes`. P is
-        `attention.past_places` of the ``N - F * frame_tokens`` tokens; places behind these are never written.
+        `attention.scratch_tokens` of the ``N - F * frame_tokens`` tokens; places behind these are never written.
     k_out_scale : Tensor
         ``[B, H, key_tiles(P)]`` float32, contiguous; mutated.
     v_out : Tensor
@@ -143,9 +143,9 @@ def fp8_expand(
     tokens = k_codes.shape[0] // max(batch, 1)
     past_tokens = tokens - own_tokens
     _expect_slots(write_slots, batch, tokens, frame_tokens)
-    if places != past_places(past_tokens):
+    if places != scratch_tokens(past_tokens):
         raise OpShapeError(
-            f"k_out has {places} places, expected {past_places(past_tokens)}: the cache's {tokens} tokens less the "
+            f"k_out has {places} places, expected {scratch_tokens(past_tokens)}: the cache's {tokens} tokens less the "
             f"chunk's {own_tokens}, and what fills the last group up"
         )
     for name, codes, scales in (("k", k_codes, k_scales), ("v", v_codes, v_scales)):

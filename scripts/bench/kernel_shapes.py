@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seko_export.families.layers.block import window_attention
 from seko_kernels import ChannelStatistics, KvFormat, kv_format, nvfp4_write
-from seko_kernels.attention import key_tiles, past_places, v_columns
+from seko_kernels.attention import key_tiles, scratch_tokens, v_columns
 from seko_kernels.formats import NUMBER_FORMATS
 from seko_kernels.fused_reference import FP8, fp8_scale
 from seko_kernels.matmul import fp8_linear, quantise_weight
@@ -158,7 +158,7 @@ def cache_calls(shape: Shape, device: str) -> list[Timed]:
         cache[f"{name}_global_scale"] = g
     cache["v_fp8_scale"] = fp8_scale(cache["v_global_scale"])
     past_tokens = s.cache_tokens - s.tokens
-    k_past = torch.zeros(1, past_places(past_tokens), s.heads, s.head_dim, device=device, dtype=torch.int8)
+    k_past = torch.zeros(1, scratch_tokens(past_tokens), s.heads, s.head_dim, device=device, dtype=torch.int8)
     k_scale = torch.zeros(1, s.heads, key_tiles(past_tokens), device=device)
     v_fp8 = torch.zeros(
         1, s.heads, s.head_dim, v_columns(past_tokens), device=device, dtype=torch.uint8

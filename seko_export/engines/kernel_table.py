@@ -13,7 +13,7 @@ from typing import Any
 from seko_export.config.build import BuildConfig
 from seko_export.host.environment import Finding, Target, has_fp8, local_gpu_arch, resolve_target
 from seko_kernels import tuned, tuned_bf16
-from seko_kernels.attention import past_places
+from seko_kernels.attention import scratch_tokens
 from seko_kernels.tuned import measured_tiles, safe_tiles, shape_class, tiles_for
 
 KERNEL_TABLE = "engines/kernels.json"
@@ -53,7 +53,7 @@ def attention_tiles(config: BuildConfig, target: Target) -> list[dict[str, Any]]
     One entry for each combination of call size and past size; layer groups differ in the latter.
     """
     streams = [config.of_layer_group(group).stream for group in config.layer_groups]
-    pasts = sorted({past_places(one.cache_tokens - one.chunk_tokens) for one in streams}, reverse=True)
+    pasts = sorted({scratch_tokens(one.cache_tokens - one.chunk_tokens) for one in streams}, reverse=True)
     model, found = config.model, []
     for rows, shape in _calls(config):
         for past in pasts:

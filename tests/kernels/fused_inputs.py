@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seko_kernels.attention import key_tiles, past_places, v_columns
+from seko_kernels.attention import key_tiles, scratch_tokens, v_columns
 from seko_kernels.fused_reference import FP8, fp8_scale
 from seko_kernels.reference import nvfp4_encode, nvfp4_global_scale
 from seko_kernels.scratch import KeyRotation
@@ -47,7 +47,7 @@ class Ring:
 
     def scratch(self) -> tuple[Tensor, Tensor, Tensor]:
         """K, its scales and transposed V of the past, of NaN and its byte."""
-        past = past_places(self.cache_tokens - self.tokens)
+        past = scratch_tokens(self.cache_tokens - self.tokens)
         k = torch.full((self.batch, past, self.heads, self.head_dim), NAN_BYTE, dtype=torch.int8)
         scale = torch.full((self.batch, self.heads, key_tiles(past)), torch.nan)
         v = torch.full((self.batch, self.heads, self.head_dim, v_columns(past)), NAN_BYTE, dtype=torch.uint8)

@@ -24,7 +24,7 @@ def test_the_closed_form_is_what_evicting_the_oldest_reusable_frame_gives(
         slots = ring.write_slots(first)
         assert len({*slots}) == ring.chunk_frames
         assert max(slots) < ring.cache_frames
-        frames = ring.frames(first)
+        frames = ring.latent_frames(first)
         held |= {slot: frame for frame, slot in enumerate(slots, first) if frame < 0}
         if ring.repeats_references:  # copies are seen, each frame equally often, and lie in the first slots
             assert {frames.count(frame) for frame in held.values()} == {len(frames) // len(held)}
@@ -35,14 +35,14 @@ def test_the_closed_form_is_what_evicting_the_oldest_reusable_frame_gives(
     assert held == {slot: slot - ring.reference_frames for slot in range(ring.reference_frames)}
     for chunk in range(chunks):
         first = chunk * ring.chunk_frames
-        for frame, slot in zip(ring.frames(first), ring.write_slots(first), strict=True):
+        for frame, slot in zip(ring.latent_frames(first), ring.write_slots(first), strict=True):
             if len(held) < ring.cache_frames:
                 expected = len(held)
             else:
                 oldest = min(held_frame for held_slot, held_frame in held.items() if held_slot >= pinned)
                 expected = next(held_slot for held_slot, held_frame in held.items() if held_frame == oldest)
             assert slot == expected == ring.slot(frame)
-            assert frame == first + ring.frames(first).index(frame)
+            assert frame == first + ring.latent_frames(first).index(frame)
             held[slot] = frame
         assert ring.valid_frames(first) == len(held)
         assert set(held) == set(range(len(held)))  # valid slots are the first ones: a count describes them

@@ -120,7 +120,7 @@ class EagerStream:
             self._stand_at([first] * s.batch)
             self._run(self.programs["begin"], number=0)
             latents = self.buffers["latents"].zero_()
-            for place, frame in enumerate(self.ring.frames(first)):
+            for place, frame in enumerate(self.ring.latent_frames(first)):
                 if frame < 0:
                     latents[:, :, place] = reference[:, :, frame]
             passes = len(self.config.schedule.timesteps)
@@ -130,7 +130,7 @@ class EagerStream:
     def _stand_at(self, first_frames: Sequence[int]) -> None:
         """Fill the buffers that say where each row stands."""
         s = self.config.stream
-        self.buffers["frames"].copy_(torch.tensor([self.ring.frames(f) for f in first_frames]))
+        self.buffers["frames"].copy_(torch.tensor([self.ring.latent_frames(f) for f in first_frames]))
         for group in self.config.layer_groups:
             own = Ring(s.sink_frames, group.ring_frames, s.chunk_frames, s.reference_frames)
             slots = [own.write_slots(f) for f in first_frames]

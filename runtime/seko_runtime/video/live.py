@@ -278,7 +278,7 @@ class Live:
             frames = clocks.next_frames(called)
             written = [(at, row) for at, row in enumerate(called) if row in rows]
             for at, _ in written:
-                frames[at] = ring.frames(first)
+                frames[at] = ring.latent_frames(first)
             given = np.full(len(called), ring.chunk_frames)
             positions = Positions(called, np.zeros(len(called), np.int64), frames, firsts, given)
             self._write_caches(positions, partial(self._load_references, written, first))
@@ -394,7 +394,7 @@ class Live:
             target = self._row(self.latents, place)  # [C, F, h, w]
             held = self._row(self.buffers[REFERENCE_LATENTS], row)  # [C, R, h, w]
             memory.zero(target)
-            for offset, frame in enumerate(ring.frames(first)):
+            for offset, frame in enumerate(ring.latent_frames(first)):
                 if frame < 0:
                     source = memory.row(held, 1, ring.reference_frames + frame, ring.reference_frames)
                     memory.copy(memory.row(target, 1, offset, ring.chunk_frames), source)

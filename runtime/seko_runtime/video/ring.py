@@ -86,7 +86,7 @@ class Ring:
             0 < self.reference_frames < self.chunk_frames and self.chunk_frames % self.reference_frames == 0
         )
 
-    def frames(self, first_frame: int) -> list[int]:
+    def latent_frames(self, first_frame: int) -> list[int]:
         """Return the frames of the chunk starting at ``first_frame``."""
         count = range(self.chunk_frames)
         if first_frame < 0 and self.repeats_references:
