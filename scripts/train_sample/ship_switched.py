@@ -100,7 +100,8 @@ def told_card(card: str, judged: dict[str, Any], digest: str) -> str:
         f"shown in the 3.6 s that\n"
         f"  begin 1.5 s later: {100 * after['rebuilt']['followed']:.0f} % with `recache=True`, "
         f"{100 * after['plain']['followed']:.0f} % without; before the training on switches "
-        f"{100 * before['rebuilt']['followed']:.0f} % and {100 * before['plain']['followed']:.0f} %."
+        f"{100 * before['rebuilt']['followed']:.0f} % and {100 * before['plain']['followed']:.0f} %.\n"
+        "  [Eight of them](../../docs/images/sample-switches.png), from 0.75 s before the switch on."
     )
     taught = (
         f"\n\nThen prompts that change: {leg['minutes']:.1f} minutes on one GPU, {judged['step']} steps "
