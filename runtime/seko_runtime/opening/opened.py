@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,22 @@ from seko_runtime.video.session import Session
 from seko_runtime.video.snapshot import checked_key
 from seko_runtime.video.streams import Streams
 from seko_runtime.video.text import PromptIds
+
+
+class Opening(NamedTuple):
+    """What `OpenArtifact.open_session` was asked for, by its parameters' names."""
+
+    seeds: Sequence[int] | None
+    text: object
+    prompt: str | Sequence[str] | None
+    steps: int | None
+    shift: float | None
+    image: object
+    conditioning_latents: object
+    reference: object
+    inputs: Inputs | None
+    prompt_cache: int
+    overlap: bool
 
 
 class OpenArtifact:
@@ -120,6 +137,17 @@ class OpenArtifact:
         SessionClosedError
             If the artifact is closed.
         """
+        latents = by_either_name(conditioning_latents, given_latents)
+        return self._opened(
+            Opening(
+                *(seeds, text, prompt, steps, shift, image, latents, reference, inputs, prompt_cache, overlap)
+            )
+        )
+
+    def _opened(self, asked: Opening) -> Session:
+        """Return the session that was asked for."""
+        text, prompt, image, reference = asked.text, asked.prompt, asked.image, asked.reference
+        inputs = asked.inputs
         takes_text = any(buffer.name == TEXT_BUFFER for buffer in self.manifest.buffers)
         if text is None and prompt is None and takes_text:
             if self._prompt_ids is not None:
@@ -131,24 +159,24 @@ class OpenArtifact:
             made = None if image is None else picture_input(self.manifest)
             recorded = self._recording.inputs(None)
             inputs = {name: one for name, one in recorded.items() if made is None or name != made.name}
-        memory, manifest, programs, weights = self._scheduled(steps, shift)
+        memory, manifest, programs, weights = self._scheduled(asked.steps, asked.shift)
         session = Session(
             manifest,
             self._engines,
             weights,
             memory,
-            seeds=list(range(manifest.call_rows)) if seeds is None else seeds,
+            seeds=list(range(manifest.call_rows)) if asked.seeds is None else asked.seeds,
             text=text,
             prompt=prompt,
             image=image,
-            conditioning_latents=by_either_name(conditioning_latents, given_latents),
+            conditioning_latents=asked.conditioning_latents,
             reference=reference,
             inputs=inputs,
             programs=programs,
             prompt_ids=self._prompt_ids,
             digest=self.digest,
-            prompt_cache=prompt_cache,
-            overlap=overlap,
+            prompt_cache=asked.prompt_cache,
+            overlap=asked.overlap,
             rank=self._rank,
         )
         self._sessions = [one for one in self._sessions if not one.closed] + [session]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,15 @@ from seko_runtime.errors import (
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.host.faults import machine_faults
 from seko_runtime.opening.golden import ChunkError
-from seko_runtime.opening.opened import OpenArtifact
+from seko_runtime.opening.opened import OpenArtifact, Opening
 from seko_runtime.parallel.group import RankGroup
-from seko_runtime.video.call_lock import CallLock, under_lock
-from seko_runtime.video.conditioning import by_either_name
-from seko_runtime.video.inputs import Inputs
+from seko_runtime.video.call_lock import CallLock
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.prompts import PROMPT_CACHE
 from seko_runtime.video.ranked_session import CALL_S, OPEN_S, RankedSession, named_arrays
 
 PROCESS = "seko_runtime.opening.rank_process"
+_TENSORS = ("text", "image", "conditioning_latents", "reference")  # of an `Opening`
 _NOT_YET = "an artifact of several ranks cannot do this yet; build it without --ranks"
 
 
@@ -83,52 +82,19 @@ class RankedArtifact(OpenArtifact):
         """The ids of its processes, by rank."""
         return self._group.processes
 
-    @machine_faults()
-    @under_lock
-    def open_session(
-        self,
-        seeds: Sequence[int] | None = None,
-        text: object = None,
-        *,
-        prompt: str | Sequence[str] | None = None,
-        steps: int | None = None,
-        shift: float | None = None,
-        image: object = None,
-        conditioning_latents: object = None,
-        reference: object = None,
-        inputs: Inputs | None = None,
-        prompt_cache: int = PROMPT_CACHE,
-        overlap: bool = True,
-        given_latents: object = None,
-    ) -> RankedSession:
-        """Open the session; see `OpenArtifact.open_session`.
-
-        Raises
-        ------
-        UsageError
-            If an argument does not fit, or a session is open.
-        RankLostError
-            If a process died or hangs.
-        """
+    def _opened(self, asked: Opening) -> RankedSession:
         if self._session is not None and not self._session.closed:
             raise UsageError("an artifact of several ranks has one session at a time: close the open one")
-        facts: dict[str, Any] = {
-            "seeds": None if seeds is None else [int(seed) for seed in seeds],
-            "prompt": prompt if prompt is None or isinstance(prompt, str) else list(prompt),
-            "steps": steps,
-            "shift": shift,
-            "prompt_cache": prompt_cache,
-            "overlap": overlap,
-            "inputs": None if inputs is None else [*inputs],
-        }
-        tensors = {
-            "text": text,
-            "image": image,
-            "conditioning_latents": by_either_name(conditioning_latents, given_latents),
-            "reference": reference,
-        }
+        tensors = {name: getattr(asked, name) for name in _TENSORS}
+        facts = {name: one for name, one in asked._asdict().items() if name not in tensors}
+        if asked.seeds is not None:
+            facts["seeds"] = [int(seed) for seed in asked.seeds]
+        if asked.prompt is not None and not isinstance(asked.prompt, str):
+            facts["prompt"] = [*asked.prompt]
+        if asked.inputs is not None:
+            facts["inputs"] = [*asked.inputs]
         arrays = named_arrays({name: one for name, one in tensors.items() if one is not None})
-        arrays |= {f"inputs.{name}": one for name, one in named_arrays(inputs).items()}
+        arrays |= {f"inputs.{name}": one for name, one in named_arrays(asked.inputs).items()}
         self._session = RankedSession(self.manifest, self._group, facts, arrays)
         return self._session
 
