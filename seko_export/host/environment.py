@@ -13,6 +13,7 @@ import sys
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from itertools import permutations
 from pathlib import Path
 
 import torch
@@ -227,6 +228,7 @@ def examine() -> list[Finding]:
         _python(),
         _torch(),
         _gpu(),
+        *several_gpus(),
         _compiler(),
         _tool("strip", "install binutils"),
         _triton(),
@@ -274,6 +276,25 @@ def _gpu() -> Finding:
         return Finding("GPU", False, reason, "CPU artifacts only; for a GPU one, build where the GPU is")
     name, free = torch.cuda.get_device_name(), torch.cuda.mem_get_info()
     return Finding("GPU", True, f"{name} ({arch}), {free[0] / 2**30:.0f} of {free[1] / 2**30:.0f} GiB free")
+
+
+def several_gpus() -> list[Finding]:
+    """Return whether an artifact of several ranks can use this machine's GPUs together; nothing for fewer than two."""
+    count = torch.cuda.device_count()
+    if count < 2:
+        return []
+    subject = "GPUs for --ranks"
+    kinds = {torch.cuda.get_device_name(number) for number in range(count)}
+    if len(kinds) > 1:
+        advice = "all ranks run the same engines: leave one kind in CUDA_VISIBLE_DEVICES"
+        return [Finding(subject, False, f"{count}, of {len(kinds)} kinds", advice)]
+    for one, other in permutations(range(count), 2):
+        if not torch.cuda.can_device_access_peer(one, other):
+            told = f"{count}, but cuda:{one} does not reach the memory of cuda:{other}"
+            return [
+                Finding(subject, True, told, "exchanges go through the host's memory, which takes longer")
+            ]
+    return [Finding(subject, True, f"{count}, each reaches the memory of the others")]
 
 
 def _compiler() -> Finding:

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from seko_export.errors import MachineError
 from seko_export.host import environment
@@ -134,3 +135,23 @@ def test_cpu_flags_are_this_processors():
     assert list(flags) == sorted(set(flags))
     if os.path.exists("/proc/cpuinfo"):
         assert set(flags) <= set(Path("/proc/cpuinfo").read_text().split())
+
+
+@pytest.mark.parametrize(
+    ("names", "reached", "ok", "told"),
+    [
+        (["a"], True, None, ""),
+        (["a", "a", "a"], True, True, "3, each reaches the memory of the others"),
+        (["a", "a"], False, True, "2, but cuda:0 does not reach the memory of cuda:1"),
+        (["a", "b"], True, False, "2, of 2 kinds"),
+    ],
+)
+def test_several_gpus_are_told_of_where_there_are_some(
+    monkeypatch: pytest.MonkeyPatch, names: list[str], reached: bool, ok: bool | None, told: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
+    monkeypatch.setattr(torch.cuda, "get_device_name", names.__getitem__)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: reached and one != other)
+    found = environment.several_gpus()
+    assert [(one.ok, one.found) for one in found] == ([] if ok is None else [(ok, told)])
+    assert all(bool(one.advice) == (not one.ok or "not" in one.found) for one in found)
