@@ -250,7 +250,7 @@ def draw_switch_sheet(
     path: Path, dit: CausalDit, vae: FrozenVae, texts: PromptTexts, sigmas: tuple[float, ...], device: str,
     pairs: Sequence[tuple[str, str]], switch: int,
 ) -> None:  # fmt: skip
-    """Draw one stream a pair, a picture each sixth video frame from 0.75 s before the switch on; with ``recache``."""
+    """Draw one stream a pair, a picture each fourth video frame from 0.75 s before the switch on; with ``recache``."""
     import matplotlib as mpl
 
     mpl.use("Agg")
