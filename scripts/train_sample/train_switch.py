@@ -192,14 +192,16 @@ def switch_loss(
     }
 
 
-def load_student(sample: Path, device: str, layers: int | None = None) -> CausalDit:
-    """Return the transformer of a sample's folder, or its first layers, to train or to ask."""
+def load_student(
+    sample: Path, device: str, layers: int | None = None, checkpoint: Path | None = None
+) -> CausalDit:
+    """Return the transformer of a sample's folder, or its first layers, with the weights of another file if given."""
     config = json.loads((sample / "config.json").read_text(encoding="utf-8"))
     model = ModelConfig(**config["model"])
     if layers is not None:
         model = dataclasses.replace(model, layers=layers)
     student = CausalDit(model, StreamConfig(**config["stream"]))
-    weights = load_file(sample / CHECKPOINT)
+    weights = load_file(checkpoint or sample / CHECKPOINT)
     fill(
         dict(student.named_parameters()),
         {
@@ -217,7 +219,7 @@ def train(
 ) -> Run:  # fmt: skip
     """Train until the clock says ``end``, or for ``options.steps``; writes the weights on the way. Return the run."""
     device: str = options.device
-    student = load_student(SAMPLE, device, teacher.model.layers)
+    student = load_student(SAMPLE, device, teacher.model.layers, options.begin)
     sigmas, views = warped(PASSES, SHIFT), views_of(student.stream, device)
     pool = SwitchPool(config.pool, config.pool_batch, teacher, texts, sigmas, device, options.seed)
     pool.renew()
@@ -252,7 +254,7 @@ def train(
     written = time.time()
     for step in run.steps():
         generator = step_generator(device, options.seed, step)
-        own = step % 2 == 1 and run.share() > config.own_from
+        own = step % 2 == 1 and (options.begin is not None or run.share() > config.own_from)
         with autocast(device):
             drawn = pool.draw(config.batch, config.kept, generator)
             told_losses = switch_loss(student, fixed, drawn, views, config, sigmas, generator, own)
@@ -308,7 +310,7 @@ def main(arguments: list[str] | None = None) -> int:
 def teach(options: argparse.Namespace, workers: ProcessPoolExecutor, began: float) -> None:
     """Do all of it; ``began`` is when the clock of ``options.minutes`` began."""
     device: str = options.device
-    config = SwitchTraining(optimizer=options.optimizer)
+    config = SwitchTraining(optimizer=options.optimizer, kept=options.kept)
     if options.rehearse:
         config = dataclasses.replace(config, batch=3, kept=1, pool=4, pool_batch=2, pool_seconds=0.1)
     layers = 1 if options.rehearse else None
@@ -373,6 +375,10 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--steps", type=int, help="an end in steps instead, for rehearsals")
     parser.add_argument("--rate", type=float, help="peak learning rate")
+    parser.add_argument("--begin", type=Path, help="a checkpoint of an earlier run to go on from")
+    parser.add_argument(
+        "--kept", type=int, default=SwitchTraining.kept, help="samples of a step without a switch, of 64"
+    )
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default=SwitchTraining.optimizer)
     parser.add_argument("--compile", action="store_true", help="torch.compile, layer by layer")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes: try it all on a CPU")
