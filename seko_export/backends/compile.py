@@ -57,9 +57,9 @@ def export_piece(config: BuildConfig, name: str, path: str) -> float:
     piece = graph_of(config).pieces[name]
     with attention_backends(config.device), plain_torch():
         program = trace(piece, config.device)
-        if (
-            config.device == "cuda"
-        ):  # here attention's backend is pinned: the graph then names the backend's own op
+        # Where attention's backend is pinned, the decomposed graph names the backend's own op. And torch saves no
+        # program whose only results are what it wrote into its inputs.
+        if config.device == "cuda" or not piece.outputs:
             program = program.run_decompositions({})
     forget_sources(program)
     program.example_inputs = None  # zeros as large as the weights
