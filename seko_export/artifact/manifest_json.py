@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 from seko_runtime.format.manifest import (
+    COPIES_VERSION,
     FIRST_LAYER_VERSION,
     INPUT_VERSION,
     OFFLOADED_VERSION,
@@ -17,6 +18,7 @@ from seko_runtime.format.manifest import (
     Buffer,
     Manifest,
 )
+from seko_runtime.video.ring import Ring
 
 
 def least_version(manifest: Manifest) -> int:
@@ -63,14 +65,17 @@ def made_by_begin(buffer: Buffer) -> bool:
 def _least_of_fields(manifest: Manifest) -> int:
     """Return the oldest format version whose readers know every field that is not empty."""
     calls = (call for calls in manifest.programs.values() for call in calls)
+    s = manifest.stream
+    ring = Ring(s.sink_frames, s.ring_frames, s.chunk_frames, s.reference_frames)
     needed = (
+        (COPIES_VERSION, ring.repeats_references),
         (RANK_VERSION, manifest.ranks > 1),
         (INPUT_VERSION, bool(manifest.inputs)),
         (WINDOW_VERSION, any(made_by_begin(one) for one in manifest.buffers)),
-        (REFERENCE_VERSION, bool(manifest.stream.reference_frames)),
+        (REFERENCE_VERSION, bool(s.reference_frames)),
         (
             FIRST_LAYER_VERSION,
-            bool(manifest.stream.rings) or any(one.first_layer or one.first_place for one in calls),
+            bool(s.rings) or any(one.first_layer or one.first_place for one in calls),
         ),
         (OFFLOADED_VERSION, manifest.offloads_cache),
         (POOL_VERSION, manifest.pool is not None),

@@ -13,11 +13,11 @@ LAYOUTS = st.tuples(st.integers(0, 5), st.integers(1, 9), st.integers(1, 9), st.
 )
 
 
-@given(LAYOUTS, st.integers(1, 30))
+@given(LAYOUTS, st.integers(1, 30), st.booleans())
 def test_the_closed_form_is_what_evicting_the_oldest_reusable_frame_gives(
-    layout: tuple[int, int, int, int], chunks: int
+    layout: tuple[int, int, int, int], chunks: int, copies: bool
 ) -> None:
-    ring = Ring(*layout)
+    ring = Ring(*layout, copies)
     pinned = ring.reference_frames + ring.sink_frames
     held: dict[int, int] = {}  # slot -> frame
     for first in range(-ring.reference_frames, 0, ring.chunk_frames):
@@ -26,7 +26,9 @@ def test_the_closed_form_is_what_evicting_the_oldest_reusable_frame_gives(
         assert max(slots) < ring.cache_frames
         frames = ring.latent_frames(first)
         held |= {slot: frame for frame, slot in enumerate(slots, first) if frame < 0}
-        if ring.repeats_references:  # copies are seen, each frame equally often, and lie in the first slots
+        if (
+            ring.repeats_references
+        ):  # each frame is seen equally often; all lie in the first slots
             assert {frames.count(frame) for frame in held.values()} == {len(frames) // len(held)}
             assert ring.valid_frames(first) == len(frames) == max(slots) + 1
         else:

@@ -13,15 +13,17 @@ from seko_runtime.format.paths import as_path
 from seko_runtime.format.program_key import ProgramKey
 from seko_runtime.format.records import Limit, Mark, Since, one_of, within
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 # What brought pools; artifacts without a context pass, whose denoise passes have a cache of their own each; calls that
 # begin with another layer than 0, and layers with rings of their own; caches that are offloaded; reference
 # frames; context passes that read what begin makes of the cache, in layered state; declared inputs and the workload;
-# several ranks. An artifact without them is written as the version before, for older runtimes.
+# several ranks; chunks of reference frames that are filled up with copies. An artifact without them is written as the
+# version before, for older runtimes.
 POOL_VERSION, PASS_CACHE_VERSION, FIRST_LAYER_VERSION, OFFLOADED_VERSION, REFERENCE_VERSION = 2, 3, 3, 3, 4
 WINDOW_VERSION = 5
 INPUT_VERSION = 6
 RANK_VERSION = 7
+COPIES_VERSION = 8
 GPU_SEPARATOR = "-"  # between the GPUs of a `Target.arch`
 MANIFEST_FILE = "manifest.json"
 SIGNATURE_FILE = "manifest.sig"  # may lie beside it; no table lists it, since it signs the table

@@ -8,7 +8,7 @@ import numpy as np
 
 from seko_runtime.backends.memory import Memory
 from seko_runtime.errors import TornStreamError, UsageError
-from seko_runtime.format.manifest import Manifest, TensorSpec
+from seko_runtime.format.manifest import COPIES_VERSION, Manifest, TensorSpec
 from seko_runtime.video.chunk import Readable
 from seko_runtime.video.clocks import RowClocks, checked_seeds
 from seko_runtime.video.conditioning import ConditioningFrames
@@ -43,7 +43,8 @@ class RowStreams:
         stream = manifest.stream
         layout = (stream.sink_frames, stream.ring_frames, stream.chunk_frames)
         self._manifest, self._memory = manifest, memory
-        self.clocks = RowClocks(Ring(*layout, stream.reference_frames), manifest.rows)
+        copies = manifest.format_version >= COPIES_VERSION
+        self.clocks = RowClocks(Ring(*layout, stream.reference_frames, copies), manifest.rows)
         self.seeds = np.zeros(manifest.rows, np.int64)
         self.readable = Readable()
         self.rebuild_due: set[int] = set()
