@@ -26,9 +26,7 @@ def test_the_closed_form_is_what_evicting_the_oldest_reusable_frame_gives(
         assert max(slots) < ring.cache_frames
         frames = ring.latent_frames(first)
         held |= {slot: frame for frame, slot in enumerate(slots, first) if frame < 0}
-        if (
-            ring.repeats_references
-        ):  # each frame is seen equally often; all lie in the first slots
+        if ring.repeats_references:  # each frame is seen equally often; all lie in the first slots
             assert {frames.count(frame) for frame in held.values()} == {len(frames) // len(held)}
             assert ring.valid_frames(first) == len(frames) == max(slots) + 1
         else:
