@@ -206,5 +206,5 @@ def test_scratch(launches: Launches, rotated: bool) -> None:
         if rotated
         else None
     )
-    fp8_expand(*cache, slots(), on_gpu(1, dtype=torch.int64), FRAME, *scratch(), turn)
+    fp8_expand(*cache, slots(), on_gpu(1, dtype=torch.int64), FRAME, *scratch(2352), turn)
     assert launches == [("fp8_expand_kernel", ["K_OUT", "K_OUT_SCALE", "V_OUT"])]

@@ -114,8 +114,8 @@ def test_a_huge_manifest(artifact: Path, loads: list[str]) -> None:
 
 def test_a_newer_format(artifact: Path, loads: list[str]) -> None:
     path = artifact / "manifest.json"
-    path.write_bytes(path.read_bytes().replace(b'"format_version": 1', b'"format_version": 8'))
-    refused(artifact, errors.FormatVersionError, "format version 8", loads)
+    path.write_bytes(path.read_bytes().replace(b'"format_version": 1', b'"format_version": 9'))
+    refused(artifact, errors.FormatVersionError, "format version 9", loads)
 
 
 @pytest.mark.parametrize("bad", ["/etc/hostname", "../outside.safetensors", "weights/../../x"])

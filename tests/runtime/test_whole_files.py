@@ -219,6 +219,27 @@ def test_what_took_the_name_of_an_artifact_at_the_last_moment_is_not_replaced(
     assert names(tmp_path) == ["artifact"]
 
 
+def test_an_artifact_that_stepped_aside_for_one_and_was_replaced_by_another_is_removed(tmp_path, monkeypatch):
+    """Where names cannot be exchanged, another process takes the name between two renames."""
+    goal = tmp_path / "artifact"
+    build(goal, "first")
+    no_exchange(monkeypatch)
+    rename, raced = os.rename, []
+
+    def race(source: Path, target: Path) -> None:
+        if ".building-" in source.name and not raced:
+            raced.append(source)
+            build(goal, "theirs")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", race)
+    monkeypatch.setattr(whole_files, "_put_back", lambda _: None)  # theirs looked before the name was free
+    build(goal, "mine", replace=True)
+    assert raced
+    assert (goal / "manifest.json").read_text() == "mine"
+    assert names(tmp_path) == ["artifact"]
+
+
 @pytest.mark.parametrize("exchanged", [True, False])
 def test_a_name_taken_at_the_last_moment_is_not_overwritten(tmp_path, monkeypatch, exchanged):
     """After the last look at it."""

@@ -40,7 +40,9 @@ def make_held_file(place: Path, prefix: str, mode: int = 0o666) -> tuple[Path, i
     return _make_held(place, prefix, lambda path: os.open(path, _FILE, mode))
 
 
-def remove_leftovers(place: Path, stem: str, spared: Callable[[Path], bool] = lambda _: False) -> None:
+def remove_leftovers(
+    place: Path, stem: str, claim: Callable[[Path], Path | None] = lambda path: path
+) -> None:
     """Remove files that killed processes left, and report it on stderr. Files of living processes stay.
 
     Only the lock decides: a process number means nothing in another container or on another machine. On a file system
@@ -53,15 +55,17 @@ def remove_leftovers(place: Path, stem: str, spared: Callable[[Path], bool] = la
         The folder to look in; nothing happens if it cannot be read.
     stem : str
         Regular expression for the start of their names; the digits of `random_name` follow.
-    spared : callable
-        Called for each while it is locked; returns whether it stays.
+    claim : callable
+        Called for each while it is locked; returns the path to remove, which is a new one if it renamed the leftover,
+        or None if the leftover stays.
     """
     for path in names_in(place, stem):
         with _unheld(path) as unheld:
-            if unheld and not spared(path):
-                held_something = not _is_empty(path)
-                remove(path)
-                if held_something and not os.path.lexists(path):
+            claimed = claim(path) if unheld else None
+            if claimed is not None:
+                held_something = not _is_empty(claimed)
+                remove(claimed)
+                if held_something and not os.path.lexists(claimed):
                     print(f"removed {path.name}: the process that left it is gone", file=sys.stderr)
 
 

@@ -31,7 +31,8 @@ _BARRED = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EISDIR}
     | {errno.EIO, errno.ESTALE, errno.EXDEV, errno.EBUSY}
 )
-_ASIDE = "replaced"  # the hidden name of an artifact that steps aside
+_ASIDE = "replaced"  # the hidden name of an artifact that steps aside; `_put_back` may undo that
+_OBSOLETE = "removed"  # its hidden name once it may only be removed
 _TRIES = 100
 
 
@@ -271,10 +272,28 @@ def _stem(goal: Path, doing: str) -> str:
 def _remove_leftovers(goal: Path) -> None:
     """Remove leftovers of the same goal, whatever was being done; an artifact that lost its name is kept."""
 
-    def spared(path: Path) -> bool:
-        return path.name.startswith(f".{goal.name}.{_ASIDE}-") and not os.path.lexists(goal)
+    def claim(path: Path) -> Path | None:
+        if not path.name.startswith(f".{goal.name}.{_ASIDE}-"):
+            return path
+        return _out_of_reach(path, goal) if os.path.lexists(goal) else None
 
-    remove_leftovers(goal.parent, _stem(goal, "[a-z]+"), spared)
+    remove_leftovers(goal.parent, _stem(goal, "[a-z]+"), claim)
+
+
+def _out_of_reach(aside: Path, goal: Path) -> Path | None:
+    """Rename an artifact that stepped aside, so that nobody puts it back while it is being removed.
+
+    Returns
+    -------
+    Path or None
+        Its new name; None if another process put it back first.
+    """
+    obsolete = goal.with_name(random_name(f".{goal.name}.{_OBSOLETE}-"))
+    try:
+        os.rename(aside, obsolete)
+    except FileNotFoundError:
+        return None
+    return obsolete
 
 
 def _put_back(goal: Path) -> None:
@@ -334,15 +353,16 @@ def _replace_folder(folder: Path, goal: Path) -> bool:
     try:
         hold(old)  # else another process would take it for a leftover once it has a hidden name
         if exchange(folder, goal):
-            aside = folder
-            if not _is_artifact(aside):
-                exchange(aside, goal)
+            if not _is_artifact(folder):
+                exchange(folder, goal)
                 return False
+            _sync_folder(goal.parent)
+            _discard(folder)
         else:
             aside = goal.with_name(random_name(f".{goal.name}.{_ASIDE}-"))
             _rename_both(folder, goal, aside)
-        _sync_folder(goal.parent)
-        _discard(aside)
+            _sync_folder(goal.parent)
+            _discard_aside(aside, goal)
     finally:
         os.close(old)
     return True
@@ -358,6 +378,8 @@ def _rename_both(folder: Path, goal: Path, aside: Path) -> None:
     except BaseException:
         with _unless_raced():
             rename_new(aside, goal)
+        if os.path.lexists(goal) and _is_artifact(aside):  # replaced by whoever has the name by now
+            _discard_aside(aside, goal)
         raise
 
 
@@ -389,6 +411,12 @@ def _discard(path: Path) -> None:
         print(
             f"{path} could not be removed; the next command with the same goal tries again", file=sys.stderr
         )
+
+
+def _discard_aside(aside: Path, goal: Path) -> None:
+    obsolete = _out_of_reach(aside, goal)
+    if obsolete is not None:
+        _discard(obsolete)
 
 
 def _open_to_readers(folder: Path) -> None:
