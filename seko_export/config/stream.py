@@ -42,6 +42,9 @@ class StreamConfig:
         With window positions, and not 0: RoPE counts frames from the start of the stream, the sink's as they are, and
         all behind it moved back so far that the newest is the frame of this number, counted from 1. It is the same in
         all layers, whatever their rings. 0: the frames in the cache are counted.
+    references_apart : bool
+        With window positions: whether the references are left out of the count. They and the oldest other frame have
+        position 0 (the first weights of Seko-Talk).
     offload_cache : bool
         Whether the cache lies on the host and is copied to the device layer by layer.
     reference_frames : int
@@ -73,6 +76,7 @@ class StreamConfig:
     spatial_stride: int = 8
     temporal_stride: int = 4
     rope_max_frames: int = 0
+    references_apart: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer_rings", tuple(self.layer_rings))  # JSON has lists alone
@@ -105,6 +109,13 @@ class StreamConfig:
             raise UsageError(
                 f"--rope-max-frames {self.rope_max_frames} is below the {self.sink_frames + self.ring_frames} latent "
                 "frames of sink and ring: two of them would have one position"
+            )
+        if self.references_apart and (
+            not self.window_positions or self.rope_max_frames or self.reference_frames != 1
+        ):
+            raise UsageError(
+                "--references-apart leaves the one reference frame out of the frames that are counted in the cache: "
+                "give --window-positions and --reference-frames 1 beside it, and no --rope-max-frames"
             )
         if self.ring_frames < self.chunk_frames:
             raise UsageError(

@@ -240,6 +240,13 @@ class BuildOptions:
         _LAYOUT,
         plan=True,
     )
+    references_apart: bool | None = _option(
+        "With --window-positions: RoPE leaves the reference frame out of the count, so that it and the first frame of "
+        "the stream stand at 0; or counts it, too.",
+        _LAYOUT,
+        off="--references-counted",
+        plan=True,
+    )
     offload_cache: bool | None = _option(
         "Keep the cache on the host and copy it to the device layer by layer, or keep it on the device.",
         _LAYOUT,

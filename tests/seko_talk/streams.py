@@ -119,6 +119,7 @@ class Reference:
                 s.layer_rings or (s.ring_frames,),
                 s.reference_frames,
                 s.rope_max_frames,
+                s.references_apart,
             ),
             text[row],
             None if features is None else features[row],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -26,12 +28,18 @@ CASES = {
     "as LightX2V": ({}, {}),
     "chunk 1": ({}, {"chunk_frames": 1, "ring_frames": 3}),
     "chunk 3, no sink": ({}, {"chunk_frames": 3, "sink_frames": 0, "ring_frames": 5}),
+    "chunk 20": ({"image_dim": 0}, {"height": 16, "width": 32, "chunk_frames": 20, "ring_frames": 20}),
     "no picture branch": ({"image_dim": 0}, {}),
     "two voices": ({"speakers": 2}, {}),
     "frames of the stream, at most 6": ({}, {"rope_max_frames": 6}),
     "hybrid, frames at most 9": (
         {"layers": 3},
         {"layer_rings": (2, 2, 6), "ring_frames": 6, "rope_max_frames": 9},
+    ),
+    "the portrait apart": ({}, {"references_apart": True}),
+    "hybrid, two voices, the portrait apart": (
+        {"layers": 3, "speakers": 2},
+        {"layer_rings": (2, 2, 6), "ring_frames": 6, "references_apart": True},
     ),
     "hybrid": ({"layers": 3}, {"layer_rings": (2, 2, 6), "ring_frames": 6}),
 }
@@ -77,17 +85,26 @@ def test_the_audio_of_each_frame_matters():
         assert agrees or error > 1000 * BAR
 
 
-def test_the_greatest_position_matters() -> None:
-    """A reference whose newest frame may be one later agrees until then, and not from there on."""
-    config = talk_config(layout={"rope_max_frames": 6})
+@pytest.mark.parametrize(
+    ("layout", "other", "agreed"),
+    [
+        # The newest frame may be one later: equal until then.
+        ({"rope_max_frames": 6}, {"rope_max_frames": 7}, 3),
+        # The portrait is one frame further from all others.
+        ({"references_apart": True}, {"references_apart": False}, 0),
+    ],
+)
+def test_positions_matter(layout: Mapping[str, Any], other: Mapping[str, Any], agreed: int) -> None:
+    """A reference with other positions agrees for as many chunks as they are the same, and not from there on."""
+    config = talk_config(layout=layout)
     checkpoint, text, portrait = (
         random_checkpoint(config),
         random_text(config.model, 1),
         random_reference(config),
     )
     stream = begun(config, checkpoint, text, portrait)
-    later = replace(config, stream=replace(config.stream, rope_max_frames=7))
-    reference = Reference(later, checkpoint, text, portrait)
+    odd = replace(config, stream=replace(config.stream, **other))
+    reference = Reference(odd, checkpoint, text, portrait)
     errors = []
     for number in range(4):
         voices = FAMILY.golden_inputs(config, number)[audio.AUDIO]
@@ -97,14 +114,19 @@ def test_the_greatest_position_matters() -> None:
         errors.append(
             relative_error(done[0].velocity[0], reference.velocity(0, done[0].latents, done[0].timestep))
         )
-    assert max(errors[:3]) <= BAR
-    assert errors[3] > 100 * BAR
+    assert all((error <= BAR) == (number < agreed) for number, error in enumerate(errors))
+    assert errors[agreed] > 100 * BAR
 
 
 def test_positions_that_cannot_be_are_refused() -> None:
     for odd, told in (
         ({"rope_max_frames": 6, "window_positions": False}, "give --window-positions beside it"),
         ({"rope_max_frames": 4}, "below the 5 latent frames of sink and ring"),
+        ({"references_apart": True, "rope_max_frames": 6}, "and no --rope-max-frames"),
+        (
+            {"references_apart": True, "reference_frames": 0},
+            "give --window-positions and --reference-frames 1",
+        ),
     ):
         with pytest.raises(UsageError, match=told):
             talk_config(layout=odd)

@@ -22,7 +22,8 @@ class Window:
     """Chunk and sink in latent frames, and the ring of each layer, repeated; a reference stands before them.
 
     With ``most`` a frame's position is its number from the start of the stream, behind the reference's 0; what is not
-    in the sink is moved down so that the newest has at most ``most``. Without it the frames that are seen are counted.
+    in the sink is moved down so that the newest has at most ``most``. Without it the frames that are seen are counted;
+    with ``apart`` those of the stream alone, from 0 on, and a reference has 0, too.
     """
 
     chunk: int
@@ -30,9 +31,12 @@ class Window:
     rings: tuple[int, ...]
     references: int = 1
     most: int = 0
+    apart: bool = False
 
     def place(self, frame: int, seen: list[int]) -> int:
         """Return the position of a frame among those that a chunk sees."""
+        if self.apart:
+            return [one for one in seen if one >= 0].index(frame) if frame >= 0 else 0
         if not self.most:
             return seen.index(frame)
         down = max(0, seen[-1] - (self.most - 1)) if frame >= self.sink else 0

@@ -91,7 +91,9 @@ def chunk_positions(
         slot_frames = (
             capped_positions(by_row, frames[:, -1:], stream)
             if stream.rope_max_frames
-            else window_positions(by_row, valid_tokens // n)
+            else window_positions(
+                by_row, valid_tokens // n, stream.reference_frames if stream.references_apart else 0
+            )
         )
         frames = slot_frames.gather(1, write_slots)
         slot_frames = slot_frames.flatten()
@@ -112,16 +114,18 @@ def of_rank(
     return (*own, split.in_ranks_order(index, cos.shape[0]), *tables)
 
 
-def window_positions(slot_frames: Tensor, valid_frames: Tensor) -> Tensor:
+def window_positions(slot_frames: Tensor, valid_frames: Tensor, apart: int = 0) -> Tensor:
     """Return [B, slots] int64: how many frames in the cache are older than the frame in each slot.
 
     The sink's frames are the oldest and get positions from 0 on; the others follow by age, in whatever slot they are.
-    Slots from ``valid_frames`` [B] on are empty and not counted.
+    Slots from ``valid_frames`` [B] on are empty and not counted. So are the first ``apart`` frames, whose position is
+    0.
     """
     slots = torch.arange(slot_frames.shape[1], device=slot_frames.device)
     there = slots < valid_frames[:, None]  # [B, slots]
     older = slot_frames[:, None, :] < slot_frames[:, :, None]  # [B, slot, other slot]
-    return (older & there[:, None, :]).sum(-1)
+    counted: Tensor = (older & there[:, None, :]).sum(-1)
+    return (counted - apart).clamp(min=0) if apart else counted
 
 
 def capped_positions(slot_frames: Tensor, newest: Tensor, stream: StreamConfig) -> Tensor:
