@@ -142,8 +142,8 @@ def build_artifact(
     started, maker = time.monotonic(), export_backend(backend)
     maker.check_build(config)
     check_goal(goal, replace=replace)
-    source = load_checkpoint(checkpoint, config.model, use_ema=use_ema)
     media = media or MediaSources()
+    source = load_checkpoint(checkpoint, config.model, use_ema=use_ema, companion=media.audio_adapter)
     around = media.open(config)
     ids = None if media.tokenizer is None else prompt_ids(media.tokenizer, config, golden.GOLDEN_PROMPT)
 

@@ -105,6 +105,7 @@ def load_model(
     *,
     use_ema: bool = True,
     dtype: torch.dtype | None = None,
+    companion: Path | None = None,
 ) -> Checkpoint:
     """Open a model's checkpoint and check all keys, shapes and dtypes. The numbers are read later.
 
@@ -121,6 +122,8 @@ def load_model(
         Whether to take the averaged weights of a `.pt` instead of the raw ones; other formats hold one set.
     dtype : torch.dtype, optional
         float32, bfloat16 or float16 to convert to; None keeps the stored dtype.
+    companion : Path, optional
+        As `open_files` takes it.
 
     Returns
     -------
@@ -135,7 +138,14 @@ def load_model(
         A subclass for the cause; see `seko_export.checkpoints.errors`.
     """
     layout = keys.layout(use_ema=use_ema)
-    return load_weights(path, config, layout, lambda one: match_sources(path, one, config, keys), dtype=dtype)
+    return load_weights(
+        path,
+        config,
+        layout,
+        lambda one: match_sources(path, one, config, keys),
+        dtype=dtype,
+        companion=companion,
+    )
 
 
 def load_weights(
@@ -145,6 +155,7 @@ def load_weights(
     match: Match,
     *,
     dtype: torch.dtype | None = None,
+    companion: Path | None = None,
 ) -> Checkpoint:
     """Open the checkpoint of any model and check keys, shapes and dtypes. The numbers are read later.
 
@@ -160,6 +171,8 @@ def load_weights(
         Returns the format's name and the stored tensor of every key, or raises a WeightKeysError.
     dtype : torch.dtype, optional
         float32, bfloat16 or float16 to convert to; None keeps the stored dtype.
+    companion : Path, optional
+        As `open_files` takes it.
 
     Returns
     -------
@@ -174,7 +187,7 @@ def load_weights(
     """
     if dtype is not None and dtype not in WEIGHT_DTYPES:
         raise UsageError(f"weights cannot be loaded as {dtype}; expected one of {WEIGHT_DTYPES}")
-    opened = open_files(path, layout)
+    opened = open_files(path, layout, companion)
     format_name, sources = match(opened)
     return _checkpoint(path, opened, config, format_name, sources, dtype)
 

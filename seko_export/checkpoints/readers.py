@@ -27,7 +27,7 @@ _MAX_SAFETENSORS_HEADER = 100_000_000  # bytes; the format's own limit
 _SAFETENSORS_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
-def open_files(path: Path, layout: Layout) -> OpenedFiles:
+def open_files(path: Path, layout: Layout, companion: Path | None = None) -> OpenedFiles:
     """Open the checkpoint at ``path``; its bytes decide which container it is.
 
     Parameters
@@ -36,6 +36,9 @@ def open_files(path: Path, layout: Layout) -> OpenedFiles:
         A file, or a folder with one checkpoint (directly, or in one of the layout's subfolders).
     layout : Layout
         Where files of this kind of model keep its weights.
+    companion : Path, optional
+        The file of the layout's companion; default: the one in the checkpoint's folder, if there is one. A layout
+        without a companion ignores it.
 
     Returns
     -------
@@ -47,11 +50,14 @@ def open_files(path: Path, layout: Layout) -> OpenedFiles:
     CheckpointError
         A subclass for the cause; see `seko_export.checkpoints.errors`.
     """
+    if companion is not None:  # in the same folder it is not the checkpoint itself
+        named = (replace(one, names=(*one.names, companion.name)) for one in layout.companions)
+        layout = replace(layout, companions=tuple(named))
     opened = _open_one(path, layout)
-    for companion in layout.companions:
-        file = companion_file(path, layout, companion)
+    for one in layout.companions:
+        file = companion or companion_file(path, layout, one)
         if file is not None:
-            beside = _open_one(file, Layout(layout.formats, (), None, {}), companion.pt_part)
+            beside = _open_one(file, Layout(layout.formats, (), None, {}), one.pt_part)
             opened = replace(
                 opened,
                 file_bytes=opened.file_bytes + beside.file_bytes,

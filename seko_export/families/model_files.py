@@ -52,10 +52,16 @@ class ModelFile:
 
 
 def load_checkpoint(
-    path: Path, config: ModelConfig, *, use_ema: bool = True, dtype: torch.dtype | None = None
+    path: Path,
+    config: ModelConfig,
+    *,
+    use_ema: bool = True,
+    dtype: torch.dtype | None = None,
+    companion: Path | None = None,
 ) -> Checkpoint:
     """Open a model's checkpoint and check all its keys, shapes and dtypes; see `load_model`."""
-    return load_model(path, config, family_named(config.family).keys, use_ema=use_ema, dtype=dtype)
+    keys = family_named(config.family).keys
+    return load_model(path, config, keys, use_ema=use_ema, dtype=dtype, companion=companion)
 
 
 def write_random_checkpoint(
@@ -75,7 +81,7 @@ def write_random_checkpoint(
     write_random_model(path, config, keys, format=format, seed=seed, dtype=dtype, device=device)
 
 
-def recognise_checkpoint(path: Path, *, use_ema: bool = True) -> ModelFile:
+def recognise_checkpoint(path: Path, *, use_ema: bool = True, companion: Path | None = None) -> ModelFile:
     """Return what is known of a checkpoint's model, from its tensors' shapes and the config.json beside it.
 
     Parameters
@@ -84,6 +90,8 @@ def recognise_checkpoint(path: Path, *, use_ema: bool = True) -> ModelFile:
         As `load_checkpoint` takes it.
     use_ema : bool
         Whether to take the averaged weights of a `.pt` instead of the raw ones.
+    companion : Path, optional
+        As `open_files` takes it.
 
     Raises
     ------
@@ -98,7 +106,7 @@ def recognise_checkpoint(path: Path, *, use_ema: bool = True) -> ModelFile:
     for family in known.values():
         layout = family.keys.layout(use_ema=use_ema)
         try:
-            opened = open_files(path, layout)
+            opened = open_files(path, layout, companion)
         # Another family's may lie elsewhere in it, and of several files one may be the other's companion.
         except (MissingGeneratorError, NotACheckpointError, AmbiguousCheckpointError) as fault:
             unread = unread or fault

@@ -40,6 +40,8 @@ class MediaSources:
         The text encoder's tokenizer, a JSON file of the library `tokenizers`.
     audio_encoder : Path or None
         As `load_hubert` takes it; None: the build has no such engine.
+    audio_adapter : Path or None
+        Further weights of the transformer itself, if they are not in its folder.
 
     Raises
     ------
@@ -51,6 +53,7 @@ class MediaSources:
     text_encoder: Path | None = None
     tokenizer: Path | None = None
     audio_encoder: Path | None = None
+    audio_adapter: Path | None = None
 
     def __post_init__(self) -> None:
         if (self.text_encoder is None) != (self.tokenizer is None):

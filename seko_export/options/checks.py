@@ -100,6 +100,7 @@ def check_build(options: BuildOptions, goal: Path, *, force: bool) -> None:
         ("--model-folder", options.model_folder, "a folder that holds all files of a model"),
         ("--vae", options.vae, " or ".join(VAES.values())),
         ("--text-encoder", options.text_encoder, TEXT_LAYOUT.formats),
+        ("--audio-adapter", options.audio_adapter, "an audio adapter"),
         ("--audio-encoder", options.audio_encoder, HUBERT_LAYOUT.formats),
         ("--tokenizer", options.tokenizer, "a tokenizer.json, or of its folder"),
     ):

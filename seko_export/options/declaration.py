@@ -111,6 +111,10 @@ class BuildOptions:
         "A folder with all files of a model, each found by its content; options that name a file come first.",
         "model",
     )
+    audio_adapter: Path | None = _option(
+        "Seko-Talk's audio adapter (safetensors, .pt), if it is not in the transformer's folder.",
+        "model",
+    )
     run_config: Path | None = _option(
         "How the model's own code runs it, as that code's JSON says: picture, passes, windows, positions. Of "
         "Seko-Talk, LightX2V's. Options that say the same come first.",
@@ -288,6 +292,8 @@ class BuildOptions:
             self._check_random_weights(self.random_weights)
         if self.heads is not None and self.checkpoint is None and self.model_folder is None:
             raise UsageError(f"--heads {self.heads} needs a checkpoint: name one")
+        if self.audio_adapter is not None and self.checkpoint is None and self.model_folder is None:
+            raise UsageError(f"--audio-adapter {self.audio_adapter} belongs to a checkpoint: name one")
         if self.heads is not None and self.heads < 1:
             raise UsageError(f"--heads {self.heads}: expected at least 1")
         if self.fp4_kv and self.kv not in (None, "fp4"):

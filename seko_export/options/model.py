@@ -66,7 +66,7 @@ def preset_model(name: str, preset: Preset, options: BuildOptions) -> ChosenMode
     if options.checkpoint is None:
         return ChosenModel(preset.model, stream, schedule)
     try:
-        file = recognise_checkpoint(options.checkpoint, use_ema=not options.no_ema)
+        file = _recognised(options, options.checkpoint)
     except UnknownModelError:  # the strict comparison with this model will say more
         return ChosenModel(preset.model, stream, schedule)
     told = file.recognised
@@ -172,7 +172,7 @@ def read_facts(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Pr
     Parameters
     ----------
     options : BuildOptions
-        Only ``--heads`` and ``--no-ema`` are used.
+        Only ``--heads``, ``--no-ema`` and ``--audio-adapter`` are used.
     checkpoint : Path
         The checkpoint.
     presets : mapping of str to Preset
@@ -183,7 +183,7 @@ def read_facts(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Pr
     CheckpointError
         If it cannot be read, is of no known family, or contradicts its config.json or ``--heads``.
     """
-    file = recognise_checkpoint(checkpoint, use_ema=not options.no_ema)
+    file = _recognised(options, checkpoint)
     model, stream = _with_heads(checkpoint, file.recognised, options.heads), file.recognised.stream
     family = file.recognised.family
     read = {name: fact.value for name, fact in model.items() if fact.is_read}
@@ -223,6 +223,17 @@ def read_model(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Pr
         told.own_schedule,
         notes_on(checkpoint, facts),
     )
+
+
+def _recognised(options: BuildOptions, checkpoint: Path) -> ModelFile:
+    adapter = options.audio_adapter
+    file = recognise_checkpoint(checkpoint, use_ema=not options.no_ema, companion=adapter)
+    family = file.recognised.family
+    if adapter is not None and not family_named(family).keys.companions:
+        raise UsageError(
+            f"--audio-adapter {adapter}: {checkpoint} is of {family}, which has none; leave it out"
+        )
+    return file
 
 
 def model_of(checkpoint: Path, facts: ReadFacts) -> ModelConfig:

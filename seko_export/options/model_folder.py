@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from seko_export.checkpoints.errors import (
@@ -26,7 +27,7 @@ from seko_export.media.vaes import vae_config_of
 from seko_export.options.build_files import find_tokenizer
 from seko_export.options.declaration import BuildOptions, flag
 
-_BESIDE = ("vae", "text_encoder", "tokenizer", "audio_encoder")  # fields of `BuildOptions`
+_BESIDE = ("audio_adapter", "vae", "text_encoder", "tokenizer", "audio_encoder")  # fields of `BuildOptions`
 _SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 _SHARD = "-of-"  # in the name of a shard, which its folder stands for
 
@@ -39,6 +40,8 @@ class ModelFolder:
     ----------
     checkpoint, vae, text_encoder, tokenizer, audio_encoder : Path or None
         As the options of a build take them.
+    audio_adapter : Path or None
+        The same, if it is in the folder and the transformer in a subfolder.
     unknown : tuple of Path
         Files of weights that are none of these.
     """
@@ -48,6 +51,7 @@ class ModelFolder:
     text_encoder: Path | None = None
     tokenizer: Path | None = None
     audio_encoder: Path | None = None
+    audio_adapter: Path | None = None
     unknown: tuple[Path, ...] = ()
 
     @property
@@ -74,7 +78,9 @@ def with_model_folder(options: BuildOptions) -> tuple[BuildOptions, tuple[str, .
     """
     if options.model_folder is None:
         return options, ()
-    found = find_files(options.model_folder, transformer=options.checkpoint is None)
+    found = find_files(
+        options.model_folder, transformer=options.checkpoint is None, adapter=options.audio_adapter
+    )
     checkpoint = options.checkpoint or found.checkpoint
     if checkpoint is None:
         raise CheckpointNotFoundError(
@@ -86,6 +92,7 @@ def with_model_folder(options: BuildOptions) -> tuple[BuildOptions, tuple[str, .
         options,
         model_folder=None,
         checkpoint=checkpoint,
+        audio_adapter=options.audio_adapter or found.audio_adapter or _adapter_of(options),
         vae=options.vae or (None if options.no_vae else found.vae),
         text_encoder=options.text_encoder or (None if options.no_text else found.text_encoder),
         tokenizer=options.tokenizer or (None if options.text_encoder or options.no_text else found.tokenizer),
@@ -98,13 +105,26 @@ def with_model_folder(options: BuildOptions) -> tuple[BuildOptions, tuple[str, .
     )
 
 
+def _adapter_of(options: BuildOptions) -> Path | None:
+    """Return the folder's audio adapter for a transformer that is named itself and has none beside it."""
+    if options.checkpoint is None or options.model_folder is None:
+        return None
+    try:
+        recognise_checkpoint(options.checkpoint, use_ema=not options.no_ema)
+    except CheckpointNotFoundError:
+        return _adapter_in(options.model_folder)
+    except CheckpointError:  # said later
+        return None
+    return None
+
+
 def _by_option(held: ModelFolder | BuildOptions) -> dict[str, Path]:
     """Return the files beside the transformer that there are, by option."""
     found = {flag(name): getattr(held, name) for name in _BESIDE}
     return {option: path for option, path in found.items() if path is not None}
 
 
-def find_files(folder: Path, *, transformer: bool = True) -> ModelFolder:
+def find_files(folder: Path, *, transformer: bool = True, adapter: Path | None = None) -> ModelFolder:
     """Return what lies directly in a folder and in its subfolders, by content: only headers are read.
 
     Parameters
@@ -113,6 +133,8 @@ def find_files(folder: Path, *, transformer: bool = True) -> ModelFolder:
         A model's folder. Transformer, VAE and encoders are files of it, or subfolders; one of each kind at most.
     transformer : bool
         Whether to look for a transformer.
+    adapter : Path, optional
+        The transformer's audio adapter, if it is named.
 
     Raises
     ------
@@ -121,34 +143,49 @@ def find_files(folder: Path, *, transformer: bool = True) -> ModelFolder:
     """
     if not folder.is_dir():
         raise CheckpointNotFoundError(f"--model-folder {folder} is no folder: give that of a model's files")
-    places = [*_places(folder)]
+    places = [one for one in _places(folder) if adapter is None or one.resolve() != adapter.resolve()]
     taken: set[Path] = set()
     audio = _the_one("an audio encoder", [one for one in places if _hears(one)], taken)
     vae = _the_one("a VAE", _known(places, taken, vae_config_of), taken)
     text = _the_one("a text encoder", _known(places, taken, _read_text), taken)
     model = tokenizer = None
     files = {one for one in places if one.is_file()}
-    if transformer and _opens(folder, recognise_checkpoint):
+    if transformer and _opens(folder, partial(recognise_checkpoint, companion=adapter)):
         model = folder
         taken |= {one for one in files if one.suffix == ".safetensors"}
     elif transformer:
-        model = _the_one("a transformer", _known(places, taken, recognise_checkpoint), taken)
+        for one in (None, _adapter_in(folder)) if adapter is None else (adapter,):  # a subfolder's own first
+            known = _known(places, taken, partial(recognise_checkpoint, companion=one))
+            model = model or _the_one("a transformer", known, taken)
+            adapter = one
+            if model is not None:
+                break
     if text is not None:
         with suppress(CheckpointNotFoundError):  # the build asks for it
             tokenizer = find_tokenizer(text, None)
     return ModelFolder(
-        model, vae, text, tokenizer, audio, tuple(sorted(files - taken)) if transformer else ()
+        *(model, vae, text, tokenizer, audio, adapter),
+        unknown=tuple(sorted(files - taken)) if transformer else (),
     )
 
 
 def _places(folder: Path) -> Iterator[Path]:
     """Yield what may hold weights: files, and subfolders; no shards, and no companions of a transformer."""
-    beside = {name for family in families().values() for one in family.keys.companions for name in one.names}
+    beside = _companions()
     for path in sorted(folder.iterdir()):
         if path.is_dir() or (
             path.suffix in _SUFFIXES and _SHARD not in path.name and path.name not in beside
         ):
             yield path
+
+
+def _companions() -> list[str]:
+    """Return the file names of further weights of a transformer, of any family."""
+    return [name for family in families().values() for one in family.keys.companions for name in one.names]
+
+
+def _adapter_in(folder: Path) -> Path | None:
+    return next((folder / name for name in _companions() if (folder / name).is_file()), None)
 
 
 def _known(places: list[Path], taken: set[Path], read: Callable[[Path], object]) -> list[Path]:

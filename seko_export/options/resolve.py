@@ -200,4 +200,5 @@ def _media(
         text_file, text = options.text_encoder, text_config_of(options.text_encoder)
         tokenizer = find_tokenizer(options.text_encoder, options.tokenizer)
     audio = None if options.audio_encoder is None else hubert_config_of(options.audio_encoder)
-    return MediaSources(vae_file, text_file, tokenizer, options.audio_encoder), vae, text, audio
+    files = MediaSources(vae_file, text_file, tokenizer, options.audio_encoder, options.audio_adapter)
+    return files, vae, text, audio

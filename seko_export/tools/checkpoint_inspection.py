@@ -37,7 +37,9 @@ def is_checkpoint(path: Path) -> bool:
     if path.is_dir():
         if (path / MANIFEST_FILE).exists():
             return False
-        return any(any(path.glob(one)) for one in ("*.safetensors*", "transformer/*.safetensors*", "*.pth"))
+        return any(
+            any(path.glob(one)) for one in ("*.safetensors*", "transformer/*.safetensors*", "*.pth", "*.pt")
+        )
     if not path.is_file():
         return False
     at, mark = _TAR_MARK
@@ -71,6 +73,7 @@ def inspect_checkpoint(path: Path) -> dict[str, Any]:
         If it cannot be read, is of no known family, contradicts its config.json, or has other keys than its model.
     """
     beside: dict[str, Path] = {}
+    adapter = None
     odd: list[str] = []
     if path.is_dir():
         try:
@@ -78,9 +81,9 @@ def inspect_checkpoint(path: Path) -> dict[str, Any]:
         except AmbiguousCheckpointError as fault:
             odd.append(str(fault))
         else:
-            path, beside = folder.checkpoint or path, folder.beside
+            path, beside, adapter = folder.checkpoint or path, folder.beside, folder.audio_adapter
             odd += folder.notes
-    options, known = BuildOptions(path), presets()
+    options, known = BuildOptions(path, audio_adapter=adapter), presets()
     try:
         facts = read_facts(options, path, known)
     except MissingGeneratorError:  # the weights as trained, if it has those alone

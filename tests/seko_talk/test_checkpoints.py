@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from seko_export import inspect
 from seko_export.checkpoints.errors import (
     CheckpointNotFoundError,
     ContradictionError,
@@ -17,6 +18,7 @@ from seko_export.checkpoints.errors import (
     WeightKeysError,
     WeightTypeError,
 )
+from seko_export.errors import UsageError
 from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
 from seko_export.families.recognition import Source
 from seko_export.families.seko_talk.family import FAMILY
@@ -113,6 +115,61 @@ def test_an_adapter_is_read_from_a_pt_flat_or_in_a_part(folder: Path) -> None:
         torch.save(content, folder / "audio_adapter_model.pt")
         loaded = load_checkpoint(folder, recognise_checkpoint(folder).recognised.model_named(TINY))
         assert torch.equal(loaded["audio_time.time_proj.bias"], adapter["time_embedding.time_proj.bias"])
+
+
+@pytest.mark.parametrize("form", ["safetensors", "pt", "fp8"])
+def test_an_adapter_is_named_itself_or_lies_in_the_model_folder(form: str, tmp_path: Path) -> None:
+    """Outside of the transformer's folder, by any name; it comes before the one beside the transformer."""
+    whole, dit = tmp_path / "whole", tmp_path / "whole" / "dit"
+    whole.mkdir()
+    write_random_checkpoint(dit, MODEL, seed=0, dtype=torch.float32)
+    stored = load_file(dit / ADAPTER)
+    if form == "fp8":
+        in_fp8(dit / ADAPTER, whole / "audio_adapter_model_fp8.safetensors", ADAPTER_PARTS)
+        (dit / ADAPTER).unlink()
+        adapter = whole / "audio_adapter_model_fp8.safetensors"
+    elif form == "pt":
+        adapter = whole / "audio_adapter_model.pt"
+        torch.save({"model_state": stored}, adapter)
+        (dit / ADAPTER).unlink()
+    else:
+        adapter = (dit / ADAPTER).rename(whole / ADAPTER)
+    key = "blocks.1.audio.norm_kv.weight"
+    report = inspect(whole)
+    assert report["beside"] == {"--audio-adapter": str(adapter)}
+    assert f"{dit} --audio-adapter {adapter}" in report["command"]
+    for options in (
+        {"model_folder": whole},
+        {"checkpoint": dit, "model_folder": whole},
+        {"checkpoint": dit, "audio_adapter": adapter},
+    ):
+        resolved = resolve_build(BuildOptions(**options, target="cpu"))
+        assert (resolved.config.model, resolved.checkpoint) == (MODEL, dit)
+        assert resolved.media.audio_adapter == adapter
+        loaded = load_checkpoint(dit, MODEL, companion=resolved.media.audio_adapter)
+        assert torch.equal(loaded[key], stored["ca.1.norm_kv.weight"])
+    with pytest.raises(CheckpointNotFoundError, match="without its audio adapter"):
+        resolve_build(BuildOptions(dit, target="cpu"))
+    other = {name: one + 1 for name, one in stored.items()}
+    save_file(other, dit / ADAPTER)
+    assert resolve_build(BuildOptions(model_folder=whole, target="cpu")).media.audio_adapter is None
+    mine = dit / "mine.safetensors"
+    save_file(stored, mine)
+    assert resolve_build(BuildOptions(dit, audio_adapter=mine, target="cpu")).config.model == MODEL
+    loaded = load_checkpoint(dit, MODEL, companion=mine)
+    assert torch.equal(loaded[key], stored["ca.1.norm_kv.weight"])
+
+
+def test_an_adapter_of_another_model_or_of_none_is_refused(folder: Path, tmp_path: Path) -> None:
+    from seko_export.families.wan.presets import PRESETS as WAN
+
+    write_random_checkpoint(tmp_path / "wan", WAN["tiny"].model, seed=0)
+    with pytest.raises(UsageError, match="is of wan, which has none"):
+        resolve_build(BuildOptions(tmp_path / "wan", audio_adapter=folder / ADAPTER, target="cpu"))
+    with pytest.raises(UsageError, match="belongs to a checkpoint"):
+        BuildOptions(preset=TINY, random_weights=0, audio_adapter=folder / ADAPTER)
+    with pytest.raises(CheckpointNotFoundError, match="no checkpoint at"):
+        resolve_build(BuildOptions(folder, audio_adapter=tmp_path / "missing.pt", target="cpu"))
 
 
 def in_fp8(file: Path, target: Path, parts: tuple[str, ...]) -> dict[str, torch.Tensor]:
