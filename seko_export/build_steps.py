@@ -169,7 +169,8 @@ def build_artifact(
             write_sbom(folder, config.model.name, _cuda(config), maker.packages)
             write_tokenizer(folder, media.tokenizer)
             engine_s = wait_for_engines()
-        write_kernel_table(folder, config)
+        if not maker.capabilities.unmeasured:  # whose kernels have no tiles of their own for a GPU
+            write_kernel_table(folder, config)
         if maker.build_engines is not None and maker.form is not None:
             forms, engines = folder / maker.form[0], folder / ENGINES_FOLDER
             engine_s = maker.build_engines(config, forms, engines, progress)

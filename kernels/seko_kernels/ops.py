@@ -241,8 +241,8 @@ def stand_ins(by_name: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     Parameters
     ----------
     by_name : Mapping[str, Callable]
-        ``nvfp4_write`` takes the op's tensors and returns whole new ``codes`` and ``scales``, as the op leaves
-        them; ``nvfp4_expand`` is called as the op is.
+        ``nvfp4_write`` and ``fp8_expand`` take the op's tensors and return whole new ones of what the op writes;
+        others are called as the op is.
     """
     token = _STAND_INS.set(by_name)
     try:

@@ -6,6 +6,7 @@ TensorRT.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,19 +17,26 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from seko_kernels.errors import PluginFormError
-from seko_kernels.formats import NVFP4_BLOCK
+from seko_kernels.formats import KEY_TILE, NVFP4_BLOCK
+from seko_kernels.scratch import past_of, scratch_shapes
 from seko_kernels.triton import plugin_entries as entries
 from seko_kernels.triton.cache_write import CACHE_WRITE_TILE, CACHE_WRITE_WARPS
+from seko_kernels.triton.fp8_expand import EXPAND_GROUP
+from seko_kernels.triton.fp8_expand import EXPAND_TILE as PAST_TILE
+from seko_kernels.triton.fp8_expand import EXPAND_WARPS as PAST_WARPS
 from seko_kernels.triton.gaussian import GAUSSIAN_TILE, GAUSSIAN_WARPS
 from seko_kernels.triton.nvfp4_expand import EXPAND_TILE, EXPAND_WARPS
 from seko_kernels.triton.nvfp4_expand_keys import EXPAND_KEYS_HEADS, EXPAND_KEYS_TILE, EXPAND_KEYS_WARPS
 from seko_kernels.triton.nvfp4_write import WRITE_TILE, WRITE_WARPS
+from seko_kernels.tuned import SAFE
 
 NAMESPACE = "seko"  # of the plugins, as of the functions of the ONNX form that they stand for
 WARP_THREADS = 32
 HIDDEN_PARAMETERS = (
-    2  # that Triton 3.6 puts behind a kernel's own: scratch of its launcher and of its profiler
+    2  # that Triton 3.6 puts behind a kernel's own: global scratch memory, and that of its profiler
 )
+SCRATCH_ALIGNMENT = 256  # of the workspace that TensorRT gives a plugin
+ALIGNED = 16  # scalars that are multiples of it are compiled as such, as Triton's own launcher does
 SCALAR = "i32"  # the one kind of scalar that a plugin hands to its kernel
 # PTX by the first compute capability, low so that old drivers take it: 8.4 came with CUDA 12.4 (driver 550); 8.7, the
 # first that knows sm_120, with 12.8 (570); 8.8, the first that knows sm_121, with 12.9 (575).
@@ -46,12 +54,12 @@ class Launch:
     Parameters
     ----------
     grid : tuple of Size
-        Programs along x and y.
+        Programs along x, y and z.
     scalars : tuple of Size
         int32 arguments, between the pointers of the inputs and those of the outputs.
     """
 
-    grid: tuple[Size, Size]
+    grid: tuple[Size, Size, Size]
     scalars: tuple[Size, ...]
 
 
@@ -81,6 +89,8 @@ class PluginOutput:
 class Plugin:
     """A function of the ONNX form that is implemented by one kernel.
 
+    A plan calls all one-byte dtypes int8: TensorRT hands plugins no unsigned bytes and converts no e4m3 for them.
+
     Parameters
     ----------
     name : str
@@ -105,7 +115,7 @@ class Plugin:
     entry: Any = field(repr=False)
     warps: int
     launch: Callable[[Shapes, CeilDiv], Launch]
-    constants: Callable[[Mapping[str, Sequence[int]]], dict[str, int]]
+    constants: Callable[[Mapping[str, Sequence[int]]], dict[str, int | float]]
 
     def pointers(self, compute: str) -> dict[str, str]:
         """Return the dtype of each input and then of each output, by name; ``float`` is `compute`."""
@@ -127,17 +137,21 @@ class PluginKernel:
     name : str
         Name of the entry in the PTX.
     ptx : str
-        Takes exactly the inputs' pointers, the scalars and the outputs' pointers, in this order.
+        Takes exactly the inputs' pointers, the scalars, the outputs' pointers and, with `scratch_bytes`, a pointer to
+        scratch memory, in this order.
     threads : int
         Threads per block, along x.
     shared_bytes : int
         Dynamic shared memory per block.
+    scratch_bytes : int
+        Global scratch memory per block; the blocks' lie one after another.
     """
 
     name: str
     ptx: str
     threads: int
     shared_bytes: int
+    scratch_bytes: int
 
 
 def nvfp4_write() -> Plugin:
@@ -156,11 +170,11 @@ def nvfp4_expand(dtype: str) -> Plugin:
     def launch(shapes: Shapes, ceil_div: CeilDiv) -> Launch:
         tokens, heads, blocks = shapes["scales"]
         total = tokens * heads * blocks
-        return Launch((ceil_div(total, EXPAND_TILE), 1), (total,))
+        return Launch((ceil_div(total, EXPAND_TILE), 1, 1), (total,))
 
     return Plugin(
         "nvfp4_expand",
-        {"codes": "int8", "scales": "int8", "global_scale": "float32"},
+        {"codes": "uint8", "scales": "uint8", "global_scale": "float32"},
         (PluginOutput("expanded", dtype, _expanded_shape),),
         entries.nvfp4_expand_entry,
         EXPAND_WARPS,
@@ -175,14 +189,14 @@ def nvfp4_expand_keys(dtype: str) -> Plugin:
     def launch(shapes: Shapes, ceil_div: CeilDiv) -> Launch:
         tokens, heads, blocks = shapes["scales"]
         parts = tokens * blocks
-        grid = (ceil_div(parts, EXPAND_KEYS_TILE), ceil_div(heads, EXPAND_KEYS_HEADS))
+        grid = (ceil_div(parts, EXPAND_KEYS_TILE), ceil_div(heads, EXPAND_KEYS_HEADS), 1)
         return Launch(grid, (parts, shapes["patch_rotary"][0]))
 
-    def constants(sizes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    def constants(sizes: Mapping[str, Sequence[int]]) -> dict[str, int | float]:
         tiles = {"GROUP": EXPAND_KEYS_HEADS, "TILE": EXPAND_KEYS_TILE}
         return {**_cache_constants(sizes), "SLOT_PAIRS": sizes["slot_rotary"][1], **tiles}
 
-    inputs = {"codes": "int8", "scales": "int8", "global_scale": "float32", "mean": "float32"}
+    inputs = {"codes": "uint8", "scales": "uint8", "global_scale": "float32", "mean": "float32"}
     return Plugin(
         "nvfp4_expand_keys",
         {**inputs, "slot_rotary": "float32", "patch_rotary": "float32"},
@@ -200,7 +214,7 @@ def cache_write() -> Plugin:
     def launch(shapes: Shapes, ceil_div: CeilDiv) -> Launch:
         tokens, heads, dim = shapes["x"]
         numbers = tokens * heads * dim
-        return Launch((ceil_div(numbers, CACHE_WRITE_TILE), 1), (numbers, heads * dim))
+        return Launch((ceil_div(numbers, CACHE_WRITE_TILE), 1, 1), (numbers, heads * dim))
 
     return Plugin(
         "cache_write",
@@ -220,7 +234,7 @@ def gaussian(latent_shape: tuple[int, int, int]) -> Plugin:
 
     def launch(shapes: Shapes, ceil_div: CeilDiv) -> Launch:  # noqa: ARG001 - its tiles do not depend on a shape
         batch, frames = shapes["frames"]
-        return Launch((-(-groups // GAUSSIAN_TILE), batch * frames), (frames,))
+        return Launch((-(-groups // GAUSSIAN_TILE), batch * frames, 1), (frames,))
 
     def shape(shapes: Shapes) -> tuple[Size, ...]:
         batch, frames = shapes["frames"]
@@ -234,6 +248,102 @@ def gaussian(latent_shape: tuple[int, int, int]) -> Plugin:
         GAUSSIAN_WARPS,
         launch,
         lambda _: {"CHANNELS": channels, "PIXELS": rows * columns, "TILE": GAUSSIAN_TILE},
+    )
+
+
+def fp8_expand() -> Plugin:
+    """Expand the past of an FP4 cache to 8 bits, without the slots that the chunk writes.
+
+    It reads none of the bytes that a write of the same chunk changes, so it does not matter which of the two is first.
+    """
+
+    def past(shapes: Shapes) -> dict[str, tuple[int, ...]]:
+        tokens, heads, half_dim = shapes["k_codes"]
+        batch, frames = shapes["write_slots"]
+        return scratch_shapes(
+            batch, heads, half_dim * 2, past_of(tokens // batch, frames, shapes["patch_rotary"][0])
+        )
+
+    def group(heads: int) -> int:
+        return EXPAND_GROUP if heads % EXPAND_GROUP == 0 else 1
+
+    def launch(shapes: Shapes, ceil_div: CeilDiv) -> Launch:
+        batch, places, heads, _ = past(shapes)["k"]
+        grid = (ceil_div(places, PAST_TILE), 2 * heads // group(heads), batch)
+        return Launch(grid, (shapes["k_codes"][0] // batch, places))
+
+    def constants(sizes: Mapping[str, Sequence[int]]) -> dict[str, int | float]:
+        _, heads, head_dim, columns = past(sizes)["v"]
+        return {
+            "V_COLUMNS": columns,
+            "HEADS": heads,
+            "HEAD_DIM": head_dim,
+            "FRAME_TOKENS": sizes["patch_rotary"][0],
+            "CHUNK_FRAMES": sizes["write_slots"][1],
+            "SLOT_PAIRS": sizes["slot_rotary"][1],
+            "GROUP": group(heads),
+            "TILE": PAST_TILE,
+            "KEY_TILE": KEY_TILE,
+            "INTEGER": False,
+        }
+
+    def output(name: str, dtype: str) -> PluginOutput:
+        return PluginOutput(name, dtype, lambda shapes: past(shapes)[name])
+
+    caches = {"k_codes": "uint8", "k_scales": "uint8", "k_global_scale": "float32"}
+    caches |= {"v_codes": "uint8", "v_scales": "uint8", "v_global_scale": "float32", "v_fp8_scale": "float32"}
+    places = {"write_slots": "int64", "valid_tokens": "int64"}
+    tables = {"mean": "float32", "slot_rotary": "float32", "patch_rotary": "float32"}
+    return Plugin(
+        "fp8_expand",
+        {**caches, **places, **tables},
+        (output("k", "int8"), output("k_scale", "float32"), output("v", "float8_e4m3fn")),
+        entries.fp8_expand_entry,
+        PAST_WARPS,
+        launch,
+        constants,
+    )
+
+
+def attention_fp8() -> Plugin:
+    """Attend to the past in 8 bits, as `fp8_expand` gives it, and to the chunk's own tokens unquantised.
+
+    Its tiles are those that compile without spills on every GPU with fp8; none were measured on the GPUs of plans.
+    """
+
+    def launch(shapes: Shapes, ceil_div: CeilDiv) -> Launch:
+        batch, tokens, heads, _ = shapes["q"]
+        return Launch(
+            (ceil_div(tokens, SAFE.block_m), heads, batch), (tokens, shapes["k"][1], shapes["v"][3])
+        )
+
+    def constants(sizes: Mapping[str, Sequence[int]]) -> dict[str, int | float]:
+        _, _, heads, head_dim = sizes["q"]
+        return {
+            "HEADS": heads,
+            "HEAD_DIM": head_dim,
+            "SOFTMAX_SCALE": head_dim**-0.5 * math.log2(math.e),
+            "KEY_TILE": KEY_TILE,
+            "BLOCK_M": SAFE.block_m,
+            "BLOCK_N": SAFE.block_n,
+            "OWN_N": SAFE.own_n,
+            "STAGES": SAFE.stages,
+            "INTEGER": False,
+        }
+
+    def shape(shapes: Shapes) -> tuple[Size, ...]:
+        batch, tokens, heads, head_dim = shapes["q"]
+        return (batch, tokens, heads * head_dim)
+
+    past = {"k": "int8", "k_scale": "float32", "v": "float8_e4m3fn", "v_scale": "float32"}
+    return Plugin(
+        "attention_fp8",
+        {"q": "bfloat16", **past, "valid_tokens": "int64", "k_own": "bfloat16", "v_own": "bfloat16"},
+        (PluginOutput("y", "bfloat16", shape),),
+        entries.attention_fp8_entry,
+        SAFE.warps,
+        launch,
+        constants,
     )
 
 
@@ -264,14 +374,17 @@ def compile_plugin(
     """
     dtypes = [_POINTERS[dtype] for dtype in plugin.pointers(compute).values()]
     pointers, results = dtypes[: len(plugin.inputs)], dtypes[len(plugin.inputs) :]
-    scalars = len(plugin.launch(sizes, lambda a, b: -(-a // b)).scalars)
+    scalars = plugin.launch(sizes, lambda a, b: -(-a // b)).scalars
     constants = plugin.constants(sizes)
     names = plugin.entry.arg_names
-    kinds = [*pointers, *[SCALAR] * scalars, *results, *["constexpr"] * len(constants)]
+    kinds = [*pointers, *[SCALAR] * len(scalars), *results, *["constexpr"] * len(constants)]
     signature = dict(zip(names, kinds, strict=True))
-    # TensorRT's addresses are aligned to 256 bytes; the integers are what they are.
+    # TensorRT's addresses are aligned to 256 bytes, and every integer is known.
+    numbers = dict(enumerate(scalars, len(pointers)))
     aligned = {
-        (place,): [["tt.divisibility", 16]] for place, kind in enumerate(kinds) if kind.startswith("*")
+        (place,): [["tt.divisibility", ALIGNED]]
+        for place, kind in enumerate(kinds)
+        if kind.startswith("*") or (place in numbers and numbers[place] % ALIGNED == 0)
     }
     source = ASTSource(fn=plugin.entry, signature=signature, constexprs=constants, attrs=aligned)
     with triton.knobs.compilation.scope():
@@ -285,21 +398,22 @@ def compile_plugin(
             },
         )
     meta = made.metadata
-    if meta.global_scratch_size or meta.profile_scratch_size or meta.num_ctas != 1:
+    if meta.profile_scratch_size or meta.num_ctas != 1 or meta.global_scratch_align > SCRATCH_ALIGNMENT:
         raise PluginFormError(
-            f"plugin {plugin.identifier} needs scratch memory or a cluster of blocks, which TensorRT does not give a "
-            "kernel of a plan; take another kernel for it"
+            f"plugin {plugin.identifier} needs a profiler's memory, a cluster of blocks, or scratch memory aligned to "
+            f"more than {SCRATCH_ALIGNMENT} bytes, which the plugin does not give; take another kernel for it"
         )
-    wanted = len(pointers) + scalars + len(results)
-    ptx = without_hidden_parameters(made.asm["ptx"], meta.name, wanted)
-    return PluginKernel(meta.name, ptx, meta.num_warps * WARP_THREADS, meta.shared)
+    scratch: int = meta.global_scratch_size
+    wanted = len(pointers) + len(scalars) + len(results) + (scratch > 0)
+    ptx = without_hidden_parameters(made.asm["ptx"], meta.name, wanted, HIDDEN_PARAMETERS - (scratch > 0))
+    return PluginKernel(meta.name, ptx, meta.num_warps * WARP_THREADS, meta.shared, scratch)
 
 
-def without_hidden_parameters(ptx: str, kernel: str, wanted: int) -> str:
+def without_hidden_parameters(ptx: str, kernel: str, wanted: int, hidden: int = HIDDEN_PARAMETERS) -> str:
     """Return PTX whose entry takes only its first ``wanted`` parameters.
 
-    Triton's launcher passes two more, which these kernels never read. TensorRT passes none, so the driver would read
-    past the end of its argument list.
+    Triton's launcher passes ``hidden`` more, which these kernels never read. TensorRT passes none, so the driver would
+    read past the end of its argument list.
 
     Raises
     ------
@@ -308,9 +422,9 @@ def without_hidden_parameters(ptx: str, kernel: str, wanted: int) -> str:
     """
     head = re.search(rf"\.entry {re.escape(kernel)}\((.*?)\)", ptx, re.DOTALL)
     parameters = [] if head is None else [line.strip().rstrip(",") for line in head[1].strip().splitlines()]
-    if head is None or len(parameters) != wanted + HIDDEN_PARAMETERS:
+    if head is None or len(parameters) != wanted + hidden:
         raise PluginFormError(
-            f"kernel {kernel} has {len(parameters)} parameters, expected {wanted} and {HIDDEN_PARAMETERS} of Triton's "
+            f"kernel {kernel} has {len(parameters)} parameters, expected {wanted} and {hidden} of Triton's "
             "own: another version of Triton lays them out otherwise; take triton 3.6"
         )
     body = ptx[head.end() :]
@@ -324,9 +438,10 @@ def without_hidden_parameters(ptx: str, kernel: str, wanted: int) -> str:
     return f"{ptx[: head.start(1)]}\n\t{kept}\n{ptx[head.end(1) :]}"
 
 
-# Bytes are bytes: TensorRT's unsigned ones may not go into a plugin, so a plan says int8 of them.
 _POINTERS = {
-    "int8": "*u8",
+    "uint8": "*u8",
+    "int8": "*i8",
+    "float8_e4m3fn": "*fp8e4nv",
     "int64": "*i64",
     "float32": "*fp32",
     "bfloat16": "*bf16",
@@ -337,21 +452,21 @@ def _write(name: str, entry: Any, further: Mapping[str, str]) -> Plugin:
     def launch(shapes: Shapes, ceil_div: CeilDiv) -> Launch:
         tokens, heads, dim = shapes["x"]
         blocks = tokens * heads * (dim // NVFP4_BLOCK)
-        return Launch((ceil_div(blocks, WRITE_TILE), 1), (blocks, shapes["codes"][0], heads * dim, dim))
+        return Launch((ceil_div(blocks, WRITE_TILE), 1, 1), (blocks, shapes["codes"][0], heads * dim, dim))
 
     inputs = {
         "x": "float",
         "token_index": "int64",
-        "codes": "int8",
-        "scales": "int8",
+        "codes": "uint8",
+        "scales": "uint8",
         "global_scale": "float32",
     }
     return Plugin(
         name,
         {**inputs, **further},
         (
-            PluginOutput("new_codes", "int8", lambda shapes: tuple(shapes["codes"]), "codes"),
-            PluginOutput("new_scales", "int8", lambda shapes: tuple(shapes["scales"]), "scales"),
+            PluginOutput("new_codes", "uint8", lambda shapes: tuple(shapes["codes"]), "codes"),
+            PluginOutput("new_scales", "uint8", lambda shapes: tuple(shapes["scales"]), "scales"),
         ),
         entry,
         WRITE_WARPS,
@@ -360,7 +475,7 @@ def _write(name: str, entry: Any, further: Mapping[str, str]) -> Plugin:
     )
 
 
-def _cache_constants(sizes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+def _cache_constants(sizes: Mapping[str, Sequence[int]]) -> dict[str, int | float]:
     return {"HEADS": sizes["scales"][1], "HEAD_BLOCKS": sizes["scales"][2]}
 
 

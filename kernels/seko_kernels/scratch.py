@@ -21,7 +21,7 @@ from seko_kernels.checks import expect, expect_dims, expect_fp8
 from seko_kernels.errors import OpShapeError
 from seko_kernels.formats import KEY_TILE, NVFP4_BLOCK, ScaleTensor
 from seko_kernels.fused_reference import FP8
-from seko_kernels.ops import takes_kernels
+from seko_kernels.ops import stand_in, takes_kernels
 from seko_kernels.triton.fp8_expand import (
     EXPAND_GROUP,
     EXPAND_TILE,
@@ -72,6 +72,21 @@ def scratch_constants(constants: Mapping[str, Tensor]) -> dict[str, Tensor]:
         ``v_global_scale`` of the cache format.
     """
     return {"v_fp8_scale": fused_reference.fp8_scale(constants["v_global_scale"])}
+
+
+def past_of(tokens: int, chunk_frames: int, frame_tokens: int) -> int:
+    """Return how many tokens of a row's cache are not of the chunk that is written."""
+    return tokens - chunk_frames * frame_tokens
+
+
+def scratch_shapes(batch: int, heads: int, head_dim: int, past_tokens: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the scratch: ``k`` int8, ``k_scale`` float32, ``v`` e4m3."""
+    places = scratch_tokens(past_tokens)
+    return {
+        "k": (batch, places, heads, head_dim),
+        "k_scale": (batch, heads, key_tiles(places)),
+        "v": (batch, heads, head_dim, v_columns(places)),
+    }
 
 
 def fp8_expand(
@@ -141,7 +156,7 @@ def fp8_expand(
     expect_dims("write_slots", write_slots, 2, "[batch, chunk frames]")
     own_tokens = write_slots.shape[1] * frame_tokens
     tokens = k_codes.shape[0] // max(batch, 1)
-    past_tokens = tokens - own_tokens
+    past_tokens = past_of(tokens, write_slots.shape[1], frame_tokens)
     _expect_slots(write_slots, batch, tokens, frame_tokens)
     if places != scratch_tokens(past_tokens):
         raise OpShapeError(
@@ -159,6 +174,12 @@ def fp8_expand(
     if rotation is not None:
         _expect_rotation(rotation, batch, tokens, heads, head_dim, frame_tokens)
     caches = (k_codes, k_scales, v_codes, v_scales)
+    if whole := stand_in("fp8_expand"):
+        keys, values = (k_codes, k_scales, k_global_scale), (v_codes, v_scales, v_global_scale)
+        made = whole(*keys, *values, v_fp8_scale, write_slots, valid_tokens, *turned)
+        for out, new in zip((k_out, k_out_scale, v_out), made, strict=True):
+            out.copy_(new)
+        return
     if takes_kernels(*caches, *constants, *turned, write_slots, valid_tokens, k_out, k_out_scale, v_out):
         expect_fp8(k_out.device)
         mean, slot_rotary, patch_rotary = rotation or (None, None, None)

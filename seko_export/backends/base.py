@@ -32,6 +32,10 @@ class Capabilities:
         Whether no engine of it has run yet, so that estimates are those of torch's plain kernels.
     fused_kernels : bool
         Layers that run in Seko's own Triton kernels.
+    attentions : tuple of str, optional
+        Attentions over the cache, as ``--attention`` names them; without it all.
+    fp8_matmuls, resident_window : bool
+        ``--fp8`` and ``--resident-window``.
     offloaded_cache : bool
         A cache on the host, copied to the device layer by layer.
     kv_schemes : tuple of str, optional
@@ -46,6 +50,9 @@ class Capabilities:
     cross_targets: tuple[str, ...] = ()
     unmeasured: bool = False
     fused_kernels: bool = False
+    attentions: tuple[str, ...] | None = None
+    fp8_matmuls: bool = True
+    resident_window: bool = True
     offloaded_cache: bool = False
     kv_schemes: tuple[str, ...] | None = None
     ranks: bool = False
@@ -167,8 +174,15 @@ def refuse_uncarried(backend: ExportBackend, config: BuildConfig) -> None:
             f"--backend {backend.name} has no functions for a cache of --kv {scheme}: give --kv "
             f"{' or --kv '.join(can.kv_schemes)}, or take another backend"
         )
+    if can.attentions is not None and config.attention not in can.attentions:
+        raise UsageError(
+            f"--backend {backend.name} has no attention {config.attention}: give --attention "
+            f"{' or --attention '.join(can.attentions)}, or take another backend"
+        )
     for carried, asked, what, option in (
         (can.fused_kernels, config.fused, "fused kernels", "--kernels fused"),
+        (can.fp8_matmuls, config.fp8, "fp8 matmuls", "--fp8"),
+        (can.resident_window, config.resident_window, "resident windows", "--resident-window"),
         (can.offloaded_cache, stream.offload_cache, "offloaded caches", "--offload-cache"),
         (can.ranks, config.ranks > 1, "engines for several ranks", "--ranks"),
         (can.pools, config.pool is not None, "pools", "--sessions"),

@@ -158,12 +158,16 @@ def _kv_scheme(text: str) -> KvScheme:
 
 
 def _fused(config: BuildConfig, options: BuildOptions) -> bool:
-    """Return whether a build's layers use fused kernels. The backend checks whether it supports them."""
+    """Return whether a build's layers use fused kernels. The backend checks whether it supports them.
+
+    By default they do where such layers were measured: not over several ranks, nor where no engine of the backend has
+    run, unless the attention asks for them.
+    """
     if options.kernels == "auto":
-        measured = (
-            config.device == "cuda" and config.ranks == 1
-        )  # fused layers of several ranks have not run on GPUs
-        return measured and export_backend(options.backend).capabilities.fused_kernels
+        can = export_backend(options.backend).capabilities
+        wish = ATTENTIONS.get(options.attention)
+        wanted = not can.unmeasured or (wish is not None and wish.own_kernel)
+        return config.device == "cuda" and config.ranks == 1 and can.fused_kernels and wanted
     return options.kernels == "fused"
 
 

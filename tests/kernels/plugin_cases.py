@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from seko_export.backends.onnx_form import kept_ops
 from seko_export.families.layers import sampler
-from seko_kernels import plugins, reference
+from seko_kernels import fused_reference, plugins, reference
+from seko_kernels.admission_cases import Case, make_case
 from seko_kernels.plugins import Plugin
 
 LATENT_SHAPE = (16, 8, 12)
@@ -84,7 +86,48 @@ def cases(
             noise,
             lambda given: [sampler.gaussian(**given, latent_shape=LATENT_SHAPE)],
         ),
+        PluginCase(plugins.fp8_expand(), _past(), _expanded_past),
+        PluginCase(
+            plugins.attention_fp8(),
+            attended(),
+            lambda given: [fused_reference.attention_fp8(*given.values())],
+        ),
     ]
+
+
+def attended() -> dict[str, Tensor]:
+    """Inputs of attention to the past: rows of different fill, no size a multiple of a tile."""
+    *past, own = make_case(Case("rows of different fill", 70, 3, 300, (3, 300)), 64, "cpu")
+    q, k, k_scale, v, v_scale, valid, k_own = past
+    tensors = (q.bfloat16(), k, k_scale, v, v_scale, valid, k_own.bfloat16(), own.bfloat16().contiguous())
+    return dict(zip(plugins.attention_fp8().inputs, tensors, strict=True))
+
+
+def _past() -> dict[str, Tensor]:
+    """Two rows of a full ring of 7 slots of 25 tokens, two of which the chunk writes."""
+    heads, dim, slots, patches = 4, 64, 7, 25
+    tensors = dict[str, Tensor]()
+    for part in ("k", "v"):
+        x = torch.randn(2 * slots * patches, heads, dim)
+        scale = reference.nvfp4_global_scale(x.abs().amax((0, 2)))
+        codes, scales = reference.nvfp4_encode(x, scale)
+        tensors |= {f"{part}_codes": codes, f"{part}_scales": scales, f"{part}_global_scale": scale}
+    tensors["v_fp8_scale"] = fused_reference.fp8_scale(tensors["v_global_scale"])
+    tensors["write_slots"] = torch.tensor([[1, 4], [6, 0]])
+    tensors["valid_tokens"] = torch.full((2,), slots * patches)
+    angles = torch.rand(2 * slots, dim // 2 - 10) * 6, torch.rand(patches, 10) * 6
+    slot_rotary, patch_rotary = (torch.stack([a.cos(), a.sin()], -1) for a in angles)
+    return tensors | {
+        "mean": torch.randn(heads, dim),
+        "slot_rotary": slot_rotary,
+        "patch_rotary": patch_rotary,
+    }
+
+
+def _expanded_past(given: dict[str, Tensor]) -> list[Tensor]:
+    """What is left as it was, behind the past's tokens, is zero."""
+    device = given["mean"].device
+    return [one.to(device) for one in kept_ops.fp8_expand(*(tensor.cpu() for tensor in given.values()))]
 
 
 def _written(given: dict[str, Tensor]) -> list[Tensor]:

@@ -13,7 +13,12 @@ IGNORED = (
     "ignore:overflow encountered in exp2:RuntimeWarning",
     "ignore:Conversion of an array with ndim:DeprecationWarning",
 )
-FILES = ("interpreted_attention_fp8.py", "interpreted_rows.py", "interpreted_scratch.py")
+FILES = (
+    "interpreted_attention_fp8.py",
+    "interpreted_past.py",
+    "interpreted_rows.py",
+    "interpreted_scratch.py",
+)
 
 
 def test_kernels_agree_with_the_reference_in_the_interpreter() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 from ctypes import c_int32
@@ -10,7 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 import triton
+from torch import Tensor
 
+from seko_kernels.admission_cases import distance
+from seko_kernels.admission_cases import expected as truth_and_rounded
 from seko_kernels.errors import PluginFormError
 from seko_kernels.plugins import compile_plugin, without_hidden_parameters
 from tests.kernel_driver import KernelDriver
@@ -19,6 +23,8 @@ from tests.kernels.interpreter import run_interpreted
 from .plugin_cases import PluginCase, cases
 
 NAMES = [case.plugin.name for case in cases(torch.bfloat16)]
+EXACT = [name for name in NAMES if name != "attention_fp8"]  # those that give the reference's bytes
+IN_8_BITS = ("fp8_expand", "attention_fp8")  # for GPUs with e4m3 numbers
 TYPES = {"u64": 8, "u32": 4}
 
 
@@ -37,11 +43,16 @@ def test_the_entry_takes_what_tensorrt_hands_over_and_nothing_else(
     case = case_of(name)
     scalars = case.plugin.launch(case.sizes, ceil_div).scalars
     wanted = ["u64"] * len(case.inputs) + ["u32"] * len(scalars) + ["u64"] * len(case.plugin.outputs)
-    for arch in sorted({*compile_archs, 75, 86, 121}):  # those of TensorRT for RTX, too
+    archs = (89, 90, 120, 121) if name in IN_8_BITS else sorted({*compile_archs, 75, 86, 121})
+    for arch in archs:  # those of TensorRT for RTX, too
         kernel = compile_plugin(case.plugin, case.sizes, "bfloat16", arch)
         head = re.search(rf"\.entry {kernel.name}\((.*?)\)", kernel.ptx, re.DOTALL)
         assert head is not None
-        assert re.findall(r"\.param \.(\w+)", head[1]) == wanted
+        scratch = ["u64"] if kernel.scratch_bytes else []
+        assert re.findall(r"\.param \.(\w+)", head[1]) == wanted + scratch
+        assert bool(scratch) == (
+            name == "attention_fp8" and arch >= 90
+        )  # tensor descriptors, made on the GPU
         assert f".reqntid {kernel.threads}\n" in kernel.ptx
         assert f".target sm_{arch}" in kernel.ptx
         assembled = tmp_path / "kernel.cubin"
@@ -87,28 +98,48 @@ def test_ptx_is_of_a_version_that_old_drivers_take(arch: int, version: str) -> N
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("compute", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EXACT)
 def test_the_driver_launches_it_as_tensorrt_would_and_gets_the_references_bytes(
     name: str, compute: torch.dtype
 ) -> None:
-    """Inputs' pointers, int32 scalars, outputs' pointers; grid, block and shared memory as the plugin says."""
     case = case_of(name, compute)
+    given = {name: one.cuda() for name, one in case.inputs.items()}
+    expected = case.expected(given)
+    fill = 0 if name == "fp8_expand" else torch.nan  # it leaves what is behind the past as it was
+    outputs = [
+        given[plugin.alias] if plugin.alias else torch.full(one.shape, fill, device="cuda").to(one.dtype)
+        for plugin, one in zip(case.plugin.outputs, expected, strict=True)
+    ]
+    launch_by_driver(case, compute, given, outputs)
+    for found, wanted in zip(outputs, expected, strict=True):
+        assert torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
+
+
+@pytest.mark.gpu
+def test_attention_launched_as_tensorrt_would_is_as_near_as_the_same_roundings_in_torch() -> None:
+    case = case_of("attention_fp8")
+    given = {name: one.cuda() for name, one in case.inputs.items()}
+    truth, rounded = truth_and_rounded(*given.values())
+    y = torch.full(truth.shape, torch.nan, device="cuda", dtype=torch.bfloat16)
+    launch_by_driver(case, torch.bfloat16, given, [y])
+    assert distance(y, truth) <= 2 * distance(rounded, truth)
+
+
+def launch_by_driver(
+    case: PluginCase, compute: torch.dtype, given: dict[str, Tensor], outputs: list[Tensor]
+) -> None:
+    """Launch a plugin's kernel as the C++ plugin does: its arguments, grid, block, shared memory and scratch memory."""
     major, minor = torch.cuda.get_device_capability()
     kernel = compile_plugin(case.plugin, case.sizes, str(compute).removeprefix("torch."), major * 10 + minor)
     launch = case.plugin.launch(case.sizes, ceil_div)
-    given = {name: one.cuda() for name, one in case.inputs.items()}
-    expected = case.expected(given)
-    outputs = [
-        given[plugin.alias] if plugin.alias else torch.full_like(one, torch.nan)
-        for plugin, one in zip(case.plugin.outputs, expected, strict=True)
-    ]
+    scratch = torch.empty(math.prod(launch.grid) * kernel.scratch_bytes, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
     driver = KernelDriver(torch.cuda.current_device())
     module = driver.load_module(kernel.ptx.encode())
     stream = driver.create_stream()
     driver.launch(
         driver.function(module, kernel.name),
-        grid=(*launch.grid, 1),
+        grid=launch.grid,
         threads=kernel.threads,
         shared_bytes=kernel.shared_bytes,
         stream=stream,
@@ -116,10 +147,9 @@ def test_the_driver_launches_it_as_tensorrt_would_and_gets_the_references_bytes(
             *(one.data_ptr() for one in given.values()),
             *map(c_int32, launch.scalars),
             *(one.data_ptr() for one in outputs),
+            *([scratch.data_ptr()] if kernel.scratch_bytes else []),
         ],
     )
     driver.synchronize(stream)
-    for found, wanted in zip(outputs, expected, strict=True):
-        assert torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
     driver.destroy_stream(stream)
     driver.unload_module(module)

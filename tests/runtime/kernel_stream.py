@@ -136,7 +136,7 @@ def kernel_engines(driver: Any, arch: int, specs: Mapping[str, EngineSpec]) -> d
             ]
             driver.launch(
                 function,
-                grid=(*launch.grid, 1),
+                grid=launch.grid,
                 threads=kernel.threads,
                 shared_bytes=kernel.shared_bytes,
                 stream=queue.stream,

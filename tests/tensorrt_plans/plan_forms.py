@@ -25,6 +25,9 @@ def gpu_config(scheme: str = "fp4") -> BuildConfig:
 # A small build with every piece that there is; those of its transformer are `gpu_config`'s.
 WHOLE = replace(gpu_config(), text=replace(TEXT, dim=gpu_config().model.text_dim), vae=VAE)
 
+# The same with layers that attend to the past in 8 bits.
+PAST_IN_8_BITS = replace(gpu_config(), fused=True, attention="fp8")
+
 
 @cache
 def form_of(config: BuildConfig, name: str) -> ModelProto:

@@ -99,6 +99,7 @@ def test_a_plugin_carries_the_launches_that_the_kernel_tests_make(
         assert fields["launch"] == [*wanted.grid, kernels[0].threads]
         assert fields["scalars"] == [len(wanted.scalars), *wanted.scalars]
         assert fields["shared"] == [kernel.shared_bytes for kernel in kernels]
+        assert fields["scratch"] == [kernel.scratch_bytes for kernel in kernels]
         assert fields["archs"] == [89, 120]
         assert fields["entry"].decode() == kernels[0].name
         assert fields["ptx"].decode().split("\f") == [kernel.ptx for kernel in kernels]

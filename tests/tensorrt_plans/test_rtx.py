@@ -36,7 +36,7 @@ from seko_export.host import environment
 from seko_export.host.progress import silent
 from seko_export.host.tensorrt_library import RTX
 from seko_runtime.opening.checked_artifact import read_manifest
-from tests.tensorrt_plans.plan_forms import WHOLE, form_of, gpu_config, write_form
+from tests.tensorrt_plans.plan_forms import PAST_IN_8_BITS, WHOLE, form_of, gpu_config, write_form
 
 ARCHS = (89, 120)
 
@@ -144,6 +144,29 @@ def test_a_planted_alias_or_type_is_refused(plans: PlanBuilder, models: dict[str
         planted("dtypes", 2, 0)  # codes as float32, which they are not
     with pytest.raises(PlanError, match=r"'block'.*the form says"):
         planted("dtypes", -1, 8)  # new scales as int64
+
+
+def test_attention_of_the_past_is_a_plugin_with_the_memory_that_it_asks_for(plans: PlanBuilder) -> None:
+    """A layer of the context pass: it writes the cache, expands it to 8 bits, and attends to that."""
+    form = plan_form(form_of(PAST_IN_8_BITS, "block_context"))
+    model = with_kernels(form, ARCHS).model
+    nodes = {node.name: node for node in model.graph.node if node.op_type == "PtxKernel"}
+    assert set(nodes) == {"nvfp4_write", "nvfp4_write_keys", "fp8_expand", "attention_fp8"}
+    scratch = {
+        name: [*field.ints]
+        for name, node in nodes.items()
+        for field in node.attribute
+        if field.name == "scratch"
+    }
+    assert scratch["attention_fp8"][0] == 0 < scratch["attention_fp8"][1]  # tensor descriptors of sm_120
+    content = plans.build(model, form.aliases, ARCHS, b"", silent).content
+    assert all(f"{name}_entry".encode() in content for name in nodes)
+    for node, field, number in (("attention_fp8", "launch", 3), ("attention_fp8", "scratch", 1)):
+        broken = with_kernels(form, ARCHS).model
+        (one,) = (a for n in broken.graph.node if n.name == node for a in n.attribute if a.name == field)
+        one.ints[:] = one.ints[:number]  # too few: the plugin itself refuses
+        with pytest.raises(PlanError, match=r"cannot read engine .block_context.: .*PtxKernel attention_fp8"):
+            plans.build(broken, form.aliases, ARCHS, b"", silent)
 
 
 CROSSING = gpu_config("bf16")  # its ring of five frames is no whole number of chunks

@@ -1,14 +1,16 @@
 // One TensorRT plugin for every kernel that is PTX. What it launches, and how, are fields that are serialised into the
 // plan; the library holds no kernel. It links neither TensorRT nor CUDA: the driver is opened when a plan first runs.
 //
-// A kernel takes the inputs' pointers, then int32 scalars, then the outputs' pointers. Every shape is a number.
+// A kernel takes the inputs' pointers, then int32 scalars, then the outputs' pointers, then scratch memory where it has
+// some. Every shape is a number.
 //
 // Fields:
 //   entry    name of the kernel
 //   ptx      one text a GPU, a form feed between two
 //   archs    the GPU of each text, as 89
 //   shared   dynamic shared memory of each, bytes
-//   launch   grid along x, grid along y, threads of a block
+//   scratch  global scratch memory of each, bytes a block; 0: its kernel takes no such pointer
+//   launch   grid along x, y and z, threads of a block
 //   scalars  how many there are, then they
 //   inputs   how many there are
 //   dtypes   of the inputs, then of the outputs, as nvinfer1::DataType counts them
@@ -36,6 +38,7 @@ constexpr int kSHARED_WITHOUT_ASKING = 48 * 1024;
 // Numbers of cuda.h.
 constexpr int kMAX_DYNAMIC_SHARED = 8;
 constexpr int kMAJOR = 75, kMINOR = 76;
+constexpr int kFIRST_FOR_ITSELF = 90;
 
 using Ints = std::vector<int32_t>;
 using Module = void*;
@@ -90,7 +93,7 @@ public:
     // What a copy launches it loads itself: a module belongs to one object.
     PtxKernel(PtxKernel const& other)
         : mEntry(other.mEntry), mPtx(other.mPtx), mArchs(other.mArchs), mShared(other.mShared),
-          mLaunch(other.mLaunch), mScalars(other.mScalars), mInputs(other.mInputs), mDtypes(other.mDtypes),
+          mScratch(other.mScratch), mLaunch(other.mLaunch), mScalars(other.mScalars), mInputs(other.mInputs), mDtypes(other.mDtypes),
           mAliases(other.mAliases), mShapes(other.mShapes) {}
     PtxKernel& operator=(PtxKernel const&) = delete;
     ~PtxKernel() override {
@@ -176,6 +179,11 @@ public:
         DynamicPluginTensorDesc const*, int32_t, DynamicPluginTensorDesc const*, int32_t) noexcept override {
         return 0;
     }
+    size_t getWorkspaceSize(DynamicPluginTensorDesc const*, int32_t, DynamicPluginTensorDesc const*,
+        int32_t) const noexcept override {
+        size_t const blocks = static_cast<size_t>(mLaunch[0]) * mLaunch[1] * mLaunch[2];
+        return blocks * *std::max_element(mScratch.begin(), mScratch.end());
+    }
     int32_t getNbTactics() noexcept override { return 1; }
     int32_t getValidTactics(int32_t* tactics, int32_t count) noexcept override {
         for (int32_t i = 0; i < count; ++i) {
@@ -197,7 +205,7 @@ public:
         return attached;
     }
     int32_t enqueue(PluginTensorDesc const*, PluginTensorDesc const*, void const* const* inputs,
-        void* const* results, void*, cudaStream_t stream) noexcept override {
+        void* const* results, void* workspace, cudaStream_t stream) noexcept override {
         if (!load()) {
             return 1;
         }
@@ -211,8 +219,11 @@ public:
         for (int32_t i = 0; i < outputs(); ++i) {
             arguments.push_back(const_cast<void**>(&results[i]));
         }
-        int const failed = driver().launch(mFunction, mLaunch[0], mLaunch[1], 1, mLaunch[2], 1, 1, mShared[mText],
-            stream, arguments.data(), nullptr);
+        if (mScratch[mText] > 0) {
+            arguments.push_back(&workspace);
+        }
+        int const failed = driver().launch(mFunction, mLaunch[0], mLaunch[1], mLaunch[2], mLaunch[3], 1, 1,
+            mShared[mText], stream, arguments.data(), nullptr);
         return told("cuLaunchKernel", failed) ? 0 : 1;
     }
 
@@ -230,8 +241,8 @@ public:
 
     std::vector<std::pair<char const*, std::string*>> texts() { return {{"entry", &mEntry}, {"ptx", &mPtx}}; }
     std::vector<std::pair<char const*, Ints*>> lists() {
-        return {{"archs", &mArchs}, {"shared", &mShared}, {"launch", &mLaunch}, {"scalars", &mScalars},
-            {"inputs", &mInputs}, {"dtypes", &mDtypes}, {"aliases", &mAliases}, {"shapes", &mShapes}};
+        return {{"archs", &mArchs}, {"shared", &mShared}, {"scratch", &mScratch}, {"launch", &mLaunch},
+            {"scalars", &mScalars}, {"inputs", &mInputs}, {"dtypes", &mDtypes}, {"aliases", &mAliases}, {"shapes", &mShapes}};
     }
 
 private:
@@ -247,8 +258,8 @@ private:
     int32_t outputs() const noexcept { return static_cast<int32_t>(mAliases.size()); }
 
     bool fits() const {
-        if (mEntry.empty() || mArchs.empty() || mShared.size() != mArchs.size() || mLaunch.size() != 3
-            || mInputs.size() != 1 || mScalars.empty() || mScalars[0] < 0
+        if (mEntry.empty() || mArchs.empty() || mShared.size() != mArchs.size()
+            || mScratch.size() != mArchs.size() || mLaunch.size() != 4 || mInputs.size() != 1 || mScalars.empty() || mScalars[0] < 0
             || mScalars.size() != static_cast<size_t>(mScalars[0]) + 1 || mAliases.empty() || mInputs[0] < 1
             || mDtypes.size() != mAliases.size() + static_cast<size_t>(mInputs[0])
             || variants().size() != mArchs.size()) {
@@ -282,7 +293,8 @@ private:
         return failed == 0;
     }
 
-    // The text of this very GPU, else of the nearest older one, whose PTX the driver compiles for this one.
+    // The text of this very GPU, else of the nearest older one, whose PTX the driver compiles for this one. From sm_90
+    // on a text is for its GPU alone: Triton uses what only that one has (sm_120a).
     bool choose() {
         int device = 0, major = 0, minor = 0;
         auto const& d = driver();
@@ -294,12 +306,13 @@ private:
         int const here = major * 10 + minor;
         int best = -1;
         for (size_t i = 0; i < mArchs.size(); ++i) {
-            if (mArchs[i] <= here && (best < 0 || mArchs[i] > mArchs[best])) {
+            bool const fits = mArchs[i] == here || (mArchs[i] < here && mArchs[i] < kFIRST_FOR_ITSELF);
+            if (fits && (best < 0 || mArchs[i] > mArchs[best])) {
                 best = static_cast<int>(i);
             }
         }
         if (best < 0) {
-            complain(std::string("seko's kernel ") + mEntry + " is for newer GPUs than sm_" + std::to_string(here));
+            complain(std::string("seko's kernel ") + mEntry + " is for other GPUs than sm_" + std::to_string(here));
             return false;
         }
         mText = static_cast<size_t>(best);
@@ -322,7 +335,7 @@ private:
     }
 
     std::string mEntry, mPtx;
-    Ints mArchs, mShared, mLaunch, mScalars, mInputs, mDtypes, mAliases, mShapes;
+    Ints mArchs, mShared, mScratch, mLaunch, mScalars, mInputs, mDtypes, mAliases, mShapes;
     size_t mText = 0;
     Module mModule = nullptr;
     Function mFunction = nullptr;

@@ -9,7 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from seko_kernels.triton.attention_fp8 import attention_fp8_kernel
 from seko_kernels.triton.cache_write import cache_write_kernel
+from seko_kernels.triton.fp8_expand import fp8_expand_kernel
 from seko_kernels.triton.gaussian import gaussian_kernel
 from seko_kernels.triton.nvfp4_expand import nvfp4_expand_kernel
 from seko_kernels.triton.nvfp4_expand_keys import nvfp4_expand_keys_kernel
@@ -170,3 +172,120 @@ def cache_write_entry(  # type: ignore[no-untyped-def]
 ):
     """`cache_write_kernel`."""
     cache_write_kernel(X, TOKEN_INDEX, NEW_CACHE, numbers, width, TILE)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def fp8_expand_entry(  # type: ignore[no-untyped-def]
+    K_CODES,
+    K_SCALES,
+    K_GLOBAL_SCALE,
+    V_CODES,
+    V_SCALES,
+    V_GLOBAL_SCALE,
+    V_FP8_SCALE,
+    WRITE_SLOTS,
+    VALID_TOKENS,
+    K_MEAN,
+    SLOT_ROTARY,
+    PATCH_ROTARY,
+    cache_tokens,
+    past_tokens,
+    K_OUT,
+    K_OUT_SCALE,
+    V_OUT,
+    V_COLUMNS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    FRAME_TOKENS: tl.constexpr,
+    CHUNK_FRAMES: tl.constexpr,
+    SLOT_PAIRS: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+    KEY_TILE: tl.constexpr,
+    INTEGER: tl.constexpr,
+):
+    """`fp8_expand_kernel` of keys that were stored before RoPE."""
+    fp8_expand_kernel(
+        K_CODES,
+        K_SCALES,
+        K_GLOBAL_SCALE,
+        K_MEAN,
+        V_CODES,
+        V_SCALES,
+        V_GLOBAL_SCALE,
+        V_FP8_SCALE,
+        SLOT_ROTARY,
+        PATCH_ROTARY,
+        WRITE_SLOTS,
+        VALID_TOKENS,
+        K_OUT,
+        K_OUT_SCALE,
+        V_OUT,
+        cache_tokens,
+        past_tokens,
+        V_COLUMNS,
+        HEADS,
+        HEAD_DIM,
+        FRAME_TOKENS,
+        CHUNK_FRAMES,
+        SLOT_PAIRS,
+        GROUP,
+        TILE,
+        KEY_TILE,
+        INTEGER,
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def attention_fp8_entry(  # type: ignore[no-untyped-def]
+    Q,
+    K,
+    K_SCALE,
+    V_T,
+    V_SCALE,
+    VALID_TOKENS,
+    K_OWN,
+    V_OWN,
+    query_tokens,
+    cache_tokens,
+    v_columns,
+    OUT,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    SOFTMAX_SCALE: tl.constexpr,
+    KEY_TILE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    OWN_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    INTEGER: tl.constexpr,
+):
+    """`attention_fp8_kernel` of all queries and keys at once; V_OWN is contiguous."""
+    attention_fp8_kernel(
+        Q,
+        K,
+        K_SCALE,
+        V_T,
+        K_OWN,
+        V_OWN,
+        V_SCALE,
+        VALID_TOKENS,
+        OUT,
+        V_SCALE,  # not written: keys are in one part
+        query_tokens,
+        cache_tokens,
+        v_columns,
+        HEADS * HEAD_DIM,
+        0,
+        query_tokens,
+        HEADS,
+        HEAD_DIM,
+        SOFTMAX_SCALE,
+        KEY_TILE,
+        BLOCK_M,
+        BLOCK_N,
+        OWN_N,
+        STAGES,
+        1,
+        INTEGER,
+    )

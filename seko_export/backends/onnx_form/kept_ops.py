@@ -21,7 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 from seko_export.errors import LoweringError
 from seko_export.families.layers import sampler
-from seko_kernels import reference
+from seko_kernels import fused_reference, reference, scratch
+from seko_kernels.fused_reference import FP8
 from seko_kernels.ops import stand_ins
 
 DOMAIN = "seko"
@@ -29,6 +30,12 @@ DOMAIN = "seko"
 MANY = frozenset({"attention", "full_attention"})
 VERSION = 1  # of the domain: raised when a function's tensors or their meaning change
 Body = Callable[..., Tensor | tuple[Tensor, ...]]
+_SCRATCH_DTYPES = {"k": torch.int8, "k_scale": torch.float32, "v": FP8}
+# Tensors of `fp8_expand`.
+_PAST = (
+    *("k_codes", "k_scales", "k_global_scale", "v_codes", "v_scales", "v_global_scale", "v_fp8_scale"),
+    *("write_slots", "valid_tokens", *scratch.KeyRotation._fields),
+)
 Spec = tuple[tuple[int, ...], torch.dtype]
 
 
@@ -79,6 +86,8 @@ class KeptOps:
                     "nvfp4_expand": self._expand,
                     "nvfp4_expand_keys": self._expand_keys,
                     "gaussian": self._gaussian,
+                    "fp8_expand": self._expand_past,
+                    "attention_fp8": self._attend_past,
                 }
             )
         )
@@ -115,6 +124,17 @@ class KeptOps:
         tensors = {"codes": codes, "scales": scales, "global_scale": global_scale, "mean": mean}
         tensors |= {"slot_rotary": slot_rotary, "patch_rotary": patch_rotary}
         return self._expanded("nvfp4_expand_keys", tensors, dtype, reference.nvfp4_decode_keys)
+
+    def _expand_past(self, *tensors: Tensor) -> Sequence[Tensor]:
+        given = dict(zip(_PAST, tensors, strict=True))
+        return self._keep("fp8_expand", given, _scratch(given), fp8_expand)
+
+    def _attend_past(self, *tensors: Tensor) -> Tensor:
+        names = ("q", "k", "k_scale", "v", "v_scale", "valid_tokens", "k_own", "v_own")
+        q = tensors[0]
+        results = {"y": ((*q.shape[:2], q.shape[2] * q.shape[3]), q.dtype)}
+        given = dict(zip(names, tensors, strict=True))
+        return self._keep("attention_fp8", given, results, fused_reference.attention_fp8)[0]
 
     def _gaussian(
         self, seeds: Tensor, frames: Tensor, draw: Tensor, latent_shape: tuple[int, int, int]
@@ -206,6 +226,29 @@ def nvfp4_write(
     return codes.index_copy(0, token_index, new_codes), scales.index_copy(0, token_index, new_scales)
 
 
+def fp8_expand(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return the scratch that `seko_kernels.scratch.fp8_expand` fills, zeros where it leaves it as it was.
+
+    Its tensors are those of the op, without the scratch and with the rotation's.
+    """
+    given = dict(zip(_PAST, tensors, strict=True))
+    rotation = scratch.KeyRotation(*(given.pop(name) for name in scratch.KeyRotation._fields))
+    patches = len(rotation.patch_rotary)
+    made = {
+        name: torch.zeros(shape, dtype=dtype)
+        for name, (shape, dtype) in _scratch(given | rotation._asdict()).items()
+    }
+    scratch.fp8_expand(
+        **given,
+        frame_tokens=patches,
+        k_out=made["k"],
+        k_out_scale=made["k_scale"],
+        v_out=made["v"],
+        rotation=rotation,
+    )
+    return tuple(made.values())
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
     """Return softmax(q k^T * scale + bias) v; q [B, H, T, D], k and v [B, H, N, D], bias [B, 1 or H, 1 or T, N].
 
@@ -213,6 +256,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: f
     """
     scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-2, -1)
     return torch.softmax(scores if bias is None else scores + bias, dim=-1) @ v
+
+
+def _scratch(given: Mapping[str, Tensor]) -> dict[str, Spec]:
+    tokens, heads, half_dim = given["k_codes"].shape
+    batch, frames = given["write_slots"].shape
+    past = scratch.past_of(tokens // batch, frames, len(given["patch_rotary"]))
+    shapes = scratch.scratch_shapes(batch, heads, half_dim * 2, past)
+    return {name: (shapes[name], dtype) for name, dtype in _SCRATCH_DTYPES.items()}
 
 
 def _spec(tensor: Tensor) -> Spec:

@@ -43,6 +43,10 @@ def plan_backend(library: TensorRt) -> ExportBackend:
             devices=("cuda",),
             cross_targets=library.targets,
             unmeasured=True,
+            fused_kernels=True,  # 8-bit attention is of fused layers; their other kernels are TensorRT's
+            attentions=("torch", "fp8"),
+            fp8_matmuls=False,
+            resident_window=False,
             kv_schemes=("bf16", "fp4"),  # written in place by TensorRT's own layer or by plugins
             pools=False,
             pass_caches=False,

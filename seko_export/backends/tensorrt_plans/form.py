@@ -18,9 +18,12 @@ from seko_kernels import plugins
 from seko_kernels.plugins import Plugin
 
 # Functions of the form that a kernel of ours stands for: their bodies are not wanted.
-REPLACED = ("nvfp4_write", "nvfp4_write_keys", "nvfp4_expand", "nvfp4_expand_keys", "gaussian")
+REPLACED = (
+    *("nvfp4_write", "nvfp4_write_keys", "nvfp4_expand", "nvfp4_expand_keys"),
+    *("fp8_expand", "attention_fp8", "gaussian"),
+)
 _NAMES: dict[int, str] = {TensorProto.FLOAT: "float32", TensorProto.BFLOAT16: "bfloat16"}
-_BYTES = (TensorProto.UINT8, TensorProto.INT8)
+_BYTES = (TensorProto.UINT8, TensorProto.INT8, TensorProto.FLOAT8E4M3FN)
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ def plan_form(source: ModelProto, rows: CacheRows | None = None, kv_caches: Coll
         given = dict(zip(plugin.inputs, node.input, strict=True))
         pairs = zip(node.output, plugin.outputs, strict=True)
         aliases |= {name: given[output.alias] for name, output in pairs if output.alias}
+    _expand_behind_writes(model, aliases)
     _own_attention(model)
     kept = [function for function in model.functions if function.name not in found]
     del model.functions[:]
@@ -101,7 +105,7 @@ def plan_form(source: ModelProto, rows: CacheRows | None = None, kv_caches: Coll
 
 def _plugin_of(node: NodeProto, types: Mapping[str, int], model: ModelProto) -> Plugin | None:
     """Return the plugin that stands for a function, or None where the function stays."""
-    if node.op_type in ("nvfp4_write", "nvfp4_write_keys", CACHE_WRITE):
+    if node.op_type in ("nvfp4_write", "nvfp4_write_keys", "fp8_expand", "attention_fp8", CACHE_WRITE):
         return getattr(plugins, node.op_type)()  # type: ignore[no-any-return]
     if node.op_type in ("nvfp4_expand", "nvfp4_expand_keys"):
         return getattr(plugins, node.op_type)(_NAMES[types[node.output[0]]])  # type: ignore[no-any-return]
@@ -110,6 +114,33 @@ def _plugin_of(node: NodeProto, types: Mapping[str, int], model: ModelProto) -> 
         _, channels, _, rows, columns = (axis.dim_value for axis in noise.type.tensor_type.shape.dim)
         return plugins.gaussian((channels, rows, columns))
     return None
+
+
+def _expand_behind_writes(model: ModelProto, aliases: Mapping[str, str]) -> None:
+    """Let the past be expanded out of the cache that the same call has written, where it writes it.
+
+    What is expanded leaves the written slots out, so the bytes are the same. A cache that one plugin reads and another
+    writes in place would leave the order of the two open, and the builder for RTX refuses it.
+    """
+    graph, written = model.graph, {source: output for output, source in aliases.items()}
+    expands = [node for node in graph.node if node.domain == DOMAIN and node.op_type == "fp8_expand"]
+    if not any(name in written for node in expands for name in node.input):
+        return
+    for node in expands:
+        node.input[:] = [written.get(name, name) for name in node.input]
+    waiting, made = [*graph.node], list[NodeProto]()
+    missing = {name for node in waiting for name in node.output}
+    while waiting:  # every node behind those that make its inputs
+        ready = [node for node in waiting if not missing & {*node.input}]
+        if not ready:
+            raise PlanFormError(
+                f"{model.graph.name!r} writes what it computed out of the past to the same cache"
+            )
+        made += ready
+        waiting = [node for node in waiting if missing & {*node.input}]
+        missing -= {name for node in ready for name in node.output}
+    del graph.node[:]
+    graph.node.extend(made)
 
 
 def _own_attention(model: ModelProto) -> None:

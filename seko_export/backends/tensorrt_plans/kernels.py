@@ -14,7 +14,7 @@ from seko_kernels.plugins import Plugin, PluginKernel, compile_plugin
 from seko_kernels.tensorrt import PLUGIN_NAME, PLUGIN_NAMESPACE, PLUGIN_VERSION
 
 # nvinfer1::DataType of a manifest's dtype name; bytes are int8 in a plan.
-DTYPE_NUMBERS = {"float32": 0, "int8": 2, "bfloat16": 7, "int64": 8}
+DTYPE_NUMBERS = {"float32": 0, "int8": 2, "uint8": 2, "float8_e4m3fn": 2, "bfloat16": 7, "int64": 8}
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,7 @@ def _set_fields(
         "ptx": "\f".join(one.ptx for one in made),
         "archs": [*archs],
         "shared": [one.shared_bytes for one in made],
+        "scratch": [one.scratch_bytes for one in made],
         "launch": [*launch.grid, first.threads],
         "scalars": [len(launch.scalars), *launch.scalars],
         "inputs": [len(plugin.inputs)],

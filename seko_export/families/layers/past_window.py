@@ -16,9 +16,8 @@ from seko_export.config.stream import StreamConfig
 from seko_export.families.layers.layer_ops import LayerOps
 from seko_export.families.layers.rank_split import RankSplit
 from seko_export.families.layers.ring_positions import rows_of
-from seko_kernels.attention import key_tiles, scratch_tokens, v_columns
 from seko_kernels.fused_reference import FP8
-from seko_kernels.scratch import KeyRotation
+from seko_kernels.scratch import KeyRotation, scratch_shapes
 
 
 class PastWindow(NamedTuple):
@@ -37,11 +36,11 @@ class PastWindow(NamedTuple):
         cls, heads: int, size: int, stream: StreamConfig, batch: int, device: torch.device | None = None
     ) -> PastWindow:
         """Return uninitialised memory for ``batch`` rows of so many heads of ``size`` channels."""
-        past = scratch_tokens(stream.cache_tokens - stream.chunk_tokens)
+        shapes = scratch_shapes(batch, heads, size, stream.cache_tokens - stream.chunk_tokens)
         return cls(
-            torch.empty((batch, past, heads, size), dtype=torch.int8, device=device),
-            torch.empty((batch, heads, key_tiles(past)), dtype=torch.float32, device=device),
-            torch.empty((batch, heads, size, v_columns(past)), dtype=FP8, device=device),
+            torch.empty(shapes["k"], dtype=torch.int8, device=device),
+            torch.empty(shapes["k_scale"], dtype=torch.float32, device=device),
+            torch.empty(shapes["v"], dtype=FP8, device=device),
         )
 
 
