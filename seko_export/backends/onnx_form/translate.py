@@ -332,13 +332,15 @@ def _shifts() -> dict[Any, Any]:
 
 @contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Suppress messages of torch's exporter about itself and about packages that are not used."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    """Suppress messages of torch's exporter and its packages about themselves and about packages that are not used."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir", "onnxscript")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")
             yield
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
