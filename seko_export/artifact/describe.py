@@ -90,6 +90,7 @@ def describe(
             **({} if config.text is None else {"text_encoder": asdict(config.text)}),
             **({} if config.vae is None else {"vae": asdict(config.vae)}),
             **({} if config.audio is None else {"audio_encoder": asdict(config.audio)}),
+            **({} if config.image is None else {"image_encoder": asdict(config.image)}),
         },
         stream=_stream(config),
         kv=kv_pool(config),

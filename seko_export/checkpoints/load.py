@@ -14,7 +14,7 @@ from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.keycheck import match_sources
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource, shown
-from seko_export.config.media import HubertConfig, TextEncoderConfig, VaeConfig
+from seko_export.config.media import ClipConfig, HubertConfig, TextEncoderConfig, VaeConfig
 from seko_export.config.model import ModelConfig
 from seko_export.errors import UsageError
 
@@ -29,7 +29,7 @@ class Checkpoint:
 
     Parameters
     ----------
-    config : ModelConfig, VaeConfig, TextEncoderConfig or HubertConfig
+    config : ModelConfig, VaeConfig, TextEncoderConfig, HubertConfig or ClipConfig
         The model that the keys and shapes were checked against.
     format : str
         The naming that the file uses, such as ``wan`` or ``diffusers``.
@@ -41,7 +41,7 @@ class Checkpoint:
         The dtype to convert to; None keeps the stored dtype.
     """
 
-    config: ModelConfig | VaeConfig | TextEncoderConfig | HubertConfig
+    config: ModelConfig | VaeConfig | TextEncoderConfig | HubertConfig | ClipConfig
     format: str
     identity: Mapping[str, str | int]
     dtype: torch.dtype | None
@@ -150,7 +150,7 @@ def load_model(
 
 def load_weights(
     path: Path,
-    config: ModelConfig | VaeConfig | TextEncoderConfig | HubertConfig,
+    config: ModelConfig | VaeConfig | TextEncoderConfig | HubertConfig | ClipConfig,
     layout: Layout,
     match: Match,
     *,
@@ -195,7 +195,7 @@ def load_weights(
 def _checkpoint(
     path: Path,
     opened: OpenedFiles,
-    config: ModelConfig | VaeConfig | TextEncoderConfig | HubertConfig,
+    config: ModelConfig | VaeConfig | TextEncoderConfig | HubertConfig | ClipConfig,
     format_name: str,
     sources: Mapping[str, TensorSource],
     dtype: torch.dtype | None,

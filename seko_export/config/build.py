@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 
 from seko_export.config.attention import ATTENTIONS, TORCH, Attention
-from seko_export.config.media import HubertConfig, TextEncoderConfig, VaeConfig
+from seko_export.config.media import ClipConfig, HubertConfig, TextEncoderConfig, VaeConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import (
@@ -48,6 +48,8 @@ class BuildConfig:
         Decodes latents and encodes start pictures; without it the artifact returns latents.
     audio : HubertConfig, optional
         Encodes the voice; without it an artifact of a model that hears takes audio features.
+    image : ClipConfig, optional
+        Encodes the portrait beside the text; without it a model with a picture branch takes CLIP's features.
     pool : PoolConfig, optional
         Sessions that share engine calls; without it every call carries the whole batch.
     fused : bool
@@ -88,6 +90,7 @@ class BuildConfig:
     resident_window: bool = False
     archs: tuple[str, ...] = ()
     audio: HubertConfig | None = None
+    image: ClipConfig | None = None
     ranks: int = 1
 
     def __post_init__(self) -> None:
@@ -117,6 +120,8 @@ class BuildConfig:
             )
         if self.audio is not None:
             self._check_audio(self.audio)
+        if self.image is not None:
+            self._check_image(self.image)
         if self.vae is None:
             return
         strides = (self.vae.spatial_stride, self.vae.temporal_stride)
@@ -139,6 +144,18 @@ class BuildConfig:
         if audio.dim != heard:
             raise UsageError(
                 f"the audio encoder is {audio.dim} wide, {self.model.name!r} takes {heard}: they are not of one model"
+            )
+
+    def _check_image(self, image: ClipConfig) -> None:
+        taken = tuple(getattr(self.model, name, 0) for name in ("image_tokens", "image_dim"))
+        if not taken[1]:
+            raise UsageError(
+                f"--image-encoder: {self.model.name!r} takes no features of a picture; leave it out"
+            )
+        if taken != (image.tokens, image.dim):
+            raise UsageError(
+                f"the image encoder makes {image.tokens} features, each {image.dim} wide; {self.model.name!r} takes "
+                f"{taken[0]}, each {taken[1]} wide: they are not of one model"
             )
 
     def _check_offloading(self) -> None:

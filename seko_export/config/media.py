@@ -143,6 +143,48 @@ class HubertConfig:
 
 
 @dataclass(frozen=True)
+class ClipConfig:
+    """Dimensions of a CLIP image encoder (open_clip's ViT).
+
+    Parameters
+    ----------
+    dim, layers, heads, ffn_dim : int
+        Width, blocks that are run, attention heads, hidden width of the feed-forward. The file has one block more.
+    patch, side : int
+        Pixels along a patch, and along the square picture that it takes.
+    norm_eps : float
+        Epsilon of every LayerNorm.
+
+    Raises
+    ------
+    UsageError
+        If two of them contradict each other.
+    """
+
+    dim: int = 1280
+    layers: int = 31
+    heads: int = 16
+    ffn_dim: int = 5120
+    patch: int = 14
+    side: int = 224
+    norm_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if min(self.dim, self.layers, self.heads, self.ffn_dim, self.patch, self.side) < 1:
+            raise UsageError("a size of the image encoder is below 1")
+        if self.dim % self.heads or self.side % self.patch or not self.norm_eps > 0:
+            raise UsageError(
+                f"the image encoder's width {self.dim} is no multiple of {self.heads} heads, its {self.side} pixels "
+                f"are none of patches of {self.patch}, or its norm_eps {self.norm_eps} is not above 0"
+            )
+
+    @property
+    def tokens(self) -> int:
+        """Features of a picture: one a patch, and the class token."""
+        return (self.side // self.patch) ** 2 + 1
+
+
+@dataclass(frozen=True)
 class VaeConfig(ABC):
     """Dimensions of a VAE, of any kind. Each kind derives a frozen dataclass; its fields go into the manifest.
 

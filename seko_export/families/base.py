@@ -82,11 +82,12 @@ class CacheProbe:
 
 @dataclass(frozen=True)
 class MediaTensors:
-    """Weights of text encoder, VAE and audio encoder, each by its own names; None if the build has none."""
+    """Weights of text encoder, VAE, audio and image encoder, each by its own names; None if the build has none."""
 
     text: WeightSource | None = None
     vae: WeightSource | None = None
     audio: WeightSource | None = None
+    image: WeightSource | None = None
 
 
 class Family(ABC):

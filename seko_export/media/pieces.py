@@ -29,6 +29,7 @@ from seko_runtime.format.manifest import Buffer, Text, Video
 
 TEXT_WEIGHTS, VAE_WEIGHTS = "text.", "vae."
 AUDIO_ENCODER = "hubert"  # module of a family that hears; its weights begin with it
+IMAGE_ENCODER = "clip"  # the same of a family that sees a picture beside the text
 TEXT, VAE_ENCODE, VAE_DECODE_FIRST, VAE_DECODE = (
     "text",
     "vae_encode",

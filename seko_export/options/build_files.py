@@ -18,6 +18,7 @@ from seko_export.errors import UsageError
 from seko_export.families.base import MediaTensors
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.host.workshop import workshop
+from seko_export.media.clip.files import load_clip
 from seko_export.media.hubert.files import load_hubert
 from seko_export.media.load import load_text_encoder, vae_weights
 from seko_export.media.pieces import text_table
@@ -40,6 +41,8 @@ class MediaSources:
         The text encoder's tokenizer, a JSON file of the library `tokenizers`.
     audio_encoder : Path or None
         As `load_hubert` takes it; None: the build has no such engine.
+    image_encoder : Path or None
+        As `load_clip` takes it; None: the build has no such engine.
     audio_adapter : Path or None
         Further weights of the transformer itself, if they are not in its folder.
 
@@ -53,6 +56,7 @@ class MediaSources:
     text_encoder: Path | None = None
     tokenizer: Path | None = None
     audio_encoder: Path | None = None
+    image_encoder: Path | None = None
     audio_adapter: Path | None = None
 
     def __post_init__(self) -> None:
@@ -75,19 +79,22 @@ class MediaSources:
             ("a VAE", config.vae, self.vae),
             ("a text encoder", config.text, self.text_encoder),
             ("an audio encoder", config.audio, self.audio_encoder),
+            ("an image encoder", config.image, self.image_encoder),
         ):
             if (wanted is None) != (given is None):
                 raise UsageError(
                     f"the build has {what}: {wanted is not None}, a file of it is named: {given}"
                 )
-        text = vae = audio = None
+        text = vae = audio = image = None
         if config.text is not None and self.text_encoder is not None:
             text = load_text_encoder(self.text_encoder, config.text)
         if config.vae is not None and self.vae is not None:
             vae = vae_weights(self.vae, config.vae)
         if config.audio is not None and self.audio_encoder is not None:
             audio = load_hubert(self.audio_encoder, config.audio)
-        return MediaTensors(text, vae, audio)
+        if config.image is not None and self.image_encoder is not None:
+            image = load_clip(self.image_encoder, config.image)
+        return MediaTensors(text, vae, audio, image)
 
 
 def find_tokenizer(text_encoder: Path, named: Path | None) -> Path:

@@ -15,6 +15,7 @@ from seko_export.checkpoints.errors import CheckpointNotFoundError
 from seko_export.config.stream import StreamConfig
 from seko_export.errors import MachineError, UsageError
 from seko_export.families.registry import presets
+from seko_export.media.clip.layout import CLIP_LAYOUT
 from seko_export.media.hubert.layout import HUBERT_LAYOUT
 from seko_export.media.umt5.layout import TEXT_LAYOUT
 from seko_export.media.vaes import VAES
@@ -102,6 +103,7 @@ def check_build(options: BuildOptions, goal: Path, *, force: bool) -> None:
         ("--text-encoder", options.text_encoder, TEXT_LAYOUT.formats),
         ("--audio-adapter", options.audio_adapter, "an audio adapter"),
         ("--audio-encoder", options.audio_encoder, HUBERT_LAYOUT.formats),
+        ("--image-encoder", options.image_encoder, CLIP_LAYOUT.formats),
         ("--tokenizer", options.tokenizer, "a tokenizer.json, or of its folder"),
     ):
         if path is not None and not path.exists():

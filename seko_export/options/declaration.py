@@ -277,6 +277,11 @@ class BuildOptions:
         "For models that take sound: a HuBERT folder. The caller then gives samples instead of features.",
         _MEDIA,
     )
+    image_encoder: Path | None = _option(
+        "For models that see a picture beside the text: Wan's CLIP file (.pth). The caller then gives the picture "
+        "instead of features.",
+        _MEDIA,
+    )
     no_vae: bool = _option("Leave out the VAE: latents come out.", _MEDIA, False, plan=True)
     no_text: bool = _option("Leave out the text encoder: embeddings go in.", _MEDIA, False, plan=True)
 

@@ -19,6 +19,7 @@ from seko_export.checkpoints.json_files import CONFIG_FILE, read_config, read_js
 from seko_export.errors import CheckpointError
 from seko_export.families.model_files import recognise_checkpoint
 from seko_export.families.registry import families
+from seko_export.media.clip.files import clip_config_of
 from seko_export.media.hubert.files import hubert_config_of
 from seko_export.media.hubert.layout import PREPROCESSOR
 from seko_export.media.umt5.dimensions import text_config_of
@@ -27,7 +28,8 @@ from seko_export.media.vaes import vae_config_of
 from seko_export.options.build_files import find_tokenizer
 from seko_export.options.declaration import BuildOptions, flag
 
-_BESIDE = ("audio_adapter", "vae", "text_encoder", "tokenizer", "audio_encoder")  # fields of `BuildOptions`
+# Fields of `BuildOptions`.
+_BESIDE = ("audio_adapter", "vae", "text_encoder", "tokenizer", "audio_encoder", "image_encoder")
 _SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 _SHARD = "-of-"  # in the name of a shard, which its folder stands for
 
@@ -38,7 +40,7 @@ class ModelFolder:
 
     Parameters
     ----------
-    checkpoint, vae, text_encoder, tokenizer, audio_encoder : Path or None
+    checkpoint, vae, text_encoder, tokenizer, audio_encoder, image_encoder : Path or None
         As the options of a build take them.
     audio_adapter : Path or None
         The same, if it is in the folder and the transformer in a subfolder.
@@ -51,6 +53,7 @@ class ModelFolder:
     text_encoder: Path | None = None
     tokenizer: Path | None = None
     audio_encoder: Path | None = None
+    image_encoder: Path | None = None
     audio_adapter: Path | None = None
     unknown: tuple[Path, ...] = ()
 
@@ -97,6 +100,7 @@ def with_model_folder(options: BuildOptions) -> tuple[BuildOptions, tuple[str, .
         text_encoder=options.text_encoder or (None if options.no_text else found.text_encoder),
         tokenizer=options.tokenizer or (None if options.text_encoder or options.no_text else found.tokenizer),
         audio_encoder=options.audio_encoder or found.audio_encoder,
+        image_encoder=options.image_encoder or found.image_encoder,
     )
     told = ", ".join(f"{option} {path}" for option, path in _by_option(taken).items())
     return taken, (
@@ -147,6 +151,7 @@ def find_files(folder: Path, *, transformer: bool = True, adapter: Path | None =
     taken: set[Path] = set()
     audio = _the_one("an audio encoder", [one for one in places if _hears(one)], taken)
     vae = _the_one("a VAE", _known(places, taken, vae_config_of), taken)
+    image = _the_one("an image encoder", _known(places, taken, clip_config_of), taken)
     text = _the_one("a text encoder", _known(places, taken, _read_text), taken)
     model = tokenizer = None
     files = {one for one in places if one.is_file()}
@@ -164,7 +169,7 @@ def find_files(folder: Path, *, transformer: bool = True, adapter: Path | None =
         with suppress(CheckpointNotFoundError):  # the build asks for it
             tokenizer = find_tokenizer(text, None)
     return ModelFolder(
-        *(model, vae, text, tokenizer, audio, adapter),
+        *(model, vae, text, tokenizer, audio, image, adapter),
         unknown=tuple(sorted(files - taken)) if transformer else (),
     )
 

@@ -9,7 +9,7 @@ from seko_export.backends import export_backend
 from seko_export.backends.base import refuse_uncarried
 from seko_export.config.attention import ATTENTIONS, BF16, FP8, TORCH
 from seko_export.config.build import BuildConfig, exact_scheme_of
-from seko_export.config.media import HubertConfig, TextEncoderConfig, VaeConfig
+from seko_export.config.media import ClipConfig, HubertConfig, TextEncoderConfig, VaeConfig
 from seko_export.config.schedule import Schedule
 from seko_export.engines.kernel_table import attention_tiles, bf16_is_faster
 from seko_export.errors import UsageError
@@ -17,6 +17,7 @@ from seko_export.families.base import Preset
 from seko_export.families.registry import family_of
 from seko_export.families.registry import presets as all_presets
 from seko_export.host.environment import Target, has_fp8, local_gpu_arch, resolve_target
+from seko_export.media.clip.files import clip_config_of
 from seko_export.media.hubert.files import hubert_config_of
 from seko_export.media.umt5.dimensions import text_config_of
 from seko_export.media.vaes import vae_config_of
@@ -79,6 +80,7 @@ def resolve_build(
     """
     options, sample_folder = with_sample(options, sample_folder)
     check_options(options, sample_folder=sample_folder)
+    image_encoder = options.image_encoder
     options, found = with_model_folder(options)
     preset, checkpoint = options.preset, options.checkpoint
     known = all_presets()
@@ -97,7 +99,13 @@ def resolve_build(
     chosen = with_run_config(chosen, options)
     chosen = with_aspect(with_camera(chosen, options.camera), options.aspect)
     check_sink(chosen.stream)
-    files, vae, text, audio = _media(options, sample)
+    if image_encoder is None and options.image_encoder and not getattr(chosen.model, "image_dim", 0):
+        found = (
+            *found,
+            f"{options.image_encoder.name} is not used: {chosen.model.name} has no picture branch",
+        )
+        options = replace(options, image_encoder=None)
+    files, vae, text, audio, image = _media(options, sample)
     exact = exact_scheme_of(device)
     keys, values = (exact if name == EXACT else name for name in (wanted.keys, wanted.values))
     config = BuildConfig(
@@ -112,6 +120,7 @@ def resolve_build(
         ranks=options.ranks,
         archs=machine.archs if cross and device == "cuda" and machine.arch != local_gpu_arch() else (),
         audio=audio,
+        image=image,
     )
     if config.ranks > 1 and not family_of(config).splits_over_ranks:
         raise UsageError(
@@ -192,8 +201,10 @@ def _attention(config: BuildConfig, wish: str, machine: Target) -> str:
 
 def _media(
     options: BuildOptions, sample: Sample | None
-) -> tuple[MediaSources, VaeConfig | None, TextEncoderConfig | None, HubertConfig | None]:
-    """Return the files and configs of VAE, text encoder and audio encoder: those named, else the sample's."""
+) -> tuple[MediaSources, VaeConfig | None, TextEncoderConfig | None, HubertConfig | None, ClipConfig | None]:
+    """Return the files and configs of VAE and of the encoders of text, audio and picture: those named, else the
+    sample's.
+    """
     own = sample.media if sample else MediaSources()
     vae_file, vae = (None, None) if options.no_vae or sample is None else (own.vae, sample.vae)
     text_file, text = (None, None) if options.no_text or sample is None else (own.text_encoder, sample.text)
@@ -204,5 +215,8 @@ def _media(
         text_file, text = options.text_encoder, text_config_of(options.text_encoder)
         tokenizer = find_tokenizer(options.text_encoder, options.tokenizer)
     audio = None if options.audio_encoder is None else hubert_config_of(options.audio_encoder)
-    files = MediaSources(vae_file, text_file, tokenizer, options.audio_encoder, options.audio_adapter)
-    return files, vae, text, audio
+    image = None if options.image_encoder is None else clip_config_of(options.image_encoder)
+    files = MediaSources(
+        *(vae_file, text_file, tokenizer, options.audio_encoder, options.image_encoder, options.audio_adapter)
+    )
+    return files, vae, text, audio, image

@@ -11,7 +11,7 @@ from seko_export.artifact.manifest_json import made_by_begin
 from seko_export.config.build import BuildConfig
 from seko_export.engines.piece import Piece
 from seko_export.families.registry import graph_of
-from seko_export.media.pieces import AUDIO_ENCODER, TEXT_WEIGHTS, VAE_WEIGHTS
+from seko_export.media.pieces import AUDIO_ENCODER, IMAGE_ENCODER, TEXT_WEIGHTS, VAE_WEIGHTS
 from seko_export.roofline.gpus import CUBLAS_WORKSPACE, Gpu
 from seko_export.roofline.offload import home_bytes
 from seko_export.roofline.work import Work, nbytes
@@ -45,12 +45,14 @@ def memory_report(config: BuildConfig, gpu: Gpu, work: Work) -> dict[str, Any]:
 
 def weight_bytes(config: BuildConfig, pieces: Mapping[str, Piece]) -> dict[str, int]:
     """Return the bytes of the artifact's weights: ``transformer`` (with tables and scales), ``text``, ``vae``, and
-    ``audio`` of a build with an audio encoder.
+    ``audio`` or ``image`` of a build with such an encoder.
     """
     sizes = weight_sizes(config, pieces)
     shares = {"text": TEXT_WEIGHTS, "vae": VAE_WEIGHTS}
     if config.audio is not None:
         shares["audio"] = f"{AUDIO_ENCODER}."
+    if config.image is not None:
+        shares["image"] = f"{IMAGE_ENCODER}."
     total = {
         share: sum(size for name, size in sizes.items() if name.startswith(prefix))
         for share, prefix in shares.items()

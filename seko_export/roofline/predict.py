@@ -13,7 +13,7 @@ from typing import Any
 
 from seko_export.backends import export_backend
 from seko_export.config.build import BuildConfig
-from seko_export.config.media import HubertConfig
+from seko_export.config.media import ClipConfig, HubertConfig
 from seko_export.config.schedule import Schedule
 from seko_export.errors import UsageError
 from seko_export.host.environment import Target
@@ -222,6 +222,8 @@ def config_of(wish: Wish) -> tuple[BuildConfig, list[str]]:
             notes.append(
                 f"no audio encoder counted: none is known that is {heard} wide, as {built.model.name} takes it"
             )
+    if built.image is None and getattr(built.model, "image_dim", 0) == ClipConfig().dim:
+        built = replace(built, image=ClipConfig())
     if wish.steps is not None:
         shift = built.schedule.shift or 1.0  # passes are counted here; their times do not matter
         schedule = Schedule(warped_timesteps(wish.steps, shift), built.schedule.context_timestep, shift)

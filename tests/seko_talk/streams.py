@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,7 +27,7 @@ from tests.truth.eager_stream import EagerStream, known_channels
 from tests.truth.naive_seko_talk import NaiveTalk, Window, by_pass
 
 PRESET = PRESETS[TINY]
-BUFFERS = {name: f"input.{name}" for name in (audio.AUDIO, audio.MASKS, picture.FEATURES)}
+BUFFERS = {name: f"input.{name}" for name in (audio.AUDIO, audio.MASKS, picture.FEATURES, picture.PORTRAIT)}
 
 
 def talk_config(
@@ -168,6 +169,73 @@ def write_hubert(folder: Path, width: int, seed: int = 0) -> Any:
     model.save_pretrained(folder)
     transformers.Wav2Vec2FeatureExtractor(do_normalize=True).save_pretrained(folder)
     return model
+
+
+def write_clip(file: Path, width: int, seed: int = 0) -> Any:
+    """Write a random CLIP as Wan's file, with a text half, and return transformers' own model of its image half."""
+    import transformers
+
+    config = transformers.CLIPVisionConfig(
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=3,
+        num_attention_heads=16,
+        image_size=8,
+        patch_size=4,
+        hidden_act="gelu",
+    )
+    torch.manual_seed(seed)
+    model = transformers.CLIPVisionModel(config).eval()
+    with torch.no_grad():
+        for one in model.parameters():  # else biases of zero and norms of one show nothing
+            one.add_(0.2 * torch.randn(one.shape))
+    theirs = {name.removeprefix("vision_model."): one for name, one in model.state_dict().items()}
+    stored = {
+        "visual.patch_embedding.weight": theirs["embeddings.patch_embedding.weight"],
+        "visual.cls_embedding": theirs["embeddings.class_embedding"][None, None],
+        "visual.pos_embedding": theirs["embeddings.position_embedding.weight"][None],
+        "visual.head": torch.randn(width, 7),
+        "textual.token_embedding.weight": torch.randn(9, 4),
+        "log_scale": torch.tensor(2.0),
+    }
+    names = {"norm1": "layer_norm1", "norm2": "layer_norm2", "mlp.0": "mlp.fc1", "mlp.2": "mlp.fc2"}
+    for leaf in ("weight", "bias"):
+        stored[f"visual.pre_norm.{leaf}"] = theirs[f"pre_layrnorm.{leaf}"]
+        stored[f"visual.post_norm.{leaf}"] = theirs[f"post_layernorm.{leaf}"]
+        for block in range(3):
+            ours, at = f"visual.transformer.{block}", f"encoder.layers.{block}"
+            for here, there in (names | {"attn.proj": "self_attn.out_proj"}).items():
+                stored[f"{ours}.{here}.{leaf}"] = theirs[f"{at}.{there}.{leaf}"]
+            stored[f"{ours}.attn.to_qkv.{leaf}"] = torch.cat(
+                [theirs[f"{at}.self_attn.{part}_proj.{leaf}"] for part in "qkv"]
+            )
+    torch.save(stored, file)
+    return model
+
+
+def seen_by(model: Any, picture: Tensor) -> Tensor:
+    """Return features [5, width] of a picture [H, W, 3] uint8, by transformers and the description alone."""
+    side, pixels = 8, picture.double() / 127.5 - 1
+    for _ in range(2):  # cubic convolution with a = -0.75, four taps, the edge repeated
+        length, lines = pixels.shape[0], []
+        for at in range(side):
+            centre = (at + 0.5) * length / side - 0.5
+            first = math.floor(centre) - 1
+            line = torch.zeros_like(pixels[0])
+            for tap in range(first, first + 4):
+                x = abs(centre - tap)
+                near = 1.25 * x**3 - 2.25 * x**2 + 1
+                far = -0.75 * (x**3 - 5 * x**2 + 8 * x - 4)
+                line = line + (near if x <= 1 else far) * pixels[min(max(tap, 0), length - 1)]
+            lines.append(line)
+        pixels = torch.stack(lines).transpose(0, 1)
+    mean = torch.tensor([0.48145466, 0.4578275, 0.40821073]).double()
+    deviation = torch.tensor([0.26862954, 0.26130258, 0.27577711]).double()
+    pixels = ((pixels * 0.5 + 0.5) - mean) / deviation
+    with torch.no_grad():
+        every = model(pixels.permute(2, 0, 1)[None].float(), output_hidden_states=True).hidden_states
+    assert len(every) == 4  # the embedding, and three blocks
+    return every[-2][0]
 
 
 def heard_by(model: Any, voice: Tensor, first_frame: int, frames: int, count: int = 13) -> Tensor:

@@ -20,6 +20,7 @@ from seko_export.families.model_files import load_checkpoint, write_random_check
 from seko_export.families.seko_talk import audio, picture
 from seko_export.families.seko_talk.family import FAMILY
 from seko_export.goldens.record import eager_session, golden_reference, golden_text
+from seko_export.media.clip.files import clip_config_of
 from seko_export.media.hubert.files import hubert_config_of
 from seko_export.options.build_files import MediaSources
 from seko_runtime import OpenArtifact, open_artifact
@@ -28,7 +29,7 @@ from seko_runtime.cli.commands import main
 from seko_runtime.errors import UsageError
 from seko_runtime.video.conditioning.voice import AudioWindows
 from tests.export.media_files import VAE, write_vae
-from tests.seko_talk.streams import Reference, talk_config, weights_of, write_hubert
+from tests.seko_talk.streams import Reference, talk_config, weights_of, write_clip, write_hubert
 from tests.shared import UNCOMPILED
 from tests.tolerances import relative_error
 
@@ -44,15 +45,27 @@ def test_it_is_built_verified_and_replayed(
     """The exact one is held to the naive model fed with its own results: no eager code of ours between.
     The one with an FP4 cache hears samples. Programs run as they are; test_gpu.py compiles them.
     """
-    config = talk_config(scheme)
+    config = talk_config(scheme, model={"image_dim": 32})
     write_random_checkpoint(tmp_path / "tiny", config.model, seed=0, dtype=torch.float32)
     monkeypatch.setenv(UNCOMPILED, "1")
     media, heard = MediaSources(), ((1, 2, 13, 48), "chunk", "audio_features")
+    sight = {"picture": ((5, 32), "prompt", "picture_features")}
     if scheme == "fp4":
         heard = ((1, 2, 16_000), "chunk", "audio_windows")
+        sight = {"portrait": ((32, 48, 3), "prompt", "portrait")}
         write_hubert(tmp_path / "hubert", 48)
-        media = MediaSources(write_vae(tmp_path / "vae"), audio_encoder=tmp_path / "hubert")
-        config = replace(config, audio=hubert_config_of(tmp_path / "hubert"), vae=VAE)
+        write_clip(tmp_path / "clip.pth", 32)
+        media = MediaSources(
+            write_vae(tmp_path / "vae"),
+            audio_encoder=tmp_path / "hubert",
+            image_encoder=tmp_path / "clip.pth",
+        )
+        config = replace(
+            config,
+            audio=hubert_config_of(tmp_path / "hubert"),
+            image=clip_config_of(tmp_path / "clip.pth"),
+            vae=VAE,
+        )
     built = build_artifact(
         config, tmp_path / "tiny", tmp_path / "artifact", media=media, backend="compile", compiler_cache=False
     )
@@ -64,14 +77,11 @@ def test_it_is_built_verified_and_replayed(
     opening = {"seeds": [3], "text": text.numpy(), "reference": portrait.numpy(), "inputs": steady}
     with open_artifact(built.artifact) as artifact:
         kinds = {one.name: (one.shape, one.per, one.kind) for one in artifact.manifest.inputs}
-        assert kinds == {
-            "audio": heard,
-            "picture": ((5, 40), "prompt", "picture_features"),
-        }
+        assert kinds == {"audio": heard, **sight}
         assert artifact.manifest.schedule.sampler == "euler"
         assert not artifact.manifest.has_context
         assert all(error.within for error in artifact.verify())
-        with pytest.raises(UsageError, match="input 'picture' is required per prompt"):
+        with pytest.raises(UsageError, match=f"input '{next(iter(sight))}' is required per prompt"):
             artifact.open_session(**{**opening, "inputs": {}})
         with pytest.raises(UsageError, match="audio_times was computed for the times"):
             artifact.open_session(**opening, shift=3.0)
@@ -81,6 +91,7 @@ def test_it_is_built_verified_and_replayed(
             made = [session.run_chunk({"audio": one.numpy()}).to_host() for one in voices]
         if config.audio is not None:
             made += hears(artifact, opening)
+            sees(artifact, opening)
     if scheme != "fp32":
         speaks(built.artifact, tmp_path)
         assert all(np.isfinite(one).all() for one in made)
@@ -117,27 +128,41 @@ def hears(artifact: OpenArtifact, opening: Mapping[str, Any]) -> list[np.ndarray
     return made
 
 
+def sees(artifact: OpenArtifact, opening: Mapping[str, Any]) -> None:
+    """The reference picture is also the portrait that CLIP sees, unless another one is given."""
+    photo, other = np.random.default_rng(0).integers(0, 256, (2, 32, 48, 3), np.uint8)
+    windows = {"audio": np.random.default_rng(1).normal(0, 1, (1, 2, 16_000)).astype(np.float32)}
+    made = []
+    for inputs in ({}, {"portrait": photo}, None, {"portrait": other}):
+        with artifact.open_session(**{**opening, "reference": photo, "inputs": inputs}) as session:
+            made.append(session.run_chunk(windows).to_host())
+    assert np.array_equal(made[0], made[1])
+    assert np.array_equal(made[0], made[2])
+    assert not np.array_equal(made[0], made[3])
+    with artifact.open_session(**{**opening, "reference": other, "inputs": {}}) as session:
+        assert not np.array_equal(session.run_chunk(windows).to_host(), made[3])
+        session.restart_row(0, reference=photo)
+        assert np.array_equal(session.run_chunk(windows).to_host(), made[0])
+
+
 def speaks(artifact: Path, folder: Path) -> None:
     """The command: a portrait and a voice become a video with sound, as long as the voice and in step with it."""
     av = pytest.importorskip("av", reason="PyAV is not installed")
-    face, voice, clip = folder / "face.npy", folder / "voice.wav", folder / "clip.npy"
+    face, voice = folder / "face.npy", folder / "voice.wav"
     np.save(face, np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8))
-    np.save(clip, np.ones((5, 40), np.float32))
     samples = (20_000 * bursts(8500)).astype("<i2")
     with wave.open(str(voice), "wb") as file:
         file.setparams((1, 2, 16_000, 0, "NONE", ""))
         file.writeframes(samples.tobytes())
     out = folder / "out.mp4"
     asked = ["run", str(artifact), "--image", str(face), "-o", str(out)]
-    refused = main([*asked, "--input", f"picture={clip}"])
-    assert refused == UsageError.exit_code
-    assert (
-        main([*asked, "--audio", str(voice)]) == UsageError.exit_code
-    )  # nothing is taken of the golden's noise
-    assert main([*asked, "--audio", str(voice), "--audio", str(voice), "--input", f"picture={clip}"]) == 2
+    assert main(asked) == UsageError.exit_code
+    assert main([*asked, "--audio", str(voice), "--audio", str(voice)]) == UsageError.exit_code
+    without = ["run", str(artifact), "--audio", str(voice), "-o", str(out)]
+    assert main(without) == UsageError.exit_code  # nothing is taken of the golden's noise
     told = io.StringIO()
     with redirect_stdout(told):
-        assert main([*asked, "--audio", str(voice), "--input", f"picture={clip}", "--json"]) == 0
+        assert main([*asked, "--audio", str(voice), "--json"]) == 0
     assert json.loads(told.getvalue())["live_late_s"] > 0
     with av.open(str(out)) as container:
         pictures = [float(one.pts * one.time_base) for one in container.decode(video=0)]

@@ -10,10 +10,11 @@ import torch
 
 from seko_export.build_steps import build_artifact
 from seko_export.families.model_files import write_random_checkpoint
+from seko_export.media.clip.files import clip_config_of
 from seko_export.media.hubert.files import hubert_config_of
 from seko_export.options.build_files import MediaSources
 from seko_runtime import open_artifact
-from tests.seko_talk.streams import talk_config, write_hubert
+from tests.seko_talk.streams import talk_config, write_clip, write_hubert
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,9 +25,15 @@ pytestmark = [
 @pytest.mark.parametrize("scheme", ["bf16", "fp4"])
 def test_the_tiny_preset_verifies(scheme: str, tmp_path: Path) -> None:
     write_hubert(tmp_path / "hubert", 48)
-    config = replace(talk_config(scheme), device="cuda", audio=hubert_config_of(tmp_path / "hubert"))
+    write_clip(tmp_path / "clip.pth", 32)
+    config = replace(
+        talk_config(scheme, model={"image_dim": 32}),
+        device="cuda",
+        audio=hubert_config_of(tmp_path / "hubert"),
+        image=clip_config_of(tmp_path / "clip.pth"),
+    )
     write_random_checkpoint(tmp_path / "tiny", config.model, seed=0, dtype=torch.float32)
-    media = MediaSources(audio_encoder=tmp_path / "hubert")
+    media = MediaSources(audio_encoder=tmp_path / "hubert", image_encoder=tmp_path / "clip.pth")
     build_artifact(config, tmp_path / "tiny", tmp_path / "artifact", media=media)
     with open_artifact(tmp_path / "artifact") as artifact:
         assert all(error.within for error in artifact.verify())

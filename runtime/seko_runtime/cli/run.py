@@ -26,6 +26,7 @@ from seko_runtime.opening.golden import ChunkError, error_row
 from seko_runtime.video.chunk import Chunk
 from seko_runtime.video.conditioning.voice import AudioWindows
 from seko_runtime.video.files import STDOUT, ChunkWriter, check_output
+from seko_runtime.video.reference_frames import with_portrait
 from seko_runtime.video.session import Session
 
 
@@ -51,7 +52,8 @@ def run(options: argparse.Namespace) -> Report:
     arrays |= mask_inputs(masks, manifest, arrays)
     arrays |= camera_inputs(options, manifest, arrays)
     given = fit_conditioning(asked, options, manifest)
-    inputs = fit_inputs(arrays, options, manifest, voices)
+    seen: Any = with_portrait(manifest, arrays, given.reference)
+    inputs = fit_inputs(seen, options, manifest, voices)
     if not streams:
         return _run(options, manifest, given, inputs, None)
     with stdout_for_video() as descriptor:

@@ -25,6 +25,7 @@ from seko_runtime.video.conditioning import by_either_name
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.prompts import PROMPT_CACHE
+from seko_runtime.video.reference_frames import with_portrait
 from seko_runtime.video.schedule import rescheduled
 from seko_runtime.video.session import Session
 from seko_runtime.video.snapshot import checked_key
@@ -159,6 +160,7 @@ class OpenArtifact:
             made = None if image is None else picture_input(self.manifest)
             recorded = self._recording.inputs(None)
             inputs = {name: one for name, one in recorded.items() if made is None or name != made.name}
+            inputs = {**inputs, **with_portrait(self.manifest, None, reference)}
         memory, manifest, programs, weights = self._scheduled(asked.steps, asked.shift)
         session = Session(
             manifest,

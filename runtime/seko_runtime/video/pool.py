@@ -23,6 +23,7 @@ from seko_runtime.video.conditioning import by_either_name
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.pooled_session import PooledSession, SessionLeakWarning, checked_lease
 from seko_runtime.video.prompts import checked_tenant
+from seko_runtime.video.reference_frames import with_portrait
 from seko_runtime.video.snapshot import checked_key, read_snapshot
 from seko_runtime.video.streams import Streams
 
@@ -125,7 +126,8 @@ class Pool:
             row = self._free_row(tenant)
             self._streams.forget(row)
             self._streams.seeds[row] = checked_seed
-            self._streams.set_inputs([row], inputs, opening=True, image=image)
+            given = with_portrait(self.manifest, inputs, reference)
+            self._streams.set_inputs([row], given, opening=True, image=image)
             if prompt is not None and text is not None:
                 raise UsageError("found both prompt and text; give one")
             if prompt is not None:

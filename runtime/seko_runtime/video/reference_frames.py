@@ -12,7 +12,21 @@ from seko_runtime.errors import UsageError
 from seko_runtime.executor.buffers_check import IMAGE, IMAGE_LATENTS, REFERENCE_LATENTS
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.video.conditioning import NO_ENCODER, per_row
+from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.live import Live
+
+PORTRAIT = (
+    "portrait"  # kind of an input that the first reference picture gives, unless the caller gives another
+)
+
+
+def with_portrait(manifest: Manifest, inputs: Inputs | None, reference: object) -> Inputs:
+    """Return the caller's inputs with the portrait, unless they have it or the reference is latents."""
+    found, given = np.asarray(reference), {} if inputs is None else inputs
+    name = next((one.name for one in manifest.caller_inputs if one.kind == PORTRAIT), None)
+    if name is None or name in given or found.dtype != np.uint8 or found.ndim < 3:
+        return given
+    return {**given, name: found if found.ndim == 3 else found[..., 0, :, :, :]}
 
 
 def set_reference(

@@ -14,7 +14,7 @@ from seko_runtime.video.clocks import RowClocks, checked_seeds
 from seko_runtime.video.conditioning import ConditioningFrames
 from seko_runtime.video.inputs import CallerInputs
 from seko_runtime.video.live import Live
-from seko_runtime.video.reference_frames import set_reference
+from seko_runtime.video.reference_frames import set_reference, with_portrait
 from seko_runtime.video.ring import Ring
 from seko_runtime.video.row_moves import RowMoves
 from seko_runtime.video.snapshot import RowNumbers, RowState, check_numbers
@@ -87,6 +87,7 @@ class RowStreams:
             self.seeds[row] = new_seed
         if reference is not None:
             self.set_reference(live, [row], reference)
+            live.set_inputs([row], with_portrait(self._manifest, None, reference), rerun=True)
         self.torn.add(row)
         with self._memory.ordered():
             live.clear_cache(row)

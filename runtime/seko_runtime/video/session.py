@@ -18,6 +18,7 @@ from seko_runtime.video.clocks import checked_seeds
 from seko_runtime.video.conditioning import Camera, steered
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.prompts import PROMPT_CACHE
+from seko_runtime.video.reference_frames import with_portrait
 from seko_runtime.video.streams import Streams
 from seko_runtime.video.text import TokenIds
 from seko_runtime.video.video_stream import VideoStream
@@ -155,7 +156,8 @@ class Session:
                 raise UsageError(
                     "found both prompt and text, or both image and conditioning_latents; give one"
                 )
-            streams.set_inputs(self._rows, inputs, opening=True, image=image)
+            given = with_portrait(manifest, inputs, reference)
+            streams.set_inputs(self._rows, given, opening=True, image=image)
             if prompt is not None:
                 self.set_prompt(prompt)
             else:

@@ -12,7 +12,7 @@ from torch import Tensor
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
 from seko_export.families.base import MediaTensors
-from seko_export.media.pieces import AUDIO_ENCODER, TEXT_WEIGHTS, VAE_WEIGHTS
+from seko_export.media.pieces import AUDIO_ENCODER, IMAGE_ENCODER, TEXT_WEIGHTS, VAE_WEIGHTS
 from seko_kernels.matmul import quantise_weight
 
 BEFORE = ".before"  # of `fused_block.FusedLayer`
@@ -51,7 +51,7 @@ def model_weights(
     checkpoint : WeightSource
         The transformer's weights, by Wan's names.
     media : MediaTensors, optional
-        Weights of text encoder, VAE and audio encoder, if the build has them.
+        Weights of text encoder, VAE, audio and image encoder, if the build has them.
 
     Yields
     ------
@@ -63,6 +63,7 @@ def model_weights(
         TEXT_WEIGHTS: media and media.text,
         VAE_WEIGHTS: media and media.vae,
         f"{AUDIO_ENCODER}.": media and media.audio,
+        f"{IMAGE_ENCODER}.": media and media.image,
     }
     seen: set[str] = set()
     for piece in pieces.values():

@@ -28,9 +28,11 @@ from seko_export.families.seko_talk.presets import PRESETS
 from seko_export.families.seko_talk.recognise import recognise
 from seko_export.families.seko_talk.run_config import read_run_config
 from seko_export.families.wan_layout.recognise import is_config
-from seko_export.media.pieces import AUDIO_ENCODER
+from seko_export.media.pieces import AUDIO_ENCODER, IMAGE_ENCODER
+from seko_runtime.executor.buffers_check import PICTURE_CHANNELS
 from seko_runtime.format.manifest import InputSpec
 from seko_runtime.video.conditioning.voice import NORMALISED, PLAIN, WINDOW
+from seko_runtime.video.reference_frames import PORTRAIT
 from seko_runtime.video.schedule import OF_TIMES
 
 _PICTURE, _IN_LAYER = "img_emb", "picture"  # prompt modules, whose weights have these names in front
@@ -97,7 +99,10 @@ class SekoTalkFamily(Family):
             voices = (s.batch, model.speakers, s.chunk_frames, *heard)
             return {audio.AUDIO: torch.randn(voices, generator=generator)}
         made = {}
-        if model.image_dim:
+        if config.image is not None:
+            portraits = (s.batch, s.height, s.width, PICTURE_CHANNELS)
+            made[picture.PORTRAIT] = torch.randint(256, portraits, generator=generator, dtype=torch.uint8)
+        elif model.image_dim:
             features = (s.batch, model.image_tokens, model.image_dim)
             made[picture.FEATURES] = torch.randn(features, generator=generator)
         if model.speakers > 1:
@@ -161,21 +166,24 @@ def layer_choice(config: BuildConfig) -> LayerChoice:
     )
     beside: tuple[PromptModule, ...] = ()
     if model.image_dim:
-        shape = (model.image_tokens, model.image_dim)
-        inputs.append(
-            InputSpec(
-                picture.FEATURES,
-                shape,
-                "float32",
-                f"input.{picture.FEATURES}",
-                per=PROMPT,
-                kind="picture_features",
+        shape: tuple[int, ...] = (model.image_tokens, model.image_dim)
+        name, kind, held_as = picture.FEATURES, "picture_features", "float32"
+        looks: tuple[PromptModule, ...] = ()
+        if config.image is not None:
+            features_of = {picture.SEEN: (shape, dtype)}
+            looks = (
+                PromptModule(
+                    IMAGE_ENCODER, picture.PictureFeatures, (picture.PORTRAIT,), lambda _: features_of
+                ),
             )
-        )
+            name, kind, held_as = picture.PORTRAIT, PORTRAIT, "uint8"
+            shape = (s.height, s.width, PICTURE_CHANNELS)
+        inputs.append(InputSpec(name, shape, held_as, f"input.{name}", per=PROMPT, kind=kind))
         seen = {picture.TOKENS: ((model.image_tokens, model.dim), dtype)}
         held = dict.fromkeys((picture.KEYS, picture.VALUES), ((model.image_tokens, *heads), dtype))
         beside = (
-            PromptModule(_PICTURE, picture.PictureTokens, (picture.FEATURES,), lambda _: seen),
+            *looks,
+            PromptModule(_PICTURE, picture.PictureTokens, (picture.SEEN if looks else name,), lambda _: seen),
             PromptModule(_IN_LAYER, picture.PictureKv, (picture.TOKENS,), lambda _: held, per_layer=True),
         )
     return LayerChoice(

@@ -1,4 +1,7 @@
-"""The portrait: the reference frame before the stream, and CLIP's features of it beside the text."""
+"""The portrait: the reference frame before the stream, and CLIP's features of it beside the text.
+
+Features are the caller's input, or of a build with an image encoder made of the portrait once per prompt.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,10 @@ from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH, StreamConfig
 from seko_export.families.layers.causal_dit import Embed, PromptKv
 from seko_export.families.seko_talk.keys import talk_model
+from seko_export.media.clip.encoder import ClipFeatures
 
-FEATURES = "picture"  # input of the caller: CLIP's features
+FEATURES, PORTRAIT = "picture", "portrait"  # inputs of the caller: CLIP's features, or the picture itself
+SEEN = "picture_seen"  # features of the caller's portrait, where the build has the image encoder
 TOKENS, KEYS, VALUES = "picture_tokens", "picture_k", "picture_v"
 
 
@@ -48,6 +53,23 @@ class ReferenceEmbed(Embed):
         return torch.where(frames < 0, timestep, usual)
 
 
+class PictureFeatures(ClipFeatures):
+    """CLIP's features of the portrait."""
+
+    groups = ("given",)
+
+    def __init__(self, config: BuildConfig) -> None:
+        if config.image is None:
+            raise TypeError("a build without an image encoder has no such engine")
+        super().__init__(config.image, config.dtype)
+
+    def forward(self, given: Mapping[str, Tensor]) -> Tensor:  # type: ignore[override]
+        """Return [..., N, image_dim] of ``portrait`` [..., H, W, 3] uint8; in a pool there is no axis of rows."""
+        portraits = given[PORTRAIT]
+        features: Tensor = super().forward(portraits.reshape(-1, *portraits.shape[-3:]))
+        return features.reshape(*portraits.shape[:-3], *features.shape[1:])
+
+
 class PictureTokens(nn.Module):
     """CLIP's features as tokens of the model's width."""
 
@@ -56,6 +78,7 @@ class PictureTokens(nn.Module):
     def __init__(self, config: BuildConfig) -> None:
         super().__init__()
         model, dtype = talk_model(config.model), config.dtype
+        self.features = FEATURES if config.image is None else SEEN
         self.proj = nn.Sequential(
             nn.LayerNorm(model.image_dim, model.image_eps),
             nn.Linear(model.image_dim, model.image_dim, dtype=dtype),
@@ -65,9 +88,9 @@ class PictureTokens(nn.Module):
         )
 
     def forward(self, given: Mapping[str, Tensor]) -> Tensor:
-        """Return [..., N, d] from features [..., N, image_dim] float32."""
+        """Return [..., N, d] from features [..., N, image_dim]."""
         dtype = self.proj[1].weight.dtype
-        inner = self.proj[3](self.proj[2](self.proj[1](self.proj[0](given[FEATURES].float()).to(dtype))))
+        inner = self.proj[3](self.proj[2](self.proj[1](self.proj[0](given[self.features].float()).to(dtype))))
         tokens: Tensor = self.proj[4](inner.float()).to(dtype)
         return tokens
 

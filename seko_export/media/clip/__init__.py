@@ -1,0 +1,1 @@
+"""CLIP's image encoder: a picture to features, as an engine."""

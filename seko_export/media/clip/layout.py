@@ -1,0 +1,7 @@
+"""Where files keep a CLIP image encoder. Read for messages before torch is loaded."""
+
+from __future__ import annotations
+
+from seko_export.checkpoints.sources import Layout
+
+CLIP_LAYOUT = Layout("Wan's models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth", (), None)
