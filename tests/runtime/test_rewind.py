@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -45,6 +47,48 @@ def test_what_cannot_be_made_again_is_refused() -> None:
                 session.rewind(odd)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="row 3 does not exist"):
             session.rewind(6, row=3)
+
+
+@pytest.mark.parametrize("made", [3, 4])
+def test_the_last_chunk_past_the_wrap_is_undone_while_all_are_kept(made: int) -> None:
+    """The cache of 5 frames is full after 3 chunks; the VAE's caches are made of up to 4 chunks that are kept. After
+    one step back there is no other: the chunk that was undone took slots of frames that the one before reads.
+    """
+    with open_whole() as session:
+        for _ in range(made - 1):
+            session.run_chunk()
+        chunk = session.run_chunk()
+        wanted = chunk.to_host(), chunk.video()
+        for _ in range(2):
+            session.rewind(made - 1)
+            with pytest.raises(
+                UsageError, match=f"made {made - 1} chunks.*expected {made - 1} to {made - 1}"
+            ):
+                session.rewind(made - 2)
+            chunk = session.run_chunk()
+            assert np.array_equal(chunk.to_host(), wanted[0])
+            assert np.array_equal(chunk.video(), wanted[1])
+
+
+def test_a_new_stream_may_step_back_as_any(tmp_path: Path) -> None:
+    """What a row's last stream wrote is not counted; what was undone still is after a snapshot."""
+    with toy_inputs.open_pool() as pool:
+        given = {"camera": np.ones(CHANNELS, np.float32)}
+        opening = {"seed": 1, "text": toy_text(), "inputs": {"place": np.zeros(CHANNELS, np.float32)}}
+        with pool.open_session(**opening) as one:
+            for _ in range(4):
+                one.run_chunk(given)
+            one.rewind(3)
+            one.save(tmp_path / "stream")
+            one.restart()
+            first = one.run_chunk(given).to_host()
+            one.rewind(0)
+            assert np.array_equal(one.run_chunk(given).to_host(), first)
+        with (
+            pool.restore(tmp_path / "stream") as one,
+            pytest.raises(UsageError, match=r"made 3 chunks.*expected 3 to 3"),
+        ):
+            one.rewind(2)
 
 
 def test_inputs_that_are_held_are_those_of_then() -> None:

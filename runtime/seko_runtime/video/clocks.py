@@ -113,17 +113,26 @@ class RowClocks:
         """Set a row to the beginning of a stream."""
         self.first[row] = self.slot_first[row] = 0
         self._made[row] = 0
+        self._first_frames[row] = [0] * self.kept_slots
 
     def earliest(self, row: int, ring_frames: int) -> int:
         """Return the earliest chunk at which a row can stand again, with the smallest of its layers' rings.
 
-        While nothing was evicted, any. Afterwards the last one: its frames took slots that it does not read itself.
-        None once a cache was rebuilt without frames that had been evicted.
+        While nothing was evicted, any. Afterwards the last one that was ever made, undone or not: its frames took
+        slots that it does not read itself. None once a cache was rebuilt without frames that had been evicted.
         """
-        first = int(self.first[row])
-        if int(self.slot_first[row]) != first:
+        if int(self.slot_first[row]) != int(self.first[row]):
             return self._made[row]
-        return 0 if first <= self.ring.sink_frames + ring_frames else self._made[row] - 1
+        ever = self._ever_made(row)
+        return 0 if ever * self.ring.chunk_frames <= self.ring.sink_frames + ring_frames else ever - 1
+
+    def keeps_all(self, row: int) -> bool:
+        """Return whether a row still keeps every chunk that it has made."""
+        return self._ever_made(row) <= self.kept_slots
+
+    def _ever_made(self, row: int) -> int:
+        """Chunks since a row's stream began, with those that were undone."""
+        return max(self._first_frames[row]) // self.ring.chunk_frames + 1
 
     def rewind(self, row: int, chunk: int) -> None:
         """Set a row back to where it stood before it made a chunk, not before `earliest`."""

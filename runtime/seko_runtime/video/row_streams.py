@@ -116,9 +116,8 @@ class RowStreams:
         stream, made = self._manifest.stream, self.clocks.made(row)
         earliest = self.clocks.earliest(row, min((stream.ring_frames, *stream.rings.values())))
         why = "the cache holds no frames that it would need"
-        if (
-            live.decoder is not None and earliest
-        ):  # the decoder's caches are made again, from the first chunk on
+        # The decoder's caches are made again, from the first chunk on.
+        if live.decoder is not None and not self.clocks.keeps_all(row):
             earliest, why = (
                 made,
                 "not all of its chunks are kept, of which the VAE's caches would be made again",
