@@ -234,8 +234,9 @@ def config_of(wish: Wish) -> tuple[BuildConfig, list[str]]:
 def _notes(wish: Wish, gpu: Gpu, config: BuildConfig, work: Work) -> list[str]:
     notes = []
     if export_backend(wish.build.backend).capabilities.unmeasured:
+        kernels = "AOTInductor's fused layers" if config.fused else "torch's plain kernels"
         notes.append(
-            f"no engine of --backend {wish.build.backend} has run: scratch and times are those of torch's plain kernels"
+            f"no engine of --backend {wish.build.backend} has run: scratch and times are those of {kernels}"
         )
     if not gpu.measured:
         notes.append(f"not measured on this GPU: the H200's shares of the peak are taken for {gpu.title}")

@@ -131,7 +131,7 @@ def test_the_plugin_library_is_loaded_from_the_bytes_that_were_hashed_and_once(
 
     class Registry:
         def get_creator(self, *name: str) -> object:
-            assert name == ("PtxKernel", "1", "seko")
+            assert name == ("PtxKernel", "2", "seko")
             return registered[0] if registered else None
 
         def load_library(self, path: str) -> object:

@@ -31,7 +31,7 @@ PARSED = {  # what TensorRT's parser makes of ONNX's dtypes; it has no float64
     TensorProto.BOOL: "BOOL",
 }
 NO_IMPORTER = {"BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot"}
-PLUGIN = ("PtxKernel", "1", "seko")
+PLUGIN = ("PtxKernel", "2", "seko")
 IN_PLACE = {"PtxKernel": "PLUGIN_V3", "TensorScatter": "KVCACHE_UPDATE"}  # op to the layer that is made of it
 
 

@@ -26,3 +26,19 @@ def test_sessions_that_fit(
         assert (report["sessions_fit"], report["fits"]) == (sessions, sessions > 0)
         assert round(report["peak_bytes"] / 1e9, 1) == peak_gb
         assert any("no engine of --backend tensorrt-rtx has run" in note for note in report["notes"])
+
+
+def test_attention_in_8_bits_takes_less_scratch_and_room_for_another_session() -> None:
+    options = BuildOptions(
+        preset="self-forcing-1.3b",
+        fp4_kv=True,
+        backend="tensorrt-rtx",
+        attention="fp8",
+        no_text=True,
+        no_vae=True,
+    )
+    for gpu, sessions in (("rtx4090", 10), ("rtx5090", 13)):
+        report = plan(options, gpu)
+        assert (report["kernels"], report["sessions_fit"]) == ("fused", sessions)
+        assert round(report["peak_bytes"] / 1e9, 1) == 5.0
+        assert any("AOTInductor's fused layers" in note for note in report["notes"])

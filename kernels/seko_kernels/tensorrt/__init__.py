@@ -5,4 +5,4 @@ from __future__ import annotations
 from pathlib import Path
 
 PLUGIN_SOURCE = Path(__file__).with_name("ptx_kernel.cpp")
-PLUGIN_NAMESPACE, PLUGIN_NAME, PLUGIN_VERSION = "seko", "PtxKernel", "1"  # as the source registers it
+PLUGIN_NAMESPACE, PLUGIN_NAME, PLUGIN_VERSION = "seko", "PtxKernel", "2"  # as the source registers it

@@ -32,7 +32,7 @@ using namespace nvinfer1;
 namespace {
 
 constexpr char const* kNAME = "PtxKernel";
-constexpr char const* kVERSION = "1";
+constexpr char const* kVERSION = "2";
 constexpr char const* kNAMESPACE = "seko";
 constexpr int kSHARED_WITHOUT_ASKING = 48 * 1024;
 // Numbers of cuda.h.

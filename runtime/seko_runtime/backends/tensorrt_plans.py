@@ -33,7 +33,7 @@ from seko_runtime.format.manifest import PLUGINS_KEY, EngineSpec, Manifest, Tens
 if TYPE_CHECKING:
     import tensorrt_lean as trt
 
-PLUGIN = ("PtxKernel", "1", "seko")  # what that library registers: name, version, namespace
+PLUGIN = ("PtxKernel", "2", "seko")  # what that library registers: name, version, namespace
 NEXT = "next."  # before an output's name where an input has that name
 DTYPES = {
     "FLOAT": ("float32",),
