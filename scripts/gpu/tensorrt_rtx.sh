@@ -12,18 +12,25 @@ seko_need_gpu prove
 [ -n "${SEKO_PYTHON:-}" ] || "$PYTHON" -m pip install --quiet --constraint scripts/constraints.txt -e '.[tensorrt-rtx]'
 work=${1:-$(mktemp -d /tmp/seko-rtx.XXXXXX)}
 mkdir -p "$work"
+failed=0
+step() { # a command; one that fails is told, and the rest is tried all the same
+    "$@" && return
+    echo "failed with $?: $*" >&2
+    failed=$((failed + 1))
+}
 builds=(tensorrt-rtx,torch aoti,torch)
 fp8=$("$PYTHON" -c 'import torch; print(int(torch.cuda.get_device_capability() >= (8, 9)))')
 [ "$fp8" = 0 ] || builds+=(tensorrt-rtx,fp8 aoti,fp8)
 for build in "${builds[@]}"; do
     # `build` records goldens on this GPU and verifies with the runtime alone; it ends with 6 where numbers differ.
-    "$PYTHON" -m seko_export build --preset sample --fp4-kv --backend "${build%,*}" --attention "${build#*,}" \
+    step "$PYTHON" -m seko_export build --preset sample --fp4-kv --backend "${build%,*}" --attention "${build#*,}" \
         --target auto -o "$work/$build" --force
-    "$PYTHON" -m seko_runtime verify "$work/$build"
+    [ -e "$work/$build" ] || continue
+    step "$PYTHON" -m seko_runtime verify "$work/$build"
+    step "$PYTHON" -m seko_runtime run "$work/$build" --seed 3 --chunks 12 -o "$work/$build.y4m"
+    step "$PYTHON" -m seko_export bench "$work/$build" --json >"$work/$build.json"
+    cat "$work/$build.json"
 done
-"$PYTHON" -m pytest -q -m rtx -rs tests/tensorrt_plans
-for build in "${builds[@]}"; do
-    "$PYTHON" -m seko_runtime run "$work/$build" --seed 3 --chunks 12 -o "$work/$build.y4m"
-    "$PYTHON" -m seko_export bench "$work/$build" --json | tee "$work/$build.json"
-done
-echo "artifacts, videos and figures: $work"
+step "$PYTHON" -m pytest -q -m rtx -rs tests/tensorrt_plans
+echo "artifacts, videos and figures: $work; steps that failed: $failed"
+exit "$((failed > 0))"
