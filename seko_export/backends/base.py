@@ -29,7 +29,8 @@ class Capabilities:
     cross_targets : tuple of str
         GPUs that it builds for without one of them here.
     unmeasured : bool
-        Whether no engine of it has run yet, so that estimates are those of torch's plain kernels.
+        Whether no engine of it has run yet: estimates are those of other backends' kernels, and fused layers are taken
+        only where they are asked for.
     fused_kernels : bool
         Layers that run in Seko's own Triton kernels.
     attentions : tuple of str, optional

@@ -230,6 +230,7 @@ def fp8_expand(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Return the scratch that `seko_kernels.scratch.fp8_expand` fills, zeros where it leaves it as it was.
 
     Its tensors are those of the op, without the scratch and with the rotation's.
+    It has no ONNX form: plans alone name it, as a function without a body.
     """
     given = dict(zip(_PAST, tensors, strict=True))
     rotation = scratch.KeyRotation(*(given.pop(name) for name in scratch.KeyRotation._fields))
