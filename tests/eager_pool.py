@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -13,15 +14,21 @@ from seko_export.engines.piece import dtype_name
 from seko_export.families.registry import graph_of
 from seko_export.goldens.record import eager_engine
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.format.manifest import Weight
+from seko_runtime.format.manifest import Manifest, Weight
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.streams import Streams
 
 
-def eager_pool(config: BuildConfig, weights: Mapping[str, Tensor]) -> Pool:
-    """Return the pool of a build with one; ``weights`` are all that its programs use, the schedule's tables too."""
+def eager_pool(config: BuildConfig, weights: Mapping[str, Tensor], like: Manifest | None = None) -> Pool:
+    """Return the pool of a build with one; ``weights`` are all that its programs use, the schedule's tables too.
+
+    It has the files of weights of the artifact that it is ``like``.
+    """
     table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
     engines = {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
-    streams = Streams(describe(config, EAGER, table, {}), engines, weights, CpuMemory(), digest="d")
+    manifest = describe(config, EAGER, table, {})
+    if like is not None:
+        manifest = replace(manifest, weights=like.weights, files=like.files)
+    streams = Streams(manifest, engines, weights, CpuMemory(), digest="d")
     streams.prepare()
     return Pool(streams)

@@ -98,7 +98,7 @@ def kill_once(folder: Path, rank: int, delay: float) -> dict[str, Any]:
         thread, chunks = threading.Thread(target=kill), 0
         thread.start()
         try:
-            session = artifact.open_session([0])
+            session = artifact.open_session()
             while True:
                 session.run_chunk().to_host()
                 chunks += 1
@@ -129,9 +129,10 @@ def beside(folder: Path, device: str = "auto") -> Iterator[list[str]]:
 
     def run() -> None:
         try:
-            with open_artifact(folder, device) as artifact, artifact.open_session([0]) as session:
+            with open_artifact(folder, device) as artifact, artifact.open_session() as session:
                 while not done.is_set() or len(made) < 2:
-                    session.restart_row(0)
+                    for row in range(artifact.manifest.call_rows):
+                        session.restart_row(row)
                     made.append(session.run_chunk().to_host())
                     ready.set()
                     if not np.array_equal(made[-1], made[0]):

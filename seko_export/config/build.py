@@ -178,14 +178,10 @@ class BuildConfig:
                 f"--ranks {self.ranks}: ranks share the {heads} heads of {self.model.name!r} and the {tokens} tokens "
                 f"of a latent frame evenly, and are at most {MOST_RANKS}; give one of {with_commas(tuple(can))}"
             )
-        for asked, option in (
-            (self.pool is not None, "--sessions"),
-            (self.stream.offload_cache, "--offload-cache"),
-        ):
-            if asked:
-                raise UsageError(
-                    f"--ranks {self.ranks} and {option} do not go together yet; leave one of them out"
-                )
+        if self.stream.offload_cache:
+            raise UsageError(
+                f"--ranks {self.ranks} and --offload-cache do not go together yet; leave one of them out"
+            )
 
     def _check_fp8(self) -> None:
         layers = self.model.layers

@@ -30,7 +30,8 @@ def memory_report(config: BuildConfig, gpu: Gpu, work: Work) -> dict[str, Any]:
     once, each = rows_bytes(config, work)
     fixed, session = sum(weights.values()) + sum(once.values()), sum(each.values())
     peak = fixed + session * (1 if config.pool is None else config.pool.sessions)
-    most = 1 if config.ranks > 1 else sys.maxsize  # an artifact of several ranks has one session at a time
+    # An artifact of several ranks has one session at a time, or one pool.
+    most = 1 if config.ranks > 1 and config.pool is None else sys.maxsize
     return {
         "weight_bytes": weights,
         "call_bytes": once,

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
+from torch import Tensor
 
+from seko_export.config.build import BuildConfig
+from seko_export.options.declaration import BuildOptions
+from seko_export.options.resolve import resolve_build
 from seko_runtime import OpenArtifact, open_artifact
 from tests.conftest import Built, build_once
 
-LAYOUT = ("--height", "32", "--width", "64")
+LAYOUT = ("--height", "32", "--width", "64", "--sessions", "2", "--batch", "2")
 
 
 @pytest.fixture(scope="session")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The tiny model for two ranks, AOTInductor engines with an exact cache; not to be changed."""
+    """The tiny model for two ranks, AOTInductor engines with an exact cache and a pool; not to be changed."""
     return build_once(tmp_path_factory, "ranks", *LAYOUT, "--ranks", "2")
 
 
@@ -23,3 +29,17 @@ def opened(two: Built) -> Iterator[OpenArtifact]:
     """That artifact, its two processes running."""
     with open_artifact(two.folder) as artifact:
         yield artifact
+
+
+def one_gpu() -> BuildConfig:
+    """Return the configuration of the same build for one rank."""
+    options = BuildOptions(preset="tiny", height=32, width=64, sessions=2, batch=(2,), target="cpu")
+    return resolve_build(options).config
+
+
+def weights_of(folder: Path) -> dict[str, Tensor]:
+    """Return all weights of an artifact by name."""
+    weights = {}
+    for file in sorted((folder / "weights").iterdir()):
+        weights |= load_file(file)
+    return weights

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
-from numpy.typing import NDArray
 
 from seko_runtime.errors import UsageError
 from seko_runtime.parallel.channel import channel_pair, inherited_channel
@@ -19,54 +20,85 @@ SHAPES = arrays_of.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
 LATENTS = (1, 16, 3, 60, 104)  # more than a socket takes at once
 
 
-def sent(*parts: dict[str, NDArray]) -> list[tuple[dict, dict[str, NDArray]]]:
+def sent(*messages: dict[str, Any]) -> list[dict[str, Any]]:
     """Return what the other end receives, message by message."""
     channel, other = channel_pair()
     far = inherited_channel(other.detach())
-    sender = threading.Thread(
-        target=lambda: [channel.send({"number": n}, one) for n, one in enumerate(parts)]
-    )
-    sender.start()
-    try:
-        return [far.receive() for _ in parts]
-    finally:
-        sender.join()
-        channel.close()
-        far.close()
+    with ThreadPoolExecutor(1) as sender:
+        done = sender.submit(lambda: [channel.send(one) for one in messages] and channel.close())
+        try:
+            return [far.receive() for _ in messages]
+        finally:
+            done.result()
+            far.close()
 
 
-@given(
-    st.lists(st.dictionaries(st.text(max_size=3), arrays_of.arrays(KINDS, SHAPES), max_size=3), max_size=3)
+def assert_same(found: object, expected: object) -> None:
+    """Check that a part of a message arrived as it was."""
+    if isinstance(expected, dict):
+        assert [*found] == [*expected]
+        for name, one in expected.items():
+            assert_same(found[name], one)
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for pair in zip(found, expected, strict=True):
+            assert_same(*pair)
+    elif isinstance(expected, np.ndarray):
+        assert found.tobytes() == expected.tobytes()
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    else:
+        assert found == expected
+        assert type(found) is type(expected)
+
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | arrays_of.arrays(KINDS, SHAPES)
+TREES = st.recursive(
+    LEAVES,
+    lambda parts: (
+        st.lists(parts, max_size=3) | st.dictionaries(st.text(min_size=1, max_size=3), parts, max_size=3)
+    ),
+    max_leaves=6,
 )
-def test_messages_and_arrays_arrive_as_they_were(parts: list[dict[str, NDArray]]) -> None:
-    for number, (message, arrays) in enumerate(sent(*parts)):
-        assert message == {"number": number}
-        assert [*arrays] == [*parts[number]]
-        for name, array in parts[number].items():
-            assert arrays[name].tobytes() == array.tobytes()
-            assert (arrays[name].dtype, arrays[name].shape) == (array.dtype, array.shape)
+
+
+@given(st.lists(st.dictionaries(st.text(min_size=1, max_size=3), TREES, max_size=3), max_size=3))
+def test_messages_and_arrays_arrive_as_they_were(messages: list[dict[str, Any]]) -> None:
+    for found, expected in zip(sent(*messages), messages, strict=True):
+        assert_same(found, expected)
 
 
 def test_a_large_array_and_a_strided_one_arrive_whole() -> None:
     large = np.random.default_rng(0).standard_normal(LATENTS).astype(np.float32)
-    ((_, arrays),) = sent({"large": large, "strided": large[..., ::3].swapaxes(1, 4)})
-    assert np.array_equal(arrays["large"], large)
-    assert np.array_equal(arrays["strided"], large[..., ::3].swapaxes(1, 4))
-    arrays["large"][:] = 0  # the receiver's own
+    strided = large[..., ::3].swapaxes(1, 4)
+    (found,) = sent({"large": large, "strided": strided, "seed": np.int64(3), "tensor": torch.arange(3)})
+    assert np.array_equal(found["large"], large)
+    assert np.array_equal(found["strided"], strided)
+    assert found["seed"] == 3
+    assert found["tensor"].tolist() == [0, 1, 2]
+    found["large"][:] = 0  # the receiver's own
 
 
 def test_an_end_that_goes_in_the_middle_of_an_array_is_told() -> None:
     channel, other = channel_pair()
     far = inherited_channel(other.detach())
-    channel.connection.send_bytes(b'{"message": {}, "arrays": [["x", "<f4", [8]]]}')
+    channel.connection.send_bytes(b'{"message": {"x": {"": 0}}, "arrays": [["<f4", [8]]]}')
     channel.close()
     with pytest.raises(EOFError):
         far.receive()
     far.close()
 
 
-def test_what_is_no_number_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"x": np.array([object()])}, "x is a ndarray, expected an array of numbers"),
+        ({"x": {3: 1}}, "x is a mapping, expected names as its keys"),
+        ({"x": {"": 1}}, "x is a mapping, expected names as its keys"),
+        ({"x": [0.5] * (1 << 22)}, "give them as arrays"),
+    ],
+)
+def test_what_is_no_number_or_name_is_refused(wrong: dict[str, Any], message: str) -> None:
     channel, other = channel_pair()
-    with other, pytest.raises(UsageError, match="expected numbers"):
-        channel.send({}, {"x": np.array([object()])})
+    with other, pytest.raises(UsageError, match=message):
+        channel.send(wrong)
     channel.close()

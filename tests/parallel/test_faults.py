@@ -14,6 +14,7 @@ import pytest
 from scripts.bench.rank_faults import beside, is_running, kill_once
 from seko_runtime import Session, open_artifact
 from seko_runtime.errors import RankLostError, SessionClosedError
+from seko_runtime.video.pool import PooledSession
 from tests.conftest import Built
 
 PATIENCE_S = 60.0  # until a test gives up; what it waits for takes seconds
@@ -21,7 +22,7 @@ CALLER = """
 import sys, time
 from seko_runtime import open_artifact
 with open_artifact(sys.argv[1]) as artifact:
-    with artifact.open_session([0]) as session:
+    with artifact.open_session() as session:
         session.run_chunk().to_host()
         print(*artifact.processes, flush=True)
         {then}
@@ -34,7 +35,7 @@ def test_a_rank_that_dies_or_stands_still_ends_the_group_with_one_error(
     two: Built, number: signal.Signals, rank: int
 ) -> None:
     with open_artifact(two.folder) as artifact:
-        session = artifact.open_session([0])
+        session = artifact.open_session()
         session.run_chunk()
         members = artifact.processes
         os.kill(members[rank], number)
@@ -55,7 +56,7 @@ def test_a_rank_that_dies_while_nothing_is_asked_ends_the_others(two: Built) -> 
         os.kill(members[1], signal.SIGKILL)
         await_all(members)
         with pytest.raises(RankLostError, match=r"rank 1 of 2 .* was ended by signal 9"):
-            artifact.open_session([0])
+            artifact.open_session()
 
 
 def test_a_kill_at_any_moment_ends_one_group_and_no_other(two: Built) -> None:
@@ -74,7 +75,7 @@ def test_closing_ends_all_processes_and_another_thread_is_not_disturbed(two: Bui
     assert not any(map(is_running, members))
     assert threading.active_count() <= before
     with pytest.raises(SessionClosedError):
-        artifact.open_session([0])
+        artifact.open_session()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
@@ -88,7 +89,7 @@ def test_no_process_outlives_the_caller(two: Built, number: signal.Signals) -> N
     await_all(members)
 
 
-def run_on(session: Session) -> None:
+def run_on(session: Session | PooledSession) -> None:
     """Make chunks until it fails."""
     while True:
         session.run_chunk()

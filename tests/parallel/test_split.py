@@ -132,8 +132,6 @@ def test_backends_and_families_that_cannot_split_refuse() -> None:
             UsageError, match=f"--backend {name} has no engines for several ranks yet: leave --ranks"
         ):
             refuse_uncarried(export_backend(name), config)
-    with pytest.raises(UsageError, match="--ranks 2 and --sessions do not go together yet"):
-        resolve_build(BuildOptions(preset="tiny", target="cpu", ranks=2, sessions=2))
     with pytest.raises(UsageError, match="of the family 'seko_talk' run on one GPU so far"):
         resolve_build(BuildOptions(preset="seko-talk-tiny", target="cpu", ranks=2))
 

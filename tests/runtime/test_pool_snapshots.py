@@ -52,10 +52,10 @@ def test_a_neighbour_runs_while_a_snapshot_is_read(tmp_path: Path, monkeypatch: 
             other.run_chunk()
             ran.set()
 
-        def slow(*args: Any) -> Any:
+        def slow(*args: Any, **named: Any) -> Any:
             threading.Thread(target=run, daemon=True).start()
             assert ran.wait(30), "the neighbour waits for the file"
-            return real(*args)
+            return real(*args, **named)
 
         monkeypatch.setattr(pool_module, "read_snapshot", slow)
         again = pool.restore(path)
@@ -72,10 +72,10 @@ def test_a_pool_that_becomes_full_while_a_snapshot_is_read_says_so(
     with closing(open_pool()) as pool:
         taken = [pool.open_session(prompt=PROMPTS[0]) for _ in range(SESSIONS - 1)]
 
-        def late(*args: Any) -> Any:
+        def late(*args: Any, **named: Any) -> Any:
             reads.append(args)
             taken.append(pool.open_session(prompt=PROMPTS[0]))
-            return real(*args)
+            return real(*args, **named)
 
         monkeypatch.setattr(pool_module, "read_snapshot", late)
         for _ in range(2):

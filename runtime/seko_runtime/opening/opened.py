@@ -218,6 +218,15 @@ class OpenArtifact:
         if self.manifest.pool is None:
             raise UsageError("this artifact was built without a pool; rebuild it with --sessions N")
         key = checked_key(snapshot_key)
+        streams = self._pool_streams(steps, shift, prompt_cache, overlap)
+        pool = Pool(streams, digest=self.digest, snapshot_key=key)
+        self._pools.append(pool)
+        return pool
+
+    def _pool_streams(
+        self, steps: int | None, shift: float | None, prompt_cache: int, overlap: bool
+    ) -> Streams:
+        """Return the streams of a pool, prepared; parameters as `open_pool`."""
         memory, manifest, programs, weights = self._scheduled(steps, shift)
         try:
             _admit(manifest, memory)
@@ -234,15 +243,14 @@ class OpenArtifact:
             digest=self.digest,
             prompt_cache=prompt_cache,
             overlap=overlap,
+            rank=self._rank,
         )
         try:
             streams.prepare()
         except BaseException:
             streams.close()
             raise
-        pool = Pool(streams, digest=self.digest, snapshot_key=key)
-        self._pools.append(pool)
-        return pool
+        return streams
 
     @machine_faults()
     def golden_text(self) -> NDArray[np.generic]:

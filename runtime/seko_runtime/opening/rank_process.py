@@ -6,25 +6,20 @@ python -m seko_runtime.opening.rank_process DESCRIPTOR
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-
-from seko_runtime.errors import StaleChunkError, UsageError
+from seko_runtime.errors import SessionClosedError, UsageError
 from seko_runtime.opening.artifact import open_rank
 from seko_runtime.opening.opened import OpenArtifact
 from seko_runtime.parallel.worker import Handler, serve
 from seko_runtime.video.chunk import Chunk
-from seko_runtime.video.decoding import FRAME_BLOCKS
-from seko_runtime.video.session import Session
+from seko_runtime.video.ranked_streams import FORWARDED, split_names, state_of_message, state_to_message
+from seko_runtime.video.streams import CLOSED, Streams
 
 _Facts = Mapping[str, Any]
-_Arrays = Mapping[str, NDArray[Any]]
-_Answer = tuple[Mapping[str, Any], _Arrays]
 JOIN_S = 300.0  # for all processes to open the artifact and find each other
 
 
@@ -42,120 +37,101 @@ def begin(rank: int, facts: _Facts) -> tuple[Handler, _Facts]:
 
 
 class RankCommands:
-    """Answers the commands of `RankedArtifact` and `RankedSession`; only rank 0 sends what all have."""
+    """Answers the commands of `RankedArtifact` and `RankedStreams`; only rank 0 sends what all have."""
 
     def __init__(self, rank: int, artifact: OpenArtifact) -> None:
         self._rank, self._artifact = rank, artifact
-        self._session: Session | None = None
-        self._chunks: deque[Chunk] = deque(maxlen=FRAME_BLOCKS)  # as long as their frames may be read
-        self._known: dict[str, Callable[[_Facts, _Arrays], _Answer]] = {
+        self._streams: Streams | None = None
+        self._chunks: dict[int | None, Chunk] = {}  # the last of each row, and of all rows of a call
+        self._known: dict[str, Callable[..., object]] = {
             name: getattr(self, f"_{name}")
             for name in (
-                *("open_session", "run_chunk", "set_prompt", "set_text", "set_inputs", "restart_row"),
-                *("read_latents", "video_frames", "cache_sample", "stats", "close_session"),
+                *("open_session", "open_pool", "run_chunk", "read_latents", "video_frames", "stats", "close"),
+                *("store", "load", "layout", "cache_sample", "forwarded"),
                 *("golden_text", "golden_inputs", "chunk_error", "backend_stats", "end"),
             )
         }
 
-    def __call__(self, command: str, facts: _Facts, arrays: _Arrays) -> _Answer:
+    def __call__(self, command: str, facts: _Facts) -> object:
         """Answer one command."""
         if command not in self._known:
             raise UsageError(f"{command!r} is no command of a rank")
-        return self._known[command](facts, arrays)
+        return self._known[command](**facts)
 
     @property
-    def _open(self) -> Session:
-        if self._session is None:
-            raise UsageError("no session is open")
-        return self._session
+    def _open(self) -> Streams:
+        if self._streams is None:
+            raise SessionClosedError(CLOSED)
+        return self._streams
 
-    def _open_session(self, facts: _Facts, arrays: _Arrays) -> _Answer:
-        named = dict(facts)
-        inputs = named.pop("inputs")
-        if inputs is not None:
-            named["inputs"] = {name: arrays[f"inputs.{name}"] for name in inputs}
-        named |= {name: one for name, one in arrays.items() if not name.startswith("inputs.")}
-        self._session = self._artifact.open_session(**named)
+    def _open_session(self, **facts: Any) -> object:
+        return self._begun(self._artifact.open_session(**facts)._streams)
+
+    def _open_pool(self, **facts: Any) -> object:
+        return self._begun(self._artifact._pool_streams(**facts))
+
+    def _begun(self, streams: Streams) -> object:
+        self._streams = streams
+        return {"decodes_beside": streams.decodes_beside}
+
+    def _forwarded(self, method: str, given: list[Any], named: _Facts) -> object:
+        if method not in FORWARDED:
+            raise UsageError(f"{method!r} is not called on a rank")
+        return getattr(self._open, method)(*given, **named)
+
+    def _run_chunk(self, rows: list[int], inputs: Any) -> object:
+        chunk = self._open.run_chunk(rows, inputs)
+        made = [chunk, *(self._open.row_chunk(chunk, place, row) for place, row in enumerate(rows))]
+        self._chunks |= {one.row: one for one in made}
+        return [[one.index, one.frames, one.serial, one.pictures, one.row, one.heard_at] for one in made]
+
+    def _read_latents(self, row: int | None, serial: int, index: int) -> object:
+        return self._open.read_latents(replace(self._chunks[row], serial=serial, index=index))
+
+    def _video_frames(self, row: int, number: int) -> object:
+        return self._open.decoder().video_frames(row, number)
+
+    def _cache_sample(self, step: int) -> object:
+        sample = self._open.cache_sample(step)
+        if self._rank:
+            return {name: sample[name] for name in split_names(self._artifact.manifest)}
+        return sample
+
+    def _store(self, row: int) -> object:
+        state = self._open.store(row)
+        keep = None if self._rank == 0 else split_names(self._artifact.manifest)
+        return state_to_message(state, keep)
+
+    def _load(self, row: int, state: _Facts, shares: _Facts) -> None:
+        self._open.load(row, state_of_message(state, shares))
+
+    def _layout(self) -> object:
+        return {name: [list(one.shape), one.dtype] for name, one in self._open.layout().items()}
+
+    def _stats(self) -> object:
+        return asdict(self._open.stats)
+
+    def _close(self) -> None:
+        if self._streams is not None:
+            self._streams.close()
+        self._streams = None
         self._chunks.clear()
-        return {"decodes_beside": self._session.decodes_beside}, {}
 
-    def _run_chunk(self, facts: _Facts, arrays: _Arrays) -> _Answer:
-        del facts
-        chunk = self._open.run_chunk(dict(arrays) or None)
-        self._chunks.append(chunk)
-        said = {
-            "index": chunk.index,
-            "serial": chunk.serial,
-            "pictures": [list(one) for one in chunk.pictures],
-        }
-        return said, {"frames": chunk.frames} if self._rank == 0 else {}
+    def _golden_text(self) -> object:
+        return self._artifact.golden_text()
 
-    def _set_prompt(self, facts: _Facts, _: _Arrays) -> _Answer:
-        self._open.set_prompt(facts["prompt"], recache=facts["recache"])
-        return {}, {}
+    def _golden_inputs(self, chunk: int | None) -> object:
+        return self._artifact.golden_inputs(chunk)
 
-    def _set_text(self, facts: _Facts, arrays: _Arrays) -> _Answer:
-        self._open.set_text(arrays["text"], recache=facts["recache"])
-        return {}, {}
+    def _chunk_error(self, **facts: Any) -> object:
+        return asdict(self._artifact.chunk_error(**facts))
 
-    def _set_inputs(self, _: _Facts, arrays: _Arrays) -> _Answer:
-        self._open.set_inputs(dict(arrays))
-        return {}, {}
+    def _backend_stats(self) -> object:
+        return dict(self._artifact.stats)
 
-    def _restart_row(self, facts: _Facts, arrays: _Arrays) -> _Answer:
-        self._open.restart_row(facts["row"], seed=facts["seed"], **arrays)
-        return {}, {}
-
-    def _read_latents(self, facts: _Facts, _: _Arrays) -> _Answer:
-        chunk = next((one for one in self._chunks if one.serial == facts["serial"]), None)
-        if chunk is None:
-            raise StaleChunkError("this chunk was overwritten by later ones; call to_host() before them")
-        return {}, {"latents": chunk.to_host()}
-
-    def _video_frames(self, facts: _Facts, _: _Arrays) -> _Answer:
-        row, number = facts["row"], facts["number"]
-        for chunk in self._chunks:
-            for place, one in enumerate(chunk.pictures):
-                if one == (row, number):
-                    return {}, {"frames": chunk.video_rows()[place]}
-        raise StaleChunkError(
-            f"the frames of chunk {number} of row {row} were overwritten: read them earlier"
-        )
-
-    def _cache_sample(self, facts: _Facts, _: _Arrays) -> _Answer:
-        return {}, self._open.cache_sample(facts["step"])
-
-    def _stats(self, _: _Facts, __: _Arrays) -> _Answer:
-        return asdict(self._open.stats), {}
-
-    def _close_session(self, _: _Facts, __: _Arrays) -> _Answer:
-        if self._session is not None:
-            self._session.close()
-        self._session = None
-        self._chunks.clear()
-        return {}, {}
-
-    def _golden_text(self, _: _Facts, __: _Arrays) -> _Answer:
-        return {}, {"text": self._artifact.golden_text()}
-
-    def _golden_inputs(self, facts: _Facts, _: _Arrays) -> _Answer:
-        return {}, self._artifact.golden_inputs(facts["chunk"])
-
-    def _chunk_error(self, facts: _Facts, arrays: _Arrays) -> _Answer:
-        cache = {
-            name.removeprefix("cache."): one for name, one in arrays.items() if name.startswith("cache.")
-        }
-        error = self._artifact.chunk_error(
-            facts["number"], arrays["latents"], cache if facts["cache"] else None, arrays.get("video")
-        )
-        return asdict(error), {}
-
-    def _backend_stats(self, _: _Facts, __: _Arrays) -> _Answer:
-        return dict(self._artifact.stats), {}
-
-    def _end(self, _: _Facts, __: _Arrays) -> _Answer:
+    def _end(self) -> None:
+        self._close()
         self._artifact.close()
-        return {}, {}
 
 
 if __name__ == "__main__":

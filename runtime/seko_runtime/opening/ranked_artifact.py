@@ -24,19 +24,16 @@ from seko_runtime.opening.golden import ChunkError
 from seko_runtime.opening.opened import OpenArtifact, Opening
 from seko_runtime.parallel.group import RankGroup
 from seko_runtime.video.call_lock import CallLock
-from seko_runtime.video.pool import Pool
-from seko_runtime.video.prompts import PROMPT_CACHE
-from seko_runtime.video.ranked_session import CALL_S, OPEN_S, RankedSession, named_arrays
+from seko_runtime.video.ranked_streams import CALL_S, RankedSession, RankedStreams
 
 PROCESS = "seko_runtime.opening.rank_process"
-_TENSORS = ("text", "image", "conditioning_latents", "reference")  # of an `Opening`
 _NOT_YET = "an artifact of several ranks cannot do this yet; build it without --ranks"
 
 
 class RankedArtifact(OpenArtifact):
     """`OpenArtifact` of several ranks. Its engines and tensors are in the processes of a `RankGroup`.
 
-    One session at a time is open: the collectives of two would meet in another order on each rank.
+    One session or pool at a time is open: the collectives of two would meet in another order on each rank.
 
     Parameters
     ----------
@@ -59,7 +56,8 @@ class RankedArtifact(OpenArtifact):
         self.manifest, self.digest = manifest, digest
         self.device = check_device(manifest.target, device)
         devices = rank_devices(manifest, self.device)
-        self._session: RankedSession | None = None
+        self._last: RankedStreams | None = None
+        self._sessions, self._pools = [], []
         self._call_lock = CallLock("the artifact is closed; open it again with open_artifact()", waits=True)
         facts = {
             "path": str(Path(path).absolute()),
@@ -67,7 +65,7 @@ class RankedArtifact(OpenArtifact):
             "trust": None if trust is None else str(Path(trust).absolute()),
             "copy_weights": copy_weights,
         }
-        self._group = RankGroup(PROCESS, manifest.ranks, facts, seconds=OPEN_S)
+        self._group = RankGroup(PROCESS, manifest.ranks, facts, seconds=CALL_S)
         found = [self._group.begun.results[rank] for rank in range(manifest.ranks)]
         for rank, one in enumerate(found):
             if one != found[0] or one["digest"] != digest:
@@ -83,38 +81,29 @@ class RankedArtifact(OpenArtifact):
         return self._group.processes
 
     def _opened(self, asked: Opening) -> RankedSession:
-        if self._session is not None and not self._session.closed:
-            raise UsageError("an artifact of several ranks has one session at a time: close the open one")
-        tensors = {name: getattr(asked, name) for name in _TENSORS}
-        facts = {name: one for name, one in asked._asdict().items() if name not in tensors}
-        if asked.seeds is not None:
-            facts["seeds"] = [int(seed) for seed in asked.seeds]
-        if asked.prompt is not None and not isinstance(asked.prompt, str):
-            facts["prompt"] = [*asked.prompt]
-        if asked.inputs is not None:
-            facts["inputs"] = [*asked.inputs]
-        arrays = named_arrays({name: one for name, one in tensors.items() if one is not None})
-        arrays |= {f"inputs.{name}": one for name, one in named_arrays(asked.inputs).items()}
-        self._session = RankedSession(self.manifest, self._group, facts, arrays)
-        return self._session
+        session = RankedSession(self._streams("open_session", asked._asdict()))
+        self._sessions = [session]
+        return session
 
-    def open_pool(
-        self,
-        *,
-        steps: int | None = None,
-        shift: float | None = None,
-        prompt_cache: int = PROMPT_CACHE,
-        overlap: bool = True,
-        snapshot_key: bytes | None = None,
-    ) -> Pool:
-        """Raise a UsageError: there are no pools of several ranks yet."""
-        del steps, shift, prompt_cache, overlap, snapshot_key
-        raise UsageError(_NOT_YET)
+    def _pool_streams(
+        self, steps: int | None, shift: float | None, prompt_cache: int, overlap: bool
+    ) -> RankedStreams:
+        facts = {"steps": steps, "shift": shift, "prompt_cache": prompt_cache, "overlap": overlap}
+        return self._streams("open_pool", facts)
+
+    def _streams(self, command: str, facts: Mapping[str, Any]) -> RankedStreams:
+        if self._last is not None and not self._last.closed:
+            raise UsageError(
+                "an artifact of several ranks has one session or pool at a time: close the open one"
+            )
+        self._last = RankedStreams(self.manifest, self._group, command, facts)
+        return self._last
 
     @machine_faults()
     def golden_text(self) -> NDArray[np.generic]:
         """Text embeddings with which the golden was recorded; see `OpenArtifact.golden_text`."""
-        return self._of_first("golden_text")["text"]
+        text: NDArray[np.generic] = self._of_first("golden_text")
+        return text
 
     def golden_inputs(self, chunk: int | None) -> dict[str, NDArray[np.generic]]:
         """Return the golden's values of the caller's inputs; see `OpenArtifact.golden_inputs`."""
@@ -131,13 +120,8 @@ class RankedArtifact(OpenArtifact):
         video: NDArray[np.uint8] | None = None,
     ) -> ChunkError:
         """Compare a chunk with the recorded one; see `OpenArtifact.chunk_error`."""
-        arrays: dict[str, NDArray[Any]] = {"latents": latents}
-        if video is not None:
-            arrays["video"] = video
-        arrays |= {f"cache.{name}": one for name, one in (cache or {}).items()}
-        facts = {"number": number, "cache": cache is not None}
-        told = self._group.call("chunk_error", facts, arrays, ranks=(0,), seconds=CALL_S).results[0]
-        return ChunkError(**told)
+        facts = {"number": number, "latents": latents, "cache": cache, "video": video}
+        return ChunkError(**self._of_first("chunk_error", facts))
 
     def wrap_engines(self, wrap: Callable[[str, Engine], Engine]) -> None:
         """Raise a UsageError: the engines are in other processes."""
@@ -153,27 +137,28 @@ class RankedArtifact(OpenArtifact):
     @property
     def stats(self) -> Mapping[str, int]:
         """Counters of rank 0's backend."""
-        found: Mapping[str, int] = self._group.call("backend_stats", ranks=(0,), seconds=CALL_S).results[0]
+        found: Mapping[str, int] = self._of_first("backend_stats")
         return found
 
     @machine_faults()
     def close(self) -> None:
-        """Close the session and end all processes; a second call does nothing."""
+        """Close session and pool and end all processes; a second call does nothing."""
         if self._call_lock.forked:
             return
         with self._call_lock.last():
             try:
-                if self._session is not None:
-                    self._session.close()
+                for pool in self._pools:
+                    pool.close()
+                for session in self._sessions:
+                    session.close()
             except SekoRuntimeError:
                 pass  # of processes that are gone; whoever used the session was told
             finally:
-                self._session = None
                 self._group.close()
 
-    def _of_first(self, command: str, facts: Mapping[str, Any] | None = None) -> dict[str, NDArray[Any]]:
-        """Return the arrays with which rank 0 answers."""
-        return self._group.call(command, facts, ranks=(0,), seconds=CALL_S).arrays[0]
+    def _of_first(self, command: str, facts: Mapping[str, Any] | None = None) -> Any:
+        """Return what rank 0 answers."""
+        return self._group.call(command, facts, ranks=(0,), seconds=CALL_S).results[0]
 
 
 def rank_devices(manifest: Manifest, device: str) -> list[str]:

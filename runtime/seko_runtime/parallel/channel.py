@@ -1,6 +1,7 @@
 """Messages between a caller and the processes that it started: JSON and plain arrays over a socket pair.
 
-Nothing is pickled. A message is one JSON object, then the bytes of each array that it names.
+Nothing is pickled. A message is one JSON object, then the bytes of each array in it. In the JSON, ``{"": 2}`` stands
+for array 2.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,8 +19,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.errors import UsageError
 
-Arrays = Mapping[str, NDArray[Any]]
-NUMBERS = "biuf"  # of numpy's dtypes: bool, integers, floats
+_NUMBERS = "biuf"  # of numpy's dtypes: bool, integers, floats
 _MOST_JSON_BYTES = 1 << 24
 
 
@@ -36,30 +36,33 @@ class Channel:
         self.connection = connection
         self._sending = threading.Lock()
 
-    def send(self, message: Mapping[str, Any], arrays: Arrays | None = None) -> None:
-        """Send a message.
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message: mappings and sequences of numbers, strings, None and arrays.
+
+        What else numpy can convert is sent as an array, such as a host tensor of torch.
 
         Raises
         ------
         UsageError
-            If an array holds anything but numbers.
+            If it holds anything else, or too much that is no array.
         OSError
             If the other end is gone.
         """
-        whole = {name: np.asarray(array, order="C") for name, array in (arrays or {}).items()}
-        for name, array in whole.items():
-            if array.dtype.kind not in NUMBERS:
-                raise UsageError(f"{name} is an array of {array.dtype}, expected numbers")
-        table = [[name, array.dtype.str, list(array.shape)] for name, array in whole.items()]
+        arrays: list[NDArray[Any]] = []
+        packed = _packed(message, "message", arrays)
+        table = [[array.dtype.str, list(array.shape)] for array in arrays]
+        head = json.dumps({"message": packed, "arrays": table}).encode()
+        if len(head) > _MOST_JSON_BYTES:
+            raise UsageError(f"numbers outside of arrays take {len(head)} bytes; give them as arrays")
         with self._sending:
-            self.connection.send_bytes(json.dumps({"message": message, "arrays": table}).encode())
-            for array in whole.values():
+            self.connection.send_bytes(head)
+            for array in arrays:
                 left = _bytes_of(array)
                 while left:
                     left = left[os.write(self.connection.fileno(), left) :]
 
-    def receive(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Return the next message and its arrays; waits for it.
+    def receive(self) -> dict[str, Any]:
+        """Return the next message; waits for it.
 
         Raises
         ------
@@ -67,20 +70,50 @@ class Channel:
             If the other end is gone.
         """
         read = json.loads(self.connection.recv_bytes(_MOST_JSON_BYTES))
-        arrays = {}
-        for name, dtype, shape in read["arrays"]:
-            arrays[name] = np.empty(shape, np.dtype(dtype))
-            left = _bytes_of(arrays[name])
+        arrays = []
+        for dtype, shape in read["arrays"]:
+            arrays.append(np.empty(shape, np.dtype(dtype)))
+            left = _bytes_of(arrays[-1])
             while left:
                 count = os.readv(self.connection.fileno(), [left])
                 if not count:
                     raise EOFError
                 left = left[count:]
-        return read["message"], arrays
+        message: dict[str, Any] = _unpacked(read["message"], arrays)
+        return message
 
     def close(self) -> None:
         """Close this end."""
         self.connection.close()
+
+
+def _packed(one: object, name: str, arrays: list[NDArray[Any]]) -> object:
+    """Return a part of a message as JSON can hold it, and append its arrays; ``name`` is for errors."""
+    if one is None or isinstance(one, str | int | float):
+        return one
+    if isinstance(one, Mapping):
+        if not all(isinstance(key, str) and key for key in one):
+            raise UsageError(f"{name} is a mapping, expected names as its keys")
+        return {key: _packed(value, key, arrays) for key, value in one.items()}
+    if isinstance(one, Sequence) and not isinstance(one, bytes | bytearray | memoryview):
+        return [_packed(value, name, arrays) for value in one]
+    try:
+        array = np.asarray(one, order="C")
+    except (TypeError, ValueError, RuntimeError) as fault:
+        raise UsageError(f"{name} is a {type(one).__name__} that is no array of numbers: {fault}") from None
+    if array.dtype.kind not in _NUMBERS:
+        raise UsageError(f"{name} is a {type(one).__name__}, expected an array of numbers")
+    if isinstance(one, np.generic):
+        return array.item()
+    arrays.append(array)
+    return {"": len(arrays) - 1}
+
+
+def _unpacked(one: Any, arrays: Sequence[NDArray[Any]]) -> Any:
+    """Return a part of a message with its arrays."""
+    if isinstance(one, dict):
+        return arrays[one[""]] if "" in one else {key: _unpacked(value, arrays) for key, value in one.items()}
+    return [_unpacked(value, arrays) for value in one] if isinstance(one, list) else one
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:

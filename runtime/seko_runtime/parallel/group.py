@@ -22,11 +22,9 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import IO, Any
 
-from numpy.typing import NDArray
-
 from seko_runtime import errors
 from seko_runtime.errors import RankLostError, SekoRuntimeError
-from seko_runtime.parallel.channel import Arrays, Channel, channel_pair
+from seko_runtime.parallel.channel import Channel, channel_pair
 
 SILENT_S = 4.0  # without a beat, after which it is looked whether a process hangs
 APART_S = 4.0  # between the first rank that failed at a command and the last that answers it
@@ -44,7 +42,7 @@ class Answers:
     ----------
     ranks : frozenset of int
         Those that were asked.
-    results, arrays : dict
+    results : dict
         By rank.
     faults : dict
         By rank: class and message of an error.
@@ -53,8 +51,7 @@ class Answers:
     """
 
     ranks: frozenset[int]
-    results: dict[int, dict[str, Any]] = field(default_factory=dict)
-    arrays: dict[int, dict[str, NDArray[Any]]] = field(default_factory=dict)
+    results: dict[int, Any] = field(default_factory=dict)
     faults: dict[int, tuple[str, str]] = field(default_factory=dict)
     first_fault_s: float | None = None
 
@@ -125,8 +122,8 @@ class RankGroup:
         self,
         command: str,
         facts: Mapping[str, Any] | None = None,
-        arrays: Arrays | None = None,
         *,
+        own: Sequence[Mapping[str, Any]] | None = None,
         ranks: Sequence[int] | None = None,
         seconds: float,
         patient: bool = True,
@@ -137,8 +134,10 @@ class RankGroup:
         ----------
         command : str
             What the processes' handler knows.
-        facts, arrays : mapping, optional
-            Its arguments.
+        facts : mapping, optional
+            Its arguments, as `Channel.send` takes them.
+        own : sequence of mapping, optional
+            Further arguments for each rank.
         ranks : sequence of int, optional
             Those that it is for; default: all.
         seconds : float
@@ -164,10 +163,11 @@ class RankGroup:
                 )
                 self._heard = [time.monotonic()] * self.ranks
                 self._watching = not patient
-            message = {"command": command, "number": number, "facts": dict(facts or {})}
             for rank in sorted(answers.ranks):
+                given = {**(facts or {}), **(own[rank] if own else {})}
+                message = {"command": command, "number": number, "rank": rank, "facts": given}
                 with contextlib.suppress(OSError):  # whoever is gone is told of by the watcher
-                    self._channels[rank].send(message | {"rank": rank}, arrays)
+                    self._channels[rank].send(message)
             self._wait(answers, command, seconds)
         except (SekoRuntimeError, ValueError):
             raise
@@ -275,12 +275,12 @@ class RankGroup:
             if channel.connection not in ready:
                 continue
             try:
-                message, arrays = channel.receive()
+                message = channel.receive()
             except (EOFError, OSError, ValueError):
                 if self._over is None:
                     self._lose(RankLostError(self._how_it_ended(rank)))
                 return False
-            self._take(rank, message, arrays)
+            self._take(rank, message)
         now = time.monotonic()
         with self._lock:
             if now - began > 1 + _LOOK_S:  # this process itself stood still
@@ -312,7 +312,7 @@ class RankGroup:
             return min(due)
         return None
 
-    def _take(self, rank: int, message: Mapping[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
+    def _take(self, rank: int, message: Mapping[str, Any]) -> None:
         with self._lock:
             self._heard[rank] = time.monotonic()
             self._ticks[rank] = _process_state(self._members[rank].pid)[1]
@@ -325,7 +325,7 @@ class RankGroup:
                 if answers.first_fault_s is None:
                     answers.first_fault_s = time.monotonic()
             else:
-                answers.results[rank], answers.arrays[rank] = message["result"], arrays
+                answers.results[rank] = message["result"]
             self._lock.notify_all()
 
     def _how_it_ended(self, rank: int) -> str:

@@ -8,23 +8,15 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from numpy.typing import NDArray
-
 from seko_runtime.errors import SekoRuntimeError
 from seko_runtime.host.faults import of_machine, told
 from seko_runtime.parallel.channel import Channel, inherited_channel
 
 BEAT_S = 0.5
-_Message = tuple[dict[str, Any], dict[str, NDArray[Any]]]
-# Takes a command, its facts and its arrays; returns the answer and its arrays.
-Handler = Callable[
-    [str, Mapping[str, Any], Mapping[str, NDArray[Any]]], tuple[Mapping[str, Any], Mapping[str, NDArray[Any]]]
-]
+Handler = Callable[[str, Mapping[str, Any]], object]  # takes a command and its facts; returns the answer
 
 
-def serve(
-    descriptor: int, begin: Callable[[int, Mapping[str, Any]], tuple[Handler, Mapping[str, Any]]]
-) -> None:
+def serve(descriptor: int, begin: Callable[[int, Mapping[str, Any]], tuple[Handler, object]]) -> None:
     """Answer commands until the caller says ``end``, or is gone. Does not return.
 
     Parameters
@@ -35,36 +27,31 @@ def serve(
         Takes the rank and the facts of the first command; returns what handles all others, and its answer.
     """
     channel = inherited_channel(descriptor)
-    waiting: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     for work in (lambda: _read(channel, waiting), lambda: _beat(channel)):
         threading.Thread(target=work, daemon=True).start()
     handler: Handler | None = None
     while True:
-        message, arrays = waiting.get()
+        message = waiting.get()
         command, number = message["command"], message["number"]
         if command == "end":
-            _answered(channel, lambda: ({}, {}) if handler is None else handler("end", {}, {}), number)
+            _answered(channel, lambda: None if handler is None else handler("end", {}), number)
             os._exit(0)  # libraries of collectives may wait for each other in their own ends
 
-        def answer() -> tuple[Mapping[str, Any], Mapping[str, NDArray[Any]]]:
+        def answer() -> object:
             nonlocal handler
             if handler is None:
                 handler, said = begin(message["rank"], message["facts"])  # noqa: B023 - called at once
-                return said, {}
-            return handler(command, message["facts"], arrays)  # noqa: B023
+                return said
+            return handler(command, message["facts"])  # noqa: B023
 
         _answered(channel, answer, number)
 
 
-def _answered(
-    channel: Channel,
-    answer: Callable[[], tuple[Mapping[str, Any], Mapping[str, NDArray[Any]]]],
-    number: int,
-) -> None:
+def _answered(channel: Channel, answer: Callable[[], object], number: int) -> None:
     """Send what a command gives, or its error."""
     try:
-        result, arrays = answer()
-        channel.send({"number": number, "result": result}, arrays)
+        channel.send({"number": number, "result": answer()})
     except OSError as fault:
         _fault(channel, number, of_machine(fault) or fault)
     except Exception as fault:
@@ -77,7 +64,7 @@ def _fault(channel: Channel, number: int, fault: Exception) -> None:
     channel.send({"number": number, "fault": [type(fault).__name__ if ours else "", said]})
 
 
-def _read(channel: Channel, waiting: queue.SimpleQueue[_Message]) -> None:
+def _read(channel: Channel, waiting: queue.SimpleQueue[dict[str, Any]]) -> None:
     """Queue messages; end this process when the caller is gone, whatever it does just now."""
     while True:
         try:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from seko_runtime.errors import PoolFullError, UsageError
+from seko_runtime.errors import PoolFullError, SessionClosedError, UsageError
 from seko_runtime.video.chunk import Chunk, SessionStats
 from seko_runtime.video.clocks import checked_seeds
 from seko_runtime.video.conditioning import by_either_name
@@ -24,8 +24,8 @@ from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.pooled_session import PooledSession, SessionLeakWarning, checked_lease
 from seko_runtime.video.prompts import checked_tenant
 from seko_runtime.video.reference_frames import with_portrait
-from seko_runtime.video.snapshot import checked_key, read_snapshot
-from seko_runtime.video.streams import Streams
+from seko_runtime.video.snapshot import checked_key, read_snapshot, stream_content
+from seko_runtime.video.streams import CLOSED, Streams
 
 __all__ = ["Pool", "PooledSession", "SessionLeakWarning"]
 
@@ -61,6 +61,7 @@ class Pool:
             raise UsageError("this artifact was built without a pool; rebuild it with --sessions N")
         self._buckets = self.manifest.pool.buckets
         self._streams, self._digest, self._clock = streams, digest, clock
+        self._content = stream_content(self.manifest)
         self._snapshot_key = checked_key(snapshot_key)
         self._call_lock = streams.call_lock
         self._call_lock.waits = True
@@ -118,14 +119,13 @@ class Pool:
         SessionClosedError
             If the pool is closed.
         """
-        (checked_seed,) = checked_seeds([seed], 1)
+        checked_seed = int(checked_seeds([seed], 1)[0])
         lease_s, tenant = checked_lease(lease_s), checked_tenant(tenant)
         latents = by_either_name(conditioning_latents, given_latents)
         with self._call_lock.take():
             self.reap()
             row = self._free_row(tenant)
-            self._streams.forget(row)
-            self._streams.seeds[row] = checked_seed
+            self._streams.forget(row, checked_seed)
             given = with_portrait(self.manifest, inputs, reference)
             self._streams.set_inputs([row], given, opening=True, image=image)
             if prompt is not None and text is not None:
@@ -159,7 +159,7 @@ class Pool:
             self.reap()
             self._vacant_row()  # a full pool says so before it reads anything
             layout = self._streams.layout()
-        state = read_snapshot(Path(path), self._digest, layout, self._snapshot_key)
+        state = read_snapshot(Path(path), self._digest, layout, self._snapshot_key, content=self._content)
         with self._call_lock.take():
             self.reap()
             row = self._free_row(tenant)
@@ -281,13 +281,14 @@ class Pool:
 
     def _vacant_row(self) -> int:
         """Return a free row; a PoolFullError does not reveal the other tenants."""
-        self._streams.live()
+        if self._streams.closed:
+            raise SessionClosedError(CLOSED)
         held = self._held()
         row = next((row for row in range(self.capacity) if row not in held), None)
         if row is None:
             raise PoolFullError(
                 f"all {self.capacity} rows of the pool are taken; a session takes {self.session_bytes} bytes, "
-                f"{self._streams.memory.free_bytes()} are free on the device: close or pause one, or rebuild with more "
+                f"{self._streams.free_bytes()} are free on the device: close or pause one, or rebuild with more "
                 "--sessions"
             )
         return row

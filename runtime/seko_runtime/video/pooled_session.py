@@ -32,6 +32,7 @@ class SharedRows(Protocol):
     _streams: Streams
     _call_lock: CallLock
     _digest: str
+    _content: str
     _snapshot_key: bytes | None
     _clock: Callable[[], float]
     _lost: deque[str]
@@ -188,7 +189,9 @@ class PooledSession:
         state = self._place
         if not isinstance(state, RowState):
             state = self._stored()
-        write_snapshot(Path(path), self._pool._digest, state, self._pool._snapshot_key)
+        write_snapshot(
+            Path(path), self._pool._digest, state, self._pool._snapshot_key, content=self._pool._content
+        )
 
     def renew(self) -> None:
         """Restart the lease; no effect on a session that has ended."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,56 +24,6 @@ from seko_runtime.video.text import TokenIds
 from seko_runtime.video.video_stream import VideoStream
 
 __all__ = ["Chunk", "Session", "SessionStats"]
-
-
-class SessionStreams(ChunkMaker, Protocol):
-    """What a session needs of its streams; see `Streams`."""
-
-    @property
-    def stats(self) -> SessionStats:
-        """Counters so far."""
-
-    @property
-    def decodes_beside(self) -> bool:
-        """Whether a chunk is decoded while the next one is computed."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether they have ended."""
-
-    def run_chunk(self, rows: Sequence[int], inputs: Inputs | None = None) -> Chunk:
-        """Make the next chunk of each row."""
-
-    def set_prompt(self, rows: Sequence[int], prompt: str | Sequence[str], *, recache: bool = False) -> None:
-        """Set rows' prompts to sentences."""
-
-    def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:
-        """Set rows' prompts to embeddings."""
-
-    def set_inputs(self, rows: Sequence[int], inputs: Inputs | None) -> None:
-        """Set rows' inputs per session or prompt."""
-
-    def rewind(self, rows: Sequence[int], chunk: int) -> None:
-        """Set rows back to where they stood before they made a chunk."""
-
-    def push_audio(
-        self, rows: Sequence[int], samples: object, at: int | None = None, *, last: bool = False
-    ) -> None:
-        """Append samples to rows' voices."""
-
-    def audio_needed(self, row: int) -> tuple[int, int]:
-        """Return the samples that a row's next chunk hears."""
-
-    def restart(
-        self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
-    ) -> None:
-        """Restart a row at frame 0."""
-
-    def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
-        """Copy every ``step``-th token of every cache buffer to the host."""
-
-    def close(self) -> None:
-        """End the rows' streams."""
 
 
 class Session:
@@ -147,7 +97,7 @@ class Session:
             overlap=overlap,
             rank=rank,
         )
-        self._streams: SessionStreams = streams
+        self._streams = streams
         try:
             streams.seeds[list(self._rows)] = checked_seeds(seeds, len(self._rows))
             if (prompt is not None and text is not None) or (

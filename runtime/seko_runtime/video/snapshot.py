@@ -72,7 +72,9 @@ class RowState:
 
 
 @machine_faults()
-def write_snapshot(path: Path, digest: str, state: RowState, key: bytes | None = None) -> None:
+def write_snapshot(
+    path: Path, digest: str, state: RowState, key: bytes | None = None, *, content: str = ""
+) -> None:
     """Write a stream's state to a file of mode 0600 that appears complete or not at all.
 
     Parameters
@@ -85,6 +87,8 @@ def write_snapshot(path: Path, digest: str, state: RowState, key: bytes | None =
         What to write.
     key : bytes, optional
         If given, the file ends in the HMAC-SHA256 of its content, and only this key can read it.
+    content : str
+        Result of `stream_content`.
 
     Raises
     ------
@@ -94,6 +98,8 @@ def write_snapshot(path: Path, digest: str, state: RowState, key: bytes | None =
         If it cannot be written.
     """
     facts = {"version": VERSION, "artifact": digest, "numbers": asdict(state.numbers)}
+    if content:
+        facts["content"] = content
     parts = {
         **state.tensors.arrays(),
         **state.inputs,
@@ -124,7 +130,12 @@ def write_snapshot(path: Path, digest: str, state: RowState, key: bytes | None =
 
 @machine_faults()
 def read_snapshot(
-    path: Path, digest: str, layout: Mapping[str, TensorSpec], key: bytes | None = None
+    path: Path,
+    digest: str,
+    layout: Mapping[str, TensorSpec],
+    key: bytes | None = None,
+    *,
+    content: str = "",
 ) -> RowState:
     """Read a stream's state.
 
@@ -133,11 +144,13 @@ def read_snapshot(
     path : Path
         The file, untrusted: no link, no pipe, and no larger than a stream of this layout can be.
     digest : str
-        Digest of the artifact it must belong to.
+        Digest of the artifact it must belong to, or
     layout : mapping of str to TensorSpec
         The tensors of a stream.
     key : bytes, optional
         If given, only files written with the same key are read; otherwise only files without a key.
+    content : str
+        of an artifact with this `stream_content`, unless it is empty.
 
     Returns
     -------
@@ -150,10 +163,10 @@ def read_snapshot(
     HostMemoryError, HostFaultError
         If this machine lacks what reading it needs.
     """
-    content = _content(path, layout)
+    read = _content(path, layout)
     if key is not None:
-        _check_mac(content, key, path.name)
-    parts = _parts(content, path.name, keyed=key is not None)
+        _check_mac(read, key, path.name)
+    parts = _parts(read, path.name, keyed=key is not None)
     try:
         facts = Fields(parse_json(parts[_FACTS].tobytes(), path.name), path.name)
         version, artifact = facts.integer("version"), facts.text("artifact")
@@ -161,7 +174,8 @@ def read_snapshot(
             raise SnapshotError(
                 f"{path.name} is a snapshot of version {version}, this runtime reads {VERSION}"
             )
-        if artifact != digest:
+        same = bool(content) and "content" in facts and facts.text("content") == content
+        if artifact != digest and not same:
             raise SnapshotError(
                 f"{path.name} is of artifact {artifact[:16]!r}, this one is {digest[:16]!r}: their numbers mean other "
                 "things"
@@ -182,6 +196,27 @@ def read_snapshot(
     except ManifestError as fault:  # the shared JSON reader's word for malformed
         raise SnapshotError(f"{path.name}: {fault}") from fault
     return RowState(numbers, HostBytes(parts), parts)
+
+
+def stream_content(manifest: Manifest) -> str:
+    """Return SHA-256 of what gives a stream's numbers their meaning: weights, model, layout, schedule, cache format.
+
+    Artifacts of the same checkpoint for other numbers of ranks or sessions have the same. Empty if the manifest lacks
+    its weights' hashes.
+    """
+    files = {one.file for one in manifest.weights}
+    if not files <= manifest.files.keys():
+        return ""
+    layout = asdict(manifest.stream)
+    del layout["batch"]
+    facts = {
+        "weights": {file: manifest.files[file].sha256 for file in files},
+        "model": dict(manifest.model),
+        "stream": layout,
+        "schedule": asdict(manifest.schedule),
+        "kv": manifest.kv.scheme,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def checked_key(key: object) -> bytes | None:

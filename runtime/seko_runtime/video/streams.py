@@ -338,9 +338,10 @@ class Streams:
         self._rows.rewind(self.live(), rows, chunk)
 
     @machine_faults()
-    def forget(self, row: int) -> None:
-        """Queue zeros into everything of a row's stream, before another owner's stream begins there."""
+    def forget(self, row: int, seed: int) -> None:
+        """Queue zeros into everything of a row's stream, before another owner's stream with a seed begins there."""
         self._rows.forget(self.live(), row)
+        self.seeds[row] = seed
 
     @machine_faults()
     def reserve(self, row: int) -> None:
@@ -386,6 +387,10 @@ class Streams:
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
         """Copy every ``step``-th token of every cache buffer to the host; waits for the last chunk."""
         return self.live().cache_sample(step)
+
+    def free_bytes(self) -> int:
+        """Return the device's free memory."""
+        return self.memory.free_bytes()
 
     def live(self) -> Live:
         """Return the device side; SessionClosedError after `close`."""

@@ -1,0 +1,252 @@
+"""Streams whose chunks are made by several processes: the caller's side, over a rank group.
+
+Every rank has the whole `Streams` and gets the same calls in the same order, so all know where each row stands. What is
+read comes from rank 0, but the caches, of which each rank has its heads.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
+from math import prod
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.backends.memory import HostBytes
+from seko_runtime.errors import SessionClosedError, UsageError
+from seko_runtime.executor.buffers_check import HEADS_AXIS
+from seko_runtime.format.manifest import Manifest, TensorSpec
+from seko_runtime.parallel.group import RankGroup
+from seko_runtime.video.call_lock import CallLock
+from seko_runtime.video.chunk import Chunk, SessionStats
+from seko_runtime.video.clocks import RowClock
+from seko_runtime.video.inputs import Inputs
+from seko_runtime.video.session import Session
+from seko_runtime.video.snapshot import RowNumbers, RowState
+from seko_runtime.video.streams import CLOSED, Streams
+
+# A chunk of a large model on a CPU takes minutes. A process that hangs is found by its silence, long before.
+CALL_S = 600.0
+FORWARDED = (  # methods of `Streams` that every rank runs as it was asked
+    *("set_prompt", "set_text", "set_conditioning", "set_inputs", "set_reference", "push_audio"),
+    *("audio_needed", "restart", "rewind", "forget", "reserve", "begin_owner", "free_bytes"),
+)
+
+
+def _forwarded(method: str) -> Callable[..., Any]:
+    """Return a method that calls that one of each rank's streams, and returns rank 0's result."""
+
+    def call(self: RankedStreams, *given: object, **named: object) -> Any:
+        return self.asked("forwarded", {"method": method, "given": given, "named": named})[0]
+
+    return call
+
+
+class RankedStreams(Streams):
+    """`Streams` of an artifact of several ranks.
+
+    Parameters
+    ----------
+    manifest : Manifest
+        The artifact's.
+    group : RankGroup
+        Its processes.
+    command, facts
+        ``open_session`` or ``open_pool``, and arguments of that method of `OpenArtifact`, by name.
+
+    Raises
+    ------
+    RankLostError
+        If a process died or hangs; so does every call from then on.
+    """
+
+    def __init__(self, manifest: Manifest, group: RankGroup, command: str, facts: Mapping[str, Any]) -> None:
+        self.manifest, self._group = manifest, group
+        self.call_lock = CallLock(CLOSED)
+        self._closed = False
+        self._row_chunks: dict[int, Chunk] = {}
+        self._layout: dict[str, TensorSpec] = {}
+        opened = group.call(command, facts, seconds=CALL_S).results[0]
+        self._decodes_beside = bool(opened["decodes_beside"])
+
+    set_prompt = _forwarded("set_prompt")
+    set_text = _forwarded("set_text")
+    set_conditioning = _forwarded("set_conditioning")
+    set_inputs = _forwarded("set_inputs")
+    set_reference = _forwarded("set_reference")
+    push_audio = _forwarded("push_audio")
+    audio_needed = _forwarded("audio_needed")
+    restart = _forwarded("restart")
+    rewind = _forwarded("rewind")
+    forget = _forwarded("forget")
+    reserve = _forwarded("reserve")
+    free_bytes = _forwarded("free_bytes")
+    _begin_owner = _forwarded("begin_owner")
+
+    def begin_owner(self, row: int, tenant: str | None) -> None:
+        """Give a row another owner; see `Streams.begin_owner`. Nothing is left to take it from if a rank was lost."""
+        if tenant is not None or not self._group.over:
+            self._begin_owner(row, tenant)
+
+    def run_chunk(self, rows: Sequence[int], inputs: Sequence[Inputs | None] | Inputs | None = None) -> Chunk:
+        """Make the next chunk of each row; see `Streams.run_chunk`."""
+        chunk, *parts = (
+            Chunk(
+                index,
+                frames,
+                None,
+                self,
+                serial,
+                tuple((one, number) for one, number in pictures),
+                row,
+                heard,
+            )
+            for index, frames, serial, pictures, row, heard in self.asked(
+                "run_chunk", {"rows": rows, "inputs": inputs}
+            )[0]
+        )
+        self._row_chunks |= zip(rows, parts, strict=True)
+        return chunk
+
+    def row_chunk(self, chunk: Chunk, place: int, row: int) -> Chunk:
+        """Return one row's part of the last chunk; see `Streams.row_chunk`."""
+        del chunk, place
+        return self._row_chunks[row]
+
+    def read_latents(self, chunk: Chunk) -> NDArray[np.float32]:
+        """Copy a chunk's latents to the host; see `Chunk.to_host`."""
+        facts = {"row": chunk.row, "serial": chunk.serial, "index": chunk.index}
+        latents: NDArray[np.float32] = self.asked("read_latents", facts, ranks=(0,))[0]
+        return latents
+
+    def decoder(self) -> Any:
+        """Return a reader of rank 0's video frames; UsageError if the artifact makes no video."""
+        if self.manifest.video is None:
+            raise UsageError("this artifact makes no video; read latents with run_chunk().to_host()")
+        return _RemoteFrames(self)
+
+    def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
+        """Copy every ``step``-th token of every cache buffer to the host, with the heads of all ranks."""
+        whole, *others = self.asked("cache_sample", {"step": step})
+        for name in split_names(self.manifest):
+            whole[name] = np.concatenate([whole[name], *(one[name] for one in others)], HEADS_AXIS)
+        return dict(whole)
+
+    def layout(self) -> dict[str, TensorSpec]:
+        """Return the tensors of one row's stream, the caches with the heads of all ranks."""
+        if not self._layout:
+            split = split_names(self.manifest)
+            for name, (shape, dtype) in self.asked("layout", ranks=(0,))[0].items():
+                if name in split:
+                    shape[HEADS_AXIS] *= self.manifest.ranks
+                self._layout[name] = TensorSpec(name, tuple(shape), dtype)
+        return self._layout
+
+    def store(self, row: int) -> RowState:
+        """Copy a row's whole stream to the host, with the heads of all ranks."""
+        layout = self.layout()
+        parts = self.asked("store", {"row": row}, patient=True)
+        whole = parts[0]
+        for name in split_names(self.manifest):
+            tokens = prod(layout[name].shape[:HEADS_AXIS])
+            shares = [one["tensors"][name].reshape(tokens, -1) for one in parts]
+            whole["tensors"][name] = np.concatenate(shares, 1).reshape(-1)
+        return state_of_message(whole, {})
+
+    def load(self, row: int, state: RowState) -> None:
+        """Copy a stored stream into a row, to each rank its heads."""
+        layout, split = self.layout(), split_names(self.manifest)
+        tensors = state.tensors.arrays()
+        own: list[dict[str, Any]] = [{"shares": {}} for _ in range(self.manifest.ranks)]
+        for name in split:
+            tokens = prod(layout[name].shape[:HEADS_AXIS])
+            shares = tensors[name].reshape(tokens, self.manifest.ranks, -1)
+            for rank, one in enumerate(own):
+                one["shares"][name] = shares[:, rank].reshape(-1)
+        same = state_to_message(state, [name for name in tensors if name not in split])
+        self.asked("load", {"row": row, "state": same}, own=own, patient=True)
+
+    @property
+    def stats(self) -> SessionStats:
+        """Counters of rank 0."""
+        return SessionStats(**self.asked("stats", ranks=(0,))[0])
+
+    @property
+    def decodes_beside(self) -> bool:
+        """Whether a chunk is decoded while the next one is computed."""
+        return self._decodes_beside
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def live(self) -> NoReturn:
+        """Raise a SessionClosedError: what is on the devices is in other processes."""
+        raise SessionClosedError(CLOSED)
+
+    def close(self) -> None:
+        """Free the memory of all ranks; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            if not self._group.over:
+                self.asked("close", patient=True)
+
+    def asked(
+        self,
+        command: str,
+        facts: Mapping[str, Any] | None = None,
+        *,
+        own: Sequence[Mapping[str, Any]] | None = None,
+        ranks: Sequence[int] | None = None,
+        patient: bool = False,
+    ) -> list[Any]:
+        """Send a command to ranks; return their results by rank. See `RankGroup.call`."""
+        answers = self._group.call(command, facts, own=own, ranks=ranks, seconds=CALL_S, patient=patient)
+        return [answers.results[rank] for rank in sorted(answers.results)]
+
+
+class RankedSession(Session):
+    """A `Session` of an artifact of several ranks; made by the artifact's `open_session`."""
+
+    def __init__(self, streams: RankedStreams) -> None:
+        self.manifest = streams.manifest
+        self._rows = range(self.manifest.call_rows)
+        self._ahead: deque[Chunk] = deque()
+        self._streams = streams
+
+
+class _RemoteFrames:
+    """`FrameReader` of rank 0's decoder."""
+
+    def __init__(self, streams: RankedStreams) -> None:
+        self._streams, self.overlaps = streams, streams.decodes_beside
+
+    def video_frames(self, row: int, number: int) -> NDArray[np.uint8]:
+        facts = {"row": row, "number": number}
+        frames: NDArray[np.uint8] = self._streams.asked("video_frames", facts, ranks=(0,))[0]
+        return frames
+
+
+def split_names(manifest: Manifest) -> list[str]:
+    """Return the buffers of which each rank has its heads."""
+    return [one.name for one in manifest.buffers if one.role == "cache" and one.layered]
+
+
+def state_to_message(state: RowState, names: Collection[str] | None = None) -> dict[str, Any]:
+    """Return a row's state as a message, with these tensors or all."""
+    tensors = state.tensors.arrays()
+    kept = {name: one for name, one in tensors.items() if names is None or name in names}
+    return {"numbers": asdict(state.numbers), "tensors": kept, "inputs": state.inputs}
+
+
+def state_of_message(message: Mapping[str, Any], further: Mapping[str, NDArray[np.uint8]]) -> RowState:
+    """Return the row's state that `state_to_message` made a message of, and ``further`` tensors."""
+    numbers = dict(message["numbers"])
+    clock = dict(numbers.pop("clock"))
+    clock["first_frames"] = tuple(clock["first_frames"])
+    tensors = HostBytes({**message["tensors"], **further})
+    return RowState(RowNumbers(clock=RowClock(**clock), **numbers), tensors, message["inputs"])

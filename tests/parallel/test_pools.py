@@ -1,0 +1,161 @@
+"""Pools of two ranks: the sessions of one GPU's pool, and snapshots that either opens."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from seko_runtime import OpenArtifact, open_artifact
+from seko_runtime.errors import PoolFullError, RankLostError, SnapshotError, UsageError
+from seko_runtime.video.pool import Pool
+from seko_runtime.video.snapshot import stream_content
+from tests.conftest import Built
+from tests.eager_pool import eager_pool
+from tests.parallel.conftest import one_gpu, weights_of
+from tests.parallel.test_faults import run_on
+
+CHUNKS = 4  # the ring of six frames behind a sink of one wraps with the third
+
+
+@pytest.fixture
+def one(two: Built, opened: OpenArtifact) -> Iterator[Pool]:
+    """The pool of the same build on one GPU: its modules, eager."""
+    with (
+        torch.no_grad(),
+        eager_pool(one_gpu(), weights_of(two.folder), opened.manifest) as pool,
+    ):
+        yield pool
+
+
+@pytest.fixture
+def several(opened: OpenArtifact) -> Iterator[Pool]:
+    """The pool on two ranks."""
+    with opened.open_pool() as pool:
+        yield pool
+
+
+def text_of(pool: Pool, number: int) -> np.ndarray:
+    """A text [1, tokens, text_dim] for each number."""
+    shape = next(one.shape for one in pool.manifest.buffers if one.name == "text.embeddings")[1:]
+    return np.random.default_rng(number).standard_normal((1, *shape)).astype(np.float32)
+
+
+def near(found: np.ndarray, expected: np.ndarray, bound: float) -> bool:
+    return bool(np.linalg.norm(found - expected) <= bound * np.linalg.norm(expected))
+
+
+def life(pool: Pool) -> list[np.ndarray]:
+    """Return the chunks of two sessions that begin, stand and end at different times."""
+    made = []
+    with pool.open_session(seed=1, text=text_of(pool, 1), lease_s=600) as first:
+        made += [first.run_chunk().to_host() for _ in range(2)]
+        with pool.open_session(seed=2, text=text_of(pool, 2), tenant="ada") as second:
+            assert pool.free == 0
+            with pytest.raises(PoolFullError, match="all 2 rows"):
+                pool.open_session(text=text_of(pool, 3))
+            for _ in range(CHUNKS):
+                chunks = pool.run([second, first])
+                made += [chunk.to_host() for chunk in chunks]
+            first.pause()
+            made.append(second.run_chunk().to_host())
+            second.rewind(CHUNKS)
+            made.append(second.run_chunk().to_host())
+            second.set_text(text_of(pool, 4), recache=True)
+            first.resume()
+            made += [chunk.to_host() for chunk in pool.run([first, second])]
+            second.restart(seed=5)
+            made.append(second.run_chunk().to_host())
+    assert (pool.free, pool.sessions) == (2, [])
+    return made
+
+
+def test_sessions_of_a_pool_are_those_of_one_gpu(one: Pool, several: Pool) -> None:
+    bound = several.manifest.golden.tolerance  # that of engines against the eager model
+    for found, expected in zip(life(several), life(one), strict=True):
+        assert near(found, expected, bound)
+    assert several.session_bytes == one.session_bytes
+    assert several.stats.chunks == one.stats.chunks
+    with pytest.raises(UsageError, match="text has shape"):
+        several.open_session(text=np.zeros((1, 2, 3), np.float32))
+    assert several.free == 2
+
+
+def test_a_snapshot_is_the_same_file_from_two_ranks_and_one(one: Pool, several: Pool, tmp_path: Path) -> None:
+    with several.open_session(seed=1, text=text_of(several, 1)) as session:
+        for _ in range(CHUNKS):
+            session.run_chunk()
+        session.save(tmp_path / "two")
+        expected = session.run_chunk().to_host()
+    with one.restore(tmp_path / "two") as session:
+        session.save(tmp_path / "one")
+        assert near(session.run_chunk().to_host(), expected, several.manifest.golden.tolerance)
+    with several.restore(tmp_path / "one") as session:
+        session.save(tmp_path / "again")
+        assert np.array_equal(session.run_chunk().to_host(), expected)
+    files = {name: load_file(tmp_path / name) for name in ("two", "one", "again")}
+    assert (tmp_path / "two").read_bytes() == (tmp_path / "again").read_bytes()
+    heads = files["one"]["kv.k"].reshape(one.manifest.buffers[0].shape[0], -1, 2, 128 * 4)
+    assert heads[:, :, 0].any()
+    assert heads[:, :, 1].any()
+    told = {"seko.snapshot", "seko.sha256"}  # which artifact saved it, and the hash of that
+    assert all(np.array_equal(files["one"][name], files["two"][name]) for name in files["two"].keys() - told)
+
+
+def test_a_snapshot_of_other_weights_model_or_layout_is_refused(
+    opened: OpenArtifact, several: Pool, tmp_path: Path
+) -> None:
+    manifest = opened.manifest
+    content = stream_content(manifest)
+    name = manifest.weights[0].file
+    others = (
+        replace(manifest, files={**manifest.files, name: replace(manifest.files[name], sha256="0" * 64)}),
+        replace(manifest, model={**manifest.model, "norm_eps": 1.0}),
+        replace(manifest, stream=replace(manifest.stream, sink_frames=0)),
+        replace(manifest, schedule=replace(manifest.schedule, shift=1.0)),
+        replace(manifest, kv=replace(manifest.kv, scheme="fp4")),
+    )
+    assert len({content, *map(stream_content, others)}) == 1 + len(others)
+    assert stream_content(replace(manifest, files={})) == ""
+    assert stream_content(replace(manifest, ranks=1, stream=replace(manifest.stream, batch=9))) == content
+    with several.open_session(text=text_of(several, 1)) as session:
+        session.run_chunk()
+        session.save(tmp_path / "snapshot")
+        several._digest, several._content = "0" * 64, stream_content(others[0])
+        with pytest.raises(SnapshotError, match="is of artifact"):
+            several.restore(tmp_path / "snapshot")
+
+
+def test_a_snapshot_and_a_paused_session_outlive_their_ranks(
+    two: Built, opened: OpenArtifact, tmp_path: Path
+) -> None:
+    with open_artifact(two.folder) as artifact, artifact.open_pool() as pool:
+        running, paused = (pool.open_session(seed=n, text=text_of(pool, n)) for n in (1, 2))
+        pool.run([running, paused])
+        running.save(tmp_path / "running")
+        paused.pause()
+        os.kill(artifact.processes[1], signal.SIGKILL)
+        with pytest.raises(RankLostError, match="rank 1 of 2"):
+            run_on(running)
+        paused.save(tmp_path / "paused")
+        with pytest.raises(RankLostError, match="rank 1 of 2"):
+            running.save(tmp_path / "late")
+        running.close()
+        paused.close()
+    with opened.open_pool() as pool:
+        for number, name in ((1, "running"), (2, "paused")):
+            with pool.open_session(seed=number, text=text_of(pool, number)) as alone:
+                first = alone.run_chunk().to_host()
+                expected = alone.run_chunk().to_host()
+            with pool.restore(tmp_path / name) as session:
+                found = session.run_chunk()
+                assert found.index == 1
+                assert np.array_equal(found.to_host(), expected)
+                assert not np.array_equal(expected, first)
