@@ -21,7 +21,6 @@ from seko_runtime.executor.programs_check import (
     DECODE_PROGRAMS,
     ENCODER_PROGRAMS,
     REF_PATTERN,
-    REQUIRED_PROGRAMS,
 )
 from seko_runtime.format import manifest
 from seko_runtime.format.manifest import Buffer, Manifest, Stream, TensorSpec
@@ -87,7 +86,7 @@ def test_roles_programs_and_backends() -> None:
     assert tuple(unquoted(row[0]) for row in only(tables(PAGE, "role"))) == manifest.ROLES
     programs = [unquoted(row[0]) for row in only(tables(PAGE, "program"))]
     full = [f"{role}_full" for role in CHUNK_PROGRAMS[1:]]
-    assert programs == [*REQUIRED_PROGRAMS, *full, *ENCODER_PROGRAMS, *DECODE_PROGRAMS]
+    assert programs == ["prompt", *CHUNK_PROGRAMS, *full, *ENCODER_PROGRAMS, *DECODE_PROGRAMS]
     assert [unquoted(row[0]) for row in only(tables(PAGE, "backend"))] == [one.name for one in BACKENDS]
     with pytest.raises(
         errors.BackendMissingError, match="'other' is unknown, this runtime has aoti, compile"

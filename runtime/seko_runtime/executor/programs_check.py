@@ -22,7 +22,6 @@ CHUNK_PROGRAMS = (
     "denoise",
     "context",
 )  # of each bucket, where there is a pool; see `Manifest.has_context`
-REQUIRED_PROGRAMS = ("prompt", *CHUNK_PROGRAMS)
 # A sentence to text embeddings; a picture to latents; a picture to an input per session, of the kind picture_condition.
 ENCODER_PROGRAMS = ("text", "encode", "condition")
 DECODE_PROGRAMS = ("decode_first", "decode")

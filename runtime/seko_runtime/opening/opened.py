@@ -381,17 +381,23 @@ class OpenArtifact:
         with self._call_lock.last():
             if self._closed:
                 return
-            for session in self._sessions:
-                session.close()
-            for pool in self._pools:
-                pool.close()
             self._closed = True
-            self._sessions.clear()
-            self._pools.clear()
-            self._engines.clear()
-            self._weights.clear()
-            self._backend.close()
-            self._memory.close()
+            try:
+                for session in self._sessions:
+                    session.close()
+                for pool in self._pools:
+                    pool.close()
+            finally:
+                self._sessions.clear()
+                self._pools.clear()
+                self._release()
+
+    def _release(self) -> None:
+        """Release engines and weights."""
+        self._engines.clear()
+        self._weights.clear()
+        self._backend.close()
+        self._memory.close()
 
     def __enter__(self) -> OpenArtifact:
         return self

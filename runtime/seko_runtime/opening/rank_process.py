@@ -6,17 +6,17 @@ python -m seko_runtime.opening.rank_process DESCRIPTOR
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from seko_runtime.errors import SessionClosedError, UsageError
+from seko_runtime.errors import SessionClosedError
 from seko_runtime.opening.artifact import open_rank
 from seko_runtime.opening.opened import OpenArtifact
 from seko_runtime.parallel.worker import Handler, serve
 from seko_runtime.video.chunk import Chunk
-from seko_runtime.video.ranked_streams import FORWARDED, split_names, state_of_message, state_to_message
+from seko_runtime.video.ranked_streams import split_names, state_of_message, state_to_message
 from seko_runtime.video.streams import CLOSED, Streams
 
 _Facts = Mapping[str, Any]
@@ -37,26 +37,17 @@ def begin(rank: int, facts: _Facts) -> tuple[Handler, _Facts]:
 
 
 class RankCommands:
-    """Answers the commands of `RankedArtifact` and `RankedStreams`; only rank 0 sends what all have."""
+    """Answers the commands of `RankedArtifact` and `RankedStreams`: each is a method, its facts are the arguments."""
 
     def __init__(self, rank: int, artifact: OpenArtifact) -> None:
         self._rank, self._artifact = rank, artifact
         self._streams: Streams | None = None
         self._chunks: dict[int | None, Chunk] = {}  # the last of each row, and of all rows of a call
-        self._known: dict[str, Callable[..., object]] = {
-            name: getattr(self, f"_{name}")
-            for name in (
-                *("open_session", "open_pool", "run_chunk", "read_latents", "video_frames", "stats", "close"),
-                *("store", "load", "layout", "cache_sample", "forwarded"),
-                *("golden_text", "golden_inputs", "chunk_error", "backend_stats", "end"),
-            )
-        }
 
     def __call__(self, command: str, facts: _Facts) -> object:
         """Answer one command."""
-        if command not in self._known:
-            raise UsageError(f"{command!r} is no command of a rank")
-        return self._known[command](**facts)
+        answer: object = getattr(self, f"_on_{command}")(**facts)
+        return answer
 
     @property
     def _open(self) -> Streams:
@@ -64,73 +55,52 @@ class RankCommands:
             raise SessionClosedError(CLOSED)
         return self._streams
 
-    def _open_session(self, **facts: Any) -> object:
-        return self._begun(self._artifact.open_session(**facts)._streams)
+    def _on_open_session(self, **facts: Any) -> object:
+        self._streams = self._artifact.open_session(**facts)._streams
+        return self._streams.decodes_beside
 
-    def _open_pool(self, **facts: Any) -> object:
-        return self._begun(self._artifact._pool_streams(**facts))
+    def _on_open_pool(self, **facts: Any) -> object:
+        self._streams = self._artifact._pool_streams(**facts)
+        return self._streams.decodes_beside
 
-    def _begun(self, streams: Streams) -> object:
-        self._streams = streams
-        return {"decodes_beside": streams.decodes_beside}
-
-    def _forwarded(self, method: str, given: list[Any], named: _Facts) -> object:
-        if method not in FORWARDED:
-            raise UsageError(f"{method!r} is not called on a rank")
+    def _on_call(self, method: str, given: list[Any], named: _Facts) -> object:
         return getattr(self._open, method)(*given, **named)
 
-    def _run_chunk(self, rows: list[int], inputs: Any) -> object:
+    def _on_run_chunk(self, rows: list[int], inputs: Any) -> object:
         chunk = self._open.run_chunk(rows, inputs)
         made = [chunk, *(self._open.row_chunk(chunk, place, row) for place, row in enumerate(rows))]
         self._chunks |= {one.row: one for one in made}
         return [[one.index, one.frames, one.serial, one.pictures, one.row, one.heard_at] for one in made]
 
-    def _read_latents(self, row: int | None, serial: int, index: int) -> object:
+    def _on_read_latents(self, row: int | None, serial: int, index: int) -> object:
         return self._open.read_latents(replace(self._chunks[row], serial=serial, index=index))
 
-    def _video_frames(self, row: int, number: int) -> object:
+    def _on_video_frames(self, row: int, number: int) -> object:
         return self._open.decoder().video_frames(row, number)
 
-    def _cache_sample(self, step: int) -> object:
-        sample = self._open.cache_sample(step)
-        if self._rank:
-            return {name: sample[name] for name in split_names(self._artifact.manifest)}
-        return sample
-
-    def _store(self, row: int) -> object:
+    def _on_store(self, row: int) -> object:
         state = self._open.store(row)
-        keep = None if self._rank == 0 else split_names(self._artifact.manifest)
-        return state_to_message(state, keep)
+        names = split_names(self._artifact.manifest) if self._rank else None
+        return state_to_message(state, names)
 
-    def _load(self, row: int, state: _Facts, shares: _Facts) -> None:
+    def _on_load(self, row: int, state: _Facts, shares: _Facts) -> None:
         self._open.load(row, state_of_message(state, shares))
 
-    def _layout(self) -> object:
-        return {name: [list(one.shape), one.dtype] for name, one in self._open.layout().items()}
+    def _on_stats(self) -> object:
+        return self._open.stats
 
-    def _stats(self) -> object:
-        return asdict(self._open.stats)
-
-    def _close(self) -> None:
+    def _on_close(self) -> None:
         if self._streams is not None:
             self._streams.close()
         self._streams = None
         self._chunks.clear()
 
-    def _golden_text(self) -> object:
-        return self._artifact.golden_text()
+    def _on_of_artifact(self, method: str, given: list[Any]) -> object:
+        found = getattr(self._artifact, method)
+        return found(*given) if callable(found) else found
 
-    def _golden_inputs(self, chunk: int | None) -> object:
-        return self._artifact.golden_inputs(chunk)
-
-    def _chunk_error(self, **facts: Any) -> object:
-        return asdict(self._artifact.chunk_error(**facts))
-
-    def _backend_stats(self) -> object:
-        return dict(self._artifact.stats)
-
-    def _end(self) -> None:
-        self._close()
+    def _on_end(self) -> None:
+        self._on_close()
         self._artifact.close()
 
 

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from seko_runtime.backends.host import check_device
-from seko_runtime.backends.memory import Engine
 from seko_runtime.errors import (
     DeviceMissingError,
     RankLostError,
-    SekoRuntimeError,
     UsageError,
 )
 from seko_runtime.format.manifest import Manifest
-from seko_runtime.host.faults import machine_faults
 from seko_runtime.opening.golden import ChunkError
 from seko_runtime.opening.opened import OpenArtifact, Opening
 from seko_runtime.parallel.group import RankGroup
@@ -27,7 +20,16 @@ from seko_runtime.video.call_lock import CallLock
 from seko_runtime.video.ranked_streams import CALL_S, RankedSession, RankedStreams
 
 PROCESS = "seko_runtime.opening.rank_process"
-_NOT_YET = "an artifact of several ranks cannot do this yet; build it without --ranks"
+
+
+def _of_first(method: str) -> Callable[..., Any]:
+    """Return a method that gives what rank 0's artifact has under that name."""
+
+    def call(self: RankedArtifact, *given: object) -> Any:
+        facts = {"method": method, "given": given}
+        return self._group.call("of_artifact", facts, ranks=(0,), seconds=CALL_S).results[0]
+
+    return call
 
 
 class RankedArtifact(OpenArtifact):
@@ -57,7 +59,7 @@ class RankedArtifact(OpenArtifact):
         self.device = check_device(manifest.target, device)
         devices = rank_devices(manifest, self.device)
         self._last: RankedStreams | None = None
-        self._sessions, self._pools = [], []
+        self._sessions, self._pools, self._closed = [], [], False
         self._call_lock = CallLock("the artifact is closed; open it again with open_artifact()", waits=True)
         facts = {
             "path": str(Path(path).absolute()),
@@ -99,66 +101,21 @@ class RankedArtifact(OpenArtifact):
         self._last = RankedStreams(self.manifest, self._group, command, facts)
         return self._last
 
-    @machine_faults()
-    def golden_text(self) -> NDArray[np.generic]:
-        """Text embeddings with which the golden was recorded; see `OpenArtifact.golden_text`."""
-        text: NDArray[np.generic] = self._of_first("golden_text")
-        return text
+    golden_text = _of_first("golden_text")
+    golden_inputs = _of_first("golden_inputs")
+    stats = property(_of_first("stats"))
 
-    def golden_inputs(self, chunk: int | None) -> dict[str, NDArray[np.generic]]:
-        """Return the golden's values of the caller's inputs; see `OpenArtifact.golden_inputs`."""
-        if not self.manifest.caller_inputs:
-            return {}
-        return {**self._of_first("golden_inputs", {"chunk": chunk})}
-
-    @machine_faults()
-    def chunk_error(
-        self,
-        number: int,
-        latents: NDArray[np.float32],
-        cache: Mapping[str, NDArray[np.float32]] | None = None,
-        video: NDArray[np.uint8] | None = None,
-    ) -> ChunkError:
+    def chunk_error(self, *given: Any) -> ChunkError:
         """Compare a chunk with the recorded one; see `OpenArtifact.chunk_error`."""
-        facts = {"number": number, "latents": latents, "cache": cache, "video": video}
-        return ChunkError(**self._of_first("chunk_error", facts))
+        return ChunkError(**_of_first("chunk_error")(self, *given))
 
-    def wrap_engines(self, wrap: Callable[[str, Engine], Engine]) -> None:
-        """Raise a UsageError: the engines are in other processes."""
-        del wrap
-        raise UsageError(_NOT_YET)
+    def _not_yet(self, *_: Any, **__: Any) -> Any:
+        raise UsageError("an artifact of several ranks cannot do this yet; build it without --ranks")
 
-    @contextmanager
-    def without_capture(self) -> Iterator[None]:
-        """Raise a UsageError: the graphs are in other processes."""
-        raise UsageError(_NOT_YET)
-        yield
+    wrap_engines = without_capture = _not_yet  # engines and graphs are in other processes
 
-    @property
-    def stats(self) -> Mapping[str, int]:
-        """Counters of rank 0's backend."""
-        found: Mapping[str, int] = self._of_first("backend_stats")
-        return found
-
-    @machine_faults()
-    def close(self) -> None:
-        """Close session and pool and end all processes; a second call does nothing."""
-        if self._call_lock.forked:
-            return
-        with self._call_lock.last():
-            try:
-                for pool in self._pools:
-                    pool.close()
-                for session in self._sessions:
-                    session.close()
-            except SekoRuntimeError:
-                pass  # of processes that are gone; whoever used the session was told
-            finally:
-                self._group.close()
-
-    def _of_first(self, command: str, facts: Mapping[str, Any] | None = None) -> Any:
-        """Return what rank 0 answers."""
-        return self._group.call(command, facts, ranks=(0,), seconds=CALL_S).results[0]
+    def _release(self) -> None:
+        self._group.close()
 
 
 def rank_devices(manifest: Manifest, device: str) -> list[str]:

@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -20,7 +21,6 @@ from numpy.typing import NDArray
 from seko_runtime.errors import UsageError
 
 _NUMBERS = "biuf"  # of numpy's dtypes: bool, integers, floats
-_MOST_JSON_BYTES = 1 << 24
 
 
 class Channel:
@@ -39,23 +39,20 @@ class Channel:
     def send(self, message: Mapping[str, Any]) -> None:
         """Send a message: mappings and sequences of numbers, strings, None and arrays.
 
-        What else numpy can convert is sent as an array, such as a host tensor of torch.
+        A dataclass is sent as a mapping, what else numpy can convert as an array, such as a host tensor of torch.
 
         Raises
         ------
         UsageError
-            If it holds anything else, or too much that is no array.
+            If it holds anything else.
         OSError
             If the other end is gone.
         """
         arrays: list[NDArray[Any]] = []
         packed = _packed(message, "message", arrays)
         table = [[array.dtype.str, list(array.shape)] for array in arrays]
-        head = json.dumps({"message": packed, "arrays": table}).encode()
-        if len(head) > _MOST_JSON_BYTES:
-            raise UsageError(f"numbers outside of arrays take {len(head)} bytes; give them as arrays")
         with self._sending:
-            self.connection.send_bytes(head)
+            self.connection.send_bytes(json.dumps({"message": packed, "arrays": table}).encode())
             for array in arrays:
                 left = _bytes_of(array)
                 while left:
@@ -69,7 +66,7 @@ class Channel:
         EOFError, OSError
             If the other end is gone.
         """
-        read = json.loads(self.connection.recv_bytes(_MOST_JSON_BYTES))
+        read = json.loads(self.connection.recv_bytes())
         arrays = []
         for dtype, shape in read["arrays"]:
             arrays.append(np.empty(shape, np.dtype(dtype)))
@@ -91,16 +88,18 @@ def _packed(one: object, name: str, arrays: list[NDArray[Any]]) -> object:
     """Return a part of a message as JSON can hold it, and append its arrays; ``name`` is for errors."""
     if one is None or isinstance(one, str | int | float):
         return one
+    if is_dataclass(one) and not isinstance(one, type):
+        one = asdict(one)
     if isinstance(one, Mapping):
-        if not all(isinstance(key, str) and key for key in one):
-            raise UsageError(f"{name} is a mapping, expected names as its keys")
+        if "" in one:
+            raise UsageError(f"{name} has an empty name")
         return {key: _packed(value, key, arrays) for key, value in one.items()}
-    if isinstance(one, Sequence) and not isinstance(one, bytes | bytearray | memoryview):
+    if isinstance(one, Sequence):
         return [_packed(value, name, arrays) for value in one]
     try:
         array = np.asarray(one, order="C")
     except (TypeError, ValueError, RuntimeError) as fault:
-        raise UsageError(f"{name} is a {type(one).__name__} that is no array of numbers: {fault}") from None
+        raise UsageError(f"{name} is no array of numbers: {fault}") from None
     if array.dtype.kind not in _NUMBERS:
         raise UsageError(f"{name} is a {type(one).__name__}, expected an array of numbers")
     if isinstance(one, np.generic):

@@ -33,35 +33,30 @@ def serve(descriptor: int, begin: Callable[[int, Mapping[str, Any]], tuple[Handl
     handler: Handler | None = None
     while True:
         message = waiting.get()
-        command, number = message["command"], message["number"]
-        if command == "end":
-            _answered(channel, lambda: None if handler is None else handler("end", {}), number)
-            os._exit(0)  # libraries of collectives may wait for each other in their own ends
 
         def answer() -> object:
             nonlocal handler
-            if handler is None:
-                handler, said = begin(message["rank"], message["facts"])  # noqa: B023 - called at once
+            if handler is not None:
+                return handler(message["command"], message["facts"])  # noqa: B023 - called at once
+            if message["command"] != "end":  # noqa: B023
+                handler, said = begin(message["rank"], message["facts"])  # noqa: B023
                 return said
-            return handler(command, message["facts"])  # noqa: B023
+            return None
 
-        _answered(channel, answer, number)
+        _answered(channel, answer, message["number"])
+        if message["command"] == "end":
+            os._exit(0)  # libraries of collectives may wait for each other in their own ends
 
 
 def _answered(channel: Channel, answer: Callable[[], object], number: int) -> None:
     """Send what a command gives, or its error."""
     try:
         channel.send({"number": number, "result": answer()})
-    except OSError as fault:
-        _fault(channel, number, of_machine(fault) or fault)
     except Exception as fault:
-        _fault(channel, number, fault if isinstance(fault, SekoRuntimeError) else of_machine(fault) or fault)
-
-
-def _fault(channel: Channel, number: int, fault: Exception) -> None:
-    ours = isinstance(fault, SekoRuntimeError)
-    said = str(fault) if ours else told(fault)
-    channel.send({"number": number, "fault": [type(fault).__name__ if ours else "", said]})
+        found = fault if isinstance(fault, SekoRuntimeError) else of_machine(fault) or fault
+        ours = isinstance(found, SekoRuntimeError)
+        said = [type(found).__name__, str(found)] if ours else ["", told(found)]
+        channel.send({"number": number, "fault": said})
 
 
 def _read(channel: Channel, waiting: queue.SimpleQueue[dict[str, Any]]) -> None:

@@ -8,41 +8,32 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import suppress
 from math import prod
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import HostBytes
-from seko_runtime.errors import SessionClosedError, UsageError
+from seko_runtime.errors import SekoRuntimeError, UsageError
 from seko_runtime.executor.buffers_check import HEADS_AXIS
+from seko_runtime.format.json_fields import Fields
 from seko_runtime.format.manifest import Manifest, TensorSpec
 from seko_runtime.parallel.group import RankGroup
 from seko_runtime.video.call_lock import CallLock
 from seko_runtime.video.chunk import Chunk, SessionStats
-from seko_runtime.video.clocks import RowClock
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.session import Session
-from seko_runtime.video.snapshot import RowNumbers, RowState
+from seko_runtime.video.snapshot import RowState, read_numbers
 from seko_runtime.video.streams import CLOSED, Streams
 
 # A chunk of a large model on a CPU takes minutes. A process that hangs is found by its silence, long before.
 CALL_S = 600.0
-FORWARDED = (  # methods of `Streams` that every rank runs as it was asked
+_CALLED = (  # methods of `Streams` that every rank runs as it was asked
     *("set_prompt", "set_text", "set_conditioning", "set_inputs", "set_reference", "push_audio"),
-    *("audio_needed", "restart", "rewind", "forget", "reserve", "begin_owner", "free_bytes"),
+    *("audio_needed", "restart", "rewind", "forget", "reserve", "free_bytes"),
 )
-
-
-def _forwarded(method: str) -> Callable[..., Any]:
-    """Return a method that calls that one of each rank's streams, and returns rank 0's result."""
-
-    def call(self: RankedStreams, *given: object, **named: object) -> Any:
-        return self.asked("forwarded", {"method": method, "given": given, "named": named})[0]
-
-    return call
 
 
 class RankedStreams(Streams):
@@ -69,44 +60,23 @@ class RankedStreams(Streams):
         self._closed = False
         self._row_chunks: dict[int, Chunk] = {}
         self._layout: dict[str, TensorSpec] = {}
-        opened = group.call(command, facts, seconds=CALL_S).results[0]
-        self._decodes_beside = bool(opened["decodes_beside"])
+        self.overlaps = bool(self.asked(command, facts, patient=True)[0])
 
-    set_prompt = _forwarded("set_prompt")
-    set_text = _forwarded("set_text")
-    set_conditioning = _forwarded("set_conditioning")
-    set_inputs = _forwarded("set_inputs")
-    set_reference = _forwarded("set_reference")
-    push_audio = _forwarded("push_audio")
-    audio_needed = _forwarded("audio_needed")
-    restart = _forwarded("restart")
-    rewind = _forwarded("rewind")
-    forget = _forwarded("forget")
-    reserve = _forwarded("reserve")
-    free_bytes = _forwarded("free_bytes")
-    _begin_owner = _forwarded("begin_owner")
+    decodes_beside = property(lambda self: self.overlaps)
+    closed = property(lambda self: self._closed)
+    stats = property(lambda self: SessionStats(**self.asked("stats", ranks=(0,))[0]))
 
     def begin_owner(self, row: int, tenant: str | None) -> None:
-        """Give a row another owner; see `Streams.begin_owner`. Nothing is left to take it from if a rank was lost."""
+        """Give a row another owner, or none; also where a rank was lost, so that sessions can be closed."""
         if tenant is not None or not self._group.over:
-            self._begin_owner(row, tenant)
+            self.each("begin_owner", row, tenant)
 
     def run_chunk(self, rows: Sequence[int], inputs: Sequence[Inputs | None] | Inputs | None = None) -> Chunk:
         """Make the next chunk of each row; see `Streams.run_chunk`."""
+        made = self.asked("run_chunk", {"rows": rows, "inputs": inputs})[0]
         chunk, *parts = (
-            Chunk(
-                index,
-                frames,
-                None,
-                self,
-                serial,
-                tuple((one, number) for one, number in pictures),
-                row,
-                heard,
-            )
-            for index, frames, serial, pictures, row, heard in self.asked(
-                "run_chunk", {"rows": rows, "inputs": inputs}
-            )[0]
+            Chunk(index, frames, None, self, serial, tuple(map(tuple, pictures)), row, heard)
+            for index, frames, serial, pictures, row, heard in made
         )
         self._row_chunks |= zip(rows, parts, strict=True)
         return chunk
@@ -119,18 +89,22 @@ class RankedStreams(Streams):
     def read_latents(self, chunk: Chunk) -> NDArray[np.float32]:
         """Copy a chunk's latents to the host; see `Chunk.to_host`."""
         facts = {"row": chunk.row, "serial": chunk.serial, "index": chunk.index}
-        latents: NDArray[np.float32] = self.asked("read_latents", facts, ranks=(0,))[0]
-        return latents
+        return self.asked("read_latents", facts, ranks=(0,))[0]  # type: ignore[no-any-return]
 
     def decoder(self) -> Any:
-        """Return a reader of rank 0's video frames; UsageError if the artifact makes no video."""
+        """Return what reads video frames: itself. UsageError if the artifact makes no video."""
         if self.manifest.video is None:
             raise UsageError("this artifact makes no video; read latents with run_chunk().to_host()")
-        return _RemoteFrames(self)
+        return self
+
+    def video_frames(self, row: int, number: int) -> NDArray[np.uint8]:
+        """Return a row's video frames of one chunk; see `Decoder.video_frames`."""
+        facts = {"row": row, "number": number}
+        return self.asked("video_frames", facts, ranks=(0,))[0]  # type: ignore[no-any-return]
 
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
         """Copy every ``step``-th token of every cache buffer to the host, with the heads of all ranks."""
-        whole, *others = self.asked("cache_sample", {"step": step})
+        whole, *others = self.each("cache_sample", step)
         for name in split_names(self.manifest):
             whole[name] = np.concatenate([whole[name], *(one[name] for one in others)], HEADS_AXIS)
         return dict(whole)
@@ -138,11 +112,11 @@ class RankedStreams(Streams):
     def layout(self) -> dict[str, TensorSpec]:
         """Return the tensors of one row's stream, the caches with the heads of all ranks."""
         if not self._layout:
-            split = split_names(self.manifest)
-            for name, (shape, dtype) in self.asked("layout", ranks=(0,))[0].items():
-                if name in split:
+            for name, one in self.each("layout")[0].items():
+                shape = one["shape"]
+                if name in split_names(self.manifest):
                     shape[HEADS_AXIS] *= self.manifest.ranks
-                self._layout[name] = TensorSpec(name, tuple(shape), dtype)
+                self._layout[name] = TensorSpec(name, tuple(shape), one["dtype"])
         return self._layout
 
     def store(self, row: int) -> RowState:
@@ -169,31 +143,16 @@ class RankedStreams(Streams):
         same = state_to_message(state, [name for name in tensors if name not in split])
         self.asked("load", {"row": row, "state": same}, own=own, patient=True)
 
-    @property
-    def stats(self) -> SessionStats:
-        """Counters of rank 0."""
-        return SessionStats(**self.asked("stats", ranks=(0,))[0])
-
-    @property
-    def decodes_beside(self) -> bool:
-        """Whether a chunk is decoded while the next one is computed."""
-        return self._decodes_beside
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
-
-    def live(self) -> NoReturn:
-        """Raise a SessionClosedError: what is on the devices is in other processes."""
-        raise SessionClosedError(CLOSED)
-
     def close(self) -> None:
         """Free the memory of all ranks; a second call does nothing."""
         if not self._closed:
             self._closed = True
-            if not self._group.over:
+            with suppress(SekoRuntimeError):  # of processes that are gone; whoever used them was told
                 self.asked("close", patient=True)
+
+    def each(self, method: str, *given: object, **named: object) -> list[Any]:
+        """Call a method of each rank's streams; return the results by rank."""
+        return self.asked("call", {"method": method, "given": given, "named": named})
 
     def asked(
         self,
@@ -209,6 +168,15 @@ class RankedStreams(Streams):
         return [answers.results[rank] for rank in sorted(answers.results)]
 
 
+def _called(method: str) -> Callable[..., Any]:
+    """Return a method that calls that one of each rank's streams, and returns rank 0's result."""
+    return lambda streams, *given, **named: streams.each(method, *given, **named)[0]
+
+
+for _method in _CALLED:
+    setattr(RankedStreams, _method, _called(_method))
+
+
 class RankedSession(Session):
     """A `Session` of an artifact of several ranks; made by the artifact's `open_session`."""
 
@@ -217,18 +185,6 @@ class RankedSession(Session):
         self._rows = range(self.manifest.call_rows)
         self._ahead: deque[Chunk] = deque()
         self._streams = streams
-
-
-class _RemoteFrames:
-    """`FrameReader` of rank 0's decoder."""
-
-    def __init__(self, streams: RankedStreams) -> None:
-        self._streams, self.overlaps = streams, streams.decodes_beside
-
-    def video_frames(self, row: int, number: int) -> NDArray[np.uint8]:
-        facts = {"row": row, "number": number}
-        frames: NDArray[np.uint8] = self._streams.asked("video_frames", facts, ranks=(0,))[0]
-        return frames
 
 
 def split_names(manifest: Manifest) -> list[str]:
@@ -240,13 +196,10 @@ def state_to_message(state: RowState, names: Collection[str] | None = None) -> d
     """Return a row's state as a message, with these tensors or all."""
     tensors = state.tensors.arrays()
     kept = {name: one for name, one in tensors.items() if names is None or name in names}
-    return {"numbers": asdict(state.numbers), "tensors": kept, "inputs": state.inputs}
+    return {"numbers": state.numbers, "tensors": kept, "inputs": state.inputs}
 
 
 def state_of_message(message: Mapping[str, Any], further: Mapping[str, NDArray[np.uint8]]) -> RowState:
     """Return the row's state that `state_to_message` made a message of, and ``further`` tensors."""
-    numbers = dict(message["numbers"])
-    clock = dict(numbers.pop("clock"))
-    clock["first_frames"] = tuple(clock["first_frames"])
-    tensors = HostBytes({**message["tensors"], **further})
-    return RowState(RowNumbers(clock=RowClock(**clock), **numbers), tensors, message["inputs"])
+    numbers = read_numbers(Fields(message["numbers"], "numbers"))
+    return RowState(numbers, HostBytes({**message["tensors"], **further}), message["inputs"])

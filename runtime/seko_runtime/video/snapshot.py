@@ -8,7 +8,7 @@ import json
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -144,13 +144,13 @@ def read_snapshot(
     path : Path
         The file, untrusted: no link, no pipe, and no larger than a stream of this layout can be.
     digest : str
-        Digest of the artifact it must belong to, or
+        Digest of the artifact it must belong to.
     layout : mapping of str to TensorSpec
         The tensors of a stream.
     key : bytes, optional
         If given, only files written with the same key are read; otherwise only files without a key.
     content : str
-        of an artifact with this `stream_content`, unless it is empty.
+        Or its `stream_content`.
 
     Returns
     -------
@@ -192,30 +192,27 @@ def read_snapshot(
             raise SnapshotError(
                 f"{path.name} does not hold the {len(layout)} tensors of a stream of this artifact"
             )
-        numbers = _read_numbers(Fields(facts.value("numbers"), f"{path.name}.numbers"))
+        numbers = read_numbers(Fields(facts.value("numbers"), f"{path.name}.numbers"))
     except ManifestError as fault:  # the shared JSON reader's word for malformed
         raise SnapshotError(f"{path.name}: {fault}") from fault
     return RowState(numbers, HostBytes(parts), parts)
 
 
 def stream_content(manifest: Manifest) -> str:
-    """Return SHA-256 of what gives a stream's numbers their meaning: weights, model, layout, schedule, cache format.
+    """Return SHA-256 of what gives a stream's numbers their meaning, or "" without the weights' hashes.
 
-    Artifacts of the same checkpoint for other numbers of ranks or sessions have the same. Empty if the manifest lacks
-    its weights' hashes.
+    Artifacts that differ in ranks or sessions alone have the same.
     """
     files = {one.file for one in manifest.weights}
     if not files <= manifest.files.keys():
         return ""
-    layout = asdict(manifest.stream)
-    del layout["batch"]
-    facts = {
-        "weights": {file: manifest.files[file].sha256 for file in files},
-        "model": dict(manifest.model),
-        "stream": layout,
-        "schedule": asdict(manifest.schedule),
-        "kv": manifest.kv.scheme,
-    }
+    facts = [
+        {file: manifest.files[file].sha256 for file in files},
+        dict(manifest.model),
+        asdict(replace(manifest.stream, batch=1)),
+        asdict(manifest.schedule),
+        manifest.kv.scheme,
+    ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -310,7 +307,8 @@ def _parts(content: NDArray[np.uint8], name: str, *, keyed: bool) -> dict[str, N
     return {one.name: content[one.offset : one.offset + one.nbytes] for one in found.values()}
 
 
-def _read_numbers(fields: Fields) -> RowNumbers:
+def read_numbers(fields: Fields) -> RowNumbers:
+    """Return the numbers of a stream that were written as JSON; SnapshotError or ManifestError if they are none."""
     clock = Fields(fields.value("clock"), f"{fields.where}.clock")
     seed = fields.value("seed")
     if isinstance(seed, bool) or not isinstance(seed, int) or abs(seed) >= 1 << 62:
