@@ -128,7 +128,7 @@ def test_a_snapshot_of_other_weights_model_or_layout_is_refused(
     with several.open_session(text=text_of(several, 1)) as session:
         session.run_chunk()
         session.save(tmp_path / "snapshot")
-        several._digest, several._content = "0" * 64, stream_content(others[0])
+        several._digests = "0" * 64, stream_content(others[0])
         with pytest.raises(SnapshotError, match="is of artifact"):
             several.restore(tmp_path / "snapshot")
 

@@ -27,6 +27,7 @@ from seko_runtime.video.clocks import RowClock
 from seko_runtime.video.snapshot import RowNumbers, RowState, read_snapshot, write_snapshot
 
 DIGEST = "d" * 64
+DIGESTS = (DIGEST, "c" * 64)
 KEY, ANOTHER_KEY = bytes(range(32)), bytes(range(1, 33))
 LAYOUT = {
     "kept.0": TensorSpec("kept.0", (1, 7), "uint8"),
@@ -100,9 +101,11 @@ def test_a_snapshot_of_before_keys_is_read_and_what_is_written_without_one_is_th
 ) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     old.write_bytes(unkeyed())
-    assert same(read_snapshot(old, DIGEST, LAYOUT))
-    write_snapshot(new, DIGEST, state())
-    assert new.read_bytes() == old.read_bytes()
+    assert same(read_snapshot(old, DIGESTS, LAYOUT))
+    write_snapshot(new, DIGESTS, state())
+    assert new.read_bytes() == unkeyed(content=DIGESTS[1])
+    new.write_bytes(unkeyed(artifact="a" * 64, content=DIGESTS[1]))
+    assert same(read_snapshot(new, DIGESTS, LAYOUT))
 
 
 def test_links_that_somebody_planted_lead_no_save_astray(tmp_path: Path) -> None:
@@ -111,10 +114,10 @@ def test_links_that_somebody_planted_lead_no_save_astray(tmp_path: Path) -> None
     victim.write_bytes(b"precious")
     for name in (f".goal.writing-{os.getpid()}", f".goal.saving-{os.getpid()}"):
         (tmp_path / name).symlink_to(victim)
-    write_snapshot(goal, DIGEST, state())
+    write_snapshot(goal, DIGESTS, state())
     assert victim.read_bytes() == b"precious"
     assert not goal.is_symlink()
-    assert same(read_snapshot(goal, DIGEST, LAYOUT))
+    assert same(read_snapshot(goal, DIGESTS, LAYOUT))
 
 
 def test_a_link_in_the_goals_place_is_not_written_through(tmp_path: Path) -> None:
@@ -122,7 +125,7 @@ def test_a_link_in_the_goals_place_is_not_written_through(tmp_path: Path) -> Non
     victim.write_bytes(b"precious")
     goal.symlink_to(victim)
     with pytest.raises(UsageError, match="goal exists and is no regular file"):
-        write_snapshot(goal, DIGEST, state())
+        write_snapshot(goal, DIGESTS, state())
     assert victim.read_bytes() == b"precious"
 
 
@@ -131,7 +134,7 @@ def test_a_snapshot_is_its_owners_alone(tmp_path: Path) -> None:
     try:
         goal.write_bytes(b"")
         goal.chmod(0o666)
-        write_snapshot(goal, DIGEST, state())
+        write_snapshot(goal, DIGESTS, state())
     finally:
         os.umask(before)
     assert stat.S_IMODE(goal.stat().st_mode) == 0o600
@@ -153,7 +156,7 @@ def test_two_threads_save_to_one_path(tmp_path: Path, monkeypatch: pytest.Monkey
 
     def save(fill: int) -> None:
         try:
-            write_snapshot(goal, DIGEST, state(fill))
+            write_snapshot(goal, DIGESTS, state(fill))
         except BaseException as fault:
             faults.append(fault)
 
@@ -163,7 +166,7 @@ def test_two_threads_save_to_one_path(tmp_path: Path, monkeypatch: pytest.Monkey
     for thread in threads:
         thread.join()
     assert faults == []
-    found = read_snapshot(goal, DIGEST, LAYOUT)
+    found = read_snapshot(goal, DIGESTS, LAYOUT)
     assert same(found, 1) or same(found, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["goal"]
 
@@ -175,7 +178,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 
     def read() -> None:
         try:
-            read_snapshot(path, DIGEST, LAYOUT)
+            read_snapshot(path, DIGESTS, LAYOUT)
         except BaseException as fault:
             caught.append(fault)
 
@@ -204,7 +207,7 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path, kind: str) -> None:
     elif kind == "device":
         path = Path("/dev/null")
     with pytest.raises(SnapshotError) as caught:
-        read_snapshot(path, DIGEST, LAYOUT)
+        read_snapshot(path, DIGESTS, LAYOUT)
     assert caught.value.exit_code == 4
     assert isinstance(caught.value, ArtifactError)
 
@@ -221,7 +224,7 @@ def test_a_file_larger_than_any_snapshot_is_refused_before_it_is_read(
 
     monkeypatch.setattr(np, "empty", empty)
     with pytest.raises(SnapshotError, match=rf"has {1 << 40} bytes, a snapshot of this .* has at most \d+"):
-        read_snapshot(path, DIGEST, LAYOUT)
+        read_snapshot(path, DIGESTS, LAYOUT)
 
 
 def test_a_file_that_becomes_shorter_while_it_is_read(
@@ -237,7 +240,7 @@ def test_a_file_that_becomes_shorter_while_it_is_read(
 
     monkeypatch.setattr(np, "empty", empty)
     with pytest.raises(SnapshotError, match=r"shorter while it was read: 100 bytes of \d+"):
-        read_snapshot(path, DIGEST, LAYOUT)
+        read_snapshot(path, DIGESTS, LAYOUT)
 
 
 def test_what_the_machine_lacks_is_not_the_snapshots_fault(
@@ -259,7 +262,7 @@ def test_what_the_machine_lacks_is_not_the_snapshots_fault(
         with monkeypatch.context() as patch:
             patch.setattr(module, name, fault)
             with pytest.raises(wanted) as caught:
-                read_snapshot(path, DIGEST, LAYOUT)
+                read_snapshot(path, DIGESTS, LAYOUT)
         assert caught.value.exit_code == 5
 
 
@@ -282,7 +285,7 @@ def test_shapes_and_dtypes_that_no_snapshot_has_are_refused(tmp_path: Path, chan
     path = tmp_path / "it"
     path.write_bytes(unkeyed(CHANGES[change]))
     with pytest.raises(SnapshotError):
-        read_snapshot(path, DIGEST, LAYOUT)
+        read_snapshot(path, DIGESTS, LAYOUT)
 
 
 @pytest.mark.parametrize(
@@ -306,40 +309,40 @@ def test_facts_that_no_snapshot_has_are_refused(tmp_path: Path, changes: dict[st
     path = tmp_path / "it"
     path.write_bytes(unkeyed(**changes))
     with pytest.raises(SnapshotError):
-        read_snapshot(path, DIGEST, LAYOUT)
+        read_snapshot(path, DIGESTS, LAYOUT)
 
 
 def test_a_keyed_snapshot_ends_in_the_code_of_all_before_it(tmp_path: Path) -> None:
     path = tmp_path / "it"
-    write_snapshot(path, DIGEST, state(), KEY)
+    write_snapshot(path, DIGESTS, state(), KEY)
     content = path.read_bytes()
     assert content[-32:] == hmac.new(KEY, content[:-32], hashlib.sha256).digest()
-    assert same(read_snapshot(path, DIGEST, LAYOUT, KEY))
+    assert same(read_snapshot(path, DIGESTS, LAYOUT, KEY))
 
 
 def test_who_has_the_key_reads_nothing_else_and_who_has_none_reads_nothing_keyed(tmp_path: Path) -> None:
     keyed, plain = tmp_path / "keyed", tmp_path / "plain"
-    write_snapshot(keyed, DIGEST, state(), KEY)
-    write_snapshot(plain, DIGEST, state())
+    write_snapshot(keyed, DIGESTS, state(), KEY)
+    write_snapshot(plain, DIGESTS, state())
     with pytest.raises(
         SnapshotError, match="keyed was written with a key; open the pool with that snapshot_key"
     ):
-        read_snapshot(keyed, DIGEST, LAYOUT)
+        read_snapshot(keyed, DIGESTS, LAYOUT)
     for path, key in ((keyed, ANOTHER_KEY), (plain, KEY)):
         with pytest.raises(SnapshotError, match="not written with this pool's snapshot_key, or was changed"):
-            read_snapshot(path, DIGEST, LAYOUT, key)
+            read_snapshot(path, DIGESTS, LAYOUT, key)
 
 
 def test_a_hash_mended_by_hand_does_not_make_a_keyed_snapshot(tmp_path: Path) -> None:
     """Whoever can write the file writes any hash; the code takes the key."""
     path = tmp_path / "it"
-    write_snapshot(path, DIGEST, state(), KEY)
+    write_snapshot(path, DIGESTS, state(), KEY)
     code = path.read_bytes()[-32:]
     told = np.frombuffer(json.dumps(facts(), sort_keys=True).encode(), np.uint8)
     forged = sealed({**tensors(9), "seko.snapshot": told})
     path.write_bytes(file_bytes({**forged, "zzz": np.frombuffer(code, np.uint8)}))
     with pytest.raises(SnapshotError, match="not written with this pool's snapshot_key"):
-        read_snapshot(path, DIGEST, LAYOUT, KEY)
+        read_snapshot(path, DIGESTS, LAYOUT, KEY)
 
 
 @settings(max_examples=150, deadline=None)
@@ -348,7 +351,7 @@ def test_no_bit_of_a_snapshot_can_be_changed(
     tmp_path_factory: pytest.TempPathFactory, keyed: bool, at: int, bit: int, how: str
 ) -> None:
     path, key = tmp_path_factory.getbasetemp() / "changed", KEY if keyed else None
-    write_snapshot(path, DIGEST, state(), key)
+    write_snapshot(path, DIGESTS, state(), key)
     content = bytearray(path.read_bytes())
     at %= len(content)
     if how == "flip":
@@ -356,7 +359,7 @@ def test_no_bit_of_a_snapshot_can_be_changed(
     content = content[:at] if how == "cut" else content + bytes(how == "add")
     path.write_bytes(content)
     try:
-        found = read_snapshot(path, DIGEST, LAYOUT, key)
+        found = read_snapshot(path, DIGESTS, LAYOUT, key)
     except SnapshotError:
         return
     assert not keyed  # without a key, a padding of the header is all that may change

@@ -63,8 +63,9 @@ class RankCommands:
         self._streams = self._artifact._pool_streams(**facts)
         return self._streams.decodes_beside
 
-    def _on_call(self, method: str, given: list[Any], named: _Facts) -> object:
-        return getattr(self._open, method)(*given, **named)
+    def _on_call(self, method: str, given: list[Any], named: _Facts, of_artifact: bool = False) -> object:
+        found = getattr(self._artifact if of_artifact else self._open, method)
+        return found(*given, **named) if callable(found) else found
 
     def _on_run_chunk(self, rows: list[int], inputs: Any) -> object:
         chunk = self._open.run_chunk(rows, inputs)
@@ -86,18 +87,11 @@ class RankCommands:
     def _on_load(self, row: int, state: _Facts, shares: _Facts) -> None:
         self._open.load(row, state_of_message(state, shares))
 
-    def _on_stats(self) -> object:
-        return self._open.stats
-
     def _on_close(self) -> None:
         if self._streams is not None:
             self._streams.close()
         self._streams = None
         self._chunks.clear()
-
-    def _on_of_artifact(self, method: str, given: list[Any]) -> object:
-        found = getattr(self._artifact, method)
-        return found(*given) if callable(found) else found
 
     def _on_end(self) -> None:
         self._on_close()

@@ -26,8 +26,8 @@ def _of_first(method: str) -> Callable[..., Any]:
     """Return a method that gives what rank 0's artifact has under that name."""
 
     def call(self: RankedArtifact, *given: object) -> Any:
-        facts = {"method": method, "given": given}
-        return self._group.call("of_artifact", facts, ranks=(0,), seconds=CALL_S).results[0]
+        facts = {"method": method, "given": given, "named": {}, "of_artifact": True}
+        return self._group.call("call", facts, ranks=(0,), seconds=CALL_S).results[0]
 
     return call
 

@@ -17,7 +17,7 @@ from seko_runtime.video.call_lock import CallLock
 
 
 class FrameReader(Protocol):
-    """A reader of decoded video frames: a `Decoder`, or a proxy of one in another process."""
+    """A reader of decoded video frames; see `Decoder`."""
 
     overlaps: bool
 

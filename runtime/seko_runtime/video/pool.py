@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from seko_runtime.errors import PoolFullError, SessionClosedError, UsageError
+from seko_runtime.errors import PoolFullError, UsageError
 from seko_runtime.video.chunk import Chunk, SessionStats
 from seko_runtime.video.clocks import checked_seeds
 from seko_runtime.video.conditioning import by_either_name
@@ -25,7 +25,7 @@ from seko_runtime.video.pooled_session import PooledSession, SessionLeakWarning,
 from seko_runtime.video.prompts import checked_tenant
 from seko_runtime.video.reference_frames import with_portrait
 from seko_runtime.video.snapshot import checked_key, read_snapshot, stream_content
-from seko_runtime.video.streams import CLOSED, Streams
+from seko_runtime.video.streams import Streams
 
 __all__ = ["Pool", "PooledSession", "SessionLeakWarning"]
 
@@ -60,8 +60,8 @@ class Pool:
         if self.manifest.pool is None:
             raise UsageError("this artifact was built without a pool; rebuild it with --sessions N")
         self._buckets = self.manifest.pool.buckets
-        self._streams, self._digest, self._clock = streams, digest, clock
-        self._content = stream_content(self.manifest)
+        self._streams, self._clock = streams, clock
+        self._digests: Sequence[str] = digest, stream_content(self.manifest) or digest
         self._snapshot_key = checked_key(snapshot_key)
         self._call_lock = streams.call_lock
         self._call_lock.waits = True
@@ -159,7 +159,7 @@ class Pool:
             self.reap()
             self._vacant_row()  # a full pool says so before it reads anything
             layout = self._streams.layout()
-        state = read_snapshot(Path(path), self._digest, layout, self._snapshot_key, content=self._content)
+        state = read_snapshot(Path(path), self._digests, layout, self._snapshot_key)
         with self._call_lock.take():
             self.reap()
             row = self._free_row(tenant)
@@ -281,8 +281,7 @@ class Pool:
 
     def _vacant_row(self) -> int:
         """Return a free row; a PoolFullError does not reveal the other tenants."""
-        if self._streams.closed:
-            raise SessionClosedError(CLOSED)
+        self._streams.live()
         held = self._held()
         row = next((row for row in range(self.capacity) if row not in held), None)
         if row is None:

@@ -31,8 +31,7 @@ class SharedRows(Protocol):
 
     _streams: Streams
     _call_lock: CallLock
-    _digest: str
-    _content: str
+    _digests: Sequence[str]
     _snapshot_key: bytes | None
     _clock: Callable[[], float]
     _lost: deque[str]
@@ -189,9 +188,7 @@ class PooledSession:
         state = self._place
         if not isinstance(state, RowState):
             state = self._stored()
-        write_snapshot(
-            Path(path), self._pool._digest, state, self._pool._snapshot_key, content=self._pool._content
-        )
+        write_snapshot(Path(path), self._pool._digests, state, self._pool._snapshot_key)
 
     def renew(self) -> None:
         """Restart the lease; no effect on a session that has ended."""

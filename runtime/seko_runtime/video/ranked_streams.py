@@ -46,29 +46,23 @@ class RankedStreams(Streams):
     group : RankGroup
         Its processes.
     command, facts
-        ``open_session`` or ``open_pool``, and arguments of that method of `OpenArtifact`, by name.
-
-    Raises
-    ------
-    RankLostError
-        If a process died or hangs; so does every call from then on.
+        ``open_session`` or ``open_pool``, and its arguments by name. Every call may raise a RankLostError.
     """
 
     def __init__(self, manifest: Manifest, group: RankGroup, command: str, facts: Mapping[str, Any]) -> None:
-        self.manifest, self._group = manifest, group
+        self.manifest = manifest
+        self._live: Any = group  # of which each process has a `Live`
         self.call_lock = CallLock(CLOSED)
-        self._closed = False
         self._row_chunks: dict[int, Chunk] = {}
         self._layout: dict[str, TensorSpec] = {}
         self.overlaps = bool(self.asked(command, facts, patient=True)[0])
 
     decodes_beside = property(lambda self: self.overlaps)
-    closed = property(lambda self: self._closed)
-    stats = property(lambda self: SessionStats(**self.asked("stats", ranks=(0,))[0]))
+    stats = property(lambda self: SessionStats(**self.each("stats")[0]))
 
     def begin_owner(self, row: int, tenant: str | None) -> None:
-        """Give a row another owner, or none; also where a rank was lost, so that sessions can be closed."""
-        if tenant is not None or not self._group.over:
+        """Give a row another owner, unless a rank was lost, so that sessions can be closed."""
+        if not self._live.over:
             self.each("begin_owner", row, tenant)
 
     def run_chunk(self, rows: Sequence[int], inputs: Sequence[Inputs | None] | Inputs | None = None) -> Chunk:
@@ -145,10 +139,9 @@ class RankedStreams(Streams):
 
     def close(self) -> None:
         """Free the memory of all ranks; a second call does nothing."""
-        if not self._closed:
-            self._closed = True
-            with suppress(SekoRuntimeError):  # of processes that are gone; whoever used them was told
-                self.asked("close", patient=True)
+        with suppress(SekoRuntimeError):  # of processes that are gone; whoever used them was told
+            self.asked("close", patient=True)
+        self._live = None
 
     def each(self, method: str, *given: object, **named: object) -> list[Any]:
         """Call a method of each rank's streams; return the results by rank."""
@@ -164,7 +157,8 @@ class RankedStreams(Streams):
         patient: bool = False,
     ) -> list[Any]:
         """Send a command to ranks; return their results by rank. See `RankGroup.call`."""
-        answers = self._group.call(command, facts, own=own, ranks=ranks, seconds=CALL_S, patient=patient)
+        group: Any = self.live()
+        answers = group.call(command, facts, own=own, ranks=ranks, seconds=CALL_S, patient=patient)
         return [answers.results[rank] for rank in sorted(answers.results)]
 
 

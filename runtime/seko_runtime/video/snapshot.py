@@ -7,7 +7,7 @@ import hmac
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -72,23 +72,19 @@ class RowState:
 
 
 @machine_faults()
-def write_snapshot(
-    path: Path, digest: str, state: RowState, key: bytes | None = None, *, content: str = ""
-) -> None:
+def write_snapshot(path: Path, digests: Sequence[str], state: RowState, key: bytes | None = None) -> None:
     """Write a stream's state to a file of mode 0600 that appears complete or not at all.
 
     Parameters
     ----------
     path : Path
         The file; a regular file that exists is replaced.
-    digest : str
-        The artifact's digest.
+    digests : sequence of str
+        The artifact's digest and its `stream_content`.
     state : RowState
         What to write.
     key : bytes, optional
         If given, the file ends in the HMAC-SHA256 of its content, and only this key can read it.
-    content : str
-        Result of `stream_content`.
 
     Raises
     ------
@@ -97,9 +93,8 @@ def write_snapshot(
     DiskError
         If it cannot be written.
     """
-    facts = {"version": VERSION, "artifact": digest, "numbers": asdict(state.numbers)}
-    if content:
-        facts["content"] = content
+    facts = {"version": VERSION, "artifact": digests[0], "content": digests[1]}
+    facts["numbers"] = asdict(state.numbers)
     parts = {
         **state.tensors.arrays(),
         **state.inputs,
@@ -130,12 +125,7 @@ def write_snapshot(
 
 @machine_faults()
 def read_snapshot(
-    path: Path,
-    digest: str,
-    layout: Mapping[str, TensorSpec],
-    key: bytes | None = None,
-    *,
-    content: str = "",
+    path: Path, digests: Sequence[str], layout: Mapping[str, TensorSpec], key: bytes | None = None
 ) -> RowState:
     """Read a stream's state.
 
@@ -143,14 +133,12 @@ def read_snapshot(
     ----------
     path : Path
         The file, untrusted: no link, no pipe, and no larger than a stream of this layout can be.
-    digest : str
-        Digest of the artifact it must belong to.
+    digests : sequence of str
+        As `write_snapshot` takes them; one of the two must be the file's.
     layout : mapping of str to TensorSpec
         The tensors of a stream.
     key : bytes, optional
         If given, only files written with the same key are read; otherwise only files without a key.
-    content : str
-        Or its `stream_content`.
 
     Returns
     -------
@@ -163,10 +151,10 @@ def read_snapshot(
     HostMemoryError, HostFaultError
         If this machine lacks what reading it needs.
     """
-    read = _content(path, layout)
+    content = _content(path, layout)
     if key is not None:
-        _check_mac(read, key, path.name)
-    parts = _parts(read, path.name, keyed=key is not None)
+        _check_mac(content, key, path.name)
+    parts = _parts(content, path.name, keyed=key is not None)
     try:
         facts = Fields(parse_json(parts[_FACTS].tobytes(), path.name), path.name)
         version, artifact = facts.integer("version"), facts.text("artifact")
@@ -174,11 +162,11 @@ def read_snapshot(
             raise SnapshotError(
                 f"{path.name} is a snapshot of version {version}, this runtime reads {VERSION}"
             )
-        same = bool(content) and "content" in facts and facts.text("content") == content
-        if artifact != digest and not same:
+        named = {artifact, facts.text("content") if "content" in facts else artifact}
+        if named.isdisjoint(digests):
             raise SnapshotError(
-                f"{path.name} is of artifact {artifact[:16]!r}, this one is {digest[:16]!r}: their numbers mean other "
-                "things"
+                f"{path.name} is of artifact {artifact[:16]!r}, this one is {digests[0][:16]!r}: their numbers mean "
+                "other things"
             )
         wanted = parts.pop(_HASH) if key is None else None
         if wanted is not None and not hmac.compare_digest(wanted.tobytes(), _hash(parts)):
@@ -199,10 +187,7 @@ def read_snapshot(
 
 
 def stream_content(manifest: Manifest) -> str:
-    """Return SHA-256 of what gives a stream's numbers their meaning, or "" without the weights' hashes.
-
-    Artifacts that differ in ranks or sessions alone have the same.
-    """
+    """Return SHA-256 of what gives a stream's numbers their meaning, whatever ranks and sessions; "" without hashes."""
     files = {one.file for one in manifest.weights}
     if not files <= manifest.files.keys():
         return ""
