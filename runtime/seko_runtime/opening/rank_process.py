@@ -63,9 +63,9 @@ class RankCommands:
         self._streams = self._artifact._pool_streams(**facts)
         return self._streams.decodes_beside
 
-    def _on_call(self, method: str, given: list[Any], named: _Facts, of_artifact: bool = False) -> object:
+    def _on_call(self, method: str, args: list[Any], named: _Facts, of_artifact: bool = False) -> object:
         found = getattr(self._artifact if of_artifact else self._open, method)
-        return found(*given, **named) if callable(found) else found
+        return found(*args, **named) if callable(found) else found
 
     def _on_run_chunk(self, rows: list[int], inputs: Any) -> object:
         chunk = self._open.run_chunk(rows, inputs)

@@ -25,8 +25,8 @@ PROCESS = "seko_runtime.opening.rank_process"
 def _of_first(method: str) -> Callable[..., Any]:
     """Return a method that gives what rank 0's artifact has under that name."""
 
-    def call(self: RankedArtifact, *given: object) -> Any:
-        facts = {"method": method, "given": given, "named": {}, "of_artifact": True}
+    def call(self: RankedArtifact, *args: object) -> Any:
+        facts = {"method": method, "args": args, "named": {}, "of_artifact": True}
         return self._group.call("call", facts, ranks=(0,), seconds=CALL_S).results[0]
 
     return call
@@ -105,9 +105,9 @@ class RankedArtifact(OpenArtifact):
     golden_inputs = _of_first("golden_inputs")
     stats = property(_of_first("stats"))
 
-    def chunk_error(self, *given: Any) -> ChunkError:
+    def chunk_error(self, *args: Any) -> ChunkError:
         """Compare a chunk with the recorded one; see `OpenArtifact.chunk_error`."""
-        return ChunkError(**_of_first("chunk_error")(self, *given))
+        return ChunkError(**_of_first("chunk_error")(self, *args))
 
     def _not_yet(self, *_: Any, **__: Any) -> Any:
         raise UsageError("an artifact of several ranks cannot do this yet; build it without --ranks")

@@ -143,9 +143,9 @@ class RankedStreams(Streams):
             self.asked("close", patient=True)
         self._live = None
 
-    def each(self, method: str, *given: object, **named: object) -> list[Any]:
+    def each(self, method: str, *args: object, **named: object) -> list[Any]:
         """Call a method of each rank's streams; return the results by rank."""
-        return self.asked("call", {"method": method, "given": given, "named": named})
+        return self.asked("call", {"method": method, "args": args, "named": named})
 
     def asked(
         self,
@@ -164,7 +164,7 @@ class RankedStreams(Streams):
 
 def _called(method: str) -> Callable[..., Any]:
     """Return a method that calls that one of each rank's streams, and returns rank 0's result."""
-    return lambda streams, *given, **named: streams.each(method, *given, **named)[0]
+    return lambda streams, *args, **named: streams.each(method, *args, **named)[0]
 
 
 for _method in _CALLED:
