@@ -44,9 +44,7 @@ def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callabl
 
 @contextmanager
 def programs_as_they_are() -> Iterator[None]:
-    """Have builds with ``backend="compile"`` take all options and this runtime open them; nothing is compiled.
-
-    Builds for several ranks are not verified.
+    """Have builds with ``backend="compile"`` take fused layers and offloaded caches, and nothing be compiled.
 
     Their engines are exported programs, which torch runs op by op: what a build writes and the runtime does with it is
     tested without the minutes that code for a CPU takes. Compiled layers of these kinds are tested as one package
@@ -54,20 +52,13 @@ def programs_as_they_are() -> Iterator[None]:
     """
     from seko_export import build_steps
     from seko_export.backends.base import Capabilities, ExportBackend
-    from seko_runtime.opening import artifact
 
-    found, runtime_backend = build_steps.export_backend, artifact.runtime_backend
+    found = build_steps.export_backend
 
     def carrying_all(name: str) -> ExportBackend:
-        return replace(
-            found(name), capabilities=Capabilities(fused_kernels=True, offloaded_cache=True, ranks=True)
-        )
+        return replace(found(name), capabilities=Capabilities(fused_kernels=True, offloaded_cache=True))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(UNCOMPILED, "1")
         patch.setattr(build_steps, "export_backend", carrying_all)
-        patch.setattr(build_steps, "too_few_devices", lambda config: config.ranks > 1)
-        patch.setattr(
-            artifact, "runtime_backend", lambda name: replace(runtime_backend(name), several_ranks=True)
-        )
         yield
