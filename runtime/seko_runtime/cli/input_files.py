@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from seko_runtime.cli.conditioning import load_array
 from seko_runtime.cli.output import note
 from seko_runtime.errors import UsageError, one_line
-from seko_runtime.executor.buffers_check import picture_input
+from seko_runtime.executor.buffers_check import made_of
 from seko_runtime.format.manifest import InputSpec, Manifest
 from seko_runtime.video.conditioning.voice import KINDS as AUDIO_KINDS
 from seko_runtime.video.inputs import as_rows
@@ -81,11 +81,9 @@ def fit_inputs(
         if name not in specs:
             known = ", ".join(specs) or "none"
             raise UsageError(f"--input {name[:80]}: this artifact has no such input; its inputs: {known}")
-    made = None if options.image is None else picture_input(manifest)
+    made = made_of(manifest, options.image)
     for name, spec in specs.items():
-        if name in arrays or (made is not None and name == made.name):
-            continue
-        if voices is not None and spec.kind in AUDIO_KINDS:
+        if name in arrays or name == made or (voices is not None and spec.kind in AUDIO_KINDS):
             continue
         if voices is None and manifest.golden is not None:
             note(

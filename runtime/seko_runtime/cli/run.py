@@ -19,7 +19,7 @@ from seko_runtime.cli.input_files import RunInputs, fit_inputs, read_inputs
 from seko_runtime.cli.output import Report, note, stdout_for_video
 from seko_runtime.cli.progress import Progress
 from seko_runtime.errors import UsageError
-from seko_runtime.executor.buffers_check import picture_input
+from seko_runtime.executor.buffers_check import made_of
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.opening.artifact import OpenArtifact, open_artifact, read_manifest
 from seko_runtime.opening.golden import ChunkError, error_row
@@ -220,9 +220,7 @@ class _Job:
 def _steady(artifact: OpenArtifact, given: Conditioning, inputs: RunInputs) -> dict[str, NDArray[Any]]:
     """Return the inputs per session: those given, else the golden's, but for what is made of the picture."""
     found = {} if inputs.voices is not None else artifact.golden_inputs(None)
-    made = picture_input(artifact.manifest)
-    if made is not None and given.image is not None:
-        found.pop(made.name, None)
+    found.pop(made_of(artifact.manifest, given.image), None)
     return found | dict(inputs.steady)
 
 

@@ -261,6 +261,12 @@ def picture_input(manifest: Manifest) -> InputSpec | None:
     return found[0]
 
 
+def made_of(manifest: Manifest, image: object) -> str:
+    """Return the name of the input that is made of a start picture; empty if there is none, or no picture."""
+    spec = None if image is None else picture_input(manifest)
+    return "" if spec is None else spec.name
+
+
 def _check_condition(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
     spec = picture_input(manifest)
     if spec is None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from seko_runtime.backends.base import Backend
 from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import ArtifactError, DeviceMemoryError, UsageError
-from seko_runtime.executor.buffers_check import TEXT_BUFFER, picture_input, text_vocabulary
+from seko_runtime.executor.buffers_check import TEXT_BUFFER, made_of, text_vocabulary
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.manifest import Manifest
@@ -157,10 +157,8 @@ class OpenArtifact:
         if reference is None and self.manifest.stream.reference_frames:
             reference = self._recording.reference()
         if inputs is None:
-            made = None if image is None else picture_input(self.manifest)
-            recorded = self._recording.inputs(None)
-            inputs = {name: one for name, one in recorded.items() if made is None or name != made.name}
-            inputs = {**inputs, **with_portrait(self.manifest, None, reference)}
+            inputs = {**self._recording.inputs(None), **with_portrait(self.manifest, None, reference)}
+            inputs.pop(made_of(self.manifest, image), None)
         memory, manifest, programs, weights = self._scheduled(asked.steps, asked.shift)
         session = Session(
             manifest,

@@ -106,11 +106,11 @@ class CallerInputs:
             for at, row in enumerate(rows)
         ]
 
-    def check_opening(self, inputs: Inputs | None, made: str | None = None) -> None:
+    def check_opening(self, inputs: Inputs | None, made: str = "") -> None:
         """Raise a UsageError if an input that a session must begin with is missing, or is given beside the picture
         that it is ``made`` of.
         """
-        if made is not None and made in (inputs or {}):
+        if made in (inputs or {}):
             raise UsageError(f"found both image and the input {made!r}, which is made of it; give one")
         for name, spec in self._steady.items():
             if spec.default == "required" and name not in (inputs or {}) and name != made:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import SessionClosedError, UsageError
-from seko_runtime.executor.buffers_check import picture_input
+from seko_runtime.executor.buffers_check import made_of
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.manifest import Manifest, TensorSpec
@@ -291,8 +291,7 @@ class Streams:
         """
         live = self.live()
         if opening:
-            made = None if image is None else picture_input(self.manifest)
-            self.inputs.check_opening(inputs, None if made is None else made.name)
+            self.inputs.check_opening(inputs, made_of(self.manifest, image))
         with self.memory.ordered():
             self._rows.settle(rows)
         live.set_inputs(rows, inputs, rerun=not opening)
