@@ -12,6 +12,8 @@ import torch
 from seko_export.errors import UsageError
 from seko_export.families.seko_talk import audio
 from seko_export.families.seko_talk.family import FAMILY
+from seko_export.families.seko_talk.keys import TIME
+from seko_export.families.seko_talk.presets import evenly
 from tests.seko_talk.streams import (
     BUFFERS,
     Reference,
@@ -116,6 +118,30 @@ def test_positions_matter(layout: Mapping[str, Any], other: Mapping[str, Any], a
         )
     assert all((error <= BAR) == (number < agreed) for number, error in enumerate(errors))
     assert errors[agreed] > 100 * BAR
+
+
+def test_the_adapters_times_are_those_of_diffusers(worst) -> None:
+    """Cosines, then sines, of 937.5 and the like; two linear layers; shift, scale and gate for each pass."""
+    embeddings = pytest.importorskip("diffusers.models.embeddings", reason="diffusers is not installed")
+    config = talk_config()
+    m, times, checkpoint = config.model, evenly(4).timesteps, random_checkpoint(config)
+    assert times == pytest.approx((1000, 937.5, 2500 / 3, 625))
+    embed = embeddings.TimestepEmbedding(m.audio_freq_dim, m.dim)
+    embed.load_state_dict(
+        {
+            name.removeprefix(f"{TIME}."): one
+            for name, one in checkpoint.items()
+            if name.startswith(f"{TIME}.linear")
+        }
+    )
+    waves = embeddings.Timesteps(m.audio_freq_dim, flip_sin_to_cos=True, downscale_freq_shift=0)
+    with torch.no_grad():
+        inner = torch.nn.functional.silu(embed(waves(torch.tensor(times))))
+    weight, bias = (checkpoint[f"{TIME}.time_proj.{leaf}"] for leaf in ("weight", "bias"))
+    wanted = torch.nn.functional.linear(inner, weight, bias).unflatten(-1, (3, m.dim))
+    error = relative_error(audio.time_table(checkpoint, m, times, torch.float32), wanted)
+    worst("the adapter's times", error)
+    assert error <= BAR
 
 
 def test_positions_that_cannot_be_are_refused() -> None:
