@@ -24,13 +24,7 @@ _NUMBERS = "biuf"  # of numpy's dtypes: bool, integers, floats
 
 
 class Channel:
-    """One end of a connection. Any thread may send; one thread receives.
-
-    Parameters
-    ----------
-    connection : Connection
-        Owned and closed by the channel.
-    """
+    """One end of a connection, which it closes. Any thread may send; one thread receives."""
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
         self.connection = connection

@@ -42,10 +42,8 @@ class Answers:
     ----------
     ranks : frozenset of int
         Those that were asked.
-    results : dict
-        By rank.
-    faults : dict
-        By rank: class and message of an error.
+    results, faults : dict
+        By rank: the answer; class and message of an error.
     first_fault_s : float or None
         When the first rank failed.
     """

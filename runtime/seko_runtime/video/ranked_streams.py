@@ -37,21 +37,19 @@ _CALLED = (  # methods of `Streams` that every rank runs as it was asked
 
 
 class RankedStreams(Streams):
-    """`Streams` of an artifact of several ranks.
+    """`Streams` of an artifact of several ranks. Every call may raise a RankLostError.
 
     Parameters
     ----------
-    manifest : Manifest
+    manifest, group
         The artifact's.
-    group : RankGroup
-        Its processes.
     command, facts
-        ``open_session`` or ``open_pool``, and its arguments by name. Every call may raise a RankLostError.
+        ``open_session`` or ``open_pool``, and its arguments by name.
     """
 
     def __init__(self, manifest: Manifest, group: RankGroup, command: str, facts: Mapping[str, Any]) -> None:
         self.manifest = manifest
-        self._live: Any = group  # of which each process has a `Live`
+        self._live: Any = group
         self.call_lock = CallLock(CLOSED)
         self._row_chunks: dict[int, Chunk] = {}
         self._layout: dict[str, TensorSpec] = {}
@@ -80,10 +78,10 @@ class RankedStreams(Streams):
         del chunk, place
         return self._row_chunks[row]
 
-    def read_latents(self, chunk: Chunk) -> NDArray[np.float32]:
+    def read_latents(self, chunk: Chunk) -> Any:
         """Copy a chunk's latents to the host; see `Chunk.to_host`."""
         facts = {"row": chunk.row, "serial": chunk.serial, "index": chunk.index}
-        return self.asked("read_latents", facts, ranks=(0,))[0]  # type: ignore[no-any-return]
+        return self.asked("read_latents", facts, ranks=(0,))[0]
 
     def decoder(self) -> Any:
         """Return what reads video frames: itself. UsageError if the artifact makes no video."""
@@ -91,10 +89,10 @@ class RankedStreams(Streams):
             raise UsageError("this artifact makes no video; read latents with run_chunk().to_host()")
         return self
 
-    def video_frames(self, row: int, number: int) -> NDArray[np.uint8]:
+    def video_frames(self, row: int, number: int) -> Any:
         """Return a row's video frames of one chunk; see `Decoder.video_frames`."""
         facts = {"row": row, "number": number}
-        return self.asked("video_frames", facts, ranks=(0,))[0]  # type: ignore[no-any-return]
+        return self.asked("video_frames", facts, ranks=(0,))[0]
 
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
         """Copy every ``step``-th token of every cache buffer to the host, with the heads of all ranks."""
