@@ -48,8 +48,6 @@ seko_make_venv() { # $1: the extra to install, "" or "dev"
     torch=$(grep '^torch==' scripts/constraints.txt)
     # torch first and alone: the pinned version keeps a range elsewhere from pulling another build of it.
     seko_ticking "installing $torch" "${install[@]}" "$torch" "setuptools>=77" || return
-    # What a build imports of torch is compiled to bytecode meanwhile: 8 s of the first build. Failing costs only these.
-    "$PYTHON" -W ignore -c 'import torch.export, torch._inductor.compile_fx' >/dev/null 2>&1 &
     # Without isolation: setuptools is here, and would be installed again for each of the three.
     seko_ticking "installing seko-runtime, seko-kernels, seko-export and what they need" \
         "${install[@]}" --no-build-isolation -e "./runtime[video,text]" -e ./kernels -e ".${extra:+[$extra]}" || return

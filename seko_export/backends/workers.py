@@ -7,6 +7,7 @@ import multiprocessing.connection
 import os
 import shutil
 import signal
+import tempfile
 import threading
 import time
 import warnings
@@ -33,6 +34,8 @@ SLOW_ROLES = (BLOCK, VAE_ENCODE, VAE_DECODE_FIRST, VAE_DECODE)
 COMPILING = "compiling the engines"
 # Variables that modules, libraries or Python read once.
 _READ_AT_IMPORT = ("TORCH", "AOT_INDUCTOR", "TRITON", "CUDA", "PYTHON", "OMP_", "MKL_", "LD_", "TMPDIR")
+# Bytes that a Unix socket's path may have, and of what multiprocessing puts behind the folder for temporary files.
+_SOCKET_PATH, _SOCKET_NAME = 107, len("/pymp-12345678/listener-12345678")
 _settings_of_server: dict[str, dict[str, str]] = {}
 _SLOW_COST = 5.0  # seconds of an engine of `SLOW_ROLES`, in those of another; assumed, for an estimate of the time left
 
@@ -107,8 +110,11 @@ def _started_by(backend: ExportBackend) -> BaseContext:
 
     They are forked from a server, which this process starts once and which has imported torch and the backend: that
     takes 3 s of a processor. Modules read their settings when they are imported; so if one has changed since the
-    server was started, each worker imports them itself.
+    server was started, each worker imports them itself; and if the folder for temporary files has so long a path that
+    the server's socket cannot lie there.
     """
+    if len(os.fsencode(tempfile.gettempdir())) + _SOCKET_NAME > _SOCKET_PATH:
+        return multiprocessing.get_context("spawn")
     settings = {name: value for name, value in os.environ.items() if name.startswith(_READ_AT_IMPORT)}
     if _settings_of_server.setdefault("settings", settings) != settings:
         return multiprocessing.get_context("spawn")
