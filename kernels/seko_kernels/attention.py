@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ from seko_kernels.formats import KEY_TILE
 from seko_kernels.fused_reference import FP8
 from seko_kernels.hopper_attention import attention_hopper_outline
 from seko_kernels.ops import FLOAT_DTYPES, stand_in, takes_kernels
-from seko_kernels.parts import SPLITS, WAVE_OF_PARTS_KEYS, Parts, use_torchs_memory
+from seko_kernels.parts import SPLITS, WAVE_OF_PARTS_KEYS, Parts, softmax_scale, use_torchs_memory
 from seko_kernels.triton.attention_fp8 import attention_fp8_kernel
 from seko_kernels.tuned import AttentionTiles, shape_class, tiles_for
 from seko_kernels.waves import Waves, cut
@@ -195,7 +194,7 @@ def _attention_fp8_cuda(
             *strides,
             *places,
             HEADS=heads,
-            SOFTMAX_SCALE=head_dim**-0.5 * math.log2(math.e),
+            SOFTMAX_SCALE=softmax_scale(head_dim),
             OWN_N=own_n,
             STAGES=stages,
             num_warps=warps,
@@ -214,7 +213,7 @@ def _attention_fp8_cuda(
                 out_tokens,
                 HEADS=heads,
                 HEAD_DIM=head_dim,
-                SOFTMAX_SCALE=head_dim**-0.5 * math.log2(math.e),
+                SOFTMAX_SCALE=softmax_scale(head_dim),
                 KEY_TILE=KEY_TILE,
                 BLOCK_M=block_m,
                 BLOCK_N=block_n,

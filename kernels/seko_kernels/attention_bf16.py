@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
@@ -21,7 +19,7 @@ from seko_kernels.hopper_attention_bf16 import (
     attention_bf16_outline,
 )
 from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
-from seko_kernels.parts import SPLITS, WAVE_OF_PARTS_KEYS, Parts, use_torchs_memory
+from seko_kernels.parts import SPLITS, WAVE_OF_PARTS_KEYS, Parts, softmax_scale, use_torchs_memory
 from seko_kernels.waves import Waves, cut
 
 
@@ -94,7 +92,7 @@ def _attention_bf16_cuda(
         k.shape[1],
         *places,
         HEADS=heads,
-        SOFTMAX_SCALE=head_dim**-0.5 * math.log2(math.e),
+        SOFTMAX_SCALE=softmax_scale(head_dim),
         KEYS=KEYS,
         STAGES=STAGES,
         num_warps=WARPS,

@@ -1,9 +1,8 @@
-"""Attention split over parts of the keys: where the parts are written, and how they are combined. Used by both
-attention ops.
-"""
+"""What both attention ops share: the factor of their scores, and the parts of the keys that attention is split over."""
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -16,6 +15,12 @@ from seko_kernels.triton.attention_fp8 import COMBINE_WARPS, attention_combine_k
 SPLITS = range(2, 17)
 # Of `waves.cut`, where the parts run in the launch of the whole tiles: what a wave of them costs besides its keys.
 WAVE_OF_PARTS_KEYS = 1600
+
+
+def softmax_scale(head_dim: int) -> float:
+    """Return the factor of the scores for a softmax in powers of two."""
+    scale: float = head_dim**-0.5 * math.log2(math.e)
+    return scale
 
 
 class Parts(NamedTuple):

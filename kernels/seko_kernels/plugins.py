@@ -1,29 +1,22 @@
-"""The kernels as TensorRT plugins: tensors, aliases, launch sizes as functions of shapes, and PTX. Imports no
-TensorRT.
+"""The kernels as TensorRT plugins: tensors, aliases, and launch sizes as functions of shapes. Imports no TensorRT.
 
-`seko_export.backends.tensorrt_plans.kernels` writes them into plans; tests launch the PTX through the CUDA driver.
+`plugin_ptx` compiles one; `seko_export.backends.tensorrt_plans.kernels` writes them into plans.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
-from seko_kernels.errors import PluginFormError
 from seko_kernels.formats import KEY_TILE, NVFP4_BLOCK
+from seko_kernels.parts import softmax_scale
 from seko_kernels.scratch import past_of, scratch_shapes
 from seko_kernels.triton import plugin_entries as entries
 from seko_kernels.triton.cache_write import CACHE_WRITE_TILE, CACHE_WRITE_WARPS
-from seko_kernels.triton.fp8_expand import EXPAND_GROUP
 from seko_kernels.triton.fp8_expand import EXPAND_TILE as PAST_TILE
 from seko_kernels.triton.fp8_expand import EXPAND_WARPS as PAST_WARPS
+from seko_kernels.triton.fp8_expand import expand_group
 from seko_kernels.triton.gaussian import GAUSSIAN_TILE, GAUSSIAN_WARPS
 from seko_kernels.triton.nvfp4_expand import EXPAND_TILE, EXPAND_WARPS
 from seko_kernels.triton.nvfp4_expand_keys import EXPAND_KEYS_HEADS, EXPAND_KEYS_TILE, EXPAND_KEYS_WARPS
@@ -31,16 +24,6 @@ from seko_kernels.triton.nvfp4_write import WRITE_TILE, WRITE_WARPS
 from seko_kernels.tuned import SAFE
 
 NAMESPACE = "seko"  # of the plugins, as of the functions of the ONNX form that they stand for
-WARP_THREADS = 32
-HIDDEN_PARAMETERS = (
-    2  # that Triton 3.6 puts behind a kernel's own: global scratch memory, and that of its profiler
-)
-SCRATCH_ALIGNMENT = 256  # of the workspace that TensorRT gives a plugin
-ALIGNED = 16  # scalars that are multiples of it are compiled as such, as Triton's own launcher does
-SCALAR = "i32"  # the one kind of scalar that a plugin hands to its kernel
-# PTX by the first compute capability, low so that old drivers take it: 8.4 came with CUDA 12.4 (driver 550); 8.7, the
-# first that knows sm_120, with 12.8 (570); 8.8, the first that knows sm_121, with 12.9 (575).
-PTX_VERSIONS = {0: 84, 100: 87, 121: 88}
 
 Size = Any  # an int, or TensorRT's expression of one: it has +, * and // with numbers on the right
 Shapes = Mapping[str, Sequence[Size]]
@@ -126,32 +109,6 @@ class Plugin:
     def identifier(self) -> str:
         """``seko::NAME``, TensorRT's name of the plugin."""
         return f"{NAMESPACE}::{self.name}"
-
-
-@dataclass(frozen=True)
-class PluginKernel:
-    """A plugin compiled for given shapes, dtypes and architecture.
-
-    Parameters
-    ----------
-    name : str
-        Name of the entry in the PTX.
-    ptx : str
-        Takes exactly the inputs' pointers, the scalars, the outputs' pointers and, with `scratch_bytes`, a pointer to
-        scratch memory, in this order.
-    threads : int
-        Threads per block, along x.
-    shared_bytes : int
-        Dynamic shared memory per block.
-    scratch_bytes : int
-        Global scratch memory per block; the blocks' lie one after another.
-    """
-
-    name: str
-    ptx: str
-    threads: int
-    shared_bytes: int
-    scratch_bytes: int
 
 
 def nvfp4_write() -> Plugin:
@@ -264,12 +221,9 @@ def fp8_expand() -> Plugin:
             batch, heads, half_dim * 2, past_of(tokens // batch, frames, shapes["patch_rotary"][0])
         )
 
-    def group(heads: int) -> int:
-        return EXPAND_GROUP if heads % EXPAND_GROUP == 0 else 1
-
     def launch(shapes: Shapes, ceil_div: CeilDiv) -> Launch:
         batch, places, heads, _ = past(shapes)["k"]
-        grid = (ceil_div(places, PAST_TILE), 2 * heads // group(heads), batch)
+        grid = (ceil_div(places, PAST_TILE), 2 * heads // expand_group(heads), batch)
         return Launch(grid, (shapes["k_codes"][0] // batch, places))
 
     def constants(sizes: Mapping[str, Sequence[int]]) -> dict[str, int | float]:
@@ -281,7 +235,7 @@ def fp8_expand() -> Plugin:
             "FRAME_TOKENS": sizes["patch_rotary"][0],
             "CHUNK_FRAMES": sizes["write_slots"][1],
             "SLOT_PAIRS": sizes["slot_rotary"][1],
-            "GROUP": group(heads),
+            "GROUP": expand_group(heads),
             "TILE": PAST_TILE,
             "KEY_TILE": KEY_TILE,
             "INTEGER": False,
@@ -322,7 +276,7 @@ def attention_fp8() -> Plugin:
         return {
             "HEADS": heads,
             "HEAD_DIM": head_dim,
-            "SOFTMAX_SCALE": head_dim**-0.5 * math.log2(math.e),
+            "SOFTMAX_SCALE": softmax_scale(head_dim),
             "KEY_TILE": KEY_TILE,
             "BLOCK_M": SAFE.block_m,
             "BLOCK_N": SAFE.block_n,
@@ -345,107 +299,6 @@ def attention_fp8() -> Plugin:
         launch,
         constants,
     )
-
-
-def compile_plugin(
-    plugin: Plugin, sizes: Mapping[str, Sequence[int]], compute: str, arch: int
-) -> PluginKernel:
-    """Compile a plugin's kernel ahead of time; needs no GPU.
-
-    Parameters
-    ----------
-    plugin : Plugin
-        The plugin to compile.
-    sizes : mapping of str to sequence of int
-        Shape of each input.
-    compute : str
-        The dtype of ``float``: ``bfloat16`` or ``float32``.
-    arch : int
-        Compute capability, such as 90.
-
-    Returns
-    -------
-    PluginKernel
-
-    Raises
-    ------
-    PluginFormError
-        If the kernel needs an argument that TensorRT does not pass.
-    """
-    dtypes = [_POINTERS[dtype] for dtype in plugin.pointers(compute).values()]
-    pointers, results = dtypes[: len(plugin.inputs)], dtypes[len(plugin.inputs) :]
-    scalars = plugin.launch(sizes, lambda a, b: -(-a // b)).scalars
-    constants = plugin.constants(sizes)
-    names = plugin.entry.arg_names
-    kinds = [*pointers, *[SCALAR] * len(scalars), *results, *["constexpr"] * len(constants)]
-    signature = dict(zip(names, kinds, strict=True))
-    # TensorRT's addresses are aligned to 256 bytes, and every integer is known.
-    numbers = dict(enumerate(scalars, len(pointers)))
-    aligned = {
-        (place,): [["tt.divisibility", ALIGNED]]
-        for place, kind in enumerate(kinds)
-        if kind.startswith("*") or (place in numbers and numbers[place] % ALIGNED == 0)
-    }
-    source = ASTSource(fn=plugin.entry, signature=signature, constexprs=constants, attrs=aligned)
-    with triton.knobs.compilation.scope():
-        triton.knobs.compilation.disable_line_info = True  # paths of the build box
-        made = triton.compile(
-            source,
-            target=GPUTarget("cuda", arch, WARP_THREADS),
-            options={
-                "num_warps": plugin.warps,
-                "ptx_version": PTX_VERSIONS[max(first for first in PTX_VERSIONS if first <= arch)],
-            },
-        )
-    meta = made.metadata
-    if meta.profile_scratch_size or meta.num_ctas != 1 or meta.global_scratch_align > SCRATCH_ALIGNMENT:
-        raise PluginFormError(
-            f"plugin {plugin.identifier} needs a profiler's memory, a cluster of blocks, or scratch memory aligned to "
-            f"more than {SCRATCH_ALIGNMENT} bytes, which the plugin does not give; take another kernel for it"
-        )
-    scratch: int = meta.global_scratch_size
-    wanted = len(pointers) + len(scalars) + len(results) + (scratch > 0)
-    ptx = without_hidden_parameters(made.asm["ptx"], meta.name, wanted, HIDDEN_PARAMETERS - (scratch > 0))
-    return PluginKernel(meta.name, ptx, meta.num_warps * WARP_THREADS, meta.shared, scratch)
-
-
-def without_hidden_parameters(ptx: str, kernel: str, wanted: int, hidden: int = HIDDEN_PARAMETERS) -> str:
-    """Return PTX whose entry takes only its first ``wanted`` parameters.
-
-    Triton's launcher passes ``hidden`` more, which these kernels never read. TensorRT passes none, so the driver would
-    read past the end of its argument list.
-
-    Raises
-    ------
-    PluginFormError
-        If the number of parameters is not as expected, or one to be removed is read.
-    """
-    head = re.search(rf"\.entry {re.escape(kernel)}\((.*?)\)", ptx, re.DOTALL)
-    parameters = [] if head is None else [line.strip().rstrip(",") for line in head[1].strip().splitlines()]
-    if head is None or len(parameters) != wanted + hidden:
-        raise PluginFormError(
-            f"kernel {kernel} has {len(parameters)} parameters, expected {wanted} and {hidden} of Triton's "
-            "own: another version of Triton lays them out otherwise; take triton 3.6"
-        )
-    body = ptx[head.end() :]
-    for parameter in parameters[wanted:]:
-        name = parameter.split()[-1]
-        if re.search(rf"\b{re.escape(name)}\b", body):
-            raise PluginFormError(
-                f"kernel {kernel} reads Triton's own parameter {name}, which TensorRT does not give"
-            )
-    kept = ",\n\t".join(parameters[:wanted])
-    return f"{ptx[: head.start(1)]}\n\t{kept}\n{ptx[head.end(1) :]}"
-
-
-_POINTERS = {
-    "uint8": "*u8",
-    "int8": "*i8",
-    "float8_e4m3fn": "*fp8e4nv",
-    "int64": "*i64",
-    "float32": "*fp32",
-    "bfloat16": "*bf16",
-}
 
 
 def _write(name: str, entry: Any, further: Mapping[str, str]) -> Plugin:

@@ -23,9 +23,9 @@ from seko_kernels.formats import KEY_TILE, NVFP4_BLOCK, ScaleTensor
 from seko_kernels.fused_reference import FP8
 from seko_kernels.ops import stand_in, takes_kernels
 from seko_kernels.triton.fp8_expand import (
-    EXPAND_GROUP,
     EXPAND_TILE,
     EXPAND_WARPS,
+    expand_group,
     fp8_expand_kernel,
 )
 
@@ -154,9 +154,9 @@ def fp8_expand(
     batch, places, heads, head_dim = k_out.shape
     _expect_scratch(k_out, k_out_scale, v_out, batch, places, heads, head_dim)
     expect_dims("write_slots", write_slots, 2, "[batch, chunk frames]")
-    own_tokens = write_slots.shape[1] * frame_tokens
     tokens = k_codes.shape[0] // max(batch, 1)
     past_tokens = past_of(tokens, write_slots.shape[1], frame_tokens)
+    own_tokens = tokens - past_tokens
     _expect_slots(write_slots, batch, tokens, frame_tokens)
     if places != scratch_tokens(past_tokens):
         raise OpShapeError(
@@ -231,7 +231,7 @@ def _fp8_expand_cuda(
     v_out: Tensor,
 ) -> None:
     batch, past_tokens, heads, head_dim = k_out.shape
-    group = EXPAND_GROUP if heads % EXPAND_GROUP == 0 else 1
+    group = expand_group(heads)
     grid = ((past_tokens + EXPAND_TILE - 1) // EXPAND_TILE, 2 * heads // group, batch)
     # A pointer that a variant does not read still needs a tensor: a scale stands in.
     wrap_triton(fp8_expand_kernel)[grid](

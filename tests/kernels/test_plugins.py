@@ -16,7 +16,7 @@ from torch import Tensor
 from seko_kernels.admission_cases import distance
 from seko_kernels.admission_cases import expected as truth_and_rounded
 from seko_kernels.errors import PluginFormError
-from seko_kernels.plugins import compile_plugin, without_hidden_parameters
+from seko_kernels.plugin_ptx import compile_plugin, without_hidden_parameters
 from tests.kernel_driver import KernelDriver
 from tests.kernels.interpreter import run_interpreted
 

@@ -14,7 +14,8 @@ import torch
 
 from seko_export.families.layers import sampler
 from seko_kernels import plugins, reference
-from seko_kernels.plugins import Plugin, PluginKernel, compile_plugin
+from seko_kernels.plugin_ptx import PluginKernel, compile_plugin
+from seko_kernels.plugins import Plugin
 from seko_runtime.backends.device_tensor import DeviceTensor
 from seko_runtime.backends.driver_blocks import current_queue
 from seko_runtime.backends.memory import Engine

@@ -23,7 +23,7 @@ from seko_export.backends.tensorrt_plans.kernels import with_kernels
 from seko_export.errors import PlanError, PlanFormError, TensorRtMissingError
 from seko_export.host.progress import Progress, silent
 from seko_export.host.tensorrt_library import DATA_CENTRE, RTX, TensorRt
-from seko_kernels.plugins import compile_plugin
+from seko_kernels.plugin_ptx import compile_plugin
 from tests.tensorrt_plans import double
 from tests.tensorrt_plans.double import doubled
 from tests.tensorrt_plans.plan_forms import form_of, gpu_config

@@ -18,6 +18,11 @@ EXPAND_WARPS = 2
 EXPAND_GROUP = 4
 
 
+def expand_group(heads: int) -> int:
+    """Return how many heads a program expands."""
+    return EXPAND_GROUP if heads % EXPAND_GROUP == 0 else 1
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def _angles(at_slot, at_patch, block, two: tl.constexpr, SLOT_PAIRS: tl.constexpr, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
     """Cosines and sines (as of `two_pairs`) of pairs ``2 * two`` and the next one of each block."""

@@ -10,7 +10,8 @@ from onnx import ModelProto, NodeProto, helper
 from seko_export.backends.onnx_form.kept_ops import DOMAIN
 from seko_export.backends.tensorrt_plans.form import PlanForm
 from seko_export.errors import PlanFormError
-from seko_kernels.plugins import Plugin, PluginKernel, compile_plugin
+from seko_kernels.plugin_ptx import PluginKernel, compile_plugin
+from seko_kernels.plugins import Plugin
 from seko_kernels.tensorrt import PLUGIN_NAME, PLUGIN_NAMESPACE, PLUGIN_VERSION
 
 # nvinfer1::DataType of a manifest's dtype name; bytes are int8 in a plan.
