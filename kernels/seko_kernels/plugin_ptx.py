@@ -24,8 +24,10 @@ SCRATCH_ALIGNMENT = 256  # of the workspace that TensorRT gives a plugin
 ALIGNED = 16  # scalars that are multiples of it are compiled as such, as Triton's own launcher does
 SCALAR = "i32"  # the one kind of scalar that a plugin hands to its kernel
 # PTX by the first compute capability, low so that old drivers take it: 8.4 came with CUDA 12.4 (driver 550); 8.7, the
-# first that knows sm_120, with 12.8 (570); 8.8, the first that knows sm_121, with 12.9 (575).
-PTX_VERSIONS = {0: 84, 100: 87, 121: 88}
+# first that knows sm_120, with 12.8 (570); 8.8, the first that knows sm_121, with 12.9 (575). From sm_90 on, kernels
+# make tensor maps. Below 8.6 (CUDA 12.7, driver 565) Triton writes their strides in units of 16 bytes, for assemblers
+# of that time; newer ones and newer drivers read bytes in any version, so such a kernel reads and writes elsewhere.
+PTX_VERSIONS = {0: 84, 90: 86, 100: 87, 121: 88}
 
 _POINTERS = {
     "uint8": "*u8",

@@ -89,11 +89,29 @@ def test_rows_of_an_exact_cache_are_written_in_the_interpreter() -> None:
     run_interpreted("interpreted_cache_write.py")
 
 
-@pytest.mark.parametrize(("arch", "version"), [(75, "8.4"), (89, "8.4"), (120, "8.7"), (121, "8.8")])
+@pytest.mark.parametrize(
+    ("arch", "version"), [(75, "8.4"), (89, "8.4"), (90, "8.6"), (120, "8.7"), (121, "8.8")]
+)
 def test_ptx_is_of_a_version_that_old_drivers_take(arch: int, version: str) -> None:
     case = case_of("nvfp4_write")
     ptx = compile_plugin(case.plugin, case.sizes, "bfloat16", arch).ptx
     assert re.findall(r"^\.version (\S+)$", ptx, re.MULTILINE) == [version]
+
+
+@pytest.mark.parametrize("arch", [90, 120])
+def test_strides_of_tensor_maps_are_bytes(arch: int) -> None:
+    case = case_of("attention_fp8")
+    ptx = compile_plugin(case.plugin, case.sizes, "bfloat16", arch).ptx
+    known = dict(re.findall(r"mov\.b64 \t(%rd\d+), (\d+);", ptx))
+    strides = re.findall(r"global_stride\.\S+ \[ \S+ \+ 0 \], 0x0, (%rd\d+);", ptx)
+    width = case.inputs["k"][0, 0].numel()  # of a token, all heads; its codes have a byte a number
+    assert [int(known[one]) for one in strides if one in known] == [
+        2 * width,
+        width,
+        2 * width,
+        2 * width,
+        2 * width,
+    ]
 
 
 @pytest.mark.gpu
