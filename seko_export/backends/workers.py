@@ -81,7 +81,7 @@ def compiled_beside(
     finished = False
     with workshop("seko-") as bench:
         try:
-            with _masked(signal.SIGINT):  # workers inherit that: the parent alone answers Ctrl-C, afterwards
+            with _put_off(signal.SIGINT):  # workers never see it: the parent alone answers Ctrl-C, afterwards
                 futures: dict[Future[float], str] = {
                     pool.submit(
                         _told,
@@ -205,13 +205,26 @@ class _Watch:
 
 
 @contextmanager
-def _masked(number: signal.Signals) -> Iterator[None]:
-    """Block a signal in this thread, and in processes started from it, for the duration of the block."""
+def _put_off(number: signal.Signals) -> Iterator[None]:
+    """Answer a signal behind the block; it is blocked in processes started from here.
+
+    It is blocked in this thread alone. Where another takes it, Python would call the handler in the main thread, in the
+    middle of the block; so the handler waits, too.
+    """
+    came = threading.Event()
+    answer = signal.getsignal(number)
+    handled = callable(answer) and threading.current_thread() is threading.main_thread()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
+        if handled:
+            signal.signal(number, lambda *_: came.set())
         yield
     finally:
+        if handled:
+            signal.signal(number, answer)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if came.is_set():
+            signal.raise_signal(number)
 
 
 def _end_with_children(worker: int | None) -> None:

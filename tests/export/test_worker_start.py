@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -18,3 +21,34 @@ def test_a_long_folder_for_temporary_files_has_no_room_for_the_servers_socket(
     monkeypatch.setattr(tempfile, "tempdir", str(Path("/", "x" * (length - 1))))
     monkeypatch.setattr(workers, "_settings_of_server", {})
     assert workers._started_by(export_backend("aoti")).get_start_method() == method
+
+
+def test_an_interrupt_that_another_thread_takes_waits_until_all_workers_are_started() -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    def other() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        begun.set()
+        over.wait()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    begun.wait()
+    reached: list[str] = []
+    answer = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            _interrupted(thread, reached)
+    finally:
+        over.set()
+        thread.join()
+    assert reached == ["the end of the block"]
+    assert signal.getsignal(signal.SIGINT) is answer
+
+
+def _interrupted(thread: threading.Thread, reached: list[str]) -> None:
+    with workers._put_off(signal.SIGINT):
+        signal.pthread_kill(thread.ident or 0, signal.SIGINT)
+        for _ in range(1000):  # Python looks for signals between two of its instructions
+            time.sleep(0)
+        reached.append("the end of the block")
