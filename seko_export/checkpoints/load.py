@@ -22,6 +22,8 @@ WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 Match = Callable[[OpenedFiles], tuple[str, Mapping[str, TensorSource]]]
 _SAMPLED_NUMBERS = 64  # of each tensor, for the fingerprint: one page of the file each
 
+AnyConfig = ModelConfig | VaeConfig | TextEncoderConfig | HubertConfig | ClipConfig
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -41,7 +43,7 @@ class Checkpoint:
         The dtype to convert to; None keeps the stored dtype.
     """
 
-    config: ModelConfig | VaeConfig | TextEncoderConfig | HubertConfig | ClipConfig
+    config: AnyConfig
     format: str
     identity: Mapping[str, str | int]
     dtype: torch.dtype | None
@@ -150,7 +152,7 @@ def load_model(
 
 def load_weights(
     path: Path,
-    config: ModelConfig | VaeConfig | TextEncoderConfig | HubertConfig | ClipConfig,
+    config: AnyConfig,
     layout: Layout,
     match: Match,
     *,
@@ -195,7 +197,7 @@ def load_weights(
 def _checkpoint(
     path: Path,
     opened: OpenedFiles,
-    config: ModelConfig | VaeConfig | TextEncoderConfig | HubertConfig | ClipConfig,
+    config: AnyConfig,
     format_name: str,
     sources: Mapping[str, TensorSource],
     dtype: torch.dtype | None,

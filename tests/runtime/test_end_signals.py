@@ -25,7 +25,7 @@ from .eager_backend import write_whole
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120
-PROGRESS = r"(opening .*: \d+ s|\d+ frames .* chunk \d+ of 1000000)"  # a line every ten seconds
+PROGRESS = r"(opening .*: \d+ s|\d+ frames .* chunk \d+ of 1000000)"  # a line every eight seconds
 SAID = "error: interrupted; nothing was left behind\n"
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

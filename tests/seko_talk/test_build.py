@@ -6,7 +6,7 @@ import io
 import json
 import wave
 from collections.abc import Mapping
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,16 +43,17 @@ def test_it_is_built_verified_and_replayed(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The exact one is held to the naive model fed with its own results: no eager code of ours between.
-    The one with an FP4 cache hears samples. Programs run as they are; test_gpu.py compiles them.
+    The one with an FP4 cache hears samples of two speakers. Programs run as they are; test_gpu.py compiles them.
     """
-    config = talk_config(scheme, model={"image_dim": 32})
+    config = talk_config(scheme, model={"image_dim": 32, "speakers": 2 if scheme == "fp4" else 1})
     write_random_checkpoint(tmp_path / "tiny", config.model, seed=0, dtype=torch.float32)
     monkeypatch.setenv(UNCOMPILED, "1")
     media, heard = MediaSources(), ((1, 2, 13, 48), "chunk", "audio_features")
     sight = {"picture": ((5, 32), "prompt", "picture_features")}
     if scheme == "fp4":
-        heard = ((1, 2, 16_000), "chunk", "audio_windows")
+        heard = ((2, 2, 16_000), "chunk", "audio_windows")
         sight = {"portrait": ((32, 48, 3), "prompt", "portrait")}
+        sight[audio.MASKS] = ((2, config.stream.frame_tokens), "session", "speaker_masks")
         write_hubert(tmp_path / "hubert", 48)
         write_clip(tmp_path / "clip.pth", 32)
         media = MediaSources(
@@ -81,8 +82,10 @@ def test_it_is_built_verified_and_replayed(
         assert artifact.manifest.schedule.sampler == "euler"
         assert not artifact.manifest.has_context
         assert all(error.within for error in artifact.verify())
-        with pytest.raises(UsageError, match=f"input '{next(iter(sight))}' is required per prompt"):
-            artifact.open_session(**{**opening, "inputs": {}})
+        seen, *_ = sight
+        blind = {name: one for name, one in steady.items() if name != seen}
+        with pytest.raises(UsageError, match=f"input '{seen}' is required per prompt"):
+            artifact.open_session(**{**opening, "inputs": blind})
         with pytest.raises(UsageError, match="audio_times was computed for the times"):
             artifact.open_session(**opening, shift=3.0)
         with artifact.open_session(**opening) as session:
@@ -114,16 +117,16 @@ def test_it_is_built_verified_and_replayed(
 
 def hears(artifact: OpenArtifact, opening: Mapping[str, Any]) -> list[np.ndarray]:
     """Make chunks of a voice that is pushed, and the same of its windows."""
-    voice = np.random.default_rng(2).normal(0, 0.2, 1000 * (8 * 2 + 1)).astype(np.float32)
+    voice = np.random.default_rng(2).normal(0, 0.2, (2, 1000 * (8 * 2 + 1))).astype(np.float32)
     windows = AudioWindows.of(artifact.manifest)
     assert windows is not None
-    assert windows == AudioWindows("audio", 1, 2, 1000, 4, normalised=True)
+    assert windows == AudioWindows("audio", 2, 2, 1000, 4, normalised=True)
     with artifact.open_session(**opening) as session:
         session.push_audio(voice)
         made = [session.run_chunk().to_host() for _ in range(2)]
     with artifact.open_session(**opening) as session:
         for number, one in enumerate(made):
-            given = {"audio": windows.of_chunk(voice[None], 0, 2 * number)}
+            given = {"audio": windows.of_chunk(voice, 0, 2 * number)}
             assert np.array_equal(session.run_chunk(given).to_host(), one)
     return made
 
@@ -131,44 +134,58 @@ def hears(artifact: OpenArtifact, opening: Mapping[str, Any]) -> list[np.ndarray
 def sees(artifact: OpenArtifact, opening: Mapping[str, Any]) -> None:
     """The reference picture is also the portrait that CLIP sees, unless another one is given."""
     photo, other = np.random.default_rng(0).integers(0, 256, (2, 32, 48, 3), np.uint8)
-    windows = {"audio": np.random.default_rng(1).normal(0, 1, (1, 2, 16_000)).astype(np.float32)}
+    windows = {"audio": np.random.default_rng(1).normal(0, 1, (2, 2, 16_000)).astype(np.float32)}
     made = []
-    for inputs in ({}, {"portrait": photo}, None, {"portrait": other}):
-        with artifact.open_session(**{**opening, "reference": photo, "inputs": inputs}) as session:
+    places = {audio.MASKS: opening["inputs"][audio.MASKS]}
+    for inputs in ({}, {"portrait": photo}, {"portrait": other}):
+        with artifact.open_session(**{**opening, "reference": photo, "inputs": places | inputs}) as session:
             made.append(session.run_chunk(windows).to_host())
     assert np.array_equal(made[0], made[1])
-    assert np.array_equal(made[0], made[2])
-    assert not np.array_equal(made[0], made[3])
-    with artifact.open_session(**{**opening, "reference": other, "inputs": {}}) as session:
-        assert not np.array_equal(session.run_chunk(windows).to_host(), made[3])
+    assert not np.array_equal(made[0], made[2])
+    with artifact.open_session(**{**opening, "reference": other, "inputs": places}) as session:
+        assert not np.array_equal(session.run_chunk(windows).to_host(), made[2])
         session.restart_row(0, reference=photo)
         assert np.array_equal(session.run_chunk(windows).to_host(), made[0])
 
 
 def speaks(artifact: Path, folder: Path) -> None:
-    """The command: a portrait and a voice become a video with sound, as long as the voice and in step with it."""
+    """The command: a portrait and two voices become a video with sound, as long as they are and in step with them."""
     av = pytest.importorskip("av", reason="PyAV is not installed")
-    face, voice = folder / "face.npy", folder / "voice.wav"
+    face, voice, silence = folder / "face.npy", folder / "voice.wav", folder / "silence.wav"
     np.save(face, np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8))
     samples = (20_000 * bursts(8500)).astype("<i2")
-    with wave.open(str(voice), "wb") as file:
-        file.setparams((1, 2, 16_000, 0, "NONE", ""))
-        file.writeframes(samples.tobytes())
+    for file_name, one in ((voice, samples), (silence, 0 * samples)):
+        with wave.open(str(file_name), "wb") as file:
+            file.setparams((1, 2, 16_000, 0, "NONE", ""))
+            file.writeframes(one.tobytes())
+    left, right = folder / "left.npy", folder / "right.npy"
+    for file_name, columns in ((left, slice(48)), (right, slice(48, 96))):
+        mask = np.zeros((64, 96, 3), np.uint8)
+        mask[:, columns] = 255
+        np.save(file_name, mask)
     out = folder / "out.mp4"
     asked = ["run", str(artifact), "--image", str(face), "-o", str(out)]
-    assert main(asked) == UsageError.exit_code
-    assert main([*asked, "--audio", str(voice), "--audio", str(voice)]) == UsageError.exit_code
-    without = ["run", str(artifact), "--audio", str(voice), "-o", str(out)]
+    voices = ["--audio", str(voice), "--audio", str(silence)]
+    masks = ["--mask", str(left), "--mask", str(right)]
+    assert main([*asked, *masks]) == UsageError.exit_code
+    assert main([*asked, *masks, "--audio", str(voice)]) == UsageError.exit_code
+    told = io.StringIO()
+    with redirect_stderr(told):
+        assert main([*asked, *voices]) == UsageError.exit_code
+    assert "give --mask FILE once for each speaker" in told.getvalue()
+    assert main([*asked, *voices, *masks[:2]]) == UsageError.exit_code
+    without = ["run", str(artifact), *voices, *masks, "-o", str(out)]
     assert main(without) == UsageError.exit_code  # nothing is taken of the golden's noise
     told = io.StringIO()
     with redirect_stdout(told):
-        assert main([*asked, "--audio", str(voice), "--json"]) == 0
+        assert main([*asked, *voices, *masks, "--json"]) == 0
     assert json.loads(told.getvalue())["live_late_s"] > 0
-    with av.open(str(out)) as container:
-        pictures = [float(one.pts * one.time_base) for one in container.decode(video=0)]
-    assert pictures[0] == 0
-    assert len(pictures) == 13  # 9 video frames of sound are 3 latent frames, so 2 chunks of 2
+    times, pictures = pictures_of(out)
+    assert times[0] == 0
+    assert len(times) == 13  # 9 video frames of sound are 3 latent frames, so 2 chunks of 2
     assert relative_error(*(torch.from_numpy(one) for one in heard_in(out, samples))) <= 0.05
+    assert main([*asked, *voices, *masks[2:], *masks[:2]]) == 0
+    assert not np.array_equal(pictures_of(out)[1], pictures)  # whoever speaks has changed sides
     as_m4a = folder / "voice.m4a"
     with av.open(str(as_m4a), "w") as container:
         track = container.add_stream("aac", rate=48_000, layout="mono")
@@ -184,6 +201,15 @@ def bursts(count: int) -> np.ndarray:
     """A tone that comes and goes, float32 in -1..1, so that any shift shows."""
     at = np.arange(count)
     return (np.sin(at * 0.17) * np.hanning(4000)[at % 4000] * (at // 4000 % 3 == 1) / 2).astype(np.float32)
+
+
+def pictures_of(file: Path) -> tuple[list[float], np.ndarray]:
+    """The times of a video's frames, in seconds, and the frames."""
+    import av
+
+    with av.open(str(file)) as container:
+        frames = [*container.decode(video=0)]
+    return [float(one.pts * one.time_base) for one in frames], np.stack([one.to_ndarray() for one in frames])
 
 
 def heard_in(file: Path, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -16,8 +16,12 @@ from seko_runtime.cli.output import note
 from seko_runtime.errors import UsageError, one_line
 from seko_runtime.executor.buffers_check import made_of
 from seko_runtime.format.manifest import InputSpec, Manifest
+from seko_runtime.video.conditioning.speaker_masks import KIND as MASKS
 from seko_runtime.video.conditioning.voice import KINDS as AUDIO_KINDS
 from seko_runtime.video.inputs import as_rows
+from seko_runtime.video.reference_frames import PORTRAIT
+
+_OPTIONS = {MASKS: "--mask FILE once for each speaker", PORTRAIT: "--image FILE"}  # by kind of input
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,8 @@ def fit_inputs(
                 one_line(f"input    {name}: as recorded in the golden; --input {name}=FILE.npy gives another")
             )
         elif spec.default == "required":
-            raise UsageError(f"input {name!r} is required per {spec.per}: give --input {name}=FILE.npy")
+            option = _OPTIONS.get(spec.kind or "", f"--input {name}=FILE.npy")
+            raise UsageError(f"input {name!r} is required per {spec.per}: give {option}")
     steady = {name for name, spec in specs.items() if spec.per in ("session", "prompt")}
     rows = manifest.call_rows
     return RunInputs(

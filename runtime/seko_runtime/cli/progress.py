@@ -1,4 +1,4 @@
-"""Progress of a run: a line that is overwritten on a terminal, otherwise a line every ten seconds."""
+"""Progress of a run: a line that is overwritten on a terminal, otherwise a line every eight seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import TracebackType
 
 from seko_runtime.cli.output import note
 
-EVERY_S = 10.0
+EVERY_S = 8.0  # a process starts in up to two seconds, so whoever waits sees a line at least every ten
 
 
 class Progress:
