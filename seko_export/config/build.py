@@ -171,12 +171,12 @@ class BuildConfig:
             )
 
     def _check_ranks(self) -> None:
-        heads, tokens = self.model.heads, self.stream.frame_tokens
-        can = [count for count in range(1, MOST_RANKS + 1) if heads % count == 0 and tokens % count == 0]
+        heads = self.model.heads
+        can = tuple(count for count in range(1, MOST_RANKS + 1) if heads % count == 0)
         if self.ranks not in can:
             raise UsageError(
-                f"--ranks {self.ranks}: ranks share the {heads} heads of {self.model.name!r} and the {tokens} tokens "
-                f"of a latent frame evenly, and are at most {MOST_RANKS}; give one of {with_commas(tuple(can))}"
+                f"--ranks {self.ranks}: ranks share the {heads} heads of {self.model.name!r} evenly, and are at most "
+                f"{MOST_RANKS}; give one of {with_commas(can)}"
             )
         if self.stream.offload_cache:
             raise UsageError(

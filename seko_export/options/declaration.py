@@ -188,7 +188,7 @@ class BuildOptions:
         values=lambda: ("auto", "cpu"),
     )
     ranks: int = _option(
-        "GPUs of one box that make each chunk together: 2, 3, 4, 5, 6 or 8, where the model's heads divide.",
+        "GPUs of one box that make each chunk together: at most 8, and a divisor of the model's heads.",
         _ENGINES,
         1,
         plan=True,

@@ -15,12 +15,13 @@ from seko_export.options.resolve import resolve_build
 from seko_runtime import OpenArtifact, open_artifact
 from tests.conftest import Built, build_once
 
-LAYOUT = ("--height", "32", "--width", "64", "--sessions", "2", "--batch", "2")
+SIDE = 48  # pixels; a latent frame then has 9 tokens, which two ranks do not divide
+LAYOUT = ("--height", str(SIDE), "--width", str(SIDE), "--sessions", "2", "--batch", "2")
 
 
 @pytest.fixture(scope="session")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The tiny model for two ranks, AOTInductor engines with an exact cache and a pool; not to be changed."""
+    """The tiny model for two ranks, rank 1 with padding; engines of AOTInductor, a pool. Not to be changed."""
     return build_once(tmp_path_factory, "ranks", *LAYOUT, "--ranks", "2")
 
 
@@ -33,7 +34,7 @@ def opened(two: Built) -> Iterator[OpenArtifact]:
 
 def one_gpu() -> BuildConfig:
     """Return the configuration of the same build for one rank."""
-    options = BuildOptions(preset="tiny", height=32, width=64, sessions=2, batch=(2,), target="cpu")
+    options = BuildOptions(preset="tiny", height=SIDE, width=SIDE, sessions=2, batch=(2,), target="cpu")
     return resolve_build(options).config
 
 

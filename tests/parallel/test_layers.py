@@ -1,10 +1,13 @@
-"""Layers of two ranks against the same layer on one, for each kind of layer and cache, without processes."""
+"""Layers of two ranks against the same layer on one, for each kind of layer and cache, without processes.
+
+Where the ranks do not divide a latent frame's tokens, each rank's padding is NaN.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import astuple, replace
 from threading import Barrier
 
 import pytest
@@ -16,14 +19,16 @@ from seko_export.config.schedule import Schedule
 from seko_export.engines.piece import FlatModule, Piece
 from seko_export.families.layers.choice import CHUNK
 from seko_export.families.layers.layer_pieces import BLOCK, WINDOW
-from seko_export.families.layers.rank_split import RankSplit
+from seko_export.families.layers.rank_split import RankSplit, rank_split
 from seko_export.families.registry import family_of, presets
 from seko_export.goldens.calibration import layer_constants, uncalibrated_scales
+from seko_kernels.fused_reference import FP8
 from tests.parallel.in_threads import InThreads, Meeting
 from tests.tolerances import STEP, relative_error
 
 RANKS = 2
-LAYOUT = {"height": 32, "width": 64, "chunk_frames": 2, "sink_frames": 0, "ring_frames": 4}
+LAYOUT = {"chunk_frames": 2, "sink_frames": 0, "ring_frames": 4}
+SIZES = {"even": (32, 64), "padded": (48, 48)}  # 8 and 9 tokens of a latent frame
 LINGBOT = presets()["lingbot-tiny"].model
 CASES = {
     "plain": {"kv_scheme": "fp32"},
@@ -33,21 +38,27 @@ CASES = {
     "fused over FP4": {"kv_scheme": "fp4", "fused": True},
     "fused, fp8 attention": {"kv_scheme": "fp4", "fused": True, "attention": "fp8"},
     "resident window": {"kv_scheme": "fp4", "fused": True, "attention": "fp8", "resident_window": True},
+    "fp8 matmuls": {"kv_scheme": "fp4", "fused": True, "attention": "fp8", "fp8": True},
     "camera": {"kv_scheme": "fp32", "model": LINGBOT},
     "camera in every pass": {"kv_scheme": "fp32", "model": replace(LINGBOT, camera="pass")},
     "camera, fused over FP4": {"kv_scheme": "fp4", "fused": True, "model": LINGBOT},
 }
 
 
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("case", CASES)
-def test_two_ranks_make_what_one_makes(case: str) -> None:
+def test_two_ranks_make_what_one_makes(case: str, size: str) -> None:
     tiny = presets()["tiny"]
-    stream = replace(tiny.stream, **LAYOUT)
+    height, width = SIZES[size]
+    stream = replace(tiny.stream, height=height, width=width, **LAYOUT)
     config = BuildConfig(
         stream=stream, schedule=Schedule.warped(), device="cpu", **{"model": tiny.model} | CASES[case]
     )
     one = layer_engines(config)
-    ranks = [layer_engines(replace(config, ranks=RANKS)) for _ in range(RANKS)]
+    several = replace(config, ranks=RANKS)
+    split = rank_split(several)
+    assert split.padding == (size == "padded")
+    ranks = [layer_engines(several) for _ in range(RANKS)]
     assert one
     assert [[*engines] for engines in ranks] == [[*one]] * RANKS
     state = tensors_of(config, one)
@@ -59,16 +70,16 @@ def test_two_ranks_make_what_one_makes(case: str) -> None:
             meeting = Meeting(RANKS, Barrier(RANKS))
             with ThreadPoolExecutor(RANKS) as pool:
                 jobs = [
-                    pool.submit(run_rank, ranks[rank][name], whole, shares[rank], rank, meeting)
+                    pool.submit(run_rank, ranks[rank][name], split, whole, shares[rank], rank, meeting)
                     for rank in range(RANKS)
                 ]
                 parts = [job.result() for job in jobs]
             for output, expected in enumerate(made):
-                split = RankSplit(RANKS, LAYOUT["chunk_frames"])
                 for rank in range(RANKS):
                     own, part = expected, parts[rank][output]
                     if piece.key.variant != ("condition",):  # of frames, not of tokens
                         own = split.own_tokens(expected, torch.tensor([rank]))
+                        part = part.where(is_token(split, own, rank), 0)
                     assert part.shape == own.shape, name
                     assert relative_error(part, own) <= STEP[torch.float32], name
     for name in state:
@@ -99,9 +110,10 @@ def tensors_of(config: BuildConfig, engines: dict[str, Piece]) -> dict[str, Tens
         for one in piece.signature:
             if one.name.startswith(("caches.", "window.")):
                 known.setdefault(one.name, torch.zeros(one.shape, dtype=one.dtype))
-            elif one.name not in known and one.dtype == torch.float32:
+            elif one.name not in known and one.dtype in (torch.float32, FP8):
                 width = one.shape[-1] if one.name.startswith("weights.") else 1.0
-                known[one.name] = torch.randn(one.shape, generator=generator) / width**0.5
+                numbers = torch.randn(one.shape, generator=generator) / width**0.5
+                known[one.name] = numbers.to(one.dtype)
     return known
 
 
@@ -123,10 +135,15 @@ def run(piece: Piece, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
 
 
 def run_rank(
-    piece: Piece, whole: dict[str, Tensor], own: dict[str, Tensor], rank: int, meeting: Meeting
+    piece: Piece,
+    split: RankSplit,
+    whole: dict[str, Tensor],
+    own: dict[str, Tensor],
+    rank: int,
+    meeting: Meeting,
 ) -> tuple[Tensor, ...]:
     """Call a piece as one rank, with its tokens and heads; ``own`` keeps its caches."""
-    piece.module.split = split = InThreads(RANKS, LAYOUT["chunk_frames"], rank, meeting)
+    piece.module.split = InThreads(*astuple(split), rank, meeting)
     number = torch.tensor([rank])
     for one in piece.signature:
         if one.name.startswith(("caches.", "window.")):
@@ -134,10 +151,18 @@ def run_rank(
     shared = {name: tensor for name, tensor in whole.items() if not name.startswith(("caches.", "window."))}
     for one in piece.signature:
         if one.name in shared and shared[one.name].shape != one.shape:
-            shared[one.name] = split.own_tokens(shared[one.name], number)
+            tokens = split.own_tokens(shared[one.name], number)
+            shared[one.name] = tokens.where(is_token(split, tokens, rank), torch.nan)
             assert shared[one.name].shape == one.shape, one.name
-    shared["token_index"] = split.in_ranks_order(shared["token_index"], 1)
+    shared["token_index"] = split.as_exchanged(shared["token_index"], 1)
     return run(piece, shared | own | {"rank": number})
+
+
+def is_token(split: RankSplit, own: Tensor, rank: int) -> Tensor:
+    """Return [1, T/R, ...] bool: what of a rank's tensor [1, T/R, ...] is no padding."""
+    whole = torch.ones(1, split.chunk_frames * split.frame_tokens)
+    real = split.own_tokens(whole, torch.tensor([rank])) == 1
+    return real.reshape(1, -1, *(1,) * (own.dim() - 2))
 
 
 @pytest.fixture(autouse=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -28,66 +28,66 @@ from tests.parallel.in_threads import InThreads, Meeting
 B, F, N, H, D = 2, 3, 12, 6, 4  # rows, frames, tokens of a frame, heads, channels
 
 
-def ranks_order(ranks: int) -> Tensor:
-    """Return the tokens of a chunk [T], those of rank 0 first."""
-    return RankSplit(ranks, F).in_ranks_order(torch.arange(F * N), 1)
-
-
-def on_all(ranks: int, work: Callable[[RankSplit, Tensor], Tensor]) -> list[Tensor]:
+def on_all(split: RankSplit, work: Callable[[RankSplit, Tensor], Tensor]) -> list[Tensor]:
     """Return what each rank's thread gives, by rank; ``work`` takes the split and the rank's number."""
+    ranks = split.ranks
     meeting = Meeting(ranks, threading.Barrier(ranks))
     with ThreadPoolExecutor(ranks) as pool:
         jobs = [
-            pool.submit(work, InThreads(ranks, F, rank, meeting), torch.tensor([rank]))
+            pool.submit(work, InThreads(*astuple(split), rank, meeting), torch.tensor([rank]))
             for rank in range(ranks)
         ]
         return [job.result() for job in jobs]
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_have_their_heads_of_all_tokens_in_order(ranks: int) -> None:
-    q, k = (torch.arange(B * F * N * H * D).reshape(B, F * N, H, D) * factor for factor in (1, -1))
+@given(
+    split=st.builds(RankSplit, st.integers(2, 5), st.integers(1, 4), st.integers(1, 13)),
+    rows=st.integers(1, 3),
+    share=st.integers(1, 2),
+)
+@example(split=RankSplit(3, F, N), rows=B, share=2)
+@example(split=RankSplit(2, F, 9), rows=B, share=1)
+@example(split=RankSplit(5, 1, 6), rows=1, share=1)  # two ranks have nothing but padding
+def test_split_and_joined_is_as_before_and_padding_never_arrives(
+    split: RankSplit, rows: int, share: int
+) -> None:
+    """Heads of all tokens, back to the tokens of all heads, then all tokens: with NaN as padding."""
+    tokens, heads = split.chunk_frames * split.frame_tokens, split.ranks * share
+    q = torch.arange(1.0, 1 + rows * tokens * heads * D).reshape(rows, tokens, heads, D)
+    order = split.as_exchanged(torch.arange(tokens), 1)
+    assert sorted(order.tolist()) == [*range(tokens)]
 
-    def heads(split: RankSplit, rank: Tensor) -> Tensor:
-        return torch.stack(split.to_heads([split.own_tokens(one, rank) for one in (q, k)]))
+    def there_and_back(split: RankSplit, rank: Tensor) -> Tensor:
+        real = split.own_tokens(torch.ones(rows, tokens, 1, 1), rank) == 1
+        assert real.shape[1] == split.tokens
+        own = split.own_tokens(q, rank)
+        assert torch.equal(own == 0, ~real.expand_as(own))
+        made = split.to_heads([own.where(real, torch.nan), own.where(real, torch.nan).neg()])
+        for factor, one in zip((1, -1), made, strict=True):
+            assert torch.equal(one, factor * q[:, order].unflatten(2, (split.ranks, -1)).select(2, int(rank)))
+        mine = split.to_tokens(made[0].flatten(2))
+        assert torch.equal(mine, own.flatten(2))
+        return split.every_token(mine.where(real.flatten(2), torch.nan))
 
-    made = on_all(ranks, heads)
-    order = ranks_order(ranks)
-    assert torch.equal(torch.cat(made, dim=3), torch.stack((q, k))[:, :, order])
-    assert all(one.shape[3] == H // ranks for one in made)
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_what_heads_give_returns_to_the_tokens_it_is_of(ranks: int) -> None:
-    y = torch.arange(B * F * N * H * D).reshape(B, F * N, H, D)
-
-    def tokens(split: RankSplit, rank: Tensor) -> Tensor:
-        share = y[:, ranks_order(ranks)].unflatten(2, (ranks, -1)).select(2, int(rank)).flatten(2)
-        mine = split.to_tokens(share)
-        assert torch.equal(mine, split.own_tokens(y.flatten(2), rank))
-        return split.every_token(mine)
-
-    assert all(torch.equal(one, y.flatten(2)) for one in on_all(ranks, tokens))
+    assert all(torch.equal(one, q.flatten(2)) for one in on_all(split, there_and_back))
 
 
 @given(
-    ranks=st.integers(2, 5),
-    frames=st.integers(1, 4),
-    share=st.integers(1, 4),
+    split=st.builds(RankSplit, st.integers(2, 5), st.integers(1, 4), st.integers(1, 13)),
     rows=st.integers(1, 3),
     start=st.integers(0, 99),
 )
-def test_what_is_cached_stands_where_the_token_index_says(
-    ranks: int, frames: int, share: int, rows: int, start: int
-) -> None:
-    """A rank's own tokens, one rank after another, are what `in_ranks_order` makes of the whole chunk."""
-    split = RankSplit(ranks, frames)
-    index = start + torch.arange(rows * frames * ranks * share)
+def test_what_is_cached_stands_where_the_token_index_says(split: RankSplit, rows: int, start: int) -> None:
+    """The tokens that `to_heads` gives, of each row, are those that `as_exchanged` makes of the whole chunk."""
+    index = start + torch.arange(rows * split.chunk_frames * split.frame_tokens)
     by_row = index.unflatten(0, (rows, -1))
-    own = [split.own_tokens(by_row, torch.tensor([rank])) for rank in range(ranks)]
-    ordered = split.in_ranks_order(index, rows)
-    assert torch.equal(ordered, torch.cat(own, dim=1).flatten())
-    assert sorted(ordered.tolist()) == index.tolist()
+
+    def cached(split: RankSplit, rank: Tensor) -> Tensor:
+        own = split.own_tokens(by_row, rank)[..., None, None].expand(-1, -1, split.ranks, 1)
+        return split.to_heads([own])[0].flatten()
+
+    ordered = split.as_exchanged(index, rows)
+    assert all(torch.equal(one, ordered) for one in on_all(split, cached))
 
 
 @pytest.mark.parametrize("parts", [2, 3, 4])
@@ -101,7 +101,7 @@ def test_one_row_is_sent_as_it_is_written_and_read_as_it_is_received(parts: int)
             seen.append(x)
             return x
 
-    split = Alone(2, F)
+    split = Alone(2, F, N)
     heads = split.to_heads([torch.randn(1, F * N // 2, H, D) for _ in range(parts)])
     y = torch.randn(1, F * N, H // 2 * D)
     split.to_tokens(y)
@@ -111,14 +111,21 @@ def test_one_row_is_sent_as_it_is_written_and_read_as_it_is_received(parts: int)
 
 
 def test_a_rank_has_the_same_part_of_every_frame_and_its_own_heads() -> None:
-    split, rank = RankSplit(3, F), torch.tensor([1])
+    split, rank = RankSplit(3, F, N), torch.tensor([1])
     tokens = split.own_tokens(torch.arange(F * N).expand(B, -1), rank)
     assert tokens[0].tolist() == [frame * N + at for frame in range(F) for at in range(4, 8)]
     assert split.own_heads(torch.arange(H), rank).tolist() == [2, 3]
 
 
+def test_the_last_rank_has_padding_behind_every_frame() -> None:
+    split = RankSplit(3, F, 7)
+    assert (split.share, split.padding, split.tokens) == (3, 2, 3 * F)
+    tokens = split.own_tokens(1 + torch.arange(F * 7).expand(B, -1), torch.tensor([2]))
+    assert tokens[1].tolist() == [7, 0, 0, 14, 0, 0, 21, 0, 0]
+
+
 def test_a_number_of_ranks_that_does_not_divide_is_refused_with_those_that_do() -> None:
-    preset = presets()["self-forcing-1.3b"]  # 12 heads, 1,560 tokens of a frame
+    preset = presets()["self-forcing-1.3b"]  # 12 heads
     with pytest.raises(UsageError, match=r"--ranks 5: .* 12 heads .* give one of 1,2,3,4,6"):
         BuildConfig(preset.model, preset.stream, Schedule.warped(), "bf16", "cuda", ranks=5)
     with pytest.raises(UsageError, match="--ranks 0"):

@@ -121,8 +121,8 @@ class Embed(nn.Module):
         cos, sin : Tensor
             [B, T, D/2] float32, rotary tables; with `split` of the rank's tokens.
         token_index : Tensor
-            [B*T] int64, row of the flat cache [B*N, ...] that each token is written to; with `split` in the ranks'
-            order.
+            [B*T] int64, row of the flat cache [B*N, ...] that each token is written to; with `split` in the
+            order of attention.
         slot_rotary, patch_rotary : Tensor
             Only with `key_rotary`: see `rotary.key_rotary_tables`.
         """

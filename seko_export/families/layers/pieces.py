@@ -43,7 +43,7 @@ from seko_export.families.layers.layer_pieces import (
     last_update,
     resident_windows,
 )
-from seko_export.families.layers.rank_split import rank_argument, rank_split
+from seko_export.families.layers.rank_split import rank_argument, rank_split, rank_tokens
 from seko_export.families.layers.sampler import ADVANCE, Noise
 from seko_export.media.pieces import MEDIA_PROGRAMS, media_buffers, media_pieces
 from seko_runtime.executor.buffers_check import (
@@ -111,7 +111,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) 
     number.
     """
     m, s, dtype = config.model, config.stream, config.dtype
-    b, f, t = bucket or s.batch, s.chunk_frames, s.chunk_tokens
+    b, f, t = bucket or s.batch, s.chunk_frames, rank_tokens(config)
     held, part = config.slots, "" if bucket is None else "[bucket]"
     latent = (m.out_channels, f, s.latent_height, s.latent_width)
     text = (held, m.text_tokens, m.heads, m.head_dim)
@@ -122,7 +122,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) 
     frames = Argument("frames", f"buffer:frames{part}", (b, f), i64)
     given_frames = Argument("given_frames", f"buffer:{CONDITIONING_FRAMES}{part}", (b,), i64)
     rows = () if bucket is None else (Argument("rows", f"buffer:{CALL_ROWS}{part}", (b,), i64),)
-    hidden = Argument("hidden", "value:hidden", (b, t // config.ranks, m.dim), dtype)
+    hidden = Argument("hidden", "value:hidden", (b, t, m.dim), dtype)
     state = (hidden, replace(hidden, name="update", ref="value:update")) if config.fused else (hidden,)
     time = Argument("time", "value:time", (b, f, m.dim), f32)
     velocity = Argument("velocity", "value:velocity", (b, m.out_channels, *latent[1:]), f32)
@@ -132,9 +132,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) 
         Argument("text_v", "buffer:text.v[layer]", text, dtype),
     )
     modulation = Argument("modulation", "value:modulation", (b, f, 6, m.dim), f32)
-    rope_cos_sin = tuple(
-        Argument(x, f"value:{x}", (b, t // config.ranks, m.head_dim // 2), f32) for x in ("cos", "sin")
-    )
+    rope_cos_sin = tuple(Argument(x, f"value:{x}", (b, t, m.head_dim // 2), f32) for x in ("cos", "sin"))
     groups = [LayerArguments(config, group, bucket, rope_cos_sin, choice) for group in config.layer_groups]
     main, windows = groups[0], [one for one in groups if one.window]
     advance = ADVANCE[config.schedule.sampler]

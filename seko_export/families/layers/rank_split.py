@@ -6,9 +6,15 @@ per frame needs no change, and the same share of the heads, in order. The collec
 tokens are a rank's own is selected by a tensor that holds its number.
 
 Inside attention the tokens stand in the ranks' order: all tokens of rank 0, then all of rank 1, and so on. An exchange
-leaves them so, and attention gives the same in any order. `in_ranks_order` reorders what says where they are cached.
+leaves them so, and attention gives the same in any order. `as_exchanged` reorders what says where they are cached.
 
-Shapes: B rows, F latent frames of the chunk, n tokens of a latent frame, T = F*n, R ranks, H heads, D channels.
+Where the ranks do not divide a latent frame's tokens, zeros are put behind each frame, so the last ranks have padding.
+Layers compute on it as on tokens; no op outside attention mixes tokens. `to_heads` and `every_token` leave it out, and
+`to_tokens` puts zeros there again: attention, caches and velocities have the chunk's tokens alone. Leaving it out is a
+copy, which also puts the tokens in the chunk's own order.
+
+Shapes: B rows, F latent frames of the chunk, n tokens of a latent frame, T = F*n, R ranks, H heads, D channels. n/R is
+rounded up, and T/R is F times that: a rank's tokens, with padding.
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
 from seko_export.config.build import BuildConfig
@@ -32,22 +39,39 @@ class RankSplit:
     Parameters
     ----------
     ranks : int
-        R, at least 2; divides H and n.
-    chunk_frames : int
-        F.
+        R, at least 2; divides H.
+    chunk_frames, frame_tokens : int
+        F and n.
     """
 
     ranks: int
     chunk_frames: int
+    frame_tokens: int
+
+    @property
+    def share(self) -> int:
+        """A rank's tokens of each latent frame, n/R rounded up."""
+        return -(-self.frame_tokens // self.ranks)
+
+    @property
+    def padding(self) -> int:
+        """Tokens of zeros behind each latent frame."""
+        return self.share * self.ranks - self.frame_tokens
+
+    @property
+    def tokens(self) -> int:
+        """A rank's tokens of the chunk, T/R."""
+        return self.chunk_frames * self.share
 
     def own_tokens(self, x: Tensor, rank: Tensor) -> Tensor:
-        """Return the rank's tokens [B, T/R, ...] of x [B, T, ...]; rank [1] int64."""
-        shares = x.unflatten(1, (self.chunk_frames, self.ranks, -1))  # [B, F, R, n/R, ...]
-        own: Tensor = shares.index_select(2, rank).flatten(1, 3)
+        """Return the rank's tokens [B, T/R, ...] of x [B, T, ...], padding as zeros; rank [1] int64."""
+        own: Tensor = self._in_shares(x).index_select(2, rank).flatten(1, 3)
         return own
 
-    def in_ranks_order(self, x: Tensor, rows: int) -> Tensor:
-        """Return x [B*T], which has a number for each token of the chunk, with each of B rows in the ranks' order."""
+    def as_exchanged(self, x: Tensor, rows: int) -> Tensor:
+        """Return x [B*T], a number for each token of each of B rows, in the order of tokens that `to_heads` gives."""
+        if self.padding:
+            return x
         shares = x.unflatten(0, (rows, self.chunk_frames, self.ranks, -1))  # [B, F, R, n/R]
         ordered: Tensor = shares.transpose(1, 2).flatten()
         return ordered
@@ -64,17 +88,25 @@ class RankSplit:
     def to_heads(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Give each rank its heads of all tokens, in one exchange.
 
-        Parts [B, T/R, H, D] each become [B, T, H/R, D], in the ranks' order; with one row they are strided views of
-        what was received. What is sent is written once, in the order of sending.
+        Parts [B, T/R, H, D] each become [B, T, H/R, D], in the order of `as_exchanged`. With one row and no padding
+        they are strided views of what was received. What is sent is written once, in the order of sending.
         """
         shares = [one.unflatten(2, (self.ranks, -1)).permute(2, 0, 1, 3, 4) for one in parts]
         x = self._exchanged(torch.stack(shares, dim=3))  # [R, B, T/R, P, H/R, D], axis 0: whose tokens
-        heads: tuple[Tensor, ...] = x.transpose(0, 1).flatten(1, 2).unbind(2)
+        heads: tuple[Tensor, ...]
+        if self.padding:
+            by_frame = x.unflatten(2, (self.chunk_frames, -1))  # [R, B, F, n/R, P, H/R, D]
+            heads = self._joined(by_frame.permute(1, 2, 0, 3, 4, 5, 6)).unbind(2)
+        else:
+            heads = x.transpose(0, 1).flatten(1, 2).unbind(2)
         return heads
 
     def to_tokens(self, y: Tensor) -> Tensor:
-        """Give each rank its tokens of all heads: y [B, T, H/R*D], in the ranks' order, becomes [B, T/R, H*D]."""
-        shares = y.unflatten(1, (self.ranks, -1)).transpose(0, 1)  # [R, B, T/R, H/R*D]
+        """Give each rank its tokens of all heads: y [B, T, H/R*D], as `to_heads` orders it, becomes [B, T/R, H*D]."""
+        if self.padding:
+            shares = self._in_shares(y).permute(2, 0, 1, 3, 4).flatten(2, 3)
+        else:
+            shares = y.unflatten(1, (self.ranks, -1)).transpose(0, 1)  # [R, B, T/R, H/R*D]
         x = self._exchanged(shares)  # axis 0: whose heads
         tokens: Tensor = x.permute(1, 2, 0, 3).flatten(2)
         return tokens
@@ -82,8 +114,23 @@ class RankSplit:
     def every_token(self, x: Tensor) -> Tensor:
         """Give each rank all tokens: x [B, T/R, C] becomes [B, T, C]."""
         shares = self._gathered(x).unflatten(2, (self.chunk_frames, -1))  # [R, B, F, n/R, C]
-        whole: Tensor = shares.permute(1, 2, 0, 3, 4).flatten(1, 3)
-        return whole
+        return self._joined(shares.permute(1, 2, 0, 3, 4))
+
+    def _in_shares(self, x: Tensor) -> Tensor:
+        """Return [B, F, R, n/R, ...]: the tokens of x [B, T, ...] by rank, padding as zeros."""
+        if not self.padding:
+            whole: Tensor = x.unflatten(1, (self.chunk_frames, self.ranks, -1))
+            return whole
+        frames = x.unflatten(1, (self.chunk_frames, -1))  # [B, F, n, ...]
+        padded = F.pad(frames, (*(0, 0) * (frames.dim() - 3), 0, self.padding))
+        shares: Tensor = padded.unflatten(2, (self.ranks, -1))
+        return shares
+
+    def _joined(self, shares: Tensor) -> Tensor:
+        """Return [B, T, ...] of what `_in_shares` returns, without the padding."""
+        if not self.padding:
+            return shares.flatten(1, 3)
+        return shares.flatten(2, 3).narrow(2, 0, self.frame_tokens).flatten(1, 2)
 
     def _exchanged(self, x: Tensor) -> Tensor:
         """Send part r of axis 0 to rank r; return what each rank sent here, in the ranks' order."""
@@ -103,7 +150,14 @@ class RankSplit:
 
 def rank_split(config: BuildConfig) -> RankSplit | None:
     """Return how ranks share a chunk; None for a build of one rank."""
-    return None if config.ranks == 1 else RankSplit(config.ranks, config.stream.chunk_frames)
+    s = config.stream
+    return None if config.ranks == 1 else RankSplit(config.ranks, s.chunk_frames, s.frame_tokens)
+
+
+def rank_tokens(config: BuildConfig) -> int:
+    """Return how many of a chunk's tokens each rank computes, with padding; for one rank all."""
+    split = rank_split(config)
+    return config.stream.chunk_tokens if split is None else split.tokens
 
 
 def rank_argument(config: BuildConfig) -> tuple[Argument, ...]:

@@ -105,13 +105,13 @@ def of_rank(
 ) -> tuple[Tensor, ...]:
     """Return the result of `chunk_positions` as a rank's layers take it; as it is without a split.
 
-    The rotary tables are those of the rank's own tokens, [B, T/R, D/2]; ``token_index`` is in the ranks' order.
+    The rotary tables are those of the rank's own tokens, [B, T/R, D/2]; ``token_index`` is in the order of attention.
     """
     if split is None or rank is None:
         return positions
     cos, sin, index, *tables = positions
     own = (split.own_tokens(one, rank) for one in (cos, sin))
-    return (*own, split.in_ranks_order(index, cos.shape[0]), *tables)
+    return (*own, split.as_exchanged(index, cos.shape[0]), *tables)
 
 
 def window_positions(slot_frames: Tensor, valid_frames: Tensor, apart: int = 0) -> Tensor:

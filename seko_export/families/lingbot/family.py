@@ -18,6 +18,7 @@ from seko_export.families.base import CacheProbe, Family, MediaTensors, ModelGra
 from seko_export.families.layers.choice import SESSION, ChunkModule, LayerChoice
 from seko_export.families.layers.layer_pieces import BLOCK
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
+from seko_export.families.layers.rank_split import rank_tokens
 from seko_export.families.layers.weights import RenamedWeights, model_weights
 from seko_export.families.lingbot import camera, condition
 from seko_export.families.lingbot.keys import KEYS
@@ -130,7 +131,7 @@ def layer_choice(config: BuildConfig) -> LayerChoice:
             camera.INTRINSICS, (s.chunk_frames, 4), "float32", "input.intrinsics", kind="camera_intrinsics"
         ),
     )
-    kept = ((s.chunk_tokens // config.ranks, model.dim), dtype)
+    kept = ((rank_tokens(config), model.dim), dtype)
     names = (camera.POSES, camera.INTRINSICS)
     tokens = ChunkModule(_TOKENS, camera.CameraTokens, names, lambda _: {camera.TOKENS: kept}, split=True)
     if model.camera == PER_CHUNK:
