@@ -74,11 +74,13 @@ class SwitchPool:
         Where everything lives.
     seed : int
         Equal seeds give equal pools.
+    orbits : float
+        See `draw_captions`.
     """
 
     def __init__(
         self, size: int, batch: int, student: CausalDit, texts: PromptTexts, sigmas: tuple[float, ...], device: str,
-        seed: int,
+        seed: int, orbits: float = 0.0,
     ) -> None:  # fmt: skip
         self.size, self.batch, self.student, self.texts = size, batch, student, texts
         self.sigmas, self.device, self.seed, self.stream = sigmas, device, seed, student.stream
@@ -89,7 +91,7 @@ class SwitchPool:
         )
         self.latents = torch.zeros(size, student.model.in_channels, frames, *latent, **kept)
         self.text = torch.zeros(size, texts.tokens, student.model.text_dim, **kept)
-        self.written = 0
+        self.written, self.orbits = 0, orbits
 
     @property
     def filled(self) -> int:
@@ -99,7 +101,7 @@ class SwitchPool:
     def renew(self) -> None:
         """Make the next few streams, in place of those that were made longest ago."""
         seed = self.seed * 1_000_003 + self.written
-        text = self.texts(draw_captions(self.batch, seed))
+        text = self.texts(draw_captions(self.batch, seed, self.orbits))
         frames = torch.arange(CHUNKS * self.stream.chunk_frames, device=self.device).expand(self.batch, -1)
         generator = torch.Generator(self.device).manual_seed(seed)
         made = roll_out(self.student, text, frames, self.sigmas, generator).latents
@@ -150,16 +152,30 @@ class SwitchPool:
         )
 
 
-def draw_captions(count: int, seed: int) -> list[str]:
-    """Return captions of training scenes, each odd one of a scene that is often nearly the one before it."""
+def draw_captions(count: int, seed: int, orbits: float = 0.0) -> list[str]:
+    """Return captions of training scenes, each odd one of a scene that is often nearly the one before it.
+
+    ``orbits`` is the share of scenes of which one figure is made to orbit: the first motion that a student loses.
+    """
     rng = random.Random(seed)
     drawn = describe(draw_scenes(count, seed + 50_000_000))
+    if orbits:
+        drawn = [orbiting(one, rng) if rng.random() < orbits else one for one in drawn]
     texts: list[str] = []
     for one, other in zip(drawn[::2], drawn[1::2], strict=True):
         near = altered(one, other, rng)
         second = near if rng.random() < 0.5 and not held_out(near) else other
         texts += [caption(one, rng), caption(second, rng)]
     return [_MOTION.sub("", text) if rng.random() < MOTIONLESS else text for text in texts]
+
+
+def orbiting(description: Description, rng: random.Random) -> Description:
+    """Return a description one of whose figures orbits; itself, if that one is held out of training."""
+    figures = list(description.figures)
+    at = rng.randrange(len(figures))
+    figures[at] = dataclasses.replace(figures[at], motion="orbit")
+    made = Description(tuple(figures), description.background)
+    return description if held_out(made) else made
 
 
 def altered(description: Description, other: Description, rng: random.Random) -> Description:

@@ -75,6 +75,8 @@ class SwitchTraining:
         Share of the run after which chunks may be the model's own.
     optimizer : str
         One of `optimizers.OPTIMIZERS`.
+    orbits : float
+        See `switch_pool.draw_captions`.
     """
 
     batch: int = 64
@@ -88,6 +90,7 @@ class SwitchTraining:
     context_noise: float = 0.1
     own_from: float = 0.2
     optimizer: str = "muon"
+    orbits: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -221,7 +224,9 @@ def train(
     device: str = options.device
     student = load_student(SAMPLE, device, teacher.model.layers, options.begin)
     sigmas, views = warped(PASSES, SHIFT), views_of(student.stream, device)
-    pool = SwitchPool(config.pool, config.pool_batch, teacher, texts, sigmas, device, options.seed)
+    pool = SwitchPool(
+        config.pool, config.pool_batch, teacher, texts, sigmas, device, options.seed, config.orbits
+    )
     pool.renew()
     began = time.time()
     while pool.written < pool.size and time.time() < began + config.pool_seconds:
@@ -310,7 +315,7 @@ def main(arguments: list[str] | None = None) -> int:
 def teach(options: argparse.Namespace, workers: ProcessPoolExecutor, began: float) -> None:
     """Do all of it; ``began`` is when the clock of ``options.minutes`` began."""
     device: str = options.device
-    config = SwitchTraining(optimizer=options.optimizer, kept=options.kept)
+    config = SwitchTraining(optimizer=options.optimizer, kept=options.kept, orbits=options.orbits)
     if options.rehearse:
         config = dataclasses.replace(config, batch=3, kept=1, pool=4, pool_batch=2, pool_seconds=0.1)
     layers = 1 if options.rehearse else None
@@ -378,6 +383,12 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--begin", type=Path, help="a checkpoint of an earlier run to go on from")
     parser.add_argument(
         "--kept", type=int, default=SwitchTraining.kept, help="samples of a step without a switch, of 64"
+    )
+    parser.add_argument(
+        "--orbits",
+        type=float,
+        default=SwitchTraining.orbits,
+        help="share of scenes where one figure is made to orbit",
     )
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default=SwitchTraining.optimizer)
     parser.add_argument("--compile", action="store_true", help="torch.compile, layer by layer")

@@ -12,14 +12,23 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from scripts.train_sample.captions import caption, describe, parse
+from scripts.train_sample.blend_switched import mean, mixed
+from scripts.train_sample.captions import caption, describe, held_out, parse
 from scripts.train_sample.causal_training import CausalDit, init_weights
 from scripts.train_sample.judge import ATTRIBUTES
 from scripts.train_sample.judge_switch import session_stream, switched_stream
 from scripts.train_sample.rollout import roll_out, warped
 from scripts.train_sample.shapes import draw_scenes
 from scripts.train_sample.ship_switched import require_good, ship
-from scripts.train_sample.switch_pool import CHUNKS, SWITCHES, SwitchBatch, SwitchPool, altered, draw_captions
+from scripts.train_sample.switch_pool import (
+    CHUNKS,
+    SWITCHES,
+    SwitchBatch,
+    SwitchPool,
+    altered,
+    draw_captions,
+    orbiting,
+)
 from scripts.train_sample.train_dit import SAMPLE_MODEL, SAMPLE_STREAM, chunk_mask
 from scripts.train_sample.train_switch import SwitchTraining, load_student, switch_loss, views_of
 from seko_export.options.sample import SAMPLE_FOLDER
@@ -188,6 +197,24 @@ def test_captions_are_of_the_grammar_and_some_do_not_say_how_shapes_move():
             still += 1
     assert 10 <= still <= 60
     assert draw_captions(6, 5) == draw_captions(6, 5)
+
+
+def test_more_orbits_are_drawn_as_asked_and_none_of_a_scene_that_is_held_out():
+    few, many = (sum("orbit" in text for text in draw_captions(300, 5, share)) / 300 for share in (0.0, 0.9))
+    assert few + 0.2 < many
+    rng = random.Random(4)
+    made = [orbiting(one, rng) for one in describe(draw_scenes(300, 9))]
+    assert not any(held_out(one) for one in made)
+    assert sum(any(f.motion == "orbit" for f in one.figures) for one in made) > 240
+
+
+def test_a_mix_is_between_the_two_and_a_mean_of_all():
+    students = [{"x": torch.full((2,), value, dtype=torch.bfloat16)} for value in (0.0, 2.0, 7.0)]
+    assert mixed(students[0], students[1], 0.25)["x"].tolist() == [0.5, 0.5]
+    made = mean(students)["x"]
+    assert (made.dtype, made.tolist()) == (torch.bfloat16, [3.0, 3.0])
+    with pytest.raises(ValueError, match="not of one model"):
+        mixed(students[0], {"y": students[1]["x"]}, 0.5)
 
 
 def test_what_is_altered_can_be_said_and_read():
