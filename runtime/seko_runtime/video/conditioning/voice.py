@@ -151,14 +151,12 @@ class Voice:
     ----------
     windows : AudioWindows
         The artifact's.
-    first : int
-        The first sample that is held.
+    first, samples
+        The first sample that is held, and all, [speakers, N].
     ended : bool
         Whether the voice has ended: what would follow is silent.
-    samples : numpy.ndarray
-        [speakers, N] float32, what is held.
-    came : list of tuple
-        The sample behind the last one of each push, and when it came, by `time.monotonic`.
+    came
+        The sample behind the last one of each push, and when it came.
     """
 
     windows: AudioWindows
