@@ -55,11 +55,16 @@ def open_artifact(
     device : str
         ``auto`` (the kind for which it was built), ``cpu``, ``cuda`` or ``cuda:N``.
     trust : str or Path, optional
-        A trust file; overrides ``SEKO_TRUST``.
+        A trust file: only artifacts signed by one of its keys are opened. Default: the file that the environment
+        variable ``SEKO_TRUST`` names; without either, signatures are not checked.
     copy_weights : bool
-        Read the weights into the process's own memory instead of mapping their files.
+        Read the weights into the process's own memory and hash them there, instead of mapping their files. For hosts
+        on which others may truncate the files, which would end a process that reads a map with SIGBUS. On a CPU they
+        stay there, and processes do not share them; on a GPU they stay until they are uploaded.
     ranks : int, optional
-        The GPUs that make each chunk together; default: as many as the artifact was built for.
+        The processes, one a GPU, that make each chunk together: as many as the artifact was built for, which is the
+        default. Several are started here and end with the artifact. Under torchrun, which starts as many processes,
+        all call this function: rank 0's process gets the artifact, the others work for it and then end.
 
     Returns
     -------
@@ -68,8 +73,19 @@ def open_artifact(
 
     Raises
     ------
-    ArtifactError, EnvironmentLacksError
-        A subclass for the cause.
+    ArtifactError
+        A subclass for the cause. Only EngineLoadError, and EngineSignatureError for a package that contradicts the
+        manifest, can come after native code of the artifact was loaded.
+    BackendMissingError, DeviceMissingError, TrustFileError, SignatureLibraryMissingError
+        If this machine lacks what it needs.
+    HostMemoryError
+        If the copy of the weights does not fit.
+    UsageError
+        If the artifact was built for another number of ranks.
+    RankLostError
+        If one of several processes dies, hangs or fails alone.
+    SystemExit
+        Under torchrun, in the processes of other ranks than 0, when rank 0's has closed the artifact.
     """
     from seko_runtime.opening import artifact
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_WEIGHTS = {"transformer": "transformer", "text": "text encoder", "vae": "VAE", "audio": "audio encoder"}
+_WEIGHTS = {
+    "transformer": "transformer",
+    "text": "text encoder",
+    "vae": "VAE",
+    "audio": "audio encoder",
+    "image": "image encoder",
+}
 _SESSION = {
     "kv": "KV cache",
     "prompt": "prompt",

@@ -21,6 +21,7 @@ from seko_export.config.schedule import Schedule
 from seko_export.errors import UsageError
 from seko_export.families.layers.rank_split import RankSplit
 from seko_export.families.registry import presets
+from seko_export.families.seko_talk.family import SekoTalkFamily
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
 from tests.parallel.in_threads import InThreads, Meeting
@@ -132,15 +133,18 @@ def test_a_number_of_ranks_that_does_not_divide_is_refused_with_those_that_do() 
         resolve_build(BuildOptions(preset="tiny", target="cpu", ranks=0))
 
 
-def test_backends_and_families_that_cannot_split_refuse() -> None:
+def test_backends_and_families_that_cannot_split_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     config = resolve_build(BuildOptions(preset="tiny", target="cpu", ranks=2)).config
     for name in ("compile", "onnx"):
         with pytest.raises(
             UsageError, match=f"--backend {name} has no engines for several ranks yet: leave --ranks"
         ):
             refuse_uncarried(export_backend(name), config)
+    of_talk = BuildOptions(preset="seko-talk-tiny", target="cpu", ranks=2)
+    assert resolve_build(of_talk).config.ranks == 2
+    monkeypatch.delattr(SekoTalkFamily, "splits_over_ranks")  # as of a family outside this package
     with pytest.raises(UsageError, match="of the family 'seko_talk' run on one GPU so far"):
-        resolve_build(BuildOptions(preset="seko-talk-tiny", target="cpu", ranks=2))
+        resolve_build(of_talk)
 
 
 def test_one_gpu_builds_for_several_and_does_not_verify(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,16 @@ def test_views_write_through_and_copies_do_not() -> None:
     assert memory.describe(memory.index(whole, (0, 2))) == ((), "float32")
 
 
+@pytest.mark.parametrize("kind", [NumpyMemory, CpuMemory])
+def test_an_array_is_written_whatever_its_strides(kind: type[Memory]) -> None:
+    given, memory = np.arange(12.0, dtype=np.float32).reshape(3, 4), kind()
+    given.setflags(write=False)
+    whole = memory.allocate(TensorSpec("x", (4, 3), "float32"))
+    for turned in (given.T, given.reshape(4, 3)[::-1], given.T[:, ::-1]):
+        memory.write(whole, turned)
+        assert np.array_equal(memory.read(whole), turned)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
 def test_dtypes_that_numpy_lacks_are_refused(dtype: str) -> None:
     with pytest.raises(EngineLoadError, match=f"tensors of {dtype}, which numpy cannot hold"):

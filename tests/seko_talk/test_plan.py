@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from seko_export.config.media import HubertConfig
@@ -9,6 +11,7 @@ from seko_export.families.seko_talk.family import FAMILY
 from seko_export.options.declaration import BuildOptions
 from seko_export.roofline.memory import weight_bytes
 from seko_export.roofline.predict import Wish, config_of, predict
+from seko_export.roofline.table import show
 from tests.seko_talk.streams import talk_config
 
 
@@ -65,3 +68,19 @@ def test_sessions_with_a_cache_for_each_pass_fit_in_fp4(preset: str, frames: int
     assert plan["fp4"]["fits"]
     assert plan["fp4"]["sessions_fit"] >= sessions
     assert not plan["bf16"]["fits"]
+
+
+def test_ranks_share_cache_and_layers_but_not_the_voice() -> None:
+    """Of two GPUs each has half of the cache and all weights; layers exchange twice, the head once."""
+    options = BuildOptions(preset="seko-talk-tiny", kv="bf16", kernels="plain", no_vae=True, no_text=True)
+    one, two = (predict(Wish(replace(options, ranks=ranks), "h200")) for ranks in (1, 2))
+    assert two["weight_bytes"] == one["weight_bytes"]
+    slots = one["session_bytes"]["kv"] - 2 * two["session_bytes"]["kv"]
+    assert -8 * 6 <= slots <= 0  # which frame lies in each of six slots is known to both
+    assert "exchange" not in one["step"]
+    assert two["step"]["exchange"]["launches"] == 2 * 2 + 1
+    encoders = two | {"weight_bytes": two["weight_bytes"] | {"audio": 10**6, "image": 10**6}}
+    told = show(encoders)
+    assert "2 x " in told
+    assert "audio encoder" in told
+    assert "image encoder" in told

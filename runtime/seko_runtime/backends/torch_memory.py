@@ -76,7 +76,7 @@ class CpuMemory:
 
     def write(self, tensor: torch.Tensor, host: object) -> None:
         if isinstance(host, np.ndarray):
-            host = torch.tensor(host)  # a copy: from_numpy warns of arrays that are not writable
+            host = torch.from_numpy(host.copy())  # torch takes no negative strides
         if not isinstance(host, torch.Tensor):
             raise UsageError(f"found a {type(host).__name__}, expected a numpy array or a torch tensor")
         tensor.copy_(host.detach())

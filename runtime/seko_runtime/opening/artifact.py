@@ -34,44 +34,7 @@ def open_artifact(
     copy_weights: bool = False,
     ranks: int | None = None,
 ) -> OpenArtifact:
-    """Check an artifact and load it.
-
-    Parameters
-    ----------
-    path : str or Path
-        Its folder.
-    device : str
-        ``auto`` (the kind for which it was built), ``cpu``, ``cuda`` or ``cuda:N``.
-    trust : str or Path, optional
-        A trust file: only artifacts signed by one of its keys are opened. Default: the file that the environment
-        variable ``SEKO_TRUST`` names; without either, signatures are not checked.
-    copy_weights : bool
-        Read the weights into the process's own memory and hash them there, instead of mapping their files. For hosts
-        on which others may truncate the files, which would end a process that reads a map with SIGBUS. On a CPU they
-        stay there, and processes do not share them; on a GPU they stay until they are uploaded.
-    ranks : int, optional
-        The processes, one a GPU, that make each chunk together: as many as the artifact was built for, which is the
-        default. Several are started here and end with the artifact.
-
-    Returns
-    -------
-    OpenArtifact
-        A context manager.
-
-    Raises
-    ------
-    ArtifactError
-        A subclass for the cause. Only EngineLoadError, and EngineSignatureError for a package that contradicts the
-        manifest, can come after native code of the artifact was loaded.
-    BackendMissingError, DeviceMissingError, TrustFileError, SignatureLibraryMissingError
-        If this machine lacks what it needs.
-    HostMemoryError
-        If the copy of the weights does not fit.
-    UsageError
-        If the artifact was built for another number of ranks.
-    RankLostError
-        If one of several processes dies, hangs or fails alone.
-    """
+    """Check an artifact and load it; see `seko_runtime.open_artifact`."""
     if ranks is not None and ranks < 1:
         raise UsageError(f"ranks is {ranks}, expected at least 1")
     manifest, digest = read_manifest(path, trust=trust)

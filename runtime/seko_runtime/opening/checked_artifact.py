@@ -40,15 +40,7 @@ class CheckedArtifact:
 
 @machine_faults()
 def read_manifest(path: str | Path, *, trust: str | Path | None = None) -> tuple[Manifest, str]:
-    """Read and check only an artifact's manifest; return it with its digest (SHA-256, hexadecimal).
-
-    ``trust`` is as `open_artifact` takes it.
-
-    Raises
-    ------
-    ArtifactError
-        A subclass for the cause.
-    """
+    """Read and check only an artifact's manifest; see `seko_runtime.read_manifest`."""
     files = ArtifactFiles(Path(path))
     try:
         document = files.read_manifest()

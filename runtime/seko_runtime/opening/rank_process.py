@@ -5,6 +5,7 @@ python -m seko_runtime.opening.rank_process DESCRIPTOR
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import Any
 from seko_runtime.errors import SessionClosedError
 from seko_runtime.opening.artifact import open_rank
 from seko_runtime.opening.opened import OpenArtifact
+from seko_runtime.parallel.channel import inherited_channel
 from seko_runtime.parallel.worker import Handler, serve
 from seko_runtime.video.chunk import Chunk
 from seko_runtime.video.ranked_streams import split_names, state_of_message, state_to_message
@@ -99,4 +101,5 @@ class RankCommands:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), begin)
+    serve(inherited_channel(int(sys.argv[1])), begin)
+    os._exit(0)  # libraries of collectives may wait for each other in their own ends

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from seko_runtime.format.manifest import Manifest
 from seko_runtime.opening.golden import ChunkError
 from seko_runtime.opening.opened import OpenArtifact, Opening
 from seko_runtime.parallel.group import RankGroup
+from seko_runtime.parallel.torchrun import meeting_of_torchrun
+from seko_runtime.parallel.worker import serve
 from seko_runtime.video.call_lock import CallLock
 from seko_runtime.video.ranked_streams import CALL_S, RankedSession, RankedStreams
 
@@ -55,6 +58,10 @@ class RankedArtifact(OpenArtifact):
         trust: str | Path | None,
         copy_weights: bool,
     ) -> None:
+        meeting = meeting_of_torchrun(manifest.ranks)
+        if meeting is not None and meeting.rank:
+            serve(meeting.connect(CALL_S), import_module(PROCESS).begin)
+            raise SystemExit(0)
         self.manifest, self.digest = manifest, digest
         self.device = check_device(manifest.target, device)
         devices = rank_devices(manifest, self.device)
@@ -67,7 +74,7 @@ class RankedArtifact(OpenArtifact):
             "trust": None if trust is None else str(Path(trust).absolute()),
             "copy_weights": copy_weights,
         }
-        self._group = RankGroup(PROCESS, manifest.ranks, facts, seconds=CALL_S)
+        self._group = RankGroup(PROCESS, manifest.ranks, facts, seconds=CALL_S, meeting=meeting)
         found = [self._group.begun.results[rank] for rank in range(manifest.ranks)]
         for rank, one in enumerate(found):
             if one != found[0] or one["digest"] != digest:

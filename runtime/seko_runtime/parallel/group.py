@@ -25,6 +25,7 @@ from typing import IO, Any
 from seko_runtime import errors
 from seko_runtime.errors import RankLostError, SekoRuntimeError
 from seko_runtime.parallel.channel import Channel, channel_pair
+from seko_runtime.parallel.torchrun import Joined, Meeting
 
 SILENT_S = 4.0  # without a beat, after which it is looked whether a process hangs
 APART_S = 4.0  # between the first rank that failed at a command and the last that answers it
@@ -72,6 +73,8 @@ class RankGroup:
         What each needs to begin, as JSON can hold it.
     seconds : float
         How long they may take to begin.
+    meeting : Meeting, optional
+        Where the processes behind rank 0's connect, which torchrun started; default: all are started here.
 
     Raises
     ------
@@ -79,28 +82,39 @@ class RankGroup:
         What all processes raised when they began, or RankLostError.
     """
 
-    def __init__(self, module: str, ranks: int, facts: Mapping[str, Any], *, seconds: float) -> None:
+    def __init__(
+        self,
+        module: str,
+        ranks: int,
+        facts: Mapping[str, Any],
+        *,
+        seconds: float,
+        meeting: Meeting | None = None,
+    ) -> None:
         self.ranks = ranks
         self._lock = threading.Condition()
         self._asked: dict[int, Answers] = {}
         self._number = 0
         self._watching = False  # for silence: not while the processes load libraries
         self._over: SekoRuntimeError | None = None
-        self._meeting = Path(tempfile.mkdtemp(prefix="seko-ranks-"))  # where the processes find each other
+        folder = Path(tempfile.mkdtemp(prefix="seko-ranks-")) if meeting is None else meeting.folder
         self._words = [tempfile.TemporaryFile() for _ in range(ranks)]  # noqa: SIM115 - closed by `_clear`
-        self._members: list[subprocess.Popen[bytes]] = []
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._members: list[subprocess.Popen[bytes] | Joined] = []
         self._channels: list[Channel] = []
-        self._cleared = weakref.finalize(
-            self, _clear, self._members, self._channels, self._words, self._meeting
-        )
+        self._cleared = weakref.finalize(self, _clear, self._started, self._channels, self._words, folder)
         try:
-            for rank in range(ranks):
+            for rank in range(ranks if meeting is None else 1):
                 self._start(module, rank)
+            if meeting is not None:
+                joined = meeting.gather(seconds)
+                self._members += joined
+                self._channels += [one.channel for one in joined]
             self._heard = [time.monotonic()] * ranks
             self._ticks = [0] * ranks
             self._watcher = threading.Thread(target=_watch, args=(weakref.ref(self),), daemon=True)
             self._watcher.start()
-            begun = dict(facts) | {"ranks": ranks, "meeting": str(self._meeting / "store")}
+            begun = dict(facts) | {"ranks": ranks, "meeting": str(folder / "store")}
             self.begun = self.call("begin", begun, seconds=seconds)
         except BaseException:
             self.close()
@@ -198,8 +212,10 @@ class RankGroup:
                     channel.send({"command": "end", "number": 0, "facts": {}})
             deadline = time.monotonic() + ENDING_S
             for process in self._members:
-                with contextlib.suppress(subprocess.TimeoutExpired):
+                try:
                     process.wait(max(0.0, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    process.kill()
         if hasattr(self, "_watcher"):
             self._watcher.join(1.0)
         self._cleared()
@@ -210,7 +226,7 @@ class RankGroup:
         paths = [path for path in sys.path if path]  # theirs are the caller's, as they stand now
         # A group of its own: Ctrl-C of a terminal reaches the caller alone, who ends the others.
         with other:
-            self._members.append(
+            self._started.append(
                 subprocess.Popen(
                     [sys.executable, "-P", "-m", module, str(other.fileno())],
                     pass_fds=[other.fileno()],
@@ -221,6 +237,7 @@ class RankGroup:
                     process_group=0,
                 )
             )
+        self._members.append(self._started[-1])
 
     def _wait(self, answers: Answers, command: str, seconds: float) -> None:
         deadline = time.monotonic() + seconds

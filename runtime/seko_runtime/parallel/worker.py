@@ -10,26 +10,27 @@ from typing import Any
 
 from seko_runtime.errors import SekoRuntimeError
 from seko_runtime.host.faults import of_machine, told
-from seko_runtime.parallel.channel import Channel, inherited_channel
+from seko_runtime.parallel.channel import Channel
 
 BEAT_S = 0.5
 Handler = Callable[[str, Mapping[str, Any]], object]  # takes a command and its facts; returns the answer
 
 
-def serve(descriptor: int, begin: Callable[[int, Mapping[str, Any]], tuple[Handler, object]]) -> None:
-    """Answer commands until the caller says ``end``, or is gone. Does not return.
+def serve(channel: Channel, begin: Callable[[int, Mapping[str, Any]], tuple[Handler, object]]) -> None:
+    """Answer commands until the caller says ``end``, then close the channel. If the caller is gone, the process ends.
 
     Parameters
     ----------
-    descriptor : int
-        The inherited end of the channel.
+    channel : Channel
+        This process's end.
     begin : callable
         Takes the rank and the facts of the first command; returns what handles all others, and its answer.
     """
-    channel = inherited_channel(descriptor)
     waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    for work in (lambda: _read(channel, waiting), lambda: _beat(channel)):
-        threading.Thread(target=work, daemon=True).start()
+    ended = threading.Event()
+    beats = threading.Thread(target=_beat, args=(channel, ended), daemon=True)
+    beats.start()
+    threading.Thread(target=_read, args=(channel, waiting), daemon=True).start()
     handler: Handler | None = None
     while True:
         message = waiting.get()
@@ -45,7 +46,10 @@ def serve(descriptor: int, begin: Callable[[int, Mapping[str, Any]], tuple[Handl
 
         _answered(channel, answer, message["number"])
         if message["command"] == "end":
-            os._exit(0)  # libraries of collectives may wait for each other in their own ends
+            ended.set()
+            beats.join()
+            channel.close()
+            return
 
 
 def _answered(channel: Channel, answer: Callable[[], object], number: int) -> None:
@@ -60,17 +64,19 @@ def _answered(channel: Channel, answer: Callable[[], object], number: int) -> No
 
 
 def _read(channel: Channel, waiting: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Queue messages; end this process when the caller is gone, whatever it does just now."""
-    while True:
+    """Queue messages up to the last; end this process when the caller is gone, whatever it does just now."""
+    command = None
+    while command != "end":
         try:
-            waiting.put(channel.receive())
+            message = channel.receive()
         except (EOFError, OSError):
             os._exit(0)
+        command = message["command"]
+        waiting.put(message)
 
 
-def _beat(channel: Channel) -> None:
-    waiter = threading.Event()
-    while not waiter.wait(BEAT_S):
+def _beat(channel: Channel, ended: threading.Event) -> None:
+    while not ended.wait(BEAT_S):
         try:
             channel.send({})
         except OSError:

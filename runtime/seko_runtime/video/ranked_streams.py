@@ -23,6 +23,7 @@ from seko_runtime.format.manifest import Manifest, TensorSpec
 from seko_runtime.parallel.group import RankGroup
 from seko_runtime.video.call_lock import CallLock
 from seko_runtime.video.chunk import Chunk, SessionStats
+from seko_runtime.video.conditioning.voice import AudioWindows, Voice
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.session import Session
 from seko_runtime.video.snapshot import RowState, read_numbers
@@ -188,10 +189,11 @@ def state_to_message(state: RowState, names: Collection[str] | None = None) -> d
     """Return a row's state as a message, with these tensors or all."""
     tensors = state.tensors.arrays()
     kept = {name: one for name, one in tensors.items() if names is None or name in names}
-    return {"numbers": state.numbers, "tensors": kept, "inputs": state.inputs}
+    return {"numbers": state.numbers, "tensors": kept, "inputs": state.inputs, "voice": state.voice}
 
 
 def state_of_message(message: Mapping[str, Any], further: Mapping[str, NDArray[np.uint8]]) -> RowState:
     """Return the row's state that `state_to_message` made a message of, and ``further`` tensors."""
-    numbers = read_numbers(Fields(message["numbers"], "numbers"))
-    return RowState(numbers, HostBytes({**message["tensors"], **further}), message["inputs"])
+    numbers, told = read_numbers(Fields(message["numbers"], "numbers")), message["voice"]
+    voice = told and Voice(**told | {"windows": AudioWindows(**told["windows"])})
+    return RowState(numbers, HostBytes({**message["tensors"], **further}), message["inputs"], voice)

@@ -36,20 +36,12 @@ class Session:
     ----------
     manifest, engines, weights, memory, programs, prompt_ids, digest, prompt_cache, overlap, rank
         As `Streams` takes them.
-    seeds : Sequence[int]
-        One for each row.
-    text : array or tensor, optional
-        [B, tokens, text_dim]; required without ``prompt`` if the manifest has a text buffer.
-    prompt : str or Sequence[str], optional
-        Instead of ``text``: one sentence for all rows, or one for each.
+    seeds, text, prompt, reference, inputs
+        As `OpenArtifact.open_session` takes them; what the artifact has a place for is required.
     image : array, optional
         uint8 [H, W, 3] or [B, H, W, 3]: each stream begins with this picture.
     conditioning_latents : array, optional
         Instead of ``image``: float32 [C, n, h, w] or [B, C, n, h, w], n up to F.
-    reference : array, optional
-        The reference frames, required if the artifact has some; see `reference_frames.set_reference`.
-    inputs : mapping of str to array, optional
-        The caller's inputs per session or prompt; see `set_inputs`.
 
     Raises
     ------

@@ -16,6 +16,7 @@ from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.engines.weight_source import WeightSource
 from seko_export.families.layers.causal_dit import sinusoid
+from seko_export.families.layers.rank_split import RankSplit
 from seko_export.families.seko_talk.keys import TIME, talk_model
 from seko_export.families.seko_talk.model import SekoTalkModel
 from seko_export.media.hubert.encoder import HubertFeatures
@@ -45,9 +46,16 @@ class AudioFeatures(HubertFeatures):
 
 
 class AudioTokens(nn.Module):
-    """The chunk's audio features as tokens, and for which tokens of the picture each speaker's audio counts."""
+    """The chunk's audio features as tokens, and for which tokens of the picture each speaker's audio counts.
+
+    Attributes
+    ----------
+    split : RankSplit or None
+        How ranks share a chunk. All make all audio tokens, and the gate of their own tokens of the picture.
+    """
 
     groups = ("given",)
+    split: RankSplit | None = None
 
     def __init__(self, config: BuildConfig) -> None:
         super().__init__()
@@ -61,7 +69,11 @@ class AudioTokens(nn.Module):
         self.transformer_decoder = Decoder(model, dtype)
 
     def forward(
-        self, given: Mapping[str, Tensor], frames: Tensor, rows: Tensor | None = None
+        self,
+        given: Mapping[str, Tensor],
+        frames: Tensor,
+        rows: Tensor | None = None,
+        rank: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the tokens and the gate of a chunk.
 
@@ -74,13 +86,16 @@ class AudioTokens(nn.Module):
             [B, F] int64; frames before the stream, the reference picture, have no audio.
         rows : Tensor, optional
             [B] int64, only in a pool.
+        rank : Tensor, optional
+            [1] int64, the rank's number; only with `split`.
 
         Returns
         -------
         tokens : Tensor
             [B, S, F, A, width].
         gate : Tensor
-            [B, S, F, n] float32, 0 or 1: what each token of the picture takes of each speaker's audio.
+            [B, S, T] float32, 0 or 1: what each token of the picture takes of each speaker's audio; with `split`
+            [B, S, T/R].
         """
         features = given[self.features]
         batch, speakers, count = features.shape[:3]
@@ -91,6 +106,9 @@ class AudioTokens(nn.Module):
         if self.speakers > 1:
             masks = given[MASKS] if rows is None else given[MASKS].index_select(0, rows)
             gate = gate * masks[:, :, None, :]
+        gate = gate.flatten(2)
+        if self.split is not None and rank is not None:
+            gate = self.split.own_tokens(gate.flatten(0, 1), rank).unflatten(0, (batch, speakers))
         return tokens.unflatten(0, (batch, speakers, count)), gate.contiguous()
 
 
@@ -180,12 +198,12 @@ class AudioAttention(nn.Module):
         self.shift_scale_gate = nn.Parameter(torch.empty(1, 3, d))
 
     def forward(self, hidden: Tensor, given: Mapping[str, Tensor]) -> Tensor:
-        """Return the next hidden state [B, T, d].
+        """Return the next hidden state [B, T, d]; T are a rank's own tokens if several share the chunk.
 
         Parameters
         ----------
         hidden : Tensor
-            [B, T, d].
+            [B, T, d], as many tokens of each latent frame.
         given : mapping of str to Tensor
             ``audio_k`` and ``audio_v`` from `AudioKv`, ``audio_gate`` from `AudioTokens`, and ``audio_times`` [3, d],
             the row of the pass.
@@ -201,7 +219,7 @@ class AudioAttention(nn.Module):
             own_k, own_v = (x[:, one].flatten(0, 1).transpose(1, 2) for x in (k, v))  # [B*F, H, A, D]
             seen = F.scaled_dot_product_attention(q, own_k, own_v)  # [B*F, H, n, D]
             seen = self.to_out(seen.transpose(1, 2).flatten(2)).unflatten(0, (batch, frames)).flatten(1, 2)
-            heard = heard + seen.float() * of_speaker[:, one].flatten(1)[..., None]
+            heard = heard + seen.float() * of_speaker[:, one, :, None]
         return (hidden.float() + heard * gate).to(hidden.dtype)
 
 

@@ -20,6 +20,7 @@ from seko_export.families.base import CacheProbe, Family, MediaTensors, ModelGra
 from seko_export.families.layers.choice import PROMPT, SESSION, ChunkModule, LayerChoice, PromptModule
 from seko_export.families.layers.layer_pieces import BLOCK
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
+from seko_export.families.layers.rank_split import rank_tokens
 from seko_export.families.layers.weights import RenamedWeights, model_weights
 from seko_export.families.recognition import Recognised
 from seko_export.families.seko_talk import audio, picture
@@ -49,6 +50,7 @@ class SekoTalkFamily(Family):
     """Seko-Talk AR: a portrait, text, and the voice of each chunk."""
 
     name = "seko_talk"
+    splits_over_ranks = True
 
     @property
     def presets(self) -> Mapping[str, Preset]:
@@ -149,13 +151,13 @@ def layer_choice(config: BuildConfig) -> LayerChoice:
         )
     tokens = {
         audio.TOKENS: ((*voices, model.audio_tokens, model.audio_width), dtype),
-        audio.GATE: ((*voices, s.frame_tokens), torch.float32),
+        audio.GATE: ((model.speakers, rank_tokens(config)), torch.float32),
     }
     kept = ((*voices, model.audio_tokens, *heads), dtype)
     projected = (audio.HEARD if encoder else audio.AUDIO, *(one.name for one in inputs[1:]))
     modules = (
         *encoder,
-        ChunkModule(PROJECTOR, audio.AudioTokens, projected, lambda _: tokens, numbered=True),
+        ChunkModule(PROJECTOR, audio.AudioTokens, projected, lambda _: tokens, numbered=True, split=True),
         ChunkModule(
             IN_LAYER,
             audio.AudioKv,

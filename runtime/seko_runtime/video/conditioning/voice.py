@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -143,6 +143,7 @@ class AudioWindows:
         return normal.astype(np.float32)
 
 
+@dataclass(eq=False)
 class Voice:
     """The samples that were pushed for one row, as far as they are still needed.
 
@@ -150,27 +151,28 @@ class Voice:
     ----------
     windows : AudioWindows
         The artifact's.
-
-    Attributes
-    ----------
-    first, end : int
-        The first sample that is held, and the one behind the last.
+    first, samples
+        The first sample that is held, and all, [speakers, N].
     ended : bool
         Whether the voice has ended: what would follow is silent.
+    came
+        The sample behind the last one of each push, and when it came.
     """
 
-    def __init__(self, windows: AudioWindows) -> None:
-        self.windows = windows
-        self.first, self.ended = 0, False
-        self._samples = np.zeros((windows.speakers, 0), np.float32)
-        self._came: list[
-            tuple[int, float]
-        ] = []  # the sample behind the last one of each push, and when it came
+    windows: AudioWindows
+    first: int = 0
+    ended: bool = False
+    samples: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    came: list[tuple[int, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.samples.size:
+            self.samples = np.zeros((self.windows.speakers, 0), np.float32)
 
     @property
     def end(self) -> int:
         """The sample behind the last one that is held."""
-        return self.first + self._samples.shape[1]
+        return self.first + int(self.samples.shape[1])
 
     def push(self, samples: object, *, at: int | None = None, last: bool = False) -> None:
         """Append samples, or with ``at`` replace those from there on; see `Session.push_audio`.
@@ -187,15 +189,15 @@ class Voice:
             )
         if at is None:
             at = self.end
-        elif not self._samples.shape[1] and at >= 0:
+        elif not self.samples.shape[1] and at >= 0:
             self.first = at
         if not self.first <= at <= self.end:
             raise UsageError(
                 f"samples from {at} on: the voice is held from {self.first} to {self.end}, and one begins there or in "
                 "between"
             )
-        self._samples = np.concatenate((self._samples[:, : at - self.first], found), axis=1)
-        self._came = [one for one in self._came if one[0] <= at] + [(self.end, time.monotonic())]
+        self.samples = np.concatenate((self.samples[:, : at - self.first], found), axis=1)
+        self.came = [one for one in self.came if one[0] <= at] + [(self.end, time.monotonic())]
         self.ended = last
 
     def of_chunk(self, first_frame: int) -> NDArray[np.float32]:
@@ -218,19 +220,19 @@ class Voice:
                 f"the chunk from latent frame {first_frame} on hears samples {first} to {end} of the voice, found "
                 f"{self.first} to {self.end}: {what}"
             )
-        return self.windows.of_chunk(self._samples, self.first, first_frame)
+        return self.windows.of_chunk(self.samples, self.first, first_frame)
 
     def heard_at(self, first_frame: int) -> float:
         """Return when the last sample was pushed that a chunk hears, by `time.monotonic`; see `of_chunk`."""
         end = min(self.windows.needed(first_frame)[1], self.end)
-        return next(came for behind, came in self._came if behind >= end)
+        return next(came for behind, came in self.came if behind >= end)
 
     def forget(self, first_frame: int) -> None:
         """Drop the samples that no chunk from this latent frame on hears."""
         gone = min(self.windows.needed(first_frame)[0], self.end) - self.first
         if gone > 0:
-            self._samples, self.first = self._samples[:, gone:].copy(), self.first + gone
-            self._came = [one for one in self._came if one[0] > self.first] or self._came[-1:]
+            self.samples, self.first = self.samples[:, gone:].copy(), self.first + gone
+            self.came = [one for one in self.came if one[0] > self.first] or self.came[-1:]
 
 
 def checked_samples(samples: object, speakers: int) -> NDArray[np.float32]:

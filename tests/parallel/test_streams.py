@@ -1,0 +1,154 @@
+"""References, sentences, pictures and video of two ranks, against one: threads in place of processes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from seko_export.config.build import BuildConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import PoolConfig, StreamConfig
+from seko_export.families.registry import presets
+from seko_export.goldens.bounds import TOLERANCES, VIDEO_TOLERANCES
+from seko_runtime.video.chunk import Chunk
+from seko_runtime.video.pool import Pool
+from seko_runtime.video.ranked_streams import RankedSession
+from seko_runtime.video.session import Session
+from tests.export.media_files import TEXT, VAE, write_tokenizer
+from tests.parallel.thread_group import EagerRank, random_weights, ranks_in_threads
+from tests.truth.eager_stream import random_text
+
+BOUND, VIDEO_BOUND = (table[torch.float32]["exact"] for table in (TOLERANCES, VIDEO_TOLERANCES))
+# A prompt shows in the keys and values of the second layer, not of the first.
+MODEL = replace(presets()["tiny"].model, layers=2, dim=64, ffn_dim=96)
+STREAM = StreamConfig(32, 32, 2, 1, 4, batch=2, reference_frames=3)
+LAYOUTS = [
+    {"height": 48, "width": 48},  # 9 tokens of a latent frame: the second rank has padding
+    {"window_positions": True},
+    {"pass_caches": True},
+]
+SEEDS = (5, 6)
+
+
+def config_of(*media: object, **stream: object) -> BuildConfig:
+    """A smaller model than the tiny one, two rows, three reference frames; with or without text encoder and VAE."""
+    return BuildConfig(MODEL, replace(STREAM, **stream), Schedule.warped(2), "fp32", "cpu", *media)
+
+
+def near(found: np.ndarray, expected: np.ndarray) -> bool:
+    return bool(np.linalg.norm(found - expected) <= BOUND * np.linalg.norm(expected))
+
+
+def references_of(config: BuildConfig, seed: int) -> np.ndarray:
+    """Latents [B, C, R, h, w]."""
+    s = config.stream
+    shape = (s.batch, config.model.out_channels, s.reference_frames, s.latent_height, s.latent_width)
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_references_are_those_of_one_rank_in_every_row(layout: dict[str, object]) -> None:
+    config = config_of(**layout)
+    weights, text = random_weights(config), random_text(config.model, 2).numpy()
+    mine, others = (references_of(config, seed) for seed in (1, 2))
+
+    def life(session: Session, own: np.ndarray) -> list[np.ndarray]:
+        made = [session.run_chunk().to_host() for _ in range(4)]
+        session.restart_row(1, reference=own[1])
+        made += [session.run_chunk().to_host() for _ in range(2)]
+        session.restart_row(1)  # which keeps them
+        if not config.stream.pass_caches:
+            session.set_text(text[::-1], recache=True)
+        return [*made, session.run_chunk().to_host(), *session.cache_sample(1).values()]
+
+    facts = {"seeds": SEEDS, "text": text, "reference": mine}
+    with torch.no_grad(), EagerRank(config, weights).open_session(**facts) as one:
+        expected = life(one, others)
+    with torch.no_grad(), EagerRank(config, weights).open_session(**facts) as one:
+        unlike = life(one, mine)
+    with ranks_in_threads(replace(config, ranks=2), weights, None, "open_session", **facts) as streams:
+        found = life(RankedSession(streams), others)
+    assert all(map(near, found, expected))
+    assert not near(unlike[4], expected[4])  # else the bound could not tell references apart
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    """The file of a tokenizer that knows few words."""
+    write_tokenizer(tmp_path / "tokenizer.json")
+    return tmp_path / "tokenizer.json"
+
+
+def pictures(*shape: int) -> np.ndarray:
+    """Random pictures [..., H, W, 3] uint8."""
+    return np.random.default_rng(3).integers(0, 256, (*shape, STREAM.height, STREAM.width, 3), np.uint8)
+
+
+def taken(made: list[np.ndarray], chunk: Chunk) -> None:
+    """Add a chunk's latents and the frames of each of its rows."""
+    made += [chunk.to_host(), *chunk.video_rows()]
+
+
+def assert_same(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    """Check that latents and frames differ by rounding alone."""
+    for one, other in zip(found, expected, strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        if one.dtype == np.uint8:
+            assert np.square(one.astype(np.float64) - other).mean() ** 0.5 <= VIDEO_BOUND
+        else:
+            assert near(one, other)
+
+
+def test_a_stream_follows_its_sentences_as_on_one_rank(tokenizer: Path) -> None:
+    """Prompts change between chunks, for all rows or each, the cache kept or rebuilt; pictures are references."""
+    config = config_of(TEXT, VAE, reference_frames=1)
+    weights = random_weights(config)
+
+    def life(session: Session) -> tuple[list[np.ndarray], tuple[int, int]]:
+        made = [*session.stream(chunks=1), *session.stream("a blue square", chunks=1)]
+        for prompt, recache in ((("a red disc", "a blue square"), True), ("a square spinning", False)):
+            session.set_prompt(prompt, recache=recache)
+            taken(made, session.run_chunk())
+        session.restart_row(0, image=pictures(), reference=pictures(1)[:, ::-1])
+        taken(made, session.run_chunk())
+        stats = session.stats
+        return made, (stats.prompt_cache_hits, stats.prompt_cache_misses)
+
+    facts = {"seeds": SEEDS, "prompt": "a red disc", "reference": pictures(1), "image": pictures()}
+    with torch.no_grad(), EagerRank(config, weights, tokenizer).open_session(**facts) as one:
+        expected, counts = life(one)
+    with ranks_in_threads(replace(config, ranks=2), weights, tokenizer, "open_session", **facts) as streams:
+        found, told = life(RankedSession(streams))
+    assert told == counts
+    assert_same(found, expected)
+
+
+def test_sessions_of_a_pool_have_sentences_and_references_of_their_own(tokenizer: Path) -> None:
+    config = replace(config_of(TEXT, VAE, reference_frames=1), pool=PoolConfig(2, (1, 2)))
+    weights = random_weights(config)
+
+    def life(pool: Pool) -> list[np.ndarray]:
+        made: list[np.ndarray] = []
+        with (
+            pool.open_session(seed=1, prompt="a red disc", reference=pictures(1)) as first,
+            pool.open_session(seed=2, prompt="a blue square", reference=pictures(1)[:, ::-1]) as second,
+        ):
+            for chunk in pool.run([second, first]):
+                taken(made, chunk)
+            first.set_prompt("a square spinning", recache=True)
+            second.restart(reference=pictures(1))
+            for chunk in pool.run([first, second]):
+                taken(made, chunk)
+            made += second.stream("a red disc", chunks=1)
+        return made
+
+    alone = EagerRank(config, weights, tokenizer)
+    with torch.no_grad(), Pool(alone._pool_streams()) as one:
+        expected = life(one)
+    with ranks_in_threads(replace(config, ranks=2), weights, tokenizer, "open_pool") as streams:
+        found = life(Pool(streams))
+    assert_same(found, expected)

@@ -1,0 +1,182 @@
+"""Seko-Talk on two ranks, Gloo between them: portrait, voices and layers of two rings, as one rank has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from seko_export import build_steps
+from seko_export.backends.base import Capabilities, ExportBackend
+from seko_export.config.build import BuildConfig
+from seko_export.config.stream import PoolConfig
+from seko_export.families.model_files import write_random_checkpoint
+from seko_export.families.seko_talk import audio, picture
+from seko_export.families.seko_talk.family import FAMILY
+from seko_export.goldens.record import golden_text
+from seko_export.media.hubert.files import hubert_config_of
+from seko_export.options.build_files import MediaSources
+from seko_runtime import OpenArtifact, open_artifact
+from seko_runtime.backends import runtime_backend
+from seko_runtime.video.pool import Pool, PooledSession
+from tests.eager_pool import eager_pool
+from tests.parallel.conftest import weights_of
+from tests.seko_talk.streams import random_reference, talk_config, write_hubert
+from tests.shared import UNCOMPILED, made_once
+from tests.tolerances import relative_error
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+BAR = 5e-5  # as in tests/seko_talk: passes that feed on each other
+CHUNKS = 4  # the larger ring of four frames behind a sink of one wraps with the third
+
+
+def config_of(hubert: Path) -> BuildConfig:
+    """Two speakers with masks, CLIP's features, two layers with rings of two sizes, a pool of two sessions."""
+    layout = {"chunk_frames": 2, "ring_frames": 4, "layer_rings": (2, 4)}
+    config = talk_config(model={"speakers": 2}, layout=layout)
+    return replace(config, audio=hubert_config_of(hubert), pool=PoolConfig(2, (2,)))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An artifact of two ranks whose engines are exported programs that torch runs op by op, and its HuBERT."""
+    found = build_steps.export_backend
+
+    def carrying_ranks(name: str) -> ExportBackend:
+        return replace(found(name), capabilities=Capabilities(ranks=True))
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        write_hubert(folder / "hubert", 48)
+        config = replace(config_of(folder / "hubert"), ranks=2)
+        write_random_checkpoint(folder / "tiny", config.model, seed=0, dtype=torch.float32)
+        media = MediaSources(audio_encoder=folder / "hubert")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(UNCOMPILED, "1")
+            patch.setattr(build_steps, "export_backend", carrying_ranks)
+            patch.setattr(build_steps, "too_few_devices", lambda _: True)
+            build_steps.build_artifact(
+                config,
+                folder / "tiny",
+                folder / "artifact",
+                media=media,
+                backend="compile",
+                compiler_cache=False,
+            )
+
+    return made_once(tmp_path_factory, "talk-ranks", make)
+
+
+@pytest.fixture(scope="module")
+def opened(built: Path) -> Iterator[OpenArtifact]:
+    """That artifact, its two processes running."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(UNCOMPILED, "1")
+        several = replace(runtime_backend("compile"), several_ranks=True)
+        patch.setattr("seko_runtime.opening.artifact.runtime_backend", lambda _: several)
+        with open_artifact(built / "artifact") as artifact:
+            yield artifact
+
+
+@pytest.fixture
+def one(built: Path, opened: OpenArtifact) -> Iterator[Pool]:
+    """The pool of the same build on one GPU: its modules, eager."""
+    weights = weights_of(built / "artifact")
+    with torch.no_grad(), eager_pool(config_of(built / "hubert"), weights, opened.manifest) as pool:
+        yield pool
+
+
+@pytest.fixture
+def several(opened: OpenArtifact) -> Iterator[Pool]:
+    """The pool on two ranks."""
+    with opened.open_pool() as pool:
+        yield pool
+
+
+def begin(pool: Pool, config: BuildConfig, number: int = 0) -> PooledSession:
+    """Open a session with a portrait and masks; ``number`` makes another picture."""
+    s = config.stream
+    masks = np.zeros((2, s.frame_tokens), np.float32)
+    masks[0, ::3] = masks[1, 1::3] = 1
+    seen = np.random.default_rng(number).standard_normal((5, 40)).astype(np.float32)
+    given = {audio.MASKS: masks, picture.FEATURES: seen}
+    text, portrait = golden_text(config.as_batch)[:1].numpy(), random_reference(config, number)[0].numpy()
+    return pool.open_session(seed=number, text=text, reference=portrait, inputs=given)
+
+
+def voices(number: int = 0) -> np.ndarray:
+    """Two voices [2, samples] of as many samples as the chunks hear, louder and softer."""
+    samples = 1000 * (4 * (2 * CHUNKS - 1) + 1)
+    drawn = np.random.default_rng(number).normal(0, 0.2, (2, samples))
+    return (drawn * np.linspace(0.2, 2, samples)).astype(np.float32)
+
+
+def life(pool: Pool, config: BuildConfig) -> list[np.ndarray]:
+    """Return the chunks of two sessions whose voices come late, one of which pauses and one of which steps back."""
+    made, pushed = [], voices()
+    with begin(pool, config) as first, begin(pool, config, 1) as second:
+        second.push_audio(voices(1))
+        at = 0
+        for number in range(CHUNKS):
+            _, end = first.audio_needed()
+            first.push_audio(pushed[:, at:end])
+            at = end
+            made += [chunk.to_host() for chunk in pool.run([second, first])]
+            if number == 1:
+                second.pause()
+                second.resume()
+        second.rewind(CHUNKS - 1)
+        second.push_audio(voices(2)[:, 21_000:], at=21_000)
+        made.append(second.run_chunk().to_host())
+    return made
+
+
+def test_sessions_that_hear_are_those_of_one_gpu(built: Path, one: Pool, several: Pool) -> None:
+    config = config_of(built / "hubert")
+    expected, found = life(one, config), life(several, config)
+    errors = [relative_error(*map(torch.from_numpy, pair)) for pair in zip(found, expected, strict=True)]
+    assert max(errors) <= BAR
+    assert relative_error(*map(torch.from_numpy, (expected[-1], expected[-3]))) > 100 * BAR  # another voice
+
+
+def test_a_snapshot_of_two_ranks_opens_on_one_and_back(
+    built: Path, one: Pool, several: Pool, tmp_path: Path
+) -> None:
+    config, pushed = config_of(built / "hubert"), voices()
+    with begin(several, config) as session:
+        session.push_audio(pushed)
+        for _ in range(CHUNKS - 1):
+            session.run_chunk()
+        session.save(tmp_path / "two")
+        expected = session.run_chunk().to_host()
+
+    def heard(pool: Pool, name: str, saved: str) -> np.ndarray:
+        with pool.restore(tmp_path / name) as session:
+            session.save(tmp_path / saved)
+            needed, _ = session.audio_needed()
+            session.push_audio(pushed[:, needed:], at=needed)
+            return session.run_chunk().to_host()
+
+    assert relative_error(*map(torch.from_numpy, (heard(one, "two", "one"), expected))) <= BAR
+    assert np.array_equal(heard(several, "one", "again"), expected)
+    assert (tmp_path / "two").read_bytes() == (tmp_path / "again").read_bytes()
+    caches = [name for name in load_file(tmp_path / "two") if name.startswith("kv.")]
+    assert len([name for name in caches if name.endswith(".k")]) == 4  # two passes, two rings
+
+
+def test_the_family_splits_what_belongs_to_tokens(built: Path) -> None:
+    """A rank keeps the gates of its own tokens, its heads of the caches, and whole keys and values of the voices."""
+    config = config_of(built / "hubert")
+    whole, parts = (
+        {spec.name: spec.shape for spec in FAMILY.graph(one).buffers}
+        for one in (config, replace(config, ranks=2))
+    )
+    changed = {name for name, shape in whole.items() if parts[name] != shape}
+    caches = {name for name in whole if name.startswith("kv.") and name.endswith((".k", ".v"))}
+    assert changed == caches | {f"chunk.{audio.GATE}"}

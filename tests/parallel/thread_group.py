@@ -1,0 +1,172 @@
+"""An artifact of several ranks in threads of one process: eager engines and the ranks' own commands, no processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import astuple, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seko_export.artifact.describe import describe
+from seko_export.backends import EAGER
+from seko_export.config.build import BuildConfig
+from seko_export.engines.piece import Piece, dtype_name
+from seko_export.families.layers.rank_split import rank_split
+from seko_export.families.registry import graph_of
+from seko_export.goldens.record import eager_engine
+from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.executor.buffers_check import text_vocabulary
+from seko_runtime.format.manifest import Manifest, Weight
+from seko_runtime.opening.rank_process import RankCommands
+from seko_runtime.parallel.channel import channel_pair, inherited_channel
+from seko_runtime.video.ranked_streams import RankedStreams
+from seko_runtime.video.session import Session
+from seko_runtime.video.streams import Streams
+from seko_runtime.video.text import PromptIds
+from tests.parallel.in_threads import InThreads, Meeting
+
+
+class EagerRank:
+    """What `RankCommands` needs of an open artifact: one rank's sessions over a build's eager modules.
+
+    Parameters
+    ----------
+    config, weights
+        The build, and all weights that its programs use.
+    tokenizer : Path, optional
+        Where the build has a text encoder.
+    rank, meeting
+        Where the build has several ranks.
+    """
+
+    def __init__(
+        self,
+        config: BuildConfig,
+        weights: Mapping[str, Tensor],
+        tokenizer: Path | None = None,
+        rank: int = 0,
+        meeting: Meeting | None = None,
+    ) -> None:
+        self.manifest = manifest_of(config, weights)
+        # Calling a piece puts weights into its module: each thread has its own.
+        pieces = [replace(one, module=deepcopy(one.module)) for one in graph_of(config).pieces.values()]
+        split = rank_split(config)
+        for piece in pieces:
+            if split is not None and getattr(piece.module, "split", None) is not None:
+                piece.module.split = InThreads(*astuple(split), rank, meeting)
+        self._engines = {piece.name: eager_engine(piece) for piece in pieces}
+        ids, spec = None, self.manifest.text
+        if spec is not None:
+            ids = PromptIds(spec, tokenizer.read_bytes(), text_vocabulary(self.manifest))
+        self._weights, self._own = weights, {"prompt_ids": ids, "rank": rank}
+
+    def open_session(self, **facts: Any) -> Session:
+        """Open a session; parameters as `Session`."""
+        return Session(*self._shared(), **self._own, **facts)
+
+    def _pool_streams(self) -> Streams:
+        streams = Streams(*self._shared(), **self._own)
+        streams.prepare()
+        return streams
+
+    def _shared(self) -> tuple[Any, ...]:
+        return self.manifest, self._engines, self._weights, CpuMemory()
+
+
+class ThreadGroup:
+    """`RankGroup` of such ranks. Each runs its commands in a thread, and gets and answers them as messages."""
+
+    over = False
+
+    def __init__(self, config: BuildConfig, weights: Mapping[str, Tensor], tokenizer: Path | None) -> None:
+        meeting = Meeting(config.ranks, threading.Barrier(config.ranks))
+        ranks = range(config.ranks)
+        made = [EagerRank(config, weights, tokenizer, rank, meeting) for rank in ranks]
+        self._commands = [RankCommands(*one) for one in enumerate(made)]
+        self._pool = ThreadPoolExecutor(config.ranks)
+        pairs = [channel_pair() for _ in ranks]
+        self._near = [near for near, _ in pairs]
+        self._far = [inherited_channel(far.detach()) for _, far in pairs]
+
+    def call(
+        self,
+        command: str,
+        facts: Mapping[str, Any] | None = None,
+        *,
+        own: Sequence[Mapping[str, Any]] | None = None,
+        ranks: Sequence[int] | None = None,
+        **_: object,
+    ) -> SimpleNamespace:
+        """Run a command on ranks; see `RankGroup.call`."""
+        asked = range(len(self._commands)) if ranks is None else ranks
+        jobs = {rank: self._pool.submit(self._answer, rank) for rank in asked}
+        for rank in asked:
+            given = {**(facts or {}), **(own[rank] if own else {})}
+            self._near[rank].send({"command": command, "facts": given})
+        answers = {rank: self._near[rank].receive() for rank in asked}
+        for job in jobs.values():
+            job.result()
+        return SimpleNamespace(results={rank: one["answer"] for rank, one in answers.items()})
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+        for channel in (*self._near, *self._far):
+            channel.close()
+
+    def _answer(self, rank: int) -> None:
+        asked, answer = self._far[rank].receive(), None
+        try:
+            with torch.no_grad():
+                answer = self._commands[rank](asked["command"], asked["facts"])
+        finally:
+            self._far[rank].send({"answer": answer})
+
+
+@contextmanager
+def ranks_in_threads(
+    config: BuildConfig, weights: Mapping[str, Tensor], tokenizer: Path | None, command: str, **facts: object
+) -> Iterator[RankedStreams]:
+    """Open a session or pool (``command``) of a build of several ranks; yield the caller's side."""
+    group = ThreadGroup(config, weights, tokenizer)
+    try:
+        streams = RankedStreams(manifest_of(config, weights), group, command, facts)
+        yield streams
+        streams.close()
+    finally:
+        group.close()
+
+
+def manifest_of(config: BuildConfig, weights: Mapping[str, Tensor]) -> Manifest:
+    """Return the manifest of a build without files."""
+    table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
+    return describe(config, EAGER, table, {})
+
+
+def random_weights(config: BuildConfig) -> dict[str, Tensor]:
+    """Return random weights by the artifact's names, scaled so that every one shows, and the schedule's tables."""
+    generator = torch.Generator().manual_seed(0)
+    made: dict[str, Tensor] = {}
+    for piece in graph_of(config).pieces.values():
+        for name, shape in names_of(piece):
+            if name not in made:
+                noise = torch.randn(shape, generator=generator)
+                fan_in = noise[0].numel()
+                one = 1 + 0.1 * noise if "norm" in name and "weight" in name else 0.1 * noise
+                made[name] = noise / fan_in**0.5 if fan_in > 1 and "modulation" not in name else one
+    return made | config.schedule.tables(config.as_batch.stream)
+
+
+def names_of(piece: Piece) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of a piece's weights, of every layer."""
+    for layer in piece.served or (0,):
+        for one in piece.parameters:
+            yield one.ref.removeprefix("weight:").replace("{layer}", str(layer)), one.shape
