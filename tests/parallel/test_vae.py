@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import pytest
 import torch
@@ -16,13 +16,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from seko_export.config.build import BuildConfig
+from seko_export.config.schedule import Schedule
+from seko_export.families.registry import presets
+from seko_export.media.pieces import media_buffers, media_pieces
 from seko_export.media.row_split import RowSplit
 from seko_export.media.wan_vae import layers
-from seko_export.media.wan_vae.config import WanVaeConfig
+from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
 from seko_export.media.wan_vae.modules import VaeDecode, latent_statistics
 from seko_export.media.wan_vae.rows import DecodeShare
 from tests.parallel.in_threads import Meeting
 from tests.tolerances import VAE, relative_error
+
+
+@dataclass(frozen=True)
+class WholeVaeConfig(WanVaeConfig):
+    """Of a VAE that cannot decode a part."""
+
+    kind: ClassVar[str] = "whole"
+    shares_rows: ClassVar[bool] = False
+
 
 CONFIG = WanVaeConfig(base_dim=4, num_res_blocks=1)
 ROWS, COLUMNS = 6, 3  # of latents
@@ -121,6 +134,32 @@ def test_ranks_decode_the_rows_of_one(
             # Caches of the first chunks hold zeros where nothing came before.
             error = relative_error(joined, whole) if whole.any() else float(joined.abs().max())
             assert error <= VAE[torch.float32], slot
+
+
+@pytest.mark.parametrize(
+    ("ranks", "vae", "why"),
+    [
+        (4, VAE_PRESETS["wan-2.1"], None),
+        (8, VAE_PRESETS["wan-2.1"], "8 ranks cannot share the 60 rows of the latents evenly"),
+        (4, WholeVaeConfig(), "the VAE 'whole' has no decoder for a part of them"),
+    ],
+)
+def test_a_build_shares_pictures_or_says_why_not(ranks: int, vae: WanVaeConfig, why: str | None) -> None:
+    preset = presets()["wan-14b"]
+    config = BuildConfig(preset.model, preset.stream, Schedule.warped(), "bf16", "cuda", vae=vae, ranks=ranks)
+    assert config.no_shared_decoding == why
+    assert config.decode_ranks == (1 if why else ranks)
+    assert (config.one_rank.no_shared_decoding, config.one_rank.decode_ranks) == (None, 1)
+    if vae.kind != "whole":
+        buffers = {one.name: one for one in media_buffers(config)}
+        pieces = {one.name: one for one in media_pieces(config)}
+        assert buffers["video"].shape[2] * config.decode_ranks == config.stream.height
+        assert buffers["video"].rank_axis == buffers["vae.cache.31"].rank_axis == (0 if why else 2)
+        assert buffers["decode.latents"].shape[-2:] == (60, 104)
+        for name, first in (("vae_decode_first", True), ("vae_decode", False)):
+            taken = [one.name for one in pieces[name].inputs]
+            assert ("rank" in taken) is (why is None)
+            assert len(taken) == 1 + (why is None) + (0 if first else 32)
 
 
 def weights_of(half: VaeDecode) -> dict[str, Tensor]:
