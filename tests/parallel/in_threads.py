@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from seko_export.families.layers.rank_split import RankSplit
+from seko_export.media.row_split import RowSplit
 
 
 @dataclass(frozen=True)
@@ -40,3 +41,13 @@ class InThreads(RankSplit):
 
     def _gathered(self, x: Tensor) -> Tensor:
         return torch.stack(self.meeting.of_all(self.rank, x))
+
+
+@dataclass(frozen=True)
+class RowsInThreads(RowSplit):
+    """`RowSplit` of one thread, likewise."""
+
+    meeting: Meeting
+
+    def _gathered(self, x: Tensor) -> Tensor:
+        return torch.stack(self.meeting.of_all(int(self.rank), x))

@@ -20,12 +20,11 @@ from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.families.registry import presets
 from seko_export.media.pieces import media_buffers, media_pieces
-from seko_export.media.row_split import RowSplit
 from seko_export.media.wan_vae import layers
 from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
 from seko_export.media.wan_vae.modules import VaeDecode, latent_statistics
 from seko_export.media.wan_vae.rows import DecodeShare
-from tests.parallel.in_threads import Meeting
+from tests.parallel.in_threads import Meeting, RowsInThreads
 from tests.tolerances import VAE, relative_error
 
 
@@ -40,16 +39,6 @@ class WholeVaeConfig(WanVaeConfig):
 CONFIG = WanVaeConfig(base_dim=4, num_res_blocks=1)
 ROWS, COLUMNS = 6, 3  # of latents
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class RowsInThreads(RowSplit):
-    """`RowSplit` of one thread, whose collective is a dictionary and a barrier."""
-
-    meeting: Meeting
-
-    def _gathered(self, x: Tensor) -> Tensor:
-        return torch.stack(self.meeting.of_all(int(self.rank), x))
 
 
 class Decoder(DecodeShare):

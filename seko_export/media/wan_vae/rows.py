@@ -71,10 +71,10 @@ class DecodeShare(DecodeRow):
         *caches : Tensor
             For the next call.
         """
-        return self._pictures(latents, caches, self.split(rank))
+        return self._pictures(latents, caches, self.rows_of(rank))
 
-    def split(self, rank: Tensor) -> RowSplit:
-        """Return the rows of a rank; tests without processes override it."""
+    def rows_of(self, rank: Tensor) -> RowSplit:
+        """Return the rows of a rank; tests without processes replace it."""
         return RowSplit(self.ranks, rank)
 
 
