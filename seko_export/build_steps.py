@@ -152,6 +152,8 @@ def build_artifact(
             if maker.host_code:
                 progress("probing the compiler", 0, 1)
                 environment.probe_compiler()
+            if config.no_shared_decoding is not None:
+                progress(f"each rank decodes whole pictures: {config.no_shared_decoding}", 0, 1)
             progress("reading the checkpoint", 0, 1)
             tensors = dict(family_of(config).weights(graph_of(config).pieces, source, around))
             tensors |= config.schedule.tables(config.as_batch.stream)

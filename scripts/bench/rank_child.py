@@ -3,7 +3,8 @@
     python scripts/bench/rank_child.py '{"rank": 0, "ranks": 2, "device": "cuda:0", "meeting": FILE, ...}'
 
 The engines are an artifact's (``artifact``), or those of ``build`` in ``engines``, with weights that each rank draws on
-its device from the same seed; ``eager`` runs these uncompiled. Every rank runs the same chunks.
+its device from the same seed; ``eager`` runs these uncompiled. Every rank runs the same chunks. With ``decode``, the
+facts of `vae.build_config`, the engines are a VAE's decoder, which is all that is measured.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
 
 from seko_runtime.backends.rank_group import join_ranks  # noqa: E402
+from seko_runtime.format.manifest import DECODE_GROUP, RANK_GROUP  # noqa: E402
 from seko_runtime.opening.artifact import open_rank  # noqa: E402
 from seko_runtime.video.session import Session  # noqa: E402
 
@@ -47,7 +49,12 @@ def main(spec: Mapping[str, Any]) -> None:
     """Measure as one rank."""
     begun = time.monotonic()
     if spec["ranks"] > 1:
-        join_ranks(spec["device"], spec["rank"], spec["ranks"], Path(spec["meeting"]), JOIN_S)
+        groups = (RANK_GROUP, DECODE_GROUP)
+        join_ranks(spec["device"], spec["rank"], spec["ranks"], Path(spec["meeting"]), JOIN_S, groups)
+    if "decode" in spec:
+        with torch.no_grad():
+            print(json.dumps(decoded(spec)), flush=True)
+        return
     os.environ |= KINETO
     with torch.no_grad(), opened(spec) as session:
         ready = time.monotonic() - begun
@@ -182,6 +189,30 @@ def measured(session: Session, spec: Mapping[str, Any]) -> dict[str, Any]:
         for _ in range(1 + PROFILED):
             alone()
     return told
+
+
+def decoded(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the milliseconds of chunks from their latents to this rank's frames on the host; keep the first frames."""
+    from vae import CHUNKS, EngineSession, build_config, latent_statistics, random_weights, some_latents
+
+    config, vae = build_config(**spec["decode"], ranks=spec["ranks"])
+    if spec["device"] != "cpu":
+        torch.cuda.set_device(torch.device(spec["device"]))
+    weights = random_weights(vae) | latent_statistics(vae, torch.float32)
+    session = EngineSession(config, weights, Path(spec["engines"]), spec["rank"], eager=spec["eager"])
+    chunks = some_latents(config, CHUNKS).to(spec["device"]).split(config.stream.chunk_frames, dim=2)
+    first = [session.decode(latents).cpu() for latents in chunks]
+    np.savez(f"{spec['latents']}.{spec['rank']}.npz", *(one.numpy() for one in first))
+    host = torch.empty_like(first[-1], pin_memory=spec["device"] != "cpu")
+
+    def to_host() -> None:
+        host.copy_(session.decode(chunks[-1]), non_blocking=True)
+        if spec["device"] != "cpu":
+            torch.cuda.synchronize()
+
+    to_host()
+    times = [milliseconds(to_host) for _ in range(spec["chunks"])]
+    return {"ms": times, "peak_bytes": session.peak_bytes()}
 
 
 def milliseconds(run: Callable[[], None]) -> float:

@@ -2,17 +2,22 @@
 
     python scripts/bench/ranks.py --artifacts ONE SEVERAL --rows docs/benchmarks/h200.jsonl
     python scripts/bench/ranks.py --drawn wan-14b --work FOLDER --rows docs/benchmarks/h200.jsonl
+    python scripts/bench/ranks.py --decode --ranks 4 --work FOLDER --rows docs/benchmarks/h200.jsonl
 
 The first compares two artifacts of one model, built without and with `--ranks`. The second compiles both engines of a
 preset with the quantised road (FP4 cache, fused kernels, fp8 matmuls, the past in 8 bits, resident window), and each
-rank draws random weights: no checkpoint, no artifact; ``--compile`` does only that first half. `scripts/gpu/ranks.sh`
-runs both. The rows, N ranks, CASE s1 for artifacts and s5 for drawn weights:
+rank draws random weights: no checkpoint, no artifact; ``--compile`` does only that first half. The third does the same
+with the VAE's decoder. `scripts/gpu/ranks.sh` runs all. The rows, N ranks, CASE s1 for artifacts and s5 for drawn
+weights:
 
 - `spN_CASE`: the median step on one GPU divided by that on N, from the call of a chunk to its latents on the host. With
   artifacts this is what a caller sees, with the control channel. `ms` has the same times without it (``to_host``),
   without the copy of the latents (``alone``), and of chunks that nobody waits for (``queued``). `kernels_ms` says for
   each kind of kernel what a step takes on one GPU and on rank 0, and how much more that is than its share.
 - `spN_CASE_rank_skew_ms`: from the first rank's end of a chunk to the last's, the median of chunks.
+- `spN_vae`: a chunk's decoding on one GPU divided by that on N, each from the latents to the frames on the host; `ms`
+  has the medians, `by_rank` those of each rank. `levels_apart` is the largest difference of a number of the frames of
+  three chunks, of 255; `share_apart` is how many numbers differ.
 - `sp_equal`: the largest relative difference of a chunk's latents between the two, over all chunks that were compared.
   `equal_bytes` says whether there was none. Kernels choose their tiles by the number of heads, so bytes may differ.
 - `sp_busy_p99`: with a process spinning on every core, p99 divided by the median of a chunk on N GPUs.
@@ -41,6 +46,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import vae
 from numpy.typing import NDArray
 from rank_child import build_config
 from rows import append_row
@@ -73,6 +79,8 @@ def main() -> int:
         parts.append(lambda: artifacts(options, *options.artifacts))
     if options.drawn:
         parts.append(lambda: drawn(options))
+    if options.decode:
+        parts.append(lambda: decoded(options))
     failed = []
     for part in parts:
         try:
@@ -90,10 +98,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--artifacts", type=Path, nargs=2, metavar=("ONE", "SEVERAL"))
     parser.add_argument("--drawn", metavar="PRESET", help="a preset to measure with random weights")
+    parser.add_argument("--decode", action="store_true", help="the VAE's decoding, with random weights")
+    parser.add_argument("--height", type=int, default=480, help="with --decode")
+    parser.add_argument("--width", type=int, default=832, help="with --decode")
+    parser.add_argument("--base-dim", type=int, default=96, help="with --decode; 24: LightVAE")
     parser.add_argument("--layers", type=int, default=0, help="so many of the preset's; default: all")
-    parser.add_argument("--ranks", type=int, default=2, help="with --drawn")
-    parser.add_argument("--eager", action="store_true", help="with --drawn: uncompiled, to try the script")
-    parser.add_argument("--compile", action="store_true", help="with --drawn: only compile the engines")
+    parser.add_argument("--ranks", type=int, default=2, help="with --drawn or --decode")
+    parser.add_argument(
+        "--eager", action="store_true", help="uncompiled, to try the script; not with --artifacts"
+    )
+    parser.add_argument(
+        "--compile", action="store_true", help="only compile the engines; not with --artifacts"
+    )
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "seko-ranks-bench")
     parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
     parser.add_argument("--chunks", type=int, default=20, help="with --artifacts: chunks that a caller makes")
@@ -187,6 +203,60 @@ def drawn(options: argparse.Namespace) -> None:
     append_skew(options.rows, f"sp{options.ranks}_s5_rank_skew_ms", shape, found[1])
     files = [np.load(options.work / f"{name}.npz") for name in counts]
     append_equal(options.rows, shape, *([one[name] for name in one.files] for one in files))
+
+
+def decoded(options: argparse.Namespace) -> None:
+    """Compare the VAE's decoding on one GPU and on several."""
+    facts = {"height": options.height, "width": options.width, "base_dim": options.base_dim}
+    counts = {"one": 1, "several": options.ranks}
+    configs = {name: vae.build_config(**facts, ranks=count) for name, count in counts.items()}
+    if configs["several"][0].decode_ranks != options.ranks:
+        raise ValueError(configs["several"][0].no_shared_decoding)
+    for name, (config, _) in configs.items():
+        folder = options.work / f"vae-{name}"
+        if not options.eager and not (folder / "done").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            vae.build(config, folder)
+            (folder / "done").touch()
+    if options.compile:
+        return
+    found = {
+        name: run_ranks(
+            options,
+            name,
+            count,
+            {"decode": facts, "eager": options.eager, "engines": str(options.work / f"vae-{name}")},
+        )
+        for name, count in counts.items()
+    }
+    by_rank = {name: [statistics.median(rank["ms"]) for rank in told] for name, told in found.items()}
+    ms = {name: max(times) for name, times in by_rank.items()}  # a picture is there when its last part is
+    parts = {
+        name: [np.load(options.work / f"{name}.npz.{rank}.npz") for rank in range(count)]
+        for name, count in counts.items()
+    }
+    chunks = parts["one"][0].files
+    apart = [
+        np.abs(
+            parts["one"][0][chunk].astype(int) - np.concatenate([one[chunk] for one in parts["several"]], 1)
+        )
+        for chunk in chunks
+    ]
+    append_row(
+        options.rows,
+        f"sp{options.ranks}_vae",
+        f"{vae.described(*configs['several'])}, {options.ranks} GPUs",
+        ms["one"] / ms["several"],
+        "decode of 1 GPU / of all",
+        {4: 2.8}.get(options.ranks),
+        ms=ms,
+        by_rank=by_rank["several"],
+        engines="uncompiled" if options.eager else "aoti",
+        levels_apart=int(max(one.max() for one in apart)),
+        share_apart=float(np.mean([(one > 0).mean() for one in apart])),
+        peak_bytes=[rank["peak_bytes"] for told in found.values() for rank in told],
+    )
 
 
 def compile_engines(build: Mapping[str, Any], ranks: int, folder: Path) -> None:

@@ -15,7 +15,7 @@ import math
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from seko_export.backends.aoti import compile_piece
 from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
-from seko_export.engines.piece import Piece
+from seko_export.engines.piece import FlatModule, Piece
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
 from seko_export.media.wan_vae.config import WanVaeConfig
@@ -67,20 +67,28 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20, help="steady chunks to time")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    vae = WanVaeConfig(base_dim=options.base_dim)
-    stream = StreamConfig(options.height, options.width, chunk_frames=3, sink_frames=0, ring_frames=21)
-    scheme = "bf16" if device == "cuda" else "fp32"
-    config = BuildConfig(
-        PRESETS["self-forcing-1.3b"].model, stream, Schedule.warped(), scheme, device, vae=vae
-    )
-    shape = f"Wan VAE, base_dim {vae.base_dim}, {stream.height}x{stream.width}, 3 latents, {scheme}"
-
+    config, vae = build_config(options.height, options.width, options.base_dim)
     build_s = build(config, options.work)
     weights = random_weights(vae) | latent_statistics(vae, torch.float32)
-    latents = some_latents(config, CHUNKS).to(device)
+    latents = some_latents(config, CHUNKS).to(config.device)
     with torch.no_grad():
-        compare(config, weights, latents, options, shape, build_s)
+        compare(config, weights, latents, options, described(config, vae), build_s)
+
+
+def build_config(height: int, width: int, base_dim: int, ranks: int = 1) -> tuple[BuildConfig, WanVaeConfig]:
+    """Return a build with such a VAE for this machine, and its VAE; three latent frames a chunk."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    vae = WanVaeConfig(base_dim=base_dim)
+    stream = StreamConfig(height, width, chunk_frames=3, sink_frames=0, ring_frames=21)
+    scheme = "bf16" if device == "cuda" else "fp32"
+    model = PRESETS["self-forcing-1.3b"].model
+    return BuildConfig(model, stream, Schedule.warped(), scheme, device, vae=vae, ranks=ranks), vae
+
+
+def described(config: BuildConfig, vae: WanVaeConfig) -> str:
+    """Return what is decoded, for a row."""
+    stream = config.stream
+    return f"Wan VAE, base_dim {vae.base_dim}, {stream.height}x{stream.width}, 3 latents, {config.kv_scheme}"
 
 
 def compare(
@@ -189,9 +197,21 @@ class EngineSession:
         By Wan's names, on the CPU.
     work : Path
         Where the engines lie.
+    rank : int
+        This process's number, where several share the pictures; they have joined their groups.
+    eager : bool
+        Whether the pieces' modules run instead, uncompiled.
     """
 
-    def __init__(self, config: BuildConfig, weights: dict[str, Tensor], work: Path) -> None:
+    def __init__(
+        self,
+        config: BuildConfig,
+        weights: dict[str, Tensor],
+        work: Path,
+        rank: int = 0,
+        *,
+        eager: bool = False,
+    ) -> None:
         self.device = config.device
         self._decoded = 0  # chunks of the stream
         if self.device == "cuda":
@@ -208,7 +228,9 @@ class EngineSession:
             for argument in piece.parameters:
                 key = argument.ref.removeprefix("weight:vae.")
                 self.tensors.setdefault(argument.ref, weights[key].to(self.device, argument.dtype))
-            self.runs[name] = self._run_of(piece, work / f"{name}.pt2")
+            if "buffer:rank" in self.buffers:
+                self.buffers["buffer:rank"].fill_(rank)
+            self.runs[name] = self._run_of(piece, None if eager else work / f"{name}.pt2")
         if self.device == "cuda":
             self._capture()
 
@@ -225,13 +247,19 @@ class EngineSession:
         """Most that was allocated on the GPU since the session began, weights and buffers included."""
         return torch.cuda.max_memory_allocated() if self.device == "cuda" else 0
 
-    def _run_of(self, piece: Piece, package: Path) -> Callable[[], None]:
-        loader = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", True, 1, -1)
+    def _run_of(self, piece: Piece, package: Path | None) -> Callable[[], None]:
+        """Return what runs a package, or the piece's module without one."""
+        engine: Callable[[list[Tensor]], Sequence[Tensor]]
+        if package is None:
+            module = FlatModule(piece)
+            engine = lambda given: module(*given)  # noqa: E731
+        else:
+            engine = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", True, 1, -1).boxed_run
         inputs = [self.tensors[a.ref] for a in piece.parameters] + [self.buffers[a.ref] for a in piece.inputs]
         outputs = [self.buffers[a.ref] for a in piece.outputs]
 
         def run() -> None:
-            for target, result in zip(outputs, loader.boxed_run(list(inputs)), strict=True):
+            for target, result in zip(outputs, engine(list(inputs)), strict=True):
                 target.copy_(result)
 
         return run
@@ -246,7 +274,7 @@ class EngineSession:
             torch.cuda.current_stream().wait_stream(stream)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=stream):
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 run()
             self.runs[name] = graph.replay
         torch.cuda.synchronize()

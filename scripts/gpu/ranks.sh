@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Several GPUs of one box against one. Exact: builds both artifacts of the 1.3B model's size with random weights, side by
 # side, verifies each, measures a step of one GPU divided by a step of all, and where the rest goes. Quantised: the 14B
-# model's engines (FP4 cache, fused layers, fp8, 8-bit attention, resident window), random weights, no artifact.
+# model's engines (FP4 cache, fused layers, fp8, 8-bit attention, resident window), random weights, no artifact. Decoding:
+# the VAE's engines at full size, random weights.
 #     SEKO_PYTHON=/path/to/python bash scripts/gpu/ranks.sh [RANKS]                  default 2
 # SEKO_PRESET, SEKO_OPTIONS: another exact model, further options of its builds. SEKO_QUANTISED: another preset, or empty
-# for none; SEKO_LAYERS: fewer of its layers. SEKO_BUSY: chunks beside busy cores. $SEKO_WORK: where artifacts and logs go.
+# for none; SEKO_LAYERS: fewer of its layers. SEKO_DECODE: empty for no decoding. SEKO_BUSY: chunks beside busy cores. $SEKO_WORK: where artifacts and logs go.
 # Rows go to $SEKO_ROWS as they come; what fails is told, and the exit code counts it.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -13,7 +14,7 @@ export CXX=${SEKO_CXX:-/usr/bin/g++} PYTHONUNBUFFERED=1
 seko_make_venv dev || exit
 seko_need_gpu measure || exit
 ranks=${1:-2} preset=${SEKO_PRESET:-self-forcing-1.3b} work=${SEKO_WORK:-/tmp/seko-ranks}
-quantised=${SEKO_QUANTISED-wan-14b} rows=${SEKO_ROWS:-docs/benchmarks/h200.jsonl}
+quantised=${SEKO_QUANTISED-wan-14b} decode=${SEKO_DECODE-1} rows=${SEKO_ROWS:-docs/benchmarks/h200.jsonl}
 read -ra options <<<"${SEKO_OPTIONS:---kernels plain --kv bf16}"
 [ "$SEKO_GPUS" -ge "$ranks" ] || { echo "$ranks ranks take as many GPUs, there are $SEKO_GPUS" >&2 && exit 5; }
 mkdir -p "$work"
@@ -31,9 +32,17 @@ drawn() { # OPTIONS...
     "$PYTHON" scripts/bench/ranks.py --drawn "$quantised" --ranks "$ranks" --layers "${SEKO_LAYERS:-0}" --work "$work/drawn" --rows "$rows" "$@"
 }
 
+decoded() { # OPTIONS...
+    "$PYTHON" scripts/bench/ranks.py --decode --ranks "$ranks" --work "$work/vae" --rows "$rows" "$@"
+}
+
 if [ -n "$quantised" ]; then
     drawn --compile >"$work/compile.log" 2>&1 &
     compile=$!
+fi
+if [ -n "$decode" ]; then
+    decoded --compile >"$work/compile-vae.log" 2>&1 &
+    compile_vae=$!
 fi
 checkpoint=$work/$preset.pt
 [ -e "$checkpoint" ] || "$PYTHON" scripts/make_checkpoint.py --preset "$preset" --format self-forcing --device cuda -o "$checkpoint" || exit
@@ -47,12 +56,19 @@ wait "$first" && built=$several || built=1
 if [ -n "$quantised" ]; then
     wait "$compile" || { failed=$((failed + 1)) quantised="" && tail -n 20 "$work/compile.log"; }
 fi
+if [ -n "$decode" ]; then
+    wait "$compile_vae" || { failed=$((failed + 1)) decode="" && tail -n 20 "$work/compile-vae.log"; }
+fi
 echo "== built: $((SECONDS - began)) s"
 if [ "$built" -eq 0 ]; then
     "$PYTHON" scripts/bench/ranks.py --artifacts "$work/one" "$work/several" --work "$work" --rows "$rows" --busy "${SEKO_BUSY:-0}" || failed=$((failed + 1))
     echo "== exact: $((SECONDS - began)) s"
 else
     failed=$((failed + 1))
+fi
+if [ -n "$decode" ]; then
+    decoded || failed=$((failed + 1))
+    echo "== decoding: $((SECONDS - began)) s"
 fi
 if [ -n "$quantised" ]; then
     drawn || failed=$((failed + 1))

@@ -14,6 +14,7 @@ from seko_runtime.format.manifest import (
     POOL_VERSION,
     RANK_VERSION,
     REFERENCE_VERSION,
+    SHARED_DECODE_VERSION,
     WINDOW_VERSION,
     Buffer,
     Manifest,
@@ -43,8 +44,9 @@ def manifest_json(manifest: Manifest) -> bytes:
         if not table["stream"][name]:
             del table["stream"][name]
     for buffer in table["buffers"]:
-        if not buffer["device_layers"]:
-            del buffer["device_layers"]
+        for name in ("device_layers", "rank_axis"):
+            if not buffer[name]:
+                del buffer[name]
     if manifest.golden is not None and manifest.golden.reference is None:
         del table["golden"]["reference"]
     for call in (call for calls in table["programs"].values() for call in calls):
@@ -68,6 +70,7 @@ def _least_of_fields(manifest: Manifest) -> int:
     s = manifest.stream
     ring = Ring(s.sink_frames, s.ring_frames, s.chunk_frames, s.reference_frames)
     needed = (
+        (SHARED_DECODE_VERSION, manifest.shares_decoding),
         (COPIES_VERSION, ring.repeats_references),
         (RANK_VERSION, manifest.ranks > 1),
         (INPUT_VERSION, bool(manifest.inputs)),

@@ -101,7 +101,7 @@ def compile_piece(config: BuildConfig, name: str, package: str) -> float:
             torch._inductor.aoti_compile_and_package(program, package_path=package)
     slim_package(Path(package), [*local_prefixes(), Path(package).parent])
     if piece.key.role in MEDIA_PROGRAMS.values():
-        with attention_backends(config.device):
+        with attention_backends(config.device), stand_in_group(config.ranks):
             check_agrees(piece, Path(package), config.device)
     return time.monotonic() - started
 

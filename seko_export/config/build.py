@@ -240,6 +240,23 @@ class BuildConfig:
         return replace(self, ranks=1)
 
     @property
+    def decode_ranks(self) -> int:
+        """How many ranks share the decoding of a chunk, each some rows of the pictures; 1: each decodes it whole."""
+        return 1 if self.vae is None or self.no_shared_decoding else self.ranks
+
+    @property
+    def no_shared_decoding(self) -> str | None:
+        """Why each of several ranks decodes whole pictures; None if it does not."""
+        if self.vae is None or self.ranks == 1:
+            return None
+        rows = self.stream.latent_height
+        if rows % self.ranks:
+            return f"{self.ranks} ranks cannot share the {rows} rows of the latents evenly"
+        return (
+            None if self.vae.shares_rows else f"the VAE {self.vae.kind!r} has no decoder for a part of them"
+        )
+
+    @property
     def attention_kind(self) -> Attention:
         """The attention over the cache."""
         return ATTENTIONS[self.attention]

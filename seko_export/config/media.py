@@ -195,6 +195,8 @@ class VaeConfig(ABC):
     """The VAE that it configures, as `media.vaes.vae_named` takes it."""
     encodes: ClassVar[bool] = True
     """Whether there is an encoder, for start pictures; a VAE that only decodes says False."""
+    shares_rows: ClassVar[bool] = False
+    """Whether ranks can decode some rows of a picture each: `Vae.shared_decoder`."""
 
     @property
     @abstractmethod

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from seko_export.engines.piece import FlatModule, Piece
 from seko_export.errors import NumericError
+from seko_runtime.executor.buffers_check import RANK
 
 # |engine - module| / |module| of an output of random inputs: thirty layers summed in another order.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1}
@@ -70,6 +71,8 @@ def random_inputs(piece: Piece, device: str) -> list[Tensor]:
         shape, dtype = argument.shape, argument.dtype
         if not dtype.is_floating_point:
             high = 256 if dtype == torch.uint8 else min(_TOKENS, vocabulary)
+            if argument.name == RANK:  # of several: there are at least two
+                high = 2
             made.append(torch.randint(0, high, shape, generator=generator, device=device, dtype=dtype))
             continue
         tensor = torch.randn(shape, generator=generator, device=device)

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from seko_runtime.format.manifest import RANK_GROUP
+from seko_runtime.format.manifest import DECODE_GROUP, RANK_GROUP
 
 
 @contextmanager
 def stand_in_group(ranks: int) -> Iterator[None]:
-    """Register a group of that size under `RANK_GROUP` for the duration of the block; nothing for one rank.
+    """Register a group of that size under each name of one for the duration of the block; nothing for one rank.
 
-    It is torch's own stand-in for tests, whose collectives return at once.
+    It is torch's own stand-in for tests, whose collectives return at once; what they gather is this process's own.
     """
     if ranks == 1:
         yield
@@ -26,8 +26,10 @@ def stand_in_group(ranks: int) -> Iterator[None]:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     registered: Any = torch._C._distributed_c10d  # torch has no public name for it
     try:
-        registered._register_process_group(RANK_GROUP, dist.group.WORLD)
+        for name in (RANK_GROUP, DECODE_GROUP):
+            registered._register_process_group(name, dist.group.WORLD)
         yield
     finally:
-        registered._unregister_process_group(RANK_GROUP)
+        for name in (RANK_GROUP, DECODE_GROUP):
+            registered._unregister_process_group(name)
         dist.destroy_process_group()

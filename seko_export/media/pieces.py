@@ -6,11 +6,12 @@ reads have names that the format fixes.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from seko_export.config.build import BuildConfig
 from seko_export.config.media import TOKENIZER_FILE, TextEncoderConfig, VaeConfig
-from seko_export.config.stream import StreamConfig
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece, dtype_name, on_meta
 from seko_export.media.umt5.encoder import TextEncoder
@@ -19,7 +20,9 @@ from seko_runtime.executor.buffers_check import (
     DECODE_LATENTS,
     IMAGE,
     IMAGE_LATENTS,
+    PICTURE_AXIS,
     PICTURE_CHANNELS,
+    RANK,
     TEXT_ENCODED,
     TEXT_IDS,
     VIDEO,
@@ -62,6 +65,8 @@ def media_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
     video = video_table(config)
     if config.vae is not None and video is not None:
         picture, latent = (s.height, s.width, PICTURE_CHANNELS), _latent_shape(config, s.chunk_frames)
+        ranks = config.decode_ranks
+        decoded, share = (s.height // ranks, *picture[1:]), PICTURE_AXIS if ranks > 1 else 0
         if config.vae.encodes:
             buffers += [
                 Buffer(IMAGE, picture, "uint8", "prompt"),
@@ -70,11 +75,13 @@ def media_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
         buffers += [
             Buffer(DECODE_LATENTS, (config.rows, *latent), "float32", "decode"),
             *(
-                Buffer(_cache_name(slot), (config.rows, *shape), dtype, "decode")
-                for slot, shape in enumerate(_cache_shapes(config.vae, s))
+                Buffer(_cache_name(slot), (config.rows, *shape), dtype, "decode", rank_axis=share)
+                for slot, shape in enumerate(_cache_shapes(config, config.vae))
             ),
-            Buffer(VIDEO_FIRST, (config.rows, video.first_frames, *picture), "uint8", "decode"),
-            Buffer(VIDEO, (config.rows, video.chunk_frames, *picture), "uint8", "decode"),
+            Buffer(
+                VIDEO_FIRST, (config.rows, video.first_frames, *decoded), "uint8", "decode", rank_axis=share
+            ),
+            Buffer(VIDEO, (config.rows, video.chunk_frames, *decoded), "uint8", "decode", rank_axis=share),
         ]
     return tuple(buffers)
 
@@ -115,14 +122,18 @@ def _vae_pieces(config: BuildConfig, vae: VaeConfig) -> list[Piece]:
     )
     caches = tuple(
         Argument(f"caches.{slot:02d}", f"buffer:{_cache_name(slot)}[row]", shape, dtype)
-        for slot, shape in enumerate(_cache_shapes(vae, s))
+        for slot, shape in enumerate(_cache_shapes(config, vae))
     )
+    ranks = config.decode_ranks
+    rank = (Argument("rank", f"buffer:{RANK}", (1,), torch.int64),) if ranks > 1 else ()
+    make = partial(kind.shared_decoder, ranks=ranks) if ranks > 1 else kind.decoder
 
     def decode(role: str, video: str, *, first: bool) -> Piece:
-        module = on_meta(lambda: kind.decoder(vae, first=first, frames=s.chunk_frames, dtype=dtype))
+        module = on_meta(lambda: make(vae, first=first, frames=s.chunk_frames, dtype=dtype))
         frames = vae.video_frames(s.chunk_frames, first=first)
-        pictures = Argument("video", f"buffer:{video}[row]", (frames, *picture), torch.uint8)
-        inputs = (latents,) if first else (latents, *caches)
+        decoded = (frames, s.height // ranks, *picture[1:])
+        pictures = Argument("video", f"buffer:{video}[row]", decoded, torch.uint8)
+        inputs = (latents, *rank, *(() if first else caches))
         return Piece(EngineKey(role), module, VAE_WEIGHTS, 0, inputs, (pictures, *caches), positional=True)
 
     pieces = [
@@ -149,9 +160,10 @@ def _latent_shape(config: BuildConfig, frames: int) -> tuple[int, int, int, int]
     return (config.model.out_channels, frames, s.latent_height, s.latent_width)
 
 
-def _cache_shapes(vae: VaeConfig, stream: StreamConfig) -> list[tuple[int, ...]]:
-    """Return the shape of each cache of one row."""
-    return vae_of(vae).cache_shapes(vae, stream.latent_height, stream.latent_width)
+def _cache_shapes(config: BuildConfig, vae: VaeConfig) -> list[tuple[int, ...]]:
+    """Return the shape of each cache of one row, on one rank."""
+    height, width = config.stream.latent_height, config.stream.latent_width
+    return vae_of(vae).cache_shapes(vae, height // config.decode_ranks, width)
 
 
 def _cache_name(slot: int) -> str:

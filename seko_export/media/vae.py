@@ -86,6 +86,18 @@ class Vae(ABC, Generic[C]):
         new memory, both with the shapes of `cache_shapes`. ``first``: the first chunk of a stream.
         """
 
+    def shared_decoder(
+        self, config: C, *, first: bool, frames: int, dtype: torch.dtype, ranks: int
+    ) -> nn.Module:
+        """Return the module with which each of several ranks decodes its rows of one row's chunk.
+
+        Called if the config says that it ``shares_rows``; ``ranks`` divides the latents' rows. It takes the latents
+        [C, frames, h, w] of the whole picture, then the rank's number [1] int64, then the caches. It returns the rank's
+        rows of the pictures [`VaeConfig.video_frames`, H / ranks, W, 3], and the caches for the next call, with the
+        shapes of `cache_shapes` for h / ranks rows. `row_split.RowSplit` exchanges with the other ranks.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no decoder that ranks share")
+
     def encoder(self, config: C, *, dtype: torch.dtype) -> nn.Module:
         """Return the module that encodes a start picture: [H, W, 3] uint8 to latents [C, 1, h, w] float32.
 
@@ -95,4 +107,7 @@ class Vae(ABC, Generic[C]):
 
     @abstractmethod
     def cache_shapes(self, config: C, rows: int, columns: int) -> list[tuple[int, ...]]:
-        """Return the shape of each cache of one row's decoder, for latents of this size; [] if it has none."""
+        """Return the shape of each cache of one row's decoder, for latents of this size; [] if it has none.
+
+        Axis 1 counts rows of the picture if the config says that it ``shares_rows``.
+        """

@@ -245,6 +245,8 @@ def _notes(wish: Wish, gpu: Gpu, config: BuildConfig, work: Work) -> list[str]:
         notes.append(
             f"{config.ranks} GPUs of one box: memory is that of each, exchanges go over {link} at an assumed rate"
         )
+    if config.no_shared_decoding is not None:
+        notes.append(f"each GPU decodes whole pictures: {config.no_shared_decoding}")
     if config.stream.offload_cache:
         notes.append("offloaded cache: one session has all of the host link")
     if config.pool is not None and any(ProgramKey.parse(name).full for name in work.programs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
 from seko_runtime import OpenArtifact, open_artifact
 from tests.conftest import Built, build_once
+from tests.export.media_files import VAE, write_vae
 
 SIDE = 48  # pixels; a latent frame then has 9 tokens, which two ranks do not divide
 LAYOUT = ("--height", str(SIDE), "--width", str(SIDE), "--sessions", "2", "--batch", "2")
@@ -21,8 +23,9 @@ LAYOUT = ("--height", str(SIDE), "--width", str(SIDE), "--sessions", "2", "--bat
 
 @pytest.fixture(scope="session")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The tiny model for two ranks, rank 1 with padding; engines of AOTInductor, a pool. Not to be changed."""
-    return build_once(tmp_path_factory, "ranks", *LAYOUT, "--ranks", "2")
+    """The tiny model and VAE for two ranks, rank 1 with padding; engines of AOTInductor, a pool. Not to be changed."""
+    vae = write_vae(tmp_path_factory.mktemp("ranks_vae"))
+    return build_once(tmp_path_factory, "ranks", *LAYOUT, "--ranks", "2", "--vae", str(vae))
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,7 @@ def opened(two: Built) -> Iterator[OpenArtifact]:
 def one_gpu() -> BuildConfig:
     """Return the configuration of the same build for one rank."""
     options = BuildOptions(preset="tiny", height=SIDE, width=SIDE, sessions=2, batch=(2,), target="cpu")
-    return resolve_build(options).config
+    return replace(resolve_build(options).config, vae=VAE)
 
 
 def weights_of(folder: Path) -> dict[str, Tensor]:

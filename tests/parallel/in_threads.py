@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from seko_export.families.layers.rank_split import RankSplit
+from seko_export.media.row_split import RowSplit
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,14 @@ class Meeting:
     barrier: threading.Barrier
     sent: dict[int, Tensor] = field(default_factory=dict)
 
+    def of_all(self, rank: int, x: Tensor) -> list[Tensor]:
+        """Return what each rank's thread hands in here, by rank; ``x`` is this one's."""
+        self.sent[rank] = x
+        self.barrier.wait(30)
+        parts = [self.sent[one] for one in range(self.ranks)]
+        self.barrier.wait(30)
+        return parts
+
 
 @dataclass(frozen=True)
 class InThreads(RankSplit):
@@ -28,14 +37,17 @@ class InThreads(RankSplit):
     meeting: Meeting
 
     def _exchanged(self, x: Tensor) -> Tensor:
-        return torch.stack([one[self.rank] for one in self._of_all(x)])
+        return torch.stack([one[self.rank] for one in self.meeting.of_all(self.rank, x)])
 
     def _gathered(self, x: Tensor) -> Tensor:
-        return torch.stack(self._of_all(x))
+        return torch.stack(self.meeting.of_all(self.rank, x))
 
-    def _of_all(self, x: Tensor) -> list[Tensor]:
-        self.meeting.sent[self.rank] = x
-        self.meeting.barrier.wait(30)
-        parts = [self.meeting.sent[rank] for rank in range(self.ranks)]
-        self.meeting.barrier.wait(30)
-        return parts
+
+@dataclass(frozen=True)
+class RowsInThreads(RowSplit):
+    """`RowSplit` of one thread, likewise."""
+
+    meeting: Meeting
+
+    def _gathered(self, x: Tensor) -> Tensor:
+        return torch.stack(self.meeting.of_all(int(self.rank), x))

@@ -11,7 +11,7 @@ import torch
 from seko_export.goldens.record import eager_session, golden_text
 from seko_runtime import OpenArtifact, open_artifact, read_manifest
 from seko_runtime.cli.commands import main as runtime_command
-from seko_runtime.errors import BackendMissingError, DeviceMissingError, UsageError
+from seko_runtime.errors import BackendMissingError, DeviceMissingError, StaleChunkError, UsageError
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.opening.artifact import check_ranks
 from seko_runtime.opening.ranked_artifact import rank_devices
@@ -24,6 +24,12 @@ SEEDS = (3, 4)
 
 def relative(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+def same_pictures(found: np.ndarray, expected: np.ndarray) -> bool:
+    """Return whether video frames differ by rounding at most: few numbers, by one level of 255."""
+    apart = np.abs(found.astype(int) - expected)
+    return found.shape == expected.shape and apart.max() <= 1 and (apart > 0).mean() <= 1e-3
 
 
 def test_the_stream_is_that_of_one_rank_past_the_wrap(two: Built, opened: OpenArtifact) -> None:
@@ -42,9 +48,12 @@ def test_the_stream_is_that_of_one_rank_past_the_wrap(two: Built, opened: OpenAr
             assert found.index == number
             assert np.array_equal(found.frames, expected.frames)
             assert relative(found.to_host(), expected.to_host()) <= bound
+            assert same_pictures(found.video(), expected.video())
         one.restart_row(0, seed=5)
         several.restart_row(0, seed=5)
-        assert relative(several.run_chunk().to_host(), one.run_chunk().to_host()) <= bound
+        found, expected = several.run_chunk(), one.run_chunk()
+        assert relative(found.to_host(), expected.to_host()) <= bound
+        assert all(map(same_pictures, found.video_rows(), expected.video_rows()))
         caches = one.cache_sample(1), several.cache_sample(1)
         assert all(relative(caches[1][name], caches[0][name]) <= bound for name in caches[0])
         assert several.stats.chunks == CHUNKS + 1
@@ -55,20 +64,33 @@ def test_it_verifies_and_says_what_it_is(
 ) -> None:
     assert all(error.within for error in opened.verify())
     assert two.report["golden_error"] <= opened.manifest.golden.tolerance
-    assert (opened.manifest.ranks, opened.manifest.format_version) == (2, 7)
+    assert (opened.manifest.ranks, opened.manifest.format_version) == (2, 9)
     assert runtime_command(["info", str(two.folder)]) == 0
     assert "ranks    2 processes, one a GPU" in capsys.readouterr().out
     assert opened.manifest.kv.pool_bytes * 2 == opened.manifest.kv.bf16_pool_bytes * 4  # of one rank, float32
 
 
-def test_a_wrong_call_is_the_callers_error_and_the_group_goes_on(opened: OpenArtifact) -> None:
+def test_a_wrong_call_is_the_callers_error_and_the_group_goes_on(
+    opened: OpenArtifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with opened.open_session(SEEDS) as session:
         with pytest.raises(UsageError, match="text has shape"):
             session.set_text(np.zeros((2, 2, 3), np.float32))
         with pytest.raises(UsageError, match="one session or pool at a time"):
             opened.open_session(SEEDS)
-        with pytest.raises(UsageError, match="makes no video"):
-            session.run_chunk().video()
+        first = session.run_chunk()
+        first.video()
+        for _ in range(4):
+            session.run_chunk()
+        with pytest.raises(StaleChunkError, match="the frames of chunk 0"):
+            first.video()
+        with monkeypatch.context() as patch:
+            patch.setattr(session._streams, "manifest", replace(opened.manifest, video=None))
+            with pytest.raises(UsageError, match="makes no video"):
+                first.video()
+        session.restart_row(0)
+        session.restart_row(1)
+        session.run_chunk()
         with pytest.raises(UsageError, match="expected an array of numbers"):
             session.set_text(object())
         first = session.run_chunk().to_host()
@@ -107,6 +129,14 @@ def test_a_manifest_whose_caches_have_no_heads_or_no_rank_is_refused(two: Built)
     without = tuple(one for one in manifest.buffers if one.name != "rank")
     with pytest.raises(Exception, match="need the chunk buffer 'rank'"):
         resolve_programs(replace(manifest, buffers=without))
+    for name, axis, told in (
+        ("video", 1, "an even share of axis 2 of both"),
+        ("video", 9, "an axis after the rows"),
+        ("rank", 1, "an axis after the rows of a decode buffer"),
+    ):
+        wrong = tuple(replace(one, rank_axis=axis) if one.name == name else one for one in manifest.buffers)
+        with pytest.raises(Exception, match=told):
+            resolve_programs(replace(manifest, buffers=wrong))
     flat = tuple(
         replace(one, shape=(*one.shape[:1], one.shape[1] * one.shape[2] * one.shape[3]))
         if one.layered and one.role == "cache"

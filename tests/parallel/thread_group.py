@@ -22,6 +22,7 @@ from seko_export.engines.piece import Piece, dtype_name
 from seko_export.families.layers.rank_split import rank_split
 from seko_export.families.registry import graph_of
 from seko_export.goldens.record import eager_engine
+from seko_export.media.wan_vae.rows import DecodeShare
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.executor.buffers_check import text_vocabulary
 from seko_runtime.format.manifest import Manifest, Weight
@@ -31,7 +32,7 @@ from seko_runtime.video.ranked_streams import RankedStreams
 from seko_runtime.video.session import Session
 from seko_runtime.video.streams import Streams
 from seko_runtime.video.text import PromptIds
-from tests.parallel.in_threads import InThreads, Meeting
+from tests.parallel.in_threads import InThreads, Meeting, RowsInThreads
 
 
 class EagerRank:
@@ -62,6 +63,8 @@ class EagerRank:
         for piece in pieces:
             if split is not None and getattr(piece.module, "split", None) is not None:
                 piece.module.split = InThreads(*astuple(split), rank, meeting)
+            if isinstance(piece.module, DecodeShare):
+                piece.module.rows_of = lambda number: RowsInThreads(config.ranks, number, meeting)
         self._engines = {piece.name: eager_engine(piece) for piece in pieces}
         ids, spec = None, self.manifest.text
         if spec is not None:

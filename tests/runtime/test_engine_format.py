@@ -170,7 +170,8 @@ def pooled_example() -> dict[str, Any]:
     (ranks,) = re.findall(r'^    ("ranks": .*)$', PAGE, flags=re.MULTILINE)
     table |= json.loads(f"{{{ranks}}}")
     (streamed,) = re.findall(r'^    ("device_layers": .*)$', PAGE, flags=re.MULTILINE)
-    table["buffers"][0] |= json.loads(f"{{{streamed}}}")
+    (shared,) = re.findall(r'^    ("rank_axis": .*)$', PAGE, flags=re.MULTILINE)
+    table["buffers"][0] |= json.loads(f"{{{streamed}, {shared}}}")
     (references,) = re.findall(r'^    ("reference_frames": .*)$', PAGE, flags=re.MULTILINE)
     table["stream"] |= json.loads(f"{{{rings}, {references}}}")
     table["golden"] |= {"reference": "reference"}

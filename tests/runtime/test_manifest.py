@@ -69,8 +69,8 @@ def test_unknown_fields_are_ignored_and_optional_ones_may_be_absent() -> None:
 
 
 def test_a_newer_format_is_named_before_anything_else_is_read() -> None:
-    with pytest.raises(FormatVersionError, match="format version 9, this runtime reads up to 8; install"):
-        read({"format_version": 9, "everything": "else changed"})
+    with pytest.raises(FormatVersionError, match="format version 10, this runtime reads up to 9; install"):
+        read({"format_version": 10, "everything": "else changed"})
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,8 @@ def info(options: argparse.Namespace) -> Report:
         )
     if manifest.ranks > 1:
         lines.append(f"ranks    {manifest.ranks} processes, one a GPU, each with such a KV pool")
+        if manifest.video is not None:
+            lines[-1] += " and a part of the pictures" if manifest.shares_decoding else "; each decodes all"
     text, video = manifest.text, manifest.video
     if video is not None:
         lines.append(

@@ -21,6 +21,7 @@ REFERENCE_LATENTS = "reference.latents"
 CALL_ROWS = "rows"  # the pool's row of each batch index of a call
 RANK = "rank"  # [1]: the number of the process, where several make a chunk together
 HEADS_AXIS = 2  # of a layered cache buffer, where each of several ranks has a share
+PICTURE_AXIS = 2  # rows of pixels in a buffer of video frames, of which each may have a share, too
 DECODE_LATENTS, VIDEO_FIRST, VIDEO = "decode.latents", "video.first", "video"
 PICTURE_CHANNELS = 3
 _OWN_MEANING = (TEXT_BUFFER, *OF_ONE_PROMPT, CONDITIONING_LATENTS, REFERENCE_LATENTS)  # no input's
@@ -292,11 +293,28 @@ def _check_reference(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
 
 def _check_video(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
     video, rows = manifest.video, manifest.rows
+    for one in buffers.values():
+        if one.rank_axis and (
+            manifest.ranks == 1 or one.role != "decode" or not 1 <= one.rank_axis < len(one.shape)
+        ):
+            raise ProgramError(
+                f"{one.role} buffer {one.name} {list(one.shape)} has rank_axis {one.rank_axis}, expected an axis after "
+                f"the rows of a decode buffer of several ranks; there are {manifest.ranks}"
+            )
     if ("decode" in manifest.programs) != (video is not None):
         raise ProgramError("the table video and the program decode belong together, expected both or none")
     if video is None:
         return
-    picture = (video.height, video.width, PICTURE_CHANNELS)
+    height, share = video.height, PICTURE_AXIS if manifest.shares_decoding else 0
+    if share:
+        height, rest = divmod(height, manifest.ranks)
+        axes = {name: buffers[name].rank_axis for name in (VIDEO_FIRST, VIDEO) if name in buffers}
+        if rest or set(axes.values()) != {share}:
+            raise ProgramError(
+                f"{manifest.ranks} ranks share pictures of {video.height} rows by the axes {axes}, expected an even "
+                f"share of axis {share} of both"
+            )
+    picture = (height, video.width, PICTURE_CHANNELS)
     _expect(buffers, DECODE_LATENTS, "decode", _latent_shape(manifest, rows), "float32")
     _expect(buffers, VIDEO_FIRST, "decode", (rows, video.first_frames, *picture), "uint8")
     _expect(buffers, VIDEO, "decode", (rows, video.chunk_frames, *picture), "uint8")

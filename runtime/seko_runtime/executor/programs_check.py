@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import TypeVar
 
 from seko_runtime.errors import EngineSignatureError, ProgramError
-from seko_runtime.executor.buffers_check import DECODE_LATENTS, check_buffers, text_vocabulary
+from seko_runtime.executor.buffers_check import DECODE_LATENTS, RANK, check_buffers, text_vocabulary
 from seko_runtime.executor.layer_visits import layer_visits
 from seko_runtime.executor.resolved import Programs, Ref, ResolvedCall
 from seko_runtime.format.budgets import MAX_DISTINCT_REFERENCES, MAX_RESOLVED_CALLS, MAX_RESOLVED_REFERENCES
@@ -254,11 +254,12 @@ class _Tables:
 
     def _check_lane(self, program: str, ref: Ref, where: str) -> None:
         """Check that no buffer is shared by decoding and the chunks, or by two rows' decoding, since these run at the
-        same time.
+        same time; the rank's number never changes.
         """
-        decodes = program in DECODE_PROGRAMS
-        if (self.buffers[ref.name].role == "decode") != decodes:
-            role = self.buffers[ref.name].role
+        decodes, role = program in DECODE_PROGRAMS, self.buffers[ref.name].role
+        if (ref.name, role) == (RANK, "chunk"):
+            return
+        if (role == "decode") != decodes:
             raise ProgramError(
                 f"{where}: buffer {ref.name} of role {role} runs beside it; the decode programs take buffers of "
                 "role decode, the others any other"

@@ -13,17 +13,18 @@ from seko_runtime.format.paths import as_path
 from seko_runtime.format.program_key import ProgramKey
 from seko_runtime.format.records import Limit, Mark, Since, one_of, within
 
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 # What brought pools; artifacts without a context pass, whose denoise passes have a cache of their own each; calls that
 # begin with another layer than 0, and layers with rings of their own; caches that are offloaded; reference
 # frames; context passes that read what begin makes of the cache, in layered state; declared inputs and the workload;
-# several ranks; chunks of reference frames that are filled up with copies. An artifact without them is written as the
-# version before, for older runtimes.
+# several ranks; chunks of reference frames that are filled up with copies; decoding that ranks share. An artifact
+# without them is written as the version before, for older runtimes.
 POOL_VERSION, PASS_CACHE_VERSION, FIRST_LAYER_VERSION, OFFLOADED_VERSION, REFERENCE_VERSION = 2, 3, 3, 3, 4
 WINDOW_VERSION = 5
 INPUT_VERSION = 6
 RANK_VERSION = 7
 COPIES_VERSION = 8
+SHARED_DECODE_VERSION = 9
 GPU_SEPARATOR = "-"  # between the GPUs of a `Target.arch`
 MANIFEST_FILE = "manifest.json"
 SIGNATURE_FILE = "manifest.sig"  # may lie beside it; no table lists it, since it signs the table
@@ -46,7 +47,8 @@ PERIODS = ("session", "prompt", "chunk", "pass")  # how often an input may chang
 SOURCES = ("host", "caller")
 DEFAULTS = ("zeros", "required", "hold")
 CLEANINGS = ("wan",)  # how a prompt is cleaned before it is cut into tokens; `text` does it
-RANK_GROUP = "seko.ranks"  # the process group's name in engines of several ranks
+# Names of the process groups in engines of several ranks: of a chunk, and of decoding, which runs beside the next one.
+RANK_GROUP, DECODE_GROUP = "seko.ranks", "seko.ranks.decode"
 MAX_RANK = 16
 MAX_SEED = (1 << 62) - 1  # as a session takes them
 _UNKNOWN_WORD = "this runtime knows {}; update it"
@@ -121,11 +123,14 @@ class Buffer(TensorSpec):
         Whether the leading axis counts layers; the next axis then holds the rows of the batch.
     device_layers : int
         0: all layers lie on the device. n: the buffer lies on the host, and the device holds n layers at a time.
+    rank_axis : int
+        Of a ``decode`` buffer: the axis of which each of several ranks has a share, in their order; 0: each has all.
     """
 
     role: Annotated[str, one_of(ROLES), Mark.REQUIRED] = "state"
     layered: bool = False
     device_layers: Annotated[Layers, Since(OFFLOADED_VERSION)] = 0
+    rank_axis: Annotated[int, within(0, MAX_RANK), Since(SHARED_DECODE_VERSION)] = 0
 
     @property
     def on_device(self) -> Buffer:
@@ -423,6 +428,11 @@ class Manifest:
     def has_context(self) -> bool:
         """Whether a chunk ends with a context pass; otherwise each denoise pass has a cache of its own."""
         return any(ProgramKey.parse(name).role == "context" for name in self.programs)
+
+    @property
+    def shares_decoding(self) -> bool:
+        """Whether each of several ranks decodes some rows of a picture; otherwise each that is asked decodes all."""
+        return any(buffer.rank_axis for buffer in self.buffers)
 
     @property
     def offloads_cache(self) -> bool:

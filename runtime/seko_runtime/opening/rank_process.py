@@ -18,7 +18,7 @@ from seko_runtime.opening.opened import OpenArtifact
 from seko_runtime.parallel.channel import inherited_channel
 from seko_runtime.parallel.worker import Handler, serve
 from seko_runtime.video.chunk import Chunk
-from seko_runtime.video.ranked_streams import split_names, state_of_message, state_to_message
+from seko_runtime.video.ranked_streams import split_axes, state_of_message, state_to_message
 from seko_runtime.video.streams import CLOSED, Streams
 
 _Facts = Mapping[str, Any]
@@ -30,7 +30,8 @@ def begin(rank: int, facts: _Facts) -> tuple[Handler, _Facts]:
     from seko_runtime.backends.rank_group import join_ranks
 
     device = facts["devices"][rank]
-    library = join_ranks(device, rank, facts["ranks"], Path(facts["meeting"]), JOIN_S)
+    meeting = Path(facts["meeting"])
+    library = join_ranks(device, rank, facts["ranks"], meeting, JOIN_S, facts["groups"])
     artifact = open_rank(
         facts["path"], device, trust=facts["trust"], copy_weights=facts["copy_weights"], rank=rank
     )
@@ -83,7 +84,7 @@ class RankCommands:
 
     def _on_store(self, row: int) -> object:
         state = self._open.store(row)
-        names = split_names(self._artifact.manifest) if self._rank else None
+        names = split_axes(self._artifact.manifest) if self._rank else None
         return state_to_message(state, names)
 
     def _on_load(self, row: int, state: _Facts, shares: _Facts) -> None:

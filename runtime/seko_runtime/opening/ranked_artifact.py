@@ -13,7 +13,7 @@ from seko_runtime.errors import (
     RankLostError,
     UsageError,
 )
-from seko_runtime.format.manifest import Manifest
+from seko_runtime.format.manifest import DECODE_GROUP, RANK_GROUP, Manifest
 from seko_runtime.opening.golden import ChunkError
 from seko_runtime.opening.opened import OpenArtifact, Opening
 from seko_runtime.parallel.group import RankGroup
@@ -71,6 +71,7 @@ class RankedArtifact(OpenArtifact):
         facts = {
             "path": str(Path(path).absolute()),
             "devices": devices,
+            "groups": rank_groups(manifest),
             "trust": None if trust is None else str(Path(trust).absolute()),
             "copy_weights": copy_weights,
         }
@@ -123,6 +124,11 @@ class RankedArtifact(OpenArtifact):
 
     def _release(self) -> None:
         self._group.close()
+
+
+def rank_groups(manifest: Manifest) -> list[str]:
+    """Return the names of the process groups that the engines take."""
+    return [RANK_GROUP, DECODE_GROUP] if manifest.shares_decoding else [RANK_GROUP]
 
 
 def rank_devices(manifest: Manifest, device: str) -> list[str]:

@@ -1,7 +1,7 @@
 """Streams whose chunks are made by several processes: the caller's side, over a rank group.
 
 Every rank has the whole `Streams` and gets the same calls in the same order, so all know where each row stands. What is
-read comes from rank 0, but the caches, of which each rank has its heads.
+read comes from rank 0, but for what each rank has a share of: `split_axes`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import HostBytes
 from seko_runtime.errors import SekoRuntimeError, UsageError
-from seko_runtime.executor.buffers_check import HEADS_AXIS
+from seko_runtime.executor.buffers_check import HEADS_AXIS, PICTURE_AXIS
 from seko_runtime.format.json_fields import Fields
 from seko_runtime.format.manifest import Manifest, TensorSpec
 from seko_runtime.parallel.group import RankGroup
@@ -93,44 +93,48 @@ class RankedStreams(Streams):
     def video_frames(self, row: int, number: int) -> Any:
         """Return a row's video frames of one chunk; see `Decoder.video_frames`."""
         facts = {"row": row, "number": number}
-        return self.asked("video_frames", facts, ranks=(0,))[0]
+        if not self.manifest.shares_decoding:
+            return self.asked("video_frames", facts, ranks=(0,))[0]
+        return np.concatenate(self.asked("video_frames", facts), PICTURE_AXIS - 1)
 
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
         """Copy every ``step``-th token of every cache buffer to the host, with the heads of all ranks."""
         whole, *others = self.each("cache_sample", step)
-        for name in split_names(self.manifest):
-            whole[name] = np.concatenate([whole[name], *(one[name] for one in others)], HEADS_AXIS)
+        for name, axis in split_axes(self.manifest).items():
+            if name in whole:
+                whole[name] = np.concatenate([whole[name], *(one[name] for one in others)], axis)
         return dict(whole)
 
     def layout(self) -> dict[str, TensorSpec]:
-        """Return the tensors of one row's stream, the caches with the heads of all ranks."""
+        """Return the tensors of one row's stream, with the shares of all ranks."""
         if not self._layout:
+            axes = split_axes(self.manifest)
             for name, one in self.each("layout")[0].items():
                 shape = one["shape"]
-                if name in split_names(self.manifest):
-                    shape[HEADS_AXIS] *= self.manifest.ranks
+                if name in axes:
+                    shape[axes[name]] *= self.manifest.ranks
                 self._layout[name] = TensorSpec(name, tuple(shape), one["dtype"])
         return self._layout
 
     def store(self, row: int) -> RowState:
-        """Copy a row's whole stream to the host, with the heads of all ranks."""
+        """Copy a row's whole stream to the host, with the shares of all ranks."""
         layout = self.layout()
         parts = self.asked("store", {"row": row}, patient=True)
         whole = parts[0]
-        for name in split_names(self.manifest):
-            tokens = prod(layout[name].shape[:HEADS_AXIS])
-            shares = [one["tensors"][name].reshape(tokens, -1) for one in parts]
+        for name, axis in split_axes(self.manifest).items():
+            before = prod(layout[name].shape[:axis])
+            shares = [one["tensors"][name].reshape(before, -1) for one in parts]
             whole["tensors"][name] = np.concatenate(shares, 1).reshape(-1)
         return state_of_message(whole, {})
 
     def load(self, row: int, state: RowState) -> None:
-        """Copy a stored stream into a row, to each rank its heads."""
-        layout, split = self.layout(), split_names(self.manifest)
+        """Copy a stored stream into a row, to each rank its share."""
+        layout, split = self.layout(), split_axes(self.manifest)
         tensors = state.tensors.arrays()
         own: list[dict[str, Any]] = [{"shares": {}} for _ in range(self.manifest.ranks)]
-        for name in split:
-            tokens = prod(layout[name].shape[:HEADS_AXIS])
-            shares = tensors[name].reshape(tokens, self.manifest.ranks, -1)
+        for name, axis in split.items():
+            before = prod(layout[name].shape[:axis])
+            shares = tensors[name].reshape(before, self.manifest.ranks, -1)
             for rank, one in enumerate(own):
                 one["shares"][name] = shares[:, rank].reshape(-1)
         same = state_to_message(state, [name for name in tensors if name not in split])
@@ -180,9 +184,10 @@ class RankedSession(Session):
         self._streams = streams
 
 
-def split_names(manifest: Manifest) -> list[str]:
-    """Return the buffers of which each rank has its heads."""
-    return [one.name for one in manifest.buffers if one.role == "cache" and one.layered]
+def split_axes(manifest: Manifest) -> dict[str, int]:
+    """Return the axis of a row's tensor of which each rank has a share, by name: heads, or rows of pictures."""
+    axes = {one.name: HEADS_AXIS for one in manifest.buffers if one.role == "cache" and one.layered}
+    return axes | {one.name: one.rank_axis - 1 for one in manifest.buffers if one.rank_axis}
 
 
 def state_to_message(state: RowState, names: Collection[str] | None = None) -> dict[str, Any]:

@@ -27,6 +27,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
 from seko_export.config.build import BuildConfig
+from seko_export.engines.collectives import gathered
 from seko_export.engines.piece import Argument
 from seko_runtime.executor.buffers_check import RANK
 from seko_runtime.format.manifest import RANK_GROUP
@@ -141,11 +142,7 @@ class RankSplit:
 
     def _gathered(self, x: Tensor) -> Tensor:
         """Return x of every rank as [R, *x.shape], in the ranks' order."""
-        sent = torch.ops._c10d_functional.all_gather_into_tensor(
-            x.unsqueeze(0).contiguous(), self.ranks, RANK_GROUP
-        )
-        received: Tensor = torch.ops._c10d_functional.wait_tensor(sent)
-        return received
+        return gathered(x, self.ranks, RANK_GROUP)
 
 
 def rank_split(config: BuildConfig) -> RankSplit | None:

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
+from seko_export.media.row_split import RowSplit
+
 CONV_HISTORY = 2  # frames that a causal kernel of three sees before the current one
 # Of these channels cuDNN convolves in time as fast as pictures a tap, and without their sum (docs/LOG.md).
 CHANNELS_IN_TIME = 192
@@ -30,10 +32,13 @@ class FrameCaches:
     earlier : sequence of Tensor or None
         `kept` of the last call, each [B, t, H, W, C] contiguous. None at the start of a stream: every earlier frame
         is zeros.
+    split : RowSplit, optional
+        The rows of one rank, where several share a picture: activations and caches have these rows only.
     """
 
-    def __init__(self, earlier: Sequence[Tensor] | None) -> None:
+    def __init__(self, earlier: Sequence[Tensor] | None, split: RowSplit | None = None) -> None:
         self._earlier = earlier
+        self.split = split
         self.kept: list[Tensor] = []
 
     @property
@@ -80,33 +85,37 @@ class CausalConv3d(Streamed):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(channels_out, channels_in, 1 + CONV_HISTORY, side, side))
         self.bias = nn.Parameter(torch.empty(channels_out))
-        self._padding = (0, side // 2, side // 2)
+        self._beside = side // 2
 
     def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
         """Return [B, channels_out, T, H, W] from ``x`` [B, channels_in, T, H, W]."""
         joined = torch.cat((caches.before(x, CONV_HISTORY), x), dim=2)
-        caches.keep(joined[:, :, -CONV_HISTORY:])
+        padding, own = (self._beside, self._beside), joined
+        if caches.split is not None and self._beside:
+            joined = caches.split.with_neighbours(joined)
+            padding, own, x = (0, self._beside), joined[:, :, :, 1:-1], joined[:, :, CONV_HISTORY:]
+        caches.keep(own[:, :, -CONV_HISTORY:])
         if caches.starts and x.shape[2] == 1:
             # Only the last tap meets anything but zeros: a third of the work.
-            return self._convolved(x, self.weight[:, :, -1:])
-        return self._convolved(joined, self.weight)
+            return self._convolved(x, self.weight[:, :, -1:], padding)
+        return self._convolved(joined, self.weight, padding)
 
-    def _convolved(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return the convolution of the frames in ``x`` [B, channels_in, T', H, W], which includes the past.
+    def _convolved(self, x: Tensor, weight: Tensor, padding: tuple[int, int]) -> Tensor:
+        """Return the convolution of the frames in ``x`` [B, channels_in, T', H', W], which includes the past.
 
-        cuDNN is asked for what it is fast at: a few filters are a matmul instead, and most kernels in time are one of
-        pictures for each tap.
+        ``padding``: rows and columns of zeros on either side. cuDNN is asked for what it is fast at: a few filters are
+        a matmul instead, and most kernels in time are one of pictures for each tap.
         """
         if not by_cudnn(x):
-            return F.conv3d(x, weight, self.bias, padding=self._padding)
+            return F.conv3d(x, weight, self.bias, padding=(0, *padding))
         if len(weight) < FEWEST_FILTERS:
-            return conv_of_few_filters(x, weight, self.bias)
+            return conv_of_few_filters(x, weight, self.bias, padding)
         in_time = weight.shape[2] == 1 or weight.shape[1] == CHANNELS_IN_TIME
         if in_time or x.shape[0] > 1 or weight.shape[-1] == 1:
-            return F.conv3d(x, weight, self.bias, padding=self._padding)
-        return self._tap_by_tap(x, weight)
+            return F.conv3d(x, weight, self.bias, padding=(0, *padding))
+        return self._tap_by_tap(x, weight, padding)
 
-    def _tap_by_tap(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _tap_by_tap(self, x: Tensor, weight: Tensor, padding: tuple[int, int]) -> Tensor:
         """Compute the same for one row as a sum of picture convolutions, one for each tap; mostly faster in cuDNN.
 
         The sum is fused with what follows. A CPU takes longer for it where there are few channels. The windows of the
@@ -120,7 +129,7 @@ class CausalConv3d(Streamed):
             F.conv2d(
                 memory.as_strided(size, strides, at * strides[0]),
                 weight[:, :, at],
-                padding=self._padding[1:],
+                padding=padding,
             )
             for at in range(1 + CONV_HISTORY)
         ]
@@ -165,7 +174,7 @@ class ResidualBlock(Streamed):
         return beside + run(self.residual, x, caches)
 
 
-class AttentionBlock(nn.Module):
+class AttentionBlock(Streamed):
     """Self-attention with one head over the pixels of each frame separately."""
 
     def __init__(self, channels: int) -> None:
@@ -174,11 +183,14 @@ class AttentionBlock(nn.Module):
         self.to_qkv = nn.Conv2d(channels, 3 * channels, 1)
         self.proj = nn.Conv2d(channels, channels, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
         """Return the shape of ``x`` [B, C, T, H, W]."""
         frames = as_images(x)  # [B*T, C, H, W]
-        qkv = self.to_qkv(self.norm(frames)).flatten(2).mT.unsqueeze(1)  # [B*T, 1, H*W, 3*C]
-        y = _attention(*qkv.chunk(3, dim=-1))  # [B*T, 1, H*W, C]
+        qkv = self.to_qkv(self.norm(frames)).flatten(2).mT  # [B*T, H*W, 3*C]
+        q, kv = qkv.split((x.shape[1], 2 * x.shape[1]), dim=-1)
+        if caches.split is not None:
+            kv = caches.split.every_place(kv)
+        y = _attention(*(one.unsqueeze(1) for one in (q, *kv.chunk(2, dim=-1))))  # [B*T, 1, H*W, C]
         y = y.squeeze(1).mT.reshape(frames.shape)
         return x + as_clip(self.proj(y), x.shape[0])
 
@@ -207,7 +219,14 @@ class Upsample(Streamed):
                 caches.keep(caches.before(x, CONV_HISTORY))
             else:
                 x = torch.cat((x[:, :, :1], _interleaved(self.time_conv(x[:, :, 1:], caches))), dim=2)
-        return as_clip(self.resample(as_images(x)), x.shape[0])
+        if caches.split is None:
+            return as_clip(self.resample(as_images(x)), x.shape[0])
+        enlarge, convolve = self.resample
+        weight, bias = convolve.parameters()
+        # Each neighbour's row becomes two, of which the one beside is wanted.
+        whole = enlarge(as_images(caches.split.with_neighbours(x)))[:, :, 1:-1]
+        y = F.conv2d(whole, weight, bias, padding=(0, 1))
+        return as_clip(y, x.shape[0])
 
 
 class Downsample(Streamed):
@@ -257,7 +276,9 @@ def by_cudnn(x: Tensor) -> bool:
     return x.is_cuda
 
 
-def conv_of_few_filters(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def conv_of_few_filters(
+    x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int] | None = None
+) -> Tensor:
     """Return a convolution as one matmul of all taps with all pixels, and the sum of its shifted rows.
 
     cuDNN has no fast kernel for it: the VAE's last one, 96 channels to 3 at 480x832, took 3.7 ms of an H200 for 12
@@ -275,24 +296,31 @@ def conv_of_few_filters(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         [O, C, t, r, c], the dtype of ``x``; r and c odd.
     bias : Tensor
         [O].
+    padding : tuple of int, optional
+        Rows and columns of zeros on either side of each frame, as of ``F.conv3d``; default: r // 2 and c // 2.
 
     Returns
     -------
     Tensor
-        [B, O, T, H, W], the dtype of ``x``: zeros around each frame, as of ``F.conv3d`` with r // 2 and c // 2. In half
-        precision each tap is rounded once; the sum is in float32, and rounded once.
+        [B, O, T, H', W'], the dtype of ``x``; with the default padding H' and W' are H and W. In half precision each
+        tap is rounded once; the sum is in float32, and rounded once.
     """
     filters, channels, *taps = weight.shape
     batch, _, given, height, width = x.shape
-    frames, above, beside = given - taps[0] + 1, taps[1] // 2, taps[2] // 2
+    above, beside = (taps[1] // 2, taps[2] // 2) if padding is None else padding
+    frames, rows, columns = (
+        given - taps[0] + 1,
+        height + 2 * above - taps[1] + 1,
+        width + 2 * beside - taps[2] + 1,
+    )
     places = x.permute(0, 2, 3, 4, 1).contiguous().view(-1, channels)  # [B*(T+t-1)*H*W, C]
-    rows = weight.permute(2, 3, 4, 0, 1).reshape(-1, channels)  # [t*r*c*O, C]
-    products = torch.mm(rows, places.mT).view(-1, filters, batch, given, height, width)
+    filter_taps = weight.permute(2, 3, 4, 0, 1).reshape(-1, channels)  # [t*r*c*O, C]
+    products = torch.mm(filter_taps, places.mT).view(-1, filters, batch, given, height, width)
     padded = F.pad(products, (beside, beside, above, above))
     wide = torch.promote_types(x.dtype, torch.float32)
     y = bias.to(wide).view(-1, 1, 1, 1, 1)
     for tap, (t, r, c) in zip(padded, product(*map(range, taps)), strict=True):
-        y = y + tap[:, :, t : t + frames, r : r + height, c : c + width].to(wide)
+        y = y + tap[:, :, t : t + frames, r : r + rows, c : c + columns].to(wide)
     return y.to(x.dtype).transpose(0, 1)
 
 

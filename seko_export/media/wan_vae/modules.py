@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from seko_export.engines.weight_source import WeightSource
 from seko_export.errors import UsageError
+from seko_export.media.row_split import RowSplit
 from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.media.wan_vae.layers import (
     AttentionBlock,
@@ -74,14 +75,21 @@ class _StreamedHalf(nn.Module):
         """Number of caches that a call returns; a STEADY call takes as many."""
         return sum(isinstance(m, CausalConv3d | HalvingTimeConv) for m in self.modules())
 
-    def _begin(self, x: Tensor, channels: int, frames: int, caches: tuple[Tensor, ...]) -> FrameCaches:
+    def _begin(
+        self,
+        x: Tensor,
+        channels: int,
+        frames: int,
+        caches: tuple[Tensor, ...],
+        split: RowSplit | None = None,
+    ) -> FrameCaches:
         call = f"{type(self).__name__}(first={self.first}, frames={self.frames})"
         if x.dim() != 5 or x.shape[1:3] != (channels, frames):
             raise ValueError(f"{call} got {list(x.shape)}, expected [B, {channels}, {frames}, rows, columns]")
         expected = 0 if self.first else self.cache_count
         if len(caches) != expected:
             raise ValueError(f"{call} got {len(caches)} caches, expected {expected}")
-        return FrameCaches(None if self.first else caches)
+        return FrameCaches(None if self.first else caches, split)
 
     def _mean_and_std(self) -> tuple[Tensor, Tensor]:
         return self.latents_mean.view(-1, 1, 1, 1), self.latents_std.view(-1, 1, 1, 1)  # over [B, z, F, h, w]
@@ -122,9 +130,16 @@ class VaeDecode(_StreamedHalf):
         video, *kept = self.decode(latents, caches)
         return (video.contiguous(), *kept)
 
-    def decode(self, latents: Tensor, caches: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """As `forward`, with the video in the memory order of the last layer."""
-        carried = self._begin(latents, self.config.z_dim, self.frames, caches)
+    def decode(
+        self, latents: Tensor, caches: tuple[Tensor, ...], split: RowSplit | None = None
+    ) -> tuple[Tensor, ...]:
+        """As `forward`, with the video in the memory order of the last layer.
+
+        With a ``split``, the video and all caches have the rows of one rank; the latents are whole.
+        """
+        carried = self._begin(latents, self.config.z_dim, self.frames, caches, split)
+        if split is not None:
+            latents = split.own_rows(latents)
         mean, std = self._mean_and_std()
         z = channels_last((latents * std + mean).to(self.dtype))
         return (self.decoder(self.conv2(z), carried).clamp(-1, 1), *carried.kept)

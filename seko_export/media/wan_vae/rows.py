@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from seko_export.media.row_split import RowSplit
+from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode
 
 _HALF_RANGE = 127.5  # levels of a byte from -1 to 0, and from 0 to 1
@@ -30,10 +32,50 @@ class DecodeRow(VaeDecode):
         *caches : Tensor
             For the next call.
         """
-        video, *kept = self.decode(latents.unsqueeze(0), tuple(cache.unsqueeze(0) for cache in caches))
+        return self._pictures(latents, caches)
+
+    def _pictures(
+        self, latents: Tensor, caches: tuple[Tensor, ...], split: RowSplit | None = None
+    ) -> tuple[Tensor, ...]:
+        video, *kept = self.decode(latents.unsqueeze(0), tuple(cache.unsqueeze(0) for cache in caches), split)
         levels = ((video.float() + 1) * _HALF_RANGE).round()  # [1, 3, T, H, W] in 0..255
         frames = levels.squeeze(0).permute(1, 2, 3, 0).to(torch.uint8).contiguous()
         return (frames, *(cache.squeeze(0) for cache in kept))
+
+
+class DecodeShare(DecodeRow):
+    """Decodes one row's chunk to one rank's rows of the pictures; ``ranks`` of them make the whole."""
+
+    def __init__(
+        self, config: WanVaeConfig, *, first: bool, frames: int, dtype: torch.dtype, ranks: int
+    ) -> None:
+        super().__init__(config, first=first, frames=frames, dtype=dtype)
+        self.ranks = ranks
+
+    def forward(self, latents: Tensor, rank: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """Decode one chunk of one row.
+
+        Parameters
+        ----------
+        latents : Tensor
+            [z, F, h, w] float32, normalised: of the whole picture.
+        rank : Tensor
+            [1] int64: the rank's number.
+        *caches : Tensor
+            [t, rows, columns, channels] each, in the weights' dtype, with one rank's rows; none for FIRST.
+
+        Returns
+        -------
+        video : Tensor
+            [T, H/R, W, 3] uint8.
+        *caches : Tensor
+            For the next call.
+        """
+        return self._pictures(latents, caches, self.rows_of(rank))
+
+    def rows_of(self, rank: Tensor) -> RowSplit:
+        """Return the rows of a rank; tests without processes replace it."""
+        return RowSplit(self.ranks, rank)
 
 
 class EncodeImage(VaeEncode):

@@ -17,7 +17,7 @@ from seko_export.media.vae import Vae
 from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
 from seko_export.media.wan_vae.keys import match_vae_sources
 from seko_export.media.wan_vae.modules import VaeTensors, decoder_cache_shapes
-from seko_export.media.wan_vae.rows import DecodeRow, EncodeImage
+from seko_export.media.wan_vae.rows import DecodeRow, DecodeShare, EncodeImage
 
 # Keys whose shape tells the VAE's base_dim: what goes into the last conv, out of the first one.
 _BASE_DIM_KEYS = (
@@ -81,6 +81,12 @@ class WanVae(Vae[WanVaeConfig]):
     def decoder(self, config: WanVaeConfig, *, first: bool, frames: int, dtype: torch.dtype) -> DecodeRow:
         """Return the decoder of one row's chunk."""
         return DecodeRow(config, first=first, frames=frames, dtype=dtype)
+
+    def shared_decoder(
+        self, config: WanVaeConfig, *, first: bool, frames: int, dtype: torch.dtype, ranks: int
+    ) -> DecodeShare:
+        """Return the decoder of one rank's rows of one row's chunk."""
+        return DecodeShare(config, first=first, frames=frames, dtype=dtype, ranks=ranks)
 
     def encoder(self, config: WanVaeConfig, *, dtype: torch.dtype) -> EncodeImage:
         """Return the encoder of a start picture."""

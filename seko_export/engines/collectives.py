@@ -1,0 +1,13 @@
+"""The collective that engines of several ranks share; see `families.layers.rank_split` and `media.row_split`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def gathered(x: Tensor, ranks: int, group: str) -> Tensor:
+    """Return x of every rank as [R, *x.shape], in the ranks' order, by the process group of that name."""
+    sent = torch.ops._c10d_functional.all_gather_into_tensor(x.unsqueeze(0).contiguous(), ranks, group)
+    received: Tensor = torch.ops._c10d_functional.wait_tensor(sent)
+    return received

@@ -1,0 +1,63 @@
+"""How the ranks of a build share the pictures of a VAE: each has some rows of all columns, rank 0 the uppermost.
+
+All ranks run the same engines: which rows are a rank's own, and which ranks are its neighbours, is selected by a tensor
+that holds its number. The collectives are functional, which `torch.export` traces. They go through a process group of
+their own, `DECODE_GROUP`, because a chunk may be decoded while the next one is computed: within one group every rank
+must send in the same order.
+
+Shapes: B rows of the batch, C channels, T frames, H rows of pixels or cells of one rank, W columns, R ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor
+
+from seko_export.engines.collectives import gathered
+from seko_runtime.format.manifest import DECODE_GROUP
+
+
+@dataclass(frozen=True)
+class RowSplit:
+    """The rows of one rank.
+
+    Parameters
+    ----------
+    ranks : int
+        R, at least 2; divides the latents' rows.
+    rank : Tensor
+        [1] int64: the rank's number.
+    """
+
+    ranks: int
+    rank: Tensor
+
+    def own_rows(self, x: Tensor) -> Tensor:
+        """Return the rank's rows [B, C, T, H, W] of x [B, C, T, R*H, W]."""
+        own: Tensor = x.unflatten(3, (self.ranks, -1)).index_select(3, self.rank).squeeze(3)
+        return own
+
+    def with_neighbours(self, x: Tensor) -> Tensor:
+        """Return [B, C, T, 1 + H + 1, W]: x with the last row of the rank above and the first of the one below.
+
+        Above and below the picture they are zeros, as a convolution pads. Memory is channels-last.
+        """
+        own = x.permute(0, 2, 3, 4, 1)  # [B, T, H, W, C]
+        edges = self._gathered(torch.stack((own[:, :, -1], own[:, :, 0])))  # [R, 2, B, T, W, C]
+        around = F.pad(edges, (*(0, 0) * 5, 1, 1))  # zeros before the first rank and behind the last
+        above = around[:, 0].index_select(0, self.rank)
+        below = around[:, 1].index_select(0, self.rank + 2)
+        joined = torch.cat((above.permute(1, 2, 0, 3, 4), own, below.permute(1, 2, 0, 3, 4)), dim=2)
+        return joined.permute(0, 4, 1, 2, 3)
+
+    def every_place(self, x: Tensor) -> Tensor:
+        """Return [N, R*P, C], the places of all ranks, of x [N, P, C] with the places of this one."""
+        whole: Tensor = self._gathered(x).transpose(0, 1).flatten(1, 2)
+        return whole
+
+    def _gathered(self, x: Tensor) -> Tensor:
+        """Return x of every rank as [R, *x.shape], in the ranks' order."""
+        return gathered(x, self.ranks, DECODE_GROUP)
