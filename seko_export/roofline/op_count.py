@@ -308,6 +308,8 @@ class _CountedKv:
 
     def __init__(self, block: BlockWeights | KeysAndValues, recorder: _Recorder) -> None:
         self._kv, self._model, self._recorder = block.kv, block.model, recorder
+        split = getattr(block, "split", None)
+        self._heads = block.model.heads // (1 if split is None else split.ranks)  # of this rank
 
     @property
     def keys_before_rope(self) -> bool:
@@ -352,7 +354,7 @@ class _CountedKv:
             tokens = sum(
                 {c.part: len(caches[c.name]) for c in own}.values()
             )  # codes and scales are of the same ones
-            shape = (tokens, self._model.heads, self._model.head_dim)
+            shape = (tokens, self._heads, self._model.head_dim)
             windows.append(torch.empty(shape, dtype=dtype, device="meta"))
             made.append(windows[-1])
         read = [cache for name, cache in caches.items() if name not in ("k", "v")]
