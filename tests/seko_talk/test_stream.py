@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from seko_export.config.build import BuildConfig
 from seko_export.errors import UsageError
-from seko_export.families.layers.sampler import ADVANCE, Noise
+from seko_export.families.layers.sampler import ADVANCE, Noise, in_bfloat16_steps
 from seko_export.families.seko_talk import audio
 from seko_export.families.seko_talk.family import FAMILY
 from seko_export.families.seko_talk.presets import evenly
@@ -252,3 +256,31 @@ def test_a_step_of_eulers_method(name: str) -> None:
     frames, none = torch.tensor([[0, 1]]), torch.zeros(1, dtype=torch.int64)
     noise = Noise(config.model, s, rounded=advance.rounded)(none, frames, none, x, none)
     assert torch.equal(noise, noise.bfloat16().float()) == advance.rounded
+
+
+@given(st.floats(width=32, min_value=-(2.0**127), max_value=2.0**127))
+def test_steps_of_bfloat16_are_those_of_a_cast(number: float) -> None:
+    x = torch.tensor([number], dtype=torch.float32)
+    assert torch.equal(in_bfloat16_steps(x).view(torch.int32), x.bfloat16().float().view(torch.int32))
+
+
+def test_a_compiled_step_keeps_its_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler leaves out a cast to bfloat16 that is cast back."""
+    if shutil.which("g++") is None:
+        pytest.skip("no C++ compiler")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    config = talk_config()
+    shape = (1, 16, config.stream.chunk_frames, config.stream.latent_height, config.stream.latent_width)
+    generator = torch.Generator().manual_seed(0)
+    x, v = (torch.randn(shape, generator=generator) for _ in range(2))
+    sigma, none = torch.tensor([0.9375]), torch.zeros(1, dtype=torch.int64)
+    advance = ADVANCE["euler-bf16"](config.model, config.stream)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # the compiler's own, of its parts
+        from torch._inductor import config as compiler
+
+        with compiler.patch(compile_threads=1):
+            made = torch.compile(advance, fullgraph=True)(x, v, sigma, sigma / 2, none)
+    assert torch.equal(made, made.bfloat16().float())
+    # Where one of the two fuses multiplication and addition, a number may be rounded the other way.
+    torch.testing.assert_close(made, advance(x, v, sigma, sigma / 2, none), rtol=2**-7, atol=0)
