@@ -112,7 +112,8 @@ def doctor(as_json: bool) -> None:
 @json_option
 def profile(artifact: Path, chunks: int, top: int, trace: Path | None, as_json: bool) -> None:
     """Show where the time of one steady chunk of ARTIFACT goes."""
-    from seko_export.tools.profiling import profile_artifact, show
+    from seko_export.tools.profile_ranks import profile_artifact
+    from seko_export.tools.profiling import show
 
     report = profile_artifact(artifact, chunks, top=top, trace=trace)
     if as_json:

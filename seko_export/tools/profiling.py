@@ -1,4 +1,4 @@
-"""`seko-export profile`: runs steady chunks with and without torch's profiler. `profile_trace` reads the trace."""
+"""Runs steady chunks of an open artifact with and without torch's profiler. `profile_trace` reads the trace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from seko_export.backends import export_backend
 from seko_export.errors import MachineError, UsageError
 from seko_export.host.workshop import workshop
 from seko_export.tools.profile_trace import CHUNK_RANGE, ENGINE_RANGE, Digest, digest_trace, scrubbed
-from seko_runtime import OpenArtifact, open_artifact
+from seko_runtime import OpenArtifact
 from seko_runtime.backends.memory import Engine, Tensor
 from seko_runtime.video.session import Session
 
@@ -32,13 +32,15 @@ OPAQUE_SHARE = 0.2  # of the time inside engines without kernel names, from whic
 _KINETO = {"KINETO_LOG_LEVEL": "6", "DISABLE_CUPTI_LAZY_REINIT": "1", "TEARDOWN_CUPTI": "0"}
 
 
-def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = None) -> dict[str, Any]:
+def profile_opened(
+    artifact: OpenArtifact, chunks: int, *, top: int, trace: Path | None = None
+) -> dict[str, Any]:
     """Profile steady chunks of an artifact, with a full cache and the golden text.
 
     Parameters
     ----------
-    path : Path
-        The artifact's folder.
+    artifact : OpenArtifact
+        Opened while `kineto_settings` hold. Of several ranks each calls this, and gets its own figures.
     chunks : int
         Chunks to run without the profiler, and as many with it. Figures are those of the median chunk.
     top : int
@@ -55,55 +57,48 @@ def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = 
 
     Raises
     ------
-    ArtifactError
-        A subclass for the cause.
     MachineError
         If ``trace`` cannot be written, or the profiler records nothing of the GPU.
-    UsageError
-        If ``trace`` lies inside the artifact, whose folder must hold only files in its manifest.
     """
+    ranges = _Ranges()
+    artifact.wrap_engines(ranges.around)
+    on_device = artifact.device != "cpu"
+    with artifact.open_session() as session:
+        stream = _Chunks(artifact, session)
+        stream.fill()
+        plain = [stream.timed() for _ in range(chunks)]
+        with ranges.shown():
+            # The profiler's own start costs time in the first chunk it sees.
+            traced(stream.timed, 1, on_device)
+            recorded, profiled = traced(stream.timed, chunks, on_device)
+        captured = session.stats.captured_graphs > 0
+    digest = _seen(recorded, on_device)
+    report = digest.report(top)
+    notes = []
+    if captured:
+        report["engines"] = _uncaptured_engines(artifact, ranges).engine_rows()
+        notes.append(
+            "engines: from a run without capture, since a captured chunk is one launch of all of them"
+        )
+    opaque = report["buckets"]["engine"]["share"]
+    setting = export_backend(artifact.manifest.backend).named_kernels
+    if setting is not None and opaque >= OPAQUE_SHARE:
+        notes.append(
+            f"engine: {opaque:.0%} of the time is inside engines whose kernels carry no names; build with "
+            f"{setting} in the environment to see them"
+        )
+    if report["other"]:
+        notes.append(f"other: {len(report['other'])} names fit no bucket: {', '.join(report['other'])}")
     if trace is not None:
-        check_trace_goal(trace, path)
-    with kineto_settings(), open_artifact(path) as artifact:
-        ranges = _Ranges()
-        artifact.wrap_engines(ranges.around)
-        on_device = artifact.device != "cpu"
-        with artifact.open_session() as session:
-            stream = _Chunks(artifact, session)
-            stream.fill()
-            plain = [stream.timed() for _ in range(chunks)]
-            with ranges.shown():
-                # The profiler's own start costs time in the first chunk it sees.
-                traced(stream.timed, 1, on_device)
-                recorded, profiled = traced(stream.timed, chunks, on_device)
-            captured = session.stats.captured_graphs > 0
-        digest = _seen(recorded, on_device)
-        report = digest.report(top)
-        notes = []
-        if captured:
-            report["engines"] = _uncaptured_engines(artifact, ranges).engine_rows()
-            notes.append(
-                "engines: from a run without capture, since a captured chunk is one launch of all of them"
-            )
-        opaque = report["buckets"]["engine"]["share"]
-        setting = export_backend(artifact.manifest.backend).named_kernels
-        if setting is not None and opaque >= OPAQUE_SHARE:
-            notes.append(
-                f"engine: {opaque:.0%} of the time is inside engines whose kernels carry no names; build with "
-                f"{setting} in the environment to see them"
-            )
-        if report["other"]:
-            notes.append(f"other: {len(report['other'])} names fit no bucket: {', '.join(report['other'])}")
-        if trace is not None:
-            _write_trace(trace, recorded)
-        return report | {
-            "artifact": artifact.manifest.name,
-            "digest": artifact.digest,
-            "device": artifact.device,
-            "chunk_s": statistics.median(plain),
-            "chunk_profiled_s": statistics.median(profiled),
-            "notes": notes,
-        }
+        _write_trace(trace, recorded)
+    return report | {
+        "artifact": artifact.manifest.name,
+        "digest": artifact.digest,
+        "device": artifact.device,
+        "chunk_s": statistics.median(plain),
+        "chunk_profiled_s": statistics.median(profiled),
+        "notes": notes,
+    }
 
 
 def check_trace_goal(trace: Path, artifact: Path) -> None:
@@ -128,7 +123,7 @@ def check_trace_goal(trace: Path, artifact: Path) -> None:
 
 
 def show(report: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print the result of `profile_artifact` as tables."""
+    """Print the result of `profile_opened` as tables."""
     console = Console() if console is None else console
     if not console.is_terminal:
         console = Console(file=console.file, width=WIDTH, no_color=True)

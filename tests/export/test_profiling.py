@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from seko_export.backends import export_backend
-from seko_export.tools import profile_trace, profiling
+from seko_export.tools import profile_ranks, profile_trace, profiling
 from seko_export.tools.profile_trace import BETWEEN_ENGINES, CHUNK_RANGE, Digest, digest_trace
 from tests.export.traces import cpu_trace, gpu_trace
 
@@ -78,7 +78,7 @@ def test_no_launch_is_dropped_from_the_text(capsys):
 @pytest.mark.parametrize("place", ["absent/trace.json", ".", "file/trace.json"])
 def test_a_trace_that_cannot_be_written(fp4, invoke, tmp_path, monkeypatch, place):
     """Told before the artifact is opened."""
-    monkeypatch.setattr(profiling, "open_artifact", None)
+    monkeypatch.setattr(profile_ranks, "open_artifact", None)
     (tmp_path / "file").write_text("x")
     result = invoke("profile", fp4.folder, "--trace", tmp_path / place)
     assert result.exit_code == ENVIRONMENT

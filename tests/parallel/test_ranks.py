@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from seko_export.goldens.record import eager_session, golden_text
+from seko_export.tools.inspection import bench_artifact
+from seko_export.tools.profile_ranks import profile_artifact
 from seko_runtime import OpenArtifact, open_artifact, read_manifest
 from seko_runtime.cli.commands import main as runtime_command
 from seko_runtime.errors import BackendMissingError, DeviceMissingError, StaleChunkError, UsageError
@@ -145,3 +147,11 @@ def test_a_manifest_whose_caches_have_no_heads_or_no_rank_is_refused(two: Built)
     )
     with pytest.raises(Exception, match="has no axis of heads"):
         resolve_programs(replace(manifest, buffers=flat))
+
+
+def test_bench_and_profile_know_ranks_and_the_exchange_has_a_line(two: Built) -> None:
+    report = profile_artifact(two.folder, 1, top=3)
+    assert report["ranks"] == 2
+    assert report["buckets"]["exchange"]["calls"] > 0
+    assert report["chunk_s"] > 0
+    assert bench_artifact(two.folder, 1)["chunk_median_s"] > 0

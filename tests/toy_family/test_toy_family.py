@@ -22,7 +22,7 @@ from seko_export.families import registry
 from seko_export.families.model_files import recognise_checkpoint
 from seko_export.families.registry import family_of, graph_of
 from seko_export.goldens.record import eager_session, golden_text
-from seko_export.tools.profiling import profile_artifact
+from seko_export.tools.profile_ranks import profile_artifact
 from seko_runtime import open_artifact
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import INPUT_VERSION

@@ -27,6 +27,12 @@ JOIN_S = 300.0  # for all processes to open the artifact and find each other
 
 def begin(rank: int, facts: _Facts) -> tuple[Handler, _Facts]:
     """Join the group and open the artifact; return the handler of commands, and what all ranks must agree on."""
+    artifact, found = joined(rank, facts)
+    return RankCommands(rank, artifact), found
+
+
+def joined(rank: int, facts: _Facts) -> tuple[OpenArtifact, _Facts]:
+    """Return this rank's artifact, opened, and what all ranks must agree on; ``facts`` of `rank_facts`."""
     from seko_runtime.backends.rank_group import join_ranks
 
     device = facts["devices"][rank]
@@ -35,8 +41,7 @@ def begin(rank: int, facts: _Facts) -> tuple[Handler, _Facts]:
     artifact = open_rank(
         facts["path"], device, trust=facts["trust"], copy_weights=facts["copy_weights"], rank=rank
     )
-    found = {"digest": artifact.digest, "ranks": artifact.manifest.ranks, "library": library}
-    return RankCommands(rank, artifact), found
+    return artifact, {"digest": artifact.digest, "ranks": artifact.manifest.ranks, "library": library}
 
 
 class RankCommands:

@@ -64,17 +64,10 @@ class RankedArtifact(OpenArtifact):
             raise SystemExit(0)
         self.manifest, self.digest = manifest, digest
         self.device = check_device(manifest.target, device)
-        devices = rank_devices(manifest, self.device)
         self._last: RankedStreams | None = None
         self._sessions, self._pools, self._closed = [], [], False
         self._call_lock = CallLock("the artifact is closed; open it again with open_artifact()", waits=True)
-        facts = {
-            "path": str(Path(path).absolute()),
-            "devices": devices,
-            "groups": rank_groups(manifest),
-            "trust": None if trust is None else str(Path(trust).absolute()),
-            "copy_weights": copy_weights,
-        }
+        facts = rank_facts(path, manifest, self.device, trust=trust, copy_weights=copy_weights)
         self._group = RankGroup(PROCESS, manifest.ranks, facts, seconds=CALL_S, meeting=meeting)
         found = [self._group.begun.results[rank] for rank in range(manifest.ranks)]
         for rank, one in enumerate(found):
@@ -124,6 +117,24 @@ class RankedArtifact(OpenArtifact):
 
     def _release(self) -> None:
         self._group.close()
+
+
+def rank_facts(
+    path: str | Path,
+    manifest: Manifest,
+    device: str,
+    *,
+    trust: str | Path | None = None,
+    copy_weights: bool = False,
+) -> dict[str, Any]:
+    """Return what the processes of an artifact need to open it; DeviceMissingError if there are too few GPUs."""
+    return {
+        "path": str(Path(path).absolute()),
+        "devices": rank_devices(manifest, device),
+        "groups": rank_groups(manifest),
+        "trust": None if trust is None else str(Path(trust).absolute()),
+        "copy_weights": copy_weights,
+    }
 
 
 def rank_groups(manifest: Manifest) -> list[str]:

@@ -1,0 +1,89 @@
+"""`seko-export profile`: opens an artifact and profiles it, on several ranks in a process for each.
+
+python -m seko_export.tools.profile_ranks DESCRIPTOR
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from seko_export.tools.profiling import check_trace_goal, kineto_settings, profile_opened
+from seko_runtime import open_artifact, read_manifest
+from seko_runtime.backends.host import check_device
+from seko_runtime.opening.rank_process import joined
+from seko_runtime.opening.ranked_artifact import rank_facts
+from seko_runtime.parallel.channel import inherited_channel
+from seko_runtime.parallel.group import RankGroup
+from seko_runtime.parallel.worker import Handler, serve
+
+PROCESS = "seko_export.tools.profile_ranks"
+LONGEST_S = 1800.0
+
+
+def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = None) -> dict[str, Any]:
+    """Profile steady chunks of an artifact; of several ranks all run, and the figures are rank 0's.
+
+    Parameters
+    ----------
+    path : Path
+        The artifact's folder.
+    chunks, top, trace
+        As `profile_opened` takes them.
+
+    Returns
+    -------
+    dict
+        As `profile_opened` returns it; ``ranks``, the number of processes.
+
+    Raises
+    ------
+    ArtifactError
+        A subclass for the cause.
+    MachineError
+        If ``trace`` cannot be written, or the profiler records nothing of the GPU.
+    UsageError
+        If ``trace`` lies inside the artifact, whose folder must hold only files in its manifest.
+    RankLostError
+        If one of several processes dies, hangs or fails alone.
+    """
+    if trace is not None:
+        check_trace_goal(trace, path)
+    manifest, _ = read_manifest(path)
+    with kineto_settings():
+        if manifest.ranks == 1:
+            with open_artifact(path) as artifact:
+                return profile_opened(artifact, chunks, top=top, trace=trace) | {"ranks": 1}
+        facts = rank_facts(path, manifest, check_device(manifest.target, "auto"))
+        group = RankGroup(PROCESS, manifest.ranks, facts, seconds=LONGEST_S)
+        try:
+            goal = None if trace is None else str(trace.absolute())
+            own = [{"trace": None if rank else goal} for rank in range(manifest.ranks)]
+            asked = {"chunks": chunks, "top": top}
+            answers = group.call("profile", asked, own=own, seconds=LONGEST_S)
+        finally:
+            group.close()
+    return dict(answers.results[0]) | {"ranks": manifest.ranks}
+
+
+def begin(rank: int, facts: Mapping[str, Any]) -> tuple[Handler, object]:
+    """Join the ranks; return what profiles this one."""
+    artifact, found = joined(rank, facts)
+
+    def answer(command: str, given: Mapping[str, Any]) -> object:
+        if command == "end":
+            return artifact.close()
+        trace = given["trace"]
+        return profile_opened(
+            artifact, given["chunks"], top=given["top"], trace=None if trace is None else Path(trace)
+        )
+
+    return answer, found
+
+
+if __name__ == "__main__":
+    serve(inherited_channel(int(sys.argv[1])), begin)
+    os._exit(0)  # libraries of collectives may wait for each other in their own ends
