@@ -73,12 +73,12 @@ def begin(rank: int, facts: Mapping[str, Any]) -> tuple[Handler, object]:
     """Join the ranks; return what profiles this one."""
     artifact, found = joined(rank, facts)
 
-    def answer(command: str, given: Mapping[str, Any]) -> object:
+    def answer(command: str, asked: Mapping[str, Any]) -> object:
         if command == "end":
             return artifact.close()
-        trace = given["trace"]
+        trace = asked["trace"]
         return profile_opened(
-            artifact, given["chunks"], top=given["top"], trace=None if trace is None else Path(trace)
+            artifact, asked["chunks"], top=asked["top"], trace=None if trace is None else Path(trace)
         )
 
     return answer, found
