@@ -20,7 +20,7 @@ from seko_runtime import errors
 from seko_runtime.backends import runtime_backend
 from seko_runtime.backends.aoti import AotiBackend
 from seko_runtime.cli.commands import main
-from seko_runtime.format.manifest import Manifest, Target
+from seko_runtime.format.manifest import FORMAT_VERSION, Manifest, Target
 from seko_runtime.format.manifest_reader import parse_manifest
 from seko_runtime.opening.artifact import open_artifact
 
@@ -114,8 +114,9 @@ def test_a_huge_manifest(artifact: Path, loads: list[str]) -> None:
 
 def test_a_newer_format(artifact: Path, loads: list[str]) -> None:
     path = artifact / "manifest.json"
-    path.write_bytes(path.read_bytes().replace(b'"format_version": 1', b'"format_version": 9'))
-    refused(artifact, errors.FormatVersionError, "format version 9", loads)
+    newer = FORMAT_VERSION + 1
+    path.write_bytes(path.read_bytes().replace(b'"format_version": 1', f'"format_version": {newer}'.encode()))
+    refused(artifact, errors.FormatVersionError, f"format version {newer}", loads)
 
 
 @pytest.mark.parametrize("bad", ["/etc/hostname", "../outside.safetensors", "weights/../../x"])
