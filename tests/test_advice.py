@@ -99,6 +99,12 @@ def of_scripts() -> set[str]:
     return found
 
 
+def of_torchrun() -> set[str]:
+    from torch.distributed.run import get_args_parser
+
+    return {option for action in get_args_parser()._actions for option in action.option_strings}
+
+
 def test_every_command_in_backticks_exists_with_its_options() -> None:
     """And every one at the beginning of a line of code."""
     wrong, seen = [], set()
@@ -125,7 +131,7 @@ def test_every_command_in_backticks_exists_with_its_options() -> None:
 
 def test_every_option_that_is_named_exists() -> None:
     known = {one for commands in options().values() for each in commands.values() for one in each}
-    known |= of_scripts() | FOREIGN | {"--version"}
+    known |= of_scripts() | FOREIGN | of_torchrun() | {"--version"}
     wrong = {f"{place}: {one}" for place, text in texts() for one in OPTION.findall(text) if one not in known}
     assert sorted(wrong) == []
 
