@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from seko_export.errors import UsageError
 from seko_export.tools.profiling import check_trace_goal, kineto_settings, profile_opened
 from seko_runtime import open_artifact, read_manifest
 from seko_runtime.backends.host import check_device
@@ -46,7 +47,8 @@ def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = 
     MachineError
         If ``trace`` cannot be written, or the profiler records nothing of the GPU.
     UsageError
-        If ``trace`` lies inside the artifact, whose folder must hold only files in its manifest.
+        If ``trace`` lies inside the artifact, whose folder must hold only files in its manifest; if several ranks
+        are on a CPU.
     RankLostError
         If one of several processes dies, hangs or fails alone.
     """
@@ -57,6 +59,11 @@ def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = 
         if manifest.ranks == 1:
             with open_artifact(path) as artifact:
                 return profile_opened(artifact, chunks, top=top, trace=trace) | {"ranks": 1}
+        if manifest.target.device == "cpu":
+            raise UsageError(
+                "profile of several ranks needs GPUs: on a CPU, Gloo and a compiled engine can wait for each other while "
+                "torch's profiler runs; profile a build without --ranks"
+            )
         facts = rank_facts(path, manifest, check_device(manifest.target, "auto"))
         group = RankGroup(PROCESS, manifest.ranks, facts, seconds=LONGEST_S)
         try:
