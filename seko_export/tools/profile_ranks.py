@@ -61,7 +61,7 @@ def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = 
                 return profile_opened(artifact, chunks, top=top, trace=trace) | {"ranks": 1}
         if manifest.target.device == "cpu":
             raise UsageError(
-                "profile of several ranks needs GPUs: on a CPU, Gloo and a compiled engine can wait for each other while "
+                "profile of several ranks needs GPUs: on a CPU, Gloo and a compiled engine can block each other while "
                 "torch's profiler runs; profile a build without --ranks"
             )
         facts = rank_facts(path, manifest, check_device(manifest.target, "auto"))
