@@ -82,10 +82,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     began, device = time.time(), options.device
     workers = lookers(1 if options.rehearse else 12)
-    sigmas, size = (
-        warped(PASSES, SHIFT),
-        SHORT if options.rehearse else {**LONG, "prompts": options.prompts, "pairs": options.pairs},
-    )
+    sigmas = warped(PASSES, SHIFT)
+    size = SHORT if options.rehearse else {**LONG, "prompts": options.prompts, "pairs": options.pairs}
     student = load_student(SAMPLE, device).requires_grad_(False).eval()
     texts = PromptTexts(SAMPLE, device, student.model.text_dim, 3, student.model.text_tokens)
     vae = FrozenVae(SAMPLE, device)

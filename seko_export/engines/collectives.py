@@ -1,9 +1,14 @@
-"""The collective that engines of several ranks share; see `families.layers.rank_split` and `media.row_split`."""
+"""What engines of several ranks share; see `families.layers.rank_split` and `media.row_split`."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from seko_export.engines.piece import Argument
+from seko_runtime.executor.buffers_check import RANK
+
+RANK_ARGUMENT = Argument("rank", f"buffer:{RANK}", (1,), torch.int64)  # the rank's number
 
 
 def gathered(x: Tensor, ranks: int, group: str) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 
 from seko_export.config.build import BuildConfig
 from seko_export.config.media import TOKENIZER_FILE, TextEncoderConfig, VaeConfig
+from seko_export.engines.collectives import RANK_ARGUMENT
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece, dtype_name, on_meta
 from seko_export.media.umt5.encoder import TextEncoder
@@ -22,7 +23,6 @@ from seko_runtime.executor.buffers_check import (
     IMAGE_LATENTS,
     PICTURE_AXIS,
     PICTURE_CHANNELS,
-    RANK,
     TEXT_ENCODED,
     TEXT_IDS,
     VIDEO,
@@ -125,7 +125,7 @@ def _vae_pieces(config: BuildConfig, vae: VaeConfig) -> list[Piece]:
         for slot, shape in enumerate(_cache_shapes(config, vae))
     )
     ranks = config.decode_ranks
-    rank = (Argument("rank", f"buffer:{RANK}", (1,), torch.int64),) if ranks > 1 else ()
+    rank = (RANK_ARGUMENT,) if ranks > 1 else ()
     make = partial(kind.shared_decoder, ranks=ranks) if ranks > 1 else kind.decoder
 
     def decode(role: str, video: str, *, first: bool) -> Piece:

@@ -27,9 +27,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
 from seko_export.config.build import BuildConfig
-from seko_export.engines.collectives import gathered
+from seko_export.engines.collectives import RANK_ARGUMENT, gathered
 from seko_export.engines.piece import Argument
-from seko_runtime.executor.buffers_check import RANK
 from seko_runtime.format.manifest import RANK_GROUP
 
 
@@ -159,4 +158,4 @@ def rank_tokens(config: BuildConfig) -> int:
 
 def rank_argument(config: BuildConfig) -> tuple[Argument, ...]:
     """Return the argument that holds the rank's number; nothing for a build of one rank."""
-    return () if config.ranks == 1 else (Argument("rank", f"buffer:{RANK}", (1,), torch.int64),)
+    return () if config.ranks == 1 else (RANK_ARGUMENT,)
