@@ -151,12 +151,14 @@ class Voice:
     ----------
     windows : AudioWindows
         The artifact's.
-    first, samples
-        The first sample that is held, and all, [speakers, N].
+    first : int
+        Number of the first sample that is held.
+    samples : numpy.ndarray
+        [speakers, N] float32, those that are held.
     ended : bool
         Whether the voice has ended: what would follow is silent.
-    came
-        The sample behind the last one of each push, and when it came.
+    came : list of (int, float)
+        For each push the number of the sample behind its last one, and when it came, by `time.monotonic`.
     """
 
     windows: AudioWindows
