@@ -109,6 +109,11 @@ class SwitchPool:
         self.latents[at], self.text[at] = made.to(self.latents.dtype), text.to(self.text.dtype)
         self.written += self.batch
 
+    def beginnings(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw first chunks [count, 16, F, h, w] and their prompts [count, text tokens, text_dim], float32."""
+        at = torch.randint(self.filled, (count,), generator=generator, device=self.device)
+        return self.latents[at, :, : self.stream.chunk_frames].float(), self.text[at].float()
+
     def draw(self, count: int, kept: int, generator: torch.Generator) -> SwitchBatch:
         """Draw samples, the first ``kept`` without a switch; half of all lie far down their stream."""
         device, size = self.device, self.stream.chunk_frames

@@ -6,6 +6,9 @@ switch hidden, at the same noise and level. The student that is trained sees the
 function of the input, so nothing is averaged and nothing blurs, and no other teacher is needed. Without a switch
 nothing is hidden: these rows keep the student near what it was. In half of the rows the cache was written under the old
 prompt (a plain switch), in the others it was rebuilt for the new one (``recache=True``).
+
+A scene's first chunk counts more, and streams' first chunks are learnt in rows of their own, too. There alone nothing
+but prompt and noise decides what is shown, and there a student was ten times further from its teacher than later.
 """
 
 from __future__ import annotations
@@ -77,6 +80,10 @@ class SwitchTraining:
         One of `optimizers.OPTIMIZERS`.
     orbits : float
         See `switch_pool.draw_captions`.
+    first_weight : float
+        How much the first chunk of a scene counts, the others 1.
+    beginnings : int
+        First chunks of streams, without a cache, that a step learns besides; their mean loss is added to the others'.
     """
 
     batch: int = 64
@@ -91,6 +98,8 @@ class SwitchTraining:
     own_from: float = 0.2
     optimizer: str = "muon"
     orbits: float = 0.0
+    first_weight: float = 3.0
+    beginnings: int = 64
 
 
 @dataclass(frozen=True)
@@ -186,13 +195,33 @@ def switch_loss(
     with torch.no_grad():
         wanted = teacher(clean, x, times, batch.after, frames, views.hidden[batch.switch])
     velocity = student(clean, x, times, both, frames, views.seen, text_mask=reads)
-    missed = (velocity.float() - wanted.float()).square().mean((1, 3, 4)) * batch.judged
+    number = torch.arange(len(NOISY), device=device).repeat_interleave(size)
+    counts = torch.where(number == batch.switch[:, None], config.first_weight, 1.0) * batch.judged
+    missed = (velocity.float() - wanted.float()).square().mean((1, 3, 4)) * counts
     parts = {"kept": slice(0, config.kept), "switched": slice(config.kept, None)}
-    means = {name: missed[part].sum() / batch.judged[part].sum().clamp_min(1) for name, part in parts.items()}
+    means = {name: missed[part].sum() / counts[part].sum().clamp_min(1) for name, part in parts.items()}
     return {
-        "loss": missed.sum() / batch.judged.sum(),
+        "loss": missed.sum() / counts.sum(),
         **{name: mean.detach() for name, mean in means.items()},
     }
+
+
+def beginning_loss(
+    student: CausalDit, teacher: CausalDit, latents: Tensor, text: Tensor, sigmas: tuple[float, ...],
+    generator: torch.Generator,
+) -> Tensor:  # fmt: skip
+    """Return the velocity loss of streams' first chunks [B, C, F, h, w] against the teacher, at random levels."""
+    device, (rows, _, size, *_) = latents.device, latents.shape
+    which = torch.randint(len(sigmas), (rows, 1), generator=generator, device=device)
+    sigma = torch.tensor(sigmas, device=device)[which].expand(-1, size)
+    s = sigma[:, None, :, None, None]
+    x = (1 - s) * latents + s * torch.randn(latents.shape, generator=generator, device=device)
+    frames = torch.arange(size, device=device).expand(rows, -1)
+    mask = chunk_mask((), (0,), student.stream, device)
+    with torch.no_grad():
+        wanted = teacher(latents[:, :, :0], x, 1000 * sigma, text, frames, mask)
+    velocity = student(latents[:, :, :0], x, 1000 * sigma, text, frames, mask)
+    return (velocity.float() - wanted.float()).square().mean()
 
 
 def load_student(
@@ -224,6 +253,15 @@ def train(
     device: str = options.device
     student = load_student(SAMPLE, device, teacher.model.layers, options.begin)
     sigmas, views = warped(PASSES, SHIFT), views_of(student.stream, device)
+
+    def losses_of(own: bool, generator: torch.Generator) -> dict[str, Tensor]:
+        with autocast(device):
+            drawn = pool.draw(config.batch, config.kept, generator)
+            losses = switch_loss(student, fixed, drawn, views, config, sigmas, generator, own)
+            latents, text = pool.beginnings(config.beginnings, generator)
+            beginning = beginning_loss(student, fixed, latents, text, sigmas, generator)
+        return {**losses, "loss": losses["loss"] + beginning, "beginning": beginning.detach()}
+
     pool = SwitchPool(
         config.pool, config.pool_batch, teacher, texts, sigmas, device, options.seed, config.orbits
     )
@@ -243,10 +281,7 @@ def train(
         compile_layers(network.blocks, options.compile)
     began = time.time()
     for own in (True, False):  # compiles all that the steps use, before their clock begins
-        with autocast(device):
-            drawn = pool.draw(config.batch, config.kept, step_generator(device, 1, 0))
-            generator = step_generator(device, 2, 0)
-            switch_loss(student, fixed, drawn, views, config, sigmas, generator, own)["loss"].backward()
+        losses_of(own, step_generator(device, 1, 0))["loss"].backward()
         wait(device)
     student.zero_grad(set_to_none=True)
     told(stage="compiled", seconds=round(time.time() - began, 1))
@@ -260,9 +295,7 @@ def train(
     for step in run.steps():
         generator = step_generator(device, options.seed, step)
         own = step % 2 == 1 and (options.begin is not None or run.share() > config.own_from)
-        with autocast(device):
-            drawn = pool.draw(config.batch, config.kept, generator)
-            told_losses = switch_loss(student, fixed, drawn, views, config, sigmas, generator, own)
+        told_losses = losses_of(own, generator)
         run.descend(told_losses["loss"])
         run.log(10, 1, **{name: value.detach() for name, value in told_losses.items()})
         if step % 200 == 0:
@@ -317,7 +350,9 @@ def teach(options: argparse.Namespace, workers: ProcessPoolExecutor, began: floa
     device: str = options.device
     config = SwitchTraining(optimizer=options.optimizer, kept=options.kept, orbits=options.orbits)
     if options.rehearse:
-        config = dataclasses.replace(config, batch=3, kept=1, pool=4, pool_batch=2, pool_seconds=0.1)
+        config = dataclasses.replace(
+            config, batch=3, kept=1, pool=4, pool_batch=2, beginnings=2, pool_seconds=0.1
+        )
     layers = 1 if options.rehearse else None
     torch.manual_seed(options.seed)
     torch.backends.cudnn.benchmark = True

@@ -30,7 +30,13 @@ from scripts.train_sample.switch_pool import (
     orbiting,
 )
 from scripts.train_sample.train_dit import SAMPLE_MODEL, SAMPLE_STREAM, chunk_mask
-from scripts.train_sample.train_switch import SwitchTraining, load_student, switch_loss, views_of
+from scripts.train_sample.train_switch import (
+    SwitchTraining,
+    beginning_loss,
+    load_student,
+    switch_loss,
+    views_of,
+)
 from seko_export.options.sample import SAMPLE_FOLDER
 from tests.tolerances import ORACLE, relative_error
 
@@ -136,6 +142,45 @@ def test_without_a_switch_the_shipped_student_is_its_own_target(dit):
             torch.Generator().manual_seed(0), own=True,
         )["loss"]  # fmt: skip
     assert losses[0] <= 1e-10 < losses[1]
+
+
+def test_a_streams_first_chunk_is_learnt_as_a_step_with_an_empty_cache_makes_it(dit):
+    latents, text = drawn(2, 16, SIZE, 4, 4), drawn(2, 4, 8)
+    seen = {}
+
+    def student(clean, noisy, times, text, frames, mask):
+        seen["velocity"] = dit(clean, noisy, times, text, frames, mask)
+        seen["step"], _ = dit.step(noisy, times, frames, dit.text_kv(text), None)
+        return 2 * seen["velocity"]
+
+    student.stream = STREAM
+    loss = beginning_loss(student, dit, latents, text, SIGMAS, torch.Generator().manual_seed(0))
+    assert relative_error(seen["velocity"], seen["step"]) <= BAR
+    torch.testing.assert_close(loss, seen["step"].square().mean(), rtol=1e-4, atol=0)
+
+
+def test_a_scenes_first_chunk_counts_more(dit):
+    batch = SwitchBatch(
+        drawn(1, 16, CHUNKS * SIZE, 4, 4), torch.arange(CHUNKS * SIZE)[None], drawn(1, 4, 8), drawn(1, 4, 8, seed=1),
+        torch.tensor([2]), torch.tensor([True]), torch.ones(1, CHUNKS * SIZE),
+    )  # fmt: skip
+    views = views_of(STREAM, "cpu")
+
+    def off_by_one_in_chunk(wrong):
+        def student(clean, noisy, times, _text, frames, _mask, text_mask):
+            del text_mask
+            made = dit(clean, noisy, times, batch.after, frames, views.hidden[batch.switch])
+            made[:, :, wrong * SIZE : (wrong + 1) * SIZE] += 1
+            return made
+
+        student.stream = STREAM
+        return switch_loss(
+            student, dit, batch, views, SwitchTraining(kept=0, first_weight=3.0), SIGMAS,
+            torch.Generator().manual_seed(0), own=False,
+        )["loss"]  # fmt: skip
+
+    losses = [float(off_by_one_in_chunk(chunk)) for chunk in (1, 2, 3)]
+    assert losses == pytest.approx([1 / (CHUNKS + 2), 3 / (CHUNKS + 2), 1 / (CHUNKS + 2)], rel=1e-5)
 
 
 @pytest.mark.parametrize("recache", [True, False])
