@@ -28,6 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
 from seko_runtime.backends.rank_group import join_ranks  # noqa: E402
 from seko_runtime.format.manifest import DECODE_GROUP, RANK_GROUP  # noqa: E402
 from seko_runtime.opening.artifact import open_rank  # noqa: E402
+from seko_runtime.video.rank_place import RankPlace  # noqa: E402
 from seko_runtime.video.session import Session  # noqa: E402
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def opened(spec: Mapping[str, Any]) -> Iterator[Session]:
     try:
         with (
             attention_backends(config.device),
-            Session(manifest, engines, weights, memory, rank=spec["rank"], **more) as session,
+            Session(manifest, engines, weights, memory, rank=RankPlace(spec["rank"]), **more) as session,
         ):
             yield session
     finally:

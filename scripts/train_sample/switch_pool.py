@@ -1,4 +1,4 @@
-"""A pool of the shipped student's own streams, and samples of them whose prompt changes on the way."""
+"""A pool of students' own streams, and samples of them whose prompt changes on the way."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import math
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,7 +57,7 @@ class SwitchBatch:
 
 
 class SwitchPool:
-    """N streams of six chunks that the shipped student made; ``renew`` exchanges the oldest.
+    """N streams of six chunks that students made, in turn; ``renew`` exchanges the oldest.
 
     Slots 2i and 2i + 1 hold partners, whose descriptions often differ in one thing only.
 
@@ -64,8 +65,8 @@ class SwitchPool:
     ----------
     size, batch : int
         Streams held; made at once. Both even.
-    student : CausalDit
-        The shipped one.
+    students : sequence of CausalDit
+        Those that make the streams.
     texts : PromptTexts
         Its text encoder.
     sigmas : tuple of float
@@ -79,18 +80,19 @@ class SwitchPool:
     """
 
     def __init__(
-        self, size: int, batch: int, student: CausalDit, texts: PromptTexts, sigmas: tuple[float, ...], device: str,
-        seed: int, orbits: float = 0.0,
+        self, size: int, batch: int, students: Sequence[CausalDit], texts: PromptTexts, sigmas: tuple[float, ...],
+        device: str, seed: int, orbits: float = 0.0,
     ) -> None:  # fmt: skip
-        self.size, self.batch, self.student, self.texts = size, batch, student, texts
-        self.sigmas, self.device, self.seed, self.stream = sigmas, device, seed, student.stream
+        self.size, self.batch, self.students, self.texts = size, batch, students, texts
+        self.sigmas, self.device, self.seed = sigmas, device, seed
+        self.stream, model = students[0].stream, students[0].model
         kept = {"dtype": torch.bfloat16 if device.startswith("cuda") else torch.float32, "device": device}
         frames, latent = (
             CHUNKS * self.stream.chunk_frames,
             (self.stream.latent_height, self.stream.latent_width),
         )
-        self.latents = torch.zeros(size, student.model.in_channels, frames, *latent, **kept)
-        self.text = torch.zeros(size, texts.tokens, student.model.text_dim, **kept)
+        self.latents = torch.zeros(size, model.in_channels, frames, *latent, **kept)
+        self.text = torch.zeros(size, texts.tokens, model.text_dim, **kept)
         self.written, self.orbits = 0, orbits
 
     @property
@@ -104,7 +106,8 @@ class SwitchPool:
         text = self.texts(draw_captions(self.batch, seed, self.orbits))
         frames = torch.arange(CHUNKS * self.stream.chunk_frames, device=self.device).expand(self.batch, -1)
         generator = torch.Generator(self.device).manual_seed(seed)
-        made = roll_out(self.student, text, frames, self.sigmas, generator).latents
+        student = self.students[self.written // self.batch % len(self.students)]
+        made = roll_out(student, text, frames, self.sigmas, generator).latents
         at = (torch.arange(self.batch, device=self.device) + self.written) % self.size
         self.latents[at], self.text[at] = made.to(self.latents.dtype), text.to(self.text.dtype)
         self.written += self.batch

@@ -262,8 +262,10 @@ def train(
             beginning = beginning_loss(student, fixed, latents, text, sigmas, generator)
         return {**losses, "loss": losses["loss"] + beginning, "beginning": beginning.detach()}
 
+    # Half of the streams are the trained student's, so that it learns how to go on from what it makes.
+    newest = load_student(SAMPLE, device, teacher.model.layers, options.begin).requires_grad_(False).eval()
     pool = SwitchPool(
-        config.pool, config.pool_batch, teacher, texts, sigmas, device, options.seed, config.orbits
+        config.pool, config.pool_batch, (teacher, newest), texts, sigmas, device, options.seed, config.orbits
     )
     pool.renew()
     began = time.time()
@@ -277,7 +279,7 @@ def train(
     for network in (
         student,
         fixed,
-    ):  # not the one that makes the pool: a cache of each length would be compiled
+    ):  # not those that make the pool: a cache of each length would be compiled
         compile_layers(network.blocks, options.compile)
     began = time.time()
     for own in (True, False):  # compiles all that the steps use, before their clock begins
@@ -302,6 +304,7 @@ def train(
             losses = {name: round(float(value.detach()), 4) for name, value in told_losses.items()}
             told(stage="step", step=step, seconds=round(run.seconds, 1), **losses)
         if renewals * cost < config.renewal_share * run.seconds:
+            fill(dict(newest.named_parameters()), run.ema)
             pool.renew()
             renewals += 1
         if time.time() > written + SAVE_EVERY:

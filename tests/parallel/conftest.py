@@ -21,6 +21,14 @@ SIDE = 48  # pixels; a latent frame then has 9 tokens, which two ranks do not di
 LAYOUT = ("--height", str(SIDE), "--width", str(SIDE), "--sessions", "2", "--batch", "2")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread_a_rank() -> Iterator[None]:
+    """Have every rank compute in one thread: bytes of two groups are compared, and sums depend on the threads."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
 @pytest.fixture(scope="session")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """The tiny model and VAE for two ranks, rank 1 with padding; engines of AOTInductor, a pool. Not to be changed."""

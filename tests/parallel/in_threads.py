@@ -28,6 +28,13 @@ class Meeting:
         self.barrier.wait(30)
         return parts
 
+    def share(self, rank: int, x: Tensor) -> None:
+        """Copy rank 0's tensor into this thread's."""
+        first, *_ = self.of_all(rank, x)
+        if rank:
+            x.copy_(first)
+        self.barrier.wait(30)
+
 
 @dataclass(frozen=True)
 class InThreads(RankSplit):

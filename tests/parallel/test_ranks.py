@@ -15,10 +15,10 @@ from seko_runtime import OpenArtifact, open_artifact, read_manifest
 from seko_runtime.cli.commands import main as runtime_command
 from seko_runtime.errors import BackendMissingError, DeviceMissingError, StaleChunkError, UsageError
 from seko_runtime.executor.programs_check import resolve_programs
-from seko_runtime.opening.artifact import check_ranks
+from seko_runtime.opening.artifact import check_ranks, open_rank
 from seko_runtime.opening.ranked_artifact import rank_devices
 from tests.conftest import Built
-from tests.parallel.conftest import one_gpu, weights_of
+from tests.parallel.conftest import SIDE, one_gpu, weights_of
 
 CHUNKS = 7  # the ring of six frames behind a sink of one wraps twice
 SEEDS = (3, 4)
@@ -59,6 +59,31 @@ def test_the_stream_is_that_of_one_rank_past_the_wrap(two: Built, opened: OpenAr
         caches = one.cache_sample(1), several.cache_sample(1)
         assert all(relative(caches[1][name], caches[0][name]) <= bound for name in caches[0])
         assert several.stats.chunks == CHUNKS + 1
+
+
+def test_a_picture_is_encoded_by_rank_0_alone_and_begins_the_stream_of_all(
+    two: Built, opened: OpenArtifact
+) -> None:
+    config, weights = one_gpu().as_batch, weights_of(two.folder)
+    text, image = golden_text(config), np.random.default_rng(1).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+    bound = opened.manifest.golden.tolerance
+    with (
+        eager_session(config, weights, text, SEEDS) as one,
+        opened.open_session(SEEDS, text, image=image) as several,
+    ):
+        plain = one.run_chunk().to_host()
+        one.restart_row(0, image=image)
+        one.restart_row(1, image=image)
+        expected, found = one.run_chunk().to_host(), several.run_chunk().to_host()
+        assert relative(found, expected) <= bound < relative(plain, expected)
+    with open_rank(two.folder, rank=0) as first, open_rank(two.folder, rank=1) as second:
+        only_first = first._engines.keys() - second._engines.keys()
+        assert only_first == {call.engine for call in first.manifest.programs["encode"]}
+        assert not second._engines.keys() - first._engines.keys()
+        assert {name.split(".")[1] for name in first._weights.keys() - second._weights.keys()} == {
+            "conv1",
+            "encoder",
+        }
 
 
 def test_it_verifies_and_says_what_it_is(

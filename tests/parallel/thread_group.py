@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import astuple, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,9 +26,11 @@ from seko_export.goldens.record import eager_engine
 from seko_export.media.wan_vae.rows import DecodeShare
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.executor.buffers_check import text_vocabulary
+from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.format.manifest import Manifest, Weight
 from seko_runtime.opening.rank_process import RankCommands
 from seko_runtime.parallel.channel import channel_pair, inherited_channel
+from seko_runtime.video.rank_place import ALONE, RankPlace
 from seko_runtime.video.ranked_streams import RankedStreams
 from seko_runtime.video.session import Session
 from seko_runtime.video.streams import Streams
@@ -65,11 +68,14 @@ class EagerRank:
                 piece.module.split = InThreads(*astuple(split), rank, meeting)
             if isinstance(piece.module, DecodeShare):
                 piece.module.rows_of = lambda number: RowsInThreads(config.ranks, number, meeting)
-        self._engines = {piece.name: eager_engine(piece) for piece in pieces}
+        place = ALONE if meeting is None else RankPlace(rank, partial(meeting.share, rank))
+        spared, not_held = place.spared(resolve_programs(self.manifest))
+        self._engines = {piece.name: eager_engine(piece) for piece in pieces if piece.name not in spared}
         ids, spec = None, self.manifest.text
         if spec is not None:
             ids = PromptIds(spec, tokenizer.read_bytes(), text_vocabulary(self.manifest))
-        self._weights, self._own = weights, {"prompt_ids": ids, "rank": rank}
+        self._weights = {name: one for name, one in weights.items() if name not in not_held}
+        self._own = {"prompt_ids": ids, "rank": place}
 
     def open_session(self, **facts: Any) -> Session:
         """Open a session; parameters as `Session`."""

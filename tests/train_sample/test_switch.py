@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -214,7 +215,7 @@ class _Texts:
 
 
 def test_samples_hold_one_stream_then_the_beginning_of_another(dit):
-    pool = SwitchPool(4, 2, dit, _Texts(), SIGMAS, "cpu", 7)
+    pool = SwitchPool(4, 2, (dit,), _Texts(), SIGMAS, "cpu", 7)
     while pool.written < pool.size:
         pool.renew()
     batch = pool.draw(32, 8, torch.Generator().manual_seed(1))
@@ -231,6 +232,18 @@ def test_samples_hold_one_stream_then_the_beginning_of_another(dit):
         assert not batch.judged[i, :at].any()
         far = batch.frames[i, SIZE] > SIZE
         assert not (far and batch.judged[i, : 3 * SIZE].any())
+
+
+def test_students_make_a_pools_streams_in_turn(dit):
+    other = copy.deepcopy(dit)
+    with torch.no_grad():
+        other.head.head.bias += 1
+    pools = [SwitchPool(4, 2, students, _Texts(), SIGMAS, "cpu", 7) for students in ((dit,), (dit, other))]
+    for pool in pools:
+        pool.renew()
+        pool.renew()
+    assert torch.equal(pools[0].latents[:2], pools[1].latents[:2])
+    assert not torch.isclose(pools[0].latents[2:], pools[1].latents[2:]).all()
 
 
 def test_captions_are_of_the_grammar_and_some_do_not_say_how_shapes_move():

@@ -78,3 +78,8 @@ def join_ranks(
     if cuda:
         torch.cuda.synchronize(place)
     return f"torch {torch.__version__}"
+
+
+def share(tensor: torch.Tensor) -> None:
+    """Queue the copy of rank 0's contiguous tensor into this one, on all ranks; its dtype may be any."""
+    dist.broadcast(tensor.view(torch.uint8), 0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from seko_runtime.backends import open_backend, runtime_backend
@@ -14,6 +15,7 @@ from seko_runtime.host.faults import machine_faults, of_machine, told
 from seko_runtime.opening.checked_artifact import CheckedArtifact, check_artifact, read_manifest
 from seko_runtime.opening.golden import relative_error
 from seko_runtime.opening.opened import OpenArtifact
+from seko_runtime.video.rank_place import ALONE, RankPlace
 
 __all__ = [
     "CheckedArtifact",
@@ -57,21 +59,34 @@ def open_rank(
 ) -> OpenArtifact:
     """Check an artifact and load it in this process, as one of its ranks; parameters as `open_artifact`."""
     checked = check_artifact(path, device, trust=trust, copy_weights=copy_weights)
+    place = _place(checked.manifest, rank)
     backend = open_backend(checked.manifest.backend, checked.device)
     try:
         memory = backend.memory()
-        weights = memory.upload(checked.weights)
-        engines = _loaded(backend, checked)
+        engines, weights = place.spared(checked.programs)
+        held = memory.upload({name: one for name, one in checked.weights.items() if name not in weights})
+        loaded = _loaded(backend, checked, engines)
     except BaseException:
         backend.close()
         raise
-    return OpenArtifact(checked, backend, engines, weights, memory, rank)
+    return OpenArtifact(checked, backend, loaded, held, memory, place)
 
 
-def _loaded(backend: Backend, checked: CheckedArtifact) -> Mapping[str, Engine]:
-    """Load the engines; what a library raises that its backend does not know is an error of ours too."""
+def _place(manifest: Manifest, rank: int) -> RankPlace:
+    """Return the place of the process with this rank, which has joined the others."""
+    if manifest.ranks == 1:
+        return ALONE
+    from seko_runtime.backends.rank_group import share  # with torch's process groups
+
+    return RankPlace(rank, share)
+
+
+def _loaded(backend: Backend, checked: CheckedArtifact, spared: Collection[str]) -> Mapping[str, Engine]:
+    """Load the engines but these; what a library raises that its backend does not know is an error of ours too."""
+    manifest = checked.manifest
+    wanted = replace(manifest, engines=tuple(one for one in manifest.engines if one.name not in spared))
     try:
-        return backend.load_engines(checked.manifest, checked.files)
+        return backend.load_engines(wanted, checked.files)
     except SekoRuntimeError:
         raise
     except Exception as fault:

@@ -25,6 +25,7 @@ from seko_runtime.video.conditioning import by_either_name
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.prompts import PROMPT_CACHE
+from seko_runtime.video.rank_place import ALONE, RankPlace
 from seko_runtime.video.reference_frames import with_portrait
 from seko_runtime.video.schedule import rescheduled
 from seko_runtime.video.session import Session
@@ -63,7 +64,7 @@ class OpenArtifact:
         engines: Mapping[str, Engine],
         weights: Mapping[str, Tensor],
         memory: Memory,
-        rank: int = 0,
+        rank: RankPlace = ALONE,
     ) -> None:
         self.manifest = checked.manifest
         self.digest = checked.digest

@@ -14,7 +14,6 @@ from seko_runtime.errors import UsageError
 from seko_runtime.executor.buffers_check import CONDITIONING_LATENTS, RANK, REFERENCE_LATENTS, TEXT_BUFFER
 from seko_runtime.executor.cache_offload import CacheOffload
 from seko_runtime.executor.program import BoundProgram, BoundTensors
-from seko_runtime.executor.programs_check import ENCODER_PROGRAMS
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.manifest import EngineSpec, Manifest, TensorSpec
 from seko_runtime.host.faults import captured
@@ -23,6 +22,7 @@ from seko_runtime.video.clocks import KeptChunk, RowClocks
 from seko_runtime.video.decoding import Decoder
 from seko_runtime.video.inputs import CallerInputs
 from seko_runtime.video.positions import Positions
+from seko_runtime.video.rank_place import ALONE, RankPlace
 
 
 class Live:
@@ -40,8 +40,8 @@ class Live:
         The callers' inputs.
     overlap : bool
         Whether decoding may run at the same time as the chunks.
-    rank : int
-        The number of this process, where several make a chunk together.
+    rank : RankPlace
+        The place of this process, where several make a chunk together.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class Live:
         inputs: CallerInputs,
         *,
         overlap: bool,
-        rank: int = 0,
+        rank: RankPlace = ALONE,
     ) -> None:
-        self._rank = rank
+        self._rank = rank.number
         self._manifest, self._memory, self._clocks, self._inputs = manifest, memory, clocks, inputs
         self.host = memory.host_block([spec for spec in manifest.buffers if spec.role == "chunk"])
         self.specs = {spec.name: spec for spec in manifest.buffers}
@@ -74,13 +74,14 @@ class Live:
                 for number, calls in enumerate(runs)
             ]
             for name, runs in programs.items()
+            if rank.runs(name)
         }
         self._prompt = bound["prompt"]  # one for all rows, or one a row
         self.prompt_by_row = any(ref.by_row for call in programs["prompt"][0] for ref in call.inputs)
         self.prompt_buffers = _prompt_buffers(programs, self.engine_specs)
         read = {ref.name for call in programs["prompt"][0] for ref in call.inputs if ref.kind == "buffer"}
         self.prompt_takes_inputs = any(one.buffer in read for one in manifest.caller_inputs)
-        self.once = {name: bound[name][0] for name in ENCODER_PROGRAMS if name in bound}
+        self.once = rank.encoders(programs, bound, self.buffers)
         self.chunk = chunk_programs(manifest, bound)
         self.replays: dict[ChunkCall, Callable[[], None]] = {}
         latents = self.specs[manifest.output]

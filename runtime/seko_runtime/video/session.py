@@ -18,6 +18,7 @@ from seko_runtime.video.clocks import checked_seeds
 from seko_runtime.video.conditioning import Camera, steered
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.prompts import PROMPT_CACHE
+from seko_runtime.video.rank_place import ALONE, RankPlace
 from seko_runtime.video.reference_frames import with_portrait
 from seko_runtime.video.streams import Streams
 from seko_runtime.video.text import TokenIds
@@ -72,7 +73,7 @@ class Session:
         digest: str = "",
         prompt_cache: int = PROMPT_CACHE,
         overlap: bool = True,
-        rank: int = 0,
+        rank: RankPlace = ALONE,
     ) -> None:
         self.manifest = manifest
         self._rows = range(manifest.call_rows)

@@ -25,6 +25,7 @@ from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.live import Live
 from seko_runtime.video.positions import Positions
 from seko_runtime.video.prompts import PROMPT_CACHE, RowPrompts
+from seko_runtime.video.rank_place import ALONE, RankPlace
 from seko_runtime.video.row_streams import RowStreams
 from seko_runtime.video.snapshot import RowState
 from seko_runtime.video.text import NO_TEXT_ENCODER, TokenIds
@@ -57,8 +58,8 @@ class Streams:
         Capacity of the prompt cache.
     overlap : bool
         Whether decoding runs at the same time as the chunks, if the device can.
-    rank : int
-        The number of this process, where several make a chunk together.
+    rank : RankPlace
+        The place of this process, where several make a chunk together.
 
     Raises
     ------
@@ -81,7 +82,7 @@ class Streams:
         digest: str = "",
         prompt_cache: int = PROMPT_CACHE,
         overlap: bool = True,
-        rank: int = 0,
+        rank: RankPlace = ALONE,
     ) -> None:
         self.manifest, self.memory = manifest, memory
         self.call_lock = CallLock(CLOSED)
