@@ -103,11 +103,13 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return build_once(tmp_path_factory, "rows", "--backend", "compile", *ROWS_LAYOUT)
 
 
-def build_once(tmp_path_factory: pytest.TempPathFactory, name: str, *options: str) -> Built:
+def build_once(
+    tmp_path_factory: pytest.TempPathFactory, name: str, *options: str, target: str = "cpu"
+) -> Built:
     """Return what `build_tiny` gives in a folder of that name, made by the first process of this run that asks."""
 
     def build(folder: Path) -> None:
-        built = build_tiny(folder / "artifact", *options)
+        built = build_tiny(folder / "artifact", *options, target=target)
         folder.with_suffix(".json").write_text(json.dumps(vars(built.done)))
 
     folder = made_once(tmp_path_factory, name, build)
@@ -115,8 +117,10 @@ def build_once(tmp_path_factory: pytest.TempPathFactory, name: str, *options: st
     return Built(folder / "artifact", json.loads(done.stdout.splitlines()[-1]), done)
 
 
-def build_tiny(goal: Path, *options: str, model: tuple[str, ...] = ("--preset", "tiny")) -> Built:
-    """Run `seko-export build`, of the preset tiny or another ``model``, for the CPU; skip without a compiler.
+def build_tiny(
+    goal: Path, *options: str, model: tuple[str, ...] = ("--preset", "tiny"), target: str = "cpu"
+) -> Built:
+    """Run `seko-export build`, of the preset tiny or another ``model``, for a ``target``; skip without a compiler.
 
     It has a TMPDIR of its own: in a shared one it would say what it removes of builds that others killed.
     """
@@ -128,7 +132,7 @@ def build_tiny(goal: Path, *options: str, model: tuple[str, ...] = ("--preset", 
         *model,
         *options,
         "--target",
-        "cpu",
+        target,
         "-o",
         str(goal),
         "--json",

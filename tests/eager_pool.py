@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from seko_export.artifact.describe import describe
@@ -13,7 +14,7 @@ from seko_export.config.build import BuildConfig
 from seko_export.engines.piece import dtype_name
 from seko_export.families.registry import graph_of
 from seko_export.goldens.record import eager_engine
-from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.format.manifest import Manifest, Weight
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.streams import Streams
@@ -29,6 +30,8 @@ def eager_pool(config: BuildConfig, weights: Mapping[str, Tensor], like: Manifes
     manifest = describe(config, EAGER, table, {})
     if like is not None:
         manifest = replace(manifest, weights=like.weights, files=like.files)
-    streams = Streams(manifest, engines, weights, CpuMemory(), digest="d")
+    memory = torch_memory(torch.device(config.eager_device))
+    memory.captures = False
+    streams = Streams(manifest, engines, weights, memory, digest="d")
     streams.prepare()
     return Pool(streams)

@@ -5,7 +5,8 @@
 # the VAE's engines at full size, random weights.
 #     SEKO_PYTHON=/path/to/python bash scripts/gpu/ranks.sh [RANKS]                  default 2
 # SEKO_PRESET, SEKO_OPTIONS: another exact model, further options of its builds. SEKO_QUANTISED: another preset, or empty
-# for none; SEKO_LAYERS: fewer of its layers. SEKO_DECODE: empty for no decoding. SEKO_BUSY: chunks beside busy cores. $SEKO_WORK: where artifacts and logs go.
+# for none; SEKO_LAYERS: fewer of its layers. SEKO_DECODE: empty for no decoding. SEKO_BUSY: chunks beside busy cores. SEKO_TESTS: which files of
+# tests/parallel run on two of the GPUs at last; empty for none. $SEKO_WORK: where artifacts and logs go.
 # Rows go to $SEKO_ROWS as they come; what fails is told, and the exit code counts it.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -73,5 +74,10 @@ fi
 if [ -n "$quantised" ]; then
     drawn || failed=$((failed + 1))
 fi
+for name in ${SEKO_TESTS-ranks pools torchrun faults}; do
+    SEKO_RANKS_TARGET=cuda "$PYTHON" -m pytest -q -p no:cacheprovider "tests/parallel/test_$name.py" >"$work/test-$name.log" 2>&1 || failed=$((failed + 1))
+    echo "== test_$name: $((SECONDS - began)) s"
+    tail -n 3 "$work/test-$name.log"
+done
 echo "== done: $failed failed after $((SECONDS - began)) s"
 exit "$failed"

@@ -1,7 +1,13 @@
-"""One artifact of two ranks for the whole folder, and the same model's stream on one."""
+"""One artifact of two ranks for the whole folder, and the same model's stream on one.
+
+    SEKO_RANKS_TARGET=cuda python -m pytest tests/parallel/test_ranks.py
+
+runs it on two GPUs; without, on processes of a CPU.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +24,7 @@ from tests.conftest import Built, build_once
 from tests.export.media_files import VAE, write_vae
 
 SIDE = 48  # pixels; a latent frame then has 9 tokens, which two ranks do not divide
+TARGET = os.environ.get("SEKO_RANKS_TARGET", "cpu")
 LAYOUT = ("--height", str(SIDE), "--width", str(SIDE), "--sessions", "2", "--batch", "2")
 
 
@@ -33,7 +40,7 @@ def one_thread_a_rank() -> Iterator[None]:
 def two(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """The tiny model and VAE for two ranks, rank 1 with padding; engines of AOTInductor, a pool. Not to be changed."""
     vae = write_vae(tmp_path_factory.mktemp("ranks_vae"))
-    return build_once(tmp_path_factory, "ranks", *LAYOUT, "--ranks", "2", "--vae", str(vae))
+    return build_once(tmp_path_factory, "ranks", *LAYOUT, "--ranks", "2", "--vae", str(vae), target=TARGET)
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +52,13 @@ def opened(two: Built) -> Iterator[OpenArtifact]:
 
 def one_gpu() -> BuildConfig:
     """Return the configuration of the same build for one rank."""
-    options = BuildOptions(preset="tiny", height=SIDE, width=SIDE, sessions=2, batch=(2,), target="cpu")
+    options = BuildOptions(preset="tiny", height=SIDE, width=SIDE, sessions=2, batch=(2,), target=TARGET)
     return replace(resolve_build(options).config, vae=VAE)
 
 
 def weights_of(folder: Path) -> dict[str, Tensor]:
-    """Return all weights of an artifact by name."""
+    """Return all weights of an artifact by name, on the device that it is for."""
     weights = {}
     for file in sorted((folder / "weights").iterdir()):
-        weights |= load_file(file)
+        weights |= load_file(file, device=TARGET)
     return weights

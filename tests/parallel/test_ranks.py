@@ -18,7 +18,7 @@ from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.opening.artifact import check_ranks, open_rank
 from seko_runtime.opening.ranked_artifact import rank_devices
 from tests.conftest import Built
-from tests.parallel.conftest import SIDE, one_gpu, weights_of
+from tests.parallel.conftest import SIDE, TARGET, one_gpu, weights_of
 
 CHUNKS = 7  # the ring of six frames behind a sink of one wraps twice
 SEEDS = (3, 4)
@@ -174,6 +174,7 @@ def test_a_manifest_whose_caches_have_no_heads_or_no_rank_is_refused(two: Built)
         resolve_programs(replace(manifest, buffers=flat))
 
 
+@pytest.mark.skipif(TARGET != "cpu", reason="GPUs are profiled")
 def test_ranks_of_a_cpu_are_not_profiled(two: Built) -> None:
     with pytest.raises(ExportUsageError, match="profile of several ranks needs GPUs"):
         profile_artifact(two.folder, 1, top=3)

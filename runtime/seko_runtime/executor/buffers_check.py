@@ -74,6 +74,7 @@ def check_buffers(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
     _check_given(manifest, buffers)
     _check_reference(manifest, buffers)
     _check_condition(manifest, buffers)
+    _check_shares(manifest, buffers)
     _check_video(manifest, buffers)
     golden = manifest.golden
     if golden is not None and len(golden.seeds) != manifest.call_rows:
@@ -102,12 +103,6 @@ def _check_chunk_inputs(manifest: Manifest, buffers: Mapping[str, Buffer]) -> No
             raise ProgramError(
                 f"programs of {manifest.ranks} ranks need the chunk buffer {RANK!r}, which is not there"
             )
-        for buffer in buffers.values():
-            if buffer.role == "cache" and buffer.layered and len(buffer.shape) <= HEADS_AXIS:
-                raise ProgramError(
-                    f"cache buffer {buffer.name} {list(buffer.shape)} has no axis of heads, expected layers, tokens "
-                    f"and heads where {manifest.ranks} ranks share them"
-                )
     for buffer in buffers.values():
         if buffer.role != "chunk" or buffer.name in given:
             continue
@@ -291,16 +286,24 @@ def _check_reference(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
         )
 
 
-def _check_video(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
-    video, rows = manifest.video, manifest.rows
+def _check_shares(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
+    """Check that what ranks share has the axis along which they do."""
+    ranks = manifest.ranks
     for one in buffers.values():
-        if one.rank_axis and (
-            manifest.ranks == 1 or one.role != "decode" or not 1 <= one.rank_axis < len(one.shape)
-        ):
+        if ranks > 1 and one.role == "cache" and one.layered and len(one.shape) <= HEADS_AXIS:
+            raise ProgramError(
+                f"cache buffer {one.name} {list(one.shape)} has no axis of heads, expected layers, tokens and heads "
+                f"where {ranks} ranks share them"
+            )
+        if one.rank_axis and (ranks == 1 or one.role != "decode" or not 1 <= one.rank_axis < len(one.shape)):
             raise ProgramError(
                 f"{one.role} buffer {one.name} {list(one.shape)} has rank_axis {one.rank_axis}, expected an axis after "
-                f"the rows of a decode buffer of several ranks; there are {manifest.ranks}"
+                f"the rows of a decode buffer of several ranks; there are {ranks}"
             )
+
+
+def _check_video(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
+    video, rows = manifest.video, manifest.rows
     if ("decode" in manifest.programs) != (video is not None):
         raise ProgramError("the table video and the program decode belong together, expected both or none")
     if video is None:
