@@ -243,7 +243,8 @@ def _notes(wish: Wish, gpu: Gpu, config: BuildConfig, work: Work) -> list[str]:
     if config.ranks > 1:
         link = "NVLink" if gpu.peer_link > gpu.host_link else "PCIe, at best"
         notes.append(
-            f"{config.ranks} GPUs of one box: memory is that of each, exchanges go over {link} at an assumed rate"
+            f"{config.ranks} GPUs of one box: memory is the first one's, the others hold no text or picture encoder; "
+            f"exchanges go over {link} at an assumed rate"
         )
     if config.no_shared_decoding is not None:
         notes.append(f"each GPU decodes whole pictures: {config.no_shared_decoding}")
