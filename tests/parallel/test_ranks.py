@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -95,6 +97,15 @@ def test_it_verifies_and_says_what_it_is(
     assert runtime_command(["info", str(two.folder)]) == 0
     assert "ranks    2 processes, one a GPU" in capsys.readouterr().out
     assert opened.manifest.kv.pool_bytes * 2 == opened.manifest.kv.bf16_pool_bytes * 4  # of one rank, float32
+
+
+def test_the_command_writes_a_video(two: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    video = tmp_path / "video.y4m"
+    assert runtime_command(["run", str(two.folder), "--chunks", "2", "-o", str(video), "--json"]) == 0
+    assert video.stat().st_size > SIDE * SIDE * 21
+    told = json.loads(capsys.readouterr().out)
+    assert (told["chunks"], told["video_frames"]) == (2, 21)
+    assert all(one["within"] for one in told["errors"])
 
 
 def test_a_wrong_call_is_the_callers_error_and_the_group_goes_on(

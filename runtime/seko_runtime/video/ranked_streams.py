@@ -54,10 +54,17 @@ class RankedStreams(Streams):
         self.call_lock = CallLock(CLOSED)
         self._row_chunks: dict[int, Chunk] = {}
         self._layout: dict[str, TensorSpec] = {}
+        self._stats = SessionStats(0, 0, 0, manifest.kv.pool_bytes)
         self.overlaps = bool(self.asked(command, facts, patient=True)[0])
 
     decodes_beside = property(lambda self: self.overlaps)
-    stats = property(lambda self: SessionStats(**self.each("stats")[0]))
+
+    @property
+    def stats(self) -> SessionStats:
+        """Counters so far; of closed streams the last ones."""
+        if self._live is not None:
+            self._stats = SessionStats(**self.each("stats")[0])
+        return self._stats
 
     def begin_owner(self, row: int, tenant: str | None) -> None:
         """Give a row another owner, unless a rank was lost, so that sessions can be closed."""
@@ -143,6 +150,7 @@ class RankedStreams(Streams):
     def close(self) -> None:
         """Free the memory of all ranks; a second call does nothing."""
         with suppress(SekoRuntimeError):  # of processes that are gone; whoever used them was told
+            self._stats = self.stats
             self.asked("close", patient=True)
         self._live = None
 
