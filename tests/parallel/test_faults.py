@@ -19,8 +19,9 @@ from tests.conftest import Built
 
 PATIENCE_S = 60.0  # until a test gives up; what it waits for takes seconds
 CALLER = """
-import sys, time
+import signal, sys, time
 from seko_runtime import open_artifact
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins without
 with open_artifact(sys.argv[1]) as artifact:
     with artifact.open_session() as session:
         session.run_chunk().to_host()
