@@ -105,7 +105,7 @@ def test_the_command_writes_a_video(two: Built, tmp_path: Path, capsys: pytest.C
     assert video.stat().st_size > SIDE * SIDE * 21
     told = json.loads(capsys.readouterr().out)
     assert (told["chunks"], told["video_frames"]) == (2, 21)
-    assert all(one["within"] for one in told["errors"])
+    assert all(one["golden"] <= one["tolerance"] for one in told["errors"])
 
 
 def test_a_wrong_call_is_the_callers_error_and_the_group_goes_on(
