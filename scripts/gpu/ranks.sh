@@ -4,9 +4,10 @@
 # model's engines (FP4 cache, fused layers, fp8, 8-bit attention, resident window), random weights, no artifact. Decoding:
 # the VAE's engines at full size, random weights.
 #     SEKO_PYTHON=/path/to/python bash scripts/gpu/ranks.sh [RANKS]                  default 2
-# SEKO_PRESET, SEKO_OPTIONS: another exact model, further options of its builds. SEKO_QUANTISED: another preset, or empty
-# for none; SEKO_LAYERS: fewer of its layers. SEKO_DECODE: empty for no decoding. SEKO_BUSY: chunks beside busy cores. SEKO_TESTS: which files of
-# tests/parallel run on two of the GPUs at last; empty for none. $SEKO_WORK: where artifacts and logs go.
+# SEKO_PRESET, SEKO_OPTIONS: another exact model, further options of its builds.
+# SEKO_QUANTISED: another preset, or empty for none; SEKO_LAYERS: fewer of its layers.
+# SEKO_DECODE: empty for no decoding. SEKO_BUSY: chunks beside busy cores. $SEKO_WORK: where artifacts and logs go.
+# SEKO_TESTS: which files of tests/parallel run on two of the GPUs at last; empty for none.
 # Rows go to $SEKO_ROWS as they come; what fails is told, and the exit code counts it.
 set -uo pipefail
 cd "$(dirname "$0")/../.."

@@ -68,7 +68,7 @@ class SwitchPool:
     students : sequence of CausalDit
         Those that make the streams.
     texts : PromptTexts
-        Its text encoder.
+        The students' text encoder.
     sigmas : tuple of float
         Noise levels of the passes.
     device : str

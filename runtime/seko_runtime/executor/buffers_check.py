@@ -62,6 +62,7 @@ def check_buffers(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
             raise ProgramError(
                 f"decode buffer {buffer.name} {list(buffer.shape)}: axis 0 is not the {manifest.rows} rows of the batch"
             )
+    _check_shares(manifest, buffers)
     _check_cache_frames(manifest.stream, [one for one in buffers.values() if one.role == "cache"])
     pool_bytes = sum(buffer.nbytes for buffer in buffers.values() if buffer.role == "cache")
     if manifest.kv.pool_bytes != pool_bytes:
@@ -74,7 +75,6 @@ def check_buffers(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
     _check_given(manifest, buffers)
     _check_reference(manifest, buffers)
     _check_condition(manifest, buffers)
-    _check_shares(manifest, buffers)
     _check_video(manifest, buffers)
     golden = manifest.golden
     if golden is not None and len(golden.seeds) != manifest.call_rows:

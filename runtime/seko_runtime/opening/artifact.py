@@ -63,13 +63,15 @@ def open_rank(
     backend = open_backend(checked.manifest.backend, checked.device)
     try:
         memory = backend.memory()
-        engines, weights = place.spared(checked.programs)
-        held = memory.upload({name: one for name, one in checked.weights.items() if name not in weights})
-        loaded = _loaded(backend, checked, engines)
+        spared_engines, spared_weights = place.spared(checked.programs)
+        weights = memory.upload(
+            {name: one for name, one in checked.weights.items() if name not in spared_weights}
+        )
+        engines = _loaded(backend, checked, spared_engines)
     except BaseException:
         backend.close()
         raise
-    return OpenArtifact(checked, backend, loaded, held, memory, place)
+    return OpenArtifact(checked, backend, engines, weights, memory, place)
 
 
 def _place(manifest: Manifest, rank: int) -> RankPlace:
@@ -82,7 +84,7 @@ def _place(manifest: Manifest, rank: int) -> RankPlace:
 
 
 def _loaded(backend: Backend, checked: CheckedArtifact, spared: Collection[str]) -> Mapping[str, Engine]:
-    """Load the engines but these; what a library raises that its backend does not know is an error of ours too."""
+    """Load all engines but the spared; what a library raises that its backend does not know is an error of ours."""
     manifest = checked.manifest
     wanted = replace(manifest, engines=tuple(one for one in manifest.engines if one.name not in spared))
     try:

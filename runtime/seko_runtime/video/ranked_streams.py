@@ -62,9 +62,7 @@ class RankedStreams(Streams):
     @property
     def stats(self) -> SessionStats:
         """Counters so far; of closed streams the last ones."""
-        if self._live is not None:
-            self._stats = SessionStats(**self.each("stats")[0])
-        return self._stats
+        return self._stats if self._live is None else SessionStats(**self.each("stats")[0])
 
     def begin_owner(self, row: int, tenant: str | None) -> None:
         """Give a row another owner, unless a rank was lost, so that sessions can be closed."""
@@ -150,7 +148,7 @@ class RankedStreams(Streams):
     def close(self) -> None:
         """Free the memory of all ranks; a second call does nothing."""
         with suppress(SekoRuntimeError):  # of processes that are gone; whoever used them was told
-            self._stats = self.stats
+            self._stats = self.stats  # sessions tell them after their end, too
             self.asked("close", patient=True)
         self._live = None
 
