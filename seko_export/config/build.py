@@ -178,10 +178,6 @@ class BuildConfig:
                 f"--ranks {self.ranks}: ranks share the {heads} heads of {self.model.name!r} evenly, and are at most "
                 f"{MOST_RANKS}; give one of {with_commas(can)}"
             )
-        if self.stream.offload_cache:
-            raise UsageError(
-                f"--ranks {self.ranks} and --offload-cache do not go together yet; leave one of them out"
-            )
 
     def _check_fp8(self) -> None:
         layers = self.model.layers

@@ -40,7 +40,7 @@ def memory_report(config: BuildConfig, gpu: Gpu, work: Work) -> dict[str, Any]:
         "memory_bytes": gpu.memory_bytes,
         "fits": peak <= gpu.memory_bytes,
         "sessions_fit": min(most, max(0, (gpu.memory_bytes - fixed) // session)),
-        "host_bytes": home_bytes(config),
+        "host_bytes": config.ranks * home_bytes(config),
     }
 
 

@@ -7,12 +7,12 @@ from seko_export.families.registry import graph_of
 
 
 def home_bytes(config: BuildConfig) -> int:
-    """Return the bytes of host memory that the offloaded cache takes; 0 if the cache is on the device."""
+    """Return the bytes of host memory that a rank's offloaded cache takes; 0 if the cache is on the device."""
     return sum(buffer.nbytes for buffer in graph_of(config).buffers if buffer.device_layers)
 
 
 def chunk_offload_bytes(config: BuildConfig) -> int:
-    """Return the bytes that a chunk copies between host and device, both directions together.
+    """Return the bytes that a chunk copies between the host and a rank's device, both directions together.
 
     Each pass fetches every layer of its cache once. Each layer is copied back once, after the last pass that writes
     it.

@@ -62,11 +62,12 @@ def predict(wish: Wish) -> dict[str, Any]:
         ``pool`` (``sessions`` and ``buckets``, or null). Bytes, of each rank's GPU: ``weight_bytes`` (shared by
         all sessions), ``call_bytes`` (what a pool has once), ``session_bytes``, ``peak_bytes`` of one session
         or of the whole pool, ``memory_bytes`` of the GPU, ``fits``, ``sessions_fit``, ``would_fit`` (what
-        `what_fits` gives, of a build that does not); ``host_bytes`` of a session's offloaded cache,
-        ``stream_bytes`` that a chunk moves of it. Seconds, of a pool's largest call: ``step`` (the mean of a
-        chunk's passes, by kind of launch), ``stream_s`` (those bytes over the host link, beside the steps: a
-        step takes the longer of both), ``step_s``, ``fill_step_s`` (while the cache fills), ``decode_s`` (a
-        chunk's video, all rows), ``chunk_s``; ``calls`` (the last four of each size of a pool's calls);
+        `what_fits` gives, of a build that does not); ``host_bytes`` of a session's offloaded cache (all ranks'),
+        ``stream_bytes`` that a chunk moves of it over one GPU's link. Seconds, of a pool's largest call: ``step``
+        (the mean of a chunk's passes, by kind of launch), ``stream_s`` (those bytes over the host link, beside
+        the steps: a step takes the longer of both), ``step_s``, ``fill_step_s`` (while the cache fills),
+        ``decode_s`` (a chunk's video, all rows), ``chunk_s``; ``calls`` (the last four of each size of a pool's
+        calls);
         ``video_s`` (how long a chunk plays). ``real_time_factor`` and ``real_time`` of one session or of the
         whole pool; ``sessions_real_time``. ``notes``: sentences on what they do not say.
 
@@ -249,7 +250,8 @@ def _notes(wish: Wish, gpu: Gpu, config: BuildConfig, work: Work) -> list[str]:
     if config.no_shared_decoding is not None:
         notes.append(f"each GPU decodes whole pictures: {config.no_shared_decoding}")
     if config.stream.offload_cache:
-        notes.append("offloaded cache: one session has all of the host link")
+        link = "the host link" if config.ranks == 1 else "each GPU's host link"
+        notes.append(f"offloaded cache: one session has all of {link}")
     if config.pool is not None and any(ProgramKey.parse(name).full for name in work.programs):
         notes.append("a call of both full and filling rows is two launches, and takes the time of two")
     if config.fp8 and not config.attention_kind.past_in_8_bits:

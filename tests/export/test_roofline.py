@@ -338,6 +338,8 @@ def test_a_streamed_cache_takes_the_longer_of_compute_and_bus():
     assert streamed["chunk_s"] > resident["chunk_s"]  # bf16 keys and values come slower than they are used
     small = [predict(wished(S1_WISH, kv="fp4", layout={"offload_cache": stream})) for stream in (False, True)]
     assert small[0]["chunk_s"] == small[1]["chunk_s"]  # FP4 ones come beside the layers
+    shared = predict(wished(S1_WISH, kernels="plain", ranks=2, layout={"offload_cache": True}))
+    assert (shared["host_bytes"], shared["stream_bytes"]) == (kv, 3 * kv)  # each GPU moves its half
     assert any("all of the host link" in note for note in streamed["notes"])
     of_pass = predict(wished(S1_WISH, layout={"offload_cache": True, "pass_caches": True}))
     assert of_pass["stream_bytes"] == 2 * of_pass["host_bytes"] == 2 * 4 * kv

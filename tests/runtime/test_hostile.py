@@ -338,11 +338,11 @@ def test_what_changes_after_the_check_does_not_reach_the_engines(
 
 def test_opening_leaks_no_descriptor_when_it_fails(artifact: Path, loads: list[str]) -> None:
     (artifact / "more").mkdir()
-    before = set(os.listdir("/proc/self/fd"))
+    before = set(os.listdir("/proc/self/fd"))  # what earlier tests left may be closed meanwhile
     for _ in range(3):
         with pytest.raises(errors.SurplusFileError):
             open_artifact(artifact)
-    assert set(os.listdir("/proc/self/fd")) <= before  # those of tests before this one may be closed meanwhile
+    assert set(os.listdir("/proc/self/fd")) <= before
     assert loads == []
 
 
