@@ -20,6 +20,7 @@ from scripts.train_sample.world_pool import PromptTexts
 
 CHUNKS = 6
 FARTHEST = 1400  # chunks
+FAR, FAR_KEPT = 0.5, 0.25  # share of samples far down their stream: with a switch, without one
 FIRST_FAR = 3  # the first chunk that sees, far down a stream, all that it would see there
 SWITCHES, FAR_SWITCHES = (1, 2, 3), (1, 3)
 AGAIN = 0.3  # share of far rebuilt switches whose stream has switched before
@@ -118,7 +119,7 @@ class SwitchPool:
         return self.latents[at, :, : self.stream.chunk_frames].float(), self.text[at].float()
 
     def draw(self, count: int, kept: int, generator: torch.Generator) -> SwitchBatch:
-        """Draw samples, the first ``kept`` without a switch; half of all lie far down their stream."""
+        """Draw samples, the first ``kept`` without a switch; some lie far down their stream."""
         device, size = self.device, self.stream.chunk_frames
 
         def uniform() -> Tensor:
@@ -127,11 +128,11 @@ class SwitchPool:
         def whole(below: int) -> Tensor:
             return torch.randint(below, (count,), generator=generator, device=device)
 
-        old, far = whole(self.filled), uniform() < 0.5
+        row = torch.arange(count, device=device)
+        old, far = whole(self.filled), uniform() < torch.where(row < kept, FAR_KEPT, FAR)
         new = torch.where(uniform() < 0.5, old ^ 1, whole(self.filled))
         near_at = torch.tensor(SWITCHES, device=device)[whole(len(SWITCHES))]
         far_at = torch.tensor(FAR_SWITCHES, device=device)[whole(len(FAR_SWITCHES))]
-        row = torch.arange(count, device=device)
         switch = torch.where(row < kept, 0, torch.where(far, far_at, near_at))
         new = torch.where(switch == 0, old, new)
         number = torch.arange(CHUNKS * size, device=device)  # of each frame
