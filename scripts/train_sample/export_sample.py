@@ -179,7 +179,7 @@ def _averaged(told: dict[str, Any]) -> str:
     ways = ", ".join(f"`{one['distillation']['optimizer']}`" for one in told["averaged"])
     return (
         f" The student is the mean of {len(told['averaged'])} that were trained side by side from one start"
-        f" (optimisers {ways}): the last legs."
+        f" (optimisers {ways}); the last parts are theirs."
     )
 
 

@@ -100,7 +100,7 @@ def test_the_card_tells_every_run_that_a_student_began_from(runs, tmp_path):
 
     text = card("adamw")
     assert "method `ode`, then `dmd`" in text
-    assert "Steps: 1 + 1 + (1 + 2)" in text
+    assert "| steps | 1 + 1 + (1 + 2) |" in text
     assert "mean of" not in text
 
     average([tmp_path / name for name in made], tmp_path / "mean")
@@ -109,7 +109,7 @@ def test_the_card_tells_every_run_that_a_student_began_from(runs, tmp_path):
         assert torch.equal(tensor, (students[0][0][name] + students[1][0][name]) / 2)
     text = " ".join(card("mean").split())
     assert "mean of 2 that were trained side by side from one start (optimisers `adamw`, `muon`)" in text
-    assert "Steps: 1 + 1 + (1 + 2 + 2)" in text
+    assert "| steps | 1 + 1 + (1 + 2 + 2) |" in text
 
 
 def test_what_did_not_begin_alike_is_not_averaged(runs, tmp_path):
