@@ -240,7 +240,8 @@ class Session:
 
         Cache, inputs that are held, the VAE's caches and the voice stand as they did. Prompt and inputs per session
         stay as they are now. It goes back to any chunk until the cache evicts its first frame; afterwards by one chunk,
-        and not at all once a prompt rebuilt the cache, or where video is decoded and not all chunks are kept any more.
+        and not at all once a chunk failed or a prompt rebuilt the cache, or where video is decoded and not all chunks
+        are kept any more.
 
         Parameters
         ----------

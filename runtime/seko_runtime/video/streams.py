@@ -157,6 +157,7 @@ class Streams:
         first_frames, slot_firsts = frames[:, 0], [int(clocks.slot_first[row]) for row in rows]
         begins = [bool(first == 0) for first in first_frames]
         known.readable.let_go(rows)
+        clocks.begin_chunk(rows)
         with self.memory.ordered():
             known.settle(rows)
             due = [row for row in rows if row in known.rebuild_due]
