@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Memory, Tensor
-from seko_runtime.errors import StaleChunkError
+from seko_runtime.errors import StaleChunkError, TornStreamError
 from seko_runtime.executor.buffers_check import DECODE_LATENTS, VIDEO, VIDEO_FIRST
 from seko_runtime.executor.program import BoundProgram
 from seko_runtime.host.faults import captured
@@ -90,15 +90,28 @@ class Decoder:
     def feed(self, rows: Sequence[int], latents: Tensor) -> None:
         """Queue the copy of a finished chunk's rows to the decoder; call it inside the memory's `ordered`, before
         `decode`.
+
+        Raises
+        ------
+        TornStreamError
+            If a failed try has decoded other latents of a row.
         """
-        if list(rows) == list(range(len(self._queued))):
+        if not self._rows_done and list(rows) == list(range(len(self._queued))):
             self._lane.feed(self._latents, latents)
             return
         for place, row in enumerate(rows):
             target, source = (
                 self._memory.index(tensor, (at,)) for tensor, at in ((self._latents, row), (latents, place))
             )
-            self._lane.feed(target, source)
+            if row not in self._rows_done:
+                self._lane.feed(target, source)
+            elif self._memory.read(target).tobytes() != self._memory.read(source).tobytes():
+                raise self._ahead(row)
+
+    def check(self, row: int) -> None:
+        """Raise a TornStreamError if a failed try has decoded a row's next chunk."""
+        if row in self._rows_done:
+            raise self._ahead(row)
 
     def decode(self, rows: Sequence[int], begins: Sequence[bool]) -> tuple[int, ...]:
         """Queue the decoding of what was last fed, and the copies of the frames to the host.
@@ -171,6 +184,11 @@ class Decoder:
                 "kept; read them before queueing more"
             )
         return self._blocks.wait(row, number % FRAME_BLOCKS)
+
+    def _ahead(self, row: int) -> TornStreamError:
+        return TornStreamError(
+            f"the next chunk of row {row} was decoded before its call failed; make the same chunk again, or restart it"
+        )
 
     def close(self) -> None:
         """Release graphs and programs; call it after the memory's `wait`."""

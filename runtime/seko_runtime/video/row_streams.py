@@ -187,6 +187,8 @@ class RowStreams:
     def store(self, live: Live, row: int) -> RowState:
         """Queue copies of a row's whole stream to the host, while other rows continue."""
         self.check_whole([row])
+        if live.decoder is not None:
+            live.decoder.check(row)
         numbers = RowNumbers(
             seed=int(self.seeds[row]),
             given=int(self.conditioning.counts[row]),
