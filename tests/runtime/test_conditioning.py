@@ -95,7 +95,11 @@ def test_pictures_as_references_are_their_latents_each_encoded_alone() -> None:
 
 def test_a_restart_that_is_refused_changes_nothing_and_one_that_fails_is_made_again() -> None:
     """Neither seed, picture nor reference; the encoder fails at the second of the new reference frames."""
-    pictures, calls_left, real = np.stack([picture(0), picture(1)]), [-1], toy_whole.eager_engines()["vae_encode"]
+    pictures, calls_left, real = (
+        np.stack([picture(0), picture(1)]),
+        [-1],
+        toy_whole.eager_engines()["vae_encode"],
+    )
 
     def encode(inputs: list[Any]) -> list[Any]:
         calls_left[0] -= 1
