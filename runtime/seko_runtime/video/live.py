@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Engine, Memory, Tensor
-from seko_runtime.errors import UsageError
+from seko_runtime.errors import TornStreamError, UsageError
 from seko_runtime.executor.buffers_check import CONDITIONING_LATENTS, RANK, REFERENCE_LATENTS, TEXT_BUFFER
 from seko_runtime.executor.cache_offload import CacheOffload
 from seko_runtime.executor.program import BoundProgram, BoundTensors
@@ -81,6 +82,7 @@ class Live:
         self.prompt_buffers = _prompt_buffers(programs, self.engine_specs)
         read = {ref.name for call in programs["prompt"][0] for ref in call.inputs if ref.kind == "buffer"}
         self.prompt_takes_inputs = any(one.buffer in read for one in manifest.caller_inputs)
+        self.half_prompted: set[int] = set()  # rows whose prompt was changed in part, when an error came
         self.once = rank.encoders(programs, bound, self.buffers)
         self.chunk = chunk_programs(manifest, bound)
         self.replays: dict[ChunkCall, Callable[[], None]] = {}
@@ -131,7 +133,7 @@ class Live:
         found = None if text is None else tuple(getattr(text, "shape", ()))
         if found != wanted:
             raise UsageError(f"text has shape {found}, this artifact takes {wanted}")
-        with self._memory.ordered():
+        with self.prompting(rows):
             if spec is not None and len(rows) == spec.shape[0]:
                 self._memory.write(self.buffers[TEXT_BUFFER], text)
             elif spec is not None:
@@ -150,11 +152,25 @@ class Live:
             As `CallerInputs.steady`.
         """
         written = self._inputs.steady(rows, inputs)
-        with self._memory.ordered():
+        rerun = rerun and any(spec.per == "prompt" for spec, _, _ in written)
+        with self.prompting(rows) if rerun else self._memory.ordered():
             for spec, row, array in written:
                 self._memory.write(self.row_of(spec.buffer, row), array)
-            if rerun and any(spec.per == "prompt" for spec, _, _ in written):
+            if rerun:
                 self.run_prompt(rows)
+
+    @contextmanager
+    def prompting(self, rows: Sequence[int]) -> Iterator[None]:
+        """Context of the memory's order in which rows' prompts change; after an error `check_prompts` refuses them."""
+        with self._memory.ordered():
+            self.half_prompted.update(rows)
+            yield
+            self.half_prompted.difference_update(rows)
+
+    def check_prompts(self, rows: Sequence[int]) -> None:
+        """Raise a TornStreamError if a row's prompt was changed in part."""
+        for row in self.half_prompted.intersection(rows):
+            raise TornStreamError(f"the prompt of row {row} was set in part when an error came; set it again")
 
     def run_prompt(self, rows: Sequence[int]) -> None:
         """Queue the prompt program: it turns the rows' embeddings into the keys and values that the layers attend

@@ -189,6 +189,7 @@ class RowStreams:
     def store(self, live: Live, row: int) -> RowState:
         """Queue copies of a row's whole stream to the host, while other rows continue."""
         self.check_whole([row])
+        live.check_prompts([row])
         if live.decoder is not None:
             live.decoder.check(row)
         numbers = RowNumbers(
@@ -223,6 +224,7 @@ class RowStreams:
             self.rebuild_due.add(row)
         if live.decoder is not None:
             live.decoder.restart(row)
+        live.half_prompted.discard(row)
         self.torn.discard(row)
 
     def layout(self, live: Live) -> dict[str, TensorSpec]:

@@ -148,6 +148,7 @@ class Streams:
         """
         live, clocks, known = self.live(), self.clocks, self._rows
         known.check_whole(rows)
+        live.check_prompts(rows)
         frames, seeds = clocks.next_frames(rows), self.seeds[list(rows)]
         inputs = known.voices.beside(rows, inputs, frames[:, 0].tolist())
         if inputs is None or isinstance(inputs, Mapping):
