@@ -221,6 +221,8 @@ def test_what_cannot_be_a_prompt_is_a_usage_error() -> None:
             session.set_prompt("a" * (1 << 17))
         with pytest.raises(UsageError, match="a prompt is a text"):
             session.set_prompt([1, 2])  # type: ignore[list-item]
+        with pytest.raises(UsageError, match="a prompt is a text, got int"):
+            session.set_prompt(1)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="both prompt and text"):
         open_whole(prompt="a", text=np.zeros((1, toy.TEXT_TOKENS, toy.TEXT_DIM), np.float32))
     with (

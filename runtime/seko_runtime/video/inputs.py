@@ -84,10 +84,6 @@ class CallerInputs:
 
     def of_each(self, rows: Rows, inputs: Sequence[Inputs | None]) -> dict[str, Array]:
         """Return the same for rows with a mapping each, or None."""
-        if len(inputs) != len(rows):
-            raise UsageError(
-                f"{len(inputs)} inputs given for {len(rows)} sessions, expected one mapping each"
-            )
         each = [self.of_chunk([row], one) for row, one in zip(rows, inputs, strict=True)]
         return {name: np.concatenate([one[name] for one in each]) for name in self._specs}
 
@@ -206,6 +202,16 @@ class CallerInputs:
             for name, spec in self._all.items()
         ]
         return f"this artifact takes {', '.join(each) or 'no inputs of the caller'}"
+
+
+def check_call(rows: Rows, inputs: object) -> None:
+    """Raise a UsageError unless a call's inputs are a mapping, None, or as many of both as it has rows."""
+    each = inputs if isinstance(inputs, Sequence) else [inputs]
+    for one in each:
+        if one is not None and not isinstance(one, Mapping):
+            raise UsageError(f"inputs are a {type(one).__name__}, expected a mapping of names to arrays")
+    if each is inputs and len(each) != len(rows):
+        raise UsageError(f"{len(each)} inputs given for {len(rows)} sessions, expected one mapping each")
 
 
 def as_rows(spec: InputSpec, value: object, rows: int, *, bits: bool) -> Array:

@@ -6,7 +6,7 @@ Independent of torch: tensors and capture belong to the memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from seko_runtime.host.faults import machine_faults
 from seko_runtime.video.call_lock import CallLock
 from seko_runtime.video.chunk import Chunk, SessionStats
 from seko_runtime.video.decoding import Decoder
-from seko_runtime.video.inputs import Inputs
+from seko_runtime.video.inputs import Inputs, check_call
 from seko_runtime.video.live import Live
 from seko_runtime.video.positions import Positions
 from seko_runtime.video.prompts import PROMPT_CACHE, RowPrompts
@@ -150,6 +150,7 @@ class Streams:
         known.check_whole(rows)
         live.check_prompts(rows)
         frames, seeds = clocks.next_frames(rows), self.seeds[list(rows)]
+        check_call(rows, inputs)
         inputs = known.voices.beside(rows, inputs, frames[:, 0].tolist())
         if inputs is None or isinstance(inputs, Mapping):
             seen = self.inputs.of_chunk(rows, inputs)
@@ -231,7 +232,10 @@ class Streams:
         live = self._live_for(recache=recache)
         if self._prompts is None:
             raise UsageError(NO_TEXT_ENCODER)
-        prompts = [prompt] * len(rows) if isinstance(prompt, str) else list(prompt)
+        one = isinstance(prompt, str) or not isinstance(
+            prompt, Iterable
+        )  # what is no text is told as one prompt
+        prompts = [prompt] * len(rows) if one else [*prompt]
         if len(prompts) != len(rows):
             raise UsageError(f"{len(prompts)} prompts given for {len(rows)} rows, expected one, or one each")
         with self.memory.ordered():
