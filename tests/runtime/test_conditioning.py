@@ -16,6 +16,8 @@ from seko_runtime.errors import EngineRunError, ProgramError, TornStreamError, U
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.format.manifest import Buffer, Manifest
 from seko_runtime.video.conditioning import by_either_name
+from seko_runtime.video.conditioning.poses import checked_poses, recorded_intrinsics
+from seko_runtime.video.conditioning.voice import checked_samples
 from seko_runtime.video.schedule import rescheduled, schedule_tables, warped_timesteps
 from seko_runtime.video.session import Session
 
@@ -157,6 +159,31 @@ def test_what_cannot_be_given_is_a_usage_error() -> None:
         with pytest.raises(UsageError, match="image is"):
             session.restart_row(0, image=picture(0)[:, :1])
         session.run_chunk()
+
+
+class OnDevice:
+    """As a tensor of torch on a GPU."""
+
+    def __array__(self, *_: object, **__: object) -> np.ndarray:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+
+@pytest.mark.parametrize("odd", [[[1], [2, 3]], OnDevice()])
+def test_what_is_no_array_is_a_usage_error(odd: object) -> None:
+    with open_whole(2) as session:
+        for use in (
+            lambda: session.restart_row(0, image=odd),
+            lambda: session.restart_row(0, reference=odd),
+            lambda: session._streams.set_conditioning([0], latents=odd),
+            lambda: checked_samples(odd, 1),
+            lambda: checked_poses(odd),
+            lambda: recorded_intrinsics(odd, HEIGHT, WIDTH),
+        ):
+            with pytest.raises(UsageError, match="is no array"):
+                use()
+        for kind in (object, complex, "U1"):
+            with pytest.raises(UsageError, match="expected numbers"):
+                session.set_text(np.zeros((2, toy.TEXT_TOKENS, toy.TEXT_DIM), kind))
 
 
 def test_times_are_the_formulas() -> None:

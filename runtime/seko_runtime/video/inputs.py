@@ -214,6 +214,15 @@ def check_call(rows: Rows, inputs: object) -> None:
         raise UsageError(f"{len(each)} inputs given for {len(rows)} sessions, expected one mapping each")
 
 
+def as_array(value: object, what: str) -> Array:
+    """Return an array; UsageError for what is none, such as a ragged list or a tensor on a device."""
+    try:
+        array: Array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as fault:
+        raise UsageError(f"{what} is no array: {fault}") from None
+    return array
+
+
 def as_rows(spec: InputSpec, value: object, rows: int, *, bits: bool) -> Array:
     """Return a copy [rows, *shape] of what was given for one input, [*shape] or [rows, *shape].
 
@@ -225,10 +234,7 @@ def as_rows(spec: InputSpec, value: object, rows: int, *, bits: bool) -> Array:
         If shape or dtype differ, or a number is not finite.
     """
     wanted = np.dtype(np.float32) if spec.dtype == BFLOAT16 else host_dtype(spec.dtype)
-    try:
-        array: Array = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as fault:  # a ragged list, a tensor on a device
-        raise UsageError(f"input {spec.name!r} is no array: {fault}") from None
+    array = as_array(value, f"input {spec.name!r}")
     each = (rows, *spec.shape)
     if array.dtype != wanted or array.shape not in (spec.shape, each):
         raise UsageError(

@@ -133,6 +133,8 @@ class Live:
         found = None if text is None else tuple(getattr(text, "shape", ()))
         if found != wanted:
             raise UsageError(f"text has shape {found}, this artifact takes {wanted}")
+        if isinstance(text, np.ndarray) and text.dtype.kind not in "fiu":
+            raise UsageError(f"text is {text.dtype}, expected numbers")
         with self.prompting(rows):
             if spec is not None and len(rows) == spec.shape[0]:
                 self._memory.write(self.buffers[TEXT_BUFFER], text)

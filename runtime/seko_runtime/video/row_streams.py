@@ -13,7 +13,7 @@ from seko_runtime.format.manifest import COPIES_VERSION, Manifest, TensorSpec
 from seko_runtime.video.chunk import Readable
 from seko_runtime.video.clocks import RowClocks, checked_seeds
 from seko_runtime.video.conditioning import ConditioningFrames
-from seko_runtime.video.inputs import CallerInputs
+from seko_runtime.video.inputs import CallerInputs, as_array
 from seko_runtime.video.live import Live
 from seko_runtime.video.reference_frames import check_reference, set_reference, with_portrait
 from seko_runtime.video.ring import Ring
@@ -122,7 +122,7 @@ class RowStreams:
         """Restart a row at frame 0; see `Streams.restart`."""
         new_seed = None if seed is None else checked_seeds([seed], 1)[0]
         if reference is not None:
-            check_reference(self._manifest, np.asarray(reference), [row])
+            check_reference(self._manifest, as_array(reference, "reference"), [row])
         with self._memory.ordered():
             self.settle([row])
         if image is None:
