@@ -7,6 +7,7 @@ Independent of torch: tensors and capture belong to the memory.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -232,10 +233,10 @@ class Streams:
         live = self._live_for(recache=recache)
         if self._prompts is None:
             raise UsageError(NO_TEXT_ENCODER)
-        one = isinstance(prompt, str) or not isinstance(
-            prompt, Iterable
-        )  # what is no text is told as one prompt
-        prompts = [prompt] * len(rows) if one else [*prompt]
+        several = isinstance(prompt, Iterable) and not isinstance(prompt, str)
+        prompts: list[Any] = (
+            [*prompt] if several else [prompt] * len(rows)
+        )  # each is checked when it is cleaned
         if len(prompts) != len(rows):
             raise UsageError(f"{len(prompts)} prompts given for {len(rows)} rows, expected one, or one each")
         with self.memory.ordered():
