@@ -71,7 +71,8 @@ class ConditioningFrames:
                     live.once[program].run()
                 previous = picture
                 if told is not None:
-                    self._memory.copy(live.row_of(told.buffer, target), live.buffers[PICTURE_CONDITION])
+                    row = self._memory.index(live.buffers[told.buffer], (target,))
+                    self._memory.copy(row, live.buffers[PICTURE_CONDITION])
                     continue
                 frames = self._memory.index(live.buffers[CONDITIONING_LATENTS], (target,))  # [C, F, h, w]
                 first = self._memory.row(frames, 1, 0, self._manifest.stream.chunk_frames)
