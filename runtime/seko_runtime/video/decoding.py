@@ -166,10 +166,6 @@ class Decoder:
         """Forget what a failed attempt decoded of a row that begins anew."""
         self._rows_done.discard(row)
 
-    def readable(self, row: int, number: int) -> bool:
-        """Return whether a chunk's frames are still held."""
-        return self._queued[row] - FRAME_BLOCKS <= number < self._queued[row]
-
     def video_frames(self, row: int, number: int) -> NDArray[np.uint8]:
         """Return a row's video frames of one chunk, uint8 [T, H, W, 3]; waits for them. Later chunks overwrite them.
 
@@ -178,7 +174,7 @@ class Decoder:
         StaleChunkError
             If they were overwritten.
         """
-        if not self.readable(row, number):
+        if not self._queued[row] - FRAME_BLOCKS <= number < self._queued[row]:
             raise StaleChunkError(
                 f"the frames of chunk {number} of row {row} were overwritten: the last {FRAME_BLOCKS} chunks' are "
                 "kept; read them before queueing more"

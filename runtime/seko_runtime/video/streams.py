@@ -209,27 +209,7 @@ class Streams:
 
     @machine_faults()
     def set_prompt(self, rows: Sequence[int], prompt: str | Sequence[str], *, recache: bool = False) -> None:
-        """Set rows' prompts to sentences, from their next chunks on.
-
-        Parameters
-        ----------
-        rows : sequence of int
-            k of them.
-        prompt : str or Sequence[str]
-            One for all of the rows, or one for each. A cached sentence costs one copy for each buffer.
-        recache : bool
-            Recompute the keys and values of the cached frames with the new prompt; otherwise they stay until they are
-            evicted.
-
-        Raises
-        ------
-        UsageError
-            If the artifact takes no sentences or cannot rebuild caches, their number is wrong, or one is too long.
-        TokenizerMissingError, TokenizerError
-            If it cannot be tokenised.
-        SessionClosedError
-            After `close()`.
-        """
+        """Set rows' prompts to sentences, one for all or one for each; see `Session.set_prompt`."""
         live = self._live_for(recache=recache)
         if self._prompts is None:
             raise UsageError(NO_TEXT_ENCODER)
@@ -247,15 +227,7 @@ class Streams:
 
     @machine_faults()
     def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:
-        """Set rows' prompts to embeddings [k, tokens, text_dim], from their next chunks on.
-
-        Raises
-        ------
-        UsageError
-            If its shape does not fit, or the artifact cannot rebuild caches.
-        SessionClosedError
-            After `close()`.
-        """
+        """Set rows' prompts to embeddings [k, tokens, text_dim]; see `Session.set_text`."""
         live = self._live_for(recache=recache)
         with self.memory.ordered():
             self._rows.settle(rows)
@@ -325,18 +297,7 @@ class Streams:
     def restart(
         self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
     ) -> None:
-        """Restart a row at frame 0 with an empty cache, and with ``image`` as its only conditioning; its prompt
-        stays.
-
-        Its reference frames stay too, unless others are given.
-
-        Raises
-        ------
-        UsageError
-            If the seed, the picture or the reference does not fit.
-        SessionClosedError
-            After `close()`.
-        """
+        """Restart a row; see `Session.restart_row`."""
         self._rows.restart(self.live(), row, seed, image, reference)
 
     @machine_faults()
@@ -359,24 +320,12 @@ class Streams:
 
     @machine_faults()
     def store(self, row: int) -> RowState:
-        """Queue copies of a row's whole stream to the host, while other rows continue.
-
-        Raises
-        ------
-        TornStreamError
-            If Ctrl-C came while the row was being advanced.
-        """
+        """Queue copies of a row's whole stream to the host, beside chunks of others; TornStreamError if it is torn."""
         return self._rows.store(self.live(), row)
 
     @machine_faults()
     def load(self, row: int, state: RowState) -> None:
-        """Queue copies of a stored stream into a row, which then continues it.
-
-        Raises
-        ------
-        SnapshotError
-            If the stored stream does not fit this artifact.
-        """
+        """Queue copies of a stored stream into a row, which then continues it; SnapshotError if it does not fit."""
         self._rows.load(self.live(), row, state)
 
     def layout(self) -> dict[str, TensorSpec]:
