@@ -17,6 +17,7 @@ from seko_runtime.format.manifest import Buffer, InputSpec
 from seko_runtime.video.conditioning.voice import NORMALISED, WINDOW
 from seko_runtime.video.pool import Pool, PooledSession
 from seko_runtime.video.session import Session
+from seko_runtime.video.snapshot import read_snapshot
 
 from . import toy, toy_pool, toy_whole
 from .toy_inputs import CHANNELS, INPUTS, RUNS, input_engines, input_manifest, open_pool
@@ -150,6 +151,17 @@ def test_a_pause_and_a_snapshot_hold_what_was_given(tmp_path: Path) -> None:
             session.run_chunk(given(0, chunk))
         session.set_text(toy.toy_text(), recache=True)
         assert [session.run_chunk(given(0, chunk)).to_host().tobytes() for chunk in (4, 5)] == after
+
+
+def test_what_a_snapshot_says_of_inputs_is_no_copy_of_the_stream(tmp_path: Path) -> None:
+    """Ranks are sent both, and each had got the caches of all."""
+    with open_pool() as pool, begun(pool) as session:
+        session.save(tmp_path / "session")
+        streams = pool._streams
+        state = read_snapshot(tmp_path / "session", pool._digests, streams.layout())
+        caches = streams.live().state_of(0).keys() - {"given.latents"}
+        assert not caches & state.inputs.keys()
+        assert streams.inputs.layout().keys() <= state.inputs.keys()
 
 
 def test_a_restarted_row_and_a_new_owner_hold_nothing() -> None:

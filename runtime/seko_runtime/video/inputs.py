@@ -16,10 +16,8 @@ from seko_runtime.video.clocks import KeptChunk
 Array = NDArray[Any]
 Inputs = Mapping[str, object]  # arrays by the input's name
 Rows = Sequence[int]
-_HELD, _KEPT = (
-    "given.{}",
-    "given.{}.{}",
-)  # names in a stream's saved state: of an input, and of an input in a kept slot
+INPUTS = "given."  # begins the names in a stream's saved state: of an input, and of an input in a kept slot
+_HELD, _KEPT = INPUTS + "{}", INPUTS + "{}.{}"
 
 
 class CallerInputs:

@@ -24,6 +24,7 @@ from seko_runtime.format.whole_files import whole_file
 from seko_runtime.host.faults import lacks, machine_faults
 from seko_runtime.video.clocks import RowClock
 from seko_runtime.video.conditioning.voice import Voice
+from seko_runtime.video.inputs import INPUTS
 
 VERSION = 1
 _FACTS = "seko.snapshot"  # the tensor that holds the facts as JSON: hashed with the others
@@ -183,7 +184,9 @@ def read_snapshot(
         numbers = read_numbers(Fields(facts.value("numbers"), f"{path.name}.numbers"))
     except ManifestError as fault:  # the shared JSON reader's word for malformed
         raise SnapshotError(f"{path.name}: {fault}") from fault
-    return RowState(numbers, HostBytes(parts), parts)
+    # Not all parts: ranks are sent the inputs besides the tensors.
+    inputs = {name: one for name, one in parts.items() if name.startswith(INPUTS)}
+    return RowState(numbers, HostBytes(parts), inputs)
 
 
 def stream_content(manifest: Manifest) -> str:
