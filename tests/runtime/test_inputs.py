@@ -307,6 +307,8 @@ def test_bfloat16_is_rounded_to_nearest() -> None:
         ({"per": "session"}, r"expected prompt float32 \[6, 4\]"),
         ({"source": "host"}, "one that the host fills"),
         ({"name": "zoom"}, "hold 'zoom' twice"),
+        ({"name": "latents"}, "'latents' has the name of something else in a stream's saved state"),
+        ({"name": "zoom.0"}, "'zoom.0' has the name of something else"),
     ],
 )
 def test_an_input_must_fit_its_buffer(edit: dict[str, Any], found: str) -> None:

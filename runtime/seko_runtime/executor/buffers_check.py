@@ -18,6 +18,7 @@ _OF_ONE_PICTURE = (
 PICTURE_CONDITION = "picture.condition"  # its result
 _PICTURE_KINDS = ("picture_condition",)  # of the input per session that takes it
 REFERENCE_LATENTS = "reference.latents"
+INPUTS = "given."  # begins the names of inputs in a stream's saved state, and of inputs in kept slots: given.NAME.SLOT
 CALL_ROWS = "rows"  # the pool's row of each batch index of a call
 RANK = "rank"  # [1]: the number of the process, where several make a chunk together
 HEADS_AXIS = 2  # of a layered cache buffer, where each of several ranks has a share
@@ -149,6 +150,10 @@ def _check_inputs(
                 )
             shape = (passes, manifest.call_rows, *one.shape[1:])
             _expect(buffers, one.buffer, "chunk", shape, one.dtype)
+    for name in names:
+        stem, _, slot = name.rpartition(".")
+        if INPUTS + name in buffers or (stem in names and slot.isdecimal()):
+            raise ProgramError(f"input {name!r} has the name of something else in a stream's saved state")
     return given
 
 

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.device_tensor import BFLOAT16, host_dtype, to_bytes
 from seko_runtime.errors import UsageError
+from seko_runtime.executor.buffers_check import INPUTS
 from seko_runtime.format.manifest import InputSpec, Manifest, TensorSpec
 from seko_runtime.video.clocks import KeptChunk
 
 Array = NDArray[Any]
 Inputs = Mapping[str, object]  # arrays by the input's name
 Rows = Sequence[int]
-INPUTS = "given."  # begins the names in a stream's saved state: of an input, and of an input in a kept slot
 _HELD, _KEPT = INPUTS + "{}", INPUTS + "{}.{}"
 
 

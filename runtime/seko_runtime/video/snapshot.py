@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import HostBytes, Parked
 from seko_runtime.errors import ManifestError, SafetensorsHeaderError, SnapshotError, UsageError
+from seko_runtime.executor.buffers_check import INPUTS
 from seko_runtime.format.artifact_files import FILE_FLAGS
 from seko_runtime.format.json_fields import Fields, as_integer, parse_json
 from seko_runtime.format.manifest import Manifest, TensorSpec
@@ -24,7 +25,6 @@ from seko_runtime.format.whole_files import whole_file
 from seko_runtime.host.faults import lacks, machine_faults
 from seko_runtime.video.clocks import RowClock
 from seko_runtime.video.conditioning.voice import Voice
-from seko_runtime.video.inputs import INPUTS
 
 VERSION = 1
 _FACTS = "seko.snapshot"  # the tensor that holds the facts as JSON: hashed with the others
