@@ -18,7 +18,6 @@ _OF_ONE_PICTURE = (
 PICTURE_CONDITION = "picture.condition"  # its result
 _PICTURE_KINDS = ("picture_condition",)  # of the input per session that takes it
 REFERENCE_LATENTS = "reference.latents"
-INPUTS = "given."  # begins the names of inputs in a stream's saved state, and of inputs in kept slots: given.NAME.SLOT
 CALL_ROWS = "rows"  # the pool's row of each batch index of a call
 RANK = "rank"  # [1]: the number of the process, where several make a chunk together
 HEADS_AXIS = 2  # of a layered cache buffer, where each of several ranks has a share
@@ -26,6 +25,11 @@ PICTURE_AXIS = 2  # rows of pixels in a buffer of video frames, of which each ma
 DECODE_LATENTS, VIDEO_FIRST, VIDEO = "decode.latents", "video.first", "video"
 PICTURE_CHANNELS = 3
 _OWN_MEANING = (TEXT_BUFFER, *OF_ONE_PROMPT, CONDITIONING_LATENTS, REFERENCE_LATENTS)  # no input's
+
+
+def saved_input(name: str) -> str:
+    """Return the name of an input in a stream's saved state; a dot and the slot follow for one in a kept slot."""
+    return f"given.{name}"
 
 
 def group_buffer(name: str, group: str) -> str:
@@ -152,7 +156,7 @@ def _check_inputs(
             _expect(buffers, one.buffer, "chunk", shape, one.dtype)
     for name in names:
         stem, _, slot = name.rpartition(".")
-        if INPUTS + name in buffers or (stem in names and slot.isdecimal()):
+        if saved_input(name) in buffers or (stem in names and slot.isdecimal()):
             raise ProgramError(f"input {name!r} has the name of something else in a stream's saved state")
     return given
 

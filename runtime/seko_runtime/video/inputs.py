@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.device_tensor import BFLOAT16, host_dtype, to_bytes
 from seko_runtime.errors import UsageError
-from seko_runtime.executor.buffers_check import INPUTS
+from seko_runtime.executor.buffers_check import saved_input
 from seko_runtime.format.manifest import InputSpec, Manifest, TensorSpec
 from seko_runtime.video.clocks import KeptChunk
 
 Array = NDArray[Any]
 Inputs = Mapping[str, object]  # arrays by the input's name
 Rows = Sequence[int]
-_HELD, _KEPT = INPUTS + "{}", INPUTS + "{}.{}"
 
 
 class CallerInputs:
@@ -166,9 +165,11 @@ class CallerInputs:
         return {name: TensorSpec(name, (one.nbytes,), "uint8") for name, one in self._views(0).items()}
 
     def _views(self, row: int) -> dict[str, Array]:
-        views = {_HELD.format(name): held[row : row + 1] for name, held in self._held.items()}
+        views = {saved_input(name): held[row : row + 1] for name, held in self._held.items()}
         for name, kept in self._kept.items():
-            views |= {_KEPT.format(name, place): kept[place, row : row + 1] for place in range(len(kept))}
+            views |= {
+                f"{saved_input(name)}.{place}": kept[place, row : row + 1] for place in range(len(kept))
+            }
         return views
 
     def _checked(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import HostBytes, Parked
 from seko_runtime.errors import ManifestError, SafetensorsHeaderError, SnapshotError, UsageError
-from seko_runtime.executor.buffers_check import INPUTS
+from seko_runtime.executor.buffers_check import saved_input
 from seko_runtime.format.artifact_files import FILE_FLAGS
 from seko_runtime.format.json_fields import Fields, as_integer, parse_json
 from seko_runtime.format.manifest import Manifest, TensorSpec
@@ -185,7 +185,7 @@ def read_snapshot(
     except ManifestError as fault:  # the shared JSON reader's word for malformed
         raise SnapshotError(f"{path.name}: {fault}") from fault
     # Not all parts: ranks are sent the inputs besides the tensors.
-    inputs = {name: one for name, one in parts.items() if name.startswith(INPUTS)}
+    inputs = {name: one for name, one in parts.items() if name.startswith(saved_input(""))}
     return RowState(numbers, HostBytes(parts), inputs)
 
 
