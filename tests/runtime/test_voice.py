@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -150,9 +151,10 @@ def test_gaps_and_what_comes_behind_the_end() -> None:
     voice.push(noise(100), last=True)
     with pytest.raises(UsageError, match="has ended at sample 100"):
         voice.push(noise(1))
-    for at in (-1, 101):
-        with pytest.raises(UsageError, match=f"samples from {at} on: the voice is held from 0 to 100"):
-            voice.push(noise(1), at=at)
+    odd: Any
+    for odd in (-1, 101, 1.0, "x"):
+        with pytest.raises(UsageError, match=f"samples from {odd} on: the voice is held from 0 to 100"):
+            voice.push(noise(1), at=odd)
     voice.push(np.full(4, -32768, np.int16), at=98, last=True)
     assert voice.end == 102
     assert voice.of_chunk(0).min() == -1

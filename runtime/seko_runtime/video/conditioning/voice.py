@@ -192,9 +192,9 @@ class Voice:
             )
         if at is None:
             at = self.end
-        elif not self.samples.shape[1] and at >= 0:
-            self.first = at
-        if not self.first <= at <= self.end:
+        elif isinstance(at, int | np.integer) and at >= 0 and not self.samples.shape[1]:
+            self.first = int(at)
+        if not isinstance(at, int | np.integer) or not self.first <= at <= self.end:
             raise UsageError(
                 f"samples from {at} on: the voice is held from {self.first} to {self.end}, and one begins there or in "
                 "between"
