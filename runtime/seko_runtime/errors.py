@@ -43,7 +43,10 @@ class StaleChunkError(SekoRuntimeError):
 
 
 class TornStreamError(SekoRuntimeError):
-    """A stream was interrupted between decoding a chunk and counting it (as by Ctrl-C) and must be restarted."""
+    """A stream was interrupted between decoding a chunk and counting it (as by Ctrl-C): restart it.
+
+    After an engine's failure there the same chunk can be made again, too.
+    """
 
 
 class ArtifactError(SekoRuntimeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from seko_runtime.errors import UsageError
+from seko_runtime.errors import RankLostError, UsageError
 from seko_runtime.parallel.channel import channel_pair, inherited_channel
+from seko_runtime.parallel.group import RankGroup
 
 KINDS = arrays_of.boolean_dtypes() | arrays_of.integer_dtypes() | arrays_of.floating_dtypes()
 SHAPES = arrays_of.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
@@ -92,7 +94,9 @@ def test_an_end_that_goes_in_the_middle_of_an_array_is_told() -> None:
     ("wrong", "message"),
     [
         ({"x": np.array([object()])}, "x is a ndarray, expected an array of numbers"),
-        ({"x": {"": 1}}, "x has an empty name"),
+        ({"x": {"": 1}}, "x has the name '', expected words"),
+        ({"x": {("a",): 1}}, r"x has the name \('a',\)"),
+        ({"x": {5: 1}}, "x has the name 5"),
     ],
 )
 def test_what_is_no_number_or_name_is_refused(wrong: dict[str, Any], message: str) -> None:
@@ -100,3 +104,20 @@ def test_what_is_no_number_or_name_is_refused(wrong: dict[str, Any], message: st
     with other, pytest.raises(UsageError, match=message):
         channel.send(wrong)
     channel.close()
+
+
+class Lost(RankGroup):
+    """A group whose ranks are gone."""
+
+    def __init__(self) -> None:
+        self._lock, self._over = threading.Condition(), RankLostError("gone")
+
+
+def test_a_group_that_is_lost_keeps_nothing_of_who_asks_it() -> None:
+    """Its one error is raised by every call."""
+    group, frames = Lost(), []
+    for _ in range(3):
+        with pytest.raises(RankLostError, match="gone") as found:
+            group.call("run_chunk", seconds=1)
+        frames.append(len(found.traceback))
+    assert frames[2] == frames[0]

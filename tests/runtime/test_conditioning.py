@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seko_runtime.errors import ProgramError, UsageError
+from seko_runtime.errors import EngineRunError, ProgramError, TornStreamError, UsageError
 from seko_runtime.executor.programs_check import resolve_programs
-from seko_runtime.format.manifest import Buffer
+from seko_runtime.format.manifest import Buffer, Manifest
 from seko_runtime.video.conditioning import by_either_name
+from seko_runtime.video.conditioning.poses import checked_poses, recorded_intrinsics
+from seko_runtime.video.conditioning.voice import checked_samples
 from seko_runtime.video.schedule import rescheduled, schedule_tables, warped_timesteps
+from seko_runtime.video.session import Session
 
 from . import toy, toy_whole
 from .toy_whole import HEIGHT, WIDTH, open_whole, whole_manifest
@@ -63,13 +67,18 @@ def test_latents_can_be_given_up_to_a_chunk(count: int) -> None:
         session.run_chunk()
 
 
-def test_pictures_as_references_are_their_latents_each_encoded_alone() -> None:
-    """The toy's cache with two of its ring's slots as references; a row each, and one picture for a restart."""
+def reference_manifest() -> Manifest:
+    """The toy's cache with two of its ring's slots as references."""
     base = whole_manifest(2)
     stream = dataclasses.replace(base.stream, reference_frames=2, ring_frames=base.stream.ring_frames - 2)
     shape = (2, toy.CHANNELS, 2, toy.ROWS, toy.COLUMNS)
     buffers = (*base.buffers, Buffer("reference.latents", shape, "float32", "prompt"))
-    manifest = dataclasses.replace(base, stream=stream, buffers=buffers, format_version=4)
+    return dataclasses.replace(base, stream=stream, buffers=buffers, format_version=4)
+
+
+def test_pictures_as_references_are_their_latents_each_encoded_alone() -> None:
+    """A row each, and one picture for a restart."""
+    manifest = reference_manifest()
     pictures = np.stack([[picture(0), picture(1)], [picture(2), picture(3)]])
     latents = np.stack([np.concatenate([encoded(one) for one in row], axis=1) for row in pictures])
 
@@ -81,9 +90,41 @@ def test_pictures_as_references_are_their_latents_each_encoded_alone() -> None:
     assert chunks(pictures[0]) == chunks(latents[0]) != chunks(latents)
     with pytest.raises(UsageError, match="reference is uint8"):
         chunks(picture(0))
-    missing = dataclasses.replace(manifest, buffers=base.buffers)
+    missing = dataclasses.replace(manifest, buffers=whole_manifest(2).buffers)
     with pytest.raises(ProgramError, match=r"buffer reference\.latents is not there"):
         resolve_programs(missing)
+
+
+def test_a_restart_that_is_refused_changes_nothing_and_one_that_fails_is_made_again() -> None:
+    """Neither seed, picture nor reference; the encoder fails at the second of the new reference frames."""
+    pictures, calls_left, real = (
+        np.stack([picture(0), picture(1)]),
+        [-1],
+        toy_whole.eager_engines()["vae_encode"],
+    )
+
+    def encode(inputs: list[Any]) -> list[Any]:
+        calls_left[0] -= 1
+        if calls_left[0] == 0:
+            raise RuntimeError("planted")
+        return real(inputs)
+
+    def opened(**more: Any) -> Session:
+        return open_whole(2, manifest=reference_manifest(), reference=pictures, image=picture(2), **more)
+
+    with opened() as whole, opened(engines={"vae_encode": encode}) as session:
+        with pytest.raises(UsageError, match="reference is uint8"):
+            session.restart_row(0, seed=9, image=picture(3), reference=pictures[:, 1:])
+        for _ in range(2):
+            assert session.run_chunk().to_host().tobytes() == whole.run_chunk().to_host().tobytes()
+        calls_left[0] = 2
+        with pytest.raises(EngineRunError, match="planted"):
+            session.restart_row(0, seed=9, reference=pictures[::-1])
+        with pytest.raises(TornStreamError, match="restart it"):
+            session.run_chunk()
+        for one in (whole, session):
+            one.restart_row(0, seed=9, reference=pictures[::-1])
+        assert session.run_chunk().to_host().tobytes() == whole.run_chunk().to_host().tobytes()
 
 
 def test_what_cannot_be_given_is_a_usage_error() -> None:
@@ -118,6 +159,31 @@ def test_what_cannot_be_given_is_a_usage_error() -> None:
         with pytest.raises(UsageError, match="image is"):
             session.restart_row(0, image=picture(0)[:, :1])
         session.run_chunk()
+
+
+class OnDevice:
+    """As a tensor of torch on a GPU."""
+
+    def __array__(self, *_: object, **__: object) -> np.ndarray:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+
+@pytest.mark.parametrize("odd", [[[1], [2, 3]], OnDevice()])
+def test_what_is_no_array_is_a_usage_error(odd: object) -> None:
+    with open_whole(2) as session:
+        for use in (
+            lambda: session.restart_row(0, image=odd),
+            lambda: session.restart_row(0, reference=odd),
+            lambda: session._streams.set_conditioning([0], latents=odd),
+            lambda: checked_samples(odd, 1),
+            lambda: checked_poses(odd),
+            lambda: recorded_intrinsics(odd, HEIGHT, WIDTH),
+        ):
+            with pytest.raises(UsageError, match="is no array"):
+                use()
+        for kind in (object, complex, "U1"):
+            with pytest.raises(UsageError, match="expected numbers"):
+                session.set_text(np.zeros((2, toy.TEXT_TOKENS, toy.TEXT_DIM), kind))
 
 
 def test_times_are_the_formulas() -> None:

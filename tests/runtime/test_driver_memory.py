@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import gc
 import inspect
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,8 +24,10 @@ from seko_runtime.backends.driver_memory import DriverMemory
 from seko_runtime.backends.memory import Memory
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import DeviceMemoryError, EngineLoadError, UsageError
-from seko_runtime.format.manifest import Buffer, TensorSpec
+from seko_runtime.executor.buffers_check import IMAGE, PICTURE_CONDITION
+from seko_runtime.format.manifest import Buffer, InputSpec, TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
+from seko_runtime.video.conditioning import ConditioningFrames
 from seko_runtime.video.session import Session
 from tests.kernel_driver import KernelDriver
 from tests.tolerances import STEP, relative_error
@@ -214,6 +218,29 @@ def test_what_is_no_array_is_refused(driver: Any) -> None:
     memory = DriverMemory(driver)
     with pytest.raises(UsageError, match="found a str"):
         memory.write(memory.allocate(TensorSpec("x", (1,), "float32")), "1")
+
+
+def test_a_picture_that_a_model_is_told_reaches_its_row(driver: Any) -> None:
+    """What the program condition makes has no axis of rows, the buffer of the input has."""
+    memory, table = DriverMemory(driver), np.arange(12, dtype=np.float32).reshape(3, 4)
+    spec = InputSpec(
+        "condition", table.shape, "float32", "input.condition", "session", kind="picture_condition"
+    )
+    picture = TensorSpec(IMAGE, (toy_whole.HEIGHT, toy_whole.WIDTH, 3), "uint8")
+    base = toy_whole.whole_manifest(2)
+    manifest = replace(base, inputs=(spec,), programs={**base.programs, "condition": ()})
+    specs = [picture, replace(spec, name=PICTURE_CONDITION), replace(spec, name=spec.buffer, shape=(2, 3, 4))]
+    buffers = {one.name: memory.allocate(one) for one in specs}
+    made = SimpleNamespace(run=lambda: memory.write(buffers[PICTURE_CONDITION], table))
+    live: Any = SimpleNamespace(
+        once={"condition": made},
+        specs={IMAGE: picture},
+        buffers=buffers,
+        row_of=lambda name, row: memory.row(buffers[name], 0, row, 2),
+    )
+    ConditioningFrames(manifest, memory).set_image(live, [1], np.zeros(picture.shape, np.uint8))
+    assert np.array_equal(memory.read(buffers[spec.buffer]), [np.zeros((3, 4)), table])
+    memory.close()
 
 
 def stream_of_kernels(driver: Any, engines: Any, seed: int) -> Session:

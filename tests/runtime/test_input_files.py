@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import wave
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +15,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from seko_runtime.cli.audio import read_audio
 from seko_runtime.cli.commands import main
 from seko_runtime.cli.input_files import RunInputs, fit_inputs, read_inputs
-from seko_runtime.errors import UsageError
+from seko_runtime.errors import UsageError, VideoWriterError
 from seko_runtime.format.manifest import Buffer, InputSpec, Manifest
 from seko_runtime.video.session import Session
 
@@ -140,3 +143,39 @@ def test_info_names_the_inputs(camera_folder: Path, capsys: Said) -> None:
     assert f"input    camera (float32 [{CHANNELS}], per chunk, hold)" in capsys.readouterr().out
     assert main(["info", str(camera_folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["inputs"][0]["name"] == "camera"
+
+
+def npy(header: str) -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"PK\3\4 no zip file",
+        npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2,"),
+        npy("'''"),
+        npy(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**22},)}}"),
+    ],
+)
+def test_what_numpy_cannot_read_is_no_array_file(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.npy").write_bytes(content)
+    with pytest.raises(UsageError, match=r"--input .*is no \.npy file of numbers: \w+"):
+        read_inputs([f"a={tmp_path / 'a.npy'}"])
+
+
+def test_a_wav_that_is_cut_or_damaged_is_heard_as_far_as_it_goes_or_refused(tmp_path: Path) -> None:
+    path, samples = tmp_path / "a.wav", np.arange(100, dtype=np.int16)
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, 16_000, 0, "NONE", ""))
+        file.writeframes(samples.tobytes())
+    whole = path.read_bytes()
+    for cut in (0, 1, 2, 151):
+        path.write_bytes(whole[: len(whole) - cut])
+        heard = read_audio([path])
+        assert heard is not None
+        assert np.array_equal(heard[0] * 32768, samples[: (200 - cut) // 2])
+    for at in range(44):  # every byte of the header
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :])
+        with contextlib.suppress(UsageError, VideoWriterError):
+            read_audio([path])

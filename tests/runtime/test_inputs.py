@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ import torch
 
 from seko_runtime.errors import ProgramError, UsageError
 from seko_runtime.executor.programs_check import resolve_programs
+from seko_runtime.format.manifest import Buffer, InputSpec
+from seko_runtime.video.conditioning.voice import NORMALISED, WINDOW
 from seko_runtime.video.pool import Pool, PooledSession
 from seko_runtime.video.session import Session
+from seko_runtime.video.snapshot import read_snapshot
 
-from . import toy, toy_pool
+from . import toy, toy_pool, toy_whole
 from .toy_inputs import CHANNELS, INPUTS, RUNS, input_engines, input_manifest, open_pool
 from .toy_whole import WordIds
 
@@ -149,6 +153,17 @@ def test_a_pause_and_a_snapshot_hold_what_was_given(tmp_path: Path) -> None:
         assert [session.run_chunk(given(0, chunk)).to_host().tobytes() for chunk in (4, 5)] == after
 
 
+def test_what_a_snapshot_says_of_inputs_is_no_copy_of_the_stream(tmp_path: Path) -> None:
+    """Ranks are sent both, and each had got the caches of all."""
+    with open_pool() as pool, begun(pool) as session:
+        session.save(tmp_path / "session")
+        streams = pool._streams
+        state = read_snapshot(tmp_path / "session", pool._digests, streams.layout())
+        caches = streams.live().state_of(0).keys() - {"given.latents"}
+        assert not caches & state.inputs.keys()
+        assert streams.inputs.layout().keys() <= state.inputs.keys()
+
+
 def test_a_restarted_row_and_a_new_owner_hold_nothing() -> None:
     plain = {"camera": camera(3)}
     with open_pool() as pool, begun(pool) as session:
@@ -194,6 +209,20 @@ def test_what_does_not_fit_is_refused_with_what_there_is(inputs: Any, found: str
         assert "camera (float32 [4], per chunk, required), zoom (bfloat16 [], per chunk, hold)" in str(
             refused.value
         )
+
+
+@pytest.mark.parametrize("given", [5, [5, None], [{}], [{}] * 3])
+def test_what_are_no_inputs_of_a_call_is_refused_beside_a_voice_too(given: Any) -> None:
+    spec = InputSpec("audio", (1, toy.CHUNK, WINDOW), "float32", "input.audio", kind=NORMALISED)
+    taken = Buffer("input.audio", (2, *spec.shape), "float32", "chunk")
+    base = toy_whole.whole_manifest(2)
+    manifest = replace(base, inputs=(spec,), buffers=(*base.buffers, taken), format_version=6)
+    with toy_whole.open_whole(2, manifest=manifest) as session:
+        for _ in range(2):
+            with pytest.raises(UsageError, match=r"expected a mapping|expected one mapping each"):
+                session.run_chunk(given)
+            session.push_audio(np.zeros(WINDOW, np.float32), at=0, last=True)
+        assert session.run_chunk().to_host().any()
 
 
 def test_a_session_begins_with_what_is_required_per_session() -> None:
@@ -278,11 +307,11 @@ def test_bfloat16_is_rounded_to_nearest() -> None:
         ({"per": "session"}, r"expected prompt float32 \[6, 4\]"),
         ({"source": "host"}, "one that the host fills"),
         ({"name": "zoom"}, "hold 'zoom' twice"),
+        ({"name": "latents"}, "'latents' has the name of something else in a stream's saved state"),
+        ({"name": "zoom.0"}, "'zoom.0' has the name of something else"),
     ],
 )
 def test_an_input_must_fit_its_buffer(edit: dict[str, Any], found: str) -> None:
-    from dataclasses import replace
-
     inputs = (replace(INPUTS[0], **edit), *INPUTS[1:])
     with pytest.raises(ProgramError, match=found):
         resolve_programs(input_manifest(inputs=inputs))

@@ -318,6 +318,17 @@ def test_a_session_that_nobody_closed_is_named_and_its_row_is_used_again() -> No
         pool.open_session(prompt=PROMPTS[0])
 
 
+def test_a_pool_is_closed_also_where_warnings_are_errors() -> None:
+    pool = open_pool()
+    session = pool.open_session(seed=1, prompt=PROMPTS[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(SessionLeakWarning):
+            pool.close()
+    assert session.closed
+    assert pool._streams.closed
+
+
 def test_sessions_of_many_threads() -> None:
     with closing(open_pool()) as pool:
         stories = [Story(i, PROMPTS[i % 3]) for i in range(SESSIONS)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -208,3 +209,26 @@ def test_what_reads_the_fill_on_the_device_is_one_launch(world: World) -> None:
         before = pool.stats.graph_launches
         pool.run([old, new])
         assert pool.stats.graph_launches == before + 1
+
+
+def test_what_a_failed_call_has_decoded_is_not_decoded_as_another_chunk(tmp_path: Path) -> None:
+    """The VAE's caches of the first row are a chunk ahead: it goes on with that chunk, or anew, and nowhere else."""
+    failing, story = Failing("vae_decode"), Story(0, PROMPTS[0])
+    with closing(open_pool(engines=failing.engines)) as pool:
+        a, b = (pool.open_session(seed=i, prompt=PROMPTS[i]) for i in range(2))
+        story.gave.append(take(pool.run([a, b])[0]))
+        failing.calls_left = 2
+        with pytest.raises(EngineRunError, match="planted"):
+            pool.run([a, b])
+        failing.calls_left = -1
+        a.set_prompt(PROMPTS[2])
+        for use in (a.pause, lambda: a.save(tmp_path / "a"), a.run_chunk):
+            with pytest.raises(TornStreamError, match="make the same chunk again, or restart it"):
+                use()
+        a.set_prompt(PROMPTS[0])
+        story.gave.append(take(a.run_chunk()))
+        a.pause()
+        a.resume()
+        story.gave.append(take(a.run_chunk()))
+    story.asked = [("run",)] * 3
+    assert story.gave == story.alone()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,9 +15,12 @@ from seko_export.artifact.manifest_json import manifest_json
 from seko_runtime.errors import ProgramError
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.opening.opened import OpenArtifact
+from seko_runtime.video.call_lock import CallLock
+from seko_runtime.video.streams import Streams
 
 from . import toy_whole
-from .toy_pool import BUCKETS, SESSIONS, pool_manifest
+from .toy_pool import BUCKETS, SESSIONS, open_pool, pool_manifest
 
 
 def test_the_manifest_of_a_pool_is_format_2_and_reads_back() -> None:
@@ -87,3 +92,25 @@ def _with_files(document: bytes) -> bytes:
     names = {one["file"] for one in (*table["engines"], *table["weights"])}
     table["files"] = {name: {"sha256": "0" * 64, "size": 1} for name in names}
     return json.dumps(table).encode()
+
+
+class Opened(OpenArtifact):
+    """What `open_pool` needs of an open artifact."""
+
+    def __init__(self) -> None:
+        self.manifest, self.digest, self._pools = pool_manifest(), "0" * 64, []
+        self._call_lock = CallLock("closed", waits=True)
+
+    def _pool_streams(self, *_: object) -> Streams:
+        return open_pool()._streams
+
+
+def test_an_artifact_keeps_no_pool_that_is_closed() -> None:
+    """But for the last one, until the next is opened."""
+    opened, pools = Opened(), []
+    for _ in range(3):
+        with opened.open_pool() as pool:
+            pools.append(weakref.ref(pool))
+        del pool
+    gc.collect()
+    assert [one() is None for one in pools] == [True, True, False]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seko_runtime.errors import EngineRunError, UsageError
+from seko_runtime.errors import EngineRunError, TornStreamError, UsageError
 from seko_runtime.format.manifest import Buffer, InputSpec, TensorSpec
 from seko_runtime.video.prompts import PromptCache, PromptKey
 from seko_runtime.video.text import prompt_key
 
-from . import toy, toy_whole
+from . import toy, toy_pool, toy_whole
 from .toy_whole import PROMPT, open_whole, whole_manifest
 
 PROMPTS = ["a red disc", "a blue ring", "a green square", "a ring drifts", "a disc bounces"]
@@ -134,6 +135,55 @@ def test_an_encoder_that_fails_leaves_every_row_as_it_was() -> None:
             assert session.run_chunk().to_host().tobytes() == whole.run_chunk().to_host().tobytes()
 
 
+def test_no_chunk_is_made_of_half_a_prompt() -> None:
+    """The prompt program fails when the first row is done: that row is neither run nor begun anew until a prompt is."""
+    fail = [False]
+
+    def prompt(inputs: list[Any]) -> list[Any]:
+        text, mean = inputs
+        if fail[0]:
+            mean[0] = text[0].mean(0)
+            raise RuntimeError("planted")
+        return [toy.Prompt()(*inputs)]
+
+    with open_whole(2, engines={"prompt": prompt}) as session, open_whole(2) as whole:
+        for one in (session, whole):
+            one.run_chunk()
+        fail[0] = True
+        for change in (lambda: session.set_prompt("a blue ring"), lambda: session.set_text(toy.toy_text(2))):
+            with pytest.raises(EngineRunError, match="planted"):
+                change()
+            with pytest.raises(TornStreamError, match="was set in part when an error came; set it again"):
+                session.run_chunk()
+        fail[0] = False
+        for one in (session, whole):
+            one.set_prompt("a green square")
+            one.restart_row(1)
+        assert session.run_chunk().to_host().tobytes() == whole.run_chunk().to_host().tobytes()
+
+
+def test_a_session_with_half_a_prompt_is_not_stored(tmp_path: Path) -> None:
+    """Not paused and not saved; a row that holds another stream again is whole."""
+    fail, real = [False], toy_pool.pool_engines()["prompt"]
+
+    def prompt(inputs: list[Any]) -> list[Any]:
+        if fail[0]:
+            raise RuntimeError("planted")
+        return list(real(inputs))
+
+    with toy_pool.open_pool(1, (1,), engines={"prompt": prompt}) as pool:
+        with pool.open_session(prompt=PROMPT) as session:
+            session.save(tmp_path / "whole")
+            fail[0] = True
+            with pytest.raises(EngineRunError, match="planted"):
+                session.set_prompt("a blue ring")
+            for store in (session.pause, lambda: session.save(tmp_path / "half")):
+                with pytest.raises(TornStreamError, match="set it again"):
+                    store()
+        with pool.restore(tmp_path / "whole") as session:
+            session.run_chunk()
+
+
 def test_results_that_cannot_be_cut_into_rows_are_not_cached() -> None:
     manifest = whole_manifest(2)
     shared = toy_whole.Buffer("shared", (1,), "float32", "prompt")
@@ -171,6 +221,8 @@ def test_what_cannot_be_a_prompt_is_a_usage_error() -> None:
             session.set_prompt("a" * (1 << 17))
         with pytest.raises(UsageError, match="a prompt is a text"):
             session.set_prompt([1, 2])  # type: ignore[list-item]
+        with pytest.raises(UsageError, match="a prompt is a text, got int"):
+            session.set_prompt(1)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="both prompt and text"):
         open_whole(prompt="a", text=np.zeros((1, toy.TEXT_TOKENS, toy.TEXT_DIM), np.float32))
     with (

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from seko_runtime.errors import UsageError
+from seko_runtime.errors import EngineRunError, UsageError
 
-from . import toy_inputs
+from . import toy_inputs, toy_whole
 from .toy import CHANNELS, toy_text
 from .toy_whole import open_whole
 
@@ -106,3 +107,28 @@ def test_inputs_that_are_held_are_those_of_then() -> None:
                 made.append(one.run_chunk(given).to_host())
     assert np.array_equal(*made)
     assert not np.array_equal(other, made[0])
+
+
+def test_a_chunk_that_failed_has_evicted_frames_too() -> None:
+    """It took the slots of the frames that the chunk before it reads; past the kept chunks also those of latents."""
+    real, failing = toy_whole.eager_engines()["store"], [False]
+
+    def store(inputs: list[Any]) -> list[Any]:
+        if failing[0]:
+            raise RuntimeError("planted")
+        return real(inputs)
+
+    for made, earliest in ((1, 0), (2, 2), (3, 3), (4, 4)):
+        with open_whole(engines={"store": store}) as session:
+            wanted = [session.run_chunk().to_host() for _ in range(made)]
+            failing[0] = True
+            with pytest.raises(EngineRunError, match="planted"):
+                session.run_chunk()
+            failing[0] = False
+            if earliest:
+                with pytest.raises(UsageError, match=f"expected {earliest} to {made}"):
+                    session.rewind(made - 1)
+            session.rewind(earliest)
+            again = [session.run_chunk().to_host() for _ in range(made - earliest + 1)]
+            whole = [*wanted, again[-1]][earliest:]
+            assert all(np.array_equal(*pair) for pair in zip(again, whole, strict=True))

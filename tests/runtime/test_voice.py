@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seko_runtime.errors import UsageError
-from seko_runtime.video.conditioning.voice import WINDOW, AudioWindows, Voice
+from seko_runtime.format.manifest import InputSpec
+from seko_runtime.video.conditioning.voice import NORMALISED, WINDOW, AudioWindows, Voice
+from seko_runtime.video.voices import Voices
+
+from .toy import CHUNK
+from .toy_whole import whole_manifest
 
 
 def windows(chunk_frames: int = 1, speakers: int = 1, *, normalised: bool = False) -> AudioWindows:
@@ -143,9 +151,31 @@ def test_gaps_and_what_comes_behind_the_end() -> None:
     voice.push(noise(100), last=True)
     with pytest.raises(UsageError, match="has ended at sample 100"):
         voice.push(noise(1))
-    for at in (-1, 101):
-        with pytest.raises(UsageError, match=f"samples from {at} on: the voice is held from 0 to 100"):
-            voice.push(noise(1), at=at)
+    odd: Any
+    for odd in (-1, 101, 1.0, "x"):
+        with pytest.raises(UsageError, match=f"samples from {odd} on: the voice is held from 0 to 100"):
+            voice.push(noise(1), at=odd)
     voice.push(np.full(4, -32768, np.int16), at=98, last=True)
     assert voice.end == 102
     assert voice.of_chunk(0).min() == -1
+
+
+def hearing(batch: int = 2) -> Voices:
+    """Those of the toy's rows, with a window for each of a chunk's two latent frames."""
+    spec = InputSpec("audio", (1, CHUNK, WINDOW), "float32", "input.audio", kind=NORMALISED)
+    return Voices(replace(whole_manifest(batch), inputs=(spec,)))
+
+
+def test_samples_that_are_refused_reach_no_row() -> None:
+    """A row that is given windows has no voice after them, and of several rows none has what another cannot take."""
+    voices = hearing()
+    with pytest.raises(UsageError, match="not finite"):
+        voices.push([0], np.full(5, np.nan), None, last=False)
+    given = {"audio": 1}
+    assert voices.beside([0], given, [0]) is given
+    voices.push([0], noise(100), None, last=False)
+    voices.push([1], noise(10), None, last=False)
+    with pytest.raises(UsageError, match="samples from 50 on: the voice is held from 0 to 10"):
+        voices.push([0, 1], noise(100), 50, last=True)
+    held = [voices.voice(row) for row in range(2)]
+    assert [(one and (one.end, one.ended)) for one in held] == [(100, False), (10, False)]

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.cli.conditioning import Conditioning, check_there, load_image
+from seko_runtime.cli.conditioning import AV_ERRORS, Conditioning, check_there, load_image
 from seko_runtime.errors import UsageError, VideoWriterError
 from seko_runtime.format.manifest import Manifest
+from seko_runtime.host.faults import told
 from seko_runtime.video.conditioning.speaker_masks import KIND, masks_input, speaker_masks
 from seko_runtime.video.conditioning.voice import RATE, AudioWindows
 
@@ -137,8 +138,13 @@ def _plain_wav(path: Path) -> NDArray[np.float32] | None:
             form = (file.getnchannels(), file.getsampwidth(), file.getframerate())
             if form != (1, 2, RATE):
                 return None
-            samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
-    except (wave.Error, EOFError):
+            held = file.readframes(file.getnframes())
+            samples = np.frombuffer(held, "<i2", len(held) // 2)  # half a sample where the file was cut
+    except (
+        wave.Error,
+        EOFError,
+        RuntimeError,
+    ):  # the last where a chunk says that it is longer than the file
         return None
     return samples.astype(np.float32) / np.float32(32768)
 
@@ -158,6 +164,6 @@ def _by_av(path: Path) -> NDArray[np.float32]:
             resampler = library.AudioResampler(format="flt", layout="mono", rate=RATE)
             for frame in (*container.decode(audio=0), None):  # None: what the resampler still holds
                 parts += [one.to_ndarray()[0] for one in resampler.resample(frame)]
-    except (OSError, ValueError, IndexError) as error:  # PyAV's errors are these two of Python's
-        raise UsageError(f"--audio {path} is no audio: {str(error)[:120]}") from None
+    except AV_ERRORS as error:
+        raise UsageError(f"--audio {path} is no audio: {told(error)[:120]}") from None
     return np.concatenate(parts).astype(np.float32) if parts else np.zeros(0, np.float32)

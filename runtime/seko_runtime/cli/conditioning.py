@@ -17,6 +17,7 @@ from seko_runtime.errors import ManifestError, UsageError, VideoWriterError, one
 from seko_runtime.executor.buffers_check import IMAGE, TEXT_BUFFER, picture_input, text_vocabulary
 from seko_runtime.format.json_fields import Fields, as_integer, as_items, as_number, as_text, parse_json
 from seko_runtime.format.manifest import Manifest, Stream
+from seko_runtime.host.faults import told
 from seko_runtime.opening.checked_artifact import read_file
 from seko_runtime.video.clocks import checked_seeds
 from seko_runtime.video.conditioning import NO_ENCODER, per_row
@@ -28,6 +29,7 @@ from seko_runtime.video.text import NO_TEXT_ENCODER, PromptIds, clean_prompt
 MAX_SCHEDULE_BYTES = 1 << 20
 MAX_WORDS_TOLD = 8
 TOKEN_SIDE = 16  # pixels of the video
+AV_ERRORS = (OSError, ValueError, LookupError, RuntimeError)  # what PyAV's are, besides its own
 
 
 @dataclass(frozen=True)
@@ -235,13 +237,8 @@ def load_image(path: Path, option: str = "--image") -> NDArray[np.uint8]:
     try:
         with library.open(str(path)) as container:
             picture: NDArray[np.uint8] = next(container.decode(video=0)).to_ndarray(format="rgb24")
-    except (
-        OSError,
-        ValueError,
-        IndexError,
-        StopIteration,
-    ) as error:  # PyAV's errors are these two of Python's
-        raise UsageError(f"{option} {path} is no picture: {str(error)[:120]}") from None
+    except (*AV_ERRORS, StopIteration) as error:
+        raise UsageError(f"{option} {path} is no picture: {told(error)[:120]}") from None
     return picture
 
 
@@ -279,9 +276,12 @@ def load_array(path: Path, option: str) -> NDArray[Any]:
     """Read an array file that ``option`` names; a UsageError if it is none."""
     check_there(path, option)
     try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise UsageError(f"{option} {path} is no .npy file of numbers: {str(error)[:120]}") from None
+        with path.open("rb") as file:
+            array = np.load(file, allow_pickle=False)
+    except MemoryError:
+        raise
+    except Exception as error:  # of numpy's, or of the libraries for zip files and tokens that it uses
+        raise UsageError(f"{option} {path} is no .npy file of numbers: {told(error)[:120]}") from None
     if not isinstance(array, np.ndarray):
         raise UsageError(f"{option} {path} holds no array of numbers")
     return array

@@ -27,6 +27,11 @@ PICTURE_CHANNELS = 3
 _OWN_MEANING = (TEXT_BUFFER, *OF_ONE_PROMPT, CONDITIONING_LATENTS, REFERENCE_LATENTS)  # no input's
 
 
+def saved_input(name: str) -> str:
+    """Return the name of an input in a stream's saved state; a dot and the slot follow for one in a kept slot."""
+    return f"given.{name}"
+
+
 def group_buffer(name: str, group: str) -> str:
     """Return the chunk buffer of a layer group; ``""`` is the group with the largest ring. See `Stream.rings`."""
     return f"{name}.{group}" if group else name
@@ -149,6 +154,10 @@ def _check_inputs(
                 )
             shape = (passes, manifest.call_rows, *one.shape[1:])
             _expect(buffers, one.buffer, "chunk", shape, one.dtype)
+    for name in names:
+        stem, _, slot = name.rpartition(".")
+        if saved_input(name) in buffers or (stem in names and slot.isdecimal()):
+            raise ProgramError(f"input {name!r} has the name of something else in a stream's saved state")
     return given
 
 

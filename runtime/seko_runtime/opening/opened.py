@@ -219,7 +219,7 @@ class OpenArtifact:
         key = checked_key(snapshot_key)
         streams = self._pool_streams(steps, shift, prompt_cache, overlap)
         pool = Pool(streams, digest=self.digest, snapshot_key=key)
-        self._pools.append(pool)
+        self._pools = [one for one in self._pools if not one._streams.closed] + [pool]
         return pool
 
     def _pool_streams(

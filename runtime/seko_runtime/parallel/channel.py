@@ -85,8 +85,8 @@ def _packed(one: object, name: str, arrays: list[NDArray[Any]]) -> object:
     if is_dataclass(one) and not isinstance(one, type):
         one = asdict(one)
     if isinstance(one, Mapping):
-        if "" in one:
-            raise UsageError(f"{name} has an empty name")
+        if odd := [key for key in one if not isinstance(key, str) or not key]:
+            raise UsageError(f"{name} has the name {odd[0]!r}, expected words")
         return {key: _packed(value, key, arrays) for key, value in one.items()}
     if isinstance(one, Sequence):
         return [_packed(value, name, arrays) for value in one]

@@ -97,10 +97,15 @@ class RowClocks:
         """Return the slot that keeps the latents of a row's last chunk; the next chunk never overwrites it."""
         return self._kept_ring.slot(self._made[row] - 1)
 
-    def chunk_made(self, rows: Sequence[int]) -> None:
-        """Advance rows by one chunk, kept at `next_kept_slot`."""
+    def begin_chunk(self, rows: Sequence[int]) -> None:
+        """Record that rows' next chunk is written, at `next_kept_slot`: it evicts frames even if it fails."""
         for row in rows:
             self._first_frames[row][self.next_kept_slot(row)] = int(self.first[row])
+
+    def chunk_made(self, rows: Sequence[int]) -> None:
+        """Advance rows by one chunk."""
+        self.begin_chunk(rows)
+        for row in rows:
             self._made[row] += 1
             self.first[row] += self.ring.chunk_frames
             self.slot_first[row] += self.ring.chunk_frames
@@ -118,20 +123,21 @@ class RowClocks:
     def earliest(self, row: int, ring_frames: int) -> int:
         """Return the earliest chunk at which a row can stand again, with the smallest of its layers' rings.
 
-        While nothing was evicted, any. Afterwards the last one that was ever made, undone or not: its frames took
-        slots that it does not read itself. None once a cache was rebuilt without frames that had been evicted.
+        While nothing was evicted, any. Afterwards the last one that was ever begun, undone or failed or not: its
+        frames took slots that it does not read itself. None once a cache was rebuilt without frames that had been
+        evicted.
         """
         if int(self.slot_first[row]) != int(self.first[row]):
             return self._made[row]
-        ever = self._ever_made(row)
+        ever = self._ever_begun(row)
         return 0 if ever * self.ring.chunk_frames <= self.ring.sink_frames + ring_frames else ever - 1
 
     def keeps_all(self, row: int) -> bool:
         """Return whether a row still keeps every chunk that it has made."""
-        return self._ever_made(row) <= self.kept_slots
+        return self._ever_begun(row) <= self.kept_slots
 
-    def _ever_made(self, row: int) -> int:
-        """Chunks since a row's stream began, with those that were undone."""
+    def _ever_begun(self, row: int) -> int:
+        """Chunks since a row's stream began, with those that were undone or failed."""
         return max(self._first_frames[row]) // self.ring.chunk_frames + 1
 
     def rewind(self, row: int, chunk: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Memory, Tensor
-from seko_runtime.errors import StaleChunkError
+from seko_runtime.errors import StaleChunkError, TornStreamError
 from seko_runtime.executor.buffers_check import DECODE_LATENTS, VIDEO, VIDEO_FIRST
 from seko_runtime.executor.program import BoundProgram
 from seko_runtime.host.faults import captured
@@ -90,15 +90,28 @@ class Decoder:
     def feed(self, rows: Sequence[int], latents: Tensor) -> None:
         """Queue the copy of a finished chunk's rows to the decoder; call it inside the memory's `ordered`, before
         `decode`.
+
+        Raises
+        ------
+        TornStreamError
+            If a failed try has decoded other latents of a row.
         """
-        if list(rows) == list(range(len(self._queued))):
+        if not self._rows_done and list(rows) == list(range(len(self._queued))):
             self._lane.feed(self._latents, latents)
             return
         for place, row in enumerate(rows):
             target, source = (
                 self._memory.index(tensor, (at,)) for tensor, at in ((self._latents, row), (latents, place))
             )
-            self._lane.feed(target, source)
+            if row not in self._rows_done:
+                self._lane.feed(target, source)
+            elif self._memory.read(target).tobytes() != self._memory.read(source).tobytes():
+                raise self._ahead(row)
+
+    def check(self, row: int) -> None:
+        """Raise a TornStreamError if a failed try has decoded a row's next chunk."""
+        if row in self._rows_done:
+            raise self._ahead(row)
 
     def decode(self, rows: Sequence[int], begins: Sequence[bool]) -> tuple[int, ...]:
         """Queue the decoding of what was last fed, and the copies of the frames to the host.
@@ -153,10 +166,6 @@ class Decoder:
         """Forget what a failed attempt decoded of a row that begins anew."""
         self._rows_done.discard(row)
 
-    def readable(self, row: int, number: int) -> bool:
-        """Return whether a chunk's frames are still held."""
-        return self._queued[row] - FRAME_BLOCKS <= number < self._queued[row]
-
     def video_frames(self, row: int, number: int) -> NDArray[np.uint8]:
         """Return a row's video frames of one chunk, uint8 [T, H, W, 3]; waits for them. Later chunks overwrite them.
 
@@ -165,12 +174,17 @@ class Decoder:
         StaleChunkError
             If they were overwritten.
         """
-        if not self.readable(row, number):
+        if not self._queued[row] - FRAME_BLOCKS <= number < self._queued[row]:
             raise StaleChunkError(
                 f"the frames of chunk {number} of row {row} were overwritten: the last {FRAME_BLOCKS} chunks' are "
                 "kept; read them before queueing more"
             )
         return self._blocks.wait(row, number % FRAME_BLOCKS)
+
+    def _ahead(self, row: int) -> TornStreamError:
+        return TornStreamError(
+            f"the next chunk of row {row} was decoded before its call failed; make the same chunk again, or restart it"
+        )
 
     def close(self) -> None:
         """Release graphs and programs; call it after the memory's `wait`."""

@@ -10,16 +10,13 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.device_tensor import BFLOAT16, host_dtype, to_bytes
 from seko_runtime.errors import UsageError
+from seko_runtime.executor.buffers_check import saved_input
 from seko_runtime.format.manifest import InputSpec, Manifest, TensorSpec
 from seko_runtime.video.clocks import KeptChunk
 
 Array = NDArray[Any]
 Inputs = Mapping[str, object]  # arrays by the input's name
 Rows = Sequence[int]
-_HELD, _KEPT = (
-    "given.{}",
-    "given.{}.{}",
-)  # names in a stream's saved state: of an input, and of an input in a kept slot
 
 
 class CallerInputs:
@@ -84,10 +81,6 @@ class CallerInputs:
 
     def of_each(self, rows: Rows, inputs: Sequence[Inputs | None]) -> dict[str, Array]:
         """Return the same for rows with a mapping each, or None."""
-        if len(inputs) != len(rows):
-            raise UsageError(
-                f"{len(inputs)} inputs given for {len(rows)} sessions, expected one mapping each"
-            )
         each = [self.of_chunk([row], one) for row, one in zip(rows, inputs, strict=True)]
         return {name: np.concatenate([one[name] for one in each]) for name in self._specs}
 
@@ -172,9 +165,11 @@ class CallerInputs:
         return {name: TensorSpec(name, (one.nbytes,), "uint8") for name, one in self._views(0).items()}
 
     def _views(self, row: int) -> dict[str, Array]:
-        views = {_HELD.format(name): held[row : row + 1] for name, held in self._held.items()}
+        views = {saved_input(name): held[row : row + 1] for name, held in self._held.items()}
         for name, kept in self._kept.items():
-            views |= {_KEPT.format(name, place): kept[place, row : row + 1] for place in range(len(kept))}
+            views |= {
+                f"{saved_input(name)}.{place}": kept[place, row : row + 1] for place in range(len(kept))
+            }
         return views
 
     def _checked(
@@ -208,6 +203,25 @@ class CallerInputs:
         return f"this artifact takes {', '.join(each) or 'no inputs of the caller'}"
 
 
+def check_call(rows: Rows, inputs: object) -> None:
+    """Raise a UsageError unless a call's inputs are a mapping, None, or as many of both as it has rows."""
+    each = inputs if isinstance(inputs, Sequence) else [inputs]
+    for one in each:
+        if one is not None and not isinstance(one, Mapping):
+            raise UsageError(f"inputs are a {type(one).__name__}, expected a mapping of names to arrays")
+    if each is inputs and len(each) != len(rows):
+        raise UsageError(f"{len(each)} inputs given for {len(rows)} sessions, expected one mapping each")
+
+
+def as_array(value: object, what: str) -> Array:
+    """Return an array; UsageError for what is none, such as a ragged list or a tensor on a device."""
+    try:
+        array: Array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as fault:
+        raise UsageError(f"{what} is no array: {fault}") from None
+    return array
+
+
 def as_rows(spec: InputSpec, value: object, rows: int, *, bits: bool) -> Array:
     """Return a copy [rows, *shape] of what was given for one input, [*shape] or [rows, *shape].
 
@@ -219,10 +233,7 @@ def as_rows(spec: InputSpec, value: object, rows: int, *, bits: bool) -> Array:
         If shape or dtype differ, or a number is not finite.
     """
     wanted = np.dtype(np.float32) if spec.dtype == BFLOAT16 else host_dtype(spec.dtype)
-    try:
-        array: Array = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as fault:  # a ragged list, a tensor on a device
-        raise UsageError(f"input {spec.name!r} is no array: {fault}") from None
+    array = as_array(value, f"input {spec.name!r}")
     each = (rows, *spec.shape)
     if array.dtype != wanted or array.shape not in (spec.shape, each):
         raise UsageError(

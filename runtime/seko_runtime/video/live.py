@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,19 +12,55 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Engine, Memory, Tensor
-from seko_runtime.errors import UsageError
+from seko_runtime.errors import TornStreamError, UsageError
 from seko_runtime.executor.buffers_check import CONDITIONING_LATENTS, RANK, REFERENCE_LATENTS, TEXT_BUFFER
 from seko_runtime.executor.cache_offload import CacheOffload
 from seko_runtime.executor.program import BoundProgram, BoundTensors
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.manifest import EngineSpec, Manifest, TensorSpec
+from seko_runtime.format.program_key import ProgramKey
 from seko_runtime.host.faults import captured
-from seko_runtime.video.chunk_programs import ChunkCall, chunk_programs
 from seko_runtime.video.clocks import KeptChunk, RowClocks
 from seko_runtime.video.decoding import Decoder
 from seko_runtime.video.inputs import CallerInputs
 from seko_runtime.video.positions import Positions
 from seko_runtime.video.rank_place import ALONE, RankPlace
+
+ChunkCall = tuple[int, bool]  # a launch's bucket, and whether the caches of all rows that it is for are full
+
+
+@dataclass(frozen=True)
+class ChunkPrograms:
+    """The programs of one chunk, bound to their tensors.
+
+    Parameters
+    ----------
+    begin : BoundProgram
+        Draws the chunk's first latents.
+    denoise : tuple of BoundProgram
+        One for each denoise pass, in order.
+    context : BoundProgram or None
+        The clean pass after them, which writes the cache; None if each denoise pass writes a cache of its own.
+    """
+
+    begin: BoundProgram
+    denoise: tuple[BoundProgram, ...]
+    context: BoundProgram | None
+
+    @property
+    def in_order(self) -> list[BoundProgram]:
+        """All programs in the order of a chunk."""
+        return [self.begin, *self.denoise, *(() if self.context is None else (self.context,))]
+
+    @property
+    def cache_writers(self) -> Sequence[BoundProgram]:
+        """The programs that write the cache."""
+        return self.denoise if self.context is None else (self.context,)
+
+    @property
+    def every_engine(self) -> list[BoundProgram]:
+        """The fewest programs that call every engine of a chunk: all denoise passes call the same ones."""
+        return [self.begin, self.denoise[0], self.context or self.denoise[-1]]
 
 
 class Live:
@@ -81,6 +119,7 @@ class Live:
         self.prompt_buffers = _prompt_buffers(programs, self.engine_specs)
         read = {ref.name for call in programs["prompt"][0] for ref in call.inputs if ref.kind == "buffer"}
         self.prompt_takes_inputs = any(one.buffer in read for one in manifest.caller_inputs)
+        self.half_prompted: set[int] = set()  # rows whose prompt was changed in part, when an error came
         self.once = rank.encoders(programs, bound, self.buffers)
         self.chunk = chunk_programs(manifest, bound)
         self.replays: dict[ChunkCall, Callable[[], None]] = {}
@@ -131,7 +170,9 @@ class Live:
         found = None if text is None else tuple(getattr(text, "shape", ()))
         if found != wanted:
             raise UsageError(f"text has shape {found}, this artifact takes {wanted}")
-        with self._memory.ordered():
+        if isinstance(text, np.ndarray) and text.dtype.kind not in "fiu":
+            raise UsageError(f"text is {text.dtype}, expected numbers")
+        with self.prompting(rows):
             if spec is not None and len(rows) == spec.shape[0]:
                 self._memory.write(self.buffers[TEXT_BUFFER], text)
             elif spec is not None:
@@ -150,11 +191,25 @@ class Live:
             As `CallerInputs.steady`.
         """
         written = self._inputs.steady(rows, inputs)
-        with self._memory.ordered():
+        rerun = rerun and any(spec.per == "prompt" for spec, _, _ in written)
+        with self.prompting(rows) if rerun else self._memory.ordered():
             for spec, row, array in written:
                 self._memory.write(self.row_of(spec.buffer, row), array)
-            if rerun and any(spec.per == "prompt" for spec, _, _ in written):
+            if rerun:
                 self.run_prompt(rows)
+
+    @contextmanager
+    def prompting(self, rows: Sequence[int]) -> Iterator[None]:
+        """Context of the memory's order in which rows' prompts change; after an error `check_prompts` refuses them."""
+        with self._memory.ordered():
+            self.half_prompted.update(rows)
+            yield
+            self.half_prompted.difference_update(rows)
+
+    def check_prompts(self, rows: Sequence[int]) -> None:
+        """Raise a TornStreamError if a row's prompt was changed in part."""
+        for row in self.half_prompted.intersection(rows):
+            raise TornStreamError(f"the prompt of row {row} was set in part when an error came; set it again")
 
     def run_prompt(self, rows: Sequence[int]) -> None:
         """Queue the prompt program: it turns the rows' embeddings into the keys and values that the layers attend
@@ -438,3 +493,22 @@ def _prompt_buffers(programs: Programs, engines: Mapping[str, EngineSpec]) -> tu
         refs += [ref for ref, one in taken if one.name in engines[call.engine].mutates]
         names += [ref.name for ref in refs if ref.kind == "buffer"]
     return tuple(dict.fromkeys(names))
+
+
+def chunk_programs(
+    manifest: Manifest, bound: Mapping[str, Sequence[BoundProgram]]
+) -> dict[ChunkCall, ChunkPrograms]:
+    """Return the programs of a chunk for each call."""
+    buckets: dict[int, int | None] = {manifest.stream.batch: None}
+    if manifest.pool is not None:
+        buckets = {bucket: bucket for bucket in manifest.pool.buckets}
+    chunk = {}
+    for rows, bucket in buckets.items():
+        for full in (False, True):
+            denoise = bound.get(ProgramKey("denoise", bucket, full).name)
+            if denoise is None:
+                continue
+            (begin,) = bound[ProgramKey("begin", bucket).name]
+            context = bound[ProgramKey("context", bucket, full).name] if manifest.has_context else ()
+            chunk[rows, full] = ChunkPrograms(begin, tuple(denoise), next(iter(context), None))
+    return chunk

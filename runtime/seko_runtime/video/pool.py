@@ -263,10 +263,12 @@ class Pool:
         with self._call_lock.last():
             if self._streams.closed:
                 return
-            for session in self.sessions:
-                warnings.warn(f"session {session.name!r} was never closed", SessionLeakWarning, stacklevel=2)
+            left = self.sessions
+            for session in left:
                 session.close()
             self._streams.close()
+            for session in left:  # last: a warning may be an error
+                warnings.warn(f"session {session.name!r} was never closed", SessionLeakWarning, stacklevel=2)
 
     def __enter__(self) -> Pool:
         return self

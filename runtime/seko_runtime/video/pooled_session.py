@@ -91,7 +91,7 @@ class PooledSession:
         return video_stream(self, self._pool._streams, prompt, chunks, recache, inputs)
 
     def set_prompt(self, prompt: str, *, recache: bool = False) -> None:
-        """Set the prompt to a sentence, from the next chunk on; see `Streams.set_prompt`."""
+        """Set the prompt to a sentence, from the next chunk on; see `Session.set_prompt`."""
         with self._pool._call_lock.take():
             self._pool._streams.set_prompt([self._running_row()], prompt, recache=recache)
 

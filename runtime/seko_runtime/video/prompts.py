@@ -133,7 +133,7 @@ class RowPrompts:
                 held[key] = entry
             else:
                 encoded[key] = self._encode(live, prompt)
-        with self._memory.ordered():
+        with live.prompting(rows):
             for row, key in zip(rows, keys, strict=True):
                 if key in encoded:
                     self._memory.copy(live.row_of(TEXT_BUFFER, row), encoded[key])

@@ -12,7 +12,7 @@ from seko_runtime.errors import UsageError
 from seko_runtime.executor.buffers_check import IMAGE, IMAGE_LATENTS, REFERENCE_LATENTS
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.video.conditioning import NO_ENCODER, per_row
-from seko_runtime.video.inputs import Inputs
+from seko_runtime.video.inputs import Inputs, as_array
 from seko_runtime.video.live import Live
 
 PORTRAIT = (
@@ -22,7 +22,7 @@ PORTRAIT = (
 
 def with_portrait(manifest: Manifest, inputs: Inputs | None, reference: object) -> Inputs:
     """Return the caller's inputs with the portrait, unless they have it or the reference is latents."""
-    found, given = np.asarray(reference), {} if inputs is None else inputs
+    found, given = as_array(reference, "reference"), {} if inputs is None else inputs
     name = next((one.name for one in manifest.caller_inputs if one.kind == PORTRAIT), None)
     if name is None or name in given or found.dtype != np.uint8 or found.ndim < 3:
         return given
@@ -59,7 +59,7 @@ def set_reference(
         return False
     if reference is None:
         raise UsageError(f"this artifact has {count} reference frames, found none; give them as reference")
-    found = np.asarray(reference)
+    found = as_array(reference, "reference")
     parts = check_reference(manifest, found, rows)
     if found.dtype == np.uint8:
         _set_pictures(live, memory, parts, count)

@@ -13,9 +13,9 @@ from seko_runtime.format.manifest import COPIES_VERSION, Manifest, TensorSpec
 from seko_runtime.video.chunk import Readable
 from seko_runtime.video.clocks import RowClocks, checked_seeds
 from seko_runtime.video.conditioning import ConditioningFrames
-from seko_runtime.video.inputs import CallerInputs
+from seko_runtime.video.inputs import CallerInputs, as_array
 from seko_runtime.video.live import Live
-from seko_runtime.video.reference_frames import set_reference, with_portrait
+from seko_runtime.video.reference_frames import check_reference, set_reference, with_portrait
 from seko_runtime.video.ring import Ring
 from seko_runtime.video.snapshot import RowNumbers, RowState, check_numbers
 from seko_runtime.video.voices import Voices
@@ -103,8 +103,8 @@ class RowStreams:
         torn = sorted(self.torn.intersection(rows))
         if torn:
             raise TornStreamError(
-                f"the stream of row {torn[0]} was interrupted while its chunk was decoded and counted, so it is not "
-                "known where it stands; restart it, or close its session and open another"
+                f"the stream of row {torn[0]} was interrupted while a chunk was counted or it began anew, so it is "
+                "not known where it stands; restart it, or close its session and open another"
             )
 
     def settle(self, rows: Sequence[int]) -> None:
@@ -121,18 +121,20 @@ class RowStreams:
     def restart(self, live: Live, row: int, seed: int | None, image: object, reference: object) -> None:
         """Restart a row at frame 0; see `Streams.restart`."""
         new_seed = None if seed is None else checked_seeds([seed], 1)[0]
+        if reference is not None:
+            check_reference(self._manifest, as_array(reference, "reference"), [row])
         with self._memory.ordered():
             self.settle([row])
         if image is None:
             self.conditioning.drop(row)
         else:
             self.conditioning.set_image(live, [row], image)
+        self.torn.add(row)  # the checks are done: what fails now leaves neither the old stream nor the new
         if new_seed is not None:
             self.seeds[row] = new_seed
         if reference is not None:
             self.set_reference(live, [row], reference)
             live.set_inputs([row], with_portrait(self._manifest, None, reference), rerun=True)
-        self.torn.add(row)
         with self._memory.ordered():
             live.clear_cache(row)
         self._begin(live, row)
@@ -187,6 +189,9 @@ class RowStreams:
     def store(self, live: Live, row: int) -> RowState:
         """Queue copies of a row's whole stream to the host, while other rows continue."""
         self.check_whole([row])
+        live.check_prompts([row])
+        if live.decoder is not None:
+            live.decoder.check(row)
         numbers = RowNumbers(
             seed=int(self.seeds[row]),
             given=int(self.conditioning.counts[row]),
@@ -219,6 +224,7 @@ class RowStreams:
             self.rebuild_due.add(row)
         if live.decoder is not None:
             live.decoder.restart(row)
+        live.half_prompted.discard(row)
         self.torn.discard(row)
 
     def layout(self, live: Live) -> dict[str, TensorSpec]:

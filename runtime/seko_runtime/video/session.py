@@ -13,7 +13,7 @@ from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import UsageError
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.manifest import Manifest
-from seko_runtime.video.chunk import Chunk, ChunkMaker, SessionStats
+from seko_runtime.video.chunk import Chunk, ChunkMaker, SessionStats, VideoStream
 from seko_runtime.video.clocks import checked_seeds
 from seko_runtime.video.conditioning import Camera, steered
 from seko_runtime.video.inputs import Inputs
@@ -22,7 +22,6 @@ from seko_runtime.video.rank_place import ALONE, RankPlace
 from seko_runtime.video.reference_frames import with_portrait
 from seko_runtime.video.streams import Streams
 from seko_runtime.video.text import TokenIds
-from seko_runtime.video.video_stream import VideoStream
 
 __all__ = ["Chunk", "Session", "SessionStats"]
 
@@ -193,8 +192,12 @@ class Session:
 
         Raises
         ------
-        UsageError, TokenizerMissingError, TokenizerError, SessionClosedError
-            As `Streams.set_prompt`.
+        UsageError
+            If the artifact takes no sentences or cannot rebuild caches, their number is wrong, or one is too long.
+        TokenizerMissingError, TokenizerError
+            If it cannot be tokenised.
+        SessionClosedError
+            After `close()`.
         """
         with self._streams.call_lock.take():
             self._streams.set_prompt(self._rows, prompt, recache=recache)
@@ -211,8 +214,10 @@ class Session:
 
         Raises
         ------
-        UsageError, SessionClosedError
-            As `Streams.set_text`.
+        UsageError
+            If its shape does not fit, or the artifact cannot rebuild caches.
+        SessionClosedError
+            After `close()`.
         """
         with self._streams.call_lock.take():
             self._streams.set_text(self._rows, text, recache=recache)
@@ -240,7 +245,8 @@ class Session:
 
         Cache, inputs that are held, the VAE's caches and the voice stand as they did. Prompt and inputs per session
         stay as they are now. It goes back to any chunk until the cache evicts its first frame; afterwards by one chunk,
-        and not at all once a prompt rebuilt the cache, or where video is decoded and not all chunks are kept any more.
+        and not at all once a chunk failed or a prompt rebuilt the cache, or where video is decoded and not all chunks
+        are kept any more.
 
         Parameters
         ----------
@@ -306,7 +312,7 @@ class Session:
     def restart_row(
         self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
     ) -> None:
-        """Restart row ``row`` at frame 0 with an empty cache and no conditioning frames; other rows continue.
+        """Restart row ``row`` at frame 0 with an empty cache; its prompt stays, and other rows continue.
 
         Parameters
         ----------
@@ -315,14 +321,14 @@ class Session:
         seed : int, optional
             New seed; default: the row keeps its seed.
         image : array, optional
-            uint8 [H, W, 3]: a picture that the row begins with.
+            uint8 [H, W, 3]: a picture that the row begins with; default: no conditioning frames.
         reference : array, optional
             New reference frames; default: the row keeps its own.
 
         Raises
         ------
         UsageError
-            If there is no such row, or the picture does not fit.
+            If there is no such row, or seed, picture or reference does not fit; nothing changes then.
         SessionClosedError
             After `close()`.
         """

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import HostBytes, Parked
 from seko_runtime.errors import ManifestError, SafetensorsHeaderError, SnapshotError, UsageError
+from seko_runtime.executor.buffers_check import saved_input
 from seko_runtime.format.artifact_files import FILE_FLAGS
 from seko_runtime.format.json_fields import Fields, as_integer, parse_json
 from seko_runtime.format.manifest import Manifest, TensorSpec
@@ -183,7 +184,9 @@ def read_snapshot(
         numbers = read_numbers(Fields(facts.value("numbers"), f"{path.name}.numbers"))
     except ManifestError as fault:  # the shared JSON reader's word for malformed
         raise SnapshotError(f"{path.name}: {fault}") from fault
-    return RowState(numbers, HostBytes(parts), parts)
+    # Not all parts: ranks are sent the inputs besides the tensors.
+    inputs = {name: one for name, one in parts.items() if name.startswith(saved_input(""))}
+    return RowState(numbers, HostBytes(parts), inputs)
 
 
 def stream_content(manifest: Manifest) -> str:

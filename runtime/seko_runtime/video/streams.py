@@ -6,7 +6,8 @@ Independent of torch: tensors and capture belong to the memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from seko_runtime.host.faults import machine_faults
 from seko_runtime.video.call_lock import CallLock
 from seko_runtime.video.chunk import Chunk, SessionStats
 from seko_runtime.video.decoding import Decoder
-from seko_runtime.video.inputs import Inputs
+from seko_runtime.video.inputs import Inputs, check_call
 from seko_runtime.video.live import Live
 from seko_runtime.video.positions import Positions
 from seko_runtime.video.prompts import PROMPT_CACHE, RowPrompts
@@ -148,7 +149,9 @@ class Streams:
         """
         live, clocks, known = self.live(), self.clocks, self._rows
         known.check_whole(rows)
+        live.check_prompts(rows)
         frames, seeds = clocks.next_frames(rows), self.seeds[list(rows)]
+        check_call(rows, inputs)
         inputs = known.voices.beside(rows, inputs, frames[:, 0].tolist())
         if inputs is None or isinstance(inputs, Mapping):
             seen = self.inputs.of_chunk(rows, inputs)
@@ -157,6 +160,7 @@ class Streams:
         first_frames, slot_firsts = frames[:, 0], [int(clocks.slot_first[row]) for row in rows]
         begins = [bool(first == 0) for first in first_frames]
         known.readable.let_go(rows)
+        clocks.begin_chunk(rows)
         with self.memory.ordered():
             known.settle(rows)
             due = [row for row in rows if row in known.rebuild_due]
@@ -205,31 +209,14 @@ class Streams:
 
     @machine_faults()
     def set_prompt(self, rows: Sequence[int], prompt: str | Sequence[str], *, recache: bool = False) -> None:
-        """Set rows' prompts to sentences, from their next chunks on.
-
-        Parameters
-        ----------
-        rows : sequence of int
-            k of them.
-        prompt : str or Sequence[str]
-            One for all of the rows, or one for each. A cached sentence costs one copy for each buffer.
-        recache : bool
-            Recompute the keys and values of the cached frames with the new prompt; otherwise they stay until they are
-            evicted.
-
-        Raises
-        ------
-        UsageError
-            If the artifact takes no sentences or cannot rebuild caches, their number is wrong, or one is too long.
-        TokenizerMissingError, TokenizerError
-            If it cannot be tokenised.
-        SessionClosedError
-            After `close()`.
-        """
+        """Set rows' prompts to sentences, one for all or one for each; see `Session.set_prompt`."""
         live = self._live_for(recache=recache)
         if self._prompts is None:
             raise UsageError(NO_TEXT_ENCODER)
-        prompts = [prompt] * len(rows) if isinstance(prompt, str) else list(prompt)
+        several = isinstance(prompt, Iterable) and not isinstance(prompt, str)
+        prompts: list[Any] = (
+            [*prompt] if several else [prompt] * len(rows)
+        )  # each is checked when it is cleaned
         if len(prompts) != len(rows):
             raise UsageError(f"{len(prompts)} prompts given for {len(rows)} rows, expected one, or one each")
         with self.memory.ordered():
@@ -240,15 +227,7 @@ class Streams:
 
     @machine_faults()
     def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:
-        """Set rows' prompts to embeddings [k, tokens, text_dim], from their next chunks on.
-
-        Raises
-        ------
-        UsageError
-            If its shape does not fit, or the artifact cannot rebuild caches.
-        SessionClosedError
-            After `close()`.
-        """
+        """Set rows' prompts to embeddings [k, tokens, text_dim]; see `Session.set_text`."""
         live = self._live_for(recache=recache)
         with self.memory.ordered():
             self._rows.settle(rows)
@@ -318,18 +297,7 @@ class Streams:
     def restart(
         self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
     ) -> None:
-        """Restart a row at frame 0 with an empty cache, and with ``image`` as its only conditioning; its prompt
-        stays.
-
-        Its reference frames stay too, unless others are given.
-
-        Raises
-        ------
-        UsageError
-            If the seed, the picture or the reference does not fit.
-        SessionClosedError
-            After `close()`.
-        """
+        """Restart a row; see `Session.restart_row`."""
         self._rows.restart(self.live(), row, seed, image, reference)
 
     @machine_faults()
@@ -352,24 +320,12 @@ class Streams:
 
     @machine_faults()
     def store(self, row: int) -> RowState:
-        """Queue copies of a row's whole stream to the host, while other rows continue.
-
-        Raises
-        ------
-        TornStreamError
-            If Ctrl-C came while the row was being advanced.
-        """
+        """Queue copies of a row's whole stream to the host, beside chunks of others; TornStreamError if it is torn."""
         return self._rows.store(self.live(), row)
 
     @machine_faults()
     def load(self, row: int, state: RowState) -> None:
-        """Queue copies of a stored stream into a row, which then continues it.
-
-        Raises
-        ------
-        SnapshotError
-            If the stored stream does not fit this artifact.
-        """
+        """Queue copies of a stored stream into a row, which then continues it; SnapshotError if it does not fit."""
         self._rows.load(self.live(), row, state)
 
     def layout(self) -> dict[str, TensorSpec]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,10 +39,12 @@ class Voices:
         return self._windows
 
     def push(self, rows: Sequence[int], samples: object, at: int | None, *, last: bool) -> None:
-        """Append samples to the voices of some rows; see `Voice.push`."""
+        """Append samples to the voices of some rows, all or none; see `Voice.push`."""
         windows = self.windows
-        for row in rows:
-            self._of_row.setdefault(row, Voice(windows)).push(samples, at=at, last=last)
+        pushed = {row: copy(self._of_row.get(row, Voice(windows))) for row in rows}
+        for voice in pushed.values():
+            voice.push(samples, at=at, last=last)
+        self._of_row |= pushed
 
     def beside(
         self,

@@ -17,6 +17,7 @@ from seko_runtime.executor.buffers_check import (
     picture_input,
 )
 from seko_runtime.format.manifest import Manifest
+from seko_runtime.video.inputs import as_array
 from seko_runtime.video.live import Live
 
 NO_ENCODER = "this artifact encodes no pictures; rebuild it with a VAE (--vae), or give latents"
@@ -61,7 +62,7 @@ class ConditioningFrames:
         program = "encode" if told is None else "condition"
         if program not in live.once:
             raise UsageError(NO_ENCODER)
-        pictures = per_row(np.asarray(image), live.specs[IMAGE].shape, np.uint8, "image", rows)
+        pictures = per_row(as_array(image, "image"), live.specs[IMAGE].shape, np.uint8, "image", rows)
         previous: NDArray[np.generic] | None = None
         with self._memory.ordered():
             for target, picture in pictures:
@@ -70,7 +71,8 @@ class ConditioningFrames:
                     live.once[program].run()
                 previous = picture
                 if told is not None:
-                    self._memory.copy(live.row_of(told.buffer, target), live.buffers[PICTURE_CONDITION])
+                    row = self._memory.index(live.buffers[told.buffer], (target,))
+                    self._memory.copy(row, live.buffers[PICTURE_CONDITION])
                     continue
                 frames = self._memory.index(live.buffers[CONDITIONING_LATENTS], (target,))  # [C, F, h, w]
                 first = self._memory.row(frames, 1, 0, self._manifest.stream.chunk_frames)
@@ -97,7 +99,7 @@ class ConditioningFrames:
         """
         self._check_taken(live)
         stream = self._manifest.stream
-        found = np.asarray(latents)
+        found = as_array(latents, "conditioning_latents")
         count = found.shape[-3] if found.ndim >= 4 else 0
         if not 1 <= count <= stream.chunk_frames:
             raise UsageError(

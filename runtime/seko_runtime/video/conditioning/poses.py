@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import UsageError
+from seko_runtime.video.inputs import as_array
 
 Array = NDArray[np.float64]
 REFERENCE_HEIGHT, REFERENCE_WIDTH = (
@@ -51,7 +52,7 @@ def checked_poses(poses: object) -> Array:
     UsageError
         If the array has another shape, a number that is not finite, or a matrix that is no rotation and translation.
     """
-    found = np.asarray(poses)
+    found = as_array(poses, "poses")
     if found.ndim != 3 or found.shape[1:] != (4, 4) or not len(found) or found.dtype.kind not in "fiu":
         raise UsageError(f"poses are {found.dtype} {list(found.shape)}, expected numbers of [N, 4, 4]")
     made = found.astype(np.float64)
@@ -75,7 +76,7 @@ def checked_intrinsics(intrinsics: object, count: int) -> Array:
     UsageError
         If the shape does not fit, or a focal length is not positive.
     """
-    found = np.asarray(intrinsics)
+    found = as_array(intrinsics, "intrinsics")
     if found.shape not in ((4,), (count, 4)) or found.dtype.kind not in "fiu":
         raise UsageError(
             f"intrinsics are {found.dtype} {list(found.shape)}, expected numbers of [4] or [{count}, 4]: focal "
@@ -111,7 +112,7 @@ def recorded_intrinsics(intrinsics: object, height: int, width: int, count: int 
     UsageError
         If the shape does not fit, or a focal length is not positive.
     """
-    found = np.asarray(intrinsics)
+    found = as_array(intrinsics, "intrinsics")
     if count is None:
         count = max(1, len(found)) if found.ndim == 2 else 1
     x, y = width / REFERENCE_WIDTH, height / REFERENCE_HEIGHT

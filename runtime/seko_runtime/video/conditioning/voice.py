@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import Manifest
+from seko_runtime.video.inputs import as_array
 
 RATE = 16_000  # samples a second
 WINDOW = 16_000  # samples that are heard for one latent frame
@@ -191,9 +192,9 @@ class Voice:
             )
         if at is None:
             at = self.end
-        elif not self.samples.shape[1] and at >= 0:
-            self.first = at
-        if not self.first <= at <= self.end:
+        elif isinstance(at, int | np.integer) and at >= 0 and not self.samples.shape[1]:
+            self.first = int(at)
+        if not isinstance(at, int | np.integer) or not self.first <= at <= self.end:
             raise UsageError(
                 f"samples from {at} on: the voice is held from {self.first} to {self.end}, and one begins there or in "
                 "between"
@@ -245,7 +246,7 @@ def checked_samples(samples: object, speakers: int) -> NDArray[np.float32]:
     UsageError
         If they have another shape or dtype, or a number is not finite.
     """
-    found = np.asarray(samples)
+    found = as_array(samples, "audio")
     shaped = found[None] if found.ndim == 1 and speakers == 1 else found
     if shaped.ndim != 2 or len(shaped) != speakers or found.dtype not in (np.int16, np.float32, np.float64):
         wanted = "[samples]" if speakers == 1 else f"[{speakers}, samples], a voice for each speaker"
