@@ -116,9 +116,10 @@ def test_control_by_keys_is_another_model(tmp_path: Path) -> None:
     act = written(tmp_path / "act", control_type="act")
     with pytest.raises(ContradictionError, match="control_channels is 6 by shapes, 7 by config"):
         recognise_checkpoint(act)
-    odd = written(tmp_path / "odd", control_type="joystick")
-    with pytest.raises(NotACheckpointError, match="'joystick', expected one of cam, act"):
-        recognise_checkpoint(odd)
+    for number, word in enumerate(("joystick", ["cam"], {})):
+        odd = written(tmp_path / f"odd{number}", control_type=word)
+        with pytest.raises(NotACheckpointError, match="expected one of cam, act"):
+            recognise_checkpoint(odd)
     with pytest.raises(UsageError, match=r"7 channels \(act\), expected 6"):
         replace(MODEL, control_channels=7)
 
