@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -70,6 +71,17 @@ def test_the_names_of_caches_are_those_of_the_kernels():
     for keys in KV_FORMATS:
         for values in KV_FORMATS:
             check_options(BuildOptions(kv=f"{keys}-{values}-sink"))
+
+
+def test_a_config_that_cannot_be_read_is_left_to_the_loader(tmp_path):
+    """It is looked at first, for a sample's: nested too deeply, or a pipe that nobody writes to."""
+    nested, pipe = tmp_path / "nested", tmp_path / "pipe"
+    for folder in (nested, pipe):
+        folder.mkdir()
+    (nested / "config.json").write_text("[" * 100_000)
+    os.mkfifo(pipe / "config.json")
+    for folder in (nested, pipe):
+        check_options(BuildOptions(folder))
 
 
 @pytest.mark.parametrize("word", ["sm_x", "cuda", "", "SM_90", "sm_9", "sm_90; rm -rf"])
