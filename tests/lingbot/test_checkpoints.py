@@ -112,6 +112,14 @@ def test_a_preset_that_is_named_gives_its_passes(tmp_path: Path) -> None:
     )
 
 
+def test_a_key_too_many_leaves_the_family(tmp_path: Path) -> None:
+    """Wan, which is asked first, knows none of the camera's keys."""
+    write_random_checkpoint(tmp_path / "tiny", MODEL, seed=0, format="lingbot")
+    save_file(load_file(tmp_path / "tiny") | {"blocks.0.extra": torch.zeros(1)}, tmp_path / "more")
+    told = recognise_checkpoint(tmp_path / "more").recognised
+    assert (told.family, told.foreign) == ("lingbot", ("blocks.0.extra",))
+
+
 def test_control_by_keys_is_another_model(tmp_path: Path) -> None:
     act = written(tmp_path / "act", control_type="act")
     with pytest.raises(ContradictionError, match="control_channels is 6 by shapes, 7 by config"):
