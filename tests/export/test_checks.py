@@ -73,6 +73,24 @@ def test_the_names_of_caches_are_those_of_the_kernels():
             check_options(BuildOptions(kv=f"{keys}-{values}-sink"))
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--batch", "9" * 5000],
+        ["--batch", "9" * 9],
+        ["--sessions", "9" * 30],
+        ["--ring-frames", "9" * 30],
+        ["--rope-max-frames", "9" * 30, "--window-positions"],
+        ["--height", "16000000000", "--width", "16000000000"],
+    ],
+    ids=lambda one: one[0],
+)
+def test_numbers_that_would_overflow_are_named(arguments, invoke):
+    done = invoke("plan", "--gpu", "h200", "--preset", "tiny", *arguments)
+    assert done.exit_code == 2
+    assert f"seko-export: {arguments[0]}" in done.stderr
+
+
 def test_a_config_that_cannot_be_read_is_left_to_the_loader(tmp_path):
     """It is looked at first, for a sample's: nested too deeply, or a pipe that nobody writes to."""
     nested, pipe = tmp_path / "nested", tmp_path / "pipe"
