@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from seko_export.checkpoints.errors import (
     AmbiguousCheckpointError,
     CheckpointNotFoundError,
+    CompanionError,
     NotACheckpointError,
     ShardIndexError,
     TruncatedCheckpointError,
@@ -57,7 +58,10 @@ def open_files(path: Path, layout: Layout, companion: Path | None = None) -> Ope
     for one in layout.companions:
         file = companion or companion_file(path, layout, one)
         if file is not None:
-            beside = _open_one(file, Layout(layout.formats, (), None, {}), one.pt_part)
+            try:
+                beside = _open_one(file, Layout(layout.formats, (), None, {}), one.pt_part)
+            except NotACheckpointError as fault:
+                raise CompanionError(f"{fault}; {path} is read together with it") from fault
             opened = replace(
                 opened,
                 file_bytes=opened.file_bytes + beside.file_bytes,

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from seko_export import inspect
 from seko_export.checkpoints.errors import (
     CheckpointNotFoundError,
+    CompanionError,
     ContradictionError,
     NonFiniteWeightError,
     WeightKeysError,
@@ -170,6 +171,8 @@ def test_an_adapter_of_another_model_or_of_none_is_refused(folder: Path, tmp_pat
         BuildOptions(preset=TINY, random_weights=0, audio_adapter=folder / ADAPTER)
     with pytest.raises(CheckpointNotFoundError, match="no checkpoint at"):
         resolve_build(BuildOptions(folder, audio_adapter=tmp_path / "missing.pt", target="cpu"))
+    with pytest.raises(CompanionError, match=r"config\.json begins with .* is read together with it"):
+        resolve_build(BuildOptions(folder, audio_adapter=folder / "config.json", target="cpu"))
 
 
 def in_fp8(file: Path, target: Path, parts: tuple[str, ...]) -> dict[str, torch.Tensor]:
