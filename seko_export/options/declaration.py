@@ -309,10 +309,10 @@ class BuildOptions:
             raise UsageError(
                 f"--aspect {self.aspect} contradicts --height and --width: give one or the other"
             )
-        for one, option in declared():
+        for one, declaration in declared():
             value = getattr(self, one.name)
             for number in value if isinstance(value, tuple) else (value,):
-                if option.group in (_LAYOUT, _STREAMS) and isinstance(number, int) and number > MOST:
+                if declaration.group in (_LAYOUT, _STREAMS) and isinstance(number, int) and number > MOST:
                     raise UsageError(f"{flag(one.name)} {number}: expected at most {MOST}")
         if self.sessions is None and self.batch is not None and len(self.batch) > 1:
             raise UsageError(
