@@ -70,7 +70,10 @@ def preset_model(name: str, preset: Preset, options: BuildOptions) -> ChosenMode
     except UnknownModelError:  # the strict comparison with this model will say more
         return ChosenModel(preset.model, stream, schedule)
     told = file.recognised
-    pairs = [(one, getattr(preset.model, one, None), fact) for one, fact in told.model.items()]
+    shared = [
+        one for one in told.model if hasattr(preset.model, one)
+    ]  # a preset of another family lacks some
+    pairs = [(one, getattr(preset.model, one), told.model[one]) for one in shared]
     pairs += [
         (one, getattr(preset.stream, one), fact)
         for one, fact in told.stream.items()

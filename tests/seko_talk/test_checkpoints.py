@@ -291,3 +291,12 @@ def test_a_wan_checkpoint_stays_one(tmp_path: Path) -> None:
 
     write_random_checkpoint(tmp_path / "wan", WAN["tiny"].model, seed=0)
     assert recognise_checkpoint(tmp_path / "wan").recognised.family == "wan"
+
+
+def test_a_named_preset_of_another_family_is_told_by_its_keys(folder: Path) -> None:
+    """What the preset has no field for is not compared; `ref_patch_embedding` is no landmark behind a prefix."""
+    asked = BuildOptions(folder, preset="lingbot-tiny", target="cpu")
+    model = resolve_build(asked).config.model
+    with pytest.raises(WeightKeysError, match="does not hold the weights of 'lingbot-tiny'") as refusal:
+        load_checkpoint(folder, model)
+    assert "the prefix" not in str(refusal.value)
