@@ -23,6 +23,7 @@ from seko_export.checkpoints.json_files import read_json
 from seko_export.checkpoints.pickles import SCANNED_BYTES, globals_of_pickle, open_pt, unsafe_pickle
 from seko_export.checkpoints.row_scales import with_row_scales
 from seko_export.checkpoints.sources import Companion, Layout, OpenedFiles, TensorSource, shown
+from seko_export.errors import MachineError
 
 _MAX_SAFETENSORS_HEADER = 100_000_000  # bytes; the format's own limit
 _SAFETENSORS_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -194,6 +195,11 @@ def _open_safetensors(path: Path) -> tuple[TensorSource, ...]:
         raise TruncatedCheckpointError(
             f"{path} is no whole safetensors file: cut short or damaged "
             f"({path.stat().st_size} bytes found; {shown(str(fault))}); fetch it again"
+        ) from fault
+    except RuntimeError as fault:  # of mmap: the kernel promises no more memory than there is
+        raise MachineError(
+            f"{path} cannot be mapped ({shown(str(fault))}): use a machine with more memory, or save the checkpoint in "
+            "smaller shards"
         ) from fault
 
 
