@@ -196,7 +196,13 @@ def read_facts(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Pr
         for name, preset in presets.items()
         if preset.model.family == family and all(getattr(preset.model, one) == read[one] for one in read)
     }
-    for name, preset in sorted(alike.items(), key=lambda one: not _has(one[1].stream, layout)):
+    passes = (
+        file.recognised.schedule
+    )  # where the family takes them from a preset, the rest is of that one, too
+    usual = passes.detail if passes is not None and passes.source is Source.ASSUMED else ""
+    for name, preset in sorted(
+        alike.items(), key=lambda one: (one[0] != usual, not _has(one[1].stream, layout))
+    ):
         return ReadFacts(  # of models that differ in their streams alone, the one with this stream
             file, name, _taken_from(name, preset.model, model), _taken_from(name, preset.stream, stream)
         )

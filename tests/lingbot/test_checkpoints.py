@@ -22,6 +22,8 @@ from seko_export.families.model_files import load_checkpoint, recognise_checkpoi
 from seko_export.families.recognition import Source
 from seko_export.families.registry import graph_of
 from seko_export.families.wan.presets import PRESETS as WAN_PRESETS
+from seko_export.options.declaration import BuildOptions
+from seko_export.options.model import read_model
 from tests.asked import resolved
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_checkpoint.py"
@@ -71,6 +73,26 @@ def test_the_authors_folders_tell_the_version(folder: str, version: str, tmp_pat
         assert made.schedule == PRESETS[version].schedule
         assert made.stream == PRESETS[version].stream
         assert (made.model.in_channels, made.model.out_channels) == (36, 16)
+
+
+@pytest.mark.parametrize(
+    ("folder", "window", "version"),
+    [
+        ("other", {}, V2),
+        ("other", {"local_attn_size": -1, "sink_size": 0}, V2),
+        ("other", {"local_attn_size": 21, "sink_size": 3}, V2),
+        ("lingbot_world_fast", {"local_attn_size": 18, "sink_size": 6}, V1),
+    ],
+)
+def test_chunk_and_passes_are_of_one_version(
+    folder: str, window: dict[str, int], version: str, tmp_path: Path
+) -> None:
+    """Both have the same sizes: of the presets with these, the one that the passes are of names the build."""
+    path = written(tmp_path / folder, **window)
+    presets = {name: replace(PRESETS[name], model=replace(MODEL, name=name)) for name in (V1, V2)}
+    made = read_model(BuildOptions(path), path, presets)
+    assert (made.model.name, made.schedule) == (version, PRESETS[version].schedule)
+    assert made.stream.chunk_frames == PRESETS[version].stream.chunk_frames
 
 
 def test_the_command_writes_a_folder_that_is_opened(tmp_path: Path) -> None:
