@@ -100,6 +100,7 @@ def check_build(options: BuildOptions, goal: Path, *, force: bool) -> None:
     for what, path, expected in (
         ("checkpoint", options.checkpoint, "one, or of a folder that holds one"),
         ("--model-folder", options.model_folder, "a folder that holds all files of a model"),
+        ("--run-config", options.run_config, "the JSON by which the model's own code runs it"),
         ("--vae", options.vae, " or ".join(VAES.values())),
         ("--text-encoder", options.text_encoder, TEXT_LAYOUT.formats),
         ("--audio-adapter", options.audio_adapter, "an audio adapter"),

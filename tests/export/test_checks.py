@@ -45,6 +45,7 @@ except SystemExit as ended:
         (["build", "--preset", "wan-14b"], 2, "--preset wan-14b says how large"),
         (["build", "absent.pt"], 3, "absent.pt was not found"),
         (["build", "--vae", "absent"], 3, "--vae absent was not found"),
+        (["build", "--run-config", "absent"], 3, "--run-config absent was not found"),
         (["build", "--force", "-o", "."], 2, "is no artifact"),
         (["build", "-o", "file/x"], 5, "file is no folder"),
         (["plan", "--gpu", "h300"], 2, "--gpu 'h300' is not known"),
