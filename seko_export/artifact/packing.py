@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from seko_export.errors import UsageError
 from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE
 from seko_runtime.format.tar_format import END, member_header, padding, tar_bytes
 from seko_runtime.format.whole_files import check_space, whole_file
@@ -45,10 +46,12 @@ def pack_artifact(folder: Path, goal: Path, *, replace: bool = False) -> Packed:
     ArtifactError
         If the artifact is damaged.
     UsageError
-        If the goal exists.
+        If the goal exists, or lies inside the artifact.
     DiskError
         If the disk is full or the file cannot be written.
     """
+    if goal.resolve().is_relative_to(folder.resolve()):
+        raise UsageError(f"-o {goal} lies inside the artifact, which it would spoil; choose another place")
     checked = check_artifact(folder, fits_here=False)
     size = tar_bytes(checked.document, checked.signature, checked.manifest.files)
     contents = {path: checked.files[path] for path in sorted(checked.files)}

@@ -13,6 +13,10 @@ class NotACheckpointError(CheckpointError):
     """The bytes are in none of the supported formats."""
 
 
+class CompanionError(CheckpointError):
+    """A file that belongs beside a checkpoint is not what its name or option says."""
+
+
 class TruncatedCheckpointError(CheckpointError):
     """The file begins as a checkpoint but ends too early, or is damaged."""
 

@@ -268,7 +268,7 @@ class KeyTable:
         """Return sentences on what a file that lacks the family's (or the ``wanted``) weights probably is."""
         keys = [source.key for source in opened.sources]
         hints = [hint for parts, hint in self.telltales if any(part in key for part in parts for key in keys)]
-        prefixes = {key.removesuffix(self.landmark) for key in keys if key.endswith(self.landmark)} - {""}
+        prefixes = {key.removesuffix(self.landmark) for key in keys if key.endswith(f".{self.landmark}")}
         if prefixes:
             hints.append(f"the keys carry the prefix {shown(min(prefixes))!r}; save them without it")
         if wanted is None:

@@ -52,9 +52,9 @@ def open_pt(path: Path, layout: Layout, optional_part: str | None = None) -> tup
     """
     content = _load_pt(path, layout)
     if optional_part is not None and isinstance(content, dict) and optional_part in content:
-        return _pt_sources(path, repr(optional_part), content[optional_part])
+        return _pt_sources(path, layout, repr(optional_part), content[optional_part])
     if layout.pt_part is None:
-        return _pt_sources(path, "the top", content)
+        return _pt_sources(path, layout, "the top", content)
     part = layout.pt_part
     if not isinstance(content, dict):
         raise NotACheckpointError(f"{path} holds a {type(content).__name__}, expected a dict with {part!r}")
@@ -68,17 +68,19 @@ def open_pt(path: Path, layout: Layout, optional_part: str | None = None) -> tup
             else f"it does hold {other!r}: {layout.pt_parts[other]}"
         )
         raise MissingGeneratorError(f"{path} has no {part!r}; found {len(content)} keys: {tops}; {advice}")
-    return _pt_sources(path, repr(part), content[part])
+    return _pt_sources(path, layout, repr(part), content[part])
 
 
-def _pt_sources(path: Path, part: str, state: object) -> tuple[TensorSource, ...]:
+def _pt_sources(path: Path, layout: Layout, part: str, state: object) -> tuple[TensorSource, ...]:
     if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
-        raise NotACheckpointError(f"{part} in {path} is no dict of named tensors: {type(state).__name__}")
+        raise NotACheckpointError(
+            f"{part} in {path} is no dict of named tensors: {type(state).__name__}; expected {layout.formats}"
+        )
     strangers = [key for key, value in state.items() if not isinstance(value, torch.Tensor)]
     if strangers:
         raise NotACheckpointError(
             f"{part} in {path} holds {len(strangers)} entries that are no tensors: "
-            f"{', '.join(map(shown, strangers[:20]))}"
+            f"{', '.join(map(shown, strangers[:20]))}; expected {layout.formats}"
         )
     return tuple(_pt_source(key, tensor) for key, tensor in state.items())
 

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from seko_export.checkpoints.errors import (
     AmbiguousCheckpointError,
     CheckpointNotFoundError,
+    CompanionError,
     NotACheckpointError,
     ShardIndexError,
     TruncatedCheckpointError,
@@ -22,6 +23,7 @@ from seko_export.checkpoints.json_files import read_json
 from seko_export.checkpoints.pickles import SCANNED_BYTES, globals_of_pickle, open_pt, unsafe_pickle
 from seko_export.checkpoints.row_scales import with_row_scales
 from seko_export.checkpoints.sources import Companion, Layout, OpenedFiles, TensorSource, shown
+from seko_export.errors import MachineError
 
 _MAX_SAFETENSORS_HEADER = 100_000_000  # bytes; the format's own limit
 _SAFETENSORS_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -57,7 +59,10 @@ def open_files(path: Path, layout: Layout, companion: Path | None = None) -> Ope
     for one in layout.companions:
         file = companion or companion_file(path, layout, one)
         if file is not None:
-            beside = _open_one(file, Layout(layout.formats, (), None, {}), one.pt_part)
+            try:
+                beside = _open_one(file, Layout(layout.formats, (), None, {}), one.pt_part)
+            except NotACheckpointError as fault:
+                raise CompanionError(f"{fault}; {path} is read together with it") from fault
             opened = replace(
                 opened,
                 file_bytes=opened.file_bytes + beside.file_bytes,
@@ -190,6 +195,11 @@ def _open_safetensors(path: Path) -> tuple[TensorSource, ...]:
         raise TruncatedCheckpointError(
             f"{path} is no whole safetensors file: cut short or damaged "
             f"({path.stat().st_size} bytes found; {shown(str(fault))}); fetch it again"
+        ) from fault
+    except RuntimeError as fault:  # of mmap: the kernel promises no more memory than there is
+        raise MachineError(
+            f"{path} cannot be mapped ({shown(str(fault))}): use a machine with more memory, or save the checkpoint in "
+            "smaller shards"
         ) from fault
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from seko_export.config.stream import StreamConfig
 from seko_export.errors import UsageError
-from seko_runtime.video.schedule import schedule_tables, sigmas_of, warped_timesteps
+from seko_runtime.errors import UsageError as SessionUsageError
+from seko_runtime.video.schedule import MAX_PASSES, schedule_tables, sigmas_of, warped_timesteps
 
 if TYPE_CHECKING:  # presets with passes of their own are looked at before torch is loaded
     from torch import Tensor
@@ -48,6 +49,8 @@ class Schedule:
     def __post_init__(self) -> None:
         if not self.timesteps or any(not 0.0 < t <= 1000.0 for t in self.timesteps):
             raise UsageError(f"timesteps must lie in (0, 1000], got {self.timesteps}")
+        if len(self.timesteps) > MAX_PASSES:
+            raise UsageError(f"{len(self.timesteps)} denoise passes, expected at most {MAX_PASSES}")
         if any(a <= b for a, b in zip(self.timesteps, self.timesteps[1:], strict=False)):
             raise UsageError(f"timesteps must fall, got {self.timesteps}")
         if not 0.0 <= self.context_timestep <= 1000.0:
@@ -67,9 +70,10 @@ class Schedule:
     @classmethod
     def warped(cls, steps: tuple[float, ...] = (1000.0, 750.0, 500.0, 250.0), shift: float = 5.0) -> Schedule:
         """Return the schedule of `warped_timesteps`, the formula that sessions use for passes of their own."""
-        if not shift > 0 or not math.isfinite(shift):
-            raise UsageError(f"shift must be positive, got {shift}")
-        return cls(warped_timesteps(steps, shift), shift=shift)
+        try:
+            return cls(warped_timesteps(steps, shift), shift=shift)
+        except SessionUsageError:
+            raise UsageError(f"shift must be positive, got {shift}") from None
 
     @property
     def sigmas(self) -> tuple[float, ...]:

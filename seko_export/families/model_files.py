@@ -101,7 +101,7 @@ def recognise_checkpoint(path: Path, *, use_ema: bool = True, companion: Path | 
     unread: CheckpointError | None = None
     hints: list[str] = []
     opened: OpenedFiles | None = None
-    first: ModelFile | None = None
+    nearest: ModelFile | None = None
     known = families()
     for family in known.values():
         layout = family.keys.layout(use_ema=use_ema)
@@ -119,11 +119,10 @@ def recognise_checkpoint(path: Path, *, use_ema: bool = True, companion: Path | 
         model = ModelFile(opened, found, file, ignored)
         if not found.foreign:
             return model
-        first = first or model
-    if (
-        first is not None
-    ):  # of all that take it for theirs the first; what it does not know is said when it is loaded
-        return first
+        if nearest is None or len(found.foreign) < len(nearest.recognised.foreign):
+            nearest = model
+    if nearest is not None:  # the family that knows most of its keys; the others are told when it is loaded
+        return nearest
     if opened is None and unread is not None:
         raise unread
     keys = [shown(source.key) for source in opened.sources[:_SHOWN_KEYS]] if opened else []

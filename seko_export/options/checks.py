@@ -9,6 +9,7 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from seko_export.backends import BACKENDS
 from seko_export.checkpoints.errors import CheckpointNotFoundError
@@ -99,6 +100,7 @@ def check_build(options: BuildOptions, goal: Path, *, force: bool) -> None:
     for what, path, expected in (
         ("checkpoint", options.checkpoint, "one, or of a folder that holds one"),
         ("--model-folder", options.model_folder, "a folder that holds all files of a model"),
+        ("--run-config", options.run_config, "the JSON by which the model's own code runs it"),
         ("--vae", options.vae, " or ".join(VAES.values())),
         ("--text-encoder", options.text_encoder, TEXT_LAYOUT.formats),
         ("--audio-adapter", options.audio_adapter, "an audio adapter"),
@@ -126,11 +128,17 @@ def with_sample(options: BuildOptions, sample_folder: Path = SAMPLE_FOLDER) -> t
 
 
 def _is_sample(folder: Path) -> bool:
+    return {"format_version", "model", "stream"} <= set(_config_in(folder))
+
+
+def _config_in(folder: Path) -> dict[str, Any]:
+    """Return the content of a folder's config.json; empty if it holds none that can be read, which is told later."""
+    file = folder / SAMPLE_CONFIG
     try:
-        told = json.loads((folder / SAMPLE_CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(told, dict) and {"format_version", "model", "stream"} <= set(told)
+        told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 def check_sink(stream: StreamConfig) -> None:
@@ -147,8 +155,8 @@ def check_sink(stream: StreamConfig) -> None:
 def _sample_stream(folder: Path) -> StreamConfig | None:
     """Return the sample's layout; None if its config.json cannot be read, which the build will report."""
     try:
-        return StreamConfig(**json.loads((folder / SAMPLE_CONFIG).read_text(encoding="utf-8"))["stream"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return StreamConfig(**_config_in(folder)["stream"])
+    except (KeyError, TypeError):
         return None
 
 

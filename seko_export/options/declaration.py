@@ -25,6 +25,8 @@ KV_FORMATS = (
 )  # the first is the exact cache of any device
 KERNELS = ("auto", "plain", "fused")  # auto: fused where the GPU, the backend and the model allow it
 ATTENTIONS = ("auto", *BY_NAME)
+MOST = 65_535  # of pixels, frames, streams: far above what memory holds, and below what overflows
+MOST_DIGITS = 9  # of a number in a list
 DEFAULT_BUCKETS = (1, 2, 4)  # each costs the build two block engines
 _LAYOUT, _STREAMS, _MEDIA, _ENGINES, _CACHE = (
     "stream layout",
@@ -307,6 +309,11 @@ class BuildOptions:
             raise UsageError(
                 f"--aspect {self.aspect} contradicts --height and --width: give one or the other"
             )
+        for one, declaration in declared():
+            value = getattr(self, one.name)
+            for number in value if isinstance(value, tuple) else (value,):
+                if declaration.group in (_LAYOUT, _STREAMS) and isinstance(number, int) and number > MOST:
+                    raise UsageError(f"{flag(one.name)} {number}: expected at most {MOST}")
         if self.sessions is None and self.batch is not None and len(self.batch) > 1:
             raise UsageError(
                 f"--batch {with_commas(self.batch)}: sizes of calls belong to a pool; give --sessions N beside them"
@@ -354,8 +361,8 @@ def flag(name: str) -> str:
 def numbers(option: str, text: str) -> tuple[int, ...]:
     """Parse comma-separated integers; the UsageError names the option."""
     parts = text.split(",")
-    if not all(part.isdecimal() and part.isascii() for part in parts):
-        raise UsageError(f"{option} {text!r}: expected whole numbers with commas, as 2,2,21")
+    if not all(part.isdecimal() and part.isascii() and len(part) <= MOST_DIGITS for part in parts):
+        raise UsageError(f"{option} {text[:80]!r}: expected whole numbers with commas, as 2,2,21")
     return tuple(map(int, parts))
 
 

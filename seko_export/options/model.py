@@ -70,7 +70,10 @@ def preset_model(name: str, preset: Preset, options: BuildOptions) -> ChosenMode
     except UnknownModelError:  # the strict comparison with this model will say more
         return ChosenModel(preset.model, stream, schedule)
     told = file.recognised
-    pairs = [(one, getattr(preset.model, one, None), fact) for one, fact in told.model.items()]
+    shared = [
+        one for one in told.model if hasattr(preset.model, one)
+    ]  # a preset of another family lacks some
+    pairs = [(one, getattr(preset.model, one), told.model[one]) for one in shared]
     pairs += [
         (one, getattr(preset.stream, one), fact)
         for one, fact in told.stream.items()
@@ -193,7 +196,13 @@ def read_facts(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Pr
         for name, preset in presets.items()
         if preset.model.family == family and all(getattr(preset.model, one) == read[one] for one in read)
     }
-    for name, preset in sorted(alike.items(), key=lambda one: not _has(one[1].stream, layout)):
+    passes = (
+        file.recognised.schedule
+    )  # where the family takes them from a preset, the rest is of that one, too
+    usual = passes.detail if passes is not None and passes.source is Source.ASSUMED else ""
+    for name, preset in sorted(
+        alike.items(), key=lambda one: (one[0] != usual, not _has(one[1].stream, layout))
+    ):
         return ReadFacts(  # of models that differ in their streams alone, the one with this stream
             file, name, _taken_from(name, preset.model, model), _taken_from(name, preset.stream, stream)
         )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from seko_export.backends import export_backend
 from seko_export.backends.base import refuse_uncarried
+from seko_export.checkpoints.errors import NotACheckpointError
 from seko_export.config.attention import ATTENTIONS, BF16, FP8, TORCH
 from seko_export.config.build import BuildConfig, exact_scheme_of
 from seko_export.config.media import ClipConfig, HubertConfig, TextEncoderConfig, VaeConfig
@@ -30,6 +33,7 @@ from seko_export.options.sample import Sample, read_sample
 from seko_kernels.errors import KernelsError, KvSchemeError
 from seko_kernels.kv_schemes import KvScheme
 
+_Config = TypeVar("_Config")
 EXACT = KV_FORMATS[0]  # as options spell the exact scheme of any device
 
 
@@ -210,13 +214,21 @@ def _media(
     text_file, text = (None, None) if options.no_text or sample is None else (own.text_encoder, sample.text)
     tokenizer = None if text_file is None else own.tokenizer
     if options.vae is not None:
-        vae_file, vae = options.vae, vae_config_of(options.vae)
+        vae_file, vae = options.vae, _read(vae_config_of, options.vae)
     if options.text_encoder is not None:
-        text_file, text = options.text_encoder, text_config_of(options.text_encoder)
+        text_file, text = options.text_encoder, _read(text_config_of, options.text_encoder)
         tokenizer = find_tokenizer(options.text_encoder, options.tokenizer)
-    audio = None if options.audio_encoder is None else hubert_config_of(options.audio_encoder)
-    image = None if options.image_encoder is None else clip_config_of(options.image_encoder)
+    audio = None if options.audio_encoder is None else _read(hubert_config_of, options.audio_encoder)
+    image = None if options.image_encoder is None else _read(clip_config_of, options.image_encoder)
     files = MediaSources(
         *(vae_file, text_file, tokenizer, options.audio_encoder, options.image_encoder, options.audio_adapter)
     )
     return files, vae, text, audio, image
+
+
+def _read(config_of: Callable[[Path], _Config], path: Path) -> _Config:
+    """Return what a model's files say of it; sizes that contradict each other are the files' fault."""
+    try:
+        return config_of(path)
+    except UsageError as fault:
+        raise NotACheckpointError(f"{path} is of a model that cannot be built: {fault}") from fault

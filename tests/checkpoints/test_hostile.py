@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from seko_export.checkpoints import errors
+from seko_export.checkpoints import errors, readers
 from seko_export.config.model import ModelConfig
-from seko_export.errors import CheckpointError
+from seko_export.errors import CheckpointError, MachineError
 from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
 from seko_export.families.wan_layout.keys import wan_shapes
 
@@ -223,6 +223,18 @@ def test_malformed_index(content: str, write: Callable[..., Path], model: ModelC
     folder = write("wan-sharded")
     (folder / "diffusion_pytorch_model.safetensors.index.json").write_text(content)
     refusal(folder, model, errors.ShardIndexError)
+
+
+def test_a_file_larger_than_the_kernel_maps(
+    write: Callable[..., Path], model: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise RuntimeError("unable to mmap 40000000096 bytes: Cannot allocate memory (12)")
+
+    path = write("wan")
+    monkeypatch.setattr(readers, "safe_open", refused)
+    with pytest.raises(MachineError, match=r"cannot be mapped \(unable to mmap .* smaller shards"):
+        load_checkpoint(path, model)
 
 
 def test_truncated_shard(write: Callable[..., Path], model: ModelConfig) -> None:

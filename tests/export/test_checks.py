@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -44,6 +45,7 @@ except SystemExit as ended:
         (["build", "--preset", "wan-14b"], 2, "--preset wan-14b says how large"),
         (["build", "absent.pt"], 3, "absent.pt was not found"),
         (["build", "--vae", "absent"], 3, "--vae absent was not found"),
+        (["build", "--run-config", "absent"], 3, "--run-config absent was not found"),
         (["build", "--force", "-o", "."], 2, "is no artifact"),
         (["build", "-o", "file/x"], 5, "file is no folder"),
         (["plan", "--gpu", "h300"], 2, "--gpu 'h300' is not known"),
@@ -70,6 +72,35 @@ def test_the_names_of_caches_are_those_of_the_kernels():
     for keys in KV_FORMATS:
         for values in KV_FORMATS:
             check_options(BuildOptions(kv=f"{keys}-{values}-sink"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--batch", "9" * 5000],
+        ["--batch", "9" * 9],
+        ["--sessions", "9" * 30],
+        ["--ring-frames", "9" * 30],
+        ["--rope-max-frames", "9" * 30, "--window-positions"],
+        ["--height", "16000000000", "--width", "16000000000"],
+    ],
+    ids=lambda one: one[0],
+)
+def test_numbers_that_would_overflow_are_named(arguments, invoke):
+    done = invoke("plan", "--gpu", "h200", "--preset", "tiny", *arguments)
+    assert done.exit_code == 2
+    assert f"seko-export: {arguments[0]}" in done.stderr
+
+
+def test_a_config_that_cannot_be_read_is_left_to_the_loader(tmp_path):
+    """It is looked at first, for a sample's: nested too deeply, or a pipe that nobody writes to."""
+    nested, pipe = tmp_path / "nested", tmp_path / "pipe"
+    for folder in (nested, pipe):
+        folder.mkdir()
+    (nested / "config.json").write_text("[" * 100_000)
+    os.mkfifo(pipe / "config.json")
+    for folder in (nested, pipe):
+        check_options(BuildOptions(folder))
 
 
 @pytest.mark.parametrize("word", ["sm_x", "cuda", "", "SM_90", "sm_9", "sm_90; rm -rf"])

@@ -227,7 +227,7 @@ def test_a_config_that_contradicts_the_heads_asked_for(tiny: Path) -> None:
         {"local_attn_size": 3, "sink_size": 3},
         {"sink_size": -1},
         {"num_frame_per_block": 0},
-        {"timestep_shift": -1},
+        *({"timestep_shift": bad} for bad in (-1, 1e-30, 1e308)),
         {"num_heads": 7},
         {"num_heads": 32},
         {"num_heads": 10**30},

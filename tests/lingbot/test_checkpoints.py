@@ -22,6 +22,8 @@ from seko_export.families.model_files import load_checkpoint, recognise_checkpoi
 from seko_export.families.recognition import Source
 from seko_export.families.registry import graph_of
 from seko_export.families.wan.presets import PRESETS as WAN_PRESETS
+from seko_export.options.declaration import BuildOptions
+from seko_export.options.model import read_model
 from tests.asked import resolved
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_checkpoint.py"
@@ -73,6 +75,26 @@ def test_the_authors_folders_tell_the_version(folder: str, version: str, tmp_pat
         assert (made.model.in_channels, made.model.out_channels) == (36, 16)
 
 
+@pytest.mark.parametrize(
+    ("folder", "window", "version"),
+    [
+        ("other", {}, V2),
+        ("other", {"local_attn_size": -1, "sink_size": 0}, V2),
+        ("other", {"local_attn_size": 21, "sink_size": 3}, V2),
+        ("lingbot_world_fast", {"local_attn_size": 18, "sink_size": 6}, V1),
+    ],
+)
+def test_chunk_and_passes_are_of_one_version(
+    folder: str, window: dict[str, int], version: str, tmp_path: Path
+) -> None:
+    """Both have the same sizes: of the presets with these, the one that the passes are of names the build."""
+    path = written(tmp_path / folder, **window)
+    presets = {name: replace(PRESETS[name], model=replace(MODEL, name=name)) for name in (V1, V2)}
+    made = read_model(BuildOptions(path), path, presets)
+    assert (made.model.name, made.schedule) == (version, PRESETS[version].schedule)
+    assert made.stream.chunk_frames == PRESETS[version].stream.chunk_frames
+
+
 def test_the_command_writes_a_folder_that_is_opened(tmp_path: Path) -> None:
     """Shard by shard, with one tensor in memory; full size differs in the preset's name alone."""
     command = [sys.executable, str(SCRIPT), "--preset", TINY, "-o", str(tmp_path / "transformers")]
@@ -112,13 +134,22 @@ def test_a_preset_that_is_named_gives_its_passes(tmp_path: Path) -> None:
     )
 
 
+def test_a_key_too_many_leaves_the_family(tmp_path: Path) -> None:
+    """Wan, which is asked first, knows none of the camera's keys."""
+    write_random_checkpoint(tmp_path / "tiny", MODEL, seed=0, format="lingbot")
+    save_file(load_file(tmp_path / "tiny") | {"blocks.0.extra": torch.zeros(1)}, tmp_path / "more")
+    told = recognise_checkpoint(tmp_path / "more").recognised
+    assert (told.family, told.foreign) == ("lingbot", ("blocks.0.extra",))
+
+
 def test_control_by_keys_is_another_model(tmp_path: Path) -> None:
     act = written(tmp_path / "act", control_type="act")
     with pytest.raises(ContradictionError, match="control_channels is 6 by shapes, 7 by config"):
         recognise_checkpoint(act)
-    odd = written(tmp_path / "odd", control_type="joystick")
-    with pytest.raises(NotACheckpointError, match="'joystick', expected one of cam, act"):
-        recognise_checkpoint(odd)
+    for number, word in enumerate(("joystick", ["cam"], {})):
+        odd = written(tmp_path / f"odd{number}", control_type=word)
+        with pytest.raises(NotACheckpointError, match="expected one of cam, act"):
+            recognise_checkpoint(odd)
     with pytest.raises(UsageError, match=r"7 channels \(act\), expected 6"):
         replace(MODEL, control_channels=7)
 

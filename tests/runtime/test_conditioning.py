@@ -216,7 +216,8 @@ def test_any_number_of_passes_falls_from_pure_noise(steps: int, shift: float) ->
 
 
 @pytest.mark.parametrize(
-    ("steps", "shift"), [(0, 1.0), (1025, 1.0), (4, 0.0), (4, float("nan")), (4, float("inf")), (True, 1.0)]
+    ("steps", "shift"),
+    [(0, 1.0), (1025, 1.0), (4, 0.0), (4, 1e-30), (4, float("nan")), (4, float("inf")), (True, 1.0)],
 )
 def test_what_is_no_schedule_is_a_usage_error(steps: int, shift: float) -> None:
     with pytest.raises(UsageError):

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from seko_export.artifact.manifest_json import manifest_json
 from seko_export.artifact.packing import pack_artifact
+from seko_export.errors import UsageError as ExportUsageError
 from seko_runtime import errors
 from seko_runtime.cli.commands import main
 from seko_runtime.format.manifest import FORMAT_VERSION
@@ -90,6 +91,15 @@ def test_equal_artifacts_give_equal_bytes(folder, packed, tmp_path):
     unpack_artifact(tmp_path / "copy.tar", tmp_path / "again")
     pack_artifact(tmp_path / "again", tmp_path / "again.tar")
     assert (tmp_path / "again.tar").read_bytes() == packed
+
+
+def test_an_artifact_is_not_packed_into_itself(folder, tmp_path):
+    """The tar would be a file that its manifest does not list: it would open no more."""
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    for goal in (copy / "a.tar", copy / "engines" / ".." / "a.tar"):
+        with pytest.raises(ExportUsageError, match="lies inside the artifact"):
+            pack_artifact(copy, goal)
+    assert content_of(copy) == content_of(folder)
 
 
 def test_any_tar_reads_it(folder, packed, tmp_path):

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from seko_export import inspect
 from seko_export.checkpoints.errors import (
     CheckpointNotFoundError,
+    CompanionError,
     ContradictionError,
     NonFiniteWeightError,
     WeightKeysError,
@@ -170,6 +171,8 @@ def test_an_adapter_of_another_model_or_of_none_is_refused(folder: Path, tmp_pat
         BuildOptions(preset=TINY, random_weights=0, audio_adapter=folder / ADAPTER)
     with pytest.raises(CheckpointNotFoundError, match="no checkpoint at"):
         resolve_build(BuildOptions(folder, audio_adapter=tmp_path / "missing.pt", target="cpu"))
+    with pytest.raises(CompanionError, match=r"config\.json begins with .* is read together with it"):
+        resolve_build(BuildOptions(folder, audio_adapter=folder / "config.json", target="cpu"))
 
 
 def in_fp8(file: Path, target: Path, parts: tuple[str, ...]) -> dict[str, torch.Tensor]:
@@ -288,3 +291,12 @@ def test_a_wan_checkpoint_stays_one(tmp_path: Path) -> None:
 
     write_random_checkpoint(tmp_path / "wan", WAN["tiny"].model, seed=0)
     assert recognise_checkpoint(tmp_path / "wan").recognised.family == "wan"
+
+
+def test_a_named_preset_of_another_family_is_told_by_its_keys(folder: Path) -> None:
+    """What the preset has no field for is not compared; `ref_patch_embedding` is no landmark behind a prefix."""
+    asked = BuildOptions(folder, preset="lingbot-tiny", target="cpu")
+    model = resolve_build(asked).config.model
+    with pytest.raises(WeightKeysError, match="does not hold the weights of 'lingbot-tiny'") as refusal:
+        load_checkpoint(folder, model)
+    assert "the prefix" not in str(refusal.value)

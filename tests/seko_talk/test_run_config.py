@@ -102,6 +102,8 @@ def test_as_many_frames_are_seen(chunk: int, sink: int, windows: list[int], loca
         ({"infer_steps": 0}, "infer_steps is 0, expected a whole number"),
         ({"infer_steps": True}, "infer_steps is True"),
         ({"sample_shift": "5"}, "sample_shift is 5, expected a number"),
+        ({"sample_shift": 1e-30}, "shift must be positive, got 1e-30"),
+        ({"infer_steps": 1025}, "1025 denoise passes, expected at most 1024"),
         ({"size": [832]}, "expected height and width"),
         ({"ar_config": {"window": 3}}, "ar_config says window, which is not known"),
         ({"ar_config": LOCAL["ar_config"] | {"step_kv_cache": False}}, "ar_config.step_kv_cache is False"),

@@ -35,6 +35,7 @@ from seko_runtime.cli.audio import mask_inputs, read_masks
 from seko_runtime.errors import UsageError as RuntimeUsageError
 from seko_runtime.video.conditioning import voice as voice_module
 from seko_runtime.video.conditioning.voice import AudioWindows, Voice
+from tests.asked import resolved
 from tests.seko_talk.streams import (
     PRESET,
     heard_by,
@@ -147,6 +148,11 @@ def test_other_encoders_are_refused(hubert: tuple[Path, Any], tmp_path: Path) ->
     with pytest.raises(WeightKeysError, match=r"1 unknown: encoder\.layers\.0\.extra") as refusal:
         load_hubert(odd, hubert_config_of(odd))
     assert refusal.value.missing == ("encoder.layers.0.attention.q_proj.bias",)
+    odd = changed(folder, tmp_path / "narrow", num_attention_heads=5)
+    with pytest.raises(
+        NotACheckpointError, match=r"narrow is of a model that cannot be built: .* its 5 heads"
+    ):
+        resolved("seko-talk-tiny", audio_encoder=odd)
     with pytest.raises(UsageError, match="49 frames of 16000 samples, the model takes 50"):
         HubertConfig().first_frame(50)
     for width, told in ((64, "64 wide, 'seko-talk-tiny' takes 48"),):

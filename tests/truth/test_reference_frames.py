@@ -61,6 +61,7 @@ LAYOUTS = [
     (2, 0, 5, 3, {}),
     (2, 3, 4, 4, {"window_positions": True}),
     (3, 1, 5, 1, {"window_positions": True}),
+    (4, 1, 5, 2, {"window_positions": True}),  # their chunk is filled up with copies
     (1, 2, 4, 2, {"pass_caches": True}),
     (3, 1, 4, 2, {"pass_caches": True}),
     (2, 1, 5, 3, {"layer_rings": (2, 5, 2)}),

@@ -34,7 +34,8 @@ def warped_timesteps(steps: int | Sequence[float], shift: float) -> tuple[float,
     UsageError
         If there are no or too many steps, or a number is out of range.
     """
-    if isinstance(steps, bool) or not (isinstance(shift, int | float) and math.isfinite(shift) and shift > 0):
+    usable = isinstance(shift, int | float) and math.isfinite(shift) and 1.0 + (shift - 1.0) > 0
+    if isinstance(steps, bool) or not usable:
         raise UsageError(
             f"steps {steps!r}, shift {shift!r}: expected a number of passes and a positive shift"
         )

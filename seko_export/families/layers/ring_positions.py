@@ -92,7 +92,7 @@ def chunk_positions(
             capped_positions(by_row, frames[:, -1:], stream)
             if stream.rope_max_frames
             else window_positions(
-                by_row, valid_tokens // n, stream.reference_frames if stream.references_apart else 0
+                by_row, valid_tokens // n, stream.reference_frames, apart=stream.references_apart
             )
         )
         frames = slot_frames.gather(1, write_slots)
@@ -114,18 +114,23 @@ def of_rank(
     return (*own, split.as_exchanged(index, cos.shape[0]), *tables)
 
 
-def window_positions(slot_frames: Tensor, valid_frames: Tensor, apart: int = 0) -> Tensor:
+def window_positions(
+    slot_frames: Tensor, valid_frames: Tensor, references: int = 0, *, apart: bool = False
+) -> Tensor:
     """Return [B, slots] int64: how many frames in the cache are older than the frame in each slot.
 
     The sink's frames are the oldest and get positions from 0 on; the others follow by age, in whatever slot they are.
-    Slots from ``valid_frames`` [B] on are empty and not counted. So are the first ``apart`` frames, whose position is
-    0.
+    Slots from ``valid_frames`` [B] on are empty and not counted. Nor are copies of reference frames, which fill up
+    their chunk and lie behind the first ``references`` slots. With ``apart`` the references are not counted either, and
+    have position 0.
     """
     slots = torch.arange(slot_frames.shape[1], device=slot_frames.device)
     there = slots < valid_frames[:, None]  # [B, slots]
+    if references > 1:  # copies of one are no older than it
+        there = there & ((slots < references) | (slot_frames >= 0))
     older = slot_frames[:, None, :] < slot_frames[:, :, None]  # [B, slot, other slot]
     counted: Tensor = (older & there[:, None, :]).sum(-1)
-    return (counted - apart).clamp(min=0) if apart else counted
+    return (counted - references).clamp(min=0) if apart else counted
 
 
 def capped_positions(slot_frames: Tensor, newest: Tensor, stream: StreamConfig) -> Tensor:

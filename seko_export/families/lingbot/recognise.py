@@ -31,7 +31,7 @@ def recognise(where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -
     facts = Facts(where, dict(found.model))
     control = None if told is None else told.get(_CONTROL)
     if control is not None:
-        if control not in CONTROLS:
+        if not isinstance(control, str) or control not in CONTROLS:
             raise NotACheckpointError(
                 f"{_CONTROL} in the config.json of {where} is {shown(repr(control))}, expected one of "
                 f"{', '.join(CONTROLS)}"

@@ -158,11 +158,11 @@ def _schedule(where: str, told: Mapping[str, Any]) -> Fact | None:
             shifts.learn("shift", Fact(float(value), Source.CONFIG, name))
     shift = shifts.known.get("shift")
     times = told.get(_TIMES)
-    if isinstance(times, list):
-        numbered = {str(at): time for at, time in enumerate(times)}
-        steps = tuple(config_number(where, numbered, at, whole=False) for at in numbered)
-        try:
+    try:
+        if isinstance(times, list):
+            numbered = {str(at): time for at, time in enumerate(times)}
+            steps = tuple(config_number(where, numbered, at, whole=False) for at in numbered)
             return Fact(Schedule(steps, shift=None if shift is None else shift.value), Source.CONFIG, _TIMES)
-        except (TypeError, UsageError) as fault:
-            raise NotACheckpointError(f"the config.json of {where} has impossible times: {fault}") from fault
-    return None if shift is None else Fact(Schedule.warped(shift=shift.value), Source.CONFIG, shift.detail)
+        return shift and Fact(Schedule.warped(shift=shift.value), Source.CONFIG, shift.detail)
+    except (TypeError, UsageError) as fault:
+        raise NotACheckpointError(f"the config.json of {where} has impossible times: {fault}") from fault
