@@ -17,7 +17,7 @@ _SESSION = {
     "prompt": "prompt",
     "prompt_cache": "prompt cache, when full",
     "latents": "latents and positions",
-    "window": "resident 8-bit window",
+    "window": "computed once a chunk",
     "decode": "VAE caches and video",
     "scratch_step": "scratch of a step",
     "scratch_decode": "scratch of decoding",
