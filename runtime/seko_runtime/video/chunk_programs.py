@@ -1,0 +1,65 @@
+"""The programs of one chunk, bound to their tensors, for each call that a session or pool makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from seko_runtime.executor.program import BoundProgram
+from seko_runtime.format.manifest import Manifest
+from seko_runtime.format.program_key import ProgramKey
+
+ChunkCall = tuple[int, bool]  # a launch's bucket, and whether the caches of all rows that it is for are full
+
+
+@dataclass(frozen=True)
+class ChunkPrograms:
+    """The programs of one chunk, bound to their tensors.
+
+    Parameters
+    ----------
+    begin : BoundProgram
+        Draws the chunk's first latents.
+    denoise : tuple of BoundProgram
+        One for each denoise pass, in order.
+    context : BoundProgram or None
+        The clean pass after them, which writes the cache; None if each denoise pass writes a cache of its own.
+    """
+
+    begin: BoundProgram
+    denoise: tuple[BoundProgram, ...]
+    context: BoundProgram | None
+
+    @property
+    def in_order(self) -> list[BoundProgram]:
+        """All programs in the order of a chunk."""
+        return [self.begin, *self.denoise, *(() if self.context is None else (self.context,))]
+
+    @property
+    def cache_writers(self) -> Sequence[BoundProgram]:
+        """The programs that write the cache."""
+        return self.denoise if self.context is None else (self.context,)
+
+    @property
+    def every_engine(self) -> list[BoundProgram]:
+        """The fewest programs that call every engine of a chunk: all denoise passes call the same ones."""
+        return [self.begin, self.denoise[0], self.context or self.denoise[-1]]
+
+
+def chunk_programs(
+    manifest: Manifest, bound: Mapping[str, Sequence[BoundProgram]]
+) -> dict[ChunkCall, ChunkPrograms]:
+    """Return the programs of a chunk for each call."""
+    buckets: dict[int, int | None] = {manifest.stream.batch: None}
+    if manifest.pool is not None:
+        buckets = {bucket: bucket for bucket in manifest.pool.buckets}
+    chunk = {}
+    for rows, bucket in buckets.items():
+        for full in (False, True):
+            denoise = bound.get(ProgramKey("denoise", bucket, full).name)
+            if denoise is None:
+                continue
+            (begin,) = bound[ProgramKey("begin", bucket).name]
+            context = bound[ProgramKey("context", bucket, full).name] if manifest.has_context else ()
+            chunk[rows, full] = ChunkPrograms(begin, tuple(denoise), next(iter(context), None))
+    return chunk
