@@ -20,7 +20,7 @@ from seko_runtime.cli.console import LIBRARIES
 
 ROOT = Path(__file__).parents[1]
 WHEEL_BYTES = (
-    276_000  # licence and page, voices cut into windows, several ranks, those of torchrun, their pictures
+    278_000  # licence and page, voices in windows, several ranks, those of torchrun, their pictures, failed calls
 )
 NOT_AT_IMPORT = ("torch", "triton", "click", "transformers", "rich", "safetensors")
 NOT_AT_REPLAY = (
