@@ -19,9 +19,7 @@ import pytest
 from seko_runtime.cli.console import LIBRARIES
 
 ROOT = Path(__file__).parents[1]
-WHEEL_BYTES = (
-    278_000  # licence and page, voices in windows, several ranks, those of torchrun, their pictures, failed calls
-)
+WHEEL_BYTES = 278_000  # licence, voices, several ranks, those of torchrun, their pictures, calls that failed
 NOT_AT_IMPORT = ("torch", "triton", "click", "transformers", "rich", "safetensors")
 NOT_AT_REPLAY = (
     *("triton", "click", "transformers", "rich", "safetensors", "torch._inductor", "torch._dynamo"),
