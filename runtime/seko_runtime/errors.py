@@ -43,9 +43,10 @@ class StaleChunkError(SekoRuntimeError):
 
 
 class TornStreamError(SekoRuntimeError):
-    """A stream was interrupted between decoding a chunk and counting it (as by Ctrl-C): restart it.
+    """A stream stands between two states: restart it, or do what the message says.
 
-    After an engine's failure there the same chunk can be made again, too.
+    Ctrl-C came between decoding a chunk and counting it, or an engine failed while a row was decoded, restarted or
+    prompted.
     """
 
 

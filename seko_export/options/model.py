@@ -70,9 +70,8 @@ def preset_model(name: str, preset: Preset, options: BuildOptions) -> ChosenMode
     except UnknownModelError:  # the strict comparison with this model will say more
         return ChosenModel(preset.model, stream, schedule)
     told = file.recognised
-    shared = [
-        one for one in told.model if hasattr(preset.model, one)
-    ]  # a preset of another family lacks some
+    # A preset of another family lacks some of what the file says.
+    shared = [one for one in told.model if hasattr(preset.model, one)]
     pairs = [(one, getattr(preset.model, one), told.model[one]) for one in shared]
     pairs += [
         (one, getattr(preset.stream, one), fact)
@@ -196,9 +195,8 @@ def read_facts(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Pr
         for name, preset in presets.items()
         if preset.model.family == family and all(getattr(preset.model, one) == read[one] for one in read)
     }
-    passes = (
-        file.recognised.schedule
-    )  # where the family takes them from a preset, the rest is of that one, too
+    # Where the family takes the passes from a preset, the rest is of that preset, too.
+    passes = file.recognised.schedule
     usual = passes.detail if passes is not None and passes.source is Source.ASSUMED else ""
     for name, preset in sorted(
         alike.items(), key=lambda one: (one[0] != usual, not _has(one[1].stream, layout))

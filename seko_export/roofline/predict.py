@@ -67,9 +67,8 @@ def predict(wish: Wish) -> dict[str, Any]:
         (the mean of a chunk's passes, by kind of launch), ``stream_s`` (those bytes over the host link, beside
         the steps: a step takes the longer of both), ``step_s``, ``fill_step_s`` (while the cache fills),
         ``decode_s`` (a chunk's video, all rows), ``chunk_s``; ``calls`` (the last four of each size of a pool's
-        calls);
-        ``video_s`` (how long a chunk plays). ``real_time_factor`` and ``real_time`` of one session or of the
-        whole pool; ``sessions_real_time``. ``notes``: sentences on what they do not say.
+        calls); ``video_s`` (how long a chunk plays). ``real_time_factor`` and ``real_time`` of one session or of
+        the whole pool; ``sessions_real_time``. ``notes``: sentences on what they do not say.
 
     Raises
     ------

@@ -19,7 +19,8 @@ from seko_runtime.cli.commands import main
 from seko_runtime.cli.progress import Progress
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import Stream, Video
-from seko_runtime.video.files import ChunkWriter, Pipe, output_form
+from seko_runtime.video.files import ChunkWriter, output_form
+from seko_runtime.video.pipes import Pipe
 
 from .test_end_signals import PATIENCE_S, started
 from .test_end_signals import whole as whole  # a fixture

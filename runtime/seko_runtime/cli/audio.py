@@ -140,11 +140,7 @@ def _plain_wav(path: Path) -> NDArray[np.float32] | None:
                 return None
             held = file.readframes(file.getnframes())
             samples = np.frombuffer(held, "<i2", len(held) // 2)  # half a sample where the file was cut
-    except (
-        wave.Error,
-        EOFError,
-        RuntimeError,
-    ):  # the last where a chunk says that it is longer than the file
+    except (wave.Error, EOFError, RuntimeError):  # the last: a chunk longer than its file
         return None
     return samples.astype(np.float32) / np.float32(32768)
 

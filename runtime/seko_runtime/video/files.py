@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
-import select
-import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,61 +16,13 @@ from seko_runtime.errors import DiskError, UsageError
 from seko_runtime.format.manifest import Stream, Video
 from seko_runtime.format.whole_files import check_file_place, disk_faults, whole_file
 from seko_runtime.host.end_signals import held_signals
+from seko_runtime.video.pipes import Pipe, is_pipe, open_pipe
 from seko_runtime.video.preview import preview_frames
 from seko_runtime.video.sinks import FORMS, import_av, open_sink
 
 SUFFIXES = (".npy", ".y4m", ".mp4")
 STDOUT = Path("-")
 PATIENCE_S = 1.0  # with who reads a pipe, once a signal has ended the run
-READY_BYTES = 512  # POSIX: a pipe that select() calls ready takes at least so many without waiting
-
-
-class Pipe(io.RawIOBase):
-    """Writes to a descriptor and closes it; every write is complete, or raises an OSError.
-
-    Parameters
-    ----------
-    descriptor : int
-        Descriptor of a pipe or a device.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        super().__init__()
-        self._descriptor = descriptor
-        self._deadline: float | None = None
-
-    def writable(self) -> bool:
-        """Return True; a pipe cannot be read or sought in."""
-        return True
-
-    def fileno(self) -> int:
-        """Return the descriptor."""
-        return self._descriptor
-
-    def write(self, data: Any) -> int:
-        """Write all of a bytes-like object; return its size."""
-        left = memoryview(data).cast("B")
-        count = len(left)
-        while left:
-            piece = left
-            if self._deadline is not None:
-                if not select.select([], [self._descriptor], [], max(0.0, self._deadline - time.monotonic()))[
-                    1
-                ]:
-                    raise TimeoutError("whoever reads it has stopped")
-                piece = left[:READY_BYTES]
-            left = left[os.write(self._descriptor, piece) :]
-        return count
-
-    def hurry(self, seconds: float) -> None:
-        """From now on a write that waits for the reader raises a TimeoutError after this many seconds."""
-        self._deadline = time.monotonic() + seconds
-
-    def close(self) -> None:
-        """Close the descriptor; a second call does nothing."""
-        if not self.closed:
-            super().close()
-            os.close(self._descriptor)
 
 
 class ChunkWriter:
@@ -267,17 +215,3 @@ def side_by_side(frames: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
     """Yield pictures uint8 [H, B * W, 3] from decoded frames [B, T, H, W, 3], the batch's rows side by side."""
     for pictures in frames.swapaxes(0, 1):
         yield np.concatenate(list(pictures), axis=1)
-
-
-def is_pipe(path: Path) -> bool:
-    """Return whether ``path``, or the target of a link there, is a pipe or a device such as /dev/null."""
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
-
-
-def open_pipe(path: Path) -> Pipe:
-    """Open a pipe or device for writing. For a named pipe this waits for a reader; signals interrupt it."""
-    return Pipe(os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY))

@@ -34,6 +34,7 @@ def warped_timesteps(steps: int | Sequence[float], shift: float) -> tuple[float,
     UsageError
         If there are no or too many steps, or a number is out of range.
     """
+    # A shift below a rounding of 1 makes the formula's divisor 0.
     usable = isinstance(shift, int | float) and math.isfinite(shift) and 1.0 + (shift - 1.0) > 0
     if isinstance(steps, bool) or not usable:
         raise UsageError(

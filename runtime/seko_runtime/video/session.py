@@ -13,7 +13,7 @@ from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import UsageError
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.manifest import Manifest
-from seko_runtime.video.chunk import Chunk, ChunkMaker, SessionStats, VideoStream
+from seko_runtime.video.chunk import Chunk, ChunkMaker, SessionStats
 from seko_runtime.video.clocks import checked_seeds
 from seko_runtime.video.conditioning import Camera, steered
 from seko_runtime.video.inputs import Inputs
@@ -22,6 +22,7 @@ from seko_runtime.video.rank_place import ALONE, RankPlace
 from seko_runtime.video.reference_frames import with_portrait
 from seko_runtime.video.streams import Streams
 from seko_runtime.video.text import TokenIds
+from seko_runtime.video.video_stream import VideoStream
 
 __all__ = ["Chunk", "Session", "SessionStats"]
 

@@ -213,10 +213,9 @@ class Streams:
         live = self._live_for(recache=recache)
         if self._prompts is None:
             raise UsageError(NO_TEXT_ENCODER)
+        # What is no sentence is refused where each is cleaned.
         several = isinstance(prompt, Iterable) and not isinstance(prompt, str)
-        prompts: list[Any] = (
-            [*prompt] if several else [prompt] * len(rows)
-        )  # each is checked when it is cleaned
+        prompts: list[Any] = [*prompt] if several else [prompt] * len(rows)
         if len(prompts) != len(rows):
             raise UsageError(f"{len(prompts)} prompts given for {len(rows)} rows, expected one, or one each")
         with self.memory.ordered():
