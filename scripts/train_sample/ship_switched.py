@@ -88,25 +88,29 @@ def told_card(card: str, judged: dict[str, Any], digest: str) -> str:
     ValueError
         If the card has no place for one of them.
     """
-    before, after, leg = judged["before"], judged["after"], judged["legs"][-1]
+    before, after, legs = judged["before"], judged["after"], judged["legs"]
     start, end = after["start"], after["end"]
+    minutes = " + ".join(f"{leg['minutes']:.1f}" for leg in legs)
+    steps = " + ".join(str(leg["steps"]) for leg in legs)
+    earlier = [f"{100 * before[name]['followed']:.1f}" for name in ("start", "end")]
     attributes = ", ".join(f"{n} {100 * v:.0f} %" for n, v in start.items() if n not in ("clips", "followed"))
     measured = (
         f"- {start['clips']} held-out prompts, exact detectors, all attributes of the prompt shown: "
         f"{100 * start['followed']:.1f} % in the first 3.6 s,\n"
-        f"  {100 * end['followed']:.1f} % in the last 3.6 s of {judged['video_seconds']} s. By attribute at the start: "
-        f"{attributes}.\n"
+        f"  {100 * end['followed']:.1f} % in the last 3.6 s of {judged['video_seconds']} s; "
+        f"before the training on switches {' and '.join(earlier)} %.\n"
+        f"  By attribute at the start: {attributes}.\n"
         f"- {after['rebuilt']['clips']} held-out pairs of prompts, the second given after 7.5 s: all of its attributes "
         f"shown in the 3.6 s that\n"
         f"  begin 1.5 s later: {100 * after['rebuilt']['followed']:.0f} % with `recache=True`, "
-        f"{100 * after['plain']['followed']:.0f} % without; before the training on switches "
+        f"{100 * after['plain']['followed']:.0f} % without; before the training "
         f"{100 * before['rebuilt']['followed']:.0f} % and {100 * before['plain']['followed']:.0f} %.\n"
         "  [Eight of them](../../docs/images/sample-switches.png), from 0.75 s before the switch on."
     )
     taught = (
-        f"\n\nThen prompts that change: {leg['minutes']:.1f} minutes on one GPU, {judged['step']} steps "
-        "(`scripts/gpu/train_switch.sh`). The student before\nit was its own teacher: it was shown the stream from the "
-        "switch on, the trained one all of it."
+        f"\n\nThen prompts that change: {minutes} minutes on one GPU, {steps} steps\n"
+        "(`scripts/gpu/train_switch.sh`), each part from the one before. The student of the table was the teacher: it\n"
+        "was shown the stream from the switch on, the one that learns all of it."
     )
     card = _TAUGHT.sub("", card)
     for pattern, put in (

@@ -23,6 +23,7 @@ import traceback
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -314,6 +315,15 @@ def train(
     return run
 
 
+def earlier_legs(begin: Path | None) -> list[dict[str, Any]]:
+    """Return the legs that the report beside a checkpoint tells of; none if there is no report."""
+    told_by = begin.with_name(REPORT) if begin else None
+    if told_by is None or not told_by.is_file():
+        return []
+    legs: list[dict[str, Any]] = json.loads(told_by.read_text(encoding="utf-8"))["legs"]
+    return legs
+
+
 def write_weights(goal: Path, run: Run) -> None:
     """Write the moving average as the checkpoint that ships: bfloat16, whole or not at all."""
     goal.mkdir(parents=True, exist_ok=True)
@@ -382,7 +392,7 @@ def teach(options: argparse.Namespace, workers: ProcessPoolExecutor, began: floa
     shown = [*SHOWN, *zip(old, new, strict=True)][: 1 if options.rehearse else 8]
     draw_switch_sheet(options.goal / SHEET, judged, vae, texts, sigmas, device, shown, size["switch"])
     draw_stream_sheet(options.goal / STREAMS, judged, vae, texts, sigmas, device, 12, size["chunks"])
-    report = {"step": run.step, "legs": run.facts["legs"]}
+    report = {"legs": [*earlier_legs(options.begin), *run.facts["legs"]]}
     for name, asked in (("before", before), ("after", after)):
         report[name] = answer(asked)
         told(stage=name, **report[name], seconds=round(time.time() - began, 1))
