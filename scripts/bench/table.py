@@ -135,9 +135,9 @@ MISSED: tuple[Said, ...] = (
         (("kv-quality", "fused_psnr_loss", "sample, fp4, 8-bit attention and fp8 matmuls, after 7 chunks"),),
     ),
     (
-        "share of prompts that the sample no longer follows with an FP4 cache, at a stream's start, %",
-        "{:.0f}",
-        (("kv-quality", "kv_following_loss", "sample, fp4-before-rope, start of the stream"),),
+        "share of prompts that the sample no longer follows with an FP4 cache, at a stream's end, %",
+        "{:.1f}",
+        (("kv-quality", "kv_following_loss", "sample, fp4-before-rope, end of the stream"),),
     ),
     (
         "CPU time to import what opens an artifact, ms",
@@ -162,6 +162,7 @@ MISSED: tuple[Said, ...] = (
 )
 MORE_IS_BETTER = {
     "prompts_followed",
+    "switches_followed",
     "kv_psnr",
     "real_time_factor",
     "sp2_s1",

@@ -11,10 +11,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from scripts.bench.rows import append_row
 from scripts.train_sample.captions import parse
 from scripts.train_sample.evaluate import CLIP_LATENTS
 from scripts.train_sample.judge import judge, summary
 from scripts.train_sample.judge_switch import PAIR_SEED, held_out_prompts
+from scripts.train_sample.ship_switched import LEAST_SWITCHED
 from seko_runtime import open_artifact
 
 # Chunks before the switch, dropped behind it (1.5 s), and looked at.
@@ -28,6 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--plain", action="store_true", help="keep the cache at the switch")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--rows", type=Path, help="docs/benchmarks/NAME.jsonl, which gets a row")
     options = parser.parse_args(arguments)
     began, verdicts = time.monotonic(), []
     pairs = [held_out_prompts(options.pairs, PAIR_SEED + i) for i in range(2)]
@@ -41,7 +44,21 @@ def main(arguments: list[str] | None = None) -> int:
             verdicts.append(judge(video.permute(3, 0, 1, 2).float() / 127.5 - 1, parse(new)))
             told = {"pair": number, "old": old, "new": new, "followed": verdicts[-1].followed}
             print(json.dumps(told | {"right": verdicts[-1].right}), flush=True)
-    print(json.dumps(summary(verdicts) | {"seconds": round(time.monotonic() - began, 1)}))
+    found = summary(verdicts)
+    print(json.dumps(found | {"seconds": round(time.monotonic() - began, 1)}))
+    if options.rows is not None:
+        kept = "the cache as it was" if options.plain else "the cache rebuilt"
+        shape = f"sample, {options.pairs} held-out pairs of prompts, {kept}"
+        more = {"artifact": artifact.manifest.name, "parts": found}
+        append_row(
+            options.rows,
+            "switches_followed",
+            shape,
+            found["followed"],
+            "share, at least",
+            LEAST_SWITCHED,
+            **more,
+        )
     return 0
 
 
