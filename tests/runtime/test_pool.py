@@ -187,6 +187,9 @@ def test_calls_that_cannot_be() -> None:
         for sessions in ([], [a, a], [a, *rest]):
             with pytest.raises(UsageError, match="expected 1 to 4 different ones"):
                 pool.run(sessions)
+        for wrong in (a, [0]):
+            with pytest.raises(UsageError, match="expected a list of the pool's sessions"):
+                pool.run(wrong)  # type: ignore[arg-type, list-item]
         with pytest.raises(UsageError, match="'b' is another pool's"):
             pool.run([a, b])
         a.close()

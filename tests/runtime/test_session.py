@@ -222,7 +222,13 @@ def test_what_does_not_fit_is_a_usage_error() -> None:
         open_toy(seeds=[1, 2])
     with pytest.raises(UsageError, match="no integer"):
         open_toy(seeds=[1 << 62])
+    with pytest.raises(UsageError, match="seeds are int, expected a list of 1"):
+        open_toy(seeds=5)  # type: ignore[arg-type]
     with open_toy() as session:
+        with pytest.raises(UsageError, match="text holds a number that is not finite"):
+            session.set_text(np.full((1, 5, 4), np.nan, np.float32))
+        with pytest.raises(UsageError, match="step is 0, expected at least 1"):
+            session.cache_sample(0)
         with pytest.raises(UsageError, match="text has shape"):
             session.set_text(np.zeros((1, 2, 3), np.float32))
         with pytest.raises(UsageError, match="text has shape None"):

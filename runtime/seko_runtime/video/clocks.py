@@ -217,6 +217,8 @@ class RowClocks:
 
 def checked_seeds(seeds: Sequence[int], rows: int) -> NDArray[np.int64]:
     """Return int64 [rows]; UsageError unless there is an integer within 62 bits for each."""
+    if not isinstance(seeds, Sequence | np.ndarray):
+        raise UsageError(f"seeds are {type(seeds).__name__}, expected a list of {rows}")
     if len(seeds) != rows:
         raise UsageError(f"{len(seeds)} seeds given for {rows} rows, expected one each")
     for seed in seeds:

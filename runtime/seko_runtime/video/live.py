@@ -135,6 +135,8 @@ class Live:
             raise UsageError(f"text has shape {found}, this artifact takes {wanted}")
         if isinstance(text, np.ndarray) and text.dtype.kind not in "fiu":
             raise UsageError(f"text is {text.dtype}, expected numbers")
+        if isinstance(text, np.ndarray) and not np.isfinite(text).all():
+            raise UsageError("text holds a number that is not finite")
         with self.prompting(rows):
             if spec is not None and len(rows) == spec.shape[0]:
                 self._memory.write(self.buffers[TEXT_BUFFER], text)

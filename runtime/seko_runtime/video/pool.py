@@ -194,6 +194,8 @@ class Pool:
         SessionClosedError
             If one has ended.
         """
+        if not isinstance(sessions, Sequence) or not all(isinstance(s, PooledSession) for s in sessions):
+            raise UsageError("expected a list of the pool's sessions")
         with self._call_lock.take():
             self.reap()
             rows = [session._running_row(self) for session in sessions]

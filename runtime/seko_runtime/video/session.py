@@ -353,7 +353,11 @@ class Session:
         ------
         SessionClosedError
             After `close()`.
+        UsageError
+            If ``step`` is less than 1.
         """
+        if step < 1:
+            raise UsageError(f"step is {step}, expected at least 1")
         with self._streams.call_lock.take():
             return self._streams.cache_sample(step)
 
