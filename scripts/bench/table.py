@@ -140,6 +140,11 @@ MISSED: tuple[Said, ...] = (
         (("kv-quality", "kv_following_loss", "sample, fp4-before-rope, end of the stream"),),
     ),
     (
+        "share of prompts that change during a stream which the sample follows over an FP4 cache",
+        "{:.2f}",
+        (("cpu", "switches_followed", "sample, 100 held-out pairs of prompts, the cache rebuilt"),),
+    ),
+    (
         "CPU time to import what opens an artifact, ms",
         "{:.0f}",
         (("cpu", "import_ms", "from seko_runtime import open_artifact"),),
