@@ -140,7 +140,7 @@ MISSED: tuple[Said, ...] = (
         (("kv-quality", "kv_following_loss", "sample, fp4-before-rope, end of the stream"),),
     ),
     (
-        "share of prompts that change during a stream which the sample follows over an FP4 cache",
+        "share of prompts that change after 3 s which the sample follows, through engines over an FP4 cache",
         "{:.2f}",
         (("cpu", "switches_followed", "sample, 100 held-out pairs of prompts, the cache rebuilt"),),
     ),
