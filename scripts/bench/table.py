@@ -140,7 +140,7 @@ MISSED: tuple[Said, ...] = (
         (("kv-quality", "kv_following_loss", "sample, fp4-before-rope, end of the stream"),),
     ),
     (
-        "share of prompts that change after 3 s which the sample follows, through engines over an FP4 cache",
+        "share of prompts, changed after 3 s of a stream, that the quick start's artifact follows",
         "{:.2f}",
         (("cpu", "switches_followed", "sample, 100 held-out pairs of prompts, the cache rebuilt"),),
     ),

@@ -316,11 +316,11 @@ def train(
 
 
 def earlier_legs(begin: Path | None) -> list[dict[str, Any]]:
-    """Return the legs that the report beside a checkpoint tells of; none if there is no report."""
-    told_by = begin.with_name(REPORT) if begin else None
-    if told_by is None or not told_by.is_file():
+    """Return the parts of the training that made a checkpoint, by the report beside it; none without a report."""
+    report = begin.with_name(REPORT) if begin else None
+    if report is None or not report.is_file():
         return []
-    legs: list[dict[str, Any]] = json.loads(told_by.read_text(encoding="utf-8"))["legs"]
+    legs: list[dict[str, Any]] = json.loads(report.read_text(encoding="utf-8"))["legs"]
     return legs
 
 

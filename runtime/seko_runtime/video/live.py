@@ -133,10 +133,11 @@ class Live:
         found = None if text is None else tuple(getattr(text, "shape", ()))
         if found != wanted:
             raise UsageError(f"text has shape {found}, this artifact takes {wanted}")
-        if isinstance(text, np.ndarray) and text.dtype.kind not in "fiu":
-            raise UsageError(f"text is {text.dtype}, expected numbers")
-        if isinstance(text, np.ndarray) and not np.isfinite(text).all():
-            raise UsageError("text holds a number that is not finite")
+        if isinstance(text, np.ndarray):
+            if text.dtype.kind not in "fiu":
+                raise UsageError(f"text is {text.dtype}, expected numbers")
+            if not np.isfinite(text).all():
+                raise UsageError("text holds a number that is not finite")
         with self.prompting(rows):
             if spec is not None and len(rows) == spec.shape[0]:
                 self._memory.write(self.buffers[TEXT_BUFFER], text)

@@ -13,7 +13,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from seko_runtime.errors import PoolFullError, UsageError
@@ -194,7 +194,7 @@ class Pool:
         SessionClosedError
             If one has ended.
         """
-        if not isinstance(sessions, Sequence) or not all(isinstance(s, PooledSession) for s in sessions):
+        if not isinstance(sessions, Collection) or not all(isinstance(s, PooledSession) for s in sessions):
             raise UsageError("expected a list of the pool's sessions")
         with self._call_lock.take():
             self.reap()
