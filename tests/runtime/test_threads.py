@@ -7,9 +7,10 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from seko_runtime.errors import (
 )
 from seko_runtime.format.manifest import Target
 from seko_runtime.opening.artifact import open_artifact
+from seko_runtime.video.pool import Pool
 
 from . import toy_pool, toy_whole
 from .pool_stories import FILL_CHUNKS, PROMPTS, Story, closing, take
@@ -88,6 +90,79 @@ def test_a_chunk_that_fails_leaves_nothing_of_its_session_to_read_and_the_others
         assert take(kept) == mine
         with pytest.raises(StaleChunkError):
             lost.to_host()
+
+
+class SlowDevice:
+    """A stand-in for a device that is still at work on one row: what waits for its copies waits until `let_go`."""
+
+    def __init__(self, pool: Pool, row: int) -> None:
+        self.waited_for, self.let_go = threading.Event(), threading.Event()
+        blocks = pool._streams.decoder()._blocks
+        self.row, self.finished, self.park = row, blocks.finished, pool._streams.memory.park
+        blocks.finished, pool._streams.memory.park = self.slow_frames, self.slow_copies
+
+    def wait(self) -> None:
+        self.waited_for.set()
+        assert self.let_go.wait(30)
+
+    def slow_frames(self, row: int, turn: int) -> Callable[[], None]:
+        return self.wait if row == self.row else self.finished(row, turn)
+
+    def slow_copies(self, tensors: Mapping[str, torch.Tensor]) -> tuple[Any, object]:
+        parked, end = self.park(tensors)
+
+        class Slow:
+            def arrays(slow) -> Any:  # noqa: N805 - `self` is the device
+                self.wait()
+                return parked.arrays()
+
+        return Slow(), end
+
+
+@pytest.mark.parametrize("how", ["video", "stream", "to_host"])
+def test_another_session_runs_while_one_waits_for_its_frames(how: str) -> None:
+    with closing(open_pool()) as pool:
+        alone = pool.open_session(seed=0, prompt=PROMPTS[0])
+        first = alone.run_chunk()
+        wanted = first.to_host() if how == "to_host" else first.video()
+        alone.close()
+        a, b = (pool.open_session(seed=i, prompt=PROMPTS[i]) for i in range(2))
+        device = SlowDevice(pool, row=0)
+
+        def read() -> Any:
+            if how == "stream":
+                return next(a.stream(chunks=1))
+            chunk = a.run_chunk()
+            return chunk.video() if how == "video" else chunk.to_host()
+
+        with ThreadPoolExecutor(1) as threads:
+            reading = threads.submit(read)
+            assert device.waited_for.wait(30)
+            running = Thread(target=lambda: [b.run_chunk() for _ in range(3)], daemon=True)
+            running.start()
+            running.join(30)
+            others_ran = not running.is_alive()
+            device.let_go.set()
+            assert others_ran, "the thread that waits for frames holds the pool"
+            assert np.array_equal(reading.result(30), wanted)
+
+
+def test_inputs_that_are_waited_for_do_not_hold_the_pool() -> None:
+    with closing(open_pool()) as pool:
+        a, b = (pool.open_session(seed=i, prompt=PROMPTS[i]) for i in range(2))
+        waiting, let_go = threading.Event(), threading.Event()
+
+        def keys() -> Iterator[dict[str, Any]]:
+            waiting.set()
+            assert let_go.wait(30)
+            yield {}
+
+        with ThreadPoolExecutor(1) as threads:
+            reading = threads.submit(next, a.stream(inputs=keys()))
+            assert waiting.wait(30)
+            b.run_chunk()
+            let_go.set()
+            assert reading.result(30).shape[0] == 1
 
 
 @pytest.mark.usefixtures("hurried")

@@ -294,9 +294,9 @@ class _PinnedFrames(HostFrames):
         super().queue(row, turn, name)
         self._copied[row][turn].record(self._stream)
 
-    def wait(self, row: int, turn: int) -> NDArray[np.uint8]:
-        self._copied[row][turn].synchronize()
-        return super().wait(row, turn)
+    def finished(self, row: int, turn: int) -> Callable[[], None]:
+        wait: Callable[[], None] = self._copied[row][turn].synchronize
+        return wait
 
     def _host_like(self, source: torch.Tensor) -> torch.Tensor:
         return pinned(super()._host_like(source))

@@ -107,8 +107,11 @@ class _PinnedFrames:
         self._driver.record(copied.handle, self._stream)
         self._names[row, turn] = name
 
-    def wait(self, row: int, turn: int) -> NDArray[np.uint8]:
-        blocks, copied = self._blocks[row][turn]
-        self._driver.wait_for(copied.handle)
+    def finished(self, row: int, turn: int) -> Callable[[], None]:
+        _, copied = self._blocks[row][turn]
+        return lambda: self._driver.wait_for(copied.handle)  # the function keeps the event
+
+    def array(self, row: int, turn: int) -> NDArray[np.uint8]:
+        blocks, _ = self._blocks[row][turn]
         name = self._names[row, turn]
         return blocks[name].array.reshape(self._sources[name].shape[1:])

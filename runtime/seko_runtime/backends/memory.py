@@ -47,8 +47,17 @@ class FrameBlocks(Protocol):
         """
         ...
 
-    def wait(self, row: int, turn: int) -> NDArray[np.uint8]:
-        """Wait for a row's block number ``turn`` and return its array; the next `queue` to it overwrites the array."""
+    def finished(self, row: int, turn: int) -> Callable[[], None]:
+        """Return a function that waits until the last copy into a row's block number ``turn`` is done.
+
+        It touches nothing but an event, so any thread may call it while others queue work.
+        """
+        ...
+
+    def array(self, row: int, turn: int) -> NDArray[np.uint8]:
+        """Return the array of a row's block number ``turn``, complete once `finished`'s function has returned; the
+        next `queue` to it overwrites the array.
+        """
         ...
 
 

@@ -134,7 +134,10 @@ class _NumpyFrames:
     def queue(self, row: int, turn: int, name: str) -> None:
         self._blocks[row, turn] = self._sources[name][row].copy()
 
-    def wait(self, row: int, turn: int) -> NDArray[np.uint8]:
+    def finished(self, row: int, turn: int) -> Callable[[], None]:  # noqa: ARG002 - copies run at once
+        return lambda: None
+
+    def array(self, row: int, turn: int) -> NDArray[np.uint8]:
         return self._blocks[row, turn]
 
 

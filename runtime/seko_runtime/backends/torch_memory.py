@@ -154,7 +154,10 @@ class HostFrames:
         self._blocks[row][turn][name].copy_(self._sources[name][row], non_blocking=True)
         self._names[row, turn] = name
 
-    def wait(self, row: int, turn: int) -> NDArray[np.uint8]:
+    def finished(self, row: int, turn: int) -> Callable[[], None]:  # noqa: ARG002 - copies run at once
+        return lambda: None
+
+    def array(self, row: int, turn: int) -> NDArray[np.uint8]:
         array: NDArray[np.uint8] = self._blocks[row][turn][self._names[row, turn]].numpy()
         return array
 

@@ -82,10 +82,12 @@ class RankCommands:
         return [[one.index, one.frames, one.serial, one.pictures, one.row, one.heard_at] for one in made]
 
     def _on_read_latents(self, row: int | None, serial: int, index: int) -> object:
-        return self._open.read_latents(replace(self._chunks[row], serial=serial, index=index))
+        return self._open.read_latents(replace(self._chunks[row], serial=serial, index=index))()
 
     def _on_video_frames(self, row: int, number: int) -> object:
-        return self._open.decoder().video_frames(row, number)
+        decoder = self._open.decoder()
+        decoder.finished(row, number)()
+        return decoder.video_frames(row, number)
 
     def _on_store(self, row: int) -> object:
         state = self._open.store(row)

@@ -32,8 +32,10 @@ class CallLock:
         self.lock = threading.RLock()  # taken by itself only to end one of several sessions
         self._process = os.getpid()
 
-    def take(self) -> AbstractContextManager[object]:
+    def take(self, *, waits: bool = False) -> AbstractContextManager[object]:
         """Return the lock, to be held during a call; it is reentrant.
+
+        With ``waits`` this thread waits for another one's call in any case: a call that let go of the lock goes on.
 
         The lock itself is returned, so that nothing can come between acquiring it and the ``with`` that releases it.
 
@@ -49,7 +51,7 @@ class CallLock:
         """
         self.check_process()
         self.check_open()
-        if not self.waits:
+        if not (self.waits or waits):
             if not self.lock.acquire(blocking=False):
                 raise SessionBusyError(
                     "another thread is in a call of this session; a session is for one thread at a time: open one for "

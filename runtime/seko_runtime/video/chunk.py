@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +21,9 @@ class FrameReader(Protocol):
 
     overlaps: bool
 
+    def finished(self, row: int, number: int) -> Callable[[], None]:
+        """Return a function that waits for a row's video frames of one chunk; see `Decoder.finished`."""
+
     def video_frames(self, row: int, number: int) -> NDArray[np.uint8]:
         """Return a row's video frames of one chunk; see `Decoder.video_frames`."""
 
@@ -30,8 +33,8 @@ class ChunkMaker(Protocol):
 
     call_lock: CallLock
 
-    def read_latents(self, chunk: Chunk) -> NDArray[np.float32]:
-        """Copy a chunk's latents to the host; see `Chunk.to_host`."""
+    def read_latents(self, chunk: Chunk) -> Callable[[], NDArray[np.float32]]:
+        """Queue the copy of a chunk's latents to the host; return a function that waits for it and returns it."""
 
     def decoder(self) -> FrameReader:
         """Return the decoder; UsageError if the artifact makes no video."""
@@ -82,6 +85,7 @@ class Chunk:
         """
         return None if self.heard_at is None else time.monotonic() - self.heard_at
 
+    @machine_faults()
     def to_host(self) -> NDArray[np.float32]:
         """Return a float32 copy [B, C, F, h, w]; waits for the chunk.
 
@@ -96,7 +100,8 @@ class Chunk:
             If another thread is in a call of the session. In a pool the call waits instead.
         """
         with self.streams.call_lock.take():
-            return self.streams.read_latents(self)
+            copied = self.streams.read_latents(self)
+        return copied()  # without the lock: other sessions' chunks are queued meanwhile
 
     @machine_faults()
     def video(self) -> NDArray[np.uint8]:
@@ -126,7 +131,15 @@ class Chunk:
     @machine_faults()
     def video_rows(self) -> list[NDArray[np.uint8]]:
         """Return each row's video frames, uint8 copies [T, H, W, 3]; as `video`, but rows may differ in T."""
-        with self.streams.call_lock.take():
+        call_lock = self.streams.call_lock
+        with call_lock.take():
+            decoder = self.streams.decoder()
+            waits = [decoder.finished(row, number) for row, number in self.pictures]
+        for wait in waits:  # without the lock: other sessions' chunks are queued meanwhile
+            wait()
+        with call_lock.take(
+            waits=True
+        ):  # with it: no later chunk overwrites the frames while they are copied
             decoder = self.streams.decoder()
             return [decoder.video_frames(row, number).copy() for row, number in self.pictures]
 

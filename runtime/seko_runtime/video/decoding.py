@@ -166,20 +166,36 @@ class Decoder:
         """Forget what a failed attempt decoded of a row that begins anew."""
         self._rows_done.discard(row)
 
-    def video_frames(self, row: int, number: int) -> NDArray[np.uint8]:
-        """Return a row's video frames of one chunk, uint8 [T, H, W, 3]; waits for them. Later chunks overwrite them.
+    def finished(self, row: int, number: int) -> Callable[[], None]:
+        """Return a function that waits for a row's video frames of one chunk; any thread may call it at any time.
 
         Raises
         ------
         StaleChunkError
             If they were overwritten.
         """
+        self._check_kept(row, number)
+        return self._blocks.finished(row, number % FRAME_BLOCKS)
+
+    def video_frames(self, row: int, number: int) -> NDArray[np.uint8]:
+        """Return a row's video frames of one chunk, uint8 [T, H, W, 3], once `finished` has waited for them.
+
+        The array is the decoder's own: the row's later chunks overwrite it.
+
+        Raises
+        ------
+        StaleChunkError
+            If they were overwritten.
+        """
+        self._check_kept(row, number)
+        return self._blocks.array(row, number % FRAME_BLOCKS)
+
+    def _check_kept(self, row: int, number: int) -> None:
         if not self._queued[row] - FRAME_BLOCKS <= number < self._queued[row]:
             raise StaleChunkError(
                 f"the frames of chunk {number} of row {row} were overwritten: the last {FRAME_BLOCKS} chunks' are "
                 "kept; read them before queueing more"
             )
-        return self._blocks.wait(row, number % FRAME_BLOCKS)
 
     def _ahead(self, row: int) -> TornStreamError:
         return TornStreamError(

@@ -20,6 +20,7 @@ from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.session import video_stream
 from seko_runtime.video.snapshot import RowState, write_snapshot
 from seko_runtime.video.streams import Streams
+from seko_runtime.video.video_stream import QueuedChunks
 
 
 class SessionLeakWarning(ResourceWarning):
@@ -72,7 +73,7 @@ class PooledSession:
     def __init__(self, pool: SharedRows, name: str, lease_s: float | None, tenant: str | None) -> None:
         self.name, self.tenant = name, tenant
         self._pool, self._lease_s = pool, lease_s
-        self._ahead: deque[Chunk] = deque()
+        self._ahead = QueuedChunks()
         self.expires: float | None = None
 
     def run_chunk(self, inputs: Inputs | None = None, *, camera: Camera | None = None) -> Chunk:

@@ -6,7 +6,6 @@ read comes from rank 0, but for what each rank has a share of: `split_axes`.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from math import prod
@@ -28,6 +27,7 @@ from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.session import Session
 from seko_runtime.video.snapshot import RowState, read_numbers
 from seko_runtime.video.streams import CLOSED, Streams
+from seko_runtime.video.video_stream import QueuedChunks
 
 # A chunk of a large model on a CPU takes minutes. A process that hangs is found by its silence, long before.
 CALL_S = 600.0
@@ -84,16 +84,24 @@ class RankedStreams(Streams):
         del chunk, place
         return self._row_chunks[row]
 
-    def read_latents(self, chunk: Chunk) -> Any:
-        """Copy a chunk's latents to the host; see `Chunk.to_host`."""
+    def read_latents(self, chunk: Chunk) -> Callable[[], Any]:
+        """Copy a chunk's latents to the host, and return a function that returns them.
+
+        The processes answer one command at a time, so this waits where streams of one process do not.
+        """
         facts = {"row": chunk.row, "serial": chunk.serial, "index": chunk.index}
-        return self.asked("read_latents", facts, ranks=(0,))[0]
+        latents = self.asked("read_latents", facts, ranks=(0,))[0]
+        return lambda: latents
 
     def decoder(self) -> Any:
         """Return what reads video frames: itself. UsageError if the artifact makes no video."""
         if self.manifest.video is None:
             raise UsageError("this artifact makes no video; read latents with run_chunk().to_host()")
         return self
+
+    def finished(self, row: int, number: int) -> Callable[[], None]:  # noqa: ARG002 - as the decoder has it
+        """Return a function that does nothing: `video_frames` waits, in rank 0's process."""
+        return lambda: None
 
     def video_frames(self, row: int, number: int) -> Any:
         """Return a row's video frames of one chunk; see `Decoder.video_frames`."""
@@ -186,7 +194,7 @@ class RankedSession(Session):
     def __init__(self, streams: RankedStreams) -> None:
         self.manifest = streams.manifest
         self._rows = range(self.manifest.call_rows)
-        self._ahead: deque[Chunk] = deque()
+        self._ahead = QueuedChunks()
         self._streams = streams
 
 

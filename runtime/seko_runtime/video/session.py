@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from seko_runtime.video.rank_place import ALONE, RankPlace
 from seko_runtime.video.reference_frames import with_portrait
 from seko_runtime.video.streams import Streams
 from seko_runtime.video.text import TokenIds
-from seko_runtime.video.video_stream import VideoStream
+from seko_runtime.video.video_stream import QueuedChunks, VideoStream
 
 __all__ = ["Chunk", "Session", "SessionStats"]
 
@@ -77,7 +76,7 @@ class Session:
     ) -> None:
         self.manifest = manifest
         self._rows = range(manifest.call_rows)
-        self._ahead: deque[Chunk] = deque()  # queued by `stream`, not given out yet
+        self._ahead = QueuedChunks()  # queued by `stream`, not given out yet
         streams = Streams(
             manifest,
             engines,
@@ -417,4 +416,4 @@ def video_stream(
             session.set_prompt(prompt, recache=recache)
         elif recache:
             raise UsageError("recache without a prompt does nothing; give both, or neither")
-    return VideoStream(streams.call_lock, session.run_chunk, session._ahead, ahead, chunks, inputs)
+    return VideoStream(session.run_chunk, session._ahead, ahead, chunks, inputs)

@@ -6,7 +6,7 @@ Independent of torch: tensors and capture belong to the memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -332,11 +332,15 @@ class Streams:
         return self._rows.layout(self.live())
 
     @machine_faults()
-    def read_latents(self, chunk: Chunk) -> NDArray[np.float32]:
-        """Copy a chunk's latents to the host; see `Chunk.to_host`."""
+    def read_latents(self, chunk: Chunk) -> Callable[[], NDArray[np.float32]]:
+        """Queue the copy of a chunk's latents to the host; return a function that waits for it and returns it."""
         self.live()
         self._rows.readable.check(chunk)
-        return self.memory.read(chunk.latents)
+        shape, _ = self.memory.describe(chunk.latents)
+        with self.memory.ordered():
+            parked, end = self.memory.park({"latents": chunk.latents})
+            self.memory.after(end)  # the next chunk may overwrite them
+        return lambda: parked.arrays()["latents"].view(np.float32).reshape(shape).copy()
 
     @machine_faults()
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
@@ -10,11 +11,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.video.call_lock import CallLock
 from seko_runtime.video.chunk import Chunk
 from seko_runtime.video.inputs import Inputs
 
 _ENDED: Any = object()
+
+
+class QueuedChunks(deque[Chunk]):
+    """Chunks of a session that `stream` has queued and not yielded yet.
+
+    ``turn`` is held while the next one is made and read. It is the session's own, not its pool's: while one session's
+    frames or inputs are waited for, others run.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = threading.RLock()
 
 
 class VideoStream:
@@ -24,12 +36,10 @@ class VideoStream:
 
     Parameters
     ----------
-    call_lock : CallLock
-        The session's lock.
     run_chunk : callable
         Makes the session's next chunk.
-    queued : deque of Chunk
-        Chunks that were made and not yielded yet; they are yielded first.
+    queued : QueuedChunks
+        The session's; chunks in it are yielded first.
     ahead : int
         How many chunks are made ahead.
     chunks : int, optional
@@ -40,14 +50,13 @@ class VideoStream:
 
     def __init__(
         self,
-        call_lock: CallLock,
         run_chunk: Callable[[Inputs | None], Chunk],
-        queued: deque[Chunk],
+        queued: QueuedChunks,
         ahead: int,
         chunks: int | None,
         inputs: Iterable[Inputs] | None,
     ) -> None:
-        self._call_lock, self._run_chunk, self._queued = call_lock, run_chunk, queued
+        self._run_chunk, self._queued = run_chunk, queued
         self._ahead, self._left = ahead, chunks
         self._inputs: Iterator[Inputs | None] = repeat(None) if inputs is None else iter(inputs)
 
@@ -55,15 +64,16 @@ class VideoStream:
         return self
 
     def __next__(self) -> NDArray[np.uint8]:
-        with self._call_lock.take():
+        with self._queued.turn:
             if self._left is not None and self._left <= 0:
                 raise StopIteration
             wanted = 1 + self._ahead if self._left is None else min(1 + self._ahead, self._left)
             while len(self._queued) < wanted and (own := next(self._inputs, _ENDED)) is not _ENDED:
                 self._queued.append(self._run_chunk(own))
-            if not self._queued:
-                raise StopIteration
-            chunk = self._queued.popleft()
+            try:
+                chunk = self._queued.popleft()
+            except IndexError:  # the inputs have ended, or another thread closed the session just now
+                raise StopIteration from None
             if self._left is not None:
                 self._left -= 1
             return chunk.video()
