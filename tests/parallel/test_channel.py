@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,14 @@ def sent(*messages: dict[str, Any]) -> list[dict[str, Any]]:
     """Return what the other end receives, message by message."""
     channel, other = channel_pair()
     far = inherited_channel(other.detach())
+
+    def send() -> None:
+        with closing(channel):
+            for message in messages:
+                channel.send(message)
+
     with ThreadPoolExecutor(1) as sender:
-        done = sender.submit(lambda: [channel.send(one) for one in messages] and channel.close())
+        done = sender.submit(send)
         try:
             return [far.receive() for _ in messages]
         finally:

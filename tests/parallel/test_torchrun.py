@@ -8,9 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -181,7 +182,7 @@ def test_a_folder_that_others_may_use_is_refused(folder: Path) -> None:
 
 def test_a_process_of_another_user_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     peer = os.getuid() + 1
-    monkeypatch.setattr(torchrun.struct, "unpack", lambda *_: (5, peer, 5))
+    monkeypatch.setattr(torchrun, "peer_of", lambda _: (5, peer))
     with ThreadPoolExecutor(1) as pool:
         gathered = pool.submit(Meeting(0, 2, folder).gather, 5)
         with pytest.raises(RankLostError, match=f"process 5 of user {peer} is no rank"):
@@ -202,6 +203,54 @@ def test_a_rank_that_does_not_come_is_named(folder: Path) -> None:
             gathered.result()
     with pytest.raises(UsageError, match="is opened once"):
         Meeting(0, 3, folder).gather(1)
+
+
+def test_a_silent_connection_delays_nobody_and_strangers_words_are_passed_over(folder: Path) -> None:
+    with ThreadPoolExecutor(1) as threads, ExitStack() as stack:
+        gathered = threads.submit(Meeting(0, 3, folder).gather, 30)
+        first = Meeting(1, 3, folder).connect(30)
+
+        def stranger(says: bytes) -> None:
+            connected = stack.enter_context(socket.socket(socket.AF_UNIX))
+            with torchrun._private(folder) as address:
+                connected.connect(address)
+            connected.sendall(says)
+
+        for says in (b"", b"x", b"not a rank at all", b'{"rank": 2}', b"seko" + bytes(4), b"seko\0\0\0\7"):
+            stranger(says)
+        Meeting(1, 3, folder).connect(30).close()  # what another process has said
+        second = Meeting(2, 3, folder).connect(30)
+        joined = gathered.result(30)
+        for channel, far in zip((first, second), joined, strict=True):
+            channel.send({"said": 1})
+            assert far.channel.receive() == {"said": 1}
+            channel.close()
+            far.channel.close()
+
+
+def test_only_silent_connections_do_not_stop_the_meeting(folder: Path) -> None:
+    with ThreadPoolExecutor(1) as threads, socket.socket(socket.AF_UNIX) as silent:
+        gathered = threads.submit(Meeting(0, 2, folder).gather, 2)
+        while not (folder / "socket").exists():
+            time.sleep(0.01)
+        with torchrun._private(folder) as address:
+            silent.connect(address)
+        try:
+            with pytest.raises(RankLostError, match="rank 1 of 2 did not open the artifact in 2 s"):
+                gathered.result(30)
+        finally:
+            silent.close()
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"])
+@pytest.mark.parametrize("value", ["x", "", "-1", "1" * 5000, "\u0661"])
+def test_an_environment_that_torchrun_did_not_make_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    for known, number in (RANK_1 | {name: value}).items():
+        monkeypatch.setenv(known, number)
+    with pytest.raises(UsageError, match=f"environment variable {name} is .*expected a number"):
+        meeting_of_torchrun(2)
 
 
 def test_a_joined_process_is_killed_only_while_its_channel_is_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,6 +22,8 @@ from numpy.typing import NDArray
 from seko_runtime.errors import UsageError
 
 _NUMBERS = "biuf"  # of numpy's dtypes: bool, integers, floats
+MAX_DEPTH = 32  # of mappings and sequences in each other
+_MAX_BITS = 1024  # of an integer: Python writes and reads no number of many thousand digits
 
 
 class Channel:
@@ -30,24 +33,22 @@ class Channel:
         self.connection = connection
         self._sending = threading.Lock()
 
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message: mappings and sequences of numbers, strings, None and arrays.
-
-        A dataclass is sent as a mapping, what else numpy can convert as an array, such as a host tensor of torch.
+    def send(self, message: Mapping[str, Any] | Packed) -> None:
+        """Send a message, packed or as `pack` takes it.
 
         Raises
         ------
         UsageError
-            If it holds anything else.
+            If it cannot be packed; nothing is sent then.
         OSError
             If the other end is gone.
         """
-        arrays: list[NDArray[Any]] = []
-        packed = _packed(message, "message", arrays)
-        table = [[array.dtype.str, list(array.shape)] for array in arrays]
+        packed = message if isinstance(message, Packed) else pack(message)
+        table = [[array.dtype.str, list(array.shape)] for array in packed.arrays]
+        head = json.dumps({"message": packed.parts, "arrays": table}).encode()
         with self._sending:
-            self.connection.send_bytes(json.dumps({"message": packed, "arrays": table}).encode())
-            for array in arrays:
+            self.connection.send_bytes(head)
+            for array in packed.arrays:
                 left = _bytes_of(array)
                 while left:
                     left = left[os.write(self.connection.fileno(), left) :]
@@ -73,30 +74,70 @@ class Channel:
         message: dict[str, Any] = _unpacked(read["message"], arrays)
         return message
 
+    def peer(self) -> int:
+        """Return the id of the process that made the connection's other end."""
+        with socket.socket(fileno=os.dup(self.connection.fileno())) as own:
+            return peer_of(own)[0]
+
     def close(self) -> None:
         """Close this end."""
         self.connection.close()
 
 
-def _packed(one: object, name: str, arrays: list[NDArray[Any]]) -> object:
+@dataclass(frozen=True)
+class Packed:
+    """A message as it is sent: what JSON can hold, and the arrays that it refers to."""
+
+    parts: Mapping[str, Any]
+    arrays: Sequence[NDArray[Any]]
+
+    def with_more(self, message: Mapping[str, Any], *, within: str) -> Packed:
+        """Return a message whose entry ``within`` is this one with further entries, and which has no others.
+
+        What was packed is not packed again.
+        """
+        arrays = list(self.arrays)
+        more = _packed(message, within, arrays, 0)
+        return Packed({within: {**self.parts, **more}}, arrays)  # type: ignore[dict-item]
+
+
+def pack(message: Mapping[str, Any]) -> Packed:
+    """Pack a message: mappings and sequences of numbers, strings, None and arrays.
+
+    A dataclass becomes a mapping, what else numpy can convert an array, such as a host tensor of torch.
+
+    Raises
+    ------
+    UsageError
+        If it holds anything else, is nested deeper than `MAX_DEPTH`, or has an integer of very many bits.
+    """
+    arrays: list[NDArray[Any]] = []
+    return Packed(_packed(message, "message", arrays, 0), arrays)  # type: ignore[arg-type]  # a mapping gives one
+
+
+def _packed(part: object, name: str, arrays: list[NDArray[Any]], depth: int) -> object:
     """Return a part of a message as JSON can hold it, and append its arrays; ``name`` is for errors."""
-    if one is None or isinstance(one, str | int | float):
-        return one
-    if is_dataclass(one) and not isinstance(one, type):
-        one = asdict(one)
-    if isinstance(one, Mapping):
-        if odd := [key for key in one if not isinstance(key, str) or not key]:
+    if isinstance(part, int) and part.bit_length() > _MAX_BITS:
+        raise UsageError(f"{name} is an integer of {part.bit_length()} bits, expected at most {_MAX_BITS}")
+    if part is None or isinstance(part, str | int | float):
+        return part
+    if depth > MAX_DEPTH:
+        raise UsageError(f"{name} is nested more than {MAX_DEPTH} deep, or contains itself")
+    if is_dataclass(part) and not isinstance(part, type):
+        part = {field.name: getattr(part, field.name) for field in fields(part)}
+    if isinstance(part, Mapping):
+        if odd := [key for key in part if not isinstance(key, str) or not key]:
             raise UsageError(f"{name} has the name {odd[0]!r}, expected words")
-        return {key: _packed(value, key, arrays) for key, value in one.items()}
-    if isinstance(one, Sequence):
-        return [_packed(value, name, arrays) for value in one]
+        return {key: _packed(value, key, arrays, depth + 1) for key, value in part.items()}
+    if isinstance(part, Sequence):
+        return [_packed(value, name, arrays, depth + 1) for value in part]
     try:
-        array = np.asarray(one, order="C")
-    except (TypeError, ValueError, RuntimeError) as fault:
+        array = np.asarray(part, order="C")
+    except Exception as fault:  # `__array__` of somebody's class may raise anything
         raise UsageError(f"{name} is no array of numbers: {fault}") from None
     if array.dtype.kind not in _NUMBERS:
-        raise UsageError(f"{name} is a {type(one).__name__}, expected an array of numbers")
-    if isinstance(one, np.generic):
+        raise UsageError(f"{name} is a {type(part).__name__}, expected an array of numbers")
+    if isinstance(part, np.generic):
         return array.item()
     arrays.append(array)
     return {"": len(arrays) - 1}
@@ -112,6 +153,12 @@ def _unpacked(one: Any, arrays: Sequence[NDArray[Any]]) -> Any:
 def _bytes_of(array: NDArray[Any]) -> memoryview:
     """Return an array's own memory."""
     return array.reshape(-1).view(np.uint8).data
+
+
+def peer_of(connected: socket.socket) -> tuple[int, int]:
+    """Return the ids of the process and the user that made the other end of a Unix socket."""
+    process, user, _ = struct.unpack("3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return process, user
 
 
 def channel_pair() -> tuple[Channel, socket.socket]:

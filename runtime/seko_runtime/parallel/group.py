@@ -24,14 +24,14 @@ from typing import IO, Any
 
 from seko_runtime import errors
 from seko_runtime.errors import RankLostError, SekoRuntimeError
-from seko_runtime.parallel.channel import Channel, channel_pair
+from seko_runtime.parallel.channel import Channel, Packed, channel_pair, pack
+from seko_runtime.parallel.process_state import is_stopped, used_ticks
 from seko_runtime.parallel.torchrun import Joined, Meeting
 
 SILENT_S = 4.0  # without a beat, after which it is looked whether a process hangs
 APART_S = 4.0  # between the first rank that failed at a command and the last that answers it
 ENDING_S = 5.0  # for a group to end by itself, before it is killed
 _LOOK_S = 0.2
-_STOPPED = "Tt"  # states of a process in /proc
 _TOLD_BYTES = 4096  # of a process's last words
 
 
@@ -43,6 +43,8 @@ class Answers:
     ----------
     ranks : frozenset of int
         Those that were asked.
+    patient : bool
+        Whether they may do nothing for a while, as processes that load libraries do.
     results, faults : dict
         By rank: the answer; class and message of an error.
     first_fault_s : float or None
@@ -50,6 +52,7 @@ class Answers:
     """
 
     ranks: frozenset[int]
+    patient: bool
     results: dict[int, Any] = field(default_factory=dict)
     faults: dict[int, tuple[str, str]] = field(default_factory=dict)
     first_fault_s: float | None = None
@@ -95,9 +98,9 @@ class RankGroup:
         self._lock = threading.Condition()
         self._asked: dict[int, Answers] = {}
         self._number = 0
-        self._watching = False  # for silence: not while the processes load libraries
         self._over: SekoRuntimeError | None = None
         folder = Path(tempfile.mkdtemp(prefix="seko-ranks-")) if meeting is None else meeting.folder
+        self._folder = folder
         self._words = [tempfile.TemporaryFile() for _ in range(ranks)]  # noqa: SIM115 - closed by `_clear`
         self._started: list[subprocess.Popen[bytes]] = []
         self._members: list[subprocess.Popen[bytes] | Joined] = []
@@ -155,39 +158,42 @@ class RankGroup:
         seconds : float
             How long the answers may take.
         patient : bool
-            Whether a process may fall silent while it works, as one that loads libraries does.
+            Whether a process may do nothing for a while, as one that loads libraries or waits for a disk does. One
+            that is stopped is lost in any case.
 
         Raises
         ------
+        UsageError
+            If an argument cannot be sent; no rank has received anything then.
         SekoRuntimeError
             What all asked ranks raised; the group goes on.
         RankLostError
             If a rank died, hung, or failed alone; the group has ended.
         """
+        self._check()
+        asked = frozenset(range(self.ranks) if ranks is None else ranks)
+        shared = pack(facts or {})
+        arguments = {
+            rank: shared.with_more(own[rank] if own else {}, within="facts") for rank in sorted(asked)
+        }
         with self._lock:
             self._check()
             self._number += 1
             number = self._number
         try:
             with self._lock:
-                answers = self._asked[number] = Answers(
-                    frozenset(range(self.ranks) if ranks is None else ranks)
-                )
-                self._heard = [time.monotonic()] * self.ranks
-                self._watching = not patient
-            for rank in sorted(answers.ranks):
-                given = {**(facts or {}), **(own[rank] if own else {})}
-                message = {"command": command, "number": number, "rank": rank, "facts": given}
+                answers = self._asked[number] = Answers(asked, patient)
+            for rank, packed in arguments.items():
+                head = {"command": command, "number": number, "rank": rank}
                 with contextlib.suppress(OSError):  # whoever is gone is told of by the watcher
-                    self._channels[rank].send(message)
+                    self._channels[rank].send(Packed({**head, **packed.parts}, packed.arrays))
             self._wait(answers, command, seconds)
-        except (SekoRuntimeError, ValueError):
+        except SekoRuntimeError:
             raise
         except BaseException:  # Ctrl-C: where the processes stand is not known any more
             self._lose(RankLostError(f"{command!r} was interrupted, which ended the artifact's processes"))
             raise
         finally:
-            self._watching = False
             self._asked.pop(number, None) if self._over is None else self._asked.clear()
         if not answers.faults:
             return answers
@@ -233,7 +239,8 @@ class RankGroup:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=self._words[rank],
-                    env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+                    # What its libraries leave behind if it is killed goes with the group's folder.
+                    env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(self._folder)},
                     process_group=0,
                 )
             )
@@ -301,8 +308,9 @@ class RankGroup:
             if now - began > 1 + _LOOK_S:  # this process itself stood still
                 self._heard = [heard + now - began for heard in self._heard]
             quiet = [rank for rank, heard in enumerate(self._heard) if now - heard > SILENT_S]
-            due = {rank for answers in self._asked.values() for rank in answers.missing}
-        if quiet and self._watching and self._over is None:
+            open_calls = [answers for answers in self._asked.values() if answers.missing]
+            due = {rank for answers in open_calls if not answers.patient for rank in answers.missing}
+        if quiet and open_calls and self._over is None:
             hung = self._hung(quiet, due)
             if hung is not None:
                 self._lose(
@@ -317,20 +325,19 @@ class RankGroup:
         """Return the rank that hangs, of those that were silent; None if they may only wait or work.
 
         A compiled engine holds the interpreter, so a process is silent while one runs or waits for another rank.
-        One hangs if it is stopped, or if none of those that are to answer has used the processor meanwhile.
+        One hangs if it is stopped, or if none of those that are ``due``, that is to answer a call that is not patient,
+        has used the processor meanwhile.
         """
-        states = {rank: _process_state(self._members[rank].pid) for rank in quiet}
-        stopped = [rank for rank, (state, _) in states.items() if state in _STOPPED]
+        stopped = [rank for rank in quiet if is_stopped(self._members[rank].pid)]
         if stopped:
             return stopped[0]
-        if due and due <= {rank for rank, (_, ticks) in states.items() if ticks == self._ticks[rank]}:
-            return min(due)
-        return None
+        idle = {rank for rank in quiet if used_ticks(self._members[rank].pid) == self._ticks[rank]}
+        return min(due) if due and due <= idle else None
 
     def _take(self, rank: int, message: Mapping[str, Any]) -> None:
         with self._lock:
             self._heard[rank] = time.monotonic()
-            self._ticks[rank] = _process_state(self._members[rank].pid)[1]
+            self._ticks[rank] = used_ticks(self._members[rank].pid)
             answers = self._asked.get(message.get("number", 0))
             if answers is None:
                 return
@@ -363,20 +370,6 @@ def _watch(group: weakref.ref[RankGroup]) -> None:
     """Look at a group until it has ended, or nothing refers to it any more."""
     while (held := group()) is not None and held._look():
         del held
-
-
-def _process_state(process: int) -> tuple[str, int]:
-    """Return the letter of a process's state, and the clock ticks that it ran; ("X", 0) if it is gone."""
-    try:
-        fields = (
-            Path(f"/proc/{process}/stat")
-            .read_text(encoding="ascii", errors="replace")
-            .rpartition(")")[2]
-            .split()
-        )
-    except OSError:
-        return "X", 0
-    return fields[0], int(fields[11]) + int(fields[12])
 
 
 def _clear(

@@ -15,17 +15,19 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from select import POLLRDHUP, poll
+from select import POLLRDHUP, poll, select
 
 from seko_runtime.errors import HostFaultError, RankLostError, UsageError
-from seko_runtime.parallel.channel import Channel, inherited_channel
+from seko_runtime.parallel.channel import Channel, inherited_channel, peer_of
 
 _NAMES = ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _OF_RUN = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")
 _LOOK_S = 0.05
+_HELLO = struct.Struct("!4sI")  # what a process says first: a mark, and its rank
+_MARK = b"seko"
 _met: set[Path] = set()  # folders in which this process was rank 0
 
 
@@ -71,21 +73,30 @@ class Meeting:
             shutil.rmtree(self.folder)
         self.folder.mkdir(0o700)
         _met.add(self.folder)
-        deadline, found = time.monotonic() + seconds, dict[int, Joined]()
-        with _private(self.folder) as address, socket.socket(socket.AF_UNIX) as listener:
+        deadline, joined = time.monotonic() + seconds, dict[int, Joined]()
+        with ExitStack() as stack:
+            address = stack.enter_context(_private(self.folder))
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
             listener.bind(address)
             listener.listen(self.ranks)
-            while missing := [rank for rank in range(1, self.ranks) if rank not in found]:
-                try:
-                    listener.settimeout(max(_LOOK_S, deadline - time.monotonic()))
-                    other, _ = listener.accept()
-                except TimeoutError:
-                    raise self._late(missing[0], seconds) from None
-                with other:
-                    process, channel = _peer(other), inherited_channel(other.detach())
-                with suppress(EOFError, OSError):  # it has ended already
-                    found[int(channel.receive()["rank"])] = Joined(process, channel)
-        return [found[rank] for rank in range(1, self.ranks)]
+            silent: dict[
+                socket.socket, int
+            ] = {}  # connected, and have not said which rank they are; their process
+            while missing := [rank for rank in range(1, self.ranks) if rank not in joined]:
+                ready, _, _ = select([listener, *silent], [], [], max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    raise self._late(missing[0], seconds)
+                for member in ready:
+                    if member is listener:
+                        newcomer = stack.enter_context(listener.accept()[0])
+                        silent[newcomer] = _peer(newcomer)
+                        continue
+                    process, rank = silent.pop(member), _said_rank(member)
+                    if rank in missing and rank not in joined:
+                        joined[rank] = Joined(process, inherited_channel(member.detach()))
+                    else:  # it has ended, is another program, or says what another process has said
+                        member.close()
+        return [joined[rank] for rank in range(1, self.ranks)]
 
     def connect(self, seconds: float) -> Channel:
         """Return the channel to rank 0; RankLostError if that is late."""
@@ -98,9 +109,8 @@ class Meeting:
             ):
                 own.connect(address)
                 _peer(own)
-                channel = inherited_channel(own.detach())
-                channel.send({"rank": self.rank})
-                return channel
+                own.sendall(_HELLO.pack(_MARK, self.rank))
+                return inherited_channel(own.detach())
             if time.monotonic() > deadline:
                 raise self._late(0, seconds)
             time.sleep(_LOOK_S)
@@ -116,7 +126,7 @@ def meeting_of_torchrun(ranks: int) -> Meeting | None:
     """
     if not all(name in os.environ for name in _NAMES):
         return None
-    rank, _, world, local = (int(os.environ[name]) for name in _NAMES[1:])
+    rank, _, world, local = (_number(name) for name in _NAMES[1:])
     if not world == local == ranks:
         raise UsageError(
             f"torchrun started {world} processes, {local} on this machine; this artifact has {ranks} ranks on one "
@@ -125,6 +135,26 @@ def meeting_of_torchrun(ranks: int) -> Meeting | None:
     told = "\0".join(os.environ.get(name, "") for name in _OF_RUN)
     name = f"seko-ranks-{os.getuid()}-{hashlib.sha256(told.encode()).hexdigest()[:24]}"
     return Meeting(rank, ranks, Path(tempfile.gettempdir(), name))
+
+
+def _number(name: str) -> int:
+    """Return the number in one of torchrun's environment variables; UsageError if it holds none."""
+    text = os.environ[name]
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise UsageError(
+            f"the environment variable {name} is {text[:40]!r}, expected a number as torchrun sets it"
+        )
+    return int(text)
+
+
+def _said_rank(member: socket.socket) -> int | None:
+    """Return which rank a connected process says that it is; None if it says something else."""
+    try:
+        said = member.recv(_HELLO.size)  # no more: what follows is for the channel
+    except OSError:
+        return None
+    mark, rank = _HELLO.unpack(said) if len(said) == _HELLO.size else (b"", 0)
+    return int(rank) if mark == _MARK else None
 
 
 @contextmanager
@@ -147,8 +177,7 @@ def _private(folder: Path) -> Iterator[str]:
 
 def _peer(connected: socket.socket) -> int:
     """Return the id of the process at the other end; RankLostError if it is another user's."""
-    packed = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    process, user, _ = struct.unpack("3i", packed)
+    process, user = peer_of(connected)
     if user != os.getuid() or process <= 0:
         raise RankLostError(f"process {process} of user {user} is no rank: expected user {os.getuid()}")
-    return int(process)
+    return process

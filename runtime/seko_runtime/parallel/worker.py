@@ -1,4 +1,8 @@
-"""The side of one rank's process: answers the caller's commands in order, and sends a beat twice a second."""
+"""The side of one rank's process: answers the caller's commands in order, and sends a beat twice a second.
+
+The process ends when its caller does. A closed channel tells that at once; where a child of the caller inherited the
+channel and lives on, the caller's entry in /proc tells it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from typing import Any
 from seko_runtime.errors import SekoRuntimeError
 from seko_runtime.host.faults import of_machine, told
 from seko_runtime.parallel.channel import Channel
+from seko_runtime.parallel.process_state import started_at
 
 BEAT_S = 0.5
 Handler = Callable[[str, Mapping[str, Any]], object]  # takes a command and its facts; returns the answer
@@ -26,9 +31,11 @@ def serve(channel: Channel, begin: Callable[[int, Mapping[str, Any]], tuple[Hand
     begin : callable
         Takes the rank and the facts of the first command; returns what handles all others, and its answer.
     """
+    caller = channel.peer()
+    born = started_at(caller)
     waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     ended = threading.Event()
-    beats = threading.Thread(target=_beat, args=(channel, ended), daemon=True)
+    beats = threading.Thread(target=_beat, args=(channel, ended, caller, born), daemon=True)
     beats.start()
     threading.Thread(target=_read, args=(channel, waiting), daemon=True).start()
     handler: Handler | None = None
@@ -75,8 +82,10 @@ def _read(channel: Channel, waiting: queue.SimpleQueue[dict[str, Any]]) -> None:
         waiting.put(message)
 
 
-def _beat(channel: Channel, ended: threading.Event) -> None:
+def _beat(channel: Channel, ended: threading.Event, caller: int, born: int | None) -> None:
     while not ended.wait(BEAT_S):
+        if started_at(caller) != born:
+            os._exit(0)
         try:
             channel.send({})
         except OSError:

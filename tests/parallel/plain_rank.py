@@ -1,0 +1,32 @@
+"""What the processes of a test's rank group run: a few commands, and no engines.
+
+python -m tests.parallel.plain_rank DESCRIPTOR
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from seko_runtime.parallel.channel import inherited_channel
+from seko_runtime.parallel.worker import Handler, serve
+
+
+def begin(rank: int, facts: Mapping[str, Any]) -> tuple[Handler, object]:
+    """Return the handler of commands; ``facts`` may say how long to wait before."""
+    time.sleep(facts.get("seconds", 0.0))
+
+    def answer(command: str, facts: Mapping[str, Any]) -> object:
+        if command == "wait":  # uses no processor, as a rank that loads libraries or waits for another one
+            time.sleep(facts["seconds"])
+        return {"rank": rank, **facts, "temporary": os.environ.get("TMPDIR")}
+
+    return answer, rank
+
+
+if __name__ == "__main__":
+    serve(inherited_channel(int(sys.argv[1])), begin)
+    os._exit(0)

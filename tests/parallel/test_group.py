@@ -1,0 +1,205 @@
+"""A rank group of plain processes: what it notices, what it refuses, and that nothing of it stays behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scripts.bench.rank_faults import is_running
+from seko_runtime.errors import RankLostError, UsageError
+from seko_runtime.parallel.channel import MAX_DEPTH
+from seko_runtime.parallel.group import SILENT_S, RankGroup
+from tests.parallel.test_faults import PATIENCE_S, await_all
+
+MODULE = "tests.parallel.plain_rank"
+LONG_S = 10 * PATIENCE_S  # no test waits so long for an answer
+
+
+@pytest.fixture
+def group() -> Iterator[RankGroup]:
+    """Two processes."""
+    ranks = RankGroup(MODULE, 2, {}, seconds=PATIENCE_S)
+    yield ranks
+    ranks.close()
+
+
+@contextlib.contextmanager
+def ended_anyway(group: RankGroup) -> Iterator[ThreadPoolExecutor]:
+    """Give a thread for a call; kill the processes before waiting for it, so that a failing test ends."""
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            yield threads
+        finally:
+            for process in group.processes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_a_stopped_rank_is_noticed_whatever_is_asked(group: RankGroup, patient: bool) -> None:
+    os.kill(group.processes[1], signal.SIGSTOP)
+    with ended_anyway(group) as threads:
+        called = threads.submit(group.call, "echo", seconds=LONG_S, patient=patient)
+        with pytest.raises(RankLostError, match=r"rank 1 of 2 .* hangs"):
+            called.result(PATIENCE_S)
+
+
+def test_a_rank_that_is_stopped_while_it_begins_is_noticed() -> None:
+    def stop() -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            for line in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):
+                    if MODULE.encode() in line.read_bytes() and parent_of(line.parent) == os.getpid():
+                        time.sleep(1.0)  # until it serves
+                        os.kill(int(line.parent.name), signal.SIGSTOP)
+                        return
+            time.sleep(0.01)
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    with pytest.raises(RankLostError, match="hangs"):
+        RankGroup(MODULE, 1, {"seconds": 3 * SILENT_S}, seconds=PATIENCE_S)
+    stopping.join()
+
+
+def parent_of(process: Path) -> int:
+    """Return the parent's id of a process in /proc."""
+    return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_short_calls_of_another_thread_do_not_hide_a_rank_that_hangs(group: RankGroup) -> None:
+    """A call waits for a rank that does nothing; another thread asks the other rank every few milliseconds."""
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            with contextlib.suppress(RankLostError):
+                group.call("echo", ranks=(0,), seconds=LONG_S)
+            time.sleep(0.02)
+
+    asking = threading.Thread(target=ask)
+    with ended_anyway(group) as threads:
+        try:
+            os.kill(group.processes[1], signal.SIGSTOP)
+            called = threads.submit(group.call, "echo", ranks=(1,), seconds=LONG_S, patient=False)
+            asking.start()
+            with pytest.raises(RankLostError, match=r"rank 1 of 2 .* hangs"):
+                called.result(PATIENCE_S)
+        finally:
+            over.set()
+    asking.join()
+
+
+def test_a_patient_call_may_wait_and_an_impatient_one_beside_it_does_not_end_it(group: RankGroup) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(group.call, "wait", {"seconds": 2 * SILENT_S}, ranks=(1,), seconds=LONG_S)
+        for _ in range(20):
+            group.call("echo", ranks=(0,), seconds=LONG_S, patient=False)
+        assert waiting.result(PATIENCE_S).results[1]["rank"] == 1
+
+
+def nested(depth: int) -> list[Any]:
+    """Return lists in each other."""
+    inner: list[Any] = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+def in_itself() -> dict[str, Any]:
+    """Return a mapping that contains itself."""
+    own: dict[str, Any] = {}
+    own["own"] = own
+    return own
+
+
+@dataclass
+class Linked:
+    """A dataclass that may contain itself."""
+
+    next: Any = None
+
+
+def linked_to_itself() -> Linked:
+    """Return one that does."""
+    linked = Linked()
+    linked.next = linked
+    return linked
+
+
+class Unreadable:
+    """Something whose conversion to an array raises what nobody expects."""
+
+    def __array__(self, *_: object, **__: object) -> Any:
+        raise KeyError("planted")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (nested(600), f"text is nested more than {MAX_DEPTH} deep"),
+        (nested(100_000), f"text is nested more than {MAX_DEPTH} deep"),
+        (in_itself(), f"own is nested more than {MAX_DEPTH} deep, or contains itself"),
+        (linked_to_itself(), f"next is nested more than {MAX_DEPTH} deep"),
+        (Unreadable(), "text is no array of numbers"),
+        (10**5000, "text is an integer of 16610 bits"),
+    ],
+    ids=["600", "100000", "mapping", "dataclass", "conversion", "integer"],
+)
+def test_an_argument_that_cannot_be_sent_is_refused_and_the_group_goes_on(
+    group: RankGroup, wrong: object, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        group.call("echo", {"text": wrong}, seconds=PATIENCE_S)
+    with pytest.raises(UsageError, match=message):  # known only when rank 0 would have had its part
+        group.call("echo", own=[{"text": 1}, {"text": wrong}], seconds=PATIENCE_S)
+    answers = group.call("echo", {"x": np.arange(3)}, own=[{"y": 0}, {"y": [np.ones(2)]}], seconds=PATIENCE_S)
+    assert [answers.results[rank]["x"].tolist() for rank in range(2)] == [[0, 1, 2]] * 2
+    assert answers.results[0]["y"] == 0
+    assert answers.results[1]["y"][0].tolist() == [1, 1]
+
+
+def test_what_libraries_leave_in_the_temporary_folder_goes_with_the_group(group: RankGroup) -> None:
+    folder = Path(group.call("echo", seconds=PATIENCE_S).results[1]["temporary"])
+    (folder / "aotinductor_left").mkdir()
+    group.close()
+    assert not folder.exists()
+
+
+FORKING_CALLER = f"""
+import os, sys, time
+from seko_runtime.parallel.group import RankGroup
+group = RankGroup({MODULE!r}, 2, {{}}, seconds=60)
+child = os.fork()
+if not child:
+    time.sleep(600)
+print(child, *group.processes, flush=True)
+time.sleep(600)
+"""
+
+
+def test_no_process_outlives_a_killed_caller_whose_own_child_lives_on() -> None:
+    """The child has inherited the sockets, so their other ends stay open."""
+    command = [sys.executable, "-W", "ignore", "-c", FORKING_CALLER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as caller:
+        child, *members = map(int, caller.stdout.readline().split())
+        caller.kill()
+    try:
+        await_all(tuple(members))
+        assert is_running(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
