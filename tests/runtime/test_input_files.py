@@ -155,12 +155,18 @@ def npy(header: str) -> bytes:
         b"PK\3\4 no zip file",
         npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2,"),
         npy("'''"),
-        npy(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**22},)}}"),
+        npy("{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}"),
     ],
 )
 def test_what_numpy_cannot_read_is_no_array_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.npy").write_bytes(content)
     with pytest.raises(UsageError, match=r"--input .*is no \.npy file of numbers: \w+"):
+        read_inputs([f"a={tmp_path / 'a.npy'}"])
+
+
+def test_an_array_file_that_promises_more_than_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.npy").write_bytes(npy(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**22},)}}"))
+    with pytest.raises(UsageError, match="at most 2147483648 are read"):
         read_inputs([f"a={tmp_path / 'a.npy'}"])
 
 

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import InputSpec
-from seko_runtime.video.conditioning.voice import NORMALISED, WINDOW, AudioWindows, Voice
+from seko_runtime.video.conditioning.voice import (
+    MAX_HELD,
+    MAX_SAMPLE,
+    NORMALISED,
+    WINDOW,
+    AudioWindows,
+    SampleBuffer,
+    Voice,
+)
 from seko_runtime.video.voices import Voices
 
 from .toy import CHUNK
@@ -110,17 +118,19 @@ def test_a_chunk_waits_for_its_samples() -> None:
     """Up to 1000 * (4i + 1) of its last latent frame, and not one more."""
     voice = Voice(windows(2))
     voice.push(noise(4999))
-    with pytest.raises(UsageError, match=r"samples 0 to 5000 of the voice, found 0 to 4999: push 1 more"):
+    with pytest.raises(
+        UsageError, match=r"samples 0 to 5000 of the voice, found 0 to 4999: push_audio 1 more"
+    ):
         voice.of_chunk(0)
     voice.push(np.zeros(1, np.int16))
     assert voice.of_chunk(0).any()
-    with pytest.raises(UsageError, match="push 8000 more, or say last=True"):
+    with pytest.raises(UsageError, match="push_audio 8000 more, or say last=True"):
         voice.of_chunk(2)
     voice.push(np.zeros(0, np.float32), last=True)
     assert voice.of_chunk(2).any()
     assert not voice.of_chunk(40).any()
     voice.forget(6)
-    with pytest.raises(UsageError, match=r"hears samples 0 to 5000 .*push them with at=0"):
+    with pytest.raises(UsageError, match=r"hears samples 0 to 5000 .*push_audio them with at=0"):
         voice.of_chunk(0)
 
 
@@ -151,19 +161,106 @@ def test_gaps_and_what_comes_behind_the_end() -> None:
     voice.push(noise(100), last=True)
     with pytest.raises(UsageError, match="has ended at sample 100"):
         voice.push(noise(1))
+    with pytest.raises(UsageError, match="samples from 101 on: the voice is held from 0 to 100"):
+        voice.push(noise(1), at=101)
     odd: Any
-    for odd in (-1, 101, 1.0, "x"):
-        with pytest.raises(UsageError, match=f"samples from {odd} on: the voice is held from 0 to 100"):
+    for odd in (-1, 1.0, "x", True, [1], 10**5000, MAX_SAMPLE + 1):
+        with pytest.raises(UsageError, match=r"at is .*, expected the number of a sample"):
             voice.push(noise(1), at=odd)
     voice.push(np.full(4, -32768, np.int16), at=98, last=True)
     assert voice.end == 102
     assert voice.of_chunk(0).min() == -1
 
 
+def test_an_empty_push_does_not_take_an_end_back() -> None:
+    voice, empty = Voice(windows()), np.zeros(0, np.float32)
+    voice.push(noise(100), last=True)
+    voice.push(empty)
+    assert voice.ended
+    assert voice.of_chunk(0).any()
+    voice.push(empty, at=50)  # which says that what comes from there on is not known yet
+    assert not voice.ended
+    assert voice.end == 50
+
+
+@given(
+    pushes=st.lists(
+        st.tuples(st.integers(0, 3000), st.booleans(), st.integers(0, 2**31)), min_size=1, max_size=40
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_what_is_held_are_the_samples_pushed_whatever_the_pieces(pushes: list[tuple[int, bool, int]]) -> None:
+    """Against one plain array, with replacements, dropped samples and copies in any order."""
+    voice, plain, rng = Voice(windows()), np.zeros((1, 0), np.float32), np.random.default_rng(1)
+    frame = 0
+    for length, replaces, draw in pushes:
+        part = rng.standard_normal((1, length)).astype(np.float32)
+        at = voice.first + draw % (voice.end - voice.first + 1) if replaces else None
+        voice.push(part, at=at)
+        plain = np.concatenate((plain[:, : voice.end - length if at is None else at], part), axis=1)
+        if draw % 3 == 0:
+            voice = voice.copy()
+        if draw % 5 == 0:
+            frame += 1
+            voice.forget(frame)
+        assert voice.end == plain.shape[1]
+        assert np.array_equal(voice.state()["samples"], plain[:, voice.first :])
+
+
+def test_more_than_is_held_is_refused_before_it_is_copied() -> None:
+    voice = Voice(windows())
+    with pytest.raises(UsageError, match=f"audio has {2**40} samples, at most {MAX_HELD} are held"):
+        voice.push(np.broadcast_to(np.float32(0), 2**40))
+    voice.push(np.broadcast_to(np.int16(1), MAX_HELD - 5))
+    with pytest.raises(
+        UsageError, match=f"6 samples from {MAX_HELD - 5} on would make {MAX_HELD + 1} that are held"
+    ):
+        voice.push(noise(6))
+    voice.push(noise(5))
+    voice.forget(8)
+    voice.push(noise(6))
+
+
+def test_a_push_moves_what_it_brings_and_not_what_is_held() -> None:
+    """The memory that all pushes allocate grows with their sum, not with its square."""
+    buffer, allocated = SampleBuffer(1), 0
+    for _ in range(10_000):
+        before = buffer._array
+        buffer.write(len(buffer), noise(10))
+        allocated += 0 if buffer._array is before else buffer._array.shape[1]
+    assert len(buffer) == 100_000
+    assert allocated < 10 * len(buffer)
+    moved = 0
+    while len(buffer):
+        before = buffer._array
+        buffer.drop(10)
+        moved += 0 if buffer._array is before else buffer._array.shape[1]
+    assert moved < 200_000
+
+
+def test_what_a_replacement_took_back_is_told() -> None:
+    voice = Voice(windows())
+    voice.push(noise(50_000))
+    voice.push(noise(10), at=100)
+    with pytest.raises(UsageError, match=r"push_audio 890 more.* took back the samples from 110 to 50000"):
+        voice.of_chunk(0)
+
+
 def hearing(batch: int = 2) -> Voices:
     """Those of the toy's rows, with a window for each of a chunk's two latent frames."""
     spec = InputSpec("audio", (1, CHUNK, WINDOW), "float32", "input.audio", kind=NORMALISED)
     return Voices(replace(whole_manifest(batch), inputs=(spec,)))
+
+
+def test_a_chunk_before_any_push_names_what_to_push() -> None:
+    voices = hearing()
+    _, end = voices.windows.needed(0)
+    with pytest.raises(
+        UsageError, match=rf"hears samples 0 to {end} .* none was pushed: push_audio {end} samples, or"
+    ):
+        voices.beside([0, 1], None, [0, 0])
+    with pytest.raises(UsageError, match="push_audio"):
+        voices.beside([0, 1], [{"audio": 1}, None], [0, 2])
 
 
 def test_samples_that_are_refused_reach_no_row() -> None:

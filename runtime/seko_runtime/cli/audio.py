@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import wave
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.cli.conditioning import AV_ERRORS, Conditioning, check_there, load_image
-from seko_runtime.errors import UsageError, VideoWriterError
+from seko_runtime.cli.conditioning import Conditioning
+from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import Manifest
-from seko_runtime.host.faults import told
+from seko_runtime.media_files.pictures import load_image
+from seko_runtime.media_files.sound import load_sound
 from seko_runtime.video.conditioning.speaker_masks import KIND, masks_input, speaker_masks
 from seko_runtime.video.conditioning.voice import RATE, AudioWindows
 
@@ -23,20 +23,16 @@ from seko_runtime.video.conditioning.voice import RATE, AudioWindows
 def read_audio(paths: Sequence[Path] | None) -> NDArray[np.float32] | None:
     """Return the voices of files, float32 [speakers, N] at 16 kHz, silent behind the end of the shorter ones.
 
-    A wav file of one channel, 16 bits and 16 kHz is read with the standard library, anything else with PyAV.
-
     Raises
     ------
-    UsageError
-        If a file is missing, empty or no audio.
-    VideoWriterError
-        If it needs PyAV, which is not installed.
+    UsageError, VideoWriterError
+        As `load_sound`.
     """
     if not paths:
         return None
-    voices = [_read(path) for path in paths]
+    voices = [load_sound(path) for path in paths]
     longest = max(map(len, voices))
-    return np.stack([np.pad(one, (0, longest - len(one))) for one in voices])
+    return np.stack([np.pad(voice, (0, longest - len(voice))) for voice in voices])
 
 
 def fit_audio(
@@ -120,46 +116,3 @@ def as_portrait(asked: Conditioning, options: argparse.Namespace, manifest: Mani
         raise UsageError("--image and --reference are both the portrait of a model that speaks; give one")
     options.image, options.reference = None, options.image
     return replace(asked, image=None, reference=asked.image)
-
-
-def _read(path: Path) -> NDArray[np.float32]:
-    check_there(path, "--audio")
-    found = _plain_wav(path)
-    voice = _by_av(path) if found is None else found
-    if not len(voice):
-        raise UsageError(f"--audio {path} holds no sample")
-    return voice
-
-
-def _plain_wav(path: Path) -> NDArray[np.float32] | None:
-    """Return the samples of a wav file that needs no conversion; None of any other file."""
-    try:
-        with wave.open(str(path), "rb") as file:
-            form = (file.getnchannels(), file.getsampwidth(), file.getframerate())
-            if form != (1, 2, RATE):
-                return None
-            held = file.readframes(file.getnframes())
-            samples = np.frombuffer(held, "<i2", len(held) // 2)  # half a sample where the file was cut
-    except (wave.Error, EOFError, RuntimeError):  # the last: a chunk longer than its file
-        return None
-    return samples.astype(np.float32) / np.float32(32768)
-
-
-def _by_av(path: Path) -> NDArray[np.float32]:
-    try:
-        import av
-    except ImportError:
-        raise VideoWriterError(
-            f"--audio {path.name} needs PyAV, which is not installed; give a wav of one channel, 16 bits and {RATE} "
-            "Hz, or pip install av"
-        ) from None
-    library: Any = av
-    parts: list[NDArray[np.float32]] = []
-    try:
-        with library.open(str(path)) as container:
-            resampler = library.AudioResampler(format="flt", layout="mono", rate=RATE)
-            for frame in (*container.decode(audio=0), None):  # None: what the resampler still holds
-                parts += [one.to_ndarray()[0] for one in resampler.resample(frame)]
-    except AV_ERRORS as error:
-        raise UsageError(f"--audio {path} is no audio: {told(error)[:120]}") from None
-    return np.concatenate(parts).astype(np.float32) if parts else np.zeros(0, np.float32)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.cli.conditioning import load_array
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import Manifest
+from seko_runtime.media_files.arrays import load_array
 from seko_runtime.video.conditioning import CameraPath, KeyboardCamera
 from seko_runtime.video.conditioning.poses import INTRINSICS, POSES
 

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.host import check_device
 from seko_runtime.cli.output import note
-from seko_runtime.errors import ManifestError, UsageError, VideoWriterError, one_line
+from seko_runtime.errors import ManifestError, UsageError, one_line
 from seko_runtime.executor.buffers_check import IMAGE, TEXT_BUFFER, picture_input, text_vocabulary
 from seko_runtime.format.json_fields import Fields, as_integer, as_items, as_number, as_text, parse_json
 from seko_runtime.format.manifest import Manifest, Stream
-from seko_runtime.host.faults import told
+from seko_runtime.media_files.arrays import load_array
+from seko_runtime.media_files.pictures import load_image
 from seko_runtime.opening.checked_artifact import read_file
 from seko_runtime.video.clocks import checked_seeds
 from seko_runtime.video.conditioning import NO_ENCODER, per_row
@@ -29,7 +30,6 @@ from seko_runtime.video.text import NO_TEXT_ENCODER, PromptIds, clean_prompt
 MAX_SCHEDULE_BYTES = 1 << 20
 MAX_WORDS_TOLD = 8
 TOKEN_SIDE = 16  # pixels of the video
-AV_ERRORS = (OSError, ValueError, LookupError, RuntimeError)  # what PyAV's are, besides its own
 
 
 @dataclass(frozen=True)
@@ -209,39 +209,6 @@ def load_reference(path: Path) -> NDArray[Any]:
     return array
 
 
-def load_image(path: Path, option: str = "--image") -> NDArray[np.uint8]:
-    """Read a picture, uint8 [H, W, 3]: an array file, or any format that PyAV reads.
-
-    Raises
-    ------
-    UsageError
-        If the file is not a picture.
-    VideoWriterError
-        If it needs PyAV, which is not installed.
-    """
-    if path.suffix == ".npy":
-        array = load_array(path, option)
-        if array.dtype != np.uint8 or array.ndim not in (3, 4):
-            raise UsageError(
-                f"{option} {path} is {array.dtype} {list(array.shape)}, expected uint8 [rows, columns, 3]"
-            )
-        return array.astype(np.uint8, copy=False)
-    try:
-        import av
-    except ImportError:
-        raise VideoWriterError(
-            f"{option} {path.name} needs PyAV, which is not installed; give a .npy, or pip install av"
-        ) from None
-    library: Any = av
-    check_there(path, option)
-    try:
-        with library.open(str(path)) as container:
-            picture: NDArray[np.uint8] = next(container.decode(video=0)).to_ndarray(format="rgb24")
-    except (*AV_ERRORS, StopIteration) as error:
-        raise UsageError(f"{option} {path} is no picture: {told(error)[:120]}") from None
-    return picture
-
-
 def _prompts_of(options: argparse.Namespace) -> list[PromptAt]:
     given = [name for name in ("prompt", "prompts", "text") if getattr(options, name) is not None]
     if len(given) > 1:
@@ -270,30 +237,6 @@ def _load_text(path: Path) -> NDArray[np.float32]:
     if text.dtype.kind not in "fiu":
         raise UsageError(f"--text {path} holds no array of numbers")
     return text.astype(np.float32)
-
-
-def load_array(path: Path, option: str) -> NDArray[Any]:
-    """Read an array file that ``option`` names; a UsageError if it is none."""
-    check_there(path, option)
-    try:
-        with path.open("rb") as file:
-            array = np.load(file, allow_pickle=False)
-    except MemoryError:
-        raise
-    except Exception as error:  # of numpy's, or of the libraries for zip files and tokens that it uses
-        raise UsageError(f"{option} {path} is no .npy file of numbers: {told(error)[:120]}") from None
-    if not isinstance(array, np.ndarray):
-        raise UsageError(f"{option} {path} holds no array of numbers")
-    return array
-
-
-def check_there(path: Path, option: str) -> None:
-    """Raise a UsageError if the file that ``option`` names cannot be read."""
-    try:
-        with path.open("rb"):
-            pass
-    except OSError as error:
-        raise _unreadable(option, path, error) from None
 
 
 def _unreadable(option: str, path: Path, error: OSError) -> UsageError:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.cli.conditioning import load_array
 from seko_runtime.cli.output import note
 from seko_runtime.errors import UsageError, one_line
 from seko_runtime.executor.buffers_check import made_of
 from seko_runtime.format.manifest import InputSpec, Manifest
+from seko_runtime.media_files.arrays import load_array
 from seko_runtime.video.conditioning.speaker_masks import KIND as MASKS
 from seko_runtime.video.conditioning.voice import KINDS as AUDIO_KINDS
 from seko_runtime.video.inputs import as_rows

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.cli.audio import as_portrait, fit_audio, mask_inputs, read_audio, read_masks
@@ -110,7 +111,7 @@ def _run(
                 artifact.manifest.video,
                 form=options.format,
                 descriptor=descriptor,
-                sound=None if inputs.voices is None else inputs.voices.sum(0).clip(-1, 1),
+                sound=None if inputs.voices is None else _mixed(inputs.voices),
             ) as writer,
         ):
             skipped = _not_compared(options, artifact, seeds)
@@ -215,6 +216,12 @@ class _Job:
         self.video_frames += _video_frames(manifest, number)
         self.writer.write(made)
         self.progress.show(self.video_frames, number + 1)
+
+
+def _mixed(voices: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return all voices as one sound, [N]; quieter where they are too loud together."""
+    sound: NDArray[np.float32] = voices.sum(0)
+    return sound / max(1.0, float(np.abs(sound).max()))
 
 
 def _steady(artifact: OpenArtifact, given: Conditioning, inputs: RunInputs) -> dict[str, NDArray[Any]]:

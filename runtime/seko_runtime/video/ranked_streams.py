@@ -208,7 +208,8 @@ def state_to_message(state: RowState, names: Collection[str] | None = None) -> d
     """Return a row's state as a message, with these tensors or all."""
     tensors = state.tensors.arrays()
     kept = {name: one for name, one in tensors.items() if names is None or name in names}
-    return {"numbers": state.numbers, "tensors": kept, "inputs": state.inputs, "voice": state.voice}
+    voice = None if state.voice is None else state.voice.state()
+    return {"numbers": state.numbers, "tensors": kept, "inputs": state.inputs, "voice": voice}
 
 
 def state_of_message(message: Mapping[str, Any], further: Mapping[str, NDArray[np.uint8]]) -> RowState:

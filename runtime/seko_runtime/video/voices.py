@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +24,12 @@ class Voices:
 
     def __init__(self, manifest: Manifest) -> None:
         self._windows = AudioWindows.of(manifest)
-        self._names = [one.name for one in manifest.caller_inputs]
+        self._names = [spec.name for spec in manifest.caller_inputs]
+        self._required = any(
+            spec.default == "required"
+            for spec in manifest.caller_inputs
+            if self._windows is not None and spec.name == self._windows.name
+        )
         self._of_row: dict[int, Voice] = {}
 
     @property
@@ -41,10 +45,11 @@ class Voices:
     def push(self, rows: Sequence[int], samples: object, at: int | None, *, last: bool) -> None:
         """Append samples to the voices of some rows, all or none; see `Voice.push`."""
         windows = self.windows
-        pushed = {row: copy(self._of_row.get(row, Voice(windows))) for row in rows}
-        for voice in pushed.values():
-            voice.push(samples, at=at, last=last)
-        self._of_row |= pushed
+        voices = {row: self._of_row.get(row) or Voice(windows) for row in rows}
+        checked = {row: voice.check_push(samples, at) for row, voice in voices.items()}
+        for row, voice in voices.items():
+            voice.take(*checked[row], last=last, replaces=at is not None)
+        self._of_row |= voices
 
     def beside(
         self,
@@ -60,6 +65,7 @@ class Voices:
             If samples are missing, or a row has both a voice and windows from the caller.
         """
         if not any(row in self._of_row for row in rows):
+            self._check_heard(inputs, first_frames)
             return inputs
         if inputs is None or isinstance(inputs, Mapping):
             heard = [
@@ -88,14 +94,32 @@ class Voices:
                 self._of_row[row].forget(frame)
 
     def voice(self, row: int) -> Voice | None:
-        """Return the voice of a row, if it has one."""
-        return self._of_row.get(row)
+        """Return a copy of the voice of a row, if it has one."""
+        voice = self._of_row.get(row)
+        return None if voice is None else voice.copy()
 
     def put(self, row: int, voice: Voice | None) -> None:
         """Set the voice of a row, or with None remove it."""
         self._of_row.pop(row, None)
         if voice is not None:
             self._of_row[row] = voice
+
+    def _check_heard(
+        self, inputs: Sequence[Inputs | None] | Inputs | None, first_frames: Sequence[int]
+    ) -> None:
+        """Raise a UsageError where nothing was pushed, and the caller does not give the windows either."""
+        each = [inputs] if inputs is None or isinstance(inputs, Mapping) else inputs
+        if self._windows is None or not self._required:
+            return
+        for heard, first_frame in zip(each, first_frames, strict=False):
+            if self._windows.name not in (heard or {}):
+                first, end = self._windows.needed(first_frame)
+                raise UsageError(
+                    f"the chunk from latent frame {first_frame} on hears samples {first} to {end} of the voice, and "
+                    f"none was pushed: push_audio {end - first} samples"
+                    + (f" with at={first}" if first else "")
+                    + f", or give the input {self._windows.name!r}"
+                )
 
     def _of_chunk(self, row: int, inputs: Inputs | None, first_frame: int) -> dict[str, NDArray[np.float32]]:
         voice = self._of_row.get(row)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -21,6 +22,9 @@ NORMALISED, PLAIN = "audio_windows", "audio_windows_plain"
 KINDS = {NORMALISED: True, PLAIN: False}
 _LEAST_VARIANCE = 1e-7  # is added, as transformers' feature extractor does
 _INT16 = 32768.0
+MAX_HELD_S = 1800  # seconds of a voice that a row holds: heard by the last chunks, and pushed ahead
+MAX_HELD = MAX_HELD_S * RATE
+MAX_SAMPLE = 1 << 53
 
 
 @dataclass(frozen=True)
@@ -144,7 +148,50 @@ class AudioWindows:
         return normal.astype(np.float32)
 
 
-@dataclass(eq=False)
+class SampleBuffer:
+    """Consecutive samples of a voice. Appending and dropping cost what they move, not what is held.
+
+    Parameters
+    ----------
+    speakers : int
+        Voices that are held side by side.
+    """
+
+    def __init__(self, speakers: int) -> None:
+        self._array = np.zeros((speakers, 0), np.float32)
+        self._begin = self._end = 0  # of what is held, in `_array`
+
+    def __len__(self) -> int:
+        return self._end - self._begin
+
+    @property
+    def held(self) -> NDArray[np.float32]:
+        """A view [speakers, N] of the samples, until the next change."""
+        return self._array[:, self._begin : self._end]
+
+    def write(self, at: int, samples: NDArray[np.float32]) -> None:
+        """Replace the samples from number ``at`` on, counted from the first that is held, by others."""
+        end = self._begin + at + samples.shape[1]
+        if end > self._array.shape[1]:
+            grown = np.empty((len(self._array), 2 * (at + samples.shape[1])), np.float32)
+            grown[:, :at] = self.held[:, :at]
+            self._array, self._begin = grown, 0
+        self._end = self._begin + at + samples.shape[1]
+        self._array[:, self._begin + at : self._end] = samples
+
+    def drop(self, count: int) -> None:
+        """Drop the first samples."""
+        self._begin += count
+        if self._begin > len(self):  # more is behind than is held
+            self._array, self._begin, self._end = self.held.copy(), 0, len(self)
+
+    def copy(self) -> SampleBuffer:
+        """Return a buffer of its own with the same samples."""
+        other = SampleBuffer(len(self._array))
+        other.write(0, self.held)
+        return other
+
+
 class Voice:
     """The samples that were pushed for one row, as far as they are still needed.
 
@@ -152,38 +199,60 @@ class Voice:
     ----------
     windows : AudioWindows
         The artifact's.
+    samples : numpy.ndarray, optional
+        [speakers, N] float32 that are held already.
     first : int
         Number of the first sample that is held.
-    samples : numpy.ndarray
-        [speakers, N] float32, those that are held.
     ended : bool
         Whether the voice has ended: what would follow is silent.
-    came : list of (int, float)
+    came : sequence of (int, float)
         For each push the number of the sample behind its last one, and when it came, by `time.monotonic`.
     """
 
-    windows: AudioWindows
-    first: int = 0
-    ended: bool = False
-    samples: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
-    came: list[tuple[int, float]] = field(default_factory=list)
+    def __init__(
+        self,
+        windows: AudioWindows,
+        samples: NDArray[np.float32] | None = None,
+        first: int = 0,
+        *,
+        ended: bool = False,
+        came: Sequence[tuple[int, float]] = (),
+    ) -> None:
+        self.windows, self.first, self.ended = windows, first, ended
+        self._samples = SampleBuffer(windows.speakers)
+        if samples is not None:
+            self._samples.write(0, samples)
+        self._came = deque(came)
+        self._replaced: tuple[int, int] | None = (
+            None  # where the last push with `at` took samples back: from, to
+        )
 
-    def __post_init__(self) -> None:
-        if not self.samples.size:
-            self.samples = np.zeros((self.windows.speakers, 0), np.float32)
+    def state(self) -> dict[str, object]:
+        """Return what the constructor takes to make a voice like this one, as arrays and plain values."""
+        return {
+            "windows": self.windows,
+            "samples": self._samples.held.copy(),
+            "first": self.first,
+            "ended": self.ended,
+            "came": list(self._came),
+        }
+
+    def copy(self) -> Voice:
+        """Return a voice of its own with the same samples."""
+        return Voice(**self.state())  # type: ignore[arg-type]
 
     @property
     def end(self) -> int:
         """The sample behind the last one that is held."""
-        return self.first + int(self.samples.shape[1])
+        return self.first + len(self._samples)
 
-    def push(self, samples: object, *, at: int | None = None, last: bool = False) -> None:
-        """Append samples, or with ``at`` replace those from there on; see `Session.push_audio`.
+    def check_push(self, samples: object, at: object = None) -> tuple[NDArray[np.float32], int]:
+        """Return samples [speakers, N] and the number of the first of them; changes nothing.
 
         Raises
         ------
         UsageError
-            If they are no samples, leave a gap, or come behind the end of the voice.
+            If they are no samples, leave a gap, come behind the end of the voice, or are too many.
         """
         found = checked_samples(samples, self.windows.speakers)
         if at is None and self.ended and found.shape[1]:
@@ -191,17 +260,47 @@ class Voice:
                 f"the voice has ended at sample {self.end}; say with at=... which of its samples are replaced"
             )
         if at is None:
-            at = self.end
-        elif isinstance(at, int | np.integer) and at >= 0 and not self.samples.shape[1]:
-            self.first = int(at)
-        if not isinstance(at, int | np.integer) or not self.first <= at <= self.end:
+            begin = self.end
+        elif isinstance(at, bool) or not isinstance(at, int | np.integer) or not 0 <= at <= MAX_SAMPLE:
+            raise UsageError(f"at is {_short(at)}, expected the number of a sample, 0 to {MAX_SAMPLE}")
+        else:
+            begin = int(at)
+        first = self.first if len(self._samples) else begin
+        if at is not None and not first <= begin <= max(first, self.end):
             raise UsageError(
-                f"samples from {at} on: the voice is held from {self.first} to {self.end}, and one begins there or in "
-                "between"
+                f"samples from {begin} on: the voice is held from {self.first} to {self.end}, and one begins there or "
+                "in between"
             )
-        self.samples = np.concatenate((self.samples[:, : at - self.first], found), axis=1)
-        self.came = [one for one in self.came if one[0] <= at] + [(self.end, time.monotonic())]
-        self.ended = last
+        if begin + found.shape[1] - first > MAX_HELD:
+            raise UsageError(
+                f"{found.shape[1]} samples from {begin} on would make {begin + found.shape[1] - first} that are held, "
+                f"at most {MAX_HELD} are ({MAX_HELD_S} s): push them when chunks have been made"
+            )
+        return found, begin
+
+    def push(self, samples: object, *, at: object = None, last: bool = False) -> None:
+        """Append samples, or with ``at`` replace those from there on; see `Session.push_audio`.
+
+        Raises
+        ------
+        UsageError
+            As `check_push`.
+        """
+        found, begin = self.check_push(samples, at)
+        self.take(found, begin, last=last, replaces=at is not None)
+
+    def take(self, found: NDArray[np.float32], begin: int, *, last: bool, replaces: bool) -> None:
+        """Append what `check_push` returned; ``replaces`` says whether it was called with ``at``."""
+        if not len(self._samples):
+            self.first = begin
+        before = self.end
+        self._samples.write(begin - self.first, found)
+        self._replaced = (self.end, before) if replaces and self.end < before else None
+        while self._came and self._came[-1][0] > begin:
+            self._came.pop()
+        self._came.append((self.end, time.monotonic()))
+        # An end is taken back by samples that replace others, not by an empty push.
+        self.ended = last or (self.ended and not replaces)
 
     def of_chunk(self, first_frame: int) -> NDArray[np.float32]:
         """Return the windows [speakers, F, WINDOW] of the chunk that begins with a latent frame.
@@ -215,27 +314,31 @@ class Voice:
         missing = 0 if self.ended else end - self.end
         if first < self.first or missing > 0:
             what = (
-                f"push {missing} more, or say last=True where the voice has ended"
+                f"push_audio {missing} more, or say last=True where the voice has ended"
                 if first >= self.first
-                else f"push them with at={first}"
+                else f"push_audio them with at={first}"
             )
+            if self._replaced is not None:
+                what += "; a push with at=... took back the samples from {} to {}".format(*self._replaced)
             raise UsageError(
                 f"the chunk from latent frame {first_frame} on hears samples {first} to {end} of the voice, found "
                 f"{self.first} to {self.end}: {what}"
             )
-        return self.windows.of_chunk(self.samples, self.first, first_frame)
+        return self.windows.of_chunk(self._samples.held, self.first, first_frame)
 
     def heard_at(self, first_frame: int) -> float:
         """Return when the last sample was pushed that a chunk hears, by `time.monotonic`; see `of_chunk`."""
         end = min(self.windows.needed(first_frame)[1], self.end)
-        return next(came for behind, came in self.came if behind >= end)
+        return next(came for behind, came in self._came if behind >= end)
 
     def forget(self, first_frame: int) -> None:
         """Drop the samples that no chunk from this latent frame on hears."""
         gone = min(self.windows.needed(first_frame)[0], self.end) - self.first
         if gone > 0:
-            self.samples, self.first = self.samples[:, gone:].copy(), self.first + gone
-            self.came = [one for one in self.came if one[0] > self.first] or self.came[-1:]
+            self._samples.drop(gone)
+            self.first += gone
+            while len(self._came) > 1 and self._came[0][0] <= self.first:
+                self._came.popleft()
 
 
 def checked_samples(samples: object, speakers: int) -> NDArray[np.float32]:
@@ -253,7 +356,20 @@ def checked_samples(samples: object, speakers: int) -> NDArray[np.float32]:
         raise UsageError(
             f"audio is {found.dtype} {list(found.shape)}, expected int16 or float32 {wanted} at {RATE} Hz"
         )
+    if (
+        shaped.shape[1] > MAX_HELD
+    ):  # before it is converted: an array of one repeated number may have any size
+        raise UsageError(
+            f"audio has {shaped.shape[1]} samples, at most {MAX_HELD} are held ({MAX_HELD_S} s): push it in parts"
+        )
     made = shaped.astype(np.float32) / np.float32(_INT16 if found.dtype == np.int16 else 1)
     if not np.isfinite(made).all():
         raise UsageError("audio holds a number that is not finite")
     return made
+
+
+def _short(value: object) -> str:
+    """Return a value for a message; an integer that Python would not write by its size."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"an integer of {value.bit_length()} bits"
+    return f"{value!r:.40}"

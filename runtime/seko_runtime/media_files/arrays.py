@@ -1,0 +1,74 @@
+"""Reads .npy files: the header is checked before memory is taken, and nothing is unpickled."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.errors import UsageError
+from seko_runtime.host.faults import told
+from seko_runtime.media_files.containers import MAX_PIXELS, read_head
+
+MAX_ARRAY_BYTES = 1 << 31
+_CHANNELS = 4  # of a picture, at most
+_MAX_HEADER_BYTES = 10_000  # numpy's own bound for files that are not trusted
+
+
+def load_array(path: Path, option: str, *, most_bytes: int = MAX_ARRAY_BYTES) -> NDArray[Any]:
+    """Read an array file that ``option`` names.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be read, is none, is not of numbers, is shorter than its header says, or holds more than
+        ``most_bytes``.
+    """
+    what = f"{option} {path}"
+    read_head(path, what)
+    formats: Any = np.lib.format  # untyped
+    try:
+        with path.open("rb") as file:
+            version = formats.read_magic(file)
+            read = formats.read_array_header_1_0 if version == (1, 0) else formats.read_array_header_2_0
+            shape, _, dtype = read(file, max_header_size=_MAX_HEADER_BYTES)
+            if min(shape, default=0) < 0:
+                raise ValueError(f"its shape is {list(shape)[:8]}")
+            size = math.prod(shape) * dtype.itemsize
+            if dtype.kind not in "biuf":
+                raise UsageError(f"{what} holds {str(dtype)[:40]}, expected an array of numbers")
+            if size > most_bytes:
+                raise UsageError(
+                    f"{what} is {dtype} {list(shape)[:8]}, {size} bytes; at most {most_bytes} are read"
+                )
+            if os.fstat(file.fileno()).st_size - file.tell() < size:
+                raise UsageError(f"{what} ends before its {size} bytes of numbers")
+            file.seek(0)
+            array: NDArray[Any] = formats.read_array(
+                file, allow_pickle=False, max_header_size=_MAX_HEADER_BYTES
+            )
+            return array
+    except (UsageError, MemoryError):
+        raise
+    except Exception as fault:  # of numpy's, or of the library for tokens that reads a header
+        raise UsageError(f"{what} is no .npy file of numbers: {told(fault)[:120]}") from None
+
+
+def load_pictures(path: Path, option: str) -> NDArray[np.uint8]:
+    """Read an array file of pictures, uint8 [H, W, 3] or [B, H, W, 3].
+
+    Raises
+    ------
+    UsageError
+        As `load_array`, and if it holds something else.
+    """
+    array = load_array(path, option, most_bytes=MAX_PIXELS * _CHANNELS)
+    if array.dtype != np.uint8 or array.ndim not in (3, 4):
+        raise UsageError(
+            f"{option} {path} is {array.dtype} {list(array.shape)}, expected uint8 [rows, columns, 3]"
+        )
+    return array.astype(np.uint8, copy=False)

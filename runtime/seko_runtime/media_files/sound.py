@@ -1,0 +1,84 @@
+"""Reads the sound of a file as one voice: the mean of its channels, at the rate that models hear."""
+
+from __future__ import annotations
+
+import wave
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.errors import UsageError
+from seko_runtime.media_files.containers import SOUND_FORMATS, opened, read_head, sound_format
+from seko_runtime.video.conditioning.voice import RATE
+
+MAX_SOUND_S = 7200
+
+
+def load_sound(path: Path, option: str = "--audio") -> NDArray[np.float32]:
+    """Read a voice, float32 [N] in -1..1 at `RATE` Hz.
+
+    A wav file of one channel, 16 bits and that rate is read with the standard library, anything else with PyAV.
+
+    Raises
+    ------
+    UsageError
+        If the file is missing, empty or no sound, or longer than `MAX_SOUND_S`.
+    VideoWriterError
+        If it needs PyAV, which is not installed.
+    """
+    what = f"{option} {path}"
+    form = sound_format(read_head(path, what))
+    if form is None:
+        raise UsageError(
+            f"{what} is no sound: its first bytes are of none of {SOUND_FORMATS}; convert it to a wav"
+        )
+    voice = _plain_wav(path, what) if form == "wav" else None
+    if voice is None:
+        voice = _decoded(path, form, option)
+    if not len(voice):
+        raise UsageError(f"{what} holds no sample")
+    return voice
+
+
+def _too_long(what: str) -> UsageError:
+    return UsageError(f"{what} is longer than {MAX_SOUND_S} s, which is the most that is read; cut it")
+
+
+def _plain_wav(path: Path, what: str) -> NDArray[np.float32] | None:
+    """Return the samples of a wav file that needs no conversion; None of any other file."""
+    try:
+        with wave.open(str(path), "rb") as file:
+            if (file.getnchannels(), file.getsampwidth(), file.getframerate()) != (1, 2, RATE):
+                return None
+            # By what the file holds, not by what its header says: one that was cut off is read as far as it goes.
+            if min(file.getnframes(), path.stat().st_size // 2) > MAX_SOUND_S * RATE:
+                raise _too_long(what)
+            held = file.readframes(file.getnframes())
+            samples = np.frombuffer(held, "<i2", len(held) // 2)  # half a sample where the file was cut
+    except (wave.Error, EOFError, RuntimeError):  # the last: a chunk longer than its file
+        return None
+    return samples.astype(np.float32) / np.float32(32768)
+
+
+def _decoded(path: Path, form: str, option: str) -> NDArray[np.float32]:
+    what = f"{option} {path}"
+    advice = f"give a wav of one channel, 16 bits and {RATE} Hz, or pip install av"
+    parts: list[NDArray[np.float32]] = []
+    length = 0
+    with opened(path, form, f"{what} is no sound", f"for {option} {advice}") as container:
+        import av  # there, since `opened` has it
+
+        if not container.streams.audio:
+            raise UsageError(f"{what} holds no sound")
+        library: Any = av
+        resampler = library.AudioResampler(format="fltp", rate=RATE)  # the file's own channels
+        for frame in chain(container.decode(audio=0), [None]):  # None: what the resampler still holds
+            for resampled in resampler.resample(frame):
+                parts.append(resampled.to_ndarray().mean(0, dtype=np.float32))  # [channels, n]
+                length += len(parts[-1])
+            if length > MAX_SOUND_S * RATE:
+                raise _too_long(what)
+    return np.concatenate(parts).astype(np.float32) if parts else np.zeros(0, np.float32)

@@ -1,0 +1,237 @@
+"""Pictures and sound of strangers: what is read, what is refused, and that no file leads to another."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+import wave
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seko_runtime.errors import UsageError
+from seko_runtime.media_files import sound
+from seko_runtime.media_files.arrays import load_array
+from seko_runtime.media_files.containers import MAX_PIXELS, picture_format, sound_format
+from seko_runtime.media_files.pictures import load_image
+from seko_runtime.media_files.sound import RATE, load_sound
+
+av: Any = pytest.importorskip("av")
+PLAYLISTS = {
+    "ffconcat": "ffconcat version 1.0\nfile '{}'\n",
+    "m3u8": "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{}\n#EXT-X-ENDLIST\n",
+    "sdp": "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nm=audio 9 RTP/AVP 0\n",
+    "mpd": '<?xml version="1.0"?><MPD><Period><AdaptationSet><Representation><BaseURL>{}</BaseURL>'
+    "</Representation></AdaptationSet></Period></MPD>",
+    "svg": '<svg xmlns="http://www.w3.org/2000/svg"><image href="{}"/></svg>',
+}
+SIDE = 16
+
+
+def picture(side: int = SIDE) -> np.ndarray:
+    """Return a picture of smooth colours."""
+    ramp = np.linspace(0, 255, side, dtype=np.uint8)
+    return np.stack(np.broadcast_arrays(ramp[:, None], ramp[None], np.uint8(128)), -1)
+
+
+def write_picture(path: Path, form: str, codec: str, pixels: str) -> None:
+    """Write a picture in a format of FFmpeg's."""
+    with av.open(str(path), "w", format=form) as container:
+        stream = container.add_stream(codec, rate=1)
+        stream.width = stream.height = SIDE
+        stream.pix_fmt = pixels
+        frame = av.VideoFrame.from_ndarray(picture(), format="rgb24").reformat(format=pixels)
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+
+
+def write_sound(path: Path, form: str, codec: str, channels: np.ndarray, rate: int = RATE) -> None:
+    """Write sound, float32 [channels, N], in a format of FFmpeg's."""
+    layout = "mono" if len(channels) == 1 else "stereo"
+    with av.open(str(path), "w", format=form) as container:
+        stream = container.add_stream(codec, rate=rate, layout=layout)
+        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(channels), format="fltp", layout=layout)
+        frame.sample_rate = rate
+        resampler = av.AudioResampler(
+            format=stream.format.name, layout=layout, rate=rate, frame_size=stream.frame_size or None
+        )
+        for part in (*resampler.resample(frame), *resampler.resample(None)):
+            container.mux(stream.encode(part))
+        container.mux(stream.encode(None))
+
+
+def tone(seconds: float = 0.5, rate: int = RATE, loud: float = 0.5) -> np.ndarray:
+    """Return a tone of 440 Hz, [N]."""
+    return (loud * np.sin(2 * np.pi * 440 * np.arange(int(seconds * rate)) / rate)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("form", "codec", "pixels", "near"),
+    [
+        ("image2", "png", "rgb24", 0),
+        ("image2", "mjpeg", "yuvj444p", 8),
+        ("image2", "bmp", "bgr24", 0),
+        ("image2", "tiff", "rgb24", 0),
+        ("gif", "gif", "rgb8", 90),
+        ("mp4", "libx264", "yuv420p", 20),
+    ],
+)
+def test_pictures_of_known_formats_are_read_whatever_they_are_called(
+    tmp_path: Path, form: str, codec: str, pixels: str, near: int
+) -> None:
+    made, called = tmp_path / "made", tmp_path / "picture.m3u8"
+    write_picture(made, form, codec, pixels)
+    made.rename(called)
+    error = np.abs(load_image(called).astype(int) - picture().astype(int))
+    assert error.max() <= near
+
+
+@pytest.mark.parametrize(
+    ("form", "codec"),
+    [
+        ("wav", "pcm_s16le"),
+        ("wav", "pcm_f32le"),
+        ("flac", "flac"),
+        ("ogg", "libopus"),
+        ("mp3", "libmp3lame"),
+        ("adts", "aac"),
+        ("ipod", "aac"),
+        ("aiff", "pcm_s16be"),
+        ("webm", "libopus"),
+    ],
+)
+def test_sound_of_known_formats_is_read_at_the_models_rate(tmp_path: Path, form: str, codec: str) -> None:
+    path, rate = tmp_path / "voice.ffconcat", 48_000
+    write_sound(path, form, codec, np.stack([tone(rate=rate)] * 2), rate)
+    heard = load_sound(path)
+    assert heard.dtype == np.float32
+    assert abs(len(heard) - RATE // 2) < RATE // 8
+    middle = heard[RATE // 8 : 3 * RATE // 8]
+    assert 0.45 < middle.max() < 0.55
+
+
+@pytest.mark.parametrize("name", PLAYLISTS)
+@pytest.mark.parametrize("read", [load_image, load_sound])
+def test_a_playlist_reads_no_other_file(tmp_path: Path, name: str, read: Any) -> None:
+    """Not even one of its own folder, whatever the playlist is called."""
+    secret = tmp_path / "secret.png"
+    write_picture(secret, "image2", "png", "rgb24")
+    write_sound(tmp_path / "secret.wav", "wav", "pcm_s16le", tone()[None], 48_000)
+    other = "secret.png" if read is load_image else "secret.wav"
+    for called in (f"innocent.{name}", "innocent.png", "innocent.wav"):
+        path = tmp_path / called
+        path.write_text(PLAYLISTS[name].format(other))
+        with pytest.raises(UsageError, match="its first bytes are of none of"):
+            read(path)
+
+
+def test_numbered_files_are_not_found(tmp_path: Path) -> None:
+    """FFmpeg's own name for a series of pictures is a file like any other here."""
+    write_picture(tmp_path / "1.png", "image2", "png", "rgb24")
+    with pytest.raises(UsageError, match="was not found"):
+        load_image(tmp_path / "%d.png")
+
+
+def png_of(width: int, height: int) -> bytes:
+    """Return a black picture that compresses to almost nothing."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    packer, row = zlib.compressobj(9), bytes(1 + width // 8 + (width % 8 > 0))
+    packed = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+
+
+PEAK = """
+import resource, sys
+from pathlib import Path
+from seko_runtime.errors import UsageError
+from seko_runtime.media_files.pictures import load_image
+import av, numpy
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    load_image(Path(sys.argv[1]))
+except UsageError as fault:
+    print(fault)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+@pytest.mark.parametrize("name", ["bomb.png", "sparse.npy"])
+def test_a_picture_that_is_too_large_is_refused_before_it_takes_memory(tmp_path: Path, name: str) -> None:
+    path, side = tmp_path / name, 20_000
+    if name.endswith("png"):
+        path.write_bytes(png_of(side, side))
+    else:
+        with path.open("wb") as file:
+            header = {"descr": "|u1", "fortran_order": False, "shape": (2 * side, 2 * side, 3)}
+            np.lib.format.write_array_header_1_0(file, header)
+            file.truncate(file.tell() + 12 * side * side)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PEAK, str(path)], capture_output=True, text=True, check=True
+    )
+    said, peak = done.stdout.splitlines()
+    assert str(MAX_PIXELS) in said or "at most" in said
+    assert int(peak) < 50 << 20
+
+
+@pytest.mark.parametrize("loud", [0.9, 0.3])
+def test_channels_become_one_voice_by_their_mean(tmp_path: Path, loud: float) -> None:
+    path = tmp_path / "stereo.wav"
+    same, silent = tone(loud=loud), np.zeros(RATE // 2, np.float32)
+    for channels, expected in ((np.stack([same, same]), loud), (np.stack([same, silent]), loud / 2)):
+        write_sound(path, "wav", "pcm_f32le", channels)
+        assert np.abs(load_sound(path)).max() == pytest.approx(expected, abs=1e-3)
+
+
+def test_files_without_what_is_asked_for(tmp_path: Path) -> None:
+    film, song = tmp_path / "film.mp4", tmp_path / "song.mp4"
+    write_picture(film, "mp4", "libx264", "yuv420p")
+    write_sound(song, "ipod", "aac", tone()[None])
+    with pytest.raises(UsageError, match="holds no sound"):
+        load_sound(film)
+    with pytest.raises(UsageError, match="holds no picture"):
+        load_image(song)
+
+
+def test_sound_that_is_too_long_is_refused_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sound, "MAX_SOUND_S", 1)
+    packed, plain = tmp_path / "a.flac", tmp_path / "a.wav"
+    write_sound(packed, "flac", "flac", tone(1.5)[None])
+    with wave.open(str(plain), "wb") as file:
+        file.setparams((1, 2, RATE, 0, "NONE", ""))
+        file.writeframes(bytes(2 * RATE + 2))
+    for path in (packed, plain):
+        with pytest.raises(UsageError, match="is longer than 1 s"):
+            load_sound(path)
+
+
+def test_array_files_that_promise_more_than_they_hold(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, np.zeros((100, 100), np.float32))
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UsageError, match="ends before its 40000 bytes"):
+        load_array(path, "--text")
+    np.save(path, np.array([{"a": 1}], object), allow_pickle=True)
+    with pytest.raises(UsageError, match="expected an array of numbers"):
+        load_array(path, "--text")
+
+
+@given(st.binary(max_size=64))
+@settings(deadline=None)
+def test_any_first_bytes_are_a_known_format_or_none(head: bytes) -> None:
+    known = {
+        *("png_pipe", "jpeg_pipe", "webp_pipe", "gif", "bmp_pipe", "tiff_pipe", "mov", "matroska"),
+        *("wav", "flac", "ogg", "aiff", "caf", "au", "mp3", "aac", None),
+    }
+    assert {picture_format(head), sound_format(head)} <= known
