@@ -207,12 +207,31 @@ def test_states_of_others_are_refused(change) -> None:
 def test_key_strings() -> None:
     walk = key_rows("w-10, iw-15,none-5")
     assert walk == [frozenset("w")] * 10 + [frozenset("iw")] * 15 + [frozenset()] * 5
-    for same in ("W-10,Iw-15,NONE-5", "w-10，iw-15，None-5", " w - 1 0 ,\tIW-15\n,none-5 "):
+    for same in (
+        "W-10,Iw-15,NONE-5",
+        "w-10,iw-15,None-5".replace(",", "\N{FULLWIDTH COMMA}"),
+        " w - 1 0 ,\tIW-15\n,none-5 ",
+    ):
         assert key_rows(same) == walk
 
 
 @pytest.mark.parametrize(
-    "text", ["", "w", "w-", "x-3", "w-0", "w-3,", "w--3", "X-3", "w-3;s-3", "w-99999999", "nonew-3", "w-٣", "ſ-3"]
+    "text",
+    [
+        "",
+        "w",
+        "w-",
+        "x-3",
+        "w-0",
+        "w-3,",
+        "w--3",
+        "X-3",
+        "w-3;s-3",
+        "w-99999999",
+        "nonew-3",
+        "w-٣",
+        "\N{LATIN SMALL LETTER LONG S}-3",
+    ],
 )
 def test_key_strings_that_cannot_be(text: str) -> None:
     with pytest.raises(UsageError, match="keys"):

@@ -127,10 +127,13 @@ def layer_choice(config: BuildConfig) -> LayerChoice:
         If the build has one cache for all passes, or no reference frame.
     """
     model, s, dtype = talk_model(config.model), config.stream, config.dtype
-    if not s.pass_caches or not s.reference_frames:
+    if not s.pass_caches:
         raise UsageError(
-            "Seko-Talk has a cache for each denoise pass and begins with a reference picture: leave out "
-            "--context-pass, and give --reference-frames 1"
+            "Seko-Talk has a cache for each denoise pass: give --pass-caches, not --context-pass"
+        )
+    if not s.reference_frames:
+        raise UsageError(
+            f"Seko-Talk begins with a reference picture: give --reference-frames 1, not {s.reference_frames}"
         )
     voices = (model.speakers, s.chunk_frames)
     heads = (model.heads, model.head_dim)

@@ -48,6 +48,11 @@ def read_run_config(where: str, told: Mapping[str, Any]) -> tuple[dict[str, Any]
     ):
         if found != needed:
             raise UsageError(f"--run-config {where}: {name} is {found}, and only {needed} is built")
+    if "speakers" in told:
+        raise UsageError(
+            f"--run-config {where}: speakers is {str(told['speakers'])[:40]}, which no run configuration of LightX2V "
+            "says; take it out and give --speakers N"
+        )
     height, width = _sides(where, told)
     chunk, sink = _whole(where, cache, "num_frame_per_chunk"), _whole(where, cache, "sink_size")
     rings = _rings(where, cache, chunk, sink)
@@ -61,7 +66,7 @@ def read_run_config(where: str, told: Mapping[str, Any]) -> tuple[dict[str, Any]
         "ring_frames": max(rings),
         "layer_rings": rings if len(rings) > 1 else (),
         "pass_caches": True,
-        **_positions(where, cache),
+        **positions(f"--run-config {where}", cache),
     }
     return fields, evenly(_whole(where, told, "infer_steps"), _number(where, told, "sample_shift"))
 
@@ -79,15 +84,20 @@ def _rings(where: str, cache: Mapping[str, Any], chunk: int, sink: int) -> tuple
     return tuple(int(one[1:]) * chunk for one in hybrid.split("-"))
 
 
-def _positions(where: str, cache: Mapping[str, Any]) -> dict[str, Any]:
+def positions(where: str, cache: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the layout that say which positions RoPE gives to frames; without a mode, LightX2V's local.
+
+    Raises
+    ------
+    UsageError
+        If ``rope_position_mode`` is another one, or ``global`` has no ``rope_max_frames``.
+    """
     mode = cache.get("rope_position_mode", "local")
     if mode == "local":
         return {"window_positions": True, "rope_max_frames": 0}
     if mode != "global":
-        raise UsageError(
-            f"--run-config {where}: rope_position_mode is {str(mode)[:40]!r}, expected local or global"
-        )
-    return {"window_positions": True, "rope_max_frames": _whole(where, cache, "rope_max_frames")}
+        raise UsageError(f"{where}: rope_position_mode is {str(mode)[:40]!r}, expected local or global")
+    return {"window_positions": True, "rope_max_frames": _whole_number(where, cache, "rope_max_frames")}
 
 
 def _sides(where: str, told: Mapping[str, Any]) -> tuple[int, int]:
@@ -100,11 +110,13 @@ def _sides(where: str, told: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _whole(where: str, told: Mapping[str, Any], name: str) -> int:
+    return _whole_number(f"--run-config {where}", told, name)
+
+
+def _whole_number(where: str, told: Mapping[str, Any], name: str) -> int:
     value = told.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 16:
-        raise UsageError(
-            f"--run-config {where}: {name} is {str(value)[:40]}, expected a whole number of at least 1"
-        )
+        raise UsageError(f"{where}: {name} is {str(value)[:40]}, expected a whole number of at least 1")
     return value
 
 

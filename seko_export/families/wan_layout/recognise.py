@@ -7,7 +7,7 @@ from typing import Any
 
 from seko_export.checkpoints.errors import ContradictionError, NotACheckpointError
 from seko_export.checkpoints.key_table import KeyTable
-from seko_export.checkpoints.sources import OpenedFiles
+from seko_export.checkpoints.sources import OpenedFiles, shown
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.errors import UsageError
@@ -96,6 +96,23 @@ def recognise(
         usual | stream.known,
         schedule,
         foreign=keys.foreign_keys(opened),
+    )
+
+
+def unused_fields(told: Mapping[str, Any] | None, *, window: bool) -> tuple[str, ...]:
+    """Return the fields of times, and with ``window`` of the window, that a config.json has, with their values.
+
+    For a family that takes these from elsewhere, so that it can say so. -1 as a window, and a sink of 0, say nothing.
+    """
+    held = told or {}
+    parts = (held.get("stream"), held.get("schedule"))
+    held = {**held, **{name: one for part in parts if isinstance(part, dict) for name, one in part.items()}}
+    names = (*_SHIFTS, _TIMES, *((_WINDOW, _SINK, _CHUNK) if window else ()))
+    nothing = {_WINDOW: -1, _SINK: 0}
+    return tuple(
+        shown(f"{name} {held[name]}")
+        for name in names
+        if held.get(name) is not None and held[name] != nothing.get(name)
     )
 
 
