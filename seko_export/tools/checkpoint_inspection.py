@@ -22,7 +22,7 @@ from seko_export.media.load import load_text_encoder, load_vae
 from seko_export.media.umt5.dimensions import text_config_of
 from seko_export.media.umt5.layout import TEXT_LAYOUT
 from seko_export.media.vaes import vae_config_of, vaes
-from seko_export.options.checks import SAMPLE_FOLDER
+from seko_export.options.checks import SAMPLE_FOLDER, is_sample
 from seko_export.options.declaration import SAMPLE, BuildOptions
 from seko_export.options.model import HEADS, ReadFacts, lacking_sentence, model_of, notes_on, read_facts
 from seko_export.options.model_folder import WEIGHT_SUFFIXES, find_files
@@ -76,7 +76,7 @@ def inspect_checkpoint(path: Path) -> dict[str, Any]:
         If it cannot be read, is of no known family, contradicts its config.json, or has other keys than its model.
     """
     beside: dict[str, Path] = {}
-    adapter = None
+    home, adapter = path, None
     odd: list[str] = []
     if path.is_dir():
         try:
@@ -100,7 +100,7 @@ def inspect_checkpoint(path: Path) -> dict[str, Any]:
         notes.append(f"{path} {lacking_sentence(told)}; its keys were not compared")
     else:
         model = model_of(path, facts)
-        preset = _preset_of(model, known)
+        preset = _preset_of(model, facts.name, known)
         match_sources(path, facts.file.opened, model, family_named(told.family).keys)
     return {
         "checkpoint": path.name or path.resolve().name,
@@ -115,7 +115,9 @@ def inspect_checkpoint(path: Path) -> dict[str, Any]:
         "preset": preset,
         "beside": {option: str(file) for option, file in beside.items()},
         "notes": notes,
-        "command": _command(path, options, facts, preset, beside),
+        "command": _sample_command(home)
+        if is_sample(home)
+        else _command(path, options, facts, preset, beside),
     }
 
 
@@ -123,9 +125,11 @@ def _shown(facts: Mapping[str, Fact]) -> dict[str, dict[str, Any]]:
     return {name: {"value": fact.value, "from": fact.origin} for name, fact in facts.items()}
 
 
-def _preset_of(model: ModelConfig, known: Mapping[str, Preset]) -> str | None:
-    """Return the preset with these dimensions, the sample included."""
+def _preset_of(model: ModelConfig, usual: str, known: Mapping[str, Preset]) -> str | None:
+    """Return the preset with these dimensions, the sample included; of several the one that the build takes."""
     models = {name: preset.model for name, preset in known.items()}
+    if usual in models:
+        models = {usual: models.pop(usual), **models}
     if SAMPLE_FOLDER.is_dir():
         models[SAMPLE] = read_sample().model
     held = {name: one for name, one in vars(model).items() if name in CHOSEN}
@@ -148,6 +152,11 @@ def _media_hint(path: Path) -> str:
         load_text_encoder(path, text_config_of(path))
         return "\n  hint: it is a UMT5 text encoder; give it with --text-encoder beside a model"
     return ""
+
+
+def _sample_command(folder: Path) -> str:
+    """Return the command that builds a sample: its config.json describes its encoders, too."""
+    return shlex.join(["seko-export", "build", str(folder), "-o", f"artifacts/{SAMPLE}"])
 
 
 def _command(
