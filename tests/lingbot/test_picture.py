@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import seko_runtime
 from seko_export.artifact.describe import describe
 from seko_export.backends import EAGER
 from seko_export.config.build import BuildConfig
@@ -147,6 +151,35 @@ def test_a_path_goes_on_from_its_state() -> None:
     for odd in ({}, {"next_chunk": len(path) + 1}, {"next_chunk": True}):
         with pytest.raises(UsageError, match="does not fit this camera's path"):
             path.load(odd)
+
+
+def test_rows_of_a_batch_get_cameras_of_their_own_as_the_page_says(
+    weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page's second snippet, run: each row's video is that of the camera that steered it."""
+    page = (Path(__file__).parents[2] / "docs" / "world-models.md").read_text(encoding="utf-8")
+    (snippet,) = [one for one in re.findall(r"```python\n(.*?)```", page, re.S) if "cameras" in one]
+    config = lingbot_config(vae=SMALL, layout={"batch": 2})
+    tables = weights | config.schedule.tables(config.stream)
+    engines = {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
+    manifest = manifest_of(config, tables)
+
+    def open_session(*, prompt: str, **more: object) -> Session:
+        assert prompt
+        return Session(manifest, engines, tables, CpuMemory(), text=golden_text(config), **more)  # type: ignore[arg-type]
+
+    made: dict[str, Any] = {"picture": PICTURE}
+    stub = SimpleNamespace(manifest=manifest, open_session=open_session)
+    monkeypatch.setattr(seko_runtime, "open_artifact", lambda _: nullcontext(stub), raising=False)
+    with torch.no_grad():
+        exec(snippet, made)
+        for row, keys in enumerate(("w", "sj")):
+            with open_session(prompt="a room", seeds=[0, 1], image=PICTURE) as session:
+                camera = KeyboardCamera(32, 48, 2)
+                camera.press(keys)
+                alike = session.run_chunk(camera=camera).video()
+            assert np.array_equal(made["frames"][row], alike[row])
+            assert not np.array_equal(made["frames"][1 - row], alike[1 - row])
 
 
 def asked(**changes: object) -> argparse.Namespace:

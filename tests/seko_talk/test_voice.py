@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +23,7 @@ from seko_export.backends import EAGER
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError, WeightKeysError
 from seko_export.config.build import BuildConfig
 from seko_export.config.media import HubertConfig
-from seko_export.engines.piece import on_meta
+from seko_export.engines.piece import dtype_name, on_meta
 from seko_export.errors import UsageError
 from seko_export.families.base import MediaTensors
 from seko_export.families.seko_talk import audio
@@ -31,9 +32,11 @@ from seko_export.families.seko_talk.keys import PROJECTOR
 from seko_export.goldens.record import eager_session, golden_text
 from seko_export.media.hubert.encoder import HubertFeatures
 from seko_export.media.hubert.files import hubert_config_of, hubert_shapes, load_hubert
-from seko_runtime.cli.audio import mask_inputs, read_masks
+from seko_runtime.cli.audio import fit_audio, mask_inputs, read_masks
 from seko_runtime.errors import UsageError as RuntimeUsageError
+from seko_runtime.format.manifest import Weight
 from seko_runtime.video.conditioning import voice as voice_module
+from seko_runtime.video.conditioning.speaker_masks import speaker_masks
 from seko_runtime.video.conditioning.voice import AudioWindows, Voice
 from tests.asked import resolved
 from tests.seko_talk.streams import (
@@ -293,9 +296,30 @@ def test_features_have_no_samples() -> None:
         eager_session(
             config, weights, golden_text(config), [3], reference=random_reference(config)
         ) as session,
-        pytest.raises(RuntimeUsageError, match="hears no audio; its inputs: audio, picture"),
+        pytest.raises(RuntimeUsageError, match=r"give them as the input 'audio', float32 \[1, 2, 13, 48\] "),
     ):
         session.push_audio(sound()[0])
+
+
+@pytest.mark.parametrize("hears", [True, False])
+def test_a_file_of_sound_for_an_artifact_that_takes_none_is_told_what_to_do(hears: bool) -> None:
+    """One that takes features, and one whose model hears nothing."""
+    config = talk_config()
+    table = tuple(
+        Weight(name, tuple(one.shape), dtype_name(one.dtype))
+        for name, one in weights_of(config, random_checkpoint(config)).items()
+    )
+    manifest = describe(config, EAGER, table, {})
+    if not hears:
+        manifest = replace(manifest, inputs=())
+    words, masks = "hears features of a voice, not its sound: give .* --audio-encoder", "has one speaker"
+    if not hears:
+        words, masks = "this artifact's model hears no audio; its inputs: none", "hears no speakers"
+    options = argparse.Namespace(chunks=None)
+    with pytest.raises(RuntimeUsageError, match=f"--audio: .*{words}"):
+        fit_audio(np.zeros((1, 9000), np.float32), options, manifest, {})
+    with pytest.raises(RuntimeUsageError, match=masks):
+        speaker_masks([np.zeros((8, 8, 3), np.uint8)], manifest)
 
 
 def test_a_pause_keeps_the_voice_and_a_snapshot_does_not(hubert: tuple[Path, Any], tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from seko_export.families.wan_layout.recognise import is_config
 from seko_export.media.pieces import AUDIO_ENCODER, IMAGE_ENCODER
 from seko_runtime.executor.buffers_check import PICTURE_CHANNELS
 from seko_runtime.format.manifest import InputSpec
-from seko_runtime.video.conditioning.voice import NORMALISED, PLAIN, WINDOW
+from seko_runtime.video.conditioning.voice import FEATURES, NORMALISED, PLAIN, WINDOW
 from seko_runtime.video.reference_frames import PORTRAIT
 from seko_runtime.video.schedule import OF_TIMES
 
@@ -138,7 +138,7 @@ def layer_choice(config: BuildConfig) -> LayerChoice:
     voices = (model.speakers, s.chunk_frames)
     heads = (model.heads, model.head_dim)
     features = (*voices, model.audio_frames, model.audio_dim)
-    heard = InputSpec(audio.AUDIO, features, "float32", f"input.{audio.AUDIO}", kind="audio_features")
+    heard = InputSpec(audio.AUDIO, features, "float32", f"input.{audio.AUDIO}", kind=FEATURES)
     encoder: tuple[ChunkModule, ...] = ()
     if config.audio is not None:
         encoded = {audio.HEARD: (features, dtype)}
