@@ -34,7 +34,7 @@ from seko_export.media.hubert.encoder import HubertFeatures
 from seko_export.media.hubert.files import hubert_config_of, hubert_shapes, load_hubert
 from seko_runtime.cli.audio import fit_audio, mask_inputs, read_masks
 from seko_runtime.errors import UsageError as RuntimeUsageError
-from seko_runtime.format.manifest import Weight
+from seko_runtime.format.manifest import InputSpec, Weight
 from seko_runtime.video.conditioning import voice as voice_module
 from seko_runtime.video.conditioning.speaker_masks import speaker_masks
 from seko_runtime.video.conditioning.voice import AudioWindows, Voice
@@ -320,6 +320,28 @@ def test_a_file_of_sound_for_an_artifact_that_takes_none_is_told_what_to_do(hear
         fit_audio(np.zeros((1, 9000), np.float32), options, manifest, {})
     with pytest.raises(RuntimeUsageError, match=masks):
         speaker_masks([np.zeros((8, 8, 3), np.uint8)], manifest)
+
+
+def test_a_mask_is_not_rounded_on_its_way() -> None:
+    """A token counts if its red is above the middle of the range; exactly the middle is not, and no byte."""
+    config = talk_config(model={"speakers": 2})
+    s = config.stream
+    fine = np.zeros((2 * s.height, 2 * s.width, 3), np.uint8)
+    fine[:, 0::2], fine[:, 1::2] = 127, 128  # its mean, 127.5, would be rounded to 128
+    spec = InputSpec(
+        "masks", (2, s.frame_tokens), "float32", "input.masks", per="session", kind="speaker_masks"
+    )
+    manifest = SimpleNamespace(
+        caller_inputs=(spec,),
+        stream=SimpleNamespace(
+            latent_shape=(16, s.latent_height, s.latent_width),
+            frame_tokens=s.frame_tokens,
+            height=s.height,
+            width=s.width,
+        ),
+    )
+    masks = speaker_masks([fine, np.full_like(fine, 128)], manifest)  # type: ignore[arg-type]
+    assert (masks[0].max(), masks[1].min()) == (0, 1)
 
 
 def test_a_pause_keeps_the_voice_and_a_snapshot_does_not(hubert: tuple[Path, Any], tmp_path: Path) -> None:
